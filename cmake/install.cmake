@@ -1,0 +1,2 @@
+# The CMake package: find_package(anyflash), target anyflash::anyflash.
+include(CMakePackageConfigHelpers)

@@ -1,0 +1,8 @@
+// anyflash: exact attention, forward and backward, with memory linear in the sequence, under any mask rule.
+#pragma once
+
+#include <anyflash/attention.h>
+#include <anyflash/explain.h>
+#include <anyflash/rule.h>
+#include <anyflash/tensor.h>
+#include <anyflash/version.h>

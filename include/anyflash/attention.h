@@ -1,0 +1,101 @@
+// The calls: forward, backward, plan.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <anyflash/rule.h>
+#include <anyflash/tensor.h>
+
+namespace anyflash {
+
+/// Where entry c of a dimension with q_i queries and k_i keys sits, R_i = max(q_i, k_i):
+///   none_front   c                      none_end   c + (R_i - size)
+///   scale_front  c * step               scale_end  (c + 1) * step - 1        step = R_i / size, integer division
+enum class Align : std::uint8_t { none_front, none_end, scale_front, scale_end };
+
+/// How q, k, v, out and their gradients are laid out; strides are free in all of them.
+///   bhsd  (batch, heads, sequence..., channels)       sequence: 1, 2 or 3 axes
+///   bshd  (batch, sequence..., heads, channels)
+///   bhds  (batch, heads, channels, sequence...)
+///   qkv   q is the packed (3, N, L, D), k and v are not given, out is (N, L, D), lse (N, L)
+///   thd   (tokens, heads, channels) with cu_seqlens_q and cu_seqlens_k, lse (heads, tokens)
+enum class Layout : std::uint8_t { bhsd, bshd, bhds, qkv, thd };
+
+class Plan;
+
+/// What to compute, beside q, k and v.
+struct Options {
+  Rule rule;
+  Align align = Align::none_front;
+  Layout layout = Layout::bhsd;
+  std::optional<double> scale;   ///< default 1 / sqrt(d_qk)
+  double softcap = 0.0;          ///< S = softcap * tanh(S / softcap) where > 0
+  TensorView bias;               ///< (b or 1, h or 1, queries or 1, keys or 1), added to S; float16, bfloat16, float32 or float64
+  TensorView alibi_slopes;       ///< (h) or (b, h), float32 or float64: S -= slope * sum_i |x_i - y_i|
+  TensorView sink;               ///< (h): one more logit in each row's softmax, without a value
+  TensorView cu_seqlens_q;       ///< thd: (documents + 1), int32 or int64
+  TensorView cu_seqlens_k;
+  TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-dimensional sequences)
+  TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
+  bool deterministic = false;    ///< the CPU is always bitwise repeatable
+  int threads = 0;               ///< 0: all that OpenMP gives
+  const Plan* plan = nullptr;    ///< a plan made by plan() for the same shapes and options; not given: looked up or made
+};
+
+/// Where the result goes. Only `out` must be given.
+struct ForwardOutputs {
+  TensorView out;      ///< as q, with d_v channels, in the inputs' type
+  TensorView lse;      ///< (b, h, queries), float32 (float64 for float64): m + log(l); -inf for a query that sees no key
+  TensorView row_sum;  ///< l, shape and type of lse
+  TensorView row_max;  ///< m, shape and type of lse
+};
+
+/// Which gradients to compute: those that are given. Shapes and types as the tensor they belong to; dbias is summed over the
+/// axes along which bias is broadcast.
+struct Gradients {
+  TensorView dq, dk, dv, dbias, dsink;
+};
+
+/// What the forward call saw and gave, for backward.
+struct BackwardInputs {
+  TensorView dout;  ///< as out
+  TensorView out;   ///< of forward
+  TensorView lse;   ///< of forward
+  TensorView dlse;  ///< the gradient of lse, shape and type of lse; may be absent
+};
+
+/// Exact attention (FlashAttention-2, Dao 2023, algorithm 1, with the rule, bias, cap and sink of SPEC.md):
+///   S = scale q k^T, capped, biased;  P = softmax of S over the visible keys;  out = P v;  lse = log-sum-exp of S.
+/// q, k: the layout's shape with d_qk channels (1 to 256); v with d_v channels (1 to 512); heads_kv divides heads_q.
+/// Types: float16 and bfloat16 (computed in float32), float32, float64; all three alike.
+/// Throws Error; then nothing has been written.
+void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
+             const Options& options = {});
+
+/// The exact derivative of forward: dq, dk, dv, dbias, dsink, whichever are given, from dout (and dlse).
+/// Throws Error; then nothing has been written.
+void backward(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
+              const Gradients& gradients, const Options& options = {});
+
+namespace detail {
+struct PlanPair;
+}
+
+/// How a call will run: blocks, runs of visible tiles, threads. Immutable, cheap to copy, safe to share between threads.
+/// A plan for a rule with tables (blocks, dense) reads them when it runs, so they must outlive it.
+class Plan {
+ public:
+  explicit Plan(std::shared_ptr<const detail::PlanPair> pair) : pair_(std::move(pair)) {}
+  const detail::PlanPair& pair() const { return *pair_; }
+
+ private:
+  std::shared_ptr<const detail::PlanPair> pair_;
+};
+
+/// Makes the plan of a call. The views give shapes and types; their data is not read (that of tables in the rule,
+/// cu_seqlens and key_lengths is). Throws Error.
+Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
+
+}  // namespace anyflash

@@ -1,0 +1,94 @@
+// Mask rules: which keys a query sees. A rule is a value: cheap to copy, combined with & | ~.
+//
+// x and y are the aligned coordinates of a query and a key (see Align in attention.h), order(.) is the row-major index of a
+// coordinate in the joint shape R_i = max(q_i, k_i). No rule needs a matrix in memory, except `dense`.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <anyflash/tensor.h>
+
+namespace anyflash {
+
+/// One number for each dimension of the sequence, outermost first; a single number stands for all of them.
+struct PerDimension {
+  int count = 1;
+  std::int64_t value[3] = {0, 0, 0};
+  PerDimension(std::int64_t all) : value{all, all, all} {}
+  PerDimension(std::initializer_list<std::int64_t> values);  ///< 1 to 3 values, else throws Error
+};
+
+namespace rules {
+struct Node;
+}
+
+class Rule {
+ public:
+  Rule();  ///< full()
+  explicit Rule(std::shared_ptr<const rules::Node> node) : node_(std::move(node)) {}
+
+  /// The rule as text, e.g. "causal() & local(256)"; tables print as their shape.
+  std::string text() const;
+  const rules::Node& node() const { return *node_; }
+
+  friend Rule operator&(const Rule& a, const Rule& b);
+  friend Rule operator|(const Rule& a, const Rule& b);
+  friend Rule operator~(const Rule& a);
+
+ private:
+  std::shared_ptr<const rules::Node> node_;
+};
+
+/// Every query sees every key.
+Rule full();
+
+/// order(x) >= order(y).
+Rule causal();
+
+/// In every dimension, with s = 2^log2_stride: |x_i - y_i| is a multiple of s and |x_i - y_i| / s < window;
+/// and order(x) >= order(y) if causal. window >= 1, 0 <= log2_stride <= 30.
+Rule local(std::int64_t window, int log2_stride = 0, bool causal = false);
+
+/// In every dimension -left_i <= y_i - x_i <= right_i; a negative bound is unlimited.
+Rule window(PerDimension left, PerDimension right);
+
+/// order(y) < n, n >= 0.
+Rule prefix(std::int64_t n);
+
+/// The first n keys, in the order of the key sequence as it lies in memory, always. n >= 0.
+Rule sink(std::int64_t n);
+
+/// Query and key belong to the same document. ids_q: (queries) or (batch, queries), ids_k likewise; int32 or int64, any
+/// values. In a 1-dimensional sequence the coordinates of every other part of the rule (sink, blocks and dense apart, which go
+/// by place in memory) restart at 0 in each document, and the alignment holds inside each.
+Rule documents(const TensorView& ids_q, const TensorView& ids_k);
+
+/// The same from cumulative lengths, (documents + 1) each, int32 or int64, from 0 to the sequence's length.
+Rule documents_packed(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k);
+
+/// Sliding-tile attention: per dimension, with tiles of `shape` entries, the tile of y lies in the `kernel` tiles (odd)
+/// centred on the tile of x, the centre clamped so that the kernel stays inside where it fits.
+Rule tiles(PerDimension shape, PerDimension kernel);
+
+/// Neighbourhood attention (NATTEN): per dimension x and y lie in one residue class modulo dilation; inside the class, of
+/// length L, with x' = x div dilation, y' runs from start to start + kernel - 1 with start = x' - kernel div 2 clamped to
+/// 0 .. L - kernel; in a causal dimension from x' - kernel + 1 to x'. A kernel longer than L sees the whole class.
+Rule neighbourhood(PerDimension kernel, PerDimension dilation = 1, PerDimension causal = 0);
+
+/// The bit of (query div block_q, key div block_k) is set, queries and keys counted in memory order.
+/// bitmap: (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns), batch and heads may be 1; boolean or
+/// uint8; rows = ceil(queries / block_q), columns = ceil(keys / block_k).
+Rule blocks(const TensorView& bitmap, std::int64_t block_q, std::int64_t block_k);
+
+/// The entry is true (boolean) or not zero (uint8). mask: (queries, keys), or (batch, heads, queries, keys), each may be 1.
+Rule dense(const TensorView& mask);
+
+/// Reads a rule without tables from text as `Rule::text` writes it: calls, & | ~ and parentheses; `[a, b]` for one number
+/// a dimension; names as in key=value are allowed. Throws Error naming the column where it fails.
+Rule parse_rule(std::string_view text);
+
+}  // namespace anyflash

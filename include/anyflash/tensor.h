@@ -1,0 +1,68 @@
+// Tensor views: what a caller hands to anyflash. A view owns nothing; the memory must live as long as the call.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+
+namespace anyflash {
+
+/// Element types. The first four are the floating-point types attention is computed in;
+/// the others appear in masks, document ids, cumulative lengths and page tables.
+enum class ElementType : std::uint8_t { float16, bfloat16, float32, float64, boolean, uint8, int32, int64 };
+
+enum class DeviceKind : std::uint8_t { cpu, cuda };
+
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  int index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+/// The library's one exception. `what()` is one line: which argument, what was expected, what came.
+/// A call that throws has written nothing to its outputs.
+class Error : public std::runtime_error {
+ public:
+  enum class Kind : std::uint8_t {
+    value,        ///< a shape, stride, size or number is wrong
+    type,         ///< an element type is wrong
+    device,       ///< a tensor lives on another device, or the device cannot run this
+    unsupported,  ///< correct, but not offered (the line says what is)
+    memory        ///< an allocation failed
+  };
+  Error(Kind kind, const std::string& line) : std::runtime_error(line), kind_(kind) {}
+  Kind kind() const noexcept { return kind_; }
+
+ private:
+  Kind kind_;
+};
+
+/// A non-owning view of a strided tensor.
+/// Strides count elements, may be negative or zero, and need no alignment beyond the element's own.
+struct TensorView {
+  static constexpr int max_rank = 8;
+
+  void* data = nullptr;
+  ElementType type = ElementType::float32;
+  Device device;
+  int rank = -1;  ///< -1: the tensor is not given
+  std::array<std::int64_t, max_rank> shape{};
+  std::array<std::int64_t, max_rank> strides{};
+
+  TensorView() = default;
+  /// A contiguous (row-major) view.
+  TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape, Device device = {});
+  /// A view with explicit strides, in elements. Throws Error if the ranks differ or exceed max_rank.
+  TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape,
+             std::initializer_list<std::int64_t> strides, Device device = {});
+
+  bool given() const { return rank >= 0; }
+  std::int64_t elements() const;  ///< the product of the shape; 1 for rank 0
+};
+
+std::size_t element_size(ElementType type);   ///< in bytes
+const char* element_name(ElementType type);   ///< "float16", "bfloat16", ...
+
+}  // namespace anyflash

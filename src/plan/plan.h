@@ -1,0 +1,69 @@
+// How a Problem will run: the boxes that blocks are, and for each block the runs of blocks it meets.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "problem/problem.h"
+#include "rules/box.h"
+#include "rules/program.h"
+
+namespace anyflash {
+
+using rules::Box;
+using rules::Grid;
+using rules::TileClass;
+
+/// What a backend can run, and what it costs: the plan chooses boxes from this menu.
+struct TileMenu {
+  std::vector<int> query_rows;   ///< rows of a query block it may use, each a multiple of 64, e.g. {64, 128, 256}
+  int key_rows = 64;             ///< rows of a key block, a multiple of 64
+  double pair_cost = 1.0;        ///< of one (query, key) pair in a visited tile
+  double tile_cost = 0.0;        ///< of bringing one key block to a query block, whatever its rows (packing)
+};
+
+/// Blocks first .. first + count - 1 are visited; all pairs of each are visible (full) or some may not be (partial).
+struct Run {
+  std::int32_t first, count;
+  TileClass kind;
+};
+
+/// For each block of one side the runs of the other side's blocks, ascending.
+struct RunList {
+  std::vector<std::int64_t> start;  ///< runs[start[block]] .. runs[start[block + 1] - 1]
+  std::vector<Run> runs;
+};
+
+/// The mask of one (batch, head), or of all of them if they share it.
+struct MaskGroup {
+  rules::Program program;
+  RunList keys_of_query_block;
+  RunList queries_of_key_block;  ///< the transpose; made for backward plans only
+};
+
+/// A plan for one direction.
+struct ExecutionPlan {
+  Grid query_grid, key_grid;
+  std::int64_t batch_groups = 1, head_groups = 1;  ///< 1, or batch / heads_q where the mask differs between them
+  std::vector<MaskGroup> groups;                   ///< [batch group][head group]
+  std::shared_ptr<const void> tables;              ///< keeps what programs point to alive (document tables)
+  int threads = 0;
+
+  const MaskGroup& group(std::int64_t b, std::int64_t h) const {
+    return groups[(batch_groups > 1 ? b : 0) * head_groups + (head_groups > 1 ? h : 0)];
+  }
+};
+
+/// Makes the plan for a problem, or returns the cached one (rules without tables are cached by rule, shape and menu).
+std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu);
+
+namespace detail {
+/// What a public Plan holds, with what it was made for, so that a call can be checked against it.
+struct PlanPair {
+  std::shared_ptr<const ExecutionPlan> forward, backward;
+  Problem made_for;  ///< shapes only
+};
+}  // namespace detail
+
+}  // namespace anyflash

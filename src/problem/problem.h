@@ -1,0 +1,100 @@
+// A checked call: what to compute. Everything here is plain numbers and pointers; every check has been made.
+#pragma once
+
+#include <cstdint>
+
+#include <anyflash/attention.h>
+
+#include "rules/box.h"
+
+namespace anyflash {
+
+using rules::Int3;
+
+/// One of q, k, v, out or a gradient of them. Strides in elements.
+struct Operand {
+  char* data = nullptr;
+  std::int64_t batch = 0, head = 0, channel = 0;
+  std::int64_t sequence[3] = {0, 0, 0};
+
+  bool given() const { return data != nullptr; }
+  /// Offset in elements of row c of (batch b, head h).
+  std::int64_t row(std::int64_t b, std::int64_t h, Int3 c) const {
+    return b * batch + h * head + c[0] * sequence[0] + c[1] * sequence[1] + c[2] * sequence[2];
+  }
+};
+
+/// Keys and values in pages: row j of entry b lies in page table[b * table_batch + (j / page_size) * table_page].
+/// k and v are then Operands with batch = page stride, sequence[2] = stride of a row inside its page.
+struct Pages {
+  const std::int32_t* table = nullptr;
+  std::int64_t table_batch = 0, table_page = 0, page_size = 0;
+};
+
+/// (b, h, flat query): lse, row_sum, row_max, dlse. In float32, or float64 for float64.
+struct RowStatistic {
+  char* data = nullptr;
+  std::int64_t batch = 0, head = 0, query = 0;
+  bool given() const { return data != nullptr; }
+};
+
+/// (b, h, flat query, flat key), stride 0 where broadcast. Size 1 or the full size in each axis.
+struct Bias {
+  char* data = nullptr;
+  ElementType type = ElementType::float32;
+  std::int64_t size[4] = {1, 1, 1, 1};
+  std::int64_t stride[4] = {0, 0, 0, 0};
+  bool given() const { return data != nullptr; }
+};
+
+/// One number a head, or a (batch, head): sink logits (batch = 0), ALiBi slopes.
+struct HeadNumbers {
+  char* data = nullptr;
+  ElementType type = ElementType::float32;
+  std::int64_t batch = 0, head = 0;
+  bool given() const { return data != nullptr; }
+};
+
+enum class Direction : std::uint8_t { forward, backward };
+
+struct Problem {
+  Direction direction = Direction::forward;
+  Device device;
+  ElementType type = ElementType::float32;
+  std::int64_t batch = 0, heads_q = 0, heads_kv = 0, d_qk = 0, d_v = 0;
+  int dimensions = 1;          // of the sequence
+  Int3 q_size{}, k_size{};     // (1, 1, n), (1, y, x) or (z, y, x)
+  Align align = Align::none_front;
+  double scale = 1.0, softcap = 0.0;
+  Rule rule;
+  int threads = 0;
+
+  Operand q, k, v, out;
+  Pages pages;
+  RowStatistic lse, row_sum, row_max;
+  Bias bias;
+  HeadNumbers alibi, sink;
+
+  // Packed documents (thd), copied to 32 bits by the checks; empty if not given. Any (batch) key lengths likewise.
+  TensorView cu_seqlens_q, cu_seqlens_k;
+  TensorView key_lengths;
+
+  // backward only
+  Operand dout, dq, dk, dv;
+  RowStatistic dlse;
+  Bias dbias;
+  HeadNumbers dsink;
+
+  std::int64_t queries() const { return rules::volume(q_size); }
+  std::int64_t keys() const { return rules::volume(k_size); }
+};
+
+/// Checks a call and describes it. Throws Error with one line.
+Problem forward_problem(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
+                        const Options& options);
+Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
+                         const Gradients& gradients, const Options& options);
+/// As forward_problem, for shapes alone: data pointers of q, k and v may be null, there are no outputs.
+Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options);
+
+}  // namespace anyflash
