@@ -24,18 +24,20 @@ packages() {
     die "apt-get install failed; $wanted"
 }
 
-# environment REQUIREMENTS...: the virtual environment .venv with these pinned requirement files; $python is its interpreter.
+# environment FOLDER REQUIREMENTS...: a virtual environment with these pinned requirement files; $python is its interpreter.
 environment() {
-  python="$PWD/.venv/bin/python"
-  [[ -x $python ]] || python3 -m venv .venv || die "python3 -m venv failed; please install: python3-venv"
+  local folder=$1
+  shift
+  python="$PWD/$folder/bin/python"
+  [[ -x $python ]] || python3 -m venv "$folder" || die "python3 -m venv failed; please install: python3-venv"
   local file arguments=()
   for file in "$@"; do arguments+=(-r "$file"); done
   "$python" -m pip install -q --disable-pip-version-check "${arguments[@]}" || die "pip could not install $*"
 }
 
-# install_anyflash: builds and installs the Python package into .venv when a source has changed since the last time.
+# install_anyflash FOLDER: builds the Python package into that environment when a source has changed since the last time.
 install_anyflash() {
-  local stamp=.venv/anyflash.stamp
+  local stamp=$1/anyflash.stamp
   if [[ -e $stamp && -z $(find include src python cmake CMakeLists.txt pyproject.toml -newer "$stamp" -print -quit) ]]; then
     return 0
   fi
