@@ -1,0 +1,155 @@
+"""What a rule looks like and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from os import PathLike, fspath
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+from ._core import Rule
+
+_Shape = SupportsIndex | Sequence[SupportsIndex]
+
+
+class Explanation:
+    """The figures of a rule on given shapes, as the CPU's plan runs it, and its picture. Made by explain.
+
+    rule, align             what it is about
+    queries, keys           entries of the flattened sequences
+    visible_pairs           pairs that the rule shows, of queries * keys
+    visited_pairs           pairs in the tiles that are computed
+    tiles_skipped, tiles_partial, tiles_full
+    query_block, query_step, key_block, key_step
+                            the boxes that the sequence is cut into: extent and step per dimension (z, y, x)
+    forward_flops, backward_flops
+                            useful floating-point operations of one head: 2 (d_qk + d_v) a visible pair, and 2.5 times that
+    bytes                   of q, k, v, out and lse of one head
+    tile_classes            (query blocks, key blocks), uint8: 0 skip, 1 partial, 2 full; None if over 2**24 tiles
+    """
+
+    rule: Rule
+    align: str
+    queries: int
+    keys: int
+    visible_pairs: int
+    visited_pairs: int
+    tiles_skipped: int
+    tiles_partial: int
+    tiles_full: int
+    query_block: tuple[int, int, int]
+    query_step: tuple[int, int, int]
+    key_block: tuple[int, int, int]
+    key_step: tuple[int, int, int]
+    forward_flops: float
+    backward_flops: float
+    bytes: float
+    tile_classes: NDArray[np.uint8] | None
+
+    def __init__(
+        self, rule: Rule, q_shape: tuple[int, ...], k_shape: tuple[int, ...], align: str, figures: dict[str, Any]
+    ) -> None:
+        self.rule = rule
+        self.align = align
+        self._q_shape = q_shape
+        self._k_shape = k_shape
+        self.__dict__.update(figures)
+
+    @cached_property
+    def pattern(self) -> NDArray[np.bool_]:
+        """(queries, keys), True where the query sees the key: from the definition, pair by pair. ValueError over 2**28
+        pairs."""
+        return _core.pattern(self.rule, self._q_shape, self._k_shape, self.align).view(np.bool_)
+
+    def grey(self, side: int = 256) -> NDArray[np.uint8]:
+        """The picture: queries down, keys across, at most `side` pixels a side; 0 no pair visible, 255 all."""
+        return _core.picture(self.rule, self._q_shape, self._k_shape, self.align, side)
+
+    @cached_property
+    def picture(self) -> str:
+        """The picture for a terminal: one character for 1 x 2 pixels."""
+        return _core.picture_text(self.grey(64))
+
+    def svg(self, side: int = 256) -> str:
+        """The picture as an SVG document."""
+        return _core.picture_svg(self.grey(side), self._title())
+
+    def save(self, path: str | PathLike[str], side: int = 256) -> None:
+        """Writes the picture; the name's ending says how: .svg, .txt, or .png (needs Pillow). ValueError for others,
+        ImportError without Pillow, OSError as the file system says."""
+        name = fspath(path)
+        if name.endswith(".svg"):
+            text = self.svg(side)
+        elif name.endswith(".txt"):
+            text = f"{self}\n\n{self.picture}\n"
+        elif name.endswith(".png"):
+            try:
+                from PIL import Image
+            except ImportError:
+                raise ImportError("path: .png needs Pillow (pip install pillow); .svg and .txt do not") from None
+            Image.fromarray(self.grey(side)).save(name)
+            return
+        else:
+            raise ValueError(f"path: '{name}', expected a name that ends in .svg, .txt or .png")
+        with open(name, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def _title(self) -> str:
+        def size(shape: tuple[int, ...]) -> str:
+            return "x".join(map(str, shape))
+
+        return f"{self.rule}, {size(self._q_shape)} queries, {size(self._k_shape)} keys, {self.align}"
+
+    def __str__(self) -> str:
+        pairs = self.queries * self.keys
+        shown = self.visible_pairs / pairs if pairs else 0.0
+        visited = self.visited_pairs / self.visible_pairs if self.visible_pairs else 0.0
+        return "\n".join((
+            self._title(),
+            f"visible pairs  {self.visible_pairs:,} of {pairs:,} ({shown:.2%})",
+            f"visited pairs  {self.visited_pairs:,} ({visited:.2f} a visible one)",
+            f"tiles          {self.tiles_full:,} full, {self.tiles_partial:,} partial, {self.tiles_skipped:,} skipped",
+            f"operations     {self.forward_flops:.4g} forward, {self.backward_flops:.4g} backward (one head)",
+            f"bytes          {self.bytes:.4g} (q, k, v, out and lse of one head)",
+        ))  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<anyflash.Explanation of {self._title()}>"
+
+
+def _sizes(shape: Any, name: str) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    for size in sizes:
+        if not hasattr(size, "__index__"):
+            raise TypeError(f"{name}: expected an integer or a tuple of 1 to 3, got {type(size).__name__}")
+    return tuple(size.__index__() for size in sizes)
+
+
+def explain(
+    rule: Rule,
+    q_shape: _Shape,
+    k_shape: _Shape | None = None,
+    align: str = "none_front",
+    *,
+    d_qk: SupportsIndex = 64,
+    d_v: SupportsIndex = 64,
+    dtype: Any = "float32",
+    backward: bool = False,
+) -> Explanation:
+    """What a rule looks like and what it costs.
+
+    q_shape, k_shape: the sizes of the two sequences, 1 to 3 numbers, outermost first, or one integer; k_shape is q_shape if
+    not given. align as in attention. d_qk, d_v: channels; dtype: "float16", "bfloat16", "float32" or "float64", by name or
+    as a NumPy dtype; backward: describe the backward plan. Memory: the tile classes; `.pattern` is made when asked for.
+
+    Raises ValueError or TypeError, as attention would for these shapes.
+    """
+    queries = _sizes(q_shape, "q_shape")
+    keys = queries if k_shape is None else _sizes(k_shape, "k_shape")
+    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    figures = _core.explain(rule, queries, keys, align, d_qk, d_v, name, backward)
+    return Explanation(rule, queries, keys, align, figures)

@@ -1,0 +1,286 @@
+#include "arrays.h"
+
+#include <bit>
+#include <cstring>
+
+namespace anyflash::python {
+namespace {
+
+// Kept for the life of the process: the interpreter may be gone when static objects are destroyed.
+struct NumPy {
+  nb::object ndarray, masked_array, empty, uint16, aligned_empty;
+  nb::object dtype[8];  // by ElementType; bfloat16 is not NumPy's own
+};
+NumPy* numpy = nullptr;
+
+[[noreturn]] void fail(Error::Kind kind, const char* name, const std::string& line) {
+  throw Error(kind, std::string(name) + ": " + line);
+}
+
+const char* expected(Elements elements) {
+  switch (elements) {
+    case Elements::indices: return "int32 or int64";
+    case Elements::mask: return "bool or uint8";
+    default: return "float16, bfloat16, float32 or float64";
+  }
+}
+
+bool fits(ElementType type, Elements elements) {
+  switch (type) {
+    case ElementType::boolean:
+    case ElementType::uint8: return elements == Elements::mask;
+    case ElementType::int32:
+    case ElementType::int64: return elements == Elements::indices;
+    default: return elements == Elements::numbers;
+  }
+}
+
+[[noreturn]] void wrong_type(const char* name, const std::string& came, Elements elements) {
+  fail(Error::Kind::type, name, "element type " + came + ", expected " + expected(elements));
+}
+
+/// The element type of a buffer; false if it is none of ours. `format` is in the language of Python's struct module.
+bool type_of_format(const char* format, std::int64_t size, ElementType& type) {
+  static_assert(std::endian::native == std::endian::little);
+  if (std::strchr("@=<^", *format)) ++format;
+  if (format[0] == '\0' || format[1] != '\0') return false;
+  switch (*format) {
+    case 'e': type = ElementType::float16; return true;
+    case 'f': type = ElementType::float32; return true;
+    case 'd': type = ElementType::float64; return true;
+    case '?': type = ElementType::boolean; return true;
+    case 'B': type = ElementType::uint8; return true;
+    case 'i':
+    case 'l':
+    case 'q': type = size == 4 ? ElementType::int32 : ElementType::int64; return true;
+    default: return false;
+  }
+}
+
+bool type_of_dlpack(nb::dlpack::dtype dtype, ElementType& type) {
+  struct Known {
+    nb::dlpack::dtype_code code;
+    int bits;
+    ElementType type;
+  };
+  using Code = nb::dlpack::dtype_code;
+  static constexpr Known table[] = {
+      {Code::Float, 16, ElementType::float16},  {Code::Bfloat, 16, ElementType::bfloat16},
+      {Code::Float, 32, ElementType::float32},  {Code::Float, 64, ElementType::float64},
+      {Code::Bool, 8, ElementType::boolean},    {Code::UInt, 8, ElementType::uint8},
+      {Code::Int, 32, ElementType::int32},      {Code::Int, 64, ElementType::int64},
+  };
+  for (const auto& known : table) {
+    if (dtype.code == std::uint8_t(known.code) && dtype.bits == known.bits && dtype.lanes == 1) {
+      type = known.type;
+      return true;
+    }
+  }
+  return false;
+}
+
+void check_rank(std::int64_t rank, const char* name) {
+  if (rank > TensorView::max_rank) {
+    fail(Error::Kind::value, name, std::to_string(rank) + " axes, expected at most " + std::to_string(TensorView::max_rank));
+  }
+}
+
+void check_aligned(const TensorView& view, const char* name) {
+  const auto size = element_size(view.type);
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size != 0 && view.elements() != 0) {
+    fail(Error::Kind::value, name, "memory that is not aligned to its elements of " + std::to_string(size) + " bytes");
+  }
+}
+
+/// The text of the exception that is set, first line only; clears it.
+std::string take_error() {
+  nb::python_error error;
+  std::string line = nb::str(error.value()).c_str();
+  return line.substr(0, line.find('\n'));
+}
+
+}  // namespace
+
+void find_numpy() {
+  const auto module = nb::module_::import_("numpy");
+  numpy = new NumPy{module.attr("ndarray"), module.attr("ma").attr("MaskedArray"), module.attr("empty"),
+                    module.attr("uint16"), nb::object(), {}};
+  const char* names[] = {"float16", "uint16", "float32", "float64", "bool", "uint8", "int32", "int64"};
+  for (int i = 0; i < 8; ++i) numpy->dtype[i] = module.attr("dtype")(names[i]);
+}
+
+bool is_numpy(nb::handle array) {
+  return nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(array.ptr()))).is(numpy->ndarray) ||
+         PyObject_IsInstance(array.ptr(), numpy->ndarray.ptr()) == 1;
+}
+
+Arrays::~Arrays() {
+  for (int i = 0; i < buffer_count_; ++i) PyBuffer_Release(&buffers_[i]);
+}
+
+TensorView Arrays::input(nb::handle array, const char* name, Elements elements) {
+  return view(array, name, elements, false);
+}
+
+TensorView Arrays::output(nb::handle array, const char* name) { return view(array, name, Elements::numbers, true); }
+
+TensorView Arrays::view(nb::handle array, const char* name, Elements elements, bool writable) {
+  if (array.is_none()) return {};
+  const auto view = is_numpy(array) ? numpy_view(array, name, elements, writable)
+                                    : dlpack_view(array, name, elements, writable);
+  check_aligned(view, name);
+  return view;
+}
+
+TensorView Arrays::numpy_view(nb::handle array, const char* name, Elements elements, bool writable) {
+  if (PyObject_IsInstance(array.ptr(), numpy->masked_array.ptr()) == 1) {
+    fail(Error::Kind::type, name, "a masked array, expected a plain one (a mask goes into the rule)");
+  }
+  auto& buffer = buffers_[buffer_count_];
+  TensorView view;
+  bool known = false;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
+    ++buffer_count_;
+    known = type_of_format(buffer.format, buffer.itemsize, view.type);
+  } else {  // NumPy exports only its own types; bfloat16 is ml_dtypes'
+    PyErr_Clear();
+    if (nb::str(array.attr("dtype").attr("name")).equal(nb::str("bfloat16"))) {
+      const nb::object bits = array.attr("view")(numpy->uint16);
+      if (PyObject_GetBuffer(bits.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) throw nb::python_error();
+      ++buffer_count_;
+      view.type = ElementType::bfloat16;
+      known = true;
+    }
+  }
+  if (!known) {
+    const nb::object dtype = array.attr("dtype");
+    const bool swapped = !nb::cast<bool>(dtype.attr("isnative"));
+    wrong_type(name, swapped ? "in swapped byte order (" + std::string(nb::str(dtype).c_str()) + ")" : nb::str(dtype).c_str(),
+               elements);
+  }
+  if (!fits(view.type, elements)) wrong_type(name, element_name(view.type), elements);
+  if (writable && buffer.readonly) fail(Error::Kind::value, name, "a read-only array, expected a writable one");
+  check_rank(buffer.ndim, name);
+  view.data = buffer.buf;
+  view.rank = buffer.ndim;
+  for (int i = 0; i < buffer.ndim; ++i) {
+    view.shape[i] = buffer.shape[i];
+    if (buffer.shape[i] > 1 && buffer.strides[i] % buffer.itemsize != 0) {
+      fail(Error::Kind::value, name, "a stride of " + std::to_string(buffer.strides[i]) +
+                                         " bytes, expected a multiple of its elements' " + std::to_string(buffer.itemsize));
+    }
+    view.strides[i] = buffer.strides[i] / buffer.itemsize;
+  }
+  return view;
+}
+
+TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elements, bool writable) {
+  // The Python side asks for the capsule: it knows the frameworks' ways, and raises with the argument's name.
+  const nb::object capsule = nb::module_::import_("anyflash._arrays").attr("capsule_of")(array, name, writable);
+  nb::ndarray<nb::ro> tensor;
+  if (!nb::try_cast(capsule, tensor, false)) {
+    PyErr_Clear();
+    fail(Error::Kind::type, name, "its __dlpack__ gave something that is not a DLPack tensor");
+  }
+  tensors_.push_back(tensor);
+  if (tensor.device_type() != nb::device::cpu::value) fail(Error::Kind::device, name, "expected memory of the CPU");
+  TensorView view;
+  if (!type_of_dlpack(tensor.dtype(), view.type)) {
+    static constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+    const auto dtype = tensor.dtype();
+    wrong_type(name, (dtype.code < 7 ? kinds[dtype.code] : "code " + std::to_string(dtype.code) + " of ") +
+                         std::to_string(dtype.bits), elements);
+  }
+  if (!fits(view.type, elements)) wrong_type(name, element_name(view.type), elements);
+  check_rank(std::int64_t(tensor.ndim()), name);
+  view.data = const_cast<void*>(tensor.data());
+  view.rank = int(tensor.ndim());
+  for (int i = 0; i < view.rank; ++i) {
+    view.shape[i] = tensor.shape(i);
+    view.strides[i] = tensor.stride(i);
+    if (view.shape[i] < 0) fail(Error::Kind::value, name, "a negative size in its shape");
+  }
+  return view;
+}
+
+nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example, ElementType example_type) {
+  const nb::object sizes = nb::steal(PyTuple_New(Py_ssize_t(shape.size())));
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    PyTuple_SetItem(sizes.ptr(), Py_ssize_t(i), PyLong_FromLongLong(shape[i]));
+  }
+  const auto& dtype = numpy->dtype[int(type)];
+  if (!is_numpy(example)) return nb::module_::import_("anyflash._arrays").attr("aligned_empty")(sizes, dtype);
+  if (type == ElementType::bfloat16 && example_type == type) return numpy->empty(sizes, example.attr("dtype"));
+  return numpy->empty(sizes, dtype);
+}
+
+nb::object as_bfloat16(nb::handle array) {
+  const auto bits = nb::cast<nb::ndarray<>>(array);
+  std::vector<std::size_t> shape(bits.ndim());
+  for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = bits.shape(i);
+  const nb::dlpack::dtype bfloat16{std::uint8_t(nb::dlpack::dtype_code::Bfloat), 16, 1};
+  return nb::cast(nb::ndarray<>(bits.data(), shape.size(), shape.data(), array, nullptr, bfloat16));
+}
+
+std::string class_name(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
+
+double real(nb::handle number, const char* name) {
+  const double value = PyFloat_AsDouble(number.ptr());
+  if (value == -1.0 && PyErr_Occurred()) {
+    const bool too_large = PyErr_ExceptionMatches(PyExc_OverflowError);
+    PyErr_Clear();
+    if (too_large) fail(Error::Kind::value, name, "a number too large for float64");
+    fail(Error::Kind::type, name, "expected a number, got " + class_name(number));
+  }
+  return value;
+}
+
+std::int64_t integer(nb::handle number, const char* name) {
+  const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    fail(Error::Kind::type, name, "expected an integer, got " + class_name(number));
+  }
+  const long long value = PyLong_AsLongLong(index.ptr());
+  if (value == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    fail(Error::Kind::value, name, "an integer too large for 64 bits");
+  }
+  return value;
+}
+
+bool flag(nb::handle value, const char* name) {
+  const int truth = PyObject_IsTrue(value.ptr());
+  if (truth < 0) fail(Error::Kind::type, name, "expected True or False: " + take_error());
+  return truth != 0;
+}
+
+namespace {
+
+/// The place of a word among `words`, or an error that lists them.
+template <std::size_t count>
+int place_of(nb::handle word, const char* name, const char* const (&words)[count]) {
+  if (!PyUnicode_Check(word.ptr())) fail(Error::Kind::type, name, "expected a str, got " + class_name(word));
+  const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), nullptr);
+  if (!text) throw nb::python_error();
+  std::string list;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (std::strcmp(text, words[i]) == 0) return int(i);
+    list += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(words[i]);
+  }
+  fail(Error::Kind::value, name, "'" + std::string(text) + "', expected " + list);
+}
+
+}  // namespace
+
+Align align_of(nb::handle word) {
+  static constexpr const char* words[] = {"none_front", "none_end", "scale_front", "scale_end"};
+  return Align(place_of(word, "align", words));
+}
+
+Layout layout_of(nb::handle word) {
+  static constexpr const char* words[] = {"bhsd", "bshd", "bhds", "qkv", "thd"};
+  return Layout(place_of(word, "layout", words));
+}
+
+}  // namespace anyflash::python

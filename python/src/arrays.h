@@ -1,0 +1,65 @@
+// Arrays of Python as tensor views, without copies: NumPy by the buffer protocol, everything else by DLPack.
+#pragma once
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include <anyflash/anyflash.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+namespace anyflash::python {
+
+namespace nb = nanobind;
+
+/// The element types an argument may have; what else comes is a TypeError that lists them.
+enum class Elements : std::uint8_t { numbers, indices, mask };
+
+/// The views of one call (or one rule), and what keeps their memory in place. Made and destroyed with the GIL held.
+class Arrays {
+ public:
+  Arrays() = default;
+  Arrays(const Arrays&) = delete;
+  Arrays& operator=(const Arrays&) = delete;
+  ~Arrays();
+
+  /// None gives a view that is not given. `name` is the argument's name in errors.
+  TensorView input(nb::handle array, const char* name, Elements elements = Elements::numbers);
+  /// As input, but the memory must be writable.
+  TensorView output(nb::handle array, const char* name);
+
+ private:
+  static constexpr int most = 20;  // backward has 19
+
+  TensorView view(nb::handle array, const char* name, Elements elements, bool writable);
+  TensorView numpy_view(nb::handle array, const char* name, Elements elements, bool writable);
+  TensorView dlpack_view(nb::handle array, const char* name, Elements elements, bool writable);
+
+  std::array<Py_buffer, most> buffers_;
+  int buffer_count_ = 0;
+  std::vector<nb::ndarray<nb::ro>> tensors_;
+};
+
+/// Finds NumPy's types; called once, when the module is made.
+void find_numpy();
+
+bool is_numpy(nb::handle array);
+
+/// An uninitialised NumPy array for a result: of `example`'s own dtype where that is a NumPy array of this type. For a
+/// foreign example it starts on a 64-byte boundary (JAX and TensorFlow then take it without a copy), and bfloat16 comes as
+/// uint16, which the Python side hands over as bfloat16.
+nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example, ElementType example_type);
+
+/// A uint16 NumPy array as an exporter of bfloat16 (`__dlpack__`).
+nb::object as_bfloat16(nb::handle array);
+
+/// Numbers and words among the arguments; ValueError or TypeError with the argument's name.
+double real(nb::handle number, const char* name);
+std::int64_t integer(nb::handle number, const char* name);
+bool flag(nb::handle value, const char* name);
+std::string class_name(nb::handle object);
+Align align_of(nb::handle word);
+Layout layout_of(nb::handle word);
+
+}  // namespace anyflash::python

@@ -1,0 +1,224 @@
+// attention, attention_backward and plan: Python's arguments as the C++ calls take them, results as new NumPy arrays.
+#include "rule_object.h"
+
+namespace anyflash::python {
+namespace {
+
+struct PlanObject {
+  Plan plan;
+  nb::object rule;  // the tables the plan reads
+};
+
+/// The options all three calls share, in the order in which the Python side packs them into a tuple.
+enum Option { rule, align, layout, scale, bias, softcap, alibi_slopes, sink_logits, deterministic, plan_made,
+              cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, option_count };
+
+struct Given {
+  nb::tuple tuple;
+  nb::handle operator[](Option option) const { return PyTuple_GetItem(tuple.ptr(), option); }  // borrowed; never null here
+};
+
+Given given_options(const nb::tuple& tuple) {
+  if (tuple.size() != option_count) throw Error(Error::Kind::value, "options: not as many as expected");
+  return {tuple};
+}
+
+Options read_options(const Given& given, Arrays& arrays) {
+  Options options;
+  options.rule = rule_of(given[rule]).rule;
+  options.align = align_of(given[align]);
+  options.layout = layout_of(given[layout]);
+  if (!given[scale].is_none()) options.scale = real(given[scale], "scale");
+  options.softcap = real(given[softcap], "softcap");
+  options.bias = arrays.input(given[bias], "bias");
+  options.alibi_slopes = arrays.input(given[alibi_slopes], "alibi_slopes");
+  options.sink = arrays.input(given[sink_logits], "sink");
+  options.cu_seqlens_q = arrays.input(given[cu_seqlens_q], "cu_seqlens_q", Elements::indices);
+  options.cu_seqlens_k = arrays.input(given[cu_seqlens_k], "cu_seqlens_k", Elements::indices);
+  options.key_lengths = arrays.input(given[key_lengths], "key_lengths", Elements::indices);
+  options.page_table = arrays.input(given[page_table], "page_table", Elements::indices);
+  options.deterministic = flag(given[deterministic], "deterministic");
+  const nb::handle plan = given[plan_made];
+  if (!plan.is_none()) {
+    if (!nb::isinstance<PlanObject>(plan)) {
+      throw Error(Error::Kind::type, "plan: expected what anyflash.plan gives, got " + class_name(plan));
+    }
+    options.plan = &nb::inst_ptr<PlanObject>(plan)->plan;
+  }
+  const auto count = integer(given[threads], "threads");
+  if (count < 0 || count > 1 << 16) {
+    throw Error(Error::Kind::value, "threads: " + std::to_string(count) + ", expected 0 (all) to 65536");
+  }
+  options.threads = int(count);
+  return options;
+}
+
+/// A shape of at most TensorView::max_rank sizes.
+struct Shape {
+  std::array<std::int64_t, TensorView::max_rank> size{};
+  std::size_t rank = 0;
+  void push(std::int64_t n) { size[rank++] = n; }
+  operator std::span<const std::int64_t>() const { return {size.data(), rank}; }
+};
+
+std::int64_t product(const TensorView& view, int first, int last) {
+  std::int64_t total = 1;
+  for (int i = first; i < last; ++i) {
+    if (__builtin_mul_overflow(total, view.shape[i], &total)) return std::numeric_limits<std::int64_t>::max();
+  }
+  return total;
+}
+
+struct ResultShapes {
+  Shape out, lse;
+};
+
+/// Whether the ranks allow to say what shape the results have; the rest is for forward to check.
+bool ranks_fit(const TensorView& q, const TensorView& v, const Options& options) {
+  switch (options.layout) {
+    case Layout::qkv: return q.rank == 4;
+    case Layout::thd: return q.rank == 3 && v.rank == 3;
+    default: return q.rank >= 4 && q.rank <= 6 && v.rank == (options.page_table.given() ? 4 : q.rank);
+  }
+}
+
+ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Options& options) {
+  ResultShapes shapes;
+  const int last = q.rank - 1;
+  const bool channel_first = options.layout == Layout::bhds;
+  const bool packed = options.layout == Layout::qkv;
+  const auto d_v = packed ? q.shape[3] : channel_first && !options.page_table.given() ? v.shape[2] : v.shape[v.rank - 1];
+  const int channel = channel_first ? 2 : last;
+  for (int i = packed ? 1 : 0; i <= last; ++i) shapes.out.push(i == channel ? d_v : q.shape[i]);
+  switch (options.layout) {
+    case Layout::qkv:
+      shapes.lse.push(q.shape[1]);
+      shapes.lse.push(q.shape[2]);
+      break;
+    case Layout::thd:
+      shapes.lse.push(q.shape[1]);
+      shapes.lse.push(q.shape[0]);
+      break;
+    case Layout::bshd:
+      shapes.lse.push(q.shape[0]);
+      shapes.lse.push(q.shape[last - 1]);
+      shapes.lse.push(product(q, 1, last - 1));
+      break;
+    default:
+      shapes.lse.push(q.shape[0]);
+      shapes.lse.push(q.shape[1]);
+      shapes.lse.push(channel_first ? product(q, 3, q.rank) : product(q, 2, last));
+  }
+  return shapes;
+}
+
+ElementType statistic_type(ElementType type) {
+  return type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
+}
+
+/// What return_lse asks for: 0 nothing, 1 the log-sum-exp, 2 l and m.
+int wanted_statistics(nb::handle return_lse) {
+  if (PyUnicode_Check(return_lse.ptr())) {
+    if (PyUnicode_CompareWithASCIIString(return_lse.ptr(), "lm") == 0) return 2;
+  } else if (PyBool_Check(return_lse.ptr())) {
+    return return_lse.is(Py_True) ? 1 : 0;
+  }
+  throw Error(Error::Kind::value, std::string("return_lse: ") + nb::repr(return_lse).c_str() +
+                                      ", expected True, False or 'lm'");
+}
+
+nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
+                     nb::handle return_lse, const nb::tuple& packed_options) {
+  Arrays arrays;
+  const auto given = given_options(packed_options);
+  const auto options = read_options(given, arrays);
+  const int statistics = wanted_statistics(return_lse);
+  const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
+  if (!ranks_fit(q, v, options)) {
+    plan(q, k, v, options);  // says what is wrong
+    throw Error(Error::Kind::value, "query: its shape does not fit the layout");
+  }
+  const auto shapes = result_shapes(q, v, options);
+  const nb::object out = out_array.is_none() ? new_array(shapes.out, q.type, q_array, q.type) : nb::borrow(out_array);
+  ForwardOutputs outputs;
+  nb::object first, second;
+  outputs.out = arrays.output(out, "out");
+  if (statistics > 0) {
+    first = new_array(shapes.lse, statistic_type(q.type), q_array, q.type);
+    (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.output(first, "lse");
+  }
+  if (statistics == 2) {
+    second = new_array(shapes.lse, statistic_type(q.type), q_array, q.type);
+    outputs.row_max = arrays.output(second, "row_max");
+  }
+  {
+    nb::gil_scoped_release without_gil;
+    forward(q, k, v, outputs, options);
+  }
+  if (statistics == 0) return out;
+  return statistics == 1 ? nb::make_tuple(out, first) : nb::make_tuple(out, first, second);
+}
+
+nb::object like(const TensorView& view, nb::handle array) {
+  return new_array({view.shape.data(), std::size_t(view.rank)}, view.type, array, view.type);
+}
+
+nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::handle k_array, nb::handle v_array,
+                             nb::handle out_array, nb::handle lse_array, nb::handle dlse_array, const nb::tuple& packed_options) {
+  Arrays arrays;
+  const auto given = given_options(packed_options);
+  const auto options = read_options(given, arrays);
+  const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
+  BackwardInputs inputs;
+  inputs.dout = arrays.input(dout_array, "dout");
+  inputs.out = arrays.input(out_array, "out");
+  inputs.lse = arrays.input(lse_array, "lse");
+  inputs.dlse = arrays.input(dlse_array, "dlse");
+
+  Gradients gradients;
+  nb::object made[5] = {nb::none(), nb::none(), nb::none(), nb::none(), nb::none()};
+  const auto want = [&](int i, const TensorView& of, nb::handle array, const char* name) -> TensorView {
+    if (!of.given()) return {};
+    made[i] = like(of, array);
+    return arrays.output(made[i], name);
+  };
+  gradients.dq = want(0, q, q_array, "dq");
+  gradients.dk = want(1, k, k_array, "dk");
+  gradients.dv = want(2, v, v_array, "dv");
+  gradients.dbias = want(3, options.bias, given[bias], "dbias");
+  gradients.dsink = want(4, options.sink, given[sink_logits], "dsink");
+  {
+    nb::gil_scoped_release without_gil;
+    backward(inputs, q, k, v, gradients, options);
+  }
+  return nb::make_tuple(made[0], made[1], made[2], made[3], made[4]);
+}
+
+PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::tuple& packed_options) {
+  Arrays arrays;
+  const auto given = given_options(packed_options);
+  const auto options = read_options(given, arrays);
+  const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
+  auto made = [&] {
+    nb::gil_scoped_release without_gil;
+    return plan(q, k, v, options);
+  }();
+  return {std::move(made), nb::borrow(given[rule])};
+}
+
+}  // namespace
+
+void add_calls(nb::module_& module) {
+  nb::class_<PlanObject>(module, "Plan",
+                         "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
+                         "types and options; immutable, usable from several threads, keeps its rule alive.")
+      .def("__repr__", [](const PlanObject& self) {
+        return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
+      });
+  module.def("attention", &attention);
+  module.def("attention_backward", &attention_backward);
+  module.def("plan", &make_plan);
+  module.def("as_bfloat16", &as_bfloat16);
+}
+
+}  // namespace anyflash::python

@@ -1,0 +1,119 @@
+// Figures and pictures of a rule, for anyflash/_explain.py.
+#include <nanobind/stl/string.h>
+
+#include "rule_object.h"
+
+namespace anyflash::python {
+namespace {
+
+SequenceShape sequence_shape(const nb::tuple& sizes, const char* name) {
+  SequenceShape shape;
+  for (const nb::handle size : sizes) shape.push_back(integer(size, name));
+  return shape;
+}
+
+/// Hands a vector over to a NumPy array, which frees it.
+nb::object array_of(std::vector<std::uint8_t>&& values, std::size_t rows, std::size_t columns) {
+  auto* kept = new std::vector<std::uint8_t>(std::move(values));
+  const nb::capsule owner(kept, [](void* vector) noexcept { delete static_cast<std::vector<std::uint8_t>*>(vector); });
+  static std::uint8_t nothing = 0;  // an empty vector has no address
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(kept->empty() ? &nothing : kept->data(), {rows, columns}, owner));
+}
+
+ElementType type_named(nb::handle dtype) {
+  const std::string name = nb::str(dtype).c_str();
+  for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
+    if (name == element_name(type)) return type;
+  }
+  throw Error(Error::Kind::type, "dtype: " + name + ", expected float16, bfloat16, float32 or float64");
+}
+
+nb::tuple three(const std::int64_t (&numbers)[3]) { return nb::make_tuple(numbers[0], numbers[1], numbers[2]); }
+
+nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align, nb::handle d_qk,
+                   nb::handle d_v, nb::handle dtype, nb::handle backward) {
+  ExplainOptions options;
+  options.align = align_of(align);
+  options.d_qk = integer(d_qk, "d_qk");
+  options.d_v = integer(d_v, "d_v");
+  options.type = type_named(dtype);
+  options.backward = flag(backward, "backward");
+  const auto& rule_object = rule_of(rule);
+  const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
+  Explanation found;
+  {
+    nb::gil_scoped_release without_gil;
+    found = explain(rule_object.rule, queries, keys, options);
+  }
+  nb::dict figures;
+  figures["queries"] = found.queries;
+  figures["keys"] = found.keys;
+  figures["visible_pairs"] = found.visible_pairs;
+  figures["visited_pairs"] = found.visited_pairs;
+  figures["tiles_skipped"] = found.tiles_skipped;
+  figures["tiles_partial"] = found.tiles_partial;
+  figures["tiles_full"] = found.tiles_full;
+  figures["query_block"] = three(found.query_block);
+  figures["query_step"] = three(found.query_step);
+  figures["key_block"] = three(found.key_block);
+  figures["key_step"] = three(found.key_step);
+  figures["forward_flops"] = found.forward_flops;
+  figures["backward_flops"] = found.backward_flops;
+  figures["bytes"] = found.bytes;
+  const bool listed = std::int64_t(found.tile_classes.size()) == found.query_blocks * found.key_blocks;
+  figures["tile_classes"] =
+      listed ? array_of(std::move(found.tile_classes), std::size_t(found.query_blocks), std::size_t(found.key_blocks))
+             : nb::object(nb::none());
+  return figures;
+}
+
+nb::object pattern_array(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align) {
+  const auto& rule_object = rule_of(rule);
+  const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
+  const auto aligned = align_of(align);
+  std::size_t rows = 1, columns = 1;
+  for (const auto size : queries) rows *= std::size_t(size);
+  for (const auto size : keys) columns *= std::size_t(size);
+  std::vector<std::uint8_t> pairs;
+  {
+    nb::gil_scoped_release without_gil;
+    pairs = pattern(rule_object.rule, queries, keys, aligned);
+  }
+  return array_of(std::move(pairs), rows, columns);
+}
+
+nb::object picture_array(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align,
+                         nb::handle side) {
+  const auto& rule_object = rule_of(rule);
+  const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
+  const auto aligned = align_of(align);
+  const auto pixels = integer(side, "side");
+  if (pixels < 1 || pixels > 1 << 14) {
+    throw Error(Error::Kind::value, "side: " + std::to_string(pixels) + ", expected 1 to 16384");
+  }
+  Picture made;
+  {
+    nb::gil_scoped_release without_gil;
+    made = picture(rule_object.rule, queries, keys, aligned, int(pixels));
+  }
+  return array_of(std::move(made.grey), std::size_t(made.height), std::size_t(made.width));
+}
+
+Picture picture_of(const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {
+  return {int(grey.shape(1)), int(grey.shape(0)), {grey.data(), grey.data() + grey.size()}};
+}
+
+}  // namespace
+
+void add_explain(nb::module_& module) {
+  module.def("explain", &explained);
+  module.def("pattern", &pattern_array);
+  module.def("picture", &picture_array);
+  module.def("picture_text", [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {
+    return picture_text(picture_of(grey));
+  });
+  module.def("picture_svg", [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey,
+                               const std::string& title) { return picture_svg(picture_of(grey), title); });
+}
+
+}  // namespace anyflash::python

@@ -1,0 +1,34 @@
+// The extension module anyflash._core: the C++ calls, spoken to by the Python files beside it, which hold the documentation.
+#include "rule_object.h"
+
+namespace anyflash::python {
+namespace {
+
+PyObject* exception_for(Error::Kind kind) {
+  switch (kind) {
+    case Error::Kind::type: return PyExc_TypeError;
+    case Error::Kind::memory: return PyExc_MemoryError;
+    default: return PyExc_ValueError;
+  }
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    PyErr_SetString(exception_for(error.kind()), error.what());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+  nb::register_exception_translator(&translate);
+  find_numpy();
+  module.attr("version") = ANYFLASH_VERSION;
+  add_rules(module);
+  add_calls(module);
+  add_explain(module);
+}
+
+}  // namespace anyflash::python
