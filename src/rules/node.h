@@ -1,0 +1,32 @@
+// The tree behind a Rule.
+#pragma once
+
+#include <memory>
+
+#include <anyflash/rule.h>
+
+namespace anyflash::rules {
+
+enum class NodeKind : std::uint8_t {
+  full, causal, local, window, prefix, sink, documents, documents_packed, tiles, neighbourhood, blocks, dense,
+  both,    // left & right
+  either,  // left | right
+  negation // ~left
+};
+
+/// Numbers and tables as the builder of that kind took them:
+///   local (window n, log2_stride, causal), window (a left, b right), prefix and sink (n), tiles (a shape, b kernel),
+///   neighbourhood (a kernel, b dilation, c causal), blocks (n block_q, m block_k, table_q bitmap), dense (table_q mask),
+///   documents and documents_packed (table_q, table_k).
+struct Node {
+  NodeKind kind = NodeKind::full;
+  PerDimension a = 0, b = 0, c = 0;
+  std::int64_t n = 0, m = 0;
+  int log2_stride = 0;
+  bool causal = false;
+  TensorView table_q, table_k;
+  std::shared_ptr<const Node> left, right;
+  int parts = 1;  // leaves below
+};
+
+}  // namespace anyflash::rules
