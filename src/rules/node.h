@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include <anyflash/rule.h>
 
@@ -28,5 +29,9 @@ struct Node {
   std::shared_ptr<const Node> left, right;
   int parts = 1;  // leaves below
 };
+
+constexpr int max_parts = 32;  ///< leaves that a program takes; compile throws over that
+
+std::string shape_text(const TensorView& table);  ///< "(2, 128)"
 
 }  // namespace anyflash::rules

@@ -1,0 +1,114 @@
+// Words of 64 bits, one for each entry of a cell: intervals, progressions, products of dimensions, bytes packed to bits.
+#pragma once
+
+#include <cstring>
+
+#include "rules/ranges.h"
+
+namespace anyflash::rules {
+
+using Word = std::uint64_t;
+
+inline constexpr Word all_bits = ~Word{0};
+
+/// A cell's entries along one dimension: entry e sits at coordinate base + step * e, step > 0.
+struct Line {
+  std::int64_t base, step;
+};
+
+ANYFLASH_HD Word low_bits(std::int64_t n) { return n >= 64 ? all_bits : n <= 0 ? 0 : (Word{1} << n) - 1; }
+
+/// Bits first .. last; either may lie outside 0 .. 63.
+ANYFLASH_HD Word bits_between(std::int64_t first, std::int64_t last) {
+  if (first > 63 || last < 0 || first > last) return 0;
+  first = larger(first, 0);
+  last = smaller(last, 63);
+  return all_bits << first & all_bits >> (63 - last);
+}
+
+/// The entries e with lo <= base + step * e <= hi.
+ANYFLASH_HD Word interval_bits(const Line& line, std::int64_t lo, std::int64_t hi) {
+  lo -= line.base;
+  hi -= line.base;
+  if (line.step != 1) {
+    if (hi < 0) return 0;
+    hi /= line.step;
+    lo = lo <= 0 ? 0 : (lo + line.step - 1) / line.step;
+  }
+  return bits_between(lo, hi);
+}
+
+/// Bits first, first + period, ...
+ANYFLASH_HD Word progression_bits(std::int64_t first, std::int64_t period) {
+  if (first > 63) return 0;
+  Word bits = 1;
+  for (auto length = period; length < 64; length *= 2) bits |= bits << length;
+  return bits << first;
+}
+
+ANYFLASH_HD std::int64_t remainder_of(std::int64_t a, std::int64_t m) {  // 0 .. m - 1
+  if ((m & (m - 1)) == 0) return a & (m - 1);
+  const auto r = a % m;
+  return r < 0 ? r + m : r;
+}
+
+/// The entries e with base + step * e = residue modulo m, m > 1.
+ANYFLASH_HD Word residue_bits(const Line& line, std::int64_t m, std::int64_t residue) {
+  auto missing = remainder_of(residue - line.base, m);
+  if (line.step == 1) return progression_bits(missing, m);
+  const auto step = line.step % m;
+  if (step == 0) return missing == 0 ? all_bits : 0;
+  // Without the inverse of step modulo m the first entry that fits is looked for; the next one tells the period.
+  std::int64_t first = -1;
+  for (std::int64_t e = 0, at = 0; e < 64; ++e) {
+    if (at == missing) {
+      if (first >= 0) return progression_bits(first, e - first);
+      first = e;
+    }
+    at += step;
+    if (at >= m) at -= m;
+  }
+  return first < 0 ? 0 : Word{1} << first;
+}
+
+ANYFLASH_HD Word range_bits(const Line& line, const Range& range) {
+  const auto interval = interval_bits(line, range.lo, range.hi);
+  return range.modulus == 1 || interval == 0 ? interval : interval & residue_bits(line, range.modulus, range.residue);
+}
+
+/// The cell's word in which entry e has bit e_i of `bits`: the word of a condition on dimension i alone. Products of dimensions
+/// are `&` of these.
+ANYFLASH_HD Word spread(const Int3& extent, int i, Word bits) {
+  constexpr Word one_a_row_of_8 = 0x0101010101010101, one_a_row_of_4 = 0x1111111111111111, one_a_plane = 0x0001000100010001;
+  if (extent[2] == 64) return i == 2 ? bits : bits & 1 ? all_bits : 0;
+  if (extent[2] == 8) {
+    if (i == 2) return (bits & 0xff) * one_a_row_of_8;
+    if (i == 0) return bits & 1 ? all_bits : 0;
+    const Word diagonal = ((bits & 0xff) * one_a_row_of_8) & 0x8040201008040201;  // bit r in row r, at column r
+    return ((diagonal + 0x7f7f7f7f7f7f7f7f) >> 7 & one_a_row_of_8) * 0xff;
+  }
+  if (i == 2) return (bits & 0xf) * one_a_row_of_4;
+  if (i == 1) return ((bits & 1) | (bits & 2) << 3 | (bits & 4) << 6 | (bits & 8) << 9) * 0xf * one_a_plane;
+  return ((bits & 1) | (bits & 2) << 15 | (bits & 4) << 30 | (bits & 8) << 45) * 0xffff;
+}
+
+/// Bit e: byte e is not zero, n <= 64 bytes, `stride` apart.
+ANYFLASH_HD Word nonzero_bits(const std::uint8_t* bytes, std::int64_t stride, std::int64_t n) {
+  Word bits = 0;
+  std::int64_t e = 0;
+#if !defined(__CUDA_ARCH__)  // where loads need no alignment, eight at a time
+  if (stride == 1) {
+    constexpr Word low7 = 0x7f7f7f7f7f7f7f7f;
+    for (; e + 8 <= n; e += 8) {
+      Word eight;
+      std::memcpy(&eight, bytes + e, 8);
+      const Word ones = (((eight & low7) + low7) | eight) >> 7 & 0x0101010101010101;
+      bits |= (ones * 0x0102040810204080) >> 56 << e;
+    }
+  }
+#endif
+  for (; e < n; ++e) bits |= Word{bytes[e * stride] != 0} << e;
+  return bits;
+}
+
+}  // namespace anyflash::rules

@@ -1,0 +1,280 @@
+// parse_rule: a rule from text, by recursive descent.
+//
+//   either = both { "|" both }        both = unary { "&" unary }        unary = "~" unary | "(" either ")" | call
+//   call   = name "(" [ argument { "," argument } ] ")"                 argument = [ name "=" ] value
+//   value  = integer | "true" | "false" | "[" integer { "," integer } "]"
+#include <anyflash/rule.h>
+
+#include <charconv>
+#include <optional>
+#include <vector>
+
+#include "rules/node.h"
+
+namespace anyflash {
+namespace {
+
+constexpr int deepest = 64;  // parentheses and ~ within one another: bounds the recursion
+
+struct Value {
+  PerDimension numbers = 0;
+  bool word = false;  // written as true or false
+  std::size_t at = 0;
+};
+
+struct Argument {
+  std::string name;  // empty: by position
+  Value value;
+};
+
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : text_(text) {}
+
+  Rule whole() {
+    auto rule = either();
+    if (!at_end()) fail_here("expected & | or the end");
+    return rule;
+  }
+
+ private:
+  [[noreturn]] void fail(std::size_t at, const std::string& what) const {
+    throw Error(Error::Kind::value, "rule: column " + std::to_string(at + 1) + ": " + what);
+  }
+
+  [[noreturn]] void fail_here(const std::string& expected) {
+    skip_spaces();
+    fail(at_, expected + ", found " + found());
+  }
+
+  std::string found() const {
+    if (at_ >= text_.size()) return "the end";
+    const char c = text_[at_];
+    return c >= ' ' && c <= '~' ? std::string("'") + c + "'" : "a character that is not printable ASCII";
+  }
+
+  void skip_spaces() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || (text_[at_] >= '\t' && text_[at_] <= '\r'))) ++at_;
+  }
+
+  bool at_end() {
+    skip_spaces();
+    return at_ >= text_.size();
+  }
+
+  bool take(char c) {
+    if (at_end() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+
+  void expect(char c) {
+    if (!take(c)) fail_here(std::string("expected '") + c + "'");
+  }
+
+  static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+  std::string_view name() {
+    skip_spaces();
+    const auto from = at_;
+    while (at_ < text_.size() && (is_letter(text_[at_]) || (at_ > from && is_digit(text_[at_])))) ++at_;
+    return text_.substr(from, at_ - from);
+  }
+
+  Rule either() {
+    auto rule = both();
+    while (take('|')) rule = rule | both();
+    return rule;
+  }
+
+  Rule both() {
+    auto rule = unary();
+    while (take('&')) rule = rule & unary();
+    return rule;
+  }
+
+  Rule unary() {
+    skip_spaces();
+    if (++depth_ > deepest) fail(at_, "more than " + std::to_string(deepest) + " levels of parentheses and ~");
+    std::optional<Rule> rule;
+    if (take('~')) {
+      rule = ~unary();
+    } else if (take('(')) {
+      rule = either();
+      expect(')');
+    } else {
+      rule = call();
+    }
+    --depth_;
+    return *rule;
+  }
+
+  std::int64_t integer() {
+    skip_spaces();
+    const auto* const begin = text_.data() + at_;
+    const auto* const end = text_.data() + text_.size();
+    std::int64_t number = 0;
+    const auto result = std::from_chars(begin, end, number);
+    if (result.ec == std::errc::result_out_of_range) fail(at_, "a number beyond 64 bits");
+    if (result.ec != std::errc()) fail_here("expected a number");
+    at_ += static_cast<std::size_t>(result.ptr - begin);
+    return number;
+  }
+
+  Value value() {
+    skip_spaces();
+    Value result;
+    result.at = at_;
+    const auto word = name();
+    if (!word.empty()) {
+      if (word != "true" && word != "false") fail_word(result.at, word);
+      result.numbers = word == "true";
+      result.word = true;
+    } else if (take('[')) {
+      int count = 0;
+      do {
+        if (count == 3) fail(at_, "more than 3 numbers for the dimensions");
+        result.numbers.value[count++] = integer();
+      } while (take(','));
+      expect(']');
+      result.numbers.count = count;
+    } else {
+      result.numbers = integer();
+    }
+    return result;
+  }
+
+  [[noreturn]] void fail_word(std::size_t at, std::string_view word) const {
+    fail(at, "expected a number, true or false, found '" + std::string(word.substr(0, 40)) + "'");
+  }
+
+  Argument argument() {
+    skip_spaces();
+    const auto from = at_;
+    const auto word = name();
+    if (!word.empty() && take('=')) return {std::string(word), value()};
+    at_ = from;
+    return {{}, value()};
+  }
+
+  Rule call();
+
+  std::string_view text_;
+  std::size_t at_ = 0;
+  int depth_ = 0;
+};
+
+/// The arguments of a call, matched to the parameters' names.
+class Arguments {
+ public:
+  Arguments(std::string_view rule, std::size_t at, std::vector<Argument> given, std::vector<std::string_view> names)
+      : rule_(rule), at_(at), names_(std::move(names)), values_(names_.size()) {
+    std::size_t position = 0;
+    bool named = false;
+    for (auto& [name, value] : given) {
+      if (name.empty()) {
+        if (named) fail(value.at, "an argument without a name after one with a name");
+        if (position == names_.size()) fail(value.at, "at most " + std::to_string(position) + " arguments");
+        values_[position++] = value;
+        continue;
+      }
+      named = true;
+      std::size_t i = 0;
+      while (i < names_.size() && names_[i] != name) ++i;
+      if (i == names_.size()) fail(value.at, "no argument '" + name + "'");
+      if (values_[i]) fail(value.at, "argument '" + name + "' given twice");
+      values_[i] = value;
+    }
+  }
+
+  PerDimension numbers(std::size_t i, bool words = false) const {
+    if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
+    if (values_[i]->word && !words) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' true or false, expected a number");
+    return values_[i]->numbers;
+  }
+  PerDimension numbers_or(std::size_t i, std::int64_t otherwise, bool words = false) const {
+    return values_[i] ? numbers(i, words) : PerDimension(otherwise);
+  }
+  std::int64_t number(std::size_t i, bool words = false) const {
+    const auto result = numbers(i, words);
+    if (result.count != 1) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes one number");
+    return result.value[0];
+  }
+  int small_number_or(std::size_t i, int otherwise) const {
+    if (!values_[i]) return otherwise;
+    const auto result = number(i);
+    if (result < -1000 || result > 1000) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' out of range");
+    return static_cast<int>(result);
+  }
+  bool truth_or(std::size_t i, bool otherwise) const {
+    if (!values_[i]) return otherwise;
+    const auto result = number(i, true);
+    if (result != 0 && result != 1) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes true or false");
+    return result == 1;
+  }
+
+ private:
+  [[noreturn]] void fail(std::size_t at, const std::string& what) const {
+    throw Error(Error::Kind::value, "rule: column " + std::to_string(at + 1) + ": " + std::string(rule_) + ": " + what);
+  }
+
+  std::string_view rule_;
+  std::size_t at_;
+  std::vector<std::string_view> names_;
+  std::vector<std::optional<Value>> values_;
+};
+
+Rule Parser::call() {
+  skip_spaces();
+  const auto at = at_;
+  const auto rule = name();
+  if (rule.empty()) fail_here("expected a rule");
+  for (const char* table : {"documents", "documents_packed", "blocks", "dense"}) {
+    if (rule == table) fail(at, std::string(table) + " takes a table, which text cannot hold");
+  }
+  expect('(');
+  std::vector<Argument> given;
+  if (!take(')')) {
+    do {
+      given.push_back(argument());
+    } while (take(','));
+    expect(')');
+  }
+  const auto match = [&](std::vector<std::string_view> names) {
+    return Arguments(rule, at, std::move(given), std::move(names));
+  };
+  try {
+    if (rule == "full") return match({}), full();
+    if (rule == "causal") return match({}), causal();
+    if (rule == "prefix") return prefix(match({"n"}).number(0));
+    if (rule == "sink") return sink(match({"n"}).number(0));
+    if (rule == "local") {
+      const auto a = match({"window", "log2_stride", "causal"});
+      return local(a.number(0), a.small_number_or(1, 0), a.truth_or(2, false));
+    }
+    if (rule == "window") {
+      const auto a = match({"left", "right"});
+      return window(a.numbers(0), a.numbers(1));
+    }
+    if (rule == "tiles") {
+      const auto a = match({"shape", "kernel"});
+      return tiles(a.numbers(0), a.numbers(1));
+    }
+    if (rule == "neighbourhood") {
+      const auto a = match({"kernel", "dilation", "causal"});
+      return neighbourhood(a.numbers(0), a.numbers_or(1, 1), a.numbers_or(2, 0, true));
+    }
+  } catch (const Error& error) {
+    const std::string line = error.what();
+    if (line.rfind("rule: column ", 0) == 0) throw;
+    fail(at, line.rfind("rule ", 0) == 0 ? line.substr(5) : line);  // a builder's own check: say where
+  }
+  fail(at, "no rule '" + std::string(rule.substr(0, 40)) + "'");
+}
+
+}  // namespace
+
+Rule parse_rule(std::string_view text) { return Parser(text).whole(); }
+
+}  // namespace anyflash

@@ -1,0 +1,257 @@
+// Words: which of a cell's 64 entries does one entry of the other side see, or is seen by?
+//
+// A per-dimension rule is an interval and a residue class in each dimension; the cell's word is the outer product of their bits. Order (causal,
+// prefix, sink) is a lexicographic comparison, made of per-dimension "less" and "equal" bits. Rules that go by place in memory
+// walk the cell's rows. Where coordinates restart in each document, the rule is asked once for each document segment that the cell
+// touches, in that document's frame. `&`, `|`, `~` of rules are those of words.
+#pragma once
+
+#include "rules/bits.h"
+
+namespace anyflash::rules {
+
+/// Which side the cell is on.
+enum class CellOf : std::uint8_t { keys, queries };
+
+/// One evaluation: an entry, and a cell of the other side.
+struct Question {
+  std::int64_t place;         // flat index of the entry
+  std::int64_t x[3];          // its aligned coordinates
+  std::int64_t size[3];       // of the frame (the query's document's, where coordinates restart)
+  Box cell;
+  std::int64_t count[3];      // entries of the cell inside the sequence, along each dimension
+  Line line[3];               // their aligned coordinates
+  bool same_document;         // where coordinates restart
+};
+
+/// The entries whose coordinate comes, in row-major order, at or before the target (`upwards`: at or behind it).
+template <bool upwards>
+ANYFLASH_HD Word order_bits(const Int3& extent, const Line* line, const std::int64_t* target, int dimensions) {
+  const auto beyond = [&](int i, std::int64_t from) {  // strictly, or not, by `from`
+    return upwards ? interval_bits(line[i], from, unlimited) : interval_bits(line[i], -unlimited, from);
+  };
+  Word word = spread(extent, 2, beyond(2, target[2]));
+  for (int i = 1; i >= 3 - dimensions; --i) {
+    const auto strictly = spread(extent, i, beyond(i, target[i] + (upwards ? 1 : -1)));
+    const auto equal = spread(extent, i, interval_bits(line[i], target[i], target[i]));
+    word = strictly | (equal & word);
+  }
+  return word;
+}
+
+/// a is at or before b in row-major order.
+ANYFLASH_HD bool in_order(const std::int64_t* a, const std::int64_t* b, int dimensions) {
+  for (int i = 3 - dimensions; i < 3; ++i) {
+    if (a[i] != b[i]) return a[i] < b[i];
+  }
+  return true;
+}
+
+/// The word of a rule that goes by place: row_bits(flat index of the row's first entry, step, entries) for each row of the cell.
+template <class RowBits>
+ANYFLASH_HD Word by_rows(const Question& question, const Int3& size, const RowBits& row_bits) {
+  const auto& [origin, extent, step] = question.cell;
+  Word word = 0;
+  for (std::int32_t z = 0; z < question.count[0]; ++z) {
+    for (std::int32_t y = 0; y < question.count[1]; ++y) {
+      const auto first = flat_index({{origin[0] + z * step[0], origin[1] + y * step[1], origin[2]}}, size);
+      word |= row_bits(first, step[2], question.count[2]) << ((z * extent[1] + y) * extent[2]);
+    }
+  }
+  return word;
+}
+
+/// Bits of entries first + step * e: one look for each block of `block` neighbours that they touch.
+ANYFLASH_HD Word block_bits(const std::uint8_t* data, std::int64_t stride, std::int64_t block, std::int64_t first,
+                            std::int64_t step, std::int64_t count) {
+  Word bits = 0;
+  for (std::int64_t e = 0; e < count;) {
+    const auto number = (first + e * step) / block;
+    const auto end = smaller(count, ((number + 1) * block - first + step - 1) / step);
+    if (data[number * stride]) bits |= bits_between(e, end - 1);
+    e = end;
+  }
+  return bits;
+}
+
+/// Bits of entries first + step * e that belong to a document.
+ANYFLASH_HD Word document_bits(const DocumentSide& side, std::int32_t document, std::int64_t first, std::int64_t step,
+                               std::int64_t count) {
+  Word bits = 0;
+  for (std::int64_t e = 0; e < count;) {
+    const auto& segment = side.segments[side.segment_of[first + e * step]];
+    const auto end = smaller(count, (segment.end - first + step - 1) / step);
+    if (segment.document == document) bits |= bits_between(e, end - 1);
+    e = end;
+  }
+  return bits;
+}
+
+template <CellOf of>
+ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Question& question) {
+  constexpr bool keys = of == CellOf::keys;
+  const auto size = keys ? program.k_size() : program.q_size();
+  const auto stride_one = keys ? atom.stride_q : atom.stride_k, stride_cell = keys ? atom.stride_k : atom.stride_q;
+  if (atom.kind == AtomKind::dense) {
+    const auto* const row = atom.data + question.place * stride_one;
+    return by_rows(question, size, [&](std::int64_t first, std::int64_t step, std::int64_t count) {
+      return nonzero_bits(row + first * stride_cell, step * stride_cell, count);
+    });
+  }
+  if (atom.kind == AtomKind::blocks) {
+    const std::int64_t block_one = keys ? atom.a[2] : atom.b[2], block_cell = keys ? atom.b[2] : atom.a[2];
+    const auto* const row = atom.data + question.place / block_one * stride_one;
+    return by_rows(question, size, [&](std::int64_t first, std::int64_t step, std::int64_t count) {
+      return block_bits(row, stride_cell, block_cell, first, step, count);
+    });
+  }
+  if (program.restarts) return question.same_document ? all_bits : 0;
+  const auto& one = keys ? program.documents.q : program.documents.k;
+  const auto& cell = keys ? program.documents.k : program.documents.q;
+  const auto document = one.segments[one.segment_of[question.place]].document;
+  return by_rows(question, size, [&](std::int64_t first, std::int64_t step, std::int64_t count) {
+    return document_bits(cell, document, first, step, count);
+  });
+}
+
+/// The first n keys: a.. holds the last of them, in coordinates that are the keys' own (raw: in the sequence as it lies in memory).
+template <CellOf of>
+ANYFLASH_HD Word first_keys_word(const Program& program, const Atom& atom, const Question& question, bool raw) {
+  const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
+  if constexpr (of == CellOf::keys) {
+    const auto& cell = question.cell;
+    Line lines[3];
+    for (int i = 0; i < 3; ++i) lines[i] = raw ? Line{cell.origin[i], cell.step[i]} : question.line[i];
+    return order_bits<false>(cell.extent, lines, last, program.dimensions);
+  } else {
+    std::int64_t y[3] = {question.x[0], question.x[1], question.x[2]};
+    if (raw) {
+      const auto c = coordinate_of(question.place, program.k_size());
+      for (int i = 0; i < 3; ++i) y[i] = c[i];
+    }
+    return in_order(y, last, program.dimensions) ? all_bits : 0;
+  }
+}
+
+template <CellOf of>
+ANYFLASH_HD Word atom_word(const Program& program, const Atom& atom, const Question& question) {
+  const auto& extent = question.cell.extent;
+  switch (atom.kind) {
+    case AtomKind::full:
+      return all_bits;
+    case AtomKind::causal:
+      return order_bits<of == CellOf::queries>(extent, question.line, question.x, program.dimensions);
+    case AtomKind::prefix:
+      return first_keys_word<of>(program, atom, question, false);
+    case AtomKind::sink:
+      return first_keys_word<of>(program, atom, question, true);
+    case AtomKind::documents:
+    case AtomKind::blocks:
+    case AtomKind::dense:
+      return place_word<of>(program, atom, question);
+    default:
+      break;
+  }
+  Word word = all_bits;
+  for (int i = 3 - program.dimensions; i < 3; ++i) {
+    const auto range = of == CellOf::keys ? keys_of(atom, i, question.x[i], question.size[i])
+                                          : queries_of(atom, i, question.x[i], question.size[i]);
+    word &= spread(extent, i, range_bits(question.line[i], range));
+  }
+  if (atom.kind == AtomKind::local && atom.causal && word != 0) {
+    word &= order_bits<of == CellOf::queries>(extent, question.line, question.x, program.dimensions);
+  }
+  return word;
+}
+
+/// The rule's word, for entries beyond the sequence too.
+template <CellOf of>
+ANYFLASH_HD Word rule_word(const Program& program, const Question& question) {
+  const auto one = [&](int i) {
+    const auto& atom = program.atoms[i];
+    const auto word = atom_word<of>(program, atom, question);
+    return atom.negated ? ~word : word;
+  };
+  if (program.conjunction) {
+    Word word = all_bits;
+    for (int i = 0; i < program.atom_count && word != 0; ++i) word &= one(i);
+    return word;
+  }
+  Word stack[Program::stack_depth] = {};
+  int top = -1;
+  for (int i = 0; i < program.op_count; ++i) {
+    const auto op = program.ops[i];
+    if (op < max_atoms) {
+      stack[++top] = one(op);
+    } else {
+      --top;
+      stack[top] = op == Program::op_and ? stack[top] & stack[top + 1] : stack[top] | stack[top + 1];
+    }
+  }
+  return stack[0];
+}
+
+/// Where coordinates restart: segment by segment.
+template <CellOf of>
+ANYFLASH_HD Word word_by_segments(const Program& program, Question& question) {
+  constexpr bool keys = of == CellOf::keys;
+  const auto& one = keys ? program.documents.q : program.documents.k;
+  const auto& side = keys ? program.documents.k : program.documents.q;
+  const auto& own = one.segments[one.segment_of[question.place]];
+  const auto position = own.base + question.place - own.start;
+  const auto& own_axis = program.documents.axes[own.document];
+  question.x[2] = keys ? own_axis.query(position) : own_axis.key(position);
+  question.size[2] = own_axis.r;
+
+  const std::int64_t origin = question.cell.origin[2], step = question.cell.step[2];
+  Word word = 0;
+  for (std::int64_t e = 0; e < question.count[2];) {
+    const auto& segment = side.segments[side.segment_of[origin + e * step]];
+    const auto end = smaller(question.count[2], step == 1 ? segment.end - origin : (segment.end - origin + step - 1) / step);
+    question.same_document = segment.document == own.document;
+    if (question.same_document || !program.documents_required) {
+      const auto& axis = program.documents.axes[segment.document];
+      const auto first = segment.base + origin - segment.start;  // as if the document reached back to the cell's first entry
+      question.line[2] = keys ? Line{axis.key(first), step * axis.k_step} : Line{axis.query(first), step * axis.q_step};
+      if (!keys) question.size[2] = axis.r;
+      word |= rule_word<of>(program, question) & bits_between(e, end - 1);
+    }
+    e = end;
+  }
+  return word;
+}
+
+template <CellOf of>
+ANYFLASH_HD Word cell_word(const Program& program, const Int3& one, const Box& cell) {
+  constexpr bool keys = of == CellOf::keys;
+  Question question;
+  question.cell = cell;
+  question.same_document = true;
+  Word inside = all_bits;
+  for (int i = 0; i < 3; ++i) {
+    const auto& axis = program.axis[i];
+    const std::int64_t step = cell.step[i], left = (keys ? axis.k_size : axis.q_size) - std::int64_t(cell.origin[i]);
+    if (left <= 0) return 0;
+    const auto count = step == 1 ? left : (left + step - 1) / step;
+    question.count[i] = smaller(cell.extent[i], count);
+    if (count < cell.extent[i]) inside &= spread(cell.extent, i, low_bits(count));
+    question.x[i] = keys ? axis.query(one[i]) : axis.key(one[i]);
+    question.size[i] = axis.r;
+    question.line[i] = keys ? Line{axis.key(cell.origin[i]), step * axis.k_step}
+                            : Line{axis.query(cell.origin[i]), step * axis.q_step};
+  }
+  question.place = flat_index(one, keys ? program.q_size() : program.k_size());
+  return inside & (program.restarts ? word_by_segments<of>(program, question) : rule_word<of>(program, question));
+}
+
+/// Bit e: does the query see entry e of the cell of keys? The query must lie in the sequence; bits of keys that do not are 0.
+ANYFLASH_HD Word word(const Program& program, const Int3& query, const Box& key_cell) {
+  return cell_word<CellOf::keys>(program, query, key_cell);
+}
+
+/// Bit e: does entry e of the cell of queries see the key? The key must lie in the sequence; bits of queries that do not are 0.
+ANYFLASH_HD Word word_of_queries(const Program& program, const Int3& key, const Box& query_cell) {
+  return cell_word<CellOf::queries>(program, key, query_cell);
+}
+
+}  // namespace anyflash::rules
