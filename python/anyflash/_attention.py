@@ -162,7 +162,8 @@ def attention_backward(
         What attention(..., return_lse=True) gave.
     dlse : array, shape and type of lse, optional
         The gradient of lse, if anything was made of it.
-    rule, align, layout, scale, bias, softcap, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, threads
+    rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k,
+    key_lengths, threads
         As in attention, with the same values. page_table is refused: caches are for forward calls only.
 
     Returns

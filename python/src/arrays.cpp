@@ -8,8 +8,8 @@ namespace {
 
 // Kept for the life of the process: the interpreter may be gone when static objects are destroyed.
 struct NumPy {
-  nb::object ndarray, masked_array, empty, uint16, aligned_empty;
-  nb::object dtype[8];  // by ElementType; bfloat16 is not NumPy's own
+  nb::object ndarray, masked_array, empty, uint16;
+  nb::object dtype[8];  // by ElementType; bfloat16 is not NumPy's own: uint16
 };
 NumPy* numpy = nullptr;
 
@@ -104,7 +104,7 @@ std::string take_error() {
 void find_numpy() {
   const auto module = nb::module_::import_("numpy");
   numpy = new NumPy{module.attr("ndarray"), module.attr("ma").attr("MaskedArray"), module.attr("empty"),
-                    module.attr("uint16"), nb::object(), {}};
+                    module.attr("uint16"), {}};
   const char* names[] = {"float16", "uint16", "float32", "float64", "bool", "uint8", "int32", "int64"};
   for (int i = 0; i < 8; ++i) numpy->dtype[i] = module.attr("dtype")(names[i]);
 }
@@ -160,7 +160,14 @@ TensorView Arrays::numpy_view(nb::handle array, const char* name, Elements eleme
   }
   if (!fits(view.type, elements)) wrong_type(name, element_name(view.type), elements);
   if (writable && buffer.readonly) fail(Error::Kind::value, name, "a read-only array, expected a writable one");
+  return buffer_view(name, view.type);
+}
+
+TensorView Arrays::buffer_view(const char* name, ElementType type) {
+  const auto& buffer = buffers_[buffer_count_ - 1];
   check_rank(buffer.ndim, name);
+  TensorView view;
+  view.type = type;
   view.data = buffer.buf;
   view.rank = buffer.ndim;
   for (int i = 0; i < buffer.ndim; ++i) {
@@ -172,6 +179,12 @@ TensorView Arrays::numpy_view(nb::handle array, const char* name, Elements eleme
     view.strides[i] = buffer.strides[i] / buffer.itemsize;
   }
   return view;
+}
+
+TensorView Arrays::made(nb::handle array, ElementType type) {
+  if (PyObject_GetBuffer(array.ptr(), &buffers_[buffer_count_], PyBUF_STRIDES | PyBUF_WRITABLE) != 0) throw nb::python_error();
+  ++buffer_count_;
+  return buffer_view("result", type);
 }
 
 TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elements, bool writable) {
@@ -203,15 +216,19 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   return view;
 }
 
-nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example, ElementType example_type) {
+nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example) {
   const nb::object sizes = nb::steal(PyTuple_New(Py_ssize_t(shape.size())));
   for (std::size_t i = 0; i < shape.size(); ++i) {
     PyTuple_SetItem(sizes.ptr(), Py_ssize_t(i), PyLong_FromLongLong(shape[i]));
   }
   const auto& dtype = numpy->dtype[int(type)];
-  if (!is_numpy(example)) return nb::module_::import_("anyflash._arrays").attr("aligned_empty")(sizes, dtype);
-  if (type == ElementType::bfloat16 && example_type == type) return numpy->empty(sizes, example.attr("dtype"));
-  return numpy->empty(sizes, dtype);
+  if (is_numpy(example)) return numpy->empty(sizes, dtype);
+  return nb::module_::import_("anyflash._arrays").attr("aligned_empty")(sizes, dtype);
+}
+
+nb::object finished(nb::object array, ElementType type, nb::handle example) {
+  if (type != ElementType::bfloat16 || !is_numpy(example)) return array;
+  return array.attr("view")(example.attr("dtype"));
 }
 
 nb::object as_bfloat16(nb::handle array) {
@@ -219,7 +236,7 @@ nb::object as_bfloat16(nb::handle array) {
   std::vector<std::size_t> shape(bits.ndim());
   for (std::size_t i = 0; i < shape.size(); ++i) shape[i] = bits.shape(i);
   const nb::dlpack::dtype bfloat16{std::uint8_t(nb::dlpack::dtype_code::Bfloat), 16, 1};
-  return nb::cast(nb::ndarray<>(bits.data(), shape.size(), shape.data(), array, nullptr, bfloat16));
+  return nb::cast(nb::ndarray<nb::array_api>(bits.data(), shape.size(), shape.data(), array, nullptr, bfloat16));
 }
 
 std::string class_name(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }

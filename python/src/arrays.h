@@ -8,6 +8,7 @@
 #include <anyflash/anyflash.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
 namespace anyflash::python {
 
@@ -28,12 +29,15 @@ class Arrays {
   TensorView input(nb::handle array, const char* name, Elements elements = Elements::numbers);
   /// As input, but the memory must be writable.
   TensorView output(nb::handle array, const char* name);
+  /// Of an array that new_array made.
+  TensorView made(nb::handle array, ElementType type);
 
  private:
   static constexpr int most = 20;  // backward has 19
 
   TensorView view(nb::handle array, const char* name, Elements elements, bool writable);
   TensorView numpy_view(nb::handle array, const char* name, Elements elements, bool writable);
+  TensorView buffer_view(const char* name, ElementType type);  // of the last buffer
   TensorView dlpack_view(nb::handle array, const char* name, Elements elements, bool writable);
 
   std::array<Py_buffer, most> buffers_;
@@ -46,10 +50,12 @@ void find_numpy();
 
 bool is_numpy(nb::handle array);
 
-/// An uninitialised NumPy array for a result: of `example`'s own dtype where that is a NumPy array of this type. For a
-/// foreign example it starts on a 64-byte boundary (JAX and TensorFlow then take it without a copy), and bfloat16 comes as
-/// uint16, which the Python side hands over as bfloat16.
-nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example, ElementType example_type);
+/// An uninitialised NumPy array for a result that will be of `example`'s kind; bfloat16 is uint16 for now. For an example that
+/// is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy.
+nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example);
+
+/// A finished result for the caller: bfloat16 in the dtype of a NumPy example; for others the Python side does it.
+nb::object finished(nb::object array, ElementType type, nb::handle example);
 
 /// A uint16 NumPy array as an exporter of bfloat16 (`__dlpack__`).
 nb::object as_bfloat16(nb::handle array);

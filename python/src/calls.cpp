@@ -112,10 +112,6 @@ ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Optio
   return shapes;
 }
 
-ElementType statistic_type(ElementType type) {
-  return type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
-}
-
 /// What return_lse asks for: 0 nothing, 1 the log-sum-exp, 2 l and m.
 int wanted_statistics(nb::handle return_lse) {
   if (PyUnicode_Check(return_lse.ptr())) {
@@ -139,32 +135,32 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
     throw Error(Error::Kind::value, "query: its shape does not fit the layout");
   }
   const auto shapes = result_shapes(q, v, options);
-  const nb::object out = out_array.is_none() ? new_array(shapes.out, q.type, q_array, q.type) : nb::borrow(out_array);
+  const bool make_out = out_array.is_none();
+  nb::object out = make_out ? new_array(shapes.out, q.type, q_array) : nb::borrow(out_array);
   ForwardOutputs outputs;
+  outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
-  outputs.out = arrays.output(out, "out");
+  const auto row_type = q.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
   if (statistics > 0) {
-    first = new_array(shapes.lse, statistic_type(q.type), q_array, q.type);
-    (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.output(first, "lse");
+    first = new_array(shapes.lse, row_type, q_array);
+    (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.made(first, row_type);
   }
   if (statistics == 2) {
-    second = new_array(shapes.lse, statistic_type(q.type), q_array, q.type);
-    outputs.row_max = arrays.output(second, "row_max");
+    second = new_array(shapes.lse, row_type, q_array);
+    outputs.row_max = arrays.made(second, row_type);
   }
   {
     nb::gil_scoped_release without_gil;
     forward(q, k, v, outputs, options);
   }
+  if (make_out) out = finished(std::move(out), q.type, q_array);
   if (statistics == 0) return out;
   return statistics == 1 ? nb::make_tuple(out, first) : nb::make_tuple(out, first, second);
 }
 
-nb::object like(const TensorView& view, nb::handle array) {
-  return new_array({view.shape.data(), std::size_t(view.rank)}, view.type, array, view.type);
-}
-
 nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::handle k_array, nb::handle v_array,
-                             nb::handle out_array, nb::handle lse_array, nb::handle dlse_array, const nb::tuple& packed_options) {
+                             nb::handle out_array, nb::handle lse_array, nb::handle dlse_array,
+                             const nb::tuple& packed_options) {
   Arrays arrays;
   const auto given = given_options(packed_options);
   const auto options = read_options(given, arrays);
@@ -175,23 +171,26 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
   inputs.lse = arrays.input(lse_array, "lse");
   inputs.dlse = arrays.input(dlse_array, "dlse");
 
-  Gradients gradients;
-  nb::object made[5] = {nb::none(), nb::none(), nb::none(), nb::none(), nb::none()};
-  const auto want = [&](int i, const TensorView& of, nb::handle array, const char* name) -> TensorView {
-    if (!of.given()) return {};
-    made[i] = like(of, array);
-    return arrays.output(made[i], name);
+  struct Wanted {
+    TensorView of;
+    nb::handle array;
+    TensorView* gradient;
+    nb::object made = nb::none();
   };
-  gradients.dq = want(0, q, q_array, "dq");
-  gradients.dk = want(1, k, k_array, "dk");
-  gradients.dv = want(2, v, v_array, "dv");
-  gradients.dbias = want(3, options.bias, given[bias], "dbias");
-  gradients.dsink = want(4, options.sink, given[sink_logits], "dsink");
+  Gradients gradients;
+  Wanted wanted[] = {{q, q_array, &gradients.dq}, {k, k_array, &gradients.dk}, {v, v_array, &gradients.dv},
+                     {options.bias, given[bias], &gradients.dbias}, {options.sink, given[sink_logits], &gradients.dsink}};
+  for (auto& [of, array, gradient, made] : wanted) {
+    if (!of.given()) continue;
+    made = new_array({of.shape.data(), std::size_t(of.rank)}, of.type, array);
+    *gradient = arrays.made(made, of.type);
+  }
   {
     nb::gil_scoped_release without_gil;
     backward(inputs, q, k, v, gradients, options);
   }
-  return nb::make_tuple(made[0], made[1], made[2], made[3], made[4]);
+  const auto result = [&](int i) { return finished(wanted[i].made, wanted[i].of.type, wanted[i].array); };
+  return nb::make_tuple(result(0), result(1), result(2), result(3), result(4));
 }
 
 PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::tuple& packed_options) {
@@ -215,10 +214,13 @@ void add_calls(nb::module_& module) {
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
       });
-  module.def("attention", &attention);
-  module.def("attention_backward", &attention_backward);
-  module.def("plan", &make_plan);
-  module.def("as_bfloat16", &as_bfloat16);
+  // Every argument may come as None, or nanobind would answer in its own words; the options are the Python side's tuple.
+  const auto any = [](const char* name) { return nb::arg(name).none(); };
+  module.def("attention", &attention, any("q"), any("k"), any("v"), any("out"), any("return_lse"), nb::arg("options"));
+  module.def("attention_backward", &attention_backward, any("dout"), any("q"), any("k"), any("v"), any("out"), any("lse"),
+             any("dlse"), nb::arg("options"));
+  module.def("plan", &make_plan, any("q"), any("k"), any("v"), nb::arg("options"));
+  module.def("as_bfloat16", &as_bfloat16, nb::arg("bits"));
 }
 
 }  // namespace anyflash::python

@@ -1,6 +1,4 @@
 // Figures and pictures of a rule, for anyflash/_explain.py.
-#include <nanobind/stl/string.h>
-
 #include "rule_object.h"
 
 namespace anyflash::python {
@@ -106,14 +104,17 @@ Picture picture_of(const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_cont
 }  // namespace
 
 void add_explain(nb::module_& module) {
-  module.def("explain", &explained);
-  module.def("pattern", &pattern_array);
-  module.def("picture", &picture_array);
+  const auto any = [](const char* name) { return nb::arg(name).none(); };
+  module.def("explain", &explained, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"), any("d_qk"), any("d_v"),
+             any("dtype"), any("backward"));
+  module.def("pattern", &pattern_array, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"));
+  module.def("picture", &picture_array, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"), any("side"));
   module.def("picture_text", [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {
     return picture_text(picture_of(grey));
-  });
+  }, nb::arg("grey"));
   module.def("picture_svg", [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey,
-                               const std::string& title) { return picture_svg(picture_of(grey), title); });
+                               const std::string& title) { return picture_svg(picture_of(grey), title); },
+             nb::arg("grey"), nb::arg("title"));
 }
 
 }  // namespace anyflash::python

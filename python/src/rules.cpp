@@ -34,26 +34,71 @@ RuleObject local_rule(nb::handle window, nb::handle log2_stride, nb::handle caus
   return {local(integer(window, "window"), int(stride), flag(causal, "causal")), {}};
 }
 
+TensorView table(Arrays& arrays, nb::handle array, const char* name, Elements elements) {
+  if (array.is_none()) throw Error(Error::Kind::type, std::string(name) + ": expected an array, got None");
+  return arrays.input(array, name, elements);
+}
+
 using MakeFromTwo = Rule (*)(const TensorView&, const TensorView&);
 
 RuleObject rule_of_tables(MakeFromTwo make, nb::handle first, const char* first_name, nb::handle second,
                           const char* second_name) {
   const auto tables = std::make_shared<Arrays>();
-  const auto a = tables->input(first, first_name, Elements::indices);
-  const auto b = tables->input(second, second_name, Elements::indices);
+  const auto a = table(*tables, first, first_name, Elements::indices);
+  const auto b = table(*tables, second, second_name, Elements::indices);
   return {make(a, b), {tables}};
 }
 
 RuleObject blocks_rule(nb::handle bitmap, nb::handle block_q, nb::handle block_k) {
   const auto tables = std::make_shared<Arrays>();
-  const auto view = tables->input(bitmap, "bitmap", Elements::mask);
+  const auto view = table(*tables, bitmap, "bitmap", Elements::mask);
   return {blocks(view, integer(block_q, "block_q"), integer(block_k, "block_k")), {tables}};
 }
 
 RuleObject dense_rule(nb::handle mask) {
   const auto tables = std::make_shared<Arrays>();
-  const auto view = tables->input(mask, "mask", Elements::mask);
+  const auto view = table(*tables, mask, "mask", Elements::mask);
   return {dense(view), {tables}};
+}
+
+// Every argument may come as None, or nanobind would answer in its own words.
+auto any(const char* name) { return nb::arg(name).none(); }
+
+void add_plain_rules(nb::module_& module) {
+  module.def("full", [] { return RuleObject{full(), {}}; });
+  module.def("causal", [] { return RuleObject{causal(), {}}; });
+  module.def("local", &local_rule, any("window"), any("log2_stride"), any("causal"));
+  module.def("window", [](nb::handle left, nb::handle right) {
+    return RuleObject{window(per_dimension(left, "left"), per_dimension(right, "right")), {}};
+  }, any("left"), any("right"));
+  module.def("prefix", [](nb::handle n) { return RuleObject{prefix(integer(n, "n")), {}}; }, any("n"));
+  module.def("sink", [](nb::handle n) { return RuleObject{sink(integer(n, "n")), {}}; }, any("n"));
+  module.def("tiles", [](nb::handle shape, nb::handle kernel) {
+    return RuleObject{tiles(per_dimension(shape, "shape"), per_dimension(kernel, "kernel")), {}};
+  }, any("shape"), any("kernel"));
+  module.def("neighbourhood", [](nb::handle kernel, nb::handle dilation, nb::handle causal) {
+    return RuleObject{neighbourhood(per_dimension(kernel, "kernel"), per_dimension(dilation, "dilation"),
+                                    per_dimension(causal, "causal")), {}};
+  }, any("kernel"), any("dilation"), any("causal"));
+  module.def("parse_rule", [](nb::handle text) {
+    const char* characters = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
+    if (!characters) {
+      PyErr_Clear();
+      throw Error(Error::Kind::type, "text: expected a str, got " + class_name(text));
+    }
+    return RuleObject{parse_rule(characters), {}};
+  }, any("text"));
+}
+
+void add_rules_of_tables(nb::module_& module) {
+  module.def("documents", [](nb::handle ids_q, nb::handle ids_k) {
+    return rule_of_tables(&documents, ids_q, "ids_q", ids_k, "ids_k");
+  }, any("ids_q"), any("ids_k"));
+  module.def("documents_packed", [](nb::handle cu_q, nb::handle cu_k) {
+    return rule_of_tables(&documents_packed, cu_q, "cu_seqlens_q", cu_k, "cu_seqlens_k");
+  }, any("cu_seqlens_q"), any("cu_seqlens_k"));
+  module.def("blocks", &blocks_rule, any("bitmap"), any("block_q"), any("block_k"));
+  module.def("dense", &dense_rule, any("mask"));
 }
 
 }  // namespace
@@ -78,37 +123,8 @@ void add_rules(nb::module_& module) {
       .def("__invert__", [](const RuleObject& a) { return RuleObject{~a.rule, a.tables}; },
            "Visible where the rule says it is not.");
 
-  module.def("full", [] { return RuleObject{full(), {}}; });
-  module.def("causal", [] { return RuleObject{causal(), {}}; });
-  module.def("local", &local_rule, nb::arg("window"), nb::arg("log2_stride"), nb::arg("causal"));
-  module.def("window", [](nb::handle left, nb::handle right) {
-    return RuleObject{window(per_dimension(left, "left"), per_dimension(right, "right")), {}};
-  });
-  module.def("prefix", [](nb::handle n) { return RuleObject{prefix(integer(n, "n")), {}}; });
-  module.def("sink", [](nb::handle n) { return RuleObject{sink(integer(n, "n")), {}}; });
-  module.def("documents", [](nb::handle ids_q, nb::handle ids_k) {
-    return rule_of_tables(&documents, ids_q, "ids_q", ids_k, "ids_k");
-  });
-  module.def("documents_packed", [](nb::handle cu_q, nb::handle cu_k) {
-    return rule_of_tables(&documents_packed, cu_q, "cu_seqlens_q", cu_k, "cu_seqlens_k");
-  });
-  module.def("tiles", [](nb::handle shape, nb::handle kernel) {
-    return RuleObject{tiles(per_dimension(shape, "shape"), per_dimension(kernel, "kernel")), {}};
-  });
-  module.def("neighbourhood", [](nb::handle kernel, nb::handle dilation, nb::handle causal) {
-    return RuleObject{neighbourhood(per_dimension(kernel, "kernel"), per_dimension(dilation, "dilation"),
-                                    per_dimension(causal, "causal")), {}};
-  });
-  module.def("blocks", &blocks_rule);
-  module.def("dense", &dense_rule);
-  module.def("parse_rule", [](nb::handle text) {
-    const char* characters = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
-    if (!characters) {
-      PyErr_Clear();
-      throw Error(Error::Kind::type, "text: expected a str, got " + class_name(text));
-    }
-    return RuleObject{parse_rule(characters), {}};
-  });
+  add_plain_rules(module);
+  add_rules_of_tables(module);
 }
 
 }  // namespace anyflash::python

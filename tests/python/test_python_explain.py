@@ -1,0 +1,75 @@
+"""af.explain: figures, pattern, pictures."""
+
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import anyflash as af
+
+
+def test_figures_of_causal():
+    seen = af.explain(af.causal(), 1000)
+    assert (seen.queries, seen.keys, seen.visible_pairs) == (1000, 1000, 500500)
+    assert seen.visible_pairs <= seen.visited_pairs <= 1000 * 1000
+    assert seen.forward_flops == 4 * 64 * 500500 and seen.backward_flops == 10 * 64 * 500500
+    counts = [(seen.tile_classes == kind).sum() for kind in range(3)]
+    assert counts == [seen.tiles_skipped, seen.tiles_partial, seen.tiles_full] and sum(counts) == seen.tile_classes.size
+    np.testing.assert_array_equal(seen.pattern, np.tri(1000, dtype=bool))
+    assert seen.pattern.dtype == np.bool_
+
+
+def test_tile_classes_are_true_of_the_pattern():
+    rule = af.local(40) | af.sink(3)
+    seen = af.explain(rule, 700, 500, "none_end")
+    rows, columns = seen.query_block[2], seen.key_block[2]
+    assert seen.query_step == seen.key_step == (1, 1, 1)
+    for i, j in np.ndindex(seen.tile_classes.shape):
+        tile = seen.pattern[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        assert tile.all() if seen.tile_classes[i, j] == 2 else seen.tile_classes[i, j] == 1 or not tile.any()
+    assert seen.pattern.sum() == seen.visible_pairs
+
+
+def test_two_dimensions_and_types():
+    seen = af.explain(af.neighbourhood(3), (8, 8), dtype=np.float16, d_qk=32, d_v=32)
+    assert seen.visible_pairs == 64 * 9 and seen.forward_flops == 4 * 32 * 64 * 9
+    assert seen.bytes == 64 * 4 * 32 * 2 + 64 * 4
+    assert af.explain(af.full(), (8, 8), dtype="bfloat16", backward=True).visited_pairs == 64 * 64
+
+
+def test_the_text_says_it_all():
+    seen = af.explain(af.causal(), 64)
+    assert str(seen).splitlines()[0] == "causal(), 64 queries, 64 keys, none_front"
+    assert "2,080 of 4,096 (50.78%)" in str(seen)
+    assert repr(seen) == "<anyflash.Explanation of causal(), 64 queries, 64 keys, none_front>"
+
+
+def test_pictures(tmp_path):
+    seen = af.explain(af.causal(), 128)
+    grey = seen.grey(64)
+    assert grey.shape == (64, 64) and grey.dtype == np.uint8
+    assert (grey[np.tril_indices(64, -1)] == 255).all() and (grey[np.triu_indices(64, 1)] == 0).all()
+    assert 0 < grey[0, 0] < 255
+    assert len(set(map(len, seen.picture.rstrip("\n").splitlines()))) >= 1
+    assert xml.etree.ElementTree.fromstring(seen.svg()).tag.endswith("svg")
+    seen.save(tmp_path / "causal.svg")
+    assert (tmp_path / "causal.svg").read_text() == seen.svg()
+    seen.save(str(tmp_path / "causal.txt"))
+    assert seen.picture in (tmp_path / "causal.txt").read_text()
+    seen.save(tmp_path / "causal.png", side=64)
+    with Image.open(tmp_path / "causal.png") as image:
+        np.testing.assert_array_equal(np.asarray(image), grey)
+
+
+def test_png_without_pillow_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(ImportError) as caught:
+        af.explain(af.full(), 4).save(tmp_path / "full.png")
+    assert str(caught.value) == "path: .png needs Pillow (pip install pillow); .svg and .txt do not"
+    assert not (tmp_path / "full.png").exists()
+
+
+def test_an_ending_it_does_not_know(tmp_path):
+    with pytest.raises(ValueError, match=r"expected a name that ends in \.svg, \.txt or \.png$"):
+        af.explain(af.full(), 4).save(tmp_path / "full.jpg")

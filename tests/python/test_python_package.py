@@ -1,0 +1,86 @@
+"""The package as such: its types, documentation, weight, and what a small call costs."""
+
+import inspect
+import pydoc
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anyflash as af
+
+HERE = Path(__file__).parent
+
+
+def run(*command):
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True)
+
+
+def test_a_program_passes_mypy_strict():
+    checked = run("-m", "mypy", "--strict", str(HERE / "typed_example.py"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    ran = run(str(HERE / "typed_example.py"))
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_wrong_program_does_not_pass_mypy(tmp_path):
+    program = tmp_path / "wrong.py"
+    program.write_text(
+        "import anyflash as af\nimport numpy as np\nq = np.zeros((1, 1, 2, 4), np.float32)\n"
+        "af.attention(q, q, q, align='middle')\naf.attention([1.0], q, q)\naf.causal() & 3\n"
+    )
+    checked = run("-m", "mypy", "--strict", str(program))
+    assert [f"wrong.py:{line}: error" in checked.stdout for line in (4, 5, 6)] == [True] * 3, checked.stdout
+
+
+def test_the_stubs_say_what_is_there():
+    checked = run("-m", "mypy.stubtest", "anyflash", "--ignore-disjoint-bases")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_source_passes_mypy_strict():
+    checked = run("-m", "mypy", "--strict", "-p", "anyflash")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_help_tells_shapes_types_and_errors():
+    text = pydoc.plain(pydoc.render_doc(af.attention))
+    for word in ("(batch, heads, sequence..., channels)", "float16, bfloat16", "float64", "ValueError", "TypeError",
+                 "Returns", "none_end", "(batch, heads, queries)", "FlashAttention-2"):  # fmt: skip
+        assert word in text, word
+
+
+@pytest.mark.parametrize("name", [name for name in af.__all__ if name != "__version__"])
+def test_everything_public_is_documented(name):
+    assert len(inspect.getdoc(getattr(af, name))) > 30
+    assert getattr(af, name).__module__.startswith("anyflash")
+
+
+def test_every_option_is_documented():
+    for call in (af.attention, af.attention_backward):
+        for parameter in inspect.signature(call).parameters:
+            assert parameter in call.__doc__, parameter
+
+
+def test_the_version_is_the_library_s():
+    header = (HERE.parents[1] / "include/anyflash/version.h").read_text()
+    assert f'"{af.__version__}"' in header
+
+
+def test_importing_is_quick_and_brings_no_framework():
+    program = (
+        "import sys, time; start = time.perf_counter(); import anyflash; print(time.perf_counter() - start); "
+        "print([name for name in ('torch', 'jax', 'tensorflow', 'PIL', 'ml_dtypes') if name in sys.modules])"
+    )
+    runs = [run("-c", program).stdout.splitlines() for _ in range(5)]
+    assert all(brought == "[]" for _, brought in runs)
+    assert min(float(seconds) for seconds, _ in runs) < 0.3
+
+
+def test_a_tiny_call_is_quick():
+    q = np.ones((1, 1, 8, 16), np.float32)
+    seconds = min(timeit.repeat(lambda: af.attention(q, q, q), number=2000, repeat=7)) / 2000
+    assert seconds < 15e-6
