@@ -1,0 +1,131 @@
+// The backward pass on the CPU: dQ, dK, dV, dBias, dSink, whichever are wanted, exactly and bitwise repeatably.
+//
+//   1. for each query row, once: delta = dO . O, with dlse and lse (backward_rows-inl.h), and its share of dSink
+//   2. for each key block: five products a tile, one pass (backward_task-inl.h), ordered by backward_schedule.h
+//   3. for each tile of the bias, if its gradient is wanted (backward_bias-inl.h)
+//
+// Memory: a few numbers a query row; a query gradient in the compute type for each head in flight; some tiles a thread. All
+// of it is linear in the sequence. Bound by the products: 10 * d flops a pair against 4 in the forward pass.
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include <omp.h>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/backward.cpp"
+#include "hwy/foreach_target.h"
+
+#include "cpu/backend.h"
+#include "cpu/backward_schedule.h"
+#include "cpu/backward_shared.h"
+#include "rules/words.h"
+
+#include "hwy/highway.h"
+
+#include "cpu/backward_gemm-inl.h"
+#include "cpu/backward_rows-inl.h"
+#include "cpu/backward_tile-inl.h"
+#include "cpu/backward_block-inl.h"
+#include "cpu/backward_task-inl.h"
+#include "cpu/backward_bias-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+/// Runs body(index, thread) for index 0 .. count - 1, handed out in ascending order.
+template <class Body>
+void ForEach(std::int64_t count, int threads, Body body) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (std::int64_t i = 0; i < count; ++i) body(i, omp_get_thread_num());
+}
+
+template <class T>
+void ZeroUnseenRows(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
+                    T* memory) {
+  const auto& start = plan.group(b, h).keys_of_query_block.start;
+  if (start[block] != start[block + 1]) return;
+  const auto width = padded(problem.d_qk);
+  std::fill_n(memory, kTile * width, T(0));
+  StoreRows(memory, width, problem.dq, problem.type, b, h, plan.query_grid.box(block), problem.q_size, problem.d_qk);
+}
+
+template <class T>
+void SumSinkGradient(const Problem& problem, const RowTerms<T>& terms) {
+  for (std::int64_t h = 0; h < problem.heads_q; ++h) {
+    double sum = 0;
+    for (std::int64_t b = 0; b < problem.batch; ++b)
+      for (std::int64_t i = 0; i < terms.blocks; ++i) sum += terms.sink[terms.block(b, h, i)];
+    WriteNumber(problem.dsink.data, problem.dsink.type, h * problem.dsink.head, sum);
+  }
+}
+
+template <class T>
+void RunBackward(const Problem& problem, const ExecutionPlan& plan) {
+  const auto query_blocks = plan.query_grid.count(), key_blocks = plan.key_grid.count();
+  const auto heads = problem.batch * problem.heads_q, groups = problem.batch * problem.heads_kv;
+  const bool products = (problem.dq.given() || problem.dk.given() || problem.dv.given()) && groups * key_blocks > 0;
+  const auto bias_tiles = problem.dbias.given() ? BiasTask<T>::count(problem, plan) : 0;
+  const auto wanted_threads = plan.threads > 0 ? plan.threads : omp_get_max_threads();
+  const auto most_work = std::max({heads * query_blocks, groups * key_blocks, bias_tiles, std::int64_t{1}});
+  const auto threads = static_cast<int>(std::min<std::int64_t>(wanted_threads, most_work));
+
+  RowTerms<T> terms(problem, plan);
+  const auto thread_memory = std::max(KeyBlockTask<T>::memory_size(problem), BiasTask<T>::memory_size(problem));
+  const auto memory = allocate<T>(thread_memory * threads);
+  BackwardSchedule schedule(products ? groups : 0, problem.heads_kv ? problem.heads_q / problem.heads_kv : 1, query_blocks,
+                            std::max<std::int64_t>(key_blocks, 1), threads);
+  const auto buffer_size = products && problem.dq.given() ? KeyBlockTask<T>::buffer_size(problem, plan) : 0;
+  const auto buffers = allocate<T>(buffer_size * schedule.slots());
+
+  ForEach(heads * query_blocks, threads, [&](std::int64_t i, int thread) {
+    const auto block = static_cast<std::int32_t>(i % query_blocks);
+    const auto h = i / query_blocks % problem.heads_q, b = i / query_blocks / problem.heads_q;
+    FindRowTerms(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
+    if (problem.dq.given()) ZeroUnseenRows(problem, plan, b, h, block, &memory[thread * thread_memory]);
+  });
+  if (products) {
+#pragma omp parallel num_threads(schedule.threads()) if (schedule.threads() > 1)
+    {
+      const int thread = omp_get_thread_num();
+      KeyBlockTask<T> task(problem, plan, terms, schedule, &memory[thread * thread_memory]);
+      for (BackwardSchedule::Task next; schedule.next(thread, next);) {
+        for (std::int32_t i = 0; i < next.key_blocks; ++i)
+          task.run(next.group, next.first_key_block + i, &buffers[next.slot * buffer_size]);
+        schedule.finish(next);
+      }
+    }
+  }
+  if (problem.dbias.given()) {
+    ForEach(bias_tiles, threads, [&](std::int64_t tile, int thread) {
+      BiasTask<T>(problem, plan, terms, &memory[thread * thread_memory]).run(tile);
+    });
+  }
+  if (problem.dsink.given()) SumSinkGradient(problem, terms);
+}
+
+void RunBackwardOfType(const Problem& problem, const ExecutionPlan& plan) {
+  if (problem.type == ElementType::float64) {
+    RunBackward<double>(problem, plan);
+  } else {
+    RunBackward<float>(problem, plan);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace anyflash::cpu {
+
+HWY_EXPORT(RunBackwardOfType);
+
+void backward(const Problem& problem, const ExecutionPlan& plan) { HWY_DYNAMIC_DISPATCH(RunBackwardOfType)(problem, plan); }
+
+}  // namespace anyflash::cpu
+#endif

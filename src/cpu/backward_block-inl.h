@@ -1,0 +1,102 @@
+// A pair of blocks in the backward pass: 64 keys and 64 queries, loaded into a thread's own memory in the compute type, and the
+// tile between them: P and dS, recomputed from Q, K and lse.
+//
+// K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right operand
+// is read in rows; dQ = dS K reads K in rows. Padding rows and channels are zero.
+
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_BACKWARD_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_BACKWARD_BLOCK_INL_H_
+#undef ANYFLASH_CPU_BACKWARD_BLOCK_INL_H_
+#else
+#define ANYFLASH_CPU_BACKWARD_BLOCK_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+template <class T>
+class BlockPair {
+ public:
+  T *q, *dout;                 ///< rows: (64, padded channels)
+  T *k, *k_t, *v_t;            ///< rows; (d_qk, 64); (d_v, 64)
+  T *p, *ds;                   ///< (64 queries, 64 keys), after `compute`
+  std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
+
+  BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
+      : problem_(problem), plan_(plan), rows_(rows), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
+    const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
+    q = take(kTile * d_qk_), dout = take(kTile * d_v_);
+    k = take(kTile * d_qk_), k_t = take(kTile * d_qk_), v_t = take(kTile * d_v_);
+    p = take(kTile * kTile), ds = take(kTile * kTile), slope_ = take(kTile * kTile);
+  }
+  static std::int64_t memory_size(const Problem& problem) {
+    return kTile * (3 * padded(problem.d_qk) + 2 * padded(problem.d_v) + 3 * kTile);
+  }
+
+  /// Loads a key block of key/value head g. V is left out if only P is wanted. Overwrites `dout`.
+  void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v) {
+    key_box_ = plan_.key_grid.box(block);
+    LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, k, d_qk_);
+    TransposeRows(k, d_qk_, problem_.d_qk, k_t);
+    if (!with_v) return;
+    LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, dout, d_v_);
+    TransposeRows(dout, d_v_, problem_.d_v, v_t);
+  }
+
+  void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
+    query_box_ = plan_.query_grid.box(block);
+    query_block_ = block;
+    LoadRows(problem_.q, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_qk, q, d_qk_);
+    LoadRows(problem_.dout, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_v, dout, d_v_);
+  }
+
+  /// p = P and, if wanted, ds = dS, or scale * dS through the soft cap (`of_products`), of the loaded blocks.
+  void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
+    const auto at = rows_.at(b, h, query_block_);
+    const bool masked = find_words(b, h, kind);
+    Gemm<false>(problem_.d_qk, kTile, q, d_qk_, 1, k_t, kTile, p, kTile);
+    if (with_ds) Gemm<false>(problem_.d_v, kTile, dout, d_v_, 1, v_t, kTile, ds, kTile);
+    const bool plain = problem_.softcap <= 0 && !problem_.bias.given() && !problem_.alibi.given();
+    if (!plain) FinishScores(problem_, b, h, query_box_, key_box_, p, slope_);
+    const bool sloped = of_products && problem_.softcap > 0;
+    FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.shift[at], masked ? words : nullptr, sloped ? slope_ : nullptr,
+                            plain ? static_cast<T>(problem_.scale) : T(1),
+                            of_products ? static_cast<T>(problem_.scale) : T(1)},
+               p, with_ds ? ds : nullptr);
+  }
+
+  const Box& query_box() const { return query_box_; }
+  const Box& key_box() const { return key_box_; }
+
+ private:
+  /// Fills `words`; true if any bit is clear.
+  bool find_words(std::int64_t b, std::int64_t h, TileClass kind) {
+    const auto live = rows_.live[rows_.block(b, h, query_block_)];
+    const auto& program = plan_.group(b, h).program;
+    for (int row = 0; row < kTile; ++row) {
+      if (!(live >> row & 1)) {
+        words[row] = 0;
+      } else {
+        words[row] = kind == TileClass::full ? ~std::uint64_t{0} : rules::word(program, query_box_.entry(row), key_box_);
+      }
+    }
+    return kind != TileClass::full || live != ~std::uint64_t{0};
+  }
+
+  const Problem& problem_;
+  const ExecutionPlan& plan_;
+  const RowTerms<T>& rows_;
+  const std::int64_t d_qk_, d_v_;
+  T* slope_;
+  Box query_box_{}, key_box_{};
+  std::int32_t query_block_ = 0;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_BACKWARD_BLOCK_INL_H_

@@ -1,0 +1,93 @@
+// Rows in a thread's own memory: transposing, summing, setting aside those with a NaN or an infinity. And the numbers of each
+// query row that the backward pass computes once: delta, dlse, lse.
+
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_BACKWARD_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_BACKWARD_ROWS_INL_H_
+#undef ANYFLASH_CPU_BACKWARD_ROWS_INL_H_
+#else
+#define ANYFLASH_CPU_BACKWARD_ROWS_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+/// sum = a + b, count numbers in whole vectors; sum may be a or b.
+template <class T>
+void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
+  const hn::ScalableTag<T> d;
+  for (std::int64_t i = 0; i < count; i += hn::Lanes(d)) hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
+}
+
+/// Which of 64 rows hold a NaN or an infinity. If any, `clean` becomes the rows with zeros in the place of those; it may be
+/// `rows` itself.
+template <class T>
+std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean) {
+  const hn::ScalableTag<T> d;
+  std::uint64_t bad = 0;
+  for (int row = 0; row < kTile; ++row) {
+    auto sum = hn::Zero(d);  // of x - x: 0, or NaN if any x is not finite
+    for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) {
+      const auto x = hn::Load(d, rows + row * width + i);
+      sum = hn::Add(sum, hn::Sub(x, x));
+    }
+    bad |= std::uint64_t{!hn::AllFalse(d, hn::IsNaN(sum))} << row;
+  }
+  if (!bad) return 0;
+  if (clean != rows) std::copy_n(rows, kTile * width, clean);
+  for (auto left = bad; left; left &= left - 1) std::fill_n(clean + std::countr_zero(left) * width, width, T(0));
+  return bad;
+}
+
+template <class T>
+T DotRow(const T* a, const T* b, std::int64_t width) {
+  const hn::ScalableTag<T> d;
+  auto sum = hn::Zero(d);
+  for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
+  return hn::ReduceSum(d, sum);
+}
+
+/// Fills the terms of query block `block` of (b, h). memory: 2 * 64 * padded(d_v).
+template <class T>
+void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
+                  T* memory, RowTerms<T>& terms) {
+  const auto width = padded(problem.d_v);
+  T *out = memory, *dout = memory + kTile * width;
+  const Box box = plan.query_grid.box(block);
+  LoadRows(problem.out, problem.type, b, h, box, problem.q_size, problem.d_v, out, width);
+  LoadRows(problem.dout, problem.type, b, h, box, problem.q_size, problem.d_v, dout, width);
+  const auto at = terms.at(b, h, block);
+  std::uint64_t live = 0;
+  double sink_sum = 0;
+  const double sink = problem.dsink.given() ? ReadHeadNumber(problem.sink, b, h) : 0;
+  for (int row = 0; row < kTile; ++row) {
+    T lse = 0, shift = 0;
+    const Int3 c = box.entry(row);
+    if (rules::inside(c, problem.q_size)) {
+      const auto query = rules::flat_index(c, problem.q_size);
+      const auto statistic = [&](const RowStatistic& s) {
+        return reinterpret_cast<const T*>(s.data)[b * s.batch + h * s.head + query * s.query];
+      };
+      lse = statistic(problem.lse);
+      if (lse == -std::numeric_limits<T>::infinity()) {
+        lse = 0;
+      } else {
+        live |= std::uint64_t{1} << row;
+        shift = (problem.dlse.given() ? statistic(problem.dlse) : T(0)) - DotRow(out + row * width, dout + row * width, width);
+        if (problem.dsink.given()) sink_sum += std::exp(sink - double(lse)) * double(shift);
+      }
+    }
+    terms.lse[at + row] = lse;
+    terms.shift[at + row] = shift;
+  }
+  terms.live[terms.block(b, h, block)] = live;
+  if (problem.dsink.given()) terms.sink[terms.block(b, h, block)] = sink_sum;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_BACKWARD_ROWS_INL_H_

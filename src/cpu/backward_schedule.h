@@ -1,0 +1,108 @@
+// The order of work of a backward pass: who computes which key block when, and whose turn it is to add to a query gradient.
+//
+// A task is one key block of one group (batch entry, key/value head). The query gradient of a query block is the sum over its
+// key blocks, added one after the other in ascending key block order, whichever thread computed them: so the sum is bitwise
+// the same for any number of threads. Tasks are handed out in ascending order and a task waits for lower ones alone, so
+// the lowest unfinished task always runs on: nothing can block for ever.
+//
+// Where there are many groups a thread takes whole groups and never waits; the order of additions is the same.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "plan/plan.h"
+
+namespace anyflash::cpu {
+
+/// Where a key block stands among the key blocks that a query block visits.
+struct Rank {
+  std::int32_t index = 0, total = 0;
+};
+
+inline Rank rank_of(const RunList& keys_of_query_block, std::int32_t query_block, std::int32_t key_block) {
+  Rank rank;
+  for (auto r = keys_of_query_block.start[query_block]; r < keys_of_query_block.start[query_block + 1]; ++r) {
+    const Run& run = keys_of_query_block.runs[r];
+    rank.total += run.count;
+    if (key_block >= run.first + run.count) {
+      rank.index += run.count;
+    } else if (key_block > run.first) {
+      rank.index += key_block - run.first;
+    }
+  }
+  return rank;
+}
+
+/// Counts how often something has been done; waiters see all that was written before.
+class Progress {
+ public:
+  void wait_for(std::int32_t count) const {
+    for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins)
+      if (spins > 64) std::this_thread::yield();
+  }
+  void add(std::int32_t count) { done_.fetch_add(count, std::memory_order_acq_rel); }
+
+ private:
+  std::atomic<std::int32_t> done_{0};
+};
+
+/// Hands out the tasks of one backward pass.
+class BackwardSchedule {
+ public:
+  struct Task {
+    std::int64_t group;
+    std::int32_t first_key_block, key_blocks;
+    std::int64_t slot;  ///< which of the query gradient buffers the group uses
+  };
+
+  /// key_blocks >= 1.
+  BackwardSchedule(std::int64_t groups, std::int64_t heads_in_group, std::int64_t query_blocks, std::int64_t key_blocks,
+                   int threads)
+      : groups_(groups), heads_(heads_in_group), query_blocks_(query_blocks),
+        key_blocks_(static_cast<std::int32_t>(key_blocks)) {
+    // Whole groups where handing them out leaves no thread idle for more than a tenth of the time.
+    const auto rounds = (groups + threads - 1) / threads;
+    whole_groups_ = rounds * threads * 10 <= groups * 11;
+    tasks_ = whole_groups_ ? groups : groups * key_blocks;
+    threads_ = static_cast<int>(std::clamp<std::int64_t>(tasks_, 1, threads));
+    // A thread's own buffers, or buffers for as many groups as the threads' tasks are likely to lie in.
+    slots_ = whole_groups_ ? threads_ : std::min<std::int64_t>(groups, 1 + (threads_ + key_blocks - 1) / key_blocks);
+    turns_ = std::make_unique<Progress[]>(groups * heads_in_group * query_blocks);
+    finished_ = std::make_unique<Progress[]>(groups);
+  }
+
+  int threads() const { return threads_; }
+  std::int64_t slots() const { return slots_; }
+
+  /// The next task for a thread, false if there is none. Waits until the task's buffers are free.
+  bool next(int thread, Task& task) {
+    const auto ticket = next_.fetch_add(1, std::memory_order_relaxed);
+    if (ticket >= tasks_) return false;
+    task.group = whole_groups_ ? ticket : ticket / key_blocks_;
+    task.first_key_block = whole_groups_ ? 0 : static_cast<std::int32_t>(ticket % key_blocks_);
+    task.key_blocks = whole_groups_ ? key_blocks_ : 1;
+    task.slot = whole_groups_ ? thread : task.group % slots_;
+    if (!whole_groups_ && task.group >= slots_) finished_[task.group - slots_].wait_for(key_blocks_);
+    return true;
+  }
+  void finish(const Task& task) { finished_[task.group].add(task.key_blocks); }
+
+  /// How many key blocks have been added to the query gradient of a block of a head of a group.
+  Progress& turn(std::int64_t group, std::int64_t head_in_group, std::int64_t query_block) {
+    return turns_[(group * heads_ + head_in_group) * query_blocks_ + query_block];
+  }
+
+ private:
+  std::int64_t groups_, heads_, query_blocks_, tasks_ = 0, slots_ = 1;
+  std::int32_t key_blocks_;
+  int threads_ = 1;
+  bool whole_groups_ = false;
+  std::atomic<std::int64_t> next_{0};
+  std::unique_ptr<Progress[]> turns_, finished_;
+};
+
+}  // namespace anyflash::cpu

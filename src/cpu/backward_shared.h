@@ -1,0 +1,50 @@
+// What all tasks of one backward call share: the problem, the plan, and a few numbers a query row.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "hwy/aligned_allocator.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
+
+namespace anyflash::cpu {
+
+/// Rows of a query block and of a key block: one cell each.
+constexpr int kTile = 64;
+
+template <class T>
+hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
+  auto memory = hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)));
+  if (!memory) {
+    throw Error(Error::Kind::memory, "backward: no memory for a workspace of " + std::to_string(count * sizeof(T)) + " bytes");
+  }
+  return memory;
+}
+
+/// Row length of a thread's own copy of rows: whole vectors of any instruction set, so that no kernel has a remainder.
+inline std::int64_t padded(std::int64_t channels) { return (channels + 15) / 16 * 16; }
+
+/// Numbers of each query row, computed once, in block order: row r of query block i of (b, h) is at(b, h, i) + r.
+template <class T>
+struct RowTerms {
+  std::int64_t heads = 0, blocks = 0;
+  hwy::AlignedFreeUniquePtr<T[]> lse;               // 0 for dead rows
+  hwy::AlignedFreeUniquePtr<T[]> shift;             // dlse - delta, delta = dO . O; 0 for dead rows
+  hwy::AlignedFreeUniquePtr<std::uint64_t[]> live;  // a query block's rows that have a gradient: inside, and lse > -inf
+  hwy::AlignedFreeUniquePtr<double[]> sink;         // a query block's share of dSink
+
+  RowTerms(const Problem& problem, const ExecutionPlan& plan)
+      : heads(problem.heads_q), blocks(plan.query_grid.count()) {
+    const auto count = problem.batch * heads * blocks;
+    lse = allocate<T>(count * kTile);
+    shift = allocate<T>(count * kTile);
+    live = allocate<std::uint64_t>(count);
+    sink = allocate<double>(problem.dsink.given() ? count : 0);
+  }
+  std::int64_t block(std::int64_t b, std::int64_t h, std::int64_t i) const { return (b * heads + h) * blocks + i; }
+  std::int64_t at(std::int64_t b, std::int64_t h, std::int64_t i) const { return block(b, h, i) * kTile; }
+};
+
+}  // namespace anyflash::cpu

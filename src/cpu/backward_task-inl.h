@@ -1,0 +1,126 @@
+// The backward pass of one key block: dK and dV are gathered in the thread's memory over all query blocks that see the block
+// (of all query heads that share it), dQ is added to the heads' buffers, each query block when its turn has come.
+//
+//   for each query block:  S = Q K^T, P, dP = dO V^T, dS;  dV += P^T dO;  dK += dS^T Q;  dQ += dS K
+//
+// FlashAttention-2 (Dao 2023), algorithm 2, with an order for the additions to dQ in place of atomics.
+
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_BACKWARD_TASK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_BACKWARD_TASK_INL_H_
+#undef ANYFLASH_CPU_BACKWARD_TASK_INL_H_
+#else
+#define ANYFLASH_CPU_BACKWARD_TASK_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+template <class T>
+class KeyBlockTask {
+ public:
+  KeyBlockTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, BackwardSchedule& schedule,
+               T* memory)
+      : problem_(problem), plan_(plan), schedule_(schedule), blocks_(problem, plan, rows, memory),
+        group_heads_(problem.heads_q / problem.heads_kv), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
+    memory += BlockPair<T>::memory_size(problem);
+    const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
+    q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
+    dk_ = take(kTile * d_qk_), dv_ = take(kTile * d_v_), dq_ = take(kTile * d_qk_);
+  }
+  static std::int64_t memory_size(const Problem& problem) {
+    return BlockPair<T>::memory_size(problem) + kTile * (3 * padded(problem.d_qk) + 2 * padded(problem.d_v));
+  }
+  /// Elements of the query gradients of one group.
+  static std::int64_t buffer_size(const Problem& problem, const ExecutionPlan& plan) {
+    return problem.heads_q / problem.heads_kv * plan.query_grid.count() * kTile * padded(problem.d_qk);
+  }
+
+  /// dq: the group's buffer, (heads of the group, query blocks, 64, padded channels).
+  void run(std::int64_t group, std::int32_t key_block, T* dq) {
+    const auto b = group / problem_.heads_kv, g = group % problem_.heads_kv;
+    group_ = group, key_block_ = key_block, dq_buffer_ = dq;
+    blocks_.load_keys(b, g, key_block, with_ds());
+    k_bad_ = CleanRows(blocks_.k, d_qk_, blocks_.k);  // the products below read k; the whole of it stays in k_t
+    std::fill_n(dk_, kTile * d_qk_, T(0));
+    std::fill_n(dv_, kTile * d_v_, T(0));
+    for (std::int64_t head = 0; head < group_heads_; ++head) {
+      const auto h = g * group_heads_ + head;
+      const RunList& list = plan_.group(b, h).queries_of_key_block;
+      for (auto r = list.start[key_block]; r < list.start[key_block + 1]; ++r) {
+        const Run& run = list.runs[r];
+        for (std::int32_t i = 0; i < run.count; ++i) add_query_block(b, h, head, run.first + i, run.kind);
+      }
+    }
+    const Box& box = blocks_.key_box();
+    if (problem_.dk.given()) StoreRows(dk_, d_qk_, problem_.dk, problem_.type, b, g, box, problem_.k_size, problem_.d_qk);
+    if (problem_.dv.given()) StoreRows(dv_, d_v_, problem_.dv, problem_.type, b, g, box, problem_.k_size, problem_.d_v);
+  }
+
+ private:
+  bool with_ds() const { return problem_.dq.given() || problem_.dk.given(); }
+
+  void add_query_block(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block, TileClass kind) {
+    blocks_.load_queries(b, h, query_block);
+    blocks_.compute(b, h, kind, with_ds(), true);
+    if (problem_.dv.given()) add_transposed(blocks_.p, blocks_.dout, dout_clean_, d_v_, dv_);
+    if (problem_.dk.given()) add_transposed(blocks_.ds, blocks_.q, q_clean_, d_qk_, dk_);
+    if (problem_.dq.given()) add_dq(b, h, head, query_block);
+  }
+
+  /// sum (64 keys, width) += weights^T rows, over the visible pairs alone: a NaN or infinity in a row reaches only the keys its
+  /// query sees. Rows that hold one are zero in the product and added pair by pair.
+  void add_transposed(const T* weights, const T* rows, T* clean, std::int64_t width, T* sum) {
+    const auto bad = CleanRows(rows, width, clean);
+    Gemm<true>(kTile, width, weights, 1, kTile, bad ? clean : rows, width, sum, width);
+    for (auto left = bad; left; left &= left - 1) {
+      const int i = std::countr_zero(left);
+      for (auto seen = blocks_.words[i]; seen; seen &= seen - 1) {
+        const int j = std::countr_zero(seen);
+        for (std::int64_t c = 0; c < width; ++c) sum[j * width + c] += weights[i * kTile + j] * rows[i * width + c];
+      }
+    }
+  }
+
+  void add_dq(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block) {
+    Gemm<false>(kTile, d_qk_, blocks_.ds, kTile, 1, blocks_.k, d_qk_, dq_, d_qk_);
+    for (auto left = k_bad_; left; left &= left - 1) {
+      const int j = std::countr_zero(left);
+      for (int i = 0; i < kTile; ++i) {
+        if (!(blocks_.words[i] >> j & 1)) continue;
+        for (std::int64_t c = 0; c < problem_.d_qk; ++c)
+          dq_[i * d_qk_ + c] += blocks_.ds[i * kTile + j] * blocks_.k_t[c * kTile + j];
+      }
+    }
+    T* sum = dq_buffer_ + (head * plan_.query_grid.count() + query_block) * kTile * d_qk_;
+    const Rank rank = rank_of(plan_.group(b, h).keys_of_query_block, query_block, key_block_);
+    Progress& turn = schedule_.turn(group_, head, query_block);
+    turn.wait_for(rank.index);
+    const bool last = rank.index + 1 == rank.total;
+    if (rank.index > 0) AddRows(sum, dq_, kTile * d_qk_, last ? dq_ : sum);
+    if (rank.index == 0 && !last) std::copy_n(dq_, kTile * d_qk_, sum);
+    if (last) {
+      StoreRows(dq_, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
+    }
+    turn.add(1);
+  }
+
+  const Problem& problem_;
+  const ExecutionPlan& plan_;
+  BackwardSchedule& schedule_;
+  BlockPair<T> blocks_;
+  const std::int64_t group_heads_, d_qk_, d_v_;
+  T *q_clean_, *dout_clean_, *dk_, *dv_, *dq_;
+  T* dq_buffer_ = nullptr;
+  std::int64_t group_ = 0;
+  std::int32_t key_block_ = 0;
+  std::uint64_t k_bad_ = 0;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_BACKWARD_TASK_INL_H_
