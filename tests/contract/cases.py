@@ -1,0 +1,298 @@
+"""A case: one call as plain numbers. It makes its tensors from a seed, lays them out as the library is to see them, runs the
+library, and brings everything back to the canonical form of reference.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import anyflash as af
+import numpy as np
+from memory import restride
+from reference import TYPES, Call, Result, Textbook, attention, compare, exact_for, statistic_type
+from reference_rules import visible
+
+
+@dataclass(frozen=True)
+class Case:
+    type: str = "float32"
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    q_shape: tuple = (5,)
+    k_shape: tuple = (5,)
+    d_qk: int = 8
+    d_v: int = 8
+    rule: tuple = ("full",)
+    align: str = "none_front"
+    layout: str = "bhsd"
+    scale: float | None = None
+    softcap: float = 0.0
+    bias: tuple | None = None  # (type, four booleans: has the axis its full size?)
+    alibi: tuple | None = None  # (type, by batch too?)
+    sink: str | None = None  # its type
+    key_lengths: tuple | None = None
+    cu_q: tuple | None = None  # thd: cumulative lengths
+    cu_k: tuple | None = None
+    page_size: int = 0
+    index_type: str = "int32"
+    dlse: bool = True
+    magnitude: float = 1.0
+    wild: bool = False  # strides of all kinds
+    poison: bool = False  # keys that nobody sees hold NaN
+    threads: int = 0
+    seed: int = 0
+
+    def __post_init__(self):
+        assert self.heads_kv == self.heads_q or self.heads_q % self.heads_kv == 0
+        if self.layout == "thd":
+            assert self.batch == 1 and self.cu_q and self.cu_k
+        if self.layout == "qkv":
+            assert self.heads_q == self.heads_kv == 1 and self.q_shape == self.k_shape and self.d_qk == self.d_v
+
+    @property
+    def queries(self):
+        return int(np.prod(self.q_shape))
+
+    @property
+    def keys(self):
+        return int(np.prod(self.k_shape))
+
+    @property
+    def whole_rule(self):
+        """With what the layout implies."""
+        if self.layout != "thd":
+            return self.rule
+        return ("and", self.rule, ("documents_packed", np.array(self.cu_q), np.array(self.cu_k)))
+
+    def but(self, **changes):
+        return replace(self, **changes)
+
+    @cached_property
+    def pattern(self):
+        return visible(
+            self.whole_rule, self.q_shape, self.k_shape, self.align, self.batch, self.heads_q, self.key_lengths
+        )
+
+    @cached_property
+    def tensors(self):
+        """Canonical tensors by name, in their own types."""
+        rng = np.random.default_rng(self.seed)
+
+        def normal(*shape, type=self.type, by=self.magnitude):
+            return (rng.standard_normal(shape) * by).astype(TYPES[type])
+
+        b, h, n, m = self.batch, self.heads_q, self.queries, self.keys
+        made = {
+            "q": normal(b, h, n, self.d_qk),
+            "k": normal(b, self.heads_kv, m, self.d_qk),
+            "v": normal(b, self.heads_kv, m, self.d_v),
+            "dout": normal(b, h, n, self.d_v, by=1.0),
+        }
+        if self.dlse:
+            made["dlse"] = normal(b, h, n, type=statistic_type(self.type), by=1.0)
+        if self.bias:
+            type, axes = self.bias
+            made["bias"] = normal(*(s if full else 1 for s, full in zip((b, h, n, m), axes)), type=type)
+        if self.alibi:
+            type, by_batch = self.alibi
+            made["alibi_slopes"] = np.abs(normal(*((b, h) if by_batch else (h,)), type=type, by=0.3))
+        if self.sink:
+            made["sink"] = normal(h, type=self.sink)
+        if self.poison:
+            group = h // self.heads_kv if self.heads_kv else 1
+            unseen = ~self.pattern[0].any(2).reshape(b, self.heads_kv, group, m).any(2)
+            made["k"][unseen] = np.nan
+            made["v"][unseen] = np.nan
+        return made
+
+    def call(self, tensors=None, backward=True):
+        t = self.tensors if tensors is None else tensors
+        mask, distance = self.pattern
+        penalty = None
+        if "alibi_slopes" in t:
+            slopes = t["alibi_slopes"].astype(np.float64)
+            penalty = np.broadcast_to(slopes, (self.batch, self.heads_q))[..., None, None] * distance[:, None]
+        return Call(
+            t["q"], t["k"], t["v"], mask, self.d_qk**-0.5 if self.scale is None else self.scale, self.softcap,
+            t.get("bias"), penalty, t.get("sink"), t["dout"] if backward else None, t.get("dlse"),
+        )  # fmt: skip
+
+
+def library_rule(rule, index_type="int32"):
+    """The library's rule of a tuple."""
+    name, *arguments = rule
+    if name == "and":
+        return library_rule(arguments[0], index_type) & library_rule(arguments[1], index_type)
+    if name == "or":
+        return library_rule(arguments[0], index_type) | library_rule(arguments[1], index_type)
+    if name == "not":
+        return ~library_rule(arguments[0], index_type)
+    if name in ("documents", "documents_packed"):
+        arguments = [np.asarray(a).astype(index_type) for a in arguments]
+    return getattr(af, name)(*arguments)
+
+
+class Laid:
+    """A case's tensors as the library sees them."""
+
+    def __init__(self, case, tensors=None):
+        self.case = case
+        given = case.tensors if tensors is None else tensors
+        rng = np.random.default_rng(case.seed + 1)
+        self.rng = rng
+        lay = (lambda a: restride(a, rng)) if case.wild else np.ascontiguousarray
+        self.lay = lay
+        if case.layout == "qkv":
+            packed = np.stack([given[name][:, 0] for name in "qkv"])
+            self.q, self.k, self.v = lay(packed), None, None
+        else:
+            self.q = lay(self.to_layout(given["q"], case.q_shape))
+            self.k = lay(self.to_layout(given["k"], case.k_shape))
+            self.v = lay(self.to_layout(given["v"], case.k_shape))
+        self.dout = lay(self.to_layout(given["dout"], case.q_shape))
+        self.dlse = lay(self.statistic_to_layout(given["dlse"])) if "dlse" in given else None
+        self.options = self._options(given, lay)
+        if case.page_size:
+            self._lay_pages(given, lay, rng)
+
+    def _options(self, given, lay):
+        case = self.case
+        options = dict(
+            rule=library_rule(case.rule, case.index_type), align=case.align, layout=case.layout, scale=case.scale,
+            softcap=case.softcap, threads=case.threads,
+        )  # fmt: skip
+        for name in ("bias", "alibi_slopes", "sink"):
+            if name in given:
+                options[name] = lay(given[name])
+        for name, value in (("cu_seqlens_q", case.cu_q), ("cu_seqlens_k", case.cu_k), ("key_lengths", case.key_lengths)):
+            if value is not None:
+                options[name] = lay(np.array(value, case.index_type))
+        return options
+
+    def _lay_pages(self, given, lay, rng):
+        """Scatters keys and values over pages in random order; unused pages, and rows beyond a length, hold NaN."""
+        case = self.case
+        count = case.keys // case.page_size
+        table = rng.permutation(case.batch * count + 2)[: case.batch * count].reshape(case.batch, count)
+
+        def scatter(a):
+            b, h, m, d = a.shape
+            pool = np.full((b * count + 2, case.page_size, h, d), np.nan, a.dtype)
+            for entry in range(b):
+                rows = np.array(a[entry].swapaxes(0, 1))
+                if case.key_lengths is not None:
+                    rows[case.key_lengths[entry] :] = np.nan
+                pool[table[entry]] = rows.reshape(count, case.page_size, h, d)
+            return lay(pool)
+
+        self.k, self.v = scatter(given["k"]), scatter(given["v"])
+        self.options["page_table"] = lay(table.astype(np.int32))
+
+    def to_layout(self, a, shape):
+        """Canonical (b, h, s, d) as the layout has it."""
+        layout = self.case.layout
+        b, h, _, d = a.shape
+        a = a.reshape((b, h, *shape, d))
+        if layout == "bshd":
+            return np.moveaxis(a, 1, -2)
+        if layout == "bhds":
+            return np.moveaxis(a, -1, 2)
+        if layout == "thd":
+            return a[0].swapaxes(0, 1)
+        return a[:, 0] if layout == "qkv" else a
+
+    def from_layout(self, a):
+        layout = self.case.layout
+        if layout == "bshd":
+            a = np.moveaxis(a, -2, 1)
+        elif layout == "bhds":
+            a = np.moveaxis(a, 2, -1)
+        elif layout == "thd":
+            a = a.swapaxes(0, 1)[None]
+        elif layout == "qkv":
+            a = a[:, None]
+        return a.reshape(a.shape[:2] + (int(np.prod(a.shape[2:-1])), a.shape[-1]))
+
+    def statistic_to_layout(self, a):
+        return {"thd": lambda: a[0], "qkv": lambda: a[:, 0]}.get(self.case.layout, lambda: a)()
+
+    def statistic_from_layout(self, a):
+        return {"thd": lambda: a[None], "qkv": lambda: a[:, None]}.get(self.case.layout, lambda: a)()
+
+    def forward(self, **changes):
+        """Raw (out, lse, l, m) of the library; out and lse of one call, l and m of another, which must give the same out."""
+        options = self.options | changes
+        out, lse = af.attention(self.q, self.k, self.v, return_lse=True, **options)
+        again, l, m = af.attention(self.q, self.k, self.v, return_lse="lm", **options)
+        assert same_bits(out, again)
+        return out, lse, l, m
+
+    def backward(self, out, lse, **changes):
+        options = self.options | changes
+        lay = self.lay
+        return af.attention_backward(
+            lay(self.dout), self.q, self.k, self.v, lay(out), lay(lse), dlse=self.dlse, **options
+        )
+
+    def run(self, backward=True, **changes):
+        """Everything the library computes, in canonical form."""
+        out, lse, l, m = self.forward(**changes)
+        got = Result(self.from_layout(out), *(self.statistic_from_layout(a) for a in (lse, l, m)))
+        if not backward or self.case.page_size:
+            return got
+        gradients = self.backward(out, lse, **changes)
+        if self.case.layout == "qkv":
+            assert gradients.dk is None and gradients.dv is None
+            got.dq, got.dk, got.dv = (a[:, None] for a in gradients.dq)
+        else:
+            got.dq, got.dk, got.dv = (self.from_layout(a) for a in gradients[:3])
+        got.dbias, got.dsink = gradients.dbias, gradients.dsink
+        assert (got.dbias is None) == (self.case.bias is None)
+        assert (got.dsink is None) == (self.case.sink is None)
+        return got
+
+
+def run(case, tensors=None, backward=True, **changes):
+    return Laid(case, tensors).run(backward, **changes)
+
+
+def same_bits(a, b):
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def result_type(case, name):
+    """The element type of a result; where it is wider than what it is computed in, the latter."""
+    if name in ("lse", "l", "m"):
+        return statistic_type(case.type)
+    given = {"dbias": case.bias and case.bias[0], "dsink": case.sink}.get(name, case.type)
+    return statistic_type(case.type) if given == "float64" else given
+
+
+class InType(Textbook):
+    """The textbook, with bias and sink gradients in the types of what they belong to."""
+
+    def round_gradients(self, case, result):
+        for name, type in (("dbias", case.bias and case.bias[0]), ("dsink", case.sink)):
+            value = getattr(result, name)
+            if value is not None:
+                setattr(result, name, value.astype(TYPES[type]))
+
+
+def check(case, tensors=None, backward=True, **changes):
+    """Runs a case and holds every result against the bar. Returns error / bar by name."""
+    backward = backward and not case.page_size
+    got = run(case, tensors, backward, **changes)
+    call = case.call(tensors, backward)
+    truth = attention(call, exact_for(case.type))
+    arithmetic = InType(case.type)
+    textbook = attention(call, arithmetic)
+    arithmetic.round_gradients(case, textbook)
+    ratios = {}
+    for name, value in got.items():
+        expected = getattr(truth, name)
+        assert expected is not None, name
+        ratios[name] = compare(name, value, expected, getattr(textbook, name), result_type(case, name))
+        stored = {"dbias": case.bias and case.bias[0], "dsink": case.sink}.get(name, result_type(case, name))
+        assert value.dtype == TYPES[stored], f"{name}: {value.dtype}"
+    return ratios

@@ -1,0 +1,24 @@
+"""How the contract tests run: the same examples every time, or many new ones.
+
+    pytest tests/contract -n 2                                    as continuous integration runs them
+    ANYFLASH_TEST_EXAMPLES=20 pytest tests/contract -n 2          20 times as many, new ones in each run
+"""
+
+import os
+
+for library in ("OPENBLAS", "MKL"):  # the reference's matrix products leave the cores to the tests
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+from profiles import many  # noqa: E402
+
+settings.register_profile(
+    "contract",
+    deadline=None,
+    derandomize=many() == 1,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("contract")

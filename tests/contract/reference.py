@@ -1,0 +1,220 @@
+"""The contract in plain NumPy, forward and backward, with the whole matrix in memory. It shares no code with the library.
+
+The same formulas are evaluated in three kinds of arithmetic: exactly enough to be the truth (float64, or longdouble for float64
+inputs), and as a textbook would in the inputs' type, which sets the bar:
+
+    max error <= 2 * (max error of the textbook) + 1 unit in the last place of the largest true value
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import ml_dtypes
+import numpy as np
+
+TYPES = {
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+}
+MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+LEAST_EXPONENT = {"float16": -14, "bfloat16": -126, "float32": -126, "float64": -1022}
+
+
+def statistic_type(name):
+    """Of lse, l and m."""
+    return "float64" if name == "float64" else "float32"
+
+
+@dataclass
+class Call:
+    """One call in canonical form: q (b, hq, n, d_qk), k (b, hk, m, d_qk), v (b, hk, m, d_v), mask (b, hq, n, m), bias
+    (b or 1, h or 1, n or 1, m or 1), penalty (b, hq, n, m or None): ALiBi's slope times distance, sink (hq,), dout
+    (b, hq, n, d_v), dlse (b, hq, n)."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    mask: np.ndarray
+    scale: float
+    softcap: float = 0.0
+    bias: np.ndarray | None = None
+    penalty: np.ndarray | None = None
+    sink: np.ndarray | None = None
+    dout: np.ndarray | None = None
+    dlse: np.ndarray | None = None
+
+
+@dataclass
+class Result:
+    out: np.ndarray = None
+    lse: np.ndarray = None
+    l: np.ndarray = None
+    m: np.ndarray = None
+    dq: np.ndarray = None
+    dk: np.ndarray = None
+    dv: np.ndarray = None
+    dbias: np.ndarray = None
+    dsink: np.ndarray = None
+
+    def items(self):
+        return [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) is not None]
+
+
+class Exact:
+    """float64 or longdouble throughout, nothing rounded."""
+
+    def __init__(self, dtype):
+        self.dtype = np.dtype(dtype)
+
+    def load(self, array):
+        return np.asarray(array).astype(self.dtype)
+
+    def keep(self, array):
+        return array
+
+
+class Textbook(Exact):
+    """Sums and elementary functions in the accumulation type, matrices rounded to the inputs' type."""
+
+    def __init__(self, name):
+        super().__init__(np.float64 if name == "float64" else np.float32)
+        self.kept = TYPES[name]
+
+    def keep(self, array):
+        return array if self.kept == self.dtype else array.astype(self.kept).astype(self.dtype)
+
+
+def exact_for(name):
+    return Exact(np.longdouble if name == "float64" else np.float64)
+
+
+def _sum_products(a, b, pairs):
+    """a @ b, where only the terms of `pairs` exist: a is 0 outside them, b may hold NaN and infinities there."""
+    if np.isfinite(b).all() and np.isfinite(a).all():
+        return a @ b
+    shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b, pairs = (np.broadcast_to(x, shape + x.shape[-2:]) for x in (a, b, pairs))
+    result = np.zeros(shape + (a.shape[-2], b.shape[-1]), np.result_type(a, b))
+    for j in range(a.shape[-1]):
+        term = a[..., :, j, None] * b[..., None, j, :]
+        result += np.where(pairs[..., :, j, None], term, 0)
+    return result
+
+
+def _fold(gradient, shape):
+    """Sums a gradient over the axes along which its tensor is broadcast."""
+    axes = tuple(i for i, (full, own) in enumerate(zip(gradient.shape, shape)) if own == 1 and full != 1)
+    return gradient.sum(axis=axes, keepdims=True) if axes else gradient
+
+
+def _fold_heads(gradient, heads):
+    """Sums over the query heads that share a key head."""
+    b, hq, m, d = gradient.shape
+    return gradient.reshape(b, heads, hq // heads, m, d).sum(2) if heads else gradient
+
+
+@np.errstate(all="ignore")
+def attention(call, arithmetic):
+    """Everything the library may be asked for; gradients where call.dout is given."""
+    load, keep = arithmetic.load, arithmetic.keep
+    q, k, v = load(call.q), load(call.k), load(call.v)
+    heads = k.shape[1]
+    group = q.shape[1] // heads if heads else 1
+    k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
+
+    scale = arithmetic.dtype.type(call.scale)
+    raw = keep(keep(_dot(q, k)) * scale)
+    cap = arithmetic.dtype.type(call.softcap)
+    capped = keep(cap * np.tanh(raw / cap)) if call.softcap > 0 else raw
+    s = capped
+    if call.bias is not None:
+        s = keep(s + load(call.bias))
+    if call.penalty is not None:
+        s = keep(s - load(call.penalty))
+
+    s = np.where(call.mask, s, -np.inf)
+    top = s.max(-1, initial=-np.inf)
+    dead = top == -np.inf  # sees no key, or only such with a score of -inf
+    pairs = call.mask & ~dead[..., None]
+    if call.sink is not None:
+        logit = load(call.sink)[None, :, None]
+        top = np.maximum(top, logit)
+    safe = np.where(dead, 0, top)
+    weight = np.where(pairs, np.exp(s - safe[..., None]), 0)
+    total = weight.sum(-1)
+    if call.sink is not None:
+        total = total + np.exp(logit - safe)
+    total = np.where(dead, 0, total)
+    p = keep(np.where(pairs, weight / np.where(dead, 1, total)[..., None], 0))
+
+    result = Result()
+    result.out = keep(_sum_products(p, v, pairs))
+    result.m = np.where(dead, -np.inf, top)
+    result.l = total
+    result.lse = np.where(dead, -np.inf, top + np.log(np.where(dead, 1, total)))
+    if call.dout is None:
+        return result
+
+    dout = load(call.dout)
+    dp = np.where(pairs, keep(_dot(dout, v)), 0)
+    delta = np.where(pairs, p * dp, 0).sum(-1)
+    dlse = load(call.dlse) if call.dlse is not None else np.zeros(delta.shape, arithmetic.dtype)
+    ds = keep(np.where(pairs, p * (dp - delta[..., None] + dlse[..., None]), 0))
+    if call.bias is not None:
+        result.dbias = _fold(ds, call.bias.shape)
+    if call.sink is not None:
+        share = np.exp(logit - safe) / np.where(dead, 1, total)
+        result.dsink = np.where(dead, 0, share * (dlse - delta)).sum((0, 2))
+    draw = ds
+    if call.softcap > 0:
+        slope = 1 - (capped / cap) ** 2
+        draw = keep(np.where(pairs, ds * slope, 0))
+    transposed = pairs.swapaxes(-1, -2)
+    result.dq = keep(scale * _sum_products(draw, k, pairs))
+    result.dk = keep(_fold_heads(scale * _sum_products(draw.swapaxes(-1, -2), q, transposed), heads))
+    result.dv = keep(_fold_heads(_sum_products(p.swapaxes(-1, -2), dout, transposed), heads))
+    return result
+
+
+def _dot(a, b):
+    """a @ b^T, each entry from its own two rows alone."""
+    if np.isfinite(a).all() and np.isfinite(b).all():
+        return a @ b.swapaxes(-1, -2)
+    return (a[..., :, None, :] * b[..., None, :, :]).sum(-1)
+
+
+def unit_in_last_place(value, name):
+    if not np.isfinite(value) or value == 0:
+        return 2.0 ** (LEAST_EXPONENT[name] - MANTISSA[name])
+    exponent = max(int(np.floor(np.log2(np.longdouble(value)))), LEAST_EXPONENT[name])
+    return 2.0 ** (exponent - MANTISSA[name])
+
+
+@np.errstate(all="ignore")
+def _largest_error(got, truth):
+    same = (got == truth) | (np.isnan(got) & np.isnan(truth))
+    difference = np.where(same, 0, np.abs(got - truth))
+    return float(difference.max(initial=0))
+
+
+def compare(label, got, truth, textbook, name):
+    """Raises AssertionError where `got`, of element type `name`, misses the bar. Non-finite values must be the same."""
+    got = np.asarray(got)
+    assert got.shape == truth.shape, f"{label}: shape {got.shape}, expected {truth.shape}"
+    got = got.astype(truth.dtype)
+    for what, test in (("NaN", np.isnan), ("infinity", np.isinf)):
+        wrong = test(got) != test(truth)
+        assert not wrong.any(), f"{label}: {what} differs at {np.argwhere(wrong)[0]}, {np.count_nonzero(wrong)} places"
+    error = _largest_error(got, truth)
+    finite = np.abs(truth[np.isfinite(truth)])
+    unit = unit_in_last_place(float(finite.max(initial=0)), name)
+    textbook_error = _largest_error(textbook.astype(truth.dtype), truth)
+    bar = 2 * textbook_error + unit
+    assert error <= bar, (
+        f"{label}: error {error:.3g} at {np.unravel_index(np.argmax(np.abs(np.nan_to_num(got - truth))), got.shape)}, "
+        f"bar {bar:.3g} (textbook {textbook_error:.3g}, unit {unit:.3g})"
+    )
+    return error / bar

@@ -1,0 +1,67 @@
+"""A fixed selection of calls that reaches every kernel: all types, the edges of vectors and blocks, every option. It is small
+enough to be run again under each instruction set (test_instruction_sets.py)."""
+
+import os
+
+import anyflash as af
+import pytest
+from cases import Case, check
+from strategies import FLOATS
+
+ALL = (True, True, True, True)
+CALLS = {
+    "one pair": dict(q_shape=(1,), k_shape=(1,), d_qk=1, d_v=1),
+    "decoding": dict(q_shape=(1,), k_shape=(333,), heads_q=8, heads_kv=2, d_qk=128, d_v=128, rule=("causal",), align="none_end"),
+    "d64 causal": dict(q_shape=(300,), k_shape=(300,), d_qk=64, d_v=64, rule=("causal",)),
+    "d128 full": dict(q_shape=(200,), k_shape=(260,), d_qk=128, d_v=128),
+    "d256, d_v 512": dict(q_shape=(65,), k_shape=(129,), d_qk=256, d_v=512),
+    "odd": dict(batch=2, heads_q=3, q_shape=(67,), k_shape=(131,), d_qk=37, d_v=19, wild=True),
+    "narrow": dict(q_shape=(140,), k_shape=(75,), d_qk=3, d_v=5, wild=True, layout="bhds"),
+    "grouped": dict(batch=2, heads_q=6, heads_kv=2, q_shape=(80,), k_shape=(90,), d_qk=33, d_v=65, layout="bshd"),
+    "local with stride": dict(q_shape=(400,), k_shape=(400,), d_qk=32, d_v=32, rule=("local", 20, 2, True)),
+    "pixels": dict(q_shape=(21, 19), k_shape=(21, 19), d_qk=16, d_v=24, rule=("neighbourhood", 5, 2, False), layout="bhds"),
+    "voxels": dict(q_shape=(5, 6, 7), k_shape=(4, 9, 3), d_qk=16, d_v=8, rule=("local", 3, 0, True), align="scale_end"),
+    "documents": dict(q_shape=(150,), k_shape=(150,), d_qk=48, d_v=48,
+                      rule=("and", ("causal",), ("documents_packed", [0, 40, 40, 150], [0, 30, 60, 150]))),
+    "ragged": dict(q_shape=(120,), k_shape=(140,), layout="thd", cu_q=(0, 50, 50, 120), cu_k=(0, 60, 70, 140), d_qk=40, d_v=40,
+                   rule=("causal",)),
+    "packed": dict(batch=3, q_shape=(97,), k_shape=(97,), d_qk=32, d_v=32, layout="qkv", rule=("causal",)),
+    "paged": dict(batch=2, heads_q=4, heads_kv=2, q_shape=(5,), k_shape=(160,), page_size=16, key_lengths=(33, 160), d_qk=64, d_v=64),
+    "tree": dict(q_shape=(200,), k_shape=(180,), d_qk=24, d_v=24, poison=True,
+                 rule=("or", ("sink", 3), ("and", ("local", 30), ("not", ("prefix", 9))))),
+    "everything": dict(batch=2, heads_q=4, heads_kv=2, q_shape=(100,), k_shape=(110,), d_qk=20, d_v=36, softcap=3.0, scale=0.3,
+                       bias=("float32", ALL), alibi=("float32", False), sink="float32", rule=("causal",), align="none_end"),
+    "bias of keys": dict(batch=2, heads_q=2, q_shape=(150,), k_shape=(150,), d_qk=32, d_v=32,
+                         bias=("float32", (False, False, False, True))),
+    "bias of queries": dict(batch=2, heads_q=2, q_shape=(150,), k_shape=(150,), d_qk=32, d_v=32,
+                            bias=("float32", (True, False, True, False))),
+    "sharp": dict(q_shape=(129,), k_shape=(129,), d_qk=64, d_v=16, magnitude=3.0, rule=("causal",)),
+    "key lengths": dict(batch=3, q_shape=(70,), k_shape=(200,), key_lengths=(0, 65, 200), d_qk=64, d_v=64, poison=True),
+}  # fmt: skip
+
+
+def test_the_instruction_set_is_the_one_asked_for():
+    asked = os.environ.get("ANYFLASH_ISA")
+    assert af._core.instruction_set() in af._core.instruction_sets()
+    assert asked is None or af._core.instruction_set() == asked
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("name", CALLS)
+def test_call(name, type):
+    check(Case(type=type, seed=sum(map(ord, name)), **CALLS[name]))
+
+
+@pytest.mark.parametrize("type", FLOATS)
+def test_every_head_size(type):
+    """d_qk 1 to 256 and d_v 1 to 512, each at least once over the four types."""
+    start = FLOATS.index(type)
+    for d_qk in range(1 + start, 257, 4):
+        d_v = 2 * d_qk - (d_qk + start) % 2
+        check(Case(type=type, q_shape=(9,), k_shape=(17,), d_qk=d_qk, d_v=d_v, rule=("causal",), align="none_end", seed=d_qk))
+
+
+def test_numbers_of_any_float_type_as_bias():
+    for type in FLOATS:
+        for bias in FLOATS:
+            check(Case(type=type, q_shape=(40,), k_shape=(70,), bias=(bias, ALL), d_qk=16, d_v=16))

@@ -1,0 +1,160 @@
+"""The ends of the range of sizes: nothing at all, and strides over more than 2^31 elements."""
+
+import anyflash as af
+import numpy as np
+import pytest
+from cases import Case, Laid, check, same_bits
+from memory import virtual
+from strategies import FLOATS
+
+EMPTY = {
+    "batch": dict(batch=0),
+    "heads": dict(heads_q=0, heads_kv=0),
+    "queries": dict(q_shape=(0,)),
+    "keys": dict(k_shape=(0,)),
+    "both": dict(q_shape=(0,), k_shape=(0,)),
+    "rows": dict(q_shape=(0, 4), k_shape=(3, 4)),
+    "columns": dict(q_shape=(3, 0), k_shape=(3, 0)),
+    "planes of keys": dict(q_shape=(2, 3, 4), k_shape=(2, 0, 4)),
+    "all": dict(batch=0, heads_q=0, heads_kv=0, q_shape=(0,), k_shape=(0,)),
+}
+LAYOUTS = ("bhsd", "bshd", "bhds")
+RULES = [("full",), ("causal",), ("local", 2), ("window", 1, 1), ("prefix", 2), ("sink", 1), ("tiles", 2, 3),
+         ("neighbourhood", 3, 2), ("not", ("causal",))]  # fmt: skip
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", EMPTY)
+def test_nothing_there(axis, layout, type):
+    case = Case(**dict(type=type, batch=2, heads_q=4, heads_kv=2, q_shape=(3,), k_shape=(6,), layout=layout) | EMPTY[axis])
+    for align in ("none_front", "none_end", "scale_front", "scale_end"):
+        check(case.but(align=align))
+    for rule in RULES:
+        check(case.but(rule=rule))
+    bias = ("float32", (True, True, True, True))
+    check(case.but(bias=bias, sink="float32", alibi=("float32", True), softcap=2.0))
+    check(case.but(bias=("float32", (False, False, False, False)), sink=type))
+
+
+@pytest.mark.parametrize("axis", ["queries", "keys", "both"])
+def test_tables_over_nothing(axis):
+    case = Case(**dict(batch=2, heads_q=2, q_shape=(3,), k_shape=(6,)) | EMPTY[axis])
+    n, m = case.queries, case.keys
+    for rule in (
+        ("documents", np.zeros(n, int), np.zeros(m, int)),
+        ("documents", np.zeros((2, n), int), np.zeros((2, m), int)),
+        ("documents_packed", [0, 0, n], [0, m, m]),
+        ("blocks", np.ones((-(-n // 2), -(-m // 4)), bool), 2, 4),
+        ("dense", np.ones((n, m), bool)),
+    ):
+        check(case.but(rule=rule))
+
+
+@pytest.mark.parametrize("cu_q, cu_k", [((0,), (0,)), ((0, 0), (0, 0)), ((0, 0, 0), (0, 4, 9)), ((0, 4, 9), (0, 0, 0)), ((0, 0, 5, 5), (0, 3, 3, 7))])
+def test_empty_documents(cu_q, cu_k):
+    check(Case(heads_q=2, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],), layout="thd", cu_q=cu_q, cu_k=cu_k, rule=("causal",)))
+
+
+def test_packed_nothing():
+    for batch, length in ((0, 5), (3, 0), (0, 0)):
+        check(Case(batch=batch, q_shape=(length,), k_shape=(length,), layout="qkv"))
+
+
+# Where each axis of a (2, 2, 3, 4) tensor lies, in elements: some two entries are more than 2^31 (or 2^32) elements apart.
+FAR = 2**31 + 2**20
+STRIDES = {
+    "batch": (FAR, 12, 4, 1),
+    "head": (24, FAR, 4, 1),
+    "sequence": (24, 12, 2**30 + 2**20, 1),
+    "channel": (24, 3, 1, 2**30 + 2**20),
+    "every": (2**31 + 8, 2**30 + 4, 2**30, 1),
+    "beyond 2^32": (2**32 + 2**20, 12, 4, 1),
+}
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("axis", STRIDES)
+def test_far_apart(axis, type):
+    case = Case(type=type, batch=2, heads_q=2, heads_kv=2, q_shape=(3,), k_shape=(3,), d_qk=4, d_v=4, rule=("causal",), seed=9)
+    laid = Laid(case)
+    out, lse = af.attention(laid.q, laid.k, laid.v, return_lse=True, **laid.options)
+    expected = af.attention_backward(laid.dout, laid.q, laid.k, laid.v, out, lse, **laid.options)
+
+    def far(a):
+        there = virtual(a.shape, STRIDES[axis], a.dtype)
+        there[...] = a
+        return there
+
+    q, k, v, dout = (far(a) for a in (laid.q, laid.k, laid.v, laid.dout))
+    far_out = far(out * 0)
+    _, far_lse = af.attention(q, k, v, out=far_out, return_lse=True, **laid.options)
+    assert same_bits(far_out, out) and same_bits(far_lse, lse)
+    gradients = af.attention_backward(dout, q, k, v, far_out, lse, **laid.options)
+    for name, a, b in zip(gradients._fields, gradients, expected):
+        assert (a is None and b is None) or same_bits(a, b), name
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_bias_far_apart(axis):
+    case = Case(batch=2, heads_q=2, q_shape=(3,), k_shape=(4,), bias=("float32", (True, True, True, True)), seed=2)
+    strides = [24, 12, 4, 1]
+    strides[axis] = FAR
+    if axis == 3:
+        strides = [12, 6, 2, FAR]
+    laid, plain = Laid(case), Laid(case)
+    there = virtual((2, 2, 3, 4), strides, np.float32)
+    there[...] = laid.options["bias"]
+    laid.options["bias"] = there
+    for (name, a), (_, b) in zip(laid.run().items(), plain.run().items(), strict=True):
+        assert same_bits(a, b), name
+
+
+def test_bias_of_more_than_2_to_the_31_places():
+    """bias[i, j] = base[i + j] over 50,000 x 50,000 places: overlapping strides, so no memory, but the places are there."""
+    n = 50_000
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal(2 * n).astype(np.float32)
+    bias = np.lib.stride_tricks.as_strided(base, (1, 1, n, n), (0, 0, 4, 4))
+    q, k, v = (rng.standard_normal((1, 1, n, 8)).astype(np.float32) for _ in range(3))
+    out = af.attention(q, k, v, bias=bias, rule=af.window(5, 3))[0, 0]
+    for i in (0, 1, 4321, 43_000, n - 2, n - 1):
+        seen = np.arange(max(0, i - 5), min(n, i + 4))
+        s = q[0, 0, i] @ k[0, 0, seen].T / 8**0.5 + base[i + seen]
+        p = np.exp(s - s.max())
+        assert np.abs(p @ v[0, 0, seen] / p.sum() - out[i]).max() < 1e-5
+
+
+def test_more_than_2_to_the_31_pairs():
+    """100,000 queries and keys: positions, runs and pairs beyond 32 bits, forward and backward."""
+    n, rng = 100_000, np.random.default_rng(1)
+    q, k, v, dout = (rng.standard_normal((1, 1, n, 4)).astype(np.float32) for _ in range(4))
+    rule = af.local(3, 0, True) | af.prefix(1)
+    out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
+    gradients = af.attention_backward(dout, q, k, v, out, lse, rule=rule)
+    tail = slice(n - 40, n)
+    keys = np.concatenate([[0], np.arange(n - 42, n)])
+    case = Case(q_shape=(40,), k_shape=(43,), d_qk=4, d_v=4)
+    mask = np.array([[j == 0 or i - 2 <= j <= i for j in keys] for i in range(n - 40, n)])
+    piece = Laid(case.but(rule=("dense", mask)), {
+        "q": q[:, :, tail], "k": k[:, :, keys], "v": v[:, :, keys], "dout": dout[:, :, tail]
+    })  # fmt: skip
+    expected = piece.run()
+    assert np.abs(out[:, :, tail] - expected.out).max() < 1e-6
+    assert np.abs(lse[:, :, tail] - expected.lse).max() < 1e-6
+    assert np.abs(gradients.dq[:, :, tail] - expected.dq).max() < 1e-6
+    assert np.abs(gradients.dk[:, :, n - 40 :] - expected.dk[:, :, 3:]).max() < 1e-6
+    assert np.abs(gradients.dv[:, :, n - 40 :] - expected.dv[:, :, 3:]).max() < 1e-6
+
+
+def test_inputs_with_stride_zero():
+    """One key and value row for all, and one head for all, without a copy."""
+    case = Case(batch=2, heads_q=2, heads_kv=2, q_shape=(20,), k_shape=(30,), seed=6)
+    tensors = {name: value.copy() for name, value in case.tensors.items()}
+    for name in "kv":
+        tensors[name] = np.broadcast_to(tensors[name][:1, :1], tensors[name].shape)
+    laid = Laid(case, tensors)
+    laid.k, laid.v = tensors["k"], tensors["v"]
+    assert laid.k.strides[:2] == (0, 0)
+    for (name, a), (_, b) in zip(laid.run().items(), Laid(case, tensors).run().items(), strict=True):
+        assert same_bits(a, b), name
