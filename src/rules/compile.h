@@ -22,18 +22,22 @@ struct Shapes {
 
 /// What does not depend on the shapes' sizes.
 struct Facts {
-  bool tables = false;         ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`
-  bool by_place = false;       ///< goes by the place in memory (sink apart): blocks of plain runs suit it best
+  bool tables = false;         ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`. They go by
+                               ///< the place in memory, so blocks of plain runs suit them best
   bool batch_varies = false;   ///< a table has a batch axis (of more than 1)
   bool heads_vary = false;     ///< a table has a heads axis
   Int3 stride{{1, 1, 1}};      ///< per dimension, the distance of aligned coordinates between the keys that a query can see
   std::string key;             ///< equal for rules that mean the same numbers; empty with tables
 };
+/// Of a rule that check() has passed.
 Facts facts(const Rule& rule, const Shapes& shapes);
 
 /// Everything that can be wrong with a rule on these shapes: numbers for another count of dimensions, too many parts, tables
 /// that do not fit. Reads cu_seqlens, no other table's data. Throws Error.
 void check(const Rule& rule, const Shapes& shapes);
+
+/// The rule with the shapes' cu_seqlens, if they are given.
+Rule with_lengths(const Rule& rule, const Shapes& shapes);
 
 struct DocumentTable;
 

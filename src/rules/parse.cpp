@@ -2,7 +2,7 @@
 //
 //   either = both { "|" both }        both = unary { "&" unary }        unary = "~" unary | "(" either ")" | call
 //   call   = name "(" [ argument { "," argument } ] ")"                 argument = [ name "=" ] value
-//   value  = integer | "true" | "false" | "[" integer { "," integer } "]"
+//   value  = integer | "true" | "false" | "[" integer { "," integer } "]" | name of a table
 #include <anyflash/rule.h>
 
 #include <charconv>
@@ -19,6 +19,7 @@ constexpr int deepest = 64;  // parentheses and ~ within one another: bounds the
 struct Value {
   PerDimension numbers = 0;
   bool word = false;  // written as true or false
+  std::string table;  // the name of a table, else empty
   std::size_t at = 0;
 };
 
@@ -29,7 +30,7 @@ struct Argument {
 
 class Parser {
  public:
-  explicit Parser(std::string_view text) : text_(text) {}
+  Parser(std::string_view text, const TableOfName* table_of) : text_(text), table_of_(table_of) {}
 
   Rule whole() {
     auto rule = either();
@@ -128,9 +129,10 @@ class Parser {
     result.at = at_;
     const auto word = name();
     if (!word.empty()) {
-      if (word != "true" && word != "false") fail_word(result.at, word);
+      result.word = word == "true" || word == "false";
+      if (!result.word && !table_of_) fail_word(result.at, word);
+      if (!result.word) result.table = word;
       result.numbers = word == "true";
-      result.word = true;
     } else if (take('[')) {
       int count = 0;
       do {
@@ -161,6 +163,7 @@ class Parser {
   Rule call();
 
   std::string_view text_;
+  const TableOfName* table_of_;  // null: text without tables
   std::size_t at_ = 0;
   int depth_ = 0;
 };
@@ -190,6 +193,9 @@ class Arguments {
 
   PerDimension numbers(std::size_t i, bool words = false) const {
     if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
+    if (!values_[i]->table.empty()) {
+      fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes a number, found '" + values_[i]->table.substr(0, 40) + "'");
+    }
     if (values_[i]->word && !words) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' true or false, expected a number");
     return values_[i]->numbers;
   }
@@ -200,6 +206,11 @@ class Arguments {
     const auto result = numbers(i, words);
     if (result.count != 1) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes one number");
     return result.value[0];
+  }
+  TensorView table(std::size_t i, const TableOfName& table_of) const {
+    if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
+    if (values_[i]->table.empty()) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes a table's name");
+    return table_of(values_[i]->table);
   }
   int small_number_or(std::size_t i, int otherwise) const {
     if (!values_[i]) return otherwise;
@@ -231,7 +242,7 @@ Rule Parser::call() {
   const auto rule = name();
   if (rule.empty()) fail_here("expected a rule");
   for (const char* table : {"documents", "documents_packed", "blocks", "dense"}) {
-    if (rule == table) fail(at, std::string(table) + " takes a table, which text cannot hold");
+    if (rule == table && !table_of_) fail(at, std::string(table) + " takes a table, which text cannot hold");
   }
   expect('(');
   std::vector<Argument> given;
@@ -265,16 +276,32 @@ Rule Parser::call() {
       const auto a = match({"kernel", "dilation", "causal"});
       return neighbourhood(a.numbers(0), a.numbers_or(1, 1), a.numbers_or(2, 0, true));
     }
+    if (rule == "documents") {
+      const auto a = match({"ids_q", "ids_k"});
+      return documents(a.table(0, *table_of_), a.table(1, *table_of_));
+    }
+    if (rule == "documents_packed") {
+      const auto a = match({"cu_seqlens_q", "cu_seqlens_k"});
+      return documents_packed(a.table(0, *table_of_), a.table(1, *table_of_));
+    }
+    if (rule == "blocks") {
+      const auto a = match({"bitmap", "block_q", "block_k"});
+      return blocks(a.table(0, *table_of_), a.number(1), a.number(2));
+    }
+    if (rule == "dense") return dense(match({"mask"}).table(0, *table_of_));
   } catch (const Error& error) {
     const std::string line = error.what();
     if (line.rfind("rule: column ", 0) == 0) throw;
-    fail(at, line.rfind("rule ", 0) == 0 ? line.substr(5) : line);  // a builder's own check: say where
+    if (line.rfind("rule ", 0) != 0) throw;  // of the caller's table_of, or of cumulative lengths
+    fail(at, line.substr(5));                // a builder's own check: say where
   }
   fail(at, "no rule '" + std::string(rule.substr(0, 40)) + "'");
 }
 
 }  // namespace
 
-Rule parse_rule(std::string_view text) { return Parser(text).whole(); }
+Rule parse_rule(std::string_view text) { return Parser(text, nullptr).whole(); }
+
+Rule parse_rule(std::string_view text, const TableOfName& table_of) { return Parser(text, &table_of).whole(); }
 
 }  // namespace anyflash

@@ -1,0 +1,338 @@
+// Rule -> Program: numbers brought to the sequence's dimensions and to 32 bits, `~` pushed down to the parts, constant parts
+// folded away, tables looked up.
+#include "rules/compile.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "rules/documents.h"
+#include "rules/node.h"
+
+namespace anyflash::rules {
+namespace {
+
+constexpr std::int64_t int32_max = std::numeric_limits<std::int32_t>::max();
+
+/// Larger numbers mean the same as this one: no coordinate, nor a difference of two, is larger.
+std::int32_t narrow(std::int64_t n) { return std::int32_t(std::min(n, int32_max)); }
+
+/// A rule's tree with `~` at the leaves alone, and leaves ready for the program.
+struct Part {
+  enum class Kind : std::uint8_t { nothing, everything, atom, both, either } kind;
+  Atom atom{};
+  std::unique_ptr<Part> left, right;
+  int stack = 1;  // values that its evaluation holds at a time
+};
+using Tree = std::unique_ptr<Part>;
+
+Tree constant(bool everything) {
+  return std::make_unique<Part>(Part{everything ? Part::Kind::everything : Part::Kind::nothing, {}, {}, {}, 1});
+}
+
+class Compiler {
+ public:
+  Compiler(const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index, Tables& tables, std::int64_t key_length)
+      : shapes_(shapes), batch_(batch_index), head_(head_index), keys_(key_length), tables_(tables) {}
+
+  Program run(const Rule& rule) {
+    program_.dimensions = shapes_.dimensions;
+    k_size_ = shapes_.k_size;
+    if (keys_ >= 0) k_size_[2] = std::int32_t(keys_);
+    for (int i = 0; i < 3; ++i) program_.axis[i] = axis_of(shapes_.q_size[i], k_size_[i], shapes_.align);
+    find_documents(rule.node());
+    auto tree = part_of(rule.node(), false);
+    if (tree->kind == Part::Kind::nothing) {
+      tree->kind = Part::Kind::atom;
+      tree->atom = {AtomKind::full, true, 0, {}, {}, nullptr, 0, 0};
+    }
+    program_.conjunction = conjunction(*tree);
+    program_.documents_required = tree->kind != Part::Kind::everything && documents_required(*tree);
+    if (program_.conjunction) {
+      emit_conjunction(*tree);
+    } else {
+      emit(*tree);
+    }
+    return program_;
+  }
+
+ private:
+  void find_documents(const Node& node) {
+    if (node.left) find_documents(*node.left);
+    if (node.right) find_documents(*node.right);
+    if (node.kind != NodeKind::documents && node.kind != NodeKind::documents_packed) return;
+    program_.has_documents = true;
+    program_.restarts = shapes_.dimensions == 1;
+    const auto& table = document_table(node);
+    program_.documents = {table.q.view(), table.k.view(), table.axes.data()};
+  }
+
+  const DocumentTable& document_table(const Node& node) {
+    const auto queries = volume(shapes_.q_size), keys = volume(k_size_);
+    const auto q = row_of(node.table_q), k = row_of(node.table_k);
+    for (const auto& table : tables_.documents) {
+      if (table->made_of_q == q.data && table->made_of_k == k.data && table->keys == keys) return *table;
+    }
+    auto table = node.kind == NodeKind::documents ? documents_of_ids(q, k, queries, keys, shapes_.align)
+                                                  : documents_of_lengths(q, k, keys, shapes_.align);
+    table.made_of_q = q.data;
+    table.made_of_k = k.data;
+    table.keys = keys;
+    tables_.documents.push_back(std::make_unique<DocumentTable>(std::move(table)));
+    return *tables_.documents.back();
+  }
+
+  /// The row of this batch entry in a table of rank 1 or 2.
+  TensorView row_of(const TensorView& table) const {
+    if (table.rank == 1) return table;
+    TensorView row = table;
+    const auto offset = table.shape[0] > 1 ? batch_ * table.strides[0] : 0;
+    if (table.data != nullptr) row.data = static_cast<char*>(table.data) + offset * std::int64_t(element_size(table.type));
+    row.rank = 1;
+    row.shape[0] = table.shape[1];
+    row.strides[0] = table.strides[1];
+    return row;
+  }
+
+  Tree part_of(const Node& node, bool negated) {
+    if (node.kind == NodeKind::negation) return part_of(*node.left, !negated);
+    if (node.kind == NodeKind::both || node.kind == NodeKind::either) {
+      const bool both = (node.kind == NodeKind::both) != negated;
+      return joined(both, part_of(*node.left, negated), part_of(*node.right, negated));
+    }
+    auto part = leaf_of(node);
+    if (part->kind == Part::Kind::atom) {
+      part->atom.negated = negated;
+    } else if (negated) {
+      part = constant(part->kind == Part::Kind::nothing);
+    }
+    return part;
+  }
+
+  static Tree joined(bool both, Tree a, Tree b) {
+    const auto absorbing = both ? Part::Kind::nothing : Part::Kind::everything;
+    const auto neutral = both ? Part::Kind::everything : Part::Kind::nothing;
+    if (a->kind == absorbing || b->kind == neutral) return a;
+    if (b->kind == absorbing || a->kind == neutral) return b;
+    if (a->stack < b->stack) std::swap(a, b);  // the deeper one goes first
+    const auto stack = a->stack == b->stack ? a->stack + 1 : a->stack;
+    return std::make_unique<Part>(
+        Part{both ? Part::Kind::both : Part::Kind::either, {}, std::move(a), std::move(b), stack});
+  }
+
+  Tree leaf_of(const Node& node) {
+    if (node.kind == NodeKind::full) return constant(true);
+    auto part = std::make_unique<Part>(Part{Part::Kind::atom, {}, {}, {}, 1});
+    auto& atom = part->atom;
+    switch (node.kind) {
+      case NodeKind::causal:
+        atom.kind = AtomKind::causal;
+        break;
+      case NodeKind::local:
+        atom.kind = AtomKind::local;
+        atom.causal = node.causal;
+        for (int i = 0; i < 3; ++i) {
+          const auto stride = std::int64_t{1} << node.log2_stride;
+          atom.a[i] = node.n - 1 > int32_max / stride ? std::int32_t(int32_max) : std::int32_t((node.n - 1) * stride);
+          atom.b[i] = std::int32_t(stride);
+        }
+        break;
+      case NodeKind::window: {
+        const auto bound = [](std::int64_t n) { return n < 0 ? std::int32_t(int32_max) : narrow(n); };
+        per_dimension(atom, AtomKind::window, node, bound);
+        break;
+      }
+      case NodeKind::tiles:
+        per_dimension(atom, AtomKind::tiles, node, narrow);
+        break;
+      case NodeKind::neighbourhood:
+        per_dimension(atom, AtomKind::neighbourhood, node, narrow);
+        for (int i = 0; i < 3; ++i) atom.causal |= std::uint8_t(value(node.c, i) << i);
+        break;
+      case NodeKind::prefix:
+      case NodeKind::sink:
+        return first_keys(node);
+      case NodeKind::documents:
+      case NodeKind::documents_packed:
+        atom.kind = AtomKind::documents;
+        break;
+      default:
+        place(atom, node);
+        break;
+    }
+    return part;
+  }
+
+  /// The number for dimension i of the three; those that the sequence lacks are never asked.
+  std::int64_t value(const PerDimension& values, int i) const {
+    return values.value[values.count == 1 ? 0 : std::max(0, i - (3 - shapes_.dimensions))];
+  }
+
+  template <class Bound>
+  void per_dimension(Atom& atom, AtomKind kind, const Node& node, const Bound& bound) const {
+    atom.kind = kind;
+    for (int i = 0; i < 3; ++i) {
+      atom.a[i] = bound(value(node.a, i));
+      atom.b[i] = bound(value(node.b, i));
+    }
+  }
+
+  /// prefix and sink: the last of the first n keys, as a coordinate.
+  Tree first_keys(const Node& node) const {
+    if (node.n == 0) return constant(false);
+    const bool raw = node.kind == NodeKind::sink;
+    auto part = std::make_unique<Part>(Part{Part::Kind::atom, {}, {}, {}, 1});
+    part->atom.kind = raw ? AtomKind::sink : AtomKind::prefix;
+    const auto last = node.n - 1;
+    if (shapes_.dimensions == 1) {
+      part->atom.a = {{0, 0, narrow(last)}};
+      return part;
+    }
+    Int3 size = k_size_;
+    for (int i = 0; i < 3 && !raw; ++i) size[i] = program_.axis[i].r;
+    if (size[0] == 0 || size[1] == 0 || size[2] == 0) return constant(true);  // there are no pairs
+    const auto row = last / size[2], plane = row / size[1];
+    if (plane >= size[0]) return constant(true);
+    part->atom.a = {{std::int32_t(plane), std::int32_t(row % size[1]), std::int32_t(last % size[2])}};
+    return part;
+  }
+
+  /// blocks and dense: this batch entry's and head's rows.
+  void place(Atom& atom, const Node& node) const {
+    const auto& table = node.table_q;
+    const auto stride = [&](int axis) { return axis >= 0 && table.shape[axis] > 1 ? table.strides[axis] : 0; };
+    atom.kind = node.kind == NodeKind::blocks ? AtomKind::blocks : AtomKind::dense;
+    atom.stride_q = stride(table.rank - 2);
+    atom.stride_k = stride(table.rank - 1);
+    atom.data = static_cast<const std::uint8_t*>(table.data);
+    if (table.data != nullptr) atom.data += head_ * stride(table.rank - 3) + batch_ * stride(table.rank - 4);
+    atom.a = {{1, 1, narrow(node.n)}};
+    atom.b = {{1, 1, narrow(node.m)}};
+  }
+
+  static bool conjunction(const Part& part) {
+    return part.kind == Part::Kind::both ? conjunction(*part.left) && conjunction(*part.right)
+                                         : part.kind != Part::Kind::either;
+  }
+
+  /// Is the rule false wherever documents is, whatever its other parts say?
+  static bool documents_required(const Part& part) {
+    switch (part.kind) {
+      case Part::Kind::both: return documents_required(*part.left) || documents_required(*part.right);
+      case Part::Kind::either: return documents_required(*part.left) && documents_required(*part.right);
+      default: return part.atom.kind == AtomKind::documents && !part.atom.negated;
+    }
+  }
+
+  void emit(const Part& part) {
+    if (part.kind == Part::Kind::everything) return;
+    if (part.kind == Part::Kind::atom) {
+      program_.atoms[program_.atom_count] = part.atom;
+      program_.ops[program_.op_count++] = std::uint8_t(program_.atom_count++);
+      return;
+    }
+    emit(*part.left);
+    emit(*part.right);
+    program_.ops[program_.op_count++] = part.kind == Part::Kind::both ? Program::op_and : Program::op_or;
+  }
+
+  static void leaves(const Part& part, std::vector<const Part*>& found) {
+    if (part.kind == Part::Kind::atom) found.push_back(&part);
+    if (part.left) leaves(*part.left, found);
+    if (part.right) leaves(*part.right, found);
+  }
+
+  /// Those that read memory come last: the others may have settled it.
+  void emit_conjunction(const Part& part) {
+    std::vector<const Part*> atoms;
+    leaves(part, atoms);
+    const auto reads = [](const Part* p) { return p->atom.kind == AtomKind::blocks || p->atom.kind == AtomKind::dense; };
+    std::stable_partition(atoms.begin(), atoms.end(), [&](const Part* p) { return !reads(p); });
+    for (const auto* atom : atoms) {
+      emit(*atom);
+      if (program_.atom_count > 1) program_.ops[program_.op_count++] = Program::op_and;
+    }
+  }
+
+  const Shapes& shapes_;
+  const std::int64_t batch_, head_, keys_;
+  Tables& tables_;
+  Int3 k_size_{};
+  Program program_{};
+};
+
+void collect(const Node& node, Facts& facts) {
+  if (node.left) collect(*node.left, facts);
+  if (node.right) collect(*node.right, facts);
+  switch (node.kind) {
+    case NodeKind::documents:
+      facts.tables = true;
+      for (const auto* ids : {&node.table_q, &node.table_k}) facts.batch_varies |= ids->rank == 2 && ids->shape[0] > 1;
+      break;
+    case NodeKind::documents_packed:
+      facts.tables = true;
+      break;
+    case NodeKind::blocks:
+    case NodeKind::dense: {
+      facts.tables = true;
+      const auto& table = node.table_q;
+      facts.heads_vary |= table.rank >= 3 && table.shape[table.rank - 3] > 1;
+      facts.batch_varies |= table.rank == 4 && table.shape[0] > 1;
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+/// Keys that a query sees lie this far apart, or a multiple of it, in a dimension (the j-th of the sequence's).
+std::int64_t stride_of(const Node& node, int j, bool negated) {
+  switch (node.kind) {
+    case NodeKind::negation:
+      return stride_of(*node.left, j, !negated);
+    case NodeKind::both:
+    case NodeKind::either: {
+      const auto a = stride_of(*node.left, j, negated), b = stride_of(*node.right, j, negated);
+      if ((node.kind == NodeKind::either) != negated) return std::gcd(a, b);
+      const auto multiple = a / std::gcd(a, b) * b;
+      return multiple <= int32_max ? multiple : std::max(a, b);
+    }
+    case NodeKind::local:
+      return negated ? 1 : std::int64_t{1} << node.log2_stride;
+    case NodeKind::neighbourhood:
+      return negated ? 1 : narrow(node.b.value[node.b.count == 1 ? 0 : j]);
+    default:
+      return 1;
+  }
+}
+
+}  // namespace
+
+Tables::Tables() = default;
+Tables::~Tables() = default;
+Tables::Tables(Tables&&) noexcept = default;
+Tables& Tables::operator=(Tables&&) noexcept = default;
+
+Rule with_lengths(const Rule& rule, const Shapes& shapes) {
+  if (!shapes.cu_seqlens_q.given() && !shapes.cu_seqlens_k.given()) return rule;
+  return rule & documents_packed(shapes.cu_seqlens_q, shapes.cu_seqlens_k);
+}
+
+Facts facts(const Rule& rule, const Shapes& shapes) {
+  const auto whole = with_lengths(rule, shapes);
+  Facts facts;
+  collect(whole.node(), facts);
+  for (int j = 0; j < shapes.dimensions; ++j) {
+    facts.stride[3 - shapes.dimensions + j] = std::int32_t(stride_of(whole.node(), j, false));
+  }
+  if (!facts.tables) facts.key = rule.text();
+  return facts;
+}
+
+Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index, Tables& tables,
+                std::int64_t key_length) {
+  check(rule, shapes);
+  return Compiler(shapes, batch_index, head_index, tables, key_length).run(with_lengths(rule, shapes));
+}
+
+}  // namespace anyflash::rules

@@ -1,0 +1,141 @@
+#include "rules/documents.h"
+
+#include <algorithm>
+
+namespace anyflash::rules {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+/// A segment of equal ids, before documents are numbered.
+struct IdRun {
+  std::int64_t id;
+  std::int32_t start, end;
+};
+using IdRuns = std::vector<IdRun>;
+
+IdRuns runs_of_ids(const TensorView& ids, std::int64_t count) {
+  IdRuns runs;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto id = integer_at(ids, i);
+    if (runs.empty() || runs.back().id != id) runs.push_back({id, std::int32_t(i), std::int32_t(i)});
+    runs.back().end = std::int32_t(i + 1);
+  }
+  return runs;
+}
+
+IdRuns runs_of_lengths(const TensorView& lengths, std::int64_t count) {
+  IdRuns runs;
+  for (std::int64_t i = 0; i + 1 < lengths.shape[0]; ++i) {
+    const auto start = std::min(integer_at(lengths, i), count), end = std::min(integer_at(lengths, i + 1), count);
+    if (start < end) runs.push_back({i, std::int32_t(start), std::int32_t(end)});
+  }
+  return runs;
+}
+
+bool ascending(const IdRuns& runs, const Ids& values, const std::vector<std::int32_t>& numbers) {
+  std::int32_t before = 0;
+  for (const auto& run : runs) {
+    const auto number = numbers[std::lower_bound(values.begin(), values.end(), run.id) - values.begin()];
+    if (number < before) return false;
+    before = number;
+  }
+  return true;
+}
+
+/// Document numbers: by value where that makes them ascend along both sides, else by first appearance; numbers[i] is that
+/// of the i-th least id. Ascending numbers make the question "do these two ranges share a document?" a comparison of their ends.
+std::vector<std::int32_t> number_documents(const Ids& values, const IdRuns& q, const IdRuns& k) {
+  std::vector<std::int32_t> numbers(values.size());
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::int32_t(i);
+  if (ascending(q, values, numbers) && ascending(k, values, numbers)) return numbers;
+  std::fill(numbers.begin(), numbers.end(), -1);
+  std::int32_t next = 0;
+  for (const auto* runs : {&q, &k}) {
+    for (const auto& run : *runs) {
+      auto& number = numbers[std::lower_bound(values.begin(), values.end(), run.id) - values.begin()];
+      if (number < 0) number = next++;
+    }
+  }
+  return numbers;
+}
+
+SideTable side_table(const IdRuns& runs, const Ids& values, const std::vector<std::int32_t>& numbers,
+                     std::vector<std::int64_t>& sizes) {
+  SideTable side;
+  sizes.assign(values.size(), 0);
+  side.segments.reserve(runs.size());
+  side.segment_of.reserve(runs.empty() ? 0 : runs.back().end);
+  for (const auto& run : runs) {
+    const auto document = numbers[std::lower_bound(values.begin(), values.end(), run.id) - values.begin()];
+    const auto length = run.end - run.start;
+    side.segment_of.insert(side.segment_of.end(), length, std::int32_t(side.segments.size()));
+    side.segments.push_back({run.start, run.end, document, std::int32_t(sizes[document])});
+    sizes[document] += length;
+  }
+  if (ascending(runs, values, numbers)) return side;
+  const auto n = side.segments.size();
+  side.tree.resize(2 * n);
+  for (std::size_t i = 0; i < n; ++i) side.tree[n + i] = {side.segments[i].document, side.segments[i].document};
+  for (auto i = n - 1; i > 0; --i) {
+    const auto &a = side.tree[2 * i], &b = side.tree[2 * i + 1];
+    side.tree[i] = {std::min(a.least, b.least), std::max(a.largest, b.largest)};
+  }
+  return side;
+}
+
+DocumentTable table_of(const IdRuns& q, const IdRuns& k, Align align) {
+  Ids values;
+  values.reserve(q.size() + k.size());
+  for (const auto* runs : {&q, &k}) {
+    for (const auto& run : *runs) values.push_back(run.id);
+  }
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  const auto numbers = number_documents(values, q, k);
+  DocumentTable table;
+  std::vector<std::int64_t> q_sizes, k_sizes;
+  table.q = side_table(q, values, numbers, q_sizes);
+  table.k = side_table(k, values, numbers, k_sizes);
+  table.axes.reserve(values.size());
+  for (std::size_t d = 0; d < values.size(); ++d) table.axes.push_back(axis_of(q_sizes[d], k_sizes[d], align));
+  return table;
+}
+
+}  // namespace
+
+DocumentSide SideTable::view() const {
+  return {segment_of.data(), segments.data(), tree.empty() ? nullptr : tree.data(), std::int32_t(segments.size())};
+}
+
+std::int64_t integer_at(const TensorView& table, std::int64_t i) {
+  const auto at = i * table.strides[0];
+  return table.type == ElementType::int32 ? static_cast<const std::int32_t*>(table.data)[at]
+                                          : static_cast<const std::int64_t*>(table.data)[at];
+}
+
+Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align) {
+  const auto r = std::max(q_size, k_size);
+  const bool scaled = align == Align::scale_front || align == Align::scale_end;
+  const auto side = [&](std::int64_t size, std::int32_t& step, std::int32_t& offset) {
+    step = scaled && size > 0 ? std::int32_t(r / size) : 1;
+    offset = align == Align::none_end ? std::int32_t(r - size) : align == Align::scale_end ? step - 1 : 0;
+  };
+  Axis axis{std::int32_t(q_size), std::int32_t(k_size), std::int32_t(r), 1, 0, 1, 0};
+  side(q_size, axis.q_step, axis.q_offset);
+  side(k_size, axis.k_step, axis.k_offset);
+  return axis;
+}
+
+DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries, std::int64_t keys,
+                               Align align) {
+  return table_of(runs_of_ids(ids_q, queries), runs_of_ids(ids_k, keys), align);
+}
+
+DocumentTable documents_of_lengths(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t keys,
+                                   Align align) {
+  const auto queries = integer_at(cu_seqlens_q, cu_seqlens_q.shape[0] - 1);
+  return table_of(runs_of_lengths(cu_seqlens_q, queries), runs_of_lengths(cu_seqlens_k, keys), align);
+}
+
+}  // namespace anyflash::rules

@@ -1,0 +1,41 @@
+// Document tables: what a program needs to know about which document each entry belongs to.
+#pragma once
+
+#include <vector>
+
+#include <anyflash/attention.h>
+
+#include "rules/program.h"
+
+namespace anyflash::rules {
+
+/// One side's entries, their segments, and a search tree over the segments where the document numbers do not ascend.
+struct SideTable {
+  std::vector<std::int32_t> segment_of;
+  std::vector<Segment> segments;
+  std::vector<DocumentRange> tree;
+
+  DocumentSide view() const;
+};
+
+struct DocumentTable {
+  const void *made_of_q = nullptr, *made_of_k = nullptr;  // the ids' first entries: tables are shared by what they were made of
+  std::int64_t keys = 0;
+  SideTable q, k;
+  std::vector<Axis> axes;
+};
+
+/// The frame of q_size queries and k_size keys.
+Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align);
+
+/// ids of one batch entry: the first `queries` (`keys`) entries of ids_q (ids_k), which are rank 1, int32 or int64.
+DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries, std::int64_t keys,
+                               Align align);
+
+/// Cumulative lengths, checked. Keys from `keys` on do not exist.
+DocumentTable documents_of_lengths(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t keys,
+                                   Align align);
+
+std::int64_t integer_at(const TensorView& table, std::int64_t i);  ///< of a rank-1 int32 or int64 table
+
+}  // namespace anyflash::rules
