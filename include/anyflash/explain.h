@@ -9,7 +9,7 @@
 
 namespace anyflash {
 
-/// The figures of a rule on given shapes, as the CPU backend's plan runs it. Tiles are pairs of a query block and a key block.
+/// The figures of a rule on given shapes, as the CPU backend's plan runs it. A tile: a query block times a key block.
 struct Explanation {
   std::int64_t queries = 0, keys = 0;
   std::int64_t visible_pairs = 0;   ///< pairs the rule shows, of queries * keys: counted, not estimated
@@ -17,14 +17,15 @@ struct Explanation {
   double visited_per_visible = 0;   ///< 1 is best; 0 if nothing is visible
   std::int64_t query_blocks = 0, key_blocks = 0;  ///< blocks that hold an entry
   std::int64_t tiles_skipped = 0, tiles_partial = 0, tiles_full = 0;  ///< sum: query_blocks * key_blocks
-  /// What a block is in each dimension (z, y, x; 1 in those that the sequence lacks): entries, and the step between them.
+  /// A block in each dimension (z, y, x; 1 in those that the sequence lacks): entries, and the step between them.
   std::int64_t query_block[3] = {}, query_step[3] = {}, key_block[3] = {}, key_step[3] = {};
   double forward_flops = 0;         ///< useful: 2 (d_qk + d_v) per visible pair
   double backward_flops = 0;        ///< useful: 6 d_qk + 4 d_v per visible pair
   double bytes = 0;                 ///< of q, k, v, out and lse, one head
   double dense_mask_bytes = 0;      ///< what the rule would take as a boolean matrix, one head
   double plan_bytes = 0;            ///< what the plan takes
-  std::vector<std::uint8_t> tile_classes;  ///< (query_blocks, key_blocks): 0 skip, 1 partial, 2 full; empty if over 2^24 tiles
+  /// (query_blocks, key_blocks): 0 skip, 1 partial, 2 full; empty if over 2^24 tiles.
+  std::vector<std::uint8_t> tile_classes;
 };
 
 /// Sizes of the sequence, 1 to 3 numbers each, outermost first.
@@ -48,8 +49,8 @@ std::vector<std::uint8_t> pattern(const Rule& rule, const SequenceShape& q_shape
                                   Align align = Align::none_front);
 
 /// A picture of the pattern: queries down, keys across, both in memory order, shrunk to at most `side` pixels a side.
-/// width * height grey levels: 0 no pair visible, 255 all visible, between them the visible part of a pixel's pairs. Where a
-/// pixel stands for so many queries that looking at each would take long, evenly spread ones are looked at.
+/// width * height grey levels: 0 no pair visible, 255 all visible, between them the visible part of a pixel's pairs.
+/// Where a pixel stands for so many queries that looking at each would take long, evenly spread ones are looked at.
 struct Picture {
   int width = 0, height = 0;
   std::vector<std::uint8_t> grey;

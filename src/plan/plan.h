@@ -23,12 +23,12 @@ struct TileMenu {
   double tile_cost = 0.0;        ///< of bringing one key block to a query block, whatever its rows (packing)
 };
 
-/// A block is cut into cells of 64 entries, the unit in which words answer: 64 in a row in a block that is a row, 8 x 8 in a
-/// block of one plane, 4 x 4 x 4 in any other. Row r of a block is entry r % 64 of its cell r / 64.
+/// A block is cut into cells of 64 entries, the unit in which words answer: 64 in a row in a block that is a row, 8 x 8
+/// in a block of one plane, 4 x 4 x 4 in any other. Row r of a block is entry r % 64 of its cell r / 64.
 inline int cells_of(const Box& block) { return static_cast<int>(rules::volume(block.extent) / 64); }
 
-/// Cell `cell` of a block, counted row-major. Its origin may lie beyond the sequence (then it has no entries) in a block that does
-/// in part.
+/// Cell `cell` of a block, counted row-major. Of a block that lies beyond the sequence in part a cell may do so wholly;
+/// its origin is outside then, and no word may be asked of it.
 inline Box cell_of(const Box& block, int cell) {
   Box result = block;
   if (block.extent[0] > 1) {
@@ -47,9 +47,9 @@ inline Box cell_of(const Box& block, int cell) {
 }
 
 /// Blocks first .. first + count - 1 are visited; all pairs of each are visible (full) or some may not be (partial).
-/// A block of keys with padding (entries beyond the sequence, or beyond the batch entry's key length) is never in a full run, so
-/// that a word hides the padding. A block of queries with padding may be in a forward plan, where the padding rows' results
-/// are not stored; in a backward plan it is not. Blocks without any entry are in no run.
+/// A block of keys with padding (entries beyond the sequence, or beyond the batch entry's key length) is never in a
+/// full run, so that a word hides the padding. A block of queries with padding may be in one in a forward plan, where
+/// the padding rows' results are not stored; in a backward plan it is not. Blocks without any entry are in no run.
 struct Run {
   std::int32_t first, count;
   TileClass kind;
@@ -82,7 +82,7 @@ struct ExecutionPlan {
 };
 
 /// Makes the plan for a problem, or returns the cached one (rules without tables are cached by rule, shape and menu).
-/// The boxes depend on the rule, the sizes, the alignment and the menu; not on the threads or on what else is in the batch.
+/// The boxes depend on the rule, the sizes, the alignment and the menu; not on threads or on what else is in the batch.
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu);
 
 namespace detail {

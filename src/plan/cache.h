@@ -1,0 +1,49 @@
+// Plans kept for the next call of the same kind: a call on tiny input has no time to make one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace anyflash::planning {
+
+/// All that a plan without tables depends on, as bytes.
+using PlanKey = std::string;
+
+std::size_t bytes_of(const ExecutionPlan& plan);
+
+/// Least recently used plans leave when there are too many, or too large ones. Safe from any number of threads.
+class PlanCache {
+ public:
+  static constexpr std::size_t most_plans = 64;
+  static constexpr std::size_t most_bytes = std::size_t{64} << 20;
+
+  std::shared_ptr<const ExecutionPlan> find(const PlanKey& key);
+  /// Keeps the plan and returns it, or the one that another thread was faster to insert.
+  std::shared_ptr<const ExecutionPlan> insert(const PlanKey& key, std::shared_ptr<const ExecutionPlan> plan);
+  std::size_t plans();
+
+ private:
+  struct Entry {
+    std::size_t hash;
+    PlanKey key;
+    std::shared_ptr<const ExecutionPlan> plan;
+    std::size_t bytes;
+    std::uint64_t last_use;
+  };
+  Entry* entry(std::size_t hash, const PlanKey& key);
+
+  std::mutex mutex_;
+  std::vector<Entry> entries_;  // few: looked through from front to back
+  std::size_t bytes_ = 0;
+  std::uint64_t uses_ = 0;
+};
+
+/// The process's cache.
+PlanCache& plan_cache();
+
+}  // namespace anyflash::planning

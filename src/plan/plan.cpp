@@ -1,0 +1,175 @@
+// Problem -> ExecutionPlan: the masks that differ, the boxes, the runs.
+#include "plan/plan.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <exception>
+#include <limits>
+#include <string>
+
+#include "plan/boxes.h"
+#include "plan/cache.h"
+#include "plan/facts.h"
+#include "plan/runs.h"
+
+namespace anyflash {
+namespace planning {
+namespace {
+
+constexpr std::int64_t task_blocks = 256;  // query blocks searched at a time, some 0.2 ms
+
+/// Calls work(0) .. work(count - 1), in parallel if there are several. The first exception is passed on.
+template <typename Work>
+void in_parallel(std::int64_t count, int threads, const Work& work) {
+  if (count == 1) return work(0);
+  std::exception_ptr failed;
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (std::int64_t i = 0; i < count; ++i) {
+    try {
+      work(i);
+    } catch (...) {
+#pragma omp critical(anyflash_plan_failed)
+      failed = std::current_exception();
+    }
+  }
+  if (failed) std::rethrow_exception(failed);
+}
+
+/// The runs of some query blocks.
+struct Part {
+  std::vector<std::int32_t> runs_of_block;
+  std::vector<Run> runs;
+};
+
+RunList joined(const Part* parts, std::int64_t count) {
+  RunList list;
+  std::size_t blocks = 0, runs = 0;
+  for (auto part = parts; part != parts + count; ++part) {
+    blocks += part->runs_of_block.size();
+    runs += part->runs.size();
+  }
+  list.start.reserve(blocks + 1);
+  list.runs.reserve(runs);
+  list.start.push_back(0);
+  for (auto part = parts; part != parts + count; ++part) {
+    for (const auto number : part->runs_of_block) list.start.push_back(list.start.back() + number);
+    list.runs.insert(list.runs.end(), part->runs.begin(), part->runs.end());
+  }
+  return list;
+}
+
+void check_count(const Grid& grid, const char* name) {
+  const double blocks = double(grid.blocks(0)) * grid.blocks(1) * grid.blocks(2);
+  if (blocks > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(Error::Kind::unsupported, std::string(name) + ": " + std::to_string(rules::volume(grid.size)) +
+                                              " entries make more than 2^31 blocks");
+  }
+}
+
+/// Fills keys_of_query_block of every group: each is cut into parts, all parts are found in parallel.
+void find_runs(ExecutionPlan& plan, const std::vector<Int3>& k_sizes, bool backward) {
+  const auto blocks = plan.query_grid.count();
+  const auto parts_each = std::max<std::int64_t>(1, (blocks + task_blocks - 1) / task_blocks);
+  const auto groups = std::int64_t(plan.groups.size());
+  std::vector<Part> parts(groups * parts_each);
+  in_parallel(groups * parts_each, plan.threads, [&](std::int64_t task) {
+    const auto group = task / parts_each, first = task % parts_each * task_blocks;
+    auto& part = parts[task];
+    RunFinder finder(plan.groups[group].program, plan.query_grid, plan.key_grid, k_sizes[group], backward);
+    for (auto block = first; block < std::min(first + task_blocks, blocks); ++block) {
+      const auto before = part.runs.size();
+      finder.find(std::int32_t(block), part.runs);
+      part.runs_of_block.push_back(std::int32_t(part.runs.size() - before));
+    }
+  });
+  in_parallel(groups, plan.threads, [&](std::int64_t g) {
+    auto& group = plan.groups[g];
+    group.keys_of_query_block = joined(&parts[g * parts_each], parts_each);
+    if (backward) group.queries_of_key_block = transpose(group.keys_of_query_block, plan.key_grid.count());
+  });
+}
+
+std::int64_t key_length(const TensorView& lengths, std::int64_t batch) {
+  const auto at = batch * lengths.strides[0];
+  return lengths.type == ElementType::int64 ? static_cast<const std::int64_t*>(lengths.data)[at]
+                                            : static_cast<const std::int32_t*>(lengths.data)[at];
+}
+
+/// A program for each batch entry and head whose mask differs from the others'; returns the keys that each has.
+std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& facts, ExecutionPlan& plan) {
+  const auto shapes = shapes_of(problem);
+  const auto tables = std::make_shared<rules::Tables>();
+  const bool lengths = problem.key_lengths.given();
+  plan.batch_groups = facts.batch_varies || lengths ? problem.batch : 1;
+  plan.head_groups = facts.heads_vary ? problem.heads_q : 1;
+  plan.groups.resize(plan.batch_groups * plan.head_groups);
+  std::vector<Int3> k_sizes(plan.groups.size(), problem.k_size);
+  for (std::int64_t g = 0; g < std::int64_t(plan.groups.size()); ++g) {
+    const auto b = g / plan.head_groups, h = g % plan.head_groups;
+    const auto length = lengths ? key_length(problem.key_lengths, b) : -1;
+    if (lengths) k_sizes[g][2] = std::int32_t(length);
+    if (rules::volume(k_sizes[g]) == 0) continue;  // no word will be asked for
+    plan.groups[g].program = rules::compile(problem.rule, shapes, b, h, *tables, length);
+  }
+  plan.tables = tables;
+  return k_sizes;
+}
+
+/// The boxes must not depend on what else is in the batch: tables that may differ in it and key lengths have no say.
+Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const ExecutionPlan& plan) {
+  const bool blind = table_axes(problem.rule).batch_axis;
+  if (!blind && !problem.key_lengths.given()) {
+    return cheapest_cut(candidate_cuts(problem, menu, stride), plan.groups[0].program, menu, problem.k_size);
+  }
+  auto general = problem;
+  auto middle = menu;
+  if (blind) {
+    general.rule = without_batch_tables(problem.rule);
+    std::sort(middle.query_rows.begin(), middle.query_rows.end());
+    middle.query_rows = {middle.query_rows[middle.query_rows.size() / 2]};
+  }
+  const auto [program, tables] = first_program(general);
+  return cheapest_cut(candidate_cuts(problem, middle, stride), program, middle, problem.k_size);
+}
+
+std::shared_ptr<const ExecutionPlan> new_plan(const Problem& problem, const TileMenu& menu, const rules::Facts& facts,
+                                              int threads) {
+  auto plan = std::make_shared<ExecutionPlan>();
+  plan->threads = threads;
+  const auto k_sizes = compile_groups(problem, facts, *plan);
+  const bool empty = problem.queries() == 0 || problem.keys() == 0 || plan->groups.empty();
+  const auto cuts = candidate_cuts(problem, menu, facts.stride);
+  const auto cut = empty ? cuts.front() : chosen_cut(problem, menu, facts.stride, *plan);
+  plan->query_grid = cut.queries;
+  plan->key_grid = cut.keys;
+  check_count(cut.queries, "query");
+  check_count(cut.keys, "key");
+  find_runs(*plan, k_sizes, problem.direction == Direction::backward);
+  return plan;
+}
+
+template <typename... Numbers>
+void append(PlanKey& key, const Numbers&... numbers) {
+  (key.append(reinterpret_cast<const char*>(&numbers), sizeof(numbers)), ...);
+}
+
+}  // namespace
+}  // namespace planning
+
+std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu) {
+  const int threads = problem.threads > 0 ? problem.threads : omp_get_max_threads();
+  const auto facts = rules::facts(problem.rule, planning::shapes_of(problem));
+  if (facts.tables || problem.key_lengths.given()) return planning::new_plan(problem, menu, facts, threads);
+
+  thread_local planning::PlanKey key;  // keeps its memory
+  key.clear();
+  planning::append(key, problem.direction, problem.dimensions, problem.q_size, problem.k_size, problem.align, threads,
+               menu.key_rows, menu.pair_cost, menu.tile_cost, menu.query_rows.size());
+  for (const auto rows : menu.query_rows) planning::append(key, rows);
+  key += facts.key;
+  if (auto known = planning::plan_cache().find(key)) return known;
+  return planning::plan_cache().insert(key, planning::new_plan(problem, menu, facts, threads));
+}
+
+}  // namespace anyflash

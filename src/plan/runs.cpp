@@ -1,0 +1,215 @@
+// Runs by bisection, dimension by dimension, so that they come out in ascending order and need no sorting.
+#include "plan/runs.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "rules/classes.h"
+#include "rules/words.h"
+
+namespace anyflash::planning {
+namespace {
+
+/// Entries of residue class r of a dimension.
+std::int32_t class_length(std::int32_t size, std::int32_t residue, std::int32_t step) {
+  return residue < size ? (size - residue + step - 1) / step : 0;
+}
+
+/// The part of a box that lies in the sequence; its origin must. True if that is less than the box.
+bool clip(Box& box, Int3 size) {
+  bool clipped = false;
+  for (int i = 0; i < 3; ++i) {
+    const auto present = std::min(box.extent[i], class_length(size[i] - box.origin[i], 0, box.step[i]));
+    clipped |= present < box.extent[i];
+    box.extent[i] = present;
+  }
+  return clipped;
+}
+
+}  // namespace
+
+RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, const Grid& key_grid, Int3 k_size,
+                     bool pad_queries)
+    : program_(program), query_grid_(query_grid), key_grid_(key_grid), k_size_(k_size), pad_queries_(pad_queries) {
+  std::int64_t inner = 1;
+  for (int i = 2; i >= 0; --i) {
+    chunks_[i] = key_grid.chunks(i);
+    inner_blocks_[i] = inner;
+    inner *= key_grid.blocks(i);
+    inner_ragged_[i] = inner_ragged_[i + 1];
+    // Classes shrink with the residue, by one entry at most: the last one tells.
+    inner_ragged_[i] |= class_length(k_size[i], key_grid.step[i] - 1, key_grid.step[i]) <
+                        std::int64_t(chunks_[i]) * key_grid.extent[i];
+  }
+}
+
+void RunFinder::whole_dimension(int i) {
+  keys_.origin[i] = 0;
+  keys_.extent[i] = k_size_[i];
+  keys_.step[i] = 1;
+}
+
+TileClass RunFinder::ask() {
+  ++questions_;
+  return rules::tile_class(program_, queries_, keys_);
+}
+
+void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
+  query_block_ = query_grid_.box(query_block);
+  if (rules::volume(k_size_) == 0 || !rules::inside(query_block_.origin, query_grid_.size)) return;
+  queries_ = query_block_;
+  query_ragged_ = clip(queries_, query_grid_.size);
+  runs_ = &runs;
+  first_run_ = runs.size();
+  for (int i = 0; i < 3; ++i) whole_dimension(i);
+  const auto known = ask();
+  if (known != TileClass::skip) split_dimension(0, known);
+}
+
+/// Dimensions before i are narrowed to one block, those from i on are whole; the class of that box is known.
+void RunFinder::split_dimension(int i, TileClass known) {
+  if (i == 3) return key_block(known);
+  const auto step = key_grid_.step[i];
+  for (std::int32_t residue = 0; residue < step; ++residue) {
+    split_range(i, residue, 0, chunks_[i], known, step == 1);
+  }
+  whole_dimension(i);
+}
+
+/// Chunks first .. last - 1 of a residue class of dimension i. `known` is the class of a box around them, of this very
+/// box if `asked`; full and skip hold for every part.
+void RunFinder::split_range(int i, std::int32_t residue, std::int32_t first, std::int32_t last, TileClass known,
+                            bool asked) {
+  const auto step = key_grid_.step[i], extent = key_grid_.extent[i];
+  const auto length = class_length(k_size_[i], residue, step);
+  if (std::int64_t(first) * extent >= length) return;
+  const bool ragged = std::int64_t(last) * extent > length;
+  keys_.origin[i] = residue + first * extent * step;
+  keys_.extent[i] = (ragged ? length : last * extent) - first * extent;
+  keys_.step[i] = step;
+  if (known == TileClass::partial && !asked) known = ask();
+  if (known == TileClass::skip) return;
+  const bool padded = ragged || key_ragged_ || inner_ragged_[i + 1] || (pad_queries_ && query_ragged_);
+  if (known == TileClass::full && !padded) {
+    std::int64_t before = 0;
+    for (int j = 0; j < i; ++j) before += index_[j] * inner_blocks_[j];
+    before += (std::int64_t(residue) * chunks_[i] + first) * inner_blocks_[i];
+    return append(before, (last - first) * inner_blocks_[i], TileClass::full);
+  }
+  if (last - first > 1) {
+    const auto middle = first + (last - first) / 2;
+    split_range(i, residue, first, middle, known, false);
+    split_range(i, residue, middle, last, known, false);
+    return;
+  }
+  index_[i] = residue * chunks_[i] + first;
+  const bool outer_ragged = key_ragged_;
+  key_ragged_ |= ragged;
+  split_dimension(i + 1, known);
+  key_ragged_ = outer_ragged;
+}
+
+void RunFinder::key_block(TileClass known) {
+  const bool ragged = key_ragged_ || (pad_queries_ && query_ragged_);
+  const auto kind = known == TileClass::full ? (ragged ? TileClass::partial : known) : ask_words(ragged);
+  if (kind == TileClass::skip) return;
+  std::int64_t block = 0;
+  for (int i = 0; i < 3; ++i) block += index_[i] * inner_blocks_[i];
+  append(block, 1, kind);
+}
+
+/// The exact class of a single tile that the rule called partial. Most are, and their first words say so; a tile that
+/// is empty or full in truth (a combination of rules, a dense mask) is worth the few hundred words it takes to know.
+TileClass RunFinder::ask_words(bool ragged) const {
+  Box block{keys_.origin, key_grid_.extent, key_grid_.step};
+  const auto cells = cells_of(block);
+  bool any = false, all = !ragged;
+  const auto rows = std::int32_t(rules::volume(queries_.extent));
+  for (std::int32_t row = 0; row < rows; ++row) {
+    const auto query = queries_.entry(row);
+    for (int c = 0; c < cells; ++c) {
+      const auto cell = cell_of(block, c);
+      const auto word = rules::inside(cell.origin, k_size_) ? rules::word(program_, query, cell) : 0;
+      any |= word != 0;
+      all &= word == ~std::uint64_t{0};
+      if (any && !all) return TileClass::partial;
+    }
+  }
+  return any ? TileClass::full : TileClass::skip;
+}
+
+void RunFinder::append(std::int64_t first, std::int64_t count, TileClass kind) {
+  auto& runs = *runs_;
+  if (runs.size() > first_run_) {
+    auto& last = runs.back();
+    if (last.kind == kind && last.first + std::int64_t(last.count) == first) {
+      last.count += std::int32_t(count);
+      return;
+    }
+  }
+  runs.push_back({std::int32_t(first), std::int32_t(count), kind});
+}
+
+// A key block's run of query blocks ends where the next query block's runs treat it otherwise. So two neighbouring
+// lists are walked side by side, and only key blocks at which they differ cost anything.
+RunList transpose(const RunList& forward, std::int64_t key_blocks) {
+  struct Open {
+    std::int32_t first;
+    TileClass kind;  // skip: none open
+  };
+  struct Closed {
+    std::int32_t key_block;
+    Run run;
+  };
+  std::vector<Open> open(key_blocks, {0, TileClass::skip});
+  std::vector<Closed> closed;
+  RunList result;
+  result.start.assign(key_blocks + 1, 0);
+  const auto query_blocks = std::int64_t(forward.start.size()) - 1;
+
+  const auto change = [&](std::int64_t from, std::int64_t to, std::int32_t query_block, TileClass kind) {
+    for (auto k = from; k < to; ++k) {
+      auto& run = open[k];
+      if (run.kind != TileClass::skip) {
+        closed.push_back({std::int32_t(k), {run.first, query_block - run.first, run.kind}});
+        ++result.start[k + 1];
+      }
+      run = {query_block, kind};
+    }
+  };
+  const Run* old_at = nullptr;
+  const Run* old_end = nullptr;
+  for (std::int64_t q = 0; q <= query_blocks; ++q) {
+    const Run* now_at = q < query_blocks ? forward.runs.data() + forward.start[q] : nullptr;
+    const Run* now_end = q < query_blocks ? forward.runs.data() + forward.start[q + 1] : nullptr;
+    const auto* next_at = now_at;
+    // Kinds of both lists from `at` on are constant up to the nearest start or end of a run.
+    for (std::int64_t at = 0; at < key_blocks;) {
+      auto until = key_blocks;
+      const auto kind_here = [&](const Run*& run, const Run* end) {
+        while (run != end && run->first + std::int64_t(run->count) <= at) ++run;
+        if (run == end) return TileClass::skip;
+        if (run->first > at) {
+          until = std::min<std::int64_t>(until, run->first);
+          return TileClass::skip;
+        }
+        until = std::min<std::int64_t>(until, run->first + std::int64_t(run->count));
+        return run->kind;
+      };
+      const auto before = kind_here(old_at, old_end);
+      const auto now = kind_here(now_at, now_end);
+      if (before != now) change(at, until, std::int32_t(q), now);
+      at = until;
+    }
+    old_at = next_at;
+    old_end = now_end;
+  }
+
+  for (std::int64_t k = 0; k < key_blocks; ++k) result.start[k + 1] += result.start[k];
+  result.runs.resize(closed.size());
+  auto place = result.start;
+  for (const auto& [key_block, run] : closed) result.runs[place[key_block]++] = run;
+  return result;
+}
+
+}  // namespace anyflash::planning

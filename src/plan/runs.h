@@ -1,0 +1,51 @@
+// Which key blocks a query block meets, and the transpose.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace anyflash::planning {
+
+/// Finds the runs of a query block by bisection: a range of key blocks is asked as one box, and split only where the
+/// answer is partial, so the work follows the edge of the visible area times the logarithm of the length.
+class RunFinder {
+ public:
+  /// k_size: keys that exist, at most key_grid.size. pad_queries: blocks with padding rows are partial, too.
+  RunFinder(const rules::Program& program, const Grid& query_grid, const Grid& key_grid, Int3 k_size, bool pad_queries);
+
+  /// Appends the runs of a query block, ascending and disjoint, neighbours of one kind merged.
+  void find(std::int32_t query_block, std::vector<Run>& runs);
+
+  std::int64_t questions() const { return questions_; }  ///< tile classes asked so far
+
+ private:
+  void split_dimension(int i, TileClass known);
+  void split_range(int i, std::int32_t residue, std::int32_t first, std::int32_t last, TileClass known, bool asked);
+  void key_block(TileClass known);
+  TileClass ask();
+  TileClass ask_words(bool ragged) const;
+  void append(std::int64_t first, std::int64_t count, TileClass kind);
+  void whole_dimension(int i);
+
+  const rules::Program& program_;
+  const Grid query_grid_, key_grid_;
+  const Int3 k_size_;
+  const bool pad_queries_;
+  Int3 chunks_{};
+  std::int64_t inner_blocks_[3] = {};  // blocks of one index of dimension i
+  bool inner_ragged_[4] = {};          // does any block reach beyond the sequence in a dimension >= i?
+
+  Box query_block_{}, queries_{}, keys_{};  // queries_, keys_: clipped to the sequence
+  bool query_ragged_ = false, key_ragged_ = false;
+  std::int32_t index_[3] = {};
+  std::vector<Run>* runs_ = nullptr;
+  std::size_t first_run_ = 0;
+  std::int64_t questions_ = 0;
+};
+
+/// The runs of query blocks for each key block from those of key blocks for each query block, in time linear in both.
+RunList transpose(const RunList& forward, std::int64_t key_blocks);
+
+}  // namespace anyflash::planning

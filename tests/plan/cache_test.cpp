@@ -1,0 +1,118 @@
+#include "plan/cache.h"
+
+#include <thread>
+
+#include "helpers.h"
+
+namespace anyflash::planning {
+namespace {
+
+TEST(Cache, GivesTheSamePlanForTheSameCall) {
+  const auto problem = problem_1d(causal() & local(33), 777, 778);
+  const auto first = make_plan(problem, test_menu());
+  EXPECT_EQ(make_plan(problem, test_menu()), first);
+  EXPECT_EQ(make_plan(problem_1d(causal() & local(33), 777, 778), test_menu()), first) << "an equal rule, built anew";
+  auto other_data = problem;
+  char memory[8];
+  other_data.q.data = memory;
+  other_data.batch = 9;
+  EXPECT_EQ(make_plan(other_data, test_menu()), first) << "neither data nor batch change a plan";
+}
+
+TEST(Cache, TellsApartWhatDiffers) {
+  const auto problem = problem_1d(causal(), 777, 779);
+  std::vector<std::shared_ptr<const ExecutionPlan>> plans;
+  const auto add = [&](const Problem& p, const TileMenu& menu) { plans.push_back(make_plan(p, menu)); };
+  add(problem, test_menu());
+  auto other = problem;
+  other.align = Align::none_end;
+  add(other, test_menu());
+  other = problem;
+  other.direction = Direction::backward;
+  add(other, test_menu());
+  other = problem;
+  other.q_size[2] = 776;
+  add(other, test_menu());
+  other = problem;
+  other.k_size[2] = 778;
+  add(other, test_menu());
+  other = problem;
+  other.rule = ~causal();
+  add(other, test_menu());
+  other = problem;
+  other.threads = 3;
+  add(other, test_menu());
+  auto menu = test_menu();
+  menu.query_rows = {64};
+  add(problem, menu);
+  menu = test_menu();
+  menu.tile_cost = 1;
+  add(problem, menu);
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) EXPECT_NE(plans[i], plans[j]) << i << " " << j;
+  }
+}
+
+TEST(Cache, ForgetsTheLeastRecentlyUsed) {
+  const auto kept = make_plan(problem_1d(local(5), 300, 300), test_menu());
+  const auto forgotten = make_plan(problem_1d(local(6), 300, 300), test_menu());
+  for (std::int32_t n = 1; n <= std::int32_t(PlanCache::most_plans); ++n) {
+    make_plan(problem_1d(local(7), n, n), test_menu());
+    make_plan(problem_1d(local(5), 300, 300), test_menu());
+  }
+  EXPECT_EQ(plan_cache().plans(), PlanCache::most_plans);
+  EXPECT_EQ(make_plan(problem_1d(local(5), 300, 300), test_menu()), kept);
+  EXPECT_NE(make_plan(problem_1d(local(6), 300, 300), test_menu()), forgotten);
+}
+
+TEST(Cache, IsBoundedInBytes) {
+  PlanCache cache;
+  const auto plan_of = [](std::size_t bytes) {
+    auto plan = std::make_shared<ExecutionPlan>();
+    plan->groups.resize(1);
+    plan->groups[0].keys_of_query_block.start.resize(bytes / sizeof(std::int64_t));
+    return plan;
+  };
+  const auto third = PlanCache::most_bytes / 3;
+  for (const char* key : {"a", "b", "c", "d"}) cache.insert(key, plan_of(third));
+  EXPECT_EQ(cache.plans(), 2u);
+  EXPECT_EQ(cache.find("b"), nullptr);
+  EXPECT_NE(cache.find("d"), nullptr);
+  const auto large = plan_of(PlanCache::most_bytes + 1);
+  EXPECT_EQ(cache.insert("e", large), large);
+  EXPECT_EQ(cache.find("e"), nullptr) << "larger than all of the cache";
+  EXPECT_EQ(cache.plans(), 2u);
+}
+
+TEST(Cache, ServesManyThreads) {
+  std::vector<std::thread> threads;
+  std::vector<std::shared_ptr<const ExecutionPlan>> plans(8 * 50);
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([t, &plans] {
+      for (int i = 0; i < 50; ++i) {
+        auto problem = problem_1d(local(11), 1000 + i % 5, 900);
+        problem.threads = 1;
+        plans[t * 50 + i] = make_plan(problem, test_menu());
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (int i = 0; i < 8 * 50; ++i) {
+    ASSERT_EQ(plans[i]->query_grid.size[2], 1000 + i % 50 % 5);
+    EXPECT_EQ(plans[i], plans[i % 5]);
+  }
+}
+
+TEST(Cache, LeavesTablesAlone) {
+  std::vector<std::int32_t> ids(200, 1);
+  const TensorView view(ids.data(), ElementType::int32, {200});
+  const auto problem = problem_1d(documents(view, view), 200, 200);
+  const auto one = make_plan(problem, test_menu());
+  for (int i = 0; i < 100; ++i) ids[i] = 0;  // the same memory, other documents
+  const auto two = make_plan(problem, test_menu());
+  EXPECT_TRUE(rules::sees(one->groups[0].program, {{0, 0, 0}}, {{0, 0, 150}}));
+  EXPECT_FALSE(rules::sees(two->groups[0].program, {{0, 0, 0}}, {{0, 0, 150}}));
+}
+
+}  // namespace
+}  // namespace anyflash::planning

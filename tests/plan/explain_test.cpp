@@ -1,0 +1,153 @@
+// explain, pattern and picture, against each other and against figures worked out by hand.
+#include <anyflash/explain.h>
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace anyflash {
+namespace {
+
+std::int64_t ones(const std::vector<std::uint8_t>& seen) {
+  return std::accumulate(seen.begin(), seen.end(), std::int64_t{0});
+}
+
+struct Shapes {
+  SequenceShape q, k;
+};
+
+TEST(Explain, CountsVisiblePairs) {
+  const std::vector<Shapes> shapes = {
+      {{200}, {300}}, {{17, 20}, {17, 20}}, {{9, 30}, {18, 10}}, {{5, 6, 7}, {5, 6, 7}}};
+  const std::vector<Rule> rules = {full(), causal(), local(5), local(4, 1, true), window(3, -1), prefix(70) | causal(),
+                                   ~local(3), neighbourhood(5, 2), sink(9) | local(2), tiles(4, 3), full() & ~full()};
+  for (const auto& shape : shapes) {
+    for (const auto& rule : rules) {
+      for (const auto align : {Align::none_front, Align::none_end, Align::scale_front, Align::scale_end}) {
+        for (const bool backward : {false, true}) {
+          ExplainOptions options;
+          options.align = align;
+          options.backward = backward;
+          const auto figures = explain(rule, shape.q, shape.k, options);
+          ASSERT_EQ(figures.visible_pairs, ones(pattern(rule, shape.q, shape.k, align))) << rule.text();
+          EXPECT_EQ(figures.tiles_skipped + figures.tiles_partial + figures.tiles_full,
+                    figures.query_blocks * figures.key_blocks);
+          EXPECT_GE(figures.visited_pairs, figures.visible_pairs);
+          ASSERT_EQ(std::int64_t(figures.tile_classes.size()), figures.query_blocks * figures.key_blocks);
+          EXPECT_EQ(std::count(figures.tile_classes.begin(), figures.tile_classes.end(), 1), figures.tiles_partial);
+          EXPECT_EQ(std::count(figures.tile_classes.begin(), figures.tile_classes.end(), 2), figures.tiles_full);
+        }
+      }
+    }
+  }
+}
+
+TEST(Explain, FiguresOfCausal) {
+  ExplainOptions options;
+  options.d_qk = 64;
+  options.d_v = 128;
+  options.type = ElementType::float16;
+  const auto figures = explain(causal(), {16384}, {16384}, options);
+  EXPECT_EQ(figures.visible_pairs, std::int64_t{16384} * 16385 / 2);
+  EXPECT_LE(figures.visited_per_visible, 1.1);
+  EXPECT_EQ(figures.forward_flops, 2.0 * (64 + 128) * double(figures.visible_pairs));
+  EXPECT_EQ(figures.backward_flops, (6.0 * 64 + 4.0 * 128) * double(figures.visible_pairs));
+  EXPECT_EQ(figures.bytes, 2.0 * 16384 * 2 * (64 + 128) + 4.0 * 16384);
+  EXPECT_EQ(figures.dense_mask_bytes, 16384.0 * 16384);
+  EXPECT_LT(figures.plan_bytes, 1e5);
+}
+
+TEST(Explain, LocalImages) {
+  const auto band = [](double n, double window) { return n * n - (n - window) * (n - window + 1); };
+  const auto eight = explain(local(8), {512, 512}, {512, 512}), sixteen = explain(local(16), {512, 512}, {512, 512});
+  EXPECT_EQ(double(eight.visible_pairs), band(512, 8) * band(512, 8));
+  EXPECT_EQ(double(sixteen.visible_pairs), band(512, 16) * band(512, 16));
+  EXPECT_LE(eight.visited_per_visible, 4);
+  EXPECT_LE(sixteen.visited_per_visible, 2.6);
+}
+
+TEST(Explain, TablesOfTheFirstEntry) {
+  std::vector<std::uint8_t> mask(2 * 3 * 50 * 60);
+  for (int i = 0; i < 50 * 60; ++i) mask[i] = i % 3 == 0;
+  const auto rule = dense(TensorView(mask.data(), ElementType::boolean, {2, 3, 50, 60}));
+  EXPECT_EQ(explain(rule, {50}, {60}).visible_pairs, 1000);
+  EXPECT_EQ(ones(pattern(rule, {50}, {60})), 1000);
+}
+
+TEST(Explain, NothingThere) {
+  const auto figures = explain(causal(), {0}, {10});
+  EXPECT_EQ(figures.visible_pairs, 0);
+  EXPECT_EQ(figures.visited_per_visible, 0);
+  EXPECT_TRUE(pattern(causal(), {10}, {0}).empty());
+  EXPECT_EQ(picture(causal(), {0}, {0}).grey.size(), 0u);
+  EXPECT_TRUE(picture_text(picture(causal(), {0}, {0})).empty());
+}
+
+TEST(Explain, WrongInput) {
+  EXPECT_THROW(explain(causal(), {}, {10}), Error);
+  EXPECT_THROW(explain(causal(), {10}, {1, 2, 3, 4}), Error);
+  EXPECT_THROW(explain(causal(), {10}, {10, 10}), Error);
+  EXPECT_THROW(explain(causal(), {-1}, {10}), Error);
+  EXPECT_THROW(explain(causal(), {std::int64_t{1} << 62}, {10}), Error);
+  EXPECT_THROW(pattern(causal(), {1 << 15}, {1 << 15}), Error);
+  EXPECT_THROW(picture(causal(), {10}, {10}, Align::none_front, 0), Error);
+  EXPECT_THROW(picture(causal(), {10}, {10}, Align::none_front, 1 << 20), Error);
+}
+
+TEST(Picture, IsThePatternWhereItFits) {
+  for (const auto& shape : {Shapes{{40}, {70}}, Shapes{{6, 9}, {5, 11}}, Shapes{{3, 4, 5}, {3, 4, 5}}}) {
+    for (const auto& rule : {causal(), local(3), local(3, 1) | prefix(4), ~causal()}) {
+      const auto seen = pattern(rule, shape.q, shape.k);
+      const auto drawn = picture(rule, shape.q, shape.k);
+      ASSERT_EQ(drawn.grey.size(), seen.size());
+      for (std::size_t i = 0; i < seen.size(); ++i) ASSERT_EQ(drawn.grey[i], seen[i] ? 255 : 0) << rule.text();
+    }
+  }
+}
+
+TEST(Picture, ShrinksByTheVisiblePart) {
+  const auto rule = local(20) & ~local(3, 2);
+  const auto seen = pattern(rule, {30, 20}, {30, 20});
+  const auto drawn = picture(rule, {30, 20}, {30, 20}, Align::none_front, 64);
+  ASSERT_EQ(drawn.width, 64);
+  for (int y = 0; y < 64; ++y) {
+    for (int x = 0; x < 64; ++x) {
+      int visible = 0, pairs = 0;
+      for (int i = y * 600 / 64; i < (y + 1) * 600 / 64; ++i) {
+        for (int j = x * 600 / 64; j < (x + 1) * 600 / 64; ++j) visible += seen[i * 600 + j], ++pairs;
+      }
+      const int grey = drawn.grey[y * 64 + x];
+      EXPECT_NEAR(grey, 255.0 * visible / pairs, 1.0);
+      EXPECT_EQ(grey == 0, visible == 0);
+      EXPECT_EQ(grey == 255, visible == pairs);
+    }
+  }
+}
+
+TEST(Picture, FindsAThinBandInALongSequence) {
+  const auto drawn = picture(local(4), {1 << 20}, {1 << 20});
+  ASSERT_EQ(drawn.width, 256);
+  for (int i = 0; i < 256; ++i) {
+    EXPECT_GT(drawn.grey[i * 256 + i], 0);
+    EXPECT_EQ(drawn.grey[i * 256 + (i + 128) % 256], 0);
+  }
+}
+
+TEST(Picture, AsText) {
+  const Picture drawn{4, 3, {255, 0, 255, 0, 0, 0, 255, 255, 255, 255, 128, 0}, 3, 4};
+  EXPECT_EQ(picture_text(drawn), "▀ █▄\n▀▀▀ \n");
+}
+
+TEST(Picture, AsSvg) {
+  const Picture drawn{3, 2, {255, 255, 0, 255, 255, 0}, 200, 300};
+  const auto svg = picture_svg(drawn, "a < b & c");
+  EXPECT_NE(svg.find("M0 0h2v2h-2z"), std::string::npos) << "equal pixels are one rectangle";
+  EXPECT_NE(svg.find("a &lt; b &amp; c"), std::string::npos);
+  EXPECT_NE(svg.find("300 keys"), std::string::npos);
+  EXPECT_NE(svg.find("200 queries"), std::string::npos);
+  EXPECT_EQ(svg.find("<svg"), 0u);
+  EXPECT_EQ(svg.substr(svg.size() - 7), "</svg>\n");
+}
+
+}  // namespace
+}  // namespace anyflash

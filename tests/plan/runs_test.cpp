@@ -1,0 +1,189 @@
+// Runs against the definition: nothing visible is missed, nothing hidden is called visible.
+#include "plan/runs.h"
+
+#include "helpers.h"
+#include "plan/boxes.h"
+
+namespace anyflash::planning {
+namespace {
+
+/// Which block each entry lies in; checks that it is in one, and in one only.
+std::vector<std::int64_t> block_of_entry(const Grid& grid) {
+  std::vector<std::int64_t> found(rules::volume(grid.size), -1);
+  for (std::int64_t block = 0; block < grid.count(); ++block) {
+    const auto box = grid.box(std::int32_t(block));
+    for (int e = 0; e < rules::volume(grid.extent); ++e) {
+      const auto entry = box.entry(e);
+      if (!rules::inside(entry, grid.size)) continue;
+      auto& place = found[rules::flat_index(entry, grid.size)];
+      EXPECT_EQ(place, -1);
+      place = block;
+    }
+  }
+  EXPECT_EQ(std::count(found.begin(), found.end(), -1), 0);
+  return found;
+}
+
+/// Checks the runs of one group against `sees`, and the transpose against the runs.
+void check_group(const ExecutionPlan& plan, const MaskGroup& group, Int3 k_size, bool backward) {
+  const auto rows = plan.query_grid.count(), columns = plan.key_grid.count();
+  const auto classes = class_matrix(group.keys_of_query_block, rows, columns);
+  const auto query_blocks = block_of_entry(plan.query_grid), key_blocks = block_of_entry(plan.key_grid);
+  const auto queries = rules::volume(plan.query_grid.size), keys = rules::volume(k_size);
+  std::vector<std::int64_t> visible(classes.size());
+  for (std::int64_t i = 0; i < queries; ++i) {
+    for (std::int64_t j = 0; j < keys; ++j) {
+      visible[query_blocks[i] * columns + key_blocks[j]] += rules::sees(
+          group.program, rules::coordinate_of(i, plan.query_grid.size), rules::coordinate_of(j, k_size));
+    }
+  }
+  const auto entries = [](const std::vector<std::int64_t>& blocks, std::int64_t end, std::int64_t block) {
+    return std::count(blocks.begin(), blocks.begin() + end, block);
+  };
+  std::vector<std::int64_t> query_entries(rows), key_entries(columns);
+  for (std::int64_t q = 0; q < rows; ++q) query_entries[q] = entries(query_blocks, queries, q);
+  for (std::int64_t k = 0; k < columns; ++k) key_entries[k] = entries(key_blocks, keys, k);
+  const auto q_volume = rules::volume(plan.query_grid.extent), k_volume = rules::volume(plan.key_grid.extent);
+  for (std::int64_t q = 0; q < rows; ++q) {
+    for (std::int64_t k = 0; k < columns; ++k) {
+      const auto at = q * columns + k;
+      const bool whole = key_entries[k] == k_volume && (!backward || query_entries[q] == q_volume);
+      auto expected = TileClass::partial;
+      if (visible[at] == 0) expected = TileClass::skip;
+      if (visible[at] > 0 && visible[at] == query_entries[q] * k_volume && whole) expected = TileClass::full;
+      ASSERT_EQ(classes[at], expected) << "query block " << q << ", key block " << k;
+    }
+  }
+  if (!backward) {
+    EXPECT_TRUE(group.queries_of_key_block.runs.empty());
+    return;
+  }
+  const auto transposed = class_matrix(group.queries_of_key_block, columns, rows);
+  for (std::int64_t q = 0; q < rows; ++q) {
+    for (std::int64_t k = 0; k < columns; ++k) ASSERT_EQ(transposed[k * rows + q], classes[q * columns + k]);
+  }
+}
+
+void check_plan(const Case& c, const TileMenu& menu) {
+  const auto plan = make_plan(problem_of(c), menu);
+  check_group(*plan, plan->groups[0], c.k_size, c.direction == Direction::backward);
+}
+
+TEST(Runs, AreTheVisibleTiles) {
+  RandomRules random(1);
+  for (int i = 0; i < 400; ++i) {
+    const auto c = random.next(i % 4);
+    SCOPED_TRACE(c.rule.text() + ", case " + std::to_string(i));
+    check_plan(c, test_menu());
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Runs, HoldForEveryCut) {
+  RandomRules random(2);
+  for (int i = 0; i < 60; ++i) {
+    const auto c = random.next(2);
+    SCOPED_TRACE(c.rule.text() + ", case " + std::to_string(i));
+    const auto problem = problem_of(c);
+    TileMenu menu = test_menu();
+    menu.key_rows = i % 2 ? 128 : 64;
+    const auto [program, tables] = first_program(problem);
+    for (const auto& cut : candidate_cuts(problem, menu, rules::facts(c.rule, shapes_of(problem)).stride)) {
+      ExecutionPlan plan;
+      plan.query_grid = cut.queries;
+      plan.key_grid = cut.keys;
+      plan.groups.resize(1);
+      auto& group = plan.groups[0];
+      group.program = program;
+      RunFinder finder(group.program, cut.queries, cut.keys, c.k_size, true);
+      group.keys_of_query_block.start.push_back(0);
+      for (std::int64_t block = 0; block < cut.queries.count(); ++block) {
+        finder.find(std::int32_t(block), group.keys_of_query_block.runs);
+        group.keys_of_query_block.start.push_back(std::int64_t(group.keys_of_query_block.runs.size()));
+      }
+      group.queries_of_key_block = transpose(group.keys_of_query_block, cut.keys.count());
+      check_group(plan, group, c.k_size, true);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Runs, OfDenseMasksAreExact) {
+  RandomRules random(3);
+  const std::int64_t n = 320;
+  std::vector<std::uint8_t> mask(n * n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      const auto tile = (i / 64 * 3 + j / 64) % 3;
+      mask[i * n + j] = tile == 0 ? 0 : tile == 1 ? 1 : std::uint8_t(random.number(0, 1));
+    }
+  }
+  const TensorView view(mask.data(), ElementType::boolean, {n, n});
+  for (const auto direction : {Direction::forward, Direction::backward}) {
+    check_plan({dense(view), 1, {{1, 1, 320}}, {{1, 1, 320}}, Align::none_front, direction}, test_menu());
+  }
+}
+
+/// Tile classes asked to plan n queries and n keys.
+std::int64_t questions(const Rule& rule, std::int32_t n) {
+  const auto problem = problem_1d(rule, n, n);
+  const auto [program, tables] = first_program(problem);
+  const Grid grid{problem.q_size, {{1, 1, 64}}, {{1, 1, 1}}};
+  RunFinder finder(program, grid, grid, problem.k_size, false);
+  std::vector<Run> runs;
+  for (std::int64_t block = 0; block < grid.count(); ++block) finder.find(std::int32_t(block), runs);
+  EXPECT_LE(std::int64_t(runs.size()), 3 * grid.count());
+  return finder.questions();
+}
+
+TEST(Runs, CostFollowsTheLength) {
+  for (const auto& rule : {local(256), causal(), full(), causal() & local(1000), prefix(5000) | causal()}) {
+    const auto few = questions(rule, 1 << 15), many = questions(rule, 1 << 18);
+    EXPECT_LE(many, 8 * few * 2) << rule.text();
+    EXPECT_LE(many, (1 << 12) * 60) << rule.text();
+  }
+}
+
+TEST(Runs, OfManyQueriesAreTheSameOnAnyNumberOfThreads) {
+  auto problem = problem_1d(local(300, 0, true) | sink(100), 100'003, 70'001);
+  problem.align = Align::none_end;
+  problem.direction = Direction::backward;
+  problem.threads = 1;
+  const auto one = make_plan(problem, test_menu());
+  problem.threads = 7;
+  const auto seven = make_plan(problem, test_menu());
+  ASSERT_NE(one, seven);
+  const auto same = [](const RunList& a, const RunList& b) {
+    const auto equal = [](const auto& x, const auto& y) {
+      return x.first == y.first && x.count == y.count && x.kind == y.kind;
+    };
+    return a.start == b.start && std::equal(a.runs.begin(), a.runs.end(), b.runs.begin(), b.runs.end(), equal);
+  };
+  EXPECT_TRUE(same(one->groups[0].keys_of_query_block, seven->groups[0].keys_of_query_block));
+  EXPECT_TRUE(same(one->groups[0].queries_of_key_block, seven->groups[0].queries_of_key_block));
+}
+
+TEST(Cells, CoverTheirBlockOnce) {
+  const Int3 step{{1, 2, 3}}, origin{{5, 6, 7}};
+  const Int3 extents[] = {{{1, 1, 64}},   {{1, 1, 256}}, {{1, 8, 8}}, {{1, 16, 8}},
+                          {{1, 16, 16}}, {{4, 4, 4}},   {{8, 4, 8}}};
+  for (const auto& extent : extents) {
+    const Box block{origin, extent, step};
+    std::vector<int> times(rules::volume(extent));
+    ASSERT_EQ(cells_of(block) * 64, rules::volume(extent));
+    for (int c = 0; c < cells_of(block); ++c) {
+      const auto cell = cell_of(block, c);
+      ASSERT_EQ(rules::volume(cell.extent), 64);
+      for (int e = 0; e < 64; ++e) {
+        auto entry = cell.entry(e);
+        for (int i = 0; i < 3; ++i) entry[i] = (entry[i] - origin[i]) / step[i];
+        ASSERT_TRUE(rules::inside(entry, extent));
+        ++times[rules::flat_index(entry, extent)];
+      }
+    }
+    EXPECT_EQ(std::count(times.begin(), times.end(), 1), rules::volume(extent));
+  }
+}
+
+}  // namespace
+}  // namespace anyflash::planning
