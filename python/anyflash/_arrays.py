@@ -26,28 +26,29 @@ def _first_line(error: BaseException) -> str:
 
 def capsule_of(array: Any, name: str, writable: bool) -> Any:
     """The DLPack capsule of a CPU array; TypeError or ValueError with the argument's name."""
+    start = f"{name} " if ":" in name else f"{name}: "
     framework = _framework(array)
     if writable and framework in _IMMUTABLE:
-        raise ValueError(f"{name}: a {_IMMUTABLE[framework]} array cannot be written into, leave it out")
+        raise ValueError(f"{start}a {_IMMUTABLE[framework]} array cannot be written into, leave it out")
     if getattr(array, "requires_grad", False) is True:
         raise ValueError(
-            f"{name}: requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
+            f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
         )
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
-        raise TypeError(f"{name}: expected an array (NumPy, or one with __dlpack__), got {type(array).__name__}")
+        raise TypeError(f"{start}type {type(array).__name__}, expected an array (NumPy, or one with __dlpack__)")
     try:
         device = int(array.__dlpack_device__()[0])
         if device != _CPU:
-            raise ValueError(f"{name}: on a {_DEVICES.get(device, f'DLPack type {device}')} device, expected the CPU")
+            raise ValueError(f"{start}on a {_DEVICES.get(device, f'DLPack type {device}')} device, expected the CPU")
         try:
             return array.__dlpack__(max_version=(1, 0))
         except TypeError:  # an exporter from before DLPack 1.0
             return array.__dlpack__()
     except Exception as error:
         line = _first_line(error)
-        raise ValueError(line if line.startswith(f"{name}: ") else f"{name}: __dlpack__ failed: {line}") from None
+        raise ValueError(line if line.startswith(start) else f"{start}__dlpack__ failed: {line}") from None
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -125,7 +125,7 @@ def _sizes(shape: Any, name: str) -> tuple[int, ...]:
     sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     for size in sizes:
         if not hasattr(size, "__index__"):
-            raise TypeError(f"{name}: expected an integer or a tuple of 1 to 3, got {type(size).__name__}")
+            raise TypeError(f"{name}: type {type(size).__name__}, expected an integer or a tuple of 1 to 3")
     return tuple(size.__index__() for size in sizes)
 
 

@@ -13,30 +13,14 @@ struct NumPy {
 };
 NumPy* numpy = nullptr;
 
+/// An argument's line begins with its name and a colon; parts of rules ("rule local: window") have theirs already.
 [[noreturn]] void fail(Error::Kind kind, const char* name, const std::string& line) {
-  throw Error(kind, std::string(name) + ": " + line);
-}
-
-const char* expected(Elements elements) {
-  switch (elements) {
-    case Elements::indices: return "int32 or int64";
-    case Elements::mask: return "bool or uint8";
-    default: return "float16, bfloat16, float32 or float64";
-  }
-}
-
-bool fits(ElementType type, Elements elements) {
-  switch (type) {
-    case ElementType::boolean:
-    case ElementType::uint8: return elements == Elements::mask;
-    case ElementType::int32:
-    case ElementType::int64: return elements == Elements::indices;
-    default: return elements == Elements::numbers;
-  }
+  throw Error(kind, std::string(name) + (std::strchr(name, ':') ? " " : ": ") + line);
 }
 
 [[noreturn]] void wrong_type(const char* name, const std::string& came, Elements elements) {
-  fail(Error::Kind::type, name, "element type " + came + ", expected " + expected(elements));
+  static constexpr const char* expected[] = {"float16, bfloat16, float32 or float64", "int32 or int64", "boolean or uint8"};
+  fail(Error::Kind::type, name, "type " + came + ", expected " + expected[int(elements)]);
 }
 
 /// The element type of a buffer; false if it is none of ours. `format` is in the language of Python's struct module.
@@ -81,22 +65,16 @@ bool type_of_dlpack(nb::dlpack::dtype dtype, ElementType& type) {
 
 void check_rank(std::int64_t rank, const char* name) {
   if (rank > TensorView::max_rank) {
-    fail(Error::Kind::value, name, std::to_string(rank) + " axes, expected at most " + std::to_string(TensorView::max_rank));
+    fail(Error::Kind::value, name, "rank " + std::to_string(rank) + ", expected at most " + std::to_string(TensorView::max_rank));
   }
 }
 
 void check_aligned(const TensorView& view, const char* name) {
   const auto size = element_size(view.type);
   if (reinterpret_cast<std::uintptr_t>(view.data) % size != 0 && view.elements() != 0) {
-    fail(Error::Kind::value, name, "memory that is not aligned to its elements of " + std::to_string(size) + " bytes");
+    fail(Error::Kind::value, name, std::string("data pointer misaligned, expected a multiple of ") + std::to_string(size) +
+                                       " bytes for " + element_name(view.type));
   }
-}
-
-/// The text of the exception that is set, first line only; clears it.
-std::string take_error() {
-  nb::python_error error;
-  std::string line = nb::str(error.value()).c_str();
-  return line.substr(0, line.find('\n'));
 }
 
 }  // namespace
@@ -134,7 +112,7 @@ TensorView Arrays::view(nb::handle array, const char* name, Elements elements, b
 
 TensorView Arrays::numpy_view(nb::handle array, const char* name, Elements elements, bool writable) {
   if (PyObject_IsInstance(array.ptr(), numpy->masked_array.ptr()) == 1) {
-    fail(Error::Kind::type, name, "a masked array, expected a plain one (a mask goes into the rule)");
+    fail(Error::Kind::type, name, "type MaskedArray, expected a plain array (a mask goes into the rule)");
   }
   auto& buffer = buffers_[buffer_count_];
   TensorView view;
@@ -155,11 +133,9 @@ TensorView Arrays::numpy_view(nb::handle array, const char* name, Elements eleme
   if (!known) {
     const nb::object dtype = array.attr("dtype");
     const bool swapped = !nb::cast<bool>(dtype.attr("isnative"));
-    wrong_type(name, swapped ? "in swapped byte order (" + std::string(nb::str(dtype).c_str()) + ")" : nb::str(dtype).c_str(),
-               elements);
+    wrong_type(name, std::string(nb::str(dtype).c_str()) + (swapped ? " (bytes swapped)" : ""), elements);
   }
-  if (!fits(view.type, elements)) wrong_type(name, element_name(view.type), elements);
-  if (writable && buffer.readonly) fail(Error::Kind::value, name, "a read-only array, expected a writable one");
+  if (writable && buffer.readonly) fail(Error::Kind::value, name, "read-only, expected a writable array");
   return buffer_view(name, view.type);
 }
 
@@ -173,8 +149,8 @@ TensorView Arrays::buffer_view(const char* name, ElementType type) {
   for (int i = 0; i < buffer.ndim; ++i) {
     view.shape[i] = buffer.shape[i];
     if (buffer.shape[i] > 1 && buffer.strides[i] % buffer.itemsize != 0) {
-      fail(Error::Kind::value, name, "a stride of " + std::to_string(buffer.strides[i]) +
-                                         " bytes, expected a multiple of its elements' " + std::to_string(buffer.itemsize));
+      fail(Error::Kind::value, name, "stride " + std::to_string(buffer.strides[i]) + " bytes, expected a multiple of " +
+                                         std::to_string(buffer.itemsize) + " for " + element_name(type));
     }
     view.strides[i] = buffer.strides[i] / buffer.itemsize;
   }
@@ -193,10 +169,10 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   nb::ndarray<nb::ro> tensor;
   if (!nb::try_cast(capsule, tensor, false)) {
     PyErr_Clear();
-    fail(Error::Kind::type, name, "its __dlpack__ gave something that is not a DLPack tensor");
+    fail(Error::Kind::type, name, "its __dlpack__ gave no DLPack tensor");
   }
   tensors_.push_back(tensor);
-  if (tensor.device_type() != nb::device::cpu::value) fail(Error::Kind::device, name, "expected memory of the CPU");
+  if (tensor.device_type() != nb::device::cpu::value) fail(Error::Kind::device, name, "not in the memory of the CPU");
   TensorView view;
   if (!type_of_dlpack(tensor.dtype(), view.type)) {
     static constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
@@ -204,14 +180,13 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
     wrong_type(name, (dtype.code < 7 ? kinds[dtype.code] : "code " + std::to_string(dtype.code) + " of ") +
                          std::to_string(dtype.bits), elements);
   }
-  if (!fits(view.type, elements)) wrong_type(name, element_name(view.type), elements);
   check_rank(std::int64_t(tensor.ndim()), name);
   view.data = const_cast<void*>(tensor.data());
   view.rank = int(tensor.ndim());
   for (int i = 0; i < view.rank; ++i) {
     view.shape[i] = tensor.shape(i);
     view.strides[i] = tensor.stride(i);
-    if (view.shape[i] < 0) fail(Error::Kind::value, name, "a negative size in its shape");
+    if (view.shape[i] < 0) fail(Error::Kind::value, name, "a negative size in its shape, expected none");
   }
   return view;
 }
@@ -246,8 +221,8 @@ double real(nb::handle number, const char* name) {
   if (value == -1.0 && PyErr_Occurred()) {
     const bool too_large = PyErr_ExceptionMatches(PyExc_OverflowError);
     PyErr_Clear();
-    if (too_large) fail(Error::Kind::value, name, "a number too large for float64");
-    fail(Error::Kind::type, name, "expected a number, got " + class_name(number));
+    if (too_large) fail(Error::Kind::value, name, "expected a number that float64 holds");
+    fail(Error::Kind::type, name, "type " + class_name(number) + ", expected a number");
   }
   return value;
 }
@@ -256,19 +231,22 @@ std::int64_t integer(nb::handle number, const char* name) {
   const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
   if (!index.is_valid()) {
     PyErr_Clear();
-    fail(Error::Kind::type, name, "expected an integer, got " + class_name(number));
+    fail(Error::Kind::type, name, "type " + class_name(number) + ", expected an integer");
   }
   const long long value = PyLong_AsLongLong(index.ptr());
   if (value == -1 && PyErr_Occurred()) {
     PyErr_Clear();
-    fail(Error::Kind::value, name, "an integer too large for 64 bits");
+    fail(Error::Kind::value, name, "expected an integer of 64 bits");
   }
   return value;
 }
 
 bool flag(nb::handle value, const char* name) {
   const int truth = PyObject_IsTrue(value.ptr());
-  if (truth < 0) fail(Error::Kind::type, name, "expected True or False: " + take_error());
+  if (truth < 0) {
+    PyErr_Clear();
+    fail(Error::Kind::type, name, "type " + class_name(value) + ", expected True or False");
+  }
   return truth != 0;
 }
 
@@ -277,7 +255,7 @@ namespace {
 /// The place of a word among `words`, or an error that lists them.
 template <std::size_t count>
 int place_of(nb::handle word, const char* name, const char* const (&words)[count]) {
-  if (!PyUnicode_Check(word.ptr())) fail(Error::Kind::type, name, "expected a str, got " + class_name(word));
+  if (!PyUnicode_Check(word.ptr())) fail(Error::Kind::type, name, "type " + class_name(word) + ", expected str");
   const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), nullptr);
   if (!text) throw nb::python_error();
   std::string list;

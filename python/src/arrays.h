@@ -14,7 +14,8 @@ namespace anyflash::python {
 
 namespace nb = nanobind;
 
-/// The element types an argument may have; what else comes is a TypeError that lists them.
+/// Which element types an argument may have, for the error on a type that a view cannot express. Of those that it can, the
+/// library's own checks choose.
 enum class Elements : std::uint8_t { numbers, indices, mask };
 
 /// The views of one call (or one rule), and what keeps their memory in place. Made and destroyed with the GIL held.

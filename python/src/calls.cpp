@@ -41,7 +41,7 @@ Options read_options(const Given& given, Arrays& arrays) {
   const nb::handle plan = given[plan_made];
   if (!plan.is_none()) {
     if (!nb::isinstance<PlanObject>(plan)) {
-      throw Error(Error::Kind::type, "plan: expected what anyflash.plan gives, got " + class_name(plan));
+      throw Error(Error::Kind::type, "plan: type " + class_name(plan) + ", expected what anyflash.plan gives");
     }
     options.plan = &nb::inst_ptr<PlanObject>(plan)->plan;
   }

@@ -23,7 +23,7 @@ ElementType type_named(nb::handle dtype) {
   for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
     if (name == element_name(type)) return type;
   }
-  throw Error(Error::Kind::type, "dtype: " + name + ", expected float16, bfloat16, float32 or float64");
+  throw Error(Error::Kind::type, "dtype: type " + name + ", expected float16, bfloat16, float32 or float64");
 }
 
 nb::tuple three(const std::int64_t (&numbers)[3]) { return nb::make_tuple(numbers[0], numbers[1], numbers[2]); }

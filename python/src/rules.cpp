@@ -1,4 +1,7 @@
 // Python's Rule class and the functions that make rules. Their documentation is in anyflash/_rules.py.
+#include <algorithm>
+#include <cstring>
+
 #include "rule_object.h"
 
 namespace anyflash::python {
@@ -14,11 +17,11 @@ RuleObject joined(Rule rule, const RuleObject& a, const RuleObject& b) {
 PerDimension per_dimension(nb::handle value, const char* name) {
   if (PyIndex_Check(value.ptr())) return integer(value, name);
   if (!nb::isinstance<nb::tuple>(value) && !nb::isinstance<nb::list>(value)) {
-    throw Error(Error::Kind::type, std::string(name) + ": expected an integer or a tuple of 1 to 3, got " + class_name(value));
+    throw Error(Error::Kind::type, std::string(name) + " type " + class_name(value) + ", expected an integer or a tuple of 1 to 3");
   }
   const auto count = nb::len(value);
   if (count < 1 || count > 3) {
-    throw Error(Error::Kind::value, std::string(name) + ": " + std::to_string(count) + " numbers, expected 1 to 3");
+    throw Error(Error::Kind::value, std::string(name) + " of " + std::to_string(count) + " numbers, expected 1 to 3");
   }
   PerDimension numbers = 0;
   numbers.count = int(count);
@@ -27,15 +30,12 @@ PerDimension per_dimension(nb::handle value, const char* name) {
 }
 
 RuleObject local_rule(nb::handle window, nb::handle log2_stride, nb::handle causal) {
-  const auto stride = integer(log2_stride, "log2_stride");
-  if (stride < 0 || stride > 30) {
-    throw Error(Error::Kind::value, "log2_stride: " + std::to_string(stride) + ", expected 0 to 30");
-  }
-  return {local(integer(window, "window"), int(stride), flag(causal, "causal")), {}};
+  const auto stride = std::clamp<std::int64_t>(integer(log2_stride, "rule local: log2_stride"), -1, 1000);
+  return {local(integer(window, "rule local: window"), int(stride), flag(causal, "rule local: causal")), {}};
 }
 
 TensorView table(Arrays& arrays, nb::handle array, const char* name, Elements elements) {
-  if (array.is_none()) throw Error(Error::Kind::type, std::string(name) + ": expected an array, got None");
+  if (array.is_none()) throw Error(Error::Kind::type, std::string(name) + (std::strchr(name, ':') ? "" : ":") + " not given");
   return arrays.input(array, name, elements);
 }
 
@@ -51,13 +51,13 @@ RuleObject rule_of_tables(MakeFromTwo make, nb::handle first, const char* first_
 
 RuleObject blocks_rule(nb::handle bitmap, nb::handle block_q, nb::handle block_k) {
   const auto tables = std::make_shared<Arrays>();
-  const auto view = table(*tables, bitmap, "bitmap", Elements::mask);
-  return {blocks(view, integer(block_q, "block_q"), integer(block_k, "block_k")), {tables}};
+  const auto view = table(*tables, bitmap, "rule blocks: bitmap", Elements::mask);
+  return {blocks(view, integer(block_q, "rule blocks: block_q"), integer(block_k, "rule blocks: block_k")), {tables}};
 }
 
 RuleObject dense_rule(nb::handle mask) {
   const auto tables = std::make_shared<Arrays>();
-  const auto view = table(*tables, mask, "mask", Elements::mask);
+  const auto view = table(*tables, mask, "rule dense: mask", Elements::mask);
   return {dense(view), {tables}};
 }
 
@@ -69,22 +69,22 @@ void add_plain_rules(nb::module_& module) {
   module.def("causal", [] { return RuleObject{causal(), {}}; });
   module.def("local", &local_rule, any("window"), any("log2_stride"), any("causal"));
   module.def("window", [](nb::handle left, nb::handle right) {
-    return RuleObject{window(per_dimension(left, "left"), per_dimension(right, "right")), {}};
+    return RuleObject{window(per_dimension(left, "rule window: left"), per_dimension(right, "rule window: right")), {}};
   }, any("left"), any("right"));
-  module.def("prefix", [](nb::handle n) { return RuleObject{prefix(integer(n, "n")), {}}; }, any("n"));
-  module.def("sink", [](nb::handle n) { return RuleObject{sink(integer(n, "n")), {}}; }, any("n"));
+  module.def("prefix", [](nb::handle n) { return RuleObject{prefix(integer(n, "rule prefix: n")), {}}; }, any("n"));
+  module.def("sink", [](nb::handle n) { return RuleObject{sink(integer(n, "rule sink: n")), {}}; }, any("n"));
   module.def("tiles", [](nb::handle shape, nb::handle kernel) {
-    return RuleObject{tiles(per_dimension(shape, "shape"), per_dimension(kernel, "kernel")), {}};
+    return RuleObject{tiles(per_dimension(shape, "rule tiles: shape"), per_dimension(kernel, "rule tiles: kernel")), {}};
   }, any("shape"), any("kernel"));
   module.def("neighbourhood", [](nb::handle kernel, nb::handle dilation, nb::handle causal) {
-    return RuleObject{neighbourhood(per_dimension(kernel, "kernel"), per_dimension(dilation, "dilation"),
-                                    per_dimension(causal, "causal")), {}};
+    return RuleObject{neighbourhood(per_dimension(kernel, "rule neighbourhood: kernel"), per_dimension(dilation, "rule neighbourhood: dilation"),
+                                    per_dimension(causal, "rule neighbourhood: causal")), {}};
   }, any("kernel"), any("dilation"), any("causal"));
   module.def("parse_rule", [](nb::handle text) {
     const char* characters = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
     if (!characters) {
       PyErr_Clear();
-      throw Error(Error::Kind::type, "text: expected a str, got " + class_name(text));
+      throw Error(Error::Kind::type, "text: type " + class_name(text) + ", expected str");
     }
     return RuleObject{parse_rule(characters), {}};
   }, any("text"));
@@ -92,7 +92,7 @@ void add_plain_rules(nb::module_& module) {
 
 void add_rules_of_tables(nb::module_& module) {
   module.def("documents", [](nb::handle ids_q, nb::handle ids_k) {
-    return rule_of_tables(&documents, ids_q, "ids_q", ids_k, "ids_k");
+    return rule_of_tables(&documents, ids_q, "rule documents: ids_q", ids_k, "rule documents: ids_k");
   }, any("ids_q"), any("ids_k"));
   module.def("documents_packed", [](nb::handle cu_q, nb::handle cu_k) {
     return rule_of_tables(&documents_packed, cu_q, "cu_seqlens_q", cu_k, "cu_seqlens_k");
@@ -105,7 +105,7 @@ void add_rules_of_tables(nb::module_& module) {
 
 const RuleObject& rule_of(nb::handle object) {
   if (!nb::isinstance<RuleObject>(object)) {
-    throw Error(Error::Kind::type, "rule: expected a rule such as anyflash.causal(), got " + class_name(object));
+    throw Error(Error::Kind::type, "rule: type " + class_name(object) + ", expected a rule such as anyflash.causal()");
   }
   return *nb::inst_ptr<RuleObject>(object);
 }

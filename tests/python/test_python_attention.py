@@ -257,10 +257,8 @@ def test_other_threads_run_during_a_call():
     q = numbers(1, 1, 4, 4096, 64)
     worker = threading.Thread(target=lambda: [af.attention(q, q, q, threads=1) for _ in range(3)])
     worker.start()
-    longest, last = 0.0, time.perf_counter()
-    started = last
+    turns = 0
     while worker.is_alive():
         time.sleep(0.0005)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    assert longest < (last - started) / 6, "the interpreter stood still for a whole call"
+        turns += 1
+    assert turns > 20, "the interpreter stood still during the calls"  # one turn a call, if it were locked
