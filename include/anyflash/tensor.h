@@ -52,14 +52,15 @@ struct TensorView {
   std::array<std::int64_t, max_rank> strides{};
 
   TensorView() = default;
-  /// A contiguous (row-major) view.
+  /// A contiguous (row-major) view. Throws Error over max_rank sizes or 2^63 elements.
   TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape, Device device = {});
   /// A view with explicit strides, in elements. Throws Error if the ranks differ or exceed max_rank.
   TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape,
              std::initializer_list<std::int64_t> strides, Device device = {});
 
   bool given() const { return rank >= 0; }
-  std::int64_t elements() const;  ///< the product of the shape; 1 for rank 0
+  std::int64_t elements() const;  ///< the product of the shape, at most 2^63 - 1; 1 for rank 0
+  void set_row_major_strides();   ///< from the shape; throws Error over 2^63 elements
 };
 
 std::size_t element_size(ElementType type);   ///< in bytes

@@ -89,7 +89,8 @@ namespace detail {
 /// What a public Plan holds, with what it was made for, so that a call can be checked against it.
 struct PlanPair {
   std::shared_ptr<const ExecutionPlan> forward, backward;
-  Problem made_for;  ///< shapes only
+  Problem made_for;  ///< numbers and the rule, no pointers
+  std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< what they held
 };
 }  // namespace detail
 

@@ -24,11 +24,11 @@ struct Operand {
   }
 };
 
-/// Keys and values in pages: row j of entry b lies in page table[b * table_batch + (j / page_size) * table_page].
+/// Keys and values in `pages` pages, page_size 0 if they are not: row j of entry b lies in page table[b * table_batch + (j / page_size) * table_page].
 /// k and v are then Operands with batch = page stride, sequence[2] = stride of a row inside its page.
 struct Pages {
   const std::int32_t* table = nullptr;
-  std::int64_t table_batch = 0, table_page = 0, page_size = 0;
+  std::int64_t table_batch = 0, table_page = 0, page_size = 0, pages = 0;
 };
 
 /// (b, h, flat query): lse, row_sum, row_max, dlse. In float32, or float64 for float64.
@@ -75,7 +75,7 @@ struct Problem {
   Bias bias;
   HeadNumbers alibi, sink;
 
-  // Packed documents (thd), copied to 32 bits by the checks; empty if not given. Any (batch) key lengths likewise.
+  // As the caller gave them, int32 or int64: packed documents (thd), and key lengths (batch), which lie in 0 .. keys().
   TensorView cu_seqlens_q, cu_seqlens_k;
   TensorView key_lengths;
 
@@ -89,7 +89,8 @@ struct Problem {
   std::int64_t keys() const { return rules::volume(k_size); }
 };
 
-/// Checks a call and describes it. Throws Error with one line.
+/// Checks a call and describes it; the rule is left to rules::check. Throws Error with one line. The layout qkv makes a batch of 1
+/// with N heads, thd one with a single sequence; pages make a sequence as long as all pages of an entry.
 Problem forward_problem(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
                         const Options& options);
 Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,

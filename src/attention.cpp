@@ -1,0 +1,115 @@
+// The calls: a checked Problem, its Plan, the backend that runs it.
+#include <anyflash/attention.h>
+
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+
+#include "cpu/backend.h"
+#include "given_plan.h"
+#include "plan/facts.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
+#include "rules/compile.h"
+
+namespace anyflash {
+namespace {
+
+/// Runs a call; an allocation that fails becomes an Error like any other.
+template <typename Call>
+auto with_memory_errors(const char* name, Call&& call) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    throw Error(Error::Kind::memory, std::string(name) + ": not enough memory");
+  }
+}
+
+/// The rule's errors too come before anything is written, also where no program will be compiled.
+void check_rule(const Problem& problem) { rules::check(problem.rule, planning::shapes_of(problem)); }
+
+std::shared_ptr<const ExecutionPlan> plan_of(const Problem& problem) {
+  return make_plan(problem, cpu::tile_menu(problem));
+}
+
+/// The caller's plan if there is one, else one of our own.
+std::shared_ptr<const ExecutionPlan> plan_for(const Problem& problem, const Plan* given) {
+  if (!given) return plan_of(problem);
+  check_same(given->pair(), problem);
+  return problem.direction == Direction::forward ? given->pair().forward : given->pair().backward;
+}
+
+/// No pair of a query and a key exists, so no result needs arithmetic.
+bool no_pairs(const Problem& problem) {
+  return problem.batch == 0 || problem.heads_q == 0 || problem.queries() == 0 || problem.keys() == 0;
+}
+
+void store(char* to, ElementType type, double value) {
+  switch (type) {
+    case ElementType::float32: {
+      const auto narrow = static_cast<float>(value);
+      std::memcpy(to, &narrow, sizeof(narrow));
+      break;
+    }
+    case ElementType::float64: std::memcpy(to, &value, sizeof(value)); break;
+    default: std::memset(to, 0, element_size(type));  // 16-bit results are only ever filled with 0
+  }
+}
+
+void fill(char* data, const TensorView& view, int axis, double value) {
+  if (axis == view.rank) return store(data, view.type, value);
+  const auto step = view.strides[axis] * static_cast<std::int64_t>(element_size(view.type));
+  for (std::int64_t i = 0; i < view.shape[axis]; ++i) fill(data + i * step, view, axis + 1, value);
+}
+
+void fill(const TensorView& view, double value) {
+  if (view.given() && view.elements() > 0) fill(static_cast<char*>(view.data), view, 0, value);
+}
+
+}  // namespace
+
+void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
+             const Options& options) {
+  with_memory_errors("forward", [&] {
+    const auto problem = forward_problem(q, k, v, outputs, options);
+    check_rule(problem);
+    const auto plan = plan_for(problem, options.plan);
+    if (!no_pairs(problem)) return cpu::forward(problem, *plan);
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    fill(outputs.out, 0);
+    fill(outputs.lse, -infinity);
+    fill(outputs.row_max, -infinity);
+    fill(outputs.row_sum, 0);
+  });
+}
+
+void backward(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
+              const Gradients& gradients, const Options& options) {
+  with_memory_errors("backward", [&] {
+    const auto problem = backward_problem(inputs, q, k, v, gradients, options);
+    check_rule(problem);
+    const auto plan = plan_for(problem, options.plan);
+    if (!no_pairs(problem)) return cpu::backward(problem, *plan);
+    for (const auto* gradient : {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dbias, &gradients.dsink}) {
+      fill(*gradient, 0);
+    }
+  });
+}
+
+Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {
+  return with_memory_errors("plan", [&] {
+    auto problem = shape_problem(q, k, v, options);
+    check_rule(problem);
+    auto pair = std::make_shared<detail::PlanPair>();
+    pair->forward = plan_of(problem);
+    if (!options.page_table.given()) {  // paged keys and values have no backward
+      problem.direction = Direction::backward;
+      pair->backward = plan_of(problem);
+    }
+    keep(problem, *pair);
+    return Plan(std::move(pair));
+  });
+}
+
+}  // namespace anyflash

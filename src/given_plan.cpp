@@ -1,0 +1,91 @@
+#include "given_plan.h"
+
+#include <string>
+
+#include "plan/facts.h"
+#include "problem/checks.h"
+#include "rules/compile.h"
+
+namespace anyflash {
+namespace {
+
+std::vector<std::int64_t> numbers_of(const TensorView& view) {
+  std::vector<std::int64_t> numbers;
+  if (!view.given()) return numbers;
+  numbers.reserve(view.shape[0]);
+  for (std::int64_t i = 0; i < view.shape[0]; ++i) numbers.push_back(problem::integer_at(view, i));
+  return numbers;
+}
+
+[[noreturn]] void fail(const std::string& made_for, const std::string& has) {
+  problem::fail_value("plan", "made for " + made_for + ", the call has " + has);
+}
+
+void check_count(const char* what, std::int64_t made_for, std::int64_t has) {
+  if (made_for != has) fail(std::to_string(made_for) + " " + what, std::to_string(has));
+}
+
+void check_sizes(const char* what, const Int3& made_for, const Int3& has, int dimensions) {
+  if (made_for == has) return;
+  if (dimensions == 1) check_count(what, made_for[2], has[2]);
+  const auto text = [&](const Int3& size) {
+    std::string joined;
+    for (int i = 3 - dimensions; i < 3; ++i) joined += (joined.empty() ? "" : " x ") + std::to_string(size[i]);
+    return joined;
+  };
+  fail(text(made_for) + " " + what, text(has));
+}
+
+void check_numbers(const char* what, const std::vector<std::int64_t>& made_for, const TensorView& has) {
+  bool same = made_for.size() == std::size_t(has.given() ? has.shape[0] : 0);
+  for (std::size_t i = 0; same && i < made_for.size(); ++i) same = made_for[i] == problem::integer_at(has, i);
+  if (!same) problem::fail_value("plan", std::string("made for other ") + what + " than the call has");
+}
+
+/// The same rule object, or one that means the same; rules with tables must be the same object.
+void check_rule(const Problem& made_for, const Problem& has) {
+  if (&made_for.rule.node() == &has.rule.node()) return;
+  const auto one = rules::facts(made_for.rule, planning::shapes_of(made_for));
+  const auto other = rules::facts(has.rule, planning::shapes_of(has));
+  if (!one.tables && !other.tables && one.key == other.key) return;
+  const auto text = made_for.rule.text();
+  if (text != has.rule.text()) fail("rule " + text, has.rule.text());
+  problem::fail_value("plan", "made for another rule " + text + ", expected the rule object that it was made with");
+}
+
+}  // namespace
+
+void keep(const Problem& problem, detail::PlanPair& pair) {
+  pair.cu_seqlens_q = numbers_of(problem.cu_seqlens_q);
+  pair.cu_seqlens_k = numbers_of(problem.cu_seqlens_k);
+  pair.key_lengths = numbers_of(problem.key_lengths);
+  pair.made_for = problem;
+  // Whatever belongs to the caller may be gone when the plan is used.
+  auto& kept = pair.made_for;
+  kept.q = kept.k = kept.v = {};
+  kept.bias = {};
+  kept.alibi = kept.sink = {};
+  kept.cu_seqlens_q = kept.cu_seqlens_k = kept.key_lengths = {};
+  kept.pages.table = nullptr;
+}
+
+void check_same(const detail::PlanPair& pair, const Problem& problem) {
+  const auto& kept = pair.made_for;
+  if (kept.type != problem.type) fail(element_name(kept.type), element_name(problem.type));
+  check_count("sequence dimensions", kept.dimensions, problem.dimensions);
+  check_count("batch entries", kept.batch, problem.batch);
+  check_count("query heads", kept.heads_q, problem.heads_q);
+  check_count("key heads", kept.heads_kv, problem.heads_kv);
+  check_sizes("queries", kept.q_size, problem.q_size, kept.dimensions);
+  check_sizes("keys", kept.k_size, problem.k_size, kept.dimensions);
+  check_count("channels of query and key", kept.d_qk, problem.d_qk);
+  check_count("channels of value", kept.d_v, problem.d_v);
+  if (kept.align != problem.align) problem::fail_value("plan", "made for another alignment than the call has");
+  check_count("keys in a page", kept.pages.page_size, problem.pages.page_size);
+  check_numbers("cu_seqlens_q", pair.cu_seqlens_q, problem.cu_seqlens_q);
+  check_numbers("cu_seqlens_k", pair.cu_seqlens_k, problem.cu_seqlens_k);
+  check_numbers("key_lengths", pair.key_lengths, problem.key_lengths);
+  check_rule(kept, problem);
+}
+
+}  // namespace anyflash

@@ -1,0 +1,162 @@
+#include "problem/checks.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace anyflash::problem {
+namespace {
+
+// Half of what 63 bits hold, so that two extents may be added.
+constexpr std::int64_t most_bytes = std::int64_t{1} << 62;
+
+std::int64_t bytes_of_element(const TensorView& view) { return static_cast<std::int64_t>(element_size(view.type)); }
+
+/// Offsets in bytes of the lowest and the highest element from the pointer. False if they are out of reach.
+bool reach(const TensorView& view, std::int64_t& low, std::int64_t& high) {
+  low = high = 0;
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] <= 1) continue;
+    std::int64_t distance;
+    if (__builtin_mul_overflow(view.shape[i] - 1, view.strides[i], &distance) ||
+        __builtin_mul_overflow(distance, bytes_of_element(view), &distance) || distance <= -most_bytes ||
+        distance >= most_bytes) {
+      return false;
+    }
+    (distance < 0 ? low : high) += distance;
+    if (high - low >= most_bytes) return false;
+  }
+  return true;
+}
+
+void check_sizes(Argument argument) {
+  const auto& view = argument.view;
+  std::int64_t bytes = bytes_of_element(view);
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] < 0 || view.shape[i] > std::numeric_limits<std::int32_t>::max()) {
+      fail_value(argument.name, "shape " + shape_text(view) + ", expected sizes from 0 to 2147483647");
+    }
+    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(view.shape[i], 1), &bytes) || bytes >= most_bytes) {
+      fail_value(argument.name, "shape " + shape_text(view) + ", expected less than 2^62 bytes");
+    }
+  }
+}
+
+}  // namespace
+
+void fail(Error::Kind kind, const std::string& line) { throw Error(kind, line); }
+
+void fail_value(const char* name, const std::string& text) { fail(Error::Kind::value, std::string(name) + ": " + text); }
+
+std::string text_of(std::span<const std::int64_t> numbers) {
+  std::string text = "(";
+  for (std::size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
+  return text + ")";
+}
+
+std::string shape_text(const TensorView& view) { return text_of({view.shape.data(), std::size_t(view.rank)}); }
+
+void check_given(Argument argument) {
+  if (!argument.view.given()) fail_value(argument.name, "not given");
+}
+
+void check_absent(Argument argument, const char* why) {
+  if (argument.view.given()) fail_value(argument.name, std::string("given ") + why);
+}
+
+void check_floating(Argument argument) {
+  if (argument.view.type <= ElementType::float64) return;
+  fail(Error::Kind::type, std::string(argument.name) + ": type " + element_name(argument.view.type) +
+                              ", expected float16, bfloat16, float32 or float64");
+}
+
+void check_type(Argument argument, ElementType expected, const char* as_in) {
+  if (argument.view.type == expected) return;
+  fail(Error::Kind::type, std::string(argument.name) + ": type " + element_name(argument.view.type) + ", expected " +
+                              element_name(expected) + as_in);
+}
+
+void check_type(Argument argument, ElementType one, ElementType other) {
+  if (argument.view.type == one || argument.view.type == other) return;
+  fail(Error::Kind::type, std::string(argument.name) + ": type " + element_name(argument.view.type) + ", expected " +
+                              element_name(one) + " or " + element_name(other));
+}
+
+void check_size(const char* name, const char* what, std::int64_t size, std::int64_t expected, const char* as_in) {
+  if (size == expected) return;
+  fail_value(name, std::string(what) + " " + std::to_string(size) + ", expected " + std::to_string(expected) + as_in);
+}
+
+void check_shape(Argument argument, std::span<const std::int64_t> expected) {
+  if (std::equal(expected.begin(), expected.end(), argument.view.shape.begin())) return;
+  fail_value(argument.name, "shape " + shape_text(argument.view) + ", expected " + text_of(expected));
+}
+
+void check_memory(Argument argument, bool data) {
+  const auto& view = argument.view;
+  if (view.rank > TensorView::max_rank) {
+    fail_value(argument.name, "rank " + std::to_string(view.rank) + ", expected at most " + std::to_string(TensorView::max_rank));
+  }
+  if (element_size(view.type) == 0) {
+    fail(Error::Kind::type, std::string(argument.name) + ": element type number " + std::to_string(int(view.type)) +
+                                ", expected one of ElementType");
+  }
+  if (view.device.kind != DeviceKind::cpu) {
+    fail(Error::Kind::device, std::string(argument.name) + ": on a cuda device, expected the cpu, the only device of this build");
+  }
+  check_sizes(argument);
+  if (view.elements() == 0) return;
+  if (data && !view.data) {
+    fail_value(argument.name, "data pointer null, expected " + std::to_string(view.elements()) + " elements");
+  }
+  std::int64_t low, high;
+  const auto address = data ? reinterpret_cast<std::uintptr_t>(view.data) : std::uintptr_t(most_bytes) - 1;
+  // No process has addresses from 2^62 on; so the sum of an address and a reach stays within 63 bits.
+  if (!reach(view, low, high) || address >= std::uintptr_t(most_bytes) || std::int64_t(address) < -low) {
+    fail_value(argument.name, "strides " + text_of({view.strides.data(), std::size_t(view.rank)}) +
+                                  ", expected elements within the address space");
+  }
+  if (!data) return;
+  if (address % element_size(view.type) != 0) {
+    fail_value(argument.name, std::string("data pointer misaligned, expected a multiple of ") +
+                                  std::to_string(element_size(view.type)) + " bytes for " + element_name(view.type));
+  }
+}
+
+void check_writable(Argument argument) {
+  const auto& view = argument.view;
+  if (view.elements() == 0) return;
+  // Sorted by stride, each step must leap over all that the smaller ones reach.
+  std::array<std::pair<std::int64_t, std::int64_t>, TensorView::max_rank> steps;  // stride, size
+  int count = 0;
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] <= 1) continue;
+    const std::pair step{std::abs(view.strides[i]), view.shape[i]};
+    int at = count++;
+    for (; at > 0 && step < steps[at - 1]; --at) steps[at] = steps[at - 1];
+    steps[at] = step;
+  }
+  std::int64_t reached = 0;
+  for (int i = 0; i < count; ++i) {
+    if (steps[i].first <= reached) {
+      fail_value(argument.name, "strides " + text_of({view.strides.data(), std::size_t(view.rank)}) + " for shape " +
+                                    shape_text(view) + ", expected a place of its own for each element");
+    }
+    reached += steps[i].first * (steps[i].second - 1);
+  }
+}
+
+Extent extent_of(const TensorView& view) {
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
+  if (view.elements() == 0) return {address, address};
+  std::int64_t low, high;
+  reach(view, low, high);
+  return {address + low, address + high + bytes_of_element(view)};
+}
+
+std::int64_t integer_at(const TensorView& view, std::int64_t index) {
+  const auto at = index * view.strides[0];
+  return view.type == ElementType::int64 ? static_cast<const std::int64_t*>(view.data)[at]
+                                         : static_cast<const std::int32_t*>(view.data)[at];
+}
+
+}  // namespace anyflash::problem

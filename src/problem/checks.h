@@ -1,0 +1,59 @@
+// The checks that every tensor of a call goes through, and their voice: "key: head size 72, expected 64 as in query".
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <anyflash/tensor.h>
+
+namespace anyflash::problem {
+
+/// A tensor by the name that its user knows.
+struct Argument {
+  const char* name;
+  const TensorView& view;
+};
+
+[[noreturn]] void fail(Error::Kind kind, const std::string& line);
+[[noreturn]] void fail_value(const char* name, const std::string& text);
+
+/// "(2, 3)"
+std::string text_of(std::span<const std::int64_t> numbers);
+std::string shape_text(const TensorView& view);
+
+void check_given(Argument argument);
+/// "bias: given ..., expected none": why is what follows "given".
+void check_absent(Argument argument, const char* why);
+
+/// Floating-point types alone.
+void check_floating(Argument argument);
+void check_type(Argument argument, ElementType expected, const char* as_in = "");
+/// One of two types.
+void check_type(Argument argument, ElementType one, ElementType other);
+
+/// "key: head size 72, expected 64 as in query"
+void check_size(const char* name, const char* what, std::int64_t size, std::int64_t expected, const char* as_in = "");
+/// The rank has been checked.
+void check_shape(Argument argument, std::span<const std::int64_t> expected);
+
+/// Rank, device, sizes, strides and pointer: that every element has an address, computed without overflow. data: whether the
+/// pointer will be used.
+void check_memory(Argument argument, bool data = true);
+
+/// That no element of a tensor to be written shares its place with another one. Needs check_memory.
+void check_writable(Argument argument);
+
+/// Whether two tensors have a byte in common. Needs check_memory. In doubt, which takes strange strides, true.
+bool share_memory(const TensorView& a, const TensorView& b);
+
+/// The bytes between the first and past the last element, as addresses. Empty if there are no elements.
+struct Extent {
+  std::int64_t low, high;
+};
+Extent extent_of(const TensorView& view);
+
+/// A number of an int32 or int64 tensor of rank 1.
+std::int64_t integer_at(const TensorView& view, std::int64_t index);
+
+}  // namespace anyflash::problem

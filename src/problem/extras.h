@@ -1,0 +1,23 @@
+// What a call may have beside q, k and v: bias, slopes, sink, lengths, pages.
+#pragma once
+
+#include "problem/layout.h"
+#include "problem/overlaps.h"
+#include "problem/problem.h"
+
+namespace anyflash::problem {
+
+/// Checks bias, alibi_slopes, sink, cu_seqlens and key_lengths against the sizes in the problem and puts them there.
+void read_extras(const Options& options, const Axes& axes, bool data, Problem& problem, Regions& regions);
+
+/// Checks the page table and key lengths of a cache whose keys are (pages, page size, heads, channels), sets the problem's pages
+/// and its count of keys: those of all pages of an entry. data: whether the table's numbers are to be looked at.
+void read_pages(const TensorView& page_table, const TensorView& key, bool data, Problem& problem, Regions& regions);
+
+Bias bias_of(const TensorView& view);
+HeadNumbers head_numbers(const TensorView& view);
+
+/// No more threads than the machine could have a use for, however many are asked for.
+int usable_threads(int asked);
+
+}  // namespace anyflash::problem

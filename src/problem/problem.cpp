@@ -1,0 +1,314 @@
+// A call -> Problem: each argument is looked at once, in the order in which a user reads them.
+#include "problem/problem.h"
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "problem/checks.h"
+#include "problem/extras.h"
+#include "problem/layout.h"
+#include "problem/overlaps.h"
+
+namespace anyflash {
+namespace problem {
+namespace {
+
+constexpr std::int64_t largest_d_qk = 256, largest_d_v = 512;
+constexpr int most_threads = 1 << 16;
+
+/// A stride along an axis of one entry is never taken, whatever it says.
+std::int64_t used_stride(const TensorView& view, int axis, std::int64_t of_one_entry = 0) {
+  return axis >= 0 && view.shape[axis] > 1 ? view.strides[axis] : of_one_entry;
+}
+
+Operand operand(const TensorView& view, const Axes& axes) {
+  Operand result;
+  result.data = static_cast<char*>(view.data);
+  result.batch = used_stride(view, axes.batch);
+  result.head = used_stride(view, axes.head);
+  result.channel = used_stride(view, axes.channel, 1);
+  for (int i = 0; i < axes.dimensions; ++i) {
+    result.sequence[3 - axes.dimensions + i] = used_stride(view, axes.sequence + i);
+  }
+  return result;
+}
+
+Int3 sequence_size(Argument argument, const Axes& axes) {
+  Int3 size{{1, 1, 1}};
+  std::int64_t entries = 1;
+  for (int i = 0; i < axes.dimensions; ++i) {
+    const auto n = argument.view.shape[axes.sequence + i];
+    size[3 - axes.dimensions + i] = static_cast<std::int32_t>(n);
+    entries *= std::max<std::int64_t>(n, 1);  // below 2^31 before each step
+    if (entries > std::numeric_limits<std::int32_t>::max()) {
+      fail_value(argument.name, "shape " + shape_text(argument.view) + ", expected a sequence of at most 2147483647 entries");
+    }
+  }
+  return size;
+}
+
+std::int64_t head_size(Argument argument, int axis, std::int64_t largest) {
+  const auto size = argument.view.shape[axis];
+  if (size < 1 || size > largest) {
+    fail_value(argument.name, "head size " + std::to_string(size) + ", expected 1 to " + std::to_string(largest));
+  }
+  return size;
+}
+
+/// Collects a Problem from the arguments of one call.
+class Reader {
+ public:
+  Reader(const Options& options, Direction direction, bool data) : options_(options), data_(data) {
+    problem_.direction = direction;
+    problem_.rule = options.rule;
+    read_numbers();
+  }
+
+  void read_inputs(const TensorView& q, const TensorView& k, const TensorView& v) {
+    const Argument query{"query", q};
+    check_given(query);
+    axes_ = axes_of(options_.layout, query);
+    check_floating(query);
+    check_memory(query, data_);
+    problem_.type = q.type;
+    check_scales();
+    add_input(query);
+    if (options_.layout == Layout::qkv) {
+      read_packed(query, k, v);
+    } else {
+      read_query(query);
+      read_keys({"key", k}, {"value", v});
+    }
+    read_extras(options_, axes_, data_, problem_, regions_);
+  }
+
+  void read_outputs(const ForwardOutputs& outputs) {
+    problem_.out = result({"out", outputs.out}, problem_.d_v, true);
+    problem_.lse = statistic({"lse", outputs.lse}, true);
+    problem_.row_sum = statistic({"row_sum", outputs.row_sum}, true);
+    problem_.row_max = statistic({"row_max", outputs.row_max}, true);
+  }
+
+  void read_backward_inputs(const BackwardInputs& inputs) {
+    problem_.dout = result({"dout", inputs.dout}, problem_.d_v, false);
+    problem_.out = result({"out", inputs.out}, problem_.d_v, false);
+    check_given({"lse", inputs.lse});
+    problem_.lse = statistic({"lse", inputs.lse}, false);
+    problem_.dlse = statistic({"dlse", inputs.dlse}, false);
+  }
+
+  void read_gradients(const Gradients& gradients, const TensorView& q, const TensorView& k, const TensorView& v) {
+    gradient({"dq", gradients.dq}, q, "query");
+    if (options_.layout == Layout::qkv) {
+      check_absent({"dk", gradients.dk}, "with layout qkv, expected dq to hold all three");
+      check_absent({"dv", gradients.dv}, "with layout qkv, expected dq to hold all three");
+      if (gradients.dq.given()) {
+        problem_.dq = operand(part(gradients.dq, 0), axes_);
+        problem_.dk = operand(part(gradients.dq, 1), axes_);
+        problem_.dv = operand(part(gradients.dq, 2), axes_);
+      }
+    } else {
+      gradient({"dk", gradients.dk}, k, "key");
+      gradient({"dv", gradients.dv}, v, "value");
+      if (gradients.dq.given()) problem_.dq = operand(gradients.dq, axes_);
+      if (gradients.dk.given()) problem_.dk = operand(gradients.dk, axes_);
+      if (gradients.dv.given()) problem_.dv = operand(gradients.dv, axes_);
+    }
+    gradient({"dbias", gradients.dbias}, options_.bias, "bias");
+    gradient({"dsink", gradients.dsink}, options_.sink, "sink");
+    if (gradients.dbias.given()) problem_.dbias = bias_of(gradients.dbias);
+    if (gradients.dsink.given()) problem_.dsink = head_numbers(gradients.dsink);
+  }
+
+  Problem finish() {
+    if (data_) regions_.check(options_.rule);
+    return std::move(problem_);
+  }
+
+ private:
+  void read_numbers() {
+    if (options_.align > Align::scale_end) {
+      fail_value("align", "number " + std::to_string(int(options_.align)) + ", expected one of Align");
+    }
+    if (options_.threads < 0 || options_.threads > most_threads) {
+      fail_value("threads", std::to_string(options_.threads) + ", expected 0 (all) to " + std::to_string(most_threads));
+    }
+    problem_.align = options_.align;
+    problem_.threads = usable_threads(options_.threads);
+  }
+
+  /// scale and softcap must be numbers of the type that the scores are computed in.
+  void check_scales() {
+    const bool wide = problem_.type == ElementType::float64;
+    const double largest = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    const double least = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+    const char* name = wide ? "float64" : "float32";
+    if (options_.scale && !(std::abs(*options_.scale) <= largest)) {
+      fail_value("scale", number_text(*options_.scale) + ", expected a finite " + name);
+    }
+    const auto softcap = options_.softcap;
+    if (softcap != 0 && !(softcap >= least && softcap <= largest)) {
+      fail_value("softcap", number_text(softcap) + ", expected 0 (none) or a positive " + name);
+    }
+    problem_.softcap = softcap;
+  }
+
+  static std::string number_text(double number) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%g", number);
+    return text;
+  }
+
+  void read_query(Argument query) {
+    const auto& view = query.view;
+    problem_.dimensions = axes_.dimensions;
+    problem_.batch = axes_.batch_of(view);
+    problem_.heads_q = view.shape[axes_.head];
+    problem_.d_qk = head_size(query, axes_.channel, largest_d_qk);
+    problem_.q_size = sequence_size(query, axes_);
+    problem_.scale = options_.scale.value_or(1 / std::sqrt(double(problem_.d_qk)));
+    problem_.q = operand(view, axes_);
+  }
+
+  void read_packed(Argument query, const TensorView& k, const TensorView& v) {
+    check_absent({"key", k}, "with layout qkv, expected query to hold all three");
+    check_absent({"value", v}, "with layout qkv, expected query to hold all three");
+    check_absent({"page_table", options_.page_table}, "with layout qkv, expected keys outside query");
+    check_size("query", "first size", query.view.shape[0], 3, " (queries, keys, values)");
+    read_query({"query", part(query.view, 0)});
+    problem_.k = operand(part(query.view, 1), axes_);
+    problem_.v = operand(part(query.view, 2), axes_);
+    problem_.heads_kv = problem_.heads_q;
+    problem_.k_size = problem_.q_size;
+    problem_.d_v = problem_.d_qk;
+  }
+
+  void read_keys(Argument key, Argument value) {
+    const bool paged = options_.page_table.given();
+    if (paged) check_pages_offered();
+    const auto& axes = paged ? page_axes : axes_;
+    for (const auto& argument : {key, value}) {
+      check_given(argument);
+      check_size(argument.name, "rank", argument.view.rank, axes.rank, paged ? " with a page_table" : " as in query");
+      check_type(argument, problem_.type, " as in query");
+      check_memory(argument, data_);
+      if (!paged && axes.batch >= 0) {
+        check_size(argument.name, "batch", argument.view.shape[axes.batch], problem_.batch, " as in query");
+      }
+      add_input(argument);
+    }
+    check_size(key.name, "head size", key.view.shape[axes.channel], problem_.d_qk, " as in query");
+    problem_.d_v = head_size(value, axes.channel, largest_d_v);
+    problem_.heads_kv = key.view.shape[axes.head];
+    check_size(value.name, "heads", value.view.shape[axes.head], problem_.heads_kv, " as in key");
+    if (problem_.heads_kv == 0 ? problem_.heads_q != 0 : problem_.heads_q % problem_.heads_kv != 0) {
+      fail_value(key.name, "heads " + std::to_string(problem_.heads_kv) + ", expected a divisor of the " +
+                               std::to_string(problem_.heads_q) + " of query");
+    }
+    for (int i = 0; i < axes.dimensions; ++i) {
+      const auto axis = axes.sequence + i;
+      check_size(value.name, paged ? "page size" : axes.dimensions == 1 ? "keys" : "sequence size", value.view.shape[axis],
+                 key.view.shape[axis], " as in key");
+    }
+    if (paged) check_size(value.name, "pages", value.view.shape[0], key.view.shape[0], " as in key");
+    problem_.k_size = sequence_size(key, axes);
+    problem_.k = operand(key.view, axes);
+    problem_.v = operand(value.view, axes);
+    if (paged) read_pages(options_.page_table, key.view, data_, problem_, regions_);
+  }
+
+  void check_pages_offered() const {
+    if (problem_.direction == Direction::backward) {
+      fail(Error::Kind::unsupported, "page_table: given to backward, expected keys and values without pages");
+    }
+    if (options_.layout == Layout::thd) {
+      fail(Error::Kind::unsupported, "page_table: given with layout thd, expected bhsd, bshd or bhds");
+    }
+    check_size("page_table", "sequence dimensions", axes_.dimensions, 1);
+    if (!options_.key_lengths.given()) fail_value("key_lengths", "not given, expected the lengths that go with page_table");
+  }
+
+  /// out or dout: query's shape with other channels.
+  Operand result(Argument argument, std::int64_t channels, bool written) {
+    check_given(argument);
+    const auto& view = argument.view;
+    check_size(argument.name, "rank", view.rank, axes_.rank);
+    check_type(argument, problem_.type, " as in query");
+    std::int64_t expected[TensorView::max_rank];
+    if (axes_.batch >= 0) expected[axes_.batch] = problem_.batch;
+    expected[axes_.head] = problem_.heads_q;
+    expected[axes_.channel] = channels;
+    for (int i = 0; i < axes_.dimensions; ++i) expected[axes_.sequence + i] = problem_.q_size[3 - axes_.dimensions + i];
+    check_shape(argument, {expected, std::size_t(view.rank)});
+    add(argument, written);
+    return operand(view, axes_);
+  }
+
+  /// lse and its like: (batch, heads, queries), without batch in the layouts that have none.
+  RowStatistic statistic(Argument argument, bool written) {
+    const auto& view = argument.view;
+    if (!view.given()) return {};
+    const int first = axes_.batch >= 0 ? 1 : 0;
+    check_size(argument.name, "rank", view.rank, first + 2);
+    check_type(argument, problem_.type == ElementType::float64 ? ElementType::float64 : ElementType::float32);
+    const std::int64_t expected[] = {problem_.batch, problem_.heads_q, problem_.queries()};
+    check_shape(argument, std::span(expected).subspan(1 - first));
+    add(argument, written);
+    return {static_cast<char*>(view.data), used_stride(view, first - 1), used_stride(view, first), used_stride(view, first + 1)};
+  }
+
+  void gradient(Argument argument, const TensorView& of, const char* of_name) {
+    const auto& view = argument.view;
+    if (!view.given()) return;
+    if (!of.given()) fail_value(argument.name, std::string("given without ") + of_name);
+    check_size(argument.name, "rank", view.rank, of.rank, (std::string(" as in ") + of_name).c_str());
+    check_type(argument, of.type, (std::string(" as in ") + of_name).c_str());
+    check_shape(argument, {of.shape.data(), std::size_t(of.rank)});
+    add(argument, true);
+  }
+
+  void add_input(Argument argument) {
+    if (data_) regions_.add_input(argument);
+  }
+
+  void add(Argument argument, bool written) {
+    check_memory(argument);
+    if (written) check_writable(argument);
+    written ? regions_.add_output(argument) : regions_.add_input(argument);
+  }
+
+  const Options& options_;
+  bool data_;
+  Axes axes_{};
+  Problem problem_;
+  Regions regions_;
+};
+
+}  // namespace
+}  // namespace problem
+
+Problem forward_problem(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
+                        const Options& options) {
+  problem::Reader reader(options, Direction::forward, true);
+  reader.read_inputs(q, k, v);
+  reader.read_outputs(outputs);
+  return reader.finish();
+}
+
+Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
+                         const Gradients& gradients, const Options& options) {
+  problem::Reader reader(options, Direction::backward, true);
+  reader.read_inputs(q, k, v);
+  reader.read_backward_inputs(inputs);
+  reader.read_gradients(gradients, q, k, v);
+  return reader.finish();
+}
+
+Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {
+  problem::Reader reader(options, Direction::forward, false);
+  reader.read_inputs(q, k, v);
+  return reader.finish();
+}
+
+}  // namespace anyflash

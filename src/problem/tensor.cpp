@@ -1,0 +1,86 @@
+// Tensor views: construction, sizes and names of element types.
+#include <anyflash/tensor.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace anyflash {
+namespace {
+
+void set_shape(TensorView& view, std::initializer_list<std::int64_t> shape) {
+  if (shape.size() > TensorView::max_rank) {
+    throw Error(Error::Kind::value, "tensor: rank " + std::to_string(shape.size()) + ", expected at most " +
+                                        std::to_string(TensorView::max_rank));
+  }
+  view.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+}
+
+}  // namespace
+
+TensorView::TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape, Device device)
+    : data(data), type(type), device(device) {
+  set_shape(*this, shape);
+  set_row_major_strides();
+}
+
+TensorView::TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape,
+                       std::initializer_list<std::int64_t> strides, Device device)
+    : data(data), type(type), device(device) {
+  set_shape(*this, shape);
+  if (strides.size() != shape.size()) {
+    throw Error(Error::Kind::value, "tensor: " + std::to_string(strides.size()) + " strides, expected " +
+                                        std::to_string(shape.size()) + " as in its shape");
+  }
+  std::copy(strides.begin(), strides.end(), this->strides.begin());
+}
+
+void TensorView::set_row_major_strides() {
+  std::int64_t stride = 1;
+  for (int i = rank - 1; i >= 0; --i) {
+    strides[i] = stride;
+    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[i], 1), &stride)) {
+      throw Error(Error::Kind::value, "tensor: a shape of more than 2^63 elements");
+    }
+  }
+}
+
+std::int64_t TensorView::elements() const {
+  std::int64_t product = 1;
+  bool overflow = false;
+  for (int i = 0; i < rank; ++i) {
+    if (shape[i] == 0) return 0;
+    overflow |= __builtin_mul_overflow(product, shape[i], &product);
+  }
+  return overflow ? std::numeric_limits<std::int64_t>::max() : product;
+}
+
+std::size_t element_size(ElementType type) {
+  switch (type) {
+    case ElementType::float16:
+    case ElementType::bfloat16: return 2;
+    case ElementType::float32:
+    case ElementType::int32: return 4;
+    case ElementType::float64:
+    case ElementType::int64: return 8;
+    case ElementType::boolean:
+    case ElementType::uint8: return 1;
+  }
+  return 0;
+}
+
+const char* element_name(ElementType type) {
+  switch (type) {
+    case ElementType::float16: return "float16";
+    case ElementType::bfloat16: return "bfloat16";
+    case ElementType::float32: return "float32";
+    case ElementType::float64: return "float64";
+    case ElementType::boolean: return "boolean";
+    case ElementType::uint8: return "uint8";
+    case ElementType::int32: return "int32";
+    case ElementType::int64: return "int64";
+  }
+  return "unknown";
+}
+
+}  // namespace anyflash
