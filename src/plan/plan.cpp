@@ -17,14 +17,18 @@ namespace anyflash {
 namespace planning {
 namespace {
 
-constexpr std::int64_t task_blocks = 256;  // query blocks searched at a time, some 0.2 ms
+// A search of a query block asks about 32 questions of 30 ns for most rules, one for each key block where a dense mask
+// has to be read. Waking threads costs as much as some 1000 questions, and ten times that on a busy machine.
+constexpr std::int64_t usual_questions = 32, task_questions = 8192, parallel_questions = 4 * task_questions;
 
-/// Calls work(0) .. work(count - 1), in parallel if there are several. The first exception is passed on.
+constexpr double most_in_dimension = 1 << 30;  // coordinates and block numbers are 32 bits wide
+constexpr double most_blocks = std::numeric_limits<std::int32_t>::max();
+
+/// Calls work(0) .. work(count - 1). An exception is passed on.
 template <typename Work>
 void in_parallel(std::int64_t count, int threads, const Work& work) {
-  if (count == 1) return work(0);
   std::exception_ptr failed;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1 && count > 1)
   for (std::int64_t i = 0; i < count; ++i) {
     try {
       work(i);
@@ -59,31 +63,46 @@ RunList joined(const Part* parts, std::int64_t count) {
   return list;
 }
 
-void check_count(const Grid& grid, const char* name) {
-  const double blocks = double(grid.blocks(0)) * grid.blocks(1) * grid.blocks(2);
-  if (blocks > std::numeric_limits<std::int32_t>::max()) {
-    throw Error(Error::Kind::unsupported, std::string(name) + ": " + std::to_string(rules::volume(grid.size)) +
-                                              " entries make more than 2^31 blocks");
+void check_size(Int3 size, const char* name) {
+  for (const auto entries : size.v) {
+    if (entries > most_in_dimension) {
+      throw Error(Error::Kind::unsupported, std::string(name) + ": " + std::to_string(entries) +
+                                                " entries in one dimension, at most 2^30 are offered");
+    }
   }
 }
 
-/// Fills keys_of_query_block of every group: each is cut into parts, all parts are found in parallel.
-void find_runs(ExecutionPlan& plan, const std::vector<Int3>& k_sizes, bool backward) {
-  const auto blocks = plan.query_grid.count();
-  const auto parts_each = std::max<std::int64_t>(1, (blocks + task_blocks - 1) / task_blocks);
-  const auto groups = std::int64_t(plan.groups.size());
+/// The candidates whose blocks can be numbered.
+std::vector<Cut> possible_cuts(const Problem& problem, const TileMenu& menu, Int3 stride) {
+  check_size(problem.q_size, "query");
+  check_size(problem.k_size, "key");
+  auto cuts = candidate_cuts(problem, menu, stride);
+  const auto blocks = [](const Grid& grid) { return double(grid.blocks(0)) * grid.blocks(1) * grid.blocks(2); };
+  std::erase_if(cuts, [&](const Cut& cut) { return std::max(blocks(cut.queries), blocks(cut.keys)) > most_blocks; });
+  if (cuts.empty()) {
+    throw Error(Error::Kind::unsupported, "query and key: sequences of more than 2^31 blocks are not offered");
+  }
+  return cuts;
+}
+
+/// Fills keys_of_query_block of every group, and its transpose for a backward plan.
+void find_runs(ExecutionPlan& plan, const std::vector<Int3>& k_sizes, std::int64_t questions, bool backward) {
+  const auto blocks = plan.query_grid.count(), groups = std::int64_t(plan.groups.size());
+  const auto part_blocks = std::max<std::int64_t>(1, task_questions / questions);
+  const auto parts_each = std::max<std::int64_t>(1, (blocks + part_blocks - 1) / part_blocks);
+  const int threads = double(groups) * double(blocks) * double(questions) < parallel_questions ? 1 : plan.threads;
   std::vector<Part> parts(groups * parts_each);
-  in_parallel(groups * parts_each, plan.threads, [&](std::int64_t task) {
-    const auto group = task / parts_each, first = task % parts_each * task_blocks;
+  in_parallel(groups * parts_each, threads, [&](std::int64_t task) {
+    const auto group = task / parts_each, first = task % parts_each * part_blocks;
     auto& part = parts[task];
     RunFinder finder(plan.groups[group].program, plan.query_grid, plan.key_grid, k_sizes[group], backward);
-    for (auto block = first; block < std::min(first + task_blocks, blocks); ++block) {
+    for (auto block = first; block < std::min(first + part_blocks, blocks); ++block) {
       const auto before = part.runs.size();
       finder.find(std::int32_t(block), part.runs);
       part.runs_of_block.push_back(std::int32_t(part.runs.size() - before));
     }
   });
-  in_parallel(groups, plan.threads, [&](std::int64_t g) {
+  in_parallel(groups, threads, [&](std::int64_t g) {
     auto& group = plan.groups[g];
     group.keys_of_query_block = joined(&parts[g * parts_each], parts_each);
     if (backward) group.queries_of_key_block = transpose(group.keys_of_query_block, plan.key_grid.count());
@@ -117,10 +136,11 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
 }
 
 /// The boxes must not depend on what else is in the batch: tables that may differ in it and key lengths have no say.
-Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const ExecutionPlan& plan) {
+Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const std::vector<Cut>& cuts,
+               const ExecutionPlan& plan) {
   const bool blind = table_axes(problem.rule).batch_axis;
   if (!blind && !problem.key_lengths.given()) {
-    return cheapest_cut(candidate_cuts(problem, menu, stride), plan.groups[0].program, menu, problem.k_size);
+    return cheapest_cut(cuts, plan.groups[0].program, menu, problem.k_size);
   }
   auto general = problem;
   auto middle = menu;
@@ -130,22 +150,21 @@ Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const 
     middle.query_rows = {middle.query_rows[middle.query_rows.size() / 2]};
   }
   const auto [program, tables] = first_program(general);
-  return cheapest_cut(candidate_cuts(problem, middle, stride), program, middle, problem.k_size);
+  return cheapest_cut(possible_cuts(problem, middle, stride), program, middle, problem.k_size);
 }
 
 std::shared_ptr<const ExecutionPlan> new_plan(const Problem& problem, const TileMenu& menu, const rules::Facts& facts,
                                               int threads) {
   auto plan = std::make_shared<ExecutionPlan>();
   plan->threads = threads;
+  const auto cuts = possible_cuts(problem, menu, facts.stride);
   const auto k_sizes = compile_groups(problem, facts, *plan);
   const bool empty = problem.queries() == 0 || problem.keys() == 0 || plan->groups.empty();
-  const auto cuts = candidate_cuts(problem, menu, facts.stride);
-  const auto cut = empty ? cuts.front() : chosen_cut(problem, menu, facts.stride, *plan);
+  const auto cut = empty ? cuts.front() : chosen_cut(problem, menu, facts.stride, cuts, *plan);
   plan->query_grid = cut.queries;
   plan->key_grid = cut.keys;
-  check_count(cut.queries, "query");
-  check_count(cut.keys, "key");
-  find_runs(*plan, k_sizes, problem.direction == Direction::backward);
+  const auto questions = facts.tables ? std::max(usual_questions, cut.keys.count()) : usual_questions;
+  find_runs(*plan, k_sizes, questions, problem.direction == Direction::backward);
   return plan;
 }
 

@@ -125,8 +125,9 @@ TileClass RunFinder::ask_words(bool ragged) const {
   const auto cells = cells_of(block);
   bool any = false, all = !ragged;
   const auto rows = std::int32_t(rules::volume(queries_.extent));
-  for (std::int32_t row = 0; row < rows; ++row) {
-    const auto query = queries_.entry(row);
+  for (std::int32_t n = 0; n < rows; ++n) {
+    // From both ends: where a visible area's edge crosses a tile, its first and its last row differ.
+    const auto query = queries_.entry(n % 2 == 0 ? n / 2 : rows - 1 - n / 2);
     for (int c = 0; c < cells; ++c) {
       const auto cell = cell_of(block, c);
       const auto word = rules::inside(cell.origin, k_size_) ? rules::word(program_, query, cell) : 0;
