@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -90,5 +91,12 @@ Rule dense(const TensorView& mask);
 /// Reads a rule without tables from text as `Rule::text` writes it: calls, & | ~ and parentheses; `[a, b]` for one number
 /// a dimension; names as in key=value are allowed. Throws Error naming the column where it fails.
 Rule parse_rule(std::string_view text);
+
+/// The tensor of a name that stands for a table in a rule's text; throws Error if there is none.
+using TableOfName = std::function<TensorView(const std::string&)>;
+
+/// The same, with tables by name: documents(ids_q, ids_k), documents_packed(cu_q, cu_k), blocks(bitmap, 64, 64), dense(mask).
+/// What table_of throws passes through.
+Rule parse_rule(std::string_view text, const TableOfName& table_of);
 
 }  // namespace anyflash
