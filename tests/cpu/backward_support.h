@@ -358,10 +358,10 @@ inline Result gradients(const Case& c, const Result& forward, Wanted wanted = {}
   return r;
 }
 
-/// Largest |a - b| over the largest |b|; infinite where one is NaN.
+/// Largest |a - b| over the largest |b|, or over 1 where a gradient is nearly nothing; infinite where just one is NaN.
 inline double relative_error(const Numbers& a, const Numbers& b) {
   if (a.size() != b.size()) return infinity;
-  double worst = 0, size = 0;
+  double worst = 0, size = 1;
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (std::isnan(a[i]) != std::isnan(b[i])) return infinity;
     if (std::isnan(a[i]) || a[i] == b[i]) continue;
@@ -370,7 +370,7 @@ inline double relative_error(const Numbers& a, const Numbers& b) {
   }
   for (double x : b)
     if (std::isfinite(x)) size = std::fmax(size, std::fabs(x));
-  return worst == 0 ? 0 : worst / size;
+  return worst / size;
 }
 
 /// What a gradient may be off by, relative to its largest entry.
