@@ -1,0 +1,201 @@
+// anyflash bench: how long forward and backward take.
+//
+// Figure: useful floating-point operations (4 d a visible pair forward, 10 d backward, as `explain` counts them) over
+// the median time. Spread: the slowest of the repetitions over the fastest, less 1.
+
+#include <anyflash/anyflash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "call.h"
+#include "check_cases.h"
+#include "commands.h"
+#include "layouts.h"
+#include "numbers.h"
+#include "progress.h"
+#include "results.h"
+#include "shapes.h"
+#include "tensor_file.h"
+
+namespace anyflash::cli {
+
+namespace {
+
+struct BenchArguments {
+  std::vector<std::string> shapes = {"2048"}, rules = {"full()", "causal()"}, types = {"float32"};
+  std::vector<int> threads = {0}, head_sizes = {64};
+  std::string keys, direction = "both", json;
+  Align align = Align::none_front;
+  int batch = 1, heads = 4, kv_heads = 0, value_size = 0, repetitions = 7;
+};
+
+struct BenchCase {
+  std::string rule, type, shape;
+  int threads, head_size;
+};
+
+struct Timing {
+  std::string direction;
+  double median = 0, spread = 0, gflops = 0;  // seconds, a ratio, 10^9 useful operations a second
+};
+
+template <class Work>
+Timing time_of(const std::string& direction, int repetitions, double flops, const Work& work) {
+  std::vector<double> seconds;
+  work();  // the first run makes the plan
+  for (int i = 0; i < repetitions; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  const double median = (seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2;
+  return {direction, median, seconds.back() / seconds.front() - 1, flops / median / 1e9};
+}
+
+std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& one) {
+  const auto type = *float_type(one.type);
+  const auto queries = parse_shape("--shape", one.shape);
+  const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
+  const auto d_v = arguments.value_size > 0 ? arguments.value_size : one.head_size;
+  const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
+  Call call;
+  call.options.rule = parse_rule(one.rule);
+  call.options.align = arguments.align;
+  call.options.threads = one.threads;
+  call.q = random_normal(type, shape_in(Layout::bhsd, arguments.batch, arguments.heads, queries, one.head_size), 1);
+  call.k = random_normal(type, shape_in(Layout::bhsd, arguments.batch, kv_heads, keys, one.head_size), 2);
+  call.v = random_normal(type, shape_in(Layout::bhsd, arguments.batch, kv_heads, keys, d_v), 3);
+
+  const auto explanation =
+      explain(call.options.rule, queries, keys, {arguments.align, one.head_size, d_v, type, false});
+  const double heads = double(arguments.batch) * arguments.heads;
+  std::vector<Timing> timings;
+  const auto results = run_forward(call);
+  if (arguments.direction != "backward")
+    timings.push_back(time_of("forward", arguments.repetitions, heads * explanation.forward_flops, [&] {
+      forward(call.q.view(), call.k.view(), call.v.view(), {results.out.view(), results.lse.view(), {}, {}},
+              call.options);
+    }));
+  if (arguments.direction == "forward") return timings;
+  const auto dout = random_dout(call, 4);
+  const auto gradients = run_backward(call, results, dout, nullptr);
+  const Gradients views{gradients[0].second.view(), gradients[1].second.view(), gradients[2].second.view(), {}, {}};
+  timings.push_back(time_of("backward", arguments.repetitions, heads * explanation.backward_flops, [&] {
+    backward({dout.view(), results.out.view(), results.lse.view(), {}}, call.q.view(), call.k.view(), call.v.view(),
+             views, call.options);
+  }));
+  return timings;
+}
+
+std::vector<BenchCase> cases_of(const BenchArguments& arguments) {
+  std::vector<BenchCase> cases;
+  for (const auto& rule : arguments.rules)
+    for (const auto& type : arguments.types)
+      for (const auto& shape : arguments.shapes)
+        for (const auto threads : arguments.threads)
+          for (const auto head_size : arguments.head_sizes) {
+            parse_rule(rule);
+            parse_shape("--shape", shape);
+            cases.push_back({rule, type, shape, threads, head_size});
+          }
+  return cases;
+}
+
+void bench_command(const BenchArguments& arguments) {
+  const auto cases = cases_of(arguments);
+  auto rows = nlohmann::ordered_json::array();
+  Progress progress("timed", int(cases.size()));
+  std::printf("%-32s %-9s %12s %5s %8s %-9s %12s %9s %8s\n", "rule", "type", "shape", "head", "threads", "direction",
+              "median ms", "GFLOP/s", "spread");
+  for (const auto& one : cases) {
+    const auto timings = time_case(arguments, one);
+    progress.clear();
+    for (const auto& timing : timings) {
+      std::printf("%-32s %-9s %12s %5d %8s %-9s %12.3f %9.1f %6.1f %%\n", one.rule.c_str(), one.type.c_str(),
+                  one.shape.c_str(), one.head_size, one.threads ? std::to_string(one.threads).c_str() : "all",
+                  timing.direction.c_str(), 1e3 * timing.median, timing.gflops, 100 * timing.spread);
+      rows.push_back({{"rule", one.rule},
+                      {"type", one.type},
+                      {"shape", one.shape},
+                      {"keys", arguments.keys.empty() ? one.shape : arguments.keys},
+                      {"align", name_of(arguments.align)},
+                      {"batch", arguments.batch},
+                      {"heads", arguments.heads},
+                      {"kv_heads", arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads},
+                      {"head_size", one.head_size},
+                      {"value_size", arguments.value_size > 0 ? arguments.value_size : one.head_size},
+                      {"threads", one.threads},
+                      {"direction", timing.direction},
+                      {"repetitions", arguments.repetitions},
+                      {"median_seconds", timing.median},
+                      {"gflops", timing.gflops},
+                      {"spread", timing.spread}});
+    }
+    std::fflush(stdout);
+    progress.step();
+  }
+  if (arguments.json.empty()) return;
+  write_file_whole(arguments.json, [&](const std::string& path) {
+    std::ofstream file(path);
+    file << rows.dump(2) << '\n';
+    file.close();
+    if (!file) fail("cannot be written");
+  });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  auto* command = app.add_subcommand("bench", "Time forward and backward; every combination of the repeated options.");
+  const auto arguments = std::make_shared<BenchArguments>();
+  auto* a = arguments.get();
+  const auto count = [&](const char* name, int& value, const char* help, int least) {
+    command->add_option(name, value, help)
+        ->check(CLI::Range(least, 1 << 20).description(""))
+        ->capture_default_str()
+        ->type_name("N");
+  };
+  command->add_option("--shape", a->shapes, "sequence: 4096, 512x512, ... (may be repeated)")
+      ->capture_default_str()
+      ->type_name("SIZES");
+  command->add_option("--keys", a->keys, "the keys' sequence, if it is another")->type_name("SIZES");
+  command->add_option("-r,--rule", a->rules, "mask rule (may be repeated)")->capture_default_str();
+  command->add_option("--type", a->types, "element type (may be repeated)")
+      ->check(CLI::IsMember(float_type_names()).description(""))
+      ->capture_default_str()
+      ->type_name("NAME");
+  command->add_option("--head-size", a->head_sizes, "channels of queries and keys (may be repeated)")
+      ->check(CLI::Range(1, 256).description(""))
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--threads", a->threads, "threads, all if 0 (may be repeated)")
+      ->check(CLI::Range(0, 4096).description(""))
+      ->capture_default_str()
+      ->type_name("N");
+  count("--value-size", a->value_size, "channels of values, as --head-size if 0", 0);
+  count("--batch", a->batch, "batch entries", 1);
+  count("--heads", a->heads, "query heads", 1);
+  count("--kv-heads", a->kv_heads, "key and value heads, as --heads if 0", 0);
+  count("--repetitions", a->repetitions, "timed runs, after one to warm up", 1);
+  add_align(*command, a->align);
+  command->add_option("--direction", a->direction, "forward, backward or both")
+      ->check(CLI::IsMember({"forward", "backward", "both"}).description(""))
+      ->capture_default_str()
+      ->type_name("NAME");
+  command->add_option("--json", a->json, "also write the rows to this file")->type_name("FILE");
+  command->footer(
+      "GFLOP/s counts useful operations only: 4 (forward) or 10 (backward) times the head size for each visible "
+      "pair.\n\n"
+      "Examples:\n"
+      "  anyflash bench --shape 2048 --rule \"causal()\" --type float32 --threads 1\n"
+      "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json");
+  command->callback([arguments] { bench_command(*arguments); });
+}
+
+}  // namespace anyflash::cli

@@ -1,0 +1,132 @@
+#include "call.h"
+
+#include "layouts.h"
+#include "numbers.h"
+
+namespace anyflash::cli {
+
+namespace {
+
+// Tensors that have an option of their own. Those beyond v are used wherever an input file has them.
+struct NamedOption {
+  const char *option, *name, *help;
+};
+constexpr NamedOption named_options[] = {
+    {"--query", "q", "queries"},
+    {"--key", "k", "keys"},
+    {"--value", "v", "values"},
+    {"--qkv", "qkv", "packed queries, keys and values, for --layout qkv"},
+    {"--bias", "bias", "added to the scores: (batch or 1, heads or 1, queries or 1, keys or 1)"},
+    {"--sink", "sink", "one more logit a head: (heads,)"},
+    {"--alibi", "alibi", "ALiBi slopes: (heads,) or (batch, heads)"},
+    {"--cu-seqlens-q", "cu_seqlens_q", "cumulative lengths for --layout thd"},
+    {"--cu-seqlens-k", "cu_seqlens_k", "cumulative lengths for --layout thd"},
+    {"--key-lengths", "key_lengths", "keys of each batch entry: (batch,)"},
+    {"--page-table", "page_table", "pages of each batch entry; k and v are then (pages, page size, heads, channels)"},
+    {"--mask", "mask", "a dense boolean mask, the same as adding '& dense(mask)' to the rule"},
+    {"--dout", "dout", "gradient of the output, for backward"},
+    {"--dlse", "dlse", "gradient of lse, for backward"}};
+
+}  // namespace
+
+void add_align(CLI::App& app, Align& align) {
+  app.add_option_function<std::string>(
+         "--align", [&align](const std::string& name) { align = align_names().at(name); },
+         "where queries and keys of unequal numbers meet: none_front, none_end, scale_front or scale_end")
+      ->check(CLI::IsMember({"none_front", "none_end", "scale_front", "scale_end"}).description(""))
+      ->default_str(name_of(align))
+      ->type_name("NAME");
+}
+
+void add_threads(CLI::App& app, int& threads) {
+  app.add_option("--threads", threads, "threads, all if 0")->check(CLI::Range(0, 4096).description(""))->type_name("N");
+}
+
+void add_layout(CLI::App& app, Layout& layout) {
+  app.add_option_function<std::string>(
+         "--layout", [&layout](const std::string& name) { layout = layout_names().at(name); },
+         "order of the axes: bhsd, bshd, bhds (2 and 3 sequence axes too), qkv (packed) or thd (variable length)")
+      ->check(CLI::IsMember({"bhsd", "bshd", "bhds", "qkv", "thd"}).description(""))
+      ->default_str(name_of(layout))
+      ->type_name("NAME");
+}
+
+void CallArguments::add_to(CLI::App& app) {
+  app.add_option("-i,--input", files,
+                 "file with the tensors q, k, v and any of the below, by these names (may be repeated)")
+      ->type_name("FILE");
+  for (const auto& option : named_options)
+    app.add_option_function<std::string>(
+           option.option, [this, &option](const std::string& where) { named[option.name] = where; }, option.help)
+        ->type_name("WHERE");
+  app.add_option("--tensor", tensors, "any tensor, such as a table of the rule (may be repeated)")
+      ->type_name("NAME=WHERE");
+  app.add_option("--without", without, "do not use this tensor of an input file (may be repeated)")->type_name("NAME");
+  app.add_option("-r,--rule", rule,
+                 "mask rule; tables by their tensors' names: documents(ids_q, ids_k), blocks(bitmap, 64, 64)")
+      ->capture_default_str();
+  add_align(app, align);
+  add_layout(app, layout);
+  app.add_option("--scale", scale, "factor of the scores, 1 / sqrt(channels) if not given");
+  app.add_option("--softcap", softcap, "cap of the scores, none if 0");
+  add_threads(app, threads);
+  app.add_flag("--deterministic", deterministic, "bitwise repeatable on every device");
+}
+
+Inputs CallArguments::inputs() const {
+  Inputs inputs(files, type == "bfloat16");
+  for (const auto& [name, where] : named) inputs.assign(name, where);
+  for (const auto& assignment : tensors) inputs.assign(assignment);
+  for (const auto& name : without) inputs.hide(name);
+  return inputs;
+}
+
+const OwnedTensor* Call::find(const std::string& name) const {
+  for (const auto& [found, tensor] : extra)
+    if (found == name) return &tensor;
+  return nullptr;
+}
+
+Call make_call(const CallArguments& arguments, Inputs& inputs) {
+  Call call;
+  auto& options = call.options;
+  options.align = arguments.align;
+  options.layout = arguments.layout;
+  options.scale = arguments.scale;
+  options.softcap = arguments.softcap;
+  options.threads = arguments.threads;
+  options.deterministic = arguments.deterministic;
+  if (call.packed()) {
+    call.q = inputs.get("qkv", "--qkv");
+  } else {
+    call.q = inputs.get("q", "--query");
+    call.k = inputs.get("k", "--key");
+    call.v = inputs.get("v", "--value");
+  }
+  const auto keep = [&](const std::string& name, const OwnedTensor& tensor) {
+    if (const auto* kept = call.find(name)) return kept->view();
+    call.extra.emplace_back(name, tensor);
+    return tensor.view();
+  };
+  const auto optional = [&](const std::string& name, TensorView& place) {
+    if (const auto tensor = inputs.find(name)) place = keep(name, *tensor);
+  };
+  optional("bias", options.bias);
+  optional("sink", options.sink);
+  optional("alibi", options.alibi_slopes);
+  optional("cu_seqlens_q", options.cu_seqlens_q);
+  optional("cu_seqlens_k", options.cu_seqlens_k);
+  optional("key_lengths", options.key_lengths);
+  optional("page_table", options.page_table);
+  call.rule = arguments.rule;
+  if (arguments.named.count("mask")) call.rule = "(" + call.rule + ") & dense(mask)";
+  options.rule = parse_rule(call.rule, [&](const std::string& name) { return keep(name, inputs.get(name)); });
+  plan(call.q.view(), call.k_view(), call.v_view(), options);  // all checks, before any result is made
+  return call;
+}
+
+std::string describe(const std::string& name, const OwnedTensor& tensor) {
+  return name + " " + shape_text(tensor.shape) + " " + element_name(tensor.type);
+}
+
+}  // namespace anyflash::cli

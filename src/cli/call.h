@@ -1,0 +1,57 @@
+// A call to the library as the command line describes it: the options shared by `run` and `check --input`.
+#pragma once
+
+#include <anyflash/attention.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inputs.h"
+
+namespace anyflash::cli {
+
+void add_align(CLI::App& app, Align& align);
+void add_layout(CLI::App& app, Layout& layout);
+void add_threads(CLI::App& app, int& threads);
+
+/// What the user typed.
+struct CallArguments {
+  std::vector<std::string> files, tensors, without;
+  std::map<std::string, std::string> named;  ///< by option: tensor name -> where
+  std::string rule = "full()";
+  std::string type;  ///< bfloat16: two-byte elements of .npy and .npz files are that; each command adds its own --type
+  Align align = Align::none_front;
+  Layout layout = Layout::bhsd;
+  std::optional<double> scale;
+  double softcap = 0;
+  int threads = 0;
+  bool deterministic = false;
+
+  void add_to(CLI::App& app);
+  Inputs inputs() const;
+};
+
+/// Tensors and options, ready to hand to the library.
+struct Call {
+  OwnedTensor q, k, v;  ///< k and v are empty for the layout qkv
+  NamedTensors extra;   ///< bias, sink, ... and the rule's tables: what the options point to
+  std::string rule;     ///< as text, with the tables' names
+  Options options;
+
+  const OwnedTensor* find(const std::string& name) const;  ///< among extra; null if not there
+  bool packed() const { return options.layout == Layout::qkv; }
+  TensorView k_view() const { return packed() ? TensorView() : k.view(); }
+  TensorView v_view() const { return packed() ? TensorView() : v.view(); }
+};
+
+/// Reads what the arguments name and lets the library check it. Throws Error.
+Call make_call(const CallArguments& arguments, Inputs& inputs);
+
+/// "q (1, 4, 512, 64) float32"
+std::string describe(const std::string& name, const OwnedTensor& tensor);
+
+}  // namespace anyflash::cli

@@ -1,0 +1,180 @@
+// anyflash check: the library against the reference, on random shapes or on the user's own tensors.
+
+#include <anyflash/anyflash.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "check_cases.h"
+#include "commands.h"
+#include "compare.h"
+#include "numbers.h"
+#include "progress.h"
+
+namespace anyflash::cli {
+
+namespace {
+
+struct CheckArguments {
+  CallArguments call;
+  std::uint64_t seed = 1;
+  bool quick = false;
+};
+
+// What one line of the table tells.
+struct Line {
+  int checks = 0, failures = 0;
+  Measured worst{"", 0, 0};
+  std::vector<std::string> complaints;
+
+  void add(const std::vector<Measured>& measured, const std::string& description) {
+    for (const auto& one : measured) {
+      ++checks;
+      if (worst.tensor.empty() || one.share() > worst.share()) worst = one;
+      if (one.passed()) continue;
+      ++failures;
+      char figures[80];
+      std::snprintf(figures, sizeof figures, " error %.3g over the bar %.3g: ", one.error, one.bar);
+      complaints.push_back(one.tensor + figures + description);
+    }
+  }
+};
+
+void print_header() {
+  std::printf("%-48s %-9s %6s  %-22s %10s %10s %6s\n", "rule", "type", "checks", "worst", "max error", "bar", "share");
+}
+
+void print_line(const std::string& rule, const std::string& type, const Line& line) {
+  std::printf("%-48s %-9s %6d  %-22s %10.3g %10.3g %6.2f%s\n", rule.c_str(), type.c_str(), line.checks,
+              line.worst.tensor.c_str(), line.worst.error, line.worst.bar, line.worst.share(),
+              line.failures ? "  FAILED" : "");
+  for (const auto& complaint : line.complaints) std::printf("    %s\n", complaint.c_str());
+}
+
+void finish(int checks, int failures) {
+  if (failures > 0) fail(std::to_string(failures) + " of " + std::to_string(checks) + " checks failed");
+  std::printf("%d checks passed\n", checks);
+}
+
+// All rules, or the user's in every dimension it is meant for. (A rule with tables of the user's own belongs to
+// --input.)
+std::vector<CheckedRule> rules_to_check(const std::string& text) {
+  if (text.empty()) return checked_rules();
+  std::vector<CheckedRule> rules;
+  for (const auto& known : checked_rules())
+    if (known.text == text) rules.push_back(known);
+  if (!rules.empty()) return rules;
+  const auto rule = parse_rule(text);
+  for (int dimensions = 1; dimensions <= 3; ++dimensions) {
+    const SequenceShape shape(std::size_t(dimensions), 4);
+    try {
+      pattern(rule, shape, shape);
+      rules.push_back({text, dimensions});
+    } catch (const Error&) {
+      if (dimensions == 3 && rules.empty()) throw;
+    }
+  }
+  return rules;
+}
+
+Line check_rule(const CheckedRule& rule, ElementType type, const CheckArguments& arguments, std::uint64_t rule_number,
+                Progress& progress) {
+  Line line;
+  const int rounds = arguments.quick ? 1 : 3;
+  for (const auto align : {Align::none_front, Align::none_end, Align::scale_front, Align::scale_end})
+    for (int round = 0; round < rounds; ++round) {
+      const auto number =
+          ((rule_number * 4 + std::uint64_t(type)) * 4 + std::uint64_t(align)) * 3 + std::uint64_t(round);
+      auto made = random_case(rule, type, align, arguments.seed * 1'000'003 + number);
+      try {
+        line.add(compare(made.call, &made.dout, made.dlse ? &*made.dlse : nullptr), made.description);
+      } catch (const Error& error) {
+        ++line.checks, ++line.failures;
+        line.complaints.push_back(std::string(error.what()) + ": " + made.description);
+      }
+      progress.step();
+    }
+  return line;
+}
+
+void check_random(const CheckArguments& arguments) {
+  const auto rules = rules_to_check(arguments.call.rule);
+  const auto types = arguments.call.type.empty() ? float_type_names() : std::vector{arguments.call.type};
+  Progress progress("checked", int(rules.size() * types.size()) * 4 * (arguments.quick ? 1 : 3));
+  int checks = 0, failures = 0;
+  print_header();
+  for (std::size_t i = 0; i < rules.size(); ++i)
+    for (const auto& type : types) {
+      const auto line = check_rule(rules[i], *float_type(type), arguments, i, progress);
+      progress.clear();
+      const auto suffix = rules[i].dimensions > 1 ? "  " + std::to_string(rules[i].dimensions) + "-D" : "";
+      print_line(rules[i].text + suffix, type, line);
+      std::fflush(stdout);
+      checks += line.checks;
+      failures += line.failures;
+    }
+  finish(checks, failures);
+}
+
+void check_input(const CheckArguments& arguments) {
+  auto inputs = arguments.call.inputs();
+  const auto call = make_call(arguments.call, inputs);
+  auto dout = inputs.find("dout");
+  const auto dlse = inputs.find("dlse");
+  const bool forward_only = call.options.page_table.given();
+  if (!dout && !forward_only) dout = random_dout(call, arguments.seed);
+  int checks = 0, failures = 0;
+  print_header();
+  for (const auto& one : compare(call, dout && !forward_only ? &*dout : nullptr, dlse ? &*dlse : nullptr)) {
+    Line line;
+    line.add({one}, call.options.rule.text());
+    print_line(call.rule, element_name(call.q.type), line);
+    checks += line.checks;
+    failures += line.failures;
+  }
+  finish(checks, failures);
+}
+
+void check_command(const CLI::App& command, CheckArguments& arguments) {
+  const bool own = !arguments.call.files.empty() || !arguments.call.named.empty();
+  if (!own) {
+    for (const auto* option : {"--align", "--layout", "--scale", "--softcap", "--tensor", "--without", "--threads"})
+      if (command.count(option) > 0) fail(std::string(option) + ": only with --input");
+    return check_random(arguments);
+  }
+  if (arguments.quick) fail("--quick: not with --input");
+  if (arguments.call.rule.empty()) arguments.call.rule = "full()";
+  check_input(arguments);
+}
+
+}  // namespace
+
+void add_check(CLI::App& app) {
+  auto* command = app.add_subcommand("check", "Compare the library with a reference, forward and backward.");
+  const auto arguments = std::make_shared<CheckArguments>();
+  arguments->call.rule.clear();
+  arguments->call.add_to(*command);
+  command
+      ->add_option("--type", arguments->call.type,
+                   "check this type alone; with --input: two-byte elements are bfloat16")
+      ->check(CLI::IsMember(float_type_names()).description(""))
+      ->type_name("NAME");
+  command->add_option("--seed", arguments->seed, "of the random shapes and numbers")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_flag("--quick", arguments->quick, "a third of the random calls");
+  command->footer(
+      "Each result's largest error is compared with the bar of the specification: twice the largest error of the "
+      "textbook\n"
+      "formula in the inputs' type, plus one unit in the last place. Both are measured against the same formula in "
+      "long double.\n\n"
+      "Examples:\n"
+      "  anyflash check\n"
+      "  anyflash check --quick --type bfloat16 --seed 7\n"
+      "  anyflash check --rule \"causal() & ~local(4)\"\n"
+      "  anyflash check --input qkv.npz --rule \"documents(ids, ids)\"");
+  command->callback([command, arguments] { check_command(*command, *arguments); });
+}
+
+}  // namespace anyflash::cli

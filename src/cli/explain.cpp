@@ -1,0 +1,182 @@
+// anyflash explain: the figures of a rule and its plan, and a picture of its pattern.
+
+#include <anyflash/explain.h>
+
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "call.h"
+#include "commands.h"
+#include "layouts.h"
+#include "numbers.h"
+#include "picture_file.h"
+#include "shapes.h"
+#include "tensor_file.h"
+
+namespace anyflash::cli {
+
+namespace {
+
+struct ExplainArguments {
+  std::vector<std::string> files, tensors;
+  std::string rule = "full()", shape, keys, type = "float32", picture;
+  ExplainOptions options;
+  int side = 0;
+  bool json = false;
+};
+
+constexpr int terminal_side = 64, file_side = 512;
+
+double share(std::int64_t part, std::int64_t whole) {
+  return whole > 0 ? double(part) / double(whole) : 0;
+}
+
+void print_text(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                const SequenceShape& keys, const Explanation& e) {
+  const auto block = [](const std::int64_t* size, const std::int64_t* step) {
+    std::string text;
+    for (int i = 0; i < 3; ++i) text += (i ? " x " : "") + std::to_string(size[i]);
+    if (step[0] > 1 || step[1] > 1 || step[2] > 1)
+      text += ", every " + std::to_string(step[0]) + ", " + std::to_string(step[1]) + ", " + std::to_string(step[2]);
+    return text;
+  };
+  const auto tiles = e.tiles_skipped + e.tiles_partial + e.tiles_full;
+  std::printf("rule            %s\n", rule.text().c_str());
+  std::printf("queries, keys   %s, %s (%s)\n", text_of(queries).c_str(), text_of(keys).c_str(),
+              name_of(arguments.options.align).c_str());
+  std::printf("visible pairs   %lld of %lld (%.3g %%)\n", static_cast<long long>(e.visible_pairs),
+              static_cast<long long>(e.queries * e.keys), 100 * share(e.visible_pairs, e.queries * e.keys));
+  std::printf("visited pairs   %lld, %.2f for each visible one\n", static_cast<long long>(e.visited_pairs),
+              share(e.visited_pairs, e.visible_pairs));
+  std::printf("query block     %s\n", block(e.query_block, e.query_step).c_str());
+  std::printf("key block       %s\n", block(e.key_block, e.key_step).c_str());
+  std::printf("tiles           %lld: %lld skipped, %lld partial, %lld full\n", static_cast<long long>(tiles),
+              static_cast<long long>(e.tiles_skipped), static_cast<long long>(e.tiles_partial),
+              static_cast<long long>(e.tiles_full));
+  std::printf("useful flops    %.4g forward, %.4g backward, one head\n", e.forward_flops, e.backward_flops);
+  std::printf("q, k, v, out    %s, one head\n", bytes_text(e.bytes).c_str());
+}
+
+void print_json(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                const SequenceShape& keys, const Explanation& e) {
+  const auto three = [](const std::int64_t* values) { return std::vector<std::int64_t>(values, values + 3); };
+  const nlohmann::ordered_json json = {{"rule", rule.text()},
+                                       {"query_shape", queries},
+                                       {"key_shape", keys},
+                                       {"align", name_of(arguments.options.align)},
+                                       {"type", arguments.type},
+                                       {"head_size", arguments.options.d_qk},
+                                       {"value_size", arguments.options.d_v},
+                                       {"direction", arguments.options.backward ? "backward" : "forward"},
+                                       {"queries", e.queries},
+                                       {"keys", e.keys},
+                                       {"visible_pairs", e.visible_pairs},
+                                       {"visited_pairs", e.visited_pairs},
+                                       {"tiles_skipped", e.tiles_skipped},
+                                       {"tiles_partial", e.tiles_partial},
+                                       {"tiles_full", e.tiles_full},
+                                       {"query_block", three(e.query_block)},
+                                       {"query_step", three(e.query_step)},
+                                       {"key_block", three(e.key_block)},
+                                       {"key_step", three(e.key_step)},
+                                       {"forward_flops", e.forward_flops},
+                                       {"backward_flops", e.backward_flops},
+                                       {"bytes", e.bytes}};
+  std::printf("%s\n", json.dump(2).c_str());
+}
+
+enum class PictureKind : std::uint8_t { none, terminal, png, svg };
+
+PictureKind picture_kind(const ExplainArguments& arguments) {
+  const auto& path = arguments.picture;
+  if (path.empty()) return arguments.json ? PictureKind::none : PictureKind::terminal;
+  if (path == "none") return PictureKind::none;
+  if (path == "-" && arguments.json) fail("--picture: - and --json both print to the terminal");
+  if (path == "-") return PictureKind::terminal;
+  if (path.size() > 4 && path.ends_with(".png")) return PictureKind::png;
+  if (path.size() > 4 && path.ends_with(".svg")) return PictureKind::svg;
+  fail("--picture: '" + path + "', expected a .png or .svg file, - or none");
+}
+
+void explain_command(const ExplainArguments& arguments) {
+  const auto kind = picture_kind(arguments);
+  const auto queries = parse_shape("--shape", arguments.shape);
+  const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
+  Inputs inputs(arguments.files, false);
+  for (const auto& assignment : arguments.tensors) inputs.assign(assignment);
+  std::vector<OwnedTensor> tables;  // must outlive the rule
+  const auto rule = parse_rule(arguments.rule, [&](const std::string& name) {
+    tables.push_back(inputs.get(name));
+    return tables.back().view();
+  });
+  auto options = arguments.options;
+  options.type = *float_type(arguments.type);
+  if (options.d_v == 0) options.d_v = options.d_qk;
+  const auto explanation = explain(rule, queries, keys, options);
+
+  Picture drawn;
+  const int side = arguments.side > 0 ? arguments.side : kind == PictureKind::terminal ? terminal_side : file_side;
+  if (kind != PictureKind::none) drawn = picture(rule, queries, keys, options.align, side);
+  if (kind == PictureKind::png)
+    write_file_whole(arguments.picture, [&](const std::string& path) { write_png(path, drawn); });
+  if (kind == PictureKind::svg)
+    write_file_whole(arguments.picture, [&](const std::string& path) {
+      std::ofstream file(path);
+      file << picture_svg(drawn, rule.text());
+      file.close();
+      if (!file) fail("cannot be written");
+    });
+  if (arguments.json) print_json(arguments, rule, queries, keys, explanation);
+  else print_text(arguments, rule, queries, keys, explanation);
+  if (kind == PictureKind::terminal) std::printf("\n%s", picture_text(drawn).c_str());
+  else if (kind != PictureKind::none && !arguments.json) std::printf("picture         %s\n", arguments.picture.c_str());
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app) {
+  auto* command =
+      app.add_subcommand("explain", "Show what a rule looks like, how it is cut into tiles, and what it costs.");
+  const auto arguments = std::make_shared<ExplainArguments>();
+  auto& options = arguments->options;
+  options.d_v = 0;
+  command->add_option("-r,--rule", arguments->rule, "mask rule; tables by their tensors' names")->capture_default_str();
+  command->add_option("--shape", arguments->shape, "the sequence: 4096, 512x512 or 16x64x64")
+      ->required()
+      ->type_name("SIZES");
+  command->add_option("--keys", arguments->keys, "the keys' sequence, if it is another")->type_name("SIZES");
+  add_align(*command, options.align);
+  command->add_option("--head-size", options.d_qk, "channels of queries and keys")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--value-size", options.d_v, "channels of values, as --head-size if 0")
+      ->capture_default_str()
+      ->type_name("N");
+  command->add_option("--type", arguments->type, "element type")
+      ->check(CLI::IsMember(float_type_names()).description(""))
+      ->capture_default_str()
+      ->type_name("NAME");
+  command->add_flag("--backward", options.backward, "describe the backward plan");
+  command->add_option("--picture", arguments->picture, "a .png or .svg file, - for the terminal (default), or none")
+      ->type_name("FILE");
+  command
+      ->add_option("--side", arguments->side,
+                   "longest side of the picture in pixels (64 in the terminal, 512 in files)")
+      ->check(CLI::Range(1, 8192).description(""))
+      ->type_name("N");
+  command->add_option("-i,--input", arguments->files, "file with the rule's tables (may be repeated)")
+      ->type_name("FILE");
+  command->add_option("--tensor", arguments->tensors, "a table of the rule (may be repeated)")->type_name("NAME=WHERE");
+  command->add_flag("--json", arguments->json, "print the figures as JSON");
+  command->footer(
+      "Examples:\n"
+      "  anyflash explain --rule \"causal() & local(256)\" --shape 4096\n"
+      "  anyflash explain --rule \"local(8)\" --shape 512x512 --picture local.png\n"
+      "  anyflash explain --rule \"causal()\" --shape 6 --keys 3 --align scale_end\n"
+      "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json");
+  command->callback([arguments] { explain_command(*arguments); });
+}
+
+}  // namespace anyflash::cli

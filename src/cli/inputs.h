@@ -1,0 +1,48 @@
+// The tensors of a call by name, from archives and single files, as the command line names them.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "owned_tensor.h"
+
+namespace anyflash::cli {
+
+/// A tensor is found by its name: where an assignment says, else in the input files. An assignment is
+///   FILE.npy   FILE.npz:ENTRY   FILE.safetensors:ENTRY   ENTRY (of an input file)
+/// and FILE.npz or FILE.safetensors alone means the entry of the tensor's own name. A .npy input file holds one tensor,
+/// with the name of the file.
+class Inputs {
+ public:
+  Inputs(std::vector<std::string> files, bool two_bytes_are_bfloat16);
+
+  void assign(const std::string& name, const std::string& where);
+  /// "NAME=WHERE"; throws Error if it does not look like that.
+  void assign(const std::string& assignment);
+  void hide(const std::string& name);  ///< the tensor is not used even if an input file has it
+
+  /// The tensor, read once; nothing if no file has it. Throws Error if it is assigned and cannot be read.
+  std::optional<OwnedTensor> find(const std::string& name);
+  /// Throws Error if it is not there; `option` is the option that would name it.
+  OwnedTensor get(const std::string& name, const std::string& option =
+                                               "--tensor "
+                                               "NAME=FILE");
+
+ private:
+  std::optional<OwnedTensor> load(const std::string& name);
+  std::optional<OwnedTensor> from_files(const std::string& entry);
+
+  struct File {
+    std::string path;
+    std::vector<std::string> names;
+  };
+  std::vector<File> files_;
+  std::map<std::string, std::string> assigned_;
+  std::vector<std::string> hidden_;
+  std::map<std::string, std::optional<OwnedTensor>> read_;
+  bool two_bytes_are_bfloat16_;
+};
+
+}  // namespace anyflash::cli

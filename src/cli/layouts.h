@@ -1,0 +1,36 @@
+// Where the axes of q, k, v and their like lie in each layout, and tensors seen as (batch, heads, sequence...,
+// channels).
+#pragma once
+
+#include <anyflash/attention.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "owned_tensor.h"
+
+namespace anyflash::cli {
+
+const std::map<std::string, Layout>& layout_names();
+const std::map<std::string, Align>& align_names();
+std::string name_of(Layout layout);
+std::string name_of(Align align);
+
+/// The shape of a tensor with the given sizes. For thd, batch is 1 and left out; for qkv, heads is 1 and left out.
+Shape shape_in(Layout layout, std::int64_t batch, std::int64_t heads, const Shape& sequence, std::int64_t channels);
+
+/// The same tensor with its axes in the order of bhsd. For qkv: `view` is (N, L, D).
+TensorView as_bhsd(const TensorView& view, Layout layout);
+
+/// One index of the first axis, e.g. q of a packed qkv.
+TensorView part(const TensorView& view, std::int64_t index);
+
+/// Shapes of the results of a call whose shapes have been checked. A paged v has its channels last in every layout.
+Shape out_shape(const OwnedTensor& q, const OwnedTensor& v, Layout layout, bool paged);
+Shape lse_shape(const OwnedTensor& q, Layout layout);
+
+/// Calls visit(index, offset) for every element in row-major order; offset counts elements from view.data.
+void for_each_element(const TensorView& view, const std::function<void(std::int64_t, std::int64_t)>& visit);
+
+}  // namespace anyflash::cli

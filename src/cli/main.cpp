@@ -1,0 +1,63 @@
+// The anyflash program: exact attention on tensor files, checks, timings and pictures.
+//
+// Every failure is one line on stderr, "anyflash: ...", and exit code 1.
+
+#include <anyflash/version.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include "commands.h"
+#include "owned_tensor.h"
+
+namespace {
+
+int failure(std::string line) {
+  // Names out of files may hold anything; the message stays one printable line.
+  std::replace_if(line.begin(), line.end(), [](unsigned char c) { return c < 32 || c == 127; }, ' ');
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  std::fprintf(stderr, "anyflash: %s\n", line.c_str());
+  return 1;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Exact attention, forward and backward, under any mask rule.", "anyflash");
+  app.set_version_flag("--version", "anyflash " ANYFLASH_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  anyflash run --input qkv.npz --rule \"causal() & local(256)\" --output out.npz\n"
+      "  anyflash check --quick\n"
+      "  anyflash explain --rule \"local(8)\" --shape 32x32\n"
+      "'anyflash COMMAND --help' tells more.");
+  anyflash::cli::add_run(app);
+  anyflash::cli::add_check(app);
+  anyflash::cli::add_bench(app);
+  anyflash::cli::add_explain(app);
+  anyflash::cli::add_devices(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() != 0) return failure(error.what());
+    app.exit(error);  // prints the help or the version
+  }
+  std::cout.flush();
+  if (!std::cout || std::fflush(stdout) != 0) return failure("standard output cannot be written");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return failure("not enough memory");
+  } catch (const std::exception& error) {
+    return failure(error.what());
+  }
+}

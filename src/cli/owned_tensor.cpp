@@ -1,0 +1,84 @@
+#include "owned_tensor.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+namespace anyflash::cli {
+
+void fail(const std::string& line) {
+  throw Error(Error::Kind::value, line);
+}
+
+Shape row_major(const Shape& shape) {
+  Shape strides(shape.size());
+  std::int64_t stride = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= shape[i] > 0 ? shape[i] : 1;
+  }
+  return strides;
+}
+
+std::string shape_text(const Shape& shape) {
+  std::string text = "(";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+std::string bytes_text(double bytes) {
+  const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 6; ++unit) bytes /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+  return text;
+}
+
+std::size_t checked_bytes(const std::string& label, const Shape& shape, ElementType type) {
+  if (shape.size() > std::size_t(TensorView::max_rank))
+    fail(label + ": " + std::to_string(shape.size()) + " axes, expected at most " +
+         std::to_string(TensorView::max_rank));
+  // Sizes of 0 are left out of the product, so that strides cannot overflow either.
+  std::int64_t product = std::int64_t(element_size(type));
+  bool empty = false;
+  for (const auto size : shape) {
+    if (size < 0) fail(label + ": negative size in shape " + shape_text(shape));
+    if (size == 0) empty = true;
+    else if (__builtin_mul_overflow(product, size, &product))
+      fail(label + ": shape " + shape_text(shape) + " overflows");
+  }
+  if (empty) return 0;
+  const auto memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
+  if (double(product) > memory)
+    fail(label + ": shape " + shape_text(shape) + " takes " + bytes_text(double(product)) + ", this machine has " +
+         bytes_text(memory) + " of memory");
+  return std::size_t(product);
+}
+
+OwnedTensor OwnedTensor::zeros(ElementType type, const Shape& shape) {
+  const auto bytes = checked_bytes("tensor", shape, type);
+  OwnedTensor tensor{type, shape, row_major(shape), std::make_shared<std::byte[]>(bytes > 0 ? bytes : 1)};
+  return tensor;
+}
+
+std::int64_t OwnedTensor::elements() const {
+  std::int64_t product = 1;
+  for (const auto size : shape) product *= size;
+  return product;
+}
+
+TensorView OwnedTensor::view() const {
+  TensorView view;
+  view.data = data.get();
+  view.type = type;
+  view.rank = int(shape.size());
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    view.shape[i] = shape[i];
+    view.strides[i] = strides[i];
+  }
+  return view;
+}
+
+}  // namespace anyflash::cli

@@ -1,0 +1,49 @@
+// A tensor that owns its memory: what files are read into and results are computed in.
+#pragma once
+
+#include <anyflash/tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace anyflash::cli {
+
+using Shape = std::vector<std::int64_t>;
+
+struct OwnedTensor {
+  ElementType type = ElementType::float32;
+  Shape shape;
+  Shape strides;  ///< in elements; row-major unless the file was in Fortran order
+  std::shared_ptr<std::byte[]> data;
+
+  /// Row-major, zeroed. Throws Error if the sizes are negative, overflow, or need more memory than the machine has.
+  static OwnedTensor zeros(ElementType type, const Shape& shape);
+
+  std::int64_t elements() const;
+  std::size_t bytes() const { return std::size_t(elements()) * element_size(type); }
+  TensorView view() const;
+};
+
+using NamedTensors = std::vector<std::pair<std::string, OwnedTensor>>;
+
+/// Row-major strides of a shape.
+Shape row_major(const Shape& shape);
+
+/// The bytes of a tensor; throws Error (beginning with `label`) if a size is negative, the product overflows, the rank
+/// is over TensorView::max_rank, or the machine's memory could not hold it.
+std::size_t checked_bytes(const std::string& label, const Shape& shape, ElementType type);
+
+/// "(2, 3)", "(4,)" as NumPy writes it.
+std::string shape_text(const Shape& shape);
+
+/// "1.5 GiB", "312 bytes".
+std::string bytes_text(double bytes);
+
+/// An Error of kind value.
+[[noreturn]] void fail(const std::string& line);
+
+}  // namespace anyflash::cli

@@ -1,0 +1,12 @@
+// Grey pictures as PNG, by libpng.
+#pragma once
+
+#include <anyflash/explain.h>
+
+#include <string>
+
+namespace anyflash::cli {
+
+void write_png(const std::string& path, const Picture& picture);
+
+}  // namespace anyflash::cli

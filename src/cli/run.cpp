@@ -1,0 +1,89 @@
+// anyflash run: attention on tensors from files, the result to a file.
+
+#include <anyflash/anyflash.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "call.h"
+#include "commands.h"
+#include "results.h"
+#include "tensor_file.h"
+
+namespace anyflash::cli {
+
+namespace {
+
+struct RunArguments {
+  CallArguments call;
+  std::string output;
+  bool lse = false, lm = false, backward = false, quiet = false;
+};
+
+void run_command(const RunArguments& arguments) {
+  // What can go wrong with the output's name goes wrong before the work.
+  const bool one_tensor = file_format(arguments.output) == FileFormat::npy;
+  if (one_tensor && (arguments.lse || arguments.lm || arguments.backward))
+    fail(arguments.output + ": a .npy file holds one tensor; use .npz or .safetensors with --lse, --lm and --backward");
+  auto inputs = arguments.call.inputs();
+  const auto call = make_call(arguments.call, inputs);
+
+  const auto start = std::chrono::steady_clock::now();
+  const auto results = run_forward(call);
+  NamedTensors written = {{"out", results.out}};
+  if (arguments.lse) written.emplace_back("lse", results.lse);
+  if (arguments.lm) {
+    written.emplace_back("row_max", results.row_max);
+    written.emplace_back("row_sum", results.row_sum);
+  }
+  if (arguments.backward) {
+    const auto dout = inputs.get("dout", "--dout");
+    const auto dlse = inputs.find("dlse");
+    for (auto& gradient : run_backward(call, results, dout, dlse ? &*dlse : nullptr))
+      written.push_back(std::move(gradient));
+  }
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+  write_tensors(arguments.output, written);
+
+  if (arguments.quiet) return;
+  std::printf("rule %s\n", call.options.rule.text().c_str());
+  for (const auto& [name, tensor] : call.extra) std::printf("with %s\n", describe(name, tensor).c_str());
+  for (const auto& [name, tensor] : written) std::printf("%s\n", describe(name, tensor).c_str());
+  std::printf("%.3g ms, written to %s\n", time.count(), arguments.output.c_str());
+}
+
+}  // namespace
+
+void add_run(CLI::App& app) {
+  auto* command = app.add_subcommand("run", "Compute attention on tensors from .npy, .npz or .safetensors files.");
+  const auto arguments = std::make_shared<RunArguments>();
+  arguments->call.add_to(*command);
+  command
+      ->add_option("--type", arguments->call.type,
+                   "bfloat16: two-byte integers and voids in .npy and .npz files are that")
+      ->check(CLI::IsMember({"bfloat16"}).description(""))
+      ->type_name("NAME");
+  command->add_option("-o,--output", arguments->output, "where the results go: .npy, .npz or .safetensors")
+      ->required()
+      ->type_name("FILE");
+  command->add_flag("--lse", arguments->lse, "also write lse, the log-sum-exp of the scores");
+  command->add_flag("--lm", arguments->lm, "also write row_max and row_sum, the two parts of lse");
+  command->add_flag("--backward", arguments->backward, "also write the gradients; dout must be given");
+  command->add_flag("--quiet", arguments->quiet, "print nothing");
+  command->footer(
+      "A tensor is found by its name in the input files, or WHERE its option says:\n"
+      "  FILE.npy   FILE.npz:ENTRY   FILE.safetensors:ENTRY   ENTRY of an input file\n"
+      "bias, sink, alibi, cu_seqlens_q, cu_seqlens_k, key_lengths and page_table are used if an input file has "
+      "them.\n\n"
+      "Examples:\n"
+      "  anyflash run --input qkv.npz --rule \"causal() & local(256)\" --align none_end --output out.npz --lse\n"
+      "  anyflash run --query q.npy --key k.npy --value v.npy --mask mask.npy --output out.npy\n"
+      "  anyflash run --input layer.safetensors --query attn.q --key attn.k --value attn.v --output out.safetensors\n"
+      "  anyflash run --input qkv.npz --tensor ids=documents.npy --rule \"documents(ids, ids) & causal()\" --output "
+      "out.npz\n"
+      "  anyflash run --input qkv.npz --dout dout.npy --backward --output gradients.npz");
+  command->callback([arguments] { run_command(*arguments); });
+}
+
+}  // namespace anyflash::cli

@@ -1,0 +1,15 @@
+// Sequence shapes as the command line writes them: 4096, 512x512, 16x64x64.
+#pragma once
+
+#include <anyflash/explain.h>
+
+#include <string>
+
+namespace anyflash::cli {
+
+/// Throws Error naming `option`.
+SequenceShape parse_shape(const std::string& option, const std::string& text);
+std::string text_of(const SequenceShape& shape);
+std::int64_t volume(const SequenceShape& shape);
+
+}  // namespace anyflash::cli

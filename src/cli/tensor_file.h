@@ -1,0 +1,55 @@
+// Tensor files: .npy, .npz and .safetensors, told apart by their extension.
+//
+// Readers trust nothing: every size is checked against the file before memory is taken. Errors are one line that begins
+// with the file's name. Writers make a temporary file beside the target and rename it, so a failure leaves no half
+// file.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "owned_tensor.h"
+
+namespace anyflash::cli {
+
+enum class FileFormat : std::uint8_t { npy, npz, safetensors };
+
+/// By extension; throws Error for any other.
+FileFormat file_format(const std::string& path);
+bool has_tensor_extension(const std::string& path);
+
+/// The names in an archive; for .npy none.
+std::vector<std::string> tensor_names(const std::string& path);
+
+/// Reads one tensor. `entry` names it in an archive and is empty for .npy. NumPy has no name for bfloat16: two-byte
+/// integers and two-byte voids (as ml_dtypes saves them) are read as bfloat16 if `two_bytes_are_bfloat16`.
+OwnedTensor read_tensor(const std::string& path, const std::string& entry, bool two_bytes_are_bfloat16 = false);
+
+/// Writes all tensors to one file; .npy takes exactly one.
+void write_tensors(const std::string& path, const NamedTensors& tensors);
+
+/// Calls `write` with the name of a new file beside `path`, then renames that to `path`; if `write`
+/// throws, removes it and throws Error, the line beginning with `path`.
+void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write);
+
+/// A file of known size, read at any place.
+class InputFile {
+ public:
+  explicit InputFile(const std::string& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::uint64_t size() const { return size_; }
+  /// Throws Error if the file ends before.
+  void read(std::uint64_t offset, void* to, std::size_t bytes) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace anyflash::cli
