@@ -1,6 +1,8 @@
 // The CPU backend: runs a Plan on a Problem's pointers.
 #pragma once
 
+#include <vector>
+
 #include "plan/plan.h"
 #include "problem/problem.h"
 
@@ -16,5 +18,8 @@ void backward(const Problem& problem, const ExecutionPlan& plan);
 /// ANYFLASH_ISA=AVX2 (or another name of the list) restricts it, for tests.
 const char* instruction_set();
 std::vector<const char*> instruction_sets();
+
+/// Makes ANYFLASH_ISA hold; called before any kernel. Throws Error if it names nothing that runs here.
+void choose_instruction_set();
 
 }  // namespace anyflash::cpu

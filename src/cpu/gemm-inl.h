@@ -1,19 +1,23 @@
-// Products of the backward pass: C (64, n) = or += A (64, k) B (k, n), A with free strides, B and C in rows of whole vectors.
+// The one micro-kernel: C (rows, n) = or += A (rows, k) B (k, n).
+//
+// A is read one number at a time, broadcast over a vector, and may have any strides, so that a transposed A costs nothing. B and C
+// are rows of whole vectors. A patch of C stays in registers while k runs; B's rows stream from the nearest cache.
 
 #include "hwy/highway.h"
 
-#if defined(ANYFLASH_CPU_BACKWARD_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef ANYFLASH_CPU_BACKWARD_GEMM_INL_H_
-#undef ANYFLASH_CPU_BACKWARD_GEMM_INL_H_
+#if defined(ANYFLASH_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_GEMM_INL_H_
+#undef ANYFLASH_CPU_GEMM_INL_H_
 #else
-#define ANYFLASH_CPU_BACKWARD_GEMM_INL_H_
+#define ANYFLASH_CPU_GEMM_INL_H_
 #endif
 
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows and vectors of C held in registers: 16 sums of 32 registers, 12 of 16.
+// Rows and vectors of a patch: 16 sums of 32 registers, 12 of 16.
 #if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
 constexpr int kGemmRows = 8;
 #else
@@ -46,27 +50,30 @@ HWY_INLINE void GemmPatch(std::int64_t k, const T* HWY_RESTRICT a, std::int64_t 
 }
 
 template <bool kAdd, int kVectors, class T>
-HWY_NOINLINE void GemmColumns(std::int64_t k, const T* a, std::int64_t a_row, std::int64_t a_k, const T* b,
+HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const T* a, std::int64_t a_row, std::int64_t a_k, const T* b,
                               std::int64_t ldb, T* c, std::int64_t ldc) {
-  int row = 0;
-  for (; row + kGemmRows <= kTile; row += kGemmRows)
-    GemmPatch<kAdd, kGemmRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
-  if constexpr (kTile % kGemmRows != 0)
-    GemmPatch<kAdd, kTile % kGemmRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
+  std::int64_t row = 0;
+  const auto patches = [&]<int kRows>() {
+    for (; row + kRows <= rows; row += kRows)
+      GemmPatch<kAdd, kRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
+  };
+  patches.template operator()<kGemmRows>();
+  patches.template operator()<4>();
+  patches.template operator()<1>();
 }
 
 template <bool kAdd, class T>
-void Gemm(std::int64_t k, std::int64_t n, const T* a, std::int64_t a_row, std::int64_t a_k, const T* b, std::int64_t ldb,
-          T* c, std::int64_t ldc) {
+void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const T* a, std::int64_t a_row, std::int64_t a_k, const T* b,
+          std::int64_t ldb, T* c, std::int64_t ldc) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   std::int64_t col = 0;
   for (; col + kGemmVectors * lanes <= n; col += kGemmVectors * lanes)
-    GemmColumns<kAdd, kGemmVectors>(k, a, a_row, a_k, b + col, ldb, c + col, ldc);
-  for (; col < n; col += lanes) GemmColumns<kAdd, 1>(k, a, a_row, a_k, b + col, ldb, c + col, ldc);
+    GemmColumns<kAdd, kGemmVectors>(rows, k, a, a_row, a_k, b + col, ldb, c + col, ldc);
+  for (; col < n; col += lanes) GemmColumns<kAdd, 1>(rows, k, a, a_row, a_k, b + col, ldb, c + col, ldc);
 }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace anyflash::cpu
 HWY_AFTER_NAMESPACE();
 
-#endif  // ANYFLASH_CPU_BACKWARD_GEMM_INL_H_
+#endif  // ANYFLASH_CPU_GEMM_INL_H_

@@ -1,0 +1,209 @@
+// The forward pass on the CPU (FlashAttention-2, Dao 2023, algorithm 1).
+//
+// A task is a block of queries of one head. It walks the plan's runs of key blocks, 64 keys each:
+//   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h); out += P V.
+// A thread's own memory holds, in the compute type: Q (rows, d_qk), K^T (d_qk, 64), V (64, d_v), S (rows, 64), out (rows, d_v): it
+// stays in the second-level cache. Bound by the two products (gemm-inl.h); packing is shared by the rows of a block.
+// A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include <omp.h>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/forward.cpp"
+#include "hwy/foreach_target.h"
+
+#include "cpu/backend.h"
+#include "cpu/numbers.h"
+#include "cpu/workspace.h"
+#include "rules/coordinates.h"
+#include "rules/words.h"
+
+#include "hwy/highway.h"
+
+#include "cpu/exp-inl.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+template <class T>
+class ForwardTask {
+ public:
+  ForwardTask(const Problem& problem, const ExecutionPlan& plan, T* memory)
+      : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
+        rows_(static_cast<std::int32_t>(rules::volume(plan.query_grid.extent))), plain_(PlainScores(problem)) {
+    const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
+    q_ = take(rows_ * d_qk_), k_ = take(kTile * d_qk_), k_t_ = take(kTile * d_qk_), v_ = take(kTile * d_v_);
+    v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile), out_ = take(rows_ * d_v_);
+    row_sum_ = take(rows_ * kSumLanes), row_max_ = take(rows_);
+  }
+  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
+    const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
+    return rows * (d_qk + d_v + kTile + kSumLanes + 1) + kTile * 2 * (d_qk + d_v);
+  }
+
+  void run(std::int64_t b, std::int64_t h, std::int32_t block) {
+    b_ = b, h_ = h, query_box_ = plan_.query_grid.box(block);
+    load_queries();
+    const auto& group = plan_.group(b, h);
+    const auto& list = group.keys_of_query_block;
+    for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
+      const Run& run = list.runs[i];
+      for (std::int32_t key_block = run.first; key_block < run.first + run.count; ++key_block) visit(group.program, key_block, run.kind);
+    }
+    finish();
+  }
+
+ private:
+  const T scale_of_q() const { return plain_ ? static_cast<T>(problem_.scale) : T(1); }
+
+  /// Rows of a block are packed: those inside come first as many as the last one inside, the rest is never computed.
+  void load_queries() {
+    LoadRows(problem_.q, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_qk, q_, d_qk_);
+    used_rows_ = rows_;
+    while (used_rows_ > 0 && !rules::inside(query_box_.entry(used_rows_ - 1), problem_.q_size)) --used_rows_;
+    if (plain_) ScaleScores(scale_of_q(), q_, used_rows_ * d_qk_);
+    std::fill_n(out_, used_rows_ * d_v_, T(0));
+    std::fill_n(row_sum_, used_rows_ * kSumLanes, T(0));
+    std::fill_n(row_max_, used_rows_, -kInfinity<T>);
+  }
+
+  void load_keys(const rules::Program& program, std::int32_t block) {
+    key_box_ = plan_.key_grid.box(block);
+    const auto g = h_ / (problem_.heads_q / problem_.heads_kv);
+    const Int3 size = program.k_size();
+    LoadRows(problem_.k, problem_.type, RowAddresses(problem_.k, b_, g, key_box_, size, &problem_.pages), kTile, problem_.d_qk, k_, d_qk_);
+    TransposeRows(k_, d_qk_, k_t_);
+    LoadRows(problem_.v, problem_.type, RowAddresses(problem_.v, b_, g, key_box_, size, &problem_.pages), kTile, problem_.d_v, v_, d_v_);
+  }
+
+  void visit(const rules::Program& program, std::int32_t block, TileClass kind) {
+    load_keys(program, block);
+    Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, k_t_, kTile, s_, kTile);
+    if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, key_box_, s_, nullptr);
+    const RowState<T> state{row_max_, row_sum_, out_, d_v_};
+    if (kind == TileClass::full) {
+      for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false>(0, s_ + row * kTile, row, state);
+    } else {
+      for (std::int32_t row = 0; row < used_rows_; ++row) {
+        const Int3 c = query_box_.entry(row);
+        words_[row] = rules::inside(c, problem_.q_size) ? rules::word(program, c, key_box_) : 0;
+        SoftmaxRow<true>(words_[row], s_ + row * kTile, row, state);
+      }
+      if (const auto bad = CleanRows(v_, d_v_, v_clean_)) return add_guarded(bad);
+    }
+    Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, v_, d_v_, out_, d_v_);
+  }
+
+  /// out += P V where values in the rows `bad` are not finite: those rows are added to the queries that see them, and to no other.
+  void add_guarded(std::uint64_t bad) {
+    Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, v_clean_, d_v_, out_, d_v_);
+    for (std::int32_t row = 0; row < used_rows_; ++row)
+      for (auto left = words_[row] & bad; left; left &= left - 1) {
+        const int key = std::countr_zero(left);
+        for (std::int64_t i = 0; i < problem_.d_v; ++i) out_[row * d_v_ + i] += s_[row * kTile + key] * v_[key * d_v_ + i];
+      }
+  }
+
+  void finish() {
+    const hn::ScalableTag<T> d;
+    for (std::int32_t row = 0; row < used_rows_; ++row) {
+      const Int3 c = query_box_.entry(row);
+      if (!rules::inside(c, problem_.q_size)) continue;
+      T sum = 0, largest = row_max_[row];
+      for (int i = 0; i < kSumLanes; ++i) sum += row_sum_[row * kSumLanes + i];
+      T* out = out_ + row * d_v_;
+      const bool empty = sum == 0;
+      if (!empty && problem_.sink.given()) add_sink(largest, sum, out);
+      if (empty) {
+        std::fill_n(out, d_v_, T(0));
+      } else {
+        for (std::int64_t i = 0; i < d_v_; i += hn::Lanes(d)) hn::Store(hn::Div(hn::Load(d, out + i), hn::Set(d, sum)), d, out + i);
+      }
+      const auto query = rules::flat_index(c, problem_.q_size);
+      store(problem_.row_max, query, empty ? -kInfinity<T> : largest);
+      store(problem_.row_sum, query, sum);
+      store(problem_.lse, query, empty ? -kInfinity<T> : largest + std::log(sum));
+    }
+    StoreRows(out_, d_v_, problem_.out, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_v);
+  }
+
+  /// One more logit in the row's softmax, without a value.
+  void add_sink(T& largest, T& sum, T* out) const {
+    const T sink = static_cast<T>(ReadHeadNumber(problem_.sink, b_, h_));
+    const T together = std::max(largest, sink);
+    if (together == -kInfinity<T>) return;
+    const T factor = std::exp(largest - together);
+    if (factor != 1) {
+      Rescale(factor, out, d_v_);
+      sum *= factor;
+    }
+    largest = together;
+    sum += std::exp(sink - together);
+  }
+
+  void store(const RowStatistic& statistic, std::int64_t query, T value) const {
+    if (statistic.given())
+      reinterpret_cast<T*>(statistic.data)[b_ * statistic.batch + h_ * statistic.head + query * statistic.query] = value;
+  }
+
+  const Problem& problem_;
+  const ExecutionPlan& plan_;
+  const std::int64_t d_qk_, d_v_;
+  const std::int32_t rows_;
+  const bool plain_;
+  T *q_, *k_, *k_t_, *v_, *v_clean_, *s_, *out_, *row_sum_, *row_max_;
+  std::uint64_t words_[kMaxQueryRows];
+  std::int64_t b_ = 0, h_ = 0;
+  Box query_box_{}, key_box_{};
+  std::int32_t used_rows_ = 0;
+};
+
+template <class T>
+void RunForward(const Problem& problem, const ExecutionPlan& plan) {
+  const auto blocks = plan.query_grid.count(), tasks = problem.batch * problem.heads_q * blocks;
+  const auto threads = static_cast<int>(std::min<std::int64_t>(std::max(plan.threads, 1), tasks));
+  const auto size = (ForwardTask<T>::memory_size(problem, plan) + 15) / 16 * 16;
+  T* memory = workspace<T>(threads * size);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    ForwardTask<T> task(problem, plan, memory + omp_get_thread_num() * size);
+#pragma omp for schedule(dynamic)
+    for (std::int64_t i = 0; i < tasks; ++i) {
+      // Later query blocks first: under causal rules they are the longest.
+      task.run(i / blocks / problem.heads_q, i / blocks % problem.heads_q, static_cast<std::int32_t>(blocks - 1 - i % blocks));
+    }
+  }
+}
+
+void Forward(const Problem& problem, const ExecutionPlan& plan) {
+  problem.type == ElementType::float64 ? RunForward<double>(problem, plan) : RunForward<float>(problem, plan);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace anyflash::cpu {
+
+HWY_EXPORT(Forward);
+
+void forward(const Problem& problem, const ExecutionPlan& plan) {
+  choose_instruction_set();
+  HWY_DYNAMIC_DISPATCH(Forward)(problem, plan);
+}
+
+}  // namespace anyflash::cpu
+#endif

@@ -1,0 +1,80 @@
+// The online softmax (Milakov and Gimelshein 2018) on one tile: rows of 64 scores become P, and each row's maximum, sum and
+// output follow.
+
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_SOFTMAX_INL_H_
+#undef ANYFLASH_CPU_SOFTMAX_INL_H_
+#else
+#define ANYFLASH_CPU_SOFTMAX_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+constexpr T kInfinity = std::numeric_limits<T>::infinity();
+
+/// What a query block carries from key block to key block. A row's sum is kept as a vector of partial sums, so that no tile
+/// needs a sum across lanes.
+template <class T>
+struct RowState {
+  T* row_max;   ///< (rows)
+  T* row_sum;   ///< (rows, kSumLanes)
+  T* out;       ///< (rows, width): the sum of P V, not yet divided
+  std::int64_t width;
+};
+constexpr int kSumLanes = 16;
+
+template <class T>
+HWY_INLINE void Rescale(T factor, T* HWY_RESTRICT row, std::int64_t width) {
+  const hn::ScalableTag<T> d;
+  const auto f = hn::Set(d, factor);
+  for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, row + i), f), d, row + i);
+}
+
+/// s: a row of 64 scores, becomes P. word: its visible keys (used only if kMasked).
+template <bool kMasked, class T>
+HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t row, const RowState<T>& state) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(d)), kVectors = kTile / kLanes;
+  V x[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    x[i] = hn::Load(d, s + i * kLanes);
+    if constexpr (kMasked) {
+      const std::uint64_t bits = word >> (i * kLanes);
+      x[i] = hn::IfThenElse(hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits)), x[i], hn::Set(d, -kInfinity<T>));
+    }
+  }
+  V largest = x[0];
+  for (int i = 1; i < kVectors; ++i) largest = hn::Max(largest, x[i]);
+  const T tile_max = hn::ReduceMax(d, largest), old_max = state.row_max[row];
+  if (tile_max > old_max) {
+    state.row_max[row] = tile_max;
+    if (old_max != -kInfinity<T>) {
+      const T factor = hn::GetLane(SoftmaxExp(d, hn::Set(d, old_max - tile_max)));
+      Rescale(factor, state.row_sum + row * kSumLanes, kSumLanes);
+      Rescale(factor, state.out + row * state.width, state.width);
+    }
+  }
+  // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
+  const T shift = state.row_max[row] == -kInfinity<T> ? T(0) : state.row_max[row];
+  V sum = hn::Zero(d);
+  for (int i = 0; i < kVectors; ++i) {
+    const V p = SoftmaxExp(d, hn::Sub(x[i], hn::Set(d, shift)));
+    sum = hn::Add(sum, p);
+    hn::Store(p, d, s + i * kLanes);
+  }
+  T* sums = state.row_sum + row * kSumLanes;
+  hn::Store(hn::Add(hn::Load(d, sums), sum), d, sums);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_SOFTMAX_INL_H_
