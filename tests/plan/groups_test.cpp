@@ -81,6 +81,13 @@ TEST(Groups, NothingToDo) {
   EXPECT_TRUE(make_plan(problem, test_menu())->groups.empty());
 }
 
+TEST(Groups, TooLargeToNumber) {
+  EXPECT_THROW(make_plan(problem_1d(full(), (1 << 30) + 1, 10), test_menu()), Error);
+  EXPECT_THROW(make_plan(problem_1d(full(), 10, 0x7fffffff), test_menu()), Error);
+  const Int3 huge{{1 << 30, 1 << 30, 1}};
+  EXPECT_THROW(make_plan(problem_of({full(), 3, {{1, 1, 1}}, huge}), test_menu()), Error);
+}
+
 TEST(Documents, ThousandsOfShortOnesCostTheirOwnArea) {
   constexpr std::int32_t documents_count = 5000, length = 37, n = documents_count * length;
   std::vector<std::int32_t> lengths(documents_count + 1);

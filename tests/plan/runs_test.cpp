@@ -124,6 +124,31 @@ TEST(Runs, OfDenseMasksAreExact) {
   }
 }
 
+TEST(Runs, OfDocuments) {
+  RandomRules random(4);
+  for (int i = 0; i < 150; ++i) {
+    auto c = random.next(2);
+    c.dimensions = 1;
+    c.q_size = {{1, 1, std::int32_t(random.number(1, 500))}};
+    c.k_size = {{1, 1, std::int32_t(random.number(1, 500))}};
+    std::vector<std::int32_t> ids_q(c.q_size[2]), ids_k(c.k_size[2]);
+    const auto longest = random.number(1, 200), kinds = random.number(1, 20);
+    for (auto* ids : {&ids_q, &ids_k}) {  // in any order, and again and again
+      for (std::size_t at = 0; at < ids->size();) {
+        const auto id = std::int32_t(random.number(1, kinds));
+        const auto end = std::min(ids->size(), at + std::size_t(random.number(1, longest)));
+        while (at < end) (*ids)[at++] = id;
+      }
+    }
+    const TensorView q(ids_q.data(), ElementType::int32, {c.q_size[2]});
+    const TensorView k(ids_k.data(), ElementType::int32, {c.k_size[2]});
+    c.rule = i % 3 ? c.rule & documents(q, k) : c.rule | documents(q, k);
+    SCOPED_TRACE(c.rule.text() + ", case " + std::to_string(i));
+    check_plan(c, test_menu());
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// Tile classes asked to plan n queries and n keys.
 std::int64_t questions(const Rule& rule, std::int32_t n) {
   const auto problem = problem_1d(rule, n, n);
