@@ -8,8 +8,10 @@
 
 #if defined(__CUDACC__)
 #define ANYFLASH_HD __host__ __device__ __forceinline__
+#define ANYFLASH_HD_CALL inline __host__ __device__ __noinline__  // one copy, called: keeps a kernel's code and compile time small
 #else
 #define ANYFLASH_HD inline
+#define ANYFLASH_HD_CALL inline
 #endif
 
 namespace anyflash::rules {

@@ -158,7 +158,7 @@ ANYFLASH_HD TileClass causal_class(const Program& program, const Tile& tile) {
   return class_of(!in_order(y_first, x_last, program.dimensions), in_order(y_last, x_first, program.dimensions));
 }
 
-ANYFLASH_HD TileClass atom_class(const Program& program, const Atom& atom, const Tile& tile) {
+ANYFLASH_HD_CALL TileClass atom_class(const Program& program, const Atom& atom, const Tile& tile) {
   switch (atom.kind) {
     case AtomKind::full:
       return TileClass::full;
@@ -318,6 +318,11 @@ ANYFLASH_HD TileClass tile_class(const Program& program, const Box& queries, con
   tile.queries = queries;
   tile.keys = keys;
   for (int i = 0; i < 3; ++i) {
+    if (i < 3 - program.dimensions) {  // those that the sequence lacks
+      tile.q[i] = tile.k[i] = {0, 0, 1};
+      tile.size[i] = 1;
+      continue;
+    }
     const auto& axis = program.axis[i];
     const auto cut = [&](Box& box, std::int64_t size) {
       const std::int64_t step = box.step[i], left = size - box.origin[i];

@@ -134,7 +134,7 @@ ANYFLASH_HD Word first_keys_word(const Program& program, const Atom& atom, const
 }
 
 template <CellOf of>
-ANYFLASH_HD Word atom_word(const Program& program, const Atom& atom, const Question& question) {
+ANYFLASH_HD_CALL Word atom_word(const Program& program, const Atom& atom, const Question& question) {
   const auto& extent = question.cell.extent;
   switch (atom.kind) {
     case AtomKind::full:
@@ -221,37 +221,60 @@ ANYFLASH_HD Word word_by_segments(const Program& program, Question& question) {
   return word;
 }
 
+/// The words of one cell: what the cell alone decides is worked out once, then entries of the other side are asked for.
 template <CellOf of>
-ANYFLASH_HD Word cell_word(const Program& program, const Int3& one, const Box& cell) {
-  constexpr bool keys = of == CellOf::keys;
-  Question question;
-  question.cell = cell;
-  question.same_document = true;
-  Word inside = all_bits;
-  for (int i = 0; i < 3; ++i) {
-    const auto& axis = program.axis[i];
-    const std::int64_t step = cell.step[i], left = (keys ? axis.k_size : axis.q_size) - std::int64_t(cell.origin[i]);
-    if (left <= 0) return 0;
-    const auto count = step == 1 ? left : (left + step - 1) / step;
-    question.count[i] = smaller(cell.extent[i], count);
-    if (count < cell.extent[i]) inside &= spread(cell.extent, i, low_bits(count));
-    question.x[i] = keys ? axis.query(one[i]) : axis.key(one[i]);
-    question.size[i] = axis.r;
-    question.line[i] = keys ? Line{axis.key(cell.origin[i]), step * axis.k_step}
-                            : Line{axis.query(cell.origin[i]), step * axis.q_step};
+class CellWords {
+ public:
+  ANYFLASH_HD CellWords(const Program& program, const Box& cell) : program_(program) {
+    question_.cell = cell;
+    question_.same_document = true;
+    const auto first_dimension = 3 - program.dimensions;
+    for (int i = 0; i < first_dimension; ++i) {  // those that the sequence lacks
+      question_.count[i] = question_.size[i] = 1;
+      question_.x[i] = 0;
+      question_.line[i] = {0, 1};
+    }
+    for (int i = first_dimension; i < 3; ++i) {
+      const auto& axis = program.axis[i];
+      const std::int64_t step = cell.step[i], left = (keys ? axis.k_size : axis.q_size) - std::int64_t(cell.origin[i]);
+      const auto count = step == 1 || left <= 0 ? left : (left + step - 1) / step;
+      question_.count[i] = smaller(cell.extent[i], count);
+      if (count < cell.extent[i]) inside_ &= count <= 0 ? 0 : spread(cell.extent, i, low_bits(count));
+      question_.size[i] = axis.r;
+      question_.line[i] = keys ? Line{axis.key(cell.origin[i]), step * axis.k_step}
+                               : Line{axis.query(cell.origin[i]), step * axis.q_step};
+    }
   }
-  question.place = flat_index(one, keys ? program.q_size() : program.k_size());
-  return inside & (program.restarts ? word_by_segments<of>(program, question) : rule_word<of>(program, question));
-}
+
+  /// Bit e: does entry `one` of the other side see entry e of the cell (a cell of keys), or is it seen by it?
+  ANYFLASH_HD Word operator()(const Int3& one) {
+    if (inside_ == 0) return 0;
+    for (int i = 3 - program_.dimensions; i < 3; ++i) {
+      question_.x[i] = keys ? program_.axis[i].query(one[i]) : program_.axis[i].key(one[i]);
+    }
+    question_.place = program_.dimensions == 1 ? one[2] : flat_index(one, keys ? program_.q_size() : program_.k_size());
+    return inside_ & (program_.restarts ? word_by_segments<of>(program_, question_) : rule_word<of>(program_, question_));
+  }
+
+ private:
+  static constexpr bool keys = of == CellOf::keys;
+
+  const Program& program_;
+  Question question_;
+  Word inside_ = all_bits;  // entries that exist
+};
+
+using WordsOfKeys = CellWords<CellOf::keys>;        ///< WordsOfKeys(program, key_cell)(query) is word(program, query, key_cell)
+using WordsOfQueries = CellWords<CellOf::queries>;  ///< the same for word_of_queries
 
 /// Bit e: does the query see entry e of the cell of keys? The query must lie in the sequence; bits of keys that do not are 0.
 ANYFLASH_HD Word word(const Program& program, const Int3& query, const Box& key_cell) {
-  return cell_word<CellOf::keys>(program, query, key_cell);
+  return WordsOfKeys(program, key_cell)(query);
 }
 
 /// Bit e: does entry e of the cell of queries see the key? The key must lie in the sequence; bits of queries that do not are 0.
 ANYFLASH_HD Word word_of_queries(const Program& program, const Int3& key, const Box& query_cell) {
-  return cell_word<CellOf::queries>(program, key, query_cell);
+  return WordsOfQueries(program, query_cell)(key);
 }
 
 }  // namespace anyflash::rules
