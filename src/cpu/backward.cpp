@@ -22,11 +22,16 @@
 #include "cpu/backend.h"
 #include "cpu/backward_schedule.h"
 #include "cpu/backward_shared.h"
+#include "cpu/numbers.h"
+#include "rules/coordinates.h"
 #include "rules/words.h"
 
 #include "hwy/highway.h"
 
-#include "cpu/backward_gemm-inl.h"
+#include "cpu/exp-inl.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
 #include "cpu/backward_rows-inl.h"
 #include "cpu/backward_tile-inl.h"
 #include "cpu/backward_block-inl.h"
@@ -125,7 +130,10 @@ namespace anyflash::cpu {
 
 HWY_EXPORT(RunBackwardOfType);
 
-void backward(const Problem& problem, const ExecutionPlan& plan) { HWY_DYNAMIC_DISPATCH(RunBackwardOfType)(problem, plan); }
+void backward(const Problem& problem, const ExecutionPlan& plan) {
+  choose_instruction_set();
+  HWY_DYNAMIC_DISPATCH(RunBackwardOfType)(problem, plan);
+}
 
 }  // namespace anyflash::cpu
 #endif

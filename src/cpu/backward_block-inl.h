@@ -40,10 +40,10 @@ class BlockPair {
   void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v) {
     key_box_ = plan_.key_grid.box(block);
     LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, k, d_qk_);
-    TransposeRows(k, d_qk_, problem_.d_qk, k_t);
+    TransposeRows(k, d_qk_, k_t);
     if (!with_v) return;
     LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, dout, d_v_);
-    TransposeRows(dout, d_v_, problem_.d_v, v_t);
+    TransposeRows(dout, d_v_, v_t);
   }
 
   void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
@@ -57,10 +57,10 @@ class BlockPair {
   void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
     const auto at = rows_.at(b, h, query_block_);
     const bool masked = find_words(b, h, kind);
-    Gemm<false>(problem_.d_qk, kTile, q, d_qk_, 1, k_t, kTile, p, kTile);
-    if (with_ds) Gemm<false>(problem_.d_v, kTile, dout, d_v_, 1, v_t, kTile, ds, kTile);
-    const bool plain = problem_.softcap <= 0 && !problem_.bias.given() && !problem_.alibi.given();
-    if (!plain) FinishScores(problem_, b, h, query_box_, key_box_, p, slope_);
+    Gemm<false>(kTile, problem_.d_qk, kTile, q, d_qk_, 1, k_t, kTile, p, kTile);
+    if (with_ds) Gemm<false>(kTile, problem_.d_v, kTile, dout, d_v_, 1, v_t, kTile, ds, kTile);
+    const bool plain = PlainScores(problem_);
+    if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.shift[at], masked ? words : nullptr, sloped ? slope_ : nullptr,
                             plain ? static_cast<T>(problem_.scale) : T(1),

@@ -21,26 +21,6 @@ void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
   for (std::int64_t i = 0; i < count; i += hn::Lanes(d)) hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
 }
 
-/// Which of 64 rows hold a NaN or an infinity. If any, `clean` becomes the rows with zeros in the place of those; it may be
-/// `rows` itself.
-template <class T>
-std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean) {
-  const hn::ScalableTag<T> d;
-  std::uint64_t bad = 0;
-  for (int row = 0; row < kTile; ++row) {
-    auto sum = hn::Zero(d);  // of x - x: 0, or NaN if any x is not finite
-    for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) {
-      const auto x = hn::Load(d, rows + row * width + i);
-      sum = hn::Add(sum, hn::Sub(x, x));
-    }
-    bad |= std::uint64_t{!hn::AllFalse(d, hn::IsNaN(sum))} << row;
-  }
-  if (!bad) return 0;
-  if (clean != rows) std::copy_n(rows, kTile * width, clean);
-  for (auto left = bad; left; left &= left - 1) std::fill_n(clean + std::countr_zero(left) * width, width, T(0));
-  return bad;
-}
-
 template <class T>
 T DotRow(const T* a, const T* b, std::int64_t width) {
   const hn::ScalableTag<T> d;

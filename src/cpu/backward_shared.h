@@ -1,30 +1,13 @@
 // What all tasks of one backward call share: the problem, the plan, and a few numbers a query row.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <string>
 
-#include "hwy/aligned_allocator.h"
+#include "cpu/workspace.h"
 #include "plan/plan.h"
 #include "problem/problem.h"
 
 namespace anyflash::cpu {
-
-/// Rows of a query block and of a key block: one cell each.
-constexpr int kTile = 64;
-
-template <class T>
-hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
-  auto memory = hwy::AllocateAligned<T>(static_cast<std::size_t>(std::max<std::int64_t>(count, 1)));
-  if (!memory) {
-    throw Error(Error::Kind::memory, "backward: no memory for a workspace of " + std::to_string(count * sizeof(T)) + " bytes");
-  }
-  return memory;
-}
-
-/// Row length of a thread's own copy of rows: whole vectors of any instruction set, so that no kernel has a remainder.
-inline std::int64_t padded(std::int64_t channels) { return (channels + 15) / 16 * 16; }
 
 /// Numbers of each query row, computed once, in block order: row r of query block i of (b, h) is at(b, h, i) + r.
 template <class T>

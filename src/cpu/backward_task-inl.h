@@ -74,7 +74,7 @@ class KeyBlockTask {
   /// query sees. Rows that hold one are zero in the product and added pair by pair.
   void add_transposed(const T* weights, const T* rows, T* clean, std::int64_t width, T* sum) {
     const auto bad = CleanRows(rows, width, clean);
-    Gemm<true>(kTile, width, weights, 1, kTile, bad ? clean : rows, width, sum, width);
+    Gemm<true>(kTile, kTile, width, weights, 1, kTile, bad ? clean : rows, width, sum, width);
     for (auto left = bad; left; left &= left - 1) {
       const int i = std::countr_zero(left);
       for (auto seen = blocks_.words[i]; seen; seen &= seen - 1) {
@@ -85,7 +85,7 @@ class KeyBlockTask {
   }
 
   void add_dq(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block) {
-    Gemm<false>(kTile, d_qk_, blocks_.ds, kTile, 1, blocks_.k, d_qk_, dq_, d_qk_);
+    Gemm<false>(kTile, kTile, d_qk_, blocks_.ds, kTile, 1, blocks_.k, d_qk_, dq_, d_qk_);
     for (auto left = k_bad_; left; left &= left - 1) {
       const int j = std::countr_zero(left);
       for (int i = 0; i < kTile; ++i) {

@@ -37,7 +37,7 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
     const auto lse = hn::Set(d, terms.lse[row]), shift = hn::Set(d, terms.shift[row]);
     for (std::size_t col = 0; col < kTile; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
-      auto p = NanExp(d, hn::MulSub(hn::Load(d, s + at), score_scale, lse));
+      auto p = SoftmaxExp(d, hn::MulSub(hn::Load(d, s + at), score_scale, lse));
       [[maybe_unused]] auto visible = hn::FirstN(d, 0);
       if constexpr (kMasked) {
         const std::uint64_t bits = terms.words[row] >> col;
