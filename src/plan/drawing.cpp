@@ -100,7 +100,7 @@ std::string picture_svg(const Picture& picture, const std::string& title) {
   svg += text.data();
   for (const auto& [grey, path] : paths_of(picture)) {
     // From the background's light grey to dark blue.
-    const auto blend = [&](int from, int to) { return from + (to - from) * grey / 255; };
+    const auto blend = [grey = grey](int from, int to) { return from + (to - from) * grey / 255; };
     std::snprintf(text.data(), text.size(), "<path fill=\"#%02x%02x%02x\" d=\"", blend(0xd6, 0x1f), blend(0xe0, 0x4e),
                   blend(0xf0, 0x9b));
     svg += text.data() + path + "\"/>\n";
