@@ -1,4 +1,8 @@
-// The extension module anyflash._core: the C++ calls, spoken to by the Python files beside it, which hold the documentation.
+// The extension module anyflash._core: the C++ calls, spoken to by the Python files beside it, which hold the
+// documentation.
+#include <nanobind/stl/vector.h>
+
+#include "cpu/backend.h"
 #include "rule_object.h"
 
 namespace anyflash::python {
@@ -26,6 +30,8 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(&translate);
   find_numpy();
   module.attr("version") = ANYFLASH_VERSION;
+  module.def("instruction_set", &cpu::instruction_set);
+  module.def("instruction_sets", &cpu::instruction_sets);
   add_rules(module);
   add_calls(module);
   add_explain(module);
