@@ -1,4 +1,5 @@
-// Words of 64 bits, one for each entry of a cell: intervals, progressions, products of dimensions, bytes packed to bits.
+// Words of 64 bits, one for each entry of a cell: intervals, progressions, products of dimensions, bytes packed to
+// bits.
 #pragma once
 
 #include <cstring>
@@ -76,10 +77,11 @@ ANYFLASH_HD Word range_bits(const Line& line, const Range& range) {
   return range.modulus == 1 || interval == 0 ? interval : interval & residue_bits(line, range.modulus, range.residue);
 }
 
-/// The cell's word in which entry e has bit e_i of `bits`: the word of a condition on dimension i alone. Products of dimensions
-/// are `&` of these.
+/// The cell's word in which entry e has bit e_i of `bits`: the word of a condition on dimension i alone. Products of
+/// dimensions are `&` of these.
 ANYFLASH_HD Word spread(const Int3& extent, int i, Word bits) {
-  constexpr Word one_a_row_of_8 = 0x0101010101010101, one_a_row_of_4 = 0x1111111111111111, one_a_plane = 0x0001000100010001;
+  constexpr Word one_a_row_of_8 = 0x0101010101010101, one_a_row_of_4 = 0x1111111111111111,
+                 one_a_plane = 0x0001000100010001;
   if (extent[2] == 64) return i == 2 ? bits : bits & 1 ? all_bits : 0;
   if (extent[2] == 8) {
     if (i == 2) return (bits & 0xff) * one_a_row_of_8;

@@ -1,14 +1,16 @@
-// Boxes: how a sequence is cut. A block (or a cell of 64 entries) is, in each dimension, an origin, an extent and a step.
+// Boxes: how a sequence is cut. A block (or a cell of 64 entries) is, in each dimension, an origin, an extent and a
+// step.
 //
-// A sequence always has three dimensions here; a 1-dimensional one is (1, 1, n), a 2-dimensional one (1, y, x). An entry is
-// its raw coordinate c (not yet aligned); its flat index is row-major in the sequence's size.
+// A sequence always has three dimensions here; a 1-dimensional one is (1, 1, n), a 2-dimensional one (1, y, x). An
+// entry is its raw coordinate c (not yet aligned); its flat index is row-major in the sequence's size.
 #pragma once
 
 #include <cstdint>
 
 #if defined(__CUDACC__)
 #define ANYFLASH_HD __host__ __device__ __forceinline__
-#define ANYFLASH_HD_CALL inline __host__ __device__ __noinline__  // one copy, called: keeps a kernel's code and compile time small
+// One copy, called: keeps a kernel's code and compile time small.
+#define ANYFLASH_HD_CALL inline __host__ __device__ __noinline__
 #else
 #define ANYFLASH_HD inline
 #define ANYFLASH_HD_CALL inline
@@ -35,8 +37,8 @@ ANYFLASH_HD Int3 coordinate_of(std::int64_t flat, Int3 size) {
   return {{std::int32_t(flat / plane), std::int32_t(rest / size[2]), std::int32_t(rest % size[2])}};
 }
 
-/// Entry e of a box (0 <= e < volume(extent), row-major in extent) is the coordinate origin + step * e_i in each dimension.
-/// Entries beyond the sequence's size do not exist: their bits are 0, their rows are padding.
+/// Entry e of a box (0 <= e < volume(extent), row-major in extent) is the coordinate origin + step * e_i in each
+/// dimension. Entries beyond the sequence's size do not exist: their bits are 0, their rows are padding.
 struct Box {
   Int3 origin, extent, step;
 
@@ -49,8 +51,9 @@ struct Box {
 
 ANYFLASH_HD bool inside(Int3 c, Int3 size) { return c[0] < size[0] && c[1] < size[1] && c[2] < size[2]; }
 
-/// A sequence cut into equal boxes. In each dimension the entries fall into `step` residue classes, each class into chunks
-/// of `extent` entries; block index along a dimension = residue * chunks + chunk, blocks are numbered row-major over that.
+/// A sequence cut into equal boxes. In each dimension the entries fall into `step` residue classes, each class into
+/// chunks of `extent` entries; block index along a dimension = residue * chunks + chunk, blocks are numbered row-major
+/// over that.
 struct Grid {
   Int3 size, extent, step;
 

@@ -22,10 +22,12 @@ void check_dimensions(const char* rule, const PerDimension& values, int dimensio
 void check_size(const std::string& what, std::int64_t size, std::int64_t expected, const char* unit, const char* as,
                 bool may_be_one) {
   if (size == expected || (may_be_one && size == 1)) return;
-  fail(what + " has " + number(size) + " " + unit + ", expected " + number(expected) + (may_be_one ? " (or 1)" : "") + as);
+  fail(what + " has " + number(size) + " " + unit + ", expected " + number(expected) + (may_be_one ? " (or 1)" : "") +
+       as);
 }
 
-void check_ids(const std::string& what, const TensorView& ids, std::int64_t batch, std::int64_t entries, const char* as) {
+void check_ids(const std::string& what, const TensorView& ids, std::int64_t batch, std::int64_t entries,
+               const char* as) {
   if (ids.rank == 2) check_size(what, ids.shape[0], batch, "batch entries", " as in query", true);
   check_size(what, ids.shape[ids.rank - 1], entries, "entries", as, false);
 }
@@ -36,7 +38,8 @@ void check_lengths(const std::string& what, const TensorView& lengths, std::int6
   for (std::int64_t i = 1; i < lengths.shape[0]; ++i) {
     const auto next = integer_at(lengths, i);
     if (next < before) {
-      fail(what + ": falls from " + number(before) + " to " + number(next) + " at entry " + number(i) + ", expected no fall");
+      fail(what + ": falls from " + number(before) + " to " + number(next) + " at entry " + number(i) +
+           ", expected no fall");
     }
     before = next;
   }
@@ -50,8 +53,10 @@ void check_bitmap(const Node& node, const Shapes& shapes) {
   const std::string what = "rule blocks: bitmap";
   if (map.rank == 4) check_size(what, map.shape[0], shapes.batch, "batch entries", " as in query", true);
   if (map.rank >= 3) check_size(what, map.shape[map.rank - 3], shapes.heads, "heads", " as in query", true);
-  check_size(what, map.shape[map.rank - 2], blocks_of(volume(shapes.q_size), node.n), "rows", " for the queries", false);
-  check_size(what, map.shape[map.rank - 1], blocks_of(volume(shapes.k_size), node.m), "columns", " for the keys", false);
+  check_size(what, map.shape[map.rank - 2], blocks_of(volume(shapes.q_size), node.n), "rows", " for the queries",
+             false);
+  check_size(what, map.shape[map.rank - 1], blocks_of(volume(shapes.k_size), node.m), "columns", " for the keys",
+             false);
 }
 
 void check_mask(const Node& node, const Shapes& shapes) {
@@ -77,19 +82,17 @@ void check_node(const Node& node, const Shapes& shapes, const Node*& documents) 
   const auto d = shapes.dimensions;
   switch (node.kind) {
     case NodeKind::window:
-      check_dimensions("window", node.a, d);
-      return check_dimensions("window", node.b, d);
-    case NodeKind::tiles:
-      check_dimensions("tiles", node.a, d);
-      return check_dimensions("tiles", node.b, d);
+    case NodeKind::tiles: {
+      const auto* const name = node.kind == NodeKind::window ? "window" : "tiles";
+      check_dimensions(name, node.a, d);
+      return check_dimensions(name, node.b, d);
+    }
     case NodeKind::neighbourhood:
       check_dimensions("neighbourhood", node.a, d);
       check_dimensions("neighbourhood", node.b, d);
       return check_dimensions("neighbourhood", node.c, d);
-    case NodeKind::blocks:
-      return check_bitmap(node, shapes);
-    case NodeKind::dense:
-      return check_mask(node, shapes);
+    case NodeKind::blocks: return check_bitmap(node, shapes);
+    case NodeKind::dense: return check_mask(node, shapes);
     case NodeKind::documents:
     case NodeKind::documents_packed:
       if (documents == nullptr) {

@@ -1,16 +1,16 @@
 // Tile classes: does a box of queries see none, all, or some of a box of keys?
 //
-// Boxes may have any extent and step; only their entries inside the sequence count. The answer may be cautious (partial when
-// unsure), never wrong. Parts are combined by three-valued logic: skip < partial < full, & is the minimum, | the maximum, ~ turns
-// it around. Where coordinates restart in documents, boxes of few segments are asked segment by segment; of larger ones only
-// the documents' numbers are compared.
+// Boxes may have any extent and step; only their entries inside the sequence count. The answer may be cautious (partial
+// when unsure), never wrong. Parts are combined by three-valued logic: skip < partial < full, & is the minimum, | the
+// maximum, ~ turns it around. Where coordinates restart in documents, boxes of few segments are asked segment by
+// segment; of larger ones only the documents' numbers are compared.
 #pragma once
 
 #include "rules/words.h"
 
 namespace anyflash::rules {
 
-inline constexpr std::int64_t most_segment_pairs = 64;   // asked one by one
+inline constexpr std::int64_t most_segment_pairs = 64;    // asked one by one
 inline constexpr std::int64_t most_pairs_read = 1 << 16;  // entries of a dense mask, or of a bitmap, read for one class
 
 /// Aligned coordinates of a box along a dimension: first, first + step, ... last.
@@ -22,11 +22,11 @@ struct Span {
 
 /// One evaluation: a box of queries and a box of keys.
 struct Tile {
-  Box queries, keys;            // cut to the sequence
+  Box queries, keys;  // cut to the sequence
   Span q[3], k[3];
-  std::int64_t size[3];         // of the frame
-  TileClass documents;          // where the rule has documents: of that part
-  bool positions;               // aligned coordinates are known (they are not in a box of many segments)
+  std::int64_t size[3];  // of the frame
+  TileClass documents;   // where the rule has documents: of that part
+  bool positions;        // aligned coordinates are known (they are not in a box of many segments)
 };
 
 ANYFLASH_HD TileClass turned(TileClass c) {
@@ -73,8 +73,8 @@ ANYFLASH_HD TileClass class_along(const Atom& atom, int i, const Span& q, const 
 }
 
 /// Rows of a dense mask or a bitmap from (q0, k0), read until two entries differ.
-ANYFLASH_HD TileClass class_of_bytes(const std::uint8_t* data, std::int64_t stride_q, std::int64_t stride_k, std::int64_t rows,
-                                     std::int64_t columns) {
+ANYFLASH_HD TileClass class_of_bytes(const std::uint8_t* data, std::int64_t stride_q, std::int64_t stride_k,
+                                     std::int64_t rows, std::int64_t columns) {
   const bool set = *data != 0;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t column = 0; column < columns; column += 64) {
@@ -112,7 +112,8 @@ ANYFLASH_HD TileClass place_class(const Program& program, const Atom& atom, cons
     return std::int64_t(box.extent[0]) * box.extent[1] * smaller(box.extent[2], span);
   };
   const auto looks_q = looks(tile.queries, block_q), looks_k = looks(tile.keys, block_k);
-  if (looks_q > most_pairs_read || looks_k > most_pairs_read || looks_q * looks_k > most_pairs_read) return TileClass::partial;
+  if (looks_q > most_pairs_read || looks_k > most_pairs_read || looks_q * looks_k > most_pairs_read)
+    return TileClass::partial;
   auto result = TileClass::skip;
   bool known = false;
   each_row(tile.queries, program.q_size(), [&](std::int64_t q, std::int64_t q_step, std::int64_t q_count) {
@@ -160,21 +161,17 @@ ANYFLASH_HD TileClass causal_class(const Program& program, const Tile& tile) {
 
 ANYFLASH_HD_CALL TileClass atom_class(const Program& program, const Atom& atom, const Tile& tile) {
   switch (atom.kind) {
-    case AtomKind::full:
-      return TileClass::full;
-    case AtomKind::documents:
-      return tile.documents;
+    case AtomKind::full: return TileClass::full;
+    case AtomKind::documents: return tile.documents;
     case AtomKind::blocks:
-    case AtomKind::dense:
-      return place_class(program, atom, tile);
+    case AtomKind::dense: return place_class(program, atom, tile);
     case AtomKind::sink: {
       const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
       std::int64_t near[3], far[3];
       for (int i = 0; i < 3; ++i) near[i] = tile.keys.origin[i], far[i] = last_of(tile.keys, i);
       return class_of(!in_order(near, last, program.dimensions), in_order(far, last, program.dimensions));
     }
-    default:
-      break;
+    default: break;
   }
   if (!tile.positions) return TileClass::partial;
   if (atom.kind == AtomKind::causal) return causal_class(program, tile);
@@ -220,7 +217,8 @@ ANYFLASH_HD TileClass rule_class(const Program& program, const Tile& tile) {
   return stack[0];
 }
 
-/// Least and largest document number among segments first .. last: from the ends where numbers do not fall, else up the tree.
+/// Least and largest document number among segments first .. last: from the ends where numbers do not fall, else up the
+/// tree.
 ANYFLASH_HD DocumentRange documents_of(const DocumentSide& side, std::int64_t first, std::int64_t last) {
   DocumentRange range{side.segments[first].document, side.segments[first].document};
   const auto include = [&](const DocumentRange& other) {
@@ -252,8 +250,8 @@ ANYFLASH_HD bool cut_to_segment(Box& box, const Segment& segment, std::int64_t& 
   return true;
 }
 
-ANYFLASH_HD TileClass class_by_segments(const Program& program, const Tile& tile, std::int32_t q_first, std::int32_t q_last,
-                                        std::int32_t k_first, std::int32_t k_last) {
+ANYFLASH_HD TileClass class_by_segments(const Program& program, const Tile& tile, std::int32_t q_first,
+                                        std::int32_t q_last, std::int32_t k_first, std::int32_t k_last) {
   auto result = TileClass::skip;
   bool known = false;
   for (auto q = q_first; q <= q_last; ++q) {
@@ -331,7 +329,8 @@ ANYFLASH_HD TileClass tile_class(const Program& program, const Box& queries, con
       return left > 0 && box.extent[i] > 0;
     };
     if (!cut(tile.queries, axis.q_size) || !cut(tile.keys, axis.k_size)) return TileClass::skip;
-    tile.q[i] = {axis.query(queries.origin[i]), axis.query(last_of(tile.queries, i)), std::int64_t(queries.step[i]) * axis.q_step};
+    tile.q[i] = {axis.query(queries.origin[i]), axis.query(last_of(tile.queries, i)),
+                 std::int64_t(queries.step[i]) * axis.q_step};
     tile.k[i] = {axis.key(keys.origin[i]), axis.key(last_of(tile.keys, i)), std::int64_t(keys.step[i]) * axis.k_step};
     tile.size[i] = axis.r;
   }

@@ -1,5 +1,5 @@
-// Rule -> Program: numbers brought to the sequence's dimensions and to 32 bits, `~` pushed down to the parts, constant parts
-// folded away, tables looked up.
+// Rule -> Program: numbers brought to the sequence's dimensions and to 32 bits, `~` pushed down to the parts, constant
+// parts folded away, tables looked up.
 #include "rules/compile.h"
 
 #include <algorithm>
@@ -32,7 +32,8 @@ Tree constant(bool everything) {
 
 class Compiler {
  public:
-  Compiler(const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index, Tables& tables, std::int64_t key_length)
+  Compiler(const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index, Tables& tables,
+           std::int64_t key_length)
       : shapes_(shapes), batch_(batch_index), head_(head_index), keys_(key_length), tables_(tables) {}
 
   Program run(const Rule& rule) {
@@ -87,7 +88,8 @@ class Compiler {
     if (table.rank == 1) return table;
     TensorView row = table;
     const auto offset = table.shape[0] > 1 ? batch_ * table.strides[0] : 0;
-    if (table.data != nullptr) row.data = static_cast<char*>(table.data) + offset * std::int64_t(element_size(table.type));
+    if (table.data != nullptr)
+      row.data = static_cast<char*>(table.data) + offset * std::int64_t(element_size(table.type));
     row.rank = 1;
     row.shape[0] = table.shape[1];
     row.strides[0] = table.strides[1];
@@ -125,9 +127,7 @@ class Compiler {
     auto part = std::make_unique<Part>(Part{Part::Kind::atom, {}, {}, {}, 1});
     auto& atom = part->atom;
     switch (node.kind) {
-      case NodeKind::causal:
-        atom.kind = AtomKind::causal;
-        break;
+      case NodeKind::causal: atom.kind = AtomKind::causal; break;
       case NodeKind::local:
         atom.kind = AtomKind::local;
         atom.causal = node.causal;
@@ -142,23 +142,16 @@ class Compiler {
         per_dimension(atom, AtomKind::window, node, bound);
         break;
       }
-      case NodeKind::tiles:
-        per_dimension(atom, AtomKind::tiles, node, narrow);
-        break;
+      case NodeKind::tiles: per_dimension(atom, AtomKind::tiles, node, narrow); break;
       case NodeKind::neighbourhood:
         per_dimension(atom, AtomKind::neighbourhood, node, narrow);
         for (int i = 0; i < 3; ++i) atom.causal |= std::uint8_t(value(node.c, i) << i);
         break;
       case NodeKind::prefix:
-      case NodeKind::sink:
-        return first_keys(node);
+      case NodeKind::sink: return first_keys(node);
       case NodeKind::documents:
-      case NodeKind::documents_packed:
-        atom.kind = AtomKind::documents;
-        break;
-      default:
-        place(atom, node);
-        break;
+      case NodeKind::documents_packed: atom.kind = AtomKind::documents; break;
+      default: place(atom, node); break;
     }
     return part;
   }
@@ -246,7 +239,9 @@ class Compiler {
   void emit_conjunction(const Part& part) {
     std::vector<const Part*> atoms;
     leaves(part, atoms);
-    const auto reads = [](const Part* p) { return p->atom.kind == AtomKind::blocks || p->atom.kind == AtomKind::dense; };
+    const auto reads = [](const Part* p) {
+      return p->atom.kind == AtomKind::blocks || p->atom.kind == AtomKind::dense;
+    };
     std::stable_partition(atoms.begin(), atoms.end(), [&](const Part* p) { return !reads(p); });
     for (const auto* atom : atoms) {
       emit(*atom);
@@ -269,9 +264,7 @@ void collect(const Node& node, Facts& facts) {
       facts.tables = true;
       for (const auto* ids : {&node.table_q, &node.table_k}) facts.batch_varies |= ids->rank == 2 && ids->shape[0] > 1;
       break;
-    case NodeKind::documents_packed:
-      facts.tables = true;
-      break;
+    case NodeKind::documents_packed: facts.tables = true; break;
     case NodeKind::blocks:
     case NodeKind::dense: {
       facts.tables = true;
@@ -280,16 +273,14 @@ void collect(const Node& node, Facts& facts) {
       facts.batch_varies |= table.rank == 4 && table.shape[0] > 1;
       break;
     }
-    default:
-      break;
+    default: break;
   }
 }
 
 /// Keys that a query sees lie this far apart, or a multiple of it, in a dimension (the j-th of the sequence's).
 std::int64_t stride_of(const Node& node, int j, bool negated) {
   switch (node.kind) {
-    case NodeKind::negation:
-      return stride_of(*node.left, j, !negated);
+    case NodeKind::negation: return stride_of(*node.left, j, !negated);
     case NodeKind::both:
     case NodeKind::either: {
       const auto a = stride_of(*node.left, j, negated), b = stride_of(*node.right, j, negated);
@@ -297,12 +288,9 @@ std::int64_t stride_of(const Node& node, int j, bool negated) {
       const auto multiple = a / std::gcd(a, b) * b;
       return multiple <= int32_max ? multiple : std::max(a, b);
     }
-    case NodeKind::local:
-      return negated ? 1 : std::int64_t{1} << node.log2_stride;
-    case NodeKind::neighbourhood:
-      return negated ? 1 : narrow(node.b.value[node.b.count == 1 ? 0 : j]);
-    default:
-      return 1;
+    case NodeKind::local: return negated ? 1 : std::int64_t{1} << node.log2_stride;
+    case NodeKind::neighbourhood: return negated ? 1 : narrow(node.b.value[node.b.count == 1 ? 0 : j]);
+    default: return 1;
   }
 }
 
@@ -329,8 +317,8 @@ Facts facts(const Rule& rule, const Shapes& shapes) {
   return facts;
 }
 
-Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index, Tables& tables,
-                std::int64_t key_length) {
+Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index,
+                Tables& tables, std::int64_t key_length) {
   check(rule, shapes);
   return Compiler(shapes, batch_index, head_index, tables, key_length).run(with_lengths(rule, shapes));
 }

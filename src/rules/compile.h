@@ -1,11 +1,11 @@
 // From a Rule to Programs, and what a plan wants to know about a rule before.
 #pragma once
 
+#include <anyflash/attention.h>
+
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <anyflash/attention.h>
 
 #include "rules/program.h"
 
@@ -16,24 +16,25 @@ struct Shapes {
   int dimensions = 1;
   Int3 q_size{}, k_size{};
   Align align = Align::none_front;
-  std::int64_t batch = 1, heads = 1;      ///< query heads
-  TensorView cu_seqlens_q, cu_seqlens_k;  ///< thd: as if the rule ended in & documents_packed(cu_seqlens_q, cu_seqlens_k)
+  std::int64_t batch = 1, heads = 1;  ///< query heads
+  /// thd: as if the rule ended in & documents_packed(cu_seqlens_q, cu_seqlens_k)
+  TensorView cu_seqlens_q, cu_seqlens_k;
 };
 
 /// What does not depend on the shapes' sizes.
 struct Facts {
-  bool tables = false;         ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`. They go by
-                               ///< the place in memory, so blocks of plain runs suit them best
-  bool batch_varies = false;   ///< a table has a batch axis (of more than 1)
-  bool heads_vary = false;     ///< a table has a heads axis
-  Int3 stride{{1, 1, 1}};      ///< per dimension, the distance of aligned coordinates between the keys that a query can see
-  std::string key;             ///< equal for rules that mean the same numbers; empty with tables
+  bool tables = false;        ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`. They go by
+                              ///< the place in memory, so blocks of plain runs suit them best
+  bool batch_varies = false;  ///< a table has a batch axis (of more than 1)
+  bool heads_vary = false;    ///< a table has a heads axis
+  Int3 stride{{1, 1, 1}};  ///< per dimension, the distance of aligned coordinates between the keys that a query can see
+  std::string key;         ///< equal for rules that mean the same numbers; empty with tables
 };
 /// Of a rule that check() has passed.
 Facts facts(const Rule& rule, const Shapes& shapes);
 
-/// Everything that can be wrong with a rule on these shapes: numbers for another count of dimensions, too many parts, tables
-/// that do not fit. Reads cu_seqlens, no other table's data. Throws Error.
+/// Everything that can be wrong with a rule on these shapes: numbers for another count of dimensions, too many parts,
+/// tables that do not fit. Reads cu_seqlens, no other table's data. Throws Error.
 void check(const Rule& rule, const Shapes& shapes);
 
 /// The rule with the shapes' cu_seqlens, if they are given.
@@ -41,8 +42,8 @@ Rule with_lengths(const Rule& rule, const Shapes& shapes);
 
 struct DocumentTable;
 
-/// Owns what programs point into (document tables; blocks and dense are read where the caller has them). Programs stay valid when
-/// it is moved, and as long as it lives.
+/// Owns what programs point into (document tables; blocks and dense are read where the caller has them). Programs stay
+/// valid when it is moved, and as long as it lives.
 class Tables {
  public:
   Tables();
@@ -53,9 +54,9 @@ class Tables {
 };
 
 /// The program of one batch entry and query head; those whose axis the rule's tables lack may be 0.
-/// key_length: keys of this batch entry if there are fewer than shapes.k_size holds (1-dimensional sequences), else -1. Tables
-/// still have an entry for each of shapes.k_size. Throws what check throws.
-Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index, Tables& tables,
-                std::int64_t key_length = -1);
+/// key_length: keys of this batch entry if there are fewer than shapes.k_size holds (1-dimensional sequences), else -1.
+/// Tables still have an entry for each of shapes.k_size. Throws what check throws.
+Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index,
+                Tables& tables, std::int64_t key_length = -1);
 
 }  // namespace anyflash::rules

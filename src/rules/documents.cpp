@@ -43,8 +43,9 @@ bool ascending(const IdRuns& runs, const Ids& values, const std::vector<std::int
   return true;
 }
 
-/// Document numbers: by value where that makes them ascend along both sides, else by first appearance; numbers[i] is that
-/// of the i-th least id. Ascending numbers make the question "do these two ranges share a document?" a comparison of their ends.
+/// Document numbers: by value where that makes them ascend along both sides, else by first appearance; numbers[i] is
+/// that of the i-th least id. Ascending numbers make the question "do these two ranges share a document?" a comparison
+/// of their ends.
 std::vector<std::int32_t> number_documents(const Ids& values, const IdRuns& q, const IdRuns& k) {
   std::vector<std::int32_t> numbers(values.size());
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::int32_t(i);
@@ -127,8 +128,8 @@ Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align) {
   return axis;
 }
 
-DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries, std::int64_t keys,
-                               Align align) {
+DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,
+                               std::int64_t keys, Align align) {
   return table_of(runs_of_ids(ids_q, queries), runs_of_ids(ids_k, keys), align);
 }
 

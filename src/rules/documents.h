@@ -1,9 +1,9 @@
 // Document tables: what a program needs to know about which document each entry belongs to.
 #pragma once
 
-#include <vector>
-
 #include <anyflash/attention.h>
+
+#include <vector>
 
 #include "rules/program.h"
 
@@ -19,7 +19,8 @@ struct SideTable {
 };
 
 struct DocumentTable {
-  const void *made_of_q = nullptr, *made_of_k = nullptr;  // the ids' first entries: tables are shared by what they were made of
+  // The ids' first entries: tables are shared by what they were made of.
+  const void *made_of_q = nullptr, *made_of_k = nullptr;
   std::int64_t keys = 0;
   SideTable q, k;
   std::vector<Axis> axes;
@@ -29,8 +30,8 @@ struct DocumentTable {
 Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align);
 
 /// ids of one batch entry: the first `queries` (`keys`) entries of ids_q (ids_k), which are rank 1, int32 or int64.
-DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries, std::int64_t keys,
-                               Align align);
+DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,
+                               std::int64_t keys, Align align);
 
 /// Cumulative lengths, checked. Keys from `keys` on do not exist.
 DocumentTable documents_of_lengths(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t keys,

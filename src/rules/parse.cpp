@@ -194,9 +194,11 @@ class Arguments {
   PerDimension numbers(std::size_t i, bool words = false) const {
     if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
     if (!values_[i]->table.empty()) {
-      fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes a number, found '" + values_[i]->table.substr(0, 40) + "'");
+      fail(values_[i]->at,
+           "argument '" + std::string(names_[i]) + "' takes a number, found '" + values_[i]->table.substr(0, 40) + "'");
     }
-    if (values_[i]->word && !words) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' true or false, expected a number");
+    if (values_[i]->word && !words)
+      fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' true or false, expected a number");
     return values_[i]->numbers;
   }
   PerDimension numbers_or(std::size_t i, std::int64_t otherwise, bool words = false) const {
@@ -209,7 +211,8 @@ class Arguments {
   }
   TensorView table(std::size_t i, const TableOfName& table_of) const {
     if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
-    if (values_[i]->table.empty()) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes a table's name");
+    if (values_[i]->table.empty())
+      fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes a table's name");
     return table_of(values_[i]->table);
   }
   int small_number_or(std::size_t i, int otherwise) const {
@@ -221,7 +224,8 @@ class Arguments {
   bool truth_or(std::size_t i, bool otherwise) const {
     if (!values_[i]) return otherwise;
     const auto result = number(i, true);
-    if (result != 0 && result != 1) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes true or false");
+    if (result != 0 && result != 1)
+      fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes true or false");
     return result == 1;
   }
 
@@ -293,7 +297,7 @@ Rule Parser::call() {
     const std::string line = error.what();
     if (line.rfind("rule: column ", 0) == 0) throw;
     if (line.rfind("rule ", 0) != 0) throw;  // of the caller's table_of, or of cumulative lengths
-    fail(at, line.substr(5));                // a builder's own check: say where
+    throw Error(error.kind(), "rule: column " + std::to_string(at + 1) + ": " + line.substr(5));  // a builder's check
   }
   fail(at, "no rule '" + std::string(rule.substr(0, 40)) + "'");
 }

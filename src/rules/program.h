@@ -6,8 +6,8 @@
 //   tile_class(program, queries, keys)        skip, full or partial; may be cautious (partial), never wrong
 // sees(program, query, key) in sees.h is the definition, for tests and pictures alone. compile.h makes programs.
 //
-// Cells hold 64 entries: 64 in a row (extent 1,1,64), 8 x 8 (1,8,8) or 4 x 4 x 4, with any step. Bits of entries outside the
-// sequence are 0. Query and key arguments must lie inside.
+// Cells hold 64 entries: 64 in a row (extent 1,1,64), 8 x 8 (1,8,8) or 4 x 4 x 4, with any step. Bits of entries
+// outside the sequence are 0. Query and key arguments must lie inside.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ enum class TileClass : std::uint8_t { skip, partial, full };
 inline constexpr int max_atoms = 32;  ///< parts of a rule
 inline constexpr int max_ops = 64;
 
-/// The entries of one dimension, or of one document, in their common frame of r = max(q_size, k_size) coordinates: query entry
-/// c sits at c * q_step + q_offset, key entry c at c * k_step + k_offset.
+/// The entries of one dimension, or of one document, in their common frame of r = max(q_size, k_size) coordinates:
+/// query entry c sits at c * q_step + q_offset, key entry c at c * k_step + k_offset.
 struct Axis {
   std::int32_t q_size, k_size, r;
   std::int32_t q_step, q_offset, k_step, k_offset;
@@ -31,7 +31,11 @@ struct Axis {
   ANYFLASH_HD std::int64_t key(std::int64_t c) const { return c * k_step + k_offset; }
 };
 
-enum class AtomKind : std::uint8_t { full, causal, local, window, prefix, sink, documents, tiles, neighbourhood, blocks, dense };
+// clang-format off
+enum class AtomKind : std::uint8_t {
+  full, causal, local, window, prefix, sink, documents, tiles, neighbourhood, blocks, dense
+};
+// clang-format on
 
 /// One part of a rule. What a and b hold, per dimension:
 ///   local          a: largest |x - y|, b: stride (a power of two); causal: 1 if only order(x) >= order(y)
@@ -51,7 +55,8 @@ struct Atom {
   std::int64_t stride_q, stride_k;
 };
 
-/// A maximal run of neighbours of one document: entries start .. end - 1, the first of which is number `base` of its document.
+/// A maximal run of neighbours of one document: entries start .. end - 1, the first of which is number `base` of its
+/// document.
 struct Segment {
   std::int32_t start, end, document, base;
 };
@@ -64,8 +69,8 @@ struct DocumentRange {
 struct DocumentSide {
   const std::int32_t* segment_of;  ///< (entries): the segment an entry lies in
   const Segment* segments;
-  const DocumentRange* tree;       ///< node s of 1 .. 2 * segment_count - 1 covers nodes 2s and 2s + 1, leaves are the segments;
-                                   ///< null where document numbers never fall along the sequence
+  const DocumentRange* tree;  ///< node s of 1 .. 2 * segment_count - 1 covers nodes 2s and 2s + 1, leaves are the
+                              ///< segments; null where document numbers never fall along the sequence
   std::int32_t segment_count;
 };
 
@@ -77,14 +82,14 @@ struct Documents {
 struct Program {
   std::int32_t dimensions;  ///< of the sequence, 1 to 3: the last ones of the three
   std::int32_t atom_count, op_count;
-  bool conjunction;         ///< every atom must hold, ops need not be run; so is the rule without atoms, which shows all
+  bool conjunction;  ///< every atom must hold, ops need not be run; so is the rule without atoms, which shows all
   bool has_documents;
   bool documents_required;  ///< no pair of different documents is visible
   bool restarts;            ///< coordinates restart in each document
   Axis axis[3];
   Documents documents;
   Atom atoms[max_atoms];
-  std::uint8_t ops[max_ops];  ///< postfix: an atom's number, or one of the two below; at most stack_depth values at a time
+  std::uint8_t ops[max_ops];  ///< postfix: an atom's number or one of the two below; stack_depth values at a time
 
   static constexpr std::uint8_t op_and = 64, op_or = 65;
   static constexpr int stack_depth = 6;  // the deeper operand goes first, so 2^5 atoms need 6

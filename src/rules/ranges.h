@@ -1,5 +1,6 @@
-// What the rules that go by dimension (local, window, tiles, neighbourhood) say in one dimension: a query coordinate sees the key
-// coordinates of an interval that are congruent modulo something; and so does, the other way round, a key coordinate.
+// What the rules that go by dimension (local, window, tiles, neighbourhood) say in one dimension: a query coordinate
+// sees the key coordinates of an interval that are congruent modulo something; and so does, the other way round, a key
+// coordinate.
 #pragma once
 
 #include "rules/program.h"
@@ -21,7 +22,8 @@ struct Range {
 };
 
 ANYFLASH_HD bool by_dimension(AtomKind kind) {
-  return kind == AtomKind::local || kind == AtomKind::window || kind == AtomKind::tiles || kind == AtomKind::neighbourhood;
+  return kind == AtomKind::local || kind == AtomKind::window || kind == AtomKind::tiles ||
+         kind == AtomKind::neighbourhood;
 }
 
 /// Where a kernel of `kernel` places centred on place x starts among `places` places (it stays inside where it fits).
@@ -47,8 +49,7 @@ ANYFLASH_HD std::int64_t class_places(std::int64_t size, std::int64_t r, std::in
 ANYFLASH_HD Range keys_of(const Atom& atom, int i, std::int64_t x, std::int64_t size) {
   const std::int64_t a = atom.a[i], b = atom.b[i];
   switch (atom.kind) {
-    case AtomKind::local:
-      return {x - a, x + a, b, x & (b - 1)};
+    case AtomKind::local: return {x - a, x + a, b, x & (b - 1)};
     case AtomKind::tiles: {
       const auto start = kernel_start(x / a, b, (size + a - 1) / a);
       return {start * a, (start + b) * a - 1, 1, 0};
@@ -68,8 +69,7 @@ ANYFLASH_HD Range keys_of(const Atom& atom, int i, std::int64_t x, std::int64_t 
 ANYFLASH_HD Range queries_of(const Atom& atom, int i, std::int64_t y, std::int64_t size) {
   const std::int64_t a = atom.a[i], b = atom.b[i];
   switch (atom.kind) {
-    case AtomKind::local:
-      return {y - a, y + a, b, y & (b - 1)};
+    case AtomKind::local: return {y - a, y + a, b, y & (b - 1)};
     case AtomKind::tiles: {
       std::int64_t first, last;
       kernel_covers(y / a, b, (size + a - 1) / a, first, last);
@@ -80,8 +80,8 @@ ANYFLASH_HD Range queries_of(const Atom& atom, int i, std::int64_t y, std::int64
       if (atom.causal >> i & 1) return {y, y + (a - 1) * b, b, residue};
       std::int64_t first, last;
       kernel_covers(place, a, class_places(size, residue, b), first, last);
-      return {first == unlimited ? unlimited : first * b + residue, last == unlimited ? unlimited : last * b + residue, b,
-              residue};
+      return {first == unlimited ? unlimited : first * b + residue, last == unlimited ? unlimited : last * b + residue,
+              b, residue};
     }
     default:  // window
       return {y - b, y + a, 1, 0};

@@ -15,7 +15,8 @@ constexpr int largest_tree = 1024;
 [[noreturn]] void fail(const std::string& line) { throw Error(Error::Kind::value, line); }
 
 void at_least(const char* what, std::int64_t value, std::int64_t least) {
-  if (value < least) fail(std::string(what) + " " + std::to_string(value) + ", expected at least " + std::to_string(least));
+  if (value < least)
+    fail(std::string(what) + " " + std::to_string(value) + ", expected at least " + std::to_string(least));
 }
 
 void at_least(const char* what, const PerDimension& values, std::int64_t least) {
@@ -107,8 +108,8 @@ std::string leaf_text(const Node& node) {
   }
 }
 
-// How tightly an operator binds: | 0, & 1, ~ 2. An operand that binds less needs parentheses, and so does a right operand
-// of the same operator, that the tree read back be the same.
+// How tightly an operator binds: | 0, & 1, ~ 2. An operand that binds less needs parentheses, and so does a right
+// operand of the same operator, that the tree read back be the same.
 std::string node_text(const Node& node, int binding) {
   const auto wrapped = [&](int own, std::string text) { return own < binding ? "(" + std::move(text) + ")" : text; };
   switch (node.kind) {
@@ -239,7 +240,8 @@ Rule tiles(PerDimension shape, PerDimension kernel) {
   at_least("rule tiles: shape", shape, 1);
   at_least("rule tiles: kernel", kernel, 1);
   for (int i = 0; i < kernel.count; ++i) {
-    if (kernel.value[i] % 2 == 0) fail("rule tiles: kernel " + std::to_string(kernel.value[i]) + ", expected an odd number");
+    if (kernel.value[i] % 2 == 0)
+      fail("rule tiles: kernel " + std::to_string(kernel.value[i]) + ", expected an odd number");
   }
   Node node;
   node.kind = NodeKind::tiles;
@@ -282,7 +284,8 @@ Rule blocks(const TensorView& bitmap, std::int64_t block_q, std::int64_t block_k
 Rule dense(const TensorView& mask) {
   given_on_cpu("rule dense: mask", mask);
   booleans("rule dense: mask", mask);
-  rank_of("rule dense: mask", mask, "(queries, keys) or (batch, heads, queries, keys)", mask.rank == 2 || mask.rank == 4);
+  rank_of("rule dense: mask", mask, "(queries, keys) or (batch, heads, queries, keys)",
+          mask.rank == 2 || mask.rank == 4);
   Node node;
   node.kind = NodeKind::dense;
   node.table_q = mask;

@@ -1,5 +1,5 @@
-// The definition of the mask rules, pair by pair, as the specification's table words it: for tests and pictures. words.h and
-// classes.h are checked against it; it shares nothing with them but the program.
+// The definition of the mask rules, pair by pair, as the specification's table words it: for tests and pictures.
+// words.h and classes.h are checked against it; it shares nothing with them but the program.
 #pragma once
 
 #include "rules/program.h"
@@ -13,7 +13,9 @@ struct Pair {
   bool same_document;
 };
 
-inline std::int64_t order_of(const std::int64_t* c, const std::int64_t* r) { return (c[0] * r[1] + c[1]) * r[2] + c[2]; }
+inline std::int64_t order_of(const std::int64_t* c, const std::int64_t* r) {
+  return (c[0] * r[1] + c[1]) * r[2] + c[2];
+}
 
 /// A per-dimension rule in dimension i.
 inline bool sees_along(const Atom& atom, int i, const Pair& pair) {
@@ -45,24 +47,18 @@ inline bool sees_along(const Atom& atom, int i, const Pair& pair) {
 
 inline bool sees_atom(const Program& program, const Atom& atom, const Pair& pair) {
   switch (atom.kind) {
-    case AtomKind::full:
-      return true;
-    case AtomKind::causal:
-      return order_of(pair.x, pair.r) >= order_of(pair.y, pair.r);
+    case AtomKind::full: return true;
+    case AtomKind::causal: return order_of(pair.x, pair.r) >= order_of(pair.y, pair.r);
     case AtomKind::prefix: {
       const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
       return order_of(pair.y, pair.r) <= order_of(last, pair.r);
     }
-    case AtomKind::sink:
-      return pair.key_place <= flat_index(atom.a, program.k_size());
-    case AtomKind::documents:
-      return pair.same_document;
+    case AtomKind::sink: return pair.key_place <= flat_index(atom.a, program.k_size());
+    case AtomKind::documents: return pair.same_document;
     case AtomKind::blocks:
       return atom.data[pair.query_place / atom.a[2] * atom.stride_q + pair.key_place / atom.b[2] * atom.stride_k] != 0;
-    case AtomKind::dense:
-      return atom.data[pair.query_place * atom.stride_q + pair.key_place * atom.stride_k] != 0;
-    default:
-      break;
+    case AtomKind::dense: return atom.data[pair.query_place * atom.stride_q + pair.key_place * atom.stride_k] != 0;
+    default: break;
   }
   for (int i = 0; i < 3; ++i) {
     if (i >= 3 - program.dimensions && !sees_along(atom, i, pair)) return false;

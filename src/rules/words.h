@@ -1,9 +1,10 @@
 // Words: which of a cell's 64 entries does one entry of the other side see, or is seen by?
 //
-// A per-dimension rule is an interval and a residue class in each dimension; the cell's word is the outer product of their bits. Order (causal,
-// prefix, sink) is a lexicographic comparison, made of per-dimension "less" and "equal" bits. Rules that go by place in memory
-// walk the cell's rows. Where coordinates restart in each document, the rule is asked once for each document segment that the cell
-// touches, in that document's frame. `&`, `|`, `~` of rules are those of words.
+// A per-dimension rule is an interval and a residue class in each dimension; the cell's word is the outer product of
+// their bits. Order (causal, prefix, sink) is a lexicographic comparison, made of per-dimension "less" and "equal"
+// bits. Rules that go by place in memory walk the cell's rows. Where coordinates restart in each document, the rule is
+// asked once for each document segment that the cell touches, in that document's frame. `&`, `|`, `~` of rules are
+// those of words.
 #pragma once
 
 #include "rules/bits.h"
@@ -15,13 +16,13 @@ enum class CellOf : std::uint8_t { keys, queries };
 
 /// One evaluation: an entry, and a cell of the other side.
 struct Question {
-  std::int64_t place;         // flat index of the entry
-  std::int64_t x[3];          // its aligned coordinates
-  std::int64_t size[3];       // of the frame (the query's document's, where coordinates restart)
+  std::int64_t place;    // flat index of the entry
+  std::int64_t x[3];     // its aligned coordinates
+  std::int64_t size[3];  // of the frame (the query's document's, where coordinates restart)
   Box cell;
-  std::int64_t count[3];      // entries of the cell inside the sequence, along each dimension
-  Line line[3];               // their aligned coordinates
-  bool same_document;         // where coordinates restart
+  std::int64_t count[3];  // entries of the cell inside the sequence, along each dimension
+  Line line[3];           // their aligned coordinates
+  bool same_document;     // where coordinates restart
 };
 
 /// The entries whose coordinate comes, in row-major order, at or before the target (`upwards`: at or behind it).
@@ -47,7 +48,8 @@ ANYFLASH_HD bool in_order(const std::int64_t* a, const std::int64_t* b, int dime
   return true;
 }
 
-/// The word of a rule that goes by place: row_bits(flat index of the row's first entry, step, entries) for each row of the cell.
+/// The word of a rule that goes by place: row_bits(flat index of the row's first entry, step, entries) for each row of
+/// the cell.
 template <class RowBits>
 ANYFLASH_HD Word by_rows(const Question& question, const Int3& size, const RowBits& row_bits) {
   const auto& [origin, extent, step] = question.cell;
@@ -114,7 +116,8 @@ ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Ques
   });
 }
 
-/// The first n keys: a.. holds the last of them, in coordinates that are the keys' own (raw: in the sequence as it lies in memory).
+/// The first n keys: a.. holds the last of them, in coordinates that are the keys' own (raw: in the sequence as it lies
+/// in memory).
 template <CellOf of>
 ANYFLASH_HD Word first_keys_word(const Program& program, const Atom& atom, const Question& question, bool raw) {
   const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
@@ -137,20 +140,15 @@ template <CellOf of>
 ANYFLASH_HD_CALL Word atom_word(const Program& program, const Atom& atom, const Question& question) {
   const auto& extent = question.cell.extent;
   switch (atom.kind) {
-    case AtomKind::full:
-      return all_bits;
+    case AtomKind::full: return all_bits;
     case AtomKind::causal:
       return order_bits<of == CellOf::queries>(extent, question.line, question.x, program.dimensions);
-    case AtomKind::prefix:
-      return first_keys_word<of>(program, atom, question, false);
-    case AtomKind::sink:
-      return first_keys_word<of>(program, atom, question, true);
+    case AtomKind::prefix: return first_keys_word<of>(program, atom, question, false);
+    case AtomKind::sink: return first_keys_word<of>(program, atom, question, true);
     case AtomKind::documents:
     case AtomKind::blocks:
-    case AtomKind::dense:
-      return place_word<of>(program, atom, question);
-    default:
-      break;
+    case AtomKind::dense: return place_word<of>(program, atom, question);
+    default: break;
   }
   Word word = all_bits;
   for (int i = 3 - program.dimensions; i < 3; ++i) {
@@ -207,11 +205,13 @@ ANYFLASH_HD Word word_by_segments(const Program& program, Question& question) {
   Word word = 0;
   for (std::int64_t e = 0; e < question.count[2];) {
     const auto& segment = side.segments[side.segment_of[origin + e * step]];
-    const auto end = smaller(question.count[2], step == 1 ? segment.end - origin : (segment.end - origin + step - 1) / step);
+    const auto end =
+        smaller(question.count[2], step == 1 ? segment.end - origin : (segment.end - origin + step - 1) / step);
     question.same_document = segment.document == own.document;
     if (question.same_document || !program.documents_required) {
       const auto& axis = program.documents.axes[segment.document];
-      const auto first = segment.base + origin - segment.start;  // as if the document reached back to the cell's first entry
+      const auto first =
+          segment.base + origin - segment.start;  // as if the document reached back to the cell's first entry
       question.line[2] = keys ? Line{axis.key(first), step * axis.k_step} : Line{axis.query(first), step * axis.q_step};
       if (!keys) question.size[2] = axis.r;
       word |= rule_word<of>(program, question) & bits_between(e, end - 1);
@@ -253,7 +253,8 @@ class CellWords {
       question_.x[i] = keys ? program_.axis[i].query(one[i]) : program_.axis[i].key(one[i]);
     }
     question_.place = program_.dimensions == 1 ? one[2] : flat_index(one, keys ? program_.q_size() : program_.k_size());
-    return inside_ & (program_.restarts ? word_by_segments<of>(program_, question_) : rule_word<of>(program_, question_));
+    return inside_ &
+           (program_.restarts ? word_by_segments<of>(program_, question_) : rule_word<of>(program_, question_));
   }
 
  private:
@@ -264,15 +265,18 @@ class CellWords {
   Word inside_ = all_bits;  // entries that exist
 };
 
-using WordsOfKeys = CellWords<CellOf::keys>;        ///< WordsOfKeys(program, key_cell)(query) is word(program, query, key_cell)
+using WordsOfKeys =
+    CellWords<CellOf::keys>;  ///< WordsOfKeys(program, key_cell)(query) is word(program, query, key_cell)
 using WordsOfQueries = CellWords<CellOf::queries>;  ///< the same for word_of_queries
 
-/// Bit e: does the query see entry e of the cell of keys? The query must lie in the sequence; bits of keys that do not are 0.
+/// Bit e: does the query see entry e of the cell of keys? The query must lie in the sequence; bits of keys that do not
+/// are 0.
 ANYFLASH_HD Word word(const Program& program, const Int3& query, const Box& key_cell) {
   return WordsOfKeys(program, key_cell)(query);
 }
 
-/// Bit e: does entry e of the cell of queries see the key? The key must lie in the sequence; bits of queries that do not are 0.
+/// Bit e: does entry e of the cell of queries see the key? The key must lie in the sequence; bits of queries that do
+/// not are 0.
 ANYFLASH_HD Word word_of_queries(const Program& program, const Int3& key, const Box& query_cell) {
   return WordsOfQueries(program, query_cell)(key);
 }

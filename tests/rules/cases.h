@@ -14,10 +14,20 @@ namespace anyflash::rules::testing {
 
 inline constexpr Align alignments[] = {Align::none_front, Align::none_end, Align::scale_front, Align::scale_end};
 
-/// How often a random test repeats: ANYFLASH_TEST_EFFORT (default 1) times `count`, at least a twentieth of it.
+// Under a sanitizer everything takes some ten times as long.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr double usual_effort = 0.1;
+#elif defined(__has_feature)
+inline constexpr double usual_effort = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ? 0.1 : 1.0;
+#else
+inline constexpr double usual_effort = 1.0;
+#endif
+
+/// How often a random test repeats: `count` times ANYFLASH_TEST_EFFORT (a number, by default 1, under a sanitizer 0.1), but
+/// at least a twentieth of it.
 inline int repeats(int count) {
   const char* text = std::getenv("ANYFLASH_TEST_EFFORT");
-  const double effort = text ? std::atof(text) : 1.0;
+  const double effort = text ? std::atof(text) : usual_effort;
   return std::max(1, int(std::ceil(count * std::max(effort, 0.05))));
 }
 
@@ -76,7 +86,8 @@ class Maker {
     const auto count = between(1, 9);
     const auto lengths = [&](std::int64_t n) {
       auto& list = narrow_integers_.emplace_back();
-      for (std::int64_t d = 0; d <= count; ++d) list.push_back(std::int32_t(d == 0 ? 0 : d == count ? n : between(0, n)));
+      for (std::int64_t d = 0; d <= count; ++d)
+        list.push_back(std::int32_t(d == 0 ? 0 : d == count ? n : between(0, n)));
       std::sort(list.begin(), list.end());
       return TensorView(list.data(), ElementType::int32, {count + 1});
     };
@@ -101,9 +112,11 @@ class Maker {
   }
 
   Rule blocks_rule(const Shapes& shapes) {
-    const auto block_q = between(1, 70) + volume(shapes.q_size) / 1000, block_k = between(1, 70) + volume(shapes.k_size) / 1000;
+    const auto block_q = between(1, 70) + volume(shapes.q_size) / 1000,
+               block_k = between(1, 70) + volume(shapes.k_size) / 1000;
     const auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
-    return blocks(bytes(count(volume(shapes.q_size), block_q), count(volume(shapes.k_size), block_k)), block_q, block_k);
+    return blocks(bytes(count(volume(shapes.q_size), block_q), count(volume(shapes.k_size), block_k)), block_q,
+                  block_k);
   }
 
   Rule dense_rule(const Shapes& shapes) { return dense(bytes(volume(shapes.q_size), volume(shapes.k_size))); }
@@ -183,7 +196,8 @@ class Maker {
 };
 
 inline std::string name_of(const Rule& rule, const Shapes& s) {
-  std::string text = rule.text() + " align " + std::to_string(int(s.align)) + " of " + std::to_string(s.dimensions) + ": q";
+  std::string text =
+      rule.text() + " align " + std::to_string(int(s.align)) + " of " + std::to_string(s.dimensions) + ": q";
   for (int i = 0; i < 3; ++i) text += " " + std::to_string(s.q_size[i]);
   text += " k";
   for (int i = 0; i < 3; ++i) text += " " + std::to_string(s.k_size[i]);

@@ -1,11 +1,12 @@
 // Tile classes: never wrong, and exact where it is easy to be.
+#include "rules/classes.h"
+
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <random>
 
 #include "cases.h"
-#include "rules/classes.h"
 #include "rules/sees.h"
 
 namespace anyflash::rules::testing {
@@ -87,8 +88,8 @@ TEST(Classes, NeverWrongOnRandomRules) {
   EXPECT_GT(all.decided, 4 * all.undecided);
 }
 
-// Single parts, by kind: how many of the tiles that are empty or full in truth are known to be. Plain boxes (step 1), since a
-// box with steps may miss an interval that its hull meets.
+// Single parts, by kind: how many of the tiles that are empty or full in truth are known to be. Plain boxes (step 1),
+// since a box with steps may miss an interval that its hull meets.
 TEST(Classes, ExactForSingleParts) {
   Maker make(12);
   for (int kind = 0; kind < Maker::kinds; ++kind) {
@@ -156,7 +157,8 @@ TEST(Classes, FarAwayIsSkipped) {
   EXPECT_EQ(tile_class(compile(tiles(8, 3), shapes, 0, 0, tables), queries, near), full_tile);
 }
 
-// Many short documents: boxes of documents apart are skipped however large they are, those inside one document are full.
+// Many short documents: boxes of documents apart are skipped however large they are, those inside one document are
+// full.
 TEST(Classes, DocumentsApartAreSkipped) {
   constexpr std::int32_t length = 20, count = 50000, entries = length * count;
   for (int style = 0; style < 4; ++style) {
@@ -194,8 +196,8 @@ TEST(Classes, TablesAreReadForTiles) {
     EXPECT_EQ(tile_class(program, run_of(128, 128), run_of(128, 64)), partial);
   }
   std::uint8_t bits[] = {1, 0, 0, 1};
-  const auto map = compile(blocks(TensorView(bits, ElementType::boolean, {2, 2}), 4096, 4096), one_dimension(8192, 8192), 0, 0,
-                           tables);
+  const auto map = compile(blocks(TensorView(bits, ElementType::boolean, {2, 2}), 4096, 4096),
+                           one_dimension(8192, 8192), 0, 0, tables);
   EXPECT_EQ(tile_class(map, run_of(0, 4096), run_of(0, 4096)), full_tile);
   EXPECT_EQ(tile_class(map, run_of(0, 4096), run_of(4096, 4096)), skip);
   EXPECT_EQ(tile_class(map, run_of(0, 4097), run_of(4096, 4096)), partial);

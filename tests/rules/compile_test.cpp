@@ -1,4 +1,5 @@
-// Compiling: tables with batch and head axes, key lengths, facts, and all that can be wrong with a rule on given shapes.
+// Compiling: tables with batch and head axes, key lengths, facts, and all that can be wrong with a rule on given
+// shapes.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -80,9 +81,10 @@ TEST(Compile, BatchAndHeadsOfTables) {
     for (auto& id : ids_k) id = std::int32_t(make.between(-1, 2));
     const auto by_mask = dense(TensorView(mask.data(), ElementType::uint8, {b, h, rows, columns}));
     const auto by_map = blocks(TensorView(map.data(), ElementType::boolean, {b, h, down, across}), block_q, block_k);
-    const auto by_document =
-        documents(TensorView(ids_q.data(), ElementType::int32, {b, q}), TensorView(ids_k.data(), ElementType::int32, {b, k}));
-    const Rule rules[] = {by_mask, by_map, by_document & causal(), by_mask & ~by_map, by_document | (by_map & local(4))};
+    const auto by_document = documents(TensorView(ids_q.data(), ElementType::int32, {b, q}),
+                                       TensorView(ids_k.data(), ElementType::int32, {b, k}));
+    const Rule rules[] = {by_mask, by_map, by_document & causal(), by_mask & ~by_map,
+                          by_document | (by_map & local(4))};
     const auto& rule = rules[make.between(0, 4)];
     Tables tables;
     const auto key_length = make.chance(50) ? make.between(0, k) : -1;
@@ -146,7 +148,9 @@ TEST(Compile, DocumentsRequired) {
   const TensorView view(ids, ElementType::int64, {6});
   const auto same = documents(view, view);
   Tables tables;
-  const auto required = [&](const Rule& rule) { return compile(rule, one_dimension(6, 6), 0, 0, tables).documents_required; };
+  const auto required = [&](const Rule& rule) {
+    return compile(rule, one_dimension(6, 6), 0, 0, tables).documents_required;
+  };
   EXPECT_TRUE(required(same));
   EXPECT_TRUE(required(causal() & same));
   EXPECT_TRUE(required((causal() & same) | (same & sink(1))));
@@ -165,7 +169,8 @@ TEST(Compile, ThirtyTwoParts) {
   for (int i = 30; i >= 0; --i) right = i % 2 ? part(i) | right : part(i) & right;
   for (int i = 0; i < 32; ++i) balanced[i] = part(i);
   for (int n = 32; n > 1; n /= 2) {
-    for (int i = 0; i < n / 2; ++i) balanced[i] = n % 3 ? balanced[2 * i] | balanced[2 * i + 1] : balanced[2 * i] & balanced[2 * i + 1];
+    for (int i = 0; i < n / 2; ++i)
+      balanced[i] = n % 3 ? balanced[2 * i] | balanced[2 * i + 1] : balanced[2 * i] & balanced[2 * i + 1];
   }
   for (const auto& rule : {left, right, balanced[0], ~balanced[0]}) {
     Tables tables;
@@ -200,7 +205,8 @@ TEST(Compile, HugeNumbers) {
       for (const auto& [huge, plain] : pairs) {
         const auto program = compile(huge, shapes, 0, 0, tables);
         const Definition definition(plain, shapes);
-        EXPECT_EQ(tile_class(program, all_queries, all_keys), tile_class(compile(plain, shapes, 0, 0, tables), all_queries, all_keys));
+        EXPECT_EQ(tile_class(program, all_queries, all_keys),
+                  tile_class(compile(plain, shapes, 0, 0, tables), all_queries, all_keys));
         for (std::int32_t q = 0; q < volume(shapes.q_size); ++q) {
           for (std::int32_t k = 0; k < volume(shapes.k_size); ++k) {
             const auto x = coordinate_of(q, shapes.q_size), y = coordinate_of(k, shapes.k_size);
@@ -220,7 +226,8 @@ TEST(Check, Dimensions) {
   EXPECT_EQ(check_error(neighbourhood(3, {1, 2, 3}), shapes),
             "rule neighbourhood: 3 numbers, expected 1 as the sequence's dimensions");
   shapes.dimensions = 3;
-  EXPECT_EQ(check_error(causal() & ~tiles({1, 2}, 3), shapes), "rule tiles: 2 numbers, expected 1 or 3 as the sequence's dimensions");
+  EXPECT_EQ(check_error(causal() & ~tiles({1, 2}, 3), shapes),
+            "rule tiles: 2 numbers, expected 1 or 3 as the sequence's dimensions");
   EXPECT_EQ(check_error(tiles({1, 2, 3}, 3), shapes), "");
 }
 
@@ -244,16 +251,22 @@ TEST(Check, TablesFitTheProblem) {
             "rule: two tables of documents, at most one");
   EXPECT_EQ(check_error(documents(integers(16), integers(24)) | ~documents(integers(16), integers(24)), shapes), "");
   EXPECT_EQ(check_error(blocks(bits(2, 3), 8, 8), shapes), "");
-  EXPECT_EQ(check_error(blocks(bits(2, 3), 5, 8), shapes), "rule blocks: bitmap has 2 rows, expected 4 for the queries");
-  EXPECT_EQ(check_error(blocks(bits(2, 3), 8, 7), shapes), "rule blocks: bitmap has 3 columns, expected 4 for the keys");
-  EXPECT_EQ(check_error(blocks(bits(3, 2, 3), 8, 8), shapes), "rule blocks: bitmap has 3 heads, expected 4 (or 1) as in query");
+  EXPECT_EQ(check_error(blocks(bits(2, 3), 5, 8), shapes),
+            "rule blocks: bitmap has 2 rows, expected 4 for the queries");
+  EXPECT_EQ(check_error(blocks(bits(2, 3), 8, 7), shapes),
+            "rule blocks: bitmap has 3 columns, expected 4 for the keys");
+  EXPECT_EQ(check_error(blocks(bits(3, 2, 3), 8, 8), shapes),
+            "rule blocks: bitmap has 3 heads, expected 4 (or 1) as in query");
   EXPECT_EQ(check_error(blocks(bits(3, 4, 2, 3), 8, 8), shapes),
             "rule blocks: bitmap has 3 batch entries, expected 2 (or 1) as in query");
   EXPECT_EQ(check_error(dense(bits(16, 24)), shapes), "");
   EXPECT_EQ(check_error(dense(bits(1, 4, 1, 24)), shapes), "");
-  EXPECT_EQ(check_error(dense(bits(24, 16)), shapes), "rule dense: mask has 24 rows, expected 16 (or 1) as the queries");
-  EXPECT_EQ(check_error(dense(bits(16, 16)), shapes), "rule dense: mask has 16 columns, expected 24 (or 1) as the keys");
-  EXPECT_EQ(check_error(dense(bits(1, 2, 16, 24)), shapes), "rule dense: mask has 2 heads, expected 4 (or 1) as in query");
+  EXPECT_EQ(check_error(dense(bits(24, 16)), shapes),
+            "rule dense: mask has 24 rows, expected 16 (or 1) as the queries");
+  EXPECT_EQ(check_error(dense(bits(16, 16)), shapes),
+            "rule dense: mask has 16 columns, expected 24 (or 1) as the keys");
+  EXPECT_EQ(check_error(dense(bits(1, 2, 16, 24)), shapes),
+            "rule dense: mask has 2 heads, expected 4 (or 1) as in query");
 }
 
 TEST(Check, CumulativeLengths) {

@@ -1,5 +1,5 @@
-// The mask rules straight from a Rule's tree and the caller's tables: no program, no segments, no folded constants. It keeps compile and
-// sees() honest.
+// The mask rules straight from a Rule's tree and the caller's tables: no program, no segments, no folded constants. It
+// keeps compile and sees() honest.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +47,10 @@ class Definition {
         return std::int64_t(std::count(ids.begin(), ids.begin() + end, id));
       };
       const auto keys = std::int64_t(k_ids_.size()), queries = std::int64_t(q_ids_.size());
-      pair.x[0] = aligned(count(q_ids_, d_q, pair.q), count(q_ids_, d_q, queries), count(k_ids_, d_q, keys), shapes_.align);
-      pair.y[0] = aligned(count(k_ids_, d_k, pair.k), count(k_ids_, d_k, keys), count(q_ids_, d_k, queries), shapes_.align);
+      pair.x[0] =
+          aligned(count(q_ids_, d_q, pair.q), count(q_ids_, d_q, queries), count(k_ids_, d_q, keys), shapes_.align);
+      pair.y[0] =
+          aligned(count(k_ids_, d_k, pair.k), count(k_ids_, d_k, keys), count(q_ids_, d_k, queries), shapes_.align);
       pair.r[0] = std::max(count(q_ids_, d_q, queries), count(k_ids_, d_q, keys));
     }
     return holds(rule_.node(), pair);

@@ -61,7 +61,8 @@ TEST(Text, WaysToWriteARule) {
 }
 
 TEST(Text, Precedence) {
-  EXPECT_EQ(parse_rule("~causal() & sink(1) | full() & ~~prefix(2)").text(), "~causal() & sink(1) | full() & prefix(2)");
+  EXPECT_EQ(parse_rule("~causal() & sink(1) | full() & ~~prefix(2)").text(),
+            "~causal() & sink(1) | full() & prefix(2)");
   EXPECT_EQ(parse_rule("~(causal() & (sink(1) | full()))").text(), "~(causal() & (sink(1) | full()))");
   EXPECT_EQ(parse_rule("((causal()))").text(), "causal()");
 }
@@ -78,7 +79,8 @@ TEST(Text, NamesTheColumn) {
   EXPECT_EQ(parse_error("full() | local(0)"), "rule: column 10: local: window 0, expected at least 1");
   EXPECT_EQ(parse_error("local(window=1, window=2)"), "rule: column 24: local: argument 'window' given twice");
   EXPECT_EQ(parse_error("local(1, width=2)"), "rule: column 16: local: no argument 'width'");
-  EXPECT_EQ(parse_error("local(window=1, 2)"), "rule: column 17: local: an argument without a name after one with a name");
+  EXPECT_EQ(parse_error("local(window=1, 2)"),
+            "rule: column 17: local: an argument without a name after one with a name");
   EXPECT_EQ(parse_error("local(true)"), "rule: column 7: local: argument 'window' true or false, expected a number");
   EXPECT_EQ(parse_error("local([1, 2])"), "rule: column 7: local: argument 'window' takes one number");
   EXPECT_EQ(parse_error("local(1, 99999)"), "rule: column 10: local: argument 'log2_stride' out of range");
@@ -89,7 +91,8 @@ TEST(Text, NamesTheColumn) {
   EXPECT_EQ(parse_error("window([1, 2, 3, 4], 0)"), "rule: column 17: more than 3 numbers for the dimensions");
   EXPECT_EQ(parse_error("window([], 0)"), "rule: column 9: expected a number, found ']'");
   EXPECT_EQ(parse_error("window(left, 0)"), "rule: column 8: expected a number, true or false, found 'left'");
-  EXPECT_EQ(parse_error("causal() \n\x01"), "rule: column 11: expected & | or the end, found a character that is not printable ASCII");
+  EXPECT_EQ(parse_error("causal() \n\x01"),
+            "rule: column 11: expected & | or the end, found a character that is not printable ASCII");
   EXPECT_EQ(parse_error("dense(1)"), "rule: column 1: dense takes a table, which text cannot hold");
   EXPECT_EQ(parse_error("tiles(4, 2)"), "rule: column 1: tiles: kernel 2, expected an odd number");
 }
@@ -105,6 +108,26 @@ TEST(Text, HostileLengthsEndInAnError) {
   for (int i = 0; i < 100000; ++i) parts += "&full()";
   EXPECT_EQ(parse_error(parts), "rule: 1025 parts, at most 32");
   EXPECT_EQ(parse_error(std::string(100000, 'x')), "rule: column 100001: expected '(', found the end");
+}
+
+TEST(Text, TablesByName) {
+  std::int64_t ids[6] = {};
+  std::uint8_t bits[6] = {};
+  const auto table_of = [&](const std::string& name) {
+    if (name == "ids") return TensorView(ids, ElementType::int64, {6});
+    if (name == "map") return TensorView(bits, ElementType::uint8, {2, 3});
+    throw Error(Error::Kind::value, "no tensor " + name);
+  };
+  const auto parsed = [&](std::string_view text) { return parse_rule(text, table_of).text(); };
+  EXPECT_EQ(parsed("documents(ids, ids_k=ids) & causal()"), "documents((6), (6)) & causal()");
+  EXPECT_EQ(parsed("documents_packed(ids, ids)"), "documents_packed((6), (6))");
+  EXPECT_EQ(parsed("blocks(map, block_k=8, block_q=4) | ~dense(map)"), "blocks((2, 3), 4, 8) | ~dense((2, 3))");
+  const auto error = [&](std::string_view text) { return error_of([&] { parsed(text); }); };
+  EXPECT_EQ(error("dense(nothing)"), "no tensor nothing");
+  EXPECT_EQ(error("dense(4)"), "rule: column 7: dense: argument 'mask' takes a table's name");
+  EXPECT_EQ(error("local(ids)"), "rule: column 7: local: argument 'window' takes a number, found 'ids'");
+  EXPECT_EQ(error_of([&] { parsed("causal() & dense(ids)"); }, Error::Kind::type),
+            "rule: column 12: dense: mask type int64, expected boolean or uint8");
 }
 
 // Any text is a rule or an Error: cut, doubled and changed pieces of rules.
@@ -145,14 +168,16 @@ TEST(Builders, CheckTheirNumbers) {
   EXPECT_EQ(error_of([] { neighbourhood(3, 0); }), "rule neighbourhood: dilation 0, expected at least 1");
   EXPECT_EQ(error_of([] { neighbourhood(3, 1, 2); }), "rule neighbourhood: causal 2, expected 0 or 1");
   EXPECT_EQ(error_of([] { window({1, 2, 3, 4}, 0); }), "rule: 4 numbers for the dimensions, expected 1 to 3");
-  EXPECT_EQ(error_of([] { window(std::initializer_list<std::int64_t>{}, 0); }), "rule: 0 numbers for the dimensions, expected 1 to 3");
+  EXPECT_EQ(error_of([] { window(std::initializer_list<std::int64_t>{}, 0); }),
+            "rule: 0 numbers for the dimensions, expected 1 to 3");
 }
 
 TEST(Builders, CheckTheirTables) {
   std::int64_t ids[6] = {};
   std::uint8_t bits[6] = {};
   const TensorView good(ids, ElementType::int64, {6}), map(bits, ElementType::uint8, {2, 3}), none;
-  const TensorView floats(ids, ElementType::float32, {6}), far(ids, ElementType::int64, {6}, Device{DeviceKind::cuda, 0});
+  const TensorView floats(ids, ElementType::float32, {6}),
+      far(ids, ElementType::int64, {6}, Device{DeviceKind::cuda, 0});
   const TensorView flat(bits, ElementType::uint8, {6}), nowhere(nullptr, ElementType::int64, {6});
   EXPECT_EQ(error_of([&] { documents(good, none); }), "rule documents: ids_k not given");
   EXPECT_EQ(error_of([&] { documents(floats, good); }, Error::Kind::type),
@@ -160,7 +185,9 @@ TEST(Builders, CheckTheirTables) {
   EXPECT_EQ(error_of([&] { documents(good, far); }, Error::Kind::device),
             "rule documents: ids_k on a cuda device, expected on the cpu");
   EXPECT_EQ(error_of([&] { documents(nowhere, good); }), "rule documents: ids_q data pointer null");
-  EXPECT_EQ(error_of([&] { documents(TensorView(ids, ElementType::int64, {1, 2, 3}), good); }),
+  EXPECT_EQ(error_of([&] {
+              documents(TensorView(ids, ElementType::int64, {1, 2, 3}), good);
+            }),
             "rule documents: ids_q shape (1, 2, 3), expected (queries) or (batch, queries)");
   EXPECT_EQ(error_of([&] { documents_packed(good, TensorView(ids, ElementType::int64, {5})); }),
             "cu_seqlens_k: 5 entries, expected 6 as in cu_seqlens_q");
@@ -168,7 +195,8 @@ TEST(Builders, CheckTheirTables) {
             "cu_seqlens_q: shape (0), expected (documents + 1)");
   EXPECT_EQ(error_of([&] { documents_packed(good, none); }), "cu_seqlens_k: not given");
   EXPECT_EQ(error_of([&] { blocks(flat, 1, 1); }),
-            "rule blocks: bitmap shape (6), expected (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)");
+            "rule blocks: bitmap shape (6), expected (rows, columns), (heads, rows, columns) or (batch, heads, rows, "
+            "columns)");
   EXPECT_EQ(error_of([&] { blocks(map, 0, 1); }), "rule blocks: block_q 0, expected at least 1");
   EXPECT_EQ(error_of([&] { blocks(good, 1, 1); }, Error::Kind::type),
             "rule blocks: bitmap type int64, expected boolean or uint8");

@@ -1,10 +1,11 @@
 // Words against the definition: sees() against the rule's tree, word() and word_of_queries() against sees().
+#include "rules/words.h"
+
 #include <gtest/gtest.h>
 
 #include "cases.h"
 #include "definition.h"
 #include "rules/sees.h"
-#include "rules/words.h"
 
 namespace anyflash::rules::testing {
 namespace {
@@ -38,15 +39,17 @@ std::uint64_t expected_word(const Box& cell, Int3 size, const Sees& sees_entry) 
 void check_key_word(const Checked& c, Int3 query, const Box& cell) {
   const auto expected = expected_word(cell, c.shapes.k_size, [&](Int3 key) { return sees(c.program, query, key); });
   ASSERT_EQ(word(c.program, query, cell), expected)
-      << name_of(c.rule, c.shapes) << " query " << flat_index(query, c.shapes.q_size) << " cell at " << cell.origin[0] << " "
-      << cell.origin[1] << " " << cell.origin[2] << " step " << cell.step[0] << " " << cell.step[1] << " " << cell.step[2];
+      << name_of(c.rule, c.shapes) << " query " << flat_index(query, c.shapes.q_size) << " cell at " << cell.origin[0]
+      << " " << cell.origin[1] << " " << cell.origin[2] << " step " << cell.step[0] << " " << cell.step[1] << " "
+      << cell.step[2];
 }
 
 void check_query_word(const Checked& c, Int3 key, const Box& cell) {
   const auto expected = expected_word(cell, c.shapes.q_size, [&](Int3 query) { return sees(c.program, query, key); });
   ASSERT_EQ(word_of_queries(c.program, key, cell), expected)
-      << name_of(c.rule, c.shapes) << " key " << flat_index(key, c.shapes.k_size) << " cell at " << cell.origin[0] << " "
-      << cell.origin[1] << " " << cell.origin[2] << " step " << cell.step[0] << " " << cell.step[1] << " " << cell.step[2];
+      << name_of(c.rule, c.shapes) << " key " << flat_index(key, c.shapes.k_size) << " cell at " << cell.origin[0]
+      << " " << cell.origin[1] << " " << cell.origin[2] << " step " << cell.step[0] << " " << cell.step[1] << " "
+      << cell.step[2];
 }
 
 /// Every entry with every cell of both sides' grids.
@@ -84,10 +87,12 @@ TEST(Words, EveryRuleEveryAlignmentSmallShapes) {
                                              {{{1, 1, 97}}, {{1, 1, 13}}},   {{{1, 1, 1}}, {{1, 1, 70}}},
                                              {{{1, 1, 70}}, {{1, 1, 1}}},    {{{1, 1, 0}}, {{1, 1, 5}}},
                                              {{{1, 1, 5}}, {{1, 1, 0}}}};
-  const std::pair<Int3, Int3> shapes_2d[] = {{{{1, 11, 13}}, {{1, 11, 13}}}, {{{1, 5, 17}}, {{1, 10, 4}}},
-                                             {{{1, 1, 9}}, {{1, 12, 1}}},    {{{1, 3, 0}}, {{1, 3, 4}}}};
-  const std::pair<Int3, Int3> shapes_3d[] = {{{{5, 6, 7}}, {{5, 6, 7}}}, {{{2, 9, 3}}, {{4, 3, 5}}},
-                                             {{{1, 5, 6}}, {{3, 1, 6}}}, {{{2, 3, 4}}, {{2, 0, 4}}}};
+  const std::pair<Int3, Int3> shapes_2d[] = {{{{1, 11, 13}}, {{1, 11, 13}}},
+                                             {{{1, 5, 17}}, {{1, 10, 4}}},
+                                             {{{1, 1, 9}}, {{1, 12, 1}}},
+                                             {{{1, 3, 0}}, {{1, 3, 4}}}};
+  const std::pair<Int3, Int3> shapes_3d[] = {
+      {{{5, 6, 7}}, {{5, 6, 7}}}, {{{2, 9, 3}}, {{4, 3, 5}}}, {{{1, 5, 6}}, {{3, 1, 6}}}, {{{2, 3, 4}}, {{2, 0, 4}}}};
   for (int dimensions = 1; dimensions <= 3; ++dimensions) {
     const auto list = dimensions == 1   ? std::vector(std::begin(shapes_1d), std::end(shapes_1d))
                       : dimensions == 2 ? std::vector(std::begin(shapes_2d), std::end(shapes_2d))
@@ -103,7 +108,8 @@ TEST(Words, EveryRuleEveryAlignmentSmallShapes) {
         for (int kind = 0; kind < Maker::kinds; ++kind) {
           for (int negated = 0; negated < 2; ++negated) {
             Tables tables;
-            auto rule = make.leaf(kind, shapes, make.chance(50) ? make.documents_rule(shapes) : make.packed_rule(shapes));
+            auto rule =
+                make.leaf(kind, shapes, make.chance(50) ? make.documents_rule(shapes) : make.packed_rule(shapes));
             if (negated) rule = ~rule;
             check_all_words({rule, shapes, tables}, {{1, 1, 1}});
             if (kind % 2 == negated) check_all_words({rule, shapes, tables}, step_for(dimensions, make));
