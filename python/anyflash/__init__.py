@@ -3,8 +3,8 @@
     import anyflash as af
     out = af.attention(q, k, v, rule=af.causal() & af.local(256))
 
-Arrays of NumPy, PyTorch, JAX and TensorFlow, and of anything else that speaks DLPack, on the CPU; the result is of the same
-kind. Calls release the GIL and may be made from several threads.
+Arrays of NumPy, PyTorch, JAX and TensorFlow, and of anything else that speaks DLPack, on the CPU; the result is of the
+same kind. Calls release the GIL and may be made from several threads.
 """
 
 from ._attention import Gradients, attention, attention_backward, plan

@@ -57,9 +57,10 @@ def attention(
 
     A query that sees no key gives out 0 and lse -inf. No matrix of queries x keys is ever in memory.
 
-    Arrays: NumPy, or anything with __dlpack__ on the CPU (PyTorch, JAX, TensorFlow); the result is of q's kind. All three of
-    q, k and v have one type: float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32, float32 or float64.
-    Any strides; nothing is copied; the GIL is released. PyTorch tensors that require a gradient are refused: detach them.
+    Arrays: NumPy, or anything with __dlpack__ on the CPU (PyTorch, JAX, TensorFlow); the result is of q's kind. All
+    three of q, k and v have one type: float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32,
+    float32 or float64. Any strides; nothing is copied; the GIL is released. PyTorch tensors that require a gradient are
+    refused: detach them.
 
     Parameters
     ----------
@@ -67,7 +68,8 @@ def attention(
         "bhsd": (batch, heads, sequence..., channels), the sequence having 1, 2 or 3 axes;
         "bshd": (batch, sequence..., heads, channels);  "bhds": (batch, heads, channels, sequence...);
         "qkv": q is the packed (3, N, L, D), k and v are None, out is (N, L, D), lse (N, L);
-        "thd": (tokens, heads, channels), documents end to end, with cu_seqlens_q and cu_seqlens_k; lse is (heads, tokens).
+        "thd": (tokens, heads, channels), documents end to end, with cu_seqlens_q and cu_seqlens_k; lse is
+        (heads, tokens).
         q and k have d_qk channels (1 to 256), v has d_v (1 to 512); the heads of k and v divide those of q.
     rule : Rule
         Which keys a query sees; see full, causal, local, window, prefix, sink, documents, documents_packed, tiles,
@@ -169,8 +171,8 @@ def attention_backward(
     Returns
     -------
     Gradients
-        dq, dk, dv, and dbias and dsink if bias and sink were given, else None; new arrays of the kind, shape and type of
-        what they belong to. A query that sees no key contributes nothing to any of them.
+        dq, dk, dv, and dbias and dsink if bias and sink were given, else None; new arrays of the kind, shape and type
+        of what they belong to. A query that sees no key contributes nothing to any of them.
 
     Raises
     ------

@@ -27,7 +27,8 @@ class Explanation:
     query_block, query_step, key_block, key_step
                             the boxes that the sequence is cut into: extent and step per dimension (z, y, x)
     forward_flops, backward_flops
-                            useful floating-point operations of one head: 2 (d_qk + d_v) a visible pair, and 2.5 times that
+                            useful floating-point operations of one head: 2 (d_qk + d_v) a visible pair, and 2.5 times
+                            that
     bytes                   of q, k, v, out and lse of one head
     tile_classes            (query blocks, key blocks), uint8: 0 skip, 1 partial, 2 full; None if over 2**24 tiles
     """
@@ -142,9 +143,10 @@ def explain(
 ) -> Explanation:
     """What a rule looks like and what it costs.
 
-    q_shape, k_shape: the sizes of the two sequences, 1 to 3 numbers, outermost first, or one integer; k_shape is q_shape if
-    not given. align as in attention. d_qk, d_v: channels; dtype: "float16", "bfloat16", "float32" or "float64", by name or
-    as a NumPy dtype; backward: describe the backward plan. Memory: the tile classes; `.pattern` is made when asked for.
+    q_shape, k_shape: the sizes of the two sequences, 1 to 3 numbers, outermost first, or one integer; k_shape is
+    q_shape if not given. align as in attention. d_qk, d_v: channels; dtype: "float16", "bfloat16", "float32" or
+    "float64", by name or as a NumPy dtype; backward: describe the backward plan. Memory: the tile classes; `.pattern`
+    is made when asked for.
 
     Raises ValueError or TypeError, as attention would for these shapes.
     """

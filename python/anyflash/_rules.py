@@ -1,8 +1,8 @@
 """The mask rules: which keys a query sees.
 
 x and y are the aligned coordinates of a query and a key (see `align` in attention), order(.) the row-major index of a
-coordinate in the joint shape R_i = max(q_i, k_i). Where an argument goes per dimension, one number stands for all of them and
-a tuple has one for each, outermost first. A rule is checked against the shapes when it is used.
+coordinate in the joint shape R_i = max(q_i, k_i). Where an argument goes per dimension, one number stands for all of
+them and a tuple has one for each, outermost first. A rule is checked against the shapes when it is used.
 """
 
 from __future__ import annotations
@@ -53,17 +53,20 @@ def prefix(n: SupportsIndex) -> Rule:
 
 
 def sink(n: SupportsIndex) -> Rule:
-    """The first n keys of the key sequence as it lies in memory, n >= 0 (StreamingLLM). Raises ValueError or TypeError."""
+    """The first n keys of the key sequence as it lies in memory, n >= 0 (StreamingLLM).
+
+    Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks (2024). Raises ValueError or TypeError.
+    """
     return _core.sink(n)
 
 
 def documents(ids_q: _Array, ids_k: _Array | None = None) -> Rule:
     """Query and key belong to the same document.
 
-    ids_q: (queries,) or (batch, queries); ids_k: (keys,) or (batch, keys), the same array as ids_q if not given; int32 or
-    int64 arrays on the CPU, any values. In a 1-dimensional sequence the coordinates of every other part of the rule (sink,
-    blocks and dense apart) restart at 0 in each document, and the alignment holds inside each. In 2 and 3 dimensions the ids
-    are over the flattened sequence and nothing restarts. The arrays are kept, not copied.
+    ids_q: (queries,) or (batch, queries); ids_k: (keys,) or (batch, keys), the same array as ids_q if not given; int32
+    or int64 arrays on the CPU, any values. In a 1-dimensional sequence the coordinates of every other part of the rule
+    (sink, blocks and dense apart) restart at 0 in each document, and the alignment holds inside each. In 2 and 3
+    dimensions the ids are over the flattened sequence and nothing restarts. The arrays are kept, not copied.
     Raises ValueError or TypeError.
     """
     return _core.documents(ids_q, ids_q if ids_k is None else ids_k)
@@ -79,20 +82,18 @@ def documents_packed(cu_seqlens_q: _Array, cu_seqlens_k: _Array | None = None) -
 
 
 def tiles(shape: _PerDimension, kernel: _PerDimension) -> Rule:
-    """Sliding-tile attention: per dimension, with tiles of `shape` entries, the tile of y lies in the `kernel` tiles (odd)
-    centred on the tile of x, the centre clamped so that the kernel stays inside where it fits.
+    """Sliding-tile attention: per dimension, with tiles of `shape` entries, the tile of y lies in the `kernel` tiles
+    (odd) centred on the tile of x, the centre clamped so that the kernel stays inside where it fits.
 
     Source: Zhang et al., Fast Video Generation with Sliding Tile Attention (2025). Raises ValueError or TypeError.
     """
     return _core.tiles(shape, kernel)
 
 
-def neighbourhood(
-    kernel: _PerDimension, dilation: _PerDimension = 1, causal: bool | Sequence[bool] = False
-) -> Rule:
-    """Neighbourhood attention: per dimension x and y lie in one residue class modulo dilation; inside the class, of length L,
-    with x' = x // dilation, y' runs over `kernel` entries from start = x' - kernel // 2 clamped to 0 .. L - kernel; in a
-    causal dimension from x' - kernel + 1 to x'. A kernel longer than L sees the whole class.
+def neighbourhood(kernel: _PerDimension, dilation: _PerDimension = 1, causal: bool | Sequence[bool] = False) -> Rule:
+    """Neighbourhood attention: per dimension x and y lie in one residue class modulo dilation; inside the class, of
+    length L, with x' = x // dilation, y' runs over `kernel` entries from start = x' - kernel // 2 clamped to 0 .. L -
+    kernel; in a causal dimension from x' - kernel + 1 to x'. A kernel longer than L sees the whole class.
 
     Source: Hassani et al., Neighborhood Attention Transformer (2023), and NATTEN. Raises ValueError or TypeError.
     """
@@ -102,8 +103,8 @@ def neighbourhood(
 def blocks(bitmap: _Array, block_q: SupportsIndex, block_k: SupportsIndex) -> Rule:
     """The bitmap's entry for (query // block_q, key // block_k) is set, queries and keys counted in memory order.
 
-    bitmap: (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns), batch and heads may be 1; bool or uint8;
-    rows = ceil(queries / block_q), columns = ceil(keys / block_k). The array is kept, not copied.
+    bitmap: (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns), batch and heads may be 1; bool or
+    uint8; rows = ceil(queries / block_q), columns = ceil(keys / block_k). The array is kept, not copied.
     Raises ValueError or TypeError.
     """
     return _core.blocks(bitmap, block_q, block_k)
@@ -112,13 +113,13 @@ def blocks(bitmap: _Array, block_q: SupportsIndex, block_k: SupportsIndex) -> Ru
 def dense(mask: _Array) -> Rule:
     """The mask's entry is True (bool) or not zero (uint8).
 
-    mask: (queries, keys), or (batch, heads, queries, keys), each of which may be 1. The array is kept, not copied; this is
-    the only rule that reads a matrix, and the slow path. Raises ValueError or TypeError.
+    mask: (queries, keys), or (batch, heads, queries, keys), each of which may be 1. The array is kept, not copied; this
+    is the only rule that reads a matrix, and the slow path. Raises ValueError or TypeError.
     """
     return _core.dense(mask)
 
 
 def parse_rule(text: str) -> Rule:
-    """Reads a rule without arrays from text as str(rule) writes it: calls, & | ~, parentheses, and [a, b] for one number a
-    dimension. Raises ValueError, naming the column where it fails."""
+    """Reads a rule without arrays from text as str(rule) writes it: calls, & | ~, parentheses, and [a, b] for one
+    number a dimension. Raises ValueError, naming the column where it fails."""
     return _core.parse_rule(text)

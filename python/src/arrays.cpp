@@ -19,7 +19,8 @@ NumPy* numpy = nullptr;
 }
 
 [[noreturn]] void wrong_type(const char* name, const std::string& came, Elements elements) {
-  static constexpr const char* expected[] = {"float16, bfloat16, float32 or float64", "int32 or int64", "boolean or uint8"};
+  static constexpr const char* expected[] = {"float16, bfloat16, float32 or float64", "int32 or int64",
+                                             "boolean or uint8"};
   fail(Error::Kind::type, name, "type " + came + ", expected " + expected[int(elements)]);
 }
 
@@ -49,10 +50,10 @@ bool type_of_dlpack(nb::dlpack::dtype dtype, ElementType& type) {
   };
   using Code = nb::dlpack::dtype_code;
   static constexpr Known table[] = {
-      {Code::Float, 16, ElementType::float16},  {Code::Bfloat, 16, ElementType::bfloat16},
-      {Code::Float, 32, ElementType::float32},  {Code::Float, 64, ElementType::float64},
-      {Code::Bool, 8, ElementType::boolean},    {Code::UInt, 8, ElementType::uint8},
-      {Code::Int, 32, ElementType::int32},      {Code::Int, 64, ElementType::int64},
+      {Code::Float, 16, ElementType::float16}, {Code::Bfloat, 16, ElementType::bfloat16},
+      {Code::Float, 32, ElementType::float32}, {Code::Float, 64, ElementType::float64},
+      {Code::Bool, 8, ElementType::boolean},   {Code::UInt, 8, ElementType::uint8},
+      {Code::Int, 32, ElementType::int32},     {Code::Int, 64, ElementType::int64},
   };
   for (const auto& known : table) {
     if (dtype.code == std::uint8_t(known.code) && dtype.bits == known.bits && dtype.lanes == 1) {
@@ -65,15 +66,17 @@ bool type_of_dlpack(nb::dlpack::dtype dtype, ElementType& type) {
 
 void check_rank(std::int64_t rank, const char* name) {
   if (rank > TensorView::max_rank) {
-    fail(Error::Kind::value, name, "rank " + std::to_string(rank) + ", expected at most " + std::to_string(TensorView::max_rank));
+    fail(Error::Kind::value, name,
+         "rank " + std::to_string(rank) + ", expected at most " + std::to_string(TensorView::max_rank));
   }
 }
 
 void check_aligned(const TensorView& view, const char* name) {
   const auto size = element_size(view.type);
   if (reinterpret_cast<std::uintptr_t>(view.data) % size != 0 && view.elements() != 0) {
-    fail(Error::Kind::value, name, std::string("data pointer misaligned, expected a multiple of ") + std::to_string(size) +
-                                       " bytes for " + element_name(view.type));
+    fail(Error::Kind::value, name,
+         std::string("data pointer misaligned, expected a multiple of ") + std::to_string(size) + " bytes for " +
+             element_name(view.type));
   }
 }
 
@@ -81,8 +84,8 @@ void check_aligned(const TensorView& view, const char* name) {
 
 void find_numpy() {
   const auto module = nb::module_::import_("numpy");
-  numpy = new NumPy{module.attr("ndarray"), module.attr("ma").attr("MaskedArray"), module.attr("empty"),
-                    module.attr("uint16"), {}};
+  numpy = new NumPy{
+      module.attr("ndarray"), module.attr("ma").attr("MaskedArray"), module.attr("empty"), module.attr("uint16"), {}};
   const char* names[] = {"float16", "uint16", "float32", "float64", "bool", "uint8", "int32", "int64"};
   for (int i = 0; i < 8; ++i) numpy->dtype[i] = module.attr("dtype")(names[i]);
 }
@@ -104,8 +107,8 @@ TensorView Arrays::output(nb::handle array, const char* name) { return view(arra
 
 TensorView Arrays::view(nb::handle array, const char* name, Elements elements, bool writable) {
   if (array.is_none()) return {};
-  const auto view = is_numpy(array) ? numpy_view(array, name, elements, writable)
-                                    : dlpack_view(array, name, elements, writable);
+  const auto view =
+      is_numpy(array) ? numpy_view(array, name, elements, writable) : dlpack_view(array, name, elements, writable);
   check_aligned(view, name);
   return view;
 }
@@ -149,8 +152,9 @@ TensorView Arrays::buffer_view(const char* name, ElementType type) {
   for (int i = 0; i < buffer.ndim; ++i) {
     view.shape[i] = buffer.shape[i];
     if (buffer.shape[i] > 1 && buffer.strides[i] % buffer.itemsize != 0) {
-      fail(Error::Kind::value, name, "stride " + std::to_string(buffer.strides[i]) + " bytes, expected a multiple of " +
-                                         std::to_string(buffer.itemsize) + " for " + element_name(type));
+      fail(Error::Kind::value, name,
+           "stride " + std::to_string(buffer.strides[i]) + " bytes, expected a multiple of " +
+               std::to_string(buffer.itemsize) + " for " + element_name(type));
     }
     view.strides[i] = buffer.strides[i] / buffer.itemsize;
   }
@@ -158,7 +162,8 @@ TensorView Arrays::buffer_view(const char* name, ElementType type) {
 }
 
 TensorView Arrays::made(nb::handle array, ElementType type) {
-  if (PyObject_GetBuffer(array.ptr(), &buffers_[buffer_count_], PyBUF_STRIDES | PyBUF_WRITABLE) != 0) throw nb::python_error();
+  if (PyObject_GetBuffer(array.ptr(), &buffers_[buffer_count_], PyBUF_STRIDES | PyBUF_WRITABLE) != 0)
+    throw nb::python_error();
   ++buffer_count_;
   return buffer_view("result", type);
 }
@@ -177,8 +182,10 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   if (!type_of_dlpack(tensor.dtype(), view.type)) {
     static constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
     const auto dtype = tensor.dtype();
-    wrong_type(name, (dtype.code < 7 ? kinds[dtype.code] : "code " + std::to_string(dtype.code) + " of ") +
-                         std::to_string(dtype.bits), elements);
+    wrong_type(name,
+               (dtype.code < 7 ? kinds[dtype.code] : "code " + std::to_string(dtype.code) + " of ") +
+                   std::to_string(dtype.bits),
+               elements);
   }
   check_rank(std::int64_t(tensor.ndim()), name);
   view.data = const_cast<void*>(tensor.data());

@@ -1,21 +1,21 @@
 // Arrays of Python as tensor views, without copies: NumPy by the buffer protocol, everything else by DLPack.
 #pragma once
 
-#include <array>
-#include <span>
-#include <vector>
-
 #include <anyflash/anyflash.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
+#include <span>
+#include <vector>
+
 namespace anyflash::python {
 
 namespace nb = nanobind;
 
-/// Which element types an argument may have, for the error on a type that a view cannot express. Of those that it can, the
-/// library's own checks choose.
+/// Which element types an argument may have, for the error on a type that a view cannot express. Of those that it can,
+/// the library's own checks choose.
 enum class Elements : std::uint8_t { numbers, indices, mask };
 
 /// The views of one call (or one rule), and what keeps their memory in place. Made and destroyed with the GIL held.
@@ -51,8 +51,8 @@ void find_numpy();
 
 bool is_numpy(nb::handle array);
 
-/// An uninitialised NumPy array for a result that will be of `example`'s kind; bfloat16 is uint16 for now. For an example that
-/// is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy.
+/// An uninitialised NumPy array for a result that will be of `example`'s kind; bfloat16 is uint16 for now. For an
+/// example that is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy.
 nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example);
 
 /// A finished result for the caller: bfloat16 in the dtype of a NumPy example; for others the Python side does it.

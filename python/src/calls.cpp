@@ -1,4 +1,7 @@
 // attention, attention_backward and plan: Python's arguments as the C++ calls take them, results as new NumPy arrays.
+#include <algorithm>
+#include <limits>
+
 #include "rule_object.h"
 
 namespace anyflash::python {
@@ -10,12 +13,28 @@ struct PlanObject {
 };
 
 /// The options all three calls share, in the order in which the Python side packs them into a tuple.
-enum Option { rule, align, layout, scale, bias, softcap, alibi_slopes, sink_logits, deterministic, plan_made,
-              cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, option_count };
+enum Option {
+  rule,
+  align,
+  layout,
+  scale,
+  bias,
+  softcap,
+  alibi_slopes,
+  sink_logits,
+  deterministic,
+  plan_made,
+  cu_seqlens_q,
+  cu_seqlens_k,
+  key_lengths,
+  page_table,
+  threads,
+  option_count
+};
 
 struct Given {
   nb::tuple tuple;
-  nb::handle operator[](Option option) const { return PyTuple_GetItem(tuple.ptr(), option); }  // borrowed; never null here
+  nb::handle operator[](Option option) const { return PyTuple_GetItem(tuple.ptr(), option); }  // borrowed
 };
 
 Given given_options(const nb::tuple& tuple) {
@@ -45,11 +64,8 @@ Options read_options(const Given& given, Arrays& arrays) {
     }
     options.plan = &nb::inst_ptr<PlanObject>(plan)->plan;
   }
-  const auto count = integer(given[threads], "threads");
-  if (count < 0 || count > 1 << 16) {
-    throw Error(Error::Kind::value, "threads: " + std::to_string(count) + ", expected 0 (all) to 65536");
-  }
-  options.threads = int(count);
+  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  options.threads = int(std::clamp(integer(given[threads], "threads"), -most, most));
   return options;
 }
 
@@ -87,7 +103,9 @@ ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Optio
   const int last = q.rank - 1;
   const bool channel_first = options.layout == Layout::bhds;
   const bool packed = options.layout == Layout::qkv;
-  const auto d_v = packed ? q.shape[3] : channel_first && !options.page_table.given() ? v.shape[2] : v.shape[v.rank - 1];
+  const auto d_v = packed                                         ? q.shape[3]
+                   : channel_first && !options.page_table.given() ? v.shape[2]
+                                                                  : v.shape[v.rank - 1];
   const int channel = channel_first ? 2 : last;
   for (int i = packed ? 1 : 0; i <= last; ++i) shapes.out.push(i == channel ? d_v : q.shape[i]);
   switch (options.layout) {
@@ -119,8 +137,8 @@ int wanted_statistics(nb::handle return_lse) {
   } else if (PyBool_Check(return_lse.ptr())) {
     return return_lse.is(Py_True) ? 1 : 0;
   }
-  throw Error(Error::Kind::value, std::string("return_lse: ") + nb::repr(return_lse).c_str() +
-                                      ", expected True, False or 'lm'");
+  throw Error(Error::Kind::value,
+              std::string("return_lse: ") + nb::repr(return_lse).c_str() + ", expected True, False or 'lm'");
 }
 
 nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
@@ -178,8 +196,11 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
     nb::object made = nb::none();
   };
   Gradients gradients;
-  Wanted wanted[] = {{q, q_array, &gradients.dq}, {k, k_array, &gradients.dk}, {v, v_array, &gradients.dv},
-                     {options.bias, given[bias], &gradients.dbias}, {options.sink, given[sink_logits], &gradients.dsink}};
+  Wanted wanted[] = {{q, q_array, &gradients.dq},
+                     {k, k_array, &gradients.dk},
+                     {v, v_array, &gradients.dv},
+                     {options.bias, given[bias], &gradients.dbias},
+                     {options.sink, given[sink_logits], &gradients.dsink}};
   for (auto& [of, array, gradient, made] : wanted) {
     if (!of.given()) continue;
     made = new_array({of.shape.data(), std::size_t(of.rank)}, of.type, array);
@@ -208,17 +229,19 @@ PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array,
 }  // namespace
 
 void add_calls(nb::module_& module) {
-  nb::class_<PlanObject>(module, "Plan",
-                         "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
-                         "types and options; immutable, usable from several threads, keeps its rule alive.")
+  nb::class_<PlanObject>(
+      module, "Plan",
+      "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
+      "types and options; immutable, usable from several threads, keeps its rule alive.")
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
       });
-  // Every argument may come as None, or nanobind would answer in its own words; the options are the Python side's tuple.
+  // Every argument may come as None, or nanobind would answer in its own words; the options are the Python side's
+  // tuple.
   const auto any = [](const char* name) { return nb::arg(name).none(); };
   module.def("attention", &attention, any("q"), any("k"), any("v"), any("out"), any("return_lse"), nb::arg("options"));
-  module.def("attention_backward", &attention_backward, any("dout"), any("q"), any("k"), any("v"), any("out"), any("lse"),
-             any("dlse"), nb::arg("options"));
+  module.def("attention_backward", &attention_backward, any("dout"), any("q"), any("k"), any("v"), any("out"),
+             any("lse"), any("dlse"), nb::arg("options"));
   module.def("plan", &make_plan, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("as_bfloat16", &as_bfloat16, nb::arg("bits"));
 }

@@ -15,7 +15,8 @@ nb::object array_of(std::vector<std::uint8_t>&& values, std::size_t rows, std::s
   auto* kept = new std::vector<std::uint8_t>(std::move(values));
   const nb::capsule owner(kept, [](void* vector) noexcept { delete static_cast<std::vector<std::uint8_t>*>(vector); });
   static std::uint8_t nothing = 0;  // an empty vector has no address
-  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(kept->empty() ? &nothing : kept->data(), {rows, columns}, owner));
+  return nb::cast(
+      nb::ndarray<nb::numpy, std::uint8_t>(kept->empty() ? &nothing : kept->data(), {rows, columns}, owner));
 }
 
 ElementType type_named(nb::handle dtype) {
@@ -28,8 +29,8 @@ ElementType type_named(nb::handle dtype) {
 
 nb::tuple three(const std::int64_t (&numbers)[3]) { return nb::make_tuple(numbers[0], numbers[1], numbers[2]); }
 
-nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align, nb::handle d_qk,
-                   nb::handle d_v, nb::handle dtype, nb::handle backward) {
+nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align,
+                   nb::handle d_qk, nb::handle d_v, nb::handle dtype, nb::handle backward) {
   ExplainOptions options;
   options.align = align_of(align);
   options.d_qk = integer(d_qk, "d_qk");
@@ -105,16 +106,22 @@ Picture picture_of(const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_cont
 
 void add_explain(nb::module_& module) {
   const auto any = [](const char* name) { return nb::arg(name).none(); };
-  module.def("explain", &explained, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"), any("d_qk"), any("d_v"),
-             any("dtype"), any("backward"));
+  module.def("explain", &explained, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"), any("d_qk"),
+             any("d_v"), any("dtype"), any("backward"));
   module.def("pattern", &pattern_array, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"));
   module.def("picture", &picture_array, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"), any("side"));
-  module.def("picture_text", [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {
-    return picture_text(picture_of(grey));
-  }, nb::arg("grey"));
-  module.def("picture_svg", [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey,
-                               const std::string& title) { return picture_svg(picture_of(grey), title); },
-             nb::arg("grey"), nb::arg("title"));
+  module.def(
+      "picture_text",
+      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {
+        return picture_text(picture_of(grey));
+      },
+      nb::arg("grey"));
+  module.def(
+      "picture_svg",
+      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey, const std::string& title) {
+        return picture_svg(picture_of(grey), title);
+      },
+      nb::arg("grey"), nb::arg("title"));
 }
 
 }  // namespace anyflash::python

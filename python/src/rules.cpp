@@ -1,6 +1,5 @@
 // Python's Rule class and the functions that make rules. Their documentation is in anyflash/_rules.py.
 #include <algorithm>
-#include <cstring>
 
 #include "rule_object.h"
 
@@ -17,7 +16,8 @@ RuleObject joined(Rule rule, const RuleObject& a, const RuleObject& b) {
 PerDimension per_dimension(nb::handle value, const char* name) {
   if (PyIndex_Check(value.ptr())) return integer(value, name);
   if (!nb::isinstance<nb::tuple>(value) && !nb::isinstance<nb::list>(value)) {
-    throw Error(Error::Kind::type, std::string(name) + " type " + class_name(value) + ", expected an integer or a tuple of 1 to 3");
+    throw Error(Error::Kind::type,
+                std::string(name) + " type " + class_name(value) + ", expected an integer or a tuple of 1 to 3");
   }
   const auto count = nb::len(value);
   if (count < 1 || count > 3) {
@@ -34,30 +34,25 @@ RuleObject local_rule(nb::handle window, nb::handle log2_stride, nb::handle caus
   return {local(integer(window, "rule local: window"), int(stride), flag(causal, "rule local: causal")), {}};
 }
 
-TensorView table(Arrays& arrays, nb::handle array, const char* name, Elements elements) {
-  if (array.is_none()) throw Error(Error::Kind::type, std::string(name) + (std::strchr(name, ':') ? "" : ":") + " not given");
-  return arrays.input(array, name, elements);
-}
-
 using MakeFromTwo = Rule (*)(const TensorView&, const TensorView&);
 
 RuleObject rule_of_tables(MakeFromTwo make, nb::handle first, const char* first_name, nb::handle second,
                           const char* second_name) {
   const auto tables = std::make_shared<Arrays>();
-  const auto a = table(*tables, first, first_name, Elements::indices);
-  const auto b = table(*tables, second, second_name, Elements::indices);
+  const auto a = tables->input(first, first_name, Elements::indices);
+  const auto b = tables->input(second, second_name, Elements::indices);
   return {make(a, b), {tables}};
 }
 
 RuleObject blocks_rule(nb::handle bitmap, nb::handle block_q, nb::handle block_k) {
   const auto tables = std::make_shared<Arrays>();
-  const auto view = table(*tables, bitmap, "rule blocks: bitmap", Elements::mask);
+  const auto view = tables->input(bitmap, "rule blocks: bitmap", Elements::mask);
   return {blocks(view, integer(block_q, "rule blocks: block_q"), integer(block_k, "rule blocks: block_k")), {tables}};
 }
 
 RuleObject dense_rule(nb::handle mask) {
   const auto tables = std::make_shared<Arrays>();
-  const auto view = table(*tables, mask, "rule dense: mask", Elements::mask);
+  const auto view = tables->input(mask, "rule dense: mask", Elements::mask);
   return {dense(view), {tables}};
 }
 
@@ -68,35 +63,57 @@ void add_plain_rules(nb::module_& module) {
   module.def("full", [] { return RuleObject{full(), {}}; });
   module.def("causal", [] { return RuleObject{causal(), {}}; });
   module.def("local", &local_rule, any("window"), any("log2_stride"), any("causal"));
-  module.def("window", [](nb::handle left, nb::handle right) {
-    return RuleObject{window(per_dimension(left, "rule window: left"), per_dimension(right, "rule window: right")), {}};
-  }, any("left"), any("right"));
+  module.def(
+      "window",
+      [](nb::handle left, nb::handle right) {
+        return RuleObject{window(per_dimension(left, "rule window: left"), per_dimension(right, "rule window: right")),
+                          {}};
+      },
+      any("left"), any("right"));
   module.def("prefix", [](nb::handle n) { return RuleObject{prefix(integer(n, "rule prefix: n")), {}}; }, any("n"));
   module.def("sink", [](nb::handle n) { return RuleObject{sink(integer(n, "rule sink: n")), {}}; }, any("n"));
-  module.def("tiles", [](nb::handle shape, nb::handle kernel) {
-    return RuleObject{tiles(per_dimension(shape, "rule tiles: shape"), per_dimension(kernel, "rule tiles: kernel")), {}};
-  }, any("shape"), any("kernel"));
-  module.def("neighbourhood", [](nb::handle kernel, nb::handle dilation, nb::handle causal) {
-    return RuleObject{neighbourhood(per_dimension(kernel, "rule neighbourhood: kernel"), per_dimension(dilation, "rule neighbourhood: dilation"),
-                                    per_dimension(causal, "rule neighbourhood: causal")), {}};
-  }, any("kernel"), any("dilation"), any("causal"));
-  module.def("parse_rule", [](nb::handle text) {
-    const char* characters = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
-    if (!characters) {
-      PyErr_Clear();
-      throw Error(Error::Kind::type, "text: type " + class_name(text) + ", expected str");
-    }
-    return RuleObject{parse_rule(characters), {}};
-  }, any("text"));
+  module.def(
+      "tiles",
+      [](nb::handle shape, nb::handle kernel) {
+        return RuleObject{tiles(per_dimension(shape, "rule tiles: shape"), per_dimension(kernel, "rule tiles: kernel")),
+                          {}};
+      },
+      any("shape"), any("kernel"));
+  module.def(
+      "neighbourhood",
+      [](nb::handle kernel, nb::handle dilation, nb::handle causal) {
+        return RuleObject{neighbourhood(per_dimension(kernel, "rule neighbourhood: kernel"),
+                                        per_dimension(dilation, "rule neighbourhood: dilation"),
+                                        per_dimension(causal, "rule neighbourhood: causal")),
+                          {}};
+      },
+      any("kernel"), any("dilation"), any("causal"));
+  module.def(
+      "parse_rule",
+      [](nb::handle text) {
+        const char* characters = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
+        if (!characters) {
+          PyErr_Clear();
+          throw Error(Error::Kind::type, "text: type " + class_name(text) + ", expected str");
+        }
+        return RuleObject{parse_rule(characters), {}};
+      },
+      any("text"));
 }
 
 void add_rules_of_tables(nb::module_& module) {
-  module.def("documents", [](nb::handle ids_q, nb::handle ids_k) {
-    return rule_of_tables(&documents, ids_q, "rule documents: ids_q", ids_k, "rule documents: ids_k");
-  }, any("ids_q"), any("ids_k"));
-  module.def("documents_packed", [](nb::handle cu_q, nb::handle cu_k) {
-    return rule_of_tables(&documents_packed, cu_q, "cu_seqlens_q", cu_k, "cu_seqlens_k");
-  }, any("cu_seqlens_q"), any("cu_seqlens_k"));
+  module.def(
+      "documents",
+      [](nb::handle ids_q, nb::handle ids_k) {
+        return rule_of_tables(&documents, ids_q, "rule documents: ids_q", ids_k, "rule documents: ids_k");
+      },
+      any("ids_q"), any("ids_k"));
+  module.def(
+      "documents_packed",
+      [](nb::handle cu_q, nb::handle cu_k) {
+        return rule_of_tables(&documents_packed, cu_q, "cu_seqlens_q", cu_k, "cu_seqlens_k");
+      },
+      any("cu_seqlens_q"), any("cu_seqlens_k"));
   module.def("blocks", &blocks_rule, any("bitmap"), any("block_q"), any("block_k"));
   module.def("dense", &dense_rule, any("mask"));
 }
@@ -111,17 +128,21 @@ const RuleObject& rule_of(nb::handle object) {
 }
 
 void add_rules(nb::module_& module) {
-  nb::class_<RuleObject>(module, "Rule",
-                         "Which keys a query sees. Made by full, causal, local, window, prefix, sink, documents,\n"
-                         "documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~. Immutable. It keeps\n"
-                         "the arrays it was made of alive and reads them when it runs; str(rule) is the rule as text.")
+  nb::class_<RuleObject>(
+      module, "Rule",
+      "Which keys a query sees. Made by full, causal, local, window, prefix, sink, documents,\n"
+      "documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~. Immutable. It keeps\n"
+      "the arrays it was made of alive and reads them when it runs; str(rule) is the rule as text.")
       .def("__repr__", [](const RuleObject& self) { return self.rule.text(); })
-      .def("__and__", [](const RuleObject& a, const RuleObject& b) { return joined(a.rule & b.rule, a, b); },
-           nb::is_operator(), nb::arg("other"), "Visible where both rules say so.")
-      .def("__or__", [](const RuleObject& a, const RuleObject& b) { return joined(a.rule | b.rule, a, b); },
-           nb::is_operator(), nb::arg("other"), "Visible where either rule says so.")
-      .def("__invert__", [](const RuleObject& a) { return RuleObject{~a.rule, a.tables}; },
-           "Visible where the rule says it is not.");
+      .def(
+          "__and__", [](const RuleObject& a, const RuleObject& b) { return joined(a.rule & b.rule, a, b); },
+          nb::is_operator(), nb::arg("other"), "Visible where both rules say so.")
+      .def(
+          "__or__", [](const RuleObject& a, const RuleObject& b) { return joined(a.rule | b.rule, a, b); },
+          nb::is_operator(), nb::arg("other"), "Visible where either rule says so.")
+      .def(
+          "__invert__", [](const RuleObject& a) { return RuleObject{~a.rule, a.tables}; },
+          "Visible where the rule says it is not.");
 
   add_plain_rules(module);
   add_rules_of_tables(module);

@@ -98,7 +98,7 @@ def test_bfloat16_of_any_exporter(qkv):
 
 
 def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
-    """The way PyTorch's tensors go, shown on a stand-in: what from_dlpack of the array's own module makes is returned."""
+    """The way PyTorch's tensors go, on a stand-in: what from_dlpack of its module makes is returned."""
     torch = types.ModuleType("torch")
     tensor = type("Tensor", (Exporter,), {"__module__": "torch", "requires_grad": False})
     torch.from_dlpack = lambda exporter: tensor(np.from_dlpack(exporter))

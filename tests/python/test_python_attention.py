@@ -40,7 +40,12 @@ def test_l_and_m_make_up_lse(qkv):
 
 @pytest.mark.parametrize(
     "dtype, tolerance, statistics",
-    [("float16", 2e-3, "float32"), (ml_dtypes.bfloat16, 2e-2, "float32"), ("float32", 2e-6, "float32"), ("float64", 1e-14, "float64")],
+    [
+        ("float16", 2e-3, "float32"),
+        (ml_dtypes.bfloat16, 2e-2, "float32"),
+        ("float32", 2e-6, "float32"),
+        ("float64", 1e-14, "float64"),
+    ],
 )
 def test_every_type_comes_back_as_itself(qkv, dtype, tolerance, statistics):
     q, k, v = (x.astype(dtype) for x in qkv)

@@ -46,7 +46,11 @@ def test_the_stubs_say_what_is_there(tmp_path):
 
 def test_the_extension_s_stub_names_what_is_there():
     tree = ast.parse((Path(af.__file__).parent / "_core.pyi").read_text())
-    named = {getattr(node, "name", None) or node.target.id for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))}
+    named = {
+        getattr(node, "name", None) or node.target.id
+        for node in tree.body
+        if not isinstance(node, (ast.Import, ast.ImportFrom))
+    }
     assert named == {name for name in dir(af._core) if not name.startswith("_")}
 
 

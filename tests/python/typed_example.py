@@ -7,7 +7,7 @@ from typing_extensions import assert_type
 import anyflash as af
 
 q: NDArray[np.float32] = np.zeros((1, 2, 8, 16), np.float32)
-rule = af.causal() & ~af.local(4, causal=True) | af.window((1, 2), 3) | af.documents(np.zeros(8, np.int32))
+rule = af.causal() & ~af.local(4, causal=True) | af.window((1,), 3) | af.documents(np.zeros(8, np.int32))
 assert_type(rule, af.Rule)
 assert_type(af.attention(q, q, q, rule=rule), NDArray[np.float32])
 assert_type(af.attention(q, q, q, return_lse=True), tuple[NDArray[np.float32], NDArray[np.float32]])
