@@ -72,18 +72,16 @@ class BlockPair {
   const Box& key_box() const { return key_box_; }
 
  private:
-  /// Fills `words`; true if any bit is clear.
+  /// Fills `words`; true if any bit may be clear.
   bool find_words(std::int64_t b, std::int64_t h, TileClass kind) {
     const auto live = rows_.live[rows_.block(b, h, query_block_)];
-    const auto& program = plan_.group(b, h).program;
-    for (int row = 0; row < kTile; ++row) {
-      if (!(live >> row & 1)) {
-        words[row] = 0;
-      } else {
-        words[row] = kind == TileClass::full ? ~std::uint64_t{0} : rules::word(program, query_box_.entry(row), key_box_);
-      }
+    if (kind == TileClass::full) {
+      for (int row = 0; row < kTile; ++row) words[row] = live >> row & 1 ? ~std::uint64_t{0} : 0;
+      return live != ~std::uint64_t{0};
     }
-    return kind != TileClass::full || live != ~std::uint64_t{0};
+    rules::WordsOfKeys words_of(plan_.group(b, h).program, key_box_);
+    for (int row = 0; row < kTile; ++row) words[row] = live >> row & 1 ? words_of(query_box_.entry(row)) : 0;
+    return true;
   }
 
   const Problem& problem_;

@@ -27,22 +27,21 @@ void expect_same(const Result& a, const Result& b) {
 }
 
 TEST(BackwardRepeat, AnyNumberOfThreads) {
-  const std::int64_t shapes[][3] = {{1, 1, 1}, {1, 4, 2}, {3, 3, 3}, {5, 4, 4}};  // few heads: tasks wait; many: they do not
-  for (auto [batch, heads_q, heads_kv] : shapes)
-    for (auto type : {ElementType::float32, ElementType::bfloat16}) {
-      SCOPED_TRACE(testing::Message() << batch << " " << heads_q << " " << heads_kv);
-      Case c = base(batch, heads_q, heads_kv);
-      c.type = type;
-      c.fill(1);
-      const Result forward = reference(c);
-      c.options.threads = 1;
-      const Result one = gradients(c, forward);
-      for (int threads : {2, 3, 7, 1}) {
-        SCOPED_TRACE(threads);
-        c.options.threads = threads;
-        for (int again = 0; again < 3; ++again) expect_same(gradients(c, forward), one);
-      }
+  const std::int64_t shapes[][3] = {{1, 1, 1}, {1, 4, 2}, {2, 4, 4}};  // few heads: tasks wait; many: they do not
+  for (auto [batch, heads_q, heads_kv] : shapes) {
+    SCOPED_TRACE(testing::Message() << batch << " " << heads_q << " " << heads_kv);
+    Case c = base(batch, heads_q, heads_kv);
+    c.type = batch == 1 ? ElementType::float32 : ElementType::bfloat16;
+    c.fill(1);
+    const Result forward = reference(c);
+    c.options.threads = 1;
+    const Result one = gradients(c, forward);
+    for (int threads : {2, 3, 7, 7, 2, 1}) {
+      SCOPED_TRACE(threads);
+      c.options.threads = threads;
+      expect_same(gradients(c, forward), one);
     }
+  }
 }
 
 TEST(BackwardRepeat, AnyBatchSize) {
