@@ -1,8 +1,8 @@
-# Highway 1.2 or newer: an installed package, or its sources (get_highway.py), of which the library needs three files.
+# Highway 1.2 or newer: an installed package, or its sources (get_highway.py), of which four files become part of the library.
+# Sets ANYFLASH_HIGHWAY to what the library links.
 find_package(hwy 1.2 CONFIG QUIET)
 if(hwy_FOUND)
-  add_library(anyflash_highway INTERFACE)
-  target_link_libraries(anyflash_highway INTERFACE hwy::hwy)
+  set(ANYFLASH_HIGHWAY hwy::hwy)
   return()
 endif()
 
@@ -21,3 +21,5 @@ add_library(anyflash_highway OBJECT ${highway}/hwy/abort.cc ${highway}/hwy/align
                                     ${highway}/hwy/per_target.cc ${highway}/hwy/targets.cc)
 target_include_directories(anyflash_highway SYSTEM PUBLIC ${highway})
 target_compile_definitions(anyflash_highway PUBLIC HWY_STATIC_DEFINE)
+set_target_properties(anyflash_highway PROPERTIES CXX_VISIBILITY_PRESET hidden)  # no business of those who link the library
+set(ANYFLASH_HIGHWAY $<BUILD_INTERFACE:anyflash_highway>)

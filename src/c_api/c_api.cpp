@@ -214,11 +214,17 @@ anyflash_status anyflash_rule_dense(const anyflash_tensor* mask, anyflash_rule**
 }
 
 anyflash_status anyflash_rule_and(const anyflash_rule* a, const anyflash_rule* b, anyflash_rule** rule) {
-  return make_rule(rule, [&] { return operand("a", a) & operand("b", b); });
+  return make_rule(rule, [&] {
+    const auto& left = operand("a", a);
+    return left & operand("b", b);
+  });
 }
 
 anyflash_status anyflash_rule_or(const anyflash_rule* a, const anyflash_rule* b, anyflash_rule** rule) {
-  return make_rule(rule, [&] { return operand("a", a) | operand("b", b); });
+  return make_rule(rule, [&] {
+    const auto& left = operand("a", a);
+    return left | operand("b", b);
+  });
 }
 
 anyflash_status anyflash_rule_not(const anyflash_rule* a, anyflash_rule** rule) {

@@ -122,12 +122,13 @@ class Reader {
   }
 
   Problem finish() {
-    if (data_) regions_.check(options_.rule);
+    regions_.check(options_.rule);
     return std::move(problem_);
   }
 
  private:
   void read_numbers() {
+    layout_name(options_.layout);  // throws for none of them
     if (options_.align > Align::scale_end) {
       fail_value("align", "number " + std::to_string(int(options_.align)) + ", expected one of Align");
     }
