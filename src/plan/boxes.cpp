@@ -1,5 +1,5 @@
 // The choice of boxes. Runs suit rules that go by the order in memory; boxes of 8 x 8 pixels or 4 x 4 x 4 voxels suit
-// rules that are local in space; a step suits rules that look at every s-th entry. Which is best depends on the sizes,
+// rules that are local in space; a step suits rules that look at every s-th entry. Which is best depends on the sizes
 // too (a run of 64 in an image 20 wide is mostly padding), so the rule's name does not decide, but a sample of blocks.
 #include "plan/boxes.h"
 

@@ -20,7 +20,7 @@ struct TileMenu {
   std::vector<int> query_rows;   ///< rows of a query block it may use, each a multiple of 64, e.g. {64, 128, 256}
   int key_rows = 64;             ///< rows of a key block, a multiple of 64
   double pair_cost = 1.0;        ///< of one (query, key) pair in a visited tile
-  double tile_cost = 0.0;        ///< of bringing one key block to a query block, whatever its rows (packing)
+  double tile_cost = 0.0;        ///< of bringing one key block to a query block, whatever the query rows (packing)
 };
 
 /// A block is cut into cells of 64 entries, the unit in which words answer: 64 in a row in a block that is a row, 8 x 8
