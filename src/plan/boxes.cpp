@@ -51,7 +51,7 @@ std::int32_t fitting_step(std::int32_t stride, std::int32_t axis, std::int32_t s
   return step;
 }
 
-/// Sample s of the blocks: one from each of `samples` equal strips, its place there by the golden ratio, so that not all
+/// Sample s of the blocks: one from each of `samples` equal strips, placed there by the golden ratio, so that not all
 /// fall into one column of an image.
 std::int32_t sample(std::int64_t s, std::int64_t samples, std::int64_t blocks) {
   const double inside = std::uint32_t(s * 2654435769u) / 4294967296.0;
