@@ -23,8 +23,8 @@ inline constexpr double usual_effort = __has_feature(address_sanitizer) || __has
 inline constexpr double usual_effort = 1.0;
 #endif
 
-/// How often a random test repeats: `count` times ANYFLASH_TEST_EFFORT (a number, by default 1, under a sanitizer 0.1), but
-/// at least a twentieth of it.
+/// How often a random test repeats: `count` times ANYFLASH_TEST_EFFORT (a number, by default 1, under a sanitizer 0.1),
+/// but at least a twentieth of it.
 inline int repeats(int count) {
   const char* text = std::getenv("ANYFLASH_TEST_EFFORT");
   const double effort = text ? std::atof(text) : usual_effort;
