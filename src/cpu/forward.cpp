@@ -2,8 +2,8 @@
 //
 // A task is a block of queries of one head. It walks the plan's runs of key blocks, 64 keys each:
 //   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h); out += P V.
-// A thread's own memory holds, in the compute type: Q (rows, d_qk), K^T (d_qk, 64), V (64, d_v), S (rows, 64), out (rows, d_v): it
-// stays in the second-level cache. Bound by the two products (gemm-inl.h); packing is shared by the rows of a block.
+// A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it packed last
+// (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h).
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <omp.h>
 
@@ -32,6 +33,7 @@
 #include "cpu/rows-inl.h"
 #include "cpu/scores-inl.h"
 #include "cpu/softmax-inl.h"
+#include "cpu/panels-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
@@ -42,15 +44,16 @@ class ForwardTask {
  public:
   ForwardTask(const Problem& problem, const ExecutionPlan& plan, T* memory)
       : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        rows_(static_cast<std::int32_t>(rules::volume(plan.query_grid.extent))), plain_(PlainScores(problem)) {
+        rows_(static_cast<std::int32_t>(rules::volume(plan.query_grid.extent))), plain_(PlainScores(problem)),
+        panels_(problem, plan, memory) {
+    memory += Panels<T>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_ = take(rows_ * d_qk_), k_ = take(kTile * d_qk_), k_t_ = take(kTile * d_qk_), v_ = take(kTile * d_v_);
-    v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile), out_ = take(rows_ * d_v_);
+    q_ = take(rows_ * d_qk_), v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile), out_ = take(rows_ * d_v_);
     row_sum_ = take(rows_ * kSumLanes), row_max_ = take(rows_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
-    return rows * (d_qk + d_v + kTile + kSumLanes + 1) + kTile * 2 * (d_qk + d_v);
+    return Panels<T>::memory_size(problem, plan) + rows * (d_qk + d_v + kTile + kSumLanes + 1) + kTile * d_v;
   }
 
   void run(std::int64_t b, std::int64_t h, std::int32_t block) {
@@ -79,40 +82,33 @@ class ForwardTask {
     std::fill_n(row_max_, used_rows_, -kInfinity<T>);
   }
 
-  void load_keys(const rules::Program& program, std::int32_t block) {
-    key_box_ = plan_.key_grid.box(block);
-    const auto g = h_ / (problem_.heads_q / problem_.heads_kv);
-    const Int3 size = program.k_size();
-    LoadRows(problem_.k, problem_.type, RowAddresses(problem_.k, b_, g, key_box_, size, &problem_.pages), kTile, problem_.d_qk, k_, d_qk_);
-    TransposeRows(k_, d_qk_, k_t_);
-    LoadRows(problem_.v, problem_.type, RowAddresses(problem_.v, b_, g, key_box_, size, &problem_.pages), kTile, problem_.d_v, v_, d_v_);
-  }
-
   void visit(const rules::Program& program, std::int32_t block, TileClass kind) {
-    load_keys(program, block);
-    Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, k_t_, kTile, s_, kTile);
-    if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, key_box_, s_, nullptr);
+    const Panel<T>& keys = panels_.of(b_, h_ / (problem_.heads_q / problem_.heads_kv), block, program.k_size());
+    Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, keys.k_t, kTile, s_, kTile);
+    if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, keys.box, s_, nullptr);
     const RowState<T> state{row_max_, row_sum_, out_, d_v_};
     if (kind == TileClass::full) {
       for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false>(0, s_ + row * kTile, row, state);
     } else {
+      rules::WordsOfKeys words(program, keys.box);
       for (std::int32_t row = 0; row < used_rows_; ++row) {
         const Int3 c = query_box_.entry(row);
-        words_[row] = rules::inside(c, problem_.q_size) ? rules::word(program, c, key_box_) : 0;
+        words_[row] = rules::inside(c, problem_.q_size) ? words(c) : 0;
         SoftmaxRow<true>(words_[row], s_ + row * kTile, row, state);
       }
-      if (const auto bad = CleanRows(v_, d_v_, v_clean_)) return add_guarded(bad);
+      if (keys.not_finite) return add_guarded(keys);
     }
-    Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, v_, d_v_, out_, d_v_);
+    Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, keys.v, d_v_, out_, d_v_);
   }
 
-  /// out += P V where values in the rows `bad` are not finite: those rows are added to the queries that see them, and to no other.
-  void add_guarded(std::uint64_t bad) {
+  /// out += P V where some values are not finite: their rows are added to the queries that see them, and to no other.
+  void add_guarded(const Panel<T>& keys) {
+    CleanRows(keys.v, d_v_, v_clean_);
     Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, v_clean_, d_v_, out_, d_v_);
     for (std::int32_t row = 0; row < used_rows_; ++row)
-      for (auto left = words_[row] & bad; left; left &= left - 1) {
+      for (auto left = words_[row] & keys.not_finite; left; left &= left - 1) {
         const int key = std::countr_zero(left);
-        for (std::int64_t i = 0; i < problem_.d_v; ++i) out_[row * d_v_ + i] += s_[row * kTile + key] * v_[key * d_v_ + i];
+        for (std::int64_t i = 0; i < problem_.d_v; ++i) out_[row * d_v_ + i] += s_[row * kTile + key] * keys.v[key * d_v_ + i];
       }
   }
 
@@ -163,10 +159,11 @@ class ForwardTask {
   const std::int64_t d_qk_, d_v_;
   const std::int32_t rows_;
   const bool plain_;
-  T *q_, *k_, *k_t_, *v_, *v_clean_, *s_, *out_, *row_sum_, *row_max_;
+  Panels<T> panels_;
+  T *q_, *v_clean_, *s_, *out_, *row_sum_, *row_max_;
   std::uint64_t words_[kMaxQueryRows];
   std::int64_t b_ = 0, h_ = 0;
-  Box query_box_{}, key_box_{};
+  Box query_box_{};
   std::int32_t used_rows_ = 0;
 };
 

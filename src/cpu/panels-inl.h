@@ -1,0 +1,82 @@
+// Packed key blocks: K transposed and V, in the compute type. A thread keeps the ones it packed last, since the query blocks that
+// it takes one after the other mostly meet the same keys.
+
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_PANELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_PANELS_INL_H_
+#undef ANYFLASH_CPU_PANELS_INL_H_
+#else
+#define ANYFLASH_CPU_PANELS_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+template <class T>
+struct Panel {
+  std::int64_t batch = -1, head = -1;
+  std::int32_t block = -1;
+  Box box{};
+  T* k_t = nullptr;              ///< (d_qk, 64)
+  T* v = nullptr;                ///< (64, padded d_v)
+  std::uint64_t not_finite = 0;  ///< the keys whose values hold a NaN or an infinity
+};
+
+template <class T>
+class Panels {
+ public:
+  /// Bytes a thread keeps: 8192 keys of d64 in float32. Measured: docs/design-log.md.
+  static constexpr std::int64_t kBytes = std::int64_t{4} << 20;
+
+  Panels(const Problem& problem, const ExecutionPlan& plan, T* memory)
+      : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)), panels_(count(problem, plan)),
+        rows_(memory) {
+    memory += kTile * d_qk_;
+    for (auto& panel : panels_) {
+      panel.k_t = std::exchange(memory, memory + kTile * d_qk_);
+      panel.v = std::exchange(memory, memory + kTile * d_v_);
+    }
+  }
+  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
+    return kTile * padded(problem.d_qk) + count(problem, plan) * panel_size(problem);
+  }
+
+  /// The panel of a key block of (b, key/value head g); k_size: the keys that exist in b. Valid until the next call.
+  const Panel<T>& of(std::int64_t b, std::int64_t g, std::int32_t block, const Int3& k_size) {
+    for (const auto& panel : panels_)
+      if (panel.block == block && panel.head == g && panel.batch == b) return panel;
+    Panel<T>& panel = panels_[next_];
+    next_ = (next_ + 1) % panels_.size();
+    panel.batch = b, panel.head = g, panel.block = block, panel.box = plan_.key_grid.box(block);
+    const auto load = [&](const Operand& operand, std::int64_t channels, T* to, std::int64_t width) {
+      LoadRows(operand, problem_.type, RowAddresses(operand, b, g, panel.box, k_size, &problem_.pages), kTile, channels, to, width);
+    };
+    load(problem_.k, problem_.d_qk, rows_, d_qk_);
+    TransposeRows(rows_, d_qk_, panel.k_t);
+    load(problem_.v, problem_.d_v, panel.v, d_v_);
+    panel.not_finite = RowsNotFinite(panel.v, d_v_);
+    return panel;
+  }
+
+ private:
+  static std::int64_t panel_size(const Problem& problem) { return kTile * (padded(problem.d_qk) + padded(problem.d_v)); }
+  static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
+    const auto fit = kBytes / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
+    return std::max<std::int64_t>(1, std::min(fit, plan.key_grid.count()));
+  }
+
+  const Problem& problem_;
+  const ExecutionPlan& plan_;
+  const std::int64_t d_qk_, d_v_;
+  std::vector<Panel<T>> panels_;
+  std::size_t next_ = 0;
+  T* rows_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_PANELS_INL_H_
