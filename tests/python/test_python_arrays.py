@@ -150,4 +150,5 @@ def test_exporters_are_let_go_after_the_call(qkv):
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3, 7)])
 def test_memory_for_other_frameworks_starts_on_a_boundary(shape):
     made = aligned_empty(shape, np.dtype("float32"))
-    assert made.shape == shape and made.flags.c_contiguous and made.ctypes.data % 64 == 0
+    assert made.shape == shape and made.flags.c_contiguous
+    assert made.size == 0 or made.ctypes.data % 64 == 0  # NumPy may give an empty array any address
