@@ -34,6 +34,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise ValueError(
             f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
         )
+    if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
+        raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):

@@ -100,7 +100,8 @@ def test_bfloat16_of_any_exporter(qkv):
 def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
     """The way PyTorch's tensors go, on a stand-in: what from_dlpack of its module makes is returned."""
     torch = types.ModuleType("torch")
-    tensor = type("Tensor", (Exporter,), {"__module__": "torch", "requires_grad": False})
+    members = {"__module__": "torch", "requires_grad": False, "negated": False, "is_neg": lambda self: self.negated}
+    tensor = type("Tensor", (Exporter,), members)
     torch.from_dlpack = lambda exporter: tensor(np.from_dlpack(exporter))
     monkeypatch.setitem(sys.modules, "torch", torch)
     out, lse = af.attention(*map(tensor, qkv), return_lse=True)
@@ -113,6 +114,11 @@ def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
     assert str(caught.value) == (
         "key: requires a gradient, and this call records none; pass key.detach() and use attention_backward"
     )
+    negated = tensor(qkv[1])
+    negated.negated = True
+    with pytest.raises(ValueError) as caught:
+        af.attention(tensor(qkv[0]), negated, tensor(qkv[2]))
+    assert str(caught.value) == "key: negated lazily, expected plain memory; pass key.resolve_neg()"
 
 
 def test_a_tensorflow_like_framework_goes_by_capsules(qkv, monkeypatch):
