@@ -9,7 +9,7 @@ from functools import cached_property
 import anyflash as af
 import numpy as np
 from memory import restride
-from reference import TYPES, Call, Result, Textbook, attention, compare, exact_for, statistic_type
+from reference import TYPES, Call, Result, Textbook, attention, bar, errors, exact_for, statistic_type
 from reference_rules import visible
 
 
@@ -112,7 +112,8 @@ class Case:
         penalty = None
         if "alibi_slopes" in t:
             slopes = t["alibi_slopes"].astype(np.float64)
-            penalty = np.broadcast_to(slopes, (self.batch, self.heads_q))[..., None, None] * distance[:, None]
+            with np.errstate(invalid="ignore"):  # an infinite slope at distance 0
+                penalty = np.broadcast_to(slopes, (self.batch, self.heads_q))[..., None, None] * distance[:, None]
         return Call(
             t["q"], t["k"], t["v"], mask, self.d_qk**-0.5 if self.scale is None else self.scale, self.softcap,
             t.get("bias"), penalty, t.get("sink"), t["dout"] if backward else None, t.get("dlse"),
@@ -269,30 +270,56 @@ def result_type(case, name):
     return statistic_type(case.type) if given == "float64" else given
 
 
-class InType(Textbook):
-    """The textbook, with bias and sink gradients in the types of what they belong to."""
+def textbook(case, call, last_first):
+    """The textbook's results, bias and sink gradients in the types of what they belong to."""
+    result = attention(call, Textbook(case.type, last_first))
+    for name, type in (("dbias", case.bias and case.bias[0]), ("dsink", case.sink)):
+        value = getattr(result, name)
+        if value is not None:
+            setattr(result, name, value.astype(TYPES[type]))
+    return result
 
-    def round_gradients(self, case, result):
-        for name, type in (("dbias", case.bias and case.bias[0]), ("dsink", case.sink)):
-            value = getattr(result, name)
-            if value is not None:
-                setattr(result, name, value.astype(TYPES[type]))
 
-
-def check(case, tensors=None, backward=True, **changes):
-    """Runs a case and holds every result against the bar. Returns error / bar by name."""
+def measure(case, tensors=None, backward=True, **changes):
+    """Runs a case: (error, textbook's error) of every result, in units in the last place."""
     backward = backward and not case.page_size
     got = run(case, tensors, backward, **changes)
     call = case.call(tensors, backward)
     truth = attention(call, exact_for(case.type))
-    arithmetic = InType(case.type)
-    textbook = attention(call, arithmetic)
-    arithmetic.round_gradients(case, textbook)
-    ratios = {}
+    textbooks = [textbook(case, call, last_first) for last_first in (False, True)]
+    measured = {}
     for name, value in got.items():
-        expected = getattr(truth, name)
-        assert expected is not None, name
-        ratios[name] = compare(name, value, expected, getattr(textbook, name), result_type(case, name))
         stored = {"dbias": case.bias and case.bias[0], "dsink": case.sink}.get(name, result_type(case, name))
         assert value.dtype == TYPES[stored], f"{name}: {value.dtype}"
-    return ratios
+        parts = [getattr(t, name) for t in textbooks]
+        measured[name] = errors(name, value, getattr(truth, name), parts, result_type(case, name))
+    return measured
+
+
+MORE_DRAWS = 8
+NEARLY = 4.0
+
+
+def check(case, tensors=None, backward=True, **changes):
+    """Runs a case and holds every result against the bar.
+
+    The largest of a few errors is a matter of chance, for the textbook as for the library. So a near miss on one draw of the
+    tensors is decided over more draws of the same call: the largest error of all against the largest of the textbook's.
+    """
+    measured = measure(case, tensors, backward, **changes)
+    near = {name for name, (error, textbook_error) in measured.items() if error > bar(textbook_error)}
+    for name in near:
+        error, textbook_error = measured[name]
+        line = f"{name}: error {error:.2f} units in the last place, textbook {textbook_error:.2f}, bar {bar(textbook_error):.2f}"
+        assert tensors is None and error <= NEARLY * bar(textbook_error), line
+    if not near:
+        return
+    for draw in range(1, MORE_DRAWS + 1):
+        for name, pair in measure(case.but(seed=case.seed + draw), None, backward, **changes).items():
+            measured[name] = tuple(map(max, measured[name], pair))
+    for name in near:
+        error, textbook_error = measured[name]
+        assert error <= bar(textbook_error), (
+            f"{name}: error {error:.2f} units in the last place over {MORE_DRAWS + 1} draws, textbook {textbook_error:.2f}, "
+            f"bar {bar(textbook_error):.2f}"
+        )

@@ -98,7 +98,7 @@ def _per_dimension(value, dims):
     return [value] * dims if np.ndim(value) == 0 else list(value)
 
 
-def _local(p, window, log2_stride, causal):
+def _local(p, window, log2_stride=0, causal=False):
     step = 2**log2_stride
     far = np.abs(p.x[:, None, :] - p.y[None, :, :])
     seen = ((far % step == 0) & (far // step < window)).all(-1)
@@ -129,7 +129,7 @@ def _tiles(p, shape, kernel):
     return seen
 
 
-def _neighbourhood(p, kernel, dilation, causal):
+def _neighbourhood(p, kernel, dilation=1, causal=False):
     dims = p.x.shape[1]
     seen = np.ones((len(p.x), len(p.y)), bool)
     arguments = (_per_dimension(a, dims) for a in (kernel, dilation, causal))

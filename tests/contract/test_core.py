@@ -36,6 +36,7 @@ CALLS = {
     "bias of queries": dict(batch=2, heads_q=2, q_shape=(150,), k_shape=(150,), d_qk=32, d_v=32,
                             bias=("float32", (True, False, True, False))),
     "sharp": dict(q_shape=(129,), k_shape=(129,), d_qk=64, d_v=16, magnitude=3.0, rule=("causal",)),
+    "one key each": dict(q_shape=(200,), k_shape=(200,), d_qk=128, d_v=16, rule=("local", 1), magnitude=3.0),
     "key lengths": dict(batch=3, q_shape=(70,), k_shape=(200,), key_lengths=(0, 65, 200), d_qk=64, d_v=64, poison=True),
 }  # fmt: skip
 
