@@ -1,9 +1,9 @@
 /* anyflash in C (C99 and later): the same ground as anyflash/anyflash.h, for other languages.
  *
- * Every call that can fail returns a status, ANYFLASH_OK or what is wrong; anyflash_last_error() then gives one line in words:
- * which argument, what was expected, what came. A call that fails has written nothing to its outputs. Calls are safe from any
- * number of threads. What a call computes, and which shapes and types it takes, stands in anyflash/attention.h and
- * anyflash/rule.h, beside the functions of the same names.
+ * Every call that can fail returns a status, ANYFLASH_OK or what is wrong; anyflash_last_error() then gives one line in
+ * words: which argument, what was expected, what came. A call that fails has written nothing to its outputs. Calls are
+ * safe from any number of threads. What a call computes, and which shapes and types it takes, stands in
+ * anyflash/attention.h and anyflash/rule.h, beside the functions of the same names.
  */
 #ifndef ANYFLASH_C_API_H
 #define ANYFLASH_C_API_H
@@ -25,7 +25,8 @@ typedef enum anyflash_status {
   ANYFLASH_ERROR_INTERNAL = 6     /* a defect of the library */
 } anyflash_status;
 
-/* What went wrong in the last failed call of this thread; "" before any. Valid until this thread's next call that fails. */
+/* What went wrong in the last failed call of this thread; "" before any. Valid until this thread's next call that
+ * fails. */
 const char* anyflash_last_error(void);
 
 const char* anyflash_version(void);         /* "0.1.0" */
@@ -60,29 +61,35 @@ typedef struct anyflash_tensor {
 } anyflash_tensor;
 
 /* Describes row-major memory on the CPU. shape holds `rank` numbers. */
-anyflash_status anyflash_tensor_init(anyflash_tensor* tensor, void* data, int32_t type, int32_t rank, const int64_t* shape);
+anyflash_status anyflash_tensor_init(anyflash_tensor* tensor, void* data, int32_t type, int32_t rank,
+                                     const int64_t* shape);
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 
-/* Which keys a query sees. Made by the functions below, which store it in *rule (NULL if they fail), freed by anyflash_rule_free.
- * Tables (ids, cu_seqlens, bitmap, mask) are not copied and must outlive the rule. Arguments "per dimension" hold `dimensions`
- * numbers, 1 to 3, outermost first; one number stands for all dimensions of the sequence. */
+/* Which keys a query sees. Made by the functions below, which store it in *rule (NULL if they fail), freed by
+ * anyflash_rule_free. Tables (ids, cu_seqlens, bitmap, mask) are not copied and must outlive the rule. Arguments "per
+ * dimension" hold `dimensions` numbers, 1 to 3, outermost first; one number stands for all dimensions of the sequence.
+ */
 typedef struct anyflash_rule anyflash_rule;
 
 anyflash_status anyflash_rule_full(anyflash_rule** rule);
 anyflash_status anyflash_rule_causal(anyflash_rule** rule);
 anyflash_status anyflash_rule_local(int64_t window, int32_t log2_stride, int32_t causal, anyflash_rule** rule);
-anyflash_status anyflash_rule_window(int32_t dimensions, const int64_t* left, const int64_t* right, anyflash_rule** rule);
+anyflash_status anyflash_rule_window(int32_t dimensions, const int64_t* left, const int64_t* right,
+                                     anyflash_rule** rule);
 anyflash_status anyflash_rule_prefix(int64_t n, anyflash_rule** rule);
 anyflash_status anyflash_rule_sink(int64_t n, anyflash_rule** rule);
-anyflash_status anyflash_rule_documents(const anyflash_tensor* ids_q, const anyflash_tensor* ids_k, anyflash_rule** rule);
+anyflash_status anyflash_rule_documents(const anyflash_tensor* ids_q, const anyflash_tensor* ids_k,
+                                        anyflash_rule** rule);
 anyflash_status anyflash_rule_documents_packed(const anyflash_tensor* cu_seqlens_q, const anyflash_tensor* cu_seqlens_k,
                                                anyflash_rule** rule);
-anyflash_status anyflash_rule_tiles(int32_t dimensions, const int64_t* shape, const int64_t* kernel, anyflash_rule** rule);
+anyflash_status anyflash_rule_tiles(int32_t dimensions, const int64_t* shape, const int64_t* kernel,
+                                    anyflash_rule** rule);
 /* dilation and causal may be NULL: 1 and 0 in every dimension. */
 anyflash_status anyflash_rule_neighbourhood(int32_t dimensions, const int64_t* kernel, const int64_t* dilation,
                                             const int64_t* causal, anyflash_rule** rule);
-anyflash_status anyflash_rule_blocks(const anyflash_tensor* bitmap, int64_t block_q, int64_t block_k, anyflash_rule** rule);
+anyflash_status anyflash_rule_blocks(const anyflash_tensor* bitmap, int64_t block_q, int64_t block_k,
+                                     anyflash_rule** rule);
 anyflash_status anyflash_rule_dense(const anyflash_tensor* mask, anyflash_rule** rule);
 
 /* a & b, a | b, ~a. The operands stay the caller's and may be freed before the result. */
@@ -92,8 +99,8 @@ anyflash_status anyflash_rule_not(const anyflash_rule* a, anyflash_rule** rule);
 
 /* From text, such as "causal() & local(256)". */
 anyflash_status anyflash_rule_parse(const char* text, anyflash_rule** rule);
-/* The rule as text, for at most `size` bytes with the closing 0; what does not fit is cut off. *needed, if not NULL, becomes the
- * size that holds all of it. */
+/* The rule as text, for at most `size` bytes with the closing 0; what does not fit is cut off. *needed, if not NULL,
+ * becomes the size that holds all of it. */
 anyflash_status anyflash_rule_text(const anyflash_rule* rule, char* text, size_t size, size_t* needed);
 void anyflash_rule_free(anyflash_rule* rule); /* NULL is fine */
 
@@ -117,7 +124,8 @@ typedef enum anyflash_layout {
 /* How a call will run; made once by anyflash_plan_create, used by any number of calls and threads. */
 typedef struct anyflash_plan anyflash_plan;
 
-/* What to compute beside q, k and v. Start from ANYFLASH_OPTIONS_INIT or anyflash_options_init: all else zero is the default. */
+/* What to compute beside q, k and v. Start from ANYFLASH_OPTIONS_INIT or anyflash_options_init: all else zero is the
+ * default. */
 typedef struct anyflash_options {
   size_t struct_size;        /* sizeof(anyflash_options) */
   const anyflash_rule* rule; /* NULL: every query sees every key */
@@ -135,11 +143,12 @@ typedef struct anyflash_options {
   const anyflash_tensor* key_lengths;
   const anyflash_tensor* page_table;
   const anyflash_plan* plan;
-  int32_t threads; /* 0: all */
+  int32_t threads;  /* 0: all */
   int32_t reserved; /* 0 */
 } anyflash_options;
 
-#define ANYFLASH_OPTIONS_INIT {sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0}
+#define ANYFLASH_OPTIONS_INIT \
+  { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0 }
 
 anyflash_status anyflash_options_init(anyflash_options* options, size_t struct_size);
 
@@ -172,12 +181,12 @@ typedef struct anyflash_gradients {
   const anyflash_tensor* dsink;
 } anyflash_gradients;
 
-anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const anyflash_tensor* q, const anyflash_tensor* k,
-                                  const anyflash_tensor* v, const anyflash_gradients* gradients,
-                                  const anyflash_options* options);
+anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const anyflash_tensor* q,
+                                  const anyflash_tensor* k, const anyflash_tensor* v,
+                                  const anyflash_gradients* gradients, const anyflash_options* options);
 
-/* Stores the plan in *plan (NULL if it fails). Tables of the rule must outlive it, the rule handle need not. A call that uses the
- * plan must have the same rule; where the rule has tables, the same handle. */
+/* Stores the plan in *plan (NULL if it fails). Tables of the rule must outlive it, the rule handle need not. A call
+ * that uses the plan must have the same rule; where the rule has tables, the same handle. */
 anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_tensor* k, const anyflash_tensor* v,
                                      const anyflash_options* options, anyflash_plan** plan);
 void anyflash_plan_free(anyflash_plan* plan); /* NULL is fine */
@@ -197,8 +206,8 @@ typedef struct anyflash_explanation {
 } anyflash_explanation;
 
 /* The figures of a rule (NULL: full) on sequences of 1 to 3 dimensions, for one head of float32 with 64 channels. */
-anyflash_status anyflash_explain(const anyflash_rule* rule, int32_t dimensions, const int64_t* q_shape, const int64_t* k_shape,
-                                 int32_t align, anyflash_explanation* explanation);
+anyflash_status anyflash_explain(const anyflash_rule* rule, int32_t dimensions, const int64_t* q_shape,
+                                 const int64_t* k_shape, int32_t align, anyflash_explanation* explanation);
 
 #ifdef __cplusplus
 }

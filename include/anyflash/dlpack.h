@@ -1,5 +1,5 @@
-// Tensor views from and to DLPack (https://dmlc.github.io/dlpack). Any definition of DLTensor with the standard's members
-// serves: include your dlpack.h before or after this header, whichever version it is.
+// Tensor views from and to DLPack (https://dmlc.github.io/dlpack). Any definition of DLTensor with the standard's
+// members serves: include your dlpack.h before or after this header, whichever version it is.
 #pragma once
 
 #include <string>
@@ -25,7 +25,8 @@ inline constexpr DlpackType dlpack_types[] = {
 };
 
 inline ElementType element_type_of_dlpack(const std::string& name, int code, int bits, int lanes) {
-  if (lanes != 1) throw Error(Error::Kind::type, name + ": DLPack type of " + std::to_string(lanes) + " lanes, expected 1");
+  if (lanes != 1)
+    throw Error(Error::Kind::type, name + ": DLPack type of " + std::to_string(lanes) + " lanes, expected 1");
   for (const auto& known : dlpack_types) {
     if (known.code == code && known.bits == bits) return known.type;
   }
@@ -36,14 +37,15 @@ inline ElementType element_type_of_dlpack(const std::string& name, int code, int
 inline Device device_of_dlpack(const std::string& name, int type, int index) {
   if (type == dlpack_cpu || type == dlpack_cuda_host) return {};
   if (type == dlpack_cuda || type == dlpack_cuda_managed) return {DeviceKind::cuda, index};
-  throw Error(Error::Kind::device, name + ": DLPack device type " + std::to_string(type) + ", expected the cpu or cuda");
+  throw Error(Error::Kind::device,
+              name + ": DLPack device type " + std::to_string(type) + ", expected the cpu or cuda");
 }
 
 }  // namespace detail
 
-/// A view of a DLTensor's memory. Pinned host memory counts as the cpu's, managed memory as the GPU's. Null strides mean
-/// row-major. `name` is what errors call the tensor.
-/// Throws Error for types and devices that TensorView does not know, vector types, and over TensorView::max_rank axes.
+/// A view of a DLTensor's memory. Pinned host memory counts as the cpu's, managed memory as the GPU's. Null strides
+/// mean row-major. `name` is what errors call the tensor. Throws Error for types and devices that TensorView does not
+/// know, vector types, and over TensorView::max_rank axes.
 template <typename DlpackTensor>
 TensorView from_dlpack(const DlpackTensor& tensor, const std::string& name = "tensor") {
   TensorView view;

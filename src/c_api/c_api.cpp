@@ -97,8 +97,8 @@ Options options_of(const anyflash_options* given) {
   Options options;
   if (!given) return options;
   if (given->struct_size != sizeof(anyflash_options)) {
-    fail("options", "struct_size " + std::to_string(given->struct_size) + ", expected " + std::to_string(sizeof(anyflash_options)) +
-                        " as anyflash_options_init sets it");
+    fail("options", "struct_size " + std::to_string(given->struct_size) + ", expected " +
+                        std::to_string(sizeof(anyflash_options)) + " as anyflash_options_init sets it");
   }
   if (given->rule) options.rule = given->rule->rule;
   options.align = enumerated("align", given->align, Align::scale_end);
@@ -142,7 +142,8 @@ const char* anyflash_last_error(void) { return last_error; }
 const char* anyflash_version(void) { return ANYFLASH_VERSION; }
 const char* anyflash_instruction_set(void) { return cpu::instruction_set(); }
 
-anyflash_status anyflash_tensor_init(anyflash_tensor* tensor, void* data, int32_t type, int32_t rank, const int64_t* shape) {
+anyflash_status anyflash_tensor_init(anyflash_tensor* tensor, void* data, int32_t type, int32_t rank,
+                                     const int64_t* shape) {
   return guarded([&] {
     not_null("tensor", tensor);
     if (rank < 0 || rank > ANYFLASH_MAX_RANK) {
@@ -169,8 +170,10 @@ anyflash_status anyflash_rule_local(int64_t window, int32_t log2_stride, int32_t
   return make_rule(rule, [&] { return local(window, log2_stride, causal != 0); });
 }
 
-anyflash_status anyflash_rule_window(int32_t dimensions, const int64_t* left, const int64_t* right, anyflash_rule** rule) {
-  return make_rule(rule, [&] { return window(per_dimension("left", dimensions, left), per_dimension("right", dimensions, right)); });
+anyflash_status anyflash_rule_window(int32_t dimensions, const int64_t* left, const int64_t* right,
+                                     anyflash_rule** rule) {
+  return make_rule(
+      rule, [&] { return window(per_dimension("left", dimensions, left), per_dimension("right", dimensions, right)); });
 }
 
 anyflash_status anyflash_rule_prefix(int64_t n, anyflash_rule** rule) {
@@ -181,7 +184,8 @@ anyflash_status anyflash_rule_sink(int64_t n, anyflash_rule** rule) {
   return make_rule(rule, [&] { return sink(n); });
 }
 
-anyflash_status anyflash_rule_documents(const anyflash_tensor* ids_q, const anyflash_tensor* ids_k, anyflash_rule** rule) {
+anyflash_status anyflash_rule_documents(const anyflash_tensor* ids_q, const anyflash_tensor* ids_k,
+                                        anyflash_rule** rule) {
   return make_rule(rule, [&] { return documents(view_of("ids_q", ids_q), view_of("ids_k", ids_k)); });
 }
 
@@ -192,8 +196,11 @@ anyflash_status anyflash_rule_documents_packed(const anyflash_tensor* cu_seqlens
   });
 }
 
-anyflash_status anyflash_rule_tiles(int32_t dimensions, const int64_t* shape, const int64_t* kernel, anyflash_rule** rule) {
-  return make_rule(rule, [&] { return tiles(per_dimension("shape", dimensions, shape), per_dimension("kernel", dimensions, kernel)); });
+anyflash_status anyflash_rule_tiles(int32_t dimensions, const int64_t* shape, const int64_t* kernel,
+                                    anyflash_rule** rule) {
+  return make_rule(rule, [&] {
+    return tiles(per_dimension("shape", dimensions, shape), per_dimension("kernel", dimensions, kernel));
+  });
 }
 
 anyflash_status anyflash_rule_neighbourhood(int32_t dimensions, const int64_t* kernel, const int64_t* dilation,
@@ -205,7 +212,8 @@ anyflash_status anyflash_rule_neighbourhood(int32_t dimensions, const int64_t* k
   });
 }
 
-anyflash_status anyflash_rule_blocks(const anyflash_tensor* bitmap, int64_t block_q, int64_t block_k, anyflash_rule** rule) {
+anyflash_status anyflash_rule_blocks(const anyflash_tensor* bitmap, int64_t block_q, int64_t block_k,
+                                     anyflash_rule** rule) {
   return make_rule(rule, [&] { return blocks(view_of("bitmap", bitmap), block_q, block_k); });
 }
 
@@ -261,15 +269,15 @@ anyflash_status anyflash_forward(const anyflash_tensor* q, const anyflash_tensor
                                  const anyflash_outputs* outputs, const anyflash_options* options) {
   return guarded([&] {
     not_null("outputs", outputs);
-    const ForwardOutputs views{view_of("out", outputs->out), view_of("lse", outputs->lse), view_of("row_sum", outputs->row_sum),
-                               view_of("row_max", outputs->row_max)};
+    const ForwardOutputs views{view_of("out", outputs->out), view_of("lse", outputs->lse),
+                               view_of("row_sum", outputs->row_sum), view_of("row_max", outputs->row_max)};
     forward(view_of("query", q), view_of("key", k), view_of("value", v), views, options_of(options));
   });
 }
 
-anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const anyflash_tensor* q, const anyflash_tensor* k,
-                                  const anyflash_tensor* v, const anyflash_gradients* gradients,
-                                  const anyflash_options* options) {
+anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const anyflash_tensor* q,
+                                  const anyflash_tensor* k, const anyflash_tensor* v,
+                                  const anyflash_gradients* gradients, const anyflash_options* options) {
   return guarded([&] {
     not_null("inputs", inputs);
     not_null("gradients", gradients);
@@ -285,8 +293,8 @@ anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_te
                                      const anyflash_options* options, anyflash_plan** plan) {
   if (plan) *plan = nullptr;
   return guarded([&] {
-    *not_null("plan", plan) =
-        new anyflash_plan{anyflash::plan(view_of("query", q), view_of("key", k), view_of("value", v), options_of(options))};
+    *not_null("plan", plan) = new anyflash_plan{
+        anyflash::plan(view_of("query", q), view_of("key", k), view_of("value", v), options_of(options))};
   });
 }
 
@@ -294,8 +302,8 @@ void anyflash_plan_free(anyflash_plan* plan) { delete plan; }
 
 // --- figures
 
-anyflash_status anyflash_explain(const anyflash_rule* rule, int32_t dimensions, const int64_t* q_shape, const int64_t* k_shape,
-                                 int32_t align, anyflash_explanation* explanation) {
+anyflash_status anyflash_explain(const anyflash_rule* rule, int32_t dimensions, const int64_t* q_shape,
+                                 const int64_t* k_shape, int32_t align, anyflash_explanation* explanation) {
   return guarded([&] {
     not_null("explanation", explanation);
     if (dimensions < 1 || dimensions > 3) fail("dimensions", std::to_string(dimensions) + ", expected 1 to 3");
@@ -305,9 +313,12 @@ anyflash_status anyflash_explain(const anyflash_rule* rule, int32_t dimensions, 
     options.align = enumerated("align", align, Align::scale_end);
     const auto found = explain(rule ? rule->rule : full(), SequenceShape(q_shape, q_shape + dimensions),
                                SequenceShape(k_shape, k_shape + dimensions), options);
-    *explanation = {found.queries,        found.keys,          found.visible_pairs, found.visited_pairs,
-                    found.query_blocks,   found.key_blocks,    found.tiles_skipped, found.tiles_partial,
-                    found.tiles_full,     found.visited_per_visible, found.forward_flops, found.backward_flops,
-                    found.bytes,          found.dense_mask_bytes};
+    *explanation = {found.queries,       found.keys,
+                    found.visible_pairs, found.visited_pairs,
+                    found.query_blocks,  found.key_blocks,
+                    found.tiles_skipped, found.tiles_partial,
+                    found.tiles_full,    found.visited_per_visible,
+                    found.forward_flops, found.backward_flops,
+                    found.bytes,         found.dense_mask_bytes};
   });
 }

@@ -45,7 +45,9 @@ void check_sizes(Argument argument) {
 
 void fail(Error::Kind kind, const std::string& line) { throw Error(kind, line); }
 
-void fail_value(const char* name, const std::string& text) { fail(Error::Kind::value, std::string(name) + ": " + text); }
+void fail_value(const char* name, const std::string& text) {
+  fail(Error::Kind::value, std::string(name) + ": " + text);
+}
 
 std::string text_of(std::span<const std::int64_t> numbers) {
   std::string text = "(";
@@ -94,14 +96,16 @@ void check_shape(Argument argument, std::span<const std::int64_t> expected) {
 void check_memory(Argument argument, bool data) {
   const auto& view = argument.view;
   if (view.rank > TensorView::max_rank) {
-    fail_value(argument.name, "rank " + std::to_string(view.rank) + ", expected at most " + std::to_string(TensorView::max_rank));
+    fail_value(argument.name,
+               "rank " + std::to_string(view.rank) + ", expected at most " + std::to_string(TensorView::max_rank));
   }
   if (element_size(view.type) == 0) {
     fail(Error::Kind::type, std::string(argument.name) + ": element type number " + std::to_string(int(view.type)) +
                                 ", expected one of ElementType");
   }
   if (view.device.kind != DeviceKind::cpu) {
-    fail(Error::Kind::device, std::string(argument.name) + ": on a cuda device, expected the cpu, the only device of this build");
+    fail(Error::Kind::device,
+         std::string(argument.name) + ": on a cuda device, expected the cpu, the only device of this build");
   }
   check_sizes(argument);
   if (view.elements() == 0) return;

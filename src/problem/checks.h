@@ -37,8 +37,8 @@ void check_size(const char* name, const char* what, std::int64_t size, std::int6
 /// The rank has been checked.
 void check_shape(Argument argument, std::span<const std::int64_t> expected);
 
-/// Rank, device, sizes, strides and pointer: that every element has an address, computed without overflow. data: whether the
-/// pointer will be used.
+/// Rank, device, sizes, strides and pointer: that every element has an address, computed without overflow. data:
+/// whether the pointer will be used.
 void check_memory(Argument argument, bool data = true);
 
 /// That no element of a tensor to be written shares its place with another one. Needs check_memory.

@@ -17,7 +17,8 @@ void check_bias(const Options& options, bool data, Problem& problem, Regions& re
   const std::int64_t full[4] = {problem.batch, problem.heads_q, problem.queries(), problem.keys()};
   for (int i = 0; i < 4; ++i) {
     if (bias.view.shape[i] == 1 || bias.view.shape[i] == full[i]) continue;
-    fail_value(bias.name, "shape " + shape_text(bias.view) + ", expected " + text_of(full) + ", or 1 in place of a size");
+    fail_value(bias.name,
+               "shape " + shape_text(bias.view) + ", expected " + text_of(full) + ", or 1 in place of a size");
   }
   if (data) regions.add_input(bias);
   problem.bias = bias_of(bias.view);
@@ -63,7 +64,8 @@ void check_cu_seqlens(const Options& options, Problem& problem, Regions& regions
   for (const auto& side : sides) {
     if (options.layout != Layout::thd) {
       if (side.view.given()) {
-        fail_value(side.name, std::string("given with layout ") + layout_name(options.layout) + ", expected only with thd");
+        fail_value(side.name,
+                   std::string("given with layout ") + layout_name(options.layout) + ", expected only with thd");
       }
       continue;
     }
@@ -72,7 +74,8 @@ void check_cu_seqlens(const Options& options, Problem& problem, Regions& regions
     if (side.view.shape[0] < 1) fail_value(side.name, "shape (0), expected documents + 1 numbers");
   }
   if (options.layout == Layout::thd) {
-    check_size("cu_seqlens_k", "size", options.cu_seqlens_k.shape[0], options.cu_seqlens_q.shape[0], " as in cu_seqlens_q");
+    check_size("cu_seqlens_k", "size", options.cu_seqlens_k.shape[0], options.cu_seqlens_q.shape[0],
+               " as in cu_seqlens_q");
   }
   problem.cu_seqlens_q = options.cu_seqlens_q;
   problem.cu_seqlens_k = options.cu_seqlens_k;
@@ -81,7 +84,8 @@ void check_cu_seqlens(const Options& options, Problem& problem, Regions& regions
 void check_key_lengths(const Options& options, const Axes& axes, Problem& problem, Regions& regions) {
   const Argument lengths{"key_lengths", options.key_lengths};
   if (!lengths.view.given()) return;
-  if (options.layout == Layout::thd) fail_value(lengths.name, "given with layout thd, expected cu_seqlens_k to tell the lengths");
+  if (options.layout == Layout::thd)
+    fail_value(lengths.name, "given with layout thd, expected cu_seqlens_k to tell the lengths");
   check_size(lengths.name, "sequence dimensions", axes.dimensions, 1);
   check_integers(lengths, regions);
   check_shape(lengths, {&problem.batch, 1});
@@ -134,8 +138,8 @@ void read_pages(const TensorView& page_table, const TensorView& key, bool data, 
                                " keys, expected at most 2147483647 keys");
   }
   problem.k_size = {{1, 1, static_cast<std::int32_t>(keys)}};
-  problem.pages = {static_cast<const std::int32_t*>(page_table.data), page_table.strides[0], page_table.strides[1], page_size,
-                   key.shape[page_axes.batch]};
+  problem.pages = {static_cast<const std::int32_t*>(page_table.data), page_table.strides[0], page_table.strides[1],
+                   page_size, key.shape[page_axes.batch]};
   if (data) regions.add_input(table);
 }
 

@@ -19,7 +19,8 @@ Axes axes_of(Layout layout, Argument query) {
   const int rank = query.view.rank;
   const auto check_rank = [&](int least, int most, const char* expected) {
     if (rank < least || rank > most) {
-      fail_value(query.name, "rank " + std::to_string(rank) + ", expected " + expected + " in layout " + layout_name(layout));
+      fail_value(query.name,
+                 "rank " + std::to_string(rank) + ", expected " + expected + " in layout " + layout_name(layout));
     }
   };
   switch (layout) {

@@ -7,7 +7,8 @@
 
 namespace anyflash::problem {
 
-/// Axis numbers of a q, k, v, out or gradient. batch or head is -1 where the layout has no such axis (its size is 1 then).
+/// Axis numbers of a q, k, v, out or gradient. batch or head is -1 where the layout has no such axis (its size is 1
+/// then).
 struct Axes {
   int rank, dimensions;  ///< dimensions: of the sequence
   int batch, head, channel, sequence;
@@ -17,7 +18,8 @@ struct Axes {
 
 const char* layout_name(Layout layout);
 
-/// The axes of a query. Throws Error if its rank does not fit the layout. Of a packed qkv: those of one of its three parts.
+/// The axes of a query. Throws Error if its rank does not fit the layout. Of a packed qkv: those of one of its three
+/// parts.
 Axes axes_of(Layout layout, Argument query);
 
 /// The axes of keys or values in pages: (pages, page size, heads, channels); pages take the place of the batch.

@@ -17,7 +17,8 @@ void for_each_table(const rules::Node& node, const Visit& visit) {
 }  // namespace
 
 void Regions::add(Argument argument, bool written) {
-  if (argument.view.elements() > 0) regions_[count_++] = {argument.name, &argument.view, extent_of(argument.view), written};
+  if (argument.view.elements() > 0)
+    regions_[count_++] = {argument.name, &argument.view, extent_of(argument.view), written};
 }
 
 void Regions::check_against_outputs(const Region& region, int outputs_from) const {

@@ -42,7 +42,8 @@ Int3 sequence_size(Argument argument, const Axes& axes) {
     size[3 - axes.dimensions + i] = static_cast<std::int32_t>(n);
     entries *= std::max<std::int64_t>(n, 1);  // below 2^31 before each step
     if (entries > std::numeric_limits<std::int32_t>::max()) {
-      fail_value(argument.name, "shape " + shape_text(argument.view) + ", expected a sequence of at most 2147483647 entries");
+      fail_value(argument.name,
+                 "shape " + shape_text(argument.view) + ", expected a sequence of at most 2147483647 entries");
     }
   }
   return size;
@@ -209,8 +210,11 @@ class Reader {
     }
     for (int i = 0; i < axes.dimensions; ++i) {
       const auto axis = axes.sequence + i;
-      check_size(value.name, paged ? "page size" : axes.dimensions == 1 ? "keys" : "sequence size", value.view.shape[axis],
-                 key.view.shape[axis], " as in key");
+      check_size(value.name,
+                 paged                  ? "page size"
+                 : axes.dimensions == 1 ? "keys"
+                                        : "sequence size",
+                 value.view.shape[axis], key.view.shape[axis], " as in key");
     }
     if (paged) check_size(value.name, "pages", value.view.shape[0], key.view.shape[0], " as in key");
     problem_.k_size = sequence_size(key, axes);
@@ -227,7 +231,8 @@ class Reader {
       fail(Error::Kind::unsupported, "page_table: given with layout thd, expected bhsd, bshd or bhds");
     }
     check_size("page_table", "sequence dimensions", axes_.dimensions, 1);
-    if (!options_.key_lengths.given()) fail_value("key_lengths", "not given, expected the lengths that go with page_table");
+    if (!options_.key_lengths.given())
+      fail_value("key_lengths", "not given, expected the lengths that go with page_table");
   }
 
   /// out or dout: query's shape with other channels.
@@ -256,7 +261,8 @@ class Reader {
     const std::int64_t expected[] = {problem_.batch, problem_.heads_q, problem_.queries()};
     check_shape(argument, std::span(expected).subspan(1 - first));
     add(argument, written);
-    return {static_cast<char*>(view.data), used_stride(view, first - 1), used_stride(view, first), used_stride(view, first + 1)};
+    return {static_cast<char*>(view.data), used_stride(view, first - 1), used_stride(view, first),
+            used_stride(view, first + 1)};
   }
 
   void gradient(Argument argument, const TensorView& of, const char* of_name) {

@@ -24,8 +24,9 @@ struct Operand {
   }
 };
 
-/// Keys and values in `pages` pages, page_size 0 if they are not: row j of entry b lies in page table[b * table_batch + (j / page_size) * table_page].
-/// k and v are then Operands with batch = page stride, sequence[2] = stride of a row inside its page.
+/// Keys and values in `pages` pages, page_size 0 if they are not: row j of entry b lies in page table[b * table_batch +
+/// (j / page_size) * table_page]. k and v are then Operands with batch = page stride, sequence[2] = stride of a row
+/// inside its page.
 struct Pages {
   const std::int32_t* table = nullptr;
   std::int64_t table_batch = 0, table_page = 0, page_size = 0, pages = 0;
@@ -62,8 +63,8 @@ struct Problem {
   Device device;
   ElementType type = ElementType::float32;
   std::int64_t batch = 0, heads_q = 0, heads_kv = 0, d_qk = 0, d_v = 0;
-  int dimensions = 1;          // of the sequence
-  Int3 q_size{}, k_size{};     // (1, 1, n), (1, y, x) or (z, y, x)
+  int dimensions = 1;       // of the sequence
+  Int3 q_size{}, k_size{};  // (1, 1, n), (1, y, x) or (z, y, x)
   Align align = Align::none_front;
   double scale = 1.0, softcap = 0.0;
   Rule rule;
@@ -89,8 +90,8 @@ struct Problem {
   std::int64_t keys() const { return rules::volume(k_size); }
 };
 
-/// Checks a call and describes it; the rule is left to rules::check. Throws Error with one line. The layout qkv makes a batch of 1
-/// with N heads, thd one with a single sequence; pages make a sequence as long as all pages of an entry.
+/// Checks a call and describes it; the rule is left to rules::check. Throws Error with one line. The layout qkv makes a
+/// batch of 1 with N heads, thd one with a single sequence; pages make a sequence as long as all pages of an entry.
 Problem forward_problem(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
                         const Options& options);
 Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,

@@ -1,4 +1,5 @@
-/* The C API gives what the formula gives: every rule, every option, checked against loops that share nothing with the library. */
+/* The C API gives what the formula gives: every rule, every option, checked against loops that share nothing with the
+ * library. */
 #include <anyflash/c_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@ static void must(anyflash_status status, const char* what) {
   ++failures;
 }
 
-static void tensor(anyflash_tensor* made, void* data, int32_t type, int32_t rank, int64_t a, int64_t b, int64_t c, int64_t d) {
+static void tensor(anyflash_tensor* made, void* data, int32_t type, int32_t rank, int64_t a, int64_t b, int64_t c,
+                   int64_t d) {
   const int64_t shape[4] = {a, b, c, d};
   must(anyflash_tensor_init(made, data, type, rank, shape), "tensor");
 }
@@ -161,7 +163,8 @@ static void check_tables(void) {
   anyflash_rule* rule = NULL;
   for (int i = 0; i < N; ++i) {
     ids[i] = i < 10 ? 70 : -3;
-    for (int j = 0; j < N; ++j) mask[i][j] = (uint8_t)sees_mask(i, j), bitmap[i / 8][j / 8] = (uint8_t)sees_blocks(i, j);
+    for (int j = 0; j < N; ++j)
+      mask[i][j] = (uint8_t)sees_mask(i, j), bitmap[i / 8][j / 8] = (uint8_t)sees_blocks(i, j);
   }
   tensor(&table, bitmap, ANYFLASH_BOOLEAN, 2, 3, 3, 0, 0);
   check_rule(anyflash_rule_blocks(&table, 8, 8, &rule), &rule, sees_blocks, "blocks((3, 3), 8, 8)");
@@ -184,7 +187,8 @@ static void check_options(void) {
   check(&options, sees_all, "defaults");
   options.has_scale = 1, options.scale = -0.7, options.softcap = 1.5;
   check(&options, sees_all, "scale, softcap");
-  options.bias = &tbias, options.alibi_slopes = &tslopes, options.sink = &tsink, options.threads = 1, options.deterministic = 1;
+  options.bias = &tbias, options.alibi_slopes = &tslopes, options.sink = &tsink, options.threads = 1,
+  options.deterministic = 1;
   check(&options, sees_all, "bias, slopes, sink");
   must(anyflash_rule_causal(&causal), "causal");
   options.rule = causal;
@@ -212,7 +216,8 @@ static void check_figures(void) {
   must(anyflash_rule_causal(&causal), "causal");
   must(anyflash_explain(causal, 1, queries, keys, ANYFLASH_NONE_END, &found), "explain");
   if (found.queries != 10 || found.keys != N || found.visible_pairs != visible || found.visited_pairs < visible ||
-      found.tiles_partial != 1 || found.forward_flops != 256.0 * (double)visible || found.dense_mask_bytes != 10.0 * N) {
+      found.tiles_partial != 1 || found.forward_flops != 256.0 * (double)visible ||
+      found.dense_mask_bytes != 10.0 * N) {
     printf("explain: not the figures expected\n");
     ++failures;
   }

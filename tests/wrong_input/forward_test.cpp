@@ -17,236 +17,422 @@ TEST(WrongInputForward, TheUnspoiltCallIsRight) {
 }
 
 TEST(WrongInputForward, QueryKeyValue) {
-  expect_errors({
-    {Kind::value, "query: not given", [](Call& c) { c.q = {}; }},
-    {Kind::value, "key: not given", [](Call& c) { c.k = {}; }},
-    {Kind::value, "value: not given", [](Call& c) { c.v = {}; }},
-    {Kind::value, "query: rank 3, expected 4, 5 or 6 in layout bhsd", [](Call& c) { c.q = c.input({4, 8, 16}); }},
-    {Kind::value, "query: rank 7, expected 4, 5 or 6 in layout bhsd", [](Call& c) { c.q = c.input({2, 4, 1, 1, 1, 8, 16}); }},
-    {Kind::value, "query: rank 100, expected 4, 5 or 6 in layout bhsd", [](Call& c) { c.q.rank = 100; }},
-    {Kind::value, "key: rank 5, expected 4 as in query", [](Call& c) { c.k = c.input({2, 2, 3, 4, 16}); }},
-    {Kind::value, "value: rank 3, expected 4 as in query", [](Call& c) { c.v = c.input({2, 12, 24}); }},
-    {Kind::type, "query: type int32, expected float16, bfloat16, float32 or float64",
-     [](Call& c) { c.q = c.input({2, 4, 8, 16}, ElementType::int32); }},
-    {Kind::type, "key: type float16, expected float32 as in query",
-     [](Call& c) { c.k = c.input({2, 2, 12, 16}, ElementType::float16); }},
-    {Kind::type, "value: type bfloat16, expected float32 as in query",
-     [](Call& c) { c.v = c.input({2, 2, 12, 24}, ElementType::bfloat16); }},
-    {Kind::type, "query: type unknown, expected float16, bfloat16, float32 or float64",
-     [](Call& c) { c.q.type = static_cast<ElementType>(77); }},
-    {Kind::device, "query: on a cuda device, expected the cpu, the only device of this build",
-     [](Call& c) { c.q.device = {DeviceKind::cuda, 0}; }},
-    {Kind::device, "value: on a cuda device, expected the cpu, the only device of this build",
-     [](Call& c) { c.v.device = {DeviceKind::cuda, 1}; }},
-    {Kind::value, "key: batch 1, expected 2 as in query", [](Call& c) { c.k = c.input({1, 2, 12, 16}); }},
-    {Kind::value, "value: batch 3, expected 2 as in query", [](Call& c) { c.v = c.input({3, 2, 12, 24}); }},
-    {Kind::value, "key: head size 72, expected 16 as in query", [](Call& c) { c.k = c.input({2, 2, 12, 72}); }},
-    {Kind::value, "query: head size 0, expected 1 to 256", [](Call& c) { c.q = c.input({2, 4, 8, 0}); }},
-    {Kind::value, "query: head size 257, expected 1 to 256", [](Call& c) { c.q = c.input({2, 4, 8, 257}); }},
-    {Kind::value, "value: head size 513, expected 1 to 512", [](Call& c) { c.v = c.input({2, 2, 12, 513}); }},
-    {Kind::value, "value: head size 0, expected 1 to 512", [](Call& c) { c.v = c.input({2, 2, 12, 0}); }},
-    {Kind::value, "key: heads 3, expected a divisor of the 4 of query",
-     [](Call& c) { c.k = c.input({2, 3, 12, 16}), c.v = c.input({2, 3, 12, 24}); }},
-    {Kind::value, "key: heads 8, expected a divisor of the 4 of query",
-     [](Call& c) { c.k = c.input({2, 8, 12, 16}), c.v = c.input({2, 8, 12, 24}); }},
-    {Kind::value, "key: heads 0, expected a divisor of the 4 of query",
-     [](Call& c) { c.k = c.input({2, 0, 12, 16}), c.v = c.input({2, 0, 12, 24}); }},
-    {Kind::value, "value: heads 1, expected 2 as in key", [](Call& c) { c.v = c.input({2, 1, 12, 24}); }},
-    {Kind::value, "value: keys 11, expected 12 as in key", [](Call& c) { c.v = c.input({2, 2, 11, 24}); }},
-    {Kind::value, "value: sequence size 4, expected 3 as in key",
-     [](Call& c) { c.use_two_dimensions(), c.v = c.input({2, 2, 4, 4, 24}); }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "query: not given", [](Call& c) { c.q = {}; }},
+          {Kind::value, "key: not given", [](Call& c) { c.k = {}; }},
+          {Kind::value, "value: not given", [](Call& c) { c.v = {}; }},
+          {Kind::value, "query: rank 3, expected 4, 5 or 6 in layout bhsd",
+           [](Call& c) {
+             c.q = c.input({4, 8, 16});
+           }},
+          {Kind::value, "query: rank 7, expected 4, 5 or 6 in layout bhsd",
+           [](Call& c) {
+             c.q = c.input({2, 4, 1, 1, 1, 8, 16});
+           }},
+          {Kind::value, "query: rank 100, expected 4, 5 or 6 in layout bhsd", [](Call& c) { c.q.rank = 100; }},
+          {Kind::value, "key: rank 5, expected 4 as in query",
+           [](Call& c) {
+             c.k = c.input({2, 2, 3, 4, 16});
+           }},
+          {Kind::value, "value: rank 3, expected 4 as in query",
+           [](Call& c) {
+             c.v = c.input({2, 12, 24});
+           }},
+          {Kind::type, "query: type int32, expected float16, bfloat16, float32 or float64",
+           [](Call& c) {
+             c.q = c.input({2, 4, 8, 16}, ElementType::int32);
+           }},
+          {Kind::type, "key: type float16, expected float32 as in query",
+           [](Call& c) {
+             c.k = c.input({2, 2, 12, 16}, ElementType::float16);
+           }},
+          {Kind::type, "value: type bfloat16, expected float32 as in query",
+           [](Call& c) {
+             c.v = c.input({2, 2, 12, 24}, ElementType::bfloat16);
+           }},
+          {Kind::type, "query: type unknown, expected float16, bfloat16, float32 or float64",
+           [](Call& c) { c.q.type = static_cast<ElementType>(77); }},
+          {Kind::device, "query: on a cuda device, expected the cpu, the only device of this build",
+           [](Call& c) {
+             c.q.device = {DeviceKind::cuda, 0};
+           }},
+          {Kind::device, "value: on a cuda device, expected the cpu, the only device of this build",
+           [](Call& c) {
+             c.v.device = {DeviceKind::cuda, 1};
+           }},
+          {Kind::value, "key: batch 1, expected 2 as in query",
+           [](Call& c) {
+             c.k = c.input({1, 2, 12, 16});
+           }},
+          {Kind::value, "value: batch 3, expected 2 as in query",
+           [](Call& c) {
+             c.v = c.input({3, 2, 12, 24});
+           }},
+          {Kind::value, "key: head size 72, expected 16 as in query",
+           [](Call& c) {
+             c.k = c.input({2, 2, 12, 72});
+           }},
+          {Kind::value, "query: head size 0, expected 1 to 256",
+           [](Call& c) {
+             c.q = c.input({2, 4, 8, 0});
+           }},
+          {Kind::value, "query: head size 257, expected 1 to 256",
+           [](Call& c) {
+             c.q = c.input({2, 4, 8, 257});
+           }},
+          {Kind::value, "value: head size 513, expected 1 to 512",
+           [](Call& c) {
+             c.v = c.input({2, 2, 12, 513});
+           }},
+          {Kind::value, "value: head size 0, expected 1 to 512",
+           [](Call& c) {
+             c.v = c.input({2, 2, 12, 0});
+           }},
+          {Kind::value, "key: heads 3, expected a divisor of the 4 of query",
+           [](Call& c) {
+             c.k = c.input({2, 3, 12, 16}), c.v = c.input({2, 3, 12, 24});
+           }},
+          {Kind::value, "key: heads 8, expected a divisor of the 4 of query",
+           [](Call& c) {
+             c.k = c.input({2, 8, 12, 16}), c.v = c.input({2, 8, 12, 24});
+           }},
+          {Kind::value, "key: heads 0, expected a divisor of the 4 of query",
+           [](Call& c) {
+             c.k = c.input({2, 0, 12, 16}), c.v = c.input({2, 0, 12, 24});
+           }},
+          {Kind::value, "value: heads 1, expected 2 as in key",
+           [](Call& c) {
+             c.v = c.input({2, 1, 12, 24});
+           }},
+          {Kind::value, "value: keys 11, expected 12 as in key",
+           [](Call& c) {
+             c.v = c.input({2, 2, 11, 24});
+           }},
+          {Kind::value, "value: sequence size 4, expected 3 as in key",
+           [](Call& c) {
+             c.use_two_dimensions(), c.v = c.input({2, 2, 4, 4, 24});
+           }},
+      },
+      &Call::forward);
 }
 
 TEST(WrongInputForward, Memory) {
-  expect_errors({
-    {Kind::value, "query: data pointer null, expected 1024 elements", [](Call& c) { c.q.data = nullptr; }},
-    {Kind::value, "value: data pointer null, expected 1152 elements", [](Call& c) { c.v.data = nullptr; }},
-    {Kind::value, "out: data pointer null, expected 1536 elements", [](Call& c) { c.outputs.out.data = nullptr; }},
-    {Kind::value, "query: data pointer misaligned, expected a multiple of 4 bytes for float32",
-     [](Call& c) { c.q.data = static_cast<char*>(c.q.data) + 2; }},
-    {Kind::value, "query: shape (2, 4, -8, 16), expected sizes from 0 to 2147483647", [](Call& c) { c.q.shape[2] = -8; }},
-    {Kind::value, "key: shape (2, 2, 2147483648, 16), expected sizes from 0 to 2147483647",
-     [](Call& c) { c.k.shape[2] = std::int64_t{1} << 31; }},
-    {Kind::value, "query: shape (2147483647, 2147483647, 8, 16), expected less than 2^62 bytes",
-     [](Call& c) { c.q.shape[0] = c.q.shape[1] = 2147483647, c.q.strides[0] = c.q.strides[1] = 0; }},
-    {Kind::value, "query: strides (512, 128, 2305843009213693952, 1), expected elements within the address space",
-     [](Call& c) { c.q.strides[2] = huge; }},
-    {Kind::value, "key: strides (384, 192, -9223372036854775808, 1), expected elements within the address space",
-     [](Call& c) { c.k.strides[2] = std::numeric_limits<std::int64_t>::min(); }},
-    {Kind::value, "value: strides (576, -100000000000000, 24, 1), expected elements within the address space",
-     [](Call& c) { c.v.strides[1] = -100000000000000; }},
-    {Kind::value, "query: shape (2, 4, 65536, 65536, 16), expected a sequence of at most 2147483647 entries",
-     [](Call& c) {
-       c.use_two_dimensions();
-       c.q.shape[2] = c.q.shape[3] = 65536;
-       c.q.strides[2] = c.q.strides[3] = 0;
-     }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "query: data pointer null, expected 1024 elements", [](Call& c) { c.q.data = nullptr; }},
+          {Kind::value, "value: data pointer null, expected 1152 elements", [](Call& c) { c.v.data = nullptr; }},
+          {Kind::value, "out: data pointer null, expected 1536 elements",
+           [](Call& c) { c.outputs.out.data = nullptr; }},
+          {Kind::value, "query: data pointer misaligned, expected a multiple of 4 bytes for float32",
+           [](Call& c) { c.q.data = static_cast<char*>(c.q.data) + 2; }},
+          {Kind::value, "query: shape (2, 4, -8, 16), expected sizes from 0 to 2147483647",
+           [](Call& c) { c.q.shape[2] = -8; }},
+          {Kind::value, "key: shape (2, 2, 2147483648, 16), expected sizes from 0 to 2147483647",
+           [](Call& c) { c.k.shape[2] = std::int64_t{1} << 31; }},
+          {Kind::value, "query: shape (2147483647, 2147483647, 8, 16), expected less than 2^62 bytes",
+           [](Call& c) { c.q.shape[0] = c.q.shape[1] = 2147483647, c.q.strides[0] = c.q.strides[1] = 0; }},
+          {Kind::value, "query: strides (512, 128, 2305843009213693952, 1), expected elements within the address space",
+           [](Call& c) { c.q.strides[2] = huge; }},
+          {Kind::value, "key: strides (384, 192, -9223372036854775808, 1), expected elements within the address space",
+           [](Call& c) { c.k.strides[2] = std::numeric_limits<std::int64_t>::min(); }},
+          {Kind::value, "value: strides (576, -100000000000000, 24, 1), expected elements within the address space",
+           [](Call& c) { c.v.strides[1] = -100000000000000; }},
+          {Kind::value, "query: shape (2, 4, 65536, 65536, 16), expected a sequence of at most 2147483647 entries",
+           [](Call& c) {
+             c.use_two_dimensions();
+             c.q.shape[2] = c.q.shape[3] = 65536;
+             c.q.strides[2] = c.q.strides[3] = 0;
+           }},
+      },
+      &Call::forward);
 }
 
 TEST(WrongInputForward, Outputs) {
-  expect_errors({
-    {Kind::value, "out: not given", [](Call& c) { c.outputs.out = {}; }},
-    {Kind::value, "out: rank 3, expected 4", [](Call& c) { c.outputs.out = c.output({2, 4, 8}); }},
-    {Kind::value, "out: shape (2, 4, 8, 16), expected (2, 4, 8, 24)", [](Call& c) { c.outputs.out = c.output({2, 4, 8, 16}); }},
-    {Kind::type, "out: type float64, expected float32 as in query",
-     [](Call& c) { c.outputs.out = c.output({2, 4, 8, 24}, ElementType::float64); }},
-    {Kind::value, "lse: rank 4, expected 3", [](Call& c) { c.outputs.lse = c.output({2, 4, 8, 1}); }},
-    {Kind::value, "lse: shape (2, 8, 4), expected (2, 4, 8)", [](Call& c) { c.outputs.lse = c.output({2, 8, 4}); }},
-    {Kind::type, "lse: type float16, expected float32",
-     [](Call& c) { c.outputs.lse = c.output({2, 4, 8}, ElementType::float16); }},
-    {Kind::value, "row_sum: shape (2, 4, 9), expected (2, 4, 8)", [](Call& c) { c.outputs.row_sum = c.output({2, 4, 9}); }},
-    {Kind::type, "row_max: type float64, expected float32",
-     [](Call& c) { c.outputs.row_max = c.output({2, 4, 8}, ElementType::float64); }},
-    {Kind::value, "out: strides (768, 192, 0, 1) for shape (2, 4, 8, 24), expected a place of its own for each element",
-     [](Call& c) { c.outputs.out.strides[2] = 0; }},
-    {Kind::value, "out: strides (768, 192, 23, 1) for shape (2, 4, 8, 24), expected a place of its own for each element",
-     [](Call& c) { c.outputs.out.strides[2] = 23; }},
-    {Kind::value, "lse: strides (32, -7, 1) for shape (2, 4, 8), expected a place of its own for each element",
-     [](Call& c) { c.outputs.lse.strides[1] = -7; }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "out: not given", [](Call& c) { c.outputs.out = {}; }},
+          {Kind::value, "out: rank 3, expected 4",
+           [](Call& c) {
+             c.outputs.out = c.output({2, 4, 8});
+           }},
+          {Kind::value, "out: shape (2, 4, 8, 16), expected (2, 4, 8, 24)",
+           [](Call& c) {
+             c.outputs.out = c.output({2, 4, 8, 16});
+           }},
+          {Kind::type, "out: type float64, expected float32 as in query",
+           [](Call& c) {
+             c.outputs.out = c.output({2, 4, 8, 24}, ElementType::float64);
+           }},
+          {Kind::value, "lse: rank 4, expected 3",
+           [](Call& c) {
+             c.outputs.lse = c.output({2, 4, 8, 1});
+           }},
+          {Kind::value, "lse: shape (2, 8, 4), expected (2, 4, 8)",
+           [](Call& c) {
+             c.outputs.lse = c.output({2, 8, 4});
+           }},
+          {Kind::type, "lse: type float16, expected float32",
+           [](Call& c) {
+             c.outputs.lse = c.output({2, 4, 8}, ElementType::float16);
+           }},
+          {Kind::value, "row_sum: shape (2, 4, 9), expected (2, 4, 8)",
+           [](Call& c) {
+             c.outputs.row_sum = c.output({2, 4, 9});
+           }},
+          {Kind::type, "row_max: type float64, expected float32",
+           [](Call& c) {
+             c.outputs.row_max = c.output({2, 4, 8}, ElementType::float64);
+           }},
+          {Kind::value,
+           "out: strides (768, 192, 0, 1) for shape (2, 4, 8, 24), expected a place of its own for each element",
+           [](Call& c) { c.outputs.out.strides[2] = 0; }},
+          {Kind::value,
+           "out: strides (768, 192, 23, 1) for shape (2, 4, 8, 24), expected a place of its own for each element",
+           [](Call& c) { c.outputs.out.strides[2] = 23; }},
+          {Kind::value, "lse: strides (32, -7, 1) for shape (2, 4, 8), expected a place of its own for each element",
+           [](Call& c) { c.outputs.lse.strides[1] = -7; }},
+      },
+      &Call::forward);
 }
 
 TEST(WrongInputForward, SharedMemory) {
-  expect_errors({
-    {Kind::value, "out: shares memory with query, expected memory of its own",
-     [](Call& c) {
-       c.v = c.input({2, 2, 12, 16});
-       c.outputs.out = c.q;
-     }},
-    {Kind::value, "out: shares memory with key, expected memory of its own",
-     [](Call& c) { c.outputs.out.data = static_cast<float*>(c.k.data) + 767; }},
-    {Kind::value, "lse: shares memory with value, expected memory of its own", [](Call& c) { c.outputs.lse.data = c.v.data; }},
-    {Kind::value, "row_max: shares memory with row_sum, expected memory of its own",
-     [](Call& c) { c.outputs.row_max.data = c.outputs.row_sum.data; }},
-    {Kind::value, "row_sum: shares memory with out, expected memory of its own",
-     [](Call& c) { c.outputs.row_sum.data = static_cast<float*>(c.outputs.out.data) + 1535; }},
-    {Kind::value, "lse: shares memory with bias, expected memory of its own",
-     [](Call& c) { c.options.bias = c.input({1, 4, 8, 1}), c.outputs.lse.data = c.options.bias.data; }},
-    {Kind::value, "lse: shares memory with a table of the rule, expected memory of its own",
-     [](Call& c) {
-       auto mask = c.input({2, 4, 8, 12}, ElementType::uint8);
-       c.options.rule = causal() & dense(mask);
-       c.outputs.lse.data = mask.data;
-     }},
-    {Kind::value, "out: shares memory with query, expected memory of its own",  // every other row of it, one element off
-     [](Call& c) {
-       auto both = c.input({2, 4, 8, 2, 24});
-       c.q = TensorView(both.data, ElementType::float32, {2, 4, 8, 16}, {1536, 384, 48, 1});
-       c.outputs.out = TensorView(static_cast<float*>(both.data) + 15, ElementType::float32, {2, 4, 8, 24}, {1536, 384, 48, 1});
-     }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "out: shares memory with query, expected memory of its own",
+           [](Call& c) {
+             c.v = c.input({2, 2, 12, 16});
+             c.outputs.out = c.q;
+           }},
+          {Kind::value, "out: shares memory with key, expected memory of its own",
+           [](Call& c) { c.outputs.out.data = static_cast<float*>(c.k.data) + 767; }},
+          {Kind::value, "lse: shares memory with value, expected memory of its own",
+           [](Call& c) { c.outputs.lse.data = c.v.data; }},
+          {Kind::value, "row_max: shares memory with row_sum, expected memory of its own",
+           [](Call& c) { c.outputs.row_max.data = c.outputs.row_sum.data; }},
+          {Kind::value, "row_sum: shares memory with out, expected memory of its own",
+           [](Call& c) { c.outputs.row_sum.data = static_cast<float*>(c.outputs.out.data) + 1535; }},
+          {Kind::value, "lse: shares memory with bias, expected memory of its own",
+           [](Call& c) {
+             c.options.bias = c.input({1, 4, 8, 1}), c.outputs.lse.data = c.options.bias.data;
+           }},
+          {Kind::value, "lse: shares memory with a table of the rule, expected memory of its own",
+           [](Call& c) {
+             auto mask = c.input({2, 4, 8, 12}, ElementType::uint8);
+             c.options.rule = causal() & dense(mask);
+             c.outputs.lse.data = mask.data;
+           }},
+          {Kind::value,
+           "out: shares memory with query, expected memory of its own",  // every other row of it, one element off
+           [](Call& c) {
+             auto both = c.input({2, 4, 8, 2, 24});
+             c.q = TensorView(both.data, ElementType::float32, {2, 4, 8, 16}, {1536, 384, 48, 1});
+             c.outputs.out = TensorView(static_cast<float*>(both.data) + 15, ElementType::float32, {2, 4, 8, 24},
+                                        {1536, 384, 48, 1});
+           }},
+      },
+      &Call::forward);
 }
 
 TEST(WrongInputForward, Numbers) {
   const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
-  expect_errors({
-    {Kind::value, "scale: nan, expected a finite float32", [=](Call& c) { c.options.scale = nan; }},
-    {Kind::value, "scale: -inf, expected a finite float32", [=](Call& c) { c.options.scale = -infinity; }},
-    {Kind::value, "scale: 1e+300, expected a finite float32", [](Call& c) { c.options.scale = 1e300; }},
-    {Kind::value, "softcap: -1, expected 0 (none) or a positive float32", [](Call& c) { c.options.softcap = -1; }},
-    {Kind::value, "softcap: nan, expected 0 (none) or a positive float32", [=](Call& c) { c.options.softcap = nan; }},
-    {Kind::value, "softcap: inf, expected 0 (none) or a positive float32", [=](Call& c) { c.options.softcap = infinity; }},
-    {Kind::value, "softcap: 1e-300, expected 0 (none) or a positive float32", [](Call& c) { c.options.softcap = 1e-300; }},
-    {Kind::value, "threads: -1, expected 0 (all) to 65536", [](Call& c) { c.options.threads = -1; }},
-    {Kind::value, "threads: 1000000, expected 0 (all) to 65536", [](Call& c) { c.options.threads = 1000000; }},
-    {Kind::value, "align: number 4, expected one of Align", [](Call& c) { c.options.align = static_cast<Align>(4); }},
-    {Kind::value, "layout: number 9, expected one of Layout", [](Call& c) { c.options.layout = static_cast<Layout>(9); }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "scale: nan, expected a finite float32", [=](Call& c) { c.options.scale = nan; }},
+          {Kind::value, "scale: -inf, expected a finite float32", [=](Call& c) { c.options.scale = -infinity; }},
+          {Kind::value, "scale: 1e+300, expected a finite float32", [](Call& c) { c.options.scale = 1e300; }},
+          {Kind::value, "softcap: -1, expected 0 (none) or a positive float32",
+           [](Call& c) { c.options.softcap = -1; }},
+          {Kind::value, "softcap: nan, expected 0 (none) or a positive float32",
+           [=](Call& c) { c.options.softcap = nan; }},
+          {Kind::value, "softcap: inf, expected 0 (none) or a positive float32",
+           [=](Call& c) { c.options.softcap = infinity; }},
+          {Kind::value, "softcap: 1e-300, expected 0 (none) or a positive float32",
+           [](Call& c) { c.options.softcap = 1e-300; }},
+          {Kind::value, "threads: -1, expected 0 (all) to 65536", [](Call& c) { c.options.threads = -1; }},
+          {Kind::value, "threads: 1000000, expected 0 (all) to 65536", [](Call& c) { c.options.threads = 1000000; }},
+          {Kind::value, "align: number 4, expected one of Align",
+           [](Call& c) { c.options.align = static_cast<Align>(4); }},
+          {Kind::value, "layout: number 9, expected one of Layout",
+           [](Call& c) { c.options.layout = static_cast<Layout>(9); }},
+      },
+      &Call::forward);
 }
 
 TEST(WrongInputForward, BiasSlopesSink) {
-  expect_errors({
-    {Kind::value, "bias: rank 2, expected 4", [](Call& c) { c.options.bias = c.input({8, 12}); }},
-    {Kind::value, "bias: shape (2, 4, 8, 11), expected (2, 4, 8, 12), or 1 in place of a size",
-     [](Call& c) { c.options.bias = c.input({2, 4, 8, 11}); }},
-    {Kind::value, "bias: shape (2, 2, 8, 12), expected (2, 4, 8, 12), or 1 in place of a size",
-     [](Call& c) { c.options.bias = c.input({2, 2, 8, 12}); }},
-    {Kind::type, "bias: type boolean, expected float16, bfloat16, float32 or float64",
-     [](Call& c) { c.options.bias = c.input({1, 1, 8, 12}, ElementType::boolean); }},
-    {Kind::value, "bias: data pointer null, expected 96 elements",
-     [](Call& c) { c.options.bias = c.input({1, 1, 8, 12}), c.options.bias.data = nullptr; }},
-    {Kind::value, "alibi_slopes: shape (3), expected (4)", [](Call& c) { c.options.alibi_slopes = c.input({3}); }},
-    {Kind::value, "alibi_slopes: shape (1, 4), expected (2, 4)", [](Call& c) { c.options.alibi_slopes = c.input({1, 4}); }},
-    {Kind::value, "alibi_slopes: rank 3, expected 1 (heads) or 2 (batch, heads)",
-     [](Call& c) { c.options.alibi_slopes = c.input({1, 2, 4}); }},
-    {Kind::type, "alibi_slopes: type float16, expected float32 or float64",
-     [](Call& c) { c.options.alibi_slopes = c.input({4}, ElementType::float16); }},
-    {Kind::value, "sink: shape (2), expected (4)", [](Call& c) { c.options.sink = c.input({2}); }},
-    {Kind::value, "sink: rank 2, expected 1", [](Call& c) { c.options.sink = c.input({2, 4}); }},
-    {Kind::type, "sink: type int64, expected float16, bfloat16, float32 or float64",
-     [](Call& c) { c.options.sink = c.input({4}, ElementType::int64); }},
-    {Kind::device, "sink: on a cuda device, expected the cpu, the only device of this build",
-     [](Call& c) { c.options.sink = c.input({4}), c.options.sink.device.kind = DeviceKind::cuda; }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "bias: rank 2, expected 4",
+           [](Call& c) {
+             c.options.bias = c.input({8, 12});
+           }},
+          {Kind::value, "bias: shape (2, 4, 8, 11), expected (2, 4, 8, 12), or 1 in place of a size",
+           [](Call& c) {
+             c.options.bias = c.input({2, 4, 8, 11});
+           }},
+          {Kind::value, "bias: shape (2, 2, 8, 12), expected (2, 4, 8, 12), or 1 in place of a size",
+           [](Call& c) {
+             c.options.bias = c.input({2, 2, 8, 12});
+           }},
+          {Kind::type, "bias: type boolean, expected float16, bfloat16, float32 or float64",
+           [](Call& c) {
+             c.options.bias = c.input({1, 1, 8, 12}, ElementType::boolean);
+           }},
+          {Kind::value, "bias: data pointer null, expected 96 elements",
+           [](Call& c) {
+             c.options.bias = c.input({1, 1, 8, 12}), c.options.bias.data = nullptr;
+           }},
+          {Kind::value, "alibi_slopes: shape (3), expected (4)",
+           [](Call& c) { c.options.alibi_slopes = c.input({3}); }},
+          {Kind::value, "alibi_slopes: shape (1, 4), expected (2, 4)",
+           [](Call& c) {
+             c.options.alibi_slopes = c.input({1, 4});
+           }},
+          {Kind::value, "alibi_slopes: rank 3, expected 1 (heads) or 2 (batch, heads)",
+           [](Call& c) {
+             c.options.alibi_slopes = c.input({1, 2, 4});
+           }},
+          {Kind::type, "alibi_slopes: type float16, expected float32 or float64",
+           [](Call& c) { c.options.alibi_slopes = c.input({4}, ElementType::float16); }},
+          {Kind::value, "sink: shape (2), expected (4)", [](Call& c) { c.options.sink = c.input({2}); }},
+          {Kind::value, "sink: rank 2, expected 1",
+           [](Call& c) {
+             c.options.sink = c.input({2, 4});
+           }},
+          {Kind::type, "sink: type int64, expected float16, bfloat16, float32 or float64",
+           [](Call& c) { c.options.sink = c.input({4}, ElementType::int64); }},
+          {Kind::device, "sink: on a cuda device, expected the cpu, the only device of this build",
+           [](Call& c) { c.options.sink = c.input({4}), c.options.sink.device.kind = DeviceKind::cuda; }},
+      },
+      &Call::forward);
 }
 
 TEST(WrongInputForward, LengthsAndPages) {
-  expect_errors({
-    {Kind::value, "key_lengths: 13 for batch entry 1, expected 0 to 12", [](Call& c) { c.options.key_lengths = c.integers({12, 13}); }},
-    {Kind::value, "key_lengths: -1 for batch entry 0, expected 0 to 12",
-     [](Call& c) { c.options.key_lengths = c.integers({-1, 12}, ElementType::int64); }},
-    {Kind::value, "key_lengths: shape (3), expected (2)", [](Call& c) { c.options.key_lengths = c.integers({1, 2, 3}); }},
-    {Kind::type, "key_lengths: type float32, expected int32 or int64", [](Call& c) { c.options.key_lengths = c.input({2}); }},
-    {Kind::value, "key_lengths: sequence dimensions 2, expected 1",
-     [](Call& c) { c.use_two_dimensions(), c.options.key_lengths = c.integers({1, 2}); }},
-    {Kind::value, "key_lengths: given with layout thd, expected cu_seqlens_k to tell the lengths",
-     [](Call& c) { c.use_layout_thd(), c.options.key_lengths = c.integers({1}); }},
-    {Kind::value, "key_lengths: not given, expected the lengths that go with page_table",
-     [](Call& c) { c.use_pages(), c.options.key_lengths = {}; }},
-    {Kind::value, "page_table: page 5 at (1, 0), expected 0 to 4",
-     [](Call& c) { c.use_pages(), static_cast<std::int32_t*>(c.options.page_table.data)[3] = 5; }},
-    {Kind::value, "page_table: page -1 at (1, 2), expected 0 to 4",
-     [](Call& c) { c.use_pages(), static_cast<std::int32_t*>(c.options.key_lengths.data)[1] = 9; }},
-    {Kind::value, "page_table: batch 1, expected 2 as in query", [](Call& c) { c.use_pages(), c.options.page_table.shape[0] = 1; }},
-    {Kind::value, "page_table: rank 1, expected 2", [](Call& c) { c.use_pages(), c.options.page_table = c.integers({0, 1, 2}); }},
-    {Kind::type, "page_table: type int64, expected int32",
-     [](Call& c) { c.use_pages(), c.options.page_table = c.input({2, 3}, ElementType::int64); }},
-    {Kind::value, "key: rank 5, expected 4 with a page_table",
-     [](Call& c) { c.use_pages(), c.k = c.input({5, 4, 2, 16, 1}); }},
-    {Kind::value, "value: page size 3, expected 4 as in key", [](Call& c) { c.use_pages(), c.v = c.input({5, 3, 2, 24}); }},
-    {Kind::value, "value: pages 6, expected 5 as in key", [](Call& c) { c.use_pages(), c.v = c.input({6, 4, 2, 24}); }},
-    {Kind::value, "key: page size 0, expected at least 1",
-     [](Call& c) { c.use_pages(), c.k = c.input({5, 0, 2, 16}), c.v = c.input({5, 0, 2, 24}); }},
-    {Kind::value, "page_table: sequence dimensions 2, expected 1",
-     [](Call& c) { c.use_two_dimensions(), c.options.page_table = c.integers({0, 1}); }},
-    {Kind::unsupported, "page_table: given with layout thd, expected bhsd, bshd or bhds",
-     [](Call& c) { c.use_layout_thd(), c.options.page_table = c.integers({0, 1}); }},
-    {Kind::value, "key_lengths: 13 for batch entry 0, expected 0 to 12",
-     [](Call& c) { c.use_pages(), c.options.key_lengths = c.integers({13, 0}); }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "key_lengths: 13 for batch entry 1, expected 0 to 12",
+           [](Call& c) {
+             c.options.key_lengths = c.integers({12, 13});
+           }},
+          {Kind::value, "key_lengths: -1 for batch entry 0, expected 0 to 12",
+           [](Call& c) {
+             c.options.key_lengths = c.integers({-1, 12}, ElementType::int64);
+           }},
+          {Kind::value, "key_lengths: shape (3), expected (2)",
+           [](Call& c) {
+             c.options.key_lengths = c.integers({1, 2, 3});
+           }},
+          {Kind::type, "key_lengths: type float32, expected int32 or int64",
+           [](Call& c) { c.options.key_lengths = c.input({2}); }},
+          {Kind::value, "key_lengths: sequence dimensions 2, expected 1",
+           [](Call& c) {
+             c.use_two_dimensions(), c.options.key_lengths = c.integers({1, 2});
+           }},
+          {Kind::value, "key_lengths: given with layout thd, expected cu_seqlens_k to tell the lengths",
+           [](Call& c) { c.use_layout_thd(), c.options.key_lengths = c.integers({1}); }},
+          {Kind::value, "key_lengths: not given, expected the lengths that go with page_table",
+           [](Call& c) { c.use_pages(), c.options.key_lengths = {}; }},
+          {Kind::value, "page_table: page 5 at (1, 0), expected 0 to 4",
+           [](Call& c) { c.use_pages(), static_cast<std::int32_t*>(c.options.page_table.data)[3] = 5; }},
+          {Kind::value, "page_table: page -1 at (1, 2), expected 0 to 4",
+           [](Call& c) { c.use_pages(), static_cast<std::int32_t*>(c.options.key_lengths.data)[1] = 9; }},
+          {Kind::value, "page_table: batch 1, expected 2 as in query",
+           [](Call& c) { c.use_pages(), c.options.page_table.shape[0] = 1; }},
+          {Kind::value, "page_table: rank 1, expected 2",
+           [](Call& c) {
+             c.use_pages(), c.options.page_table = c.integers({0, 1, 2});
+           }},
+          {Kind::type, "page_table: type int64, expected int32",
+           [](Call& c) {
+             c.use_pages(), c.options.page_table = c.input({2, 3}, ElementType::int64);
+           }},
+          {Kind::value, "key: rank 5, expected 4 with a page_table",
+           [](Call& c) {
+             c.use_pages(), c.k = c.input({5, 4, 2, 16, 1});
+           }},
+          {Kind::value, "value: page size 3, expected 4 as in key",
+           [](Call& c) {
+             c.use_pages(), c.v = c.input({5, 3, 2, 24});
+           }},
+          {Kind::value, "value: pages 6, expected 5 as in key",
+           [](Call& c) {
+             c.use_pages(), c.v = c.input({6, 4, 2, 24});
+           }},
+          {Kind::value, "key: page size 0, expected at least 1",
+           [](Call& c) {
+             c.use_pages(), c.k = c.input({5, 0, 2, 16}), c.v = c.input({5, 0, 2, 24});
+           }},
+          {Kind::value, "page_table: sequence dimensions 2, expected 1",
+           [](Call& c) {
+             c.use_two_dimensions(), c.options.page_table = c.integers({0, 1});
+           }},
+          {Kind::unsupported, "page_table: given with layout thd, expected bhsd, bshd or bhds",
+           [](Call& c) {
+             c.use_layout_thd(), c.options.page_table = c.integers({0, 1});
+           }},
+          {Kind::value, "key_lengths: 13 for batch entry 0, expected 0 to 12",
+           [](Call& c) {
+             c.use_pages(), c.options.key_lengths = c.integers({13, 0});
+           }},
+      },
+      &Call::forward);
 }
 
 TEST(WrongInputForward, LayoutsQkvAndThd) {
-  expect_errors({
-    {Kind::value, "key: given with layout qkv, expected query to hold all three",
-     [](Call& c) { c.use_layout_qkv(), c.k = c.input({4, 8, 16}); }},
-    {Kind::value, "value: given with layout qkv, expected query to hold all three",
-     [](Call& c) { c.use_layout_qkv(), c.v = c.input({4, 8, 16}); }},
-    {Kind::value, "page_table: given with layout qkv, expected keys outside query",
-     [](Call& c) { c.use_layout_qkv(), c.options.page_table = c.integers({0}); }},
-    {Kind::value, "query: first size 2, expected 3 (queries, keys, values)",
-     [](Call& c) { c.use_layout_qkv(), c.q = c.input({2, 4, 8, 16}); }},
-    {Kind::value, "query: rank 5, expected 4 in layout qkv", [](Call& c) { c.use_layout_qkv(), c.q = c.input({3, 4, 2, 4, 16}); }},
-    {Kind::value, "out: shape (4, 8, 15), expected (4, 8, 16)",
-     [](Call& c) { c.use_layout_qkv(), c.outputs.out = c.output({4, 8, 15}); }},
-    {Kind::value, "lse: rank 3, expected 2", [](Call& c) { c.use_layout_qkv(), c.outputs.lse = c.output({1, 4, 8}); }},
-    {Kind::value, "query: rank 4, expected 3 in layout thd", [](Call& c) { c.use_layout_thd(), c.q = c.input({1, 8, 4, 16}); }},
-    {Kind::value, "cu_seqlens_q: not given, expected the cumulative lengths of layout thd",
-     [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = {}; }},
-    {Kind::value, "cu_seqlens_k: not given, expected the cumulative lengths of layout thd",
-     [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_k = {}; }},
-    {Kind::value, "cu_seqlens_k: given with layout bhsd, expected only with thd",
-     [](Call& c) { c.options.cu_seqlens_k = c.integers({0, 12}); }},
-    {Kind::type, "cu_seqlens_q: type float32, expected int32 or int64",
-     [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.input({3}); }},
-    {Kind::value, "cu_seqlens_q: rank 2, expected 1", [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.input({1, 3}); }},
-    {Kind::value, "cu_seqlens_k: size 2, expected 3 as in cu_seqlens_q",
-     [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_k = c.integers({0, 12}); }},
-    {Kind::value, "cu_seqlens_q: shape (0), expected documents + 1 numbers",
-     [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.integers({}); }},
-  }, &Call::forward);
+  expect_errors(
+      {
+          {Kind::value, "key: given with layout qkv, expected query to hold all three",
+           [](Call& c) {
+             c.use_layout_qkv(), c.k = c.input({4, 8, 16});
+           }},
+          {Kind::value, "value: given with layout qkv, expected query to hold all three",
+           [](Call& c) {
+             c.use_layout_qkv(), c.v = c.input({4, 8, 16});
+           }},
+          {Kind::value, "page_table: given with layout qkv, expected keys outside query",
+           [](Call& c) { c.use_layout_qkv(), c.options.page_table = c.integers({0}); }},
+          {Kind::value, "query: first size 2, expected 3 (queries, keys, values)",
+           [](Call& c) {
+             c.use_layout_qkv(), c.q = c.input({2, 4, 8, 16});
+           }},
+          {Kind::value, "query: rank 5, expected 4 in layout qkv",
+           [](Call& c) {
+             c.use_layout_qkv(), c.q = c.input({3, 4, 2, 4, 16});
+           }},
+          {Kind::value, "out: shape (4, 8, 15), expected (4, 8, 16)",
+           [](Call& c) {
+             c.use_layout_qkv(), c.outputs.out = c.output({4, 8, 15});
+           }},
+          {Kind::value, "lse: rank 3, expected 2",
+           [](Call& c) {
+             c.use_layout_qkv(), c.outputs.lse = c.output({1, 4, 8});
+           }},
+          {Kind::value, "query: rank 4, expected 3 in layout thd",
+           [](Call& c) {
+             c.use_layout_thd(), c.q = c.input({1, 8, 4, 16});
+           }},
+          {Kind::value, "cu_seqlens_q: not given, expected the cumulative lengths of layout thd",
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = {}; }},
+          {Kind::value, "cu_seqlens_k: not given, expected the cumulative lengths of layout thd",
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_k = {}; }},
+          {Kind::value, "cu_seqlens_k: given with layout bhsd, expected only with thd",
+           [](Call& c) {
+             c.options.cu_seqlens_k = c.integers({0, 12});
+           }},
+          {Kind::type, "cu_seqlens_q: type float32, expected int32 or int64",
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.input({3}); }},
+          {Kind::value, "cu_seqlens_q: rank 2, expected 1",
+           [](Call& c) {
+             c.use_layout_thd(), c.options.cu_seqlens_q = c.input({1, 3});
+           }},
+          {Kind::value, "cu_seqlens_k: size 2, expected 3 as in cu_seqlens_q",
+           [](Call& c) {
+             c.use_layout_thd(), c.options.cu_seqlens_k = c.integers({0, 12});
+           }},
+          {Kind::value, "cu_seqlens_q: shape (0), expected documents + 1 numbers",
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.integers({}); }},
+      },
+      &Call::forward);
 }
 
 }  // namespace

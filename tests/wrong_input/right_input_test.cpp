@@ -1,4 +1,5 @@
-// Calls that look odd and are right: empty sizes, outputs between one another in memory, strange strides, garbage that is not used.
+// Calls that look odd and are right: empty sizes, outputs between one another in memory, strange strides, garbage that
+// is not used.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -21,14 +22,18 @@ void expect_all(const TensorView& view, float value) {
 }
 
 /// A call with some sizes set to 0.
-Call call_of_sizes(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv, std::int64_t queries, std::int64_t keys) {
+Call call_of_sizes(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv, std::int64_t queries,
+                   std::int64_t keys) {
   Call c;
   c.q = c.input({batch, heads_q, queries, 16});
   c.k = c.input({batch, heads_kv, keys, 16});
   c.v = c.input({batch, heads_kv, keys, 24});
-  c.outputs = {c.output({batch, heads_q, queries, 24}), c.output({batch, heads_q, queries}), c.output({batch, heads_q, queries}),
-               c.output({batch, heads_q, queries})};
-  c.inputs = {c.input({batch, heads_q, queries, 24}), c.input({batch, heads_q, queries, 24}), c.input({batch, heads_q, queries}), {}};
+  c.outputs = {c.output({batch, heads_q, queries, 24}), c.output({batch, heads_q, queries}),
+               c.output({batch, heads_q, queries}), c.output({batch, heads_q, queries})};
+  c.inputs = {c.input({batch, heads_q, queries, 24}),
+              c.input({batch, heads_q, queries, 24}),
+              c.input({batch, heads_q, queries}),
+              {}};
   c.options.bias = c.input({1, heads_q, queries, keys});
   c.options.sink = c.input({heads_q});
   c.gradients = {c.output({batch, heads_q, queries, 16}), c.output({batch, heads_kv, keys, 16}),
@@ -37,8 +42,8 @@ Call call_of_sizes(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_
 }
 
 TEST(ZeroSizes, ResultsAreThoseOfNothing) {
-  const std::int64_t sizes[][5] = {{0, 4, 2, 8, 12}, {2, 0, 0, 8, 12}, {2, 0, 2, 8, 12}, {2, 4, 2, 0, 12}, {2, 4, 2, 8, 0},
-                                   {2, 4, 2, 0, 0},  {0, 0, 0, 0, 0}};
+  const std::int64_t sizes[][5] = {{0, 4, 2, 8, 12}, {2, 0, 0, 8, 12}, {2, 0, 2, 8, 12}, {2, 4, 2, 0, 12},
+                                   {2, 4, 2, 8, 0},  {2, 4, 2, 0, 0},  {0, 0, 0, 0, 0}};
   for (const auto& s : sizes) {
     SCOPED_TRACE(testing::PrintToString(s));
     auto c = call_of_sizes(s[0], s[1], s[2], s[3], s[4]);
@@ -50,7 +55,8 @@ TEST(ZeroSizes, ResultsAreThoseOfNothing) {
       expect_all(c.outputs.row_max, -infinity);
       expect_all(c.outputs.row_sum, 0);
       c.backward();
-      for (const auto& gradient : {c.gradients.dq, c.gradients.dk, c.gradients.dv, c.gradients.dbias, c.gradients.dsink}) {
+      for (const auto& gradient :
+           {c.gradients.dq, c.gradients.dk, c.gradients.dv, c.gradients.dbias, c.gradients.dsink}) {
         expect_all(gradient, 0);
       }
     }
@@ -59,7 +65,8 @@ TEST(ZeroSizes, ResultsAreThoseOfNothing) {
 
 TEST(ZeroSizes, NullPointersAreFineForNoElements) {
   auto c = call_of_sizes(2, 4, 2, 8, 0);
-  c.k.data = c.v.data = c.options.bias.data = c.gradients.dk.data = c.gradients.dv.data = c.gradients.dbias.data = nullptr;
+  c.k.data = c.v.data = c.options.bias.data = c.gradients.dk.data = c.gradients.dv.data = c.gradients.dbias.data =
+      nullptr;
   c.forward();
   expect_all(c.outputs.lse, -infinity);
   c.backward();
@@ -97,7 +104,8 @@ TEST(RightInput, GradientsInOnePackedTensor) {
   const auto qkv = c.input({2, 10, 3, 4, 16});
   const auto packed = c.output({2, 10, 3, 4, 16});
   const auto slice = [](const TensorView& all, int part) {
-    return TensorView(static_cast<float*>(all.data) + part * 64, ElementType::float32, {2, 10, 4, 16}, {1920, 192, 16, 1});
+    return TensorView(static_cast<float*>(all.data) + part * 64, ElementType::float32, {2, 10, 4, 16},
+                      {1920, 192, 16, 1});
   };
   fill_random(qkv, 7);
   c.options.layout = Layout::bshd;
@@ -131,7 +139,8 @@ TEST(RightInput, OutputBetweenTheRowsOfAnInput) {
   c.q = TensorView(both.data, ElementType::float32, {2, 4, 8, 16}, {1280, 320, 40, 1});
   c.forward();
   const auto apart = c.outputs.out;
-  c.outputs.out = TensorView(static_cast<float*>(both.data) + 16, ElementType::float32, {2, 4, 8, 24}, {1280, 320, 40, 1});
+  c.outputs.out =
+      TensorView(static_cast<float*>(both.data) + 16, ElementType::float32, {2, 4, 8, 24}, {1280, 320, 40, 1});
   c.forward();
   for (int row = 0; row < 64; ++row) {
     EXPECT_EQ(0, std::memcmp(static_cast<float*>(both.data) + row * 40 + 16, static_cast<float*>(apart.data) + row * 24,
@@ -148,7 +157,8 @@ TEST(RightInput, StridesOfAxesWithOneEntryMeanNothing) {
   const auto expected = c.outputs.out;
   c.outputs.out = c.output({1, 1, 8, 24});
   for (auto* view : {&c.q, &c.k, &c.v, &c.outputs.out}) {
-    view->strides[0] = std::numeric_limits<std::int64_t>::max(), view->strides[1] = std::numeric_limits<std::int64_t>::min();
+    view->strides[0] = std::numeric_limits<std::int64_t>::max(),
+    view->strides[1] = std::numeric_limits<std::int64_t>::min();
   }
   c.forward();
   EXPECT_EQ(0, std::memcmp(c.outputs.out.data, expected.data, 8 * 24 * sizeof(float)));
@@ -166,7 +176,8 @@ TEST(RightInput, NegativeStridesReadBackwards) {
     const auto rows = view.shape[0] * view.shape[1] * view.shape[2], width = view.shape[3];
     auto copy = flipped.input({view.shape[0], view.shape[1], view.shape[2], width});
     for (std::int64_t r = 0; r < rows; ++r) {
-      std::memcpy(static_cast<float*>(copy.data) + (rows - 1 - r) * width, static_cast<float*>(view.data) + r * width, width * 4);
+      std::memcpy(static_cast<float*>(copy.data) + (rows - 1 - r) * width, static_cast<float*>(view.data) + r * width,
+                  width * 4);
     }
     copy.data = static_cast<float*>(copy.data) + (rows - 1) * width;
     for (int i = 0; i < 3; ++i) copy.strides[i] = -copy.strides[i];
