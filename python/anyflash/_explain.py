@@ -77,7 +77,7 @@ class Explanation:
 
     def svg(self, side: int = 256) -> str:
         """The picture as an SVG document."""
-        return _core.picture_svg(self.grey(side), self._title())
+        return _core.picture_svg(self.grey(side), self.queries, self.keys, self._title())
 
     def save(self, path: str | PathLike[str], side: int = 256) -> None:
         """Writes the picture; the name's ending says how: .svg, .txt, or .png (needs Pillow). ValueError for others,

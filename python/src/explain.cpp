@@ -118,10 +118,14 @@ void add_explain(nb::module_& module) {
       nb::arg("grey"));
   module.def(
       "picture_svg",
-      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey, const std::string& title) {
-        return picture_svg(picture_of(grey), title);
+      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey, std::int64_t queries, std::int64_t keys,
+         const std::string& title) {
+        auto picture = picture_of(grey);
+        picture.queries = queries;
+        picture.keys = keys;
+        return picture_svg(picture, title);
       },
-      nb::arg("grey"), nb::arg("title"));
+      nb::arg("grey"), nb::arg("queries"), nb::arg("keys"), nb::arg("title"));
 }
 
 }  // namespace anyflash::python

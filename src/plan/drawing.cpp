@@ -79,14 +79,15 @@ std::string picture_svg(const Picture& picture, const std::string& title) {
   const int width = std::max(picture.width, 1), height = std::max(picture.height, 1);
   const double pixel = double(longest_side) / std::max(width, height);
   const double drawn_width = width * pixel, drawn_height = height * pixel;
+  constexpr double letter = 7.8;  // wide, of the bold title
+  const double total_width = std::max(left + drawn_width + right, left + letter * double(title.size()) + right);
   const auto count = [](std::int64_t number) { return std::to_string(number); };
 
   std::array<char, 1024> text;
   std::snprintf(text.data(), text.size(),
                 "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
                 "font-family=\"sans-serif\" font-size=\"13\">\n",
-                left + drawn_width + right, top + drawn_height + bottom, left + drawn_width + right,
-                top + drawn_height + bottom);
+                total_width, top + drawn_height + bottom, total_width, top + drawn_height + bottom);
   std::string svg = text.data();
   svg += "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n";
   svg += "<text x=\"34\" y=\"18\" font-weight=\"bold\">" + escaped(title) + "</text>\n";

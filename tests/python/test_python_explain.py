@@ -53,6 +53,7 @@ def test_pictures(tmp_path):
     assert 0 < grey[0, 0] < 255
     assert len(set(map(len, seen.picture.rstrip("\n").splitlines()))) >= 1
     assert xml.etree.ElementTree.fromstring(seen.svg()).tag.endswith("svg")
+    assert f"{seen.queries} queries" in seen.svg() and f"{seen.keys} keys" in seen.svg()
     seen.save(tmp_path / "causal.svg")
     assert (tmp_path / "causal.svg").read_text() == seen.svg()
     seen.save(str(tmp_path / "causal.txt"))
