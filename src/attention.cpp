@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <stdexcept>
 #include <string>
 
 #include "cpu/backend.h"
@@ -22,6 +23,8 @@ auto with_memory_errors(const char* name, Call&& call) {
   try {
     return call();
   } catch (const std::bad_alloc&) {
+    throw Error(Error::Kind::memory, std::string(name) + ": not enough memory");
+  } catch (const std::length_error&) {  // a vector of more than any memory holds
     throw Error(Error::Kind::memory, std::string(name) + ": not enough memory");
   }
 }

@@ -27,6 +27,7 @@ Rule leaf(Node node) { return Rule(std::make_shared<const Node>(std::move(node))
 
 void given_on_cpu(const std::string& what, const TensorView& table) {
   if (!table.given()) fail(what + " not given");
+  if (table.rank > TensorView::max_rank) fail(what + " rank " + std::to_string(table.rank) + ", expected at most 8");
   if (table.device.kind != DeviceKind::cpu) {
     throw Error(Error::Kind::device, what + " on a cuda device, expected on the cpu");
   }

@@ -41,6 +41,8 @@ TEST(WrongInputRules, CannotBeBuilt) {
   auto elsewhere = bits, nowhere = bits;
   elsewhere.device.kind = DeviceKind::cuda;
   nowhere.data = nullptr;
+  auto endless = bits;
+  endless.rank = 1 << 20;
   expect_errors({
       {Kind::value, "rule local: window 0, expected at least 1", [] { local(0); }},
       {Kind::value, "rule local: log2_stride -1, expected at least 0", [] { local(4, -1); }},
@@ -60,6 +62,7 @@ TEST(WrongInputRules, CannotBeBuilt) {
       {Kind::device, "rule dense: mask on a cuda device, expected on the cpu", [&] { dense(elsewhere); }},
       {Kind::value, "rule dense: mask data pointer null", [&] { dense(nowhere); }},
       {Kind::value, "rule dense: mask not given", [] { dense({}); }},
+      {Kind::value, "rule dense: mask rank 1048576, expected at most 8", [&] { dense(endless); }},
       {Kind::type, "rule documents: ids_q type float32, expected int32 or int64", [&] { documents(floats, ids); }},
       {Kind::value, "rule documents: ids_k not given", [&] { documents(ids, {}); }},
       {Kind::value, "cu_seqlens_k: 2 entries, expected 4 as in cu_seqlens_q",
