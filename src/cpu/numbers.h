@@ -2,11 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/base.h"
 #include "problem/problem.h"
 
 namespace anyflash::cpu {
+
+/// x rounded to the type in memory. (Highway's own conversion makes an infinity of a NaN.)
+template <class Memory, class T>
+Memory Narrow(T x) {
+  if constexpr (sizeof(Memory) >= 4) {
+    return static_cast<Memory>(x);
+  } else {
+    if (x != x) return hwy::BitCastScalar<Memory>(std::uint16_t{std::is_same_v<Memory, hwy::float16_t> ? 0x7e00 : 0x7fc0});
+    return hwy::ConvertScalarTo<Memory>(static_cast<float>(x));
+  }
+}
 
 inline double ReadNumber(const char* data, ElementType type, std::int64_t i) {
   switch (type) {
@@ -21,8 +33,8 @@ inline void WriteNumber(char* data, ElementType type, std::int64_t i, double x) 
   switch (type) {
     case ElementType::float64: reinterpret_cast<double*>(data)[i] = x; break;
     case ElementType::float32: reinterpret_cast<float*>(data)[i] = static_cast<float>(x); break;
-    case ElementType::bfloat16: reinterpret_cast<hwy::bfloat16_t*>(data)[i] = hwy::BF16FromF32(static_cast<float>(x)); break;
-    default: reinterpret_cast<hwy::float16_t*>(data)[i] = hwy::F16FromF32(static_cast<float>(x));
+    case ElementType::bfloat16: reinterpret_cast<hwy::bfloat16_t*>(data)[i] = Narrow<hwy::bfloat16_t>(x); break;
+    default: reinterpret_cast<hwy::float16_t*>(data)[i] = Narrow<hwy::float16_t>(x);
   }
 }
 

@@ -1,7 +1,16 @@
-// Rows between a tensor's memory (any type, any strides) and a thread's own (T, whole vectors, aligned): load, store, transpose,
-// and setting aside rows that hold a NaN or an infinity.
+// Rows between a tensor's memory (any type, any strides) and a thread's own (T, whole vectors, aligned): load, store,
+// transpose, and setting aside rows that hold a NaN or an infinity.
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/numbers.h"
+#include "cpu/workspace.h"
 #include "hwy/highway.h"
+#include "plan/plan.h"
 
 #if defined(ANYFLASH_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANYFLASH_CPU_ROWS_INL_H_
@@ -15,17 +24,52 @@ namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Element type in memory -> how a vector of T is read from it and written to it.
+/// Element type in memory -> how a vector of T is read from it and written to it, whole or in part.
 template <class T, class Memory>
 struct Convert {  // float16 or bfloat16 in memory, float in registers
   template <class D>
   static HWY_INLINE hn::Vec<D> Load(D d, const Memory* from) {
-    return hn::PromoteTo(d, hn::LoadU(hn::Rebind<Memory, D>(), from));
+    return Widen(d, hn::LoadU(hn::Rebind<Memory, D>(), from));
   }
   template <class D>
-  static HWY_INLINE void Store(D, hn::Vec<D> x, Memory* to) {
+  static HWY_INLINE hn::Vec<D> LoadN(D d, const Memory* from, std::int64_t count) {
+    return Widen(d, hn::LoadN(hn::Rebind<Memory, D>(), from, static_cast<std::size_t>(count)));
+  }
+  template <class D>
+  static HWY_INLINE void Store(D d, hn::Vec<D> x, Memory* to) {
     const hn::Rebind<Memory, D> narrow;
     hn::StoreU(hn::DemoteTo(narrow, x), narrow, to);
+    KeepNan(d, x, to, static_cast<std::int64_t>(hn::Lanes(d)));
+  }
+  template <class D>
+  static HWY_INLINE void StoreN(D d, hn::Vec<D> x, Memory* to, std::int64_t count) {
+    const hn::Rebind<Memory, D> narrow;
+    hn::StoreN(hn::DemoteTo(narrow, x), narrow, to, static_cast<std::size_t>(count));
+    KeepNan(d, x, to, count);
+  }
+  static T One(Memory x) { return hwy::ConvertScalarTo<T>(x); }
+
+ private:
+  /// Where there is no instruction for it, Highway's conversion of float16 takes the highest exponent for an ordinary one: what
+  /// comes out at or above 2^16 is an infinity or a NaN.
+  template <class D>
+  static HWY_INLINE hn::Vec<D> Widen(D d, hn::Vec<hn::Rebind<Memory, D>> narrow) {
+    const auto x = hn::PromoteTo(d, narrow);
+    if constexpr (std::is_same_v<Memory, hwy::float16_t>) {
+      const auto special = hn::Not(hn::Lt(hn::Abs(x), hn::Set(d, T(65536))));
+      return hn::IfThenElse(special, hn::Or(x, hn::Set(d, std::numeric_limits<T>::infinity())), x);
+    } else {
+      return x;
+    }
+  }
+  /// There it also makes an infinity of a NaN on the way back.
+  template <class D>
+  static HWY_INLINE void KeepNan(D d, hn::Vec<D> x, Memory* to, std::int64_t count) {
+    if (!std::is_same_v<Memory, hwy::float16_t> || hn::AllFalse(d, hn::IsNaN(x))) return;
+    HWY_ALIGN T numbers[hn::MaxLanes(d)];
+    hn::Store(x, d, numbers);
+    for (std::int64_t i = 0; i < count; ++i)
+      if (numbers[i] != numbers[i]) to[i] = Narrow<Memory>(numbers[i]);
   }
 };
 template <class T>
@@ -35,9 +79,18 @@ struct Convert<T, T> {
     return hn::LoadU(d, from);
   }
   template <class D>
+  static HWY_INLINE hn::Vec<D> LoadN(D d, const T* from, std::int64_t count) {
+    return hn::LoadN(d, from, static_cast<std::size_t>(count));
+  }
+  template <class D>
   static HWY_INLINE void Store(D d, hn::Vec<D> x, T* to) {
     hn::StoreU(x, d, to);
   }
+  template <class D>
+  static HWY_INLINE void StoreN(D d, hn::Vec<D> x, T* to, std::int64_t count) {
+    hn::StoreN(x, d, to, static_cast<std::size_t>(count));
+  }
+  static T One(T x) { return x; }
 };
 
 /// Calls f with a null pointer of the type in memory, for tensors whose numbers are computed in T.
@@ -52,69 +105,137 @@ HWY_INLINE void WithMemoryType(ElementType type, const F& f) {
   }
 }
 
+/// Where the rows of a box of (b, h) lie: offsets in elements. Rows outside `size` are padding, and are never read.
+class RowAddresses {
+ public:
+  RowAddresses(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
+             const Pages* pages = nullptr) {
+    if (pages && pages->table) {
+      find_in_pages(operand, b, h, box, size, *pages);
+      return;
+    }
+    const auto base = b * operand.batch + h * operand.head;
+    for (int z = 0; z < box.extent[0]; ++z) {
+      const auto c0 = box.origin[0] + z * box.step[0];
+      for (int y = 0; y < box.extent[1]; ++y) {
+        const auto c1 = box.origin[1] + y * box.step[1];
+        const auto line =
+            base + c0 * operand.sequence[0] + c1 * operand.sequence[1] + box.origin[2] * operand.sequence[2];
+        const auto step = box.step[2] * operand.sequence[2];
+        const bool inside = c0 < size[0] && c1 < size[1];
+        const std::int64_t exist = inside ? (size[2] - box.origin[2] + box.step[2] - 1) / box.step[2] : 0;
+        for (int x = 0; x < box.extent[2]; ++x) at_[count_++] = x < exist ? line + x * step : kPadding;
+      }
+    }
+  }
+
+  std::int32_t count() const { return count_; }
+  std::int64_t operator[](std::int32_t row) const { return at_[row]; }
+  bool exists(std::int32_t row) const { return at_[row] != kPadding; }
+  /// Rows row .. row + n - 1 exist and follow each other at a distance of one element.
+  bool neighbours(std::int32_t row, int n) const {
+    bool all = row + n <= count_ && exists(row);
+    for (int i = 1; all && i < n; ++i) all = at_[row + i] == at_[row] + i;
+    return all;
+  }
+
+ private:
+  void find_in_pages(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
+                     const Pages& pages) {
+    const auto* table = pages.table + b * pages.table_batch;
+    for (int x = 0; x < box.extent[2]; ++x) {
+      const auto c = box.origin[2] + std::int64_t{x} * box.step[2];
+      at_[count_++] = c >= size[2] ? kPadding
+                                   : table[c / pages.page_size * pages.table_page] * operand.batch + h * operand.head +
+                                         c % pages.page_size * operand.sequence[2];
+    }
+  }
+
+  static constexpr std::int64_t kPadding = std::numeric_limits<std::int64_t>::min();
+  std::int32_t count_ = 0;
+  std::int64_t at_[kMaxQueryRows];
+};
+
+/// n x n numbers (n = 16 / sizeof(T)) at `from`, lines `from_line` apart, become their transpose at `to`.
+template <class T, class From, class To>
+HWY_INLINE void TransposeSquare(const From* HWY_RESTRICT from, std::int64_t from_line, To* HWY_RESTRICT to,
+                                std::int64_t to_line) {
+  const hn::Full128<T> d;
+  const auto load = [&](int i) HWY_ATTR { return Convert<T, From>::Load(d, from + i * from_line); };
+  const auto store = [&](int i, auto x) HWY_ATTR { Convert<T, To>::Store(d, x, to + i * to_line); };
+  if constexpr (sizeof(T) == 4) {
+    const hn::Repartition<double, decltype(d)> wide;
+    const auto a0 = load(0), a1 = load(1), a2 = load(2), a3 = load(3);
+    const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, a0, a1));
+    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, a2, a3));
+    const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, a0, a1));
+    const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, a2, a3));
+    store(0, hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)));
+    store(1, hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)));
+    store(2, hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)));
+    store(3, hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)));
+  } else {
+    const auto a0 = load(0), a1 = load(1);
+    store(0, hn::InterleaveLower(d, a0, a1));
+    store(1, hn::InterleaveUpper(d, a0, a1));
+  }
+}
+
 template <class T, class Memory>
-HWY_INLINE void LoadRow(const Memory* from, std::int64_t stride, std::int64_t channels, T* HWY_RESTRICT to) {
+HWY_INLINE void LoadRow(const Memory* HWY_RESTRICT from, std::int64_t stride, std::int64_t channels, T* HWY_RESTRICT to,
+                        std::int64_t width) {
   const hn::ScalableTag<T> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
   if (stride == 1) {
     for (; i + lanes <= channels; i += lanes) hn::Store(Convert<T, Memory>::Load(d, from + i), d, to + i);
+    if (i < channels) hn::Store(Convert<T, Memory>::LoadN(d, from + i, channels - i), d, to + i), i += lanes;
+  } else {
+    for (; i < channels; ++i) to[i] = Convert<T, Memory>::One(from[i * stride]);
   }
-  for (; i < channels; ++i) {
-    if constexpr (sizeof(Memory) == 2) {
-      to[i] = hwy::ConvertScalarTo<T>(from[i * stride]);
-    } else {
-      to[i] = from[i * stride];
-    }
+  for (; i < width; ++i) to[i] = T(0);
+}
+
+template <class T, class Memory>
+HWY_INLINE void StoreRow(const T* HWY_RESTRICT from, std::int64_t stride, std::int64_t channels,
+                         Memory* HWY_RESTRICT to) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  if (stride == 1) {
+    for (; i + lanes <= channels; i += lanes) Convert<T, Memory>::Store(d, hn::Load(d, from + i), to + i);
+    if (i < channels) Convert<T, Memory>::StoreN(d, hn::Load(d, from + i), to + i, channels - i);
+  } else {
+    for (; i < channels; ++i) to[i * stride] = Narrow<Memory>(from[i]);
   }
 }
 
-/// Offsets in elements of the rows of a box of (b, h); rows outside `size` are padding.
-class RowAddresses {
- public:
-  RowAddresses(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size, const Pages* pages = nullptr)
-      : operand_(operand), base_(b * operand.batch + h * operand.head), box_(box), size_(size) {
-    if (pages && pages->table) {
-      pages_ = pages;
-      table_ = pages->table + b * pages->table_batch;
-      base_ = h * operand.head;
-    }
-  }
-  /// False for padding.
-  bool operator()(std::int32_t row, std::int64_t& offset) const {
-    const Int3 c = box_.entry(row);
-    if (!rules::inside(c, size_)) return false;
-    if (pages_) {
-      const std::int64_t page = table_[(c[2] / pages_->page_size) * pages_->table_page];
-      offset = base_ + page * operand_.batch + (c[2] % pages_->page_size) * operand_.sequence[2];
-    } else {
-      offset = base_ + c[0] * operand_.sequence[0] + c[1] * operand_.sequence[1] + c[2] * operand_.sequence[2];
-    }
-    return true;
-  }
-
- private:
-  const Operand& operand_;
-  std::int64_t base_;
-  const Box box_;
-  const Int3 size_;
-  const Pages* pages_ = nullptr;
-  const std::int32_t* table_ = nullptr;
-};
-
-/// to (rows, width): `rows` rows of a box, channels padded with zeros, padding rows zero.
+/// to (rows, width): the first `rows` rows, channels padded with zeros, padding rows zero. Where the channels are not
+/// neighbours but the rows are (bhds), squares are transposed.
 template <class T>
 void LoadRows(const Operand& operand, ElementType type, const RowAddresses& address, std::int32_t rows, std::int64_t channels,
               T* to, std::int64_t width) {
-  WithMemoryType<T>(type, [&]<class Memory>(Memory*) {
+  WithMemoryType<T>(type, [&]<class Memory>(Memory*) HWY_ATTR {
+    constexpr int n = 16 / sizeof(T);
     const auto* data = reinterpret_cast<const Memory*>(operand.data);
-    for (std::int32_t r = 0; r < rows; ++r, to += width) {
-      std::int64_t offset;
-      if (address(r, offset)) {
-        LoadRow(data + offset, operand.channel, channels, to);
-        std::fill(to + channels, to + width, T(0));
+    for (std::int32_t r = 0; r < rows;) {
+      T* row = to + r * width;
+      if (operand.channel != 1 && r + n <= rows && address.neighbours(r, n)) {
+        const Memory* from = data + address[r];
+        const auto whole = channels / n * n;
+        for (std::int64_t c = 0; c < whole; c += n)
+          TransposeSquare<T>(from + c * operand.channel, operand.channel, row + c, width);
+        for (int i = 0; i < n; ++i)
+          LoadRow(from + i + whole * operand.channel, operand.channel, channels - whole, row + i * width + whole,
+                  width - whole);
+        r += n;
       } else {
-        std::fill(to, to + width, T(0));
+        if (address.exists(r)) {
+          LoadRow(data + address[r], operand.channel, channels, row, width);
+        } else {
+          std::fill_n(row, width, T(0));
+        }
+        ++r;
       }
     }
   });
@@ -123,70 +244,54 @@ void LoadRows(const Operand& operand, ElementType type, const RowAddresses& addr
 template <class T>
 void LoadRows(const Operand& operand, ElementType type, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
               std::int64_t channels, T* to, std::int64_t width) {
-  LoadRows(operand, type, RowAddresses(operand, b, h, box, size), static_cast<std::int32_t>(rules::volume(box.extent)), channels, to,
-           width);
+  const RowAddresses address(operand, b, h, box, size);
+  LoadRows(operand, type, address, address.count(), channels, to, width);
 }
 
-/// The reverse: rows of a box that lie inside are written, rounded to nearest.
+/// The reverse: those of the first `rows` rows that exist are written, rounded to nearest.
 template <class T>
-void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type, std::int64_t b, std::int64_t h,
-               const Box& box, const Int3& size, std::int64_t channels) {
-  const RowAddresses address(operand, b, h, box, size);
-  const auto rows = static_cast<std::int32_t>(rules::volume(box.extent));
-  WithMemoryType<T>(type, [&]<class Memory>(Memory*) {
-    const hn::ScalableTag<T> d;
-    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type, const RowAddresses& address,
+               std::int32_t rows, std::int64_t channels) {
+  WithMemoryType<T>(type, [&]<class Memory>(Memory*) HWY_ATTR {
+    constexpr int n = 16 / sizeof(T);
     auto* data = reinterpret_cast<Memory*>(operand.data);
-    for (std::int32_t r = 0; r < rows; ++r, from += width) {
-      std::int64_t offset, i = 0;
-      if (!address(r, offset)) continue;
-      if (operand.channel == 1) {
-        for (; i + lanes <= channels; i += lanes) Convert<T, Memory>::Store(d, hn::Load(d, from + i), data + offset + i);
+    for (std::int32_t r = 0; r < rows;) {
+      const T* row = from + r * width;
+      if (operand.channel != 1 && r + n <= rows && address.neighbours(r, n)) {
+        Memory* to = data + address[r];
+        const auto whole = channels / n * n;
+        for (std::int64_t c = 0; c < whole; c += n)
+          TransposeSquare<T>(row + c, width, to + c * operand.channel, operand.channel);
+        for (int i = 0; i < n; ++i)
+          StoreRow(row + i * width + whole, operand.channel, channels - whole, to + i + whole * operand.channel);
+        r += n;
+      } else {
+        if (address.exists(r)) StoreRow(row, operand.channel, channels, data + address[r]);
+        ++r;
       }
-      for (; i < channels; ++i) data[offset + i * operand.channel] = hwy::ConvertScalarTo<Memory>(from[i]);
     }
   });
 }
 
-/// A square of 128-bit blocks, transposed: rows r .. r + n - 1 (n = 16 / sizeof(T)) of `channels` numbers each, `width` apart,
-/// become n numbers side by side in every row of `to`.
 template <class T>
-HWY_INLINE void TransposeStrip(const T* HWY_RESTRICT rows, std::int64_t width, std::int64_t channels, T* HWY_RESTRICT to,
-                               std::int64_t to_width) {
-  const hn::Full128<T> d;
-  if constexpr (sizeof(T) == 4) {
-    const hn::Repartition<double, decltype(d)> wide;
-    for (std::int64_t c = 0; c < channels; c += 4) {
-      const auto a0 = hn::Load(d, rows + c), a1 = hn::Load(d, rows + width + c);
-      const auto a2 = hn::Load(d, rows + 2 * width + c), a3 = hn::Load(d, rows + 3 * width + c);
-      const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, a0, a1)), low23 = hn::BitCast(wide, hn::InterleaveLower(d, a2, a3));
-      const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, a0, a1)), high23 = hn::BitCast(wide, hn::InterleaveUpper(d, a2, a3));
-      T* out = to + c * to_width;
-      hn::Store(hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)), d, out);
-      hn::Store(hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)), d, out + to_width);
-      hn::Store(hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)), d, out + 2 * to_width);
-      hn::Store(hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)), d, out + 3 * to_width);
-    }
-  } else {
-    for (std::int64_t c = 0; c < channels; c += 2) {
-      const auto a0 = hn::Load(d, rows + c), a1 = hn::Load(d, rows + width + c);
-      hn::Store(hn::InterleaveLower(d, a0, a1), d, to + c * to_width);
-      hn::Store(hn::InterleaveUpper(d, a0, a1), d, to + (c + 1) * to_width);
-    }
-  }
+void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type, std::int64_t b, std::int64_t h,
+               const Box& box, const Int3& size, std::int64_t channels) {
+  const RowAddresses address(operand, b, h, box, size);
+  StoreRows(from, width, operand, type, address, address.count(), channels);
 }
 
 /// rows (64, width) -> to (width, 64). width is whole vectors.
 template <class T>
 void TransposeRows(const T* rows, std::int64_t width, T* to) {
-  constexpr int strip = 16 / sizeof(T);
-  for (int r = 0; r < kTile; r += strip) TransposeStrip(rows + r * width, width, width, to + r, kTile);
+  constexpr int n = 16 / sizeof(T);
+  for (int r = 0; r < kTile; r += n)
+    for (std::int64_t c = 0; c < width; c += n)
+      TransposeSquare<T>(rows + r * width + c, width, to + c * kTile + r, kTile);
 }
 
-/// Which of 64 rows hold a NaN or an infinity. If any, `clean` becomes the rows with zeros in the place of those; it may be
-/// `rows` itself.
+/// Which of 64 rows hold a NaN or an infinity.
 template <class T>
-std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean) {
+std::uint64_t RowsNotFinite(const T* rows, std::int64_t width) {
   const hn::ScalableTag<T> d;
   std::uint64_t bad = 0;
   for (int row = 0; row < kTile; ++row) {
@@ -197,6 +302,13 @@ std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean) {
     }
     bad |= std::uint64_t{!hn::AllFalse(d, hn::IsNaN(sum))} << row;
   }
+  return bad;
+}
+
+/// RowsNotFinite; if there are any, `clean` becomes the rows with zeros in their place. It may be `rows` itself.
+template <class T>
+std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean) {
+  const auto bad = RowsNotFinite(rows, width);
   if (!bad) return 0;
   if (clean != rows) std::copy_n(rows, kTile * width, clean);
   for (auto left = bad; left; left &= left - 1) std::fill_n(clean + std::countr_zero(left) * width, width, T(0));
