@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+#include <vector>
 
 #include <omp.h>
 
@@ -122,6 +123,7 @@ class ForwardTask {
       T* out = out_ + row * d_v_;
       const bool empty = sum == 0;
       if (!empty && problem_.sink.given()) add_sink(largest, sum, out);
+      if (sum != sum && largest != kInfinity<T>) largest = sum;  // a NaN among the scores, which comparisons pass over
       if (empty) {
         std::fill_n(out, d_v_, T(0));
       } else {
@@ -167,20 +169,28 @@ class ForwardTask {
   std::int32_t used_rows_ = 0;
 };
 
+/// Threads that a call is worth: waking one takes some microseconds, in which a thread alone does some 10^5 products.
+int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t tasks) {
+  const double products = double(problem.batch) * double(problem.heads_q) * double(problem.queries()) *
+                          double(problem.keys()) * double(problem.d_qk + problem.d_v);
+  const auto most = std::min<double>(std::max(plan.threads, 1), std::max(products / 2e5, 1.0));
+  return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
+}
+
 template <class T>
 void RunForward(const Problem& problem, const ExecutionPlan& plan) {
   const auto blocks = plan.query_grid.count(), tasks = problem.batch * problem.heads_q * blocks;
-  const auto threads = static_cast<int>(std::min<std::int64_t>(std::max(plan.threads, 1), tasks));
+  const auto threads = threads_for(problem, plan, tasks);
   const auto size = (ForwardTask<T>::memory_size(problem, plan) + 15) / 16 * 16;
   T* memory = workspace<T>(threads * size);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    ForwardTask<T> task(problem, plan, memory + omp_get_thread_num() * size);
-#pragma omp for schedule(dynamic)
-    for (std::int64_t i = 0; i < tasks; ++i) {
-      // Later query blocks first: under causal rules they are the longest.
-      task.run(i / blocks / problem.heads_q, i / blocks % problem.heads_q, static_cast<std::int32_t>(blocks - 1 - i % blocks));
-    }
+  std::vector<ForwardTask<T>> workers;  // made here, since no exception may leave a parallel region
+  workers.reserve(threads);
+  for (int i = 0; i < threads; ++i) workers.emplace_back(problem, plan, memory + i * size);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (std::int64_t i = 0; i < tasks; ++i) {
+    // Later query blocks first: under causal rules they are the longest.
+    const auto head = i / blocks, block = blocks - 1 - i % blocks;
+    workers[omp_get_thread_num()].run(head / problem.heads_q, head % problem.heads_q, static_cast<std::int32_t>(block));
   }
 }
 
