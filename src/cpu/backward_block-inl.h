@@ -20,7 +20,8 @@ namespace HWY_NAMESPACE {
 template <class T>
 class BlockPair {
  public:
-  T *q, *dout;                 ///< rows: (64, padded channels)
+  T *q, *dout;                 ///< rows: (64, padded channels); q is scale * Q where PlainScores, as in the forward pass, so
+                               ///< that S comes out the same to the last bit and fits lse
   T *k, *k_t, *v_t;            ///< rows; (d_qk, 64); (d_v, 64)
   T *p, *ds;                   ///< (64 queries, 64 keys), after `compute`
   std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
@@ -50,10 +51,11 @@ class BlockPair {
     query_box_ = plan_.query_grid.box(block);
     query_block_ = block;
     LoadRows(problem_.q, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_qk, q, d_qk_);
+    if (PlainScores(problem_)) ScaleScores(static_cast<T>(problem_.scale), q, kTile * d_qk_);
     LoadRows(problem_.dout, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_v, dout, d_v_);
   }
 
-  /// p = P and, if wanted, ds = dS, or scale * dS through the soft cap (`of_products`), of the loaded blocks.
+  /// p = P and, if wanted, ds = dS of the loaded blocks, or (`of_products`) the gradient of the products q k^T.
   void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
     const auto at = rows_.at(b, h, query_block_);
     const bool masked = find_words(b, h, kind);
@@ -63,8 +65,7 @@ class BlockPair {
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.shift[at], masked ? words : nullptr, sloped ? slope_ : nullptr,
-                            plain ? static_cast<T>(problem_.scale) : T(1),
-                            of_products ? static_cast<T>(problem_.scale) : T(1)},
+                            of_products && !plain ? static_cast<T>(problem_.scale) : T(1)},
                p, with_ds ? ds : nullptr);
   }
 

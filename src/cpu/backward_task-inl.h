@@ -102,6 +102,7 @@ class KeyBlockTask {
     if (rank.index > 0) AddRows(sum, dq_, kTile * d_qk_, last ? dq_ : sum);
     if (rank.index == 0 && !last) std::copy_n(dq_, kTile * d_qk_, sum);
     if (last) {
+      if (PlainScores(problem_)) ScaleScores(static_cast<T>(problem_.scale), dq_, kTile * d_qk_);  // q was scaled, k was not
       StoreRows(dq_, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
     }
     turn.add(1);

@@ -25,19 +25,18 @@ struct TileTerms {
   const T* shift;              ///< (64): dlse - delta
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
-  T score_scale;               ///< S = score_scale * s
   T gradient_scale;            ///< on dS
 };
 
 template <class T, bool kMasked, bool kGradient, bool kSlope>
 void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp) {
   const hn::ScalableTag<T> d;
-  const auto score_scale = hn::Set(d, terms.score_scale), gradient_scale = hn::Set(d, terms.gradient_scale);
+  const auto gradient_scale = hn::Set(d, terms.gradient_scale);
   for (int row = 0; row < kTile; ++row) {
     const auto lse = hn::Set(d, terms.lse[row]), shift = hn::Set(d, terms.shift[row]);
     for (std::size_t col = 0; col < kTile; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
-      auto p = SoftmaxExp(d, hn::MulSub(hn::Load(d, s + at), score_scale, lse));
+      auto p = SoftmaxExp(d, hn::Sub(hn::Load(d, s + at), lse));
       [[maybe_unused]] auto visible = hn::FirstN(d, 0);
       if constexpr (kMasked) {
         const std::uint64_t bits = terms.words[row] >> col;
@@ -55,7 +54,7 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
   }
 }
 
-/// s: (64, 64) raw scores, becomes P. dp: (64, 64) dO V^T, becomes gradient_scale * slope * dS; may be null.
+/// s: (64, 64) scores, becomes P. dp: (64, 64) dO V^T, becomes gradient_scale * slope * dS; may be null.
 template <class T>
 void FinishTile(const TileTerms<T>& terms, T* s, T* dp) {
   if (dp == nullptr) {

@@ -144,9 +144,9 @@ def _common(draw):
     )
 
 
-def _sequences(draw, dims, batch, heads, long):
-    """Query and key shapes, at most about a million scores in all."""
-    most = 1_000_000 // max(1, batch * heads)
+def _sequences(draw, dims, rows, long):
+    """Query and key shapes. `rows`: batch * heads * channels; the textbook has at most about 40 million products to sum."""
+    most = 40_000_000 // max(1, rows)
     if long:
         return (draw(long_lengths),), (draw(st.one_of(long_lengths, lengths)),)
     if dims == 1:
@@ -169,7 +169,8 @@ def calls(draw, types=FLOATS, atom=None, long=False):
     batch = 1 if long else draw(st.sampled_from([1, 1, 2, 3, 0]))
     heads_kv = draw(st.sampled_from([1, 1, 2, 3, 0] if not long else [1]))
     heads_q = heads_kv * draw(st.sampled_from([1, 1, 2, 4] if not long else [1, 2]))
-    q_shape, k_shape = _sequences(draw, dims, batch, heads_q, long)
+    d_qk, d_v = draw(channels(32 if long else 256)), draw(channels(32 if long else 512))
+    q_shape, k_shape = _sequences(draw, dims, batch * heads_q * (d_qk + d_v), long)
     key_lengths = None
     if dims == 1 and draw(st.integers(0, 3)) == 0:
         key_lengths = tuple(draw(st.integers(0, k_shape[0])) for _ in range(batch))
@@ -177,20 +178,19 @@ def calls(draw, types=FLOATS, atom=None, long=False):
     rule = draw_atom(draw, atom, shapes) if atom else draw_rule(draw, shapes, draw(st.integers(0, 3)))
     return Case(
         type=type, batch=batch, heads_q=heads_q, heads_kv=heads_kv, q_shape=q_shape, k_shape=k_shape,
-        d_qk=draw(channels(64 if long else 256)), d_v=draw(channels(64 if long else 512)),
-        rule=rule, align=draw(st.sampled_from(ALIGNMENTS)), layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])),
+        d_qk=d_qk, d_v=d_v, rule=rule, align=draw(st.sampled_from(ALIGNMENTS)), layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])),
         key_lengths=key_lengths, **_options(draw, type), **_common(draw),
     )  # fmt: skip
 
 
 @st.composite
 def packed_cases(draw, types=FLOATS):
-    """Layout qkv: (3, N, L, D)."""
-    type, batch = draw(st.sampled_from(types)), draw(st.sampled_from([1, 2, 5, 0]))
+    """Layout qkv: (3, heads, length, channels)."""
+    type, heads = draw(st.sampled_from(types)), draw(st.sampled_from([1, 2, 5, 0]))
     length, d = draw(lengths), draw(channels(256))
-    shapes = Shapes(batch, 1, (length,), (length,))
+    shapes = Shapes(1, heads, (length,), (length,))
     return Case(
-        type=type, batch=batch, q_shape=(length,), k_shape=(length,), d_qk=d, d_v=d, layout="qkv",
+        type=type, heads_q=heads, heads_kv=heads, q_shape=(length,), k_shape=(length,), d_qk=d, d_v=d, layout="qkv",
         rule=draw_rule(draw, shapes, 2), align=draw(st.sampled_from(ALIGNMENTS)),
         **_options(draw, type), **(_common(draw) | {"poison": False}),
     )  # fmt: skip
@@ -224,7 +224,7 @@ def paged_cases(draw, types=FLOATS):
     page_size = draw(st.sampled_from([1, 3, 16, 64, 100]))
     keys = page_size * draw(st.integers(1, max(1, min(9, 400 // page_size))))
     queries = draw(st.one_of(st.integers(1, 4), lengths))
-    key_lengths = tuple(draw(st.integers(0, keys)) for _ in range(batch)) if draw(st.integers(0, 3)) else None
+    key_lengths = tuple(draw(st.one_of(st.integers(0, keys), st.just(keys))) for _ in range(batch))
     shapes = Shapes(batch, heads_q, (queries,), (keys,))
     return Case(
         type=type, batch=batch, heads_q=heads_q, heads_kv=heads_kv, q_shape=(queries,), k_shape=(keys,),

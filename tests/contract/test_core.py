@@ -25,7 +25,7 @@ CALLS = {
                       rule=("and", ("causal",), ("documents_packed", [0, 40, 40, 150], [0, 30, 60, 150]))),
     "ragged": dict(q_shape=(120,), k_shape=(140,), layout="thd", cu_q=(0, 50, 50, 120), cu_k=(0, 60, 70, 140), d_qk=40, d_v=40,
                    rule=("causal",)),
-    "packed": dict(batch=3, q_shape=(97,), k_shape=(97,), d_qk=32, d_v=32, layout="qkv", rule=("causal",)),
+    "packed": dict(heads_q=3, heads_kv=3, q_shape=(97,), k_shape=(97,), d_qk=32, d_v=32, layout="qkv", rule=("causal",)),
     "paged": dict(batch=2, heads_q=4, heads_kv=2, q_shape=(5,), k_shape=(160,), page_size=16, key_lengths=(33, 160), d_qk=64, d_v=64),
     "tree": dict(q_shape=(200,), k_shape=(180,), d_qk=24, d_v=24, poison=True,
                  rule=("or", ("sink", 3), ("and", ("local", 30), ("not", ("prefix", 9))))),

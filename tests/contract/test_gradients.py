@@ -25,7 +25,7 @@ OPTIONS = {
     "documents": dict(rule=("and", ("causal",), ("documents", np.array([1, 1, 2, 2]), np.array([1, 2, 2, 1, 1])))),
     "two dimensions": dict(q_shape=(2, 2), k_shape=(3, 2), rule=("local", 2, 0, False), layout="bhds"),
     "ragged": dict(batch=1, layout="thd", cu_q=(0, 3, 4), cu_k=(0, 1, 5)),
-    "packed": dict(heads_q=1, layout="qkv", k_shape=(4,), d_v=3),
+    "packed": dict(batch=1, heads_kv=2, layout="qkv", k_shape=(4,), d_v=3),
     "all together": dict(
         scale=0.9, softcap=1.5, bias=("float64", (True, False, True, True)), alibi=("float64", False), sink="float64",
         rule=("or", ("causal",), ("sink", 2)), align="none_end",

@@ -57,8 +57,8 @@ def test_empty_documents(cu_q, cu_k):
 
 
 def test_packed_nothing():
-    for batch, length in ((0, 5), (3, 0), (0, 0)):
-        check(Case(batch=batch, q_shape=(length,), k_shape=(length,), layout="qkv"))
+    for heads, length in ((0, 5), (3, 0), (0, 0)):
+        check(Case(heads_q=heads, heads_kv=heads, q_shape=(length,), k_shape=(length,), layout="qkv"))
 
 
 # Where each axis of a (2, 2, 3, 4) tensor lies, in elements: some two entries are more than 2^31 (or 2^32) elements apart.
