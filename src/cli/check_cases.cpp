@@ -60,6 +60,15 @@ bool uses(const CheckedRule& rule, const char* name) {
   return rule.text.find(name) != std::string::npos;
 }
 
+// The same call for a rule and type whichever others are checked beside it (FNV-1a).
+std::uint64_t seed_of(const CheckedRule& rule, ElementType type, Align align, std::uint64_t seed) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  for (const char c : rule.text) add(std::uint64_t(c));
+  for (const auto value : {std::uint64_t(rule.dimensions), std::uint64_t(type), std::uint64_t(align), seed}) add(value);
+  return hash;
+}
+
 Layout draw_layout(Draw& draw, const CheckedRule& rule) {
   std::vector<Layout> layouts = {Layout::bhsd, Layout::bshd, Layout::bhds};
   if (rule.dimensions == 1) layouts.push_back(Layout::qkv);
@@ -78,7 +87,8 @@ Sizes draw_sizes(Draw& draw, const CheckedRule& rule, Layout layout) {
   }
   if (layout == Layout::thd) sizes.batch = 1;  // documents take its place
   if (layout == Layout::qkv) {
-    sizes.heads_q = sizes.heads_kv = 1;
+    sizes.batch = 1;
+    sizes.heads_kv = sizes.heads_q;
     sizes.d_v = sizes.d_qk;
     sizes.keys = sizes.queries;
   }
@@ -112,7 +122,9 @@ void add_extra(CheckCase& made, Draw& draw, const CheckedRule& rule, const Sizes
     options.cu_seqlens_q = add("cu_seqlens_q", draw.cumulative(queries, documents));
     options.cu_seqlens_k = add("cu_seqlens_k", draw.cumulative(keys, documents));
   }
-  if (rule.dimensions == 1 && options.layout != Layout::thd && !uses(rule, "documents") && draw.one_in(5))
+  const bool one_length =
+      rule.dimensions > 1 || options.layout == Layout::thd || uses(rule, "documents") || uses(rule, "blocks");
+  if (!one_length && draw.one_in(5))
     options.key_lengths = add("key_lengths", draw.integers(ElementType::int32, {sizes.batch}, 0, keys));
   if (draw.one_in(3)) {
     const auto axis = [&](std::int64_t size) { return draw.one_in(3) ? 1 : size; };
@@ -161,7 +173,7 @@ const std::vector<CheckedRule>& checked_rules() {
 }
 
 CheckCase random_case(const CheckedRule& rule, ElementType type, Align align, std::uint64_t seed) {
-  Draw draw(seed);
+  Draw draw(seed_of(rule, type, align, seed));
   CheckCase made;
   auto& call = made.call;
   auto& options = call.options;
@@ -173,7 +185,7 @@ CheckCase random_case(const CheckedRule& rule, ElementType type, Align align, st
     return draw.normal(type, shape_in(options.layout, sizes.batch, heads, sequence, channels));
   };
   if (call.packed()) {
-    auto shape = shape_in(options.layout, sizes.batch, 1, sizes.queries, sizes.d_qk);
+    auto shape = shape_in(options.layout, sizes.batch, sizes.heads_q, sizes.queries, sizes.d_qk);
     shape.insert(shape.begin(), 3);
     call.q = draw.normal(type, shape);
   } else {
@@ -185,7 +197,8 @@ CheckCase random_case(const CheckedRule& rule, ElementType type, Align align, st
   if (!call.packed()) made.description += ", k " + shape_text(call.k.shape) + ", v " + shape_text(call.v.shape);
   if (draw.one_in(4)) options.scale = 0.2;
   if (draw.one_in(4)) options.softcap = 2.5;
-  if (options.softcap > 0) made.description += ", softcap";
+  if (options.scale) made.description += ", scale 0.2";
+  if (options.softcap > 0) made.description += ", softcap 2.5";
   add_extra(made, draw, rule, sizes);
   call.rule = rule.text;
   options.rule = parse_rule(rule.text, [&](const std::string& name) { return call.find(name)->view(); });

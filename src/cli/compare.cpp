@@ -54,8 +54,10 @@ std::vector<double> unpaged(const OwnedTensor& cache, const OwnedTensor& table, 
   return result;
 }
 
-// A rule's table as one (batch, head) sees it: ids lose their batch axis, masks and bitmaps their batch and head axes.
-TensorView table_of(const TensorView& table, std::int64_t b, std::int64_t h, bool& shared) {
+// A rule's table as one (batch, head) with `length` of the `keys` sees it: ids lose their batch axis, masks and bitmaps
+// their batch and head axes, and a mask the keys that are not there.
+TensorView table_of(const TensorView& table, std::int64_t b, std::int64_t h, std::int64_t keys, std::int64_t length,
+                    bool& shared) {
   TensorView view = table;
   const auto take = [&](std::int64_t index) {
     if (view.shape[0] > 1) shared = false;
@@ -65,6 +67,7 @@ TensorView table_of(const TensorView& table, std::int64_t b, std::int64_t h, boo
   if (ids && view.rank == 2) take(b);
   if (!ids && view.rank == 4) take(b);
   if (!ids && view.rank == 3) take(h);
+  if (!ids && view.rank == 2 && view.shape[1] == keys) view.shape[1] = length;
   return view;
 }
 
@@ -98,18 +101,25 @@ void add_mask(ReferenceCase& given, const Call& call, const Rule& rule, const Se
 }
 
 void add_masks(ReferenceCase& given, const Call& call, const SequenceShape& q_shape, const SequenceShape& k_shape) {
+  const auto unsupported = [&](const char* name, const char* with) {
+    if (call.find(name) && call.rule.find(with) != std::string::npos)
+      throw Error(Error::Kind::unsupported, std::string(name) + ": not checked together with " + with + " in the rule");
+  };
+  unsupported("alibi", "documents");
+  unsupported("key_lengths", "documents");
+  unsupported("key_lengths", "blocks");
   const auto* lengths = call.find("key_lengths");
-  if (call.find("alibi") && call.rule.find("documents") != std::string::npos)
-    throw Error(Error::Kind::unsupported, "alibi: not checked together with documents in the rule");
   bool shared = lengths == nullptr;  // by all (batch, head); the rule's tables may say otherwise
   for (std::int64_t b = 0; b < given.batch; ++b)
     for (std::int64_t h = 0; h < given.heads_q; ++h) {
       if (given.masks.empty() || !shared) {
-        auto rule = parse_rule(
-            call.rule, [&](const std::string& name) { return table_of(call.find(name)->view(), b, h, shared); });
+        const auto keys = lengths ? SequenceShape{integers_of(*lengths)[std::size_t(b)]} : k_shape;
+        auto rule = parse_rule(call.rule, [&](const std::string& name) {
+          return table_of(call.find(name)->view(), b, h, given.keys, volume(keys), shared);
+        });
         if (call.options.cu_seqlens_q.given())
           rule = rule & documents_packed(call.options.cu_seqlens_q, call.options.cu_seqlens_k);
-        add_mask(given, call, rule, q_shape, lengths ? SequenceShape{integers_of(*lengths)[std::size_t(b)]} : k_shape);
+        add_mask(given, call, rule, q_shape, keys);
       }
       given.mask_of.push_back(int(given.masks.size()) - 1);
     }
@@ -148,7 +158,6 @@ ReferenceCase reference_case(const Call& call, const OwnedTensor* dout, const Ow
   given.softcap = options.softcap;
   if (const auto* bias = call.find("bias")) {
     given.bias = values_of(bias->view());
-    given.bias_type = bias->type;
     std::copy(bias->shape.begin(), bias->shape.end(), given.bias_size);
   }
   if (const auto* sink = call.find("sink")) given.sink = values_of(sink->view());
@@ -165,24 +174,38 @@ ReferenceCase reference_case(const Call& call, const OwnedTensor* dout, const Ow
   return given;
 }
 
-Measured measure(const std::string& name, const TensorView& got, const WideArray& exact, const WideArray& textbook) {
-  Measured result{name, 0, 0};
-  double textbook_error = 0, largest = 0;
-  const auto distance = [](Wide a, Wide b) {
-    if (a == b) return 0.0;  // infinities of one sign too
-    const auto d = double(std::fabs(a - b));
-    return std::isnan(d) ? double(INFINITY) : d;
-  };
-  for_each_element(got, [&](std::int64_t index, std::int64_t offset) {
-    const auto i = std::size_t(index);
-    result.error = std::max(result.error, distance(Wide(load_number(got.type, got.data, offset)), exact[i]));
-    if (std::isfinite(exact[i])) largest = std::max(largest, double(std::fabs(exact[i])));
-    if (std::isfinite(exact[i]) && std::isfinite(textbook[i]))
-      textbook_error = std::max(textbook_error, distance(textbook[i], exact[i]));
-  });
-  result.bar = 2 * textbook_error + ulp(got.type, largest);
-  return result;
+double distance(Wide a, Wide b) {
+  if (a == b) return 0;  // infinities of one sign too
+  const auto d = double(std::fabs(a - b));
+  return std::isnan(d) ? double(INFINITY) : d;
 }
+
+// What the library gave next to what is exact and to what textbooks give.
+class Measure {
+ public:
+  explicit Measure(const ReferenceCase& given) : exact_(exact_result(given)), textbooks_(textbook_results(given)) {}
+
+  Measured operator()(const std::string& name, const TensorView& got, WideArray ReferenceResult::* array,
+                      const std::string& terms) const {
+    const auto& exact = exact_.*array;
+    Measured result{name, 0, 0, 0, exact_.terms.at(terms)};
+    Wide largest = 0;
+    for_each_element(got, [&](std::int64_t index, std::int64_t offset) {
+      const auto value = exact[std::size_t(index)];
+      result.error = std::max(result.error, distance(Wide(load_number(got.type, got.data, offset)), value));
+      if (!std::isfinite(value)) return;
+      largest = std::max(largest, std::fabs(value));
+      for (const auto& textbook : textbooks_)
+        result.textbook_error = std::max(result.textbook_error, distance((textbook.*array)[std::size_t(index)], value));
+    });
+    result.unit = ulp(got.type, double(largest));
+    return result;
+  }
+
+ private:
+  ReferenceResult exact_;
+  std::vector<ReferenceResult> textbooks_;
+};
 
 // m + log(l) must be lse: l alone has no bar of its own, since it shifts with m's rounding.
 OwnedTensor recombined(const Results& results) {
@@ -198,22 +221,21 @@ OwnedTensor recombined(const Results& results) {
 }  // namespace
 
 std::vector<Measured> compare(const Call& call, const OwnedTensor* dout, const OwnedTensor* dlse) {
-  const auto given = reference_case(call, dout, dlse);
-  const auto exact = reference(given, Precision::exact), textbook = reference(given, Precision::as_input);
+  using R = ReferenceResult;
   const auto results = run_forward(call);
-  std::vector<Measured> all = {measure("out", ordered(call, results.out, -1), exact.out, textbook.out),
-                               measure("lse", results.lse.view(), exact.lse, textbook.lse),
-                               measure("row_max", results.row_max.view(), exact.row_max, textbook.row_max),
-                               measure("row_max + log(row_sum)", recombined(results).view(), exact.lse, textbook.lse)};
-  if (!dout) return all;
-
-  const auto gradients = run_backward(call, results, *dout, dlse);
+  const auto gradients = dout ? run_backward(call, results, *dout, dlse) : NamedTensors();
+  const Measure measure(reference_case(call, dout, dlse));
+  std::vector<Measured> all = {measure("out", ordered(call, results.out, -1), &R::out, "out"),
+                               measure("lse", results.lse.view(), &R::lse, "lse"),
+                               measure("row_max", results.row_max.view(), &R::row_max, "lse"),
+                               measure("row_max + log(row_sum)", recombined(results).view(), &R::lse, "lse")};
   for (const auto& [name, tensor] : gradients) {
-    if (name == "dqkv" || name == "dq") all.push_back(measure("dq", ordered(call, tensor, 0), exact.dq, textbook.dq));
-    if (name == "dqkv" || name == "dk") all.push_back(measure("dk", ordered(call, tensor, 1), exact.dk, textbook.dk));
-    if (name == "dqkv" || name == "dv") all.push_back(measure("dv", ordered(call, tensor, 2), exact.dv, textbook.dv));
-    if (name == "dbias") all.push_back(measure(name, tensor.view(), exact.dbias, textbook.dbias));
-    if (name == "dsink") all.push_back(measure(name, tensor.view(), exact.dsink, textbook.dsink));
+    const bool packed = name == "dqkv";
+    if (packed || name == "dq") all.push_back(measure("dq", ordered(call, tensor, 0), &R::dq, "dq"));
+    if (packed || name == "dk") all.push_back(measure("dk", ordered(call, tensor, 1), &R::dk, "dk"));
+    if (packed || name == "dv") all.push_back(measure("dv", ordered(call, tensor, 2), &R::dv, "dv"));
+    if (name == "dbias") all.push_back(measure(name, tensor.view(), &R::dbias, name));
+    if (name == "dsink") all.push_back(measure(name, tensor.view(), &R::dsink, name));
   }
   return all;
 }

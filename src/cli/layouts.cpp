@@ -46,8 +46,8 @@ std::string name_of(Align align) {
 Shape shape_in(Layout layout, std::int64_t batch, std::int64_t heads, const Shape& sequence, std::int64_t channels) {
   Shape shape;
   const auto add_sequence = [&] { shape.insert(shape.end(), sequence.begin(), sequence.end()); };
-  if (layout != Layout::thd) shape.push_back(batch);
-  if (layout == Layout::bhsd || layout == Layout::bhds) shape.push_back(heads);
+  if (layout != Layout::thd && layout != Layout::qkv) shape.push_back(batch);
+  if (layout == Layout::bhsd || layout == Layout::bhds || layout == Layout::qkv) shape.push_back(heads);
   if (layout == Layout::bhds) shape.push_back(channels);
   add_sequence();
   if (layout == Layout::bshd || layout == Layout::thd) shape.push_back(heads);
@@ -95,8 +95,7 @@ Shape lse_shape(const OwnedTensor& q, Layout layout) {
   const auto view = as_bhsd(layout == Layout::qkv ? part(q.view(), 0) : q.view(), layout);
   std::int64_t queries = 1;
   for (int i = 2; i < view.rank - 1; ++i) queries *= view.shape[std::size_t(i)];
-  if (layout == Layout::thd) return {view.shape[1], queries};
-  if (layout == Layout::qkv) return {view.shape[0], queries};
+  if (layout == Layout::thd || layout == Layout::qkv) return {view.shape[1], queries};
   return {view.shape[0], view.shape[1], queries};
 }
 

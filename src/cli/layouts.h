@@ -17,7 +17,7 @@ const std::map<std::string, Align>& align_names();
 std::string name_of(Layout layout);
 std::string name_of(Align align);
 
-/// The shape of a tensor with the given sizes. For thd, batch is 1 and left out; for qkv, heads is 1 and left out.
+/// The shape of a tensor with the given sizes. For thd and qkv, batch is 1 and left out.
 Shape shape_in(Layout layout, std::int64_t batch, std::int64_t heads, const Shape& sequence, std::int64_t channels);
 
 /// The same tensor with its axes in the order of bhsd. For qkv: `view` is (N, L, D).

@@ -83,9 +83,18 @@ void store_number(ElementType type, void* data, std::int64_t index, double value
 
 double rounded(ElementType type, double value) {
   if (type == ElementType::float64 || value == 0 || !std::isfinite(value)) return value;
-  const double quantum = ulp(type, value);
-  const double result = std::nearbyint(value / quantum) * quantum;
-  return std::fabs(result) > format_of(type).largest ? std::copysign(HUGE_VAL, value) : result;
+  const auto format = format_of(type);
+  double result;
+  if (std::fabs(value) < std::ldexp(1.0, format.least_exponent)) {
+    const double unit = std::ldexp(1.0, format.least_exponent - format.mantissa_bits);
+    result = std::nearbyint(value / unit) * unit;
+  } else {  // on the bits of the double, of which `dropped` go; a carry runs into the exponent as it should
+    const int dropped = 52 - format.mantissa_bits;
+    auto bits = std::bit_cast<std::uint64_t>(value);
+    bits += (std::uint64_t(1) << (dropped - 1)) - 1 + (bits >> dropped & 1);
+    result = std::bit_cast<double>(bits >> dropped << dropped);
+  }
+  return std::fabs(result) > format.largest ? std::copysign(HUGE_VAL, value) : result;
 }
 
 double ulp(ElementType type, double value) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <string>
 
 #include "numbers.h"
 
@@ -12,26 +13,45 @@ namespace anyflash::cli {
 
 namespace {
 
+struct Manner {
+  bool exact = false;
+  bool last_first = false;  // the order of every sum
+  bool recompute = false;   // backward from what forward gave: P = exp(S - lse), sum(dO O) in place of sum(P dP)
+};
+
+// Sums, and the sums of their terms' sizes.
+template <class A>
+struct Sums {
+  std::vector<A> value, size;
+
+  Sums(std::size_t count, bool with_sizes) : value(count), size(with_sizes ? count : 0) {}
+  void add(std::int64_t at, A term, A term_size) {
+    value[std::size_t(at)] += term;
+    if (!size.empty()) size[std::size_t(at)] += std::fabs(term_size);
+  }
+  double largest_size() const { return size.empty() ? 0 : double(*std::max_element(size.begin(), size.end())); }
+};
+
 // One (batch, head) at a time; A is the type sums are made in.
 template <class A>
 class Textbook {
  public:
-  Textbook(const ReferenceCase& given, Precision precision)
+  Textbook(const ReferenceCase& given, Manner manner)
       : c_(given),
-        round_(precision == Precision::as_input && element_size(given.type) == 2),
+        manner_(manner),
+        round_(!manner.exact && element_size(given.type) == 2),
         s_(std::size_t(c_.queries * c_.keys)),
         p_(s_.size()),
-        cap_slope_(s_.size()) {
-    result_.out.resize(rows() * std::size_t(c_.d_v));
-    result_.lse.resize(rows());
-    result_.row_max.resize(rows());
-    result_.row_sum.resize(rows());
-    if (c_.dout.empty()) return;
-    dq_.resize(c_.q.size());
-    dk_.resize(c_.k.size());
-    dv_.resize(c_.v.size());
-    dbias_.resize(c_.bias.size());
-    dsink_.resize(c_.sink.size());
+        cap_slope_(s_.size()),
+        out_(std::size_t(rows() * c_.d_v), manner.exact),
+        dq_(c_.dout.empty() ? 0 : c_.q.size(), manner.exact),
+        dk_(c_.dout.empty() ? 0 : c_.k.size(), manner.exact),
+        dv_(c_.dout.empty() ? 0 : c_.v.size(), manner.exact),
+        dbias_(c_.dout.empty() ? 0 : c_.bias.size(), manner.exact),
+        dsink_(c_.dout.empty() ? 0 : c_.sink.size(), manner.exact) {
+    result_.lse.resize(std::size_t(rows()));
+    result_.row_max.resize(std::size_t(rows()));
+    result_.row_sum.resize(std::size_t(rows()));
   }
 
   ReferenceResult run() {
@@ -39,28 +59,30 @@ class Textbook {
       for (std::int64_t h = 0; h < c_.heads_q; ++h) {
         scores(b, h);
         for (std::int64_t i = 0; i < c_.queries; ++i) softmax_row(b, h, i);
-        if (!c_.dout.empty())
-          for (std::int64_t i = 0; i < c_.queries; ++i) backward_row(b, h, i);
+        if (c_.dout.empty()) continue;
+        for (std::int64_t i = 0; i < c_.queries; ++i) backward_row(b, h, turn(i, c_.queries));
       }
-    const auto rounded_all = [&](const std::vector<A>& sums, bool with_bias_type = false) {
-      WideArray values(sums.begin(), sums.end());
-      if (round_ && !with_bias_type)
-        std::transform(sums.begin(), sums.end(), values.begin(), [&](A x) { return keep(x); });
-      return values;
-    };
-    result_.dq = rounded_all(dq_);
-    result_.dk = rounded_all(dk_);
-    result_.dv = rounded_all(dv_);
-    result_.dbias = rounded_all(dbias_, true);
-    result_.dsink = rounded_all(dsink_, true);
+    give("out", out_, result_.out, true);
+    give("dq", dq_, result_.dq, true);
+    give("dk", dk_, result_.dk, true);
+    give("dv", dv_, result_.dv, true);
+    give("dbias", dbias_, result_.dbias, false);  // in a type of its own
+    give("dsink", dsink_, result_.dsink, false);
+    result_.terms["lse"] = result_.terms["row_max"] = double(largest_score_);
     return std::move(result_);
   }
 
  private:
   // What is stored in memory between two steps of the textbook has the inputs' type.
   A keep(A x) const { return round_ ? A(rounded(c_.type, double(x))) : x; }
+  std::int64_t turn(std::int64_t i, std::int64_t n) const { return manner_.last_first ? n - 1 - i : i; }
 
-  std::size_t rows() const { return std::size_t(c_.batch * c_.heads_q * c_.queries); }
+  void give(const std::string& name, const Sums<A>& sums, WideArray& to, bool kept) {
+    for (const A x : sums.value) to.push_back(kept ? keep(x) : x);
+    result_.terms[name] = sums.largest_size();
+  }
+
+  std::int64_t rows() const { return c_.batch * c_.heads_q * c_.queries; }
   std::int64_t q_row(std::int64_t b, std::int64_t h, std::int64_t i) const {
     return (b * c_.heads_q + h) * c_.queries + i;
   }
@@ -70,16 +92,40 @@ class Textbook {
   std::size_t mask_of(std::int64_t b, std::int64_t h) const {
     return std::size_t(c_.mask_of[std::size_t(b * c_.heads_q + h)]);
   }
-  std::size_t bias_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  std::int64_t bias_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     const std::int64_t at[4] = {b, h, i, j};
     std::int64_t index = 0;
     for (int axis = 0; axis < 4; ++axis) index = index * c_.bias_size[axis] + (c_.bias_size[axis] > 1 ? at[axis] : 0);
-    return std::size_t(index);
+    return index;
   }
-  static A dot(const double* a, const double* b, std::int64_t n) {
+  template <class X>
+  A dot(const X* a, const double* b, std::int64_t n) const {
     A sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) sum += A(a[i]) * A(b[i]);
+    for (std::int64_t i = 0; i < n; ++i) sum += A(a[turn(i, n)]) * A(b[turn(i, n)]);
     return sum;
+  }
+
+  A score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+    const auto at = std::size_t(i * c_.keys + j);
+    const double* q = &c_.q[std::size_t(q_row(b, h, i) * c_.d_qk)];
+    const double* k = &c_.k[std::size_t(k_row(b, h, j) * c_.d_qk)];
+    const A bias = c_.bias.empty() ? A(0) : A(c_.bias[std::size_t(bias_index(b, h, i, j))]);
+    const A slope = c_.slopes.empty() ? A(0) : A(c_.slopes[std::size_t(b * c_.heads_q + h)]);
+    const A penalty = c_.slopes.empty() ? A(0) : slope * A(c_.distances[mask_of(b, h)][at]);
+    A s = keep(dot(q, k, c_.d_qk) * A(c_.scale));
+    if (c_.softcap > 0) {
+      const A t = std::tanh(s / A(c_.softcap));
+      cap_slope_[at] = 1 - t * t;
+      s = keep(A(c_.softcap) * t);
+    }
+    if (!c_.bias.empty()) s = keep(s + bias);
+    if (!c_.slopes.empty()) s = keep(s - penalty);
+    if (manner_.exact) {
+      A size = std::fabs(bias) + std::fabs(penalty);
+      for (std::int64_t c = 0; c < c_.d_qk; ++c) size += std::fabs(A(c_.scale) * A(q[c]) * A(k[c]));
+      if (std::isfinite(size)) largest_score_ = std::max(largest_score_, size);
+    }
+    return s;
   }
 
   // S = scale q k^T, capped, biased; -inf where hidden.
@@ -88,46 +134,40 @@ class Textbook {
     for (std::int64_t i = 0; i < c_.queries; ++i)
       for (std::int64_t j = 0; j < c_.keys; ++j) {
         const auto at = std::size_t(i * c_.keys + j);
-        s_[at] = -std::numeric_limits<A>::infinity();
         cap_slope_[at] = 1;
-        if (!visible[at]) continue;
-        A s = keep(
-            dot(&c_.q[std::size_t(q_row(b, h, i) * c_.d_qk)], &c_.k[std::size_t(k_row(b, h, j) * c_.d_qk)], c_.d_qk) *
-            A(c_.scale));
-        if (c_.softcap > 0) {
-          const A t = std::tanh(s / A(c_.softcap));
-          cap_slope_[at] = 1 - t * t;
-          s = keep(A(c_.softcap) * t);
-        }
-        if (!c_.bias.empty()) s = keep(s + A(c_.bias[bias_index(b, h, i, j)]));
-        if (!c_.slopes.empty())
-          s = keep(s - A(c_.slopes[std::size_t(b * c_.heads_q + h)]) * A(c_.distances[mask_of(b, h)][at]));
-        s_[at] = s;
+        s_[at] = visible[at] ? score(b, h, i, j) : -std::numeric_limits<A>::infinity();
       }
   }
 
   void softmax_row(std::int64_t b, std::int64_t h, std::int64_t i) {
-    const auto first = std::size_t(i * c_.keys), row = std::size_t(q_row(b, h, i));
+    const auto first = std::size_t(i * c_.keys);
+    const auto row = q_row(b, h, i);
+    const A *s = &s_[first], nothing = -std::numeric_limits<A>::infinity();
     A* p = &p_[first];
-    A m = -std::numeric_limits<A>::infinity();
-    for (std::int64_t j = 0; j < c_.keys; ++j) m = std::max(m, s_[first + std::size_t(j)]);
-    const bool empty = std::isinf(m) && m < 0;
-    A l = 0;
+    A m = nothing, l = 0;
+    for (std::int64_t j = 0; j < c_.keys; ++j) m = std::max(m, s[j]);
+    const bool empty = m == nothing;
     if (!empty && !c_.sink.empty()) {
       m = std::max(m, A(c_.sink[std::size_t(h)]));
       l = std::exp(A(c_.sink[std::size_t(h)]) - m);
     }
-    for (std::int64_t j = 0; j < c_.keys; ++j) l += p[j] = empty ? A(0) : std::exp(s_[first + std::size_t(j)] - m);
-    for (std::int64_t j = 0; j < c_.keys; ++j) p[j] = empty ? A(0) : keep(p[j] / l);
-    for (std::int64_t c = 0; c < c_.d_v; ++c) {
-      A sum = 0;
-      for (std::int64_t j = 0; j < c_.keys; ++j)
-        if (!empty && p[j] != 0) sum += p[j] * A(c_.v[std::size_t(k_row(b, h, j) * c_.d_v + c)]);
-      result_.out[row * std::size_t(c_.d_v) + std::size_t(c)] = keep(sum);
+    for (std::int64_t n = 0; n < c_.keys; ++n) {
+      const auto j = turn(n, c_.keys);
+      p[j] = empty ? A(0) : std::exp(s[j] - m);
+      l += p[j];
     }
-    result_.row_max[row] = m;
-    result_.row_sum[row] = l;
-    result_.lse[row] = empty ? m : m + std::log(l);
+    for (std::int64_t j = 0; j < c_.keys; ++j) p[j] = empty ? A(0) : keep(p[j] / l);
+    for (std::int64_t n = 0; n < c_.keys; ++n) {
+      const auto j = turn(n, c_.keys);
+      if (p[j] == 0) continue;
+      for (std::int64_t c = 0; c < c_.d_v; ++c) {
+        const A term = p[j] * A(c_.v[std::size_t(k_row(b, h, j) * c_.d_v + c)]);
+        out_.add(row * c_.d_v + c, term, term);
+      }
+    }
+    result_.row_max[std::size_t(row)] = m;
+    result_.row_sum[std::size_t(row)] = l;
+    result_.lse[std::size_t(row)] = empty ? m : m + std::log(l);
   }
 
   // dV += P^T dO, dP = dO V^T, dS = P (dP - sum(P dP) + dlse), dQ = scale dS K, dK += scale dS^T Q.
@@ -135,37 +175,62 @@ class Textbook {
     const auto first = std::size_t(i * c_.keys);
     const auto row = q_row(b, h, i);
     const double* dout = &c_.dout[std::size_t(row * c_.d_v)];
-    std::vector<A> dp(std::size_t(c_.keys));
+    std::vector<A> dp(std::size_t(c_.keys)), out(std::size_t(c_.d_v));
+    for (std::int64_t c = 0; c < c_.d_v; ++c) out[std::size_t(c)] = keep(out_.value[std::size_t(row * c_.d_v + c)]);
+    const A lse = A(result_.lse[std::size_t(row)]), dlse = c_.dlse.empty() ? A(0) : A(c_.dlse[std::size_t(row)]);
+    if (manner_.recompute)
+      for (std::int64_t j = 0; j < c_.keys; ++j)
+        if (p_[first + std::size_t(j)] != 0)
+          p_[first + std::size_t(j)] = keep(std::exp(s_[first + std::size_t(j)] - lse));
     A delta = 0;
-    for (std::int64_t j = 0; j < c_.keys; ++j) {
+    for (std::int64_t n = 0; n < c_.keys; ++n) {
+      const auto j = turn(n, c_.keys);
       const A p = p_[first + std::size_t(j)];
       if (p == 0) continue;
       dp[std::size_t(j)] = keep(dot(dout, &c_.v[std::size_t(k_row(b, h, j) * c_.d_v)], c_.d_v));
       delta += p * dp[std::size_t(j)];
     }
-    const A dlse = c_.dlse.empty() ? A(0) : A(c_.dlse[std::size_t(row)]);
-    for (std::int64_t j = 0; j < c_.keys; ++j) {
-      const A p = p_[first + std::size_t(j)];
-      if (p == 0) continue;
-      const auto key = k_row(b, h, j);
-      const A ds = keep(p * (dp[std::size_t(j)] - delta + dlse));
-      const A dqk = keep(ds * cap_slope_[first + std::size_t(j)]) * A(c_.scale);
-      for (std::int64_t c = 0; c < c_.d_v; ++c) dv_[std::size_t(key * c_.d_v + c)] += p * A(dout[c]);
-      for (std::int64_t c = 0; c < c_.d_qk; ++c) {
-        dq_[std::size_t(row * c_.d_qk + c)] += dqk * A(c_.k[std::size_t(key * c_.d_qk + c)]);
-        dk_[std::size_t(key * c_.d_qk + c)] += dqk * A(c_.q[std::size_t(row * c_.d_qk + c)]);
+    // From the other end than dp, or both would round alike where P is 1.
+    if (manner_.recompute) {
+      delta = 0;
+      for (std::int64_t c = 0; c < c_.d_v; ++c) {
+        const auto at = std::size_t(c_.d_v - 1 - turn(c, c_.d_v));
+        delta += A(dout[at]) * out[at];
       }
-      if (!c_.bias.empty()) dbias_[bias_index(b, h, i, j)] += ds;
     }
-    const A lse = A(result_.lse[std::size_t(row)]);
-    if (!c_.sink.empty() && !std::isinf(lse))
-      dsink_[std::size_t(h)] += std::exp(A(c_.sink[std::size_t(h)]) - lse) * (dlse - delta);
+    for (std::int64_t n = 0; n < c_.keys; ++n) backward_pair(b, h, i, turn(n, c_.keys), dp, delta, dlse);
+    if (c_.sink.empty() || std::isinf(lse)) return;
+    const A p = std::exp(A(c_.sink[std::size_t(h)]) - lse);
+    dsink_.add(h, p * (dlse - delta), p * (std::fabs(dlse) + std::fabs(delta)));
+  }
+
+  void backward_pair(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, const std::vector<A>& dp, A delta,
+                     A dlse) {
+    const auto at = std::size_t(i * c_.keys + j);
+    const A p = p_[at];
+    if (p == 0) return;
+    const auto row = q_row(b, h, i), key = k_row(b, h, j);
+    const A ds = keep(p * (dp[std::size_t(j)] - delta + dlse));
+    const A ds_size = p * (std::fabs(dp[std::size_t(j)]) + std::fabs(delta) + std::fabs(dlse));
+    const A dqk = keep(ds * cap_slope_[at]) * A(c_.scale), dqk_size = ds_size * cap_slope_[at] * A(c_.scale);
+    for (std::int64_t c = 0; c < c_.d_v; ++c) {
+      const A term = p * A(c_.dout[std::size_t(row * c_.d_v + c)]);
+      dv_.add(key * c_.d_v + c, term, term);
+    }
+    for (std::int64_t c = 0; c < c_.d_qk; ++c) {
+      const A k = A(c_.k[std::size_t(key * c_.d_qk + c)]), q = A(c_.q[std::size_t(row * c_.d_qk + c)]);
+      dq_.add(row * c_.d_qk + c, dqk * k, dqk_size * k);
+      dk_.add(key * c_.d_qk + c, dqk * q, dqk_size * q);
+    }
+    if (!c_.bias.empty()) dbias_.add(bias_index(b, h, i, j), ds, ds_size);
   }
 
   const ReferenceCase& c_;
+  Manner manner_;
   bool round_;
   std::vector<A> s_, p_, cap_slope_;
-  std::vector<A> dq_, dk_, dv_, dbias_, dsink_;
+  Sums<A> out_, dq_, dk_, dv_, dbias_, dsink_;
+  A largest_score_ = 0;
   ReferenceResult result_;
 };
 
@@ -218,10 +283,20 @@ std::vector<std::vector<std::int64_t>> document_side(const std::vector<std::int6
 
 }  // namespace
 
-ReferenceResult reference(const ReferenceCase& given, Precision precision) {
-  if (precision == Precision::exact) return Textbook<Wide>(given, precision).run();
-  if (given.type == ElementType::float64) return Textbook<double>(given, precision).run();
-  return Textbook<float>(given, precision).run();
+ReferenceResult exact_result(const ReferenceCase& given) {
+  return Textbook<Wide>(given, {true, false, false}).run();
+}
+
+std::vector<ReferenceResult> textbook_results(const ReferenceCase& given) {
+  std::vector<ReferenceResult> results;
+  for (const bool last_first : {false, true})
+    for (const bool recompute : {false, true}) {
+      const Manner manner{false, last_first, recompute};
+      if (given.dout.empty() && recompute) continue;  // nothing would differ
+      const bool wide = given.type == ElementType::float64;
+      results.push_back(wide ? Textbook<double>(given, manner).run() : Textbook<float>(given, manner).run());
+    }
+  return results;
 }
 
 std::vector<double> aligned_distances(const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,

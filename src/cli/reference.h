@@ -5,6 +5,8 @@
 #include <anyflash/explain.h>
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "owned_tensor.h"
@@ -25,7 +27,6 @@ struct ReferenceCase {
   std::vector<int> mask_of;                      ///< (batch, heads_q): which of the masks
   std::vector<double> bias;                      ///< of the sizes below, each 1 or the full size
   std::int64_t bias_size[4] = {1, 1, 1, 1};
-  ElementType bias_type = ElementType::float32;
   std::vector<double> slopes;      ///< (batch, heads_q)
   std::vector<double> sink;        ///< (heads_q)
   std::vector<double> dout, dlse;  ///< backward; dlse may be empty
@@ -34,14 +35,19 @@ struct ReferenceCase {
 struct ReferenceResult {
   WideArray out, lse, row_max, row_sum;
   WideArray dq, dk, dv, dbias, dsink;  ///< empty if dout was not given
+  /// By result, the largest sum of its terms' sizes: what its rounding errors are in proportion to, however its terms
+  /// cancel. Of the exact result only.
+  std::map<std::string, double> terms;
 };
 
-enum class Precision : std::uint8_t {
-  exact,    ///< long double throughout, at least float64
-  as_input  ///< scores, probabilities and results rounded to the inputs' type, sums in float32 (float64 for float64)
-};
+/// In long double throughout, at least float64.
+ReferenceResult exact_result(const ReferenceCase& given);
 
-ReferenceResult reference(const ReferenceCase& given, Precision precision);
+/// As a textbook would in the inputs' type: scores, probabilities and results rounded to that type, sums in float32
+/// (float64 for float64). Whether sums run from first to last or back, and whether the backward pass goes by P and
+/// sum(P dP) or, from what forward gave, by exp(S - lse) and sum(dO O), is a matter of taste, and which errs most one
+/// of chance: all four are given.
+std::vector<ReferenceResult> textbook_results(const ReferenceCase& given);
 
 /// Sum over the dimensions of |x_i - y_i| in aligned coordinates; ids (1-dimensional sequences) restart them inside
 /// each document and may be empty.
