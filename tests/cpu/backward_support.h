@@ -384,7 +384,7 @@ inline double tolerance(ElementType type) {
 }
 
 inline bool same_bits(const Numbers& a, const Numbers& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
 }
 
 inline std::function<bool(std::int64_t, std::int64_t, std::int64_t, std::int64_t)> everything() {
