@@ -40,6 +40,9 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
+constexpr std::int32_t kSpanRows = 8;  // of a partial tile worked on at a time
+constexpr int kSpanStep = 16;          // keys, whole vectors of any instruction set
+
 template <class T>
 class ForwardTask {
  public:
@@ -85,27 +88,63 @@ class ForwardTask {
 
   void visit(const rules::Program& program, std::int32_t block, TileClass kind) {
     const Panel<T>& keys = panels_.of(b_, h_ / (problem_.heads_q / problem_.heads_kv), block, program.k_size());
+    if (kind != TileClass::full) return visit_partial(program, keys);
     Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, keys.k_t, kTile, s_, kTile);
-    if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, keys.box, s_, nullptr);
+    if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
     const RowState<T> state{row_max_, row_sum_, out_, d_v_};
-    if (kind == TileClass::full) {
-      for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false>(0, s_ + row * kTile, row, state);
-    } else {
-      rules::WordsOfKeys words(program, keys.box);
-      for (std::int32_t row = 0; row < used_rows_; ++row) {
-        const Int3 c = query_box_.entry(row);
-        words_[row] = rules::inside(c, problem_.q_size) ? words(c) : 0;
-        SoftmaxRow<true>(words_[row], s_ + row * kTile, row, state);
-      }
-      if (keys.not_finite) return add_guarded(keys);
-    }
+    for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state);
     Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, keys.v, d_v_, out_, d_v_);
   }
 
-  /// out += P V where some values are not finite: their rows are added to the queries that see them, and to no other.
-  void add_guarded(const Panel<T>& keys) {
-    CleanRows(keys.v, d_v_, v_clean_);
-    Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, v_clean_, d_v_, out_, d_v_);
+  /// Works on the rows a few at a time, each time only on the span of keys, in steps of kSpanStep, that one of them sees.
+  void visit_partial(const rules::Program& program, const Panel<T>& keys) {
+    find_words(program, keys.box);
+    if (!plain_) {
+      Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, keys.k_t, kTile, s_, kTile);
+      FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
+    }
+    const T* v = keys.v;
+    if (keys.not_finite) CleanRows(keys.v, d_v_, v_clean_), v = v_clean_;
+    for (std::int32_t first = 0; first < used_rows_; first += kSpanRows) {
+      const auto rows = std::min(kSpanRows, used_rows_ - first);
+      std::uint64_t seen = 0;
+      for (std::int32_t row = first; row < first + rows; ++row) seen |= words_[row];
+      if (seen == 0) continue;
+      const int begin = std::countr_zero(seen) / kSpanStep * kSpanStep;
+      const int width = (64 - std::countl_zero(seen) + kSpanStep - 1) / kSpanStep * kSpanStep - begin;
+      T* s = s_ + first * kTile + begin;
+      if (plain_) Gemm<false>(rows, problem_.d_qk, width, q_ + first * d_qk_, d_qk_, 1, keys.k_t + begin, kTile, s, kTile);
+      softmax(first, rows, begin, width, s);
+      Gemm<true>(rows, width, d_v_, s, kTile, 1, v + begin * d_v_, d_v_, out_ + first * d_v_, d_v_);
+    }
+    if (keys.not_finite) add_not_finite(keys);
+  }
+
+  void find_words(const rules::Program& program, const Box& key_box) {
+    rules::WordsOfKeys words(program, key_box);
+    for (std::int32_t row = 0; row < used_rows_; ++row) {
+      const Int3 c = query_box_.entry(row);
+      words_[row] = rules::inside(c, problem_.q_size) ? words(c) : 0;
+    }
+  }
+
+  void softmax(std::int32_t first, std::int32_t rows, int begin, int width, T* s) {
+    const RowState<T> state{row_max_, row_sum_, out_, d_v_};
+    const auto each_row = [&]<int kWidth>() {
+      for (std::int32_t row = 0; row < rows; ++row)
+        SoftmaxRow<true, kWidth>(words_[first + row] >> begin, s + row * kTile, first + row, state);
+    };
+    static_assert(kTile == 4 * kSpanStep);
+    switch (width / kSpanStep) {
+      case 1: return each_row.template operator()<kSpanStep>();
+      case 2: return each_row.template operator()<2 * kSpanStep>();
+      case 3: return each_row.template operator()<3 * kSpanStep>();
+      default: return each_row.template operator()<kTile>();
+    }
+  }
+
+  /// Values that are not finite are added to the queries that see them, and to no other.
+  void add_not_finite(const Panel<T>& keys) {
     for (std::int32_t row = 0; row < used_rows_; ++row)
       for (auto left = words_[row] & keys.not_finite; left; left &= left - 1) {
         const int key = std::countr_zero(left);
@@ -177,6 +216,15 @@ int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t 
   return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
 }
 
+/// Block i of a walk over the query blocks that keeps to strips a few blocks wide, so that in two and three dimensions the key
+/// blocks around a strip are still packed when the next row of blocks comes.
+std::int32_t walked(const Grid& grid, std::int64_t i) {
+  constexpr std::int64_t strip = 8;
+  const std::int64_t across = grid.blocks(2), down = std::int64_t{grid.blocks(0)} * grid.blocks(1);
+  const auto first = i / (down * strip) * strip, width = std::min(strip, across - first), rest = i - first * down;
+  return static_cast<std::int32_t>(rest / width * across + first + rest % width);
+}
+
 template <class T>
 void RunForward(const Problem& problem, const ExecutionPlan& plan) {
   const auto blocks = plan.query_grid.count(), tasks = problem.batch * problem.heads_q * blocks;
@@ -189,8 +237,9 @@ void RunForward(const Problem& problem, const ExecutionPlan& plan) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
   for (std::int64_t i = 0; i < tasks; ++i) {
     // Later query blocks first: under causal rules they are the longest.
-    const auto head = i / blocks, block = blocks - 1 - i % blocks;
-    workers[omp_get_thread_num()].run(head / problem.heads_q, head % problem.heads_q, static_cast<std::int32_t>(block));
+    const auto head = i / blocks;
+    const auto block = walked(plan.query_grid, blocks - 1 - i % blocks);
+    workers[omp_get_thread_num()].run(head / problem.heads_q, head % problem.heads_q, block);
   }
 }
 

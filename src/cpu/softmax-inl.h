@@ -36,12 +36,25 @@ HWY_INLINE void Rescale(T factor, T* HWY_RESTRICT row, std::int64_t width) {
   for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, row + i), f), d, row + i);
 }
 
-/// s: a row of 64 scores, becomes P. word: its visible keys (used only if kMasked).
-template <bool kMasked, class T>
+/// Makes `tile_max` the row's maximum, if it is larger. Apart, since it is rare after the first tiles.
+template <class T>
+HWY_NOINLINE void RaiseMax(T tile_max, std::int64_t row, const RowState<T>& state) {
+  const hn::ScalableTag<T> d;
+  const T old_max = state.row_max[row];
+  if (!(tile_max > old_max)) return;
+  state.row_max[row] = tile_max;
+  if (old_max == -kInfinity<T>) return;
+  const T factor = hn::GetLane(SoftmaxExp(d, hn::Set(d, old_max - tile_max)));
+  Rescale(factor, state.row_sum + row * kSumLanes, kSumLanes);
+  Rescale(factor, state.out + row * state.width, state.width);
+}
+
+/// s: kWidth scores of a row, become P. word: which of them are visible, from bit 0 (used only if kMasked).
+template <bool kMasked, int kWidth, class T>
 HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
-  constexpr int kLanes = static_cast<int>(hn::MaxLanes(d)), kVectors = kTile / kLanes;
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(d)), kVectors = kWidth / kLanes;
   V x[kVectors];
   for (int i = 0; i < kVectors; ++i) {
     x[i] = hn::Load(d, s + i * kLanes);
@@ -52,15 +65,7 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t r
   }
   V largest = x[0];
   for (int i = 1; i < kVectors; ++i) largest = hn::Max(largest, x[i]);
-  const T tile_max = hn::ReduceMax(d, largest), old_max = state.row_max[row];
-  if (tile_max > old_max) {
-    state.row_max[row] = tile_max;
-    if (old_max != -kInfinity<T>) {
-      const T factor = hn::GetLane(SoftmaxExp(d, hn::Set(d, old_max - tile_max)));
-      Rescale(factor, state.row_sum + row * kSumLanes, kSumLanes);
-      Rescale(factor, state.out + row * state.width, state.width);
-    }
-  }
+  if (!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.row_max[row])))) RaiseMax(hn::ReduceMax(d, largest), row, state);
   // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
   const T shift = state.row_max[row] == -kInfinity<T> ? T(0) : state.row_max[row];
   V sum = hn::Zero(d);
