@@ -93,9 +93,9 @@ TEST(WrongInputBackward, Gradients) {
           {Kind::value, "dq: shares memory with dout, expected memory of its own",
            [](Call& c) { c.gradients.dq.data = c.inputs.dout.data; }},
           {Kind::value, "dv: shares memory with dk, expected memory of its own",
-           [](Call& c) { c.gradients.dv.data = c.gradients.dk.data; }},
+           [](Call& c) { c.put_together(c.gradients.dk, c.gradients.dv, 0); }},
           {Kind::value, "dq: shares memory with lse, expected memory of its own",
-           [](Call& c) { c.gradients.dq.data = static_cast<float*>(c.inputs.lse.data) - 1023; }},
+           [](Call& c) { c.put_together(c.inputs.lse, c.gradients.dq, -1023); }},
           {Kind::value, "dk: given with layout qkv, expected dq to hold all three",
            [](Call& c) {
              c.use_layout_qkv(), c.gradients.dk = c.output({4, 8, 16});

@@ -54,6 +54,13 @@ struct Call {
   TensorView input(Shape shape, ElementType type = ElementType::float32) { return tensor(shape, type, std::byte{0}); }
   TensorView output(Shape shape, ElementType type = ElementType::float32) { return tensor(shape, type, pattern); }
 
+  /// Two tensors of one piece of memory: the second begins `offset` elements after the first, or before it if negative.
+  void put_together(TensorView& first, TensorView& second, std::int64_t offset) {
+    const auto both = input({2 * (first.elements() + second.elements())});
+    first.data = static_cast<float*>(both.data) + (offset < 0 ? -offset : 0);
+    second.data = static_cast<float*>(first.data) + offset;
+  }
+
   TensorView integers(std::initializer_list<std::int64_t> numbers, ElementType type = ElementType::int32) {
     auto view = input({std::int64_t(numbers.size())}, type);
     std::int64_t i = 0;

@@ -205,16 +205,16 @@ TEST(WrongInputForward, SharedMemory) {
              c.outputs.out = c.q;
            }},
           {Kind::value, "out: shares memory with key, expected memory of its own",
-           [](Call& c) { c.outputs.out.data = static_cast<float*>(c.k.data) + 767; }},
+           [](Call& c) { c.put_together(c.k, c.outputs.out, 767); }},
           {Kind::value, "lse: shares memory with value, expected memory of its own",
            [](Call& c) { c.outputs.lse.data = c.v.data; }},
           {Kind::value, "row_max: shares memory with row_sum, expected memory of its own",
            [](Call& c) { c.outputs.row_max.data = c.outputs.row_sum.data; }},
           {Kind::value, "row_sum: shares memory with out, expected memory of its own",
-           [](Call& c) { c.outputs.row_sum.data = static_cast<float*>(c.outputs.out.data) + 1535; }},
+           [](Call& c) { c.put_together(c.outputs.out, c.outputs.row_sum, 1535); }},
           {Kind::value, "lse: shares memory with bias, expected memory of its own",
            [](Call& c) {
-             c.options.bias = c.input({1, 4, 8, 1}), c.outputs.lse.data = c.options.bias.data;
+             c.options.bias = c.input({1, 4, 8, 1}), c.put_together(c.options.bias, c.outputs.lse, 0);
            }},
           {Kind::value, "lse: shares memory with a table of the rule, expected memory of its own",
            [](Call& c) {
