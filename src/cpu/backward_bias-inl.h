@@ -1,6 +1,7 @@
-// The gradient of the bias: a pass of its own over tiles of the bias tensor, each the sum of dS over whatever maps to it (batch
-// entries, heads, query blocks, key blocks along the axes in which the bias is broadcast). A tile is written once, by one
-// thread, in one order; no other memory is needed. S, P and dP are computed again: two of the five products.
+// The gradient of the bias: a pass of its own over tiles of the bias tensor, each the sum of dS over whatever maps to
+// it (batch entries, heads, query blocks, key blocks along the axes in which the bias is broadcast). A tile is written
+// once, by one thread, in one order; no other memory is needed. S, P and dP are computed again: two of the five
+// products.
 
 #include "hwy/highway.h"
 
@@ -27,11 +28,13 @@ class BiasTask {
   /// Tiles of the bias tensor. Along a broadcast axis there is one.
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
     const auto* size = problem.dbias.size;
-    return size[0] * size[1] * (size[2] == 1 ? 1 : plan.query_grid.count()) * (size[3] == 1 ? 1 : plan.key_grid.count());
+    const auto along_q = size[2] == 1 ? 1 : plan.query_grid.count(), along_k = size[3] == 1 ? 1 : plan.key_grid.count();
+    return size[0] * size[1] * along_q * along_k;
   }
 
   void run(std::int64_t tile) {
-    const auto along_k = whole_keys_ ? 1 : plan_.key_grid.count(), along_q = whole_queries_ ? 1 : plan_.query_grid.count();
+    const auto along_k = whole_keys_ ? 1 : plan_.key_grid.count();
+    const auto along_q = whole_queries_ ? 1 : plan_.query_grid.count();
     const auto* size = problem_.dbias.size;
     const auto key_block = static_cast<std::int32_t>(tile % along_k);
     const auto query_block = static_cast<std::int32_t>(tile / along_k % along_q);

@@ -1,5 +1,5 @@
-// Rows in a thread's own memory: transposing, summing, setting aside those with a NaN or an infinity. And the numbers of each
-// query row that the backward pass computes once: delta, dlse, lse.
+// Sums over rows in a thread's own memory, and the numbers of each query row that the backward pass computes once:
+// delta, dlse, lse.
 
 #include "hwy/highway.h"
 
@@ -18,7 +18,8 @@ namespace HWY_NAMESPACE {
 template <class T>
 void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
   const hn::ScalableTag<T> d;
-  for (std::int64_t i = 0; i < count; i += hn::Lanes(d)) hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
+  for (std::int64_t i = 0; i < count; i += hn::Lanes(d))
+    hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
 }
 
 template <class T>
@@ -55,7 +56,8 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
         lse = 0;
       } else {
         live |= std::uint64_t{1} << row;
-        shift = (problem.dlse.given() ? statistic(problem.dlse) : T(0)) - DotRow(out + row * width, dout + row * width, width);
+        const T delta = DotRow(out + row * width, dout + row * width, width);
+        shift = problem.dlse.given() ? statistic(problem.dlse) - delta : -delta;
         if (problem.dsink.given()) sink_sum += std::exp(sink - double(lse)) * double(shift);
       }
     }

@@ -1,5 +1,5 @@
-// The backward pass of one key block: dK and dV are gathered in the thread's memory over all query blocks that see the block
-// (of all query heads that share it), dQ is added to the heads' buffers, each query block when its turn has come.
+// The backward pass of one key block: dK and dV are gathered in the thread's memory over all query blocks that see the
+// block (of all query heads that share it), dQ is added to the heads' buffers, each query block when its turn has come.
 //
 //   for each query block:  S = Q K^T, P, dP = dO V^T, dS;  dV += P^T dO;  dK += dS^T Q;  dQ += dS K
 //
@@ -54,9 +54,11 @@ class KeyBlockTask {
         for (std::int32_t i = 0; i < run.count; ++i) add_query_block(b, h, head, run.first + i, run.kind);
       }
     }
-    const Box& box = blocks_.key_box();
-    if (problem_.dk.given()) StoreRows(dk_, d_qk_, problem_.dk, problem_.type, b, g, box, problem_.k_size, problem_.d_qk);
-    if (problem_.dv.given()) StoreRows(dv_, d_v_, problem_.dv, problem_.type, b, g, box, problem_.k_size, problem_.d_v);
+    const auto store = [&](const T* sum, std::int64_t width, const Operand& to, std::int64_t channels) {
+      if (to.given()) StoreRows(sum, width, to, problem_.type, b, g, blocks_.key_box(), problem_.k_size, channels);
+    };
+    store(dk_, d_qk_, problem_.dk, problem_.d_qk);
+    store(dv_, d_v_, problem_.dv, problem_.d_v);
   }
 
  private:
@@ -70,8 +72,8 @@ class KeyBlockTask {
     if (problem_.dq.given()) add_dq(b, h, head, query_block);
   }
 
-  /// sum (64 keys, width) += weights^T rows, over the visible pairs alone: a NaN or infinity in a row reaches only the keys its
-  /// query sees. Rows that hold one are zero in the product and added pair by pair.
+  /// sum (64 keys, width) += weights^T rows, over the visible pairs alone: a NaN or infinity in a row reaches only the
+  /// keys its query sees. Rows that hold one are zero in the product and added pair by pair.
   void add_transposed(const T* weights, const T* rows, T* clean, std::int64_t width, T* sum) {
     const auto bad = CleanRows(rows, width, clean);
     Gemm<true>(kTile, kTile, width, weights, 1, kTile, bad ? clean : rows, width, sum, width);
@@ -102,7 +104,8 @@ class KeyBlockTask {
     if (rank.index > 0) AddRows(sum, dq_, kTile * d_qk_, last ? dq_ : sum);
     if (rank.index == 0 && !last) std::copy_n(dq_, kTile * d_qk_, sum);
     if (last) {
-      if (PlainScores(problem_)) ScaleScores(static_cast<T>(problem_.scale), dq_, kTile * d_qk_);  // q was scaled, k was not
+      // Where the scores are plain, q was scaled and k was not.
+      if (PlainScores(problem_)) ScaleScores(static_cast<T>(problem_.scale), dq_, kTile * d_qk_);
       StoreRows(dq_, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
     }
     turn.add(1);

@@ -2,8 +2,8 @@
 //
 //   P = exp(S - lse)      dS = P * (dP - delta + dlse)
 //
-// Pairs that the mask hides are zeroed by selection, so that a NaN there goes nowhere. With a soft cap, S before the bias is
-// cap * tanh(x / cap), and the gradient with respect to x has the further factor 1 - tanh^2.
+// Pairs that the mask hides are zeroed by selection, so that a NaN there goes nowhere. With a soft cap, S before the
+// bias is cap * tanh(x / cap), and the gradient with respect to x has the further factor 1 - tanh^2.
 
 #include "hwy/highway.h"
 

@@ -58,7 +58,7 @@ TEST(BackwardNan, HiddenPairsChangeNothing) {
   }
 }
 
-// Keys 64 and later are hidden from queries before 64: a spoilt visible value must reach exactly those gradients that depend on it.
+// A spoilt visible value must reach exactly those gradients that depend on it.
 TEST(BackwardNan, VisiblePairsShow) {
   for (auto type : {ElementType::float32, ElementType::bfloat16}) {
     const char* spoilt_tensor[] = {"q", "k", "v", "dout"};

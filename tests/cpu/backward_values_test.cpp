@@ -1,5 +1,5 @@
-// Gradients against float64 loops: every option in turn and together, all types, grouped heads, odd sizes, layouts, 2-D and
-// 3-D sequences; and against finite differences of the textbook's scalar function.
+// Gradients against float64 loops: every option in turn and together, all types, grouped heads, odd sizes, layouts, 2-D
+// and 3-D sequences; and against finite differences of the textbook's scalar function.
 #include <gtest/gtest.h>
 
 #include "backward_support.h"
@@ -206,7 +206,9 @@ TEST(BackwardValues, DenseMaskOfEachHead) {
   std::vector<std::uint8_t> mask(c.batch * c.heads_q * c.queries() * c.keys());
   std::mt19937 random(5);
   for (auto& m : mask) m = random() % 3 == 0;
-  const auto at = [=](auto b, auto h, auto i, auto j) { return ((b * c.heads_q + h) * c.queries() + i) * c.keys() + j; };
+  const auto at = [=](auto b, auto h, auto i, auto j) {
+    return ((b * c.heads_q + h) * c.queries() + i) * c.keys() + j;
+  };
   for (std::int64_t j = 0; j < c.keys(); ++j) mask[at(1, 2, 70, j)] = 0;  // a row that sees nothing
   c.options.rule = anyflash::dense(
       TensorView(mask.data(), ElementType::boolean, {c.batch, c.heads_q, c.queries(), c.keys()}));

@@ -1,5 +1,5 @@
-// Runs the program's tests once for each instruction set that was compiled in and runs here, each in a process of its own
-// because the choice is made once. With ANYFLASH_ISA set, runs them on that one.
+// Runs the program's tests once for each instruction set that was compiled in and runs here, each in a process of its
+// own because the choice is made once. With ANYFLASH_ISA set, runs them on that one.
 #include <cstdlib>
 #include <iostream>
 #include <string>
