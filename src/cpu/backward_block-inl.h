@@ -1,8 +1,8 @@
-// A pair of blocks in the backward pass: 64 keys and 64 queries, loaded into a thread's own memory in the compute type, and the
-// tile between them: P and dS, recomputed from Q, K and lse.
+// A pair of blocks in the backward pass: 64 keys and 64 queries, loaded into a thread's own memory in the compute type,
+// and the tile between them: P and dS, recomputed from Q, K and lse.
 //
-// K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right operand
-// is read in rows; dQ = dS K reads K in rows. Padding rows and channels are zero.
+// K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right
+// operand is read in rows; dQ = dS K reads K in rows. Padding rows and channels are zero.
 
 #include "hwy/highway.h"
 
@@ -20,8 +20,8 @@ namespace HWY_NAMESPACE {
 template <class T>
 class BlockPair {
  public:
-  T *q, *dout;                 ///< rows: (64, padded channels); q is scale * Q where PlainScores, as in the forward pass, so
-                               ///< that S comes out the same to the last bit and fits lse
+  T *q, *dout;                 ///< rows: (64, padded channels); q is scale * Q where PlainScores, as in the forward
+                               ///< pass, so that S comes out the same to the last bit and fits lse
   T *k, *k_t, *v_t;            ///< rows; (d_qk, 64); (d_v, 64)
   T *p, *ds;                   ///< (64 queries, 64 keys), after `compute`
   std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
@@ -62,7 +62,7 @@ class BlockPair {
     Gemm<false>(kTile, problem_.d_qk, kTile, q, d_qk_, 1, k_t, kTile, p, kTile);
     if (with_ds) Gemm<false>(kTile, problem_.d_v, kTile, dout, d_v_, 1, v_t, kTile, ds, kTile);
     const bool plain = PlainScores(problem_);
-    if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, key_box_, p, slope_);
+    if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.shift[at], masked ? words : nullptr, sloped ? slope_ : nullptr,
                             of_products && !plain ? static_cast<T>(problem_.scale) : T(1)},

@@ -1,6 +1,11 @@
 // From products Q K^T to scores: scale, soft cap, bias, ALiBi. (The mask comes later, as words.)
 
+#include <bit>
+#include <cstdint>
+
+#include "cpu/numbers.h"
 #include "hwy/highway.h"
+#include "rules/coordinates.h"
 
 #if defined(ANYFLASH_CPU_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANYFLASH_CPU_SCORES_INL_H_
@@ -9,6 +14,7 @@
 #define ANYFLASH_CPU_SCORES_INL_H_
 #endif
 
+#include "cpu/rows-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,45 +47,76 @@ void ScaleScores(T scale, T* HWY_RESTRICT s, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, s + i), factor), d, s + i);
 }
 
-/// One row of a tile: bias at `row` (in elements) and at `key_at[j]` from there for key j; j < 0 outside.
-template <class T>
-void AddBiasRow(const Bias& bias, std::int64_t row, const std::int64_t* key_at, const bool* inside, bool side_by_side,
-                T* HWY_RESTRICT s) {
+/// Where the biases of a key block lie, in elements from those of a row.
+struct BiasKeys {
+  std::int64_t at[kTile];
+  std::uint64_t inside = 0;   ///< keys outside have no bias
+  bool side_by_side = true;   ///< all inside and neighbours in memory
+  bool one_for_all = false;   ///< broadcast along the keys
+
+  BiasKeys(const Bias& bias, const Box& keys, const Int3& k_size) : one_for_all(bias.stride[3] == 0) {
+    for (int j = 0; j < kTile; ++j) {
+      const Int3 c = keys.entry(j);
+      const bool exists = rules::inside(c, k_size);
+      inside |= std::uint64_t{exists} << j;
+      at[j] = exists ? rules::flat_index(c, k_size) * bias.stride[3] : 0;
+      side_by_side &= exists && at[j] == at[0] + j;
+    }
+  }
+};
+
+/// Adds the biases of one row, which begin at `row`, to its 64 scores; those of keys outside are left alone.
+template <class T, class Memory>
+HWY_INLINE void AddBiasRow(const Memory* row, const BiasKeys& keys, T* HWY_RESTRICT s) {
   const hn::ScalableTag<T> d;
-  if (side_by_side && bias.type == (sizeof(T) == 8 ? ElementType::float64 : ElementType::float32)) {
-    const T* from = reinterpret_cast<const T*>(bias.data) + row + key_at[0];
-    for (int j = 0; j < kTile; j += static_cast<int>(hn::Lanes(d)))
-      hn::Store(hn::Add(hn::Load(d, s + j), hn::LoadU(d, from + j)), d, s + j);
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  constexpr bool kVectors = sizeof(Memory) <= sizeof(T) && (sizeof(T) == 4 || sizeof(Memory) == 8);
+  if (keys.one_for_all) {
+    const auto x = hn::Set(d, hwy::ConvertScalarTo<T>(*row));
+    for (int j = 0; j < kTile; j += lanes) hn::Store(hn::Add(hn::Load(d, s + j), x), d, s + j);
     return;
   }
-  for (int j = 0; j < kTile; ++j)
-    if (inside[j]) s[j] += static_cast<T>(ReadNumber(bias.data, bias.type, row + key_at[j]));
+  if constexpr (kVectors) {
+    if (keys.side_by_side) {
+      for (int j = 0; j < kTile; j += lanes)
+        hn::Store(hn::Add(hn::Load(d, s + j), Convert<T, Memory>::Load(d, row + keys.at[0] + j)), d, s + j);
+      return;
+    }
+  }
+  for (auto left = keys.inside; left; left &= left - 1) {
+    const int j = std::countr_zero(left);
+    s[j] += hwy::ConvertScalarTo<T>(row[keys.at[j]]);
+  }
 }
 
-/// Adds the bias to the scores of a query box (rows, 64 keys); padding is left alone.
+/// Calls f with a null pointer of the bias's type.
+template <class F>
+HWY_INLINE void WithBiasType(ElementType type, const F& f) {
+  if (type == ElementType::float64) return f(static_cast<double*>(nullptr));
+  WithMemoryType<float>(type, f);
+}
+
+/// Adds the bias to the scores of a query box (rows, 64 keys).
 template <class T>
-void AddBias(const Problem& problem, std::int64_t b, std::int64_t h, const Box& queries, const Box& keys, T* s) {
+void AddBias(const Problem& problem, std::int64_t b, std::int64_t h, const Box& queries, const Box& keys,
+             std::int32_t rows, T* s) {
   const auto& bias = problem.bias;
-  std::int64_t key_at[kTile];
-  bool inside[kTile], side_by_side = true;
-  for (int j = 0; j < kTile; ++j) {
-    const Int3 c = keys.entry(j);
-    inside[j] = rules::inside(c, problem.k_size);
-    key_at[j] = inside[j] ? rules::flat_index(c, problem.k_size) * bias.stride[3] : 0;
-    side_by_side &= inside[j] && key_at[j] == key_at[0] + j;
-  }
+  const BiasKeys key_places(bias, keys, problem.k_size);
   const auto base = b * bias.stride[0] + h * bias.stride[1];
-  const auto rows = static_cast<std::int32_t>(rules::volume(queries.extent));
-  for (std::int32_t r = 0; r < rows; ++r) {
-    const Int3 c = queries.entry(r);
-    if (!rules::inside(c, problem.q_size)) continue;
-    AddBiasRow(bias, base + rules::flat_index(c, problem.q_size) * bias.stride[2], key_at, inside, side_by_side, s + r * kTile);
-  }
+  WithBiasType(bias.type, [&]<class Memory>(Memory*) HWY_ATTR {
+    const auto* data = reinterpret_cast<const Memory*>(bias.data) + base;
+    for (std::int32_t r = 0; r < rows; ++r) {
+      const Int3 c = queries.entry(r);
+      if (!rules::inside(c, problem.q_size)) continue;
+      AddBiasRow(data + rules::flat_index(c, problem.q_size) * bias.stride[2], key_places, s + r * kTile);
+    }
+  });
 }
 
 /// Subtracts slope * sum_i |x_i - y_i|, in aligned coordinates (Press et al. 2022, on any number of dimensions).
 template <class T>
-void AddAlibi(const Problem& problem, const rules::Program& program, T slope, const Box& queries, const Box& keys, T* s) {
+void AddAlibi(const Problem& problem, const rules::Program& program, T slope, const Box& queries, const Box& keys,
+              std::int32_t rows, T* s) {
   const hn::ScalableTag<T> d;
   HWY_ALIGN T y[3][kTile] = {};
   for (int j = 0; j < kTile; ++j) {
@@ -88,7 +125,6 @@ void AddAlibi(const Problem& problem, const rules::Program& program, T slope, co
     const auto at = rules::key_coordinate(program, c);
     for (int i = 0; i < 3; ++i) y[i][j] = static_cast<T>(at[i]);
   }
-  const auto rows = static_cast<std::int32_t>(rules::volume(queries.extent));
   for (std::int32_t r = 0; r < rows; ++r) {
     const Int3 c = queries.entry(r);
     if (!rules::inside(c, problem.q_size)) continue;
@@ -103,19 +139,21 @@ void AddAlibi(const Problem& problem, const rules::Program& program, T slope, co
   }
 }
 
-/// s: (rows of the query box, 64) products, become scores. slope: the same shape, the soft cap's derivative, or null.
+/// s: (rows, 64) products of the first `rows` entries of a query box, become scores. slope: the same shape, the soft cap's
+/// derivative, or null.
 template <class T>
-void FinishScores(const Problem& problem, const rules::Program& program, std::int64_t b, std::int64_t h, const Box& queries,
-                  const Box& keys, T* s, T* slope) {
-  const auto count = rules::volume(queries.extent) * kTile;
+void FinishScores(const Problem& problem, const rules::Program& program, std::int64_t b, std::int64_t h,
+                  const Box& queries, std::int32_t rows, const Box& keys, T* s, T* slope) {
   if (problem.softcap > 0) {
-    CapScores(static_cast<T>(problem.scale), static_cast<T>(problem.softcap), s, slope, count);
+    CapScores(static_cast<T>(problem.scale), static_cast<T>(problem.softcap), s, slope, std::int64_t{rows} * kTile);
   } else {
-    ScaleScores(static_cast<T>(problem.scale), s, count);
+    ScaleScores(static_cast<T>(problem.scale), s, std::int64_t{rows} * kTile);
   }
-  if (problem.bias.given()) AddBias(problem, b, h, queries, keys, s);
-  if (problem.alibi.given())
-    AddAlibi(problem, program, static_cast<T>(ReadHeadNumber(problem.alibi, b, h)), queries, keys, s);
+  if (problem.bias.given()) AddBias(problem, b, h, queries, keys, rows, s);
+  if (problem.alibi.given()) {
+    const auto slope_of_head = static_cast<T>(ReadHeadNumber(problem.alibi, b, h));
+    AddAlibi(problem, program, slope_of_head, queries, keys, rows, s);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
