@@ -131,7 +131,10 @@ PerDimension per_dimension(const char* name, std::int32_t dimensions, const std:
 template <typename Make>
 anyflash_status make_rule(anyflash_rule** rule, const Make& make) noexcept {
   if (rule) *rule = nullptr;
-  return guarded([&] { *not_null("rule", rule) = new anyflash_rule{make()}; });
+  return guarded([&] {
+    not_null("rule", rule);  // first: the right side of an assignment comes before its left
+    *rule = new anyflash_rule{make()};
+  });
 }
 
 const Rule& operand(const char* name, const anyflash_rule* rule) { return not_null(name, rule)->rule; }
@@ -293,7 +296,8 @@ anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_te
                                      const anyflash_options* options, anyflash_plan** plan) {
   if (plan) *plan = nullptr;
   return guarded([&] {
-    *not_null("plan", plan) = new anyflash_plan{
+    not_null("plan", plan);
+    *plan = new anyflash_plan{
         anyflash::plan(view_of("query", q), view_of("key", k), view_of("value", v), options_of(options))};
   });
 }
