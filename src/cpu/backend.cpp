@@ -11,7 +11,8 @@ namespace {
 
 std::vector<std::int64_t> usable_targets() {
   std::vector<std::int64_t> targets;
-  for (std::int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);
+  for (std::int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1)
+    targets.push_back(rest & -rest);
   return targets;
 }
 
@@ -34,7 +35,8 @@ bool restrict_targets() {
   }
   std::string names;
   for (const auto target : targets) names += std::string(names.empty() ? "" : ", ") + hwy::TargetName(target);
-  throw Error(Error::Kind::value, std::string("ANYFLASH_ISA: ") + wanted + " does not run here, expected one of " + names);
+  throw Error(Error::Kind::value,
+              std::string("ANYFLASH_ISA: ") + wanted + " does not run here, expected one of " + names);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ TileMenu tile_menu(const Problem& problem);
 void forward(const Problem& problem, const ExecutionPlan& plan);
 void backward(const Problem& problem, const ExecutionPlan& plan);
 
-/// The instruction set the kernels will use on this machine, e.g. "AVX3_ZEN4", and all that were compiled in and run here.
-/// ANYFLASH_ISA=AVX2 (or another name of the list) restricts it, for tests.
+/// The instruction set the kernels will use on this machine, e.g. "AVX3_ZEN4", and all that were compiled in and run
+/// here. ANYFLASH_ISA=AVX2 (or another name of the list) restricts it, for tests.
 const char* instruction_set();
 std::vector<const char*> instruction_sets();
 

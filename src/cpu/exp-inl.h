@@ -1,10 +1,9 @@
 // exp for softmax: arguments at or below a row's maximum, so x <= 0 up to rounding.
 //
-// exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, exp(r) = 1 + r + r^2 p(r) with a near-minimax p (Chebyshev
-// fit).
-// NaN stays NaN, -inf gives 0, results below the smallest normal number are 0. For x up to 88 (709). Measured by
-// tests/cpu/pieces_test.cpp: at most 0.86 units in the last place in float and in double, 0.97 where there is no fused
-// multiply-add.
+// exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, exp(r) = 1 + r + r^2 p(r) with a near-minimax p
+// (Chebyshev fit). NaN stays NaN, -inf gives 0, results below the smallest normal number are 0. For x up to 88 (709).
+// Measured by tests/cpu/pieces_test.cpp: at most 0.86 units in the last place in float and in double, 0.97 where there
+// is no fused multiply-add.
 
 #include "hwy/highway.h"
 

@@ -1,9 +1,10 @@
 // The forward pass on the CPU (FlashAttention-2, Dao 2023, algorithm 1).
 //
 // A task is a block of queries of one head. It walks the plan's runs of key blocks, 64 keys each:
-//   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h); out += P V.
-// A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it packed last
-// (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h).
+//   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h);
+//   out += P V.
+// A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it
+// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h).
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
@@ -67,7 +68,8 @@ class ForwardTask {
     const auto& list = group.keys_of_query_block;
     for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
       const Run& run = list.runs[i];
-      for (std::int32_t key_block = run.first; key_block < run.first + run.count; ++key_block) visit(group.program, key_block, run.kind);
+      for (std::int32_t key_block = run.first; key_block < run.first + run.count; ++key_block)
+        visit(group.program, key_block, run.kind);
     }
     finish();
   }
@@ -96,7 +98,7 @@ class ForwardTask {
     Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, keys.v, d_v_, out_, d_v_);
   }
 
-  /// Works on the rows a few at a time, each time only on the span of keys, in steps of kSpanStep, that one of them sees.
+  /// Works on the rows a few at a time, each time only on the span of keys (whole steps of kSpanStep) that they see.
   void visit_partial(const rules::Program& program, const Panel<T>& keys) {
     find_words(program, keys.box);
     if (!plain_) {
@@ -113,7 +115,8 @@ class ForwardTask {
       const int begin = std::countr_zero(seen) / kSpanStep * kSpanStep;
       const int width = (64 - std::countl_zero(seen) + kSpanStep - 1) / kSpanStep * kSpanStep - begin;
       T* s = s_ + first * kTile + begin;
-      if (plain_) Gemm<false>(rows, problem_.d_qk, width, q_ + first * d_qk_, d_qk_, 1, keys.k_t + begin, kTile, s, kTile);
+      if (plain_)
+        Gemm<false>(rows, problem_.d_qk, width, q_ + first * d_qk_, d_qk_, 1, keys.k_t + begin, kTile, s, kTile);
       softmax(first, rows, begin, width, s);
       Gemm<true>(rows, width, d_v_, s, kTile, 1, v + begin * d_v_, d_v_, out_ + first * d_v_, d_v_);
     }
@@ -148,7 +151,8 @@ class ForwardTask {
     for (std::int32_t row = 0; row < used_rows_; ++row)
       for (auto left = words_[row] & keys.not_finite; left; left &= left - 1) {
         const int key = std::countr_zero(left);
-        for (std::int64_t i = 0; i < problem_.d_v; ++i) out_[row * d_v_ + i] += s_[row * kTile + key] * keys.v[key * d_v_ + i];
+        for (std::int64_t i = 0; i < problem_.d_v; ++i)
+          out_[row * d_v_ + i] += s_[row * kTile + key] * keys.v[key * d_v_ + i];
       }
   }
 
@@ -166,7 +170,8 @@ class ForwardTask {
       if (empty) {
         std::fill_n(out, d_v_, T(0));
       } else {
-        for (std::int64_t i = 0; i < d_v_; i += hn::Lanes(d)) hn::Store(hn::Div(hn::Load(d, out + i), hn::Set(d, sum)), d, out + i);
+        for (std::int64_t i = 0; i < d_v_; i += hn::Lanes(d))
+          hn::Store(hn::Div(hn::Load(d, out + i), hn::Set(d, sum)), d, out + i);
       }
       const auto query = rules::flat_index(c, problem_.q_size);
       store(problem_.row_max, query, empty ? -kInfinity<T> : largest);
@@ -191,8 +196,9 @@ class ForwardTask {
   }
 
   void store(const RowStatistic& statistic, std::int64_t query, T value) const {
-    if (statistic.given())
-      reinterpret_cast<T*>(statistic.data)[b_ * statistic.batch + h_ * statistic.head + query * statistic.query] = value;
+    if (!statistic.given()) return;
+    const auto at = b_ * statistic.batch + h_ * statistic.head + query * statistic.query;
+    reinterpret_cast<T*>(statistic.data)[at] = value;
   }
 
   const Problem& problem_;
@@ -216,8 +222,8 @@ int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t 
   return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
 }
 
-/// Block i of a walk over the query blocks that keeps to strips a few blocks wide, so that in two and three dimensions the key
-/// blocks around a strip are still packed when the next row of blocks comes.
+/// Block i of a walk over the query blocks that keeps to strips a few blocks wide, so that in two and three dimensions
+/// the key blocks around a strip are still packed when the next row of blocks comes.
 std::int32_t walked(const Grid& grid, std::int64_t i) {
   constexpr std::int64_t strip = 8;
   const std::int64_t across = grid.blocks(2), down = std::int64_t{grid.blocks(0)} * grid.blocks(1);

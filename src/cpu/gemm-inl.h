@@ -1,7 +1,8 @@
 // The one micro-kernel: C (rows, n) = or += A (rows, k) B (k, n).
 //
-// A is read one number at a time, broadcast over a vector, and may have any strides, so that a transposed A costs nothing. B and C
-// are rows of whole vectors. A patch of C stays in registers while k runs; B's rows stream from the nearest cache.
+// A is read one number at a time, broadcast over a vector, and may have any strides, so that a transposed A costs
+// nothing. B and C are rows of whole vectors. A patch of C stays in registers while k runs; B's rows stream from the
+// nearest cache.
 
 #include "hwy/highway.h"
 
@@ -50,8 +51,8 @@ HWY_INLINE void GemmPatch(std::int64_t k, const T* HWY_RESTRICT a, std::int64_t 
 }
 
 template <bool kAdd, int kVectors, class T>
-HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const T* a, std::int64_t a_row, std::int64_t a_k, const T* b,
-                              std::int64_t ldb, T* c, std::int64_t ldc) {
+HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const T* a, std::int64_t a_row, std::int64_t a_k,
+                              const T* b, std::int64_t ldb, T* c, std::int64_t ldc) {
   std::int64_t row = 0;
   const auto patches = [&]<int kRows>() {
     for (; row + kRows <= rows; row += kRows)
@@ -63,8 +64,8 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const T* a, std
 }
 
 template <bool kAdd, class T>
-void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const T* a, std::int64_t a_row, std::int64_t a_k, const T* b,
-          std::int64_t ldb, T* c, std::int64_t ldc) {
+void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const T* a, std::int64_t a_row, std::int64_t a_k,
+          const T* b, std::int64_t ldb, T* c, std::int64_t ldc) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   std::int64_t col = 0;
   for (; col + kGemmVectors * lanes <= n; col += kGemmVectors * lanes)

@@ -15,7 +15,8 @@ Memory Narrow(T x) {
   if constexpr (sizeof(Memory) >= 4) {
     return static_cast<Memory>(x);
   } else {
-    if (x != x) return hwy::BitCastScalar<Memory>(std::uint16_t{std::is_same_v<Memory, hwy::float16_t> ? 0x7e00 : 0x7fc0});
+    constexpr std::uint16_t nan = std::is_same_v<Memory, hwy::float16_t> ? 0x7e00 : 0x7fc0;
+    if (x != x) return hwy::BitCastScalar<Memory>(nan);
     return hwy::ConvertScalarTo<Memory>(static_cast<float>(x));
   }
 }

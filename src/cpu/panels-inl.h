@@ -1,5 +1,5 @@
-// Packed key blocks: K transposed and V, in the compute type. A thread keeps the ones it packed last, since the query blocks that
-// it takes one after the other mostly meet the same keys.
+// Packed key blocks: K transposed and V, in the compute type. A thread keeps the ones it packed last, since the query
+// blocks that it takes one after the other mostly meet the same keys.
 
 #include "hwy/highway.h"
 
@@ -31,8 +31,8 @@ class Panels {
   static constexpr std::int64_t kBytes = std::int64_t{4} << 20;
 
   Panels(const Problem& problem, const ExecutionPlan& plan, T* memory)
-      : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)), panels_(count(problem, plan)),
-        rows_(memory) {
+      : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
+        panels_(count(problem, plan)), rows_(memory) {
     memory += kTile * d_qk_;
     for (auto& panel : panels_) {
       panel.k_t = std::exchange(memory, memory + kTile * d_qk_);
@@ -51,7 +51,8 @@ class Panels {
     next_ = (next_ + 1) % panels_.size();
     panel.batch = b, panel.head = g, panel.block = block, panel.box = plan_.key_grid.box(block);
     const auto load = [&](const Operand& operand, std::int64_t channels, T* to, std::int64_t width) {
-      LoadRows(operand, problem_.type, RowAddresses(operand, b, g, panel.box, k_size, &problem_.pages), kTile, channels, to, width);
+      const RowAddresses address(operand, b, g, panel.box, k_size, &problem_.pages);
+      LoadRows(operand, problem_.type, address, kTile, channels, to, width);
     };
     load(problem_.k, problem_.d_qk, rows_, d_qk_);
     TransposeRows(rows_, d_qk_, panel.k_t);
@@ -61,7 +62,9 @@ class Panels {
   }
 
  private:
-  static std::int64_t panel_size(const Problem& problem) { return kTile * (padded(problem.d_qk) + padded(problem.d_v)); }
+  static std::int64_t panel_size(const Problem& problem) {
+    return kTile * (padded(problem.d_qk) + padded(problem.d_v));
+  }
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
     const auto fit = kBytes / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
     return std::max<std::int64_t>(1, std::min(fit, plan.key_grid.count()));

@@ -50,8 +50,8 @@ struct Convert {  // float16 or bfloat16 in memory, float in registers
   static T One(Memory x) { return hwy::ConvertScalarTo<T>(x); }
 
  private:
-  /// Where there is no instruction for it, Highway's conversion of float16 takes the highest exponent for an ordinary one: what
-  /// comes out at or above 2^16 is an infinity or a NaN.
+  /// Where there is no instruction for it, Highway's conversion of float16 takes the highest exponent for an ordinary
+  /// one: what comes out at or above 2^16 is an infinity or a NaN.
   template <class D>
   static HWY_INLINE hn::Vec<D> Widen(D d, hn::Vec<hn::Rebind<Memory, D>> narrow) {
     const auto x = hn::PromoteTo(d, narrow);
@@ -213,8 +213,8 @@ HWY_INLINE void StoreRow(const T* HWY_RESTRICT from, std::int64_t stride, std::i
 /// to (rows, width): the first `rows` rows, channels padded with zeros, padding rows zero. Where the channels are not
 /// neighbours but the rows are (bhds), squares are transposed.
 template <class T>
-void LoadRows(const Operand& operand, ElementType type, const RowAddresses& address, std::int32_t rows, std::int64_t channels,
-              T* to, std::int64_t width) {
+void LoadRows(const Operand& operand, ElementType type, const RowAddresses& address, std::int32_t rows,
+              std::int64_t channels, T* to, std::int64_t width) {
   WithMemoryType<T>(type, [&]<class Memory>(Memory*) HWY_ATTR {
     constexpr int n = 16 / sizeof(T);
     const auto* data = reinterpret_cast<const Memory*>(operand.data);
@@ -242,8 +242,8 @@ void LoadRows(const Operand& operand, ElementType type, const RowAddresses& addr
 }
 
 template <class T>
-void LoadRows(const Operand& operand, ElementType type, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
-              std::int64_t channels, T* to, std::int64_t width) {
+void LoadRows(const Operand& operand, ElementType type, std::int64_t b, std::int64_t h, const Box& box,
+              const Int3& size, std::int64_t channels, T* to, std::int64_t width) {
   const RowAddresses address(operand, b, h, box, size);
   LoadRows(operand, type, address, address.count(), channels, to, width);
 }
@@ -274,8 +274,8 @@ void StoreRows(const T* from, std::int64_t width, const Operand& operand, Elemen
 }
 
 template <class T>
-void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type, std::int64_t b, std::int64_t h,
-               const Box& box, const Int3& size, std::int64_t channels) {
+void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type, std::int64_t b,
+               std::int64_t h, const Box& box, const Int3& size, std::int64_t channels) {
   const RowAddresses address(operand, b, h, box, size);
   StoreRows(from, width, operand, type, address, address.count(), channels);
 }

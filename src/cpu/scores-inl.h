@@ -15,7 +15,7 @@
 #endif
 
 #include "cpu/rows-inl.h"
-#include "hwy/contrib/math/math-inl.h"
+#include "cpu/tanh-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
@@ -34,7 +34,7 @@ void CapScores(T scale, T cap, T* HWY_RESTRICT s, T* HWY_RESTRICT slope, std::in
   const auto factor = hn::Set(d, scale), limit = hn::Set(d, cap), one = hn::Set(d, T(1));
   for (std::int64_t i = 0; i < count; i += hn::Lanes(d)) {
     const auto x = hn::Div(hn::Mul(hn::Load(d, s + i), factor), limit);
-    const auto t = hn::IfThenElse(hn::IsNaN(x), x, hn::Tanh(d, x));
+    const auto t = CapTanh(d, x);
     hn::Store(hn::Mul(t, limit), d, s + i);
     if (slope) hn::Store(hn::NegMulAdd(t, t, one), d, slope + i);
   }
@@ -139,8 +139,8 @@ void AddAlibi(const Problem& problem, const rules::Program& program, T slope, co
   }
 }
 
-/// s: (rows, 64) products of the first `rows` entries of a query box, become scores. slope: the same shape, the soft cap's
-/// derivative, or null.
+/// s: (rows, 64) products of the first `rows` entries of a query box, become scores. slope: the same shape, the soft
+/// cap's derivative, or null.
 template <class T>
 void FinishScores(const Problem& problem, const rules::Program& program, std::int64_t b, std::int64_t h,
                   const Box& queries, std::int32_t rows, const Box& keys, T* s, T* slope) {

@@ -1,5 +1,5 @@
-// The online softmax (Milakov and Gimelshein 2018) on one tile: rows of 64 scores become P, and each row's maximum, sum and
-// output follow.
+// The online softmax (Milakov and Gimelshein 2018) on one tile: rows of 64 scores become P, and each row's maximum,
+// sum and output follow.
 
 #include "hwy/highway.h"
 
@@ -18,8 +18,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class T>
 constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
-/// What a query block carries from key block to key block. A row's sum is kept as a vector of partial sums, so that no tile
-/// needs a sum across lanes.
+/// What a query block carries from key block to key block. A row's sum is kept as a vector of partial sums, so that no
+/// tile needs a sum across lanes.
 template <class T>
 struct RowState {
   T* row_max;   ///< (rows)
@@ -60,12 +60,14 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t r
     x[i] = hn::Load(d, s + i * kLanes);
     if constexpr (kMasked) {
       const std::uint64_t bits = word >> (i * kLanes);
-      x[i] = hn::IfThenElse(hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits)), x[i], hn::Set(d, -kInfinity<T>));
+      const auto visible = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
+      x[i] = hn::IfThenElse(visible, x[i], hn::Set(d, -kInfinity<T>));
     }
   }
   V largest = x[0];
   for (int i = 1; i < kVectors; ++i) largest = hn::Max(largest, x[i]);
-  if (!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.row_max[row])))) RaiseMax(hn::ReduceMax(d, largest), row, state);
+  const bool raised = !hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.row_max[row])));
+  if (HWY_UNLIKELY(raised)) RaiseMax(hn::ReduceMax(d, largest), row, state);
   // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
   const T shift = state.row_max[row] == -kInfinity<T> ? T(0) : state.row_max[row];
   V sum = hn::Zero(d);

@@ -21,7 +21,10 @@ inline std::int64_t padded(std::int64_t channels) { return (channels + 15) / 16 
 template <class T>
 hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
   auto memory = hwy::AllocateAligned<T>(static_cast<std::size_t>(count > 1 ? count : 1));
-  if (!memory) throw Error(Error::Kind::memory, "no memory for a workspace of " + std::to_string(count * sizeof(T)) + " bytes");
+  if (!memory) {
+    const auto bytes = std::to_string(count * sizeof(T));
+    throw Error(Error::Kind::memory, "no memory for a workspace of " + bytes + " bytes");
+  }
   return memory;
 }
 

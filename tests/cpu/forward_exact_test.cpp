@@ -1,5 +1,5 @@
-// What must hold to the bit: the same results for any number of threads and whatever else is in the batch; hidden keys change
-// nothing; NaN and infinity show where the formula has them; rows that see nothing.
+// What must hold to the bit: the same results for any number of threads and whatever else is in the batch; hidden keys
+// change nothing; NaN and infinity show where the formula has them; rows that see nothing.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -46,7 +46,9 @@ TEST(ForwardExact, ABatchEntryAlone) {
   for (std::int64_t b = 0; b < 3; ++b) {
     Case alone = c;
     alone.batch = 1;
-    const auto part = [&](const Numbers& x) { return Numbers(x.begin() + b * x.size() / 3, x.begin() + (b + 1) * x.size() / 3); };
+    const auto part = [&](const Numbers& x) {
+      return Numbers(x.begin() + b * x.size() / 3, x.begin() + (b + 1) * x.size() / 3);
+    };
     alone.q = part(c.q), alone.k = part(c.k), alone.v = part(c.v);
     const Forward one = forward(alone);
     EXPECT_TRUE(backward_test::same_bits(one.out, part(all.out))) << b;

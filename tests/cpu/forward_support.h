@@ -11,8 +11,8 @@ struct Forward {
   Numbers out, lse, row_sum, row_max;
 };
 
-/// Runs the case in its type and layout, each line of memory followed by `gap` elements that are nobody's. `guards` tells
-/// whether the memory around the results stayed untouched.
+/// Runs the case in its type and layout, each line of memory followed by `gap` elements that are nobody's. `guards`
+/// tells whether the memory around the results stayed untouched.
 inline Forward forward(const Case& c, std::int64_t gap = 0, bool* guards = nullptr) {
   const auto statistic = c.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
   const auto tensor = [&](std::int64_t heads, const std::vector<std::int64_t>& shape, std::int64_t d) {

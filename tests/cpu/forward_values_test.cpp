@@ -1,4 +1,5 @@
-// The forward pass against float64 loops: every option, all types, grouped heads, odd sizes, layouts, 2-D and 3-D sequences.
+// The forward pass against float64 loops: every option, all types, grouped heads, odd sizes, layouts, 2-D and 3-D
+// sequences.
 #include <gtest/gtest.h>
 
 #include "forward_support.h"
@@ -99,7 +100,8 @@ TEST(ForwardValues, BiasOverEveryChoiceOfBroadcastAxesAndTypes) {
 }
 
 TEST(ForwardValues, HeadSizes) {
-  const std::int64_t sizes[][2] = {{1, 1}, {3, 5}, {16, 16}, {17, 64}, {64, 17}, {65, 96}, {80, 200}, {128, 72}, {256, 512}};
+  const std::int64_t sizes[][2] = {{1, 1}, {3, 5}, {16, 16}, {17, 64},  {64, 17},
+                                  {65, 96}, {80, 200}, {128, 72}, {256, 512}};
   for (auto [d_qk, d_v] : sizes)
     for (auto type : all_types) {
       SCOPED_TRACE(testing::Message() << d_qk << " " << d_v << " " << anyflash::element_name(type));
@@ -112,7 +114,8 @@ TEST(ForwardValues, HeadSizes) {
 }
 
 TEST(ForwardValues, SequenceLengths) {
-  const std::int64_t sizes[][2] = {{1, 1}, {1, 200}, {200, 1}, {5, 700}, {63, 65}, {64, 64}, {65, 63}, {128, 256}, {600, 129}};
+  const std::int64_t sizes[][2] = {{1, 1}, {1, 200}, {200, 1}, {5, 700}, {63, 65},
+                                  {64, 64}, {65, 63}, {128, 256}, {600, 129}};
   for (auto [n_q, n_k] : sizes) {
     SCOPED_TRACE(testing::Message() << n_q << " " << n_k);
     for (const bool causal : {false, true}) {
@@ -201,7 +204,9 @@ TEST(ForwardValues, DenseMaskOfEachHead) {
   std::vector<std::uint8_t> mask(c.batch * c.heads_q * c.queries() * c.keys());
   std::mt19937 random(5);
   for (auto& m : mask) m = random() % 3 == 0;
-  const auto at = [=](auto b, auto h, auto i, auto j) { return ((b * c.heads_q + h) * c.queries() + i) * c.keys() + j; };
+  const auto at = [=](auto b, auto h, auto i, auto j) {
+    return ((b * c.heads_q + h) * c.queries() + i) * c.keys() + j;
+  };
   for (std::int64_t j = 0; j < c.keys(); ++j) mask[at(1, 2, 70, j)] = 0;  // a row that sees nothing
   c.options.rule = anyflash::dense(
       TensorView(mask.data(), ElementType::boolean, {c.batch, c.heads_q, c.queries(), c.keys()}));

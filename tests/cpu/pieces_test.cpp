@@ -1,5 +1,5 @@
-// The kernels' shared pieces on every instruction set: products against plain loops, exp against long double, rows against the
-// memory they were read from and written to.
+// The kernels' shared pieces on every instruction set: products against plain loops, exp and tanh against long double,
+// rows against the memory they were read from and written to.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -22,6 +22,7 @@
 #include "cpu/exp-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/rows-inl.h"
+#include "cpu/tanh-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
@@ -74,7 +75,8 @@ template <class T>
 double UlpError(T got, long double exact) {
   int exponent;
   std::frexp(exact, &exponent);
-  const auto unit = std::ldexp(1.0L, std::max(exponent, std::numeric_limits<T>::min_exponent) - std::numeric_limits<T>::digits);
+  exponent = std::max(exponent, std::numeric_limits<T>::min_exponent);
+  const auto unit = std::ldexp(1.0L, exponent - std::numeric_limits<T>::digits);
   return static_cast<double>(std::fabs(static_cast<long double>(got) - exact) / unit);
 }
 
@@ -106,7 +108,8 @@ double WorstExpError() {
   std::vector<T> result(x.size());
   double worst = 0;
   for (std::size_t i = 0; i < x.size(); i += lanes) hn::StoreU(SoftmaxExp(d, hn::LoadU(d, &x[i])), d, &result[i]);
-  for (std::size_t i = 0; i < x.size(); ++i) worst = std::fmax(worst, UlpError(result[i], std::exp(static_cast<long double>(x[i]))));
+  for (std::size_t i = 0; i < x.size(); ++i)
+    worst = std::fmax(worst, UlpError(result[i], std::exp(static_cast<long double>(x[i]))));
   return worst;
 }
 
@@ -137,8 +140,48 @@ void ExpIsAccurate() {
   CheckExpEdges<double>();
 }
 
+template <class T>
+double WorstTanhError() {
+  const hn::ScalableTag<T> d;
+  double worst = 0;
+  std::mt19937_64 random(6);
+  for (const T most : {T(1e-3), T(0.3), T(0.63), T(1.2), T(12), T(60)}) {
+    std::uniform_real_distribution<T> uniform(-most, most);
+    for (int i = 0; i < 50000; ++i) {
+      const T x = uniform(random);
+      const T got = hn::GetLane(CapTanh(d, hn::Set(d, x)));
+      worst = std::fmax(worst, UlpError(got, std::tanh(static_cast<long double>(x))));
+    }
+  }
+  return worst;
+}
+
+template <class T>
+void CheckTanhEdges() {
+  const hn::ScalableTag<T> d;
+  const auto tanh = [&](T x) HWY_ATTR { return hn::GetLane(CapTanh(d, hn::Set(d, x))); };
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  EXPECT_EQ(tanh(T(0)), T(0));
+  EXPECT_TRUE(std::signbit(tanh(T(-0.0))));
+  EXPECT_EQ(tanh(std::numeric_limits<T>::denorm_min()), std::numeric_limits<T>::denorm_min());
+  EXPECT_EQ(tanh(infinity), T(1));
+  EXPECT_EQ(tanh(-infinity), T(-1));
+  EXPECT_EQ(tanh(std::numeric_limits<T>::lowest()), T(-1));
+  EXPECT_TRUE(std::isnan(tanh(std::numeric_limits<T>::quiet_NaN())));
+}
+
+void TanhIsAccurate() {
+  const double in_float = WorstTanhError<float>(), in_double = WorstTanhError<double>();
+  std::printf("  tanh: %.3f ulp in float, %.3f in double\n", in_float, in_double);
+  EXPECT_LE(in_float, 2.0);
+  EXPECT_LE(in_double, 2.0);
+  CheckTanhEdges<float>();
+  CheckTanhEdges<double>();
+}
+
 /// Strides of (b 2, h 3, z, y, x, channels) in some order of axes, innermost first; `gap` elements behind each line.
-Operand Strided(const std::vector<char>& order, Int3 size, std::int64_t channels, std::int64_t gap, std::int64_t& total) {
+Operand Strided(const std::vector<char>& order, Int3 size, std::int64_t channels, std::int64_t gap,
+                std::int64_t& total) {
   Operand operand;
   std::int64_t step = 1;
   for (const char axis : order) {
@@ -158,8 +201,8 @@ Operand Strided(const std::vector<char>& order, Int3 size, std::int64_t channels
 
 /// Rows of a box come as they lie in memory, and go back: everything else in memory stays as it was.
 template <class T, class Memory>
-void CheckRows(ElementType type, const std::vector<char>& order, std::int64_t channels, std::int64_t gap, const Box& box,
-               Int3 size) {
+void CheckRows(ElementType type, const std::vector<char>& order, std::int64_t channels, std::int64_t gap,
+               const Box& box, Int3 size) {
   std::int64_t total;
   Operand operand = Strided(order, size, channels, gap, total);
   std::vector<Memory> memory(total), empty(total);
@@ -234,8 +277,8 @@ void CheckAllNumbers(ElementType type) {
   }
 }
 
-/// Rounding to nearest, ties to even: between any two neighbouring 16-bit numbers the middle goes to the even one, and the
-/// floats beside the middle to their own side.
+/// Rounding to nearest, ties to even: between any two neighbouring 16-bit numbers the middle goes to the even one, and
+/// the floats beside the middle to their own side.
 template <class Memory>
 void CheckRounding(ElementType type) {
   const auto value = [](std::uint16_t bits) { return hwy::ConvertScalarTo<float>(std::bit_cast<Memory>(bits)); };
@@ -245,7 +288,8 @@ void CheckRounding(ElementType type) {
   for (std::uint16_t bits = 0; bits + 1 < infinity_bits; bits += 3) {
     const std::uint16_t next = bits + 1;
     const float middle = static_cast<float>((double(value(bits)) + double(value(next))) / 2);
-    x.insert(x.end(), {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, std::numeric_limits<float>::infinity())});
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    x.insert(x.end(), {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, infinity)});
     wanted.insert(wanted.end(), {bits, static_cast<std::uint16_t>(bits % 2 ? next : bits), next});
   }
   std::vector<std::uint16_t> got(x.size());
@@ -275,6 +319,7 @@ namespace anyflash::cpu {
 
 HWY_EXPORT(GemmMatchesLoops);
 HWY_EXPORT(ExpIsAccurate);
+HWY_EXPORT(TanhIsAccurate);
 HWY_EXPORT(RowsComeAndGo);
 HWY_EXPORT(NumbersAreRoundedToNearest);
 
@@ -296,6 +341,9 @@ TEST(CpuPieces, GemmMatchesLoops) {
 }
 TEST(CpuPieces, ExpIsAccurate) {
   on_every_set([] { HWY_DYNAMIC_DISPATCH(ExpIsAccurate)(); });
+}
+TEST(CpuPieces, TanhIsAccurate) {
+  on_every_set([] { HWY_DYNAMIC_DISPATCH(TanhIsAccurate)(); });
 }
 TEST(CpuPieces, RowsComeAndGo) {
   on_every_set([] { HWY_DYNAMIC_DISPATCH(RowsComeAndGo)(); });
