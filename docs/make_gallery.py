@@ -72,7 +72,7 @@ SHARED = af.documents(ids(16, 16, 16, 16), ids(16, 16, 16, 16))
 KEY_SHAPES = {"Flamingo's cross-attention": (48,)}
 PATTERNS = [
     ("Dilated sliding window", "af.local(6, log2_stride=2)", af.local(6, log2_stride=2), (64,),
-     "Longformer's dilated heads: every 4th key, 6 steps each way."),
+     "Longformer's dilated heads: every 4th key, 5 steps each way."),
     ("Longformer", "af.window(6, 6) | af.blocks(cross, 4, 4)", af.window(6, 6) | af.blocks(longformer_bitmap(), 4, 4), (64,),
      "A sliding window, and four global tokens that see all and that all see: the first row and column of a block bitmap."),
     ("StreamingLLM", "af.causal() & (af.window(15, 0) | af.sink(4))", af.causal() & (af.window(15, 0) | af.sink(4)), (64,),

@@ -66,7 +66,7 @@ struct BackwardInputs {
   TensorView dlse;  ///< the gradient of lse, shape and type of lse; may be absent
 };
 
-/// Exact attention (FlashAttention-2, Dao 2023, algorithm 1, with the rule, bias, cap and sink of SPEC.md):
+/// Exact attention (FlashAttention-2, Dao 2023, algorithm 1, with rule, bias, cap and sink):
 ///   S = scale q k^T, capped, biased;  P = softmax of S over the visible keys;  out = P v;  lse = log-sum-exp of S.
 /// q, k: the layout's shape with d_qk channels (1 to 256); v with d_v channels (1 to 512); heads_kv divides heads_q.
 /// Types: float16 and bfloat16 (computed in float32), float32, float64; all three alike.
