@@ -111,11 +111,12 @@ void bench_command(const BenchArguments& arguments) {
   const auto cases = cases_of(arguments);
   auto rows = nlohmann::ordered_json::array();
   Progress progress("timed", int(cases.size()));
-  std::printf("%-32s %-9s %12s %5s %8s %-9s %12s %9s %8s\n", "rule", "type", "shape", "head", "threads", "direction",
-              "median ms", "GFLOP/s", "spread");
   for (const auto& one : cases) {
     const auto timings = time_case(arguments, one);
     progress.clear();
+    if (rows.empty())
+      std::printf("%-32s %-9s %12s %5s %8s %-9s %12s %9s %8s\n", "rule", "type", "shape", "head", "threads",
+                  "direction", "median ms", "GFLOP/s", "spread");
     for (const auto& timing : timings) {
       std::printf("%-32s %-9s %12s %5d %8s %-9s %12.3f %9.1f %6.1f %%\n", one.rule.c_str(), one.type.c_str(),
                   one.shape.c_str(), one.head_size, one.threads ? std::to_string(one.threads).c_str() : "all",
@@ -190,8 +191,7 @@ void add_bench(CLI::App& app) {
       ->type_name("NAME");
   command->add_option("--json", a->json, "also write the rows to this file")->type_name("FILE");
   command->footer(
-      "GFLOP/s counts useful operations only: 4 (forward) or 10 (backward) times the head size for each visible "
-      "pair.\n\n"
+      "GFLOP/s counts useful operations only: 4 (forward) or 10 (backward) times the head size for each visible pair.\n\n"
       "Examples:\n"
       "  anyflash bench --shape 2048 --rule \"causal()\" --type float32 --threads 1\n"
       "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json");

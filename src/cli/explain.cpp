@@ -100,7 +100,7 @@ PictureKind picture_kind(const ExplainArguments& arguments) {
   fail("--picture: '" + path + "', expected a .png or .svg file, - or none");
 }
 
-void explain_command(const ExplainArguments& arguments) {
+void explain_command(ExplainArguments arguments) {
   const auto kind = picture_kind(arguments);
   const auto queries = parse_shape("--shape", arguments.shape);
   const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
@@ -111,7 +111,7 @@ void explain_command(const ExplainArguments& arguments) {
     tables.push_back(inputs.get(name));
     return tables.back().view();
   });
-  auto options = arguments.options;
+  auto& options = arguments.options;
   options.type = *float_type(arguments.type);
   if (options.d_v == 0) options.d_v = options.d_qk;
   const auto explanation = explain(rule, queries, keys, options);

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <new>
@@ -27,7 +28,7 @@ int failure(std::string line) {
 int run(int argc, char** argv) {
   CLI::App app("Exact attention, forward and backward, under any mask rule.", "anyflash");
   app.set_version_flag("--version", "anyflash " ANYFLASH_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // none at all is answered below, after unknown words
   app.footer(
       "Examples:\n"
       "  anyflash run --input qkv.npz --rule \"causal() & local(256)\" --output out.npz\n"
@@ -41,6 +42,7 @@ int run(int argc, char** argv) {
   anyflash::cli::add_devices(app);
   try {
     app.parse(argc, argv);
+    if (app.get_subcommands().empty()) return failure("no command; 'anyflash --help' lists them");
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != 0) return failure(error.what());
     app.exit(error);  // prints the help or the version
@@ -53,6 +55,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {
