@@ -38,7 +38,8 @@ def virtual(shape, strides, dtype):
     touched, so tens of gigabytes cost nothing."""
     dtype = np.dtype(dtype)
     size = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; Python names it from 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
     memory = mmap.mmap(-1, size * dtype.itemsize, flags=flags)
     flat = np.frombuffer(memory, dtype)
     return np.lib.stride_tricks.as_strided(flat, shape, [s * dtype.itemsize for s in strides], writeable=True)
