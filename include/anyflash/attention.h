@@ -40,7 +40,7 @@ struct Options {
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-dimensional sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
   bool deterministic = false;    ///< the CPU is always bitwise repeatable
-  int threads = 0;               ///< 0: all that OpenMP gives
+  int threads = 0;               ///< 0: all that OpenMP gives; with a plan at most what it was made with
   const Plan* plan = nullptr;    ///< a plan made by plan() for the same shapes and options; not given: looked up or made
 };
 

@@ -57,7 +57,7 @@ inline int useful_threads(const Problem& problem, const ExecutionPlan& plan) {
   for (const auto& group : plan.groups)
     for (const Run& run : group.keys_of_query_block.runs) tiles += run.count;
   tiles *= problem.batch * problem.heads_q / (plan.batch_groups * plan.head_groups);
-  return static_cast<int>(std::clamp<std::int64_t>(tiles / 2, 1, std::max(plan.threads, 1)));
+  return static_cast<int>(std::clamp<std::int64_t>(tiles / 2, 1, std::int64_t{threads_of(problem, plan)}));
 }
 
 template <class T>

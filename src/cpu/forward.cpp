@@ -14,7 +14,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-#include <vector>
 
 #include <omp.h>
 
@@ -75,14 +74,12 @@ class ForwardTask {
   }
 
  private:
-  const T scale_of_q() const { return plain_ ? static_cast<T>(problem_.scale) : T(1); }
-
-  /// Rows of a block are packed: those inside come first as many as the last one inside, the rest is never computed.
+  /// Rows beyond the last one that lies in the sequence are left out of all that follows.
   void load_queries() {
     LoadRows(problem_.q, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_qk, q_, d_qk_);
     used_rows_ = rows_;
     while (used_rows_ > 0 && !rules::inside(query_box_.entry(used_rows_ - 1), problem_.q_size)) --used_rows_;
-    if (plain_) ScaleScores(scale_of_q(), q_, used_rows_ * d_qk_);
+    if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, used_rows_ * d_qk_);
     std::fill_n(out_, used_rows_ * d_v_, T(0));
     std::fill_n(row_sum_, used_rows_ * kSumLanes, T(0));
     std::fill_n(row_max_, used_rows_, -kInfinity<T>);
@@ -218,7 +215,7 @@ class ForwardTask {
 int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t tasks) {
   const double products = double(problem.batch) * double(problem.heads_q) * double(problem.queries()) *
                           double(problem.keys()) * double(problem.d_qk + problem.d_v);
-  const auto most = std::min<double>(std::max(plan.threads, 1), std::max(products / 2e5, 1.0));
+  const auto most = std::min<double>(threads_of(problem, plan), std::max(products / 2e5, 1.0));
   return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
 }
 

@@ -58,8 +58,6 @@ std::int32_t sample(std::int64_t s, std::int64_t samples, std::int64_t blocks) {
   return std::int32_t((double(s) + inside) * double(blocks) / double(samples));
 }
 
-Grid grid_of(Int3 size, Int3 extent, Int3 step) { return {size, extent, step}; }
-
 }  // namespace
 
 std::vector<Cut> candidate_cuts(const Problem& problem, const TileMenu& menu, Int3 stride) {
@@ -75,7 +73,7 @@ std::vector<Cut> candidate_cuts(const Problem& problem, const TileMenu& menu, In
     for (const auto cell : cells) {
       for (const auto& q_extent : shapes(query_rows, cell)) {
         for (const auto& k_extent : shapes(menu.key_rows, cell)) {
-          cuts.push_back({grid_of(problem.q_size, q_extent, ones), grid_of(problem.k_size, k_extent, ones)});
+          cuts.push_back({Grid{problem.q_size, q_extent, ones}, Grid{problem.k_size, k_extent, ones}});
           Int3 q_step{}, k_step{};
           for (int i = 0; i < 3; ++i) {
             const auto q = problem.q_size[i], k = problem.k_size[i];
@@ -83,7 +81,7 @@ std::vector<Cut> candidate_cuts(const Problem& problem, const TileMenu& menu, In
             k_step[i] = fitting_step(stride[i], axis_step(problem.align, k, q), k, k_extent[i]);
           }
           if (q_step != ones || k_step != ones) {
-            cuts.push_back({grid_of(problem.q_size, q_extent, q_step), grid_of(problem.k_size, k_extent, k_step)});
+            cuts.push_back({Grid{problem.q_size, q_extent, q_step}, Grid{problem.k_size, k_extent, k_step}});
           }
         }
       }
@@ -107,7 +105,7 @@ Cut cheapest_cut(const std::vector<Cut>& cuts, const rules::Program& program, co
       for (const auto& run : runs) tiles += run.count;
     }
     const double pairs = double(rules::volume(cut.queries.extent)) * double(rules::volume(cut.keys.extent));
-    const double cost = double(tiles) * (pairs * menu.pair_cost + menu.tile_cost) * double(blocks) / double(samples);
+    const double cost = double(tiles) * (pairs + menu.tile_cost) * double(blocks) / double(samples);
     if (cost < least) least = cost, best = &cut;
   }
   return best ? *best : cuts.front();

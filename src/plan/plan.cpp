@@ -177,14 +177,16 @@ void append(PlanKey& key, const Numbers&... numbers) {
 }  // namespace planning
 
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu) {
-  const int threads = problem.threads > 0 ? problem.threads : omp_get_max_threads();
+  // Results do not depend on it; more than this would only cost memory.
+  const int most = std::max(omp_get_num_procs(), 64);
+  const int threads = std::min(problem.threads > 0 ? problem.threads : omp_get_max_threads(), most);
   const auto facts = rules::facts(problem.rule, planning::shapes_of(problem));
   if (facts.tables || problem.key_lengths.given()) return planning::new_plan(problem, menu, facts, threads);
 
   thread_local planning::PlanKey key;  // keeps its memory
   key.clear();
   planning::append(key, problem.direction, problem.dimensions, problem.q_size, problem.k_size, problem.align, threads,
-               menu.key_rows, menu.pair_cost, menu.tile_cost, menu.query_rows.size());
+               menu.key_rows, menu.tile_cost, menu.query_rows.size());
   for (const auto rows : menu.query_rows) planning::append(key, rows);
   key += facts.key;
   if (auto known = planning::plan_cache().find(key)) return known;

@@ -1,6 +1,7 @@
 // How a Problem will run: the boxes that blocks are, and for each block the runs of blocks it meets.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -19,8 +20,7 @@ using rules::TileClass;
 struct TileMenu {
   std::vector<int> query_rows;   ///< rows of a query block it may use, each a multiple of 64, e.g. {64, 128, 256}
   int key_rows = 64;             ///< rows of a key block, a multiple of 64
-  double pair_cost = 1.0;        ///< of one (query, key) pair in a visited tile
-  double tile_cost = 0.0;        ///< of bringing one key block to a query block, whatever the query rows (packing)
+  double tile_cost = 0.0;        ///< of bringing one key block to a query block, in pairs of a visited tile
 };
 
 /// A block is cut into cells of 64 entries, the unit in which words answer: 64 in a row in a block that is a row, 8 x 8
@@ -80,6 +80,11 @@ struct ExecutionPlan {
     return groups[(batch_groups > 1 ? b : 0) * head_groups + (head_groups > 1 ? h : 0)];
   }
 };
+
+/// The threads of a call: as many as the plan was made for, or fewer if the call says so.
+inline int threads_of(const Problem& problem, const ExecutionPlan& plan) {
+  return std::max(problem.threads > 0 ? std::min(problem.threads, plan.threads) : plan.threads, 1);
+}
 
 /// Makes the plan for a problem, or returns the cached one (rules without tables are cached by rule, shape and menu).
 /// The boxes depend on the rule, the sizes, the alignment and the menu; not on threads or on what else is in the batch.

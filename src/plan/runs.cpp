@@ -2,7 +2,6 @@
 #include "plan/runs.h"
 
 #include <algorithm>
-#include <cassert>
 
 #include "rules/classes.h"
 #include "rules/words.h"
