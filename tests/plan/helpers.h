@@ -39,7 +39,7 @@ inline Problem problem_1d(const Rule& rule, std::int32_t queries, std::int32_t k
 }
 
 /// What a CPU's kernels take, with a plausible cost.
-inline TileMenu test_menu() { return {{64, 128, 256}, 64, 1.0, 600.0}; }
+inline TileMenu test_menu() { return {{64, 128, 256}, 64, 600.0}; }
 
 /// The class of every (query block, key block), from runs; checks that they ascend, are disjoint and stay in the grid.
 inline std::vector<TileClass> class_matrix(const RunList& list, std::int64_t rows, std::int64_t columns) {
