@@ -2,6 +2,7 @@
 
     pytest tests/contract -n 2                                    as continuous integration runs them
     ANYFLASH_TEST_EXAMPLES=20 pytest tests/contract -n 2          20 times as many, new ones in each run
+    ANYFLASH_TEST_SHRINK=1 pytest tests/contract -n 2             a failing example is made small first, which takes minutes
 """
 
 import os
@@ -10,7 +11,7 @@ for library in ("OPENBLAS", "MKL"):  # the reference's matrix products leave the
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from hypothesis import HealthCheck, settings  # noqa: E402
+from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 
 from profiles import many  # noqa: E402
 
@@ -18,6 +19,7 @@ settings.register_profile(
     "contract",
     deadline=None,
     derandomize=many() == 1,
+    phases=list(Phase) if os.environ.get("ANYFLASH_TEST_SHRINK") else [Phase.explicit, Phase.generate],
     print_blob=True,
     suppress_health_check=list(HealthCheck),
 )
