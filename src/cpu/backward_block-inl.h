@@ -64,8 +64,8 @@ class BlockPair {
     const bool plain = PlainScores(problem_);
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
-    FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.shift[at], masked ? words : nullptr, sloped ? slope_ : nullptr,
-                            of_products && !plain ? static_cast<T>(problem_.scale) : T(1)},
+    FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.delta[at], &rows_.dlse[at], masked ? words : nullptr,
+                            sloped ? slope_ : nullptr, of_products && !plain ? static_cast<T>(problem_.scale) : T(1)},
                p, with_ds ? ds : nullptr);
   }
 

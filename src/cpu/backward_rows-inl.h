@@ -22,15 +22,23 @@ void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
     hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
 }
 
+/// sum[row] = a[row] . b[row] for 64 rows of `width` channels; memory: 2 * 64 * width. The terms are added first to last,
+/// fused, as Gemm adds those of dO V^T: delta and dP of a query that sees one key then cancel exactly.
 template <class T>
-T DotRow(const T* a, const T* b, std::int64_t width) {
+void DotRows(const T* a, const T* b, std::int64_t width, T* memory, T* sum) {
   const hn::ScalableTag<T> d;
-  auto sum = hn::Zero(d);
-  for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) sum = hn::MulAdd(hn::Load(d, a + i), hn::Load(d, b + i), sum);
-  return hn::ReduceSum(d, sum);
+  T *a_t = memory, *b_t = memory + kTile * width;
+  TransposeRows(a, width, a_t);
+  TransposeRows(b, width, b_t);
+  for (std::size_t row = 0; row < kTile; row += hn::Lanes(d)) {
+    auto total = hn::Zero(d);
+    for (std::int64_t c = 0; c < width; ++c)
+      total = hn::MulAdd(hn::Load(d, a_t + c * kTile + row), hn::Load(d, b_t + c * kTile + row), total);
+    hn::Store(total, d, sum + row);
+  }
 }
 
-/// Fills the terms of query block `block` of (b, h). memory: 2 * 64 * padded(d_v).
+/// Fills the terms of query block `block` of (b, h). memory: 4 * 64 * padded(d_v).
 template <class T>
 void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
                   T* memory, RowTerms<T>& terms) {
@@ -39,12 +47,14 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
   const Box box = plan.query_grid.box(block);
   LoadRows(problem.out, problem.type, b, h, box, problem.q_size, problem.d_v, out, width);
   LoadRows(problem.dout, problem.type, b, h, box, problem.q_size, problem.d_v, dout, width);
+  HWY_ALIGN T delta[kTile];
+  DotRows(dout, out, width, memory + 2 * kTile * width, delta);
   const auto at = terms.at(b, h, block);
   std::uint64_t live = 0;
   double sink_sum = 0;
   const double sink = problem.dsink.given() ? ReadHeadNumber(problem.sink, b, h) : 0;
   for (int row = 0; row < kTile; ++row) {
-    T lse = 0, shift = 0;
+    T lse = 0, dlse = 0;
     const Int3 c = box.entry(row);
     if (rules::inside(c, problem.q_size)) {
       const auto query = rules::flat_index(c, problem.q_size);
@@ -56,13 +66,13 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
         lse = 0;
       } else {
         live |= std::uint64_t{1} << row;
-        const T delta = DotRow(out + row * width, dout + row * width, width);
-        shift = problem.dlse.given() ? statistic(problem.dlse) - delta : -delta;
-        if (problem.dsink.given()) sink_sum += std::exp(sink - double(lse)) * double(shift);
+        if (problem.dlse.given()) dlse = statistic(problem.dlse);
+        if (problem.dsink.given()) sink_sum += std::exp(sink - double(lse)) * (double(dlse) - double(delta[row]));
       }
     }
     terms.lse[at + row] = lse;
-    terms.shift[at + row] = shift;
+    terms.dlse[at + row] = dlse;
+    terms.delta[at + row] = live >> row & 1 ? delta[row] : T(0);
   }
   terms.live[terms.block(b, h, block)] = live;
   if (problem.dsink.given()) terms.sink[terms.block(b, h, block)] = sink_sum;

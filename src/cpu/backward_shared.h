@@ -14,7 +14,7 @@ template <class T>
 struct RowTerms {
   std::int64_t heads = 0, blocks = 0;
   hwy::AlignedFreeUniquePtr<T[]> lse;               // 0 for dead rows
-  hwy::AlignedFreeUniquePtr<T[]> shift;             // dlse - delta, delta = dO . O; 0 for dead rows
+  hwy::AlignedFreeUniquePtr<T[]> delta, dlse;       // delta = dO . O; both 0 for dead rows
   hwy::AlignedFreeUniquePtr<std::uint64_t[]> live;  // a query block's rows that have a gradient: inside, and lse > -inf
   hwy::AlignedFreeUniquePtr<double[]> sink;         // a query block's share of dSink
 
@@ -22,7 +22,8 @@ struct RowTerms {
       : heads(problem.heads_q), blocks(plan.query_grid.count()) {
     const auto count = problem.batch * heads * blocks;
     lse = allocate<T>(count * kTile);
-    shift = allocate<T>(count * kTile);
+    delta = allocate<T>(count * kTile);
+    dlse = allocate<T>(count * kTile);
     live = allocate<std::uint64_t>(count);
     sink = allocate<double>(problem.dsink.given() ? count : 0);
   }

@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 template <class T>
 struct TileTerms {
   const T* lse;                ///< (64)
-  const T* shift;              ///< (64): dlse - delta
+  const T *delta, *dlse;       ///< (64)
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
   T gradient_scale;            ///< on dS
@@ -33,7 +33,8 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
   const hn::ScalableTag<T> d;
   const auto gradient_scale = hn::Set(d, terms.gradient_scale);
   for (int row = 0; row < kTile; ++row) {
-    const auto lse = hn::Set(d, terms.lse[row]), shift = hn::Set(d, terms.shift[row]);
+    const auto lse = hn::Set(d, terms.lse[row]);
+    const auto delta = hn::Set(d, terms.delta[row]), dlse = hn::Set(d, terms.dlse[row]);
     for (std::size_t col = 0; col < kTile; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
       auto p = SoftmaxExp(d, hn::Sub(hn::Load(d, s + at), lse));
@@ -45,7 +46,7 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
       }
       hn::Store(p, d, s + at);
       if constexpr (kGradient) {
-        auto ds = hn::Mul(hn::Mul(p, gradient_scale), hn::Add(hn::Load(d, dp + at), shift));
+        auto ds = hn::Mul(hn::Mul(p, gradient_scale), hn::Add(hn::Sub(hn::Load(d, dp + at), delta), dlse));
         if constexpr (kSlope) ds = hn::Mul(ds, hn::Load(d, terms.slope + at));
         if constexpr (kMasked) ds = hn::IfThenElseZero(visible, ds);
         hn::Store(ds, d, dp + at);

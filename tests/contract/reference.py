@@ -90,7 +90,7 @@ class Textbook(Exact):
 
     def __init__(self, name, fused=False):
         super().__init__(np.float64 if name == "float64" else np.float32)
-        self.name, self.kept = name, TYPES[name]
+        self.kept = TYPES[name]
         self.fused = fused
         self.wide = np.longdouble if name == "float64" else np.float64
 
@@ -110,11 +110,8 @@ class Textbook(Exact):
         return result
 
     def backward_start(self, result, s, p, dp, dout, pairs):
-        """A backward call is given out and lse in their own types: P = exp(S - lse), sum of P dP = dO . O. The latter is summed in
-        the other order than dP = dO . V, as it is by whoever sums them in two places: where a query sees one key, the two are
-        equal but for rounding."""
-        other = Textbook(self.name, not self.fused)
-        delta = other.product(dout[..., None, :], result.out[..., :, None])[..., 0, 0]
+        """A backward call is given out and lse in their own types: P = exp(S - lse), sum of P dP = dO . O."""
+        delta = self.product(dout[..., None, :], result.out[..., :, None])[..., 0, 0]
         return self.keep(np.where(pairs, np.exp(s - result.lse[..., None]), 0)), delta
 
 
