@@ -22,8 +22,8 @@ void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
     hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
 }
 
-/// sum[row] = a[row] . b[row] for 64 rows of `width` channels; memory: 2 * 64 * width. The terms are added first to last,
-/// fused, as Gemm adds those of dO V^T: delta and dP of a query that sees one key then cancel exactly.
+/// sum[row] = a[row] . b[row] for 64 rows of `width` channels; memory: 2 * 64 * width. The terms are added first to
+/// last, fused, as Gemm adds those of dO V^T: delta and dP of a query that sees one key then cancel exactly.
 template <class T>
 void DotRows(const T* a, const T* b, std::int64_t width, T* memory, T* sum) {
   const hn::ScalableTag<T> d;

@@ -35,6 +35,7 @@
 #include "cpu/scores-inl.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/panels-inl.h"
+#include "cpu/ahead-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
@@ -60,8 +61,10 @@ class ForwardTask {
     return Panels<T>::memory_size(problem, plan) + rows * (d_qk + d_v + kTile + kSumLanes + 1) + kTile * d_v;
   }
 
-  void run(std::int64_t b, std::int64_t h, std::int32_t block) {
-    b_ = b, h_ = h, query_box_ = plan_.query_grid.box(block);
+  /// next: the query block of this head that is likely to follow, or -1.
+  void run(std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t next) {
+    b_ = b, h_ = h, g_ = h / (problem_.heads_q / problem_.heads_kv), query_box_ = plan_.query_grid.box(block);
+    look_ahead(next);
     load_queries();
     const auto& group = plan_.group(b, h);
     const auto& list = group.keys_of_query_block;
@@ -74,6 +77,26 @@ class ForwardTask {
   }
 
  private:
+  /// What the next task will load: its queries, and of its keys the outermost ones, the others being at hand mostly.
+  void look_ahead(std::int32_t next) {
+    ahead_.clear();
+    if (next < 0) return;
+    const auto& group = plan_.group(b_, h_);
+    const auto& [start, runs] = group.keys_of_query_block;
+    if (start[next] == start[next + 1]) return;
+    const Run& last_run = runs[start[next + 1] - 1];
+    const std::int32_t first = runs[start[next]].first, last = last_run.first + last_run.count - 1;
+    for (const auto block : {first, last}) {
+      if (panels_.holds(b_, g_, block)) continue;
+      const RowAddresses k(problem_.k, b_, g_, plan_.key_grid.box(block), group.program.k_size(), &problem_.pages);
+      const RowAddresses v(problem_.v, b_, g_, plan_.key_grid.box(block), group.program.k_size(), &problem_.pages);
+      ahead_.add(problem_.k, problem_.type, k, problem_.d_qk);
+      ahead_.add(problem_.v, problem_.type, v, problem_.d_v);
+    }
+    const RowAddresses q(problem_.q, b_, h_, plan_.query_grid.box(next), problem_.q_size);
+    ahead_.add(problem_.q, problem_.type, q, problem_.d_qk);
+  }
+
   /// Rows beyond the last one that lies in the sequence are left out of all that follows.
   void load_queries() {
     LoadRows(problem_.q, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_qk, q_, d_qk_);
@@ -86,10 +109,11 @@ class ForwardTask {
   }
 
   void visit(const rules::Program& program, std::int32_t block, TileClass kind) {
-    const Panel<T>& keys = panels_.of(b_, h_ / (problem_.heads_q / problem_.heads_kv), block, program.k_size());
+    const Panel<T>& keys = panels_.of(b_, g_, block, program.k_size());
     if (kind != TileClass::full) return visit_partial(program, keys);
     Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, keys.k_t, kTile, s_, kTile);
     if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
+    ahead_.fetch(kTile);
     const RowState<T> state{row_max_, row_sum_, out_, d_v_};
     for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state);
     Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, keys.v, d_v_, out_, d_v_);
@@ -114,6 +138,7 @@ class ForwardTask {
       T* s = s_ + first * kTile + begin;
       if (plain_)
         Gemm<false>(rows, problem_.d_qk, width, q_ + first * d_qk_, d_qk_, 1, keys.k_t + begin, kTile, s, kTile);
+      ahead_.fetch(kSpanRows);
       softmax(first, rows, begin, width, s);
       Gemm<true>(rows, width, d_v_, s, kTile, 1, v + begin * d_v_, d_v_, out_ + first * d_v_, d_v_);
     }
@@ -158,8 +183,10 @@ class ForwardTask {
     for (std::int32_t row = 0; row < used_rows_; ++row) {
       const Int3 c = query_box_.entry(row);
       if (!rules::inside(c, problem_.q_size)) continue;
-      T sum = 0, largest = row_max_[row];
-      for (int i = 0; i < kSumLanes; ++i) sum += row_sum_[row * kSumLanes + i];
+      auto sums = hn::Zero(d);
+      for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
+        sums = hn::Add(sums, hn::Load(d, row_sum_ + row * kSumLanes + i));
+      T sum = hn::ReduceSum(d, sums), largest = row_max_[row];
       T* out = out_ + row * d_v_;
       const bool empty = sum == 0;
       if (!empty && problem_.sink.given()) add_sink(largest, sum, out);
@@ -206,7 +233,8 @@ class ForwardTask {
   Panels<T> panels_;
   T *q_, *v_clean_, *s_, *out_, *row_sum_, *row_max_;
   std::uint64_t words_[kMaxQueryRows];
-  std::int64_t b_ = 0, h_ = 0;
+  Ahead ahead_;
+  std::int64_t b_ = 0, h_ = 0, g_ = 0;
   Box query_box_{};
   std::int32_t used_rows_ = 0;
 };
@@ -220,12 +248,14 @@ int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t 
 }
 
 /// Block i of a walk over the query blocks that keeps to strips a few blocks wide, so that in two and three dimensions
-/// the key blocks around a strip are still packed when the next row of blocks comes.
+/// the key blocks around a strip are still packed when the next row of blocks comes. Where blocks take every s-th
+/// entry, the s blocks of one stretch follow each other: together they read it whole.
 std::int32_t walked(const Grid& grid, std::int64_t i) {
   constexpr std::int64_t strip = 8;
   const std::int64_t across = grid.blocks(2), down = std::int64_t{grid.blocks(0)} * grid.blocks(1);
   const auto first = i / (down * strip) * strip, width = std::min(strip, across - first), rest = i - first * down;
-  return static_cast<std::int32_t>(rest / width * across + first + rest % width);
+  const auto column = first + rest % width, step = std::int64_t{grid.step[2]};
+  return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
 }
 
 template <class T>
@@ -237,12 +267,13 @@ void RunForward(const Problem& problem, const ExecutionPlan& plan) {
   std::vector<ForwardTask<T>> workers;  // made here, since no exception may leave a parallel region
   workers.reserve(threads);
   for (int i = 0; i < threads; ++i) workers.emplace_back(problem, plan, memory + i * size);
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  // Later query blocks first: under causal rules they are the longest. Where there are many, a thread takes a few.
+  const auto chunk = static_cast<int>(std::clamp<std::int64_t>(tasks / (threads * 32), 1, 16));
+#pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
   for (std::int64_t i = 0; i < tasks; ++i) {
-    // Later query blocks first: under causal rules they are the longest.
-    const auto head = i / blocks;
-    const auto block = walked(plan.query_grid, blocks - 1 - i % blocks);
-    workers[omp_get_thread_num()].run(head / problem.heads_q, head % problem.heads_q, block);
+    const auto head = i / blocks, left = blocks - 1 - i % blocks;
+    workers[omp_get_thread_num()].run(head / problem.heads_q, head % problem.heads_q, walked(plan.query_grid, left),
+                                      left > 0 ? walked(plan.query_grid, left - 1) : -1);
   }
 }
 

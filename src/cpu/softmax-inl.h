@@ -36,15 +36,12 @@ HWY_INLINE void Rescale(T factor, T* HWY_RESTRICT row, std::int64_t width) {
   for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, row + i), f), d, row + i);
 }
 
-/// Makes `tile_max` the row's maximum, if it is larger. Apart, since it is rare after the first tiles.
+/// Multiplies what a row has summed by exp(difference): its maximum has risen. Apart, since it is rare after the first
+/// tiles.
 template <class T>
-HWY_NOINLINE void RaiseMax(T tile_max, std::int64_t row, const RowState<T>& state) {
+HWY_NOINLINE void ScaleDown(T difference, std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
-  const T old_max = state.row_max[row];
-  if (!(tile_max > old_max)) return;
-  state.row_max[row] = tile_max;
-  if (old_max == -kInfinity<T>) return;
-  const T factor = hn::GetLane(SoftmaxExp(d, hn::Set(d, old_max - tile_max)));
+  const T factor = hn::GetLane(SoftmaxExp(d, hn::Set(d, difference)));
   Rescale(factor, state.row_sum + row * kSumLanes, kSumLanes);
   Rescale(factor, state.out + row * state.width, state.width);
 }
@@ -67,7 +64,13 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t r
   V largest = x[0];
   for (int i = 1; i < kVectors; ++i) largest = hn::Max(largest, x[i]);
   const bool raised = !hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.row_max[row])));
-  if (HWY_UNLIKELY(raised)) RaiseMax(hn::ReduceMax(d, largest), row, state);
+  if (HWY_UNLIKELY(raised)) {
+    const T tile_max = hn::ReduceMax(d, largest), old_max = state.row_max[row];
+    if (tile_max > old_max) {
+      if (old_max != -kInfinity<T>) ScaleDown(old_max - tile_max, row, state);
+      state.row_max[row] = tile_max;
+    }
+  }
   // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
   const T shift = state.row_max[row] == -kInfinity<T> ? T(0) : state.row_max[row];
   V sum = hn::Zero(d);

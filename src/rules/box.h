@@ -43,6 +43,7 @@ struct Box {
   Int3 origin, extent, step;
 
   ANYFLASH_HD Int3 entry(std::int32_t e) const {
+    if (e < extent[2]) return {{origin[0], origin[1], origin[2] + step[2] * e}};  // without a division
     const auto e2 = e % extent[2], rest = e / extent[2];
     const auto e1 = rest % extent[1], e0 = rest / extent[1];
     return {{origin[0] + step[0] * e0, origin[1] + step[1] * e1, origin[2] + step[2] * e2}};
