@@ -1,8 +1,6 @@
 // Problem -> ExecutionPlan: the masks that differ, the boxes, the runs.
 #include "plan/plan.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -12,6 +10,7 @@
 #include "plan/cache.h"
 #include "plan/facts.h"
 #include "plan/runs.h"
+#include "plan/threads.h"
 
 namespace anyflash {
 namespace planning {
@@ -177,9 +176,7 @@ void append(PlanKey& key, const Numbers&... numbers) {
 }  // namespace planning
 
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu) {
-  // Results do not depend on it; more than this would only cost memory.
-  const int most = std::max(omp_get_num_procs(), 64);
-  const int threads = std::min(problem.threads > 0 ? problem.threads : omp_get_max_threads(), most);
+  const int threads = planning::plan_threads(problem.threads);
   const auto facts = rules::facts(problem.rule, planning::shapes_of(problem));
   if (facts.tables || problem.key_lengths.given()) return planning::new_plan(problem, menu, facts, threads);
 

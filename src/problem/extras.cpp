@@ -1,7 +1,5 @@
 #include "problem/extras.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <limits>
 
@@ -157,11 +155,6 @@ Bias bias_of(const TensorView& view) {
 HeadNumbers head_numbers(const TensorView& view) {
   const bool batched = view.rank == 2;
   return {static_cast<char*>(view.data), view.type, batched ? view.strides[0] : 0, view.strides[batched ? 1 : 0]};
-}
-
-int usable_threads(int asked) {
-  constexpr int always_fine = 64;
-  return asked <= always_fine ? asked : std::min(asked, std::max(always_fine, 4 * omp_get_num_procs()));
 }
 
 }  // namespace anyflash::problem

@@ -137,7 +137,7 @@ class Reader {
       fail_value("threads", std::to_string(options_.threads) + ", expected 0 (all) to " + std::to_string(most_threads));
     }
     problem_.align = options_.align;
-    problem_.threads = usable_threads(options_.threads);
+    problem_.threads = options_.threads;
   }
 
   /// scale and softcap must be numbers of the type that the scores are computed in.
