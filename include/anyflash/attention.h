@@ -89,6 +89,10 @@ class Plan {
  public:
   explicit Plan(std::shared_ptr<const detail::PlanPair> pair) : pair_(std::move(pair)) {}
   const detail::PlanPair& pair() const { return *pair_; }
+  /// Bytes of memory that a call works in, beside its tensors and the plan, with the plan's threads; backward with every
+  /// gradient that the call can have. 0 where there is nothing to compute, or no backward (pages).
+  std::int64_t forward_workspace() const;
+  std::int64_t backward_workspace() const;
 
  private:
   std::shared_ptr<const detail::PlanPair> pair_;

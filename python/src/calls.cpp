@@ -233,6 +233,10 @@ void add_calls(nb::module_& module) {
       module, "Plan",
       "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
       "types and options; immutable, usable from several threads, keeps its rule alive.")
+      .def_prop_ro("forward_workspace", [](const PlanObject& self) { return self.plan.forward_workspace(); },
+                   "Bytes of memory that a call of attention works in, beside its arrays and the plan.")
+      .def_prop_ro("backward_workspace", [](const PlanObject& self) { return self.plan.backward_workspace(); },
+                   "The same for attention_backward; 0 with a page_table, which has no backward.")
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
       });

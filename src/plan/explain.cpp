@@ -4,7 +4,7 @@
 
 #include <anyflash/explain.h>
 
-#include "cpu/backend.h"
+#include "backends.h"
 #include "plan/cache.h"
 #include "plan/explained.h"
 #include "plan/facts.h"
@@ -129,9 +129,7 @@ Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const 
   const auto q = shape_view(options.type, axes.batch, axes.heads, q_shape, options.d_qk, "query");
   const auto k = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_qk, "key");
   const auto v = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_v, "value");
-  auto problem = shape_problem(q, k, v, call);
-  problem.direction = options.backward ? Direction::backward : Direction::forward;
-  return problem;
+  return shape_problem(q, k, v, call, options.backward ? Direction::backward : Direction::forward);
 }
 
 }  // namespace planning
@@ -139,7 +137,7 @@ Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const 
 Explanation explain(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                     const ExplainOptions& options) {
   const auto problem = planning::explained_problem(rule, q_shape, k_shape, options);
-  const auto plan = make_plan(problem, cpu::tile_menu(problem));
+  const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
   const auto query_blocks = planning::blocks_with_entries(plan->query_grid);
   const auto key_blocks = planning::blocks_with_entries(plan->key_grid);
   const auto counts = planning::count(*plan);
@@ -169,6 +167,8 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
   result.bytes = double(element_size(options.type)) * (queries + keys) * (d_qk + d_v) +
                  queries * (options.type == ElementType::float64 ? 8 : 4);
   result.dense_mask_bytes = queries * keys;
+  result.threads = threads_of(problem, *plan);
+  result.workspace_bytes = workspace_bytes(problem, *plan);
   result.plan_bytes = double(planning::bytes_of(*plan));
   if (double(result.query_blocks) * double(result.key_blocks) <= double(1 << 24)) {
     result.tile_classes = planning::classes_of(*plan, query_blocks, key_blocks);

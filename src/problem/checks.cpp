@@ -93,7 +93,7 @@ void check_shape(Argument argument, std::span<const std::int64_t> expected) {
   fail_value(argument.name, "shape " + shape_text(argument.view) + ", expected " + text_of(expected));
 }
 
-void check_memory(Argument argument, bool data) {
+void check_memory(Argument argument, Device device, bool data) {
   const auto& view = argument.view;
   if (view.rank > TensorView::max_rank) {
     fail_value(argument.name,
@@ -103,9 +103,8 @@ void check_memory(Argument argument, bool data) {
     fail(Error::Kind::type, std::string(argument.name) + ": element type number " + std::to_string(int(view.type)) +
                                 ", expected one of ElementType");
   }
-  if (view.device.kind != DeviceKind::cpu) {
-    fail(Error::Kind::device,
-         std::string(argument.name) + ": on a cuda device, expected the cpu, the only device of this build");
+  if (const auto on = device_name(view.device), expected = device_name(device); on != expected) {
+    fail(Error::Kind::device, std::string(argument.name) + ": on " + on + ", expected " + expected);
   }
   check_sizes(argument);
   if (view.elements() == 0) return;

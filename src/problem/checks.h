@@ -39,7 +39,7 @@ void check_shape(Argument argument, std::span<const std::int64_t> expected);
 
 /// Rank, device, sizes, strides and pointer: that every element has an address, computed without overflow. data:
 /// whether the pointer will be used.
-void check_memory(Argument argument, bool data = true);
+void check_memory(Argument argument, Device device, bool data = true);
 
 /// That no element of a tensor to be written shares its place with another one. Needs check_memory.
 void check_writable(Argument argument);

@@ -83,4 +83,8 @@ const char* element_name(ElementType type) {
   return "unknown";
 }
 
+std::string device_name(Device device) {
+  return device.kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
+}
+
 }  // namespace anyflash

@@ -52,7 +52,7 @@ int threads_of_this_process() {
   return static_cast<int>(std::distance(tasks, end));
 }
 
-/// What the child says of a call: 0 all is well, 1 other numbers, 2 fewer threads; 100 and more: it did not come to that.
+/// What the child says of a call: 0 all is well, 1 other numbers, 2 fewer threads, 100 and more: killed.
 int child_of_fork(const Results& expected) {
   const auto child = fork();
   if (child == 0) {

@@ -53,11 +53,11 @@ TEST(WrongInputForward, QueryKeyValue) {
            }},
           {Kind::type, "query: type unknown, expected float16, bfloat16, float32 or float64",
            [](Call& c) { c.q.type = static_cast<ElementType>(77); }},
-          {Kind::device, "query: on a cuda device, expected the cpu, the only device of this build",
+          {Kind::device, "query: on cuda:0, expected cpu, the only device of this build",
            [](Call& c) {
              c.q.device = {DeviceKind::cuda, 0};
            }},
-          {Kind::device, "value: on a cuda device, expected the cpu, the only device of this build",
+          {Kind::device, "value: on cuda:1, expected cpu",
            [](Call& c) {
              c.v.device = {DeviceKind::cuda, 1};
            }},
@@ -301,7 +301,7 @@ TEST(WrongInputForward, BiasSlopesSink) {
            }},
           {Kind::type, "sink: type int64, expected float16, bfloat16, float32 or float64",
            [](Call& c) { c.options.sink = c.input({4}, ElementType::int64); }},
-          {Kind::device, "sink: on a cuda device, expected the cpu, the only device of this build",
+          {Kind::device, "sink: on cuda:0, expected cpu",
            [](Call& c) { c.options.sink = c.input({4}), c.options.sink.device.kind = DeviceKind::cuda; }},
       },
       &Call::forward);

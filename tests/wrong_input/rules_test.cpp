@@ -231,7 +231,7 @@ TEST(WrongInputPlan, WrongShapes) {
            [](Call& c) {
              c.k = c.input({2, 2, 12, 8});
            }},
-          {Kind::device, "key: on a cuda device, expected the cpu, the only device of this build",
+          {Kind::device, "key: on cuda:0, expected cpu",
            [](Call& c) { c.k.device.kind = DeviceKind::cuda; }},
           {Kind::value, "key_lengths: 40 for batch entry 0, expected 0 to 12",
            [](Call& c) {

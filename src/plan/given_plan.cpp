@@ -1,4 +1,4 @@
-#include "given_plan.h"
+#include "plan/given_plan.h"
 
 #include <string>
 
