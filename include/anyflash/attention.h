@@ -25,14 +25,15 @@ enum class Layout : std::uint8_t { bhsd, bshd, bhds, qkv, thd };
 
 class Plan;
 
-/// What to compute, beside q, k and v.
+/// What to compute, beside q, k and v. Bias, slopes and sink are rounded to the type that the call computes in (float32, or
+/// float64 for float64) before they are added: a float64 number beyond float32's range is an infinity in any other call.
 struct Options {
   Rule rule;
   Align align = Align::none_front;
   Layout layout = Layout::bhsd;
   std::optional<double> scale;   ///< default 1 / sqrt(d_qk)
   double softcap = 0.0;          ///< S = softcap * tanh(S / softcap) where > 0
-  TensorView bias;               ///< (b or 1, h or 1, queries or 1, keys or 1), added to S; float16, bfloat16, float32 or float64
+  TensorView bias;               ///< (b or 1, h or 1, queries or 1, keys or 1), added to S; any floating-point type
   TensorView alibi_slopes;       ///< (h) or (b, h), float32 or float64: S -= slope * sum_i |x_i - y_i|
   TensorView sink;               ///< (h): one more logit in each row's softmax, without a value
   TensorView cu_seqlens_q;       ///< thd: (documents + 1), int32 or int64

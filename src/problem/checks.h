@@ -44,6 +44,9 @@ void check_memory(Argument argument, Device device, bool data = true);
 /// That no element of a tensor to be written shares its place with another one. Needs check_memory.
 void check_writable(Argument argument);
 
+/// Whether two elements of a tensor share a place. Needs check_memory. In doubt, which takes strange strides, true.
+bool overlaps_itself(const TensorView& view);
+
 /// Whether two tensors have a byte in common. Needs check_memory. In doubt, which takes strange strides, true.
 bool share_memory(const TensorView& a, const TensorView& b);
 

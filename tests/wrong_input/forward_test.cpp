@@ -190,6 +190,12 @@ TEST(WrongInputForward, Outputs) {
           {Kind::value,
            "out: strides (768, 192, 23, 1) for shape (2, 4, 8, 24), expected a place of its own for each element",
            [](Call& c) { c.outputs.out.strides[2] = 23; }},
+          {Kind::value,
+           "out: strides (1600, 400, 44, 2) for shape (2, 4, 8, 24), expected a place of its own for each element",
+           [](Call& c) {
+             c.outputs.out = c.output({3200});
+             c.outputs.out = TensorView(c.outputs.out.data, ElementType::float32, {2, 4, 8, 24}, {1600, 400, 44, 2});
+           }},
           {Kind::value, "lse: strides (32, -7, 1) for shape (2, 4, 8), expected a place of its own for each element",
            [](Call& c) { c.outputs.lse.strides[1] = -7; }},
       },
