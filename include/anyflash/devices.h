@@ -24,8 +24,8 @@ std::vector<DeviceInfo> devices();
 const char* instruction_set();
 std::vector<const char*> instruction_sets();
 
-/// Makes the CPU's kernels use an instruction set of the list from the next call on; "" for the best. No other thread may
-/// be in a call meanwhile. Throws Error if the name is not in the list.
+/// Makes the CPU's kernels use an instruction set of the list from the next call on; "" for the best. No other thread
+/// may be in a call meanwhile. Throws Error if the name is not in the list.
 void use_instruction_set(std::string_view name);
 
 }  // namespace anyflash

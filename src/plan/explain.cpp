@@ -29,13 +29,7 @@ TensorView shape_view(ElementType type, std::int64_t batch, std::int64_t heads, 
   append(heads);
   for (const auto size : sequence) append(size);
   append(channels);
-  std::int64_t stride = 1;
-  for (int i = view.rank - 1; i >= 0; --i) {
-    view.strides[i] = stride;
-    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(view.shape[i], 1), &stride)) {
-      throw Error(Error::Kind::value, std::string(name) + ": more than 2^63 elements");
-    }
-  }
+  view.set_row_major_strides();
   return view;
 }
 

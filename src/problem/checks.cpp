@@ -49,14 +49,6 @@ void fail_value(const char* name, const std::string& text) {
   fail(Error::Kind::value, std::string(name) + ": " + text);
 }
 
-std::string text_of(std::span<const std::int64_t> numbers) {
-  std::string text = "(";
-  for (std::size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
-  return text + ")";
-}
-
-std::string shape_text(const TensorView& view) { return text_of({view.shape.data(), std::size_t(view.rank)}); }
-
 void check_given(Argument argument) {
   if (!argument.view.given()) fail_value(argument.name, "not given");
 }
@@ -155,12 +147,6 @@ Extent extent_of(const TensorView& view) {
   std::int64_t low, high;
   reach(view, low, high);
   return {address + low, address + high + bytes_of_element(view)};
-}
-
-std::int64_t integer_at(const TensorView& view, std::int64_t index) {
-  const auto at = index * view.strides[0];
-  return view.type == ElementType::int64 ? static_cast<const std::int64_t*>(view.data)[at]
-                                         : static_cast<const std::int32_t*>(view.data)[at];
 }
 
 }  // namespace anyflash::problem
