@@ -16,7 +16,7 @@ TEST(WrongInputForward, TheUnspoiltCallIsRight) {
   EXPECT_NO_THROW(call.make_plan());
 }
 
-TEST(WrongInputForward, QueryKeyValue) {
+TEST(WrongInputForward, QueryKeyValueAsTensors) {
   expect_errors(
       {
           {Kind::value, "query: not given", [](Call& c) { c.q = {}; }},
@@ -61,6 +61,13 @@ TEST(WrongInputForward, QueryKeyValue) {
            [](Call& c) {
              c.v.device = {DeviceKind::cuda, 1};
            }},
+      },
+      &Call::forward);
+}
+
+TEST(WrongInputForward, QueryKeyValueSizes) {
+  expect_errors(
+      {
           {Kind::value, "key: batch 1, expected 2 as in query",
            [](Call& c) {
              c.k = c.input({1, 2, 12, 16});
@@ -313,7 +320,7 @@ TEST(WrongInputForward, BiasSlopesSink) {
       &Call::forward);
 }
 
-TEST(WrongInputForward, LengthsAndPages) {
+TEST(WrongInputForward, KeyLengths) {
   expect_errors(
       {
           {Kind::value, "key_lengths: 13 for batch entry 1, expected 0 to 12",
@@ -336,6 +343,13 @@ TEST(WrongInputForward, LengthsAndPages) {
            }},
           {Kind::value, "key_lengths: given with layout thd, expected cu_seqlens_k to tell the lengths",
            [](Call& c) { c.use_layout_thd(), c.options.key_lengths = c.integers({1}); }},
+      },
+      &Call::forward);
+}
+
+TEST(WrongInputForward, Pages) {
+  expect_errors(
+      {
           {Kind::value, "key_lengths: not given, expected the lengths that go with page_table",
            [](Call& c) { c.use_pages(), c.options.key_lengths = {}; }},
           {Kind::value, "page_table: page 5 at (1, 0), expected 0 to 4",
