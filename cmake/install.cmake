@@ -7,6 +7,7 @@ install(TARGETS anyflash EXPORT anyflash-targets COMPONENT library
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT library)
 install(DIRECTORY include/anyflash DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
+install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT library)
 install(EXPORT anyflash-targets NAMESPACE anyflash:: DESTINATION ${package_folder} COMPONENT library)
 
 get_target_property(anyflash_kind anyflash TYPE)

@@ -7,9 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpu/backend.h"
-#include "given_plan.h"
+#include "backends.h"
 #include "plan/facts.h"
+#include "plan/given_plan.h"
 #include "plan/plan.h"
 #include "problem/problem.h"
 #include "rules/compile.h"
@@ -33,7 +33,7 @@ auto with_memory_errors(const char* name, Call&& call) {
 void check_rule(const Problem& problem) { rules::check(problem.rule, planning::shapes_of(problem)); }
 
 std::shared_ptr<const ExecutionPlan> plan_of(const Problem& problem) {
-  return make_plan(problem, cpu::tile_menu(problem));
+  return make_plan(problem, backend_of(problem.device).menu(problem));
 }
 
 /// The caller's plan if there is one, else one of our own.
@@ -43,9 +43,10 @@ std::shared_ptr<const ExecutionPlan> plan_for(const Problem& problem, const Plan
   return problem.direction == Direction::forward ? given->pair().forward : given->pair().backward;
 }
 
-/// No pair of a query and a key exists, so no result needs arithmetic.
-bool no_pairs(const Problem& problem) {
-  return problem.batch == 0 || problem.heads_q == 0 || problem.queries() == 0 || problem.keys() == 0;
+void run(const Problem& problem, const ExecutionPlan& plan) {
+  const auto& backend = backend_of(problem.device);
+  const auto workspace = backend.allocate(problem, backend.workspace(problem, plan));
+  (problem.direction == Direction::forward ? backend.forward : backend.backward)(problem, plan, workspace.get());
 }
 
 void store(char* to, ElementType type, double value) {
@@ -75,10 +76,11 @@ void fill(const TensorView& view, double value) {
 void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
              const Options& options) {
   with_memory_errors("forward", [&] {
+    backend_of(q.device);  // throws if there is none
     const auto problem = forward_problem(q, k, v, outputs, options);
     check_rule(problem);
     const auto plan = plan_for(problem, options.plan);
-    if (!no_pairs(problem)) return cpu::forward(problem, *plan);
+    if (problem.has_pairs()) return run(problem, *plan);
     constexpr double infinity = std::numeric_limits<double>::infinity();
     fill(outputs.out, 0);
     fill(outputs.lse, -infinity);
@@ -90,10 +92,11 @@ void forward(const TensorView& q, const TensorView& k, const TensorView& v, cons
 void backward(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
               const Gradients& gradients, const Options& options) {
   with_memory_errors("backward", [&] {
+    backend_of(q.device);
     const auto problem = backward_problem(inputs, q, k, v, gradients, options);
     check_rule(problem);
     const auto plan = plan_for(problem, options.plan);
-    if (!no_pairs(problem)) return cpu::backward(problem, *plan);
+    if (problem.has_pairs()) return run(problem, *plan);
     for (const auto* gradient : {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dbias, &gradients.dsink}) {
       fill(*gradient, 0);
     }
@@ -102,17 +105,23 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
 
 Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {
   return with_memory_errors("plan", [&] {
-    auto problem = shape_problem(q, k, v, options);
+    backend_of(q.device);
+    const auto problem = shape_problem(q, k, v, options);
     check_rule(problem);
     auto pair = std::make_shared<detail::PlanPair>();
     pair->forward = plan_of(problem);
+    pair->forward_workspace = workspace_bytes(problem, *pair->forward);
     if (!options.page_table.given()) {  // paged keys and values have no backward
-      problem.direction = Direction::backward;
-      pair->backward = plan_of(problem);
+      const auto backward = shape_problem(q, k, v, options, Direction::backward);
+      pair->backward = plan_of(backward);
+      pair->backward_workspace = workspace_bytes(backward, *pair->backward);
     }
     keep(problem, *pair);
     return Plan(std::move(pair));
   });
 }
+
+std::int64_t Plan::forward_workspace() const { return pair_->forward_workspace; }
+std::int64_t Plan::backward_workspace() const { return pair_->backward_workspace; }
 
 }  // namespace anyflash

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <anyflash/attention.h>
+#include <anyflash/devices.h>
 #include <anyflash/explain.h>
 #include <anyflash/rule.h>
 #include <anyflash/tensor.h>

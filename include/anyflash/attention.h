@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <anyflash/rule.h>
 #include <anyflash/tensor.h>
@@ -14,6 +15,7 @@ namespace anyflash {
 ///   none_front   c                      none_end   c + (R_i - size)
 ///   scale_front  c * step               scale_end  (c + 1) * step - 1        step = R_i / size, integer division
 enum class Align : std::uint8_t { none_front, none_end, scale_front, scale_end };
+inline constexpr const char* align_names[] = {"none_front", "none_end", "scale_front", "scale_end"};
 
 /// How q, k, v, out and their gradients are laid out; strides are free in all of them.
 ///   bhsd  (batch, heads, sequence..., channels)       sequence: 1, 2 or 3 axes
@@ -22,17 +24,19 @@ enum class Align : std::uint8_t { none_front, none_end, scale_front, scale_end }
 ///   qkv   q is the packed (3, N, L, D), k and v are not given, out is (N, L, D), lse (N, L)
 ///   thd   (tokens, heads, channels) with cu_seqlens_q and cu_seqlens_k, lse (heads, tokens)
 enum class Layout : std::uint8_t { bhsd, bshd, bhds, qkv, thd };
+inline constexpr const char* layout_names[] = {"bhsd", "bshd", "bhds", "qkv", "thd"};
 
 class Plan;
 
-/// What to compute, beside q, k and v.
+/// What to compute, beside q, k and v. Bias, slopes and sink are rounded to the type that the call computes in (float32,
+/// or float64 for float64) before they are used: a float64 number beyond float32's range is an infinity in other calls.
 struct Options {
   Rule rule;
   Align align = Align::none_front;
   Layout layout = Layout::bhsd;
   std::optional<double> scale;   ///< default 1 / sqrt(d_qk)
   double softcap = 0.0;          ///< S = softcap * tanh(S / softcap) where > 0
-  TensorView bias;               ///< (b or 1, h or 1, queries or 1, keys or 1), added to S; float16, bfloat16, float32 or float64
+  TensorView bias;               ///< (b or 1, h or 1, queries or 1, keys or 1), added to S; any floating-point type
   TensorView alibi_slopes;       ///< (h) or (b, h), float32 or float64: S -= slope * sum_i |x_i - y_i|
   TensorView sink;               ///< (h): one more logit in each row's softmax, without a value
   TensorView cu_seqlens_q;       ///< thd: (documents + 1), int32 or int64
@@ -66,6 +70,13 @@ struct BackwardInputs {
   TensorView dlse;  ///< the gradient of lse, shape and type of lse; may be absent
 };
 
+/// The shapes of out and of lse (row_sum, row_max) in a call of forward. Looks at the ranks and shapes of q and v and at
+/// the layout alone; throws Error if the ranks do not fit it.
+struct ResultShapes {
+  std::vector<std::int64_t> out, lse;
+};
+ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Options& options = {});
+
 /// Exact attention (FlashAttention-2, Dao 2023, algorithm 1, with rule, bias, cap and sink):
 ///   S = scale q k^T, capped, biased;  P = softmax of S over the visible keys;  out = P v;  lse = log-sum-exp of S.
 /// q, k: the layout's shape with d_qk channels (1 to 256); v with d_v channels (1 to 512); heads_kv divides heads_q.
@@ -89,6 +100,10 @@ class Plan {
  public:
   explicit Plan(std::shared_ptr<const detail::PlanPair> pair) : pair_(std::move(pair)) {}
   const detail::PlanPair& pair() const { return *pair_; }
+  /// Bytes of memory that a call works in, beside its tensors and the plan, with the plan's threads; backward with all
+  /// gradients that the call can have. 0 where there is nothing to compute, or no backward (pages).
+  std::int64_t forward_workspace() const;
+  std::int64_t backward_workspace() const;
 
  private:
   std::shared_ptr<const detail::PlanPair> pair_;

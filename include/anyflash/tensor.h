@@ -65,5 +65,6 @@ struct TensorView {
 
 std::size_t element_size(ElementType type);   ///< in bytes
 const char* element_name(ElementType type);   ///< "float16", "bfloat16", ...
+std::string device_name(Device device);       ///< "cpu", "cuda:0", ...
 
 }  // namespace anyflash

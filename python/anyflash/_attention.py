@@ -80,7 +80,9 @@ def attention(
     scale : float, optional
         1 / sqrt(d_qk) if not given.
     bias : array (batch or 1, heads or 1, queries or 1, keys or 1), optional
-        Added to S, over the flattened sequences; any of the floating-point types.
+        Added to S, over the flattened sequences; any of the floating-point types. Like alibi_slopes and sink it is
+        rounded to the type that the call computes in (float32, or float64 for float64): a float64 number beyond
+        float32's range is an infinity in any other call.
     softcap : float
         0 for none.
     alibi_slopes : array (heads,) or (batch, heads), float32 or float64, optional

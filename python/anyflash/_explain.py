@@ -30,6 +30,7 @@ class Explanation:
                             useful floating-point operations of one head: 2 (d_qk + d_v) a visible pair, and 2.5 times
                             that
     bytes                   of q, k, v, out and lse of one head
+    workspace_bytes         of memory that a call of one head works in, with all threads
     tile_classes            (query blocks, key blocks), uint8: 0 skip, 1 partial, 2 full; None if over 2**24 tiles
     """
 
@@ -49,6 +50,7 @@ class Explanation:
     forward_flops: float
     backward_flops: float
     bytes: float
+    workspace_bytes: int
     tile_classes: NDArray[np.uint8] | None
 
     def __init__(

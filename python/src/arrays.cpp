@@ -276,13 +276,11 @@ int place_of(nb::handle word, const char* name, const char* const (&words)[count
 }  // namespace
 
 Align align_of(nb::handle word) {
-  static constexpr const char* words[] = {"none_front", "none_end", "scale_front", "scale_end"};
-  return Align(place_of(word, "align", words));
+  return Align(place_of(word, "align", align_names));
 }
 
 Layout layout_of(nb::handle word) {
-  static constexpr const char* words[] = {"bhsd", "bshd", "bhds", "qkv", "thd"};
-  return Layout(place_of(word, "layout", words));
+  return Layout(place_of(word, "layout", layout_names));
 }
 
 }  // namespace anyflash::python

@@ -69,67 +69,6 @@ Options read_options(const Given& given, Arrays& arrays) {
   return options;
 }
 
-/// A shape of at most TensorView::max_rank sizes.
-struct Shape {
-  std::array<std::int64_t, TensorView::max_rank> size{};
-  std::size_t rank = 0;
-  void push(std::int64_t n) { size[rank++] = n; }
-  operator std::span<const std::int64_t>() const { return {size.data(), rank}; }
-};
-
-std::int64_t product(const TensorView& view, int first, int last) {
-  std::int64_t total = 1;
-  for (int i = first; i < last; ++i) {
-    if (__builtin_mul_overflow(total, view.shape[i], &total)) return std::numeric_limits<std::int64_t>::max();
-  }
-  return total;
-}
-
-struct ResultShapes {
-  Shape out, lse;
-};
-
-/// Whether the ranks allow to say what shape the results have; the rest is for forward to check.
-bool ranks_fit(const TensorView& q, const TensorView& v, const Options& options) {
-  switch (options.layout) {
-    case Layout::qkv: return q.rank == 4;
-    case Layout::thd: return q.rank == 3 && v.rank == 3;
-    default: return q.rank >= 4 && q.rank <= 6 && v.rank == (options.page_table.given() ? 4 : q.rank);
-  }
-}
-
-ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Options& options) {
-  ResultShapes shapes;
-  const int last = q.rank - 1;
-  const bool channel_first = options.layout == Layout::bhds;
-  const bool packed = options.layout == Layout::qkv;
-  const auto d_v = packed                                         ? q.shape[3]
-                   : channel_first && !options.page_table.given() ? v.shape[2]
-                                                                  : v.shape[v.rank - 1];
-  const int channel = channel_first ? 2 : last;
-  for (int i = packed ? 1 : 0; i <= last; ++i) shapes.out.push(i == channel ? d_v : q.shape[i]);
-  switch (options.layout) {
-    case Layout::qkv:
-      shapes.lse.push(q.shape[1]);
-      shapes.lse.push(q.shape[2]);
-      break;
-    case Layout::thd:
-      shapes.lse.push(q.shape[1]);
-      shapes.lse.push(q.shape[0]);
-      break;
-    case Layout::bshd:
-      shapes.lse.push(q.shape[0]);
-      shapes.lse.push(q.shape[last - 1]);
-      shapes.lse.push(product(q, 1, last - 1));
-      break;
-    default:
-      shapes.lse.push(q.shape[0]);
-      shapes.lse.push(q.shape[1]);
-      shapes.lse.push(channel_first ? product(q, 3, q.rank) : product(q, 2, last));
-  }
-  return shapes;
-}
-
 /// What return_lse asks for: 0 nothing, 1 the log-sum-exp, 2 l and m.
 int wanted_statistics(nb::handle return_lse) {
   if (PyUnicode_Check(return_lse.ptr())) {
@@ -148,10 +87,6 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto options = read_options(given, arrays);
   const int statistics = wanted_statistics(return_lse);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
-  if (!ranks_fit(q, v, options)) {
-    plan(q, k, v, options);  // says what is wrong
-    throw Error(Error::Kind::value, "query: its shape does not fit the layout");
-  }
   const auto shapes = result_shapes(q, v, options);
   const bool make_out = out_array.is_none();
   nb::object out = make_out ? new_array(shapes.out, q.type, q_array) : nb::borrow(out_array);
@@ -233,6 +168,10 @@ void add_calls(nb::module_& module) {
       module, "Plan",
       "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
       "types and options; immutable, usable from several threads, keeps its rule alive.")
+      .def_prop_ro("forward_workspace", [](const PlanObject& self) { return self.plan.forward_workspace(); },
+                   "Bytes of memory that a call of attention works in, beside its arrays and the plan.")
+      .def_prop_ro("backward_workspace", [](const PlanObject& self) { return self.plan.backward_workspace(); },
+                   "The same for attention_backward; 0 with a page_table, which has no backward.")
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
       });

@@ -59,6 +59,7 @@ nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k
   figures["forward_flops"] = found.forward_flops;
   figures["backward_flops"] = found.backward_flops;
   figures["bytes"] = found.bytes;
+  figures["workspace_bytes"] = found.workspace_bytes;
   const bool listed = std::int64_t(found.tile_classes.size()) == found.query_blocks * found.key_blocks;
   figures["tile_classes"] =
       listed ? array_of(std::move(found.tile_classes), std::size_t(found.query_blocks), std::size_t(found.key_blocks))

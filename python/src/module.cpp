@@ -2,7 +2,6 @@
 // documentation.
 #include <nanobind/stl/vector.h>
 
-#include "cpu/backend.h"
 #include "rule_object.h"
 
 namespace anyflash::python {
@@ -30,8 +29,8 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(&translate);
   find_numpy();
   module.attr("version") = ANYFLASH_VERSION;
-  module.def("instruction_set", &cpu::instruction_set);
-  module.def("instruction_sets", &cpu::instruction_sets);
+  module.def("instruction_set", &instruction_set);
+  module.def("instruction_sets", &instruction_sets);
   add_rules(module);
   add_calls(module);
   add_explain(module);

@@ -8,8 +8,6 @@
 #include <cstring>
 #include <new>
 
-#include "cpu/backend.h"
-
 struct anyflash_rule {
   anyflash::Rule rule;
 };
@@ -143,7 +141,7 @@ const Rule& operand(const char* name, const anyflash_rule* rule) { return not_nu
 
 const char* anyflash_last_error(void) { return last_error; }
 const char* anyflash_version(void) { return ANYFLASH_VERSION; }
-const char* anyflash_instruction_set(void) { return cpu::instruction_set(); }
+const char* anyflash_instruction_set(void) { return instruction_set(); }
 
 anyflash_status anyflash_tensor_init(anyflash_tensor* tensor, void* data, int32_t type, int32_t rank,
                                      const int64_t* shape) {

@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include <algorithm>
+
 #include "layouts.h"
 #include "numbers.h"
 
@@ -27,15 +29,23 @@ constexpr NamedOption named_options[] = {
     {"--dout", "dout", "gradient of the output, for backward"},
     {"--dlse", "dlse", "gradient of lse, for backward"}};
 
+/// An option whose value is one of `names`, in the order of the enumeration.
+template <class Enum, std::size_t count>
+void add_named(CLI::App& app, const char* option, Enum& value, const char* const (&names)[count], const char* help) {
+  const std::vector<std::string> all(names, names + count);
+  app.add_option_function<std::string>(
+         option, [&value, all](const auto& name) { value = Enum(std::find(all.begin(), all.end(), name) - all.begin()); },
+         help)
+      ->check(CLI::IsMember(all).description(""))
+      ->default_str(names[int(value)])
+      ->type_name("NAME");
+}
+
 }  // namespace
 
 void add_align(CLI::App& app, Align& align) {
-  app.add_option_function<std::string>(
-         "--align", [&align](const std::string& name) { align = align_names().at(name); },
-         "where queries and keys of unequal numbers meet: none_front, none_end, scale_front or scale_end")
-      ->check(CLI::IsMember({"none_front", "none_end", "scale_front", "scale_end"}).description(""))
-      ->default_str(name_of(align))
-      ->type_name("NAME");
+  add_named(app, "--align", align, align_names,
+            "where queries and keys of unequal numbers meet: none_front, none_end, scale_front or scale_end");
 }
 
 void add_threads(CLI::App& app, int& threads) {
@@ -43,12 +53,8 @@ void add_threads(CLI::App& app, int& threads) {
 }
 
 void add_layout(CLI::App& app, Layout& layout) {
-  app.add_option_function<std::string>(
-         "--layout", [&layout](const std::string& name) { layout = layout_names().at(name); },
-         "order of the axes: bhsd, bshd, bhds (2 and 3 sequence axes too), qkv (packed) or thd (variable length)")
-      ->check(CLI::IsMember({"bhsd", "bshd", "bhds", "qkv", "thd"}).description(""))
-      ->default_str(name_of(layout))
-      ->type_name("NAME");
+  add_named(app, "--layout", layout, layout_names,
+            "order of the axes: bhsd, bshd, bhds (2 and 3 sequence axes too), qkv (packed) or thd (variable length)");
 }
 
 void CallArguments::add_to(CLI::App& app) {

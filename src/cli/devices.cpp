@@ -1,47 +1,43 @@
 // anyflash devices: what the library would run on.
 
-#include <omp.h>
+#include <anyflash/devices.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "commands.h"
-#include "cpu/backend.h"
 
 namespace anyflash::cli {
 
 namespace {
 
-std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);)
-    if (line.rfind("model name", 0) == 0)
-      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
-  return "unknown";
-}
-
 void devices_command(bool as_json) {
-  const auto sets = cpu::instruction_sets();
-  const std::string chosen = cpu::instruction_set();
-  const int threads = omp_get_max_threads();
+  nlohmann::ordered_json json;
+  for (const auto& [device, model, threads] : devices()) {
+    auto& entry = json.emplace_back();
+    entry["device"] = device_name(device);
+    entry["model"] = model;
+    if (device.kind != DeviceKind::cpu) continue;
+    entry["threads"] = threads;
+    entry["instruction_sets"] = instruction_sets();
+    entry["instruction_set"] = instruction_set();
+  }
   if (as_json) {
-    const nlohmann::ordered_json json = {{{"device", "cpu"},
-                                          {"model", cpu_model()},
-                                          {"threads", threads},
-                                          {"instruction_sets", sets},
-                                          {"instruction_set", chosen}}};
     std::printf("%s\n", json.dump(2).c_str());
     return;
   }
-  std::string list;
-  for (const auto* set : sets) list += (list.empty() ? "" : ", ") + std::string(set);
-  std::printf("cpu               %s\n", cpu_model().c_str());
-  std::printf("threads           %d\n", threads);
-  std::printf("instruction sets  %s\n", list.c_str());
-  std::printf("chosen            %s\n", chosen.c_str());
+  for (const auto& entry : json) {
+    for (const auto& [key, value] : entry.items()) {
+      std::string text, name = key;
+      std::replace(name.begin(), name.end(), '_', ' ');
+      for (const auto& part : value.is_array() ? value : nlohmann::ordered_json::array({value}))
+        text += (text.empty() ? "" : ", ") + (part.is_string() ? part.get<std::string>() : part.dump());
+      std::printf("%-17s %s\n", name.c_str(), text.c_str());
+    }
+  }
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ void print_text(const ExplainArguments& arguments, const Rule& rule, const Seque
               static_cast<long long>(e.tiles_full));
   std::printf("useful flops    %.4g forward, %.4g backward, one head\n", e.forward_flops, e.backward_flops);
   std::printf("q, k, v, out    %s, one head\n", bytes_text(e.bytes).c_str());
+  std::printf("workspace       %s, %d threads\n", bytes_text(double(e.workspace_bytes)).c_str(), e.threads);
 }
 
 void print_json(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
@@ -83,7 +84,9 @@ void print_json(const ExplainArguments& arguments, const Rule& rule, const Seque
                                        {"key_step", three(e.key_step)},
                                        {"forward_flops", e.forward_flops},
                                        {"backward_flops", e.backward_flops},
-                                       {"bytes", e.bytes}};
+                                       {"bytes", e.bytes},
+                                       {"threads", e.threads},
+                                       {"workspace_bytes", e.workspace_bytes}};
   std::printf("%s\n", json.dump(2).c_str());
 }
 

@@ -6,42 +6,11 @@ namespace anyflash::cli {
 
 namespace {
 
-template <class T>
-std::string name_in(const std::map<std::string, T>& names, T value) {
-  for (const auto& [name, named] : names)
-    if (named == value) return name;
-  return "?";
-}
-
 Shape shape_of(const TensorView& view) {
   return {view.shape.begin(), view.shape.begin() + view.rank};
 }
 
 }  // namespace
-
-const std::map<std::string, Layout>& layout_names() {
-  static const std::map<std::string, Layout> names = {{"bhsd", Layout::bhsd},
-                                                      {"bshd", Layout::bshd},
-                                                      {"bhds", Layout::bhds},
-                                                      {"qkv", Layout::qkv},
-                                                      {"thd", Layout::thd}};
-  return names;
-}
-
-const std::map<std::string, Align>& align_names() {
-  static const std::map<std::string, Align> names = {{"none_front", Align::none_front},
-                                                     {"none_end", Align::none_end},
-                                                     {"scale_front", Align::scale_front},
-                                                     {"scale_end", Align::scale_end}};
-  return names;
-}
-
-std::string name_of(Layout layout) {
-  return name_in(layout_names(), layout);
-}
-std::string name_of(Align align) {
-  return name_in(align_names(), align);
-}
 
 Shape shape_in(Layout layout, std::int64_t batch, std::int64_t heads, const Shape& sequence, std::int64_t channels) {
   Shape shape;
@@ -81,22 +50,6 @@ TensorView part(const TensorView& view, std::int64_t index) {
   std::copy(view.shape.begin() + 1, view.shape.end(), result.shape.begin());
   std::copy(view.strides.begin() + 1, view.strides.end(), result.strides.begin());
   return result;
-}
-
-Shape out_shape(const OwnedTensor& q, const OwnedTensor& v, Layout layout, bool paged) {
-  if (layout == Layout::qkv) return {q.shape.begin() + 1, q.shape.end()};
-  Shape shape = q.shape;
-  const auto channels = layout == Layout::bhds && !paged ? v.shape[2] : v.shape.back();
-  (layout == Layout::bhds ? shape[2] : shape.back()) = channels;
-  return shape;
-}
-
-Shape lse_shape(const OwnedTensor& q, Layout layout) {
-  const auto view = as_bhsd(layout == Layout::qkv ? part(q.view(), 0) : q.view(), layout);
-  std::int64_t queries = 1;
-  for (int i = 2; i < view.rank - 1; ++i) queries *= view.shape[std::size_t(i)];
-  if (layout == Layout::thd || layout == Layout::qkv) return {view.shape[1], queries};
-  return {view.shape[0], view.shape[1], queries};
 }
 
 void for_each_element(const TensorView& view, const std::function<void(std::int64_t, std::int64_t)>& visit) {

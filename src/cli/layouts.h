@@ -5,17 +5,14 @@
 #include <anyflash/attention.h>
 
 #include <functional>
-#include <map>
 #include <string>
 
 #include "owned_tensor.h"
 
 namespace anyflash::cli {
 
-const std::map<std::string, Layout>& layout_names();
-const std::map<std::string, Align>& align_names();
-std::string name_of(Layout layout);
-std::string name_of(Align align);
+inline std::string name_of(Layout layout) { return layout_names[int(layout)]; }
+inline std::string name_of(Align align) { return align_names[int(align)]; }
 
 /// The shape of a tensor with the given sizes. For thd and qkv, batch is 1 and left out.
 Shape shape_in(Layout layout, std::int64_t batch, std::int64_t heads, const Shape& sequence, std::int64_t channels);
@@ -25,10 +22,6 @@ TensorView as_bhsd(const TensorView& view, Layout layout);
 
 /// One index of the first axis, e.g. q of a packed qkv.
 TensorView part(const TensorView& view, std::int64_t index);
-
-/// Shapes of the results of a call whose shapes have been checked. A paged v has its channels last in every layout.
-Shape out_shape(const OwnedTensor& q, const OwnedTensor& v, Layout layout, bool paged);
-Shape lse_shape(const OwnedTensor& q, Layout layout);
 
 /// Calls visit(index, offset) for every element in row-major order; offset counts elements from view.data.
 void for_each_element(const TensorView& view, const std::function<void(std::int64_t, std::int64_t)>& visit);

@@ -10,10 +10,9 @@ namespace anyflash::cli {
 Results run_forward(const Call& call) {
   const auto& options = call.options;
   const auto statistic = statistic_type(call.q.type);
-  const auto rows = lse_shape(call.q, options.layout);
-  Results results{
-      OwnedTensor::zeros(call.q.type, out_shape(call.q, call.v, options.layout, options.page_table.given())),
-      OwnedTensor::zeros(statistic, rows), OwnedTensor::zeros(statistic, rows), OwnedTensor::zeros(statistic, rows)};
+  const auto [out, rows] = result_shapes(call.q.view(), call.v_view(), options);
+  Results results{OwnedTensor::zeros(call.q.type, out), OwnedTensor::zeros(statistic, rows),
+                  OwnedTensor::zeros(statistic, rows), OwnedTensor::zeros(statistic, rows)};
   forward(call.q.view(), call.k_view(), call.v_view(),
           {results.out.view(), results.lse.view(), results.row_sum.view(), results.row_max.view()}, options);
   return results;

@@ -1,7 +1,12 @@
 #include "cpu/backend.h"
 
+#include <omp.h>
+
 #include <cstdlib>
+#include <fstream>
 #include <string>
+
+#include "cpu/workspace.h"
 
 #include "hwy/highway.h"
 #include "hwy/targets.h"
@@ -22,29 +27,57 @@ const std::vector<std::int64_t>& all_targets() {
   return targets;
 }
 
-bool restrict_targets() {
-  const auto& targets = all_targets();
-  const char* wanted = std::getenv("ANYFLASH_ISA");
-  if (wanted == nullptr || *wanted == '\0') return true;
-  for (const auto target : targets) {
-    if (std::string(wanted) == hwy::TargetName(target)) {
-      hwy::DisableTargets(~target);
-      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-      return true;
-    }
-  }
+/// Leaves the kernels one instruction set, or all if the name is empty. `argument`: where the name comes from.
+void restrict_targets(const char* argument, std::string_view name) {
   std::string names;
-  for (const auto target : targets) names += std::string(names.empty() ? "" : ", ") + hwy::TargetName(target);
-  throw Error(Error::Kind::value,
-              std::string("ANYFLASH_ISA: ") + wanted + " does not run here, expected one of " + names);
+  std::int64_t disabled = ~std::int64_t{0};
+  for (const auto target : all_targets()) {
+    names += std::string(names.empty() ? "" : ", ") + hwy::TargetName(target);
+    if (name.empty() || name == hwy::TargetName(target)) disabled &= ~target;
+  }
+  if (disabled == ~std::int64_t{0}) {
+    throw Error(Error::Kind::value,
+                std::string(argument) + ": " + std::string(name) + " does not run here, expected one of " + names);
+  }
+  hwy::DisableTargets(disabled);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+bool obey_environment() {
+  const char* wanted = std::getenv("ANYFLASH_ISA");
+  if (wanted != nullptr && *wanted != '\0') restrict_targets("ANYFLASH_ISA", wanted);
+  return true;
+}
+
+std::string model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind("model name", 0) == 0)
+      if (const auto colon = line.find(": "); colon != std::string::npos) return line.substr(colon + 2);
+  return "unknown";
+}
+
+/// `bytes` of the calling thread's own, until it asks again.
+char* kept_memory(std::int64_t bytes) {
+  thread_local hwy::AlignedFreeUniquePtr<char[]> memory;
+  thread_local std::int64_t size = 0;
+  if (bytes > size) {
+    size = 0;
+    memory.reset();
+    memory = allocate<char>(bytes);
+    size = bytes;
+  }
+  return memory.get();
 }
 
 }  // namespace
 
 void choose_instruction_set() {
-  static const bool chosen = restrict_targets();
+  static const bool chosen = obey_environment();
   static_cast<void>(chosen);
 }
+
+std::vector<DeviceInfo> devices() { return {{Device{}, model(), omp_get_max_threads()}}; }
 
 TileMenu tile_menu(const Problem& problem) {
   TileMenu menu;
@@ -55,16 +88,34 @@ TileMenu tile_menu(const Problem& problem) {
   return menu;
 }
 
+std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
+  return problem.direction == Direction::forward ? forward_workspace(problem, plan) : backward_workspace(problem, plan);
+}
+
+Workspace allocate_workspace(const Problem& problem, std::int64_t bytes) {
+  if (problem.direction == Direction::forward) return {kept_memory(bytes), [](char*) {}};
+  return {allocate<char>(bytes).release(), [](char* memory) { hwy::FreeAlignedBytes(memory, nullptr, nullptr); }};
+}
+
+}  // namespace anyflash::cpu
+
+namespace anyflash {
+
 const char* instruction_set() {
-  choose_instruction_set();
-  for (const auto target : usable_targets()) return hwy::TargetName(target);
+  cpu::choose_instruction_set();
+  for (const auto target : cpu::usable_targets()) return hwy::TargetName(target);
   return "none";
 }
 
 std::vector<const char*> instruction_sets() {
   std::vector<const char*> names;
-  for (const auto target : all_targets()) names.push_back(hwy::TargetName(target));
+  for (const auto target : cpu::all_targets()) names.push_back(hwy::TargetName(target));
   return names;
 }
 
-}  // namespace anyflash::cpu
+void use_instruction_set(std::string_view name) {
+  cpu::choose_instruction_set();  // from now on the environment has had its say
+  cpu::restrict_targets("instruction set", name);
+}
+
+}  // namespace anyflash

@@ -1,23 +1,27 @@
-// The CPU backend: runs a Plan on a Problem's pointers.
+// The CPU backend: what its entry in backends.cpp points to.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
-#include "plan/plan.h"
-#include "problem/problem.h"
+#include "backends.h"
 
 namespace anyflash::cpu {
 
-/// The boxes the kernels take.
+std::vector<DeviceInfo> devices();
 TileMenu tile_menu(const Problem& problem);
 
-void forward(const Problem& problem, const ExecutionPlan& plan);
-void backward(const Problem& problem, const ExecutionPlan& plan);
+std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan);
+/// A forward call's memory is the calling thread's own, kept for its next call; backward's is given back.
+Workspace allocate_workspace(const Problem& problem, std::int64_t bytes);
 
-/// The instruction set the kernels will use on this machine, e.g. "AVX3_ZEN4", and all that were compiled in and run
-/// here. ANYFLASH_ISA=AVX2 (or another name of the list) restricts it, for tests.
-const char* instruction_set();
-std::vector<const char*> instruction_sets();
+/// `workspace` holds workspace(problem, plan) bytes, aligned to vectors.
+void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
+void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
+
+// The same two without memory: they compute nothing and return the bytes they would take.
+std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan);
+std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan);
 
 /// Makes ANYFLASH_ISA hold; called before any kernel. Throws Error if it names nothing that runs here.
 void choose_instruction_set();

@@ -80,8 +80,9 @@ void SumSinkGradient(const Problem& problem, const RowTerms<T>& terms) {
   }
 }
 
+/// Without memory: only says how many bytes it takes.
 template <class T>
-void RunBackward(const Problem& problem, const ExecutionPlan& plan) {
+std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const auto query_blocks = plan.query_grid.count(), key_blocks = plan.key_grid.count();
   const auto heads = problem.batch * problem.heads_q, groups = problem.batch * problem.heads_kv;
   const bool products = (problem.dq.given() || problem.dk.given() || problem.dv.given()) && groups * key_blocks > 0;
@@ -89,14 +90,16 @@ void RunBackward(const Problem& problem, const ExecutionPlan& plan) {
   const auto most_tasks = std::max({heads * query_blocks, groups * key_blocks, bias_tiles, std::int64_t{1}});
   const auto threads = static_cast<int>(std::min<std::int64_t>(useful_threads(problem, plan), most_tasks));
 
-  RowTerms<T> terms(problem, plan);
+  Parts parts(workspace);
+  RowTerms<T> terms(problem, plan, parts);
   const auto thread_memory = std::max(KeyBlockTask<T>::memory_size(problem), BiasTask<T>::memory_size(problem));
-  const auto memory = allocate<T>(thread_memory * threads);
+  T* const memory = parts.take<T>(thread_memory * threads);
   const auto heads_in_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
   BackwardSchedule schedule(products ? groups : 0, heads_in_group, query_blocks, std::max<std::int64_t>(key_blocks, 1),
-                            threads);
+                            threads, parts);
   const auto buffer_size = products && problem.dq.given() ? KeyBlockTask<T>::buffer_size(problem, plan) : 0;
-  const auto buffers = allocate<T>(buffer_size * schedule.slots());
+  T* const buffers = parts.take<T>(buffer_size * schedule.slots());
+  if (!workspace) return parts.bytes();
 
   ForEach(heads * query_blocks, threads, [&](std::int64_t i, int thread) {
     const auto block = static_cast<std::int32_t>(i % query_blocks);
@@ -122,14 +125,12 @@ void RunBackward(const Problem& problem, const ExecutionPlan& plan) {
     });
   }
   if (problem.dsink.given()) SumSinkGradient(problem, terms);
+  return parts.bytes();
 }
 
-void RunBackwardOfType(const Problem& problem, const ExecutionPlan& plan) {
-  if (problem.type == ElementType::float64) {
-    RunBackward<double>(problem, plan);
-  } else {
-    RunBackward<float>(problem, plan);
-  }
+std::int64_t Backward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
+  const auto run = problem.type == ElementType::float64 ? RunBackward<double> : RunBackward<float>;
+  return run(problem, plan, workspace);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -139,11 +140,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace anyflash::cpu {
 
-HWY_EXPORT(RunBackwardOfType);
+HWY_EXPORT(Backward);
 
-void backward(const Problem& problem, const ExecutionPlan& plan) {
+std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
   choose_instruction_set();
-  HWY_DYNAMIC_DISPATCH(RunBackwardOfType)(problem, plan);
+  return HWY_DYNAMIC_DISPATCH(Backward)(problem, plan, nullptr);
+}
+
+void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
+  choose_instruction_set();
+  HWY_DYNAMIC_DISPATCH(Backward)(problem, plan, workspace);
 }
 
 }  // namespace anyflash::cpu

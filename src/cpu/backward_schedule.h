@@ -15,6 +15,7 @@
 #include <memory>
 #include <thread>
 
+#include "cpu/workspace.h"
 #include "plan/plan.h"
 
 namespace anyflash::cpu {
@@ -39,7 +40,7 @@ inline Rank rank_of(const RunList& keys_of_query_block, std::int32_t query_block
 }
 
 /// Counts how often something has been done; waiters see all that was written before.
-class Progress {
+class Turn {
  public:
   void wait_for(std::int32_t count) const {
     for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins)
@@ -62,7 +63,7 @@ class BackwardSchedule {
 
   /// key_blocks >= 1.
   BackwardSchedule(std::int64_t groups, std::int64_t heads_in_group, std::int64_t query_blocks, std::int64_t key_blocks,
-                   int threads)
+                   int threads, Parts& parts)
       : groups_(groups), heads_(heads_in_group), query_blocks_(query_blocks),
         key_blocks_(static_cast<std::int32_t>(key_blocks)) {
     // Whole groups where handing them out leaves no thread idle for more than a tenth of the time.
@@ -72,8 +73,8 @@ class BackwardSchedule {
     threads_ = static_cast<int>(std::clamp<std::int64_t>(tasks_, 1, threads));
     // A thread's own buffers, or buffers for as many groups as the threads' tasks are likely to lie in.
     slots_ = whole_groups_ ? threads_ : std::min<std::int64_t>(groups, 1 + (threads_ + key_blocks - 1) / key_blocks);
-    turns_ = std::make_unique<Progress[]>(groups * heads_in_group * query_blocks);
-    finished_ = std::make_unique<Progress[]>(groups);
+    turns_ = turns(groups * heads_in_group * query_blocks, parts);
+    finished_ = turns(groups, parts);
   }
 
   int threads() const { return threads_; }
@@ -93,17 +94,23 @@ class BackwardSchedule {
   void finish(const Task& task) { finished_[task.group].add(task.key_blocks); }
 
   /// How many key blocks have been added to the query gradient of a block of a head of a group.
-  Progress& turn(std::int64_t group, std::int64_t head_in_group, std::int64_t query_block) {
+  Turn& turn(std::int64_t group, std::int64_t head_in_group, std::int64_t query_block) {
     return turns_[(group * heads_ + head_in_group) * query_blocks_ + query_block];
   }
 
  private:
+  static Turn* turns(std::int64_t count, Parts& parts) {
+    Turn* const made = parts.take<Turn>(count);
+    if (made) std::uninitialized_default_construct_n(made, count);
+    return made;
+  }
+
   std::int64_t groups_, heads_, query_blocks_, tasks_ = 0, slots_ = 1;
   std::int32_t key_blocks_;
   int threads_ = 1;
   bool whole_groups_ = false;
   std::atomic<std::int64_t> next_{0};
-  std::unique_ptr<Progress[]> turns_, finished_;
+  Turn *turns_, *finished_;
 };
 
 }  // namespace anyflash::cpu

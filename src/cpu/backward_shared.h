@@ -13,19 +13,19 @@ namespace anyflash::cpu {
 template <class T>
 struct RowTerms {
   std::int64_t heads = 0, blocks = 0;
-  hwy::AlignedFreeUniquePtr<T[]> lse;               // 0 for dead rows
-  hwy::AlignedFreeUniquePtr<T[]> delta, dlse;       // delta = dO . O; both 0 for dead rows
-  hwy::AlignedFreeUniquePtr<std::uint64_t[]> live;  // a query block's rows that have a gradient: inside, and lse > -inf
-  hwy::AlignedFreeUniquePtr<double[]> sink;         // a query block's share of dSink
+  T* lse;               // 0 for dead rows
+  T *delta, *dlse;      // delta = dO . O; both 0 for dead rows
+  std::uint64_t* live;  // a query block's rows that have a gradient: inside, and lse > -inf
+  double* sink;         // a query block's share of dSink
 
-  RowTerms(const Problem& problem, const ExecutionPlan& plan)
+  RowTerms(const Problem& problem, const ExecutionPlan& plan, Parts& parts)
       : heads(problem.heads_q), blocks(plan.query_grid.count()) {
     const auto count = problem.batch * heads * blocks;
-    lse = allocate<T>(count * kTile);
-    delta = allocate<T>(count * kTile);
-    dlse = allocate<T>(count * kTile);
-    live = allocate<std::uint64_t>(count);
-    sink = allocate<double>(problem.dsink.given() ? count : 0);
+    lse = parts.take<T>(count * kTile);
+    delta = parts.take<T>(count * kTile);
+    dlse = parts.take<T>(count * kTile);
+    live = parts.take<std::uint64_t>(count);
+    sink = parts.take<double>(problem.dsink.given() ? count : 0);
   }
   std::int64_t block(std::int64_t b, std::int64_t h, std::int64_t i) const { return (b * heads + h) * blocks + i; }
   std::int64_t at(std::int64_t b, std::int64_t h, std::int64_t i) const { return block(b, h, i) * kTile; }

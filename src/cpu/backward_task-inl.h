@@ -98,7 +98,7 @@ class KeyBlockTask {
     }
     T* sum = dq_buffer_ + (head * plan_.query_grid.count() + query_block) * kTile * d_qk_;
     const Rank rank = rank_of(plan_.group(b, h).keys_of_query_block, query_block, key_block_);
-    Progress& turn = schedule_.turn(group_, head, query_block);
+    Turn& turn = schedule_.turn(group_, head, query_block);
     turn.wait_for(rank.index);
     const bool last = rank.index + 1 == rank.total;
     if (rank.index > 0) AddRows(sum, dq_, kTile * d_qk_, last ? dq_ : sum);

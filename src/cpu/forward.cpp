@@ -258,12 +258,15 @@ std::int32_t walked(const Grid& grid, std::int64_t i) {
   return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
 }
 
+/// Without memory: only says how many bytes it takes.
 template <class T>
-void RunForward(const Problem& problem, const ExecutionPlan& plan) {
+std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const auto blocks = plan.query_grid.count(), tasks = problem.batch * problem.heads_q * blocks;
   const auto threads = threads_for(problem, plan, tasks);
   const auto size = (ForwardTask<T>::memory_size(problem, plan) + 15) / 16 * 16;
-  T* memory = workspace<T>(threads * size);
+  Parts parts(workspace);
+  T* const memory = parts.take<T>(threads * size);
+  if (!workspace) return parts.bytes();
   std::vector<ForwardTask<T>> workers;  // made here, since no exception may leave a parallel region
   workers.reserve(threads);
   for (int i = 0; i < threads; ++i) workers.emplace_back(problem, plan, memory + i * size);
@@ -275,10 +278,12 @@ void RunForward(const Problem& problem, const ExecutionPlan& plan) {
     workers[omp_get_thread_num()].run(head / problem.heads_q, head % problem.heads_q, walked(plan.query_grid, left),
                                       left > 0 ? walked(plan.query_grid, left - 1) : -1);
   }
+  return parts.bytes();
 }
 
-void Forward(const Problem& problem, const ExecutionPlan& plan) {
-  problem.type == ElementType::float64 ? RunForward<double>(problem, plan) : RunForward<float>(problem, plan);
+std::int64_t Forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
+  const auto run = problem.type == ElementType::float64 ? RunForward<double> : RunForward<float>;
+  return run(problem, plan, workspace);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -290,9 +295,14 @@ namespace anyflash::cpu {
 
 HWY_EXPORT(Forward);
 
-void forward(const Problem& problem, const ExecutionPlan& plan) {
+std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
   choose_instruction_set();
-  HWY_DYNAMIC_DISPATCH(Forward)(problem, plan);
+  return HWY_DYNAMIC_DISPATCH(Forward)(problem, plan, nullptr);
+}
+
+void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
+  choose_instruction_set();
+  HWY_DYNAMIC_DISPATCH(Forward)(problem, plan, workspace);
 }
 
 }  // namespace anyflash::cpu

@@ -1,4 +1,4 @@
-// Memory that kernels work in: taken once a thread of the caller and kept for its next call.
+// Memory that kernels work in.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ constexpr int kMaxQueryRows = 256;
 /// Row length of a thread's own copy of rows: whole vectors of any instruction set, so that no kernel has a remainder.
 inline std::int64_t padded(std::int64_t channels) { return (channels + 15) / 16 * 16; }
 
+/// `count` numbers, aligned to vectors. Throws Error if there is no memory.
 template <class T>
 hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
   auto memory = hwy::AllocateAligned<T>(static_cast<std::size_t>(count > 1 ? count : 1));
@@ -28,18 +29,24 @@ hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
   return memory;
 }
 
-/// `count` numbers, aligned to vectors, valid until the calling thread asks again. Throws Error if there is no memory.
-template <class T>
-T* workspace(std::int64_t count) {
-  thread_local hwy::AlignedFreeUniquePtr<T[]> memory;
-  thread_local std::int64_t size = 0;
-  if (count > size) {
-    size = 0;
-    memory.reset();
-    memory = allocate<T>(count);
-    size = count;
+/// Hands out the parts of one piece of memory. Without memory it counts what they would take: a call lays out its
+/// workspace once with none, to say how large it is, and once in earnest.
+class Parts {
+ public:
+  explicit Parts(char* memory) : memory_(memory) {}
+
+  /// `count` numbers, aligned to vectors; null if there is no memory.
+  template <class T>
+  T* take(std::int64_t count) {
+    T* const part = memory_ ? reinterpret_cast<T*>(memory_ + bytes_) : nullptr;
+    bytes_ += (count * static_cast<std::int64_t>(sizeof(T)) + HWY_ALIGNMENT - 1) / HWY_ALIGNMENT * HWY_ALIGNMENT;
+    return part;
   }
-  return memory.get();
-}
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_;
+  std::int64_t bytes_ = 0;
+};
 
 }  // namespace anyflash::cpu

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "plan/runs.h"
+#include "rules/documents.h"
 
 namespace anyflash::planning {
 namespace {
@@ -34,11 +35,6 @@ std::vector<Int3> shapes(int rows, Cell cell) {
     }
   }
   return found;
-}
-
-std::int32_t axis_step(Align align, std::int32_t size, std::int32_t other) {
-  const bool scaled = align == Align::scale_front || align == Align::scale_end;
-  return scaled && size > 0 ? std::max(size, other) / size : 1;
 }
 
 /// The step, in entries, after which a side's aligned coordinates have gone a multiple of the stride; or the largest
@@ -77,8 +73,9 @@ std::vector<Cut> candidate_cuts(const Problem& problem, const TileMenu& menu, In
           Int3 q_step{}, k_step{};
           for (int i = 0; i < 3; ++i) {
             const auto q = problem.q_size[i], k = problem.k_size[i];
-            q_step[i] = fitting_step(stride[i], axis_step(problem.align, q, k), q, q_extent[i]);
-            k_step[i] = fitting_step(stride[i], axis_step(problem.align, k, q), k, k_extent[i]);
+            const auto axis = rules::axis_of(q, k, problem.align);
+            q_step[i] = fitting_step(stride[i], axis.q_step, q, q_extent[i]);
+            k_step[i] = fitting_step(stride[i], axis.k_step, k, k_extent[i]);
           }
           if (q_step != ones || k_step != ones) {
             cuts.push_back({Grid{problem.q_size, q_extent, q_step}, Grid{problem.k_size, k_extent, k_step}});

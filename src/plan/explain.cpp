@@ -4,7 +4,7 @@
 
 #include <anyflash/explain.h>
 
-#include "cpu/backend.h"
+#include "backends.h"
 #include "plan/cache.h"
 #include "plan/explained.h"
 #include "plan/facts.h"
@@ -29,13 +29,7 @@ TensorView shape_view(ElementType type, std::int64_t batch, std::int64_t heads, 
   append(heads);
   for (const auto size : sequence) append(size);
   append(channels);
-  std::int64_t stride = 1;
-  for (int i = view.rank - 1; i >= 0; --i) {
-    view.strides[i] = stride;
-    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(view.shape[i], 1), &stride)) {
-      throw Error(Error::Kind::value, std::string(name) + ": more than 2^63 elements");
-    }
-  }
+  view.set_row_major_strides();
   return view;
 }
 
@@ -129,9 +123,7 @@ Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const 
   const auto q = shape_view(options.type, axes.batch, axes.heads, q_shape, options.d_qk, "query");
   const auto k = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_qk, "key");
   const auto v = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_v, "value");
-  auto problem = shape_problem(q, k, v, call);
-  problem.direction = options.backward ? Direction::backward : Direction::forward;
-  return problem;
+  return shape_problem(q, k, v, call, options.backward ? Direction::backward : Direction::forward);
 }
 
 }  // namespace planning
@@ -139,7 +131,7 @@ Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const 
 Explanation explain(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                     const ExplainOptions& options) {
   const auto problem = planning::explained_problem(rule, q_shape, k_shape, options);
-  const auto plan = make_plan(problem, cpu::tile_menu(problem));
+  const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
   const auto query_blocks = planning::blocks_with_entries(plan->query_grid);
   const auto key_blocks = planning::blocks_with_entries(plan->key_grid);
   const auto counts = planning::count(*plan);
@@ -169,6 +161,8 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
   result.bytes = double(element_size(options.type)) * (queries + keys) * (d_qk + d_v) +
                  queries * (options.type == ElementType::float64 ? 8 : 4);
   result.dense_mask_bytes = queries * keys;
+  result.threads = threads_of(problem, *plan);
+  result.workspace_bytes = workspace_bytes(problem, *plan);
   result.plan_bytes = double(planning::bytes_of(*plan));
   if (double(result.query_blocks) * double(result.key_blocks) <= double(1 << 24)) {
     result.tile_classes = planning::classes_of(*plan, query_blocks, key_blocks);

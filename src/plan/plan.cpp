@@ -1,8 +1,6 @@
 // Problem -> ExecutionPlan: the masks that differ, the boxes, the runs.
 #include "plan/plan.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -12,6 +10,8 @@
 #include "plan/cache.h"
 #include "plan/facts.h"
 #include "plan/runs.h"
+#include "plan/threads.h"
+#include "problem/tensor.h"
 
 namespace anyflash {
 namespace planning {
@@ -109,12 +109,6 @@ void find_runs(ExecutionPlan& plan, const std::vector<Int3>& k_sizes, std::int64
   });
 }
 
-std::int64_t key_length(const TensorView& lengths, std::int64_t batch) {
-  const auto at = batch * lengths.strides[0];
-  return lengths.type == ElementType::int64 ? static_cast<const std::int64_t*>(lengths.data)[at]
-                                            : static_cast<const std::int32_t*>(lengths.data)[at];
-}
-
 /// A program for each batch entry and head whose mask differs from the others'; returns the keys that each has.
 std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& facts, ExecutionPlan& plan) {
   const auto shapes = shapes_of(problem);
@@ -126,7 +120,7 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
   std::vector<Int3> k_sizes(plan.groups.size(), problem.k_size);
   for (std::int64_t g = 0; g < std::int64_t(plan.groups.size()); ++g) {
     const auto b = g / plan.head_groups, h = g % plan.head_groups;
-    const auto length = lengths ? key_length(problem.key_lengths, b) : -1;
+    const auto length = lengths ? integer_at(problem.key_lengths, b) : -1;
     if (lengths) k_sizes[g][2] = std::int32_t(length);
     if (rules::volume(k_sizes[g]) == 0) continue;  // no word will be asked for
     plan.groups[g].program = rules::compile(problem.rule, shapes, b, h, *tables, length);
@@ -177,9 +171,7 @@ void append(PlanKey& key, const Numbers&... numbers) {
 }  // namespace planning
 
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu) {
-  // Results do not depend on it; more than this would only cost memory.
-  const int most = std::max(omp_get_num_procs(), 64);
-  const int threads = std::min(problem.threads > 0 ? problem.threads : omp_get_max_threads(), most);
+  const int threads = planning::plan_threads(problem.threads);
   const auto facts = rules::facts(problem.rule, planning::shapes_of(problem));
   if (facts.tables || problem.key_lengths.given()) return planning::new_plan(problem, menu, facts, threads);
 

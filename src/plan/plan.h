@@ -94,6 +94,7 @@ namespace detail {
 /// What a public Plan holds, with what it was made for, so that a call can be checked against it.
 struct PlanPair {
   std::shared_ptr<const ExecutionPlan> forward, backward;
+  std::int64_t forward_workspace = 0, backward_workspace = 0;
   Problem made_for;  ///< numbers and the rule, no pointers
   std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< what they held
 };

@@ -49,14 +49,6 @@ void fail_value(const char* name, const std::string& text) {
   fail(Error::Kind::value, std::string(name) + ": " + text);
 }
 
-std::string text_of(std::span<const std::int64_t> numbers) {
-  std::string text = "(";
-  for (std::size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
-  return text + ")";
-}
-
-std::string shape_text(const TensorView& view) { return text_of({view.shape.data(), std::size_t(view.rank)}); }
-
 void check_given(Argument argument) {
   if (!argument.view.given()) fail_value(argument.name, "not given");
 }
@@ -93,7 +85,7 @@ void check_shape(Argument argument, std::span<const std::int64_t> expected) {
   fail_value(argument.name, "shape " + shape_text(argument.view) + ", expected " + text_of(expected));
 }
 
-void check_memory(Argument argument, bool data) {
+void check_memory(Argument argument, Device device, bool data) {
   const auto& view = argument.view;
   if (view.rank > TensorView::max_rank) {
     fail_value(argument.name,
@@ -103,9 +95,8 @@ void check_memory(Argument argument, bool data) {
     fail(Error::Kind::type, std::string(argument.name) + ": element type number " + std::to_string(int(view.type)) +
                                 ", expected one of ElementType");
   }
-  if (view.device.kind != DeviceKind::cpu) {
-    fail(Error::Kind::device,
-         std::string(argument.name) + ": on a cuda device, expected the cpu, the only device of this build");
+  if (const auto on = device_name(view.device), expected = device_name(device); on != expected) {
+    fail(Error::Kind::device, std::string(argument.name) + ": on " + on + ", expected " + expected);
   }
   check_sizes(argument);
   if (view.elements() == 0) return;
@@ -129,7 +120,7 @@ void check_memory(Argument argument, bool data) {
 void check_writable(Argument argument) {
   const auto& view = argument.view;
   if (view.elements() == 0) return;
-  // Sorted by stride, each step must leap over all that the smaller ones reach.
+  // Sorted by stride, each step leaps over all that the smaller ones reach, or it takes a search to know.
   std::array<std::pair<std::int64_t, std::int64_t>, TensorView::max_rank> steps;  // stride, size
   int count = 0;
   for (int i = 0; i < view.rank; ++i) {
@@ -142,6 +133,7 @@ void check_writable(Argument argument) {
   std::int64_t reached = 0;
   for (int i = 0; i < count; ++i) {
     if (steps[i].first <= reached) {
+      if (!overlaps_itself(view)) return;
       fail_value(argument.name, "strides " + text_of({view.strides.data(), std::size_t(view.rank)}) + " for shape " +
                                     shape_text(view) + ", expected a place of its own for each element");
     }
@@ -155,12 +147,6 @@ Extent extent_of(const TensorView& view) {
   std::int64_t low, high;
   reach(view, low, high);
   return {address + low, address + high + bytes_of_element(view)};
-}
-
-std::int64_t integer_at(const TensorView& view, std::int64_t index) {
-  const auto at = index * view.strides[0];
-  return view.type == ElementType::int64 ? static_cast<const std::int64_t*>(view.data)[at]
-                                         : static_cast<const std::int32_t*>(view.data)[at];
 }
 
 }  // namespace anyflash::problem

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include <anyflash/tensor.h>
+#include "problem/tensor.h"
 
 namespace anyflash::problem {
 
@@ -17,10 +17,6 @@ struct Argument {
 
 [[noreturn]] void fail(Error::Kind kind, const std::string& line);
 [[noreturn]] void fail_value(const char* name, const std::string& text);
-
-/// "(2, 3)"
-std::string text_of(std::span<const std::int64_t> numbers);
-std::string shape_text(const TensorView& view);
 
 void check_given(Argument argument);
 /// "bias: given ..., expected none": why is what follows "given".
@@ -39,10 +35,13 @@ void check_shape(Argument argument, std::span<const std::int64_t> expected);
 
 /// Rank, device, sizes, strides and pointer: that every element has an address, computed without overflow. data:
 /// whether the pointer will be used.
-void check_memory(Argument argument, bool data = true);
+void check_memory(Argument argument, Device device, bool data = true);
 
 /// That no element of a tensor to be written shares its place with another one. Needs check_memory.
 void check_writable(Argument argument);
+
+/// Whether two elements of a tensor share a place. Needs check_memory. In doubt, which takes strange strides, true.
+bool overlaps_itself(const TensorView& view);
 
 /// Whether two tensors have a byte in common. Needs check_memory. In doubt, which takes strange strides, true.
 bool share_memory(const TensorView& a, const TensorView& b);
@@ -52,8 +51,5 @@ struct Extent {
   std::int64_t low, high;
 };
 Extent extent_of(const TensorView& view);
-
-/// A number of an int32 or int64 tensor of rank 1.
-std::int64_t integer_at(const TensorView& view, std::int64_t index);
 
 }  // namespace anyflash::problem

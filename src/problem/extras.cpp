@@ -1,7 +1,5 @@
 #include "problem/extras.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <limits>
 
@@ -13,7 +11,7 @@ void check_bias(const Options& options, bool data, Problem& problem, Regions& re
   if (!bias.view.given()) return;
   check_size(bias.name, "rank", bias.view.rank, 4);
   check_floating(bias);
-  check_memory(bias, data);
+  check_memory(bias, problem.device, data);
   const std::int64_t full[4] = {problem.batch, problem.heads_q, problem.queries(), problem.keys()};
   for (int i = 0; i < 4; ++i) {
     if (bias.view.shape[i] == 1 || bias.view.shape[i] == full[i]) continue;
@@ -30,7 +28,7 @@ void check_alibi(const Options& options, bool data, Problem& problem, Regions& r
   if (!view.given()) return;
   if (view.rank != 2) check_size(slopes.name, "rank", view.rank, 1, " (heads) or 2 (batch, heads)");
   check_type(slopes, ElementType::float32, ElementType::float64);
-  check_memory(slopes, data);
+  check_memory(slopes, problem.device, data);
   if (view.rank == 1) {
     check_shape(slopes, {&problem.heads_q, 1});
   } else {
@@ -46,7 +44,7 @@ void check_sink(const Options& options, bool data, Problem& problem, Regions& re
   if (!sink.view.given()) return;
   check_size(sink.name, "rank", sink.view.rank, 1);
   check_floating(sink);
-  check_memory(sink, data);
+  check_memory(sink, problem.device, data);
   check_shape(sink, {&problem.heads_q, 1});
   if (data) regions.add_input(sink);
   problem.sink = head_numbers(sink.view);
@@ -55,7 +53,7 @@ void check_sink(const Options& options, bool data, Problem& problem, Regions& re
 void check_integers(Argument argument, Regions& regions) {
   check_size(argument.name, "rank", argument.view.rank, 1);
   check_type(argument, ElementType::int32, ElementType::int64);
-  check_memory(argument);
+  check_memory(argument, Device{});
   regions.add_input(argument);
 }
 
@@ -128,7 +126,7 @@ void read_pages(const TensorView& page_table, const TensorView& key, bool data, 
   const Argument table{"page_table", page_table};
   check_size(table.name, "rank", page_table.rank, 2);
   check_type(table, ElementType::int32);
-  check_memory(table, data);
+  check_memory(table, Device{}, data);
   check_size(table.name, "batch", page_table.shape[0], problem.batch, " as in query");
   const auto page_size = key.shape[page_axes.sequence];
   if (page_size < 1) fail_value("key", "page size 0, expected at least 1");
@@ -157,11 +155,6 @@ Bias bias_of(const TensorView& view) {
 HeadNumbers head_numbers(const TensorView& view) {
   const bool batched = view.rank == 2;
   return {static_cast<char*>(view.data), view.type, batched ? view.strides[0] : 0, view.strides[batched ? 1 : 0]};
-}
-
-int usable_threads(int asked) {
-  constexpr int always_fine = 64;
-  return asked <= always_fine ? asked : std::min(asked, std::max(always_fine, 4 * omp_get_num_procs()));
 }
 
 }  // namespace anyflash::problem

@@ -18,7 +18,4 @@ void read_pages(const TensorView& page_table, const TensorView& key, bool data, 
 Bias bias_of(const TensorView& view);
 HeadNumbers head_numbers(const TensorView& view);
 
-/// No more threads than the machine could have a use for, however many are asked for.
-int usable_threads(int asked);
-
 }  // namespace anyflash::problem

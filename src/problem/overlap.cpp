@@ -1,11 +1,11 @@
-// Do two strided tensors have a byte in common? Slices of one tensor (dq, dk and dv inside a packed gradient) lie
+// Do two strided tensors have a byte in common, do two elements of one? Slices of one tensor (dq, dk and dv inside a packed gradient) lie
 // between one another without touching, so it is not enough to compare where tensors begin and end.
 //
 // Byte e of a's element x and byte f of b's element y are one and the same if
 //   low_a + sum_i x_i |s_i| + e = low_b + sum_i y_i |t_i| + f.
 // With y_i and f counted from their far end this is  sum of terms x c = distance, 0 <= x <= bound, c > 0: solved by
 // trying the largest coefficients first. Where strides are nested, as in slices, at most two values of x are possible
-// for each term.
+// for each term. Two elements of one tensor coincide if their indices differ by d_i, not all 0, with sum_i d_i |s_i| = 0.
 #include <algorithm>
 #include <array>
 
@@ -57,6 +57,27 @@ struct Terms {
 };
 
 }  // namespace
+
+bool overlaps_itself(const TensorView& view) {
+  if (view.elements() == 0) return false;
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] <= 1) continue;
+    if (view.strides[i] == 0) return true;
+    // d_i = 1 + x_i; the other d_j = x_j - (size_j - 1). In elements, since two either coincide or lie apart.
+    Terms terms;
+    auto distance = -std::abs(view.strides[i]);
+    terms.add({-distance, view.shape[i] - 2});
+    for (int j = 0; j < view.rank; ++j) {
+      if (j == i || view.shape[j] <= 1) continue;
+      if (view.strides[j] == 0) return true;
+      terms.add({std::abs(view.strides[j]), 2 * (view.shape[j] - 1)});
+      distance += std::abs(view.strides[j]) * (view.shape[j] - 1);
+    }
+    terms.sort();
+    if (terms.reach(0, distance)) return true;
+  }
+  return false;
+}
 
 bool share_memory(const TensorView& a, const TensorView& b) {
   const auto extent_a = extent_of(a), extent_b = extent_of(b);

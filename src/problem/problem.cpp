@@ -71,7 +71,8 @@ class Reader {
     check_given(query);
     axes_ = axes_of(options_.layout, query);
     check_floating(query);
-    check_memory(query, data_);
+    problem_.device = q.device;
+    check_memory(query, q.device, data_);
     problem_.type = q.type;
     check_scales();
     add_input(query);
@@ -122,6 +123,16 @@ class Reader {
     if (gradients.dsink.given()) problem_.dsink = head_numbers(gradients.dsink);
   }
 
+  void ask_for_gradients() {
+    static char nowhere;
+    problem_.dq.data = problem_.dk.data = problem_.dv.data = &nowhere;
+    if (options_.bias.given()) {
+      problem_.dbias = bias_of(options_.bias);
+      problem_.dbias.data = &nowhere;
+    }
+    if (options_.sink.given()) problem_.dsink.data = &nowhere;
+  }
+
   Problem finish() {
     regions_.check(options_.rule);
     return std::move(problem_);
@@ -137,7 +148,7 @@ class Reader {
       fail_value("threads", std::to_string(options_.threads) + ", expected 0 (all) to " + std::to_string(most_threads));
     }
     problem_.align = options_.align;
-    problem_.threads = usable_threads(options_.threads);
+    problem_.threads = options_.threads;
   }
 
   /// scale and softcap must be numbers of the type that the scores are computed in.
@@ -194,7 +205,7 @@ class Reader {
       check_given(argument);
       check_size(argument.name, "rank", argument.view.rank, axes.rank, paged ? " with a page_table" : " as in query");
       check_type(argument, problem_.type, " as in query");
-      check_memory(argument, data_);
+      check_memory(argument, problem_.device, data_);
       if (!paged && axes.batch >= 0) {
         check_size(argument.name, "batch", argument.view.shape[axes.batch], problem_.batch, " as in query");
       }
@@ -280,7 +291,7 @@ class Reader {
   }
 
   void add(Argument argument, bool written) {
-    check_memory(argument);
+    check_memory(argument, problem_.device);
     if (written) check_writable(argument);
     written ? regions_.add_output(argument) : regions_.add_input(argument);
   }
@@ -312,9 +323,11 @@ Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, cons
   return reader.finish();
 }
 
-Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {
-  problem::Reader reader(options, Direction::forward, false);
+Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
+                      Direction direction) {
+  problem::Reader reader(options, direction, false);
   reader.read_inputs(q, k, v);
+  if (direction == Direction::backward) reader.ask_for_gradients();
   return reader.finish();
 }
 

@@ -88,6 +88,8 @@ struct Problem {
 
   std::int64_t queries() const { return rules::volume(q_size); }
   std::int64_t keys() const { return rules::volume(k_size); }
+  /// Is there a query and a key? If not, no result needs arithmetic.
+  bool has_pairs() const { return batch > 0 && heads_q > 0 && queries() > 0 && keys() > 0; }
 };
 
 /// Checks a call and describes it; the rule is left to rules::check. Throws Error with one line. The layout qkv makes a
@@ -96,7 +98,9 @@ Problem forward_problem(const TensorView& q, const TensorView& k, const TensorVi
                         const Options& options);
 Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
                          const Gradients& gradients, const Options& options);
-/// As forward_problem, for shapes alone: data pointers of q, k and v may be null, there are no outputs.
-Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options);
+/// For shapes alone: data pointers of q, k and v may be null, there are no outputs. A backward one asks for every
+/// gradient that it can have, at an address that is none.
+Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
+                      Direction direction = Direction::forward);
 
 }  // namespace anyflash

@@ -1,5 +1,5 @@
 // Tensor views: construction, sizes and names of element types.
-#include <anyflash/tensor.h>
+#include "problem/tensor.h"
 
 #include <algorithm>
 #include <limits>
@@ -81,6 +81,24 @@ const char* element_name(ElementType type) {
     case ElementType::int64: return "int64";
   }
   return "unknown";
+}
+
+std::int64_t integer_at(const TensorView& view, std::int64_t index) {
+  const auto at = index * view.strides[0];
+  return view.type == ElementType::int64 ? static_cast<const std::int64_t*>(view.data)[at]
+                                         : static_cast<const std::int32_t*>(view.data)[at];
+}
+
+std::string text_of(std::span<const std::int64_t> numbers) {
+  std::string text = "(";
+  for (std::size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
+  return text + ")";
+}
+
+std::string shape_text(const TensorView& view) { return text_of({view.shape.data(), std::size_t(view.rank)}); }
+
+std::string device_name(Device device) {
+  return device.kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
 }
 
 }  // namespace anyflash

@@ -1,6 +1,7 @@
 // What can be wrong with a rule on given shapes.
 #include <algorithm>
 
+#include "problem/tensor.h"
 #include "rules/compile.h"
 #include "rules/documents.h"
 #include "rules/node.h"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "problem/tensor.h"
+
 namespace anyflash::rules {
 namespace {
 
@@ -107,12 +109,6 @@ DocumentTable table_of(const IdRuns& q, const IdRuns& k, Align align) {
 
 DocumentSide SideTable::view() const {
   return {segment_of.data(), segments.data(), tree.empty() ? nullptr : tree.data(), std::int32_t(segments.size())};
-}
-
-std::int64_t integer_at(const TensorView& table, std::int64_t i) {
-  const auto at = i * table.strides[0];
-  return table.type == ElementType::int32 ? static_cast<const std::int32_t*>(table.data)[at]
-                                          : static_cast<const std::int64_t*>(table.data)[at];
 }
 
 Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align) {

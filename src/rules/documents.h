@@ -37,6 +37,4 @@ DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k,
 DocumentTable documents_of_lengths(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t keys,
                                    Align align);
 
-std::int64_t integer_at(const TensorView& table, std::int64_t i);  ///< of a rank-1 int32 or int64 table
-
 }  // namespace anyflash::rules

@@ -32,6 +32,4 @@ struct Node {
 
 constexpr int max_parts = 32;  ///< leaves that a program takes; compile throws over that
 
-std::string shape_text(const TensorView& table);  ///< "(2, 128)"
-
 }  // namespace anyflash::rules

@@ -1,6 +1,7 @@
 // Rule builders, operators and text.
 #include <anyflash/rule.h>
 
+#include "problem/tensor.h"
 #include "rules/node.h"
 
 namespace anyflash {
@@ -32,7 +33,7 @@ void given_on_cpu(const std::string& what, const TensorView& table) {
     throw Error(Error::Kind::device, what + " on a cuda device, expected on the cpu");
   }
   for (int i = 0; i < table.rank; ++i) {
-    if (table.shape[i] < 0) fail(what + " shape " + rules::shape_text(table) + ", expected no negative size");
+    if (table.shape[i] < 0) fail(what + " shape " + shape_text(table) + ", expected no negative size");
   }
   if (table.data == nullptr && table.elements() > 0) fail(what + " data pointer null");
 }
@@ -50,7 +51,7 @@ void booleans(const std::string& what, const TensorView& table) {
 }
 
 void rank_of(const std::string& what, const TensorView& table, const char* expected, bool right) {
-  if (!right) fail(what + " shape " + rules::shape_text(table) + ", expected " + expected);
+  if (!right) fail(what + " shape " + shape_text(table) + ", expected " + expected);
 }
 
 using Tree = std::shared_ptr<const Node>;
@@ -99,12 +100,12 @@ std::string leaf_text(const Node& node) {
       return "neighbourhood(" + text_of(node.a) + (all_equal(node.b, 1) ? "" : ", dilation=" + text_of(node.b)) +
              (all_equal(node.c, 0) ? ")" : ", causal=" + text_of(node.c) + ")");
     case NodeKind::documents:
-      return "documents(" + rules::shape_text(node.table_q) + ", " + rules::shape_text(node.table_k) + ")";
+      return "documents(" + shape_text(node.table_q) + ", " + shape_text(node.table_k) + ")";
     case NodeKind::documents_packed:
-      return "documents_packed(" + rules::shape_text(node.table_q) + ", " + rules::shape_text(node.table_k) + ")";
+      return "documents_packed(" + shape_text(node.table_q) + ", " + shape_text(node.table_k) + ")";
     case NodeKind::blocks:
-      return "blocks(" + rules::shape_text(node.table_q) + ", " + n + ", " + std::to_string(node.m) + ")";
-    case NodeKind::dense: return "dense(" + rules::shape_text(node.table_q) + ")";
+      return "blocks(" + shape_text(node.table_q) + ", " + n + ", " + std::to_string(node.m) + ")";
+    case NodeKind::dense: return "dense(" + shape_text(node.table_q) + ")";
     default: return {};
   }
 }
@@ -122,16 +123,6 @@ std::string node_text(const Node& node, int binding) {
 }
 
 }  // namespace
-
-namespace rules {
-
-std::string shape_text(const TensorView& table) {
-  std::string text = "(";
-  for (int i = 0; i < table.rank; ++i) text += (i ? ", " : "") + std::to_string(table.shape[i]);
-  return text + ")";
-}
-
-}  // namespace rules
 
 PerDimension::PerDimension(std::initializer_list<std::int64_t> values) : count(static_cast<int>(values.size())) {
   if (values.size() < 1 || values.size() > 3) {

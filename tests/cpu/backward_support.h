@@ -166,11 +166,8 @@ inline Result reference(const Case& c) {
       double x = 0;
       for (std::int64_t e = 0; e < c.d_qk; ++e) x += q[e] * k(j)[e];
       x *= scale;
-      slope[j] = 1;
-      if (cap > 0) {
-        x = cap * std::tanh(x / cap);
-        slope[j] = 1 - (x / cap) * (x / cap);
-      }
+      if (cap > 0) x = cap * std::tanh(x / cap);
+      slope[j] = cap > 0 ? 1 - (x / cap) * (x / cap) : 1;
       if (c.with_bias()) x += c.bias[c.bias_at(b, h, i, j)];
       if (c.with_alibi) x -= c.slopes[h] * c.distance(i, j);
       s[j] = x;

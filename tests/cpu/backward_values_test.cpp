@@ -2,7 +2,7 @@
 // and 3-D sequences; and against finite differences of the textbook's scalar function.
 #include <gtest/gtest.h>
 
-#include "backward_support.h"
+#include "cases.h"
 
 namespace {
 
@@ -29,30 +29,6 @@ void expect_gradients(Case c, unsigned seed, std::int64_t gap = 0) {
     EXPECT_LE(relative_error(got.dsink, expected.dsink), bar) << "dsink";
   }
 }
-
-Case base() {
-  Case c;
-  c.batch = 2, c.heads_q = 4, c.heads_kv = 2, c.d_qk = 24, c.d_v = 40;
-  c.q_shape = {131}, c.k_shape = {150};
-  c.sees = everything();
-  c.distance = [](std::int64_t i, std::int64_t j) { return std::fabs(double(i - j)); };
-  return c;
-}
-
-void make_causal(Case& c) {
-  c.options.rule = anyflash::causal();
-  c.sees = [](auto, auto, std::int64_t i, std::int64_t j) { return i >= j; };
-}
-
-void set_bias(Case& c, bool b, bool h, bool i, bool j) {
-  c.bias_size[0] = b ? c.batch : 1;
-  c.bias_size[1] = h ? c.heads_q : 1;
-  c.bias_size[2] = i ? c.queries() : 1;
-  c.bias_size[3] = j ? c.keys() : 1;
-}
-
-constexpr ElementType all_types[] = {ElementType::float16, ElementType::bfloat16, ElementType::float32,
-                                     ElementType::float64};
 
 TEST(BackwardValues, AllTypesFull) {
   for (auto type : all_types) {
@@ -160,60 +136,24 @@ TEST(BackwardValues, CausalAlignedAtTheEnd) {
   expect_gradients(c, 80);
 }
 
-TEST(BackwardValues, LocalWithStride) {
-  Case c = base();
-  c.q_shape = {333}, c.k_shape = {333};
-  c.options.rule = anyflash::local(9, 2);
-  c.sees = [](auto, auto, std::int64_t i, std::int64_t j) { return (i - j) % 4 == 0 && std::abs(i - j) / 4 < 9; };
-  expect_gradients(c, 81);
-}
+TEST(BackwardValues, LocalWithStride) { expect_gradients(strided_local(), 81); }
 
 TEST(BackwardValues, BoxesInTwoDimensions) {
   for (auto layout : {Layout::bhsd, Layout::bshd, Layout::bhds}) {
-    Case c = base();
-    c.q_shape = c.k_shape = {21, 27};
-    c.options.layout = layout;
-    c.options.rule = anyflash::local(4);
-    c.options.softcap = 4;
-    c.with_alibi = c.with_sink = c.with_dlse = true;
-    c.sees = [](auto, auto, std::int64_t i, std::int64_t j) {
-      return std::abs(i / 27 - j / 27) < 4 && std::abs(i % 27 - j % 27) < 4;
-    };
-    c.distance = [](std::int64_t i, std::int64_t j) {
-      return double(std::abs(i / 27 - j / 27) + std::abs(i % 27 - j % 27));
-    };
-    set_bias(c, false, true, true, true);
+    Case c = local_2d(layout);
+    c.with_dlse = true;
     expect_gradients(c, 82, 1);
   }
 }
 
 TEST(BackwardValues, BoxesInThreeDimensions) {
-  for (auto layout : {Layout::bhsd, Layout::bhds}) {
-    Case c = base();
-    c.q_shape = c.k_shape = {7, 9, 10};
-    c.options.layout = layout;
-    c.options.rule = anyflash::local(3);
-    c.sees = [](auto, auto, std::int64_t i, std::int64_t j) {
-      return std::abs(i / 90 - j / 90) < 3 && std::abs(i / 10 % 9 - j / 10 % 9) < 3 && std::abs(i % 10 - j % 10) < 3;
-    };
-    set_bias(c, false, false, false, true);
-    expect_gradients(c, 83);
-  }
+  for (auto layout : {Layout::bhsd, Layout::bhds}) expect_gradients(local_3d(layout), 83);
 }
 
 TEST(BackwardValues, DenseMaskOfEachHead) {
-  Case c = base();
-  std::vector<std::uint8_t> mask(c.batch * c.heads_q * c.queries() * c.keys());
-  std::mt19937 random(5);
-  for (auto& m : mask) m = random() % 3 == 0;
-  const auto at = [=](auto b, auto h, auto i, auto j) {
-    return ((b * c.heads_q + h) * c.queries() + i) * c.keys() + j;
-  };
-  for (std::int64_t j = 0; j < c.keys(); ++j) mask[at(1, 2, 70, j)] = 0;  // a row that sees nothing
-  c.options.rule = anyflash::dense(
-      TensorView(mask.data(), ElementType::boolean, {c.batch, c.heads_q, c.queries(), c.keys()}));
-  c.sees = [&](auto b, auto h, auto i, auto j) { return mask[at(b, h, i, j)] != 0; };
-  c.with_sink = c.with_dlse = true;
+  std::vector<std::uint8_t> mask;
+  Case c = masked_heads(mask);
+  c.with_dlse = true;
   expect_gradients(c, 84);
 }
 

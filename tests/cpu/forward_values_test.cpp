@@ -2,15 +2,13 @@
 // sequences.
 #include <gtest/gtest.h>
 
+#include "cases.h"
 #include "forward_support.h"
 
 namespace {
 
 using namespace forward_test;
 using anyflash::Align;
-
-constexpr ElementType all_types[] = {ElementType::float16, ElementType::bfloat16, ElementType::float32,
-                                     ElementType::float64};
 
 void expect_forward(Case c, unsigned seed, std::int64_t gap = 0) {
   c.fill(seed);
@@ -24,27 +22,6 @@ void expect_forward(Case c, unsigned seed, std::int64_t gap = 0) {
   Numbers lse(got.lse.size());
   for (std::size_t i = 0; i < lse.size(); ++i) lse[i] = got.row_max[i] + std::log(got.row_sum[i]);
   EXPECT_LE(relative_error(lse, expected.lse), statistic_bar) << "row_max + log(row_sum)";
-}
-
-Case base() {
-  Case c;
-  c.batch = 2, c.heads_q = 4, c.heads_kv = 2, c.d_qk = 24, c.d_v = 40;
-  c.q_shape = {131}, c.k_shape = {150};
-  c.sees = everything();
-  c.distance = [](std::int64_t i, std::int64_t j) { return std::fabs(double(i - j)); };
-  return c;
-}
-
-void make_causal(Case& c) {
-  c.options.rule = anyflash::causal();
-  c.sees = [](auto, auto, std::int64_t i, std::int64_t j) { return i >= j; };
-}
-
-void set_bias(Case& c, bool b, bool h, bool i, bool j) {
-  c.bias_size[0] = b ? c.batch : 1;
-  c.bias_size[1] = h ? c.heads_q : 1;
-  c.bias_size[2] = i ? c.queries() : 1;
-  c.bias_size[3] = j ? c.keys() : 1;
 }
 
 TEST(ForwardValues, AllTypes) {
@@ -158,61 +135,19 @@ TEST(ForwardValues, LayoutsWithGaps) {
       }
 }
 
-TEST(ForwardValues, LocalWithStride) {
-  Case c = base();
-  c.q_shape = {333}, c.k_shape = {333};
-  c.options.rule = anyflash::local(9, 2);
-  c.sees = [](auto, auto, std::int64_t i, std::int64_t j) { return (i - j) % 4 == 0 && std::abs(i - j) / 4 < 9; };
-  expect_forward(c, 81);
-}
+TEST(ForwardValues, LocalWithStride) { expect_forward(strided_local(), 81); }
 
 TEST(ForwardValues, BoxesInTwoDimensions) {
-  for (auto layout : {Layout::bhsd, Layout::bshd, Layout::bhds}) {
-    Case c = base();
-    c.q_shape = c.k_shape = {21, 27};
-    c.options.layout = layout;
-    c.options.rule = anyflash::local(4);
-    c.options.softcap = 4;
-    c.with_alibi = c.with_sink = true;
-    c.sees = [](auto, auto, std::int64_t i, std::int64_t j) {
-      return std::abs(i / 27 - j / 27) < 4 && std::abs(i % 27 - j % 27) < 4;
-    };
-    c.distance = [](std::int64_t i, std::int64_t j) {
-      return double(std::abs(i / 27 - j / 27) + std::abs(i % 27 - j % 27));
-    };
-    set_bias(c, false, true, true, true);
-    expect_forward(c, 82, 1);
-  }
+  for (auto layout : {Layout::bhsd, Layout::bshd, Layout::bhds}) expect_forward(local_2d(layout), 82, 1);
 }
 
 TEST(ForwardValues, BoxesInThreeDimensions) {
-  for (auto layout : {Layout::bhsd, Layout::bhds}) {
-    Case c = base();
-    c.q_shape = c.k_shape = {7, 9, 10};
-    c.options.layout = layout;
-    c.options.rule = anyflash::local(3);
-    c.sees = [](auto, auto, std::int64_t i, std::int64_t j) {
-      return std::abs(i / 90 - j / 90) < 3 && std::abs(i / 10 % 9 - j / 10 % 9) < 3 && std::abs(i % 10 - j % 10) < 3;
-    };
-    set_bias(c, false, false, false, true);
-    expect_forward(c, 83);
-  }
+  for (auto layout : {Layout::bhsd, Layout::bhds}) expect_forward(local_3d(layout), 83);
 }
 
 TEST(ForwardValues, DenseMaskOfEachHead) {
-  Case c = base();
-  std::vector<std::uint8_t> mask(c.batch * c.heads_q * c.queries() * c.keys());
-  std::mt19937 random(5);
-  for (auto& m : mask) m = random() % 3 == 0;
-  const auto at = [=](auto b, auto h, auto i, auto j) {
-    return ((b * c.heads_q + h) * c.queries() + i) * c.keys() + j;
-  };
-  for (std::int64_t j = 0; j < c.keys(); ++j) mask[at(1, 2, 70, j)] = 0;  // a row that sees nothing
-  c.options.rule = anyflash::dense(
-      TensorView(mask.data(), ElementType::boolean, {c.batch, c.heads_q, c.queries(), c.keys()}));
-  c.sees = [&](auto b, auto h, auto i, auto j) { return mask[at(b, h, i, j)] != 0; };
-  c.with_sink = true;
-  expect_forward(c, 84);
+  std::vector<std::uint8_t> mask;
+  expect_forward(masked_heads(mask), 84);
 }
 
 // Scores far apart: the running maximum moves by much, rows underflow before it.

@@ -20,6 +20,13 @@ run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${consumer}" -G "${GENERATOR}" "-DCMAKE_
 run(${CMAKE_COMMAND} --build "${consumer}")
 run(${CMAKE_CTEST_COMMAND} --test-dir "${consumer}" --output-on-failure)
 
+foreach(name LICENSE NOTICE)
+  file(GLOB_RECURSE found "${installed}/${name}")
+  if(NOT found)
+    message(FATAL_ERROR "${name} is not installed")
+  endif()
+endforeach()
+
 # What is installed must not lead back to where it was built.
 file(GLOB_RECURSE texts "${installed}/*.cmake" "${installed}/*.h")
 foreach(text ${texts})

@@ -1,5 +1,10 @@
 #include "plan/cache.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <future>
 #include <thread>
 
 #include "helpers.h"
@@ -112,6 +117,27 @@ TEST(Cache, LeavesTablesAlone) {
   const auto two = make_plan(problem, test_menu());
   EXPECT_TRUE(rules::sees(one->groups[0].program, {{0, 0, 0}}, {{0, 0, 150}}));
   EXPECT_FALSE(rules::sees(two->groups[0].program, {{0, 0, 0}}, {{0, 0, 150}}));
+}
+
+TEST(Cache, IsFreeInTheChildOfAForkWhileAnotherThreadHoldsIt) {
+  std::promise<void> held;
+  std::thread holder([&] {
+    plan_cache().lock();
+    held.set_value();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    plan_cache().unlock();
+  });
+  held.get_future().wait();
+  const auto child = fork();
+  if (child == 0) {
+    alarm(10);  // seconds
+    plan_cache().plans();
+    _exit(0);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  holder.join();
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

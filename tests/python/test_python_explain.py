@@ -74,3 +74,10 @@ def test_png_without_pillow_says_what_is_missing(tmp_path, monkeypatch):
 def test_an_ending_it_does_not_know(tmp_path):
     with pytest.raises(ValueError, match=r"expected a name that ends in \.svg, \.txt or \.png$"):
         af.explain(af.full(), 4).save(tmp_path / "full.jpg")
+
+
+def test_the_plan_and_the_figures_know_the_workspace():
+    q = np.zeros((1, 1, 1000, 64), np.float32)
+    plan = af.plan(q, q, q, rule=af.causal())
+    assert plan.forward_workspace == af.explain(af.causal(), 1000, 1000).workspace_bytes > 0
+    assert plan.backward_workspace == af.explain(af.causal(), 1000, 1000, backward=True).workspace_bytes > 0

@@ -16,7 +16,7 @@ TEST(WrongInputForward, TheUnspoiltCallIsRight) {
   EXPECT_NO_THROW(call.make_plan());
 }
 
-TEST(WrongInputForward, QueryKeyValue) {
+TEST(WrongInputForward, QueryKeyValueAsTensors) {
   expect_errors(
       {
           {Kind::value, "query: not given", [](Call& c) { c.q = {}; }},
@@ -53,14 +53,21 @@ TEST(WrongInputForward, QueryKeyValue) {
            }},
           {Kind::type, "query: type unknown, expected float16, bfloat16, float32 or float64",
            [](Call& c) { c.q.type = static_cast<ElementType>(77); }},
-          {Kind::device, "query: on a cuda device, expected the cpu, the only device of this build",
+          {Kind::device, "query: on cuda:0, expected cpu, the only device of this build",
            [](Call& c) {
              c.q.device = {DeviceKind::cuda, 0};
            }},
-          {Kind::device, "value: on a cuda device, expected the cpu, the only device of this build",
+          {Kind::device, "value: on cuda:1, expected cpu",
            [](Call& c) {
              c.v.device = {DeviceKind::cuda, 1};
            }},
+      },
+      &Call::forward);
+}
+
+TEST(WrongInputForward, QueryKeyValueSizes) {
+  expect_errors(
+      {
           {Kind::value, "key: batch 1, expected 2 as in query",
            [](Call& c) {
              c.k = c.input({1, 2, 12, 16});
@@ -190,6 +197,12 @@ TEST(WrongInputForward, Outputs) {
           {Kind::value,
            "out: strides (768, 192, 23, 1) for shape (2, 4, 8, 24), expected a place of its own for each element",
            [](Call& c) { c.outputs.out.strides[2] = 23; }},
+          {Kind::value,
+           "out: strides (1600, 400, 44, 2) for shape (2, 4, 8, 24), expected a place of its own for each element",
+           [](Call& c) {
+             c.outputs.out = c.output({3200});
+             c.outputs.out = TensorView(c.outputs.out.data, ElementType::float32, {2, 4, 8, 24}, {1600, 400, 44, 2});
+           }},
           {Kind::value, "lse: strides (32, -7, 1) for shape (2, 4, 8), expected a place of its own for each element",
            [](Call& c) { c.outputs.lse.strides[1] = -7; }},
       },
@@ -301,13 +314,13 @@ TEST(WrongInputForward, BiasSlopesSink) {
            }},
           {Kind::type, "sink: type int64, expected float16, bfloat16, float32 or float64",
            [](Call& c) { c.options.sink = c.input({4}, ElementType::int64); }},
-          {Kind::device, "sink: on a cuda device, expected the cpu, the only device of this build",
+          {Kind::device, "sink: on cuda:0, expected cpu",
            [](Call& c) { c.options.sink = c.input({4}), c.options.sink.device.kind = DeviceKind::cuda; }},
       },
       &Call::forward);
 }
 
-TEST(WrongInputForward, LengthsAndPages) {
+TEST(WrongInputForward, KeyLengths) {
   expect_errors(
       {
           {Kind::value, "key_lengths: 13 for batch entry 1, expected 0 to 12",
@@ -330,6 +343,13 @@ TEST(WrongInputForward, LengthsAndPages) {
            }},
           {Kind::value, "key_lengths: given with layout thd, expected cu_seqlens_k to tell the lengths",
            [](Call& c) { c.use_layout_thd(), c.options.key_lengths = c.integers({1}); }},
+      },
+      &Call::forward);
+}
+
+TEST(WrongInputForward, Pages) {
+  expect_errors(
+      {
           {Kind::value, "key_lengths: not given, expected the lengths that go with page_table",
            [](Call& c) { c.use_pages(), c.options.key_lengths = {}; }},
           {Kind::value, "page_table: page 5 at (1, 0), expected 0 to 4",

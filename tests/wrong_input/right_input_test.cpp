@@ -148,6 +148,26 @@ TEST(RightInput, OutputBetweenTheRowsOfAnInput) {
   }
 }
 
+TEST(RightInput, OutputsWhoseRowsReachIntoOneAnother) {
+  Call c;
+  fill_random(c.q, 1), fill_random(c.k, 2), fill_random(c.v, 3);
+  c.forward();
+  const auto expected = c.outputs.out;
+  const auto memory = c.output({2 * 4 * 400});
+  // Every other column of a wide tensor, rows 45 apart: the even columns of one row, the odd ones of the next. And four
+  // heads side by side, every fourth column each.
+  const std::int64_t strides[][4] = {{1600, 400, 45, 2}, {800, 1, 96, 4}, {800, 1, 99, 4}, {-1600, 400, -45, 2}};
+  for (const auto& s : strides) {
+    auto* first = static_cast<float*>(memory.data) + (s[0] < 0 ? -s[0] - s[2] * 7 : 0);
+    c.outputs.out = TensorView(first, ElementType::float32, {2, 4, 8, 24}, {s[0], s[1], s[2], s[3]});
+    c.forward();
+    for (int i = 0; i < 2 * 4 * 8 * 24; ++i) {
+      const auto at = i / 768 * s[0] + i / 192 % 4 * s[1] + i / 24 % 8 * s[2] + i % 24 * s[3];
+      ASSERT_EQ(first[at], static_cast<float*>(expected.data)[i]) << s[2] << " " << i;
+    }
+  }
+}
+
 TEST(RightInput, StridesOfAxesWithOneEntryMeanNothing) {
   Call c;
   c.q = c.input({1, 1, 8, 16}), c.k = c.input({1, 1, 12, 16}), c.v = c.input({1, 1, 12, 24});

@@ -1,4 +1,4 @@
-#include "given_plan.h"
+#include "plan/given_plan.h"
 
 #include <string>
 
@@ -13,7 +13,7 @@ std::vector<std::int64_t> numbers_of(const TensorView& view) {
   std::vector<std::int64_t> numbers;
   if (!view.given()) return numbers;
   numbers.reserve(view.shape[0]);
-  for (std::int64_t i = 0; i < view.shape[0]; ++i) numbers.push_back(problem::integer_at(view, i));
+  for (std::int64_t i = 0; i < view.shape[0]; ++i) numbers.push_back(integer_at(view, i));
   return numbers;
 }
 
@@ -38,7 +38,7 @@ void check_sizes(const char* what, const Int3& made_for, const Int3& has, int di
 
 void check_numbers(const char* what, const std::vector<std::int64_t>& made_for, const TensorView& has) {
   bool same = made_for.size() == std::size_t(has.given() ? has.shape[0] : 0);
-  for (std::size_t i = 0; same && i < made_for.size(); ++i) same = made_for[i] == problem::integer_at(has, i);
+  for (std::size_t i = 0; same && i < made_for.size(); ++i) same = made_for[i] == integer_at(has, i);
   if (!same) problem::fail_value("plan", std::string("made for other ") + what + " than the call has");
 }
 

@@ -1,0 +1,31 @@
+// What the library runs on.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <anyflash/tensor.h>
+
+namespace anyflash {
+
+struct DeviceInfo {
+  Device device;
+  std::string model;  ///< as its maker calls it, or "unknown"
+  int threads = 0;    ///< of a CPU: what a call takes if it is not told
+};
+
+/// The devices of this machine that the library can use.
+std::vector<DeviceInfo> devices();
+
+/// The instruction set that the CPU's kernels use, e.g. "AVX2", and all that were compiled in and run on this machine,
+/// best first. The best one is used, unless the environment says otherwise: ANYFLASH_ISA=SSE4. Both throw Error if it
+/// names none that runs here.
+const char* instruction_set();
+std::vector<const char*> instruction_sets();
+
+/// Makes the CPU's kernels use an instruction set of the list from the next call on; "" for the best. No other thread
+/// may be in a call meanwhile. Throws Error if the name is not in the list.
+void use_instruction_set(std::string_view name);
+
+}  // namespace anyflash

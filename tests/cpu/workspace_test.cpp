@@ -1,0 +1,137 @@
+// A call works in the memory it is handed, all of it and no more, and it was told beforehand how much that is.
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backends.h"
+#include "backward_support.h"
+
+namespace {
+
+std::size_t allocated = 0;  // by operator new, in this thread's calls
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  allocated += bytes;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace {
+
+using namespace anyflash;
+using backward_test::Tensor;
+
+constexpr char untouched = 0x5b;
+
+/// A call on tensors of its own.
+struct Call {
+  std::int64_t heads = 2, n = 256, d = 64;
+  ElementType type = ElementType::float32;
+  Options options;
+  Tensor q, k, v, out, lse, dout, dq, dk, dv;
+
+  explicit Call(ElementType type, std::int64_t n, int threads) : n(n), type(type) {
+    options.rule = causal();
+    options.threads = threads;
+    for (Tensor* t : {&q, &k, &v, &out, &dout, &dq, &dk, &dv}) *t = tensor({1, heads, n, d}, type);
+    lse = tensor({1, heads, n}, type == ElementType::float64 ? type : ElementType::float32);
+  }
+  static Tensor tensor(std::initializer_list<std::int64_t> shape, ElementType type) {
+    Tensor t = Tensor::plain(shape, type);
+    t.set(backward_test::Numbers(t.place.size(), 0.25));
+    t.view.data = t.data();
+    return t;
+  }
+  void place() {
+    for (Tensor* t : {&q, &k, &v, &out, &lse, &dout, &dq, &dk, &dv}) t->view.data = t->data();
+  }
+  Problem problem(Direction direction) {
+    place();
+    if (direction == Direction::forward)
+      return forward_problem(q.view, k.view, v.view, {out.view, lse.view, {}, {}}, options);
+    return backward_problem({dout.view, out.view, lse.view, {}}, q.view, k.view, v.view,
+                            {dq.view, dk.view, dv.view, {}, {}}, options);
+  }
+};
+
+/// Runs the call in a workspace of just the size it asked for, and returns the part of it that was written. (Room for
+/// rows that hold a NaN, for soft caps and the like is not.)
+double written(Call& call, Direction direction) {
+  constexpr std::size_t guard = 256;
+  const auto problem = call.problem(direction);
+  const auto& backend = backend_of(problem.device);
+  const auto plan = make_plan(problem, backend.menu(problem));
+  const auto bytes = static_cast<std::size_t>(workspace_bytes(problem, *plan));
+  std::vector<char> memory(bytes + 3 * guard, untouched);
+  char* const begin = memory.data() + guard + (guard - reinterpret_cast<std::uintptr_t>(memory.data()) % guard) % guard;
+  const auto before = allocated;
+  (direction == Direction::forward ? backend.forward : backend.backward)(problem, *plan, begin);
+  EXPECT_LT(allocated - before, 4096u + bytes / 50) << "beside the workspace";
+  const auto same = [](char c) { return c == untouched; };
+  EXPECT_TRUE(std::all_of(memory.data(), begin, same)) << "before the workspace";
+  EXPECT_TRUE(std::all_of(begin + bytes, memory.data() + memory.size(), same)) << "behind the workspace";
+  const auto left = std::count(begin, begin + bytes, untouched);
+  return 1 - double(left) / double(bytes);
+}
+
+TEST(Workspace, IsWhatACallWorksIn) {
+  for (const auto type : {ElementType::float16, ElementType::float32, ElementType::float64}) {
+    for (const std::int64_t n : {64, 256, 1000}) {
+      Call call(type, n, 1);
+      EXPECT_GT(written(call, Direction::forward), 2.0 / 3) << element_name(type) << " " << n;
+      EXPECT_GT(written(call, Direction::backward), 2.0 / 3) << element_name(type) << " " << n;
+      Call threaded(type, n, 4);
+      EXPECT_GT(written(threaded, Direction::forward), 0) << element_name(type) << " " << n;
+      EXPECT_GT(written(threaded, Direction::backward), 0) << element_name(type) << " " << n;
+    }
+  }
+}
+
+TEST(Workspace, IsKnownToThePlanAndToExplain) {
+  Call call(ElementType::float32, 1000, 0);
+  call.heads = 1;
+  for (Tensor* t : {&call.q, &call.k, &call.v, &call.dq, &call.dk, &call.dv, &call.out, &call.dout}) {
+    *t = Call::tensor({1, 1, 1000, 64}, ElementType::float32);
+  }
+  call.lse = Call::tensor({1, 1, 1000}, ElementType::float32);
+  call.place();
+  const auto made = plan(call.q.view, call.k.view, call.v.view, call.options);
+  ExplainOptions options;
+  for (const auto direction : {Direction::forward, Direction::backward}) {
+    const auto problem = call.problem(direction);
+    const auto bytes = workspace_bytes(problem, *make_plan(problem, backend_of(problem.device).menu(problem)));
+    EXPECT_EQ(direction == Direction::forward ? made.forward_workspace() : made.backward_workspace(), bytes);
+    options.backward = direction == Direction::backward;
+    const auto figures = explain(causal(), {1000}, {1000}, options);
+    EXPECT_EQ(figures.workspace_bytes, bytes);
+    EXPECT_GT(figures.threads, 0);
+  }
+}
+
+TEST(Workspace, GrowsWithWhatIsAskedOfACall) {
+  std::vector<float> numbers(1);
+  const auto shape = [&](std::int64_t batch, std::int64_t n) {
+    return TensorView(nullptr, ElementType::float32, {batch, 2, n, 64});
+  };
+  const auto made = [&](std::int64_t batch, std::int64_t n, bool bias, int threads) {
+    Options options;
+    options.threads = threads;
+    if (bias) options.bias = TensorView(numbers.data(), ElementType::float32, {1, 1, 1, 1});
+    return plan(shape(batch, n), shape(batch, n), shape(batch, n), options);
+  };
+  EXPECT_GT(made(1, 4096, false, 8).forward_workspace(), made(1, 4096, false, 1).forward_workspace());
+  EXPECT_GT(made(1, 4096, false, 8).backward_workspace(), made(1, 4096, false, 1).backward_workspace());
+  EXPECT_GT(made(1, 8192, false, 1).backward_workspace(), made(1, 4096, false, 1).backward_workspace());
+  EXPECT_EQ(made(0, 4096, true, 1).backward_workspace(), 0);
+  const auto half = made(1, 8192, false, 1).backward_workspace();
+  EXPECT_LT(made(1, 16384, false, 1).backward_workspace(), half * 201 / 100) << "linear in the sequence";
+}
+
+}  // namespace
