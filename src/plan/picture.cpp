@@ -57,7 +57,8 @@ std::uint8_t grey_level(std::int64_t visible, std::int64_t pairs) {
 
 }  // namespace
 
-Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align, int side) {
+Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
+                std::int64_t side) {
   ExplainOptions options;
   options.align = align;
   const auto problem = planning::explained_problem(rule, q_shape, k_shape, options);
