@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -122,7 +123,9 @@ def test_packed_paragraphs_do_not_see_each_other(model):
 
 
 def run(*arguments, folder):
-    return subprocess.run([sys.executable, MINILM / "search.py", *map(str, arguments)], cwd=folder, capture_output=True, text=True)
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # tests run side by side
+    return subprocess.run([sys.executable, MINILM / "search.py", *map(str, arguments)], cwd=folder, capture_output=True, text=True,
+                          env=os.environ | one_thread)  # fmt: skip
 
 
 def fails(*arguments, folder):
