@@ -12,7 +12,7 @@
 namespace anyflash {
 namespace {
 
-constexpr double most_words = 1 << 24;  // about half a second on two cores
+constexpr double most_words = 1 << 24;  // bounds the time
 
 /// Visible keys of one query among those from `first` to `last` - 1 in memory order.
 class KeyCounter {
