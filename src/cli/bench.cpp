@@ -1,6 +1,7 @@
 // anyflash bench: how long forward and backward take.
 //
-// Figure: useful floating-point operations, as `explain` counts them, over the median time. Spread: the slowest of the repetitions over the fastest, less 1.
+// Figure: useful floating-point operations, as `explain` counts them, over the median time. Spread: the slowest of the
+// repetitions over the fastest, less 1.
 
 #include <anyflash/anyflash.h>
 
@@ -93,7 +94,8 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
 }
 
 void has_entries(const std::string& option, const std::string& shape) {
-  if (volume(parse_shape(option, shape)) == 0) fail(option + ": '" + shape + "' has no entry, there is nothing to time");
+  if (volume(parse_shape(option, shape)) == 0)
+    fail(option + ": '" + shape + "' has no entry, there is nothing to time");
 }
 
 std::vector<BenchCase> cases_of(const BenchArguments& arguments) {
@@ -196,8 +198,8 @@ void add_bench(CLI::App& app) {
       ->type_name("NAME");
   command->add_option("--json", a->json, "also write the rows to this file")->type_name("FILE");
   command->footer(
-      "GFLOP/s counts useful operations only, for each visible pair: 2 x (head size + value size) forward, 6 x head size "
-      "+ 4 x value size backward.\n\n"
+      "GFLOP/s counts useful operations only, for each visible pair: 2 x (head size + value size) forward, 6 x head "
+      "size + 4 x value size backward.\n\n"
       "Examples:\n"
       "  anyflash bench --shape 2048 --rule \"causal()\" --type float32 --threads 1\n"
       "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json");
