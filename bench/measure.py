@@ -1,10 +1,15 @@
-"""Timing and memory, in pairs or in processes of their own."""
+"""Timing and memory: interleaved in one process, or in processes of their own."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 def once(call):
@@ -13,51 +18,59 @@ def once(call):
     return time.perf_counter() - start
 
 
-def pairs(ours, theirs, count):
-    """Median seconds of both and the median over pairs of theirs / ours (above 1: ours is faster)."""
-    for call in (ours, theirs):
+def interleaved(calls, repeats):
+    """For each call its seconds, one a round; in a round each call runs once, after a round to warm up."""
+    for call in calls:
         call()
-    times = [(once(ours), once(theirs)) for _ in range(count)]
-    mine, peer = zip(*times)
-    return statistics.median(mine), statistics.median(peer), statistics.median(b / a for a, b in times)
+    return list(zip(*([once(call) for call in calls] for _ in range(repeats))))
 
 
-LOCAL = """
-import json, re, sys, time
-from pathlib import Path
-import numpy as np, anyflash as af
-what, length = sys.argv[1], int(sys.argv[2])
-memory = lambda field: 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-rng = np.random.default_rng(0)
-q, k, v, dout = (rng.standard_normal((1, 1, length, 64), np.float32) for _ in range(4))
-rule = af.local(256)
-out = np.zeros_like(q)
-lse = np.zeros((1, 1, length), np.float32)
-if what == "forward":
-    outputs = q.nbytes
-    call = lambda: af.attention(q, k, v, rule=rule)
-else:  # any out and lse will do for time and memory, and no forward call has warmed a workspace
-    outputs = 3 * q.nbytes
-    lse += 5
-    call = lambda: af.attention_backward(dout, q, k, v, out, lse, rule=rule)
-out += 0  # its pages exist
-Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
-before = memory("VmRSS")
-times = []
-for _ in range(3):
-    start = time.perf_counter(); call(); times.append(time.perf_counter() - start)
-print(json.dumps([sorted(times)[1], (memory("VmHWM") - before - outputs) / 1e6]))
-"""
+def spread(seconds):
+    """The slowest less the fastest, over the median; None of a single time."""
+    return (max(seconds) - min(seconds)) / statistics.median(seconds) if len(seconds) > 1 else None
 
 
-def local_in_own_process(what, length):
-    """(median seconds, peak MB beyond inputs and outputs) of one head, d64, local(256)."""
-    run = subprocess.run([sys.executable, "-c", LOCAL, what, str(length)], capture_output=True, text=True, check=True)
-    return json.loads(run.stdout)
+def median_ratio(ours, theirs):
+    """Over the rounds, theirs / ours: above 1, ours is faster. Holds where the machine's speed drifts."""
+    return statistics.median(b / a for a, b in zip(ours, theirs))
+
+
+class LongCalls:
+    """One head of 64 channels under local(256): forward and backward as functions without arguments."""
+
+    def __init__(self, length):
+        import numpy as np
+
+        import anyflash as af
+
+        rng = np.random.default_rng(0)
+        rule = af.local(256)
+        q, k, v, dout, out = (rng.standard_normal((1, 1, length, 64), np.float32) for _ in range(5))
+        lse = np.full((1, 1, length), 5, np.float32)  # any out and lse will do for time and memory
+        self.forward = lambda: af.attention(q, k, v, rule=rule)
+        self.backward = lambda: af.attention_backward(dout, q, k, v, out, lse, rule=rule)
+        self.output_bytes = {"forward": q.nbytes, "backward": 3 * q.nbytes}
+
+
+def peak_memory(what, length):
+    """MB that a LongCalls' first call takes beyond its inputs and outputs; for a process that does nothing else."""
+    import re
+
+    calls = LongCalls(length)
+    megabytes = lambda field: int(re.search(field + r":\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1e6 * 1024
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
+    before = megabytes("VmRSS")
+    getattr(calls, what)()
+    return megabytes("VmHWM") - before - calls.output_bytes[what] / 1e6
+
+
+def peak_memory_in_own_process(what, length):
+    run = subprocess.run([sys.executable, __file__, what, str(length)], capture_output=True, text=True, check=True)
+    return float(run.stdout)
 
 
 def tiny_call():
-    """Median seconds of a call on 1x1x8x16 float32 NumPy arrays."""
+    """Seconds of a call on 1x1x8x16 float32 NumPy arrays, several times."""
     import numpy as np
 
     import anyflash as af
@@ -69,20 +82,49 @@ def tiny_call():
         for _ in range(loops):
             af.attention(q, q, q)
 
-    many()
-    return statistics.median(once(many) for _ in range(7)) / loops
+    (seconds,) = interleaved([many], 7)
+    return [s / loops for s in seconds]
+
+
+def tiny_calls_from_cpp(program):
+    """{forward or backward: seconds, several times} of bench/calls.cpp."""
+    run = subprocess.run([program, "--benchmark_format=json", "--benchmark_repetitions=7"], capture_output=True, text=True)
+    if run.returncode != 0:
+        raise SystemExit(f"bench/compare: {program} failed: {run.stderr.strip()}")
+    seconds = {}
+    for row in json.loads(run.stdout)["benchmarks"]:
+        if row["run_type"] == "iteration":
+            seconds.setdefault(row["run_name"].removeprefix("tiny_"), []).append(row["real_time"] * 1e-6)
+    return seconds
 
 
 def import_time():
-    """Median seconds of `import anyflash` in a fresh interpreter, less an empty interpreter's time."""
-    def start(code):
-        return once(lambda: subprocess.run([sys.executable, "-c", code], check=True))
+    """Seconds of `import anyflash`, NumPy included, in fresh interpreters."""
+    code = "import time; start = time.perf_counter(); import anyflash; print(time.perf_counter() - start)"
+    run = lambda: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run()
+    return [float(run().stdout) for _ in range(7)]
 
-    start("import anyflash")
-    return statistics.median(start("import anyflash") - start("pass") for _ in range(5))
+
+def build_time():
+    """Seconds to configure and build the library and the program from nothing, two jobs, no compiler cache. Highway's
+    sources lie there already."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("CMAKE_")}
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        for command in (["cmake", "-S", PROJECT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"],
+                        ["cmake", "--build", folder, "-j", "2"]):
+            run = subprocess.run(command, env=environment | {"CCACHE_DISABLE": "1"}, capture_output=True, text=True)
+            if run.returncode != 0:
+                raise SystemExit(f"bench/compare: the cold build failed: {(run.stderr or run.stdout).strip()[-300:]}")
+        return time.perf_counter() - start
 
 
 def processor():
     with open("/proc/cpuinfo") as file:
         names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else "unknown processor"
+    return f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} threads"
+
+
+if __name__ == "__main__":
+    print(peak_memory(sys.argv[1], int(sys.argv[2])))

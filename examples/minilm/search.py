@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 import anyflash as af
-from encoder import Encoder, textbook_attention
+from encoder import Encoder, model_folder, textbook_attention
 
 PROJECT = Path(__file__).resolve().parents[2]
 QUESTION = "What happens to a query that sees no key?"
@@ -26,9 +26,13 @@ def paragraphs_of(files):
     blocks = []
     for file in files:
         try:
-            text = Path(file).read_text(encoding="utf-8", errors="replace")
+            text = Path(file).read_text(encoding="utf-8")
         except OSError as error:
-            raise SystemExit(f"search: {file}: {error.strerror}")
+            raise SystemExit(f"search: {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" in text:
+            raise SystemExit(f"search: {file}: not a text in UTF-8")
         blocks += [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
     return [block for block in blocks if len(block.split()) >= 4]
 
@@ -61,9 +65,9 @@ def memory(field):
     return int(re.search(rf"{field}:\s+(\d+) kB", status)[1]) / 1024
 
 
-def measured(way, texts, label):
+def measured(way, model, texts, label):
     """Runs in a process of its own, so that its peak memory is its own: (embeddings, seconds, MiB beyond the model)."""
-    encoder = Encoder()
+    encoder = Encoder(model)
     tokens = encoder.tokens(texts)
     way(encoder, tokens[:2], tqdm(disable=True))  # warm up: threads, pages of the weights
     Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
@@ -75,24 +79,38 @@ def measured(way, texts, label):
     return embeddings, seconds, memory("VmHWM") - before
 
 
-def in_own_process(way, texts, label):
+def in_own_process(*arguments):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measured, (way, texts, label))
+        return pool.apply(measured, arguments)
 
 
 def draw_rule(tokens, path):
     """The rule over the first paragraphs, as a picture."""
-    ids = np.repeat(np.arange(len(tokens), dtype=np.int32), [len(t) for t in tokens])
-    shown = ids[:1024]
-    af.explain(af.documents(shown, shown), (len(shown),)).save(path)
+    shown = np.repeat(np.arange(len(tokens), dtype=np.int32), [len(t) for t in tokens])[:1024]
+    try:
+        af.explain(af.documents(shown, shown), (len(shown),)).save(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise SystemExit(f"search: --picture: {error}") from None
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise SystemExit(f"search: {message}")
+
+
+def count(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}', expected a whole number from 1")
+    return int(text)
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.split("\n")[0])
+    parser = Parser(prog="scripts/demo", description=__doc__.split("\n")[0], epilog="A paragraph's tokens beyond 256 are cut off.")
     parser.add_argument("text", nargs="?", metavar="TEXT_FILE", help="a text file (default: this project's documentation)")
     parser.add_argument("question", nargs="?", default=QUESTION, metavar="QUESTION")
-    parser.add_argument("--best", type=int, default=3, help="how many paragraphs to show (default 3)")
+    parser.add_argument("--best", type=count, default=3, help="how many paragraphs to show (default 3)")
     parser.add_argument("--picture", default="demo-rule.svg", help="where to draw the rule (default demo-rule.svg)")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a sentence model like it (default: all-MiniLM-L6-v2, installed)")
     return parser.parse_args()
 
 
@@ -102,13 +120,15 @@ def main():
     texts = paragraphs_of(files)
     if not texts:
         raise SystemExit(f"search: no paragraphs of four words or more in {files[0]}")
-    encoder = Encoder()
+    model = arguments.model or model_folder()
+    encoder = Encoder(model)
     tokens = encoder.tokens(texts)
+    draw_rule(tokens, arguments.picture)
     total = sum(len(t) for t in tokens)
-    print(f"{len(texts)} paragraphs, {total} tokens; all-MiniLM-L6-v2, {encoder.layers} layers of {encoder.heads} heads", flush=True)
+    print(f"{len(texts)} paragraphs, {total} tokens; {arguments.model or 'all-MiniLM-L6-v2'}, {encoder.layers} layers of {encoder.heads} heads", flush=True)
 
-    embeddings, packed_seconds, packed_memory = in_own_process(packed, texts, "packed, anyflash    ")
-    expected, textbook_seconds, textbook_memory = in_own_process(one_by_one, texts, "one by one, textbook")
+    embeddings, packed_seconds, packed_memory = in_own_process(packed, model, texts, "packed, anyflash    ")
+    expected, textbook_seconds, textbook_memory = in_own_process(one_by_one, model, texts, "one by one, textbook")
     difference = float(np.abs(embeddings - expected).max())
 
     question = encoder.encode(encoder.tokens([arguments.question]), lambda q, k, v: af.attention(q[None], k[None], v[None])[0])
@@ -117,7 +137,6 @@ def main():
     for rank, index in enumerate(np.argsort(-scores)[: arguments.best], 1):
         print(f"  {rank}. ({scores[index]:.2f}) {texts[index][:400]}")
 
-    draw_rule(tokens, arguments.picture)
     print(f"\nlargest difference of the embeddings  {difference:.1e}   (at most 1e-5)")
     print(f"time      packed on anyflash {packed_seconds:8.2f} s     one by one, textbook {textbook_seconds:8.2f} s")
     print(f"memory    packed on anyflash {packed_memory:8.0f} MiB   one by one, textbook {textbook_memory:8.0f} MiB   (peak beyond the model)")

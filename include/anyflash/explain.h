@@ -61,7 +61,7 @@ struct Picture {
 
 /// Throws Error as forward would for these shapes, and for a side that is not between 1 and 4096.
 Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
-                Align align = Align::none_front, int side = 256);
+                Align align = Align::none_front, std::int64_t side = 256);
 
 /// For a terminal: a line for two rows of pixels, a character for each column: half blocks, shades for grey levels.
 std::string picture_text(const Picture& picture);

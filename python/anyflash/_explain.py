@@ -27,8 +27,8 @@ class Explanation:
     query_block, query_step, key_block, key_step
                             the boxes that the sequence is cut into: extent and step per dimension (z, y, x)
     forward_flops, backward_flops
-                            useful floating-point operations of one head: 2 (d_qk + d_v) a visible pair, and 2.5 times
-                            that
+                            useful floating-point operations of one head: 2 d_qk + 2 d_v and 6 d_qk + 4 d_v a visible
+                            pair
     bytes                   of q, k, v, out and lse of one head
     workspace_bytes         of memory that a call of one head works in, with all threads
     tile_classes            (query blocks, key blocks), uint8: 0 skip, 1 partial, 2 full; None if over 2**24 tiles
@@ -69,7 +69,8 @@ class Explanation:
         return _core.pattern(self.rule, self._q_shape, self._k_shape, self.align).view(np.bool_)
 
     def grey(self, side: int = 256) -> NDArray[np.uint8]:
-        """The picture: queries down, keys across, at most `side` pixels a side; 0 no pair visible, 255 all."""
+        """The picture: queries down, keys across, at most `side` (1 to 4096) pixels a side; 0 no pair visible,
+        255 all."""
         return _core.picture(self.rule, self._q_shape, self._k_shape, self.align, side)
 
     @cached_property

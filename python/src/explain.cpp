@@ -88,13 +88,10 @@ nb::object picture_array(nb::handle rule, const nb::tuple& q_shape, const nb::tu
   const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
   const auto aligned = align_of(align);
   const auto pixels = integer(side, "side");
-  if (pixels < 1 || pixels > 1 << 14) {
-    throw Error(Error::Kind::value, "side: " + std::to_string(pixels) + ", expected 1 to 16384");
-  }
   Picture made;
   {
     nb::gil_scoped_release without_gil;
-    made = picture(rule_object.rule, queries, keys, aligned, int(pixels));
+    made = picture(rule_object.rule, queries, keys, aligned, pixels);
   }
   return array_of(std::move(made.grey), std::size_t(made.height), std::size_t(made.width));
 }

@@ -26,6 +26,7 @@ void translate(const std::exception_ptr& thrown, void*) {
 }  // namespace
 
 NB_MODULE(_core, module) {
+  nb::set_leak_warnings(false);  // of rules that a program still holds when the interpreter ends
   nb::register_exception_translator(&translate);
   find_numpy();
   module.attr("version") = ANYFLASH_VERSION;

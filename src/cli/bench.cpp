@@ -1,7 +1,7 @@
 // anyflash bench: how long forward and backward take.
 //
-// Figure: useful floating-point operations (4 d a visible pair forward, 10 d backward, as `explain` counts them) over
-// the median time. Spread: the slowest of the repetitions over the fastest, less 1.
+// Figure: useful floating-point operations, as `explain` counts them, over the median time. Spread: the slowest of the
+// repetitions over the fastest, less 1.
 
 #include <anyflash/anyflash.h>
 
@@ -93,15 +93,21 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   return timings;
 }
 
+void has_entries(const std::string& option, const std::string& shape) {
+  if (volume(parse_shape(option, shape)) == 0)
+    fail(option + ": '" + shape + "' has no entry, there is nothing to time");
+}
+
 std::vector<BenchCase> cases_of(const BenchArguments& arguments) {
   std::vector<BenchCase> cases;
+  if (!arguments.keys.empty()) has_entries("--keys", arguments.keys);
   for (const auto& rule : arguments.rules)
     for (const auto& type : arguments.types)
       for (const auto& shape : arguments.shapes)
         for (const auto threads : arguments.threads)
           for (const auto head_size : arguments.head_sizes) {
             parse_rule(rule);
-            parse_shape("--shape", shape);
+            has_entries("--shape", shape);
             cases.push_back({rule, type, shape, threads, head_size});
           }
   return cases;
@@ -109,6 +115,7 @@ std::vector<BenchCase> cases_of(const BenchArguments& arguments) {
 
 void bench_command(const BenchArguments& arguments) {
   const auto cases = cases_of(arguments);
+  if (!arguments.json.empty()) check_target(arguments.json);
   auto rows = nlohmann::ordered_json::array();
   Progress progress("timed", int(cases.size()));
   for (const auto& one : cases) {
@@ -191,7 +198,8 @@ void add_bench(CLI::App& app) {
       ->type_name("NAME");
   command->add_option("--json", a->json, "also write the rows to this file")->type_name("FILE");
   command->footer(
-      "GFLOP/s counts useful operations only: 4 (forward) or 10 (backward) times the head size for each visible pair.\n\n"
+      "GFLOP/s counts useful operations only, for each visible pair: 2 x (head size + value size) forward, 6 x head "
+      "size + 4 x value size backward.\n\n"
       "Examples:\n"
       "  anyflash bench --shape 2048 --rule \"causal()\" --type float32 --threads 1\n"
       "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json");

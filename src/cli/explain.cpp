@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "call.h"
 #include "commands.h"
@@ -23,11 +24,11 @@ struct ExplainArguments {
   std::vector<std::string> files, tensors;
   std::string rule = "full()", shape, keys, type = "float32", picture;
   ExplainOptions options;
-  int side = 0;
+  std::optional<std::int64_t> side;
   bool json = false;
 };
 
-constexpr int terminal_side = 64, file_side = 512;
+constexpr std::int64_t terminal_side = 64, file_side = 512;
 
 double share(std::int64_t part, std::int64_t whole) {
   return whole > 0 ? double(part) / double(whole) : 0;
@@ -56,7 +57,7 @@ void print_text(const ExplainArguments& arguments, const Rule& rule, const Seque
               static_cast<long long>(e.tiles_skipped), static_cast<long long>(e.tiles_partial),
               static_cast<long long>(e.tiles_full));
   std::printf("useful flops    %.4g forward, %.4g backward, one head\n", e.forward_flops, e.backward_flops);
-  std::printf("q, k, v, out    %s, one head\n", bytes_text(e.bytes).c_str());
+  std::printf("bytes           %s of q, k, v, out and lse, one head\n", bytes_text(e.bytes).c_str());
   std::printf("workspace       %s, %d threads\n", bytes_text(double(e.workspace_bytes)).c_str(), e.threads);
 }
 
@@ -105,6 +106,7 @@ PictureKind picture_kind(const ExplainArguments& arguments) {
 
 void explain_command(ExplainArguments arguments) {
   const auto kind = picture_kind(arguments);
+  if (kind == PictureKind::png || kind == PictureKind::svg) check_target(arguments.picture);
   const auto queries = parse_shape("--shape", arguments.shape);
   const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
   Inputs inputs(arguments.files, false);
@@ -120,7 +122,7 @@ void explain_command(ExplainArguments arguments) {
   const auto explanation = explain(rule, queries, keys, options);
 
   Picture drawn;
-  const int side = arguments.side > 0 ? arguments.side : kind == PictureKind::terminal ? terminal_side : file_side;
+  const auto side = arguments.side.value_or(kind == PictureKind::terminal ? terminal_side : file_side);
   if (kind != PictureKind::none) drawn = picture(rule, queries, keys, options.align, side);
   if (kind == PictureKind::png)
     write_file_whole(arguments.picture, [&](const std::string& path) { write_png(path, drawn); });
@@ -167,7 +169,6 @@ void add_explain(CLI::App& app) {
   command
       ->add_option("--side", arguments->side,
                    "longest side of the picture in pixels (64 in the terminal, 512 in files)")
-      ->check(CLI::Range(1, 8192).description(""))
       ->type_name("N");
   command->add_option("-i,--input", arguments->files, "file with the rule's tables (may be repeated)")
       ->type_name("FILE");

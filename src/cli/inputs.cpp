@@ -25,8 +25,10 @@ std::pair<std::string, std::string> split_file(const std::string& where) {
 Inputs::Inputs(std::vector<std::string> files, bool two_bytes_are_bfloat16)
     : two_bytes_are_bfloat16_(two_bytes_are_bfloat16) {
   for (const auto& path : files) {
-    if (file_format(path) == FileFormat::npy) files_.push_back({path, {std::filesystem::path(path).stem().string()}});
-    else files_.push_back({path, tensor_names(path)});
+    if (file_format(path) == FileFormat::npy)
+      files_.push_back(
+          {path, {std::filesystem::path(path).stem().string()}, read_tensor(path, "", two_bytes_are_bfloat16)});
+    else files_.push_back({path, tensor_names(path), {}});
   }
 }
 
@@ -88,7 +90,7 @@ std::optional<OwnedTensor> Inputs::from_files(const std::string& entry) {
     found = &file;
   }
   if (!found) return {};
-  return read_tensor(found->path, file_format(found->path) == FileFormat::npy ? "" : entry, two_bytes_are_bfloat16_);
+  return found->only ? *found->only : read_tensor(found->path, entry, two_bytes_are_bfloat16_);
 }
 
 }  // namespace anyflash::cli

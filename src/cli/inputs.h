@@ -37,6 +37,7 @@ class Inputs {
   struct File {
     std::string path;
     std::vector<std::string> names;
+    std::optional<OwnedTensor> only;  // of a .npy file: read at once, so that a broken one is told as such
   };
   std::vector<File> files_;
   std::map<std::string, std::string> assigned_;

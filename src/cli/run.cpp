@@ -26,6 +26,7 @@ void run_command(const RunArguments& arguments) {
   const bool one_tensor = file_format(arguments.output) == FileFormat::npy;
   if (one_tensor && (arguments.lse || arguments.lm || arguments.backward))
     fail(arguments.output + ": a .npy file holds one tensor; use .npz or .safetensors with --lse, --lm and --backward");
+  check_target(arguments.output);
   auto inputs = arguments.call.inputs();
   const auto call = make_call(arguments.call, inputs);
 

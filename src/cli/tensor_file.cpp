@@ -71,9 +71,18 @@ void write_tensors(const std::string& path, const NamedTensors& tensors) {
   });
 }
 
-void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write) {
+void check_target(const std::string& path) {
   std::error_code code;
   if (std::filesystem::is_directory(path, code)) fail(path + ": is a directory");
+  if (std::filesystem::exists(path, code) && !std::filesystem::is_regular_file(path, code))
+    fail(path + ": not a regular file");  // a device would be replaced by the result
+  const auto folder = std::filesystem::path(path).parent_path() / ".";
+  if (access(folder.c_str(), W_OK | X_OK) != 0)
+    fail(path + ": cannot be written: " + std::strerror(errno));
+}
+
+void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write) {
+  check_target(path);
   std::string temporary = path + ".XXXXXX";
   const int descriptor = mkstemp(temporary.data());
   if (descriptor < 0) fail(path + ": cannot be written: " + std::strerror(errno));

@@ -29,6 +29,9 @@ OwnedTensor read_tensor(const std::string& path, const std::string& entry, bool 
 /// Writes all tensors to one file; .npy takes exactly one.
 void write_tensors(const std::string& path, const NamedTensors& tensors);
 
+/// Throws Error, the line beginning with `path`, if a file cannot be made or replaced there. For before the work.
+void check_target(const std::string& path);
+
 /// Calls `write` with the name of a new file beside `path`, then renames that to `path`; if `write`
 /// throws, removes it and throws Error, the line beginning with `path`.
 void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write);

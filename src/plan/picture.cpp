@@ -12,7 +12,7 @@
 namespace anyflash {
 namespace {
 
-constexpr double most_words = 1 << 24;  // about half a second on two cores
+constexpr double most_words = 1 << 24;  // bounds the time
 
 /// Visible keys of one query among those from `first` to `last` - 1 in memory order.
 class KeyCounter {
@@ -57,7 +57,8 @@ std::uint8_t grey_level(std::int64_t visible, std::int64_t pairs) {
 
 }  // namespace
 
-Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align, int side) {
+Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
+                std::int64_t side) {
   ExplainOptions options;
   options.align = align;
   const auto problem = planning::explained_problem(rule, q_shape, k_shape, options);

@@ -58,8 +58,14 @@ def test_explain_counts(anyflash):
     found = figures(anyflash, "--rule", "causal()", "--shape", "1000", "--head-size", "32")
     assert found["visible_pairs"] == 500_500 and found["queries"] == found["keys"] == 1000
     assert found["forward_flops"] == 4 * 32 * 500_500 and found["backward_flops"] == 10 * 32 * 500_500
+    assert found["bytes"] == 4 * (4 * 1000 * 32 + 1000)  # q, k, v, out and lse
     assert found["visited_pairs"] >= found["visible_pairs"]
     assert found["head_size"] == found["value_size"] == 32 and found["direction"] == "forward"
+
+
+def test_explain_counts_values_of_another_size(anyflash):
+    found = figures(anyflash, "--shape", "10", "--head-size", "32", "--value-size", "48")
+    assert found["forward_flops"] == 2 * (32 + 48) * 100 and found["backward_flops"] == (6 * 32 + 4 * 48) * 100
 
 
 def test_explain_of_two_dimensions_and_other_keys(anyflash):
@@ -75,6 +81,7 @@ def test_explain_of_two_dimensions_and_other_keys(anyflash):
 def test_explain_prints_the_same_and_draws(anyflash):
     text = anyflash.succeeds("explain", "--rule", "causal() & local(3)", "--shape", "8")
     assert "rule            causal() & local(3)\n" in text and "visible pairs   21 of 64" in text
+    assert "bytes           8.0 KiB of q, k, v, out and lse, one head\n" in text
     picture = text.split("\n\n")[1].splitlines()
     assert len(picture) == 4 and all(len(line) == 8 for line in picture)
     assert picture[0][0] == "█" and picture[0][7] == " "
@@ -166,6 +173,14 @@ def test_bench(anyflash, tmp_path):
     assert row["median_seconds"] > 0 and row["spread"] >= 0 and row["threads"] == 1 and row["heads"] == 2
     flops = 2 * 4 * 64 * 64 * 65 // 2
     assert row["gflops"] == pytest.approx(flops / row["median_seconds"] / 1e9)
+
+
+def test_bench_counts_values_of_another_size(anyflash, tmp_path):
+    anyflash.succeeds("bench", "--shape", "48", "--rule", "full()", "--head-size", "16", "--value-size", "24", "--heads", "1",
+                      "--repetitions", "1", "--json", "bench.json")  # fmt: skip
+    forward, backward = json.loads((tmp_path / "bench.json").read_text())
+    assert forward["gflops"] * forward["median_seconds"] * 1e9 == pytest.approx(2 * (16 + 24) * 48 * 48)
+    assert backward["gflops"] * backward["median_seconds"] * 1e9 == pytest.approx((6 * 16 + 4 * 24) * 48 * 48)
 
 
 def test_devices(anyflash):

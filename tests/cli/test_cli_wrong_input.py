@@ -30,6 +30,7 @@ def folder(tmp_path):
     save(tmp_path / "bias.npz", {"bias": np.zeros((2, 3), np.float32)})
     (tmp_path / "folder.npz").mkdir()
     os.mkfifo(tmp_path / "pipe.npy")
+    os.mkfifo(tmp_path / "pipe.png")
     return tmp_path
 
 
@@ -52,6 +53,8 @@ CALLS = {  # the arguments, a part of the line
         "nowhere/out.npz: cannot be written: No such file or directory",
     ),
     "output is a folder": ([*RUN[:-1], "folder.npz"], "folder.npz: is a directory"),
+    "output in place of a pipe": ([*RUN[:-1], "pipe.npy"], "pipe.npy: not a regular file"),
+    "output in a file": ([*RUN[:-1], "qkv.npz/out.npz"], "qkv.npz/out.npz: cannot be written: Not a directory"),
     "two tensors in .npy": ([*RUN[:-1], "out.npy", "--lse"], "out.npy: a .npy file holds one tensor"),
     "gradients in .npy": ([*RUN[:-1], "out.npy", "--backward"], "out.npy: a .npy file holds one tensor"),
     "no input": (["run", "--output", "out.npz"], "q: not given; use --input or --query"),
@@ -118,6 +121,9 @@ CALLS = {  # the arguments, a part of the line
         "--picture: 'rule.gif', expected a .png or .svg",
     ),
     "picture in no folder": (["explain", "--shape", "4", "--picture", "no/rule.png"], "no/rule.png: cannot be written"),
+    "picture of no pixels": (["explain", "--shape", "4", "--side", "0"], "side: 0, expected 1 to 4096"),
+    "picture too large": (["explain", "--shape", "4", "--side", "4097"], "side: 4097, expected 1 to 4096"),
+    "picture in place of a pipe": (["explain", "--shape", "4", "--picture", "pipe.png"], "pipe.png: not a regular file"),
     "picture and JSON": (["explain", "--shape", "4", "--picture", "-", "--json"], "--picture: - and --json"),
     "head size of 0": (["explain", "--shape", "4", "--head-size", "0"], "head"),
     "unknown type to check": (["check", "--type", "int8"], "--type: int8"),
@@ -125,6 +131,10 @@ CALLS = {  # the arguments, a part of the line
     "layout of random checks": (["check", "--layout", "bshd"], "--layout: only with --input"),
     "quick check of tensors": (["check", "--quick", "--input", "qkv.npz"], "--quick: not with --input"),
     "bench of nothing": (["bench", "--heads", "0"], "--heads: "),
+    "bench of no query": (["bench", "--shape", "64", "--shape", "0"], "--shape: '0' has no entry"),
+    "bench of no key": (["bench", "--shape", "8", "--keys", "4x0"], "--keys: '4x0' has no entry"),
+    "bench to no folder": (["bench", "--shape", "8", "--json", "no/b.json"], "no/b.json: cannot be written: No such file"),
+    "bench to a folder": (["bench", "--shape", "8", "--json", "folder.npz"], "folder.npz: is a directory"),
     "bench of an odd direction": (["bench", "--direction", "up"], "--direction: up"),
     "bench of heads that do not divide": (["bench", "--shape", "8", "--kv-heads", "3"], "3"),
     "unknown instruction set": (["devices", "--isa", "AVX9"], "--isa"),
@@ -199,6 +209,7 @@ def test_malformed_npy(anyflash, folder, case):
     (folder / "bad.npy").write_bytes(content)
     line = anyflash.fails("run", "--input", "qkv.npz", "--query", "bad.npy", "--output", "out.npy")
     assert line.startswith("bad.npy: ") and part in line
+    assert anyflash.fails("run", "--input", "bad.npy", "--output", "out.npy") == line
     assert not list(folder.glob("out*"))
 
 
@@ -274,6 +285,8 @@ def test_malformed_npz(anyflash, folder, case):
     (folder / "bad.npz").write_bytes(content)
     line = anyflash.fails("run", "--input", "qkv.npz", "--query", "bad.npz:q", "--output", "out.npz")
     assert part in line
+    if "not a sound" in part:
+        assert part in anyflash.fails("run", "--input", "bad.npz", "--output", "out.npz")
     assert not list(folder.glob("out*"))
 
 
@@ -364,6 +377,8 @@ def test_malformed_safetensors(anyflash, folder, case):
     (folder / "bad.safetensors").write_bytes(content)
     line = anyflash.fails("run", "--input", "qkv.npz", "--query", "bad.safetensors:q", "--output", "out.npz")
     assert line.startswith("bad.safetensors") and part in line
+    if case != "no such entry":
+        assert anyflash.fails("run", "--input", "bad.safetensors", "--output", "out.npz").startswith("bad.safetensors")
     assert not list(folder.glob("out*"))
 
 

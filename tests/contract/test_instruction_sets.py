@@ -1,6 +1,8 @@
 """The core selection under every instruction set that was compiled in and runs here."""
 
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,25 @@ import pytest
 SETS = list(af._core.instruction_sets())
 
 
-def test_there_is_more_than_the_best():
-    assert len(SETS) >= 2, SETS
+# What Linux must name in /proc/cpuinfo, beside all of the sets before, for Highway to run a set.
+X86 = {
+    "EMU128": "",
+    "SSE4": "ssse3 sse4_1 sse4_2 aes pclmulqdq",
+    "AVX2": "avx avx2 fma f16c bmi1 bmi2 abm",
+    "AVX3": "avx512f avx512cd avx512bw avx512dq avx512vl",
+}
+
+
+def test_every_set_that_runs_here_is_there():
+    if platform.machine() != "x86_64":
+        assert len(SETS) >= 2 and "EMU128" in SETS
+        return
+    flags, needed, expected = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split()), set(), set()
+    for name, more in X86.items():
+        needed |= set(more.split())
+        if needed <= flags:
+            expected.add(name)
+    assert set(SETS) == expected and len(SETS) == len(expected)
 
 
 @pytest.mark.parametrize("isa", SETS)

@@ -1,4 +1,4 @@
-"""The documents keep their word: Python examples run, links lead somewhere, the gallery is up to date."""
+"""The documents keep their word: examples in Python, C++, C and the shell run, links lead somewhere, the gallery is up to date."""
 
 import os
 import re
@@ -6,18 +6,65 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
-BLOCKS = [pytest.param(block, id=f"{page.name}-{number}") for page in PAGES
-          for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S), 1)]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+def examples(language, pages=PAGES):
+    return [pytest.param(block, id=f"{page.name}-{number}") for page in pages
+            for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S), 1)]
+
+
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", examples("python", [page for page in PAGES if page.name != "gallery.md"]))
 def test_python_example_runs(block, tmp_path):
-    run = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    run(sys.executable, "-c", block, cwd=tmp_path)
+
+
+def test_the_gallery_s_examples_run_after_its_first_one(tmp_path):
+    blocks = [param.values[0] for param in examples("python", [PROJECT / "docs" / "gallery.md"])]
+    assert len(blocks) == 29
+    run(sys.executable, "-c", "\n".join(blocks), cwd=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def installed(program, tmp_path_factory):
+    """The library of the program's build folder, installed: what find_package looks for."""
+    folder = tmp_path_factory.mktemp("installed")
+    run("cmake", "--install", program.parents[2], "--prefix", folder, "--component", "library")
+    return folder
+
+
+@pytest.mark.parametrize("language, block", [pytest.param(language, *param.values, id=f"{language}-{param.id}")
+                                             for language in ("cpp", "c") for param in examples(language)])  # fmt: skip
+def test_compiled_example_runs(language, block, installed, tmp_path):
+    """Built as the guide's CMake example says; what it prints stands beside its printf."""
+    (use,) = (param.values[0] for param in examples("cmake"))
+    (tmp_path / f"main.{language}").write_text(block)
+    (tmp_path / "CMakeLists.txt").write_text(
+        f"cmake_minimum_required(VERSION 3.25)\nproject(example LANGUAGES C CXX)\nadd_executable(my_program main.{language})\n{use}")
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={installed}",
+        "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+    run("cmake", "--build", tmp_path / "build")
+    printed = re.findall(r"printf\(.*?\); *// (.*)", block)
+    assert printed and run(tmp_path / "build" / "my_program").splitlines() == printed
+
+
+@pytest.mark.parametrize("block", examples("sh"))
+def test_shell_example_runs(block, program, tmp_path):
+    q = np.random.default_rng(0).standard_normal((1, 2, 48, 16)).astype(np.float32)
+    np.savez(tmp_path / "qkv.npz", q=q, k=q, v=q)
+    np.save(tmp_path / "dout.npy", q)
+    np.save(tmp_path / "documents.npy", np.arange(48) // 20)
+    run("bash", "-ec", block, cwd=tmp_path, env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -29,10 +76,9 @@ def test_links_lead_somewhere(page):
 
 
 def test_gallery_is_up_to_date():
-    run = subprocess.run([sys.executable, PROJECT / "docs" / "make_gallery.py", "--check"], capture_output=True, text=True,
-                         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
-    assert run.returncode == 0, run.stderr
+    run(sys.executable, PROJECT / "docs" / "make_gallery.py", "--check", env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def test_there_are_examples():
-    assert len(BLOCKS) >= 4
+    assert [len(examples(language)) for language in ("cpp", "c", "cmake", "sh")] == [1, 1, 1, 1]
+    assert len(examples("python")) >= 4

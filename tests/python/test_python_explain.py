@@ -63,6 +63,15 @@ def test_pictures(tmp_path):
         np.testing.assert_array_equal(np.asarray(image), grey)
 
 
+@pytest.mark.parametrize("name", ["rule.svg", "rule.txt", "rule.png"])
+def test_a_picture_that_cannot_be_written(tmp_path, name):
+    (tmp_path / name).mkdir()
+    for path, error in ((tmp_path / name, IsADirectoryError), (tmp_path / "no" / name, FileNotFoundError)):
+        with pytest.raises(error):
+            af.explain(af.full(), 4).save(path)
+    assert [path.name for path in tmp_path.rglob("*")] == [name]
+
+
 def test_png_without_pillow_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(ImportError) as caught:

