@@ -24,6 +24,7 @@
 #include "cpu/backward_schedule.h"
 #include "cpu/backward_shared.h"
 #include "cpu/numbers.h"
+#include "cpu/walk.h"
 #include "rules/coordinates.h"
 #include "rules/words.h"
 
@@ -92,7 +93,8 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
 
   Parts parts(workspace);
   RowTerms<T> terms(problem, plan, parts);
-  const auto thread_memory = std::max(KeyBlockTask<T>::memory_size(problem), BiasTask<T>::memory_size(problem));
+  const auto thread_memory =
+      std::max(KeyBlockTask<T>::memory_size(problem, plan), BiasTask<T>::memory_size(problem, plan));
   T* const memory = parts.take<T>(thread_memory * threads);
   const auto heads_in_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
   BackwardSchedule schedule(products ? groups : 0, heads_in_group, query_blocks, std::max<std::int64_t>(key_blocks, 1),
@@ -102,7 +104,7 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
   if (!workspace) return parts.bytes();
 
   ForEach(heads * query_blocks, threads, [&](std::int64_t i, int thread) {
-    const auto block = static_cast<std::int32_t>(i % query_blocks);
+    const auto block = walked(plan.query_grid, i % query_blocks);
     const auto h = i / query_blocks % problem.heads_q, b = i / query_blocks / problem.heads_q;
     FindRowTerms(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
     if (problem.dq.given()) ZeroUnseenRows(problem, plan, b, h, block, &memory[thread * thread_memory]);

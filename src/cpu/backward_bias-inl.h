@@ -21,9 +21,11 @@ class BiasTask {
  public:
   BiasTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
       : problem_(problem), plan_(plan), blocks_(problem, plan, rows, memory),
-        sum_(memory + BlockPair<T>::memory_size(problem)), whole_queries_(problem.dbias.size[2] == 1),
+        sum_(memory + BlockPair<T>::memory_size(problem, plan)), whole_queries_(problem.dbias.size[2] == 1),
         whole_keys_(problem.dbias.size[3] == 1) {}
-  static std::int64_t memory_size(const Problem& problem) { return BlockPair<T>::memory_size(problem) + kTile * kTile; }
+  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
+    return BlockPair<T>::memory_size(problem, plan) + kTile * kTile;
+  }
 
   /// Tiles of the bias tensor. Along a broadcast axis there is one.
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {

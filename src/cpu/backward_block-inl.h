@@ -4,6 +4,7 @@
 // K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right
 // operand is read in rows; dQ = dS K reads K in rows. Padding rows and channels are zero.
 
+#include "cpu/walk.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_BACKWARD_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -20,36 +21,41 @@ namespace HWY_NAMESPACE {
 template <class T>
 class BlockPair {
  public:
-  T *q, *dout;                 ///< rows: (64, padded channels); q is scale * Q where PlainScores, as in the forward
-                               ///< pass, so that S comes out the same to the last bit and fits lse
+  T *q, *dout;                 ///< after `load_queries`, rows: (64, padded channels); q is scale * Q where PlainScores,
+                               ///< as in the forward pass, so that S comes out the same to the last bit and fits lse
   T *k, *k_t, *v_t;            ///< rows; (d_qk, 64); (d_v, 64)
   T *p, *ds;                   ///< (64 queries, 64 keys), after `compute`
   std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
 
   BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
-      : problem_(problem), plan_(plan), rows_(rows), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
+      : problem_(problem), plan_(plan), rows_(rows), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
+        kept_(kept_count(problem, plan)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q = take(kTile * d_qk_), dout = take(kTile * d_v_);
     k = take(kTile * d_qk_), k_t = take(kTile * d_qk_), v_t = take(kTile * d_v_);
     p = take(kTile * kTile), ds = take(kTile * kTile), slope_ = take(kTile * kTile);
+    v_rows_ = take(kTile * d_v_), queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
   }
-  static std::int64_t memory_size(const Problem& problem) {
-    return kTile * (3 * padded(problem.d_qk) + 2 * padded(problem.d_v) + 3 * kTile);
+  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
+    const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
+    return kTile * (2 * d_qk + 2 * d_v + 3 * kTile + kept_count(problem, plan) * (d_qk + d_v));
   }
 
-  /// Loads a key block of key/value head g. V is left out if only P is wanted. Overwrites `dout`.
+  /// Loads a key block of key/value head g. V is left out if only P is wanted.
   void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v) {
     key_box_ = plan_.key_grid.box(block);
     LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, k, d_qk_);
     TransposeRows(k, d_qk_, k_t);
     if (!with_v) return;
-    LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, dout, d_v_);
-    TransposeRows(dout, d_v_, v_t);
+    LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, v_rows_, d_v_);
+    TransposeRows(v_rows_, d_v_, v_t);
   }
 
   void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
     query_box_ = plan_.query_grid.box(block);
     query_block_ = block;
+    const auto name = rows_.block(b, h, block), kept = kept_.find(name);
+    q = queries_ + (kept >= 0 ? kept : kept_.put(name)) * kTile * (d_qk_ + d_v_), dout = q + kTile * d_qk_;
+    if (kept >= 0) return;
     LoadRows(problem_.q, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_qk, q, d_qk_);
     if (PlainScores(problem_)) ScaleScores(static_cast<T>(problem_.scale), q, kTile * d_qk_);
     LoadRows(problem_.dout, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_v, dout, d_v_);
@@ -73,6 +79,15 @@ class BlockPair {
   const Box& key_box() const { return key_box_; }
 
  private:
+  /// Query blocks kept: as many as two key blocks meet, or one, if they do not fit. Measured: docs/design-log.md.
+  static std::int64_t kept_count(const Problem& problem, const ExecutionPlan& plan) {
+    if (problem.heads_kv == 0) return 1;
+    const auto bytes = kTile * (padded(problem.d_qk) + padded(problem.d_v)) * static_cast<std::int64_t>(sizeof(T));
+    const auto met = most_met(plan, &MaskGroup::queries_of_key_block) * problem.heads_q / problem.heads_kv;
+    const auto wanted = std::min(2 * met, plan.query_grid.count() * problem.heads_q / problem.heads_kv);
+    return wanted > 0 && wanted * bytes <= std::int64_t{2} << 20 && wanted <= KeptBlocks::most ? wanted : 1;
+  }
+
   /// Fills `words`; true if any bit may be clear.
   bool find_words(std::int64_t b, std::int64_t h, TileClass kind) {
     const auto live = rows_.live[rows_.block(b, h, query_block_)];
@@ -89,7 +104,8 @@ class BlockPair {
   const ExecutionPlan& plan_;
   const RowTerms<T>& rows_;
   const std::int64_t d_qk_, d_v_;
-  T* slope_;
+  KeptBlocks kept_;
+  T *slope_, *v_rows_, *queries_;
   Box query_box_{}, key_box_{};
   std::int32_t query_block_ = 0;
 };

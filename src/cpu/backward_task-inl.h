@@ -25,13 +25,13 @@ class KeyBlockTask {
                T* memory)
       : problem_(problem), plan_(plan), schedule_(schedule), blocks_(problem, plan, rows, memory),
         group_heads_(problem.heads_q / problem.heads_kv), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
-    memory += BlockPair<T>::memory_size(problem);
+    memory += BlockPair<T>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
     dk_ = take(kTile * d_qk_), dv_ = take(kTile * d_v_), dq_ = take(kTile * d_qk_);
   }
-  static std::int64_t memory_size(const Problem& problem) {
-    return BlockPair<T>::memory_size(problem) + kTile * (3 * padded(problem.d_qk) + 2 * padded(problem.d_v));
+  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
+    return BlockPair<T>::memory_size(problem, plan) + kTile * (3 * padded(problem.d_qk) + 2 * padded(problem.d_v));
   }
   /// Elements of the query gradients of one group.
   static std::int64_t buffer_size(const Problem& problem, const ExecutionPlan& plan) {

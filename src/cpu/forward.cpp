@@ -23,6 +23,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/numbers.h"
+#include "cpu/walk.h"
 #include "cpu/workspace.h"
 #include "rules/coordinates.h"
 #include "rules/words.h"
@@ -247,18 +248,6 @@ int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t 
   return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
 }
 
-/// Block i of a walk over the query blocks that keeps to strips a few blocks wide, so that in two and three dimensions
-/// the key blocks around a strip are still packed when the next row of blocks comes. Where blocks take every s-th
-/// entry, the s blocks of one stretch follow each other: together they read it whole.
-std::int32_t walked(const Grid& grid, std::int64_t i) {
-  constexpr std::int64_t strip = 8;
-  const std::int64_t across = grid.blocks(2), down = std::int64_t{grid.blocks(0)} * grid.blocks(1);
-  const auto first = i / (down * strip) * strip, width = std::min(strip, across - first), rest = i - first * down;
-  const auto column = first + rest % width, step = std::int64_t{grid.step[2]};
-  return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
-}
-
-/// Without memory: only says how many bytes it takes.
 template <class T>
 std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const auto blocks = plan.query_grid.count(), tasks = problem.batch * problem.heads_q * blocks;

@@ -2,6 +2,7 @@
 // blocks that it takes one after the other mostly meet the same keys: some times as many as a query block meets, so
 // that narrow rules stay in the nearer caches.
 
+#include "cpu/walk.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_PANELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -32,7 +33,7 @@ class Panels {
 
   Panels(const Problem& problem, const ExecutionPlan& plan, T* memory)
       : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        panels_(count(problem, plan)), packed_(panels_.size(), -1), rows_(memory) {
+        kept_(count(problem, plan)), panels_(kept_.count()), rows_(memory) {
     memory += kTile * d_qk_;
     for (auto& panel : panels_) {
       panel.k_t = std::exchange(memory, memory + kTile * d_qk_);
@@ -46,10 +47,8 @@ class Panels {
   /// The panel of a key block of (b, key/value head g); k_size: the keys that exist in b. Valid until the next call.
   const Panel<T>& of(std::int64_t b, std::int64_t g, std::int32_t block, const Int3& k_size) {
     const auto name = name_of(b, g, block);
-    if (const auto at = find(name); at < panels_.size()) return panels_[at];
-    packed_[next_] = name;
-    Panel<T>& panel = panels_[next_];
-    next_ = (next_ + 1) % panels_.size();
+    if (const auto slot = kept_.find(name); slot >= 0) return panels_[slot];
+    Panel<T>& panel = panels_[kept_.put(name)];
     panel.box = plan_.key_grid.box(block);
     const auto load = [&](const Operand& operand, std::int64_t channels, T* to, std::int64_t width) {
       const RowAddresses address(operand, b, g, panel.box, k_size, &problem_.pages);
@@ -63,39 +62,27 @@ class Panels {
   }
 
   bool holds(std::int64_t b, std::int64_t g, std::int32_t block) const {
-    return find(name_of(b, g, block)) < panels_.size();
+    return kept_.find(name_of(b, g, block)) >= 0;
   }
 
  private:
   std::int64_t name_of(std::int64_t b, std::int64_t g, std::int32_t block) const {
     return (b * problem_.heads_kv + g) * plan_.key_grid.count() + block;
   }
-  std::size_t find(std::int64_t name) const {
-    return static_cast<std::size_t>(std::find(packed_.begin(), packed_.end(), name) - packed_.begin());
-  }
   static std::int64_t panel_size(const Problem& problem) {
     return kTile * (padded(problem.d_qk) + padded(problem.d_v));
   }
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
     const auto fit = kBytes / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
-    std::int64_t most = 1;  // key blocks that a query block meets
-    for (const MaskGroup& group : plan.groups) {
-      const RunList& list = group.keys_of_query_block;
-      for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
-        std::int64_t met = 0;
-        for (auto i = list.start[block]; i < list.start[block + 1]; ++i) met += list.runs[i].count;
-        most = std::max(most, met);
-      }
-    }
-    return std::max<std::int64_t>(1, std::min({fit, plan.key_grid.count(), kTimes * most}));
+    const auto wanted = kTimes * most_met(plan, &MaskGroup::keys_of_query_block);
+    return std::max<std::int64_t>(1, std::min({fit, wanted, plan.key_grid.count(), KeptBlocks::most}));
   }
 
   const Problem& problem_;
   const ExecutionPlan& plan_;
   const std::int64_t d_qk_, d_v_;
+  KeptBlocks kept_;
   std::vector<Panel<T>> panels_;
-  std::vector<std::int64_t> packed_;  ///< what each holds
-  std::size_t next_ = 0;
   T* rows_;
 };
 

@@ -1,0 +1,65 @@
+// In which order blocks are taken, and which of them a thread has at hand: it keeps those that it loaded last, since its
+// next tasks mostly meet them again.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "plan/plan.h"
+
+namespace anyflash::cpu {
+
+/// Block i of a walk over the query blocks that keeps to strips a few blocks wide, so that in two and three dimensions
+/// the key blocks around a strip are still packed when the next row of blocks comes. Where blocks take every s-th
+/// entry, the s blocks of one stretch follow each other: together they read it whole.
+inline std::int32_t walked(const Grid& grid, std::int64_t i) {
+  constexpr std::int64_t strip = 8;
+  const std::int64_t across = grid.blocks(2), down = std::int64_t{grid.blocks(0)} * grid.blocks(1);
+  const auto first = i / (down * strip) * strip, width = std::min(strip, across - first), rest = i - first * down;
+  const auto column = first + rest % width, step = std::int64_t{grid.step[2]};
+  return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
+}
+
+/// Without memory: only says how many bytes it takes.
+/// The names of the blocks in a ring of `count` slots.
+class KeptBlocks {
+ public:
+  static constexpr std::int64_t most = 128;
+
+  explicit KeptBlocks(std::int64_t count) : count_(count) { names_.fill(-1); }
+  std::int64_t count() const { return count_; }
+
+  /// The slot that holds a block, or -1.
+  std::int64_t find(std::int64_t name) const {
+    const auto at = std::find(names_.begin(), names_.begin() + count_, name);
+    return at == names_.begin() + count_ ? -1 : at - names_.begin();
+  }
+  /// The slot of a block that is loaded now, in place of the oldest.
+  std::int64_t put(std::int64_t name) {
+    const auto slot = next_;
+    names_[slot] = name;
+    next_ = (next_ + 1) % count_;
+    return slot;
+  }
+
+ private:
+  std::array<std::int64_t, most> names_;
+  std::int64_t count_, next_ = 0;
+};
+
+/// Blocks that the block which meets most meets, in lists such as &MaskGroup::keys_of_query_block.
+inline std::int64_t most_met(const ExecutionPlan& plan, RunList MaskGroup::* lists) {
+  std::int64_t most = 0;
+  for (const MaskGroup& group : plan.groups) {
+    const RunList& list = group.*lists;
+    for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
+      std::int64_t met = 0;
+      for (auto i = list.start[block]; i < list.start[block + 1]; ++i) met += list.runs[i].count;
+      most = std::max(most, met);
+    }
+  }
+  return most;
+}
+
+}  // namespace anyflash::cpu
