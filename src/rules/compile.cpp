@@ -8,6 +8,7 @@
 
 #include "rules/documents.h"
 #include "rules/node.h"
+#include "rules/ranges.h"
 
 namespace anyflash::rules {
 namespace {
@@ -49,6 +50,7 @@ class Compiler {
     }
     program_.conjunction = conjunction(*tree);
     program_.documents_required = tree->kind != Part::Kind::everything && documents_required(*tree);
+    program_.rule_restarts = program_.restarts && by_coordinates(*tree);
     if (program_.conjunction) {
       emit_conjunction(*tree);
     } else {
@@ -215,6 +217,12 @@ class Compiler {
       case Part::Kind::either: return documents_required(*part.left) && documents_required(*part.right);
       default: return part.atom.kind == AtomKind::documents && !part.atom.negated;
     }
+  }
+
+  static bool by_coordinates(const Part& part) {
+    if (part.left) return by_coordinates(*part.left) || by_coordinates(*part.right);
+    const auto kind = part.atom.kind;
+    return kind == AtomKind::causal || kind == AtomKind::prefix || by_dimension(kind);
   }
 
   void emit(const Part& part) {
