@@ -2,14 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "plan/document_blocks.h"
 #include "plan/plan.h"
 
 namespace anyflash::planning {
 
 /// Finds the runs of a query block by bisection: a range of key blocks is asked as one box, and split only where the
-/// answer is partial, so the work follows the edge of the visible area times the logarithm of the length.
+/// answer is partial, so the work follows the edge of the visible area times the logarithm of the length. A copy costs
+/// little and finds the same.
 class RunFinder {
  public:
   /// k_size: keys that exist, at most key_grid.size. pad_queries: blocks with padding rows are partial, too.
@@ -24,7 +27,7 @@ class RunFinder {
   void split_dimension(int i, TileClass known);
   void split_range(int i, std::int32_t residue, std::int32_t first, std::int32_t last, TileClass known, bool asked);
   void key_block(TileClass known);
-  TileClass ask();
+  TileClass ask(std::int64_t first_block, std::int64_t end_block);
   TileClass ask_words(bool ragged) const;
   void append(std::int64_t first, std::int64_t count, TileClass kind);
   void whole_dimension(int i);
@@ -43,6 +46,10 @@ class RunFinder {
   std::vector<Run>* runs_ = nullptr;
   std::size_t first_run_ = 0;
   std::int64_t questions_ = 0;
+
+  std::shared_ptr<const DocumentBlocks> documents_;  // where document numbers fall somewhere
+  std::vector<BlockRange> meeting_;                  // blocks that hold a document of the query block
+  std::size_t next_meeting_ = 0;
 };
 
 /// The runs of query blocks for each key block from those of key blocks for each query block, in time linear in both.
