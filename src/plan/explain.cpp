@@ -59,9 +59,10 @@ std::int64_t visible_in_tile(const rules::Program& program, const Box& queries, 
   for (int c = 0; c < cells; ++c) {
     const auto cell = cell_of(keys, c);
     if (!rules::inside(cell.origin, k_size)) continue;
+    rules::WordsOfKeys words(program, cell);
     for (int row = 0; row < rows; ++row) {
       const auto query = queries.entry(row);
-      if (rules::inside(query, q_size)) visible += std::popcount(rules::word(program, query, cell));
+      if (rules::inside(query, q_size)) visible += std::popcount(words(query));
     }
   }
   return visible;

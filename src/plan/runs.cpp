@@ -52,8 +52,32 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   for (int i = 0; i < 3; ++i) whole_dimension(i);
   if (documents_) documents_->meeting(queries_, meeting_);
   next_meeting_ = 0;
-  const auto known = ask(0, key_grid_.count());
-  if (known != TileClass::skip) split_dimension(0, known);
+  expect();
+  split_dimension(0, TileClass::partial);
+  std::swap(before_last_, last_);
+  last_.clear();
+  for (auto run = first_run_; run < runs.size(); ++run) {
+    for (const auto edge : {runs[run].first, runs[run].first + runs[run].count}) last_.push_back(edge);
+  }
+}
+
+/// From one query block to the next most edges move as far as they did the time before.
+void RunFinder::expect() {
+  expected_ = last_;
+  if (last_.size() != before_last_.size()) return;
+  for (std::size_t i = 0; i < last_.size(); ++i) expected_[i] += last_[i] - before_last_[i];
+  std::sort(expected_.begin(), expected_.end());
+}
+
+/// Where to split a range of `chunks`, each of which is `inner` blocks: 1 .. chunks - 1, by the edge expected nearest to
+/// its middle; 0 if none is expected there.
+std::int32_t RunFinder::split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const {
+  const auto end = block + chunks * inner, middle = block + chunks / 2 * inner;
+  const auto behind = std::lower_bound(expected_.begin(), expected_.end(), middle);
+  auto edge = behind != expected_.end() && *behind < end ? *behind : block;
+  if (behind != expected_.begin() && (edge == block || middle - behind[-1] < edge - middle)) edge = behind[-1];
+  if (edge <= block || chunks == 1) return 0;
+  return std::max(1, std::int32_t((edge - block) / inner));
 }
 
 /// Dimensions before i are narrowed to one block, those from i on are whole; the class of that box is known.
@@ -61,7 +85,7 @@ void RunFinder::split_dimension(int i, TileClass known) {
   if (i == 3) return key_block(known);
   const auto step = key_grid_.step[i];
   for (std::int32_t residue = 0; residue < step; ++residue) {
-    split_range(i, residue, 0, chunks_[i], known, step == 1);
+    split_range(i, residue, 0, chunks_[i], known, i > 0 && step == 1);
   }
   whole_dimension(i);
 }
@@ -77,15 +101,16 @@ void RunFinder::split_range(int i, std::int32_t residue, std::int32_t first, std
   keys_.origin[i] = residue + first * extent * step;
   keys_.extent[i] = (ragged ? length : last * extent) - first * extent;
   keys_.step[i] = step;
-  std::int64_t block = (std::int64_t(residue) * chunks_[i] + first) * inner_blocks_[i];
+  auto block = (std::int64_t(residue) * chunks_[i] + first) * inner_blocks_[i];
   for (int j = 0; j < i; ++j) block += index_[j] * inner_blocks_[j];
   const auto count = (last - first) * inner_blocks_[i];
-  if (known == TileClass::partial && !asked) known = ask(block, block + count);
+  const auto split = known == TileClass::partial ? split_point(block, inner_blocks_[i], last - first) : 0;
+  if (known == TileClass::partial && !asked && split == 0) known = ask(block, block + count);
   if (known == TileClass::skip) return;
   const bool padded = ragged || key_ragged_ || inner_ragged_[i + 1] || (pad_queries_ && query_ragged_);
   if (known == TileClass::full && !padded) return append(block, count, TileClass::full);
   if (last - first > 1) {
-    const auto middle = first + (last - first) / 2;
+    const auto middle = first + (split > 0 ? split : (last - first) / 2);
     split_range(i, residue, first, middle, known, false);
     split_range(i, residue, middle, last, known, false);
     return;
