@@ -327,7 +327,6 @@ Facts facts(const Rule& rule, const Shapes& shapes) {
 
 Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index,
                 Tables& tables, std::int64_t key_length) {
-  check(rule, shapes);
   return Compiler(shapes, batch_index, head_index, tables, key_length).run(with_lengths(rule, shapes));
 }
 

@@ -18,7 +18,7 @@ namespace anyflash::rules {
 
 enum class TileClass : std::uint8_t { skip, partial, full };
 
-inline constexpr int max_atoms = 32;  ///< parts of a rule
+inline constexpr int max_atoms = 32;  ///< parts of a rule; check throws over that
 inline constexpr int max_ops = 64;
 
 /// The entries of one dimension, or of one document, in their common frame of r = max(q_size, k_size) coordinates:
