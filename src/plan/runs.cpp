@@ -69,8 +69,8 @@ void RunFinder::expect() {
   std::sort(expected_.begin(), expected_.end());
 }
 
-/// Where to split a range of `chunks`, each of which is `inner` blocks: 1 .. chunks - 1, by the edge expected nearest to
-/// its middle; 0 if none is expected there.
+/// Where to split a range of `chunks`, each of which is `inner` blocks: 1 .. chunks - 1, by the edge expected nearest
+/// to its middle; 0 if none is expected there.
 std::int32_t RunFinder::split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const {
   const auto end = block + chunks * inner, middle = block + chunks / 2 * inner;
   const auto behind = std::lower_bound(expected_.begin(), expected_.end(), middle);

@@ -4,7 +4,8 @@
 // their bits. Order (causal, prefix, sink) is a lexicographic comparison, made of per-dimension "less" and "equal"
 // bits. Rules that go by place in memory walk the cell's rows. Where coordinates restart in each document, the rule is
 // asked once for each document segment that the cell touches, in that document's frame; or, in a cell of many segments,
-// once for each document, whose entries follow one another wherever they lie. `&`, `|`, `~` of rules are those of words.
+// once for each document, whose entries follow one another wherever they lie. `&`, `|`, `~` of rules are those of
+// words.
 #pragma once
 
 #include "rules/bits.h"

@@ -285,7 +285,8 @@ TEST(WrongInputPlan, FitsTablesThatHoldTheSame) {
   auto map = c.input({2, 3}, ElementType::uint8);
   auto* const entry = static_cast<std::uint8_t*>(map.data) + 4;
   *entry = 1;
-  c.options.rule = blocks(map, 4, 4) & documents(c.integers({0, 0, 1, 1, 1, 0, 2, 2}), c.input({12}, ElementType::int32));
+  const auto ids = c.integers({0, 0, 1, 1, 1, 0, 2, 2});
+  c.options.rule = blocks(map, 4, 4) & documents(ids, c.input({12}, ElementType::int32));
   const auto made = plan(c.q, c.k, c.v, c.options);
   c.options.plan = &made;
   *entry = 255;  // as true as before
