@@ -6,6 +6,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "backends.h"
 #include "plan/facts.h"
@@ -29,7 +30,7 @@ auto with_memory_errors(const char* name, Call&& call) {
   }
 }
 
-/// The rule's errors too come before anything is written, also where no program will be compiled.
+/// The rule's errors too come before anything is written.
 void check_rule(const Problem& problem) { rules::check(problem.rule, planning::shapes_of(problem)); }
 
 std::shared_ptr<const ExecutionPlan> plan_of(const Problem& problem) {
@@ -101,6 +102,10 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
       fill(*gradient, 0);
     }
   });
+}
+
+Plan::Plan(std::shared_ptr<const detail::PlanPair> pair) : pair_(std::move(pair)) {
+  if (!pair_) throw Error(Error::Kind::value, "plan: null");
 }
 
 Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {

@@ -95,10 +95,14 @@ struct PlanPair;
 }
 
 /// How a call will run: blocks, runs of visible tiles, threads. Immutable, cheap to copy, safe to share between threads.
-/// A plan for a rule with tables (blocks, dense) reads them when it runs, so they must outlive it.
+/// A plan for a rule with tables reads blocks and dense when it runs, so they must outlive it, and it holds what tables
+/// said when it was made, so they must keep saying it. A call throws Error where document ids, cumulative lengths or a
+/// blocks bitmap have changed since; a dense mask is not looked at (that would cost as much as a whole call may).
 class Plan {
  public:
-  explicit Plan(std::shared_ptr<const detail::PlanPair> pair) : pair_(std::move(pair)) {}
+  explicit Plan(std::shared_ptr<const detail::PlanPair> pair);  ///< throws Error if it is null
+  Plan(const Plan&) = default;  // moving copies, so that a plan that was moved from is still one
+  Plan& operator=(const Plan&) = default;
   const detail::PlanPair& pair() const { return *pair_; }
   /// Bytes of memory that a call works in, beside its tensors and the plan, with the plan's threads; backward with all
   /// gradients that the call can have. 0 where there is nothing to compute, or no backward (pages).

@@ -23,7 +23,6 @@ struct Explanation {
   double backward_flops = 0;        ///< useful: 6 d_qk + 4 d_v per visible pair
   double bytes = 0;                 ///< of q, k, v, out and lse, one head
   double dense_mask_bytes = 0;      ///< what the rule would take as a boolean matrix, one head
-  double plan_bytes = 0;            ///< what the plan takes
   int threads = 0;                  ///< that the plan is made for
   std::int64_t workspace_bytes = 0; ///< of memory that a call of one head works in: forward or, if asked for, backward
   /// (query_blocks, key_blocks): 0 skip, 1 partial, 2 full; empty if over 2^24 tiles.

@@ -27,13 +27,20 @@ namespace rules {
 struct Node;
 }
 
+/// The name of a table in a rule's text.
+using NameOfTable = std::function<std::string(const TensorView&)>;
+
 class Rule {
  public:
   Rule();  ///< full()
-  explicit Rule(std::shared_ptr<const rules::Node> node) : node_(std::move(node)) {}
+  explicit Rule(std::shared_ptr<const rules::Node> node);  ///< throws Error if it is null
+  Rule(const Rule&) = default;  // moving copies, so that a rule that was moved from is still one
+  Rule& operator=(const Rule&) = default;
 
   /// The rule as text, e.g. "causal() & local(256)"; tables print as their shape.
   std::string text() const;
+  /// The same with tables by the names that name_of gives them, for parse_rule to read.
+  std::string text(const NameOfTable& name_of) const;
   const rules::Node& node() const { return *node_; }
 
   friend Rule operator&(const Rule& a, const Rule& b);

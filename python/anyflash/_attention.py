@@ -218,7 +218,9 @@ def plan(
     other rules are remembered anyway.
 
     Parameters as in attention; q, k and v give shapes and types, their data is not read. That of the rule's tables,
-    cu_seqlens and key_lengths is: a plan holds for the values they have now.
+    cu_seqlens and key_lengths is: a plan holds for the values they have now. A call raises ValueError where document
+    ids, lengths or a blocks bitmap have changed since. A dense mask is not looked at again, since that would cost as
+    much as a call may: while a plan of it is in use it must stay as it was.
 
     Returns a Plan, which keeps its rule alive. Raises ValueError or TypeError, as attention would.
     """

@@ -2,12 +2,13 @@
 
 x and y are the aligned coordinates of a query and a key (see `align` in attention), order(.) the row-major index of a
 coordinate in the joint shape R_i = max(q_i, k_i). Where an argument goes per dimension, one number stands for all of
-them and a tuple has one for each, outermost first. A rule is checked against the shapes when it is used.
+them and a tuple has one for each, outermost first. A rule is checked against the shapes when it is used. Rules can be
+pickled and copied: a pickle and a deep copy hold copies of the rule's arrays, copy.copy gives the rule itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 from . import _core
@@ -119,7 +120,10 @@ def dense(mask: _Array) -> Rule:
     return _core.dense(mask)
 
 
-def parse_rule(text: str) -> Rule:
-    """Reads a rule without arrays from text as str(rule) writes it: calls, & | ~, parentheses, and [a, b] for one
-    number a dimension. Raises ValueError, naming the column where it fails."""
-    return _core.parse_rule(text)
+def parse_rule(text: str, tables: Mapping[str, _Array] | None = None) -> Rule:
+    """Reads a rule from text as str(rule) writes it: calls, & | ~, parentheses, and [a, b] for one number a dimension.
+
+    tables: the arrays that stand in the text by name, as in parse_rule("documents(ids, ids)", {"ids": ids}); they are
+    kept, not copied. Raises ValueError, naming the column where it fails, or TypeError.
+    """
+    return _core.parse_rule(text, tables)

@@ -213,6 +213,16 @@ nb::object finished(nb::object array, ElementType type, nb::handle example) {
   return array.attr("view")(example.attr("dtype"));
 }
 
+nb::object copied(const TensorView& table, nb::handle owner) {
+  const std::vector<std::size_t> shape(table.shape.begin(), table.shape.begin() + table.rank);
+  const auto dtype = table.type == ElementType::boolean ? nb::dtype<bool>()
+                     : table.type == ElementType::uint8 ? nb::dtype<std::uint8_t>()
+                     : table.type == ElementType::int32 ? nb::dtype<std::int32_t>()
+                                                        : nb::dtype<std::int64_t>();
+  const nb::ndarray<nb::numpy> view(table.data, shape.size(), shape.data(), owner, table.strides.data(), dtype);
+  return nb::cast(view).attr("copy")();
+}
+
 nb::object as_bfloat16(nb::handle array) {
   const auto bits = nb::cast<nb::ndarray<>>(array);
   std::vector<std::size_t> shape(bits.ndim());

@@ -1,5 +1,6 @@
 // Python's Rule class and the functions that make rules. Their documentation is in anyflash/_rules.py.
 #include <algorithm>
+#include <map>
 
 #include "rule_object.h"
 
@@ -56,6 +57,40 @@ RuleObject dense_rule(nb::handle mask) {
   return {dense(view), {tables}};
 }
 
+RuleObject rule_of_text(const char* text, nb::handle arrays) {
+  RuleObject made;
+  std::map<std::string, TensorView> views;  // a table named twice is one table
+  made.rule = parse_rule(text, [&](const std::string& name) {
+    if (const auto known = views.find(name); known != views.end()) return known->second;
+    if (!PyMapping_Check(arrays.ptr()) || PyMapping_HasKeyString(arrays.ptr(), name.c_str()) != 1) {
+      throw Error(Error::Kind::value, "tables: no array '" + name + "', which the rule's text names");
+    }
+    made.tables.push_back(std::make_shared<Arrays>());
+    return views[name] = made.tables.back()->input(arrays[name.c_str()], ("tables: " + name).c_str(), Elements::mask);
+  });
+  return made;
+}
+
+/// What pickle and copy make a rule of again: anyflash.parse_rule, the rule's text, copies of its tables by name.
+nb::tuple reduced(nb::handle self) {
+  std::vector<TensorView> views;
+  nb::dict arrays;
+  const auto text = rule_of(self).rule.text([&](const TensorView& table) {
+    const auto same = [&](const TensorView& other) {
+      return other.data == table.data && other.type == table.type && other.rank == table.rank &&
+             other.shape == table.shape && other.strides == table.strides;
+    };
+    const auto known = std::find_if(views.begin(), views.end(), same);
+    const auto name = "t" + std::to_string(known - views.begin());
+    if (known == views.end()) {
+      views.push_back(table);
+      arrays[name.c_str()] = copied(table, self);
+    }
+    return name;
+  });
+  return nb::make_tuple(nb::module_::import_("anyflash").attr("parse_rule"), nb::make_tuple(text, arrays));
+}
+
 // Every argument may come as None, or nanobind would answer in its own words.
 auto any(const char* name) { return nb::arg(name).none(); }
 
@@ -90,15 +125,15 @@ void add_plain_rules(nb::module_& module) {
       any("kernel"), any("dilation"), any("causal"));
   module.def(
       "parse_rule",
-      [](nb::handle text) {
+      [](nb::handle text, nb::handle tables) {
         const char* characters = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
         if (!characters) {
           PyErr_Clear();
           throw Error(Error::Kind::type, "text: type " + class_name(text) + ", expected str");
         }
-        return RuleObject{parse_rule(characters), {}};
+        return tables.is_none() ? RuleObject{parse_rule(characters), {}} : rule_of_text(characters, tables);
       },
-      any("text"));
+      any("text"), any("tables"));
 }
 
 void add_rules_of_tables(nb::module_& module) {
@@ -142,7 +177,9 @@ void add_rules(nb::module_& module) {
           nb::is_operator(), nb::arg("other"), "Visible where either rule says so.")
       .def(
           "__invert__", [](const RuleObject& a) { return RuleObject{~a.rule, a.tables}; },
-          "Visible where the rule says it is not.");
+          "Visible where the rule says it is not.")
+      .def("__reduce__", &reduced)
+      .def("__copy__", [](nb::handle self) { return nb::borrow(self); });
 
   add_plain_rules(module);
   add_rules_of_tables(module);

@@ -5,7 +5,6 @@
 #include <anyflash/explain.h>
 
 #include "backends.h"
-#include "plan/cache.h"
 #include "plan/explained.h"
 #include "plan/facts.h"
 #include "rules/sees.h"
@@ -59,9 +58,10 @@ std::int64_t visible_in_tile(const rules::Program& program, const Box& queries, 
   for (int c = 0; c < cells; ++c) {
     const auto cell = cell_of(keys, c);
     if (!rules::inside(cell.origin, k_size)) continue;
+    rules::WordsOfKeys words(program, cell);
     for (int row = 0; row < rows; ++row) {
       const auto query = queries.entry(row);
-      if (rules::inside(query, q_size)) visible += std::popcount(rules::word(program, query, cell));
+      if (rules::inside(query, q_size)) visible += std::popcount(words(query));
     }
   }
   return visible;
@@ -116,6 +116,10 @@ std::vector<std::uint8_t> classes_of(const ExecutionPlan& plan, const std::vecto
 
 Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                           const ExplainOptions& options) {
+  if (!q_shape.empty() && q_shape.size() <= 3 && k_shape.size() != q_shape.size()) {
+    throw Error(Error::Kind::value, "key: sequence dimensions " + std::to_string(k_shape.size()) + ", expected " +
+                                        std::to_string(q_shape.size()) + " as in query");
+  }
   const auto axes = table_axes(rule);
   Options call;
   call.rule = rule;
@@ -123,7 +127,9 @@ Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const 
   const auto q = shape_view(options.type, axes.batch, axes.heads, q_shape, options.d_qk, "query");
   const auto k = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_qk, "key");
   const auto v = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_v, "value");
-  return shape_problem(q, k, v, call, options.backward ? Direction::backward : Direction::forward);
+  auto problem = shape_problem(q, k, v, call, options.backward ? Direction::backward : Direction::forward);
+  rules::check(rule, shapes_of(problem));
+  return problem;
 }
 
 }  // namespace planning
@@ -163,7 +169,6 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
   result.dense_mask_bytes = queries * keys;
   result.threads = threads_of(problem, *plan);
   result.workspace_bytes = workspace_bytes(problem, *plan);
-  result.plan_bytes = double(planning::bytes_of(*plan));
   if (double(result.query_blocks) * double(result.key_blocks) <= double(1 << 24)) {
     result.tile_classes = planning::classes_of(*plan, query_blocks, key_blocks);
   }

@@ -59,6 +59,7 @@ void keep(const Problem& problem, detail::PlanPair& pair) {
   pair.cu_seqlens_q = numbers_of(problem.cu_seqlens_q);
   pair.cu_seqlens_k = numbers_of(problem.cu_seqlens_k);
   pair.key_lengths = numbers_of(problem.key_lengths);
+  pair.tables_hash = rules::tables_hash(problem.rule);
   pair.made_for = problem;
   // Whatever belongs to the caller may be gone when the plan is used.
   auto& kept = pair.made_for;
@@ -86,6 +87,9 @@ void check_same(const detail::PlanPair& pair, const Problem& problem) {
   check_numbers("cu_seqlens_k", pair.cu_seqlens_k, problem.cu_seqlens_k);
   check_numbers("key_lengths", pair.key_lengths, problem.key_lengths);
   check_rule(kept, problem);
+  if (pair.tables_hash != rules::tables_hash(problem.rule)) {
+    problem::fail_value("plan", "made before a table of rule " + problem.rule.text() + " was changed");
+  }
 }
 
 }  // namespace anyflash

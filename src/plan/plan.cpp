@@ -92,10 +92,14 @@ void find_runs(ExecutionPlan& plan, const std::vector<Int3>& k_sizes, std::int64
   const auto parts_each = std::max<std::int64_t>(1, (blocks + part_blocks - 1) / part_blocks);
   const int threads = double(groups) * double(blocks) * double(questions) < parallel_questions ? 1 : plan.threads;
   std::vector<Part> parts(groups * parts_each);
+  std::vector<RunFinder> finders;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    finders.emplace_back(plan.groups[g].program, plan.query_grid, plan.key_grid, k_sizes[g], backward);
+  }
   in_parallel(groups * parts_each, threads, [&](std::int64_t task) {
     const auto group = task / parts_each, first = task % parts_each * part_blocks;
     auto& part = parts[task];
-    RunFinder finder(plan.groups[group].program, plan.query_grid, plan.key_grid, k_sizes[group], backward);
+    auto finder = finders[group];
     for (auto block = first; block < std::min(first + part_blocks, blocks); ++block) {
       const auto before = part.runs.size();
       finder.find(std::int32_t(block), part.runs);

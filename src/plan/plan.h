@@ -88,6 +88,7 @@ inline int threads_of(const Problem& problem, const ExecutionPlan& plan) {
 
 /// Makes the plan for a problem, or returns the cached one (rules without tables are cached by rule, shape and menu).
 /// The boxes depend on the rule, the sizes, the alignment and the menu; not on threads or on what else is in the batch.
+/// The rule is one that rules::check has passed on these shapes.
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu);
 
 namespace detail {
@@ -97,6 +98,7 @@ struct PlanPair {
   std::int64_t forward_workspace = 0, backward_workspace = 0;
   Problem made_for;  ///< numbers and the rule, no pointers
   std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< what they held
+  std::uint64_t tables_hash = 0;  ///< rules::tables_hash of the rule
 };
 }  // namespace detail
 

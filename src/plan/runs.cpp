@@ -7,25 +7,6 @@
 #include "rules/words.h"
 
 namespace anyflash::planning {
-namespace {
-
-/// Entries of residue class r of a dimension.
-std::int32_t class_length(std::int32_t size, std::int32_t residue, std::int32_t step) {
-  return residue < size ? (size - residue + step - 1) / step : 0;
-}
-
-/// The part of a box that lies in the sequence; its origin must. True if that is less than the box.
-bool clip(Box& box, Int3 size) {
-  bool clipped = false;
-  for (int i = 0; i < 3; ++i) {
-    const auto present = std::min(box.extent[i], class_length(size[i] - box.origin[i], 0, box.step[i]));
-    clipped |= present < box.extent[i];
-    box.extent[i] = present;
-  }
-  return clipped;
-}
-
-}  // namespace
 
 RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, const Grid& key_grid, Int3 k_size,
                      bool pad_queries)
@@ -37,8 +18,12 @@ RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, cons
     inner *= key_grid.blocks(i);
     inner_ragged_[i] = inner_ragged_[i + 1];
     // Classes shrink with the residue, by one entry at most: the last one tells.
-    inner_ragged_[i] |= class_length(k_size[i], key_grid.step[i] - 1, key_grid.step[i]) <
+    inner_ragged_[i] |= rules::class_length(k_size[i], key_grid.step[i] - 1, key_grid.step[i]) <
                         std::int64_t(chunks_[i]) * key_grid.extent[i];
+  }
+  const auto& [q, k, axes] = program.documents;
+  if (program.has_documents && (q.tree != nullptr || k.tree != nullptr)) {
+    documents_ = std::make_shared<DocumentBlocks>(program, key_grid);
   }
 }
 
@@ -48,9 +33,13 @@ void RunFinder::whole_dimension(int i) {
   keys_.step[i] = 1;
 }
 
-TileClass RunFinder::ask() {
+/// The class of keys_, which these blocks hold. Questions come in ascending order of their first blocks.
+TileClass RunFinder::ask(std::int64_t first_block, std::int64_t end_block) {
   ++questions_;
-  return rules::tile_class(program_, queries_, keys_);
+  if (!documents_) return rules::tile_class(program_, queries_, keys_);
+  while (next_meeting_ < meeting_.size() && meeting_[next_meeting_].end <= first_block) ++next_meeting_;
+  const bool meet = next_meeting_ < meeting_.size() && meeting_[next_meeting_].first < end_block;
+  return rules::tile_class(program_, queries_, keys_, meet);
 }
 
 void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
@@ -61,8 +50,34 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   runs_ = &runs;
   first_run_ = runs.size();
   for (int i = 0; i < 3; ++i) whole_dimension(i);
-  const auto known = ask();
-  if (known != TileClass::skip) split_dimension(0, known);
+  if (documents_) documents_->meeting(queries_, meeting_);
+  next_meeting_ = 0;
+  expect();
+  split_dimension(0, TileClass::partial);
+  std::swap(before_last_, last_);
+  last_.clear();
+  for (auto run = first_run_; run < runs.size(); ++run) {
+    for (const auto edge : {runs[run].first, runs[run].first + runs[run].count}) last_.push_back(edge);
+  }
+}
+
+/// From one query block to the next most edges move as far as they did the time before.
+void RunFinder::expect() {
+  expected_ = last_;
+  if (last_.size() != before_last_.size()) return;
+  for (std::size_t i = 0; i < last_.size(); ++i) expected_[i] += last_[i] - before_last_[i];
+  std::sort(expected_.begin(), expected_.end());
+}
+
+/// Where to split a range of `chunks`, each of which is `inner` blocks: 1 .. chunks - 1, by the edge expected nearest
+/// to its middle; 0 if none is expected there.
+std::int32_t RunFinder::split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const {
+  const auto end = block + chunks * inner, middle = block + chunks / 2 * inner;
+  const auto behind = std::lower_bound(expected_.begin(), expected_.end(), middle);
+  auto edge = behind != expected_.end() && *behind < end ? *behind : block;
+  if (behind != expected_.begin() && (edge == block || middle - behind[-1] < edge - middle)) edge = behind[-1];
+  if (edge <= block || chunks == 1) return 0;
+  return std::max(1, std::int32_t((edge - block) / inner));
 }
 
 /// Dimensions before i are narrowed to one block, those from i on are whole; the class of that box is known.
@@ -70,7 +85,7 @@ void RunFinder::split_dimension(int i, TileClass known) {
   if (i == 3) return key_block(known);
   const auto step = key_grid_.step[i];
   for (std::int32_t residue = 0; residue < step; ++residue) {
-    split_range(i, residue, 0, chunks_[i], known, step == 1);
+    split_range(i, residue, 0, chunks_[i], known, i > 0 && step == 1);
   }
   whole_dimension(i);
 }
@@ -80,23 +95,22 @@ void RunFinder::split_dimension(int i, TileClass known) {
 void RunFinder::split_range(int i, std::int32_t residue, std::int32_t first, std::int32_t last, TileClass known,
                             bool asked) {
   const auto step = key_grid_.step[i], extent = key_grid_.extent[i];
-  const auto length = class_length(k_size_[i], residue, step);
+  const auto length = rules::class_length(k_size_[i], residue, step);
   if (std::int64_t(first) * extent >= length) return;
   const bool ragged = std::int64_t(last) * extent > length;
   keys_.origin[i] = residue + first * extent * step;
   keys_.extent[i] = (ragged ? length : last * extent) - first * extent;
   keys_.step[i] = step;
-  if (known == TileClass::partial && !asked) known = ask();
+  auto block = (std::int64_t(residue) * chunks_[i] + first) * inner_blocks_[i];
+  for (int j = 0; j < i; ++j) block += index_[j] * inner_blocks_[j];
+  const auto count = (last - first) * inner_blocks_[i];
+  const auto split = known == TileClass::partial ? split_point(block, inner_blocks_[i], last - first) : 0;
+  if (known == TileClass::partial && !asked && split == 0) known = ask(block, block + count);
   if (known == TileClass::skip) return;
   const bool padded = ragged || key_ragged_ || inner_ragged_[i + 1] || (pad_queries_ && query_ragged_);
-  if (known == TileClass::full && !padded) {
-    std::int64_t before = 0;
-    for (int j = 0; j < i; ++j) before += index_[j] * inner_blocks_[j];
-    before += (std::int64_t(residue) * chunks_[i] + first) * inner_blocks_[i];
-    return append(before, (last - first) * inner_blocks_[i], TileClass::full);
-  }
+  if (known == TileClass::full && !padded) return append(block, count, TileClass::full);
   if (last - first > 1) {
-    const auto middle = first + (last - first) / 2;
+    const auto middle = first + (split > 0 ? split : (last - first) / 2);
     split_range(i, residue, first, middle, known, false);
     split_range(i, residue, middle, last, known, false);
     return;

@@ -2,14 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "plan/document_blocks.h"
 #include "plan/plan.h"
 
 namespace anyflash::planning {
 
 /// Finds the runs of a query block by bisection: a range of key blocks is asked as one box, and split only where the
-/// answer is partial, so the work follows the edge of the visible area times the logarithm of the length.
+/// answer is partial, so the work follows the edge of the visible area times the logarithm of the length. Ranges are
+/// split where the runs of the query blocks before suggest that runs begin and end, else in the middle; what is found
+/// does not depend on it. A copy costs little and finds the same.
 class RunFinder {
  public:
   /// k_size: keys that exist, at most key_grid.size. pad_queries: blocks with padding rows are partial, too.
@@ -24,9 +28,11 @@ class RunFinder {
   void split_dimension(int i, TileClass known);
   void split_range(int i, std::int32_t residue, std::int32_t first, std::int32_t last, TileClass known, bool asked);
   void key_block(TileClass known);
-  TileClass ask();
+  TileClass ask(std::int64_t first_block, std::int64_t end_block);
   TileClass ask_words(bool ragged) const;
   void append(std::int64_t first, std::int64_t count, TileClass kind);
+  void expect();
+  std::int32_t split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const;
   void whole_dimension(int i);
 
   const rules::Program& program_;
@@ -43,6 +49,13 @@ class RunFinder {
   std::vector<Run>* runs_ = nullptr;
   std::size_t first_run_ = 0;
   std::int64_t questions_ = 0;
+
+  // Where runs begin and end: those of the last two query blocks, and a guess for the present one.
+  std::vector<std::int64_t> before_last_, last_, expected_;
+
+  std::shared_ptr<const DocumentBlocks> documents_;  // where document numbers fall somewhere
+  std::vector<BlockRange> meeting_;                  // blocks that hold a document of the query block
+  std::size_t next_meeting_ = 0;
 };
 
 /// The runs of query blocks for each key block from those of key blocks for each query block, in time linear in both.

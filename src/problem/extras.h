@@ -2,8 +2,8 @@
 #pragma once
 
 #include "problem/layout.h"
-#include "problem/overlaps.h"
 #include "problem/problem.h"
+#include "problem/regions.h"
 
 namespace anyflash::problem {
 

@@ -8,7 +8,7 @@
 #include "problem/checks.h"
 #include "problem/extras.h"
 #include "problem/layout.h"
-#include "problem/overlaps.h"
+#include "problem/regions.h"
 
 namespace anyflash {
 namespace problem {

@@ -2,6 +2,7 @@
 // bits.
 #pragma once
 
+#include <bit>
 #include <cstring>
 
 #include "rules/ranges.h"
@@ -111,6 +112,36 @@ ANYFLASH_HD Word nonzero_bits(const std::uint8_t* bytes, std::int64_t stride, st
 #endif
   for (; e < n; ++e) bits |= Word{bytes[e * stride] != 0} << e;
   return bits;
+}
+
+/// Bit e: values[e * step] == value, n <= 64.
+ANYFLASH_HD Word equal_bits(const std::int32_t* values, std::int64_t step, std::int64_t n, std::int32_t value) {
+#if !defined(__CUDA_ARCH__)
+  if (step == 1 && n == 64) {  // a loop that compilers turn into vectors
+    std::uint8_t equal[64];
+    for (int e = 0; e < 64; ++e) equal[e] = values[e] == value;
+    return nonzero_bits(equal, 1, 64);
+  }
+#endif
+  Word bits = 0;
+  for (std::int64_t e = 0; e < n; ++e) bits |= Word{values[e * step] == value} << e;
+  return bits;
+}
+
+ANYFLASH_HD int lowest_bit(Word word) {  // its number; there must be one
+#if defined(__CUDA_ARCH__)
+  return __ffsll(static_cast<long long>(word)) - 1;
+#else
+  return std::countr_zero(word);
+#endif
+}
+
+/// Bit i of `word` at the i-th bit of `places`, whose others may come out as anything.
+ANYFLASH_HD Word deposited(Word word, Word places) {
+  if (places == all_bits || word == 0 || word == all_bits) return word;
+  Word result = 0;
+  for (; places != 0; places &= places - 1, word >>= 1) result |= places & -places & -(word & 1);
+  return result;
 }
 
 }  // namespace anyflash::rules

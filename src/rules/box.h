@@ -52,6 +52,23 @@ struct Box {
 
 ANYFLASH_HD bool inside(Int3 c, Int3 size) { return c[0] < size[0] && c[1] < size[1] && c[2] < size[2]; }
 
+/// Entries of residue class r of a dimension.
+ANYFLASH_HD std::int32_t class_length(std::int32_t size, std::int32_t residue, std::int32_t step) {
+  return residue < size ? (size - residue + step - 1) / step : 0;
+}
+
+/// The part of a box that lies in the sequence; its origin must. True if that is less than the box.
+ANYFLASH_HD bool clip(Box& box, Int3 size) {
+  bool clipped = false;
+  for (int i = 0; i < 3; ++i) {
+    const auto present = class_length(size[i] - box.origin[i], 0, box.step[i]);
+    if (present >= box.extent[i]) continue;
+    box.extent[i] = present;
+    clipped = true;
+  }
+  return clipped;
+}
+
 /// A sequence cut into equal boxes. In each dimension the entries fall into `step` residue classes, each class into
 /// chunks of `extent` entries; block index along a dimension = residue * chunks + chunk, blocks are numbered row-major
 /// over that.

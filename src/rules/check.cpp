@@ -113,8 +113,8 @@ void check_node(const Node& node, const Shapes& shapes, const Node*& documents) 
 
 void check(const Rule& rule, const Shapes& shapes) {
   const auto whole = with_lengths(rule, shapes);
-  if (whole.node().parts > max_parts) {
-    fail("rule: " + number(whole.node().parts) + " parts, at most " + number(max_parts));
+  if (whole.node().parts > max_atoms) {
+    fail("rule: " + number(whole.node().parts) + " parts, at most " + number(max_atoms));
   }
   const Node* documents = nullptr;
   check_node(whole.node(), shapes, documents);

@@ -285,7 +285,8 @@ ANYFLASH_HD TileClass class_by_segments(const Program& program, const Tile& tile
 }
 
 /// With documents: their part's class, and the rule's.
-ANYFLASH_HD TileClass class_with_documents(const Program& program, Tile& tile) {
+ANYFLASH_HD TileClass class_with_documents(const Program& program, Tile& tile, bool may_meet) {
+  if (!may_meet && program.documents_required) return TileClass::skip;
   const auto& [q, k, axes] = program.documents;
   Int3 ends[4] = {tile.queries.origin, tile.queries.origin, tile.keys.origin, tile.keys.origin};
   for (int i = 0; i < 3; ++i) ends[1][i] = last_of(tile.queries, i), ends[3][i] = last_of(tile.keys, i);
@@ -297,7 +298,7 @@ ANYFLASH_HD TileClass class_with_documents(const Program& program, Tile& tile) {
   if (few && program.restarts) return class_by_segments(program, tile, q_first, q_last, k_first, k_last);
 
   const auto of_q = documents_of(q, q_first, q_last), of_k = documents_of(k, k_first, k_last);
-  bool none = of_q.largest < of_k.least || of_k.largest < of_q.least;
+  bool none = !may_meet || of_q.largest < of_k.least || of_k.largest < of_q.least;
   const bool all = of_q.least == of_q.largest && of_k.least == of_k.largest && of_q.least == of_k.least;
   if (few && !none) {
     none = true;
@@ -311,7 +312,8 @@ ANYFLASH_HD TileClass class_with_documents(const Program& program, Tile& tile) {
 }
 
 /// The class of the pairs of a box of queries and a box of keys, of those that lie in the sequences; skip if none do.
-ANYFLASH_HD TileClass tile_class(const Program& program, const Box& queries, const Box& keys) {
+/// may_meet: false if the caller knows that no query shares a document with a key.
+ANYFLASH_HD TileClass tile_class(const Program& program, const Box& queries, const Box& keys, bool may_meet = true) {
   Tile tile;
   tile.queries = queries;
   tile.keys = keys;
@@ -336,7 +338,7 @@ ANYFLASH_HD TileClass tile_class(const Program& program, const Box& queries, con
   }
   tile.documents = TileClass::partial;
   tile.positions = true;
-  return program.has_documents ? class_with_documents(program, tile) : rule_class(program, tile);
+  return program.has_documents ? class_with_documents(program, tile, may_meet) : rule_class(program, tile);
 }
 
 }  // namespace anyflash::rules

@@ -8,6 +8,7 @@
 
 #include "rules/documents.h"
 #include "rules/node.h"
+#include "rules/ranges.h"
 
 namespace anyflash::rules {
 namespace {
@@ -49,6 +50,7 @@ class Compiler {
     }
     program_.conjunction = conjunction(*tree);
     program_.documents_required = tree->kind != Part::Kind::everything && documents_required(*tree);
+    program_.rule_restarts = program_.restarts && by_coordinates(*tree);
     if (program_.conjunction) {
       emit_conjunction(*tree);
     } else {
@@ -217,6 +219,12 @@ class Compiler {
     }
   }
 
+  static bool by_coordinates(const Part& part) {
+    if (part.left) return by_coordinates(*part.left) || by_coordinates(*part.right);
+    const auto kind = part.atom.kind;
+    return kind == AtomKind::causal || kind == AtomKind::prefix || by_dimension(kind);
+  }
+
   void emit(const Part& part) {
     if (part.kind == Part::Kind::everything) return;
     if (part.kind == Part::Kind::atom) {
@@ -319,7 +327,6 @@ Facts facts(const Rule& rule, const Shapes& shapes) {
 
 Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index,
                 Tables& tables, std::int64_t key_length) {
-  check(rule, shapes);
   return Compiler(shapes, batch_index, head_index, tables, key_length).run(with_lengths(rule, shapes));
 }
 

@@ -37,6 +37,10 @@ Facts facts(const Rule& rule, const Shapes& shapes);
 /// tables that do not fit. Reads cu_seqlens, no other table's data. Throws Error.
 void check(const Rule& rule, const Shapes& shapes);
 
+/// Of what the rule's document ids, cumulative lengths and bitmaps hold. Dense masks have no part in it: they are read
+/// where they are, and reading all of one could cost more than a call does.
+std::uint64_t tables_hash(const Rule& rule);
+
 /// The rule with the shapes' cu_seqlens, if they are given.
 Rule with_lengths(const Rule& rule, const Shapes& shapes);
 
@@ -55,7 +59,7 @@ class Tables {
 
 /// The program of one batch entry and query head; those whose axis the rule's tables lack may be 0.
 /// key_length: keys of this batch entry if there are fewer than shapes.k_size holds (1-dimensional sequences), else -1.
-/// Tables still have an entry for each of shapes.k_size. Throws what check throws.
+/// Tables still have an entry for each of shapes.k_size. The rule is one that check() has passed on these shapes.
 Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index,
                 Tables& tables, std::int64_t key_length = -1);
 

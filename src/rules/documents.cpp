@@ -68,11 +68,12 @@ SideTable side_table(const IdRuns& runs, const Ids& values, const std::vector<st
   SideTable side;
   sizes.assign(values.size(), 0);
   side.segments.reserve(runs.size());
-  side.segment_of.reserve(runs.empty() ? 0 : runs.back().end);
+  for (auto* of : {&side.segment_of, &side.document_of}) of->reserve(runs.empty() ? 0 : runs.back().end);
   for (const auto& run : runs) {
     const auto document = numbers[std::lower_bound(values.begin(), values.end(), run.id) - values.begin()];
     const auto length = run.end - run.start;
     side.segment_of.insert(side.segment_of.end(), length, std::int32_t(side.segments.size()));
+    side.document_of.insert(side.document_of.end(), length, document);
     side.segments.push_back({run.start, run.end, document, std::int32_t(sizes[document])});
     sizes[document] += length;
   }
@@ -108,7 +109,8 @@ DocumentTable table_of(const IdRuns& q, const IdRuns& k, Align align) {
 }  // namespace
 
 DocumentSide SideTable::view() const {
-  return {segment_of.data(), segments.data(), tree.empty() ? nullptr : tree.data(), std::int32_t(segments.size())};
+  return {segment_of.data(), document_of.data(), segments.data(), tree.empty() ? nullptr : tree.data(),
+          std::int32_t(segments.size())};
 }
 
 Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align) {

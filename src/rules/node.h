@@ -30,6 +30,4 @@ struct Node {
   int parts = 1;  // leaves below
 };
 
-constexpr int max_parts = 32;  ///< leaves that a program takes; compile throws over that
-
 }  // namespace anyflash::rules

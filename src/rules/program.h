@@ -18,7 +18,7 @@ namespace anyflash::rules {
 
 enum class TileClass : std::uint8_t { skip, partial, full };
 
-inline constexpr int max_atoms = 32;  ///< parts of a rule
+inline constexpr int max_atoms = 32;  ///< parts of a rule; check throws over that
 inline constexpr int max_ops = 64;
 
 /// The entries of one dimension, or of one document, in their common frame of r = max(q_size, k_size) coordinates:
@@ -67,7 +67,8 @@ struct DocumentRange {
 };
 
 struct DocumentSide {
-  const std::int32_t* segment_of;  ///< (entries): the segment an entry lies in
+  const std::int32_t* segment_of;   ///< (entries): the segment an entry lies in
+  const std::int32_t* document_of;  ///< (entries): its document
   const Segment* segments;
   const DocumentRange* tree;  ///< node s of 1 .. 2 * segment_count - 1 covers nodes 2s and 2s + 1, leaves are the
                               ///< segments; null where document numbers never fall along the sequence
@@ -86,6 +87,7 @@ struct Program {
   bool has_documents;
   bool documents_required;  ///< no pair of different documents is visible
   bool restarts;            ///< coordinates restart in each document
+  bool rule_restarts;       ///< and a part of the rule asks for coordinates
   Axis axis[3];
   Documents documents;
   Atom atoms[max_atoms];

@@ -3,6 +3,7 @@
 
 #include "problem/tensor.h"
 #include "rules/node.h"
+#include "rules/program.h"
 
 namespace anyflash {
 namespace {
@@ -20,7 +21,13 @@ void at_least(const char* what, std::int64_t value, std::int64_t least) {
     fail(std::string(what) + " " + std::to_string(value) + ", expected at least " + std::to_string(least));
 }
 
+void counted(const char* what, const PerDimension& values) {
+  if (values.count >= 1 && values.count <= 3) return;
+  fail(std::string(what) + " of " + std::to_string(values.count) + " numbers, expected 1 to 3");
+}
+
 void at_least(const char* what, const PerDimension& values, std::int64_t least) {
+  counted(what, values);
   for (int i = 0; i < values.count; ++i) at_least(what, values.value[i], least);
 }
 
@@ -61,7 +68,7 @@ Rule combine(NodeKind kind, const Tree& a, const Tree& b) {
   node.kind = kind;
   node.parts = a->parts + b->parts;
   if (node.parts > largest_tree) {
-    fail("rule: " + std::to_string(node.parts) + " parts, at most " + std::to_string(rules::max_parts));
+    fail("rule: " + std::to_string(node.parts) + " parts, at most " + std::to_string(rules::max_atoms));
   }
   node.left = a;
   node.right = b;
@@ -84,7 +91,7 @@ bool all_equal(const PerDimension& values, std::int64_t value) {
   return true;
 }
 
-std::string leaf_text(const Node& node) {
+std::string leaf_text(const Node& node, const NameOfTable& name_of) {
   const auto n = std::to_string(node.n);
   switch (node.kind) {
     case NodeKind::full: return "full()";
@@ -100,25 +107,26 @@ std::string leaf_text(const Node& node) {
       return "neighbourhood(" + text_of(node.a) + (all_equal(node.b, 1) ? "" : ", dilation=" + text_of(node.b)) +
              (all_equal(node.c, 0) ? ")" : ", causal=" + text_of(node.c) + ")");
     case NodeKind::documents:
-      return "documents(" + shape_text(node.table_q) + ", " + shape_text(node.table_k) + ")";
+      return "documents(" + name_of(node.table_q) + ", " + name_of(node.table_k) + ")";
     case NodeKind::documents_packed:
-      return "documents_packed(" + shape_text(node.table_q) + ", " + shape_text(node.table_k) + ")";
+      return "documents_packed(" + name_of(node.table_q) + ", " + name_of(node.table_k) + ")";
     case NodeKind::blocks:
-      return "blocks(" + shape_text(node.table_q) + ", " + n + ", " + std::to_string(node.m) + ")";
-    case NodeKind::dense: return "dense(" + shape_text(node.table_q) + ")";
+      return "blocks(" + name_of(node.table_q) + ", " + n + ", " + std::to_string(node.m) + ")";
+    case NodeKind::dense: return "dense(" + name_of(node.table_q) + ")";
     default: return {};
   }
 }
 
 // How tightly an operator binds: | 0, & 1, ~ 2. An operand that binds less needs parentheses, and so does a right
 // operand of the same operator, that the tree read back be the same.
-std::string node_text(const Node& node, int binding) {
+std::string node_text(const Node& node, int binding, const NameOfTable& name_of) {
   const auto wrapped = [&](int own, std::string text) { return own < binding ? "(" + std::move(text) + ")" : text; };
+  const auto operand = [&](const Node& of, int own) { return node_text(of, own, name_of); };
   switch (node.kind) {
-    case NodeKind::either: return wrapped(0, node_text(*node.left, 0) + " | " + node_text(*node.right, 1));
-    case NodeKind::both: return wrapped(1, node_text(*node.left, 1) + " & " + node_text(*node.right, 2));
-    case NodeKind::negation: return "~" + node_text(*node.left, 2);
-    default: return leaf_text(node);
+    case NodeKind::either: return wrapped(0, operand(*node.left, 0) + " | " + operand(*node.right, 1));
+    case NodeKind::both: return wrapped(1, operand(*node.left, 1) + " & " + operand(*node.right, 2));
+    case NodeKind::negation: return "~" + operand(*node.left, 2);
+    default: return leaf_text(node, name_of);
   }
 }
 
@@ -134,7 +142,13 @@ PerDimension::PerDimension(std::initializer_list<std::int64_t> values) : count(s
 
 Rule::Rule() : Rule(full()) {}
 
-std::string Rule::text() const { return node_text(*node_, 0); }
+Rule::Rule(std::shared_ptr<const rules::Node> node) : node_(std::move(node)) {
+  if (!node_) fail("rule: null");
+}
+
+std::string Rule::text() const { return text(&shape_text); }
+
+std::string Rule::text(const NameOfTable& name_of) const { return node_text(*node_, 0, name_of); }
 
 Rule operator&(const Rule& a, const Rule& b) { return combine(NodeKind::both, a.node_, b.node_); }
 Rule operator|(const Rule& a, const Rule& b) { return combine(NodeKind::either, a.node_, b.node_); }
@@ -172,6 +186,8 @@ Rule local(std::int64_t window, int log2_stride, bool causal) {
 }
 
 Rule window(PerDimension left, PerDimension right) {
+  counted("rule window: left", left);
+  counted("rule window: right", right);
   Node node;
   node.kind = NodeKind::window;
   node.a = left;
@@ -245,6 +261,7 @@ Rule tiles(PerDimension shape, PerDimension kernel) {
 Rule neighbourhood(PerDimension kernel, PerDimension dilation, PerDimension causal) {
   at_least("rule neighbourhood: kernel", kernel, 1);
   at_least("rule neighbourhood: dilation", dilation, 1);
+  counted("rule neighbourhood: causal", causal);
   for (int i = 0; i < causal.count; ++i) {
     if (causal.value[i] != 0 && causal.value[i] != 1) {
       fail("rule neighbourhood: causal " + std::to_string(causal.value[i]) + ", expected 0 or 1");

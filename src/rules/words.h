@@ -3,8 +3,9 @@
 // A per-dimension rule is an interval and a residue class in each dimension; the cell's word is the outer product of
 // their bits. Order (causal, prefix, sink) is a lexicographic comparison, made of per-dimension "less" and "equal"
 // bits. Rules that go by place in memory walk the cell's rows. Where coordinates restart in each document, the rule is
-// asked once for each document segment that the cell touches, in that document's frame. `&`, `|`, `~` of rules are
-// those of words.
+// asked once for each document segment that the cell touches, in that document's frame; or, in a cell of many segments,
+// once for each document, whose entries follow one another wherever they lie. `&`, `|`, `~` of rules are those of
+// words.
 #pragma once
 
 #include "rules/bits.h"
@@ -22,7 +23,9 @@ struct Question {
   Box cell;
   std::int64_t count[3];  // entries of the cell inside the sequence, along each dimension
   Line line[3];           // their aligned coordinates
-  bool same_document;     // where coordinates restart
+  // Where coordinates restart:
+  bool same_document;
+  Word members = all_bits;  // `line` counts these entries of the cell alone
 };
 
 /// The entries whose coordinate comes, in row-major order, at or before the target (`upwards`: at or behind it).
@@ -76,19 +79,6 @@ ANYFLASH_HD Word block_bits(const std::uint8_t* data, std::int64_t stride, std::
   return bits;
 }
 
-/// Bits of entries first + step * e that belong to a document.
-ANYFLASH_HD Word document_bits(const DocumentSide& side, std::int32_t document, std::int64_t first, std::int64_t step,
-                               std::int64_t count) {
-  Word bits = 0;
-  for (std::int64_t e = 0; e < count;) {
-    const auto& segment = side.segments[side.segment_of[first + e * step]];
-    const auto end = smaller(count, (segment.end - first + step - 1) / step);
-    if (segment.document == document) bits |= bits_between(e, end - 1);
-    e = end;
-  }
-  return bits;
-}
-
 template <CellOf of>
 ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Question& question) {
   constexpr bool keys = of == CellOf::keys;
@@ -107,12 +97,12 @@ ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Ques
       return block_bits(row, stride_cell, block_cell, first, step, count);
     });
   }
-  if (program.restarts) return question.same_document ? all_bits : 0;
+  if (program.rule_restarts) return question.same_document ? all_bits : 0;
   const auto& one = keys ? program.documents.q : program.documents.k;
   const auto& cell = keys ? program.documents.k : program.documents.q;
-  const auto document = one.segments[one.segment_of[question.place]].document;
+  const auto document = one.document_of[question.place];
   return by_rows(question, size, [&](std::int64_t first, std::int64_t step, std::int64_t count) {
-    return document_bits(cell, document, first, step, count);
+    return equal_bits(cell.document_of + first, step, count, document);
   });
 }
 
@@ -136,30 +126,32 @@ ANYFLASH_HD Word first_keys_word(const Program& program, const Atom& atom, const
   }
 }
 
+/// Rules that go by aligned coordinates.
 template <CellOf of>
-ANYFLASH_HD_CALL Word atom_word(const Program& program, const Atom& atom, const Question& question) {
+ANYFLASH_HD Word position_word(const Program& program, const Atom& atom, const Question& question) {
   const auto& extent = question.cell.extent;
-  switch (atom.kind) {
-    case AtomKind::full: return all_bits;
-    case AtomKind::causal:
-      return order_bits<of == CellOf::queries>(extent, question.line, question.x, program.dimensions);
-    case AtomKind::prefix: return first_keys_word<of>(program, atom, question, false);
-    case AtomKind::sink: return first_keys_word<of>(program, atom, question, true);
-    case AtomKind::documents:
-    case AtomKind::blocks:
-    case AtomKind::dense: return place_word<of>(program, atom, question);
-    default: break;
-  }
+  if (atom.kind == AtomKind::prefix) return first_keys_word<of>(program, atom, question, false);
   Word word = all_bits;
-  for (int i = 3 - program.dimensions; i < 3; ++i) {
+  for (int i = 3 - program.dimensions; i < 3 && atom.kind != AtomKind::causal; ++i) {
     const auto range = of == CellOf::keys ? keys_of(atom, i, question.x[i], question.size[i])
                                           : queries_of(atom, i, question.x[i], question.size[i]);
     word &= spread(extent, i, range_bits(question.line[i], range));
   }
-  if (atom.kind == AtomKind::local && atom.causal && word != 0) {
-    word &= order_bits<of == CellOf::queries>(extent, question.line, question.x, program.dimensions);
+  const bool ordered = atom.kind == AtomKind::causal || (atom.kind == AtomKind::local && atom.causal);
+  if (!ordered || word == 0) return word;
+  return word & order_bits<of == CellOf::queries>(extent, question.line, question.x, program.dimensions);
+}
+
+template <CellOf of>
+ANYFLASH_HD_CALL Word atom_word(const Program& program, const Atom& atom, const Question& question) {
+  switch (atom.kind) {
+    case AtomKind::full: return all_bits;
+    case AtomKind::sink: return first_keys_word<of>(program, atom, question, true);
+    case AtomKind::documents:
+    case AtomKind::blocks:
+    case AtomKind::dense: return place_word<of>(program, atom, question);
+    default: return deposited(position_word<of>(program, atom, question), question.members);
   }
-  return word;
 }
 
 /// The rule's word, for entries beyond the sequence too.
@@ -189,34 +181,45 @@ ANYFLASH_HD Word rule_word(const Program& program, const Question& question) {
   return stack[0];
 }
 
-/// Where coordinates restart: segment by segment.
+/// Where coordinates restart: segment by segment, or document by document.
 template <CellOf of>
-ANYFLASH_HD Word word_by_segments(const Program& program, Question& question) {
+ANYFLASH_HD Word word_by_documents(const Program& program, Question& question) {
   constexpr bool keys = of == CellOf::keys;
   const auto& one = keys ? program.documents.q : program.documents.k;
   const auto& side = keys ? program.documents.k : program.documents.q;
   const auto& own = one.segments[one.segment_of[question.place]];
-  const auto position = own.base + question.place - own.start;
   const auto& own_axis = program.documents.axes[own.document];
-  question.x[2] = keys ? own_axis.query(position) : own_axis.key(position);
+  const auto own_position = own.base + question.place - own.start;
+  question.x[2] = keys ? own_axis.query(own_position) : own_axis.key(own_position);
   question.size[2] = own_axis.r;
 
-  const std::int64_t origin = question.cell.origin[2], step = question.cell.step[2];
+  const std::int64_t origin = question.cell.origin[2], step = question.cell.step[2], count = question.count[2];
+  const auto first_segment = side.segment_of[origin], last_segment = side.segment_of[origin + (count - 1) * step];
+  const bool mixed = step == 1 && last_segment - first_segment > 1;
+  Word left = low_bits(count);
+  if (mixed && program.documents_required) left = equal_bits(side.document_of + origin, 1, count, own.document);
   Word word = 0;
-  for (std::int64_t e = 0; e < question.count[2];) {
-    const auto& segment = side.segments[side.segment_of[origin + e * step]];
-    const auto end =
-        smaller(question.count[2], step == 1 ? segment.end - origin : (segment.end - origin + step - 1) / step);
-    question.same_document = segment.document == own.document;
-    if (question.same_document || !program.documents_required) {
-      const auto& axis = program.documents.axes[segment.document];
-      const auto first =
-          segment.base + origin - segment.start;  // as if the document reached back to the cell's first entry
-      question.line[2] = keys ? Line{axis.key(first), step * axis.k_step} : Line{axis.query(first), step * axis.q_step};
-      if (!keys) question.size[2] = axis.r;
-      word |= rule_word<of>(program, question) & bits_between(e, end - 1);
+  while (left != 0) {
+    const auto e = lowest_bit(left);
+    const auto place = origin + e * step;
+    const auto& segment = side.segments[side.segment_of[place]];
+    Word members = left;
+    if (!mixed) {
+      const auto end = step == 1 ? segment.end - origin : (segment.end - origin + step - 1) / step;
+      members &= bits_between(e, end - 1);
+    } else if (!program.documents_required) {
+      members &= equal_bits(side.document_of + origin, 1, count, segment.document);
     }
-    e = end;
+    left &= ~members;
+    question.same_document = segment.document == own.document;
+    if (!question.same_document && program.documents_required) continue;
+    const auto& axis = program.documents.axes[segment.document];
+    // A segment's line is drawn as if its document reached back to the cell's first entry.
+    const auto first = segment.base + place - segment.start - (mixed ? 0 : e * step);
+    question.line[2] = keys ? Line{axis.key(first), step * axis.k_step} : Line{axis.query(first), step * axis.q_step};
+    question.members = mixed ? members : all_bits;
+    if (!keys) question.size[2] = axis.r;
+    word |= rule_word<of>(program, question) & members;
   }
   return word;
 }
@@ -254,7 +257,7 @@ class CellWords {
     }
     question_.place = program_.dimensions == 1 ? one[2] : flat_index(one, keys ? program_.q_size() : program_.k_size());
     return inside_ &
-           (program_.restarts ? word_by_segments<of>(program_, question_) : rule_word<of>(program_, question_));
+           (program_.rule_restarts ? word_by_documents<of>(program_, question_) : rule_word<of>(program_, question_));
   }
 
  private:

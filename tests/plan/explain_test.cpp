@@ -54,7 +54,6 @@ TEST(Explain, FiguresOfCausal) {
   EXPECT_EQ(figures.backward_flops, (6.0 * 64 + 4.0 * 128) * double(figures.visible_pairs));
   EXPECT_EQ(figures.bytes, 2.0 * 16384 * 2 * (64 + 128) + 4.0 * 16384);
   EXPECT_EQ(figures.dense_mask_bytes, 16384.0 * 16384);
-  EXPECT_LT(figures.plan_bytes, 1e5);
 }
 
 TEST(Explain, LocalImages) {

@@ -1,7 +1,10 @@
 """Rules as Python objects: what they say, how they combine, what they keep alive."""
 
+import copy
 import gc
 import itertools
+import multiprocessing
+import pickle
 import weakref
 
 import numpy as np
@@ -96,6 +99,58 @@ def test_alignment(align, offset):
 def test_numpy_integers_count_as_integers():
     assert repr(af.local(np.int64(3), np.int8(1))) == repr(af.local(3, 1))
     assert repr(af.window([np.int32(1), 2], 0)) == repr(af.window((1, 2), 0))
+
+
+ids = np.array([3, 1, 3, 2, 1, 3], np.int32)
+tables = [
+    af.full(),
+    ~(af.causal() & af.local(2, 1)) | af.window((1,), -1) & ~af.neighbourhood(3, 2, True) & af.tiles(2, 3),
+    af.documents(ids) & af.causal(),
+    af.documents(ids[::-1], np.arange(12)[::2] // 3) | af.sink(1),
+    (af.documents(ids) & af.causal()) | (af.documents(ids) & af.local(2)),
+    af.documents_packed(np.array([0, 2, 6], np.int64)),
+    af.blocks(np.array([[1, 0], [7, 1]], np.uint8).T, 3, 3) & ~af.dense(np.broadcast_to(x[:1] > 1, (1, 6))),
+    af.dense((y * x % 3 == 0)[None, None]) & af.dense((y * x % 2 == 0)[::-1]),
+]
+
+
+@pytest.mark.parametrize("rule", tables, ids=str)
+def test_rules_can_be_pickled_and_copied(rule):
+    for again in (pickle.loads(pickle.dumps(rule)), copy.deepcopy(rule), copy.copy(rule)):
+        assert str(again) == str(rule)
+        np.testing.assert_array_equal(pattern(again, 6), pattern(rule, 6))
+
+
+def test_rules_of_many_tables_and_levels_can_be_pickled():
+    rule = af.dense(np.eye(6, dtype=bool))
+    for i in range(31):
+        rule = ~(af.dense(y > x * i % 5) & rule)
+    np.testing.assert_array_equal(pattern(pickle.loads(pickle.dumps(rule)), 6), pattern(rule, 6))
+
+
+def test_a_deep_copy_has_tables_of_its_own_and_a_copy_has_not():
+    mask = np.ones((6, 6), bool)
+    rule = af.dense(mask)
+    apart, shared = copy.deepcopy(rule), copy.copy(rule)
+    mask[:] = False
+    assert pattern(apart, 6).all()
+    assert not pattern(shared, 6).any()
+
+
+def test_rules_go_to_other_processes():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        np.testing.assert_array_equal(pool.apply(pattern, (tables[2], 6)), pattern(tables[2], 6))
+
+
+def test_tables_by_name():
+    rule = af.parse_rule("documents(ids, ids) & ~dense(mask)", {"ids": ids, "mask": y > x, "other": None})
+    np.testing.assert_array_equal(pattern(rule, 6), (ids[:, None] == ids) & ~(y > x))
+    for given, line in (({}, "tables: no array 'ids', which the rule's text names"),
+                        (3, "tables: no array 'ids', which the rule's text names")):  # fmt: skip
+        with pytest.raises(ValueError, match=line):
+            af.parse_rule("documents(ids, ids)", given)
+    with pytest.raises(TypeError, match="tables: ids type"):
+        af.parse_rule("documents(ids, ids)", {"ids": "abc"})
 
 
 def test_a_rule_is_no_number_and_no_number_a_rule():

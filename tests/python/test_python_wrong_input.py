@@ -314,7 +314,7 @@ RULES = {
     "explain of dimensions that differ": (
         lambda: af.explain(af.full(), (4, 4), 16),
         ValueError,
-        "key: rank 4, expected 5 as in query",
+        "key: sequence dimensions 1, expected 2 as in query",
     ),
     "explain of a negative size": (
         lambda: af.explain(af.full(), -1),
@@ -402,3 +402,14 @@ def test_arguments_that_do_not_exist():
         af.attention(q, k, v, mask=None)
     with pytest.raises(TypeError, match="takes from 1 to 3 positional arguments but 4"):
         af.attention(q, k, v, af.full())
+
+
+def test_a_plan_made_before_a_table_was_changed():
+    ids, map = np.array([0, 0, 1, 1, 1, 0]), np.eye(2, dtype=bool)
+    q = np.ones((1, 1, 6, 8), np.float32)
+    for rule, table in ((af.documents(ids) & af.causal(), ids), (af.blocks(map, 3, 3), map)):
+        plan = af.plan(q, q, q, rule=rule)
+        af.attention(q, q, q, rule=rule, plan=plan)
+        table[0] = 1
+        check(lambda: af.attention(q, q, q, rule=rule, plan=plan), ValueError,
+              f"plan: made before a table of rule {rule} was changed")

@@ -1,6 +1,7 @@
 // Rules, shapes and tables to try, by name and at random.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <deque>
@@ -61,13 +62,18 @@ class Maker {
     return shapes;
   }
 
-  /// Document ids of both sides, from neat to hopeless.
+  /// Document ids of both sides, from neat to hopeless: rising, falling, recurring runs; then entry by entry a few ids,
+  /// ids in turn, every id once.
   Rule documents_rule(const Shapes& shapes) {
     const auto queries = volume(shapes.q_size), keys = volume(shapes.k_size);
-    const auto style = between(0, 4);
+    const auto style = between(0, 6), period = between(1, 70);
     const auto most = std::max<std::int64_t>(1, std::max(queries, keys) / between(1, 40));
     const auto ids = [&](std::int64_t n) {
       auto& list = integers_.emplace_back();
+      if (style >= 5) {
+        for (std::int64_t i = 0; i < n; ++i) list.push_back(style == 5 ? i % period : i);
+        if (style == 6) std::shuffle(list.begin(), list.end(), random_);
+      }
       std::int64_t id = style == 2 ? 9 : -3;
       for (std::int64_t left = 0; std::int64_t(list.size()) < n; --left) {
         if (left <= 0) {

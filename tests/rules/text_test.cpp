@@ -1,6 +1,8 @@
 // Text of rules, parse_rule, and the builders' own checks.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "cases.h"
 #include "rules/node.h"
 
@@ -51,6 +53,25 @@ TEST(Text, ReadBackTheSame) {
     const auto rule = make.tree(4, shapes, 10, full());
     ASSERT_EQ(parse_rule(rule.text()).text(), rule.text());
   }
+}
+
+TEST(Text, WithTablesByNameReadBackTheSame) {
+  std::int32_t ids[6] = {0, 1, 0, 1, 1, 0};
+  std::uint8_t bits[6] = {1, 0, 1, 0, 0, 1};
+  const std::map<std::string, TensorView> tables{{"ids", TensorView(ids, ElementType::int32, {6})},
+                                                 {"part", TensorView(ids, ElementType::int32, {3})},
+                                                 {"map", TensorView(bits, ElementType::uint8, {3, 2})},
+                                                 {"mask", TensorView(bits, ElementType::boolean, {1, 6})}};
+  const auto name_of = [&](const TensorView& table) {
+    for (const auto& [name, view] : tables) {
+      if (view.data == table.data && view.shape == table.shape) return name;
+    }
+    return std::string("none");
+  };
+  const std::string text = "documents(ids, part) & ~blocks(map, 2, 3) | documents_packed(part, part) & dense(mask)";
+  const auto rule = parse_rule(text, [&](const std::string& name) { return tables.at(name); });
+  EXPECT_EQ(rule.text(name_of), text);
+  EXPECT_EQ(rule.text(), "documents((6), (3)) & ~blocks((3, 2), 2, 3) | documents_packed((3), (3)) & dense((1, 6))");
 }
 
 TEST(Text, WaysToWriteARule) {

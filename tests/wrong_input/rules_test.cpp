@@ -41,6 +41,8 @@ TEST(WrongInputRules, CannotBeBuilt) {
   auto elsewhere = bits, nowhere = bits;
   elsewhere.device.kind = DeviceKind::cuda;
   nowhere.data = nullptr;
+  PerDimension four = 1, none = 1;  // counts that no constructor makes
+  four.count = 4, none.count = 0;
   auto endless = bits;
   endless.rank = 1 << 20;
   expect_errors({
@@ -57,6 +59,12 @@ TEST(WrongInputRules, CannotBeBuilt) {
          neighbourhood(3, {1, 0});
        }},
       {Kind::value, "rule neighbourhood: causal 2, expected 0 or 1", [] { neighbourhood(3, 1, 2); }},
+      {Kind::value, "rule window: right of 4 numbers, expected 1 to 3", [=] { window(1, four); }},
+      {Kind::value, "rule tiles: shape of 4 numbers, expected 1 to 3", [=] { tiles(four, 3); }},
+      {Kind::value, "rule neighbourhood: dilation of 0 numbers, expected 1 to 3", [=] { neighbourhood(3, none); }},
+      {Kind::value, "rule neighbourhood: causal of 4 numbers, expected 1 to 3", [=] { neighbourhood(3, 1, four); }},
+      {Kind::value, "rule: null", [] { Rule(std::shared_ptr<const rules::Node>()); }},
+      {Kind::value, "plan: null", [] { Plan(std::shared_ptr<const detail::PlanPair>()); }},
       {Kind::value, "rule blocks: block_q 0, expected at least 1", [&] { blocks(bits, 0, 4); }},
       {Kind::type, "rule blocks: bitmap type float32, expected boolean or uint8", [&] { blocks(floats, 4, 4); }},
       {Kind::device, "rule dense: mask on a cuda device, expected on the cpu", [&] { dense(elsewhere); }},
@@ -69,6 +77,31 @@ TEST(WrongInputRules, CannotBeBuilt) {
        [&] {
          Call other;
          documents_packed(ids, other.integers({0, 4}));
+       }},
+  });
+}
+
+TEST(WrongInputRules, DoNotFitWhatIsExplained) {
+  expect_errors({
+      {Kind::value, "key: sequence dimensions 1, expected 2 as in query",
+       [] {
+         explain(causal(), {4, 4}, {16});
+       }},
+      {Kind::value, "key: sequence dimensions 3, expected 1 as in query",
+       [] {
+         picture(causal(), {4}, {4, 4, 4});
+       }},
+      {Kind::value, "query: a sequence of 4 dimensions, expected 1 to 3",
+       [] {
+         explain(causal(), {1, 2, 3, 4}, {16});
+       }},
+      {Kind::value, "rule window: 2 numbers, expected 1 as the sequence's dimensions",
+       [] {
+         pattern(window({1, 2}, 1), {4}, {4});
+       }},
+      {Kind::value, "rule neighbourhood: 2 numbers, expected 1 or 3 as the sequence's dimensions",
+       [] {
+         explain(neighbourhood(3, {2, 3}) & neighbourhood(5, {2, 3}), {4, 4, 4}, {4, 4, 4});
        }},
   });
 }
@@ -211,6 +244,21 @@ TEST(WrongInputPlan, MadeForAnotherCall) {
              plan_before(c);
              c.options.rule = dense(c.input({8, 12}, ElementType::boolean));
            }},
+          {Kind::value, "plan: made before a table of rule documents((8), (12)) & causal() was changed",
+           [=](Call& c) {
+             const auto ids = c.integers({0, 0, 1, 1, 1, 0, 2, 2});
+             const auto keys = c.integers({0, 0, 1, 1, 1, 0, 2, 2, 0, 0, 0, 0}, ElementType::int64);
+             c.options.rule = documents(ids, keys) & causal();
+             plan_before(c);
+             static_cast<std::int64_t*>(keys.data)[11] = 1;
+           }},
+          {Kind::value, "plan: made before a table of rule blocks((2, 3), 4, 4) was changed",
+           [=](Call& c) {
+             const auto map = c.input({2, 3}, ElementType::boolean);
+             c.options.rule = blocks(map, 4, 4);
+             plan_before(c);
+             static_cast<std::uint8_t*>(map.data)[0] = 1;
+           }},
           {Kind::value, "plan: made for 4 x 2 queries, the call has 2 x 4",
            [](Call& c) {
              c.use_two_dimensions();
@@ -229,6 +277,41 @@ TEST(WrongInputPlan, FitsItsOwnCall) {
   c.options.rule = causal() & local(4);  // another object that means the same
   EXPECT_NO_THROW(c.forward());
   EXPECT_NO_THROW(c.backward());
+}
+
+// A given plan is compared with the tables; those that hold the same still fit.
+TEST(WrongInputPlan, FitsTablesThatHoldTheSame) {
+  Call c;
+  auto map = c.input({2, 3}, ElementType::uint8);
+  auto* const entry = static_cast<std::uint8_t*>(map.data) + 4;
+  *entry = 1;
+  const auto ids = c.integers({0, 0, 1, 1, 1, 0, 2, 2});
+  c.options.rule = blocks(map, 4, 4) & documents(ids, c.input({12}, ElementType::int32));
+  const auto made = plan(c.q, c.k, c.v, c.options);
+  c.options.plan = &made;
+  *entry = 255;  // as true as before
+  EXPECT_NO_THROW(c.forward());
+}
+
+TEST(Values, MovedFromAreStillThere) {
+  Call c;
+  Rule rule = causal();
+  const Rule taken = std::move(rule);
+  Rule assigned;
+  assigned = std::move(rule);
+  EXPECT_EQ(rule.text(), "causal()");  // NOLINT: it is what is shown
+  EXPECT_EQ(((rule & ~rule) | taken).text(), "causal() & ~causal() | causal()");
+  EXPECT_EQ(assigned.text(), "causal()");
+  c.options.rule = rule;
+  auto made = plan(c.q, c.k, c.v, c.options);
+  const Plan kept = std::move(made);
+  c.options.plan = &made;
+  EXPECT_NO_THROW(c.forward());
+  c.options.plan = &kept;
+  EXPECT_NO_THROW(c.backward());
+  const Options options = std::move(c.options);
+  EXPECT_EQ(options.rule.text(), "causal()");
+  EXPECT_EQ(c.options.rule.text(), "causal()");
 }
 
 TEST(WrongInputPlan, WrongShapes) {

@@ -1,4 +1,4 @@
-#include "problem/overlaps.h"
+#include "problem/regions.h"
 
 #include "rules/node.h"
 

@@ -1,0 +1,42 @@
+// Which key blocks hold a document of some queries. Where ids come in any order, the least and the largest id of a
+// block say nothing; asking each document for its blocks costs what there is to find.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace anyflash::planning {
+
+/// Blocks first .. end - 1.
+struct BlockRange {
+  std::int64_t first, end;
+};
+
+/// The key blocks of each document of a program that has documents. Made in time linear in the keys; memory for each
+/// range of neighbouring blocks of each document.
+class DocumentBlocks {
+ public:
+  DocumentBlocks(const rules::Program& program, const Grid& key_grid);
+
+  /// The key blocks that share a document with a box of queries, all of which exist: ascending, apart from each other.
+  void meeting(const Box& queries, std::vector<BlockRange>& found) const;
+
+ private:
+  struct Link {
+    BlockRange blocks;
+    std::int32_t next;  // of the same document, -1: none
+  };
+  struct Chain {
+    std::int32_t first = -1, last = -1;
+  };
+  void add(std::int32_t document, std::int64_t block);
+
+  const rules::DocumentSide queries_;
+  const Int3 q_size_;
+  std::vector<Chain> chains_;  // of each document
+  std::vector<Link> links_;
+};
+
+}  // namespace anyflash::planning
