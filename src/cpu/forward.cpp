@@ -11,9 +11,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <omp.h>
 
@@ -255,10 +255,10 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   const auto size = (ForwardTask<T>::memory_size(problem, plan) + 15) / 16 * 16;
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
+  auto* const workers = parts.take<ForwardTask<T>>(threads);
+  static_assert(std::is_trivially_destructible_v<ForwardTask<T>>);
   if (!workspace) return parts.bytes();
-  std::vector<ForwardTask<T>> workers;  // made here, since no exception may leave a parallel region
-  workers.reserve(threads);
-  for (int i = 0; i < threads; ++i) workers.emplace_back(problem, plan, memory + i * size);
+  for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);
   // Later query blocks first: under causal rules they are the longest. Where there are many, a thread takes a few.
   const auto chunk = static_cast<int>(std::clamp<std::int64_t>(tasks / (threads * 32), 1, 16));
 #pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)

@@ -18,10 +18,10 @@ namespace HWY_NAMESPACE {
 
 template <class T>
 struct Panel {
-  Box box{};
-  T* k_t = nullptr;              ///< (d_qk, 64)
-  T* v = nullptr;                ///< (64, padded d_v)
-  std::uint64_t not_finite = 0;  ///< the keys whose values hold a NaN or an infinity
+  Box box;
+  T* k_t;                    ///< (d_qk, 64)
+  T* v;                      ///< (64, padded d_v)
+  std::uint64_t not_finite;  ///< the keys whose values hold a NaN or an infinity
 };
 
 template <class T>
@@ -33,11 +33,11 @@ class Panels {
 
   Panels(const Problem& problem, const ExecutionPlan& plan, T* memory)
       : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        kept_(count(problem, plan)), panels_(kept_.count()), rows_(memory) {
+        kept_(count(problem, plan)), rows_(memory) {
     memory += kTile * d_qk_;
-    for (auto& panel : panels_) {
-      panel.k_t = std::exchange(memory, memory + kTile * d_qk_);
-      panel.v = std::exchange(memory, memory + kTile * d_v_);
+    for (std::int64_t i = 0; i < kept_.count(); ++i) {
+      panels_[i].k_t = std::exchange(memory, memory + kTile * d_qk_);
+      panels_[i].v = std::exchange(memory, memory + kTile * d_v_);
     }
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
@@ -82,7 +82,7 @@ class Panels {
   const ExecutionPlan& plan_;
   const std::int64_t d_qk_, d_v_;
   KeptBlocks kept_;
-  std::vector<Panel<T>> panels_;
+  Panel<T> panels_[KeptBlocks::most];
   T* rows_;
 };
 

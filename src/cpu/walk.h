@@ -27,7 +27,7 @@ class KeptBlocks {
  public:
   static constexpr std::int64_t most = 128;
 
-  explicit KeptBlocks(std::int64_t count) : count_(count) { names_.fill(-1); }
+  explicit KeptBlocks(std::int64_t count) : count_(count) { std::fill_n(names_.begin(), count, -1); }
   std::int64_t count() const { return count_; }
 
   /// The slot that holds a block, or -1.
