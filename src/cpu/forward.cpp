@@ -4,7 +4,8 @@
 //   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h);
 //   out += P V.
 // A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it
-// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h).
+// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Calls of
+// few queries go another way (few_rows-inl.h).
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
@@ -35,8 +36,10 @@
 #include "cpu/rows-inl.h"
 #include "cpu/scores-inl.h"
 #include "cpu/softmax-inl.h"
+#include "cpu/finish-inl.h"
 #include "cpu/panels-inl.h"
 #include "cpu/ahead-inl.h"
+#include "cpu/few_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
@@ -172,58 +175,17 @@ class ForwardTask {
   /// Values that are not finite are added to the queries that see them, and to no other.
   void add_not_finite(const Panel<T>& keys) {
     for (std::int32_t row = 0; row < used_rows_; ++row)
-      for (auto left = words_[row] & keys.not_finite; left; left &= left - 1) {
-        const int key = std::countr_zero(left);
-        for (std::int64_t i = 0; i < problem_.d_v; ++i)
-          out_[row * d_v_ + i] += s_[row * kTile + key] * keys.v[key * d_v_ + i];
-      }
+      AddRowsNotFinite(words_[row] & keys.not_finite, s_ + row * kTile, keys.v, d_v_, problem_.d_v, out_ + row * d_v_);
   }
 
   void finish() {
-    const hn::ScalableTag<T> d;
     for (std::int32_t row = 0; row < used_rows_; ++row) {
       const Int3 c = query_box_.entry(row);
       if (!rules::inside(c, problem_.q_size)) continue;
-      auto sums = hn::Zero(d);
-      for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
-        sums = hn::Add(sums, hn::Load(d, row_sum_ + row * kSumLanes + i));
-      T sum = hn::ReduceSum(d, sums), largest = row_max_[row];
-      T* out = out_ + row * d_v_;
-      const bool empty = sum == 0;
-      if (!empty && problem_.sink.given()) add_sink(largest, sum, out);
-      if (sum != sum && largest != kInfinity<T>) largest = sum;  // a NaN among the scores, which comparisons pass over
-      if (empty) {
-        std::fill_n(out, d_v_, T(0));
-      } else {
-        for (std::int64_t i = 0; i < d_v_; i += hn::Lanes(d))
-          hn::Store(hn::Div(hn::Load(d, out + i), hn::Set(d, sum)), d, out + i);
-      }
-      const auto query = rules::flat_index(c, problem_.q_size);
-      store(problem_.row_max, query, empty ? -kInfinity<T> : largest);
-      store(problem_.row_sum, query, sum);
-      store(problem_.lse, query, empty ? -kInfinity<T> : largest + std::log(sum));
+      const T sum = SumOfLanes(row_sum_ + row * kSumLanes);
+      FinishRow(problem_, b_, h_, rules::flat_index(c, problem_.q_size), row_max_[row], sum, out_ + row * d_v_);
     }
     StoreRows(out_, d_v_, problem_.out, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_v);
-  }
-
-  /// One more logit in the row's softmax, without a value.
-  void add_sink(T& largest, T& sum, T* out) const {
-    const T sink = static_cast<T>(ReadHeadNumber(problem_.sink, b_, h_));
-    const T together = std::max(largest, sink);
-    if (together == -kInfinity<T>) return;
-    const T factor = std::exp(largest - together);
-    if (factor != 1) {
-      Rescale(factor, out, d_v_);
-      sum *= factor;
-    }
-    largest = together;
-    sum += std::exp(sink - together);
-  }
-
-  void store(const RowStatistic& statistic, std::int64_t query, T value) const {
-    if (!statistic.given()) return;
-    const auto at = b_ * statistic.batch + h_ * statistic.head + query * statistic.query;
-    reinterpret_cast<T*>(statistic.data)[at] = value;
   }
 
   const Problem& problem_;
@@ -270,8 +232,42 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   return parts.bytes();
 }
 
+template <class T>
+std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
+  const FewRows shape(problem, plan);
+  const auto groups = problem.batch * problem.heads_kv, tasks = groups * shape.parts, width = padded(problem.d_v);
+  const auto threads = threads_for(problem, plan, tasks);
+  const auto size = (FewRowsTask<T>::memory_size(problem, plan) + 15) / 16 * 16;
+  Parts parts(workspace);
+  T* const memory = parts.take<T>(threads * size);
+  T* const out = parts.take<T>(tasks * shape.rows * width);
+  T* const row_sum = parts.take<T>(tasks * shape.rows);
+  T* const row_max = parts.take<T>(tasks * shape.rows);
+  if (!workspace) return parts.bytes();
+  const auto part_of = [&](std::int64_t task) {
+    const auto row = task * shape.rows;
+    return Part<T>{out + row * width, row_sum + row, row_max + row};
+  };
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (std::int64_t i = 0; i < tasks; ++i) {
+    const auto group = i / shape.parts;
+    FewRowsTask<T> task(problem, plan, shape, memory + omp_get_thread_num() * size);
+    task.run(group / problem.heads_kv, group % problem.heads_kv, i % shape.parts, part_of(i));
+  }
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (std::int64_t group = 0; group < groups; ++group)
+    JoinParts(problem, plan, shape, group / problem.heads_kv, group % problem.heads_kv, part_of(group * shape.parts));
+  return parts.bytes();
+}
+
+template <class T>
+std::int64_t RunForwardOf(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
+  return FewRows::suit(problem, plan) ? RunFewRows<T>(problem, plan, workspace)
+                                      : RunForward<T>(problem, plan, workspace);
+}
+
 std::int64_t Forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  const auto run = problem.type == ElementType::float64 ? RunForward<double> : RunForward<float>;
+  const auto run = problem.type == ElementType::float64 ? RunForwardOf<double> : RunForwardOf<float>;
   return run(problem, plan, workspace);
 }
 

@@ -1,5 +1,5 @@
-// In which order blocks are taken, and which of them a thread has at hand: it keeps those that it loaded last, since its
-// next tasks mostly meet them again.
+// In which order blocks are taken, and which of them a thread has at hand: it keeps those that it loaded last, since
+// its next tasks mostly meet them again.
 #pragma once
 
 #include <algorithm>

@@ -49,6 +49,16 @@ def test_threads_over_many_blocks(type, bias):
 
 
 @pytest.mark.parametrize("type", FLOATS)
+def test_few_queries_many_threads(type):
+    """The keys of one head are cut into parts, which must not depend on the threads."""
+    case = Case(type=type, heads_q=4, heads_kv=2, q_shape=(3,), k_shape=(5000,), d_qk=64, d_v=48, rule=("causal",), align="none_end",
+                seed=9)  # fmt: skip
+    expected = run(case, threads=1)
+    for threads in (2, 3, 8, 8):
+        assert_same(run(case, threads=threads), expected)
+
+
+@pytest.mark.parametrize("type", FLOATS)
 def test_one_head_many_threads(type):
     """dK, dV and dQ are summed over many blocks by several threads: the order must not depend on who is faster."""
     case = Case(type=type, q_shape=(1500,), k_shape=(1500,), d_qk=64, d_v=64, bias=(type, (True, True, False, True)), seed=8)

@@ -1,0 +1,205 @@
+// The forward pass for few queries (decoding): all queries of all heads that share a key head are the rows of one
+// block, so that K and V are read once for them; long key sequences are cut into parts for several threads.
+//
+// A task is one part of one (batch entry, key head): the walk of forward.cpp over that part's key blocks. Afterwards
+// the parts of a row are put together by their maxima (Dao et al. 2023, "Flash-Decoding"). Where a part begins depends
+// on the keys alone, so that results are the same bits for any number of threads. Bound by reading K and V.
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_FEW_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_FEW_ROWS_INL_H_
+#undef ANYFLASH_CPU_FEW_ROWS_INL_H_
+#else
+#define ANYFLASH_CPU_FEW_ROWS_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+constexpr std::int64_t kMostFewRows = 16;
+constexpr std::int64_t kPartBlocks = 16;  // key blocks of a part
+
+/// What the tasks of a call share.
+struct FewRows {
+  std::int64_t queries, group, rows, parts;  // query heads a key head; queries * group; parts of a key sequence
+
+  FewRows(const Problem& problem, const ExecutionPlan& plan)
+      : queries(problem.queries()), group(problem.heads_kv ? problem.heads_q / problem.heads_kv : 0),
+        rows(queries * group),
+        parts(std::max<std::int64_t>((most_met(plan, &MaskGroup::keys_of_query_block) + kPartBlocks - 1) / kPartBlocks,
+                                     1)) {}
+
+  /// Is it worth it: do the rows fit, and do they see the same keys?
+  static bool suit(const Problem& problem, const ExecutionPlan& plan) {
+    return problem.dimensions == 1 && plan.query_grid.count() == 1 && plan.query_grid.step[2] == 1 &&
+           plan.head_groups == 1 && problem.heads_kv > 0 &&
+           problem.queries() * (problem.heads_q / problem.heads_kv) <= kMostFewRows;
+  }
+};
+
+/// What a part leaves behind of each row: (rows, d_v), (rows), (rows).
+template <class T>
+struct Part {
+  T *out, *row_sum, *row_max;
+};
+
+template <class T>
+class FewRowsTask {
+ public:
+  FewRowsTask(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, T* memory)
+      : problem_(problem), plan_(plan), shape_(shape), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
+        plain_(PlainScores(problem)), query_box_(plan.query_grid.box(0)) {
+    const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
+    q_ = take(shape_.rows * d_qk_), k_ = take(kTile * d_qk_), k_t_ = take(kTile * d_qk_);
+    v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(shape_.rows * kTile);
+    row_sums_ = take(shape_.rows * kSumLanes);
+  }
+  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
+    const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = FewRows(problem, plan).rows;
+    return rows * (d_qk + kTile + kSumLanes) + 2 * kTile * (d_qk + d_v);
+  }
+
+  void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result) {
+    b_ = b, g_ = g;
+    load_queries();
+    std::fill_n(result.out, shape_.rows * d_v_, T(0));
+    std::fill_n(result.row_max, shape_.rows, -kInfinity<T>);
+    std::fill_n(row_sums_, shape_.rows * kSumLanes, T(0));
+    const auto& group = plan_.group(b, g * shape_.group);
+    std::int32_t blocks[kPartBlocks];
+    TileClass kinds[kPartBlocks];
+    const auto count = blocks_of(group.keys_of_query_block, part, blocks, kinds);
+    for (int i = 0; i < count; ++i) {
+      if (i + 1 < count) look_ahead(group.program, blocks[i + 1]);
+      visit(group.program, blocks[i], kinds[i], result);
+    }
+    for (std::int64_t row = 0; row < shape_.rows; ++row) result.row_sum[row] = SumOfLanes(row_sums_ + row * kSumLanes);
+  }
+
+ private:
+  /// The key blocks of a part, and their classes.
+  static int blocks_of(const RunList& list, std::int64_t part, std::int32_t* blocks, TileClass* kinds) {
+    const auto first = part * kPartBlocks, last = first + kPartBlocks;
+    std::int64_t met = 0;
+    int count = 0;
+    for (const Run& run : list.runs) {
+      const auto begin = std::max<std::int64_t>(first - met, 0), end = std::min<std::int64_t>(last - met, run.count);
+      for (auto i = begin; i < end; ++i) {
+        blocks[count] = static_cast<std::int32_t>(run.first + i);
+        kinds[count++] = run.kind;
+      }
+      met += run.count;
+    }
+    return count;
+  }
+
+  void look_ahead(const rules::Program& program, std::int32_t block) {
+    const Box keys = plan_.key_grid.box(block);
+    ahead_.clear();
+    const RowAddresses k(problem_.k, b_, g_, keys, program.k_size(), &problem_.pages);
+    const RowAddresses v(problem_.v, b_, g_, keys, program.k_size(), &problem_.pages);
+    ahead_.add(problem_.k, problem_.type, k, problem_.d_qk);
+    ahead_.add(problem_.v, problem_.type, v, problem_.d_v);
+  }
+
+  void load_queries() {
+    const auto queries = static_cast<std::int32_t>(shape_.queries);
+    for (std::int64_t i = 0; i < shape_.group; ++i) {
+      const RowAddresses address(problem_.q, b_, g_ * shape_.group + i, query_box_, problem_.q_size);
+      LoadRows(problem_.q, problem_.type, address, queries, problem_.d_qk, q_ + i * queries * d_qk_, d_qk_);
+    }
+    if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, shape_.rows * d_qk_);
+  }
+
+  void visit(const rules::Program& program, std::int32_t block, TileClass kind, const Part<T>& result) {
+    const Box keys = plan_.key_grid.box(block);
+    const auto load = [&](const Operand& from, std::int64_t channels, T* to, std::int64_t width) {
+      const RowAddresses address(from, b_, g_, keys, program.k_size(), &problem_.pages);
+      LoadRows(from, problem_.type, address, kTile, channels, to, width);
+    };
+    load(problem_.k, problem_.d_qk, k_, d_qk_);
+    ahead_.fetch(kTile / 2);
+    TransposeRows(k_, d_qk_, k_t_);
+    ahead_.fetch(kTile / 2);
+    load(problem_.v, problem_.d_v, v_, d_v_);
+    ahead_.fetch(kTile / 2);
+    Gemm<false>(shape_.rows, problem_.d_qk, kTile, q_, d_qk_, 1, k_t_, kTile, s_, kTile);
+    ahead_.fetch(kTile / 2);
+    if (!plain_) finish_scores(program, keys);
+
+    const RowState<T> state{result.row_max, row_sums_, result.out, d_v_};
+    if (kind == TileClass::full) {
+      for (std::int64_t row = 0; row < shape_.rows; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state);
+      Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, result.out, d_v_);
+      return;
+    }
+    std::uint64_t words[kMostFewRows];
+    rules::WordsOfKeys words_of(program, keys);
+    for (std::int64_t row = 0; row < shape_.rows; ++row)
+      words[row] = row < shape_.queries ? words_of(query_box_.entry(static_cast<std::int32_t>(row)))
+                                        : words[row - shape_.queries];
+    for (std::int64_t row = 0; row < shape_.rows; ++row)
+      SoftmaxRow<true, kTile>(words[row], s_ + row * kTile, row, state);
+    const auto not_finite = CleanRows(v_, d_v_, v_clean_);
+    Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, not_finite ? v_clean_ : v_, d_v_, result.out, d_v_);
+    for (std::int64_t row = 0; not_finite && row < shape_.rows; ++row)
+      AddRowsNotFinite(words[row] & not_finite, s_ + row * kTile, v_, d_v_, problem_.d_v, result.out + row * d_v_);
+  }
+
+  void finish_scores(const rules::Program& program, const Box& keys) {
+    const auto queries = static_cast<std::int32_t>(shape_.queries);
+    for (std::int64_t i = 0; i < shape_.group; ++i) {
+      T* const s = s_ + i * queries * kTile;
+      FinishScores<T>(problem_, program, b_, g_ * shape_.group + i, query_box_, queries, keys, s, nullptr);
+    }
+  }
+
+  const Problem& problem_;
+  const ExecutionPlan& plan_;
+  const FewRows& shape_;
+  const std::int64_t d_qk_, d_v_;
+  const bool plain_;
+  const Box query_box_;
+  T *q_, *k_, *k_t_, *v_, *v_clean_, *s_, *row_sums_;
+  Ahead ahead_;
+  std::int64_t b_ = 0, g_ = 0;
+};
+
+/// Puts the parts of all rows of (b, g) together, in their order, and stores the results.
+template <class T>
+void JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, std::int64_t b, std::int64_t g,
+               const Part<T>& first) {
+  const auto width = padded(problem.d_v);
+  for (std::int64_t row = 0; row < shape.rows; ++row) {
+    T* const out = first.out + row * width;
+    T largest = first.row_max[row], sum = first.row_sum[row];
+    for (std::int64_t part = 1; part < shape.parts; ++part) {
+      const auto at = part * shape.rows + row;
+      const T together = std::max(largest, first.row_max[at]), shift = together == -kInfinity<T> ? T(0) : together;
+      const T mine = std::exp(largest - shift), other = std::exp(first.row_max[at] - shift);
+      for (std::int64_t i = 0; i < width; ++i) out[i] = out[i] * mine + first.out[at * width + i] * other;
+      sum = sum * mine + first.row_sum[at] * other;
+      largest = together;
+    }
+    FinishRow(problem, b, g * shape.group + row / shape.queries, row % shape.queries, largest, sum, out);
+  }
+  for (std::int64_t i = 0; i < shape.group; ++i) {
+    const auto h = g * shape.group + i;
+    const RowAddresses address(problem.out, b, h, plan.query_grid.box(0), problem.q_size);
+    StoreRows(first.out + i * shape.queries * width, width, problem.out, problem.type, address,
+              static_cast<std::int32_t>(shape.queries), problem.d_v);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_FEW_ROWS_INL_H_

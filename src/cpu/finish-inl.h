@@ -1,0 +1,84 @@
+// The end of a row's softmax: the sink, the division, the statistics that the caller asked for.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "cpu/numbers.h"
+#include "cpu/softmax-inl.h"
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_FINISH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_FINISH_INL_H_
+#undef ANYFLASH_CPU_FINISH_INL_H_
+#else
+#define ANYFLASH_CPU_FINISH_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+/// The sum of a row's kSumLanes partial sums.
+template <class T>
+T SumOfLanes(const T* sums) {
+  const hn::ScalableTag<T> d;
+  auto sum = hn::Zero(d);
+  for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d)) sum = hn::Add(sum, hn::Load(d, sums + i));
+  return hn::ReduceSum(d, sum);
+}
+
+/// out += P V over the keys `bad` of 64, whose rows of v hold a NaN or an infinity; p: (64), v: (64, width).
+template <class T>
+void AddRowsNotFinite(std::uint64_t bad, const T* p, const T* v, std::int64_t width, std::int64_t channels, T* out) {
+  for (; bad; bad &= bad - 1) {
+    const int key = std::countr_zero(bad);
+    for (std::int64_t i = 0; i < channels; ++i) out[i] += p[key] * v[key * width + i];
+  }
+}
+
+/// One more logit in the row's softmax, without a value.
+template <class T>
+void AddSink(T sink, T& largest, T& sum, T* out, std::int64_t width) {
+  const T together = std::max(largest, sink);
+  if (together == -kInfinity<T>) return;
+  const T factor = std::exp(largest - together);
+  if (factor != 1) {
+    Rescale(factor, out, width);
+    sum *= factor;
+  }
+  largest = together;
+  sum += std::exp(sink - together);
+}
+
+/// largest, sum: of the exponentials of row `query` of (b, h). out: (padded d_v) sum of P V, becomes the result.
+template <class T>
+void FinishRow(const Problem& problem, std::int64_t b, std::int64_t h, std::int64_t query, T largest, T sum, T* out) {
+  const hn::ScalableTag<T> d;
+  const auto width = padded(problem.d_v);
+  const bool empty = sum == 0;
+  if (!empty && problem.sink.given())
+    AddSink(static_cast<T>(ReadHeadNumber(problem.sink, b, h)), largest, sum, out, width);
+  if (sum != sum && largest != kInfinity<T>) largest = sum;  // a NaN among the scores, which comparisons pass over
+  if (empty) {
+    std::fill_n(out, width, T(0));
+  } else {
+    for (std::int64_t i = 0; i < width; i += hn::Lanes(d))
+      hn::Store(hn::Div(hn::Load(d, out + i), hn::Set(d, sum)), d, out + i);
+  }
+  const auto store = [&](const RowStatistic& statistic, T value) {
+    if (!statistic.given()) return;
+    const auto at = b * statistic.batch + h * statistic.head + query * statistic.query;
+    reinterpret_cast<T*>(statistic.data)[at] = value;
+  };
+  store(problem.row_max, empty ? -kInfinity<T> : largest);
+  store(problem.row_sum, sum);
+  store(problem.lse, empty ? -kInfinity<T> : largest + std::log(sum));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_FINISH_INL_H_
