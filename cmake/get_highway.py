@@ -32,8 +32,10 @@ def index_url():
     configured = pip_setting("index-url")
     if configured:
         return configured
-    from pip._internal.models.index import PyPI  # pip's own default
-
+    try:
+        from pip._internal.models.index import PyPI  # pip's own default
+    except ImportError:
+        raise RuntimeError(f"{sys.executable} has no pip to ask for the index; choose one with -DPython3_EXECUTABLE=")
     return PyPI.simple_url
 
 

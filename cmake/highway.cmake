@@ -14,7 +14,7 @@ if(NOT EXISTS "${highway}/hwy/highway.h")
   execute_process(COMMAND ${Python3_EXECUTABLE} "${CMAKE_CURRENT_LIST_DIR}/get_highway.py" "${ANYFLASH_DEPENDENCIES}"
                   RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "Highway is missing: install it (CMake package hwy 1.2 or newer), or let ${CMAKE_CURRENT_LIST_DIR}/get_highway.py reach a Python package index")
+    message(FATAL_ERROR "Highway is missing: install it (CMake package hwy 1.2 or newer), or mend what get_highway.py says above")
   endif()
 endif()
 add_library(anyflash_highway OBJECT ${highway}/hwy/abort.cc ${highway}/hwy/aligned_allocator.cc

@@ -20,7 +20,7 @@ NumPy* numpy = nullptr;
 
 [[noreturn]] void wrong_type(const char* name, const std::string& came, Elements elements) {
   static constexpr const char* expected[] = {"float16, bfloat16, float32 or float64", "int32 or int64",
-                                             "boolean or uint8"};
+                                             "boolean or uint8", "boolean, uint8, int32 or int64"};
   fail(Error::Kind::type, name, "type " + came + ", expected " + expected[int(elements)]);
 }
 

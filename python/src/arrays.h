@@ -16,7 +16,7 @@ namespace nb = nanobind;
 
 /// Which element types an argument may have, for the error on a type that a view cannot express. Of those that it can,
 /// the library's own checks choose.
-enum class Elements : std::uint8_t { numbers, indices, mask };
+enum class Elements : std::uint8_t { numbers, indices, mask, table };
 
 /// The views of one call (or one rule), and what keeps their memory in place. Made and destroyed with the GIL held.
 class Arrays {

@@ -66,7 +66,7 @@ RuleObject rule_of_text(const char* text, nb::handle arrays) {
       throw Error(Error::Kind::value, "tables: no array '" + name + "', which the rule's text names");
     }
     made.tables.push_back(std::make_shared<Arrays>());
-    return views[name] = made.tables.back()->input(arrays[name.c_str()], ("tables: " + name).c_str(), Elements::mask);
+    return views[name] = made.tables.back()->input(arrays[name.c_str()], ("tables: " + name).c_str(), Elements::table);
   });
   return made;
 }

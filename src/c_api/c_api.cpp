@@ -141,7 +141,11 @@ const Rule& operand(const char* name, const anyflash_rule* rule) { return not_nu
 
 const char* anyflash_last_error(void) { return last_error; }
 const char* anyflash_version(void) { return ANYFLASH_VERSION; }
-const char* anyflash_instruction_set(void) { return instruction_set(); }
+const char* anyflash_instruction_set(void) {
+  const char* name = nullptr;
+  guarded([&] { name = instruction_set(); });
+  return name;
+}
 
 anyflash_status anyflash_tensor_init(anyflash_tensor* tensor, void* data, int32_t type, int32_t rank,
                                      const int64_t* shape) {

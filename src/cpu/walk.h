@@ -21,7 +21,6 @@ inline std::int32_t walked(const Grid& grid, std::int64_t i) {
   return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
 }
 
-/// Without memory: only says how many bytes it takes.
 /// The names of the blocks in a ring of `count` slots.
 class KeptBlocks {
  public:

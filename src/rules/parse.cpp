@@ -246,7 +246,7 @@ Rule Parser::call() {
   const auto rule = name();
   if (rule.empty()) fail_here("expected a rule");
   for (const char* table : {"documents", "documents_packed", "blocks", "dense"}) {
-    if (rule == table && !table_of_) fail(at, std::string(table) + " takes a table, which text cannot hold");
+    if (rule == table && !table_of_) fail(at, std::string(table) + " takes a table, which needs a name and an array for it");
   }
   expect('(');
   std::vector<Argument> given;

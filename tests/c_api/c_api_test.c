@@ -1,5 +1,6 @@
 /* The C API gives what the formula gives: every rule, every option, checked against loops that share nothing with the
  * library. */
+#define _POSIX_C_SOURCE 200112L /* setenv */
 #include <anyflash/c_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -224,7 +225,18 @@ static void check_figures(void) {
   anyflash_rule_free(causal);
 }
 
+/* The first question, since the choice is made once. */
+static void check_instruction_set(void) {
+  setenv("ANYFLASH_ISA", "nonsense", 1);
+  if (anyflash_instruction_set() != NULL || strstr(anyflash_last_error(), "nonsense does not run here") == NULL) {
+    printf("an unknown instruction set: %s\n", anyflash_last_error());
+    ++failures;
+  }
+  unsetenv("ANYFLASH_ISA");
+}
+
 int main(void) {
+  check_instruction_set();
   set_up();
   check_rules();
   check_tables();

@@ -151,6 +151,8 @@ def test_tables_by_name():
             af.parse_rule("documents(ids, ids)", given)
     with pytest.raises(TypeError, match="tables: ids type"):
         af.parse_rule("documents(ids, ids)", {"ids": "abc"})
+    with pytest.raises(TypeError, match="tables: ids type complex128, expected boolean, uint8, int32 or int64"):
+        af.parse_rule("documents(ids, ids)", {"ids": np.zeros(3, np.complex128)})
 
 
 def test_a_rule_is_no_number_and_no_number_a_rule():

@@ -114,7 +114,7 @@ TEST(Text, NamesTheColumn) {
   EXPECT_EQ(parse_error("window(left, 0)"), "rule: column 8: expected a number, true or false, found 'left'");
   EXPECT_EQ(parse_error("causal() \n\x01"),
             "rule: column 11: expected & | or the end, found a character that is not printable ASCII");
-  EXPECT_EQ(parse_error("dense(1)"), "rule: column 1: dense takes a table, which text cannot hold");
+  EXPECT_EQ(parse_error("dense(1)"), "rule: column 1: dense takes a table, which needs a name and an array for it");
   EXPECT_EQ(parse_error("tiles(4, 2)"), "rule: column 1: tiles: kernel 2, expected an odd number");
 }
 
