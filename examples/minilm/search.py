@@ -81,7 +81,10 @@ def measured(way, model, texts, label):
 
 def in_own_process(*arguments):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measured, arguments)
+        result = pool.apply(measured, arguments)
+        pool.close()  # the process ends by itself: one that is stopped leaves its semaphores behind, with a warning
+        pool.join()
+        return result
 
 
 def draw_rule(tokens, path):

@@ -140,6 +140,7 @@ def test_the_paragraph_that_says_it_is_found(model, tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join([*texts, "two words"]))
     done = run("text.txt", texts[13], "--model", model, "--best", 2, "--picture", "rule.svg", folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "resource_tracker" not in done.stderr, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("20 paragraphs, ")
     found = lines.index(texts[13])
