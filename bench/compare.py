@@ -88,11 +88,11 @@ class Table:
 def small_calls(table, arguments):
     add = lambda what, seconds, unit, scale, most, **more: table.add(
         what, statistics.median(seconds) * scale, unit, spread=measure.spread(seconds), most=most, **more)  # fmt: skip
-    tiny = dict(d=16, sequence=8, threads=1)
+    tiny = dict(d=16, sequence=8, causal=True, threads=os.cpu_count())
     if not os.access(arguments.calls, os.X_OK):
         raise SystemExit(f"bench/compare: --calls: no program {arguments.calls}; bench/compare builds it")
     for what, seconds in measure.tiny_calls_from_cpp(arguments.calls).items():
-        add(f"tiny {what} from C++", seconds, "us", 1e6, 5 if what == "forward" else None, causal=True, **tiny)
+        add(f"tiny {what} from C++", seconds, "us", 1e6, 5 if what == "forward" else None, **tiny)
     add("tiny forward from Python", measure.tiny_call(), "us", 1e6, 15, **tiny)
     add("import anyflash, NumPy included", measure.import_time(), "s", 1, 0.3, type="", d=0)
 

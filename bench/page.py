@@ -52,15 +52,21 @@ def summary(rows):
     return "\n".join(lines)
 
 
+def short(rows):
+    """The rows that the README shows."""
+    return [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch")]
+
+
 def read(path):
     try:
         rows = json.loads(Path(path).read_text())
-        for row in rows:
-            line(row)
+        if not short(rows):
+            raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the README shows")
+        blocks(rows)
         return rows
     except OSError as error:
         raise SystemExit(f"bench/compare: {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise SystemExit(f"bench/compare: {path}: not a file that bench/compare --json wrote") from None
 
 
@@ -75,10 +81,10 @@ def blocks(rows):
     if rows is None:
         return ["No figures are recorded yet: `bench/compare --device cpu` measures them."] * 2
     made = f"{rows[0]['machine']}, {rows[0]['date']}"
-    short = [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch")]
+    shown = short(rows)
     figure = lambda key, spread: lambda row: (
         "" if row[key] is None else f"{row[key]:.3g} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
-    readme = table(short, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}", "anyflash (spread)": figure("figure", "spread"),
+    readme = table(shown, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}", "anyflash (spread)": figure("figure", "spread"),
                            "PyTorch (spread)": figure("peer_figure", "peer_spread"), "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
     keys = ("type", "d", "mask", "sequence", "threads")
     full = table(rows, {"what": lambda row: row["what"].replace("|", "\\|"),
@@ -86,7 +92,7 @@ def blocks(rows):
                         "figure (spread)": figure("figure", "spread"), "peer": lambda row: row["peer"],
                         "its figure (spread)": figure("peer_figure", "peer_spread"),
                         "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "", "limit": limit})  # fmt: skip
-    return [f"{made}, one thread, float32, 1x4x2048; {short[0]['peer'] if short else ''}:\n\n{readme}",
+    return [f"{made}, one thread, float32, 1x4x2048; {shown[0]['peer']}:\n\n{readme}",
             f"{made}.\n\n{full}\n\n```text{summary(rows)}\n```"]  # fmt: skip
 
 

@@ -81,6 +81,25 @@ def test_the_tables_are_written_between_the_marks(tmp_path):
         assert [page.BLOCK.split(path.read_text()) for path in pages] == before
 
 
+@pytest.mark.parametrize("rows, reason", [
+    ([], "no rows beside PyTorch in float32 on one thread, which the README shows"),
+    (ROWS[2:], "no rows beside PyTorch in float32 on one thread, which the README shows"),
+    ([row(0.8)], "no rows beside PyTorch in float32 on one thread, which the README shows"),
+    (ROWS + [{}], "not a file that bench/compare --json wrote"),
+    ([{name: value for name, value in row(0.8, 0.7).items() if name != "machine"}], "not a file that bench/compare --json wrote"),
+])  # fmt: skip
+def test_a_file_without_the_rows_to_show_is_not_published(tmp_path, rows, reason):
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    with pytest.raises(SystemExit) as caught:
+        page.read(tmp_path / "rows.json")
+    assert str(caught.value) == f"bench/compare: {tmp_path / 'rows.json'}: {reason}"
+
+
+def test_a_file_with_the_rows_is_read(tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
+    assert page.read(tmp_path / "rows.json") == ROWS
+
+
 def test_the_documents_show_the_record():
     recorded = page.read(page.RECORD) if page.RECORD.exists() else None
     for path, block in zip(page.PAGES, page.blocks(recorded)):
