@@ -4,6 +4,7 @@
     python docs/make_gallery.py --check    only says whether the files are up to date (exit code 1 if not)
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -127,8 +128,11 @@ def gallery():
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="only say whether the files are up to date (exit code 1 if not)")
+    check = parser.parse_args().check
     files = gallery()
-    if "--check" in sys.argv[1:]:
+    if check:
         old = [name for name, text in files.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != text]
         sys.exit(f"out of date: {', '.join(old)}; run python docs/make_gallery.py" if old else 0)
     (DOCS / "pictures").mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,14 @@ def test_links_lead_somewhere(page):
 
 def test_gallery_is_up_to_date():
     run(sys.executable, PROJECT / "docs" / "make_gallery.py", "--check", env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+
+
+@pytest.mark.parametrize("option, code", [("--help", 0), ("--chekc", 2)])
+def test_the_gallery_is_not_written_for_other_options(option, code, tmp_path):
+    script = shutil.copy(PROJECT / "docs" / "make_gallery.py", tmp_path)
+    done = subprocess.run([sys.executable, script, option], capture_output=True, text=True)
+    assert done.returncode == code and "--check" in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == [Path(script)]
 
 
 def test_there_are_examples():
