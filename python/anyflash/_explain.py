@@ -16,13 +16,18 @@ from ._core import Rule
 _Shape = SupportsIndex | Sequence[SupportsIndex]
 
 
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
 class Explanation:
     """The figures of a rule on given shapes, as the CPU's plan runs it, and its picture. Made by explain.
 
     rule, align             what it is about
     queries, keys           entries of the flattened sequences
     visible_pairs           pairs that the rule shows, of queries * keys
-    visited_pairs           pairs in the tiles that are computed
+    visited_pairs           pairs in the tiles that are computed, padding included
+    visited_per_visible     the price of working in tiles: 1 is best; 0 if nothing is visible
     tiles_skipped, tiles_partial, tiles_full
     query_block, query_step, key_block, key_step
                             the boxes that the sequence is cut into: extent and step per dimension (z, y, x)
@@ -30,7 +35,9 @@ class Explanation:
                             useful floating-point operations of one head: 2 d_qk + 2 d_v and 6 d_qk + 4 d_v a visible
                             pair
     bytes                   of q, k, v, out and lse of one head
-    workspace_bytes         of memory that a call of one head works in, with all threads
+    dense_mask_bytes        what the rule would take as a boolean matrix, one head
+    threads                 that the plan is made for
+    workspace_bytes         of memory that a call of one head works in: forward or, if asked for, backward
     tile_classes            (query blocks, key blocks), uint8: 0 skip, 1 partial, 2 full; None if over 2**24 tiles
     """
 
@@ -40,6 +47,7 @@ class Explanation:
     keys: int
     visible_pairs: int
     visited_pairs: int
+    visited_per_visible: float
     tiles_skipped: int
     tiles_partial: int
     tiles_full: int
@@ -50,6 +58,8 @@ class Explanation:
     forward_flops: float
     backward_flops: float
     bytes: float
+    dense_mask_bytes: float
+    threads: int
     workspace_bytes: int
     tile_classes: NDArray[np.uint8] | None
 
@@ -103,22 +113,26 @@ class Explanation:
             file.write(text)
 
     def _title(self) -> str:
-        def size(shape: tuple[int, ...]) -> str:
-            return "x".join(map(str, shape))
-
-        return f"{self.rule}, {size(self._q_shape)} queries, {size(self._k_shape)} keys, {self.align}"
+        return f"{self.rule}, {_text(self._q_shape)} queries, {_text(self._k_shape)} keys, {self.align}"
 
     def __str__(self) -> str:
         pairs = self.queries * self.keys
         shown = self.visible_pairs / pairs if pairs else 0.0
-        visited = self.visited_pairs / self.visible_pairs if self.visible_pairs else 0.0
+
+        def block(extent: tuple[int, ...], step: tuple[int, ...]) -> str:
+            return _text(extent) + (f" every {_text(step)}" if max(step) > 1 else "")
+
         return "\n".join((
             self._title(),
             f"visible pairs  {self.visible_pairs:,} of {pairs:,} ({shown:.2%})",
-            f"visited pairs  {self.visited_pairs:,} ({visited:.2f} a visible one)",
+            f"visited pairs  {self.visited_pairs:,} ({self.visited_per_visible:.2f} a visible one)",
             f"tiles          {self.tiles_full:,} full, {self.tiles_partial:,} partial, {self.tiles_skipped:,} skipped",
+            f"blocks         {block(self.query_block, self.query_step)} queries, "
+            f"{block(self.key_block, self.key_step)} keys",
             f"operations     {self.forward_flops:.4g} forward, {self.backward_flops:.4g} backward (one head)",
-            f"bytes          {self.bytes:.4g} (q, k, v, out and lse of one head)",
+            f"bytes          {self.bytes:.4g} (q, k, v, out and lse of one head), "
+            f"{self.dense_mask_bytes:.4g} of a dense mask",
+            f"workspace      {self.workspace_bytes:,} bytes, {self.threads} threads",
         ))  # fmt: skip
 
     def __repr__(self) -> str:

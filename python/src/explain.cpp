@@ -49,6 +49,7 @@ nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k
   figures["keys"] = found.keys;
   figures["visible_pairs"] = found.visible_pairs;
   figures["visited_pairs"] = found.visited_pairs;
+  figures["visited_per_visible"] = found.visited_per_visible;
   figures["tiles_skipped"] = found.tiles_skipped;
   figures["tiles_partial"] = found.tiles_partial;
   figures["tiles_full"] = found.tiles_full;
@@ -59,6 +60,8 @@ nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k
   figures["forward_flops"] = found.forward_flops;
   figures["backward_flops"] = found.backward_flops;
   figures["bytes"] = found.bytes;
+  figures["dense_mask_bytes"] = found.dense_mask_bytes;
+  figures["threads"] = found.threads;
   figures["workspace_bytes"] = found.workspace_bytes;
   const bool listed = std::int64_t(found.tile_classes.size()) == found.query_blocks * found.key_blocks;
   figures["tile_classes"] =

@@ -42,6 +42,10 @@ def test_the_text_says_it_all():
     seen = af.explain(af.causal(), 64)
     assert str(seen).splitlines()[0] == "causal(), 64 queries, 64 keys, none_front"
     assert "2,080 of 4,096 (50.78%)" in str(seen)
+    assert f"workspace      {seen.workspace_bytes:,} bytes, {seen.threads} threads" in str(seen)
+    assert "blocks         1x1x64 queries, 1x1x64 keys" in str(seen)
+    strided = af.explain(af.local(64, log2_stride=2), 4096)
+    assert max(strided.key_step) == 4 and "keys" in str(strided) and " every 1x1x4 keys" in str(strided)
     assert repr(seen) == "<anyflash.Explanation of causal(), 64 queries, 64 keys, none_front>"
 
 
@@ -83,6 +87,15 @@ def test_png_without_pillow_says_what_is_missing(tmp_path, monkeypatch):
 def test_an_ending_it_does_not_know(tmp_path):
     with pytest.raises(ValueError, match=r"expected a name that ends in \.svg, \.txt or \.png$"):
         af.explain(af.full(), 4).save(tmp_path / "full.jpg")
+
+
+def test_figures_beside_the_pairs():
+    seen = af.explain(af.causal(), 1000, 500)
+    assert seen.visited_per_visible == seen.visited_pairs / seen.visible_pairs
+    assert seen.dense_mask_bytes == 1000 * 500 and f"{500000:.4g} of a dense mask" in str(seen)
+    assert seen.threads >= 1
+    nothing = af.explain(~af.full(), 64)
+    assert nothing.visible_pairs == nothing.visited_per_visible == 0 and "0 (0.00 a visible one)" in str(nothing)
 
 
 def test_the_plan_and_the_figures_know_the_workspace():
