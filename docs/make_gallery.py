@@ -102,6 +102,10 @@ def slug(heading):
     return "".join(c if c.isalnum() else "-" for c in heading.lower()).strip("-").replace("--", "-")
 
 
+def size(shape):
+    return " x ".join(map(str, shape))
+
+
 def picture(files, name, rule, q_shape, k_shape, align="none_front"):
     files[f"pictures/{name}.svg"] = af.explain(rule, q_shape, k_shape, align=align).svg()
     return f"![{name}](pictures/{name}.svg)"
@@ -111,7 +115,7 @@ def gallery():
     """{file name: text}"""
     files = {}
     page = ["# Rule gallery", "",
-            "Made by `docs/make_gallery.py` with `anyflash.explain`. Queries run down, keys across; dark means the query sees the key. "
+            "Made by `docs/make_gallery.py` with `anyflash.explain`. Queries run down, keys across; dark means the query sees the key.\n"
             "The code runs as it stands, after", "", *python(IMPORTS), "## Every rule, every alignment", "",
             f"{QUERIES} queries and {KEYS} keys, so that the alignments differ: see [the guide](guide.md#alignment).", ""]
     for heading, code, words in RULES:
@@ -121,8 +125,10 @@ def gallery():
                  "| " + " | ".join(cells) + " |", ""]
     page += ["## Known patterns", ""]
     for heading, code, shape, words in PATTERNS:
-        page += [f"### {heading}", "", words, "", *python(code),
-                 picture(files, f"pattern-{slug(heading)}", rule_of(code), shape, KEY_SHAPES.get(heading, shape)), ""]
+        keys = KEY_SHAPES.get(heading, shape)
+        sizes = f"{size(shape)} queries and keys." if keys == shape else f"{size(shape)} queries, {size(keys)} keys."
+        page += [f"### {heading}", "", words, sizes, "", *python(code),
+                 picture(files, f"pattern-{slug(heading)}", rule_of(code), shape, keys), ""]
     files["gallery.md"] = "\n".join(page)
     return files
 
