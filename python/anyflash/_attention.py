@@ -67,7 +67,8 @@ def attention(
     q, k, v : arrays, by layout
         "bhsd": (batch, heads, sequence..., channels), the sequence having 1, 2 or 3 axes;
         "bshd": (batch, sequence..., heads, channels);  "bhds": (batch, heads, channels, sequence...);
-        "qkv": q is the packed (3, N, L, D), k and v are None, out is (N, L, D), lse (N, L);
+        "qkv": q is the packed (3, N, L, D) of N heads (the batch is 1), L tokens and D channels, k and v are None, out
+        is (N, L, D), lse (N, L);
         "thd": (tokens, heads, channels), documents end to end, with cu_seqlens_q and cu_seqlens_k; lse is
         (heads, tokens).
         q and k have d_qk channels (1 to 256), v has d_v (1 to 512); the heads of k and v divide those of q.
@@ -103,7 +104,7 @@ def attention(
     key_lengths : array (batch,), int32 or int64, optional
         Keys from this length on do not exist (1-dimensional sequences).
     page_table : array (batch, pages of an entry), int32, optional
-        k and v are then (pages, page size, heads, channels).
+        k and v are then (pages, page size, heads, channels), and key_lengths must be given.
     threads : int
         0: all that OpenMP gives.
 
@@ -214,8 +215,8 @@ def plan(
     threads=0,
 ):
     """Makes the plan of a call (which blocks meet which, and on how many threads), to be passed to attention and
-    attention_backward as `plan`. Worth it for many calls under a rule with tables (documents, blocks, dense): plans of
-    other rules are remembered anyway.
+    attention_backward as `plan`. Worth it for many calls under a rule with tables (documents, blocks, dense), with
+    cu_seqlens or with key_lengths: the plans of all other calls are remembered anyway.
 
     Parameters as in attention; q, k and v give shapes and types, their data is not read. That of the rule's tables,
     cu_seqlens and key_lengths is: a plan holds for the values they have now. A call raises ValueError where document

@@ -56,7 +56,8 @@ def prefix(n: SupportsIndex) -> Rule:
 def sink(n: SupportsIndex) -> Rule:
     """The first n keys of the key sequence as it lies in memory, n >= 0 (StreamingLLM).
 
-    Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks (2024). Raises ValueError or TypeError.
+    Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks (2024). Raises ValueError or
+    TypeError.
     """
     return _core.sink(n)
 

@@ -119,8 +119,8 @@ void add_explain(nb::module_& module) {
       nb::arg("grey"));
   module.def(
       "picture_svg",
-      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey, std::int64_t queries, std::int64_t keys,
-         const std::string& title) {
+      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey, std::int64_t queries,
+         std::int64_t keys, const std::string& title) {
         auto picture = picture_of(grey);
         picture.queries = queries;
         picture.keys = keys;
