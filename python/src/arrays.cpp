@@ -267,17 +267,24 @@ bool flag(nb::handle value, const char* name) {
   return truth != 0;
 }
 
+std::string_view utf8(nb::handle text, const char* name) {
+  if (!PyUnicode_Check(text.ptr())) fail(Error::Kind::type, name, "type " + class_name(text) + ", expected str");
+  Py_ssize_t size = 0;
+  const char* characters = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+  if (characters) return {characters, std::size_t(size)};
+  PyErr_Clear();
+  fail(Error::Kind::value, name, "a str with surrogates, expected one that UTF-8 can hold");
+}
+
 namespace {
 
 /// The place of a word among `words`, or an error that lists them.
 template <std::size_t count>
 int place_of(nb::handle word, const char* name, const char* const (&words)[count]) {
-  if (!PyUnicode_Check(word.ptr())) fail(Error::Kind::type, name, "type " + class_name(word) + ", expected str");
-  const char* text = PyUnicode_AsUTF8AndSize(word.ptr(), nullptr);
-  if (!text) throw nb::python_error();
+  const auto text = utf8(word, name);
   std::string list;
   for (std::size_t i = 0; i < count; ++i) {
-    if (std::strcmp(text, words[i]) == 0) return int(i);
+    if (text == words[i]) return int(i);
     list += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(words[i]);
   }
   fail(Error::Kind::value, name, "'" + std::string(text) + "', expected " + list);

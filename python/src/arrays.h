@@ -69,6 +69,7 @@ nb::object as_bfloat16(nb::handle array);
 double real(nb::handle number, const char* name);
 std::int64_t integer(nb::handle number, const char* name);
 bool flag(nb::handle value, const char* name);
+std::string_view utf8(nb::handle text, const char* name);  ///< valid as long as `text`
 std::string class_name(nb::handle object);
 Align align_of(nb::handle word);
 Layout layout_of(nb::handle word);

@@ -59,7 +59,7 @@ Options read_options(const Given& given, Arrays& arrays) {
   options.deterministic = flag(given[deterministic], "deterministic");
   const nb::handle plan = given[plan_made];
   if (!plan.is_none()) {
-    if (!nb::isinstance<PlanObject>(plan)) {
+    if (!nb::isinstance<PlanObject>(plan) || !nb::inst_ready(plan)) {
       throw Error(Error::Kind::type, "plan: type " + class_name(plan) + ", expected what anyflash.plan gives");
     }
     options.plan = &nb::inst_ptr<PlanObject>(plan)->plan;

@@ -57,7 +57,7 @@ RuleObject dense_rule(nb::handle mask) {
   return {dense(view), {tables}};
 }
 
-RuleObject rule_of_text(const char* text, nb::handle arrays) {
+RuleObject rule_of_text(std::string_view text, nb::handle arrays) {
   RuleObject made;
   std::map<std::string, TensorView> views;  // a table named twice is one table
   made.rule = parse_rule(text, [&](const std::string& name) {
@@ -126,11 +126,7 @@ void add_plain_rules(nb::module_& module) {
   module.def(
       "parse_rule",
       [](nb::handle text, nb::handle tables) {
-        const char* characters = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
-        if (!characters) {
-          PyErr_Clear();
-          throw Error(Error::Kind::type, "text: type " + class_name(text) + ", expected str");
-        }
+        const auto characters = utf8(text, "text");
         return tables.is_none() ? RuleObject{parse_rule(characters), {}} : rule_of_text(characters, tables);
       },
       any("text"), any("tables"));
@@ -156,7 +152,7 @@ void add_rules_of_tables(nb::module_& module) {
 }  // namespace
 
 const RuleObject& rule_of(nb::handle object) {
-  if (!nb::isinstance<RuleObject>(object)) {
+  if (!nb::isinstance<RuleObject>(object) || !nb::inst_ready(object)) {  // ready: not made by __new__ alone
     throw Error(Error::Kind::type, "rule: type " + class_name(object) + ", expected a rule such as anyflash.causal()");
   }
   return *nb::inst_ptr<RuleObject>(object);

@@ -52,9 +52,20 @@ std::map<int, std::string> paths_of(const Picture& picture) {
   return paths;
 }
 
+void check(const Picture& picture) {
+  if (picture.width >= 0 && picture.height >= 0 &&
+      picture.grey.size() == std::size_t(picture.width) * std::size_t(picture.height)) {
+    return;
+  }
+  throw Error(Error::Kind::value, "picture: " + std::to_string(picture.grey.size()) + " pixels, expected width " +
+                                      std::to_string(picture.width) + " times height " +
+                                      std::to_string(picture.height));
+}
+
 }  // namespace
 
 std::string picture_text(const Picture& picture) {
+  check(picture);
   static constexpr std::array<const char*, 5> shades = {" ", "░", "▒", "▓", "█"};
   std::string text;
   for (int y = 0; y < picture.height; y += 2) {
@@ -75,6 +86,7 @@ std::string picture_text(const Picture& picture) {
 }
 
 std::string picture_svg(const Picture& picture, const std::string& title) {
+  check(picture);
   constexpr int left = 34, top = 46, right = 12, bottom = 12, longest_side = 512;
   const int width = std::max(picture.width, 1), height = std::max(picture.height, 1);
   const double pixel = double(longest_side) / std::max(width, height);

@@ -306,6 +306,8 @@ Rule Parser::call() {
 
 Rule parse_rule(std::string_view text) { return Parser(text, nullptr).whole(); }
 
-Rule parse_rule(std::string_view text, const TableOfName& table_of) { return Parser(text, &table_of).whole(); }
+Rule parse_rule(std::string_view text, const TableOfName& table_of) {
+  return Parser(text, table_of ? &table_of : nullptr).whole();
+}
 
 }  // namespace anyflash

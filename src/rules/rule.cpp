@@ -148,7 +148,7 @@ Rule::Rule(std::shared_ptr<const rules::Node> node) : node_(std::move(node)) {
 
 std::string Rule::text() const { return text(&shape_text); }
 
-std::string Rule::text(const NameOfTable& name_of) const { return node_text(*node_, 0, name_of); }
+std::string Rule::text(const NameOfTable& name_of) const { return name_of ? node_text(*node_, 0, name_of) : text(); }
 
 Rule operator&(const Rule& a, const Rule& b) { return combine(NodeKind::both, a.node_, b.node_); }
 Rule operator|(const Rule& a, const Rule& b) { return combine(NodeKind::either, a.node_, b.node_); }

@@ -119,6 +119,10 @@ TEST(BackwardNan, RowsWhoseScoresAreAllMinusInfinityGiveNothing) {
   EXPECT_LE(relative_error(got.dv, expected.dv), tolerance(c.type));
   EXPECT_LE(relative_error(got.dbias, expected.dbias), tolerance(c.type));
   EXPECT_LE(relative_error(got.dsink, expected.dsink), tolerance(c.type));
+  for (std::int64_t i = 0; i < c.d_v; ++i) c.v[7 * c.d_v + i] = infinity;  // a key of a tile that every query sees
+  const Result spoilt = gradients(c, expected);
+  for (auto i : {0, 64, 100, 139})
+    for (std::int64_t e = 0; e < c.d_qk; ++e) ASSERT_EQ(spoilt.dq[i * c.d_qk + e], 0) << i;
 }
 
 }  // namespace

@@ -137,6 +137,14 @@ TEST(Picture, AsText) {
   EXPECT_EQ(picture_text(drawn), "▀ █▄\n▀▀▀ \n");
 }
 
+TEST(Picture, OfAnotherSizeThanItSaysIsAnError) {
+  const Picture empty{5, 5, {}, 5, 5}, negative{-1, -1, {7}, 1, 1};
+  for (const auto& wrong : {empty, negative}) {
+    EXPECT_THROW(picture_text(wrong), Error);
+    EXPECT_THROW(picture_svg(wrong, ""), Error);
+  }
+}
+
 TEST(Picture, AsSvg) {
   const Picture drawn{3, 2, {255, 255, 0, 255, 255, 0}, 200, 300};
   const auto svg = picture_svg(drawn, "a < b & c");

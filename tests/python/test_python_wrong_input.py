@@ -30,6 +30,11 @@ def half_elements():
     return records["number"]
 
 
+def unmade(example):
+    """An object of its class on which no constructor ran."""
+    return type(example).__new__(type(example))
+
+
 class Raising(Exporter):
     def __dlpack__(self, **options):
         raise RuntimeError("no memory\nof mine")
@@ -300,6 +305,11 @@ RULES = {
         "rule dense: mask shape (4), expected (queries, keys) or (batch, heads, queries, keys)",
     ),
     "parse": (lambda: af.parse_rule("causal() &"), ValueError, "rule: column 11: expected a rule, found the end"),
+    "parse of half a character": (lambda: af.parse_rule("\udc80"), ValueError, "text: a str with surrogates"),
+    "parse beyond a zero": (lambda: af.parse_rule("causal()\0&"), ValueError, "rule: column 9: "),
+    "align of half a character": (lambda: af.attention(q, k, v, align="\udc80"), ValueError, "align: a str with surrogates"),
+    "an empty rule": (lambda: af.attention(q, k, v, rule=unmade(af.full())), TypeError, "rule: type Rule, expected a rule"),
+    "an empty plan": (lambda: af.attention(q, k, v, plan=unmade(af.plan(q, k, v))), TypeError, "plan: type Plan, expected what"),
     "parse of a number": (lambda: af.parse_rule(3), TypeError, "text: type int, expected str"),
     "explain of words": (
         lambda: af.explain(af.full(), "12"),
