@@ -305,11 +305,31 @@ RULES = {
         "rule dense: mask shape (4), expected (queries, keys) or (batch, heads, queries, keys)",
     ),
     "parse": (lambda: af.parse_rule("causal() &"), ValueError, "rule: column 11: expected a rule, found the end"),
-    "parse of half a character": (lambda: af.parse_rule("\udc80"), ValueError, "text: a str with surrogates"),
-    "parse beyond a zero": (lambda: af.parse_rule("causal()\0&"), ValueError, "rule: column 9: "),
-    "align of half a character": (lambda: af.attention(q, k, v, align="\udc80"), ValueError, "align: a str with surrogates"),
-    "an empty rule": (lambda: af.attention(q, k, v, rule=unmade(af.full())), TypeError, "rule: type Rule, expected a rule"),
-    "an empty plan": (lambda: af.attention(q, k, v, plan=unmade(af.plan(q, k, v))), TypeError, "plan: type Plan, expected what"),
+    "parse of half a character": (
+        lambda: af.parse_rule("\udc80"),
+        ValueError,
+        "text: a str with surrogates, expected one that UTF-8 can hold",
+    ),
+    "parse beyond a zero": (
+        lambda: af.parse_rule("causal()\0&"),
+        ValueError,
+        "rule: column 9: expected & | or the end, found a character that is not printable ASCII",
+    ),
+    "align of half a character": (
+        lambda: af.attention(q, k, v, align="\udc80"),
+        ValueError,
+        "align: a str with surrogates, expected one that UTF-8 can hold",
+    ),
+    "an empty rule": (
+        lambda: af.attention(q, k, v, rule=unmade(af.full())),
+        TypeError,
+        "rule: type Rule, expected a rule such as anyflash.causal()",
+    ),
+    "an empty plan": (
+        lambda: af.attention(q, k, v, plan=unmade(af.plan(q, k, v))),
+        TypeError,
+        "plan: type Plan, expected what anyflash.plan gives",
+    ),
     "parse of a number": (lambda: af.parse_rule(3), TypeError, "text: type int, expected str"),
     "explain of words": (
         lambda: af.explain(af.full(), "12"),
