@@ -4,8 +4,10 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <string>
 
+#include "cpu/tuning.h"
 #include "cpu/workspace.h"
 
 #include "hwy/highway.h"
@@ -82,9 +84,9 @@ std::vector<DeviceInfo> devices() { return {{Device{}, model(), omp_get_max_thre
 TileMenu tile_menu(const Problem& problem) {
   TileMenu menu;
   menu.key_rows = 64;
-  // A tile costs, beside its pairs, about as much as 32 rows of them: measured from blocks of 64 to 256 rows.
-  menu.tile_cost = 2048.0;
-  menu.query_rows = problem.direction == Direction::forward ? std::vector<int>{64, 128, 256} : std::vector<int>{64};
+  menu.tile_cost = tuning::kTileCost;
+  const auto* const rows = tuning::kQueryRows;
+  menu.query_rows.assign(rows, problem.direction == Direction::forward ? std::end(tuning::kQueryRows) : rows + 1);
   return menu;
 }
 

@@ -24,6 +24,7 @@
 #include "cpu/backward_schedule.h"
 #include "cpu/backward_shared.h"
 #include "cpu/numbers.h"
+#include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "rules/coordinates.h"
 #include "rules/words.h"
@@ -58,7 +59,8 @@ inline int useful_threads(const Problem& problem, const ExecutionPlan& plan) {
   for (const auto& group : plan.groups)
     for (const Run& run : group.keys_of_query_block.runs) tiles += run.count;
   tiles *= problem.batch * problem.heads_q / (plan.batch_groups * plan.head_groups);
-  return static_cast<int>(std::clamp<std::int64_t>(tiles / 2, 1, std::int64_t{threads_of(problem, plan)}));
+  const std::int64_t most = threads_of(problem, plan);
+  return static_cast<int>(std::clamp<std::int64_t>(tiles / tuning::kTilesOfThread, 1, most));
 }
 
 template <class T>

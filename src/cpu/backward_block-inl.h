@@ -85,7 +85,7 @@ class BlockPair {
     const auto bytes = kTile * (padded(problem.d_qk) + padded(problem.d_v)) * static_cast<std::int64_t>(sizeof(T));
     const auto met = most_met(plan, &MaskGroup::queries_of_key_block) * problem.heads_q / problem.heads_kv;
     const auto wanted = std::min(2 * met, plan.query_grid.count() * problem.heads_q / problem.heads_kv);
-    return wanted > 0 && wanted * bytes <= std::int64_t{2} << 20 && wanted <= KeptBlocks::most ? wanted : 1;
+    return wanted > 0 && wanted * bytes <= tuning::kKeptQueryBytes && wanted <= KeptBlocks::most ? wanted : 1;
   }
 
   /// Fills `words`; true if any bit may be clear.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "cpu/tuning.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_FEW_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -23,8 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-constexpr std::int64_t kMostFewRows = 16;
-constexpr std::int64_t kPartBlocks = 16;  // key blocks of a part
+using tuning::kPartBlocks;
 
 /// What the tasks of a call share.
 struct FewRows {
@@ -40,7 +40,7 @@ struct FewRows {
   static bool suit(const Problem& problem, const ExecutionPlan& plan) {
     return problem.dimensions == 1 && plan.query_grid.count() == 1 && plan.query_grid.step[2] == 1 &&
            plan.head_groups == 1 && problem.heads_kv > 0 &&
-           problem.queries() * (problem.heads_q / problem.heads_kv) <= kMostFewRows;
+           problem.queries() * (problem.heads_q / problem.heads_kv) <= tuning::kMostFewRows;
   }
 };
 
@@ -140,7 +140,7 @@ class FewRowsTask {
       Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, result.out, d_v_);
       return;
     }
-    std::uint64_t words[kMostFewRows];
+    std::uint64_t words[tuning::kMostFewRows];
     rules::WordsOfKeys words_of(program, keys);
     for (std::int64_t row = 0; row < shape_.rows; ++row)
       words[row] = row < shape_.queries ? words_of(query_box_.entry(static_cast<std::int32_t>(row)))

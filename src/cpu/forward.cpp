@@ -24,6 +24,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/numbers.h"
+#include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "cpu/workspace.h"
 #include "rules/coordinates.h"
@@ -45,8 +46,7 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-constexpr std::int32_t kSpanRows = 8;  // of a partial tile worked on at a time
-constexpr int kSpanStep = 16;          // keys, whole vectors of any instruction set
+using tuning::kSpanRows, tuning::kSpanStep;
 
 template <class T>
 class ForwardTask {
@@ -206,7 +206,7 @@ class ForwardTask {
 int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t tasks) {
   const double products = double(problem.batch) * double(problem.heads_q) * double(problem.queries()) *
                           double(problem.keys()) * double(problem.d_qk + problem.d_v);
-  const auto most = std::min<double>(threads_of(problem, plan), std::max(products / 2e5, 1.0));
+  const auto most = std::min<double>(threads_of(problem, plan), std::max(products / tuning::kProductsOfThread, 1.0));
   return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
 }
 
@@ -222,7 +222,7 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   if (!workspace) return parts.bytes();
   for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);
   // Later query blocks first: under causal rules they are the longest. Where there are many, a thread takes a few.
-  const auto chunk = static_cast<int>(std::clamp<std::int64_t>(tasks / (threads * 32), 1, 16));
+  const auto chunk = static_cast<int>(std::clamp<std::int64_t>(tasks / (threads * 32), 1, tuning::kMostBlocksAtOnce));
 #pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
   for (std::int64_t i = 0; i < tasks; ++i) {
     const auto head = i / blocks, left = blocks - 1 - i % blocks;

@@ -2,6 +2,7 @@
 // blocks that it takes one after the other mostly meet the same keys: some times as many as a query block meets, so
 // that narrow rules stay in the nearer caches.
 
+#include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "hwy/highway.h"
 
@@ -27,10 +28,6 @@ struct Panel {
 template <class T>
 class Panels {
  public:
-  /// Bytes a thread keeps: 8192 keys of d64 in float32. Measured: docs/design-log.md.
-  static constexpr std::int64_t kBytes = std::int64_t{4} << 20;
-  static constexpr std::int64_t kTimes = 8;  ///< as many as the query block that meets most: likewise
-
   Panels(const Problem& problem, const ExecutionPlan& plan, T* memory)
       : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
         kept_(count(problem, plan)), rows_(memory) {
@@ -73,8 +70,8 @@ class Panels {
     return kTile * (padded(problem.d_qk) + padded(problem.d_v));
   }
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
-    const auto fit = kBytes / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
-    const auto wanted = kTimes * most_met(plan, &MaskGroup::keys_of_query_block);
+    const auto fit = tuning::kPanelBytes / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
+    const auto wanted = tuning::kPanelTimes * most_met(plan, &MaskGroup::keys_of_query_block);
     return std::max<std::int64_t>(1, std::min({fit, wanted, plan.key_grid.count(), KeptBlocks::most}));
   }
 

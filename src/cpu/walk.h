@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "cpu/tuning.h"
 #include "plan/plan.h"
 
 namespace anyflash::cpu {
@@ -14,9 +15,9 @@ namespace anyflash::cpu {
 /// the key blocks around a strip are still packed when the next row of blocks comes. Where blocks take every s-th
 /// entry, the s blocks of one stretch follow each other: together they read it whole.
 inline std::int32_t walked(const Grid& grid, std::int64_t i) {
-  constexpr std::int64_t strip = 8;
+  using tuning::kStrip;
   const std::int64_t across = grid.blocks(2), down = std::int64_t{grid.blocks(0)} * grid.blocks(1);
-  const auto first = i / (down * strip) * strip, width = std::min(strip, across - first), rest = i - first * down;
+  const auto first = i / (down * kStrip) * kStrip, width = std::min(kStrip, across - first), rest = i - first * down;
   const auto column = first + rest % width, step = std::int64_t{grid.step[2]};
   return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
 }

@@ -1,0 +1,30 @@
+// What was chosen by measurement for the CPU kernels, in one table. docs/design-log.md has the figures; how the
+// registers are split is in gemm-inl.h, since it depends on the instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace anyflash::cpu::tuning {
+
+// The plan's choice of boxes.
+constexpr int kQueryRows[] = {64, 128, 256};  // of a query block, forward; backward takes the first
+constexpr double kTileCost = 2048.0;          // pairs that a tile costs beside its own: about 32 rows of them
+
+// Forward.
+constexpr std::int32_t kSpanRows = 8;                        // of a partial tile worked on at a time
+constexpr int kSpanStep = 16;                                // keys: whole vectors of any instruction set
+constexpr std::int64_t kPanelBytes = std::int64_t{4} << 20;  // of packed key blocks a thread keeps at most,
+constexpr std::int64_t kPanelTimes = 8;                      // and as many as this many query blocks meet
+constexpr std::int64_t kStrip = 8;                           // query blocks across a strip of the walk
+constexpr std::int64_t kMostFewRows = 16;                    // queries times heads of a group that count as few
+constexpr std::int64_t kPartBlocks = 16;                     // key blocks of a part of theirs
+
+// Backward.
+constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;  // of loaded query blocks a thread keeps at most
+
+// Threads.
+constexpr double kProductsOfThread = 2e5;       // multiplications that pay for waking one, forward
+constexpr std::int64_t kTilesOfThread = 2;      // tiles that do, backward
+constexpr std::int64_t kMostBlocksAtOnce = 16;  // query blocks that a thread takes at a time
+
+}  // namespace anyflash::cpu::tuning
