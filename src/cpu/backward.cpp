@@ -6,7 +6,7 @@
 //
 // Memory: a few numbers a query row; a query gradient in the compute type for each head in flight; some tiles a
 // thread. All of it is linear in the sequence. Bound by the products: 10 * d flops a pair against 4 in the forward
-// pass; on one core with AVX-512 the whole runs at three quarters of what the multiply-add units can do.
+// pass.
 
 #include <bit>
 #include <cmath>
