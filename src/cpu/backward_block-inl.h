@@ -4,6 +4,7 @@
 // K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right
 // operand is read in rows; dQ = dS K reads K in rows. Padding rows and channels are zero.
 
+#include "cpu/spans.h"
 #include "cpu/walk.h"
 #include "hwy/highway.h"
 
@@ -18,6 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
+using tuning::kSpanRows;
+
 template <class T>
 class BlockPair {
  public:
@@ -26,6 +29,8 @@ class BlockPair {
   T *k, *k_t, *v_t;            ///< rows; (d_qk, 64); (d_v, 64)
   T *p, *ds;                   ///< (64 queries, 64 keys), after `compute`
   std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
+  std::uint64_t seen[kTile / kSpanRows];  ///< after `compute`: the keys that one of kSpanRows queries sees
+  Span spans[kTile / kSpanRows];          ///< and their span; p and ds are zero outside it
 
   BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
       : problem_(problem), plan_(plan), rows_(rows), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
@@ -64,14 +69,13 @@ class BlockPair {
   /// p = P and, if wanted, ds = dS of the loaded blocks, or (`of_products`) the gradient of the products q k^T.
   void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
     const auto at = rows_.at(b, h, query_block_);
-    const bool masked = find_words(b, h, kind);
-    Gemm<false>(kTile, problem_.d_qk, kTile, q, d_qk_, 1, k_t, kTile, p, kTile);
-    if (with_ds) Gemm<false>(kTile, problem_.d_v, kTile, dout, d_v_, 1, v_t, kTile, ds, kTile);
-    const bool plain = PlainScores(problem_);
+    const bool masked = find_words(b, h, kind), plain = PlainScores(problem_);
+    multiply(kind == TileClass::full || !plain, problem_.d_qk, q, d_qk_, k_t, p);
+    if (with_ds) multiply(kind == TileClass::full, problem_.d_v, dout, d_v_, v_t, ds);
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.delta[at], &rows_.dlse[at], masked ? words : nullptr,
-                            sloped ? slope_ : nullptr, of_products && !plain ? static_cast<T>(problem_.scale) : T(1)},
+                            spans, sloped ? slope_ : nullptr, of_products && !plain ? static_cast<T>(problem_.scale) : T(1)},
                p, with_ds ? ds : nullptr);
   }
 
@@ -88,15 +92,31 @@ class BlockPair {
     return wanted > 0 && wanted * bytes <= tuning::kKeptQueryBytes && wanted <= KeptBlocks::most ? wanted : 1;
   }
 
-  /// Fills `words`; true if any bit may be clear.
+  /// to (64, 64) = rows (64, depth) columns (depth, 64), or its spans alone.
+  void multiply(bool whole, std::int64_t depth, const T* rows, std::int64_t width, const T* columns, T* to) {
+    if (whole) return Gemm<false>(kTile, depth, kTile, rows, width, 1, columns, kTile, to, kTile);
+    for (std::int32_t i = 0; i < kTile / kSpanRows; ++i) {
+      const auto [begin, keys] = spans[i];
+      Gemm<false>(kSpanRows, depth, keys, rows + i * kSpanRows * width, width, 1, columns + begin, kTile,
+                  to + i * kSpanRows * kTile + begin, kTile);
+    }
+  }
+
+  /// Fills `words`, `seen` and `spans`; true if any bit may be clear.
   bool find_words(std::int64_t b, std::int64_t h, TileClass kind) {
     const auto live = rows_.live[rows_.block(b, h, query_block_)];
+    const auto fill = [&](auto word) {
+      for (int row = 0; row < kTile; ++row) words[row] = live >> row & 1 ? word(row) : 0;
+    };
     if (kind == TileClass::full) {
-      for (int row = 0; row < kTile; ++row) words[row] = live >> row & 1 ? ~std::uint64_t{0} : 0;
+      fill([](int) { return ~std::uint64_t{0}; });
+      std::fill_n(spans, kTile / kSpanRows, Span{0, kTile});
       return live != ~std::uint64_t{0};
     }
     rules::WordsOfKeys words_of(plan_.group(b, h).program, key_box_);
-    for (int row = 0; row < kTile; ++row) words[row] = live >> row & 1 ? words_of(query_box_.entry(row)) : 0;
+    fill([&](int row) { return words_of(query_box_.entry(row)); });
+    for (int i = 0; i < kTile / kSpanRows; ++i)
+      seen[i] = seen_by(words + i * kSpanRows, kSpanRows), spans[i] = span_of(seen[i]);
     return true;
   }
 

@@ -18,6 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
+using tuning::kSpanKeys;
+
 template <class T>
 class KeyBlockTask {
  public:
@@ -67,16 +69,26 @@ class KeyBlockTask {
   void add_query_block(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block, TileClass kind) {
     blocks_.load_queries(b, h, query_block);
     blocks_.compute(b, h, kind, with_ds(), true);
-    if (problem_.dv.given()) add_transposed(blocks_.p, blocks_.dout, dout_clean_, d_v_, dv_);
-    if (problem_.dk.given()) add_transposed(blocks_.ds, blocks_.q, q_clean_, d_qk_, dk_);
-    if (problem_.dq.given()) add_dq(b, h, head, query_block);
+    const bool whole = kind == TileClass::full;
+    if (problem_.dv.given()) add_transposed(whole, blocks_.p, blocks_.dout, dout_clean_, d_v_, dv_);
+    if (problem_.dk.given()) add_transposed(whole, blocks_.ds, blocks_.q, q_clean_, d_qk_, dk_);
+    if (problem_.dq.given()) add_dq(whole, b, h, head, query_block);
   }
 
   /// sum (64 keys, width) += weights^T rows, over the visible pairs alone: a NaN or infinity in a row reaches only the
   /// keys its query sees. Rows that hold one are zero in the product and added pair by pair.
-  void add_transposed(const T* weights, const T* rows, T* clean, std::int64_t width, T* sum) {
+  void add_transposed(bool whole, const T* weights, const T* rows, T* clean, std::int64_t width, T* sum) {
     const auto bad = CleanRows(rows, width, clean);
-    Gemm<true>(kTile, kTile, width, weights, 1, kTile, bad ? clean : rows, width, sum, width);
+    const T* const right = bad ? clean : rows;
+    if (whole) {
+      Gemm<true>(kTile, kTile, width, weights, 1, kTile, right, width, sum, width);
+    } else {
+      for (int key = 0; key < kTile; key += kSpanKeys) {
+        const auto [first, count] = rows_that_see(key);
+        Gemm<true>(kSpanKeys, count, width, weights + first * kTile + key, 1, kTile, right + first * width, width,
+                   sum + key * width, width);
+      }
+    }
     for (auto left = bad; left; left &= left - 1) {
       const int i = std::countr_zero(left);
       for (auto seen = blocks_.words[i]; seen; seen &= seen - 1) {
@@ -86,8 +98,26 @@ class KeyBlockTask {
     }
   }
 
-  void add_dq(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block) {
-    Gemm<false>(kTile, kTile, d_qk_, blocks_.ds, kTile, 1, blocks_.k, d_qk_, dq_, d_qk_);
+  /// The rows between the first and the last that see one of keys key .. key + kSpanKeys - 1, whole groups of kSpanRows.
+  std::pair<int, int> rows_that_see(int key) const {
+    constexpr int groups = kTile / kSpanRows;
+    const auto sees = [&](int i) { return (blocks_.seen[i] >> key & ((1u << kSpanKeys) - 1)) != 0; };
+    int first = 0, end = groups;
+    while (first < end && !sees(first)) ++first;
+    while (end > first && !sees(end - 1)) --end;
+    return {first * kSpanRows, (end - first) * kSpanRows};
+  }
+
+  void add_dq(bool whole, std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block) {
+    if (whole) {
+      Gemm<false>(kTile, kTile, d_qk_, blocks_.ds, kTile, 1, blocks_.k, d_qk_, dq_, d_qk_);
+    } else {
+      for (int i = 0; i < kTile / kSpanRows; ++i) {
+        const auto [begin, keys] = blocks_.spans[i];
+        Gemm<false>(kSpanRows, keys, d_qk_, blocks_.ds + i * kSpanRows * kTile + begin, kTile, 1,
+                    blocks_.k + begin * d_qk_, d_qk_, dq_ + i * kSpanRows * d_qk_, d_qk_);
+      }
+    }
     for (auto left = k_bad_; left; left &= left - 1) {
       const int j = std::countr_zero(left);
       for (int i = 0; i < kTile; ++i) {

@@ -5,6 +5,9 @@
 // Pairs that the mask hides are zeroed by selection, so that a NaN there goes nowhere. With a soft cap, S before the
 // bias is cap * tanh(x / cap), and the gradient with respect to x has the further factor 1 - tanh^2.
 
+#include <algorithm>
+
+#include "cpu/spans.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_BACKWARD_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -24,9 +27,16 @@ struct TileTerms {
   const T* lse;                ///< (64)
   const T *delta, *dlse;       ///< (64)
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
+  const Span* spans;           ///< with words, for each kSpanRows rows: what the products have filled
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
   T gradient_scale;            ///< on dS
 };
+
+template <class T>
+void ZeroOutside(std::size_t begin, std::size_t end, T* row) {
+  std::fill(row, row + begin, T(0));
+  std::fill(row + end, row + kTile, T(0));
+}
 
 template <class T, bool kMasked, bool kGradient, bool kSlope>
 void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp) {
@@ -35,7 +45,13 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
   for (int row = 0; row < kTile; ++row) {
     const auto lse = hn::Set(d, terms.lse[row]);
     const auto delta = hn::Set(d, terms.delta[row]), dlse = hn::Set(d, terms.dlse[row]);
-    for (std::size_t col = 0; col < kTile; col += hn::Lanes(d)) {
+    const auto [begin, width] = kMasked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
+    const auto end = static_cast<std::size_t>(begin + width);
+    if constexpr (kMasked) {
+      ZeroOutside(begin, end, s + row * kTile);
+      if constexpr (kGradient) ZeroOutside(begin, end, dp + row * kTile);
+    }
+    for (std::size_t col = begin; col < end; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
       auto p = SoftmaxExp(d, hn::Sub(hn::Load(d, s + at), lse));
       [[maybe_unused]] auto visible = hn::FirstN(d, 0);

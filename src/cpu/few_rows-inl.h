@@ -59,28 +59,28 @@ class FewRowsTask {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     q_ = take(shape_.rows * d_qk_), k_ = take(kTile * d_qk_), k_t_ = take(kTile * d_qk_);
     v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(shape_.rows * kTile);
-    row_sums_ = take(shape_.rows * kSumLanes);
+    row_max_ = take(shape_.rows * kSumLanes), row_sum_ = take(shape_.rows * kSumLanes), shift_ = take(shape_.rows);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = FewRows(problem, plan).rows;
-    return rows * (d_qk + kTile + kSumLanes) + 2 * kTile * (d_qk + d_v);
+    return rows * (d_qk + kTile + 2 * kSumLanes + 1) + 2 * kTile * (d_qk + d_v);
   }
 
   void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result) {
     b_ = b, g_ = g;
     load_queries();
-    std::fill_n(result.out, shape_.rows * d_v_, T(0));
-    std::fill_n(result.row_max, shape_.rows, -kInfinity<T>);
-    std::fill_n(row_sums_, shape_.rows * kSumLanes, T(0));
+    const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_};
+    state.clear(shape_.rows);
     const auto& group = plan_.group(b, g * shape_.group);
     std::int32_t blocks[kPartBlocks];
     TileClass kinds[kPartBlocks];
     const auto count = blocks_of(group.keys_of_query_block, part, blocks, kinds);
     for (int i = 0; i < count; ++i) {
       if (i + 1 < count) look_ahead(group.program, blocks[i + 1]);
-      visit(group.program, blocks[i], kinds[i], result);
+      visit(group.program, blocks[i], kinds[i], state);
     }
-    for (std::int64_t row = 0; row < shape_.rows; ++row) result.row_sum[row] = SumOfLanes(row_sums_ + row * kSumLanes);
+    for (std::int64_t row = 0; row < shape_.rows; ++row)
+      result.row_max[row] = SettleRow(row, state, result.row_sum[row]);
   }
 
  private:
@@ -118,7 +118,7 @@ class FewRowsTask {
     if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, shape_.rows * d_qk_);
   }
 
-  void visit(const rules::Program& program, std::int32_t block, TileClass kind, const Part<T>& result) {
+  void visit(const rules::Program& program, std::int32_t block, TileClass kind, const RowState<T>& state) {
     const Box keys = plan_.key_grid.box(block);
     const auto load = [&](const Operand& from, std::int64_t channels, T* to, std::int64_t width) {
       const RowAddresses address(from, b_, g_, keys, program.k_size(), &problem_.pages);
@@ -134,10 +134,9 @@ class FewRowsTask {
     ahead_.fetch(kTile / 2);
     if (!plain_) finish_scores(program, keys);
 
-    const RowState<T> state{result.row_max, row_sums_, result.out, d_v_};
     if (kind == TileClass::full) {
       for (std::int64_t row = 0; row < shape_.rows; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state);
-      Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, result.out, d_v_);
+      Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, state.out, d_v_);
       return;
     }
     std::uint64_t words[tuning::kMostFewRows];
@@ -148,9 +147,9 @@ class FewRowsTask {
     for (std::int64_t row = 0; row < shape_.rows; ++row)
       SoftmaxRow<true, kTile>(words[row], s_ + row * kTile, row, state);
     const auto not_finite = CleanRows(v_, d_v_, v_clean_);
-    Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, not_finite ? v_clean_ : v_, d_v_, result.out, d_v_);
+    Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, not_finite ? v_clean_ : v_, d_v_, state.out, d_v_);
     for (std::int64_t row = 0; not_finite && row < shape_.rows; ++row)
-      AddRowsNotFinite(words[row] & not_finite, s_ + row * kTile, v_, d_v_, problem_.d_v, result.out + row * d_v_);
+      AddRowsNotFinite(words[row] & not_finite, s_ + row * kTile, v_, d_v_, problem_.d_v, state.out + row * d_v_);
   }
 
   void finish_scores(const rules::Program& program, const Box& keys) {
@@ -167,7 +166,7 @@ class FewRowsTask {
   const std::int64_t d_qk_, d_v_;
   const bool plain_;
   const Box query_box_;
-  T *q_, *k_, *k_t_, *v_, *v_clean_, *s_, *row_sums_;
+  T *q_, *k_, *k_t_, *v_, *v_clean_, *s_, *row_max_, *row_sum_, *shift_;
   Ahead ahead_;
   std::int64_t b_ = 0, g_ = 0;
 };

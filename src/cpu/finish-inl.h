@@ -20,15 +20,6 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-/// The sum of a row's kSumLanes partial sums.
-template <class T>
-T SumOfLanes(const T* sums) {
-  const hn::ScalableTag<T> d;
-  auto sum = hn::Zero(d);
-  for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d)) sum = hn::Add(sum, hn::Load(d, sums + i));
-  return hn::ReduceSum(d, sum);
-}
-
 /// out += P V over the keys `bad` of 64, whose rows of v hold a NaN or an infinity; p: (64), v: (64, width).
 template <class T>
 void AddRowsNotFinite(std::uint64_t bad, const T* p, const T* v, std::int64_t width, std::int64_t channels, T* out) {
@@ -74,7 +65,7 @@ void FinishRow(const Problem& problem, std::int64_t b, std::int64_t h, std::int6
   };
   store(problem.row_max, empty ? -kInfinity<T> : largest);
   store(problem.row_sum, sum);
-  store(problem.lse, empty ? -kInfinity<T> : largest + std::log(sum));
+  if (problem.lse.given()) store(problem.lse, empty ? -kInfinity<T> : largest + std::log(sum));
 }
 
 }  // namespace HWY_NAMESPACE

@@ -9,7 +9,6 @@
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -24,6 +23,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/numbers.h"
+#include "cpu/spans.h"
 #include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "cpu/workspace.h"
@@ -58,11 +58,12 @@ class ForwardTask {
     memory += Panels<T>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     q_ = take(rows_ * d_qk_), v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile), out_ = take(rows_ * d_v_);
-    row_sum_ = take(rows_ * kSumLanes), row_max_ = take(rows_);
+    T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
+    state_ = {take(rows_), row_max, row_sum, out_, d_v_};
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
-    return Panels<T>::memory_size(problem, plan) + rows * (d_qk + d_v + kTile + kSumLanes + 1) + kTile * d_v;
+    return Panels<T>::memory_size(problem, plan) + rows * (d_qk + d_v + kTile + 2 * kSumLanes + 1) + kTile * d_v;
   }
 
   /// next: the query block of this head that is likely to follow, or -1.
@@ -107,9 +108,7 @@ class ForwardTask {
     used_rows_ = rows_;
     while (used_rows_ > 0 && !rules::inside(query_box_.entry(used_rows_ - 1), problem_.q_size)) --used_rows_;
     if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, used_rows_ * d_qk_);
-    std::fill_n(out_, used_rows_ * d_v_, T(0));
-    std::fill_n(row_sum_, used_rows_ * kSumLanes, T(0));
-    std::fill_n(row_max_, used_rows_, -kInfinity<T>);
+    state_.clear(used_rows_);
   }
 
   void visit(const rules::Program& program, std::int32_t block, TileClass kind) {
@@ -118,8 +117,7 @@ class ForwardTask {
     Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, keys.k_t, kTile, s_, kTile);
     if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
     ahead_.fetch(kTile);
-    const RowState<T> state{row_max_, row_sum_, out_, d_v_};
-    for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state);
+    for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state_);
     Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, keys.v, d_v_, out_, d_v_);
   }
 
@@ -134,11 +132,8 @@ class ForwardTask {
     if (keys.not_finite) CleanRows(keys.v, d_v_, v_clean_), v = v_clean_;
     for (std::int32_t first = 0; first < used_rows_; first += kSpanRows) {
       const auto rows = std::min(kSpanRows, used_rows_ - first);
-      std::uint64_t seen = 0;
-      for (std::int32_t row = first; row < first + rows; ++row) seen |= words_[row];
-      if (seen == 0) continue;
-      const int begin = std::countr_zero(seen) / kSpanStep * kSpanStep;
-      const int width = (64 - std::countl_zero(seen) + kSpanStep - 1) / kSpanStep * kSpanStep - begin;
+      const auto [begin, width] = span_of(seen_by(words_ + first, rows));
+      if (width == 0) continue;
       T* s = s_ + first * kTile + begin;
       if (plain_)
         Gemm<false>(rows, problem_.d_qk, width, q_ + first * d_qk_, d_qk_, 1, keys.k_t + begin, kTile, s, kTile);
@@ -158,10 +153,9 @@ class ForwardTask {
   }
 
   void softmax(std::int32_t first, std::int32_t rows, int begin, int width, T* s) {
-    const RowState<T> state{row_max_, row_sum_, out_, d_v_};
     const auto each_row = [&]<int kWidth>() {
       for (std::int32_t row = 0; row < rows; ++row)
-        SoftmaxRow<true, kWidth>(words_[first + row] >> begin, s + row * kTile, first + row, state);
+        SoftmaxRow<true, kWidth>(words_[first + row] >> begin, s + row * kTile, first + row, state_);
     };
     static_assert(kTile == 4 * kSpanStep);
     switch (width / kSpanStep) {
@@ -182,8 +176,9 @@ class ForwardTask {
     for (std::int32_t row = 0; row < used_rows_; ++row) {
       const Int3 c = query_box_.entry(row);
       if (!rules::inside(c, problem_.q_size)) continue;
-      const T sum = SumOfLanes(row_sum_ + row * kSumLanes);
-      FinishRow(problem_, b_, h_, rules::flat_index(c, problem_.q_size), row_max_[row], sum, out_ + row * d_v_);
+      T sum;
+      const T largest = SettleRow(row, state_, sum);
+      FinishRow(problem_, b_, h_, rules::flat_index(c, problem_.q_size), largest, sum, out_ + row * d_v_);
     }
     StoreRows(out_, d_v_, problem_.out, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_v);
   }
@@ -194,7 +189,8 @@ class ForwardTask {
   const std::int32_t rows_;
   const bool plain_;
   Panels<T> panels_;
-  T *q_, *v_clean_, *s_, *out_, *row_sum_, *row_max_;
+  T *q_, *v_clean_, *s_, *out_;
+  RowState<T> state_;
   std::uint64_t words_[kMaxQueryRows];
   Ahead ahead_;
   std::int64_t b_ = 0, h_ = 0, g_ = 0;

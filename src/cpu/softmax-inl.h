@@ -1,6 +1,8 @@
 // The online softmax (Milakov and Gimelshein 2018) on one tile: rows of 64 scores become P, and each row's maximum,
 // sum and output follow.
 
+#include <algorithm>
+
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,16 +20,29 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class T>
 constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
-/// What a query block carries from key block to key block. A row's sum is kept as a vector of partial sums, so that no
-/// tile needs a sum across lanes.
+constexpr int kSumLanes = 16;
+
+/// What a row subtracts from its scores before exp may fall this far behind its maximum: exp and the sums stay far from
+/// overflow, and a row's output is seldom scaled down.
+constexpr int kShiftLag = 8;
+
+/// What a query block carries from key block to key block. A row's sum and maximum are kept as vectors over some of its
+/// keys each, so that no tile needs a sum across lanes.
 template <class T>
 struct RowState {
-  T* row_max;   ///< (rows)
-  T* row_sum;   ///< (rows, kSumLanes)
-  T* out;       ///< (rows, width): the sum of P V, not yet divided
+  T* shift;    ///< (rows): what is subtracted from scores; at most the maximum, and at least kShiftLag below it
+  T* row_max;  ///< (rows, kSumLanes)
+  T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
+  T* out;      ///< (rows, width): the sum of P V, not yet divided
   std::int64_t width;
+
+  void clear(std::int64_t rows) const {
+    std::fill_n(shift, rows, -kInfinity<T>);
+    std::fill_n(row_max, rows * kSumLanes, -kInfinity<T>);
+    std::fill_n(row_sum, rows * kSumLanes, T(0));
+    std::fill_n(out, rows * width, T(0));
+  }
 };
-constexpr int kSumLanes = 16;
 
 template <class T>
 HWY_INLINE void Rescale(T factor, T* HWY_RESTRICT row, std::int64_t width) {
@@ -36,14 +51,28 @@ HWY_INLINE void Rescale(T factor, T* HWY_RESTRICT row, std::int64_t width) {
   for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, row + i), f), d, row + i);
 }
 
-/// Multiplies what a row has summed by exp(difference): its maximum has risen. Apart, since it is rare after the first
-/// tiles.
+/// Multiplies what a row has summed by exp(difference): its shift has risen. Apart, since it is rare.
 template <class T>
 HWY_NOINLINE void ScaleDown(T difference, std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
   const T factor = hn::GetLane(SoftmaxExp(d, hn::Set(d, difference)));
   Rescale(factor, state.row_sum + row * kSumLanes, kSumLanes);
   Rescale(factor, state.out + row * state.width, state.width);
+}
+
+/// The maximum and, in `sum`, the sum of a row at its end; its shift becomes the maximum.
+template <class T>
+T SettleRow(std::int64_t row, const RowState<T>& state, T& sum) {
+  const hn::ScalableTag<T> d;
+  auto largest = hn::Set(d, -kInfinity<T>), total = hn::Zero(d);
+  for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
+    largest = hn::Max(largest, hn::Load(d, state.row_max + row * kSumLanes + i));
+  const T row_max = hn::ReduceMax(d, largest);
+  if (row_max != state.shift[row]) ScaleDown(state.shift[row] - row_max, row, state);
+  for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
+    total = hn::Add(total, hn::Load(d, state.row_sum + row * kSumLanes + i));
+  sum = hn::ReduceSum(d, total);
+  return row_max;
 }
 
 /// s: kWidth scores of a row, become P. word: which of them are visible, from bit 0 (used only if kMasked).
@@ -63,16 +92,18 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t r
   }
   V largest = x[0];
   for (int i = 1; i < kVectors; ++i) largest = hn::Max(largest, x[i]);
-  const bool raised = !hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.row_max[row])));
-  if (HWY_UNLIKELY(raised)) {
-    const T tile_max = hn::ReduceMax(d, largest), old_max = state.row_max[row];
-    if (tile_max > old_max) {
-      if (old_max != -kInfinity<T>) ScaleDown(old_max - tile_max, row, state);
-      state.row_max[row] = tile_max;
+  T* const maxima = state.row_max + row * kSumLanes;
+  const V before = hn::Load(d, maxima);
+  hn::Store(hn::IfThenElse(hn::Gt(largest, before), largest, before), d, maxima);  // a NaN is passed over
+  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.shift[row] + kShiftLag))))) {
+    const T tile_max = hn::ReduceMax(d, largest), old_shift = state.shift[row];
+    if (tile_max > old_shift) {
+      if (old_shift != -kInfinity<T>) ScaleDown(old_shift - tile_max, row, state);
+      state.shift[row] = tile_max;
     }
   }
   // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
-  const T shift = state.row_max[row] == -kInfinity<T> ? T(0) : state.row_max[row];
+  const T shift = state.shift[row] == -kInfinity<T> ? T(0) : state.shift[row];
   V sum = hn::Zero(d);
   for (int i = 0; i < kVectors; ++i) {
     const V p = SoftmaxExp(d, hn::Sub(x[i], hn::Set(d, shift)));

@@ -10,9 +10,12 @@ namespace anyflash::cpu::tuning {
 constexpr int kQueryRows[] = {64, 128, 256};  // of a query block, forward; backward takes the first
 constexpr double kTileCost = 2048.0;          // pairs that a tile costs beside its own: about 32 rows of them
 
+// Partial tiles (spans.h).
+constexpr std::int32_t kSpanRows = 8;  // queries worked on at a time
+constexpr int kSpanStep = 16;          // keys: whole vectors of any instruction set
+constexpr int kSpanKeys = 8;           // keys of a product that sums over queries
+
 // Forward.
-constexpr std::int32_t kSpanRows = 8;                        // of a partial tile worked on at a time
-constexpr int kSpanStep = 16;                                // keys: whole vectors of any instruction set
 constexpr std::int64_t kPanelBytes = std::int64_t{4} << 20;  // of packed key blocks a thread keeps at most,
 constexpr std::int64_t kPanelTimes = 8;                      // and as many as this many query blocks meet
 constexpr std::int64_t kStrip = 8;                           // query blocks across a strip of the walk
