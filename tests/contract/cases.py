@@ -8,8 +8,9 @@ from functools import cached_property
 
 import anyflash as af
 import numpy as np
+from bar import compare, together
 from memory import restride
-from reference import TYPES, Call, Result, Textbook, attention, errors, exact_for, statistic_type
+from reference import TYPES, Call, Result, Textbook, attention, exact_for, statistic_type
 from reference_rules import visible
 
 
@@ -281,7 +282,7 @@ def textbook(case, call, fused):
 
 
 def measure(case, tensors=None, backward=True, fused=(False,), **changes):
-    """Runs a case: [error, textbook's error, unit in the last place] of every result."""
+    """Runs a case: the errors of every result by its name."""
     backward = backward and not case.page_size
     got = run(case, tensors, backward, **changes)
     call = case.call(tensors, backward)
@@ -292,30 +293,29 @@ def measure(case, tensors=None, backward=True, fused=(False,), **changes):
         stored = {"dbias": case.bias and case.bias[0], "dsink": case.sink}.get(name, result_type(case, name))
         assert value.dtype == TYPES[stored], f"{name}: {value.dtype}"
         parts = [getattr(t, name) for t in textbooks]
-        measured[name] = errors(name, value, getattr(truth, name), parts, result_type(case, name))
+        measured[name] = compare(name, value, getattr(truth, name), parts, result_type(case, name))
     return measured
 
 
 MORE_DRAWS = 32
 
 
-def over_the_bar(measured):
-    return {name: f"{name}: error {error:.3g}, bar {2 * textbook_error + unit:.3g} (textbook {textbook_error:.3g}, unit {unit:.3g})"
-            for name, (error, textbook_error, unit) in measured.items() if not error <= 2 * textbook_error + unit}  # fmt: skip
+def misses(measured):
+    return {name: f"{name}: {miss}" for name, one in measured.items() if (miss := one.miss())}
 
 
 def check(case, tensors=None, backward=True, **changes):
     """Runs a case and holds every result against the bar.
 
-    The largest of a few errors is a matter of chance, for the textbook as for the library: where the textbook is lucky, its
-    doubled error says little. So a miss is decided over more draws of the same call, this one among them, and over both kinds
-    of textbook: the largest error of all draws against the largest of the textbook's.
+    Where the textbook is lucky, its doubled error says little. So a miss is decided over more draws of the same call, this
+    one among them, and over both kinds of textbook.
     """
-    measured = measure(case, tensors, backward, **changes)
-    missed = over_the_bar(measured)
+    missed = misses(measure(case, tensors, backward, **changes))
     if not missed:
         return
     assert tensors is None, missed
-    draws = [measure(case.but(seed=case.seed + i), None, backward, (False, True), **changes) for i in range(MORE_DRAWS)]
-    missed = over_the_bar({name: np.max([draw[name] for draw in draws], axis=0) for name in missed})
+    draws = [
+        measure(case.but(seed=case.seed + i), None, backward, (False, True), **changes) for i in range(MORE_DRAWS)
+    ]
+    missed = misses({name: together([draw[name] for draw in draws]) for name in missed})
     assert not missed, f"over {MORE_DRAWS} draws: " + "; ".join(missed.values())

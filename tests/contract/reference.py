@@ -1,9 +1,7 @@
 """The contract in plain NumPy, forward and backward, with the whole matrix in memory. It shares no code with the library.
 
-The same formulas are evaluated in three kinds of arithmetic: exactly enough to be the truth (float64, or longdouble for float64
-inputs), and as a textbook would in the inputs' type, which sets the bar:
-
-    max error <= 2 * (max error of the textbook) + 1 unit in the last place of the largest true value
+The same formulas are evaluated in two kinds of arithmetic: exactly enough to be the truth (float64, or longdouble for
+float64 inputs), and as a textbook would in the inputs' type, which sets the bar (bar.py).
 """
 
 from __future__ import annotations
@@ -214,32 +212,3 @@ def _dot(arithmetic, a, b):
     if np.isfinite(a).all() and np.isfinite(b).all():
         return arithmetic.product(a, b.swapaxes(-1, -2))
     return (a[..., :, None, :] * b[..., None, :, :]).sum(-1)
-
-
-def unit_in_last_place(value, name):
-    if not np.isfinite(value) or value == 0:
-        return 2.0 ** (LEAST_EXPONENT[name] - MANTISSA[name])
-    exponent = max(int(np.floor(np.log2(np.longdouble(value)))), LEAST_EXPONENT[name])
-    return 2.0 ** (exponent - MANTISSA[name])
-
-
-@np.errstate(all="ignore")
-def _largest_error(got, truth):
-    same = (got == truth) | (np.isnan(got) & np.isnan(truth))
-    difference = np.where(same, 0, np.abs(got - truth))
-    return float(difference.max(initial=0))
-
-
-def errors(label, got, truth, textbooks, name):
-    """[largest error of `got`, largest of the textbooks, unit in the last place of the largest true value in element type `name`].
-    Raises AssertionError unless shapes and non-finite values are the same."""
-    got = np.asarray(got)
-    assert got.shape == truth.shape, f"{label}: shape {got.shape}, expected {truth.shape}"
-    got = got.astype(truth.dtype)
-    for what, test in (("NaN", np.isnan), ("infinity", np.isinf)):
-        wrong = test(got) != test(truth)
-        assert not wrong.any(), f"{label}: {what} differs at {np.argwhere(wrong)[0]}, {np.count_nonzero(wrong)} places"
-    finite = np.abs(truth[np.isfinite(truth)])
-    unit = unit_in_last_place(float(finite.max(initial=0)), name)
-    textbook_error = max(_largest_error(textbook.astype(truth.dtype), truth) for textbook in textbooks)
-    return np.array([_largest_error(got, truth), textbook_error, unit])

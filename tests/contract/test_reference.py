@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from reference import Call, Exact, attention, unit_in_last_place
+from bar import unit_in_last_place
+from reference import Call, Exact, attention
 from reference_rules import places, visible
 
 

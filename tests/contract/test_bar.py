@@ -1,0 +1,74 @@
+"""The bar itself: what must be over it is, and what need not be is not."""
+
+import cases
+import numpy as np
+import pytest
+from bar import Errors, Measured, compare, together
+from cases import Case, check, result_type
+from reference import TYPES, Result, Textbook, attention, exact_for
+from strategies import FLOATS
+
+CALL = Case(q_shape=(60,), k_shape=(60,), d_qk=64, d_v=64, rule=("causal",))
+
+
+def errs_by(factor):
+    """In place of the library: the textbook in its other order, with its errors times `factor`."""
+
+    def run(case, tensors=None, backward=True, **changes):
+        call = case.call(tensors, backward)
+        truth = attention(call, exact_for(case.type))
+        made = attention(call, Textbook(case.type, fused=True))
+        results = {}
+        for name, value in made.items():
+            right = getattr(truth, name)
+            results[name] = (right + factor * (value - right)).astype(TYPES[result_type(case, name)])
+        return Result(**results)
+
+    return run
+
+
+@pytest.mark.parametrize("type", ["float32", "float64"])
+def test_doubled_errors_are_a_miss(type, monkeypatch):
+    """Though the largest of them are not."""
+    monkeypatch.setattr(cases, "run", errs_by(1))
+    check(CALL.but(type=type))
+    monkeypatch.setattr(cases, "run", errs_by(2))
+    with pytest.raises(AssertionError, match="^over 32 draws: .*root mean square"):
+        check(CALL.but(type=type))
+
+
+@pytest.mark.parametrize("type", FLOATS)
+def test_errors_of_three_times_the_textbook_s_are_a_miss(type, monkeypatch):
+    monkeypatch.setattr(cases, "run", errs_by(3))
+    with pytest.raises(AssertionError, match="^over 32 draws: "):
+        check(CALL.but(type=type))
+
+
+def draw(seed, factor, count, outlier=0.0):
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(count)
+    ours, textbook = (truth + 1e-5 * f * rng.standard_normal(count) for f in (factor, 1))
+    textbook[0] += outlier
+    return compare("out", ours, truth, [textbook], "float32")
+
+
+@pytest.mark.parametrize("count, draws", [(10_000, 1), (300, 32), (20, 32)])
+def test_the_mean_sees_what_one_outlier_of_the_textbook_hides(count, draws):
+    assert together([draw(seed, 1.0, count) for seed in range(draws)]).miss() is None
+    hidden = together([draw(seed, 2.5, count, 1e-4 * (seed == 0)) for seed in range(draws)])
+    assert hidden.ours.largest < 2 * hidden.textbook.largest
+    assert hidden.miss().startswith("root mean square ")
+
+
+def test_one_large_error_among_many_is_a_miss():
+    truth = np.ones(100_000)
+    ours = truth.copy()
+    ours[7] += 1e-5
+    measured = compare("out", ours, truth, [truth + 1e-6], "float32")
+    assert measured.ours.mean < measured.textbook.mean
+    assert measured.miss().startswith("largest error 1e-05, bar 2.12e-06 ")
+
+
+def test_nothing_is_no_miss():
+    assert compare("out", np.zeros((0, 3)), np.zeros((0, 3)), [np.zeros((0, 3))], "float32").miss() is None
+    assert Measured(Errors(np.nan, np.nan, 1), Errors(0.0, 0.0, 1), 1.0).miss().startswith("largest error nan")
