@@ -17,7 +17,9 @@ _BOUNDARY = 64  # bytes; JAX and TensorFlow take memory that starts on such a bo
 
 
 def _framework(array: Any) -> str:
-    return type(array).__module__.partition(".")[0]
+    """The package that its class, or a class that it is derived from, comes from, if it needs care; else ""."""
+    packages = (kind.__module__.partition(".")[0] for kind in type(array).__mro__)
+    return next((package for package in packages if package in ("torch", *_IMMUTABLE)), "")
 
 
 def _first_line(error: BaseException) -> str:

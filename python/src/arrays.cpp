@@ -172,9 +172,14 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   // The Python side asks for the capsule: it knows the frameworks' ways, and raises with the argument's name.
   const nb::object capsule = nb::module_::import_("anyflash._arrays").attr("capsule_of")(array, name, writable);
   nb::ndarray<nb::ro> tensor;
-  if (!nb::try_cast(capsule, tensor, false)) {
+  nb::ndarray<> own;  // nanobind takes a capsule as this only if it is not marked as read-only
+  if (writable && nb::try_cast(capsule, own, false)) {
+    tensor = nb::ndarray<nb::ro>(own);
+  } else if (!nb::try_cast(capsule, tensor, false)) {
     PyErr_Clear();
     fail(Error::Kind::type, name, "its __dlpack__ gave no DLPack tensor");
+  } else if (writable) {
+    fail(Error::Kind::value, name, "read-only, expected a writable array");
   }
   tensors_.push_back(tensor);
   if (tensor.device_type() != nb::device::cpu::value) fail(Error::Kind::device, name, "not in the memory of the CPU");

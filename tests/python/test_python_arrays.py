@@ -107,6 +107,8 @@ def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
     out, lse = af.attention(*map(tensor, qkv), return_lse=True)
     assert type(out) is tensor and type(lse) is tensor
     np.testing.assert_array_equal(out.array, af.attention(*qkv))
+    derived = type("MyTensor", (tensor,), {"__module__": "my_project"})
+    assert type(af.attention(*map(derived, qkv))) is tensor
     needs_gradient = tensor(qkv[1])
     needs_gradient.requires_grad = True
     with pytest.raises(ValueError) as caught:
@@ -114,11 +116,12 @@ def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
     assert str(caught.value) == (
         "key: requires a gradient, and this call records none; pass key.detach() and use attention_backward"
     )
-    negated = tensor(qkv[1])
-    negated.negated = True
-    with pytest.raises(ValueError) as caught:
-        af.attention(tensor(qkv[0]), negated, tensor(qkv[2]))
-    assert str(caught.value) == "key: negated lazily, expected plain memory; pass key.resolve_neg()"
+    for kind in (tensor, derived):
+        negated = kind(qkv[1])
+        negated.negated = True
+        with pytest.raises(ValueError) as caught:
+            af.attention(tensor(qkv[0]), negated, tensor(qkv[2]))
+        assert str(caught.value) == "key: negated lazily, expected plain memory; pass key.resolve_neg()"
 
 
 def test_a_tensorflow_like_framework_goes_by_capsules(qkv, monkeypatch):

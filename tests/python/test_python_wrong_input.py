@@ -226,6 +226,11 @@ OPTIONS = {
         "key_lengths: not given, expected the lengths that go with page_table",
     ),
     "out read-only": (dict(out=read_only()), ValueError, "out: read-only, expected a writable array"),
+    "out marked read-only in DLPack": (
+        dict(out=Exporter(read_only())),
+        ValueError,
+        "out: read-only, expected a writable array",
+    ),
     "out of another shape": (
         dict(out=np.zeros((2, 4, 6, 7), "f4")),
         ValueError,
