@@ -20,9 +20,21 @@ packages() {
     root=(sudo)
   fi
   say "installing ${missing[*]}"
-  "${root[@]}" apt-get update -q >/dev/null || die "apt-get update failed; $wanted"
-  DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null ||
-    die "apt-get install failed; $wanted"
+  apt update || die "apt-get update failed: $apt_error; $wanted"
+  apt install -y --no-install-recommends "${missing[@]}" || die "apt-get install failed: $apt_error; $wanted"
+}
+
+# apt ARGUMENTS...: apt-get for `packages`, with a line for each list and package; $apt_error is its first complaint.
+apt() {
+  local log status=0
+  log=$(mktemp)
+  "${root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C apt-get -q "$@" 2>"$log" | sed -nuE '
+    s/^Get:[0-9]+ [^ ]+ [^ ]+ [^ ]+ ([^ ]+) [^ ]+ [^ ]+ (\[.*\])$/  fetching \1 \2/p
+    s/^(Get|Hit):[0-9]+ [^ ]+ (.*)/  package list \2/p
+    s/^Setting up ([^ ]+) .*/  installed \1/p' || status=$?
+  apt_error=$(grep -m1 '^E:' "$log" || tail -n 1 "$log")
+  rm "$log"
+  return $status
 }
 
 # environment FOLDER REQUIREMENTS...: a virtual environment with these pinned requirement files; $python is its interpreter.

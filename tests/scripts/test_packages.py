@@ -1,0 +1,58 @@
+"""scripts/common.sh installs Debian packages: what it prints, and its one line where it cannot. apt-get is a stand-in."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+COMMON = Path(__file__).resolve().parents[2] / "scripts" / "common.sh"
+STANDS = {
+    "sudo": 'exec "$@"',
+    "dpkg-query": 'case ${!#} in there) echo "install ok installed";; *) exit 1;; esac',
+    "apt-get": """
+case $2 in
+  update) echo "Hit:1 http://mirror/debian bookworm InRelease" ;;
+  install)
+    [[ $DEBIAN_FRONTEND == noninteractive ]] || exit 3
+    echo "Get:1 http://mirror/debian bookworm/main amd64 wanted amd64 2:1.4-1 [5,314 kB]"
+    echo "debconf: delaying package configuration" >&2
+    echo "Selecting previously unselected package wanted."
+    echo "Setting up wanted (2:1.4-1) ..." ;;
+esac""",
+}
+
+
+@pytest.fixture
+def packages(tmp_path):
+    def call(*names, **stands):
+        for name, text in (STANDS | stands).items():
+            program = tmp_path / name
+            program.write_text(f"#!/bin/bash\n{text}\n")
+            program.chmod(0o755)
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = ["bash", "-c", 'source "$1"; shift; packages "$@"', "demo", COMMON, *names]
+        return subprocess.run(command, env=os.environ | path, capture_output=True, text=True)
+
+    return call
+
+
+def test_a_line_for_each_package(packages):
+    done = packages("there", "wanted")
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "", "== installing wanted", "  package list bookworm InRelease", "  fetching wanted [5,314 kB]", "  installed wanted",
+    ]  # fmt: skip
+
+
+def test_nothing_to_do(packages):
+    done = packages("there", **{"apt-get": "exit 1"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", ["update", "install"])
+def test_one_line_where_it_cannot_install(packages, command):
+    failing = f'[[ $2 == {command} ]] || exit 0; echo "W: old" >&2; echo "E: no network" >&2; echo "E: more" >&2; exit 100'
+    done = packages("there", "wanted", **{"apt-get": failing})
+    assert done.returncode == 1
+    assert done.stderr == f"demo: apt-get {command} failed: E: no network; please install: wanted\n"
