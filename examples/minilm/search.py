@@ -8,6 +8,7 @@ import argparse
 import multiprocessing
 import re
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -18,11 +19,19 @@ import anyflash as af
 from encoder import Encoder, model_folder, textbook_attention
 
 PROJECT = Path(__file__).resolve().parents[2]
-QUESTION = "What happens to a query that sees no key?"
+QUESTION = "Are results the same for any number of threads?"  # of the documentation
+OTHER_QUESTION = "What is this text about?"
+
+
+def prose(markdown):
+    """Without code, tables, headings, pictures and comments; the items of a list stand apart."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", markdown, flags=re.S | re.M)
+    text = re.sub(r"^(#|\||!\[|    ).*", "", text, flags=re.M)
+    return re.sub(r"^ *[-*] ", "\n", text, flags=re.M)
 
 
 def paragraphs_of(files):
-    """Paragraphs (blocks between blank lines) with at least four words; code blocks and tables count as they stand."""
+    """Paragraphs (blocks between blank lines) with at least four words; of Markdown files only the prose."""
     blocks = []
     for file in files:
         try:
@@ -33,6 +42,8 @@ def paragraphs_of(files):
             text = "\0"
         if "\0" in text:
             raise SystemExit(f"search: {file}: not a text in UTF-8")
+        if str(file).endswith(".md"):
+            text = prose(text)
         blocks += [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
     return [block for block in blocks if len(block.split()) >= 4]
 
@@ -110,7 +121,7 @@ def count(text):
 def parse_arguments():
     parser = Parser(prog="scripts/demo", description=__doc__.split("\n")[0], epilog="A paragraph's tokens beyond 256 are cut off.")
     parser.add_argument("text", nargs="?", metavar="TEXT_FILE", help="a text file (default: this project's documentation)")
-    parser.add_argument("question", nargs="?", default=QUESTION, metavar="QUESTION")
+    parser.add_argument("question", nargs="?", metavar="QUESTION", help=f"default: {QUESTION}; of another text: {OTHER_QUESTION}")
     parser.add_argument("--best", type=count, default=3, help="how many paragraphs to show (default 3)")
     parser.add_argument("--picture", default="demo-rule.svg", help="where to draw the rule (default demo-rule.svg)")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a sentence model like it (default: all-MiniLM-L6-v2, installed)")
@@ -128,23 +139,31 @@ def main():
     tokens = encoder.tokens(texts)
     draw_rule(tokens, arguments.picture)
     total = sum(len(t) for t in tokens)
-    print(f"{len(texts)} paragraphs, {total} tokens; {arguments.model or 'all-MiniLM-L6-v2'}, {encoder.layers} layers of {encoder.heads} heads", flush=True)
+    what = arguments.text or "this project's documentation"
+    print(f"{len(texts)} paragraphs, {total} tokens: {what}")
+    name = arguments.model or "all-MiniLM-L6-v2"
+    print(f"model {name}, {encoder.layers} layers of {encoder.heads} heads; every paragraph is embedded twice:", flush=True)
 
     embeddings, packed_seconds, packed_memory = in_own_process(packed, model, texts, "packed, anyflash    ")
     expected, textbook_seconds, textbook_memory = in_own_process(one_by_one, model, texts, "one by one, textbook")
     difference = float(np.abs(embeddings - expected).max())
 
-    question = encoder.encode(encoder.tokens([arguments.question]), lambda q, k, v: af.attention(q[None], k[None], v[None])[0])
+    asked = arguments.question or (OTHER_QUESTION if arguments.text else QUESTION)
+    question = encoder.encode(encoder.tokens([asked]), lambda q, k, v: af.attention(q[None], k[None], v[None])[0])
     scores = embeddings @ question[0]
-    print(f"\n{arguments.question}")
+    print(f"\n{asked}\nThe paragraphs nearest in meaning (1 would be the same):")
     for rank, index in enumerate(np.argsort(-scores)[: arguments.best], 1):
-        print(f"  {rank}. ({scores[index]:.2f}) {texts[index][:400]}")
+        print(f"  {rank}. ({scores[index]:.2f}) {textwrap.shorten(texts[index], 400, placeholder=' ...')}")
 
-    print(f"\nlargest difference of the embeddings  {difference:.1e}   (at most 1e-5)")
-    print(f"time      packed on anyflash {packed_seconds:8.2f} s     one by one, textbook {textbook_seconds:8.2f} s")
-    print(f"memory    packed on anyflash {packed_memory:8.0f} MiB   one by one, textbook {textbook_memory:8.0f} MiB   (peak beyond the model)")
-    print(f"a dense mask of the packed sequence would have taken {total * total / 2**20:.0f} MiB, its scores {12 * total * total * 4 / 2**20:.0f} MiB")
-    print(f"picture of the rule: {arguments.picture}")
+    print(f"""
+                 packed, anyflash   one by one, textbook
+time             {packed_seconds:14.2f} s   {textbook_seconds:18.2f} s
+memory           {packed_memory:12.0f} MiB   {textbook_memory:16.0f} MiB   (highest, beside the model's weights)
+
+largest difference of the embeddings: {difference:.1e} (at most 1e-5)
+memory of a dense mask of the packed sequence: {total * total / 2**20:.0f} MiB, of its scores: {encoder.heads * total * total * 4 / 2**20:.0f} MiB; \
+anyflash makes neither
+picture of the rule (the first 1024 tokens): {arguments.picture}""")
     if not difference <= 1e-5:
         sys.exit("search: the embeddings differ by more than 1e-5")
 
