@@ -1,9 +1,9 @@
 """anyflash next to its peers, in one run: speed, memory, and the limits that both are held to.
 
-Timed calls are interleaved: in each round every call of a comparison runs once. Figures are medians over the rounds, a spread
-is the slowest less the fastest over the median, and a ratio is the median of the rounds' ratios (above 1: anyflash is
-faster), so it holds when the machine's speed drifts. GFLOP/s counts useful operations: 4 d a visible pair forward, 10 d
-backward.
+Timed calls are interleaved: in each round every call of a comparison runs once. Figures are medians over the rounds, a
+spread is the slowest less the fastest over the median, and a ratio is the median of the rounds' ratios (above 1:
+anyflash is faster), so it holds when the machine's speed drifts. GFLOP/s counts useful operations: 4 d a visible pair
+forward, 10 d backward.
 """
 
 import argparse
@@ -47,13 +47,17 @@ def parse_arguments():
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
     parser.add_argument("--rounds", type=number(1, 1000), default=7, metavar="N", help="timed rounds a row (default 7)")
-    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES, help="of the rows beside PyTorch (default: all)")
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES,
+                        help="of the rows beside PyTorch (default: all)")
     parser.add_argument("--threads", nargs="+", type=number(1, 1024), metavar="N",
-                        default=[1, os.cpu_count()], help="of the rows beside PyTorch (default: one, and all)")  # fmt: skip
-    parser.add_argument("--calls", metavar="PROGRAM", type=Path, default=measure.PROJECT / "build-bench/bench/bench_calls",
+                        default=[1, os.cpu_count()],
+                        help="of the rows beside PyTorch (default: one, and all)")  # fmt: skip
+    parser.add_argument("--calls", metavar="PROGRAM", type=Path,
+                        default=measure.PROJECT / "build-bench/bench/bench_calls",
                         help="the C++ benchmark (default: the one that bench/compare builds)")  # fmt: skip
     parser.add_argument("--publish", metavar="FILE", type=Path,
-                        help="measure nothing: write the rows of this earlier --json file into README.md and docs/performance.md")
+                        help="measure nothing: write the rows of this earlier --json file into README.md and "
+                             "docs/performance.md")
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
     if arguments.json and (arguments.json.is_dir() or not os.access(arguments.json.parent, os.W_OK)):
@@ -68,14 +72,14 @@ class Table:
         self.rows, self.device, self.machine, self.date = [], device, measure.processor(), time.strftime("%Y-%m-%d")
         print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
 
-    def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None, peer="",
-            peer_figure=None, peer_spread=None, ratio=None, least=None, most=None):  # fmt: skip
+    def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None,
+            peer="", peer_figure=None, peer_spread=None, ratio=None, least=None, most=None):  # fmt: skip
         """least: of the ratio; most: of the figure."""
         held = (least is None or ratio >= least) and (most is None or figure <= most)
-        self.rows.append(dict(what=what, device=self.device, type=type, d=d, causal=causal, sequence=sequence, figure=figure,
-                              unit=unit, peer=peer, peer_figure=peer_figure, ratio=ratio, threads=threads, spread=spread,
-                              peer_spread=peer_spread, least_ratio=least, most=most, held=held, machine=self.machine,
-                              date=self.date))  # fmt: skip
+        self.rows.append(dict(what=what, device=self.device, type=type, d=d, causal=causal, sequence=sequence,
+                              figure=figure, unit=unit, peer=peer, peer_figure=peer_figure, ratio=ratio,
+                              threads=threads, spread=spread, peer_spread=peer_spread, least_ratio=least, most=most,
+                              held=held, machine=self.machine, date=self.date))  # fmt: skip
         print(page.line(self.rows[-1]), flush=True)
 
     def compare(self, what, ours, theirs, work, **columns):
@@ -132,15 +136,16 @@ def time_follows_rules(table, arguments):
         name = f"{text} {'x'.join(map(str, shape))}"
         for what in rule_calls:
             explained = af.explain(rule, shape, backward=what == "backward")
-            table.add(f"{what} {name}, visited pairs", explained.visited_pairs / explained.visible_pairs, "a visible one",
-                      most=most_visited, **columns)  # fmt: skip
+            table.add(f"{what} {name}, visited pairs", explained.visited_pairs / explained.visible_pairs,
+                      "a visible one", most=most_visited, **columns)  # fmt: skip
             ours, theirs = measure.interleaved([rule_calls[what], full_calls[what]], arguments.rounds)
             full_pairs = af.explain(af.full(), full_shape, backward=what == "backward").visited_pairs
             mine, full = ([s / pairs * 1e9 for s in seconds]
                           for seconds, pairs in ((ours, explained.visited_pairs), (theirs, full_pairs)))  # fmt: skip
             table.add(f"{what} {name}, time a visited pair", statistics.median(mine), "ns", peer="full() 8192",
-                      peer_figure=statistics.median(full), spread=measure.spread(mine), peer_spread=measure.spread(full),
-                      ratio=measure.median_ratio(mine, full), least=1 / 1.25, **columns)  # fmt: skip
+                      peer_figure=statistics.median(full), spread=measure.spread(mine),
+                      peer_spread=measure.spread(full), ratio=measure.median_ratio(mine, full), least=1 / 1.25,
+                      **columns)  # fmt: skip
 
 
 def long_sequences(table, arguments):
@@ -157,8 +162,8 @@ def long_sequences(table, arguments):
                       peer_spread=measure.spread(first), ratio=measure.median_ratio(a_token, first), least=1 / 1.25,
                       **columns)  # fmt: skip
         for length in (LENGTHS[0], LENGTHS[-1]):
-            table.add(f"{what} local(256), memory beside tensors", measure.peak_memory_in_own_process(what, length), "MB",
-                      sequence=length, most=250, **columns)  # fmt: skip
+            table.add(f"{what} local(256), memory beside tensors", measure.peak_memory_in_own_process(what, length),
+                      "MB", sequence=length, most=250, **columns)  # fmt: skip
 
 
 def main():
@@ -174,7 +179,8 @@ def main():
         if name in arguments.parts:
             parts[name](table, arguments)
     if arguments.build:
-        table.add("cold build of library and program, two jobs", measure.build_time(), "s", type="", d=0, threads=2, most=120)
+        table.add("cold build of library and program, two jobs", measure.build_time(), "s", type="", d=0, threads=2,
+                  most=120)
     if arguments.json:
         arguments.json.write_text(json.dumps(table.rows, indent=1) + "\n")
     print(page.summary(table.rows))

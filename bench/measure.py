@@ -57,7 +57,8 @@ def peak_memory(what, length):
     import re
 
     calls = LongCalls(length)
-    megabytes = lambda field: int(re.search(field + r":\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1e6 * 1024
+    megabytes = lambda field: int(re.search(field + r":\s+(\d+)",
+                                            Path("/proc/self/status").read_text())[1]) / 1e6 * 1024
     Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
     before = megabytes("VmRSS")
     getattr(calls, what)()
@@ -88,7 +89,8 @@ def tiny_call():
 
 def tiny_calls_from_cpp(program):
     """{forward or backward: seconds, several times} of bench/calls.cpp."""
-    run = subprocess.run([program, "--benchmark_format=json", "--benchmark_repetitions=7"], capture_output=True, text=True)
+    run = subprocess.run([program, "--benchmark_format=json", "--benchmark_repetitions=7"], capture_output=True,
+                         text=True)
     if run.returncode != 0:
         raise SystemExit(f"bench/compare: {program} failed: {run.stderr.strip()}")
     seconds = {}

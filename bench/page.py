@@ -8,12 +8,14 @@ PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
 BLOCK = re.compile(r"(<!-- figures:.*? -->\n).*?(<!-- end of figures -->)", re.S)
-HEADER = f"{'what':<54} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} {'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<39}limit"
+HEADER = (f"{'what':<54} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
+          f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<39}limit")  # fmt: skip
 
 
 def shape(row):
     """The columns that say what a row is about; empty where they have no meaning."""
-    return (row["type"], str(row["d"] or ""), "causal" if row["causal"] else "full" if row["peer"].startswith("torch") else "",
+    mask = "causal" if row["causal"] else "full" if row["peer"].startswith("torch") else ""
+    return (row["type"], str(row["d"] or ""), mask,
             str(row["sequence"] or ""), str(row["threads"] or ""))  # fmt: skip
 
 
@@ -22,14 +24,18 @@ def percent(number):
 
 
 def limit(row):
-    text = f"at least {row['least_ratio']:.2g} x" if row["least_ratio"] else f"at most {row['most']:g}" if row["most"] else ""
+    least, most = row["least_ratio"], row["most"]
+    text = f"at least {least:.2g} x" if least else f"at most {most:g}" if most else ""
     return text + (", MISSED" if not row["held"] else "")
 
 
 def line(row):
     type_, d, mask, sequence, threads = shape(row)
-    peer = f"{row['peer']:<13}{row['peer_figure']:8.2f} {percent(row['peer_spread']):>6} {row['ratio']:6.2f} x" if row["peer"] else ""
-    return (f"{row['what']:<54} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} {row['unit']:<14}"
+    peer = ""
+    if row["peer"]:
+        peer = f"{row['peer']:<13}{row['peer_figure']:8.2f} {percent(row['peer_spread']):>6} {row['ratio']:6.2f} x"
+    return (f"{row['what']:<54} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} "
+            f"{row['unit']:<14}"
             f"{percent(row['spread']):>7}  {peer:<39}{limit(row)}").rstrip()  # fmt: skip
 
 
@@ -45,7 +51,8 @@ def worst(rows):
 def summary(rows):
     limits = [row for row in rows if row["least_ratio"] or row["most"]]
     missed = [name(row) for row in limits if not row["held"]]
-    lines = ["", f"limits: {len(limits) - len(missed)} of {len(limits)} held" + "".join(f"\n  missed: {text}" for text in missed)]
+    lines = ["", f"limits: {len(limits) - len(missed)} of {len(limits)} held"]
+    lines += [f"  missed: {text}" for text in missed]
     if found := worst(rows):
         threads = f"{found['threads']} thread{'s' * (found['threads'] > 1)}"
         lines.append(f"worst ratio: {found['ratio']:.2f} x {found['peer']}, {name(found)}, {threads}")
@@ -61,7 +68,8 @@ def read(path):
     try:
         rows = json.loads(Path(path).read_text())
         if not short(rows):
-            raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the README shows")
+            raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the "
+                             "README shows")  # fmt: skip
         blocks(rows)
         return rows
     except OSError as error:
@@ -83,15 +91,19 @@ def blocks(rows):
     made = f"{rows[0]['machine']}, {rows[0]['date']}"
     shown = short(rows)
     figure = lambda key, spread: lambda row: (
-        "" if row[key] is None else f"{row[key]:.3g} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
-    readme = table(shown, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}", "anyflash (spread)": figure("figure", "spread"),
-                           "PyTorch (spread)": figure("peer_figure", "peer_spread"), "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
+        "" if row[key] is None else f"{row[key]:.3g} {row['unit']}" +
+        (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
+    readme = table(shown, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}",
+                           "anyflash (spread)": figure("figure", "spread"),
+                           "PyTorch (spread)": figure("peer_figure", "peer_spread"),
+                           "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
     keys = ("type", "d", "mask", "sequence", "threads")
     full = table(rows, {"what": lambda row: row["what"].replace("|", "\\|"),
                         **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)},
                         "figure (spread)": figure("figure", "spread"), "peer": lambda row: row["peer"],
                         "its figure (spread)": figure("peer_figure", "peer_spread"),
-                        "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "", "limit": limit})  # fmt: skip
+                        "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
+                        "limit": limit})  # fmt: skip
     return [f"{made}, one thread, float32, 1x4x2048; {shown[0]['peer']}:\n\n{readme}",
             f"{made}.\n\n{full}\n\n```text{summary(rows)}\n```"]  # fmt: skip
 

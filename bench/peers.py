@@ -51,5 +51,6 @@ class Case:
         ours, theirs = ours.double(), theirs.detach().double()
         difference = ((ours - theirs).abs().max() / theirs.abs().max()).item()
         if not difference <= TOLERANCE[self.type]:
-            raise SystemExit(f"bench/compare: {name} of {self.type} {self.shape}, causal {self.causal}: differs from {NAME} by "
+            raise SystemExit(f"bench/compare: {name} of {self.type} {self.shape}, causal {self.causal}: "
+                             f"differs from {NAME} by "
                              f"{difference:.1e} of its largest, expected at most {TOLERANCE[self.type]:.0e}")

@@ -33,35 +33,42 @@ RULES = [
     ("prefix", "af.prefix(5)", "The keys at coordinates below n."),
     ("sink", "af.sink(3)", "The first n keys as they lie in memory, whatever the alignment."),
     ("documents", DOCUMENTS + "af.documents(ids_q, ids_k)",
-     "Query and key of one document. In a sequence of one dimension the coordinates of the other rules restart inside each."),
-    ("tiles", "af.tiles(3, 3)", "Sliding tiles: the kernel of tiles centred on the query's tile, kept inside where it fits."),
+     "Query and key of one document. In a sequence of one dimension the coordinates of the other rules restart "
+     "inside each."),
+    ("tiles", "af.tiles(3, 3)",
+     "Sliding tiles: the kernel of tiles centred on the query's tile, kept inside where it fits."),
     ("neighbourhood", "af.neighbourhood(7)", "The `kernel` nearest keys, shifted inwards at the borders (NATTEN)."),
     ("neighbourhood, dilated", "af.neighbourhood(5, dilation=2)", "The same inside each residue class."),
     ("blocks", "bitmap = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]], bool)\naf.blocks(bitmap, 6, 4)",
      "A bitmap of blocks, counted in memory order: here 4 x 3 blocks of 6 queries x 4 keys."),
     ("dense", "mask = np.random.default_rng(1).random((24, 12)) < 0.4\naf.dense(mask)",
      "Any mask, read from memory: the slow path, and the only one."),
-    ("documents and causal", DOCUMENTS + "af.documents(ids_q, ids_k) & af.causal()", "The alignment holds inside each document."),
+    ("documents and causal", DOCUMENTS + "af.documents(ids_q, ids_k) & af.causal()",
+     "The alignment holds inside each document."),
     ("not", "~af.local(4)", "Everything that the rule hides."),
 ]
 
 # The patterns: (heading, code, shape of the queries, words); the keys have the same shape unless KEY_SHAPES says else
 KEY_SHAPES = {"Flamingo's cross-attention": (48,)}
 PATTERNS = [
-    ("Dilated sliding window", "af.local(6, log2_stride=2)", (64,), "Longformer's dilated heads: every 4th key, 5 steps each way."),
+    ("Dilated sliding window", "af.local(6, log2_stride=2)", (64,),
+     "Longformer's dilated heads: every 4th key, 5 steps each way."),
     ("Longformer", """\
 first = np.arange(16) == 0                 # of 16 blocks of 4 tokens
 cross = first[:, None] | first
 af.window(6, 6) | af.blocks(cross, 4, 4)""", (64,),
-     "A sliding window, and four global tokens that see all and that all see: the first row and column of a block bitmap."),
-    ("StreamingLLM", "af.causal() & (af.window(15, 0) | af.sink(4))", (64,), "The last 16 keys and the first 4, the attention sinks."),
+     "A sliding window, and four global tokens that see all and that all see: the first row and column of a block "
+     "bitmap."),
+    ("StreamingLLM", "af.causal() & (af.window(15, 0) | af.sink(4))", (64,),
+     "The last 16 keys and the first 4, the attention sinks."),
     ("Prefix LM", "af.causal() | af.prefix(20)", (64,), "A prompt that is seen both ways, then causal text."),
     ("Documents and causal", "ids = np.repeat([0, 1, 2], [20, 28, 16])\naf.documents(ids, ids) & af.causal()", (64,),
      "Packed training of a language model."),
     ("Shared prefix", """\
 ids = np.repeat([0, 1, 2, 3], 16)          # the prompt and three continuations
 same = af.documents(ids, ids)
-(same & af.causal()) | (af.sink(16) & ~same)""", (64,), "Three continuations of one prompt of 16 tokens, in one sequence."),
+(same & af.causal()) | (af.sink(16) & ~same)""", (64,),
+     "Three continuations of one prompt of 16 tokens, in one sequence."),
     ("NATTEN", "af.neighbourhood(5)", (10, 10), "Neighbourhood attention on a 10 x 10 image, kernel 5 x 5."),
     ("Two-dimensional local", "af.local(3)", (10, 10), "A 5 x 5 window on a 10 x 10 image, cut at the borders."),
     ("Sliding tiles", "af.tiles((2, 2, 2), (3, 3, 3))", (6, 6, 8),
@@ -75,8 +82,8 @@ af.documents(images_so_far, image_of_key)""", (64,),
 same, before = np.eye(8, dtype=bool), np.tri(8, k=-1, dtype=bool)
 bitmap = np.block([[same, before], [np.zeros_like(same), before | same]])
 af.blocks(bitmap, 4, 4)""", (64,),
-     "BD3-LM training, noisy blocks first, then the clean ones: a noisy block sees itself and the clean blocks before it, a clean "
-     "block the clean blocks up to itself."),
+     "BD3-LM training, noisy blocks first, then the clean ones: a noisy block sees itself and the clean blocks before "
+     "it, a clean block the clean blocks up to itself."),
     ("BigBird", """\
 place = np.arange(16)                      # of 16 blocks of 4 tokens
 near = abs(place[:, None] - place) <= 1
@@ -115,14 +122,16 @@ def gallery():
     """{file name: text}"""
     files = {}
     page = ["# Rule gallery", "",
-            "Made by `docs/make_gallery.py` with `anyflash.explain`. Queries run down, keys across; dark means the query sees the key.\n"
+            "Made by `docs/make_gallery.py` with `anyflash.explain`. Queries run down, keys across; dark means the "
+            "query sees the key.\n"
             "The code runs as it stands, after", "", *python(IMPORTS), "## Every rule, every alignment", "",
-            f"{QUERIES} queries and {KEYS} keys, so that the alignments differ: see [the guide](guide.md#alignment).", ""]
+            f"{QUERIES} queries and {KEYS} keys, so that the alignments differ: see [the guide](guide.md#alignment).",
+            ""]
     for heading, code, words in RULES:
         name = slug(heading)
         cells = [picture(files, f"{name}-{align}", rule_of(code), (QUERIES,), (KEYS,), align) for align in ALIGNMENTS]
-        page += [f"### {heading}", "", words, "", *python(code), "| " + " | ".join(ALIGNMENTS) + " |", "|---|---|---|---|",
-                 "| " + " | ".join(cells) + " |", ""]
+        page += [f"### {heading}", "", words, "", *python(code), "| " + " | ".join(ALIGNMENTS) + " |",
+                 "|---|---|---|---|", "| " + " | ".join(cells) + " |", ""]
     page += ["## Known patterns", ""]
     for heading, code, shape, words in PATTERNS:
         keys = KEY_SHAPES.get(heading, shape)
@@ -135,7 +144,8 @@ def gallery():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="only say whether the files are up to date (exit code 1 if not)")
+    parser.add_argument("--check", action="store_true",
+                        help="only say whether the files are up to date (exit code 1 if not)")
     check = parser.parse_args().check
     files = gallery()
     if check:

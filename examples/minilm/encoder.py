@@ -1,7 +1,7 @@
 """The all-MiniLM-L6-v2 sentence encoder in NumPy: six BERT layers, mean pooling, unit length.
 
-The attention is a function that the caller gives, so the same model runs packed on anyflash and one text at a time on the
-textbook formula. Sources: BERT (Devlin et al. 2018), Sentence-BERT (Reimers and Gurevych 2019).
+The attention is a function that the caller gives, so the same model runs packed on anyflash and one text at a time on
+the textbook formula. Sources: BERT (Devlin et al. 2018), Sentence-BERT (Reimers and Gurevych 2019).
 """
 
 import importlib.util
@@ -46,15 +46,16 @@ class Encoder:
         self.weights = load_file(folder / "model.safetensors")
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"])
+        longest = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+        self.tokenizer.enable_truncation(longest)
 
     def tokens(self, texts):
         """A list of token id arrays, one a text."""
         return [np.array(encoding.ids, np.int64) for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def encode(self, token_lists, attention):
-        """Unit vectors, (texts, 384) float32. `attention(q, k, v)` gets (heads, all tokens, 32) each, the texts packed in
-        one sequence, and must keep them apart."""
+        """Unit vectors, (texts, 384) float32. `attention(q, k, v)` gets (heads, all tokens, 32) each, the texts packed
+        in one sequence, and must keep them apart."""
         lengths = [len(tokens) for tokens in token_lists]
         positions = np.concatenate([np.arange(length) for length in lengths])
         w = self.weights

@@ -1,7 +1,7 @@
 """Finds the paragraphs of a text that answer a question, with every attention on anyflash.
 
-All paragraphs are packed into one sequence; the rule `documents` keeps them apart. The same paragraphs then go one by one
-through textbook attention, and both are compared: embeddings, time, memory.
+All paragraphs are packed into one sequence; the rule `documents` keeps them apart. The same paragraphs then go one by
+one through textbook attention, and both are compared: embeddings, time, memory.
 """
 
 import argparse
@@ -83,7 +83,8 @@ def measured(way, model, texts, label):
     way(encoder, tokens[:2], tqdm(disable=True))  # warm up: threads, pages of the weights
     Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
     before = memory("VmRSS")
-    with tqdm(total=len(tokens), desc=label, mininterval=0.5, bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}") as bar:
+    with tqdm(total=len(tokens), desc=label, mininterval=0.5,
+              bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}") as bar:
         start = time.perf_counter()
         embeddings = way(encoder, tokens, bar)
         seconds = time.perf_counter() - start
@@ -119,12 +120,16 @@ def count(text):
 
 
 def parse_arguments():
-    parser = Parser(prog="scripts/demo", description=__doc__.split("\n")[0], epilog="A paragraph's tokens beyond 256 are cut off.")
-    parser.add_argument("text", nargs="?", metavar="TEXT_FILE", help="a text file (default: this project's documentation)")
-    parser.add_argument("question", nargs="?", metavar="QUESTION", help=f"default: {QUESTION}; of another text: {OTHER_QUESTION}")
+    parser = Parser(prog="scripts/demo", description=__doc__.split("\n")[0],
+                    epilog="A paragraph's tokens beyond 256 are cut off.")
+    parser.add_argument("text", nargs="?", metavar="TEXT_FILE",
+                        help="a text file (default: this project's documentation)")
+    parser.add_argument("question", nargs="?", metavar="QUESTION",
+                        help=f"default: {QUESTION}; of another text: {OTHER_QUESTION}")
     parser.add_argument("--best", type=count, default=3, help="how many paragraphs to show (default 3)")
     parser.add_argument("--picture", default="demo-rule.svg", help="where to draw the rule (default demo-rule.svg)")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a sentence model like it (default: all-MiniLM-L6-v2, installed)")
+    parser.add_argument("--model", type=Path, metavar="FOLDER",
+                        help="a sentence model like it (default: all-MiniLM-L6-v2, installed)")
     return parser.parse_args()
 
 
@@ -142,7 +147,8 @@ def main():
     what = arguments.text or "this project's documentation"
     print(f"{len(texts)} paragraphs, {total} tokens: {what}")
     name = arguments.model or "all-MiniLM-L6-v2"
-    print(f"model {name}, {encoder.layers} layers of {encoder.heads} heads; every paragraph is embedded twice:", flush=True)
+    print(f"model {name}, {encoder.layers} layers of {encoder.heads} heads; every paragraph is embedded twice:",
+          flush=True)
 
     embeddings, packed_seconds, packed_memory = in_own_process(packed, model, texts, "packed, anyflash    ")
     expected, textbook_seconds, textbook_memory = in_own_process(one_by_one, model, texts, "one by one, textbook")
@@ -155,14 +161,14 @@ def main():
     for rank, index in enumerate(np.argsort(-scores)[: arguments.best], 1):
         print(f"  {rank}. ({scores[index]:.2f}) {textwrap.shorten(texts[index], 400, placeholder=' ...')}")
 
+    mask, all_scores = total * total / 2**20, encoder.heads * total * total * 4 / 2**20
     print(f"""
                  packed, anyflash   one by one, textbook
 time             {packed_seconds:14.2f} s   {textbook_seconds:18.2f} s
 memory           {packed_memory:12.0f} MiB   {textbook_memory:16.0f} MiB   (highest, beside the model's weights)
 
 largest difference of the embeddings: {difference:.1e} (at most 1e-5)
-memory of a dense mask of the packed sequence: {total * total / 2**20:.0f} MiB, of its scores: {encoder.heads * total * total * 4 / 2**20:.0f} MiB; \
-anyflash makes neither
+memory of a dense mask of the packed sequence: {mask:.0f} MiB, of its scores: {all_scores:.0f} MiB (anyflash: none)
 picture of the rule (the first 1024 tokens): {arguments.picture}""")
     if not difference <= 1e-5:
         sys.exit("search: the embeddings differ by more than 1e-5")

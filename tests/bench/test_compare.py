@@ -17,7 +17,8 @@ COLUMNS = {"what", "device", "type", "d", "causal", "sequence", "figure", "unit"
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *map(str, arguments)], capture_output=True,
+                          text=True)
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -38,7 +39,8 @@ def run(*arguments):
 def test_wrong_options(arguments, message):
     done = run(*arguments)
     assert done.returncode == 1
-    assert done.stderr.startswith("bench/compare: ") and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("bench/compare: ") and message in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_rows_of_long_sequences(tmp_path):
@@ -54,13 +56,15 @@ def test_rows_of_long_sequences(tmp_path):
 
 
 def row(ratio, least=None, **more):
-    return dict(what="forward", device="cpu", type="float32", d=64, causal=False, sequence=2048, figure=100.0, unit="GFLOP/s",
-                peer="torch 1.0", peer_figure=100 / ratio, ratio=ratio, threads=1, spread=0.05, peer_spread=None, least_ratio=least,
-                most=None, held=least is None or ratio >= least, machine="A machine, 2 threads", date="2030-01-01") | more  # fmt: skip
+    return dict(what="forward", device="cpu", type="float32", d=64, causal=False, sequence=2048, figure=100.0,
+                unit="GFLOP/s", peer="torch 1.0", peer_figure=100 / ratio, ratio=ratio, threads=1, spread=0.05,
+                peer_spread=None, least_ratio=least, most=None, held=least is None or ratio >= least,
+                machine="A machine, 2 threads", date="2030-01-01") | more  # fmt: skip
 
 
 ROWS = [row(0.8, 0.7), row(0.5, 0.6, what="backward", causal=True), row(0.25, 0.8, what="local(8)", peer="full()"),
-        row(1, what="memory", figure=260.0, unit="MB", most=250, held=False) | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
+        row(1, what="memory", figure=260.0, unit="MB", most=250, held=False)
+        | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
 
 
 def test_the_summary_ends_with_the_worst_ratio():
@@ -86,7 +90,8 @@ def test_the_tables_are_written_between_the_marks(tmp_path):
     (ROWS[2:], "no rows beside PyTorch in float32 on one thread, which the README shows"),
     ([row(0.8)], "no rows beside PyTorch in float32 on one thread, which the README shows"),
     (ROWS + [{}], "not a file that bench/compare --json wrote"),
-    ([{name: value for name, value in row(0.8, 0.7).items() if name != "machine"}], "not a file that bench/compare --json wrote"),
+    ([{name: value for name, value in row(0.8, 0.7).items() if name != "machine"}],
+     "not a file that bench/compare --json wrote"),
 ])  # fmt: skip
 def test_a_file_without_the_rows_to_show_is_not_published(tmp_path, rows, reason):
     (tmp_path / "rows.json").write_text(json.dumps(rows))

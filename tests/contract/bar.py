@@ -3,8 +3,8 @@
     largest error <= 2 * (the textbook's largest) + 1 unit in the last place of the largest true value
     root mean square <= (1.5 + 3 / sqrt(n)) * (the textbook's) + a tenth of that unit, of n errors
 
-The first is the specification's. The largest of a few errors is a matter of chance, so it is decided over many draws, and
-the largest of many could hide that every error has doubled. The second shows that; of few errors it is chance too.
+The first is the specification's. The largest of a few errors is a matter of chance, so it is decided over many draws,
+and the largest of many could hide that every error has doubled. The second shows that; of few errors it is chance too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A case: one call as plain numbers. It makes its tensors from a seed, lays them out as the library is to see them, runs the
-library, and brings everything back to the canonical form of reference.py."""
+"""A case: one call as plain numbers. It makes its tensors from a seed, lays them out as the library is to see them,
+runs the library, and brings everything back to the canonical form of reference.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Case:
         if self.layout == "thd":
             assert self.batch == 1 and self.cu_q and self.cu_k
         if self.layout == "qkv":  # (3, heads, length, channels)
-            assert self.batch == 1 and self.heads_q == self.heads_kv and self.q_shape == self.k_shape and self.d_qk == self.d_v
+            assert self.batch == 1 and self.heads_q == self.heads_kv
+            assert self.q_shape == self.k_shape and self.d_qk == self.d_v
 
     @property
     def queries(self):
@@ -167,7 +168,8 @@ class Laid:
         for name in ("bias", "alibi_slopes", "sink"):
             if name in given:
                 options[name] = lay(given[name])
-        for name, value in (("cu_seqlens_q", case.cu_q), ("cu_seqlens_k", case.cu_k), ("key_lengths", case.key_lengths)):
+        for name, value in (("cu_seqlens_q", case.cu_q), ("cu_seqlens_k", case.cu_k),
+                            ("key_lengths", case.key_lengths)):
             if value is not None:
                 options[name] = lay(np.array(value, case.index_type))
         return options
@@ -223,7 +225,8 @@ class Laid:
         return a[None] if self.case.layout in ("thd", "qkv") else a
 
     def forward(self, **changes):
-        """Raw (out, lse, l, m) of the library; out and lse of one call, l and m of another, which must give the same out."""
+        """Raw (out, lse, l, m) of the library; out and lse of one call, l and m of another, which must give the same
+        out."""
         options = self.options | changes
         out, lse = af.attention(self.q, self.k, self.v, return_lse=True, **options)
         again, l, m = af.attention(self.q, self.k, self.v, return_lse="lm", **options)
@@ -307,8 +310,8 @@ def misses(measured):
 def check(case, tensors=None, backward=True, **changes):
     """Runs a case and holds every result against the bar.
 
-    Where the textbook is lucky, its doubled error says little. So a miss is decided over more draws of the same call, this
-    one among them, and over both kinds of textbook.
+    Where the textbook is lucky, its doubled error says little. So a miss is decided over more draws of the same call,
+    this one among them, and over both kinds of textbook.
     """
     missed = misses(measure(case, tensors, backward, **changes))
     if not missed:

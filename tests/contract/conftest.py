@@ -2,7 +2,7 @@
 
     pytest tests/contract -n 2                                    as continuous integration runs them
     ANYFLASH_TEST_EXAMPLES=20 pytest tests/contract -n 2          20 times as many, new ones in each run
-    ANYFLASH_TEST_SHRINK=1 pytest tests/contract -n 2             a failing example is made small first, which takes minutes
+    ANYFLASH_TEST_SHRINK=1 pytest tests/contract -n 2             also makes a failing example small: minutes
 """
 
 import os

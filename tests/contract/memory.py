@@ -1,4 +1,5 @@
-"""Tensors in awkward places: any order of axes in memory, gaps, negative steps, odd offsets; and huge virtual memory."""
+"""Tensors in awkward places: any order of axes in memory, gaps, negative steps, odd offsets; and huge virtual
+memory."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ import numpy as np
 
 
 def restride(a, rng, writable_base=False):
-    """A copy of `a` whose axes lie in memory in random order, with gaps and negative steps, at an odd offset; the channel axis
-    or the last sequence axis may or may not be contiguous. With writable_base also the flat memory it lies in, the rest of
-    which holds a canary."""
+    """A copy of `a` whose axes lie in memory in random order, with gaps and negative steps, at an odd offset; the
+    channel axis or the last sequence axis may or may not be contiguous. With writable_base also the flat memory it lies
+    in, the rest of which holds a canary."""
     order = rng.permutation(a.ndim)
     steps = rng.choice([1, 1, 1, 2, -1, -2], a.ndim)
     margins = rng.integers(0, 3, a.ndim)

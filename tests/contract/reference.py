@@ -1,4 +1,5 @@
-"""The contract in plain NumPy, forward and backward, with the whole matrix in memory. It shares no code with the library.
+"""The contract in plain NumPy, forward and backward, with the whole matrix in memory. It shares no code with the
+library.
 
 The same formulas are evaluated in two kinds of arithmetic: exactly enough to be the truth (float64, or longdouble for
 float64 inputs), and as a textbook would in the inputs' type, which sets the bar (bar.py).
@@ -82,9 +83,9 @@ class Exact:
 
 
 class Textbook(Exact):
-    """Three loops: sums, term after term, and elementary functions in the accumulation type, matrices rounded to the inputs'
-    type. Whether the terms come first to last, or last to first with multiplication and addition in one rounding (as compilers
-    write it), is chance; where it matters, both are tried."""
+    """Three loops: sums, term after term, and elementary functions in the accumulation type, matrices rounded to the
+    inputs' type. Whether the terms come first to last, or last to first with multiplication and addition in one
+    rounding (as compilers write it), is chance; where it matters, both are tried."""
 
     def __init__(self, name, fused=False):
         super().__init__(np.float64 if name == "float64" else np.float32)

@@ -1,7 +1,7 @@
 """Every mask rule of the specification as an explicit boolean matrix, straight from the words of its table.
 
-A rule is a tuple here: its name, then its arguments, e.g. ("local", 8, 0, True) or ("and", rule, rule). Nothing in this file
-knows the library. Shapes: n queries, m keys, a sequence of 1 to 3 dimensions.
+A rule is a tuple here: its name, then its arguments, e.g. ("local", 8, 0, True) or ("and", rule, rule). Nothing in this
+file knows the library. Shapes: n queries, m keys, a sequence of 1 to 3 dimensions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 @dataclass
 class Places:
-    """Where queries and keys sit: aligned coordinates (n, dims) and (m, dims), and the joint shape R of each entry's sequence
-    (it is its document's where coordinates restart)."""
+    """Where queries and keys sit: aligned coordinates (n, dims) and (m, dims), and the joint shape R of each entry's
+    sequence (it is its document's where coordinates restart)."""
 
     x: np.ndarray
     y: np.ndarray
@@ -118,7 +118,8 @@ def _window(p, left, right):
 
 
 def _tiles(p, shape, kernel):
-    """The centre is clamped by clamping the kernel's first tile; a kernel longer than the row of tiles sees all of them."""
+    """The centre is clamped by clamping the kernel's first tile; a kernel longer than the row of tiles sees all of
+    them."""
     dims = p.x.shape[1]
     seen = np.ones((len(p.x), len(p.y)), bool)
     for i, (tile, width) in enumerate(zip(_per_dimension(shape, dims), _per_dimension(kernel, dims))):

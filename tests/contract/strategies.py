@@ -1,5 +1,5 @@
-"""Hypothesis strategies for cases: shapes of every sort, rules as trees, options in all combinations, kept to a size that a
-textbook can follow."""
+"""Hypothesis strategies for cases: shapes of every sort, rules as trees, options in all combinations, kept to a size
+that a textbook can follow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 ALIGNMENTS = ("none_front", "none_end", "scale_front", "scale_end")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-ATOMS = ("full", "causal", "local", "window", "prefix", "sink", "documents", "documents_packed", "tiles", "neighbourhood",
-         "blocks", "dense")  # fmt: skip
+ATOMS = ("full", "causal", "local", "window", "prefix", "sink", "documents", "documents_packed", "tiles",
+         "neighbourhood", "blocks", "dense")  # fmt: skip
 
 # Around the edges of vectors, cells of 64 and blocks of 128 and 256, and anything else.
 lengths = st.one_of(
@@ -23,7 +23,7 @@ long_lengths = st.integers(900, 1400)
 
 
 def channels(most):
-    edges = [c for c in (1, 2, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 80, 96, 127, 128, 129, 192, 255, 256, 257, 511, 512)]
+    edges = (1, 2, 7, 8, 9, 15, 16, 17, 32, 33, 64, 65, 80, 96, 127, 128, 129, 192, 255, 256, 257, 511, 512)
     return st.one_of(st.sampled_from([c for c in edges if c <= most]), st.integers(1, 64), st.integers(1, most))
 
 
@@ -145,7 +145,8 @@ def _common(draw):
 
 
 def _sequences(draw, dims, rows, long):
-    """Query and key shapes. `rows`: batch * heads * channels; the textbook has at most about 40 million products to sum."""
+    """Query and key shapes. `rows`: batch * heads * channels; the textbook has at most about 40 million products to
+    sum."""
     most = 40_000_000 // max(1, rows)
     if long:
         return (draw(long_lengths),), (draw(st.one_of(long_lengths, lengths)),)
@@ -178,8 +179,9 @@ def calls(draw, types=FLOATS, atom=None, long=False):
     rule = draw_atom(draw, atom, shapes) if atom else draw_rule(draw, shapes, draw(st.integers(0, 3)))
     return Case(
         type=type, batch=batch, heads_q=heads_q, heads_kv=heads_kv, q_shape=q_shape, k_shape=k_shape,
-        d_qk=d_qk, d_v=d_v, rule=rule, align=draw(st.sampled_from(ALIGNMENTS)), layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])),
-        key_lengths=key_lengths, **_options(draw, type), **_common(draw),
+        d_qk=d_qk, d_v=d_v, rule=rule, align=draw(st.sampled_from(ALIGNMENTS)),
+        layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])), key_lengths=key_lengths, **_options(draw, type),
+        **_common(draw),
     )  # fmt: skip
 
 
@@ -209,9 +211,10 @@ def ragged_cases(draw, types=FLOATS):
         cu_k = cu_q
     shapes = Shapes(1, heads_q, (cu_q[-1],), (cu_k[-1],), documents=False)
     return Case(
-        type=type, heads_q=heads_q, heads_kv=heads_kv, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],), d_qk=draw(channels(256)),
-        d_v=draw(channels(512)), layout="thd", cu_q=cu_q, cu_k=cu_k, rule=draw_rule(draw, shapes, 2),
-        align=draw(st.sampled_from(ALIGNMENTS)), **_options(draw, type), **_common(draw),
+        type=type, heads_q=heads_q, heads_kv=heads_kv, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],),
+        d_qk=draw(channels(256)), d_v=draw(channels(512)), layout="thd", cu_q=cu_q, cu_k=cu_k,
+        rule=draw_rule(draw, shapes, 2), align=draw(st.sampled_from(ALIGNMENTS)), **_options(draw, type),
+        **_common(draw),
     )  # fmt: skip
 
 

@@ -26,7 +26,8 @@ def test_every_set_that_runs_here_is_there():
     if platform.machine() != "x86_64":
         assert len(SETS) >= 2 and "EMU128" in SETS
         return
-    flags, needed, expected = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split()), set(), set()
+    flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split())
+    needed, expected = set(), set()
     for name, more in X86.items():
         needed |= set(more.split())
         if needed <= flags:

@@ -38,8 +38,8 @@ beside_results(lambda: [np.ones(40_000_000, np.uint8) for _ in range(2)][:1])  #
 @pytest.mark.parametrize("n", [16_384, 131_072])
 @pytest.mark.parametrize("kind", ["none", "softcap", "keys", "queries"])
 def test_memory_is_small(n, kind):
-    """A boolean n x n matrix would take 268 MB and 17 GB, the panels of a block a few MB a thread, one array of the size of q
-    4 MB and 34 MB. The measurement itself is tested by a call of known size."""
+    """A boolean n x n matrix would take 268 MB and 17 GB, the panels of a block a few MB a thread, one array of the
+    size of q 4 MB and 34 MB. The measurement itself is tested by a call of known size."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(n), kind], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     forward, backward, known = map(float, done.stdout.split())

@@ -27,7 +27,8 @@ RULES = [("full",), ("causal",), ("local", 2), ("window", 1, 1), ("prefix", 2), 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("axis", EMPTY)
 def test_nothing_there(axis, layout, type):
-    case = Case(**dict(type=type, batch=2, heads_q=4, heads_kv=2, q_shape=(3,), k_shape=(6,), layout=layout) | EMPTY[axis])
+    case = Case(**dict(type=type, batch=2, heads_q=4, heads_kv=2, q_shape=(3,), k_shape=(6,),
+                       layout=layout) | EMPTY[axis])
     for align in ("none_front", "none_end", "scale_front", "scale_end"):
         check(case.but(align=align))
     for rule in RULES:
@@ -51,9 +52,11 @@ def test_tables_over_nothing(axis):
         check(case.but(rule=rule))
 
 
-@pytest.mark.parametrize("cu_q, cu_k", [((0,), (0,)), ((0, 0), (0, 0)), ((0, 0, 0), (0, 4, 9)), ((0, 4, 9), (0, 0, 0)), ((0, 0, 5, 5), (0, 3, 3, 7))])
+@pytest.mark.parametrize("cu_q, cu_k", [((0,), (0,)), ((0, 0), (0, 0)), ((0, 0, 0), (0, 4, 9)), ((0, 4, 9), (0, 0, 0)),
+                                        ((0, 0, 5, 5), (0, 3, 3, 7))])
 def test_empty_documents(cu_q, cu_k):
-    check(Case(heads_q=2, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],), layout="thd", cu_q=cu_q, cu_k=cu_k, rule=("causal",)))
+    check(Case(heads_q=2, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],), layout="thd", cu_q=cu_q, cu_k=cu_k,
+               rule=("causal",)))
 
 
 def test_packed_nothing():
@@ -61,7 +64,8 @@ def test_packed_nothing():
         check(Case(heads_q=heads, heads_kv=heads, q_shape=(length,), k_shape=(length,), layout="qkv"))
 
 
-# Where each axis of a (2, 2, 3, 4) tensor lies, in elements: some two entries are more than 2^31 (or 2^32) elements apart.
+# Where each axis of a (2, 2, 3, 4) tensor lies, in elements: some two entries are more than 2^31 (or 2^32) elements
+# apart.
 FAR = 2**31 + 2**20
 STRIDES = {
     "batch": (FAR, 12, 4, 1),
@@ -76,7 +80,8 @@ STRIDES = {
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("axis", STRIDES)
 def test_far_apart(axis, type):
-    case = Case(type=type, batch=2, heads_q=2, heads_kv=2, q_shape=(3,), k_shape=(3,), d_qk=4, d_v=4, rule=("causal",), seed=9)
+    case = Case(type=type, batch=2, heads_q=2, heads_kv=2, q_shape=(3,), k_shape=(3,), d_qk=4, d_v=4, rule=("causal",),
+                seed=9)
     laid = Laid(case)
     out, lse = af.attention(laid.q, laid.k, laid.v, return_lse=True, **laid.options)
     expected = af.attention_backward(laid.dout, laid.q, laid.k, laid.v, out, lse, **laid.options)
@@ -111,7 +116,8 @@ def test_bias_far_apart(axis):
 
 
 def test_bias_of_more_than_2_to_the_31_places():
-    """bias[i, j] = base[i + j] over 50,000 x 50,000 places: overlapping strides, so no memory, but the places are there."""
+    """bias[i, j] = base[i + j] over 50,000 x 50,000 places: overlapping strides, so no memory, but the places are
+    there."""
     n = 50_000
     rng = np.random.default_rng(0)
     base = rng.standard_normal(2 * n).astype(np.float32)

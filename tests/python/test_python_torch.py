@@ -1,5 +1,5 @@
-"""PyTorch's own tensors on the CPU. PyTorch is too large to be installed for the tests: conftest.py collects this file only
-where it is there (test_python_arrays.py has a stand-in). bench/compare installs it:
+"""PyTorch's own tensors on the CPU. PyTorch is too large to be installed for the tests: conftest.py collects this file
+only where it is there (test_python_arrays.py has a stand-in). bench/compare installs it:
 
     .venv-bench/bin/python -m pip install . pytest && .venv-bench/bin/python -m pytest tests/python/test_python_torch.py
 """

@@ -1,4 +1,5 @@
-"""scripts/common.sh installs Debian packages: what it prints, and its one line where it cannot. apt-get is a stand-in."""
+"""scripts/common.sh installs Debian packages: what it prints, and its one line where it cannot. apt-get is a
+stand-in."""
 
 import os
 import subprocess
@@ -41,7 +42,8 @@ def test_a_line_for_each_package(packages):
     done = packages("there", "wanted")
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.splitlines() == [
-        "", "== installing wanted", "  package list bookworm InRelease", "  fetching wanted [5,314 kB]", "  installed wanted",
+        "", "== installing wanted", "  package list bookworm InRelease", "  fetching wanted [5,314 kB]",
+        "  installed wanted",
     ]  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def test_nothing_to_do(packages):
 
 @pytest.mark.parametrize("command", ["update", "install"])
 def test_one_line_where_it_cannot_install(packages, command):
-    failing = f'[[ $2 == {command} ]] || exit 0; echo "W: old" >&2; echo "E: no network" >&2; echo "E: more" >&2; exit 100'
+    failing = f"[[ $2 == {command} ]] || exit 0; printf '%s\\n' 'W: old' 'E: no network' 'E: more' >&2; exit 100"
     done = packages("there", "wanted", **{"apt-get": failing})
     assert done.returncode == 1
     assert done.stderr == f"demo: apt-get {command} failed: E: no network; please install: wanted\n"
