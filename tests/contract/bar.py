@@ -1,7 +1,7 @@
 """The accuracy bar: errors against the truth, held against those of the textbook formula in the inputs' type.
 
     largest error <= 2 * (the textbook's largest) + 1 unit in the last place of the largest true value
-    root mean square <= (1.5 + 3 / sqrt(n)) * (the textbook's) + a tenth of that unit, of n errors
+    root mean square <= (1.5 + 4 / sqrt(n)) * (the textbook's) + a tenth of that unit, of n errors
 
 The first is the specification's. The largest of a few errors is a matter of chance, so it is decided over many draws,
 and the largest of many could hide that every error has doubled. The second shows that; of few errors it is chance too.
@@ -54,7 +54,7 @@ class Measured:
         """What is over the bar, or None."""
         bars = {
             "largest error": (self.ours.largest, self.textbook.largest, 2, 1),
-            "root mean square": (self.ours.mean, self.textbook.mean, 1.5 + 3 / max(self.ours.count, 1) ** 0.5, 0.1),
+            "root mean square": (self.ours.mean, self.textbook.mean, 1.5 + 4 / max(self.ours.count, 1) ** 0.5, 0.1),
         }
         for what, (ours, textbook, factor, units) in bars.items():
             bar = factor * textbook + units * self.unit
