@@ -38,7 +38,7 @@ RULES = [
     ("tiles", "af.tiles(3, 3)",
      "Sliding tiles: the kernel of tiles centred on the query's tile, kept inside where it fits."),
     ("neighbourhood", "af.neighbourhood(7)", "The `kernel` nearest keys, shifted inwards at the borders (NATTEN)."),
-    ("neighbourhood, dilated", "af.neighbourhood(5, dilation=2)", "The same inside each residue class."),
+    ("neighbourhood, dilated", "af.neighbourhood(5, dilation=2)", "The same among the keys whose distance is a multiple of `dilation`."),
     ("blocks", "bitmap = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 1]], bool)\naf.blocks(bitmap, 6, 4)",
      "A bitmap of blocks, counted in memory order: here 4 x 3 blocks of 6 queries x 4 keys."),
     ("dense", "mask = np.random.default_rng(1).random((24, 12)) < 0.4\naf.dense(mask)",
