@@ -67,6 +67,14 @@ Rule without_batch_tables(const Rule& rule) {
   return Rule(without_batch_tables(std::make_shared<const Node>(rule.node())));
 }
 
+bool by_difference(const rules::Program& program) {
+  using rules::AtomKind;
+  return !program.restarts && std::all_of(program.atoms, program.atoms + program.atom_count, [](const auto& atom) {
+    return atom.kind == AtomKind::full || atom.kind == AtomKind::causal || atom.kind == AtomKind::local ||
+           atom.kind == AtomKind::window;
+  });
+}
+
 std::pair<rules::Program, std::shared_ptr<const void>> first_program(const Problem& problem) {
   auto tables = std::make_shared<rules::Tables>();
   auto program = rules::compile(problem.rule, shapes_of(problem), 0, 0, *tables);
