@@ -112,6 +112,8 @@ void explain_command(ExplainArguments arguments) {
   if (kind == PictureKind::png || kind == PictureKind::svg) check_target(arguments.picture);
   const auto queries = parse_shape("--shape", arguments.shape);
   const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
+  if (keys.size() != queries.size())
+    fail("--keys: " + text_of(keys) + ", expected " + std::to_string(queries.size()) + " sizes as in --shape");
   Inputs inputs(arguments.files, false);
   for (const auto& assignment : arguments.tensors) inputs.assign(assignment);
   std::vector<OwnedTensor> tables;  // must outlive the rule

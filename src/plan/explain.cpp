@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <limits>
 #include <map>
 
 #include <anyflash/explain.h>
@@ -9,6 +10,7 @@
 #include "backends.h"
 #include "plan/explained.h"
 #include "plan/facts.h"
+#include "problem/tensor.h"
 #include "rules/classes.h"
 #include "rules/sees.h"
 #include "rules/words.h"
@@ -17,12 +19,23 @@ namespace anyflash {
 namespace planning {
 namespace {
 
-TensorView shape_view(ElementType type, std::int64_t batch, std::int64_t heads, const SequenceShape& sequence,
-                      std::int64_t channels, const char* name) {
-  if (sequence.empty() || sequence.size() > 3) {
-    throw Error(Error::Kind::value, std::string(name) + ": a sequence of " + std::to_string(sequence.size()) +
-                                        " dimensions, expected 1 to 3");
+constexpr std::int64_t most_entries = std::numeric_limits<std::int32_t>::max();
+
+void check_shape(const SequenceShape& sequence, const char* name) {
+  const auto fail = [&](const std::string& expected) {
+    throw Error(Error::Kind::value, std::string(name) + ": " + text_of(sequence) + ", expected " + expected);
+  };
+  if (sequence.empty() || sequence.size() > 3) fail("1 to 3 sizes");
+  double entries = 1;
+  for (const auto size : sequence) {
+    if (size < 0 || size > most_entries) fail("sizes from 0 to 2147483647");
+    entries *= double(size);
   }
+  if (entries > double(most_entries)) fail("a sequence of at most 2147483647 entries");
+}
+
+TensorView shape_view(ElementType type, std::int64_t batch, std::int64_t heads, const SequenceShape& sequence,
+                      std::int64_t channels) {
   TensorView view;
   view.type = type;
   view.rank = 0;
@@ -180,17 +193,19 @@ std::vector<std::uint8_t> classes_of(const ExecutionPlan& plan) {
 
 Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                           const ExplainOptions& options) {
-  if (!q_shape.empty() && q_shape.size() <= 3 && k_shape.size() != q_shape.size()) {
-    throw Error(Error::Kind::value, "key: sequence dimensions " + std::to_string(k_shape.size()) + ", expected " +
-                                        std::to_string(q_shape.size()) + " as in query");
+  check_shape(q_shape, "q_shape");
+  check_shape(k_shape, "k_shape");
+  if (k_shape.size() != q_shape.size()) {
+    throw Error(Error::Kind::value, "k_shape: " + text_of(k_shape) + ", expected " + std::to_string(q_shape.size()) +
+                                        " sizes as in q_shape");
   }
-  const auto axes = table_axes(rule);
+  const auto axes = rules::table_axes(rule);
   Options call;
   call.rule = rule;
   call.align = options.align;
-  const auto q = shape_view(options.type, axes.batch, axes.heads, q_shape, options.d_qk, "query");
-  const auto k = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_qk, "key");
-  const auto v = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_v, "value");
+  const auto q = shape_view(options.type, axes.batch, axes.heads, q_shape, options.d_qk);
+  const auto k = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_qk);
+  const auto v = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_v);
   auto problem = shape_problem(q, k, v, call, options.backward ? Direction::backward : Direction::forward);
   rules::check(rule, shapes_of(problem));
   return problem;

@@ -70,9 +70,9 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   last_block_ = query_block;
 }
 
-/// Appends the runs of the query block before, `shift_` key blocks on. False, and nothing appended, if that might not be
-/// all: unless the key blocks that come in at the front of the last dimension, and one with padding at its end, are
-/// hidden, and no run goes round the end.
+/// Appends the runs of the query block before, `shift_` key blocks on. False, and nothing appended, if those might not
+/// be all or not the same: if key blocks that come in at the front of the last dimension, or one with padding at its
+/// end, are not hidden, or a run goes round the end.
 bool RunFinder::move_along() {
   const auto row = chunks_[2], extent = key_grid_.extent[2], whole = k_size_[2] / extent;
   const auto moved = std::min(shift_, whole);

@@ -106,6 +106,23 @@ TEST(Explain, NothingThere) {
   EXPECT_TRUE(picture_text(picture(causal(), {0}, {0})).empty());
 }
 
+TEST(Explain, WrongShapesByName) {
+  const auto line = [](const SequenceShape& q, const SequenceShape& k) -> std::string {
+    try {
+      explain(causal(), q, k);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(line({-8}, {8}), "q_shape: (-8), expected sizes from 0 to 2147483647");
+  EXPECT_EQ(line({8}, {1, 2, 3, 4}), "k_shape: (1, 2, 3, 4), expected 1 to 3 sizes");
+  EXPECT_EQ(line({}, {8}), "q_shape: (), expected 1 to 3 sizes");
+  EXPECT_EQ(line({8}, {8, 8}), "k_shape: (8, 8), expected 1 sizes as in q_shape");
+  EXPECT_EQ(line({8, 8}, {1 << 16, 1 << 15}),
+            "k_shape: (65536, 32768), expected a sequence of at most 2147483647 entries");
+}
+
 TEST(Explain, WrongInput) {
   EXPECT_THROW(explain(causal(), {}, {10}), Error);
   EXPECT_THROW(explain(causal(), {10}, {1, 2, 3, 4}), Error);
