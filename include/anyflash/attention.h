@@ -98,8 +98,8 @@ struct PlanPair;
 /// How a call will run: blocks, runs of visible tiles, threads. Immutable, cheap to copy, safe to share between
 /// threads. A plan for a rule with tables reads blocks and dense when it runs, so they must outlive it, and it holds
 /// what tables said when it was made, so they must keep saying it. A call throws Error where document ids, cumulative
-/// lengths or a blocks bitmap have changed since; a dense mask is not looked at (that would cost as much as a whole call
-/// may).
+/// lengths or a blocks bitmap have changed since; a dense mask is not looked at (that would cost as much as a whole
+/// call may).
 class Plan {
  public:
   explicit Plan(std::shared_ptr<const detail::PlanPair> pair);  ///< throws Error if it is null
