@@ -28,8 +28,9 @@ inline constexpr const char* layout_names[] = {"bhsd", "bshd", "bhds", "qkv", "t
 
 class Plan;
 
-/// What to compute, beside q, k and v. Bias, slopes and sink are rounded to the type that the call computes in (float32,
-/// or float64 for float64) before they are used: a float64 number beyond float32's range is an infinity in other calls.
+/// What to compute, beside q, k and v. Bias, slopes and sink are rounded to the type that the call computes in
+/// (float32, or float64 for float64) before they are used: a float64 number beyond float32's range is an infinity in
+/// other calls.
 struct Options {
   Rule rule;
   Align align = Align::none_front;
@@ -41,23 +42,23 @@ struct Options {
   TensorView sink;               ///< (h): one more logit in each row's softmax, without a value
   TensorView cu_seqlens_q;       ///< thd: (documents + 1), int32 or int64
   TensorView cu_seqlens_k;
-  TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-dimensional sequences)
+  TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
   bool deterministic = false;    ///< the CPU is always bitwise repeatable
   int threads = 0;               ///< 0: all that OpenMP gives; with a plan at most what it was made with
-  const Plan* plan = nullptr;    ///< a plan made by plan() for the same shapes and options; not given: looked up or made
+  const Plan* plan = nullptr;    ///< one made by plan() for the same shapes and options; not given: looked up or made
 };
 
 /// Where the result goes. Only `out` must be given.
 struct ForwardOutputs {
   TensorView out;      ///< as q, with d_v channels, in the inputs' type
-  TensorView lse;      ///< (b, h, queries), float32 (float64 for float64): m + log(l); -inf for a query that sees no key
+  TensorView lse;      ///< (b, h, queries), float32 (float64 for float64): m + log(l); -inf where a query sees no key
   TensorView row_sum;  ///< l, shape and type of lse
   TensorView row_max;  ///< m, shape and type of lse
 };
 
-/// Which gradients to compute: those that are given. Shapes and types as the tensor they belong to; dbias is summed over the
-/// axes along which bias is broadcast.
+/// Which gradients to compute: those that are given. Shapes and types as the tensor they belong to; dbias is summed
+/// over the axes along which bias is broadcast.
 struct Gradients {
   TensorView dq, dk, dv, dbias, dsink;
 };
@@ -70,8 +71,8 @@ struct BackwardInputs {
   TensorView dlse;  ///< the gradient of lse, shape and type of lse; may be absent
 };
 
-/// The shapes of out and of lse (row_sum, row_max) in a call of forward. Looks at the ranks and shapes of q and v and at
-/// the layout alone; throws Error if the ranks do not fit it.
+/// The shapes of out and of lse (row_sum, row_max) in a call of forward. Looks at the ranks and shapes of q and v and
+/// at the layout alone; throws Error if the ranks do not fit it.
 struct ResultShapes {
   std::vector<std::int64_t> out, lse;
 };
@@ -94,10 +95,11 @@ namespace detail {
 struct PlanPair;
 }
 
-/// How a call will run: blocks, runs of visible tiles, threads. Immutable, cheap to copy, safe to share between threads.
-/// A plan for a rule with tables reads blocks and dense when it runs, so they must outlive it, and it holds what tables
-/// said when it was made, so they must keep saying it. A call throws Error where document ids, cumulative lengths or a
-/// blocks bitmap have changed since; a dense mask is not looked at (that would cost as much as a whole call may).
+/// How a call will run: blocks, runs of visible tiles, threads. Immutable, cheap to copy, safe to share between
+/// threads. A plan for a rule with tables reads blocks and dense when it runs, so they must outlive it, and it holds
+/// what tables said when it was made, so they must keep saying it. A call throws Error where document ids, cumulative
+/// lengths or a blocks bitmap have changed since; a dense mask is not looked at (that would cost as much as a whole
+/// call may).
 class Plan {
  public:
   explicit Plan(std::shared_ptr<const detail::PlanPair> pair);  ///< throws Error if it is null

@@ -30,7 +30,8 @@ typedef enum anyflash_status {
 const char* anyflash_last_error(void);
 
 const char* anyflash_version(void); /* "0.1.0" */
-/* What the CPU kernels use on this machine, e.g. "AVX2"; NULL, with an error, if ANYFLASH_ISA names what does not run. */
+/* What the CPU kernels use on this machine, e.g. "AVX2"; NULL, with an error, if ANYFLASH_ISA names what does not
+ * run. */
 const char* anyflash_instruction_set(void);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */

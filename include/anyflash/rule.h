@@ -1,7 +1,7 @@
 // Mask rules: which keys a query sees. A rule is a value: cheap to copy, combined with & | ~.
 //
-// x and y are the aligned coordinates of a query and a key (see Align in attention.h), order(.) is the row-major index of a
-// coordinate in the joint shape R_i = max(q_i, k_i). No rule needs a matrix in memory, except `dense`.
+// x and y are the aligned coordinates of a query and a key (see Align in attention.h), order(.) is the row-major index
+// of a coordinate in the joint shape R_i = max(q_i, k_i). No rule needs a matrix in memory, except `dense`.
 #pragma once
 
 #include <cstdint>
@@ -71,8 +71,8 @@ Rule prefix(std::int64_t n);
 Rule sink(std::int64_t n);
 
 /// Query and key belong to the same document. ids_q: (queries) or (batch, queries), ids_k likewise; int32 or int64, any
-/// values. In a 1-dimensional sequence the coordinates of every other part of the rule (sink, blocks and dense apart, which go
-/// by place in memory) restart at 0 in each document, and the alignment holds inside each.
+/// values. In a 1-dimensional sequence the coordinates of every other part of the rule (sink, blocks and dense apart,
+/// which go by place in memory) restart at 0 in each document, and the alignment holds inside each.
 Rule documents(const TensorView& ids_q, const TensorView& ids_k);
 
 /// The same from cumulative lengths, (documents + 1) each, int32 or int64, from 0 to the sequence's length.
@@ -82,28 +82,30 @@ Rule documents_packed(const TensorView& cu_seqlens_q, const TensorView& cu_seqle
 /// centred on the tile of x, the centre clamped so that the kernel stays inside where it fits.
 Rule tiles(PerDimension shape, PerDimension kernel);
 
-/// Neighbourhood attention (NATTEN): per dimension x and y lie in one residue class modulo dilation; inside the class, of
-/// length L, with x' = x div dilation, y' runs from start to start + kernel - 1 with start = x' - kernel div 2 clamped to
-/// 0 .. L - kernel; in a causal dimension from x' - kernel + 1 to x'. A kernel longer than L sees the whole class.
+/// Neighbourhood attention (NATTEN): per dimension x and y lie in one residue class modulo dilation; inside the class,
+/// of length L, with x' = x div dilation, y' runs from start to start + kernel - 1 with start = x' - kernel div 2
+/// clamped to 0 .. L - kernel; in a causal dimension from x' - kernel + 1 to x'. A kernel longer than L sees the whole
+/// class.
 Rule neighbourhood(PerDimension kernel, PerDimension dilation = 1, PerDimension causal = 0);
 
 /// The bit of (query div block_q, key div block_k) is set, queries and keys counted in memory order.
-/// bitmap: (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns), batch and heads may be 1; boolean or
-/// uint8; rows = ceil(queries / block_q), columns = ceil(keys / block_k).
+/// bitmap: (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns), batch and heads may be 1; boolean
+/// or uint8; rows = ceil(queries / block_q), columns = ceil(keys / block_k).
 Rule blocks(const TensorView& bitmap, std::int64_t block_q, std::int64_t block_k);
 
-/// The entry is true (boolean) or not zero (uint8). mask: (queries, keys), or (batch, heads, queries, keys), each may be 1.
+/// The entry is true (boolean) or not zero (uint8). mask: (queries, keys), or (batch, heads, queries, keys), each may
+/// be 1.
 Rule dense(const TensorView& mask);
 
-/// Reads a rule without tables from text as `Rule::text` writes it: calls, & | ~ and parentheses; `[a, b]` for one number
-/// a dimension; names as in key=value are allowed. Throws Error naming the column where it fails.
+/// Reads a rule without tables from text as `Rule::text` writes it: calls, & | ~ and parentheses; `[a, b]` for one
+/// number a dimension; names as in key=value are allowed. Throws Error naming the column where it fails.
 Rule parse_rule(std::string_view text);
 
 /// The tensor of a name that stands for a table in a rule's text; throws Error if there is none.
 using TableOfName = std::function<TensorView(const std::string&)>;
 
-/// The same, with tables by name: documents(ids_q, ids_k), documents_packed(cu_q, cu_k), blocks(bitmap, 64, 64), dense(mask).
-/// What table_of throws passes through.
+/// The same, with tables by name: documents(ids_q, ids_k), documents_packed(cu_q, cu_k), blocks(bitmap, 64, 64),
+/// dense(mask). What table_of throws passes through.
 Rule parse_rule(std::string_view text, const TableOfName& table_of);
 
 }  // namespace anyflash

@@ -33,9 +33,10 @@ constexpr NamedOption named_options[] = {
 template <class Enum, std::size_t count>
 void add_named(CLI::App& app, const char* option, Enum& value, const char* const (&names)[count], const char* help) {
   const std::vector<std::string> all(names, names + count);
-  app.add_option_function<std::string>(
-         option, [&value, all](const auto& name) { value = Enum(std::find(all.begin(), all.end(), name) - all.begin()); },
-         help)
+  const auto set = [&value, all](const std::string& name) {
+    value = Enum(std::find(all.begin(), all.end(), name) - all.begin());
+  };
+  app.add_option_function<std::string>(option, set, help)
       ->check(CLI::IsMember(all).description(""))
       ->default_str(names[int(value)])
       ->type_name("NAME");

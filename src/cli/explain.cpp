@@ -13,6 +13,7 @@
 #include "layouts.h"
 #include "numbers.h"
 #include "picture_file.h"
+#include "progress.h"
 #include "shapes.h"
 #include "tensor_file.h"
 
@@ -58,6 +59,7 @@ void print_text(const ExplainArguments& arguments, const Rule& rule, const Seque
               static_cast<long long>(e.tiles_full));
   std::printf("useful flops    %.4g forward, %.4g backward, one head\n", e.forward_flops, e.backward_flops);
   std::printf("bytes           %s of q, k, v, out and lse, one head\n", bytes_text(e.bytes).c_str());
+  std::printf("dense mask      %s, not needed\n", bytes_text(e.dense_mask_bytes).c_str());
   std::printf("workspace       %s, %d threads\n", bytes_text(double(e.workspace_bytes)).c_str(), e.threads);
 }
 
@@ -86,6 +88,7 @@ void print_json(const ExplainArguments& arguments, const Rule& rule, const Seque
                                        {"forward_flops", e.forward_flops},
                                        {"backward_flops", e.backward_flops},
                                        {"bytes", e.bytes},
+                                       {"dense_mask_bytes", e.dense_mask_bytes},
                                        {"threads", e.threads},
                                        {"workspace_bytes", e.workspace_bytes}};
   std::printf("%s\n", json.dump(2).c_str());
@@ -109,6 +112,8 @@ void explain_command(ExplainArguments arguments) {
   if (kind == PictureKind::png || kind == PictureKind::svg) check_target(arguments.picture);
   const auto queries = parse_shape("--shape", arguments.shape);
   const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
+  if (keys.size() != queries.size())
+    fail("--keys: " + text_of(keys) + ", expected " + std::to_string(queries.size()) + " sizes as in --shape");
   Inputs inputs(arguments.files, false);
   for (const auto& assignment : arguments.tensors) inputs.assign(assignment);
   std::vector<OwnedTensor> tables;  // must outlive the rule
@@ -119,11 +124,15 @@ void explain_command(ExplainArguments arguments) {
   auto& options = arguments.options;
   options.type = *float_type(arguments.type);
   if (options.d_v == 0) options.d_v = options.d_qk;
+  Progress progress("explain: step", kind == PictureKind::none ? 1 : 2);
+  progress.step();
   const auto explanation = explain(rule, queries, keys, options);
 
   Picture drawn;
+  if (kind != PictureKind::none) progress.step();
   const auto side = arguments.side.value_or(kind == PictureKind::terminal ? terminal_side : file_side);
   if (kind != PictureKind::none) drawn = picture(rule, queries, keys, options.align, side);
+  progress.clear();
   if (kind == PictureKind::png)
     write_file_whole(arguments.picture, [&](const std::string& path) { write_png(path, drawn); });
   if (kind == PictureKind::svg)

@@ -44,6 +44,16 @@ void Inputs::assign(const std::string& assignment) {
   assign(assignment.substr(0, equals), assignment.substr(equals + 1));
 }
 
+bool Inputs::names_file(const std::string& path) const {
+  const auto same = [&](const std::string& file) {
+    std::error_code missing;
+    return std::filesystem::equivalent(file, path, missing);
+  };
+  const auto by_file = [&](const File& file) { return same(file.path); };
+  const auto by_name = [&](const auto& assigned) { return same(split_file(assigned.second).first); };
+  return std::any_of(files_.begin(), files_.end(), by_file) || std::any_of(assigned_.begin(), assigned_.end(), by_name);
+}
+
 void Inputs::hide(const std::string& name) {
   hidden_.push_back(name);
 }

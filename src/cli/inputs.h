@@ -21,14 +21,14 @@ class Inputs {
   void assign(const std::string& name, const std::string& where);
   /// "NAME=WHERE"; throws Error if it does not look like that.
   void assign(const std::string& assignment);
+  /// Is it, by whatever path, a file that tensors are looked for in?
+  bool names_file(const std::string& path) const;
   void hide(const std::string& name);  ///< the tensor is not used even if an input file has it
 
   /// The tensor, read once; nothing if no file has it. Throws Error if it is assigned and cannot be read.
   std::optional<OwnedTensor> find(const std::string& name);
   /// Throws Error if it is not there; `option` is the option that would name it.
-  OwnedTensor get(const std::string& name, const std::string& option =
-                                               "--tensor "
-                                               "NAME=FILE");
+  OwnedTensor get(const std::string& name, const std::string& option = "--tensor NAME=FILE");
 
  private:
   std::optional<OwnedTensor> load(const std::string& name);

@@ -28,6 +28,7 @@ void run_command(const RunArguments& arguments) {
     fail(arguments.output + ": a .npy file holds one tensor; use .npz or .safetensors with --lse, --lm and --backward");
   check_target(arguments.output);
   auto inputs = arguments.call.inputs();
+  if (inputs.names_file(arguments.output)) fail("--output: " + arguments.output + " is an input file too");
   const auto call = make_call(arguments.call, inputs);
 
   const auto start = std::chrono::steady_clock::now();

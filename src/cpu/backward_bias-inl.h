@@ -55,16 +55,27 @@ class BiasTask {
     friend bool operator==(const Loaded&, const Loaded&) = default;
   };
 
+  static TileClass class_of(const RunList& list, std::int32_t block, std::int32_t other) {
+    const auto first = list.runs.begin() + list.start[block], last = list.runs.begin() + list.start[block + 1];
+    const auto behind =
+        std::upper_bound(first, last, other, [](std::int32_t i, const Run& run) { return i < run.first; });
+    return behind != first && other - behind[-1].first < behind[-1].count ? behind[-1].kind : TileClass::skip;
+  }
+
   void add_head(std::int64_t b, std::int64_t h, std::int32_t query_block, std::int32_t key_block) {
     const MaskGroup& group = plan_.group(b, h);
     const auto for_each = [](const RunList& list, std::int32_t block, auto visit) {
       for (auto r = list.start[block]; r < list.start[block + 1]; ++r)
         for (std::int32_t i = 0; i < list.runs[r].count; ++i) visit(list.runs[r].first + i, list.runs[r].kind);
     };
+    if (!whole_keys_ && !whole_queries_) {
+      const auto kind = class_of(group.keys_of_query_block, query_block, key_block);
+      if (kind != TileClass::skip) add_tile(b, h, query_block, key_block, kind);
+      return;
+    }
     if (!whole_keys_) {
-      for_each(group.queries_of_key_block, key_block, [&](std::int32_t i, TileClass kind) {
-        if (whole_queries_ || i == query_block) add_tile(b, h, i, key_block, kind);
-      });
+      for_each(group.queries_of_key_block, key_block,
+               [&](std::int32_t i, TileClass kind) { add_tile(b, h, i, key_block, kind); });
       return;
     }
     const auto last = whole_queries_ ? static_cast<std::int32_t>(plan_.query_grid.count()) : query_block + 1;

@@ -72,7 +72,7 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
     }
     terms.lse[at + row] = lse;
     terms.dlse[at + row] = dlse;
-    terms.delta[at + row] = live >> row & 1 ? delta[row] : T(0);
+    terms.delta[at + row] = delta[row];
   }
   terms.live[terms.block(b, h, block)] = live;
   if (problem.dsink.given()) terms.sink[terms.block(b, h, block)] = sink_sum;

@@ -1,8 +1,6 @@
 // A few dozen plans in a plain vector: finding one among them costs less than a hash table's bookkeeping would.
 #include "plan/cache.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <functional>
 
@@ -64,9 +62,6 @@ std::size_t PlanCache::plans() {
 
 PlanCache& plan_cache() {
   static auto& cache = *new PlanCache;  // never destroyed: calls may still come while the process ends
-  static const int registered =
-      pthread_atfork([] { cache.lock(); }, [] { cache.unlock(); }, [] { cache.unlock(); });
-  static_cast<void>(registered);
   return cache;
 }
 

@@ -27,7 +27,7 @@ class PlanCache {
   std::shared_ptr<const ExecutionPlan> insert(const PlanKey& key, std::shared_ptr<const ExecutionPlan> plan);
   std::size_t plans();
 
-  // Around a fork, lest the child be born with the cache locked by a thread that it lacks.
+  // Around a fork (threads.cpp).
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 

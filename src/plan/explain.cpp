@@ -1,12 +1,17 @@
 // Figures of a rule and its plan, and the pattern by definition.
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <limits>
+#include <map>
 
 #include <anyflash/explain.h>
 
 #include "backends.h"
 #include "plan/explained.h"
 #include "plan/facts.h"
+#include "problem/tensor.h"
+#include "rules/classes.h"
 #include "rules/sees.h"
 #include "rules/words.h"
 
@@ -14,12 +19,23 @@ namespace anyflash {
 namespace planning {
 namespace {
 
-TensorView shape_view(ElementType type, std::int64_t batch, std::int64_t heads, const SequenceShape& sequence,
-                      std::int64_t channels, const char* name) {
-  if (sequence.empty() || sequence.size() > 3) {
-    throw Error(Error::Kind::value, std::string(name) + ": a sequence of " + std::to_string(sequence.size()) +
-                                        " dimensions, expected 1 to 3");
+constexpr std::int64_t most_entries = std::numeric_limits<std::int32_t>::max();
+
+void check_shape(const SequenceShape& sequence, const char* name) {
+  const auto fail = [&](const std::string& expected) {
+    throw Error(Error::Kind::value, std::string(name) + ": " + text_of(sequence) + ", expected " + expected);
+  };
+  if (sequence.empty() || sequence.size() > 3) fail("1 to 3 sizes");
+  double entries = 1;
+  for (const auto size : sequence) {
+    if (size < 0 || size > most_entries) fail("sizes from 0 to 2147483647");
+    entries *= double(size);
   }
+  if (entries > double(most_entries)) fail("a sequence of at most 2147483647 entries");
+}
+
+TensorView shape_view(ElementType type, std::int64_t batch, std::int64_t heads, const SequenceShape& sequence,
+                      std::int64_t channels) {
   TensorView view;
   view.type = type;
   view.rank = 0;
@@ -39,6 +55,18 @@ std::vector<std::int32_t> blocks_with_entries(const Grid& grid) {
     if (rules::inside(grid.box(std::int32_t(block)).origin, grid.size)) found.push_back(std::int32_t(block));
   }
   return found;
+}
+
+std::int64_t count_with_entries(const Grid& grid) {
+  std::int64_t count = 1;
+  for (int i = 0; i < 3; ++i) {
+    std::int64_t blocks = 0;
+    for (std::int32_t residue = 0; residue < grid.step[i]; ++residue) {
+      blocks += (rules::class_length(grid.size[i], residue, grid.step[i]) + grid.extent[i] - 1) / grid.extent[i];
+    }
+    count *= blocks;
+  }
+  return count;
 }
 
 std::int64_t rows_inside(const Box& block, Int3 size) {
@@ -67,37 +95,86 @@ std::int64_t visible_in_tile(const rules::Program& program, const Box& queries, 
   return visible;
 }
 
+bool whole(const Box& box, Int3 size) {
+  return rules::inside({{rules::last_of(box, 0), rules::last_of(box, 1), rules::last_of(box, 2)}}, size);
+}
+
+/// Visible pairs of partial tiles. Where a rule goes by the difference of coordinates, so do the pairs of a tile that
+/// lies in the sequences whole: they are counted once for each difference.
+class TileCounter {
+ public:
+  explicit TileCounter(const ExecutionPlan& plan) : plan_(plan), by_difference_(by_difference(program_)) {}
+
+  std::int64_t in_run(const Box& queries, const Run& run) {
+    const auto& grid = plan_.key_grid;
+    const auto row_blocks = grid.chunks(2), row_step = grid.extent[2] * grid.step[2];
+    const bool queries_whole = by_difference_ && whole(queries, plan_.query_grid.size);
+    std::int64_t visible = 0;
+    Box keys{};
+    for (auto block = run.first; block < run.first + run.count; ++block) {
+      if (block == run.first || block % row_blocks == 0) {
+        keys = grid.box(block);
+      } else {
+        keys.origin[2] += row_step;  // cheaper than a new box
+      }
+      visible += queries_whole && whole(keys, grid.size) ? known(queries, keys) : in_tile(queries, keys);
+    }
+    return visible;
+  }
+
+ private:
+  using Difference = std::array<std::int64_t, 3>;
+  static constexpr std::size_t most_known = 1 << 16;
+
+  std::int64_t known(const Box& queries, const Box& keys) {
+    Difference difference;
+    for (int i = 0; i < 3; ++i) {
+      difference[i] = program_.axis[i].query(queries.origin[i]) - program_.axis[i].key(keys.origin[i]);
+    }
+    if (const auto found = known_.find(difference); found != known_.end()) return found->second;
+    if (known_.size() == most_known) known_.clear();
+    return known_[difference] = in_tile(queries, keys);
+  }
+
+  std::int64_t in_tile(const Box& queries, const Box& keys) const {
+    return visible_in_tile(program_, queries, plan_.query_grid.size, keys, plan_.key_grid.size);
+  }
+
+  const ExecutionPlan& plan_;
+  const rules::Program& program_ = plan_.groups[0].program;
+  const bool by_difference_;
+  std::map<Difference, std::int64_t> known_;
+};
+
 struct Counts {
   std::int64_t visible = 0, partial = 0, full = 0;
 };
 
 Counts count(const ExecutionPlan& plan) {
   const auto& list = plan.groups[0].keys_of_query_block;
-  const auto& program = plan.groups[0].program;
   const auto key_rows = rules::volume(plan.key_grid.extent);
   std::int64_t visible = 0, partial = 0, full = 0;
-#pragma omp parallel for schedule(dynamic, 16) reduction(+ : visible, partial, full) num_threads(plan.threads)
+  TileCounter tiles(plan);
+#pragma omp parallel for schedule(dynamic, 16) reduction(+ : visible, partial, full) firstprivate(tiles) \
+    num_threads(plan.threads)
   for (std::int64_t block = 0; block < plan.query_grid.count(); ++block) {
     const auto queries = plan.query_grid.box(std::int32_t(block));
-    const auto rows = rows_inside(queries, plan.query_grid.size);
     for (auto r = list.start[block]; r < list.start[block + 1]; ++r) {
       const auto& run = list.runs[r];
       if (run.kind == TileClass::full) {
         full += run.count;
-        visible += rows * run.count * key_rows;
-        continue;
-      }
-      partial += run.count;
-      for (std::int32_t k = run.first; k < run.first + run.count; ++k) {
-        visible += visible_in_tile(program, queries, plan.query_grid.size, plan.key_grid.box(k), plan.key_grid.size);
+        visible += rows_inside(queries, plan.query_grid.size) * run.count * key_rows;
+      } else {
+        partial += run.count;
+        visible += tiles.in_run(queries, run);
       }
     }
   }
   return {visible, partial, full};
 }
 
-std::vector<std::uint8_t> classes_of(const ExecutionPlan& plan, const std::vector<std::int32_t>& query_blocks,
-                                     const std::vector<std::int32_t>& key_blocks) {
+std::vector<std::uint8_t> classes_of(const ExecutionPlan& plan) {
+  const auto query_blocks = blocks_with_entries(plan.query_grid), key_blocks = blocks_with_entries(plan.key_grid);
   std::vector<std::uint8_t> classes(query_blocks.size() * key_blocks.size());
   const auto& list = plan.groups[0].keys_of_query_block;
   for (std::size_t q = 0; q < query_blocks.size(); ++q) {
@@ -116,17 +193,19 @@ std::vector<std::uint8_t> classes_of(const ExecutionPlan& plan, const std::vecto
 
 Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                           const ExplainOptions& options) {
-  if (!q_shape.empty() && q_shape.size() <= 3 && k_shape.size() != q_shape.size()) {
-    throw Error(Error::Kind::value, "key: sequence dimensions " + std::to_string(k_shape.size()) + ", expected " +
-                                        std::to_string(q_shape.size()) + " as in query");
+  check_shape(q_shape, "q_shape");
+  check_shape(k_shape, "k_shape");
+  if (k_shape.size() != q_shape.size()) {
+    throw Error(Error::Kind::value, "k_shape: " + text_of(k_shape) + ", expected " + std::to_string(q_shape.size()) +
+                                        " sizes as in q_shape");
   }
-  const auto axes = table_axes(rule);
+  const auto axes = rules::table_axes(rule);
   Options call;
   call.rule = rule;
   call.align = options.align;
-  const auto q = shape_view(options.type, axes.batch, axes.heads, q_shape, options.d_qk, "query");
-  const auto k = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_qk, "key");
-  const auto v = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_v, "value");
+  const auto q = shape_view(options.type, axes.batch, axes.heads, q_shape, options.d_qk);
+  const auto k = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_qk);
+  const auto v = shape_view(options.type, axes.batch, axes.heads, k_shape, options.d_v);
   auto problem = shape_problem(q, k, v, call, options.backward ? Direction::backward : Direction::forward);
   rules::check(rule, shapes_of(problem));
   return problem;
@@ -138,8 +217,6 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
                     const ExplainOptions& options) {
   const auto problem = planning::explained_problem(rule, q_shape, k_shape, options);
   const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
-  const auto query_blocks = planning::blocks_with_entries(plan->query_grid);
-  const auto key_blocks = planning::blocks_with_entries(plan->key_grid);
   const auto counts = planning::count(*plan);
 
   Explanation result;
@@ -148,8 +225,8 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
   result.visible_pairs = counts.visible;
   result.tiles_partial = counts.partial;
   result.tiles_full = counts.full;
-  result.query_blocks = std::int64_t(query_blocks.size());
-  result.key_blocks = std::int64_t(key_blocks.size());
+  result.query_blocks = planning::count_with_entries(plan->query_grid);
+  result.key_blocks = planning::count_with_entries(plan->key_grid);
   result.tiles_skipped = result.query_blocks * result.key_blocks - counts.partial - counts.full;
   result.visited_pairs =
       (counts.partial + counts.full) * rules::volume(plan->query_grid.extent) * rules::volume(plan->key_grid.extent);
@@ -170,7 +247,7 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
   result.threads = threads_of(problem, *plan);
   result.workspace_bytes = workspace_bytes(problem, *plan);
   if (double(result.query_blocks) * double(result.key_blocks) <= double(1 << 24)) {
-    result.tile_classes = planning::classes_of(*plan, query_blocks, key_blocks);
+    result.tile_classes = planning::classes_of(*plan);
   }
   return result;
 }

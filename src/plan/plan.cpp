@@ -136,14 +136,14 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
 /// The boxes must not depend on what else is in the batch: tables that may differ in it and key lengths have no say.
 Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const std::vector<Cut>& cuts,
                const ExecutionPlan& plan) {
-  const bool blind = table_axes(problem.rule).batch_axis;
+  const bool blind = rules::table_axes(problem.rule).batch_axis;
   if (!blind && !problem.key_lengths.given()) {
     return cheapest_cut(cuts, plan.groups[0].program, menu, problem.k_size);
   }
   auto general = problem;
   auto middle = menu;
   if (blind) {
-    general.rule = without_batch_tables(problem.rule);
+    general.rule = rules::without_batch_tables(problem.rule);
     std::sort(middle.query_rows.begin(), middle.query_rows.end());
     middle.query_rows = {middle.query_rows[middle.query_rows.size() / 2]};
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "plan/facts.h"
 #include "rules/classes.h"
 #include "rules/words.h"
 
@@ -24,6 +25,13 @@ RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, cons
   const auto& [q, k, axes] = program.documents;
   if (program.has_documents && (q.tree != nullptr || k.tree != nullptr)) {
     documents_ = std::make_shared<DocumentBlocks>(program, key_grid);
+  }
+  const auto& axis = program.axis[2];
+  const auto query_stride = std::int64_t(query_grid.extent[2]) * axis.q_step;
+  const auto key_stride = std::int64_t(key_grid.extent[2]) * axis.k_step;
+  const bool steps = query_grid.step[2] > 1 || key_grid.step[2] > 1;
+  if (!steps && by_difference(program) && key_stride > 0 && query_stride % key_stride == 0) {
+    shift_ = std::int32_t(std::min<std::int64_t>(query_stride / key_stride, chunks_[2]));
   }
 }
 
@@ -52,20 +60,50 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   for (int i = 0; i < 3; ++i) whole_dimension(i);
   if (documents_) documents_->meeting(queries_, meeting_);
   next_meeting_ = 0;
-  expect();
-  split_dimension(0, TileClass::partial);
-  std::swap(before_last_, last_);
-  last_.clear();
-  for (auto run = first_run_; run < runs.size(); ++run) {
-    for (const auto edge : {runs[run].first, runs[run].first + runs[run].count}) last_.push_back(edge);
+  const bool next = last_block_ + 1 == query_block && query_block % query_grid_.chunks(2) != 0 && !query_ragged_;
+  if (shift_ == 0 || !next || !move_along()) {
+    expect();
+    split_dimension(0, TileClass::partial);
   }
+  std::swap(before_last_, last_);
+  last_.assign(runs.begin() + std::ptrdiff_t(first_run_), runs.end());
+  last_block_ = query_block;
+}
+
+/// Appends the runs of the query block before, `shift_` key blocks on. False, and nothing appended, if those might not
+/// be all or not the same: if key blocks that come in at the front of the last dimension, or one with padding at its
+/// end, are not hidden, or a run goes round the end.
+bool RunFinder::move_along() {
+  const auto row = chunks_[2], extent = key_grid_.extent[2], whole = k_size_[2] / extent;
+  const auto moved = std::min(shift_, whole);
+  const auto hidden = [&](std::int32_t from, std::int32_t to) {
+    if (from == to) return true;
+    keys_.origin[2] = from;
+    keys_.extent[2] = to - from;
+    const bool skip = ask(0, key_grid_.count()) == TileClass::skip;
+    whole_dimension(2);
+    return skip;
+  };
+  if (!hidden(0, moved * extent) || !hidden(whole * extent, k_size_[2])) return false;
+  for (const auto& run : last_) {
+    if (run.first % row + run.count > row) return false;
+  }
+  for (const auto& run : last_) {
+    const auto count = std::min(run.count, whole - moved - run.first % row);
+    if (count > 0) append(run.first + moved, count, run.kind);
+  }
+  return true;
 }
 
 /// From one query block to the next most edges move as far as they did the time before.
 void RunFinder::expect() {
-  expected_ = last_;
-  if (last_.size() != before_last_.size()) return;
-  for (std::size_t i = 0; i < last_.size(); ++i) expected_[i] += last_[i] - before_last_[i];
+  expected_.clear();
+  const bool alike = last_.size() == before_last_.size();
+  for (std::size_t i = 0; i < last_.size(); ++i) {
+    const Run now = last_[i], before = alike ? before_last_[i] : now;
+    expected_.push_back(2 * std::int64_t(now.first) - before.first);
+    expected_.push_back(2 * (std::int64_t(now.first) + now.count) - (std::int64_t(before.first) + before.count));
+  }
   std::sort(expected_.begin(), expected_.end());
 }
 

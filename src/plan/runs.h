@@ -12,8 +12,9 @@ namespace anyflash::planning {
 
 /// Finds the runs of a query block by bisection: a range of key blocks is asked as one box, and split only where the
 /// answer is partial, so the work follows the edge of the visible area times the logarithm of the length. Ranges are
-/// split where the runs of the query blocks before suggest that runs begin and end, else in the middle; what is found
-/// does not depend on it. A copy costs little and finds the same.
+/// split where the runs of the query blocks before suggest that runs begin and end, else in the middle. Of a rule that
+/// goes by the difference of coordinates, and hides the keys at both ends of the last dimension, a query block has the
+/// runs of the one before it, moved along. What is found depends on neither. A copy costs little and finds the same.
 class RunFinder {
  public:
   /// k_size: keys that exist, at most key_grid.size. pad_queries: blocks with padding rows are partial, too.
@@ -32,6 +33,7 @@ class RunFinder {
   TileClass ask_words(bool ragged) const;
   void append(std::int64_t first, std::int64_t count, TileClass kind);
   void expect();
+  bool move_along();
   std::int32_t split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const;
   void whole_dimension(int i);
 
@@ -41,7 +43,8 @@ class RunFinder {
   const bool pad_queries_;
   Int3 chunks_{};
   std::int64_t inner_blocks_[3] = {};  // blocks of one index of dimension i
-  bool inner_ragged_[4] = {};          // does any block reach beyond the sequence in a dimension >= i?
+  bool inner_ragged_[4] = {};          // does any block reach beyond the keys in a dimension >= i? [3]: there is none
+  std::int32_t shift_ = 0;             // key blocks that runs move from a query block to the next; 0: they may not
 
   Box query_block_{}, queries_{}, keys_{};  // queries_, keys_: clipped to the sequence
   bool query_ragged_ = false, key_ragged_ = false;
@@ -50,8 +53,9 @@ class RunFinder {
   std::size_t first_run_ = 0;
   std::int64_t questions_ = 0;
 
-  // Where runs begin and end: those of the last two query blocks, and a guess for the present one.
-  std::vector<std::int64_t> before_last_, last_, expected_;
+  std::vector<Run> before_last_, last_;  // those of the two query blocks before
+  std::int64_t last_block_ = -1;         // the latter's number
+  std::vector<std::int64_t> expected_;   // a guess where those of the present one begin and end
 
   std::shared_ptr<const DocumentBlocks> documents_;  // where document numbers fall somewhere
   std::vector<BlockRange> meeting_;                  // blocks that hold a document of the query block

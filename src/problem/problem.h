@@ -18,10 +18,6 @@ struct Operand {
   std::int64_t sequence[3] = {0, 0, 0};
 
   bool given() const { return data != nullptr; }
-  /// Offset in elements of row c of (batch b, head h).
-  std::int64_t row(std::int64_t b, std::int64_t h, Int3 c) const {
-    return b * batch + h * head + c[0] * sequence[0] + c[1] * sequence[1] + c[2] * sequence[2];
-  }
 };
 
 /// Keys and values in `pages` pages, page_size 0 if they are not: row j of entry b lies in page table[b * table_batch +

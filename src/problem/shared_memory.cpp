@@ -1,11 +1,13 @@
-// Do two strided tensors have a byte in common, do two elements of one? Slices of one tensor (dq, dk and dv inside a packed gradient) lie
-// between one another without touching, so it is not enough to compare where tensors begin and end.
+// Do two strided tensors have a byte in common, do two elements of one? Slices of one tensor (dq, dk and dv inside a
+// packed gradient) lie between one another without touching, so it is not enough to compare where tensors begin and
+// end.
 //
 // Byte e of a's element x and byte f of b's element y are one and the same if
 //   low_a + sum_i x_i |s_i| + e = low_b + sum_i y_i |t_i| + f.
 // With y_i and f counted from their far end this is  sum of terms x c = distance, 0 <= x <= bound, c > 0: solved by
 // trying the largest coefficients first. Where strides are nested, as in slices, at most two values of x are possible
-// for each term. Two elements of one tensor coincide if their indices differ by d_i, not all 0, with sum_i d_i |s_i| = 0.
+// for each term. Two elements of one tensor coincide if their indices differ by d_i, not all 0, with
+// sum_i d_i |s_i| = 0.
 #include <algorithm>
 #include <array>
 

@@ -264,25 +264,36 @@ class Compiler {
   Program program_{};
 };
 
-void collect(const Node& node, Facts& facts) {
-  if (node.left) collect(*node.left, facts);
-  if (node.right) collect(*node.right, facts);
+/// A table has the axes (batch, heads, rows, columns) or the last of them; document ids have (batch, entries).
+bool has_batch_axis(const Node& node) {
   switch (node.kind) {
-    case NodeKind::documents:
-      facts.tables = true;
-      for (const auto* ids : {&node.table_q, &node.table_k}) facts.batch_varies |= ids->rank == 2 && ids->shape[0] > 1;
-      break;
-    case NodeKind::documents_packed: facts.tables = true; break;
+    case NodeKind::documents: return node.table_q.rank == 2 || node.table_k.rank == 2;
     case NodeKind::blocks:
-    case NodeKind::dense: {
-      facts.tables = true;
-      const auto& table = node.table_q;
-      facts.heads_vary |= table.rank >= 3 && table.shape[table.rank - 3] > 1;
-      facts.batch_varies |= table.rank == 4 && table.shape[0] > 1;
-      break;
-    }
-    default: break;
+    case NodeKind::dense: return node.table_q.rank == 4;
+    default: return false;
   }
+}
+
+void add_axes(const Node& node, TableAxes& axes) {
+  if (node.left) add_axes(*node.left, axes);
+  if (node.right) add_axes(*node.right, axes);
+  const bool ids = node.kind == NodeKind::documents;
+  const bool places = node.kind == NodeKind::blocks || node.kind == NodeKind::dense;
+  axes.tables |= ids || places || node.kind == NodeKind::documents_packed;
+  axes.batch_axis |= has_batch_axis(node);
+  for (const auto* table : {&node.table_q, &node.table_k}) {
+    if ((ids && table->rank == 2) || (places && table->rank == 4)) axes.batch = std::max(axes.batch, table->shape[0]);
+    if (places && table->rank >= 3) axes.heads = std::max(axes.heads, table->shape[table->rank - 3]);
+  }
+}
+
+std::shared_ptr<const Node> without_batch_tables(const std::shared_ptr<const Node>& node) {
+  if (has_batch_axis(*node)) return std::make_shared<Node>();
+  if (!node->left) return node;
+  auto copy = std::make_shared<Node>(*node);
+  copy->left = without_batch_tables(node->left);
+  if (node->right) copy->right = without_batch_tables(node->right);
+  return copy;
 }
 
 /// Keys that a query sees lie this far apart, or a multiple of it, in a dimension (the j-th of the sequence's).
@@ -314,10 +325,23 @@ Rule with_lengths(const Rule& rule, const Shapes& shapes) {
   return rule & documents_packed(shapes.cu_seqlens_q, shapes.cu_seqlens_k);
 }
 
+TableAxes table_axes(const Rule& rule) {
+  TableAxes axes;
+  add_axes(rule.node(), axes);
+  return axes;
+}
+
+Rule without_batch_tables(const Rule& rule) {
+  return Rule(without_batch_tables(std::make_shared<const Node>(rule.node())));
+}
+
 Facts facts(const Rule& rule, const Shapes& shapes) {
   const auto whole = with_lengths(rule, shapes);
+  const auto axes = table_axes(whole);
   Facts facts;
-  collect(whole.node(), facts);
+  facts.tables = axes.tables;
+  facts.batch_varies = axes.batch > 1;
+  facts.heads_vary = axes.heads > 1;
   for (int j = 0; j < shapes.dimensions; ++j) {
     facts.stride[3 - shapes.dimensions + j] = std::int32_t(stride_of(whole.node(), j, false));
   }

@@ -21,6 +21,17 @@ struct Shapes {
   TensorView cu_seqlens_q, cu_seqlens_k;
 };
 
+/// The axes that the rule's tables (documents, blocks, dense) have for the batch and the heads.
+struct TableAxes {
+  bool tables = false;                ///< there are any
+  bool batch_axis = false;            ///< a table has an axis for the batch, be it of size 1
+  std::int64_t batch = 1, heads = 1;  ///< the largest sizes
+};
+TableAxes table_axes(const Rule& rule);
+
+/// The rule with `full` in place of every table that has an axis for the batch.
+Rule without_batch_tables(const Rule& rule);
+
 /// What does not depend on the shapes' sizes.
 struct Facts {
   bool tables = false;        ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`. They go by

@@ -246,7 +246,8 @@ Rule Parser::call() {
   const auto rule = name();
   if (rule.empty()) fail_here("expected a rule");
   for (const char* table : {"documents", "documents_packed", "blocks", "dense"}) {
-    if (rule == table && !table_of_) fail(at, std::string(table) + " takes a table, which needs a name and an array for it");
+    if (rule != table || table_of_) continue;
+    fail(at, std::string(table) + " takes a table, which needs a name and an array for it");
   }
   expect('(');
   std::vector<Argument> given;

@@ -4,7 +4,7 @@
 //   word(program, query, key_cell)            64 bits, bit e: does the query see entry e of the cell?
 //   word_of_queries(program, key, query_cell) 64 bits, bit e: does entry e of the cell see the key?
 //   tile_class(program, queries, keys)        skip, full or partial; may be cautious (partial), never wrong
-// sees(program, query, key) in sees.h is the definition, for tests and pictures alone. compile.h makes programs.
+// sees(program, query, key) in sees.h is the definition, pair by pair: slow. compile.h makes programs.
 //
 // Cells hold 64 entries: 64 in a row (extent 1,1,64), 8 x 8 (1,8,8) or 4 x 4 x 4, with any step. Bits of entries
 // outside the sequence are 0. Query and key arguments must lie inside.

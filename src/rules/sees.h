@@ -1,5 +1,5 @@
-// The definition of the mask rules, pair by pair, as the specification's table words it: for tests and pictures.
-// words.h and classes.h are checked against it; it shares nothing with them but the program.
+// The definition of the mask rules, pair by pair, as the specification's table words it: for `pattern`
+// and tests. words.h and classes.h are checked against it; it shares nothing with them but the program.
 #pragma once
 
 #include "rules/program.h"

@@ -176,8 +176,8 @@ def test_bench(anyflash, tmp_path):
 
 
 def test_bench_counts_values_of_another_size(anyflash, tmp_path):
-    anyflash.succeeds("bench", "--shape", "48", "--rule", "full()", "--head-size", "16", "--value-size", "24", "--heads", "1",
-                      "--repetitions", "1", "--json", "bench.json")  # fmt: skip
+    anyflash.succeeds("bench", "--shape", "48", "--rule", "full()", "--head-size", "16", "--value-size", "24",
+                      "--heads", "1", "--repetitions", "1", "--json", "bench.json")  # fmt: skip
     forward, backward = json.loads((tmp_path / "bench.json").read_text())
     assert forward["gflops"] * forward["median_seconds"] * 1e9 == pytest.approx(2 * (16 + 24) * 48 * 48)
     assert backward["gflops"] * backward["median_seconds"] * 1e9 == pytest.approx((6 * 16 + 4 * 24) * 48 * 48)

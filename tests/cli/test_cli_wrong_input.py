@@ -29,6 +29,7 @@ def folder(tmp_path):
     )
     save(tmp_path / "bias.npz", {"bias": np.zeros((2, 3), np.float32)})
     (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "link.npz").symlink_to("qkv.npz")
     os.mkfifo(tmp_path / "pipe.npy")
     os.mkfifo(tmp_path / "pipe.png")
     return tmp_path
@@ -55,6 +56,12 @@ CALLS = {  # the arguments, a part of the line
     "output is a folder": ([*RUN[:-1], "folder.npz"], "folder.npz: is a directory"),
     "output in place of a pipe": ([*RUN[:-1], "pipe.npy"], "pipe.npy: not a regular file"),
     "output in a file": ([*RUN[:-1], "qkv.npz/out.npz"], "qkv.npz/out.npz: cannot be written: Not a directory"),
+    "output is the input": ([*RUN[:-1], "qkv.npz"], "--output: qkv.npz is an input file too"),
+    "output is the input by a link": ([*RUN[:-1], "link.npz"], "--output: link.npz is an input file too"),
+    "output is a tensor's file": (
+        [*RUN[:-1], "./bias.npz", "--bias", "bias.npz:bias"],
+        "--output: ./bias.npz is an input file too",
+    ),
     "two tensors in .npy": ([*RUN[:-1], "out.npy", "--lse"], "out.npy: a .npy file holds one tensor"),
     "gradients in .npy": ([*RUN[:-1], "out.npy", "--backward"], "out.npy: a .npy file holds one tensor"),
     "no input": (["run", "--output", "out.npz"], "q: not given; use --input or --query"),
@@ -115,7 +122,10 @@ CALLS = {  # the arguments, a part of the line
     "shape of four sizes": (["explain", "--shape", "2x2x2x2"], "--shape: '2x2x2x2', expected 1 to 3 sizes"),
     "negative shape": (["explain", "--shape", "-4"], "-4"),
     "endless shape": (["explain", "--shape", "99999999999"], "--shape: '99999999999', expected 1 to 3 sizes"),
-    "keys of other dimensions": (["explain", "--shape", "4x4", "--keys", "16"], ""),
+    "keys of other dimensions": (
+        ["explain", "--shape", "4x4", "--keys", "16"],
+        "--keys: 16, expected 2 sizes as in --shape",
+    ),
     "unknown picture": (
         ["explain", "--shape", "4", "--picture", "rule.gif"],
         "--picture: 'rule.gif', expected a .png or .svg",
@@ -123,7 +133,10 @@ CALLS = {  # the arguments, a part of the line
     "picture in no folder": (["explain", "--shape", "4", "--picture", "no/rule.png"], "no/rule.png: cannot be written"),
     "picture of no pixels": (["explain", "--shape", "4", "--side", "0"], "side: 0, expected 1 to 4096"),
     "picture too large": (["explain", "--shape", "4", "--side", "4097"], "side: 4097, expected 1 to 4096"),
-    "picture in place of a pipe": (["explain", "--shape", "4", "--picture", "pipe.png"], "pipe.png: not a regular file"),
+    "picture in place of a pipe": (
+        ["explain", "--shape", "4", "--picture", "pipe.png"],
+        "pipe.png: not a regular file",
+    ),
     "picture and JSON": (["explain", "--shape", "4", "--picture", "-", "--json"], "--picture: - and --json"),
     "head size of 0": (["explain", "--shape", "4", "--head-size", "0"], "head"),
     "unknown type to check": (["check", "--type", "int8"], "--type: int8"),
@@ -133,7 +146,7 @@ CALLS = {  # the arguments, a part of the line
     "bench of nothing": (["bench", "--heads", "0"], "--heads: "),
     "bench of no query": (["bench", "--shape", "64", "--shape", "0"], "--shape: '0' has no entry"),
     "bench of no key": (["bench", "--shape", "8", "--keys", "4x0"], "--keys: '4x0' has no entry"),
-    "bench to no folder": (["bench", "--shape", "8", "--json", "no/b.json"], "no/b.json: cannot be written: No such file"),
+    "bench to no folder": (["bench", "--shape", "8", "--json", "no/b.json"], "no/b.json: cannot be written: No such"),
     "bench to a folder": (["bench", "--shape", "8", "--json", "folder.npz"], "folder.npz: is a directory"),
     "bench of an odd direction": (["bench", "--direction", "up"], "--direction: up"),
     "bench of heads that do not divide": (["bench", "--shape", "8", "--kv-heads", "3"], "3"),

@@ -219,7 +219,8 @@ void CheckRows(ElementType type, const std::vector<char>& order, std::int64_t ch
     const Int3 c = box.entry(static_cast<std::int32_t>(r));
     const bool inside = rules::inside(c, size);
     for (std::int64_t i = 0; i < width; ++i) {
-      const auto at = operand.row(1, 2, c) + i * operand.channel;
+      auto at = 1 * operand.batch + 2 * operand.head + i * operand.channel;
+      for (int d = 0; d < 3; ++d) at += c[d] * operand.sequence[d];
       const double wanted = inside && i < channels ? ReadNumber(operand.data, type, at) : 0;
       ASSERT_EQ(double(loaded[r * width + i]), wanted) << "row " << r << " channel " << i;
       if (inside && i < channels) expected[at] = memory[at];

@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "helpers.h"
+
 namespace anyflash {
 namespace {
 
@@ -40,6 +42,28 @@ TEST(Explain, CountsVisiblePairs) {
       }
     }
   }
+}
+
+TEST(Explain, CountsTilesOfOneDifferenceOnce) {
+  auto random = planning::RandomRules::of_differences(8, 2);
+  for (int i = 0; i < 60; ++i) {
+    const auto c = random.next(i % 3);
+    ExplainOptions options;
+    options.align = c.align;
+    options.backward = c.direction == Direction::backward;
+    const auto used = 3 - c.dimensions;
+    const SequenceShape q(c.q_size.v + used, c.q_size.v + 3), k(c.k_size.v + used, c.k_size.v + 3);
+    ASSERT_EQ(explain(c.rule, q, k, options).visible_pairs, ones(pattern(c.rule, q, k, c.align)))
+        << c.rule.text() << ", case " << i;
+  }
+}
+
+TEST(Explain, DocumentsThatRestartCoordinatesAlone) {
+  std::vector<std::int32_t> ids(2000);
+  for (int i = 0; i < 2000; ++i) ids[i] = i / 300;
+  const TensorView view(ids.data(), ElementType::int32, {2000});
+  const auto rule = local(20) & (full() | documents(view, view));
+  EXPECT_EQ(explain(rule, {2000}, {2000}).visible_pairs, ones(pattern(rule, {2000}, {2000})));
 }
 
 TEST(Explain, FiguresOfCausal) {
@@ -80,6 +104,23 @@ TEST(Explain, NothingThere) {
   EXPECT_TRUE(pattern(causal(), {10}, {0}).empty());
   EXPECT_EQ(picture(causal(), {0}, {0}).grey.size(), 0u);
   EXPECT_TRUE(picture_text(picture(causal(), {0}, {0})).empty());
+}
+
+TEST(Explain, WrongShapesByName) {
+  const auto line = [](const SequenceShape& q, const SequenceShape& k) -> std::string {
+    try {
+      explain(causal(), q, k);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(line({-8}, {8}), "q_shape: (-8), expected sizes from 0 to 2147483647");
+  EXPECT_EQ(line({8}, {1, 2, 3, 4}), "k_shape: (1, 2, 3, 4), expected 1 to 3 sizes");
+  EXPECT_EQ(line({}, {8}), "q_shape: (), expected 1 to 3 sizes");
+  EXPECT_EQ(line({8}, {8, 8}), "k_shape: (8, 8), expected 1 sizes as in q_shape");
+  EXPECT_EQ(line({8, 8}, {1 << 16, 1 << 15}),
+            "k_shape: (65536, 32768), expected a sequence of at most 2147483647 entries");
 }
 
 TEST(Explain, WrongInput) {

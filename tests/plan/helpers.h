@@ -73,6 +73,13 @@ inline std::int64_t visited_pairs(const ExecutionPlan& plan) {
 class RandomRules {
  public:
   explicit RandomRules(unsigned seed) : random_(seed) {}
+  /// Rules that go by the difference of coordinates, on sequences `longer` times as long.
+  static RandomRules of_differences(unsigned seed, int longer) {
+    RandomRules rules(seed);
+    rules.last_atom_ = 3;
+    rules.longer_ = longer;
+    return rules;
+  }
 
   std::int64_t number(std::int64_t least, std::int64_t most) {
     return std::uniform_int_distribution<std::int64_t>(least, most)(random_);
@@ -91,7 +98,7 @@ class RandomRules {
     Case c;
     c.rule = rule(depth);
     c.dimensions = int(number(1, 3));
-    const std::int64_t most[] = {500, 26, 9};
+    const std::int64_t most[] = {500 * longer_, 26 * longer_, 9 * longer_};
     for (int i = 0; i < 3; ++i) {
       const bool used = i >= 3 - c.dimensions;
       c.q_size[i] = used ? std::int32_t(number(1, most[c.dimensions - 1])) : 1;
@@ -104,7 +111,7 @@ class RandomRules {
 
  private:
   Rule atom() {
-    switch (number(0, 7)) {
+    switch (number(0, last_atom_)) {
       case 0: return full();
       case 1: return causal();
       case 2: return local(number(1, 20), int(number(0, 4)), number(0, 1));
@@ -117,6 +124,7 @@ class RandomRules {
   }
 
   std::mt19937 random_;
+  int last_atom_ = 7, longer_ = 1;
 };
 
 }  // namespace anyflash::planning

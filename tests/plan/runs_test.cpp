@@ -111,6 +111,31 @@ TEST(Runs, HoldForEveryCut) {
   }
 }
 
+bool same_runs(const std::vector<anyflash::Run>& a, const std::vector<anyflash::Run>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
+    return x.first == y.first && x.count == y.count && x.kind == y.kind;
+  });
+}
+
+TEST(Runs, MovedAlongAreThoseFoundAfresh) {
+  auto random = RandomRules::of_differences(7, 4);
+  for (int i = 0; i < 100; ++i) {
+    const auto c = random.next(i % 3);
+    const auto problem = problem_of(c);
+    const auto [program, tables] = first_program(problem);
+    for (const auto& cut : candidate_cuts(problem, test_menu(), rules::facts(c.rule, shapes_of(problem)).stride)) {
+      const RunFinder fresh(program, cut.queries, cut.keys, c.k_size, i % 2 == 0);
+      auto finder = fresh;
+      for (std::int64_t block = 0; block < cut.queries.count(); ++block) {
+        std::vector<anyflash::Run> moved, found;
+        finder.find(std::int32_t(block), moved);
+        RunFinder(fresh).find(std::int32_t(block), found);
+        ASSERT_TRUE(same_runs(moved, found)) << c.rule.text() << ", case " << i << ", block " << block;
+      }
+    }
+  }
+}
+
 TEST(Runs, OfDenseMasksAreExact) {
   RandomRules random(3);
   const std::int64_t n = 320;
@@ -174,6 +199,7 @@ TEST(Runs, CostFollowsTheLength) {
     EXPECT_LE(many, 8 * few * 2) << rule.text();
     EXPECT_LE(many, (1 << 12) * 14) << rule.text();  // bisection without a guess: 45
   }
+  EXPECT_LE(questions(local(256), 1 << 18), (1 << 12) * 3 / 2);  // one at the front, where runs are moved along
 }
 
 TEST(Runs, CostOfDocumentsInAnyOrderFollowsWhatMeets) {
@@ -209,10 +235,7 @@ TEST(Runs, OfManyQueriesAreTheSameOnAnyNumberOfThreads) {
   const auto seven = make_plan(problem, test_menu());
   ASSERT_NE(one, seven);
   const auto same = [](const RunList& a, const RunList& b) {
-    const auto equal = [](const auto& x, const auto& y) {
-      return x.first == y.first && x.count == y.count && x.kind == y.kind;
-    };
-    return a.start == b.start && std::equal(a.runs.begin(), a.runs.end(), b.runs.begin(), b.runs.end(), equal);
+    return a.start == b.start && same_runs(a.runs, b.runs);
   };
   EXPECT_TRUE(same(one->groups[0].keys_of_query_block, seven->groups[0].keys_of_query_block));
   EXPECT_TRUE(same(one->groups[0].queries_of_key_block, seven->groups[0].queries_of_key_block));

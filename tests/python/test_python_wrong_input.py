@@ -344,17 +344,17 @@ RULES = {
     "explain in four dimensions": (
         lambda: af.explain(af.full(), (1, 2, 3, 4)),
         ValueError,
-        "query: a sequence of 4 dimensions, expected 1 to 3",
+        "q_shape: (1, 2, 3, 4), expected 1 to 3 sizes",
     ),
     "explain of dimensions that differ": (
         lambda: af.explain(af.full(), (4, 4), 16),
         ValueError,
-        "key: sequence dimensions 1, expected 2 as in query",
+        "k_shape: (16), expected 2 sizes as in q_shape",
     ),
     "explain of a negative size": (
         lambda: af.explain(af.full(), -1),
         ValueError,
-        "query: shape (1, 1, -1, 64), expected sizes from 0 to 2147483647",
+        "q_shape: (-1), expected sizes from 0 to 2147483647",
     ),
     "explain of no rule": (
         lambda: af.explain(None, 4),

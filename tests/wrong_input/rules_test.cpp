@@ -83,15 +83,15 @@ TEST(WrongInputRules, CannotBeBuilt) {
 
 TEST(WrongInputRules, DoNotFitWhatIsExplained) {
   expect_errors({
-      {Kind::value, "key: sequence dimensions 1, expected 2 as in query",
+      {Kind::value, "k_shape: (16), expected 2 sizes as in q_shape",
        [] {
          explain(causal(), {4, 4}, {16});
        }},
-      {Kind::value, "key: sequence dimensions 3, expected 1 as in query",
+      {Kind::value, "k_shape: (4, 4, 4), expected 1 sizes as in q_shape",
        [] {
          picture(causal(), {4}, {4, 4, 4});
        }},
-      {Kind::value, "query: a sequence of 4 dimensions, expected 1 to 3",
+      {Kind::value, "q_shape: (1, 2, 3, 4), expected 1 to 3 sizes",
        [] {
          explain(causal(), {1, 2, 3, 4}, {16});
        }},
