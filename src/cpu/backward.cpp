@@ -34,6 +34,7 @@
 #include "cpu/exp-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/rows-inl.h"
+#include "cpu/pairs-inl.h"
 #include "cpu/scores-inl.h"
 #include "cpu/backward_rows-inl.h"
 #include "cpu/backward_tile-inl.h"
@@ -84,38 +85,38 @@ void SumSinkGradient(const Problem& problem, const RowTerms<T>& terms) {
 }
 
 /// Without memory: only says how many bytes it takes.
-template <class T>
+template <class T, class E>
 std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const auto query_blocks = plan.query_grid.count(), key_blocks = plan.key_grid.count();
   const auto heads = problem.batch * problem.heads_q, groups = problem.batch * problem.heads_kv;
   const bool products = (problem.dq.given() || problem.dk.given() || problem.dv.given()) && groups * key_blocks > 0;
-  const auto bias_tiles = problem.dbias.given() ? BiasTask<T>::count(problem, plan) : 0;
+  const auto bias_tiles = problem.dbias.given() ? BiasTask<T, E>::count(problem, plan) : 0;
   const auto most_tasks = std::max({heads * query_blocks, groups * key_blocks, bias_tiles, std::int64_t{1}});
   const auto threads = static_cast<int>(std::min<std::int64_t>(useful_threads(problem, plan), most_tasks));
 
   Parts parts(workspace);
   RowTerms<T> terms(problem, plan, parts);
   const auto thread_memory =
-      std::max(KeyBlockTask<T>::memory_size(problem, plan), BiasTask<T>::memory_size(problem, plan));
+      std::max(KeyBlockTask<T, E>::memory_size(problem, plan), BiasTask<T, E>::memory_size(problem, plan));
   T* const memory = parts.take<T>(thread_memory * threads);
   const auto heads_in_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
   BackwardSchedule schedule(products ? groups : 0, heads_in_group, query_blocks, std::max<std::int64_t>(key_blocks, 1),
                             threads, parts);
-  const auto buffer_size = products && problem.dq.given() ? KeyBlockTask<T>::buffer_size(problem, plan) : 0;
+  const auto buffer_size = products && problem.dq.given() ? KeyBlockTask<T, E>::buffer_size(problem, plan) : 0;
   T* const buffers = parts.take<T>(buffer_size * schedule.slots());
   if (!workspace) return parts.bytes();
 
   ForEach(heads * query_blocks, threads, [&](std::int64_t i, int thread) {
     const auto block = walked(plan.query_grid, i % query_blocks);
     const auto h = i / query_blocks % problem.heads_q, b = i / query_blocks / problem.heads_q;
-    FindRowTerms(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
+    FindRowTerms<E>(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
     if (problem.dq.given()) ZeroUnseenRows(problem, plan, b, h, block, &memory[thread * thread_memory]);
   });
   if (products) {
 #pragma omp parallel num_threads(schedule.threads()) if (schedule.threads() > 1)
     {
       const int thread = omp_get_thread_num();
-      KeyBlockTask<T> task(problem, plan, terms, schedule, &memory[thread * thread_memory]);
+      KeyBlockTask<T, E> task(problem, plan, terms, schedule, &memory[thread * thread_memory]);
       for (BackwardSchedule::Task next; schedule.next(thread, next);) {
         for (std::int32_t i = 0; i < next.key_blocks; ++i)
           task.run(next.group, next.first_key_block + i, &buffers[next.slot * buffer_size]);
@@ -125,7 +126,7 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
   }
   if (problem.dbias.given()) {
     ForEach(bias_tiles, threads, [&](std::int64_t tile, int thread) {
-      BiasTask<T>(problem, plan, terms, &memory[thread * thread_memory]).run(tile);
+      BiasTask<T, E>(problem, plan, terms, &memory[thread * thread_memory]).run(tile);
     });
   }
   if (problem.dsink.given()) SumSinkGradient(problem, terms);
@@ -133,8 +134,11 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
 }
 
 std::int64_t Backward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  const auto run = problem.type == ElementType::float64 ? RunBackward<double> : RunBackward<float>;
-  return run(problem, plan, workspace);
+  if (problem.type == ElementType::float64) return RunBackward<double, double>(problem, plan, workspace);
+#if HWY_NATIVE_DOT_BF16
+  if (problem.type == ElementType::bfloat16) return RunBackward<float, Pair>(problem, plan, workspace);
+#endif
+  return RunBackward<float, float>(problem, plan, workspace);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -21,63 +21,107 @@ namespace HWY_NAMESPACE {
 
 using tuning::kSpanRows;
 
-template <class T>
+/// T: what is computed in. E: what the products read, T or Pair. Right operands are without the rows that hold a NaN or
+/// an infinity, which are named apart: their share is added pair by pair.
+template <class T, class E>
 class BlockPair {
  public:
-  T *q, *dout;                 ///< after `load_queries`, rows: (64, padded channels); q is scale * Q where PlainScores,
-                               ///< as in the forward pass, so that S comes out the same to the last bit and fits lse
-  T *k, *k_t, *v_t;            ///< rows; (d_qk, 64); (d_v, 64)
-  T *p, *ds;                   ///< (64 queries, 64 keys), after `compute`
+  E *q, *dout;                ///< after `load_queries`, left operands: (64, padded channels). Of numbers of T, q is
+                              ///< scale * Q where PlainScores, as in the forward pass, so that S comes out the same to
+                              ///< the last bit and fits lse
+  E *q_right, *dout_right;    ///< their right operands, (64 queries, channels), Pairs along the queries
+  std::uint64_t q_bad, dout_bad;
+  E *k_t, *v_t;               ///< right operands (d_qk, 64), (d_v, 64), whole
+  E* k_right;                 ///< (64 keys, d_qk)
+  std::uint64_t k_bad;
+  T *p, *ds;                  ///< (64 queries, 64 keys), after `compute`
+  E *p_left, *ds_left;        ///< left operands (64 keys, 64 queries) in columns: the next query is kTile further
+  E* ds_rows;                 ///< left operand (64 queries, 64 keys)
   std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
   std::uint64_t seen[kTile / kSpanRows];  ///< after `compute`: the keys that one of kSpanRows queries sees
   Span spans[kTile / kSpanRows];          ///< and their span; p and ds are zero outside it
 
-  BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
-      : problem_(problem), plan_(plan), rows_(rows), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
+  BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory)
+      : problem_(problem), plan_(plan), terms_(terms), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
         kept_(kept_count(problem, plan)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    k = take(kTile * d_qk_), k_t = take(kTile * d_qk_), v_t = take(kTile * d_v_);
+    const auto take_factors = [&](std::int64_t width) { return reinterpret_cast<E*>(take(Depth<E>(kTile) * width)); };
+    k_right = take_factors(d_qk_), k_t = take_factors(d_qk_), v_t = take_factors(d_v_);
     p = take(kTile * kTile), ds = take(kTile * kTile), slope_ = take(kTile * kTile);
-    v_rows_ = take(kTile * d_v_), queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
+    if constexpr (kIsPair<E>) {
+      p_left = take_factors(kTile), ds_left = take_factors(kTile), ds_rows = take_factors(kTile);
+    } else {
+      p_left = p, ds_left = ds_rows = ds;
+      q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
+    }
+    rows_ = take(kTile * (kIsPair<E> ? std::max(d_qk_, d_v_) : d_v_)), queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
-    return kTile * (2 * d_qk + 2 * d_v + 3 * kTile + kept_count(problem, plan) * (d_qk + d_v));
+    const std::int64_t kept = kTile * kept_count(problem, plan) * (d_qk + d_v), tiles = 3 * kTile * kTile;
+    const auto operands = Depth<E>(kTile) * (2 * d_qk + d_v);
+    if (kIsPair<E>) return kept + tiles + operands + 3 * kTile * kTile / 2 + kTile * std::max(d_qk, d_v);
+    return kept + tiles + operands + kTile * (d_qk + 2 * d_v);
   }
 
   /// Loads a key block of key/value head g. V is left out if only P is wanted.
   void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v) {
     key_box_ = plan_.key_grid.box(block);
-    LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, k, d_qk_);
-    TransposeRows(k, d_qk_, k_t);
+    T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(k_right);
+    LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, rows, d_qk_);
+    k_bad = RowsNotFinite(rows, d_qk_);
+    if constexpr (kIsPair<E>) right_operand(rows, d_qk_, k_bad, k_right);
+    transpose(rows, d_qk_, k_t);
+    if constexpr (!kIsPair<E>) CleanRows(rows, d_qk_, rows);
     if (!with_v) return;
-    LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, v_rows_, d_v_);
-    TransposeRows(v_rows_, d_v_, v_t);
+    LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, rows_, d_v_);
+    transpose(rows_, d_v_, v_t);
   }
 
   void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
     query_box_ = plan_.query_grid.box(block);
     query_block_ = block;
-    const auto name = rows_.block(b, h, block), kept = kept_.find(name);
-    q = queries_ + (kept >= 0 ? kept : kept_.put(name)) * kTile * (d_qk_ + d_v_), dout = q + kTile * d_qk_;
-    if (kept >= 0) return;
-    LoadRows(problem_.q, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_qk, q, d_qk_);
-    if (PlainScores(problem_)) ScaleScores(static_cast<T>(problem_.scale), q, kTile * d_qk_);
-    LoadRows(problem_.dout, problem_.type, b, h, query_box_, problem_.q_size, problem_.d_v, dout, d_v_);
+    const auto name = terms_.block(b, h, block), kept = kept_.find(name), slot = kept >= 0 ? kept : kept_.put(name);
+    T* memory = queries_ + slot * kTile * (d_qk_ + d_v_);
+    auto& [bad_of_q, bad_of_dout] = bad_[slot];
+    const auto take = [&](std::int64_t count) { return reinterpret_cast<E*>(std::exchange(memory, memory + count)); };
+    q = take(Depth<E>(kTile * d_qk_)), dout = take(Depth<E>(kTile * d_v_));
+    if constexpr (kIsPair<E>) q_right = take(kTile / 2 * d_qk_), dout_right = take(kTile / 2 * d_v_);
+    if (kept < 0) {
+      bad_of_q = load_left(problem_.q, b, h, problem_.d_qk, scaled_queries(problem_), q, q_right, d_qk_);
+      bad_of_dout = load_left(problem_.dout, b, h, problem_.d_v, false, dout, dout_right, d_v_);
+    }
+    if constexpr (!kIsPair<E>) {
+      q_right = bad_of_q ? (CleanRows(q, d_qk_, q_clean_), q_clean_) : q;
+      dout_right = bad_of_dout ? (CleanRows(dout, d_v_, dout_clean_), dout_clean_) : dout;
+    }
+    q_bad = bad_of_q, dout_bad = bad_of_dout;
   }
 
   /// p = P and, if wanted, ds = dS of the loaded blocks, or (`of_products`) the gradient of the products q k^T.
   void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
-    const auto at = rows_.at(b, h, query_block_);
+    const auto at = terms_.at(b, h, query_block_);
     const bool masked = find_words(b, h, kind), plain = PlainScores(problem_);
     multiply(kind == TileClass::full || !plain, problem_.d_qk, q, d_qk_, k_t, p);
     if (with_ds) multiply(kind == TileClass::full, problem_.d_v, dout, d_v_, v_t, ds);
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
-    FinishTile(TileTerms<T>{&rows_.lse[at], &rows_.delta[at], &rows_.dlse[at], masked ? words : nullptr,
-                            spans, sloped ? slope_ : nullptr, of_products && !plain ? static_cast<T>(problem_.scale) : T(1)},
+    const auto scale = static_cast<T>(problem_.scale);
+    FinishTile(TileTerms<T>{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
+                            sloped ? slope_ : nullptr, plain && kIsPair<E> ? scale : T(1),
+                            of_products && !scaled_queries(problem_) ? scale : T(1)},
                p, with_ds ? ds : nullptr);
+    if constexpr (kIsPair<E>) {
+      if (!of_products) return;
+      PairRows(p, kTile, p_left);
+      if (!with_ds) return;
+      PairRows(ds, kTile, ds_left);
+      PairNeighbours(ds, kTile * kTile, ds_rows);
+    }
   }
+
+  /// Is it q that was scaled? Then dq has to be, at its end; otherwise ds was.
+  static bool scaled_queries(const Problem& problem) { return !kIsPair<E> && PlainScores(problem); }
 
   const Box& query_box() const { return query_box_; }
   const Box& key_box() const { return key_box_; }
@@ -92,19 +136,50 @@ class BlockPair {
     return wanted > 0 && wanted * bytes <= tuning::kKeptQueryBytes && wanted <= KeptBlocks::most ? wanted : 1;
   }
 
+  /// Rows of a query block as left operand and, of Pairs, as right operand; returns those that are not finite.
+  std::uint64_t load_left(const Operand& from, std::int64_t b, std::int64_t h, std::int64_t channels, bool scaled,
+                          E* left, E* right, std::int64_t width) {
+    T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(left);
+    LoadRows(from, problem_.type, b, h, query_box_, problem_.q_size, channels, rows, width);
+    if (scaled) ScaleScores(static_cast<T>(problem_.scale), rows, kTile * width);
+    const auto bad = RowsNotFinite(rows, width);
+    if constexpr (kIsPair<E>) {
+      PairNeighbours(rows, kTile * width, left);
+      right_operand(rows, width, bad, right);
+    }
+    return bad;
+  }
+
   /// to (64, 64) = rows (64, depth) columns (depth, 64), or its spans alone.
-  void multiply(bool whole, std::int64_t depth, const T* rows, std::int64_t width, const T* columns, T* to) {
-    if (whole) return Gemm<false>(kTile, depth, kTile, rows, width, 1, columns, kTile, to, kTile);
+  void multiply(bool whole, std::int64_t channels, const E* rows, std::int64_t width, const E* columns, T* to) {
+    const auto depth = Depth<E>(channels), row = Depth<E>(width);
+    if (whole) return Gemm<false>(kTile, depth, kTile, rows, row, 1, columns, kTile, to, kTile);
     for (std::int32_t i = 0; i < kTile / kSpanRows; ++i) {
       const auto [begin, keys] = spans[i];
-      Gemm<false>(kSpanRows, depth, keys, rows + i * kSpanRows * width, width, 1, columns + begin, kTile,
+      Gemm<false>(kSpanRows, depth, keys, rows + i * kSpanRows * row, row, 1, columns + begin, kTile,
                   to + i * kSpanRows * kTile + begin, kTile);
     }
   }
 
+  /// rows (64, width), which it may change, to (width, 64).
+  static void transpose(T* rows, std::int64_t width, E* to) {
+    if constexpr (kIsPair<E>) {
+      auto* const pairs = reinterpret_cast<Pair*>(rows);
+      PairNeighbours(rows, kTile * width, pairs);
+      TransposeWords(pairs, width / 2, to);
+    } else {
+      TransposeRows(rows, width, to);
+    }
+  }
+  /// rows (64, width) without those that are `bad`.
+  static void right_operand(const T* rows, std::int64_t width, std::uint64_t bad, Pair* to) {
+    PairRows(rows, width, to);
+    if (bad) CleanPairs(to, width, bad, to);
+  }
+
   /// Fills `words`, `seen` and `spans`; true if any bit may be clear.
   bool find_words(std::int64_t b, std::int64_t h, TileClass kind) {
-    const auto live = rows_.live[rows_.block(b, h, query_block_)];
+    const auto live = terms_.live[terms_.block(b, h, query_block_)];
     const auto fill = [&](auto word) {
       for (int row = 0; row < kTile; ++row) words[row] = live >> row & 1 ? word(row) : 0;
     };
@@ -122,10 +197,11 @@ class BlockPair {
 
   const Problem& problem_;
   const ExecutionPlan& plan_;
-  const RowTerms<T>& rows_;
+  const RowTerms<T>& terms_;
   const std::int64_t d_qk_, d_v_;
   KeptBlocks kept_;
-  T *slope_, *v_rows_, *queries_;
+  std::pair<std::uint64_t, std::uint64_t> bad_[KeptBlocks::most];  // of the kept blocks, q's and dout's
+  T *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
   Box query_box_{}, key_box_{};
   std::int32_t query_block_ = 0;
 };

@@ -22,24 +22,32 @@ void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
     hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
 }
 
-/// sum[row] = a[row] . b[row] for 64 rows of `width` channels; memory: 2 * 64 * width. The terms are added first to
-/// last, fused, as Gemm adds those of dO V^T: delta and dP of a query that sees one key then cancel exactly.
-template <class T>
-void DotRows(const T* a, const T* b, std::int64_t width, T* memory, T* sum) {
+/// sum[row] = a[row] . b[row] for 64 rows of `width` channels, which it may change; memory: 2 * 64 * width. The terms
+/// are added first to last, as Gemm adds those of dO V^T: delta and dP of a query that sees one key then cancel exactly.
+template <class E, class T>
+void DotRows(T* a, T* b, std::int64_t width, T* memory, T* sum) {
   const hn::ScalableTag<T> d;
-  T *a_t = memory, *b_t = memory + kTile * width;
-  TransposeRows(a, width, a_t);
-  TransposeRows(b, width, b_t);
+  auto *a_t = reinterpret_cast<E*>(memory), *b_t = reinterpret_cast<E*>(memory + kTile * width);
+  if constexpr (kIsPair<E>) {
+    auto *a_pairs = reinterpret_cast<Pair*>(a), *b_pairs = reinterpret_cast<Pair*>(b);
+    PairNeighbours(a, kTile * width, a_pairs);
+    PairNeighbours(b, kTile * width, b_pairs);
+    TransposeWords(a_pairs, width / 2, a_t);
+    TransposeWords(b_pairs, width / 2, b_t);
+  } else {
+    TransposeRows(a, width, a_t);
+    TransposeRows(b, width, b_t);
+  }
   for (std::size_t row = 0; row < kTile; row += hn::Lanes(d)) {
     auto total = hn::Zero(d);
-    for (std::int64_t c = 0; c < width; ++c)
-      total = hn::MulAdd(hn::Load(d, a_t + c * kTile + row), hn::Load(d, b_t + c * kTile + row), total);
+    for (std::int64_t c = 0; c < Depth<E>(width); ++c)
+      total = MulAddFactors<E>(d, LoadFactors(d, a_t + c * kTile + row), LoadFactors(d, b_t + c * kTile + row), total);
     hn::Store(total, d, sum + row);
   }
 }
 
 /// Fills the terms of query block `block` of (b, h). memory: 4 * 64 * padded(d_v).
-template <class T>
+template <class E, class T>
 void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
                   T* memory, RowTerms<T>& terms) {
   const auto width = padded(problem.d_v);
@@ -48,7 +56,7 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
   LoadRows(problem.out, problem.type, b, h, box, problem.q_size, problem.d_v, out, width);
   LoadRows(problem.dout, problem.type, b, h, box, problem.q_size, problem.d_v, dout, width);
   HWY_ALIGN T delta[kTile];
-  DotRows(dout, out, width, memory + 2 * kTile * width, delta);
+  DotRows<E>(dout, out, width, memory + 2 * kTile * width, delta);
   const auto at = terms.at(b, h, block);
   std::uint64_t live = 0;
   double sink_sum = 0;

@@ -20,20 +20,19 @@ namespace HWY_NAMESPACE {
 
 using tuning::kSpanKeys;
 
-template <class T>
+template <class T, class E>
 class KeyBlockTask {
  public:
   KeyBlockTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, BackwardSchedule& schedule,
                T* memory)
       : problem_(problem), plan_(plan), schedule_(schedule), blocks_(problem, plan, rows, memory),
         group_heads_(problem.heads_q / problem.heads_kv), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
-    memory += BlockPair<T>::memory_size(problem, plan);
+    memory += BlockPair<T, E>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
     dk_ = take(kTile * d_qk_), dv_ = take(kTile * d_v_), dq_ = take(kTile * d_qk_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
-    return BlockPair<T>::memory_size(problem, plan) + kTile * (3 * padded(problem.d_qk) + 2 * padded(problem.d_v));
+    return BlockPair<T, E>::memory_size(problem, plan) + kTile * (2 * padded(problem.d_qk) + padded(problem.d_v));
   }
   /// Elements of the query gradients of one group.
   static std::int64_t buffer_size(const Problem& problem, const ExecutionPlan& plan) {
@@ -45,7 +44,6 @@ class KeyBlockTask {
     const auto b = group / problem_.heads_kv, g = group % problem_.heads_kv;
     group_ = group, key_block_ = key_block, dq_buffer_ = dq;
     blocks_.load_keys(b, g, key_block, with_ds());
-    k_bad_ = CleanRows(blocks_.k, d_qk_, blocks_.k);  // the products below read k; the whole of it stays in k_t
     std::fill_n(dk_, kTile * d_qk_, T(0));
     std::fill_n(dv_, kTile * d_v_, T(0));
     for (std::int64_t head = 0; head < group_heads_; ++head) {
@@ -70,30 +68,39 @@ class KeyBlockTask {
     blocks_.load_queries(b, h, query_block);
     blocks_.compute(b, h, kind, with_ds(), true);
     const bool whole = kind == TileClass::full;
-    if (problem_.dv.given()) add_transposed(whole, blocks_.p, blocks_.dout, dout_clean_, d_v_, dv_);
-    if (problem_.dk.given()) add_transposed(whole, blocks_.ds, blocks_.q, q_clean_, d_qk_, dk_);
+    if (problem_.dv.given()) {
+      add_transposed(whole, blocks_.p_left, blocks_.dout_right, d_v_, dv_);
+      add_not_finite(blocks_.dout_bad, blocks_.p, blocks_.dout, d_v_, dv_);
+    }
+    if (problem_.dk.given()) {
+      add_transposed(whole, blocks_.ds_left, blocks_.q_right, d_qk_, dk_);
+      add_not_finite(blocks_.q_bad, blocks_.ds, blocks_.q, d_qk_, dk_);
+    }
     if (problem_.dq.given()) add_dq(whole, b, h, head, query_block);
   }
 
-  /// sum (64 keys, width) += weights^T rows, over the visible pairs alone: a NaN or infinity in a row reaches only the
-  /// keys its query sees. Rows that hold one are zero in the product and added pair by pair.
-  void add_transposed(bool whole, const T* weights, const T* rows, T* clean, std::int64_t width, T* sum) {
-    const auto bad = CleanRows(rows, width, clean);
-    const T* const right = bad ? clean : rows;
+  /// sum (64 keys, width) += weights^T rows; both are operands of the tile.
+  void add_transposed(bool whole, const E* weights, const E* rows, std::int64_t width, T* sum) {
     if (whole) {
-      Gemm<true>(kTile, kTile, width, weights, 1, kTile, right, width, sum, width);
+      Gemm<true>(kTile, Depth<E>(kTile), width, weights, 1, kTile, rows, width, sum, width);
     } else {
       for (int key = 0; key < kTile; key += kSpanKeys) {
         const auto [first, count] = rows_that_see(key);
-        Gemm<true>(kSpanKeys, count, width, weights + first * kTile + key, 1, kTile, right + first * width, width,
-                   sum + key * width, width);
+        Gemm<true>(kSpanKeys, Depth<E>(count), width, weights + Depth<E>(first) * kTile + key, 1, kTile,
+                   rows + Depth<E>(first) * width, width, sum + key * width, width);
       }
     }
+  }
+
+  /// The same of the rows `bad` that hold a NaN or an infinity, over the visible pairs alone: they reach only the keys
+  /// that their query sees.
+  void add_not_finite(std::uint64_t bad, const T* weights, const E* rows, std::int64_t width, T* sum) {
     for (auto left = bad; left; left &= left - 1) {
       const int i = std::countr_zero(left);
       for (auto seen = blocks_.words[i]; seen; seen &= seen - 1) {
         const int j = std::countr_zero(seen);
-        for (std::int64_t c = 0; c < width; ++c) sum[j * width + c] += weights[i * kTile + j] * rows[i * width + c];
+        for (std::int64_t c = 0; c < width; ++c)
+          sum[j * width + c] += weights[i * kTile + j] * InRow(rows + i * Depth<E>(width), c);
       }
     }
   }
@@ -109,21 +116,22 @@ class KeyBlockTask {
   }
 
   void add_dq(bool whole, std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block) {
+    constexpr auto keys_deep = Depth<E>(kTile);
     if (whole) {
-      Gemm<false>(kTile, kTile, d_qk_, blocks_.ds, kTile, 1, blocks_.k, d_qk_, dq_, d_qk_);
+      Gemm<false>(kTile, keys_deep, d_qk_, blocks_.ds_rows, keys_deep, 1, blocks_.k_right, d_qk_, dq_, d_qk_);
     } else {
       for (int i = 0; i < kTile / kSpanRows; ++i) {
         const auto [begin, keys] = blocks_.spans[i];
-        Gemm<false>(kSpanRows, keys, d_qk_, blocks_.ds + i * kSpanRows * kTile + begin, kTile, 1,
-                    blocks_.k + begin * d_qk_, d_qk_, dq_ + i * kSpanRows * d_qk_, d_qk_);
+        Gemm<false>(kSpanRows, Depth<E>(keys), d_qk_, blocks_.ds_rows + i * kSpanRows * keys_deep + Depth<E>(begin),
+                    keys_deep, 1, blocks_.k_right + Depth<E>(begin) * d_qk_, d_qk_, dq_ + i * kSpanRows * d_qk_, d_qk_);
       }
     }
-    for (auto left = k_bad_; left; left &= left - 1) {
+    for (auto left = blocks_.k_bad; left; left &= left - 1) {
       const int j = std::countr_zero(left);
       for (int i = 0; i < kTile; ++i) {
         if (!(blocks_.words[i] >> j & 1)) continue;
         for (std::int64_t c = 0; c < problem_.d_qk; ++c)
-          dq_[i * d_qk_ + c] += blocks_.ds[i * kTile + j] * blocks_.k_t[c * kTile + j];
+          dq_[i * d_qk_ + c] += blocks_.ds[i * kTile + j] * InColumn(blocks_.k_t, kTile, c, j);
       }
     }
     T* sum = dq_buffer_ + (head * plan_.query_grid.count() + query_block) * kTile * d_qk_;
@@ -134,8 +142,7 @@ class KeyBlockTask {
     if (rank.index > 0) AddRows(sum, dq_, kTile * d_qk_, last ? dq_ : sum);
     if (rank.index == 0 && !last) std::copy_n(dq_, kTile * d_qk_, sum);
     if (last) {
-      // Where the scores are plain, q was scaled and k was not.
-      if (PlainScores(problem_)) ScaleScores(static_cast<T>(problem_.scale), dq_, kTile * d_qk_);
+      if (BlockPair<T, E>::scaled_queries(problem_)) ScaleScores(static_cast<T>(problem_.scale), dq_, kTile * d_qk_);
       StoreRows(dq_, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
     }
     turn.add(1);
@@ -144,13 +151,12 @@ class KeyBlockTask {
   const Problem& problem_;
   const ExecutionPlan& plan_;
   BackwardSchedule& schedule_;
-  BlockPair<T> blocks_;
+  BlockPair<T, E> blocks_;
   const std::int64_t group_heads_, d_qk_, d_v_;
-  T *q_clean_, *dout_clean_, *dk_, *dv_, *dq_;
+  T *dk_, *dv_, *dq_;
   T* dq_buffer_ = nullptr;
   std::int64_t group_ = 0;
   std::int32_t key_block_ = 0;
-  std::uint64_t k_bad_ = 0;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -29,6 +29,7 @@ struct TileTerms {
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
   const Span* spans;           ///< with words, for each kSpanRows rows: what the products have filled
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
+  T score_scale;               ///< on s
   T gradient_scale;            ///< on dS
 };
 
@@ -41,7 +42,7 @@ void ZeroOutside(std::size_t begin, std::size_t end, T* row) {
 template <class T, bool kMasked, bool kGradient, bool kSlope>
 void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp) {
   const hn::ScalableTag<T> d;
-  const auto gradient_scale = hn::Set(d, terms.gradient_scale);
+  const auto score_scale = hn::Set(d, terms.score_scale), gradient_scale = hn::Set(d, terms.gradient_scale);
   for (int row = 0; row < kTile; ++row) {
     const auto lse = hn::Set(d, terms.lse[row]);
     const auto delta = hn::Set(d, terms.delta[row]), dlse = hn::Set(d, terms.dlse[row]);
@@ -53,7 +54,7 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
     }
     for (std::size_t col = begin; col < end; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
-      auto p = SoftmaxExp(d, hn::Sub(hn::Load(d, s + at), lse));
+      auto p = SoftmaxExp(d, hn::MulSub(hn::Load(d, s + at), score_scale, lse));
       [[maybe_unused]] auto visible = hn::FirstN(d, 0);
       if constexpr (kMasked) {
         const std::uint64_t bits = terms.words[row] >> col;

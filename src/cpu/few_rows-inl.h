@@ -135,7 +135,10 @@ class FewRowsTask {
     if (!plain_) finish_scores(program, keys);
 
     if (kind == TileClass::full) {
-      for (std::int64_t row = 0; row < shape_.rows; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state);
+      for (std::int64_t row = 0; row < shape_.rows; ++row) {
+        T* const s = s_ + row * kTile;
+        SoftmaxRow<false, kTile>(0, s, s, row, state);
+      }
       Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, state.out, d_v_);
       return;
     }
@@ -145,7 +148,7 @@ class FewRowsTask {
       words[row] = row < shape_.queries ? words_of(query_box_.entry(static_cast<std::int32_t>(row)))
                                         : words[row - shape_.queries];
     for (std::int64_t row = 0; row < shape_.rows; ++row)
-      SoftmaxRow<true, kTile>(words[row], s_ + row * kTile, row, state);
+      SoftmaxRow<true, kTile>(words[row], s_ + row * kTile, s_ + row * kTile, row, state);
     const auto not_finite = CleanRows(v_, d_v_, v_clean_);
     Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, not_finite ? v_clean_ : v_, d_v_, state.out, d_v_);
     for (std::int64_t row = 0; not_finite && row < shape_.rows; ++row)

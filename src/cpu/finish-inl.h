@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu/numbers.h"
+#include "cpu/pairs-inl.h"
 #include "cpu/softmax-inl.h"
 #include "hwy/highway.h"
 
@@ -21,11 +22,11 @@ namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
 /// out += P V over the keys `bad` of 64, whose rows of v hold a NaN or an infinity; p: (64), v: (64, width).
-template <class T>
-void AddRowsNotFinite(std::uint64_t bad, const T* p, const T* v, std::int64_t width, std::int64_t channels, T* out) {
+template <class T, class E>
+void AddRowsNotFinite(std::uint64_t bad, const E* p, const E* v, std::int64_t width, std::int64_t channels, T* out) {
   for (; bad; bad &= bad - 1) {
     const int key = std::countr_zero(bad);
-    for (std::int64_t i = 0; i < channels; ++i) out[i] += p[key] * v[key * width + i];
+    for (std::int64_t i = 0; i < channels; ++i) out[i] += InRow(p, key) * InColumn(v, width, key, i);
   }
 }
 

@@ -35,6 +35,7 @@
 #include "cpu/exp-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/rows-inl.h"
+#include "cpu/pairs-inl.h"
 #include "cpu/scores-inl.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/finish-inl.h"
@@ -48,22 +49,26 @@ namespace HWY_NAMESPACE {
 
 using tuning::kSpanRows, tuning::kSpanStep;
 
-template <class T>
+/// T: what is computed in. E: what the products read, T or Pair.
+template <class T, class E>
 class ForwardTask {
  public:
   ForwardTask(const Problem& problem, const ExecutionPlan& plan, T* memory)
       : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
         rows_(static_cast<std::int32_t>(rules::volume(plan.query_grid.extent))), plain_(PlainScores(problem)),
         panels_(problem, plan, memory) {
-    memory += Panels<T>::memory_size(problem, plan);
+    memory += Panels<T, E>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_ = take(rows_ * d_qk_), v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile), out_ = take(rows_ * d_v_);
+    q_ = take(rows_ * d_qk_), s_ = take(rows_ * kTile), out_ = take(rows_ * d_v_);
+    v_clean_ = reinterpret_cast<E*>(take(kPRow * d_v_));
+    p_ = reinterpret_cast<E*>(kIsPair<E> ? take(rows_ * kPRow) : s_);
     T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
-    state_ = {take(rows_), row_max, row_sum, out_, d_v_};
+    state_ = {take(rows_), row_max, row_sum, out_, d_v_, static_cast<T>(plain_ ? problem.scale : 1)};
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
-    return Panels<T>::memory_size(problem, plan) + rows * (d_qk + d_v + kTile + 2 * kSumLanes + 1) + kTile * d_v;
+    return Panels<T, E>::memory_size(problem, plan) +
+           rows * (d_qk + d_v + kTile + (kIsPair<E> ? kPRow : 0) + 2 * kSumLanes + 1) + kPRow * d_v;
   }
 
   /// next: the query block of this head that is likely to follow, or -1.
@@ -107,41 +112,65 @@ class ForwardTask {
     LoadRows(problem_.q, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_qk, q_, d_qk_);
     used_rows_ = rows_;
     while (used_rows_ > 0 && !rules::inside(query_box_.entry(used_rows_ - 1), problem_.q_size)) --used_rows_;
-    if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, used_rows_ * d_qk_);
+    if constexpr (kIsPair<E>) {
+      PairNeighbours(q_, rows_ * d_qk_, reinterpret_cast<Pair*>(q_));
+    } else {
+      if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, used_rows_ * d_qk_);
+    }
     state_.clear(used_rows_);
   }
 
   void visit(const rules::Program& program, std::int32_t block, TileClass kind) {
-    const Panel<T>& keys = panels_.of(b_, g_, block, program.k_size());
+    const Panel<T, E>& keys = panels_.of(b_, g_, block, program.k_size());
     if (kind != TileClass::full) return visit_partial(program, keys);
-    Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, keys.k_t, kTile, s_, kTile);
+    find_products(0, used_rows_, 0, kTile, keys);
     if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
     ahead_.fetch(kTile);
-    for (std::int32_t row = 0; row < used_rows_; ++row) SoftmaxRow<false, kTile>(0, s_ + row * kTile, row, state_);
-    Gemm<true>(used_rows_, kTile, d_v_, s_, kTile, 1, keys.v, d_v_, out_, d_v_);
+    for (std::int32_t row = 0; row < used_rows_; ++row)
+      SoftmaxRow<false, kTile>(0, s_ + row * kTile, p_ + row * kPRow, row, state_);
+    add_values(0, used_rows_, 0, kTile, keys.v);
   }
 
   /// Works on the rows a few at a time, each time only on the span of keys (whole steps of kSpanStep) that they see.
-  void visit_partial(const rules::Program& program, const Panel<T>& keys) {
+  void visit_partial(const rules::Program& program, const Panel<T, E>& keys) {
     find_words(program, keys.box);
     if (!plain_) {
-      Gemm<false>(used_rows_, problem_.d_qk, kTile, q_, d_qk_, 1, keys.k_t, kTile, s_, kTile);
+      find_products(0, used_rows_, 0, kTile, keys);
       FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
     }
-    const T* v = keys.v;
-    if (keys.not_finite) CleanRows(keys.v, d_v_, v_clean_), v = v_clean_;
+    const E* const v = keys.not_finite ? without_not_finite(keys) : keys.v;
     for (std::int32_t first = 0; first < used_rows_; first += kSpanRows) {
       const auto rows = std::min(kSpanRows, used_rows_ - first);
       const auto [begin, width] = span_of(seen_by(words_ + first, rows));
       if (width == 0) continue;
-      T* s = s_ + first * kTile + begin;
-      if (plain_)
-        Gemm<false>(rows, problem_.d_qk, width, q_ + first * d_qk_, d_qk_, 1, keys.k_t + begin, kTile, s, kTile);
+      if (plain_) find_products(first, rows, begin, width, keys);
       ahead_.fetch(kSpanRows);
-      softmax(first, rows, begin, width, s);
-      Gemm<true>(rows, width, d_v_, s, kTile, 1, v + begin * d_v_, d_v_, out_ + first * d_v_, d_v_);
+      softmax(first, rows, begin, width);
+      add_values(first, rows, begin, width, v);
     }
     if (keys.not_finite) add_not_finite(keys);
+  }
+
+  /// s = Q K^T of some rows and keys.
+  void find_products(std::int32_t first, std::int32_t rows, int begin, int width, const Panel<T, E>& keys) {
+    const auto* const q = reinterpret_cast<const E*>(q_);
+    const auto q_row = Depth<E>(d_qk_);
+    Gemm<false>(rows, Depth<E>(problem_.d_qk), width, q + first * q_row, q_row, 1, keys.k_t + begin, kTile,
+                s_ + first * kTile + begin, kTile);
+  }
+  /// out += P V of them.
+  void add_values(std::int32_t first, std::int32_t rows, int begin, int width, const E* v) {
+    Gemm<true>(rows, Depth<E>(width), d_v_, p_ + first * kPRow + Depth<E>(begin), kPRow, 1, v + Depth<E>(begin) * d_v_,
+               d_v_, out_ + first * d_v_, d_v_);
+  }
+
+  const E* without_not_finite(const Panel<T, E>& keys) {
+    if constexpr (kIsPair<E>) {
+      CleanPairs(keys.v, d_v_, keys.not_finite, v_clean_);
+    } else {
+      CleanRows(keys.v, d_v_, v_clean_);
+    }
+    return v_clean_;
   }
 
   void find_words(const rules::Program& program, const Box& key_box) {
@@ -152,10 +181,11 @@ class ForwardTask {
     }
   }
 
-  void softmax(std::int32_t first, std::int32_t rows, int begin, int width, T* s) {
+  void softmax(std::int32_t first, std::int32_t rows, int begin, int width) {
     const auto each_row = [&]<int kWidth>() {
-      for (std::int32_t row = 0; row < rows; ++row)
-        SoftmaxRow<true, kWidth>(words_[first + row] >> begin, s + row * kTile, first + row, state_);
+      for (std::int32_t row = first; row < first + rows; ++row)
+        SoftmaxRow<true, kWidth>(words_[row] >> begin, s_ + row * kTile + begin, p_ + row * kPRow + Depth<E>(begin), row,
+                                 state_);
     };
     static_assert(kTile == 4 * kSpanStep);
     switch (width / kSpanStep) {
@@ -167,9 +197,9 @@ class ForwardTask {
   }
 
   /// Values that are not finite are added to the queries that see them, and to no other.
-  void add_not_finite(const Panel<T>& keys) {
+  void add_not_finite(const Panel<T, E>& keys) {
     for (std::int32_t row = 0; row < used_rows_; ++row)
-      AddRowsNotFinite(words_[row] & keys.not_finite, s_ + row * kTile, keys.v, d_v_, problem_.d_v, out_ + row * d_v_);
+      AddRowsNotFinite(words_[row] & keys.not_finite, p_ + row * kPRow, keys.v, d_v_, problem_.d_v, out_ + row * d_v_);
   }
 
   void finish() {
@@ -183,13 +213,16 @@ class ForwardTask {
     StoreRows(out_, d_v_, problem_.out, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_v);
   }
 
+  static constexpr std::int64_t kPRow = Depth<E>(kTile);
+
   const Problem& problem_;
   const ExecutionPlan& plan_;
   const std::int64_t d_qk_, d_v_;
   const std::int32_t rows_;
   const bool plain_;
-  Panels<T> panels_;
-  T *q_, *v_clean_, *s_, *out_;
+  Panels<T, E> panels_;
+  T *q_, *s_, *out_;  // q_ holds E once loaded
+  E *v_clean_, *p_;
   RowState<T> state_;
   std::uint64_t words_[kMaxQueryRows];
   Ahead ahead_;
@@ -206,15 +239,15 @@ int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t 
   return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
 }
 
-template <class T>
+template <class T, class E>
 std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const auto blocks = plan.query_grid.count(), tasks = problem.batch * problem.heads_q * blocks;
   const auto threads = threads_for(problem, plan, tasks);
-  const auto size = (ForwardTask<T>::memory_size(problem, plan) + 15) / 16 * 16;
+  const auto size = (ForwardTask<T, E>::memory_size(problem, plan) + 15) / 16 * 16;
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
-  auto* const workers = parts.take<ForwardTask<T>>(threads);
-  static_assert(std::is_trivially_destructible_v<ForwardTask<T>>);
+  auto* const workers = parts.take<ForwardTask<T, E>>(threads);
+  static_assert(std::is_trivially_destructible_v<ForwardTask<T, E>>);
   if (!workspace) return parts.bytes();
   for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);
   // Later query blocks first: under causal rules they are the longest. Where there are many, a thread takes a few.
@@ -256,15 +289,18 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
   return parts.bytes();
 }
 
-template <class T>
+template <class T, class E>
 std::int64_t RunForwardOf(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   return FewRows::suit(problem, plan) ? RunFewRows<T>(problem, plan, workspace)
-                                      : RunForward<T>(problem, plan, workspace);
+                                      : RunForward<T, E>(problem, plan, workspace);
 }
 
 std::int64_t Forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  const auto run = problem.type == ElementType::float64 ? RunForwardOf<double> : RunForwardOf<float>;
-  return run(problem, plan, workspace);
+  if (problem.type == ElementType::float64) return RunForwardOf<double, double>(problem, plan, workspace);
+#if HWY_NATIVE_DOT_BF16
+  if (problem.type == ElementType::bfloat16) return RunForwardOf<float, Pair>(problem, plan, workspace);
+#endif
+  return RunForwardOf<float, float>(problem, plan, workspace);
 }
 
 }  // namespace HWY_NAMESPACE

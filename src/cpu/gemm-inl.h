@@ -3,6 +3,12 @@
 // A is read one number at a time, broadcast over a vector, and may have any strides, so that a transposed A costs
 // nothing. B and C are rows of whole vectors. A patch of C stays in registers while k runs; B's rows stream from the
 // nearest cache.
+//
+// Numbers are of the compute type, or Pairs: two bfloat16 that follow each other along k in one word, which machines
+// with an instruction for it multiply and sum in float32 at twice the rate (k counts Pairs then).
+
+#include <cstdint>
+#include <type_traits>
 
 #include "hwy/highway.h"
 
@@ -26,9 +32,49 @@ constexpr int kGemmRows = 6;
 #endif
 constexpr int kGemmVectors = 2;
 
-template <bool kAdd, int kRows, int kVectors, class T>
-HWY_INLINE void GemmPatch(std::int64_t k, const T* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
-                          const T* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
+/// The lower half is the first of the two.
+enum class Pair : std::uint32_t {};
+template <class E>
+constexpr bool kIsPair = std::is_same_v<E, Pair>;
+/// What products of E are summed in.
+template <class E>
+using SumOf = std::conditional_t<kIsPair<E>, float, E>;
+/// How many E hold `count` numbers.
+template <class E>
+constexpr std::int64_t Depth(std::int64_t count) {
+  return kIsPair<E> ? (count + 1) / 2 : count;
+}
+
+template <class D, class E>
+HWY_INLINE auto LoadFactors(D d, const E* from) {
+  if constexpr (kIsPair<E>) {
+    const hn::RebindToUnsigned<D> words;
+    return hn::BitCast(hn::Repartition<hwy::bfloat16_t, D>(), hn::Load(words, reinterpret_cast<const std::uint32_t*>(from)));
+  } else {
+    return hn::Load(d, from);
+  }
+}
+template <class D, class E>
+HWY_INLINE auto SetFactors(D d, E x) {
+  if constexpr (kIsPair<E>) {
+    return hn::BitCast(hn::Repartition<hwy::bfloat16_t, D>(), hn::Set(hn::RebindToUnsigned<D>(), std::uint32_t(x)));
+  } else {
+    return hn::Set(d, x);
+  }
+}
+template <class E, class D, class V, class Sum>
+HWY_INLINE Sum MulAddFactors(D d, V left, V right, Sum sum) {
+  if constexpr (kIsPair<E>) {
+    auto unused = hn::Zero(d);
+    return hn::ReorderWidenMulAccumulate(d, left, right, sum, unused);
+  } else {
+    return hn::MulAdd(left, right, sum);
+  }
+}
+
+template <bool kAdd, int kRows, int kVectors, class E, class T = SumOf<E>>
+HWY_INLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
+                          const E* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -36,11 +82,11 @@ HWY_INLINE void GemmPatch(std::int64_t k, const T* HWY_RESTRICT a, std::int64_t 
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
   for (std::int64_t i = 0; i < k; ++i) {
-    V right[kVectors];
-    for (int v = 0; v < kVectors; ++v) right[v] = hn::Load(d, b + i * ldb + v * lanes);
+    decltype(LoadFactors(d, b)) right[kVectors];
+    for (int v = 0; v < kVectors; ++v) right[v] = LoadFactors(d, b + i * ldb + v * lanes);
     for (int r = 0; r < kRows; ++r) {
-      const V left = hn::Set(d, a[r * a_row + i * a_k]);
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(left, right[v], sums[r][v]);
+      const auto left = SetFactors(d, a[r * a_row + i * a_k]);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = MulAddFactors<E>(d, left, right[v], sums[r][v]);
     }
   }
   for (int r = 0; r < kRows; ++r)
@@ -50,9 +96,9 @@ HWY_INLINE void GemmPatch(std::int64_t k, const T* HWY_RESTRICT a, std::int64_t 
     }
 }
 
-template <bool kAdd, int kVectors, class T>
-HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const T* a, std::int64_t a_row, std::int64_t a_k,
-                              const T* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+template <bool kAdd, int kVectors, class E, class T = SumOf<E>>
+HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std::int64_t a_row, std::int64_t a_k,
+                              const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
   std::int64_t row = 0;
   const auto patches = [&]<int kRows>() {
     for (; row + kRows <= rows; row += kRows)
@@ -63,9 +109,9 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const T* a, std
   patches.template operator()<1>();
 }
 
-template <bool kAdd, class T>
-void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const T* a, std::int64_t a_row, std::int64_t a_k,
-          const T* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+template <bool kAdd, class E, class T = SumOf<E>>
+void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const E* a, std::int64_t a_row, std::int64_t a_k,
+          const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   std::int64_t col = 0;
   for (; col + kGemmVectors * lanes <= n; col += kGemmVectors * lanes)

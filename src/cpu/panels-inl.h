@@ -2,6 +2,7 @@
 // blocks that it takes one after the other mostly meet the same keys: some times as many as a query block meets, so
 // that narrow rules stay in the nearer caches.
 
+#include "cpu/pairs-inl.h"
 #include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "hwy/highway.h"
@@ -17,44 +18,54 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-template <class T>
+/// E: T, or Pair, along channels in k_t and along keys in v.
+template <class T, class E>
 struct Panel {
   Box box;
-  T* k_t;                    ///< (d_qk, 64)
-  T* v;                      ///< (64, padded d_v)
+  E* k_t;                    ///< (d_qk, 64)
+  E* v;                      ///< (64, padded d_v)
   std::uint64_t not_finite;  ///< the keys whose values hold a NaN or an infinity
 };
 
-template <class T>
+template <class T, class E>
 class Panels {
  public:
   Panels(const Problem& problem, const ExecutionPlan& plan, T* memory)
       : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
         kept_(count(problem, plan)), rows_(memory) {
-    memory += kTile * d_qk_;
+    memory += kTile * std::max(d_qk_, d_v_);
     for (std::int64_t i = 0; i < kept_.count(); ++i) {
-      panels_[i].k_t = std::exchange(memory, memory + kTile * d_qk_);
-      panels_[i].v = std::exchange(memory, memory + kTile * d_v_);
+      panels_[i].k_t = reinterpret_cast<E*>(std::exchange(memory, memory + Depth<E>(kTile) * d_qk_));
+      panels_[i].v = reinterpret_cast<E*>(std::exchange(memory, memory + Depth<E>(kTile) * d_v_));
     }
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
-    return kTile * padded(problem.d_qk) + count(problem, plan) * panel_size(problem);
+    return kTile * padded(std::max(problem.d_qk, problem.d_v)) + count(problem, plan) * panel_size(problem);
   }
 
   /// The panel of a key block of (b, key/value head g); k_size: the keys that exist in b. Valid until the next call.
-  const Panel<T>& of(std::int64_t b, std::int64_t g, std::int32_t block, const Int3& k_size) {
+  const Panel<T, E>& of(std::int64_t b, std::int64_t g, std::int32_t block, const Int3& k_size) {
     const auto name = name_of(b, g, block);
     if (const auto slot = kept_.find(name); slot >= 0) return panels_[slot];
-    Panel<T>& panel = panels_[kept_.put(name)];
+    Panel<T, E>& panel = panels_[kept_.put(name)];
     panel.box = plan_.key_grid.box(block);
     const auto load = [&](const Operand& operand, std::int64_t channels, T* to, std::int64_t width) {
       const RowAddresses address(operand, b, g, panel.box, k_size, &problem_.pages);
       LoadRows(operand, problem_.type, address, kTile, channels, to, width);
     };
     load(problem_.k, problem_.d_qk, rows_, d_qk_);
-    TransposeRows(rows_, d_qk_, panel.k_t);
-    load(problem_.v, problem_.d_v, panel.v, d_v_);
-    panel.not_finite = RowsNotFinite(panel.v, d_v_);
+    if constexpr (kIsPair<E>) {
+      auto* const pairs = reinterpret_cast<Pair*>(rows_);
+      PairNeighbours(rows_, kTile * d_qk_, pairs);
+      TransposeWords(pairs, d_qk_ / 2, panel.k_t);
+      load(problem_.v, problem_.d_v, rows_, d_v_);
+      panel.not_finite = RowsNotFinite(rows_, d_v_);
+      PairRows(rows_, d_v_, panel.v);
+    } else {
+      TransposeRows(rows_, d_qk_, panel.k_t);
+      load(problem_.v, problem_.d_v, panel.v, d_v_);
+      panel.not_finite = RowsNotFinite(panel.v, d_v_);
+    }
     return panel;
   }
 
@@ -67,7 +78,7 @@ class Panels {
     return (b * problem_.heads_kv + g) * plan_.key_grid.count() + block;
   }
   static std::int64_t panel_size(const Problem& problem) {
-    return kTile * (padded(problem.d_qk) + padded(problem.d_v));
+    return Depth<E>(kTile) * (padded(problem.d_qk) + padded(problem.d_v));
   }
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
     const auto fit = tuning::kPanelBytes / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
@@ -79,7 +90,7 @@ class Panels {
   const ExecutionPlan& plan_;
   const std::int64_t d_qk_, d_v_;
   KeptBlocks kept_;
-  Panel<T> panels_[KeptBlocks::most];
+  Panel<T, E> panels_[KeptBlocks::most];
   T* rows_;
 };
 

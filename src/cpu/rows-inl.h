@@ -38,13 +38,13 @@ struct Convert {  // float16 or bfloat16 in memory, float in registers
   template <class D>
   static HWY_INLINE void Store(D d, hn::Vec<D> x, Memory* to) {
     const hn::Rebind<Memory, D> narrow;
-    hn::StoreU(hn::DemoteTo(narrow, x), narrow, to);
+    hn::StoreU(ToNearest(d, narrow, x), narrow, to);
     KeepNan(d, x, to, static_cast<std::int64_t>(hn::Lanes(d)));
   }
   template <class D>
   static HWY_INLINE void StoreN(D d, hn::Vec<D> x, Memory* to, std::int64_t count) {
     const hn::Rebind<Memory, D> narrow;
-    hn::StoreN(hn::DemoteTo(narrow, x), narrow, to, static_cast<std::size_t>(count));
+    hn::StoreN(ToNearest(d, narrow, x), narrow, to, static_cast<std::size_t>(count));
     KeepNan(d, x, to, count);
   }
   static T One(Memory x) { return hwy::ConvertScalarTo<T>(x); }
@@ -62,7 +62,23 @@ struct Convert {  // float16 or bfloat16 in memory, float in registers
       return x;
     }
   }
-  /// There it also makes an infinity of a NaN on the way back.
+  /// The instruction for bfloat16 makes 0 of the numbers below 2^-126.
+  template <class D, class DN>
+  static HWY_INLINE hn::Vec<DN> ToNearest(D d, DN narrow, hn::Vec<D> x) {
+#if HWY_NATIVE_DOT_BF16
+    if constexpr (std::is_same_v<Memory, hwy::bfloat16_t>) {
+      const hn::RebindToUnsigned<D> words;
+      const auto bits = hn::BitCast(words, x), odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1));
+      const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(words, 0x7fff))));
+      const auto nan = hn::Set(words, 0x7fc0);
+      const auto kept = hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(x)), nan, rounded);
+      return hn::BitCast(narrow, hn::TruncateTo(hn::RebindToUnsigned<DN>(), kept));
+    }
+#endif
+    static_cast<void>(d);
+    return hn::DemoteTo(narrow, x);
+  }
+  /// Where there is none for float16, Highway also makes an infinity of a NaN on the way back.
   template <class D>
   static HWY_INLINE void KeepNan(D d, hn::Vec<D> x, Memory* to, std::int64_t count) {
     if (!std::is_same_v<Memory, hwy::float16_t> || hn::AllFalse(d, hn::IsNaN(x))) return;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cpu/gemm-inl.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -35,6 +36,7 @@ struct RowState {
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
   std::int64_t width;
+  T scale = 1;  ///< of scores in products of Pairs, which cannot be scaled before
 
   void clear(std::int64_t rows) const {
     std::fill_n(shift, rows, -kInfinity<T>);
@@ -75,15 +77,34 @@ T SettleRow(std::int64_t row, const RowState<T>& state, T& sum) {
   return row_max;
 }
 
-/// s: kWidth scores of a row, become P. word: which of them are visible, from bit 0 (used only if kMasked).
-template <bool kMasked, int kWidth, class T>
-HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t row, const RowState<T>& state) {
+/// p: kWidth numbers; may be where the scores are.
+template <int kVectors, class D, class V, class E>
+HWY_INLINE void StoreP(D d, const V (&p)[kVectors], E* to) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  if constexpr (!kIsPair<E>) {
+    for (int i = 0; i < kVectors; ++i) hn::Store(p[i], d, to + i * lanes);
+  } else {
+    auto* const numbers = reinterpret_cast<hwy::bfloat16_t*>(to);
+    const hn::Repartition<hwy::bfloat16_t, D> narrow;
+    const hn::Rebind<hwy::bfloat16_t, D> half;
+    for (int i = 0; i + 1 < kVectors; i += 2)
+      hn::StoreU(hn::OrderedDemote2To(narrow, p[i], p[i + 1]), narrow, numbers + i * lanes);
+    if constexpr (kVectors % 2 == 1)
+      hn::StoreU(hn::DemoteTo(half, p[kVectors - 1]), half, numbers + (kVectors - 1) * lanes);
+  }
+}
+
+/// s: kWidth scores of a row; p: becomes their P, and may be s. word: which of them are visible, from bit 0 (used only
+/// if kMasked).
+template <bool kMasked, int kWidth, class T, class E>
+HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   constexpr int kLanes = static_cast<int>(hn::MaxLanes(d)), kVectors = kWidth / kLanes;
   V x[kVectors];
   for (int i = 0; i < kVectors; ++i) {
     x[i] = hn::Load(d, s + i * kLanes);
+    if constexpr (kIsPair<E>) x[i] = hn::Mul(x[i], hn::Set(d, state.scale));
     if constexpr (kMasked) {
       const std::uint64_t bits = word >> (i * kLanes);
       const auto visible = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
@@ -106,10 +127,10 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, T* HWY_RESTRICT s, std::int64_t r
   const T shift = state.shift[row] == -kInfinity<T> ? T(0) : state.shift[row];
   V sum = hn::Zero(d);
   for (int i = 0; i < kVectors; ++i) {
-    const V p = SoftmaxExp(d, hn::Sub(x[i], hn::Set(d, shift)));
-    sum = hn::Add(sum, p);
-    hn::Store(p, d, s + i * kLanes);
+    x[i] = SoftmaxExp(d, hn::Sub(x[i], hn::Set(d, shift)));
+    sum = hn::Add(sum, x[i]);
   }
+  StoreP(d, x, p);
   T* sums = state.row_sum + row * kSumLanes;
   hn::Store(hn::Add(hn::Load(d, sums), sum), d, sums);
 }

@@ -21,6 +21,7 @@
 
 #include "cpu/exp-inl.h"
 #include "cpu/gemm-inl.h"
+#include "cpu/pairs-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/tanh-inl.h"
 
@@ -58,7 +59,49 @@ void CheckGemm(std::int64_t rows, std::int64_t k, std::int64_t n, bool transpose
     }
 }
 
+#if HWY_NATIVE_DOT_BF16
+/// Pairs: what is multiplied is rounded to bfloat16, left operands in rows or, as rows of Pairs, in columns.
+template <bool kAdd>
+void CheckPairs(std::int64_t rows, std::int64_t k, std::int64_t n, bool transposed) {
+  const Matrix<float> a(rows, k, 1), b(kTile, n, 2), before(rows, n, 3);
+  Matrix<float> c(rows, n, 3);
+  const auto number = [](float x) { return double(hwy::F32FromBF16(hwy::BF16FromF32(x))); };
+  const auto pair = [](float low, float high) {
+    return Pair{hwy::BitCastScalar<std::uint16_t>(hwy::BF16FromF32(low)) |
+                std::uint32_t{hwy::BitCastScalar<std::uint16_t>(hwy::BF16FromF32(high))} << 16};
+  };
+  std::vector<Pair> left(static_cast<std::size_t>(rows * k / 2));
+  const std::int64_t a_row = transposed ? 1 : k / 2, a_k = transposed ? rows : 1;
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t e = 0; e < k; e += 2)
+      left[i * a_row + e / 2 * a_k] = pair(a.data[i * k + e], a.data[i * k + e + 1]);
+  const auto right = allocate<Pair>(kTile / 2 * n);
+  PairRows(b.data.get(), n, right.get());
+  Gemm<kAdd>(rows, k / 2, n, left.data(), a_row, a_k, right.get(), n, c.data.get(), n);
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = kAdd ? double(before.data[i * n + j]) : 0, size = 1;
+      for (std::int64_t e = 0; e < k; ++e) {
+        const double product = number(a.data[i * k + e]) * number(b.data[e * n + j]);
+        sum += product, size += std::fabs(product);
+      }
+      ASSERT_NEAR(double(c.data[i * n + j]), sum, size * std::numeric_limits<float>::epsilon() * 8)
+          << rows << " x " << k << " x " << n << " at " << i << ", " << j;
+    }
+}
+#endif
+
 void GemmMatchesLoops() {
+#if HWY_NATIVE_DOT_BF16
+  for (const std::int64_t rows : {1, 2, 5, 7, 8, 13, 64, 67})
+    for (const std::int64_t k : {2, 4, 16, 64})
+      for (const std::int64_t n : {16, 48, 64, 80})
+        for (const bool transposed : {false, true}) {
+          CheckPairs<false>(rows, k, n, transposed);
+          CheckPairs<true>(rows, k, n, transposed);
+        }
+#endif
+
   for (const std::int64_t rows : {1, 2, 5, 7, 8, 13, 64, 67})
     for (const std::int64_t k : {1, 2, 3, 17, 64})
       for (const std::int64_t n : {16, 48, 64, 80})

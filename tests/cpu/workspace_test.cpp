@@ -84,7 +84,7 @@ double written(Call& call, Direction direction) {
 }
 
 TEST(Workspace, IsWhatACallWorksIn) {
-  for (const auto type : {ElementType::float16, ElementType::float32, ElementType::float64}) {
+  for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
     for (const std::int64_t n : {64, 256, 1000}) {
       Call call(type, n, 1);
       EXPECT_GT(written(call, Direction::forward), 2.0 / 3) << element_name(type) << " " << n;

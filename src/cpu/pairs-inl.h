@@ -1,0 +1,97 @@
+// Rows of float32 as Pairs of bfloat16 (gemm-inl.h), and single numbers of either.
+
+#include <bit>
+#include <cstdint>
+
+#include "cpu/gemm-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/workspace.h"
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_PAIRS_INL_H_
+#undef ANYFLASH_CPU_PAIRS_INL_H_
+#else
+#define ANYFLASH_CPU_PAIRS_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+template <class E>
+HWY_INLINE float NumberOf(E pair, std::int64_t which) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(pair) >> 16 * (which & 1) << 16);
+}
+/// Number i of a row.
+template <class E>
+HWY_INLINE SumOf<E> InRow(const E* row, std::int64_t i) {
+  if constexpr (kIsPair<E>) {
+    return NumberOf(row[i / 2], i);
+  } else {
+    return row[i];
+  }
+}
+/// Number c of row i of a matrix whose rows lie in pairs, or by themselves.
+template <class E>
+HWY_INLINE SumOf<E> InColumn(const E* matrix, std::int64_t width, std::int64_t i, std::int64_t c) {
+  if constexpr (kIsPair<E>) {
+    return NumberOf(matrix[i / 2 * width + c], i);
+  } else {
+    return matrix[i * width + c];
+  }
+}
+
+/// to (32, width): row pairs with zeros for the rows `bad` of 64.
+inline void CleanPairs(const Pair* rows, std::int64_t width, std::uint64_t bad, Pair* to) {
+  for (std::int64_t row = 0; row < kTile / 2; ++row) {
+    const std::uint32_t keep = (bad >> 2 * row & 1 ? 0u : 0xffffu) | (bad >> (2 * row + 1) & 1 ? 0u : 0xffff0000u);
+    for (std::int64_t i = row * width; i < (row + 1) * width; ++i) to[i] = Pair{static_cast<std::uint32_t>(rows[i]) & keep};
+  }
+}
+
+#if HWY_NATIVE_DOT_BF16
+
+/// count numbers (whole pairs of vectors), rounded to nearest; neighbours make a pair. `to` may be `from` itself.
+inline void PairNeighbours(const float* from, std::int64_t count, Pair* to) {
+  const hn::ScalableTag<float> d;
+  const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < count; i += 2 * lanes) {
+    const auto pairs = hn::OrderedDemote2To(narrow, hn::Load(d, from + i), hn::Load(d, from + i + lanes));
+    hn::Store(pairs, narrow, reinterpret_cast<hwy::bfloat16_t*>(to + i / 2));
+  }
+}
+
+/// from (64, width), rounded to nearest -> to (32, width): rows 2 i and 2 i + 1 make a row of pairs.
+inline void PairRows(const float* from, std::int64_t width, Pair* to) {
+  const hn::ScalableTag<float> d;
+  const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
+  const hn::RebindToUnsigned<decltype(narrow)> bits;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  HWY_ALIGN std::uint16_t order[hn::MaxLanes(bits)];
+  for (std::int64_t i = 0; i < lanes; ++i) {
+    order[2 * i] = static_cast<std::uint16_t>(i);
+    order[2 * i + 1] = static_cast<std::uint16_t>(i + lanes);
+  }
+  const auto indices = hn::SetTableIndices(bits, order);
+  for (std::int64_t row = 0; row < kTile; row += 2)
+    for (std::int64_t c = 0; c < width; c += lanes) {
+      const float* at = from + row * width + c;
+      const auto pairs = hn::BitCast(bits, hn::OrderedDemote2To(narrow, hn::Load(d, at), hn::Load(d, at + width)));
+      hn::Store(hn::TableLookupLanes(pairs, indices), bits, reinterpret_cast<std::uint16_t*>(to + row / 2 * width + c));
+    }
+}
+
+/// rows (64, width) -> to (width, 64). Words of which a few may look like a NaN are moved, nothing else.
+inline void TransposeWords(const Pair* rows, std::int64_t width, Pair* to) {
+  TransposeRows(reinterpret_cast<const float*>(rows), width, reinterpret_cast<float*>(to));
+}
+
+#endif  // HWY_NATIVE_DOT_BF16
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_PAIRS_INL_H_
