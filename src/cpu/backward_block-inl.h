@@ -54,7 +54,8 @@ class BlockPair {
       p_left = p, ds_left = ds_rows = ds;
       q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
     }
-    rows_ = take(kTile * (kIsPair<E> ? std::max(d_qk_, d_v_) : d_v_)), queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
+    rows_ = take(kTile * (kIsPair<E> ? std::max(d_qk_, d_v_) : d_v_));
+    queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);

@@ -23,7 +23,7 @@ void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
 }
 
 /// sum[row] = a[row] . b[row] for 64 rows of `width` channels, which it may change; memory: 2 * 64 * width. The terms
-/// are added first to last, as Gemm adds those of dO V^T: delta and dP of a query that sees one key then cancel exactly.
+/// are added first to last, as Gemm adds those of dO V^T: so delta and dP of a query that sees one key cancel exactly.
 template <class E, class T>
 void DotRows(T* a, T* b, std::int64_t width, T* memory, T* sum) {
   const hn::ScalableTag<T> d;

@@ -105,7 +105,7 @@ class KeyBlockTask {
     }
   }
 
-  /// The rows between the first and the last that see one of keys key .. key + kSpanKeys - 1, whole groups of kSpanRows.
+  /// The rows from the first to the last that see one of keys key .. key + kSpanKeys - 1, whole groups of kSpanRows.
   std::pair<int, int> rows_that_see(int key) const {
     constexpr int groups = kTile / kSpanRows;
     const auto sees = [&](int i) { return (blocks_.seen[i] >> key & ((1u << kSpanKeys) - 1)) != 0; };

@@ -184,8 +184,8 @@ class ForwardTask {
   void softmax(std::int32_t first, std::int32_t rows, int begin, int width) {
     const auto each_row = [&]<int kWidth>() {
       for (std::int32_t row = first; row < first + rows; ++row)
-        SoftmaxRow<true, kWidth>(words_[row] >> begin, s_ + row * kTile + begin, p_ + row * kPRow + Depth<E>(begin), row,
-                                 state_);
+        SoftmaxRow<true, kWidth>(words_[row] >> begin, s_ + row * kTile + begin,
+                                 p_ + row * kPRow + Depth<E>(begin), row, state_);
     };
     static_assert(kTile == 4 * kSpanStep);
     switch (width / kSpanStep) {

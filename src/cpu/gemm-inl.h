@@ -48,8 +48,8 @@ constexpr std::int64_t Depth(std::int64_t count) {
 template <class D, class E>
 HWY_INLINE auto LoadFactors(D d, const E* from) {
   if constexpr (kIsPair<E>) {
-    const hn::RebindToUnsigned<D> words;
-    return hn::BitCast(hn::Repartition<hwy::bfloat16_t, D>(), hn::Load(words, reinterpret_cast<const std::uint32_t*>(from)));
+    const auto* words = reinterpret_cast<const std::uint32_t*>(from);
+    return hn::BitCast(hn::Repartition<hwy::bfloat16_t, D>(), hn::Load(hn::RebindToUnsigned<D>(), words));
   } else {
     return hn::Load(d, from);
   }

@@ -46,7 +46,8 @@ HWY_INLINE SumOf<E> InColumn(const E* matrix, std::int64_t width, std::int64_t i
 inline void CleanPairs(const Pair* rows, std::int64_t width, std::uint64_t bad, Pair* to) {
   for (std::int64_t row = 0; row < kTile / 2; ++row) {
     const std::uint32_t keep = (bad >> 2 * row & 1 ? 0u : 0xffffu) | (bad >> (2 * row + 1) & 1 ? 0u : 0xffff0000u);
-    for (std::int64_t i = row * width; i < (row + 1) * width; ++i) to[i] = Pair{static_cast<std::uint32_t>(rows[i]) & keep};
+    for (std::int64_t i = row * width; i < (row + 1) * width; ++i)
+      to[i] = Pair{static_cast<std::uint32_t>(rows[i]) & keep};
   }
 }
 
