@@ -2,11 +2,13 @@
 
 #include <omp.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string>
 
+#include "cpu/amx.h"
 #include "cpu/tuning.h"
 #include "cpu/workspace.h"
 
@@ -29,18 +31,28 @@ const std::vector<std::int64_t>& all_targets() {
   return targets;
 }
 
+/// AMX goes by a name of its own: it is AVX3 with its tiles.
+constexpr const char* tiles_name = "AMX";
+bool has_tiles(std::int64_t target) { return target == HWY_AVX3 && amx::available(); }
+std::atomic<bool> tiles_allowed{true};
+
 /// Leaves the kernels one instruction set, or all if the name is empty. `argument`: where the name comes from.
 void restrict_targets(const char* argument, std::string_view name) {
   std::string names;
   std::int64_t disabled = ~std::int64_t{0};
+  const auto offer = [&](const char* offered, std::int64_t target) {
+    names += std::string(names.empty() ? "" : ", ") + offered;
+    if (name.empty() || name == offered) disabled &= ~target;
+  };
   for (const auto target : all_targets()) {
-    names += std::string(names.empty() ? "" : ", ") + hwy::TargetName(target);
-    if (name.empty() || name == hwy::TargetName(target)) disabled &= ~target;
+    if (has_tiles(target)) offer(tiles_name, target);
+    offer(hwy::TargetName(target), target);
   }
   if (disabled == ~std::int64_t{0}) {
     throw Error(Error::Kind::value,
                 std::string(argument) + ": " + std::string(name) + " does not run here, expected one of " + names);
   }
+  tiles_allowed = name.empty() || name == tiles_name;
   hwy::DisableTargets(disabled);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
@@ -79,6 +91,8 @@ void choose_instruction_set() {
   static_cast<void>(chosen);
 }
 
+bool tiles_in_use() { return tiles_allowed && amx::available(); }
+
 std::vector<DeviceInfo> devices() { return {{Device{}, model(), omp_get_max_threads()}}; }
 
 TileMenu tile_menu(const Problem& problem) {
@@ -105,13 +119,17 @@ namespace anyflash {
 
 const char* instruction_set() {
   cpu::choose_instruction_set();
-  for (const auto target : cpu::usable_targets()) return hwy::TargetName(target);
+  for (const auto target : cpu::usable_targets())
+    return cpu::has_tiles(target) && cpu::tiles_in_use() ? cpu::tiles_name : hwy::TargetName(target);
   return "none";
 }
 
 std::vector<const char*> instruction_sets() {
   std::vector<const char*> names;
-  for (const auto target : cpu::all_targets()) names.push_back(hwy::TargetName(target));
+  for (const auto target : cpu::all_targets()) {
+    if (cpu::has_tiles(target)) names.push_back(cpu::tiles_name);
+    names.push_back(hwy::TargetName(target));
+  }
   return names;
 }
 

@@ -26,4 +26,7 @@ std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& pla
 /// Makes ANYFLASH_ISA hold; called before any kernel. Throws Error if it names nothing that runs here.
 void choose_instruction_set();
 
+/// Whether kernels for AVX3 multiply bfloat16 in the tiles of AMX.
+bool tiles_in_use();
+
 }  // namespace anyflash::cpu

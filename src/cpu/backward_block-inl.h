@@ -35,11 +35,17 @@ class BlockPair {
   E* k_right;                 ///< (64 keys, d_qk)
   std::uint64_t k_bad;
   T *p, *ds;                  ///< (64 queries, 64 keys), after `compute`
-  E *p_left, *ds_left;        ///< left operands (64 keys, 64 queries) in columns: the next query is kTile further
+  E *p_left, *ds_left;        ///< left operands (64 keys, 64 queries), kLeftRow from key to key, kLeftStep along queries
   E* ds_rows;                 ///< left operand (64 queries, 64 keys)
   std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
   std::uint64_t seen[kTile / kSpanRows];  ///< after `compute`: the keys that one of kSpanRows queries sees
   Span spans[kTile / kSpanRows];          ///< and their span; p and ds are zero outside it
+
+#if ANYFLASH_PAIRS_IN_TILES
+  static constexpr std::int64_t kLeftRow = kIsPair<E> ? kTile / 2 : 1, kLeftStep = kIsPair<E> ? 1 : kTile;
+#else
+  static constexpr std::int64_t kLeftRow = 1, kLeftStep = kTile;
+#endif
 
   BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory)
       : problem_(problem), plan_(plan), terms_(terms), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
@@ -54,14 +60,14 @@ class BlockPair {
       p_left = p, ds_left = ds_rows = ds;
       q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
     }
-    rows_ = take(kTile * (kIsPair<E> ? std::max(d_qk_, d_v_) : d_v_));
+    rows_ = take(kTile * (kIsPair<E> ? std::max<std::int64_t>({d_qk_, d_v_, kTile / 2}) : d_v_));
     queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
     const std::int64_t kept = kTile * kept_count(problem, plan) * (d_qk + d_v), tiles = 3 * kTile * kTile;
     const auto operands = Depth<E>(kTile) * (2 * d_qk + d_v);
-    if (kIsPair<E>) return kept + tiles + operands + 3 * kTile * kTile / 2 + kTile * std::max(d_qk, d_v);
+    if (kIsPair<E>) return kept + tiles + operands + 3 * kTile * kTile / 2 + kTile * std::max<std::int64_t>({d_qk, d_v, kTile / 2});
     return kept + tiles + operands + kTile * (d_qk + 2 * d_v);
   }
 
@@ -114,9 +120,9 @@ class BlockPair {
                p, with_ds ? ds : nullptr);
     if constexpr (kIsPair<E>) {
       if (!of_products) return;
-      PairRows(p, kTile, p_left);
+      left_operand(p, p_left);
       if (!with_ds) return;
-      PairRows(ds, kTile, ds_left);
+      left_operand(ds, ds_left);
       PairNeighbours(ds, kTile * kTile, ds_rows);
     }
   }
@@ -170,6 +176,16 @@ class BlockPair {
       TransposeWords(pairs, width / 2, to);
     } else {
       TransposeRows(rows, width, to);
+    }
+  }
+  /// tile (64 queries, 64 keys)
+  void left_operand(const T* tile, Pair* to) {
+    if constexpr (kLeftRow == 1) {
+      PairRows(tile, kTile, to);
+    } else {
+      auto* const columns = reinterpret_cast<Pair*>(rows_);
+      PairRows(tile, kTile, columns);
+      TransposeWords<kTile / 2>(columns, kTile, to);
     }
   }
   /// rows (64, width) without those that are `bad`.

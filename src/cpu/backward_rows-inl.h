@@ -22,6 +22,14 @@ void AddRows(const T* a, const T* b, std::int64_t count, T* sum) {
     hn::Store(hn::Add(hn::Load(d, a + i), hn::Load(d, b + i)), d, sum + i);
 }
 
+template <class D, class T>
+HWY_INLINE hn::Vec<D> DotColumns(D d, const T* a, const T* b, std::int64_t depth) {
+  auto total = hn::Zero(d);
+  for (std::int64_t i = 0; i < depth; ++i)
+    total = hn::MulAdd(hn::Load(d, a + i * kTile), hn::Load(d, b + i * kTile), total);
+  return total;
+}
+
 /// sum[row] = a[row] . b[row] for 64 rows of `width` channels, which it may change; memory: 2 * 64 * width. The terms
 /// are added first to last, as Gemm adds those of dO V^T: so delta and dP of a query that sees one key cancel exactly.
 template <class E, class T>
@@ -38,12 +46,8 @@ void DotRows(T* a, T* b, std::int64_t width, T* memory, T* sum) {
     TransposeRows(a, width, a_t);
     TransposeRows(b, width, b_t);
   }
-  for (std::size_t row = 0; row < kTile; row += hn::Lanes(d)) {
-    auto total = hn::Zero(d);
-    for (std::int64_t c = 0; c < Depth<E>(width); ++c)
-      total = MulAddFactors<E>(d, LoadFactors(d, a_t + c * kTile + row), LoadFactors(d, b_t + c * kTile + row), total);
-    hn::Store(total, d, sum + row);
-  }
+  for (std::size_t row = 0; row < kTile; row += hn::Lanes(d))
+    hn::Store(DotColumns(d, a_t + row, b_t + row, Depth<E>(width)), d, sum + row);
 }
 
 /// Fills the terms of query block `block` of (b, h). memory: 4 * 64 * padded(d_v).

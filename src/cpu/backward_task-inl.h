@@ -82,12 +82,12 @@ class KeyBlockTask {
   /// sum (64 keys, width) += weights^T rows; both are operands of the tile.
   void add_transposed(bool whole, const E* weights, const E* rows, std::int64_t width, T* sum) {
     if (whole) {
-      Gemm<true>(kTile, Depth<E>(kTile), width, weights, 1, kTile, rows, width, sum, width);
+      Gemm<true>(kTile, Depth<E>(kTile), width, weights, kLeftRow, kLeftStep, rows, width, sum, width);
     } else {
       for (int key = 0; key < kTile; key += kSpanKeys) {
         const auto [first, count] = rows_that_see(key);
-        Gemm<true>(kSpanKeys, Depth<E>(count), width, weights + Depth<E>(first) * kTile + key, 1, kTile,
-                   rows + Depth<E>(first) * width, width, sum + key * width, width);
+        Gemm<true>(kSpanKeys, Depth<E>(count), width, weights + Depth<E>(first) * kLeftStep + key * kLeftRow,
+                   kLeftRow, kLeftStep, rows + Depth<E>(first) * width, width, sum + key * width, width);
       }
     }
   }
@@ -147,6 +147,8 @@ class KeyBlockTask {
     }
     turn.add(1);
   }
+
+  static constexpr auto kLeftRow = BlockPair<T, E>::kLeftRow, kLeftStep = BlockPair<T, E>::kLeftStep;
 
   const Problem& problem_;
   const ExecutionPlan& plan_;

@@ -297,8 +297,9 @@ std::int64_t RunForwardOf(const Problem& problem, const ExecutionPlan& plan, cha
 
 std::int64_t Forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   if (problem.type == ElementType::float64) return RunForwardOf<double, double>(problem, plan, workspace);
-#if HWY_NATIVE_DOT_BF16
-  if (problem.type == ElementType::bfloat16) return RunForwardOf<float, Pair>(problem, plan, workspace);
+#if ANYFLASH_PAIRS
+  if (problem.type == ElementType::bfloat16 && (HWY_NATIVE_DOT_BF16 || tiles_in_use()))
+    return RunForwardOf<float, Pair>(problem, plan, workspace);
 #endif
   return RunForwardOf<float, float>(problem, plan, workspace);
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cpu/amx.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -31,6 +32,13 @@ constexpr int kGemmRows = 8;
 constexpr int kGemmRows = 6;
 #endif
 constexpr int kGemmVectors = 2;
+
+// Whether kernels of this instruction set can be asked for Pairs: multiplied by one of its own instructions, or with
+// AVX3 by the tiles of AMX, where the machine has them. (Tiles take left operands in rows alone: a_k is 1.)
+#undef ANYFLASH_PAIRS
+#undef ANYFLASH_PAIRS_IN_TILES
+#define ANYFLASH_PAIRS_IN_TILES (HWY_TARGET == HWY_AVX3)
+#define ANYFLASH_PAIRS (HWY_NATIVE_DOT_BF16 || ANYFLASH_PAIRS_IN_TILES)
 
 /// The lower half is the first of the two.
 enum class Pair : std::uint32_t {};
@@ -112,6 +120,12 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std
 template <bool kAdd, class E, class T = SumOf<E>>
 void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const E* a, std::int64_t a_row, std::int64_t a_k,
           const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+#if ANYFLASH_PAIRS_IN_TILES
+  if constexpr (kIsPair<E>) {
+    const auto words = [](const E* pairs) { return reinterpret_cast<const std::uint32_t*>(pairs); };
+    return amx::multiply(kAdd, rows, k, n, words(a), a_row, words(b), ldb, c, ldc);
+  }
+#endif
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   std::int64_t col = 0;
   for (; col + kGemmVectors * lanes <= n; col += kGemmVectors * lanes)

@@ -51,7 +51,13 @@ inline void CleanPairs(const Pair* rows, std::int64_t width, std::uint64_t bad, 
   }
 }
 
-#if HWY_NATIVE_DOT_BF16
+/// rows (kRows, width) -> to (width, kRows).
+template <int kRows = kTile>
+void TransposeWords(const Pair* rows, std::int64_t width, Pair* to) {
+  TransposeRows<kRows>(reinterpret_cast<const float*>(rows), width, reinterpret_cast<float*>(to));
+}
+
+#if ANYFLASH_PAIRS
 
 /// count numbers (whole pairs of vectors), rounded to nearest; neighbours make a pair. `to` may be `from` itself.
 inline void PairNeighbours(const float* from, std::int64_t count, Pair* to) {
@@ -84,12 +90,32 @@ inline void PairRows(const float* from, std::int64_t width, Pair* to) {
     }
 }
 
-/// rows (64, width) -> to (width, 64). Words of which a few may look like a NaN are moved, nothing else.
-inline void TransposeWords(const Pair* rows, std::int64_t width, Pair* to) {
-  TransposeRows(reinterpret_cast<const float*>(rows), width, reinterpret_cast<float*>(to));
+/// Sums a[i] b[i] over `depth` Pairs for a vector of columns, 64 columns in a row, in the order of Gemm.
+template <class D>
+hn::Vec<D> DotColumns(D d, const Pair* a, const Pair* b, std::int64_t depth) {
+  auto total = hn::Zero(d);
+#if ANYFLASH_PAIRS_IN_TILES  // first and second numbers apart, sixteen pairs at a time
+  const hn::RebindToUnsigned<D> words;
+  const auto load = [&](const Pair* from) HWY_ATTR { return hn::Load(words, reinterpret_cast<const std::uint32_t*>(from)); };
+  const auto first = [&](auto pairs) HWY_ATTR { return hn::BitCast(d, hn::ShiftLeft<16>(pairs)); };
+  const auto second = [&](auto pairs) HWY_ATTR { return hn::BitCast(d, hn::And(pairs, hn::Set(words, 0xffff0000u))); };
+  for (std::int64_t i = 0; i < depth; i += 16) {
+    auto firsts = hn::Zero(d), seconds = hn::Zero(d);
+    for (auto k = i; k < std::min(i + 16, depth); ++k) {
+      const auto left = load(a + k * kTile), right = load(b + k * kTile);
+      firsts = hn::MulAdd(first(left), first(right), firsts);
+      seconds = hn::MulAdd(second(left), second(right), seconds);
+    }
+    total = hn::Add(total, hn::Add(firsts, seconds));
+  }
+#else
+  for (std::int64_t i = 0; i < depth; ++i)
+    total = MulAddFactors<Pair>(d, LoadFactors(d, a + i * kTile), LoadFactors(d, b + i * kTile), total);
+#endif
+  return total;
 }
 
-#endif  // HWY_NATIVE_DOT_BF16
+#endif  // ANYFLASH_PAIRS
 
 }  // namespace HWY_NAMESPACE
 }  // namespace anyflash::cpu

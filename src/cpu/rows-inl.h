@@ -296,13 +296,13 @@ void StoreRows(const T* from, std::int64_t width, const Operand& operand, Elemen
   StoreRows(from, width, operand, type, address, address.count(), channels);
 }
 
-/// rows (64, width) -> to (width, 64). width is whole vectors.
-template <class T>
+/// rows (kRows, width) -> to (width, kRows). width is whole vectors.
+template <int kRows = kTile, class T>
 void TransposeRows(const T* rows, std::int64_t width, T* to) {
   constexpr int n = 16 / sizeof(T);
-  for (int r = 0; r < kTile; r += n)
+  for (int r = 0; r < kRows; r += n)
     for (std::int64_t c = 0; c < width; c += n)
-      TransposeSquare<T>(rows + r * width + c, width, to + c * kTile + r, kTile);
+      TransposeSquare<T>(rows + r * width + c, width, to + c * kRows + r, kRows);
 }
 
 /// Which of 64 rows hold a NaN or an infinity.

@@ -19,6 +19,10 @@ X86 = {
     "SSE4": "ssse3 sse4_1 sse4_2 aes pclmulqdq",
     "AVX2": "avx avx2 fma f16c bmi1 bmi2 abm",
     "AVX3": "avx512f avx512cd avx512bw avx512dq avx512vl",
+}
+# On top of AVX3.
+BEYOND = {
+    "AMX": "amx_tile amx_bf16",
     "AVX3_ZEN4": "avx512_vnni vpclmulqdq avx512_vbmi avx512_vbmi2 vaes avx512_vpopcntdq avx512_bitalg gfni avx512_bf16",
 }
 
@@ -32,7 +36,10 @@ def test_every_set_that_runs_here_is_there():
     needed, expected = set(), set()
     for name, more in X86.items():
         needed |= set(more.split())
-        if needed <= flags and (name != "AVX3_ZEN4" or "AuthenticAMD" in text):
+        if needed <= flags:
+            expected.add(name)
+    for name, more in BEYOND.items():
+        if "AVX3" in expected and set(more.split()) <= flags and (name != "AVX3_ZEN4" or "AuthenticAMD" in text):
             expected.add(name)
     assert set(SETS) == expected and len(SETS) == len(expected)
 
