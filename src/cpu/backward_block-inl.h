@@ -35,7 +35,7 @@ class BlockPair {
   E* k_right;                 ///< (64 keys, d_qk)
   std::uint64_t k_bad;
   T *p, *ds;                  ///< (64 queries, 64 keys), after `compute`
-  E *p_left, *ds_left;        ///< left operands (64 keys, 64 queries), kLeftRow from key to key, kLeftStep along queries
+  E *p_left, *ds_left;        ///< left operands (64 keys, 64 queries): kLeftRow from key to key, kLeftStep along
   E* ds_rows;                 ///< left operand (64 queries, 64 keys)
   std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
   std::uint64_t seen[kTile / kSpanRows];  ///< after `compute`: the keys that one of kSpanRows queries sees
@@ -67,7 +67,8 @@ class BlockPair {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
     const std::int64_t kept = kTile * kept_count(problem, plan) * (d_qk + d_v), tiles = 3 * kTile * kTile;
     const auto operands = Depth<E>(kTile) * (2 * d_qk + d_v);
-    if (kIsPair<E>) return kept + tiles + operands + 3 * kTile * kTile / 2 + kTile * std::max<std::int64_t>({d_qk, d_v, kTile / 2});
+    const auto widest = std::max<std::int64_t>({d_qk, d_v, kTile / 2});
+    if (kIsPair<E>) return kept + tiles + operands + 3 * kTile * kTile / 2 + kTile * widest;
     return kept + tiles + operands + kTile * (d_qk + 2 * d_v);
   }
 

@@ -23,7 +23,7 @@ X86 = {
 # On top of AVX3.
 BEYOND = {
     "AMX": "amx_tile amx_bf16",
-    "AVX3_ZEN4": "avx512_vnni vpclmulqdq avx512_vbmi avx512_vbmi2 vaes avx512_vpopcntdq avx512_bitalg gfni avx512_bf16",
+    "AVX3_ZEN4": "avx512_vnni vpclmulqdq avx512vbmi avx512_vbmi2 vaes avx512_vpopcntdq avx512_bitalg gfni avx512_bf16",
 }
 
 
