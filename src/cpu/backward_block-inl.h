@@ -115,7 +115,7 @@ class BlockPair {
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     const auto scale = static_cast<T>(problem_.scale);
-    FinishTile(TileTerms<T>{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
+    FinishTile<E>(TileTerms<T>{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
                             sloped ? slope_ : nullptr, plain && kIsPair<E> ? scale : T(1),
                             of_products && !scaled_queries(problem_) ? scale : T(1)},
                p, with_ds ? ds : nullptr);

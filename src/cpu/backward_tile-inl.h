@@ -29,7 +29,7 @@ struct TileTerms {
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
   const Span* spans;           ///< with words, for each kSpanRows rows: what the products have filled
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
-  T score_scale;               ///< on s
+  T score_scale;               ///< on s, if E is Pair: the product is rounded, as in the forward pass
   T gradient_scale;            ///< on dS
 };
 
@@ -39,7 +39,14 @@ void ZeroOutside(std::size_t begin, std::size_t end, T* row) {
   std::fill(row + end, row + kTile, T(0));
 }
 
-template <class T, bool kMasked, bool kGradient, bool kSlope>
+/// A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then. A NaN
+/// stays.
+template <class D, class V>
+HWY_INLINE V AtMostZero(D d, V x) {
+  return hn::IfThenZeroElse(hn::Gt(x, hn::Zero(d)), x);
+}
+
+template <class E, class T, bool kMasked, bool kGradient, bool kSlope>
 void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp) {
   const hn::ScalableTag<T> d;
   const auto score_scale = hn::Set(d, terms.score_scale), gradient_scale = hn::Set(d, terms.gradient_scale);
@@ -54,7 +61,9 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
     }
     for (std::size_t col = begin; col < end; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
-      auto p = SoftmaxExp(d, hn::MulSub(hn::Load(d, s + at), score_scale, lse));
+      auto score = hn::Load(d, s + at);
+      if constexpr (kIsPair<E>) score = hn::Mul(score, score_scale);
+      auto p = SoftmaxExp(d, AtMostZero(d, hn::Sub(score, lse)));
       [[maybe_unused]] auto visible = hn::FirstN(d, 0);
       if constexpr (kMasked) {
         const std::uint64_t bits = terms.words[row] >> col;
@@ -73,17 +82,17 @@ void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRIC
 }
 
 /// s: (64, 64) scores, becomes P. dp: (64, 64) dO V^T, becomes gradient_scale * slope * dS; may be null.
-template <class T>
+template <class E, class T>
 void FinishTile(const TileTerms<T>& terms, T* s, T* dp) {
   if (dp == nullptr) {
-    terms.words ? FinishTileRows<T, true, false, false>(terms, s, dp)
-                : FinishTileRows<T, false, false, false>(terms, s, dp);
+    terms.words ? FinishTileRows<E, T, true, false, false>(terms, s, dp)
+                : FinishTileRows<E, T, false, false, false>(terms, s, dp);
   } else if (terms.slope) {
-    terms.words ? FinishTileRows<T, true, true, true>(terms, s, dp)
-                : FinishTileRows<T, false, true, true>(terms, s, dp);
+    terms.words ? FinishTileRows<E, T, true, true, true>(terms, s, dp)
+                : FinishTileRows<E, T, false, true, true>(terms, s, dp);
   } else {
-    terms.words ? FinishTileRows<T, true, true, false>(terms, s, dp)
-                : FinishTileRows<T, false, true, false>(terms, s, dp);
+    terms.words ? FinishTileRows<E, T, true, true, false>(terms, s, dp)
+                : FinishTileRows<E, T, false, true, false>(terms, s, dp);
   }
 }
 

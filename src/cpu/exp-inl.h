@@ -1,4 +1,5 @@
-// exp for softmax: arguments at or below a row's maximum, so x <= 0 up to rounding.
+// exp for softmax: of a score less what softmax-inl.h subtracts, at most tuning::kShiftLag, or less lse, at most 0
+// (backward_tile-inl.h sees to that).
 //
 // exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, exp(r) = 1 + r + r^2 p(r) with a near-minimax p
 // (Chebyshev fit). NaN stays NaN, -inf gives 0, results below the smallest normal number are 0. For x up to 88 (709).

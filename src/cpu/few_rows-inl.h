@@ -50,20 +50,22 @@ struct Part {
   T *out, *row_sum, *row_max;
 };
 
-template <class T>
+/// E: what the products Q K^T read, T or Pair: the same scores as in a backward pass.
+template <class T, class E>
 class FewRowsTask {
  public:
   FewRowsTask(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, T* memory)
       : problem_(problem), plan_(plan), shape_(shape), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
         plain_(PlainScores(problem)), query_box_(plan.query_grid.box(0)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_ = take(shape_.rows * d_qk_), k_ = take(kTile * d_qk_), k_t_ = take(kTile * d_qk_);
+    q_ = take(even(shape_.rows) * d_qk_), k_ = take(kTile * d_qk_);
+    k_t_ = reinterpret_cast<E*>(take(Depth<E>(kTile) * d_qk_));
     v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(shape_.rows * kTile);
     row_max_ = take(shape_.rows * kSumLanes), row_sum_ = take(shape_.rows * kSumLanes), shift_ = take(shape_.rows);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = FewRows(problem, plan).rows;
-    return rows * (d_qk + kTile + 2 * kSumLanes + 1) + 2 * kTile * (d_qk + d_v);
+    return even(rows) * d_qk + rows * (kTile + 2 * kSumLanes + 1) + (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
   }
 
   void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result) {
@@ -84,6 +86,8 @@ class FewRowsTask {
   }
 
  private:
+  static std::int64_t even(std::int64_t rows) { return (rows + 1) / 2 * 2; }
+
   /// The key blocks of a part, and their classes.
   static int blocks_of(const RunList& list, std::int64_t part, std::int32_t* blocks, TileClass* kinds) {
     const auto first = part * kPartBlocks, last = first + kPartBlocks;
@@ -115,7 +119,11 @@ class FewRowsTask {
       const RowAddresses address(problem_.q, b_, g_ * shape_.group + i, query_box_, problem_.q_size);
       LoadRows(problem_.q, problem_.type, address, queries, problem_.d_qk, q_ + i * queries * d_qk_, d_qk_);
     }
-    if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, shape_.rows * d_qk_);
+    if constexpr (kIsPair<E>) {
+      PairNeighbours(q_, even(shape_.rows) * d_qk_, reinterpret_cast<Pair*>(q_));
+    } else {
+      if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, shape_.rows * d_qk_);
+    }
   }
 
   void visit(const rules::Program& program, std::int32_t block, TileClass kind, const RowState<T>& state) {
@@ -126,11 +134,18 @@ class FewRowsTask {
     };
     load(problem_.k, problem_.d_qk, k_, d_qk_);
     ahead_.fetch(kTile / 2);
-    TransposeRows(k_, d_qk_, k_t_);
+    if constexpr (kIsPair<E>) {
+      PairNeighbours(k_, kTile * d_qk_, reinterpret_cast<Pair*>(k_));
+      TransposeWords(reinterpret_cast<Pair*>(k_), d_qk_ / 2, k_t_);
+    } else {
+      TransposeRows(k_, d_qk_, k_t_);
+    }
     ahead_.fetch(kTile / 2);
     load(problem_.v, problem_.d_v, v_, d_v_);
     ahead_.fetch(kTile / 2);
-    Gemm<false>(shape_.rows, problem_.d_qk, kTile, q_, d_qk_, 1, k_t_, kTile, s_, kTile);
+    const auto* const q = reinterpret_cast<const E*>(q_);
+    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, Depth<E>(d_qk_), 1, k_t_, kTile, s_, kTile);
+    if (kIsPair<E> && plain_) ScaleScores(static_cast<T>(problem_.scale), s_, shape_.rows * kTile);
     ahead_.fetch(kTile / 2);
     if (!plain_) finish_scores(program, keys);
 
@@ -169,7 +184,9 @@ class FewRowsTask {
   const std::int64_t d_qk_, d_v_;
   const bool plain_;
   const Box query_box_;
-  T *q_, *k_, *k_t_, *v_, *v_clean_, *s_, *row_max_, *row_sum_, *shift_;
+  T *q_, *k_;  // q_ holds E once loaded
+  E* k_t_;
+  T *v_, *v_clean_, *s_, *row_max_, *row_sum_, *shift_;
   Ahead ahead_;
   std::int64_t b_ = 0, g_ = 0;
 };

@@ -261,12 +261,12 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   return parts.bytes();
 }
 
-template <class T>
+template <class T, class E>
 std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const FewRows shape(problem, plan);
   const auto groups = problem.batch * problem.heads_kv, tasks = groups * shape.parts, width = padded(problem.d_v);
   const auto threads = threads_for(problem, plan, tasks);
-  const auto size = (FewRowsTask<T>::memory_size(problem, plan) + 15) / 16 * 16;
+  const auto size = (FewRowsTask<T, E>::memory_size(problem, plan) + 15) / 16 * 16;
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
   T* const out = parts.take<T>(tasks * shape.rows * width);
@@ -280,7 +280,7 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
   for (std::int64_t i = 0; i < tasks; ++i) {
     const auto group = i / shape.parts;
-    FewRowsTask<T> task(problem, plan, shape, memory + omp_get_thread_num() * size);
+    FewRowsTask<T, E> task(problem, plan, shape, memory + omp_get_thread_num() * size);
     task.run(group / problem.heads_kv, group % problem.heads_kv, i % shape.parts, part_of(i));
   }
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
@@ -291,7 +291,7 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
 
 template <class T, class E>
 std::int64_t RunForwardOf(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  return FewRows::suit(problem, plan) ? RunFewRows<T>(problem, plan, workspace)
+  return FewRows::suit(problem, plan) ? RunFewRows<T, E>(problem, plan, workspace)
                                       : RunForward<T, E>(problem, plan, workspace);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cpu/gemm-inl.h"
+#include "cpu/tuning.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -23,15 +24,11 @@ constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
 constexpr int kSumLanes = 16;
 
-/// What a row subtracts from its scores before exp may fall this far behind its maximum: exp and the sums stay far from
-/// overflow, and a row's output is seldom scaled down.
-constexpr int kShiftLag = 8;
-
 /// What a query block carries from key block to key block. A row's sum and maximum are kept as vectors over some of its
 /// keys each, so that no tile needs a sum across lanes.
 template <class T>
 struct RowState {
-  T* shift;    ///< (rows): what is subtracted from scores; at most the maximum, and at least kShiftLag below it
+  T* shift;    ///< (rows): what is subtracted from scores before exp: the maximum, or at most kShiftLag less
   T* row_max;  ///< (rows, kSumLanes)
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
@@ -116,7 +113,7 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t ro
   T* const maxima = state.row_max + row * kSumLanes;
   const V before = hn::Load(d, maxima);
   hn::Store(hn::IfThenElse(hn::Gt(largest, before), largest, before), d, maxima);  // a NaN is passed over
-  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.shift[row] + kShiftLag))))) {
+  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.shift[row] + tuning::kShiftLag))))) {
     const T tile_max = hn::ReduceMax(d, largest), old_shift = state.shift[row];
     if (tile_max > old_shift) {
       if (old_shift != -kInfinity<T>) ScaleDown(old_shift - tile_max, row, state);

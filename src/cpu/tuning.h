@@ -16,6 +16,8 @@ constexpr int kSpanStep = 16;          // keys: whole vectors of any instruction
 constexpr int kSpanKeys = 8;           // keys of a product that sums over queries
 
 // Forward.
+constexpr int kShiftLag = 4;  // how far what is subtracted from a row's scores may lie below their maximum before the
+                              // row is scaled down; its sums are up to exp(kShiftLag) larger for it
 constexpr std::int64_t kPanelBytes = std::int64_t{4} << 20;  // of packed key blocks a thread keeps at most,
 constexpr std::int64_t kPanelTimes = 8;                      // and as many as this many query blocks meet
 constexpr std::int64_t kStrip = 8;                           // query blocks across a strip of the walk

@@ -83,8 +83,8 @@ class Exact:
 
 
 class Textbook(Exact):
-    """Three loops: sums, term after term, and elementary functions in the accumulation type, matrices rounded to the
-    inputs' type. Whether the terms come first to last, or last to first with multiplication and addition in one
+    """Three loops: sums, term after term, scores and elementary functions in the accumulation type; what a product reads,
+    P and dS, and results rounded to the inputs' type. Whether the terms come first to last, or last to first with multiplication and addition in one
     rounding (as compilers write it), is chance; where it matters, both are tried."""
 
     def __init__(self, name, fused=False):
@@ -155,14 +155,14 @@ def attention(call, arithmetic):
     k, v = np.where(seen, k, 0), np.where(seen, v, 0)
 
     scale = arithmetic.dtype.type(call.scale)
-    raw = keep(keep(_dot(arithmetic, q, k)) * scale)
+    raw = _dot(arithmetic, q, k) * scale
     cap = arithmetic.dtype.type(call.softcap)
-    capped = keep(cap * np.tanh(raw / cap)) if call.softcap > 0 else raw
+    capped = cap * np.tanh(raw / cap) if call.softcap > 0 else raw
     s = capped
     if call.bias is not None:
-        s = keep(s + load(call.bias))
+        s = s + load(call.bias)
     if call.penalty is not None:
-        s = keep(s - load(call.penalty))
+        s = s - load(call.penalty)
 
     s = np.where(call.mask, s, -np.inf)
     top = s.max(-1, initial=-np.inf)
@@ -188,7 +188,7 @@ def attention(call, arithmetic):
         return result
 
     dout = load(call.dout)
-    dp = np.where(pairs, keep(_dot(arithmetic, dout, v)), 0)
+    dp = np.where(pairs, _dot(arithmetic, dout, v), 0)
     p, delta = arithmetic.backward_start(result, s, p, dp, dout, pairs)
     dlse = load(call.dlse) if call.dlse is not None else np.zeros(delta.shape, arithmetic.dtype)
     ds = keep(np.where(pairs, p * (dp - delta[..., None] + dlse[..., None]), 0))

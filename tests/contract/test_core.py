@@ -48,6 +48,9 @@ CALLS = {
                             bias=("float32", (True, False, True, False))),
     "sharp": dict(q_shape=(129,), k_shape=(129,), d_qk=64, d_v=16, magnitude=3.0, rule=("causal",)),
     "one key each": dict(q_shape=(200,), k_shape=(200,), d_qk=128, d_v=16, rule=("local", 1), magnitude=3.0),
+    "large scores": dict(q_shape=(40,), k_shape=(1,), d_qk=80, d_v=16, scale=0.3, magnitude=1e4),
+    "large scores, few queries": dict(q_shape=(8,), k_shape=(1,), d_qk=80, d_v=16, scale=0.3, magnitude=1e4,
+                                      bias=("float32", (True, True, True, True))),
     "key lengths": dict(batch=3, q_shape=(70,), k_shape=(200,), key_lengths=(0, 65, 200), d_qk=64, d_v=64, poison=True),
 }  # fmt: skip
 
