@@ -54,9 +54,9 @@ std::vector<double> unpaged(const OwnedTensor& cache, const OwnedTensor& table, 
   return result;
 }
 
-// A rule's table as one (batch, head) with `length` of the `keys` sees it: ids, which alone are integers, lose their batch
-// axis, masks and bitmaps their batch and head axes, and a mask the keys that are not there. (There are no bitmaps
-// beside key lengths.)
+// A rule's table as one (batch, head) with `length` of the `keys` sees it: ids, which alone are integers, lose their
+// batch axis, masks and bitmaps their batch and head axes, and a mask the keys that are not there. (There are no
+// bitmaps beside key lengths.)
 TensorView table_of(const TensorView& table, std::int64_t b, std::int64_t h, std::int64_t keys, std::int64_t length,
                     bool& shared) {
   TensorView view = table;

@@ -19,7 +19,7 @@ namespace {
 
 int failure(std::string line) {
   while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
-  std::fprintf(stderr, "anyflash: %s\n", one_line(line).c_str());
+  std::fprintf(stderr, "anyflash: %s\n", anyflash::cli::one_line(line).c_str());
   return 1;
 }
 
