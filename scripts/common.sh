@@ -8,7 +8,7 @@ die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
 # packages NAME...: installs the Debian packages that are missing, or says in one line which they are.
 packages() {
-  local missing=() name root=()
+  local missing=() name root=
   for name in "$@"; do
     dpkg-query -W -f='${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || missing+=("$name")
   done
@@ -17,18 +17,20 @@ packages() {
   command -v apt-get >/dev/null || die "this machine has no apt-get; $wanted"
   if ((EUID != 0)); then
     command -v sudo >/dev/null || die "not root and no sudo; $wanted"
-    root=(sudo)
+    root=sudo
   fi
   say "installing ${missing[*]}"
-  apt update || die "apt-get update failed: $apt_error; $wanted"
-  apt install -y --no-install-recommends "${missing[@]}" || die "apt-get install failed: $apt_error; $wanted"
+  apt_get "$root" update || die "apt-get update failed: $apt_error; $wanted"
+  apt_get "$root" install -y --no-install-recommends "${missing[@]}" || die "apt-get install failed: $apt_error; $wanted"
 }
 
-# apt ARGUMENTS...: apt-get for `packages`, with a line for each list and package; $apt_error is its first complaint.
-apt() {
-  local log status=0
+# apt_get SUDO ARGUMENTS...: apt-get, by SUDO if that is not empty, with a line for each list and package; $apt_error is
+# its first complaint.
+apt_get() {
+  local sudo=$1 log status=0
+  shift
   log=$(mktemp)
-  "${root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C apt-get -q "$@" 2>"$log" | sed -nuE '
+  $sudo env DEBIAN_FRONTEND=noninteractive LC_ALL=C apt-get -q "$@" 2>"$log" | sed -nuE '
     s/^Get:[0-9]+ [^ ]+ [^ ]+ [^ ]+ ([^ ]+) [^ ]+ [^ ]+ (\[.*\])$/  fetching \1 \2/p
     s/^(Get|Hit):[0-9]+ [^ ]+ (.*)/  package list \2/p
     s/^Setting up ([^ ]+) .*/  installed \1/p' || status=$?
@@ -38,11 +40,12 @@ apt() {
 }
 
 # environment FOLDER REQUIREMENTS...: a virtual environment with these pinned requirement files; $python is its interpreter.
+# One that was interrupted while it was made has no pip; it is made anew.
 environment() {
   local folder=$1
   shift
   python="$PWD/$folder/bin/python"
-  [[ -x $python ]] || python3 -m venv "$folder" || die "python3 -m venv failed; please install: python3-venv"
+  "$python" -m pip --version &>/dev/null || python3 -m venv --clear "$folder" || die "python3 -m venv failed; please install: python3-venv"
   local file arguments=()
   for file in "$@"; do arguments+=(-r "$file"); done
   pip_once "$folder" "${arguments[@]}"

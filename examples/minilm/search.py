@@ -4,7 +4,7 @@ All paragraphs are packed into one sequence; the rule `documents` keeps them apa
 one through textbook attention, and both are compared: embeddings, time, memory.
 """
 
-import argparse
+import itertools
 import multiprocessing
 import re
 import sys
@@ -16,11 +16,10 @@ import numpy as np
 from tqdm import tqdm
 
 import anyflash as af
+from arguments import OTHER_QUESTION, QUESTION, parse_arguments
 from encoder import Encoder, model_folder, textbook_attention
 
 PROJECT = Path(__file__).resolve().parents[2]
-QUESTION = "Are results the same for any number of threads?"  # of the documentation
-OTHER_QUESTION = "What is this text about?"
 
 
 def prose(markdown):
@@ -52,10 +51,11 @@ def packed(encoder, tokens, bar):
     """Every paragraph in one sequence, one attention call a layer."""
     ids = np.repeat(np.arange(len(tokens), dtype=np.int32), [len(t) for t in tokens])
     rule = af.documents(ids, ids)
+    layers = itertools.count(1)
 
     def attention(q, k, v):
         out = af.attention(q[None], k[None], v[None], rule=rule)[0]
-        bar.update(len(tokens) / encoder.layers)
+        bar.update(len(tokens) * next(layers) // encoder.layers - bar.n)
         return out
 
     return encoder.encode(tokens, attention)
@@ -106,31 +106,6 @@ def draw_rule(tokens, path):
         af.explain(af.documents(shown, shown), (len(shown),)).save(path)
     except (OSError, ValueError, ImportError) as error:
         raise SystemExit(f"search: --picture: {error}") from None
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise SystemExit(f"search: {message}")
-
-
-def count(text):
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}', expected a whole number from 1")
-    return int(text)
-
-
-def parse_arguments():
-    parser = Parser(prog="scripts/demo", description=__doc__.split("\n")[0],
-                    epilog="A paragraph's tokens beyond 256 are cut off.")
-    parser.add_argument("text", nargs="?", metavar="TEXT_FILE",
-                        help="a text file (default: this project's documentation)")
-    parser.add_argument("question", nargs="?", metavar="QUESTION",
-                        help=f"default: {QUESTION}; of another text: {OTHER_QUESTION}")
-    parser.add_argument("--best", type=count, default=3, help="how many paragraphs to show (default 3)")
-    parser.add_argument("--picture", default="demo-rule.svg", help="where to draw the rule (default demo-rule.svg)")
-    parser.add_argument("--model", type=Path, metavar="FOLDER",
-                        help="a sentence model like it (default: all-MiniLM-L6-v2, installed)")
-    return parser.parse_args()
 
 
 def main():

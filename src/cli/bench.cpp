@@ -61,7 +61,7 @@ Timing time_of(const std::string& direction, int repetitions, double flops, cons
 std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& one) {
   const auto type = *float_type(one.type);
   const auto queries = parse_shape("--shape", one.shape);
-  const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
+  const auto keys = parse_keys(arguments.keys, queries);
   const auto d_v = arguments.value_size > 0 ? arguments.value_size : one.head_size;
   const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
   Call call;
@@ -93,21 +93,24 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   return timings;
 }
 
-void has_entries(const std::string& option, const std::string& shape) {
-  if (volume(parse_shape(option, shape)) == 0)
-    fail(option + ": '" + shape + "' has no entry, there is nothing to time");
+void has_entries(const std::string& option, const SequenceShape& shape) {
+  if (volume(shape) == 0) fail(option + ": '" + text_of(shape) + "' has no entry, there is nothing to time");
 }
 
 std::vector<BenchCase> cases_of(const BenchArguments& arguments) {
   std::vector<BenchCase> cases;
-  if (!arguments.keys.empty()) has_entries("--keys", arguments.keys);
+  if (arguments.kv_heads > 0 && arguments.heads % arguments.kv_heads != 0)
+    fail("--kv-heads: " + std::to_string(arguments.kv_heads) + ", expected a divisor of the " +
+         std::to_string(arguments.heads) + " of --heads");
   for (const auto& rule : arguments.rules)
     for (const auto& type : arguments.types)
       for (const auto& shape : arguments.shapes)
         for (const auto threads : arguments.threads)
           for (const auto head_size : arguments.head_sizes) {
             parse_rule(rule);
-            has_entries("--shape", shape);
+            const auto queries = parse_shape("--shape", shape);
+            has_entries("--shape", queries);
+            has_entries("--keys", parse_keys(arguments.keys, queries));
             cases.push_back({rule, type, shape, threads, head_size});
           }
   return cases;
@@ -117,8 +120,9 @@ void bench_command(const BenchArguments& arguments) {
   const auto cases = cases_of(arguments);
   if (!arguments.json.empty()) check_target(arguments.json);
   auto rows = nlohmann::ordered_json::array();
-  Progress progress("timed", int(cases.size()));
+  Progress progress(int(cases.size()));
   for (const auto& one : cases) {
+    progress.step("timing " + one.rule + " " + one.type + " " + one.shape);
     const auto timings = time_case(arguments, one);
     progress.clear();
     if (rows.empty())
@@ -146,7 +150,6 @@ void bench_command(const BenchArguments& arguments) {
                       {"spread", timing.spread}});
     }
     std::fflush(stdout);
-    progress.step();
   }
   if (arguments.json.empty()) return;
   write_file_whole(arguments.json, [&](const std::string& path) {
@@ -163,9 +166,9 @@ void add_bench(CLI::App& app) {
   auto* command = app.add_subcommand("bench", "Time forward and backward; every combination of the repeated options.");
   const auto arguments = std::make_shared<BenchArguments>();
   auto* a = arguments.get();
-  const auto count = [&](const char* name, int& value, const char* help, int least) {
+  const auto count = [&](const char* name, int& value, const char* help, int least, int most = 1 << 20) {
     command->add_option(name, value, help)
-        ->check(CLI::Range(least, 1 << 20).description(""))
+        ->check(CLI::Range(least, most).description(""))
         ->capture_default_str()
         ->type_name("N");
   };
@@ -186,7 +189,7 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(0, 4096).description(""))
       ->capture_default_str()
       ->type_name("N");
-  count("--value-size", a->value_size, "channels of values, as --head-size if 0", 0);
+  count("--value-size", a->value_size, "channels of values, as --head-size if 0", 0, 512);
   count("--batch", a->batch, "batch entries", 1);
   count("--heads", a->heads, "query heads", 1);
   count("--kv-heads", a->kv_heads, "key and value heads, as --heads if 0", 0);

@@ -55,7 +55,10 @@ class Line {
     double worst_share = 0;
     for (const auto& one : all_) {
       const double share = one.measured.error / bar.of(one.measured);
-      if (worst == nullptr || share > worst_share) worst = &one, worst_share = share;
+      if (worst == nullptr || share > worst_share) {
+        worst = &one;
+        worst_share = share;
+      }
       if (share <= 1) continue;
       char figures[80];
       std::snprintf(figures, sizeof figures, ": error %.3g over the bar %.3g: ", one.measured.error,
@@ -125,13 +128,13 @@ Line check_rule(const CheckedRule& rule, ElementType type, const CheckArguments&
   Line line(rule.text + (rule.dimensions > 1 ? "  " + std::to_string(rule.dimensions) + "-D" : ""));
   for (const auto align : alignments)
     for (int round = 0; round < rounds_of(arguments); ++round) {
+      progress.step("checking");
       const auto made = random_case(rule, type, align, arguments.seed * 12 + std::uint64_t(round));
       try {
         line.add(compare(made.call, &made.dout, made.dlse ? &*made.dlse : nullptr), made.description, bar);
       } catch (const Error& error) {
         line.add_failure(std::string(error.what()) + ": " + made.description);
       }
-      progress.step();
     }
   return line;
 }
@@ -148,7 +151,7 @@ void print_all(std::vector<Line>& lines, const std::string& type, const Bar& bar
 void check_random(const CheckArguments& arguments) {
   const auto rules = rules_to_check(arguments.call.rule);
   const auto types = arguments.call.type.empty() ? float_type_names() : std::vector{arguments.call.type};
-  Progress progress("checked", int(rules.size() * types.size() * std::size(alignments)) * rounds_of(arguments));
+  Progress progress(int(rules.size() * types.size() * std::size(alignments)) * rounds_of(arguments));
   int checks = 0, failures = 0;
   print_header();
   for (const auto& type : types) {
@@ -162,6 +165,8 @@ void check_random(const CheckArguments& arguments) {
 }
 
 void check_input(const CheckArguments& arguments) {
+  Progress progress(2);
+  progress.step("reading");
   auto inputs = arguments.call.inputs();
   const auto call = make_call(arguments.call, inputs);
   auto dout = inputs.find("dout");
@@ -170,10 +175,12 @@ void check_input(const CheckArguments& arguments) {
   if (!dout && !forward_only) dout = random_dout(call, arguments.seed);
   Bar bar;
   std::vector<Line> lines;
+  progress.step("comparing");
   for (const auto& one : compare(call, dout && !forward_only ? &*dout : nullptr, dlse ? &*dlse : nullptr)) {
     lines.emplace_back(call.rule);
     lines.back().add({one}, call.options.rule.text(), bar);
   }
+  progress.clear();
   int checks = 0, failures = 0;
   print_header();
   print_all(lines, element_name(call.q.type), bar, checks, failures);
@@ -205,6 +212,7 @@ void add_check(CLI::App& app) {
       ->check(CLI::IsMember(float_type_names()).description(""))
       ->type_name("NAME");
   command->add_option("--seed", arguments->seed, "of the random shapes and numbers")
+      ->check(CLI::Range(0, INT32_MAX).description(""))
       ->capture_default_str()
       ->type_name("N");
   command->add_flag("--quick", arguments->quick, "a third of the random calls");

@@ -54,8 +54,9 @@ std::vector<double> unpaged(const OwnedTensor& cache, const OwnedTensor& table, 
   return result;
 }
 
-// A rule's table as one (batch, head) with `length` of the `keys` sees it: ids lose their batch axis, masks and bitmaps
-// their batch and head axes, and a mask the keys that are not there.
+// A rule's table as one (batch, head) with `length` of the `keys` sees it: ids, which alone are integers, lose their
+// batch axis, masks and bitmaps their batch and head axes, and a mask the keys that are not there. (There are no
+// bitmaps beside key lengths.)
 TensorView table_of(const TensorView& table, std::int64_t b, std::int64_t h, std::int64_t keys, std::int64_t length,
                     bool& shared) {
   TensorView view = table;
@@ -101,8 +102,9 @@ void add_mask(ReferenceCase& given, const Call& call, const Rule& rule, const Se
 }
 
 void add_masks(ReferenceCase& given, const Call& call, const SequenceShape& q_shape, const SequenceShape& k_shape) {
+  const auto in_rule = call.options.rule.text();  // the names of rules, not of the user's tables
   const auto unsupported = [&](const char* name, const char* with) {
-    if (call.find(name) && call.rule.find(with) != std::string::npos)
+    if (call.find(name) && in_rule.find(with) != std::string::npos)
       throw Error(Error::Kind::unsupported, std::string(name) + ": not checked together with " + with + " in the rule");
   };
   unsupported("alibi", "documents");

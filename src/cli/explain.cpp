@@ -111,9 +111,7 @@ void explain_command(ExplainArguments arguments) {
   const auto kind = picture_kind(arguments);
   if (kind == PictureKind::png || kind == PictureKind::svg) check_target(arguments.picture);
   const auto queries = parse_shape("--shape", arguments.shape);
-  const auto keys = arguments.keys.empty() ? queries : parse_shape("--keys", arguments.keys);
-  if (keys.size() != queries.size())
-    fail("--keys: " + text_of(keys) + ", expected " + std::to_string(queries.size()) + " sizes as in --shape");
+  const auto keys = parse_keys(arguments.keys, queries);
   Inputs inputs(arguments.files, false);
   for (const auto& assignment : arguments.tensors) inputs.assign(assignment);
   std::vector<OwnedTensor> tables;  // must outlive the rule
@@ -124,14 +122,16 @@ void explain_command(ExplainArguments arguments) {
   auto& options = arguments.options;
   options.type = *float_type(arguments.type);
   if (options.d_v == 0) options.d_v = options.d_qk;
-  Progress progress("explain: step", kind == PictureKind::none ? 1 : 2);
-  progress.step();
+  Progress progress(kind == PictureKind::none ? 1 : 2);
+  progress.step("counting");
   const auto explanation = explain(rule, queries, keys, options);
 
   Picture drawn;
-  if (kind != PictureKind::none) progress.step();
-  const auto side = arguments.side.value_or(kind == PictureKind::terminal ? terminal_side : file_side);
-  if (kind != PictureKind::none) drawn = picture(rule, queries, keys, options.align, side);
+  if (kind != PictureKind::none) {
+    progress.step("drawing");
+    const auto side = arguments.side.value_or(kind == PictureKind::terminal ? terminal_side : file_side);
+    drawn = picture(rule, queries, keys, options.align, side);
+  }
   progress.clear();
   if (kind == PictureKind::png)
     write_file_whole(arguments.picture, [&](const std::string& path) { write_png(path, drawn); });
@@ -163,9 +163,11 @@ void add_explain(CLI::App& app) {
   command->add_option("--keys", arguments->keys, "the keys' sequence, if it is another")->type_name("SIZES");
   add_align(*command, options.align);
   command->add_option("--head-size", options.d_qk, "channels of queries and keys")
+      ->check(CLI::Range(1, 256).description(""))
       ->capture_default_str()
       ->type_name("N");
   command->add_option("--value-size", options.d_v, "channels of values, as --head-size if 0")
+      ->check(CLI::Range(0, 512).description(""))
       ->capture_default_str()
       ->type_name("N");
   command->add_option("--type", arguments->type, "element type")
@@ -178,6 +180,7 @@ void add_explain(CLI::App& app) {
   command
       ->add_option("--side", arguments->side,
                    "longest side of the picture in pixels (64 in the terminal, 512 in files)")
+      ->check(CLI::Range(1, 4096).description(""))
       ->type_name("N");
   command->add_option("-i,--input", arguments->files, "file with the rule's tables (may be repeated)")
       ->type_name("FILE");

@@ -5,7 +5,7 @@
 #include <anyflash/version.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -18,10 +18,8 @@
 namespace {
 
 int failure(std::string line) {
-  // Names out of files may hold anything; the message stays one printable line.
-  std::replace_if(line.begin(), line.end(), [](unsigned char c) { return c < 32 || c == 127; }, ' ');
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  std::fprintf(stderr, "anyflash: %s\n", line.c_str());
+  while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
+  std::fprintf(stderr, "anyflash: %s\n", anyflash::cli::one_line(line).c_str());
   return 1;
 }
 

@@ -32,10 +32,18 @@ class HeaderParser {
     while (!accept('}')) {
       const auto key = string();
       expect(':');
-      if (key == "descr" && !descr) header.descr = dtype(), descr = true;
-      else if (key == "fortran_order" && !order) header.fortran_order = boolean(), order = true;
-      else if (key == "shape" && !shape) header.shape = tuple(), shape = true;
-      else wrong("unexpected key");
+      if (key == "descr" && !descr) {
+        header.descr = dtype();
+        descr = true;
+      } else if (key == "fortran_order" && !order) {
+        header.fortran_order = boolean();
+        order = true;
+      } else if (key == "shape" && !shape) {
+        header.shape = tuple();
+        shape = true;
+      } else {
+        wrong("unexpected key");
+      }
       if (!accept(',') && peek() != '}') wrong("expected , or }");
     }
     if (peek() != '\0') wrong("text after the dictionary");

@@ -7,8 +7,27 @@
 
 namespace anyflash::cli {
 
+std::string one_line(const std::string& text) {
+  std::string line;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool second_page = text[i] == '\xc2' && (text[i + 1] & 0xe0) == 0x80;  // U+0080 to U+009F in UTF-8
+    if (second_page) ++i;
+    const auto c = static_cast<unsigned char>(text[i]);
+    char code[8];
+    std::snprintf(code, sizeof code, second_page || c < 32 || c == 127 ? "\\x%02x" : "%c", c);
+    line += code;
+  }
+  constexpr std::size_t longest = 400, kept = 190;  // at each end
+  if (line.size() <= longest) return line;
+  const auto inside_character = [&](std::size_t at) { return (line[at] & 0xc0) == 0x80; };
+  auto from = kept, to = line.size() - kept;
+  while (from > 0 && inside_character(from)) --from;
+  while (to < line.size() && inside_character(to)) ++to;
+  return line.replace(from, to - from, " ... ");
+}
+
 void fail(const std::string& line) {
-  throw Error(Error::Kind::value, line);
+  throw Error(Error::Kind::value, one_line(line));
 }
 
 Shape row_major(const Shape& shape) {

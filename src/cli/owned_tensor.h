@@ -43,7 +43,11 @@ std::string shape_text(const Shape& shape);
 /// "1.5 GiB", "312 bytes".
 std::string bytes_text(double bytes);
 
-/// An Error of kind value.
+/// The text as one line for people: control characters, which names out of files may hold, as \x0a; of a long one
+/// the beginning and the end.
+std::string one_line(const std::string& text);
+
+/// An Error of kind value, its text as `one_line` gives it.
 [[noreturn]] void fail(const std::string& line);
 
 }  // namespace anyflash::cli

@@ -1,4 +1,4 @@
-// A counter on stderr for long work, shown only on a terminal.
+// What long work is at, on stderr, shown only on a terminal.
 #pragma once
 
 #include <unistd.h>
@@ -10,18 +10,18 @@ namespace anyflash::cli {
 
 class Progress {
  public:
-  Progress(std::string what, int total) : what_(std::move(what)), total_(total), shown_(isatty(STDERR_FILENO) != 0) {}
+  explicit Progress(int total, bool quiet = false) : total_(total), shown_(!quiet && isatty(STDERR_FILENO) != 0) {}
   ~Progress() { clear(); }
-  void step() {
-    if (shown_) std::fprintf(stderr, "\r%s %d of %d", what_.c_str(), ++done_, total_);
+  /// Says which step begins.
+  void step(const std::string& what) {
+    if (shown_) std::fprintf(stderr, "\r\033[K%s (%d of %d)", what.c_str(), ++begun_, total_);
   }
   void clear() {
     if (shown_) std::fprintf(stderr, "\r\033[K");
   }
 
  private:
-  std::string what_;
-  int total_, done_ = 0;
+  int total_, begun_ = 0;
   bool shown_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "commands.h"
+#include "progress.h"
 #include "results.h"
 #include "tensor_file.h"
 
@@ -27,10 +28,13 @@ void run_command(const RunArguments& arguments) {
   if (one_tensor && (arguments.lse || arguments.lm || arguments.backward))
     fail(arguments.output + ": a .npy file holds one tensor; use .npz or .safetensors with --lse, --lm and --backward");
   check_target(arguments.output);
+  Progress progress(arguments.backward ? 4 : 3, arguments.quiet);
+  progress.step("reading");
   auto inputs = arguments.call.inputs();
   if (inputs.names_file(arguments.output)) fail("--output: " + arguments.output + " is an input file too");
   const auto call = make_call(arguments.call, inputs);
 
+  progress.step("forward");
   const auto start = std::chrono::steady_clock::now();
   const auto results = run_forward(call);
   NamedTensors written = {{"out", results.out}};
@@ -42,11 +46,14 @@ void run_command(const RunArguments& arguments) {
   if (arguments.backward) {
     const auto dout = inputs.get("dout", "--dout");
     const auto dlse = inputs.find("dlse");
+    progress.step("backward");
     for (auto& gradient : run_backward(call, results, dout, dlse ? &*dlse : nullptr))
       written.push_back(std::move(gradient));
   }
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+  progress.step("writing");
   write_tensors(arguments.output, written);
+  progress.clear();
 
   if (arguments.quiet) return;
   std::printf("rule %s\n", call.options.rule.text().c_str());

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "tensor_file.h"
 
@@ -55,7 +56,8 @@ const Dtype* find_dtype(const std::string& name) {
   return nullptr;
 }
 
-// Parses the header, refusing depth bombs and names that come twice.
+// Parses the header, refusing depth bombs and names that come twice. They are looked for in a pass of their own, which
+// keeps nothing: after every object the parser with a callback walks over all that it kept around it.
 json parse_header(const std::string& path, const std::string& text) {
   std::vector<std::set<std::string>> keys(deepest_header + 2);
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
@@ -63,10 +65,11 @@ json parse_header(const std::string& path, const std::string& text) {
     if (event == json::parse_event_t::object_start) keys[std::size_t(depth) + 1].clear();
     if (event == json::parse_event_t::key && !keys[std::size_t(depth)].insert(parsed.get<std::string>()).second)
       fail(path + ": malformed header: '" + parsed.get<std::string>() + "' comes twice");
-    return true;
+    return false;
   };
   try {
-    return json::parse(text, watch);
+    std::ignore = json::parse(text, watch);
+    return json::parse(text);
   } catch (const json::exception&) {
     fail(path + ": malformed header: not JSON");
   }
@@ -134,8 +137,9 @@ Contents read_contents(const InputFile& file) {
     check_entry(path + ":" + name, contents.entries.back(), data_bytes);
   }
   auto& entries = contents.entries;
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+  });
   for (std::size_t i = 1; i < entries.size(); ++i)
     if (entries[i].begin < entries[i - 1].end)
       fail(path + ": the data of '" + entries[i - 1].name + "' and '" + entries[i].name + "' overlap");

@@ -7,8 +7,10 @@
 
 namespace anyflash::cli {
 
-/// Throws Error naming `option`.
+/// Throws Error naming `option`; at most INT32_MAX entries.
 SequenceShape parse_shape(const std::string& option, const std::string& text);
+/// The text of --keys; the queries' shape if it is empty. Throws Error if it has other dimensions.
+SequenceShape parse_keys(const std::string& text, const SequenceShape& queries);
 std::string text_of(const SequenceShape& shape);
 std::int64_t volume(const SequenceShape& shape);
 

@@ -1,6 +1,8 @@
 """explain, check, bench, devices, --help and --version."""
 
 import json
+import os
+import pty
 import shlex
 import subprocess
 import xml.etree.ElementTree
@@ -45,6 +47,29 @@ def test_output_that_cannot_be_printed(anyflash):
     with open("/dev/full", "w") as full:
         done = subprocess.run([anyflash.path, "devices"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and done.stderr == "anyflash: standard output cannot be written\n"
+
+
+STEPS = {
+    "run": (["--output", "out.npz", "--backward"], ["reading", "forward", "backward", "writing"]),
+    "run quiet": (["--output", "out.npz", "--quiet"], []),
+    "check": ([], ["reading", "comparing"]),
+    "explain": (["--shape", "8"], ["counting", "drawing"]),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_a_terminal_is_told_the_step(anyflash, tmp_path, case):
+    arguments, steps = STEPS[case]
+    save(tmp_path / "in.npz", {n: normal(s, 1, 2, 9, 8) for s, n in enumerate(("q", "k", "v", "dout"))})
+    ours, theirs = pty.openpty()
+    command = [anyflash.path, case.split()[0], "--input", "in.npz", *arguments]
+    subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, check=True)
+    os.write(theirs, b"end")
+    shown = ""
+    while not shown.endswith("end"):
+        shown += os.read(ours, 10_000).decode()
+    lines = [line for line in shown.split("\r\033[K") if line]  # each takes the place of the one before
+    assert lines == [*(f"{step} ({i} of {len(steps)})" for i, step in enumerate(steps, 1)), "end"]
 
 
 # --- explain
@@ -153,6 +178,17 @@ def test_check_of_tensors_reads_what_run_reads(anyflash, tmp_path):
     })  # fmt: skip
     text = anyflash.succeeds("check", "--input", "in.npz", "--layout", "thd", "--rule", "causal()", "--softcap", "3")
     assert text.endswith("9 checks passed\n") and "dsink" in text and "dbias" in text
+
+
+def test_check_goes_by_the_rule_and_not_by_its_tables_names(anyflash, tmp_path):
+    save(tmp_path / "in.npz", {
+        **{n: normal(s, 1, 2, 9, 8) for s, n in enumerate("qkv")}, "key_lengths": np.array([5]),
+        "blocks_of_mine": np.random.default_rng(1).random((9, 9)) < 0.5, "bitmap": np.ones((1, 1), bool),
+    })  # fmt: skip
+    check = ["check", "--input", "in.npz", "--rule"]
+    assert anyflash.succeeds(*check, "dense(blocks_of_mine)").endswith("7 checks passed\n")
+    line = anyflash.fails(*check, "blocks(bitmap, 16, 16)")
+    assert line == "key_lengths: not checked together with blocks in the rule"
 
 
 # --- bench, devices

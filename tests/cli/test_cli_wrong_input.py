@@ -6,6 +6,7 @@ import os
 import resource
 import struct
 import subprocess
+import time
 import zipfile
 
 import numpy as np
@@ -131,25 +132,34 @@ CALLS = {  # the arguments, a part of the line
         "--picture: 'rule.gif', expected a .png or .svg",
     ),
     "picture in no folder": (["explain", "--shape", "4", "--picture", "no/rule.png"], "no/rule.png: cannot be written"),
-    "picture of no pixels": (["explain", "--shape", "4", "--side", "0"], "side: 0, expected 1 to 4096"),
-    "picture too large": (["explain", "--shape", "4", "--side", "4097"], "side: 4097, expected 1 to 4096"),
+    "picture of no pixels": (["explain", "--shape", "4", "--side", "0"], "--side: Value 0 not in range 1 to 4096"),
+    "picture too large": (["explain", "--shape", "4", "--side", "4097"], "--side: Value 4097 not in range 1 to 4096"),
     "picture in place of a pipe": (
         ["explain", "--shape", "4", "--picture", "pipe.png"],
         "pipe.png: not a regular file",
     ),
     "picture and JSON": (["explain", "--shape", "4", "--picture", "-", "--json"], "--picture: - and --json"),
-    "head size of 0": (["explain", "--shape", "4", "--head-size", "0"], "head"),
+    "head size of 0": (["explain", "--shape", "4", "--head-size", "0"], "--head-size: "),
+    "negative head size": (["explain", "--shape", "4", "--head-size", "-1"], "--head-size: "),
+    "head size of values": (["explain", "--shape", "4", "--value-size", "513"], "--value-size: "),
+    "a size too large": (["explain", "--shape", "1073741825"], "--shape: '1073741825', expected 1 to 3 sizes up to"),
+    "keys of a size too large": (["bench", "--keys", "1073741825"], "--keys: '1073741825', expected 1 to 3 sizes"),
+    "too many entries": (["explain", "--shape", "65536x32768"], "--shape: '65536x32768', expected at most 2147483647"),
+    "negative seed": (["check", "--seed", "-1"], "--seed: "),
+    "endless seed": (["check", "--seed", "99999999999999999999999"], "--seed: "),
     "unknown type to check": (["check", "--type", "int8"], "--type: int8"),
     "unknown rule to check": (["check", "--rule", "nothing()"], "rule: column 1: no rule 'nothing'"),
     "layout of random checks": (["check", "--layout", "bshd"], "--layout: only with --input"),
     "quick check of tensors": (["check", "--quick", "--input", "qkv.npz"], "--quick: not with --input"),
     "bench of nothing": (["bench", "--heads", "0"], "--heads: "),
     "bench of no query": (["bench", "--shape", "64", "--shape", "0"], "--shape: '0' has no entry"),
-    "bench of no key": (["bench", "--shape", "8", "--keys", "4x0"], "--keys: '4x0' has no entry"),
+    "bench of no key": (["bench", "--shape", "8x8", "--keys", "4x0"], "--keys: '4x0' has no entry"),
     "bench to no folder": (["bench", "--shape", "8", "--json", "no/b.json"], "no/b.json: cannot be written: No such"),
     "bench to a folder": (["bench", "--shape", "8", "--json", "folder.npz"], "folder.npz: is a directory"),
     "bench of an odd direction": (["bench", "--direction", "up"], "--direction: up"),
-    "bench of heads that do not divide": (["bench", "--shape", "8", "--kv-heads", "3"], "3"),
+    "bench of heads that do not divide": (["bench", "--shape", "8", "--kv-heads", "3"], "--kv-heads: 3, expected a"),
+    "bench of head sizes of values": (["bench", "--shape", "8", "--value-size", "513"], "--value-size: "),
+    "bench of keys of other dimensions": (["bench", "--shape", "4x4", "--keys", "4"], "--keys: 4, expected 2 sizes"),
     "unknown instruction set": (["devices", "--isa", "AVX9"], "--isa"),
 }
 
@@ -380,7 +390,10 @@ SAFETENSORS = {
         "bad.safetensors:r: malformed header",
     ),
     "no such entry": (tensors({"r": entry()}), "bad.safetensors: no tensor 'q' in the file"),
-    "line breaks in a name": (tensors({"a\n\x1b[31mError": 1}), "malformed header"),
+    "line breaks in a name": (tensors({"a\n\x1b[31mError": 1}), r":a\x0a\x1b[31mError: malformed header"),
+    "a zero byte in a name": (tensors({"a\0b": 1}), r"bad.safetensors:a\x00b: malformed header: expected dtype"),
+    "control characters beyond ASCII in a name": (tensors({"a\u009b\u00e9": 1}), ":a\\x9b\u00e9: malformed header"),
+    "a long name": (tensors({"\u20ac" * 1000: 1}), "\u20ac ... \u20ac"),
 }
 
 
@@ -393,6 +406,15 @@ def test_malformed_safetensors(anyflash, folder, case):
     if case != "no such entry":
         assert anyflash.fails("run", "--input", "bad.safetensors", "--output", "out.npz").startswith("bad.safetensors")
     assert not list(folder.glob("out*"))
+
+
+def test_a_header_of_many_tensors_takes_time_in_proportion(anyflash, folder):
+    """A hundred thousand: an instant, or minutes where each is looked at for each."""
+    names = json.dumps({f"t{i}": entry(dtype="U8", shape=[0], data_offsets=[0, 0]) for i in range(100_000)})
+    (folder / "many.safetensors").write_bytes(tensors(names.encode()))
+    start = time.monotonic()
+    assert "which has t0, t1, t10, " in anyflash.fails("run", "--input", "many.safetensors", "--output", "out.npz")
+    assert time.monotonic() - start < 15
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])

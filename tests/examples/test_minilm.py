@@ -1,10 +1,12 @@
 """The demonstration: its encoder against a plain one on small random weights, the search, wrong input, and the real
 model."""
 
+import io
 import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +118,14 @@ def test_tokens_are_the_words_between_two_marks(model):
     assert tokens[1].tolist() == [1] + [4] * (LONGEST - 2) + [2]  # cut
 
 
+@pytest.mark.parametrize("way", [search.packed, search.one_by_one])
+def test_progress_counts_whole_paragraphs(model, way):
+    coder = encoder.Encoder(model)
+    bar = tqdm(total=9, file=io.StringIO())
+    way(coder, coder.tokens(random_texts(9, 3, 20)), bar)
+    assert bar.n == 9 and isinstance(bar.n, int)
+
+
 def test_packed_paragraphs_do_not_see_each_other(model):
     texts = random_texts(9, 3, 20)
     before = packed(model, texts)
@@ -125,6 +135,18 @@ def test_packed_paragraphs_do_not_see_each_other(model):
 
 
 # --- the program
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--frobnicate"], "search: unrecognized arguments: --frobnicate\n"),
+    (["--best", "2", "nowhere"], "search: nowhere: No such file or directory\n"),
+])  # fmt: skip
+def test_the_demo_refuses_wrong_arguments_before_it_sets_anything_up(tmp_path, arguments, message):
+    for name in ("scripts", "examples"):
+        shutil.copytree(PROJECT / name, tmp_path / name)
+    done = subprocess.run([tmp_path / "scripts" / "demo", *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+    assert not (tmp_path / ".venv").exists()
 
 
 def run(*arguments, folder):

@@ -1,7 +1,6 @@
 # See CMakeLists.txt. Starts from empty folders, so that nothing of an earlier run can help.
 set(installed "${FOLDER}/installed")
-set(consumer "${FOLDER}/consumer")
-file(REMOVE_RECURSE "${installed}" "${consumer}")
+file(REMOVE_RECURSE "${installed}")
 
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE failed)
@@ -15,10 +14,14 @@ set(flags)
 if(SANITIZE)
   set(flags "-DCMAKE_CXX_FLAGS=-fsanitize=${SANITIZE}" "-DCMAKE_C_FLAGS=-fsanitize=${SANITIZE}")
 endif()
-run(${CMAKE_COMMAND} -S "${SOURCE}" -B "${consumer}" -G "${GENERATOR}" "-DCMAKE_PREFIX_PATH=${installed}"
-    -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_BUILD_TYPE=Release ${flags})
-run(${CMAKE_COMMAND} --build "${consumer}")
-run(${CMAKE_CTEST_COMMAND} --test-dir "${consumer}" --output-on-failure)
+foreach(consumer consumer consumer_c)
+  set(build "${FOLDER}/${consumer}")
+  file(REMOVE_RECURSE "${build}")
+  run(${CMAKE_COMMAND} -S "${SOURCE}/${consumer}" -B "${build}" -G "${GENERATOR}" "-DCMAKE_PREFIX_PATH=${installed}"
+      -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_BUILD_TYPE=Release ${flags})
+  run(${CMAKE_COMMAND} --build "${build}")
+  run(${CMAKE_CTEST_COMMAND} --test-dir "${build}" --output-on-failure)
+endforeach()
 
 foreach(name LICENSE NOTICE)
   file(GLOB_RECURSE found "${installed}/${name}")

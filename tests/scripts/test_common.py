@@ -1,7 +1,8 @@
-"""scripts/common.sh installs Debian packages: what it prints, and its one line where it cannot. apt-get is a
-stand-in."""
+"""scripts/common.sh installs Debian packages: what it prints, and its one line where it cannot (apt-get is a stand-in);
+and makes the virtual environment."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -58,3 +59,20 @@ def test_one_line_where_it_cannot_install(packages, command):
     done = packages("there", "wanted", **{"apt-get": failing})
     assert done.returncode == 1
     assert done.stderr == f"demo: apt-get {command} failed: E: no network; please install: wanted\n"
+
+
+def test_an_environment_that_was_interrupted_is_made_anew(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(COMMON, tmp_path / "scripts")
+    for folder in ("bench", "examples", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tests" / "requirements.txt").touch()
+    subprocess.run(["python3", "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
+    (tmp_path / ".venv" / "of-before").touch()
+    call = 'source scripts/common.sh; environment .venv tests/requirements.txt; "$python" -m pip --version'
+    for _ in range(2):
+        done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and str(tmp_path) in done.stdout, done.stdout + done.stderr
+        assert not (tmp_path / ".venv" / "of-before").exists()
+        (tmp_path / ".venv" / "of-after").touch()
+    assert (tmp_path / ".venv" / "of-after").exists()
