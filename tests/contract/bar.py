@@ -2,9 +2,11 @@
 
     largest error <= 2 * (the textbook's largest) + 1 unit in the last place of the largest true value
     root mean square <= (1.5 + 4 / sqrt(n)) * (the textbook's) + a tenth of that unit, of n errors
+    common factor <= 2 * (the textbook's) + 5 standard errors + a quarter of the type's epsilon (two in float32 and float64)
 
 The first is the specification's. The largest of a few errors is a matter of chance, so it is decided over many draws,
 and the largest of many could hide that every error has doubled. The second shows that; of few errors it is chance too.
+The third is what all errors have in common, relative to the results: numbers cut off in place of rounded show there.
 """
 
 from __future__ import annotations
@@ -27,19 +29,32 @@ class Errors:
     largest: float
     squares: np.longdouble  # their sum
     count: int
+    along: np.longdouble  # the sum of errors times results
+    power: np.longdouble  # the sum of squared results
 
     @staticmethod
     @np.errstate(all="ignore")
     def of(got, truth):
         got = got.astype(truth.dtype)
         same = (got == truth) | (np.isnan(got) & np.isnan(truth))
-        errors = np.where(same, 0, np.abs(got - truth)).astype(np.longdouble)
-        return Errors(float(errors.max(initial=0)), (errors * errors).sum(), np.count_nonzero(np.isfinite(truth)))
+        errors = np.where(same, 0, got - truth).astype(np.longdouble)
+        finite = np.where(np.isfinite(truth), truth, 0)
+        return Errors(float(np.abs(errors).max(initial=0)), (errors * errors).sum(), np.count_nonzero(np.isfinite(truth)),
+                      (errors * finite).sum(), (finite * finite).sum())  # fmt: skip
 
     @property
     def mean(self):
         """Root mean square."""
         return float(np.sqrt(self.squares / max(self.count, 1)))
+
+    @property
+    def factor(self):
+        """The least squares fit of errors = factor * results."""
+        return float(abs(self.along) / self.power) if self.power else 0.0
+
+    @property
+    def factor_error(self):
+        return self.mean / float(np.sqrt(self.power)) if self.power else 0.0
 
 
 @dataclass
@@ -49,6 +64,12 @@ class Measured:
     ours: Errors
     textbook: Errors
     unit: float
+    name: str  # the type's
+
+    @property
+    def epsilon(self):
+        mantissa = MANTISSA[self.name]
+        return (0.25 if mantissa <= 10 else 2) * 2.0**-mantissa
 
     def miss(self):
         """What is over the bar, or None."""
@@ -60,19 +81,23 @@ class Measured:
             bar = factor * textbook + units * self.unit
             if not ours <= bar:
                 return f"{what} {ours:.3g}, bar {bar:.3g} (textbook {textbook:.3g}, unit {self.unit:.3g})"
-        return None
+        ours, textbook = self.ours.factor, self.textbook.factor
+        bar = 2 * textbook + 5 * (self.ours.factor_error + self.textbook.factor_error) + self.epsilon
+        return None if ours <= bar else f"common factor {ours:.3g}, bar {bar:.3g} (textbook {textbook:.3g})"
 
 
 def _all(errors):
     errors = list(errors)
     return Errors(
-        float(np.max([e.largest for e in errors])), sum(e.squares for e in errors), sum(e.count for e in errors)
+        float(np.max([e.largest for e in errors])),
+        *(sum(getattr(e, name) for e in errors) for name in ("squares", "count", "along", "power")),
     )
 
 
 def together(draws):
     """The same result's errors in several draws."""
-    return Measured(_all(d.ours for d in draws), _all(d.textbook for d in draws), max(d.unit for d in draws))
+    return Measured(_all(d.ours for d in draws), _all(d.textbook for d in draws), max(d.unit for d in draws),
+                    draws[0].name)  # fmt: skip
 
 
 def compare(label, got, truth, textbooks, name):
@@ -87,5 +112,6 @@ def compare(label, got, truth, textbooks, name):
     finite = np.abs(truth[np.isfinite(truth)])
     unit = unit_in_last_place(float(finite.max(initial=0)), name)
     others = [Errors.of(textbook, truth) for textbook in textbooks]
-    worst = Errors(max(o.largest for o in others), max(o.squares for o in others), others[0].count)
-    return Measured(Errors.of(got, truth), worst, unit)
+    worst = Errors(max(o.largest for o in others), max(o.squares for o in others), others[0].count,
+                   max((o.along for o in others), key=abs), others[0].power)  # fmt: skip
+    return Measured(Errors.of(got, truth), worst, unit, name)

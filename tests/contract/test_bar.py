@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from bar import Errors, Measured, compare, together
 from cases import Case, check, result_type
-from reference import TYPES, Result, Textbook, attention, exact_for
+from reference import MANTISSA, TYPES, Result, Textbook, attention, exact_for
 from strategies import FLOATS
 
 CALL = Case(q_shape=(60,), k_shape=(60,), d_qk=64, d_v=64, rule=("causal",))
@@ -71,4 +71,14 @@ def test_one_large_error_among_many_is_a_miss():
 
 def test_nothing_is_no_miss():
     assert compare("out", np.zeros((0, 3)), np.zeros((0, 3)), [np.zeros((0, 3))], "float32").miss() is None
-    assert Measured(Errors(np.nan, np.nan, 1), Errors(0.0, 0.0, 1), 1.0).miss().startswith("largest error nan")
+    assert Measured(Errors(np.nan, np.nan, 1, np.nan, 1), Errors(0.0, 0.0, 1, 0.0, 1), 1.0, "float32").miss().startswith("largest error nan")
+
+
+@pytest.mark.parametrize("type", ["float16", "bfloat16"])
+def test_a_common_factor_is_a_miss(type):
+    """Less than numbers that are cut off would have, and more than the other two see."""
+    truth = np.random.default_rng(1).standard_normal(20_000)
+    textbook = truth.astype(TYPES[type]).astype(np.float64)
+    assert compare("out", textbook, truth, [textbook], type).miss() is None
+    shrunk = textbook * (1 - 0.3 * 2.0 ** -MANTISSA[type])
+    assert compare("out", shrunk, truth, [textbook], type).miss().startswith("common factor ")
