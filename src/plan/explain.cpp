@@ -24,7 +24,7 @@ constexpr std::int64_t most_entries = std::numeric_limits<std::int32_t>::max();
 
 void check_head_size(const char* name, std::int64_t size, std::int64_t largest) {
   if (size >= 1 && size <= largest) return;
-  problem::fail_value(name, std::to_string(size) + ", expected 1 to " + std::to_string(largest));
+  problem::fail_value(name, "head size " + std::to_string(size) + ", expected 1 to " + std::to_string(largest));
 }
 
 void check_shape(const SequenceShape& sequence, const char* name) {

@@ -141,8 +141,8 @@ TEST(Explain, WrongInput) {
     }
     return "";
   };
-  EXPECT_EQ(line_of(-1, 64), "d_qk: -1, expected 1 to 256");
-  EXPECT_EQ(line_of(256, 513), "d_v: 513, expected 1 to 512");
+  EXPECT_EQ(line_of(-1, 64), "d_qk: head size -1, expected 1 to 256");
+  EXPECT_EQ(line_of(256, 513), "d_v: head size 513, expected 1 to 512");
   EXPECT_EQ(line_of(256, 512), "");
   EXPECT_THROW(picture(causal(), {10}, {10}, Align::none_front, 1 << 20), Error);
 }
