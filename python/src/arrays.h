@@ -58,8 +58,8 @@ nb::object new_array(const char* name, std::span<const std::int64_t> shape, Elem
 /// A finished result for the caller: bfloat16 in the dtype of a NumPy example; for others the Python side does it.
 nb::object finished(nb::object array, ElementType type, nb::handle example);
 
-/// A NumPy array of its own that holds what the table of a rule does (boolean, uint8, int32 or int64); `owner` keeps the
-/// table's memory.
+/// A NumPy array of its own that holds what the table of a rule does (boolean, uint8, int32 or int64); `owner` keeps
+/// the table's memory.
 nb::object copied(const TensorView& table, nb::handle owner);
 
 /// A uint16 NumPy array as an exporter of bfloat16 (`__dlpack__`).

@@ -432,8 +432,16 @@ RULES = {
         TypeError,
         "q_shape: type ndarray, expected an integer",
     ),
-    "explain's head size": (lambda: af.explain(af.full(), 4, d_qk=-1), ValueError, "d_qk: head size -1, expected 1 to 256"),
-    "explain's value size": (lambda: af.explain(af.full(), 4, d_v=513), ValueError, "d_v: head size 513, expected 1 to 512"),
+    "explain's head size": (
+        lambda: af.explain(af.full(), 4, d_qk=-1),
+        ValueError,
+        "d_qk: head size -1, expected 1 to 256",
+    ),
+    "explain's value size": (
+        lambda: af.explain(af.full(), 4, d_v=513),
+        ValueError,
+        "d_v: head size 513, expected 1 to 512",
+    ),
     "explain of a negative size": (
         lambda: af.explain(af.full(), -1),
         ValueError,
