@@ -1,6 +1,7 @@
 // The calls: a checked Problem, its Plan, the backend that runs it.
 #include <anyflash/attention.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -12,6 +13,7 @@
 #include "plan/facts.h"
 #include "plan/given_plan.h"
 #include "plan/plan.h"
+#include "problem/layout.h"
 #include "problem/problem.h"
 #include "rules/compile.h"
 
@@ -74,6 +76,22 @@ void fill(const TensorView& view, double value) {
 
 }  // namespace
 
+ResultShapes result_shapes(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {
+  return with_memory_errors("forward", [&] {
+    backend_of(q.device);
+    const auto problem = shape_problem(q, k, v, options);
+    check_rule(problem);
+    const auto axes = problem::axes_of(options.layout, {"query", q});
+    const int parts = options.layout == Layout::qkv ? 1 : 0;  // an axis that the result lacks
+    ResultShapes shapes;
+    shapes.out.assign(q.shape.begin() + parts, q.shape.begin() + q.rank);
+    shapes.out[axes.channel] = problem.d_v;
+    if (axes.batch >= 0) shapes.lse.push_back(problem.batch);
+    shapes.lse.insert(shapes.lse.end(), {problem.heads_q, problem.queries()});
+    return shapes;
+  });
+}
+
 void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
              const Options& options) {
   with_memory_errors("forward", [&] {
@@ -96,11 +114,11 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
     backend_of(q.device);
     const auto problem = backward_problem(inputs, q, k, v, gradients, options);
     check_rule(problem);
+    const auto all = {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dbias, &gradients.dsink};
+    if (std::none_of(all.begin(), all.end(), [](const TensorView* gradient) { return gradient->given(); })) return;
     const auto plan = plan_for(problem, options.plan);
     if (problem.has_pairs()) return run(problem, *plan);
-    for (const auto* gradient : {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dbias, &gradients.dsink}) {
-      fill(*gradient, 0);
-    }
+    for (const auto* gradient : all) fill(*gradient, 0);
   });
 }
 

@@ -45,7 +45,7 @@ struct Options {
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
   bool deterministic = false;    ///< the CPU is always bitwise repeatable
-  int threads = 0;               ///< 0: all that OpenMP gives; with a plan at most what it was made with
+  std::int64_t threads = 0;      ///< 0: all that OpenMP gives; with a plan at most what it was made with
   const Plan* plan = nullptr;    ///< one made by plan() for the same shapes and options; not given: looked up or made
 };
 
@@ -71,12 +71,13 @@ struct BackwardInputs {
   TensorView dlse;  ///< the gradient of lse, shape and type of lse; may be absent
 };
 
-/// The shapes of out and of lse (row_sum, row_max) in a call of forward. Looks at the ranks and shapes of q and v and
-/// at the layout alone; throws Error if the ranks do not fit it.
+/// The shapes of out and of lse (row_sum, row_max) in a call of forward, which is checked first: throws Error as
+/// forward would for these arguments, except for what only their data or a given plan shows (their data pointers may be
+/// null).
 struct ResultShapes {
   std::vector<std::int64_t> out, lse;
 };
-ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Options& options = {});
+ResultShapes result_shapes(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
 
 /// Exact attention (FlashAttention-2, Dao 2023, algorithm 1, with rule, bias, cap and sink):
 ///   S = scale q k^T, capped, biased;  P = softmax of S over the visible keys;  out = P v;  lse = log-sum-exp of S.
@@ -86,7 +87,8 @@ ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Optio
 void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
              const Options& options = {});
 
-/// The exact derivative of forward: dq, dk, dv, dbias, dsink, whichever are given, from dout (and dlse).
+/// The exact derivative of forward: dq, dk, dv, dbias, dsink, whichever are given, from dout (and dlse). If none is,
+/// the call is only checked (a given plan apart).
 /// Throws Error; then nothing has been written.
 void backward(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
               const Gradients& gradients, const Options& options = {});

@@ -59,7 +59,7 @@ Rule causal();
 
 /// In every dimension, with s = 2^log2_stride: |x_i - y_i| is a multiple of s and |x_i - y_i| / s < window;
 /// and order(x) >= order(y) if causal. window >= 1, 0 <= log2_stride <= 30.
-Rule local(std::int64_t window, int log2_stride = 0, bool causal = false);
+Rule local(std::int64_t window, std::int64_t log2_stride = 0, bool causal = false);
 
 /// In every dimension -left_i <= y_i - x_i <= right_i; a negative bound is unlimited.
 Rule window(PerDimension left, PerDimension right);

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace anyflash {
 
@@ -66,5 +67,8 @@ struct TensorView {
 std::size_t element_size(ElementType type);   ///< in bytes
 const char* element_name(ElementType type);   ///< "float16", "bfloat16", ...
 std::string device_name(Device device);       ///< "cpu", "cuda:0", ...
+
+/// A text that came from outside as an error may echo it: printable ASCII, the rest as \xNN; "..." after `most` bytes.
+std::string shown(std::string_view text, std::size_t most = 40);
 
 }  // namespace anyflash

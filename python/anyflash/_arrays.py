@@ -23,7 +23,7 @@ def _framework(array: Any) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return _core.echoed((str(error).splitlines() or [type(error).__name__])[0], 200)
 
 
 def capsule_of(array: Any, name: str, writable: bool) -> Any:
@@ -41,7 +41,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
-        raise TypeError(f"{start}type {type(array).__name__}, expected an array (NumPy, or one with __dlpack__)")
+        kind = _core.echoed(type(array).__name__)
+        raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
     try:
         device = int(array.__dlpack_device__()[0])
         if device != _CPU:

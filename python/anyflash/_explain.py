@@ -63,13 +63,12 @@ class Explanation:
     workspace_bytes: int
     tile_classes: NDArray[np.uint8] | None
 
-    def __init__(
-        self, rule: Rule, q_shape: tuple[int, ...], k_shape: tuple[int, ...], align: str, figures: dict[str, Any]
-    ) -> None:
+    _q_shape: tuple[int, ...]
+    _k_shape: tuple[int, ...]
+
+    def __init__(self, rule: Rule, align: str, figures: dict[str, Any]) -> None:
         self.rule = rule
         self.align = align
-        self._q_shape = q_shape
-        self._k_shape = k_shape
         self.__dict__.update(figures)
 
     @cached_property
@@ -108,7 +107,7 @@ class Explanation:
             Image.fromarray(self.grey(side)).save(name)
             return
         else:
-            raise ValueError(f"path: '{name}', expected a name that ends in .svg, .txt or .png")
+            raise ValueError(f"path: '{_core.echoed(name)}', expected a name that ends in .svg, .txt or .png")
         with open(name, "w", encoding="utf-8") as file:
             file.write(text)
 
@@ -139,14 +138,6 @@ class Explanation:
         return f"<anyflash.Explanation of {self._title()}>"
 
 
-def _sizes(shape: Any, name: str) -> tuple[int, ...]:
-    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    for size in sizes:
-        if not hasattr(size, "__index__"):
-            raise TypeError(f"{name}: type {type(size).__name__}, expected an integer or a tuple of 1 to 3")
-    return tuple(size.__index__() for size in sizes)
-
-
 def explain(
     rule: Rule,
     q_shape: _Shape,
@@ -167,8 +158,8 @@ def explain(
 
     Raises ValueError or TypeError, as attention would for these shapes.
     """
-    queries = _sizes(q_shape, "q_shape")
-    keys = queries if k_shape is None else _sizes(k_shape, "k_shape")
-    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    figures = _core.explain(rule, queries, keys, align, d_qk, d_v, name, backward)
-    return Explanation(rule, queries, keys, align, figures)
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = type(dtype).__name__  # of which the extension says what is wrong
+    return Explanation(rule, align, _core.explain(rule, q_shape, k_shape, align, d_qk, d_v, name, backward))

@@ -8,7 +8,7 @@ namespace {
 
 // Kept for the life of the process: the interpreter may be gone when static objects are destroyed.
 struct NumPy {
-  nb::object ndarray, masked_array, empty, uint16;
+  nb::object ndarray, masked_array, empty, uint16, truth;
   nb::object dtype[8];  // by ElementType; bfloat16 is not NumPy's own: uint16
 };
 NumPy* numpy = nullptr;
@@ -25,11 +25,11 @@ NumPy* numpy = nullptr;
 }
 
 /// The element type of a buffer; false if it is none of ours. `format` is in the language of Python's struct module.
-bool type_of_format(const char* format, std::int64_t size, ElementType& type) {
+bool type_of_format(std::string_view format, std::int64_t size, ElementType& type) {
   static_assert(std::endian::native == std::endian::little);
-  if (std::strchr("@=<^", *format)) ++format;
-  if (format[0] == '\0' || format[1] != '\0') return false;
-  switch (*format) {
+  if (format.find_first_of("@=<^") == 0) format.remove_prefix(1);
+  if (format.size() != 1) return false;
+  switch (format[0]) {
     case 'e': type = ElementType::float16; return true;
     case 'f': type = ElementType::float32; return true;
     case 'd': type = ElementType::float64; return true;
@@ -85,7 +85,8 @@ void check_aligned(const TensorView& view, const char* name) {
 void find_numpy() {
   const auto module = nb::module_::import_("numpy");
   numpy = new NumPy{
-      module.attr("ndarray"), module.attr("ma").attr("MaskedArray"), module.attr("empty"), module.attr("uint16"), {}};
+      module.attr("ndarray"), module.attr("ma").attr("MaskedArray"), module.attr("empty"), module.attr("uint16"),
+      module.attr("bool_"),   {}};
   const char* names[] = {"float16", "uint16", "float32", "float64", "bool", "uint8", "int32", "int64"};
   for (int i = 0; i < 8; ++i) numpy->dtype[i] = module.attr("dtype")(names[i]);
 }
@@ -136,7 +137,7 @@ TensorView Arrays::numpy_view(nb::handle array, const char* name, Elements eleme
   if (!known) {
     const nb::object dtype = array.attr("dtype");
     const bool swapped = !nb::cast<bool>(dtype.attr("isnative"));
-    wrong_type(name, std::string(nb::str(dtype).c_str()) + (swapped ? " (bytes swapped)" : ""), elements);
+    wrong_type(name, echoed(dtype) + (swapped ? " (bytes swapped)" : ""), elements);
   }
   if (writable && buffer.readonly) fail(Error::Kind::value, name, "read-only, expected a writable array");
   return buffer_view(name, view.type);
@@ -187,9 +188,10 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   if (!type_of_dlpack(tensor.dtype(), view.type)) {
     static constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
     const auto dtype = tensor.dtype();
+    const auto number = [](int n) { return std::to_string(n); };
     wrong_type(name,
-               (dtype.code < 7 ? kinds[dtype.code] : "code " + std::to_string(dtype.code) + " of ") +
-                   std::to_string(dtype.bits),
+               (dtype.code < 7 ? kinds[dtype.code] : "code " + number(dtype.code) + " of ") + number(dtype.bits) +
+                   (dtype.lanes == 1 ? "" : " of " + number(dtype.lanes) + " lanes"),
                elements);
   }
   check_rank(std::int64_t(tensor.ndim()), name);
@@ -203,14 +205,20 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   return view;
 }
 
-nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example) {
+nb::object new_array(const char* name, std::span<const std::int64_t> shape, ElementType type, nb::handle example) {
   const nb::object sizes = nb::steal(PyTuple_New(Py_ssize_t(shape.size())));
   for (std::size_t i = 0; i < shape.size(); ++i) {
     PyTuple_SetItem(sizes.ptr(), Py_ssize_t(i), PyLong_FromLongLong(shape[i]));
   }
   const auto& dtype = numpy->dtype[int(type)];
-  if (is_numpy(example)) return numpy->empty(sizes, dtype);
-  return nb::module_::import_("anyflash._arrays").attr("aligned_empty")(sizes, dtype);
+  const auto make = is_numpy(example) ? numpy->empty : nb::module_::import_("anyflash._arrays").attr("aligned_empty");
+  try {
+    return make(sizes, dtype);
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_MemoryError) && !error.matches(PyExc_ValueError)) throw;  // ValueError: over 2^63 bytes
+    fail(Error::Kind::memory, name,
+         std::string("not enough memory for ") + element_name(type) + " of shape " + nb::repr(sizes).c_str());
+  }
 }
 
 nb::object finished(nb::object array, ElementType type, nb::handle example) {
@@ -236,7 +244,14 @@ nb::object as_bfloat16(nb::handle array) {
   return nb::cast(nb::ndarray<nb::array_api>(bits.data(), shape.size(), shape.data(), array, nullptr, bfloat16));
 }
 
-std::string class_name(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
+std::string echoed(nb::handle object, std::size_t most) {
+  const nb::str text(object);
+  const nb::object bytes = nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return shown({PyBytes_AsString(bytes.ptr()), std::size_t(PyBytes_Size(bytes.ptr()))}, most);
+}
+
+std::string class_name(nb::handle object) { return echoed(object.type().attr("__name__")); }
 
 double real(nb::handle number, const char* name) {
   const double value = PyFloat_AsDouble(number.ptr());
@@ -249,11 +264,12 @@ double real(nb::handle number, const char* name) {
   return value;
 }
 
-std::int64_t integer(nb::handle number, const char* name) {
-  const nb::object index = nb::steal(PyNumber_Index(number.ptr()));
+std::int64_t integer(nb::handle number, const char* name, const char* expected) {
+  const bool truth = PyObject_IsInstance(number.ptr(), numpy->truth.ptr()) == 1;  // it is no index, unlike Python's
+  const nb::object index = nb::steal(truth ? PyNumber_Long(number.ptr()) : PyNumber_Index(number.ptr()));
   if (!index.is_valid()) {
     PyErr_Clear();
-    fail(Error::Kind::type, name, "type " + class_name(number) + ", expected an integer");
+    fail(Error::Kind::type, name, "type " + class_name(number) + ", expected " + expected);
   }
   const long long value = PyLong_AsLongLong(index.ptr());
   if (value == -1 && PyErr_Occurred()) {
@@ -261,6 +277,24 @@ std::int64_t integer(nb::handle number, const char* name) {
     fail(Error::Kind::value, name, "expected an integer of 64 bits");
   }
   return value;
+}
+
+PerDimension per_dimension(nb::handle value, const char* name) {
+  const bool sequence = PySequence_Check(value.ptr()) && !PyUnicode_Check(value.ptr()) && !PyBytes_Check(value.ptr());
+  const auto count = sequence ? PySequence_Size(value.ptr()) : -1;
+  if (count < 0) {  // an array without axes is one number
+    PyErr_Clear();
+    return integer(value, name, "an integer or a sequence of 1 to 3");
+  }
+  if (count < 1 || count > 3) fail(Error::Kind::value, name, "length " + std::to_string(count) + ", expected 1 to 3");
+  PerDimension numbers = 0;
+  numbers.count = int(count);
+  for (int i = 0; i < count; ++i) {
+    const nb::object item = nb::steal(PySequence_GetItem(value.ptr(), i));
+    if (!item.is_valid()) throw nb::python_error();
+    numbers.value[i] = integer(item, name);
+  }
+  return numbers;
 }
 
 bool flag(nb::handle value, const char* name) {
@@ -292,7 +326,7 @@ int place_of(nb::handle word, const char* name, const char* const (&words)[count
     if (text == words[i]) return int(i);
     list += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(words[i]);
   }
-  fail(Error::Kind::value, name, "'" + std::string(text) + "', expected " + list);
+  fail(Error::Kind::value, name, "'" + shown(text) + "', expected " + list);
 }
 
 }  // namespace

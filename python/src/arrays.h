@@ -51,15 +51,15 @@ void find_numpy();
 
 bool is_numpy(nb::handle array);
 
-/// An uninitialised NumPy array for a result that will be of `example`'s kind; bfloat16 is uint16 for now. For an
-/// example that is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy.
-nb::object new_array(std::span<const std::int64_t> shape, ElementType type, nb::handle example);
+/// An uninitialised NumPy array for the result `name` that will be of `example`'s kind; bfloat16 is uint16 for now. For
+/// an example that is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy.
+nb::object new_array(const char* name, std::span<const std::int64_t> shape, ElementType type, nb::handle example);
 
 /// A finished result for the caller: bfloat16 in the dtype of a NumPy example; for others the Python side does it.
 nb::object finished(nb::object array, ElementType type, nb::handle example);
 
-/// A NumPy array of its own that holds what the table of a rule does (boolean, uint8, int32 or int64); `owner` keeps the
-/// table's memory.
+/// A NumPy array of its own that holds what the table of a rule does (boolean, uint8, int32 or int64); `owner` keeps
+/// the table's memory.
 nb::object copied(const TensorView& table, nb::handle owner);
 
 /// A uint16 NumPy array as an exporter of bfloat16 (`__dlpack__`).
@@ -67,9 +67,11 @@ nb::object as_bfloat16(nb::handle array);
 
 /// Numbers and words among the arguments; ValueError or TypeError with the argument's name.
 double real(nb::handle number, const char* name);
-std::int64_t integer(nb::handle number, const char* name);
+std::int64_t integer(nb::handle number, const char* name, const char* expected = "an integer");
+PerDimension per_dimension(nb::handle value, const char* name);  ///< an integer, or a sequence of 1 to 3
 bool flag(nb::handle value, const char* name);
 std::string_view utf8(nb::handle text, const char* name);  ///< valid as long as `text`
+std::string echoed(nb::handle object, std::size_t most = 40);  ///< str(object) as anyflash::shown
 std::string class_name(nb::handle object);
 Align align_of(nb::handle word);
 Layout layout_of(nb::handle word);

@@ -1,7 +1,4 @@
 // attention, attention_backward and plan: Python's arguments as the C++ calls take them, results as new NumPy arrays.
-#include <algorithm>
-#include <limits>
-
 #include "rule_object.h"
 
 namespace anyflash::python {
@@ -64,8 +61,7 @@ Options read_options(const Given& given, Arrays& arrays) {
     }
     options.plan = &nb::inst_ptr<PlanObject>(plan)->plan;
   }
-  constexpr std::int64_t most = std::numeric_limits<int>::max();
-  options.threads = int(std::clamp(integer(given[threads], "threads"), -most, most));
+  options.threads = integer(given[threads], "threads");
   return options;
 }
 
@@ -77,7 +73,7 @@ int wanted_statistics(nb::handle return_lse) {
     return return_lse.is(Py_True) ? 1 : 0;
   }
   throw Error(Error::Kind::value,
-              std::string("return_lse: ") + nb::repr(return_lse).c_str() + ", expected True, False or 'lm'");
+              "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
 }
 
 nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
@@ -87,19 +83,19 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto options = read_options(given, arrays);
   const int statistics = wanted_statistics(return_lse);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
-  const auto shapes = result_shapes(q, v, options);
+  const auto shapes = result_shapes(q, k, v, options);  // checks the call
   const bool make_out = out_array.is_none();
-  nb::object out = make_out ? new_array(shapes.out, q.type, q_array) : nb::borrow(out_array);
+  nb::object out = make_out ? new_array("out", shapes.out, q.type, q_array) : nb::borrow(out_array);
   ForwardOutputs outputs;
   outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
   const auto row_type = q.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
   if (statistics > 0) {
-    first = new_array(shapes.lse, row_type, q_array);
+    first = new_array(statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array);
     (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.made(first, row_type);
   }
   if (statistics == 2) {
-    second = new_array(shapes.lse, row_type, q_array);
+    second = new_array("m", shapes.lse, row_type, q_array);
     outputs.row_max = arrays.made(second, row_type);
   }
   {
@@ -125,20 +121,22 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
   inputs.dlse = arrays.input(dlse_array, "dlse");
 
   struct Wanted {
+    const char* name;
     TensorView of;
     nb::handle array;
     TensorView* gradient;
     nb::object made = nb::none();
   };
   Gradients gradients;
-  Wanted wanted[] = {{q, q_array, &gradients.dq},
-                     {k, k_array, &gradients.dk},
-                     {v, v_array, &gradients.dv},
-                     {options.bias, given[bias], &gradients.dbias},
-                     {options.sink, given[sink_logits], &gradients.dsink}};
-  for (auto& [of, array, gradient, made] : wanted) {
+  Wanted wanted[] = {{"dq", q, q_array, &gradients.dq},
+                     {"dk", k, k_array, &gradients.dk},
+                     {"dv", v, v_array, &gradients.dv},
+                     {"dbias", options.bias, given[bias], &gradients.dbias},
+                     {"dsink", options.sink, given[sink_logits], &gradients.dsink}};
+  backward(inputs, q, k, v, gradients, options);  // asked for none yet: checks the call
+  for (auto& [name, of, array, gradient, made] : wanted) {
     if (!of.given()) continue;
-    made = new_array({of.shape.data(), std::size_t(of.rank)}, of.type, array);
+    made = new_array(name, {of.shape.data(), std::size_t(of.rank)}, of.type, array);
     *gradient = arrays.made(made, of.type);
   }
   {

@@ -1,13 +1,14 @@
 // Figures and pictures of a rule, for anyflash/_explain.py.
+#include <nanobind/stl/vector.h>
+
 #include "rule_object.h"
 
 namespace anyflash::python {
 namespace {
 
-SequenceShape sequence_shape(const nb::tuple& sizes, const char* name) {
-  SequenceShape shape;
-  for (const nb::handle size : sizes) shape.push_back(integer(size, name));
-  return shape;
+SequenceShape sequence_shape(nb::handle sizes, const char* name) {
+  const auto shape = per_dimension(sizes, name);
+  return {shape.value, shape.value + shape.count};
 }
 
 /// Hands a vector over to a NumPy array, which frees it.
@@ -20,7 +21,7 @@ nb::object array_of(std::vector<std::uint8_t>&& values, std::size_t rows, std::s
 }
 
 ElementType type_named(nb::handle dtype) {
-  const std::string name = nb::str(dtype).c_str();
+  const std::string name = echoed(dtype);
   for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
     if (name == element_name(type)) return type;
   }
@@ -29,8 +30,10 @@ ElementType type_named(nb::handle dtype) {
 
 nb::tuple three(const std::int64_t (&numbers)[3]) { return nb::make_tuple(numbers[0], numbers[1], numbers[2]); }
 
-nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align,
-                   nb::handle d_qk, nb::handle d_v, nb::handle dtype, nb::handle backward) {
+nb::tuple tuple_of(const SequenceShape& sizes) { return nb::steal<nb::tuple>(PyList_AsTuple(nb::cast(sizes).ptr())); }
+
+nb::dict explained(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align, nb::handle d_qk,
+                   nb::handle d_v, nb::handle dtype, nb::handle backward) {
   ExplainOptions options;
   options.align = align_of(align);
   options.d_qk = integer(d_qk, "d_qk");
@@ -38,13 +41,16 @@ nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k
   options.type = type_named(dtype);
   options.backward = flag(backward, "backward");
   const auto& rule_object = rule_of(rule);
-  const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
+  const auto queries = sequence_shape(q_shape, "q_shape");
+  const auto keys = k_shape.is_none() ? queries : sequence_shape(k_shape, "k_shape");
   Explanation found;
   {
     nb::gil_scoped_release without_gil;
     found = explain(rule_object.rule, queries, keys, options);
   }
   nb::dict figures;
+  figures["_q_shape"] = tuple_of(queries);
+  figures["_k_shape"] = tuple_of(keys);
   figures["queries"] = found.queries;
   figures["keys"] = found.keys;
   figures["visible_pairs"] = found.visible_pairs;
@@ -70,22 +76,22 @@ nb::dict explained(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k
   return figures;
 }
 
-nb::object pattern_array(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align) {
+nb::object pattern_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align) {
   const auto& rule_object = rule_of(rule);
   const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
   const auto aligned = align_of(align);
-  std::size_t rows = 1, columns = 1;
-  for (const auto size : queries) rows *= std::size_t(size);
-  for (const auto size : keys) columns *= std::size_t(size);
   std::vector<std::uint8_t> pairs;
   {
     nb::gil_scoped_release without_gil;
     pairs = pattern(rule_object.rule, queries, keys, aligned);
   }
+  std::size_t rows = 1, columns = 1;  // pattern has found that they are no more than 2^28 pairs
+  for (const auto size : queries) rows *= std::size_t(size);
+  for (const auto size : keys) columns *= std::size_t(size);
   return array_of(std::move(pairs), rows, columns);
 }
 
-nb::object picture_array(nb::handle rule, const nb::tuple& q_shape, const nb::tuple& k_shape, nb::handle align,
+nb::object picture_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align,
                          nb::handle side) {
   const auto& rule_object = rule_of(rule);
   const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
@@ -107,10 +113,10 @@ Picture picture_of(const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_cont
 
 void add_explain(nb::module_& module) {
   const auto any = [](const char* name) { return nb::arg(name).none(); };
-  module.def("explain", &explained, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"), any("d_qk"),
+  module.def("explain", &explained, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("d_qk"),
              any("d_v"), any("dtype"), any("backward"));
-  module.def("pattern", &pattern_array, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"));
-  module.def("picture", &picture_array, any("rule"), nb::arg("q_shape"), nb::arg("k_shape"), any("align"), any("side"));
+  module.def("pattern", &pattern_array, any("rule"), any("q_shape"), any("k_shape"), any("align"));
+  module.def("picture", &picture_array, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("side"));
   module.def(
       "picture_text",
       [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {

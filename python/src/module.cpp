@@ -29,6 +29,7 @@ NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // of rules that a program still holds when the interpreter ends
   nb::register_exception_translator(&translate);
   find_numpy();
+  module.def("echoed", &echoed, nb::arg("object").none(), nb::arg("most") = 40);
   module.attr("version") = ANYFLASH_VERSION;
   module.def("instruction_set", &instruction_set);
   module.def("instruction_sets", &instruction_sets);

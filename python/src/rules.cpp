@@ -13,26 +13,10 @@ RuleObject joined(Rule rule, const RuleObject& a, const RuleObject& b) {
   return made;
 }
 
-/// One number for all dimensions, or a sequence of 1 to 3.
-PerDimension per_dimension(nb::handle value, const char* name) {
-  if (PyIndex_Check(value.ptr())) return integer(value, name);
-  if (!nb::isinstance<nb::tuple>(value) && !nb::isinstance<nb::list>(value)) {
-    throw Error(Error::Kind::type,
-                std::string(name) + " type " + class_name(value) + ", expected an integer or a tuple of 1 to 3");
-  }
-  const auto count = nb::len(value);
-  if (count < 1 || count > 3) {
-    throw Error(Error::Kind::value, std::string(name) + " of " + std::to_string(count) + " numbers, expected 1 to 3");
-  }
-  PerDimension numbers = 0;
-  numbers.count = int(count);
-  for (std::size_t i = 0; i < count; ++i) numbers.value[i] = integer(value[i], name);
-  return numbers;
-}
-
 RuleObject local_rule(nb::handle window, nb::handle log2_stride, nb::handle causal) {
-  const auto stride = std::clamp<std::int64_t>(integer(log2_stride, "rule local: log2_stride"), -1, 1000);
-  return {local(integer(window, "rule local: window"), int(stride), flag(causal, "rule local: causal")), {}};
+  return {local(integer(window, "rule local: window"), integer(log2_stride, "rule local: log2_stride"),
+                flag(causal, "rule local: causal")),
+          {}};
 }
 
 using MakeFromTwo = Rule (*)(const TensorView&, const TensorView&);
@@ -63,10 +47,11 @@ RuleObject rule_of_text(std::string_view text, nb::handle arrays) {
   made.rule = parse_rule(text, [&](const std::string& name) {
     if (const auto known = views.find(name); known != views.end()) return known->second;
     if (!PyMapping_Check(arrays.ptr()) || PyMapping_HasKeyString(arrays.ptr(), name.c_str()) != 1) {
-      throw Error(Error::Kind::value, "tables: no array '" + name + "', which the rule's text names");
+      throw Error(Error::Kind::value, "tables: no array '" + shown(name) + "', which the rule's text names");
     }
     made.tables.push_back(std::make_shared<Arrays>());
-    return views[name] = made.tables.back()->input(arrays[name.c_str()], ("tables: " + name).c_str(), Elements::table);
+    const auto label = "tables: " + shown(name);
+    return views[name] = made.tables.back()->input(arrays[name.c_str()], label.c_str(), Elements::table);
   });
   return made;
 }
@@ -162,7 +147,8 @@ void add_rules(nb::module_& module) {
   nb::class_<RuleObject>(
       module, "Rule",
       "Which keys a query sees. Made by full, causal, local, window, prefix, sink, documents,\n"
-      "documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~. Immutable. It keeps\n"
+      "documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~ (and, or, not and if\n"
+      "raise TypeError: a rule has no truth value). Immutable. It keeps\n"
       "the arrays it was made of alive and reads them when it runs; str(rule) is the rule as text.")
       .def("__repr__", [](const RuleObject& self) { return self.rule.text(); })
       .def(
@@ -174,6 +160,10 @@ void add_rules(nb::module_& module) {
       .def(
           "__invert__", [](const RuleObject& a) { return RuleObject{~a.rule, a.tables}; },
           "Visible where the rule says it is not.")
+      .def("__bool__",
+           [](const RuleObject&) -> bool {
+             throw Error(Error::Kind::type, "rule: has no truth value, expected & | ~ in place of and, or, not");
+           })
       .def("__reduce__", &reduced)
       .def("__copy__", [](nb::handle self) { return nb::borrow(self); });
 

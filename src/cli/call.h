@@ -46,6 +46,7 @@ struct Call {
   bool packed() const { return options.layout == Layout::qkv; }
   TensorView k_view() const { return packed() ? TensorView() : k.view(); }
   TensorView v_view() const { return packed() ? TensorView() : v.view(); }
+  ResultShapes result_shapes() const { return anyflash::result_shapes(q.view(), k_view(), v_view(), options); }
 };
 
 /// Reads what the arguments name and lets the library check it. Throws Error.

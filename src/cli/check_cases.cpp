@@ -203,8 +203,7 @@ CheckCase random_case(const CheckedRule& rule, ElementType type, Align align, st
   call.rule = rule.text;
   options.rule = parse_rule(rule.text, [&](const std::string& name) { return call.find(name)->view(); });
   made.dout = random_dout(call, seed + 1);
-  if (draw.one_in(2))
-    made.dlse = draw.normal(statistic_type(type), result_shapes(call.q.view(), call.v_view(), options).lse);
+  if (draw.one_in(2)) made.dlse = draw.normal(statistic_type(type), call.result_shapes().lse);
   return made;
 }
 
@@ -213,7 +212,7 @@ OwnedTensor random_normal(ElementType type, const Shape& shape, std::uint64_t se
 }
 
 OwnedTensor random_dout(const Call& call, std::uint64_t seed) {
-  return random_normal(call.q.type, result_shapes(call.q.view(), call.v_view(), call.options).out, seed);
+  return random_normal(call.q.type, call.result_shapes().out, seed);
 }
 
 }  // namespace anyflash::cli

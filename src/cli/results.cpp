@@ -10,7 +10,7 @@ namespace anyflash::cli {
 Results run_forward(const Call& call) {
   const auto& options = call.options;
   const auto statistic = statistic_type(call.q.type);
-  const auto [out, rows] = result_shapes(call.q.view(), call.v_view(), options);
+  const auto [out, rows] = call.result_shapes();
   Results results{OwnedTensor::zeros(call.q.type, out), OwnedTensor::zeros(statistic, rows),
                   OwnedTensor::zeros(statistic, rows), OwnedTensor::zeros(statistic, rows)};
   forward(call.q.view(), call.k_view(), call.v_view(),

@@ -10,6 +10,7 @@
 #include "backends.h"
 #include "plan/explained.h"
 #include "plan/facts.h"
+#include "problem/checks.h"
 #include "problem/tensor.h"
 #include "rules/classes.h"
 #include "rules/sees.h"
@@ -20,6 +21,11 @@ namespace planning {
 namespace {
 
 constexpr std::int64_t most_entries = std::numeric_limits<std::int32_t>::max();
+
+void check_head_size(const char* name, std::int64_t size, std::int64_t largest) {
+  if (size >= 1 && size <= largest) return;
+  problem::fail_value(name, "head size " + std::to_string(size) + ", expected 1 to " + std::to_string(largest));
+}
 
 void check_shape(const SequenceShape& sequence, const char* name) {
   const auto fail = [&](const std::string& expected) {
@@ -199,6 +205,8 @@ Problem explained_problem(const Rule& rule, const SequenceShape& q_shape, const 
     throw Error(Error::Kind::value, "k_shape: " + text_of(k_shape) + ", expected " + std::to_string(q_shape.size()) +
                                         " sizes as in q_shape");
   }
+  check_head_size("d_qk", options.d_qk, largest_d_qk);
+  check_head_size("d_v", options.d_v, largest_d_v);
   const auto axes = rules::table_axes(rule);
   Options call;
   call.rule = rule;

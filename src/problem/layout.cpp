@@ -41,31 +41,3 @@ TensorView part(const TensorView& qkv, int index) {
 }
 
 }  // namespace anyflash::problem
-
-namespace anyflash {
-
-ResultShapes result_shapes(const TensorView& q, const TensorView& v, const Options& options) {
-  using namespace problem;
-  const bool packed = options.layout == Layout::qkv, paged = options.page_table.given();
-  check_given({"query", q});
-  const auto axes = axes_of(options.layout, {"query", q});
-  const auto query = packed ? part(q, 0) : q;
-  const auto& value = packed ? query : v;
-  const auto& value_axes = paged && !packed ? page_axes : axes;
-  check_given({"value", value});
-  check_size("value", "rank", value.rank, value_axes.rank, paged ? " with a page_table" : " as in query");
-  ResultShapes shapes;
-  shapes.out.assign(query.shape.begin(), query.shape.begin() + query.rank);
-  shapes.out[axes.channel] = value.shape[value_axes.channel];
-  std::int64_t queries = 1;
-  for (int i = 0; i < axes.dimensions; ++i) {
-    const auto size = query.shape[axes.sequence + i];
-    if (__builtin_mul_overflow(queries, size, &queries)) fail_value("query", "shape " + shape_text(q) + " overflows");
-  }
-  if (axes.batch >= 0) shapes.lse.push_back(query.shape[axes.batch]);
-  shapes.lse.push_back(query.shape[axes.head]);
-  shapes.lse.push_back(queries);
-  return shapes;
-}
-
-}  // namespace anyflash

@@ -14,7 +14,6 @@ namespace anyflash {
 namespace problem {
 namespace {
 
-constexpr std::int64_t largest_d_qk = 256, largest_d_v = 512;
 constexpr int most_threads = 1 << 16;
 
 /// A stride along an axis of one entry is never taken, whatever it says.
@@ -148,7 +147,7 @@ class Reader {
       fail_value("threads", std::to_string(options_.threads) + ", expected 0 (all) to " + std::to_string(most_threads));
     }
     problem_.align = options_.align;
-    problem_.threads = options_.threads;
+    problem_.threads = int(options_.threads);
   }
 
   /// scale and softcap must be numbers of the type that the scores are computed in.

@@ -11,6 +11,8 @@ namespace anyflash {
 
 using rules::Int3;
 
+constexpr std::int64_t largest_d_qk = 256, largest_d_v = 512;
+
 /// One of q, k, v, out or a gradient of them. Strides in elements.
 struct Operand {
   char* data = nullptr;

@@ -89,9 +89,25 @@ std::int64_t integer_at(const TensorView& view, std::int64_t index) {
                                          : static_cast<const std::int32_t*>(view.data)[at];
 }
 
+std::string shown(std::string_view text, std::size_t most) {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::string line;
+  for (const unsigned char c : text.substr(0, most)) {
+    if (c >= ' ' && c <= '~') {
+      line += char(c);
+    } else {
+      line += {'\\', 'x', digits[c / 16], digits[c % 16]};
+    }
+  }
+  return line + (text.size() > most ? "..." : "");
+}
+
 std::string text_of(std::span<const std::int64_t> numbers) {
   std::string text = "(";
-  for (std::size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (i == TensorView::max_rank) return text + ", ...)";
+    text += (i ? ", " : "") + std::to_string(numbers[i]);
+  }
   return text + ")";
 }
 

@@ -148,7 +148,7 @@ class Parser {
   }
 
   [[noreturn]] void fail_word(std::size_t at, std::string_view word) const {
-    fail(at, "expected a number, true or false, found '" + std::string(word.substr(0, 40)) + "'");
+    fail(at, "expected a number, true or false, found '" + shown(word) + "'");
   }
 
   Argument argument() {
@@ -185,7 +185,7 @@ class Arguments {
       named = true;
       std::size_t i = 0;
       while (i < names_.size() && names_[i] != name) ++i;
-      if (i == names_.size()) fail(value.at, "no argument '" + name + "'");
+      if (i == names_.size()) fail(value.at, "no argument '" + shown(name) + "'");
       if (values_[i]) fail(value.at, "argument '" + name + "' given twice");
       values_[i] = value;
     }
@@ -195,7 +195,7 @@ class Arguments {
     if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
     if (!values_[i]->table.empty()) {
       fail(values_[i]->at,
-           "argument '" + std::string(names_[i]) + "' takes a number, found '" + values_[i]->table.substr(0, 40) + "'");
+           "argument '" + std::string(names_[i]) + "' takes a number, found '" + shown(values_[i]->table) + "'");
     }
     if (values_[i]->word && !words)
       fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' true or false, expected a number");
@@ -215,15 +215,11 @@ class Arguments {
       fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes a table's name");
     return table_of(values_[i]->table);
   }
-  int small_number_or(std::size_t i, int otherwise) const {
-    if (!values_[i]) return otherwise;
-    const auto result = number(i);
-    if (result < -1000 || result > 1000) fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' out of range");
-    return static_cast<int>(result);
+  std::int64_t number_or(std::size_t i, std::int64_t otherwise, bool words = false) const {
+    return values_[i] ? number(i, words) : otherwise;
   }
   bool truth_or(std::size_t i, bool otherwise) const {
-    if (!values_[i]) return otherwise;
-    const auto result = number(i, true);
+    const auto result = number_or(i, otherwise, true);
     if (result != 0 && result != 1)
       fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes true or false");
     return result == 1;
@@ -267,7 +263,7 @@ Rule Parser::call() {
     if (rule == "sink") return sink(match({"n"}).number(0));
     if (rule == "local") {
       const auto a = match({"window", "log2_stride", "causal"});
-      return local(a.number(0), a.small_number_or(1, 0), a.truth_or(2, false));
+      return local(a.number(0), a.number_or(1, 0), a.truth_or(2, false));
     }
     if (rule == "window") {
       const auto a = match({"left", "right"});
@@ -300,7 +296,7 @@ Rule Parser::call() {
     if (line.rfind("rule ", 0) != 0) throw;  // of the caller's table_of, or of cumulative lengths
     throw Error(error.kind(), "rule: column " + std::to_string(at + 1) + ": " + line.substr(5));  // a builder's check
   }
-  fail(at, "no rule '" + std::string(rule.substr(0, 40)) + "'");
+  fail(at, "no rule '" + shown(rule) + "'");
 }
 
 }  // namespace

@@ -173,14 +173,14 @@ Rule causal() {
   return leaf(node);
 }
 
-Rule local(std::int64_t window, int log2_stride, bool causal) {
+Rule local(std::int64_t window, std::int64_t log2_stride, bool causal) {
   at_least("rule local: window", window, 1);
   at_least("rule local: log2_stride", log2_stride, 0);
   if (log2_stride > 30) fail("rule local: log2_stride " + std::to_string(log2_stride) + ", expected at most 30");
   Node node;
   node.kind = NodeKind::local;
   node.n = window;
-  node.log2_stride = log2_stride;
+  node.log2_stride = int(log2_stride);
   node.causal = causal;
   return leaf(node);
 }

@@ -131,6 +131,19 @@ TEST(Explain, WrongInput) {
   EXPECT_THROW(explain(causal(), {std::int64_t{1} << 62}, {10}), Error);
   EXPECT_THROW(pattern(causal(), {1 << 15}, {1 << 15}), Error);
   EXPECT_THROW(picture(causal(), {10}, {10}, Align::none_front, 0), Error);
+  const auto line_of = [](std::int64_t d_qk, std::int64_t d_v) -> std::string {
+    ExplainOptions options;
+    options.d_qk = d_qk, options.d_v = d_v;
+    try {
+      explain(causal(), {10}, {10}, options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(line_of(-1, 64), "d_qk: head size -1, expected 1 to 256");
+  EXPECT_EQ(line_of(256, 513), "d_v: head size 513, expected 1 to 512");
+  EXPECT_EQ(line_of(256, 512), "");
   EXPECT_THROW(picture(causal(), {10}, {10}, Align::none_front, 1 << 20), Error);
 }
 

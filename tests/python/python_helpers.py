@@ -1,5 +1,7 @@
 """What the tests of the Python package share: the textbook formula, and arrays that are not NumPy's."""
 
+import ctypes
+
 import numpy as np
 
 
@@ -45,3 +47,31 @@ class Exporter:
         if options and not self.versioned:
             raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
         return self.array.__dlpack__(**options)
+
+
+class RawExporter:
+    """A DLPack tensor of any shape and type, whose data is never to be read."""
+
+    def __init__(self, shape, code=2, bits=32, lanes=1):
+        self.sizes = (ctypes.c_int64 * len(shape))(*shape)
+        head = (ctypes.addressof(self.sizes), 1, 0, len(shape), code, bits, lanes)  # data, on the CPU
+        self.tensor = _ManagedTensor(*head, ctypes.addressof(self.sizes), None, 0, None, None)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self):
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return make(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+class _ManagedTensor(ctypes.Structure):
+    """DLManagedTensor of dlpack.h, with the DLTensor's fields in its place."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64),
+        ("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+    ]  # fmt: skip

@@ -1,6 +1,7 @@
 """af.explain: figures, pattern, pictures."""
 
 import xml.etree.ElementTree
+from collections import deque
 
 import numpy as np
 import pytest
@@ -36,6 +37,19 @@ def test_two_dimensions_and_types():
     assert seen.visible_pairs == 64 * 9 and seen.forward_flops == 4 * 32 * 64 * 9
     assert seen.bytes == 64 * 4 * 32 * 2 + 64 * 4
     assert af.explain(af.full(), (8, 8), dtype="bfloat16", backward=True).visited_pairs == 64 * 64
+
+
+@pytest.mark.parametrize("shape", [[4, 5], (4, 5), np.array([4, 5]), range(4, 6), deque([4, np.int8(5)])])
+def test_shapes_are_any_sequence_of_integers(shape):
+    assert str(af.explain(af.full(), shape)).startswith("full(), 4x5 queries, 4x5 keys")
+    assert af.explain(af.full(), 20, shape[1]).keys == 5
+    assert str(af.window(shape, 0)) == "window([4, 5], 0)"
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert af.explain(af.full(), np.array(4), np.int16(3)).pattern.shape == (4, 3)
+    assert str(af.neighbourhood(3, causal=np.array([True, False]))) == "neighbourhood(3, causal=[1, 0])"
+    assert str(af.neighbourhood(np.int32(3), causal=np.True_)) == "neighbourhood(3, causal=1)"
 
 
 def test_the_text_says_it_all():

@@ -1,11 +1,14 @@
 """Wrong calls from Python: each is answered in one line that names the argument, and `out` stays as it was."""
 
+import inspect
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import anyflash as af
-from python_helpers import Exporter, numbers
+from python_helpers import Exporter, RawExporter, numbers
 
 q = numbers(1, 2, 4, 6, 8)
 k = numbers(2, 2, 2, 5, 8)
@@ -25,6 +28,13 @@ def misaligned():
     return memory[start : start + q.nbytes].view(np.float32).reshape(q.shape)
 
 
+MOST = 2**31 - 1
+
+
+def broadcast(*shape):
+    return np.broadcast_to(np.float32(0), shape)
+
+
 def half_elements():
     records = np.zeros(q.shape, np.dtype([("number", np.float32), ("rest", np.int16)]))
     return records["number"]
@@ -38,6 +48,11 @@ def unmade(example):
 class Raising(Exporter):
     def __dlpack__(self, **options):
         raise RuntimeError("no memory\nof mine")
+
+
+class Verbose(Exporter):
+    def __dlpack__(self, **options):
+        raise RuntimeError("x" * 1000)
 
 
 class Lying(Exporter):
@@ -116,6 +131,36 @@ ARRAYS = {  # argument name in Python, what is passed, the error
     ),
     "an exporter that fails": (dict(k=Raising(k)), ValueError, "key: __dlpack__ failed: no memory"),
     "an exporter that lies": (dict(k=Lying(k)), TypeError, "key: its __dlpack__ gave no DLPack tensor"),
+    "an odd name of a type": (
+        dict(q=type("a\nb", (), {})()),
+        TypeError,
+        "query: type a\\x0ab, expected an array (NumPy, or one with __dlpack__)",
+    ),
+    "an endless name of a type": (
+        dict(q=np.zeros(3, [("x" * 100, "f4"), ("y", "f4")])),
+        TypeError,
+        f"query: type [('{'x' * 37}..., {FLOATS}",
+    ),
+    "an exporter that fails at length": (
+        dict(k=Verbose(k)),
+        ValueError,
+        f"key: __dlpack__ failed: {'x' * 200}...",
+    ),
+    "lanes by DLPack": (
+        dict(q=RawExporter((2, 4, 6, 2), lanes=4)),
+        TypeError,
+        f"query: type float32 of 4 lanes, {FLOATS}",
+    ),
+    "a size beyond all memory by DLPack": (
+        dict(q=RawExporter((1, 1, 1 << 62, 1))),
+        ValueError,
+        "query: shape (1, 1, 4611686018427387904, 1), expected sizes from 0 to 2147483647",
+    ),
+    "a head size beyond what is offered": (
+        dict(q=broadcast(1, 1, MOST, 1), k=broadcast(1, 1, 1, 1), v=broadcast(1, 1, 1, 4096)),
+        ValueError,
+        "value: head size 4096, expected 1 to 512",
+    ),
     "integers by DLPack": (dict(q=Exporter(q.astype(np.int32))), TypeError, f"query: type int32, {FLOATS}"),
     "complex by DLPack": (dict(q=Exporter(q.astype(np.complex64))), TypeError, f"query: type complex64, {FLOATS}"),
 }
@@ -137,6 +182,21 @@ OPTIONS = {
         ValueError,
         "align: 'end', expected none_front, none_end, scale_front or scale_end",
     ),
+    "alignment of two lines": (
+        dict(align="a\nb"),
+        ValueError,
+        "align: 'a\\x0ab', expected none_front, none_end, scale_front or scale_end",
+    ),
+    "alignment beyond a zero": (
+        dict(align="none_end\0"),
+        ValueError,
+        "align: 'none_end\\x00', expected none_front, none_end, scale_front or scale_end",
+    ),
+    "layout of a megabyte": (
+        dict(layout="x" * 2**20),
+        ValueError,
+        f"layout: '{'x' * 40}...', expected bhsd, bshd, bhds, qkv or thd",
+    ),
     "alignment of a wrong kind": (dict(align=1), TypeError, "align: type int, expected str"),
     "layout": (dict(layout="bdhs"), ValueError, "layout: 'bdhs', expected bhsd, bshd, bhds, qkv or thd"),
     "scale of a wrong kind": (dict(scale="1"), TypeError, "scale: type str, expected a number"),
@@ -145,10 +205,16 @@ OPTIONS = {
     "softcap": (dict(softcap=-1.0), ValueError, "softcap: -1, expected 0 (none) or a positive float32"),
     "softcap none": (dict(softcap=None), TypeError, "softcap: type NoneType, expected a number"),
     "threads": (dict(threads=-1), ValueError, "threads: -1, expected 0 (all) to 65536"),
+    "threads beyond 32 bits": (dict(threads=2**31), ValueError, "threads: 2147483648, expected 0 (all) to 65536"),
     "threads of a wrong kind": (dict(threads=1.5), TypeError, "threads: type float, expected an integer"),
     "threads too large": (dict(threads=2**70), ValueError, "threads: expected an integer of 64 bits"),
     "return_lse": (dict(return_lse="both"), ValueError, "return_lse: 'both', expected True, False or 'lm'"),
     "return_lse a number": (dict(return_lse=2), ValueError, "return_lse: 2, expected True, False or 'lm'"),
+    "return_lse an array": (
+        dict(return_lse=np.zeros((9, 9))),
+        ValueError,
+        "return_lse: array([[0., 0., 0., 0., 0., 0., 0., 0., ..., expected True, False or 'lm'",
+    ),
     "plan": (dict(plan=af.causal()), TypeError, "plan: type Rule, expected what anyflash.plan gives"),
     "plan of other shapes": (
         dict(plan=af.plan(q[:, :, :3], k, v)),
@@ -252,17 +318,22 @@ OPTIONS = {
 RULES = {
     "local window": (lambda: af.local(0), ValueError, "rule local: window 0, expected at least 1"),
     "local stride": (lambda: af.local(2, 31), ValueError, "rule local: log2_stride 31, expected at most 30"),
+    "local stride beyond 32 bits": (
+        lambda: af.local(2, 2**32),
+        ValueError,
+        "rule local: log2_stride 4294967296, expected at most 30",
+    ),
     "local of a float": (lambda: af.local(1.5), TypeError, "rule local: window type float, expected an integer"),
     "window numbers": (
         lambda: af.window((1, 2, 3, 4), 0),
         ValueError,
-        "rule window: left of 4 numbers, expected 1 to 3",
+        "rule window: left length 4, expected 1 to 3",
     ),
-    "window of nothing": (lambda: af.window((), 0), ValueError, "rule window: left of 0 numbers, expected 1 to 3"),
+    "window of nothing": (lambda: af.window((), 0), ValueError, "rule window: left length 0, expected 1 to 3"),
     "window of words": (
         lambda: af.window(1, "right"),
         TypeError,
-        "rule window: right type str, expected an integer or a tuple of 1 to 3",
+        "rule window: right type str, expected an integer or a sequence of 1 to 3",
     ),
     "prefix": (lambda: af.prefix(-1), ValueError, "rule prefix: n -1, expected at least 0"),
     "sink": (lambda: af.sink(-2), ValueError, "rule sink: n -2, expected at least 0"),
@@ -339,17 +410,37 @@ RULES = {
     "explain of words": (
         lambda: af.explain(af.full(), "12"),
         TypeError,
-        "q_shape: type str, expected an integer or a tuple of 1 to 3",
+        "q_shape: type str, expected an integer or a sequence of 1 to 3",
     ),
     "explain in four dimensions": (
         lambda: af.explain(af.full(), (1, 2, 3, 4)),
         ValueError,
-        "q_shape: (1, 2, 3, 4), expected 1 to 3 sizes",
+        "q_shape: length 4, expected 1 to 3",
     ),
     "explain of dimensions that differ": (
         lambda: af.explain(af.full(), (4, 4), 16),
         ValueError,
         "k_shape: (16), expected 2 sizes as in q_shape",
+    ),
+    "explain of bytes": (
+        lambda: af.explain(af.full(), b"12"),
+        TypeError,
+        "q_shape: type bytes, expected an integer or a sequence of 1 to 3",
+    ),
+    "explain of a matrix": (
+        lambda: af.explain(af.full(), np.ones((2, 2), int)),
+        TypeError,
+        "q_shape: type ndarray, expected an integer",
+    ),
+    "explain's head size": (
+        lambda: af.explain(af.full(), 4, d_qk=-1),
+        ValueError,
+        "d_qk: head size -1, expected 1 to 256",
+    ),
+    "explain's value size": (
+        lambda: af.explain(af.full(), 4, d_v=513),
+        ValueError,
+        "d_v: head size 513, expected 1 to 512",
     ),
     "explain of a negative size": (
         lambda: af.explain(af.full(), -1),
@@ -362,6 +453,26 @@ RULES = {
         "rule: type NoneType, expected a rule such as anyflash.causal()",
     ),
     "explain's type": (lambda: af.explain(af.full(), 4, dtype="int8"), TypeError, f"dtype: type int8, {FLOATS}"),
+    "explain's type of two lines": (
+        lambda: af.explain(af.full(), 4, dtype="a\nb"),
+        TypeError,
+        f"dtype: type a\\x0ab, {FLOATS}",
+    ),
+    "explain's type an object": (
+        lambda: af.explain(af.full(), 4, dtype=object()),
+        TypeError,
+        f"dtype: type object, {FLOATS}",
+    ),
+    "a picture's name of two lines": (
+        lambda: af.explain(af.full(), 4).save("a\nb"),
+        ValueError,
+        "path: 'a\\x0ab', expected a name that ends in .svg, .txt or .png",
+    ),
+    "tables without an endless name": (
+        lambda: af.parse_rule(f"dense({'x' * 1000})", {}),
+        ValueError,
+        f"tables: no array '{'x' * 40}...', which the rule's text names",
+    ),
     "pattern too large": (
         lambda: af.explain(af.full(), 1 << 20).pattern,
         ValueError,
@@ -379,6 +490,19 @@ BACKWARD = {
     "lse shape": (dict(lse=lse[:, :, :5]), ValueError, "lse: shape (2, 4, 5), expected (2, 4, 6)"),
     "lse type": (dict(lse=lse.astype(np.float64)), TypeError, "lse: type float64, expected float32"),
     "dlse shape": (dict(dlse=lse[:1]), ValueError, "dlse: shape (1, 4, 6), expected (2, 4, 6)"),
+    "gradients beyond all memory": (
+        dict(q=broadcast(1, 1, MOST, 8), k=broadcast(1, 1, 1, 8), v=broadcast(1, 1, 1, 8)),
+        ValueError,
+        "dout: shape (2, 4, 6, 8), expected (1, 1, 2147483647, 8)",
+    ),
+    "a rule with gradients beyond all memory": (
+        dict(
+            q=broadcast(1, 1, MOST, 8), k=broadcast(1, 1, 1, 8), v=broadcast(1, 1, 1, 8), out=broadcast(1, 1, MOST, 8),
+            dout=broadcast(1, 1, MOST, 8), lse=broadcast(1, 1, MOST), rule=af.documents(i32(0), i32(0)),
+        ),
+        ValueError,
+        "rule documents: ids_q has 1 entries, expected 2147483647 as the queries",
+    ),
     "paged": (
         dict(page_table=i32(0, 1).reshape(2, 1), k=np.zeros((2, 5, 2, 8), "f4"), v=np.zeros((2, 5, 2, 8), "f4")),
         ValueError,
@@ -430,6 +554,41 @@ def test_backward(name):
         kind,
         line,
     )
+
+
+class Wrong:
+    """Nothing that any option could be."""
+
+    def __bool__(self):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("call", [af.attention, af.attention_backward, af.plan])
+def test_each_option_arrives_under_its_name(call):
+    arrays = dict(dout=q, q=q, k=k, v=v, out=q, lse=lse)
+    parameters = inspect.signature(call).parameters
+    options = [name for name in parameters if name not in (*arrays, "dlse", "return_lse")]
+    assert len(options) == (14 if call is af.plan else 15)
+    for option in options:
+        with pytest.raises(TypeError, match=f"^{option}: type Wrong, expected "):
+            call(**{name: array for name, array in arrays.items() if name in parameters}, **{option: Wrong()})
+
+
+def test_results_beyond_all_memory():
+    many = 2**15
+    thin, wide = (broadcast(many, many, many, channels) for channels in (1, 256))
+    thin_keys, wide_keys = (broadcast(many, many, 1, channels) for channels in (1, 256))
+    line = "not enough memory for float32 of shape (32768, 32768, 32768, 256)"
+    for kind in (np.asarray, Exporter):
+        with pytest.raises(MemoryError, match=f"^out: {re.escape(line)}$"):
+            af.attention(*map(kind, (thin, thin_keys, wide_keys)))
+    with pytest.raises(MemoryError, match=f"^dq: {re.escape(line)}$"):
+        af.attention_backward(thin, wide, wide_keys, thin_keys, thin, broadcast(many, many, many))
+
+
+def test_a_rule_has_no_truth_value():
+    for use in (lambda: af.causal() and af.local(3), lambda: not af.full(), lambda: 1 if af.full() else 2):
+        check(use, TypeError, "rule: has no truth value, expected & | ~ in place of and, or, not")
 
 
 def test_arguments_that_do_not_exist():

@@ -104,7 +104,7 @@ TEST(Text, NamesTheColumn) {
             "rule: column 17: local: an argument without a name after one with a name");
   EXPECT_EQ(parse_error("local(true)"), "rule: column 7: local: argument 'window' true or false, expected a number");
   EXPECT_EQ(parse_error("local([1, 2])"), "rule: column 7: local: argument 'window' takes one number");
-  EXPECT_EQ(parse_error("local(1, 99999)"), "rule: column 10: local: argument 'log2_stride' out of range");
+  EXPECT_EQ(parse_error("local(1, 99999)"), "rule: column 1: local: log2_stride 99999, expected at most 30");
   EXPECT_EQ(parse_error("local(1, 0, 2)"), "rule: column 13: local: argument 'causal' takes true or false");
   EXPECT_EQ(parse_error("prefix(99999999999999999999)"), "rule: column 8: a number beyond 64 bits");
   EXPECT_EQ(parse_error("prefix(-99999999999999999999)"), "rule: column 8: a number beyond 64 bits");
@@ -129,6 +129,16 @@ TEST(Text, HostileLengthsEndInAnError) {
   for (int i = 0; i < 100000; ++i) parts += "&full()";
   EXPECT_EQ(parse_error(parts), "rule: 1025 parts, at most 32");
   EXPECT_EQ(parse_error(std::string(100000, 'x')), "rule: column 100001: expected '(', found the end");
+  const std::string name(100000, 'x'), start(40, 'x');
+  EXPECT_EQ(parse_error("local(" + name + "=1)"), "rule: column 100008: local: no argument '" + start + "...'");
+  EXPECT_EQ(parse_error(name + "()"), "rule: column 1: no rule '" + start + "...'");
+}
+
+TEST(Text, IsShownInOneLine) {
+  EXPECT_EQ(shown("a 'word'~"), "a 'word'~");
+  EXPECT_EQ(shown(std::string_view("end\0\n\x7f\xc3\xa4", 7)), "end\\x00\\x0a\\x7f\\xc3");
+  EXPECT_EQ(shown(std::string(40, '\n')).size(), 160u);
+  EXPECT_EQ(shown("abcd", 3), "abc...");
 }
 
 TEST(Text, TablesByName) {

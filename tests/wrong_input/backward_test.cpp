@@ -48,7 +48,7 @@ TEST(WrongInputBackward, Inputs) {
           {Kind::unsupported, "page_table: given to backward, expected keys and values without pages",
            [](Call& c) { c.use_pages(); }},
       },
-      &Call::backward);
+      &Call::backward, &Call::ask_for_no_gradient);
 }
 
 TEST(WrongInputBackward, Gradients) {

@@ -135,6 +135,8 @@ struct Call {
   void forward() { anyflash::forward(q, k, v, outputs, options); }
   void backward() { anyflash::backward(inputs, q, k, v, gradients, options); }
   void make_plan() { anyflash::plan(q, k, v, options); }
+  void ask_for_shapes() { anyflash::result_shapes(q, k, v, options); }
+  void ask_for_no_gradient() { anyflash::backward(inputs, q, k, v, {}, options); }
 };
 
 struct Case {
@@ -143,8 +145,9 @@ struct Case {
   std::function<void(Call&)> spoil;
 };
 
-/// Each case must throw exactly its Error and leave every byte as it was.
-inline void expect_errors(const std::vector<Case>& cases, void (Call::*run)()) {
+/// Each case must throw exactly its Error and leave every byte as it was. `also`: another call that must.
+inline void expect_errors(const std::vector<Case>& cases, void (Call::*run)(), void (Call::*also)() = nullptr) {
+  if (also) expect_errors(cases, also);
   for (const auto& wrong : cases) {
     SCOPED_TRACE(wrong.line);
     Call call;

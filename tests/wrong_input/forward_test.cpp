@@ -62,7 +62,7 @@ TEST(WrongInputForward, QueryKeyValueAsTensors) {
              c.v.device = {DeviceKind::cuda, 1};
            }},
       },
-      &Call::forward);
+      &Call::forward, &Call::ask_for_shapes);
 }
 
 TEST(WrongInputForward, QueryKeyValueSizes) {
@@ -121,7 +121,7 @@ TEST(WrongInputForward, QueryKeyValueSizes) {
              c.use_two_dimensions(), c.v = c.input({2, 2, 4, 4, 24});
            }},
       },
-      &Call::forward);
+      &Call::forward, &Call::ask_for_shapes);
 }
 
 TEST(WrongInputForward, Memory) {
@@ -263,13 +263,15 @@ TEST(WrongInputForward, Numbers) {
           {Kind::value, "softcap: 1e-300, expected 0 (none) or a positive float32",
            [](Call& c) { c.options.softcap = 1e-300; }},
           {Kind::value, "threads: -1, expected 0 (all) to 65536", [](Call& c) { c.options.threads = -1; }},
+          {Kind::value, "threads: 2147483648, expected 0 (all) to 65536",
+           [](Call& c) { c.options.threads = std::int64_t{1} << 31; }},
           {Kind::value, "threads: 1000000, expected 0 (all) to 65536", [](Call& c) { c.options.threads = 1000000; }},
           {Kind::value, "align: number 4, expected one of Align",
            [](Call& c) { c.options.align = static_cast<Align>(4); }},
           {Kind::value, "layout: number 9, expected one of Layout",
            [](Call& c) { c.options.layout = static_cast<Layout>(9); }},
       },
-      &Call::forward);
+      &Call::forward, &Call::ask_for_shapes);
 }
 
 TEST(WrongInputForward, BiasSlopesSink) {
@@ -344,7 +346,7 @@ TEST(WrongInputForward, KeyLengths) {
           {Kind::value, "key_lengths: given with layout thd, expected cu_seqlens_k to tell the lengths",
            [](Call& c) { c.use_layout_thd(), c.options.key_lengths = c.integers({1}); }},
       },
-      &Call::forward);
+      &Call::forward, &Call::ask_for_shapes);
 }
 
 TEST(WrongInputForward, Pages) {

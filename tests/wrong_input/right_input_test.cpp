@@ -208,6 +208,21 @@ TEST(RightInput, NegativeStridesReadBackwards) {
   EXPECT_EQ(0, std::memcmp(flipped.outputs.out.data, expected.data, 2 * 4 * 8 * 24 * sizeof(float)));
 }
 
+TEST(RightInput, ShapesOfResults) {
+  Call c;
+  EXPECT_EQ(result_shapes(c.q, c.k, c.v).out, (std::vector<std::int64_t>{2, 4, 8, 24}));
+  EXPECT_EQ(result_shapes(c.q, c.k, c.v).lse, (std::vector<std::int64_t>{2, 4, 8}));
+  c.q.data = c.k.data = c.v.data = nullptr;  // shapes are all that is asked for
+  EXPECT_NO_THROW(c.ask_for_shapes());
+  c.use_layout_thd();
+  EXPECT_EQ(result_shapes(c.q, c.k, c.v, c.options).out, (std::vector<std::int64_t>{8, 4, 24}));
+  EXPECT_EQ(result_shapes(c.q, c.k, c.v, c.options).lse, (std::vector<std::int64_t>{4, 8}));
+  c.options = {};
+  c.use_layout_qkv();
+  EXPECT_EQ(result_shapes(c.q, c.k, c.v, c.options).out, (std::vector<std::int64_t>{4, 8, 16}));
+  EXPECT_EQ(result_shapes(c.q, c.k, c.v, c.options).lse, (std::vector<std::int64_t>{4, 8}));
+}
+
 TEST(RightInput, ManyThreadsAreJustAWish) {
   Call c;
   fill_random(c.q, 1), fill_random(c.k, 2), fill_random(c.v, 3);
