@@ -5,6 +5,7 @@
 // operand is read in rows; dQ = dS K reads K in rows. Padding rows and channels are zero.
 
 #include "cpu/spans.h"
+#include "cpu/tile_words.h"
 #include "cpu/walk.h"
 #include "hwy/highway.h"
 
@@ -206,8 +207,8 @@ class BlockPair {
       std::fill_n(spans, kTile / kSpanRows, Span{0, kTile});
       return live != ~std::uint64_t{0};
     }
-    rules::WordsOfKeys words_of(plan_.group(b, h).program, key_box_);
-    fill([&](int row) { return words_of(query_box_.entry(row)); });
+    const auto* const found = tile_words_.of(plan_.group(b, h).program, query_box_, kTile, key_box_);
+    fill([&](int row) { return found[row]; });
     for (int i = 0; i < kTile / kSpanRows; ++i)
       seen[i] = seen_by(words + i * kSpanRows, kSpanRows), spans[i] = span_of(seen[i]);
     return true;
@@ -220,6 +221,7 @@ class BlockPair {
   KeptBlocks kept_;
   std::pair<std::uint64_t, std::uint64_t> bad_[KeptBlocks::most];  // of the kept blocks, q's and dout's
   T *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
+  TileWords<kTile> tile_words_;
   Box query_box_{}, key_box_{};
   std::int32_t query_block_ = 0;
 };

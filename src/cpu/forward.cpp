@@ -24,6 +24,7 @@
 #include "cpu/backend.h"
 #include "cpu/numbers.h"
 #include "cpu/spans.h"
+#include "cpu/tile_words.h"
 #include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "cpu/workspace.h"
@@ -133,7 +134,7 @@ class ForwardTask {
 
   /// Works on the rows a few at a time, each time only on the span of keys (whole steps of kSpanStep) that they see.
   void visit_partial(const rules::Program& program, const Panel<T, E>& keys) {
-    find_words(program, keys.box);
+    words_ = tile_words_.of(program, query_box_, used_rows_, keys.box);
     if (!plain_) {
       find_products(0, used_rows_, 0, kTile, keys);
       FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
@@ -171,14 +172,6 @@ class ForwardTask {
       CleanRows(keys.v, d_v_, v_clean_);
     }
     return v_clean_;
-  }
-
-  void find_words(const rules::Program& program, const Box& key_box) {
-    rules::WordsOfKeys words(program, key_box);
-    for (std::int32_t row = 0; row < used_rows_; ++row) {
-      const Int3 c = query_box_.entry(row);
-      words_[row] = rules::inside(c, problem_.q_size) ? words(c) : 0;
-    }
   }
 
   void softmax(std::int32_t first, std::int32_t rows, int begin, int width) {
@@ -224,7 +217,8 @@ class ForwardTask {
   T *q_, *s_, *out_;  // q_ holds E once loaded
   E *v_clean_, *p_;
   RowState<T> state_;
-  std::uint64_t words_[kMaxQueryRows];
+  TileWords<kMaxQueryRows> tile_words_;
+  const std::uint64_t* words_ = nullptr;  // of the tile in work
   Ahead ahead_;
   std::int64_t b_ = 0, h_ = 0, g_ = 0;
   Box query_box_{};

@@ -101,10 +101,6 @@ std::int64_t visible_in_tile(const rules::Program& program, const Box& queries, 
   return visible;
 }
 
-bool whole(const Box& box, Int3 size) {
-  return rules::inside({{rules::last_of(box, 0), rules::last_of(box, 1), rules::last_of(box, 2)}}, size);
-}
-
 /// Visible pairs of partial tiles. Where a rule goes by the difference of coordinates, so do the pairs of a tile that
 /// lies in the sequences whole: they are counted once for each difference.
 class TileCounter {
@@ -114,7 +110,7 @@ class TileCounter {
   std::int64_t in_run(const Box& queries, const Run& run) {
     const auto& grid = plan_.key_grid;
     const auto row_blocks = grid.chunks(2), row_step = grid.extent[2] * grid.step[2];
-    const bool queries_whole = by_difference_ && whole(queries, plan_.query_grid.size);
+    const bool queries_whole = by_difference_ && rules::whole(queries, plan_.query_grid.size);
     std::int64_t visible = 0;
     Box keys{};
     for (auto block = run.first; block < run.first + run.count; ++block) {
@@ -123,7 +119,7 @@ class TileCounter {
       } else {
         keys.origin[2] += row_step;  // cheaper than a new box
       }
-      visible += queries_whole && whole(keys, grid.size) ? known(queries, keys) : in_tile(queries, keys);
+      visible += queries_whole && rules::whole(keys, grid.size) ? known(queries, keys) : in_tile(queries, keys);
     }
     return visible;
   }

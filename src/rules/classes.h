@@ -50,6 +50,11 @@ ANYFLASH_HD std::int64_t common_divisor(std::int64_t a, std::int64_t b) {
 /// Last entry of a box along a dimension, raw.
 ANYFLASH_HD std::int32_t last_of(const Box& box, int i) { return box.origin[i] + (box.extent[i] - 1) * box.step[i]; }
 
+/// Does all of a box lie in the sequence?
+ANYFLASH_HD bool whole(const Box& box, Int3 size) {
+  return inside({{last_of(box, 0), last_of(box, 1), last_of(box, 2)}}, size);
+}
+
 /// A per-dimension rule in dimension i. Intervals move up with x, so those of the first and the last query tell.
 ANYFLASH_HD TileClass class_along(const Atom& atom, int i, const Span& q, const Span& k, std::int64_t size) {
   const auto first = keys_of(atom, i, q.first, size), last = keys_of(atom, i, q.last, size);

@@ -1,0 +1,61 @@
+// The words of partial tiles. Where a rule goes by the difference of coordinates, tiles at the same difference share
+// them: a narrow rule meets few.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plan/facts.h"
+#include "plan/plan.h"
+#include "rules/classes.h"
+#include "rules/words.h"
+
+namespace anyflash::cpu {
+
+template <int kMostRows>
+class TileWords {
+ public:
+  /// Words of the first `rows` queries of a box, always as many: bit j is key j of the key box; queries outside see
+  /// nothing. Valid until the next call.
+  const std::uint64_t* of(const rules::Program& program, const Box& queries, std::int32_t rows, const Box& keys) {
+    if (&program != program_)
+      program_ = &program, by_difference_ = planning::by_difference(program), known_ = next_ = 0;
+    if (!by_difference_ || !rules::whole(queries, program.q_size()) || !rules::whole(keys, program.k_size()))
+      return find(program, queries, rows, keys, tiles_[kMostKnown]);
+    Int3 difference;
+    for (int i = 0; i < 3; ++i)
+      difference[i] = static_cast<std::int32_t>(program.axis[i].query(queries.origin[i]) -
+                                                program.axis[i].key(keys.origin[i]));
+    for (int i = 0; i < known_; ++i)
+      if (tiles_[i].difference == difference) return tiles_[i].words;
+    Tile& tile = tiles_[next_];
+    next_ = (next_ + 1) % kMostKnown;
+    known_ = std::min(known_ + 1, kMostKnown);
+    tile.difference = difference;
+    return find(program, queries, rows, keys, tile);
+  }
+
+ private:
+  struct Tile {
+    Int3 difference;
+    std::uint64_t words[kMostRows];
+  };
+  static constexpr int kMostKnown = 16;
+
+  static const std::uint64_t* find(const rules::Program& program, const Box& queries, std::int32_t rows,
+                                   const Box& keys, Tile& tile) {
+    rules::WordsOfKeys words(program, keys);
+    for (std::int32_t row = 0; row < rows; ++row) {
+      const Int3 c = queries.entry(row);
+      tile.words[row] = rules::inside(c, program.q_size()) ? words(c) : 0;
+    }
+    return tile.words;
+  }
+
+  const rules::Program* program_ = nullptr;
+  bool by_difference_ = false;
+  int known_ = 0, next_ = 0;
+  Tile tiles_[kMostKnown + 1];
+};
+
+}  // namespace anyflash::cpu
