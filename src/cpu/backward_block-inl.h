@@ -1,8 +1,9 @@
-// A pair of blocks in the backward pass: 64 keys and 64 queries, loaded into a thread's own memory in the compute type,
-// and the tile between them: P and dS, recomputed from Q, K and lse.
+// A pair of blocks in the backward pass: 64 keys and 64 queries, loaded into a thread's own memory as operands of
+// products, and the tile between them: P and dS, recomputed from Q, K and lse.
 //
 // K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right
-// operand is read in rows; dQ = dS K reads K in rows. Padding rows and channels are zero.
+// operand is read in rows; dQ = dS K reads K in rows, dV = P^T dO and dK = dS^T Q read dO and Q. Padding rows and
+// channels are zero.
 
 #include "cpu/spans.h"
 #include "cpu/tile_words.h"
@@ -27,20 +28,22 @@ using tuning::kSpanRows;
 template <class T, class E>
 class BlockPair {
  public:
-  E *q, *dout;                ///< after `load_queries`, left operands: (64, padded channels). Of numbers of T, q is
-                              ///< scale * Q where PlainScores, as in the forward pass, so that S comes out the same to
-                              ///< the last bit and fits lse
-  E *q_right, *dout_right;    ///< their right operands, (64 queries, channels), Pairs along the queries
+  // After `load_queries`. Of numbers of T, q is scale * Q where PlainScores, as in the forward pass, so that S comes
+  // out the same to the last bit and fits lse.
+  E *q, *dout;              ///< left operands (64 queries, channels)
+  E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries
   std::uint64_t q_bad, dout_bad;
-  E *k_t, *v_t;               ///< right operands (d_qk, 64), (d_v, 64), whole
-  E* k_right;                 ///< (64 keys, d_qk)
+  // After `load_keys`.
+  E *k_t, *v_t;  ///< right operands (d_qk, 64 keys), (d_v, 64 keys), whole
+  E* k_right;    ///< right operand (64 keys, d_qk)
   std::uint64_t k_bad;
-  T *p, *ds;                  ///< (64 queries, 64 keys), after `compute`
-  E *p_left, *ds_left;        ///< left operands (64 keys, 64 queries): kLeftRow from key to key, kLeftStep along
-  E* ds_rows;                 ///< left operand (64 queries, 64 keys)
-  std::uint64_t words[kTile];  ///< after `compute`: bit j of words[i]: the pair is visible and the query has a gradient
-  std::uint64_t seen[kTile / kSpanRows];  ///< after `compute`: the keys that one of kSpanRows queries sees
-  Span spans[kTile / kSpanRows];          ///< and their span; p and ds are zero outside it
+  // After `compute`.
+  T *p, *ds;                   ///< (64 queries, 64 keys)
+  E *p_left, *ds_left;         ///< left operands (64 keys, 64 queries), kLeftRow and kLeftStep apart
+  E* ds_rows;                  ///< left operand (64 queries, 64 keys)
+  std::uint64_t words[kTile];  ///< bit j of words[i]: the pair is visible and the query has a gradient
+  std::uint64_t seen[kTile / kSpanRows];  ///< of a partial tile: the keys that one of kSpanRows queries sees
+  Span spans[kTile / kSpanRows];          ///< of a partial tile: their span; p and ds are zero outside it
 
 #if ANYFLASH_PAIRS_IN_TILES
   static constexpr std::int64_t kLeftRow = kIsPair<E> ? kTile / 2 : 1, kLeftStep = kIsPair<E> ? 1 : kTile;
@@ -116,10 +119,10 @@ class BlockPair {
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, p, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     const auto scale = static_cast<T>(problem_.scale);
-    FinishTile<E>(TileTerms<T>{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
-                            sloped ? slope_ : nullptr, plain && kIsPair<E> ? scale : T(1),
-                            of_products && !scaled_queries(problem_) ? scale : T(1)},
-               p, with_ds ? ds : nullptr);
+    const TileTerms<T> terms{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
+                             sloped ? slope_ : nullptr, plain && kIsPair<E> ? scale : T(1),
+                             of_products && !scaled_queries(problem_) ? scale : T(1)};
+    FinishTile<E>(terms, p, with_ds ? ds : nullptr);
     if constexpr (kIsPair<E>) {
       if (!of_products) return;
       left_operand(p, p_left);

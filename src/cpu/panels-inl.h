@@ -1,6 +1,6 @@
-// Packed key blocks: K transposed and V, in the compute type. A thread keeps the ones it packed last, since the query
-// blocks that it takes one after the other mostly meet the same keys: some times as many as a query block meets, so
-// that narrow rules stay in the nearer caches.
+// Packed key blocks: K transposed and V, as right operands of products. A thread keeps the ones it packed last, since
+// the query blocks that it takes one after the other mostly meet the same keys: some times as many as a query block
+// meets, so that narrow rules stay in the nearer caches.
 
 #include "cpu/pairs-inl.h"
 #include "cpu/tuning.h"

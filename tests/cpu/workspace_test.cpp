@@ -64,7 +64,7 @@ struct Call {
 };
 
 /// Runs the call in a workspace of just the size it asked for, and returns the part of it that was written. (Room for
-/// rows that hold a NaN, for soft caps and the like is not.)
+/// rows that hold a NaN, for soft caps, for the words of other tiles and the like is not.)
 double written(Call& call, Direction direction) {
   constexpr std::size_t guard = 256;
   const auto problem = call.problem(direction);
@@ -87,8 +87,8 @@ TEST(Workspace, IsWhatACallWorksIn) {
   for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
     for (const std::int64_t n : {64, 256, 1000}) {
       Call call(type, n, 1);
-      EXPECT_GT(written(call, Direction::forward), 2.0 / 3) << element_name(type) << " " << n;
-      EXPECT_GT(written(call, Direction::backward), 2.0 / 3) << element_name(type) << " " << n;
+      EXPECT_GT(written(call, Direction::forward), 1.0 / 2) << element_name(type) << " " << n;
+      EXPECT_GT(written(call, Direction::backward), 1.0 / 2) << element_name(type) << " " << n;
       Call threaded(type, n, 4);
       EXPECT_GT(written(threaded, Direction::forward), 0) << element_name(type) << " " << n;
       EXPECT_GT(written(threaded, Direction::backward), 0) << element_name(type) << " " << n;
