@@ -134,12 +134,7 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
 }
 
 std::int64_t Backward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  if (problem.type == ElementType::float64) return RunBackward<double, double>(problem, plan, workspace);
-#if ANYFLASH_PAIRS
-  if (problem.type == ElementType::bfloat16 && (HWY_NATIVE_DOT_BF16 || tiles_in_use()))
-    return RunBackward<float, Pair>(problem, plan, workspace);
-#endif
-  return RunBackward<float, float>(problem, plan, workspace);
+  return WithElements(problem, [&]<class T, class E>() { return RunBackward<T, E>(problem, plan, workspace); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -83,11 +83,11 @@ class BlockPair {
     LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, rows, d_qk_);
     k_bad = RowsNotFinite(rows, d_qk_);
     if constexpr (kIsPair<E>) right_operand(rows, d_qk_, k_bad, k_right);
-    transpose(rows, d_qk_, k_t);
+    TransposeOperand(rows, d_qk_, k_t);
     if constexpr (!kIsPair<E>) CleanRows(rows, d_qk_, rows);
     if (!with_v) return;
     LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, rows_, d_v_);
-    transpose(rows_, d_v_, v_t);
+    TransposeOperand(rows_, d_v_, v_t);
   }
 
   void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
@@ -173,17 +173,7 @@ class BlockPair {
     }
   }
 
-  /// rows (64, width), which it may change, to (width, 64).
-  static void transpose(T* rows, std::int64_t width, E* to) {
-    if constexpr (kIsPair<E>) {
-      auto* const pairs = reinterpret_cast<Pair*>(rows);
-      PairNeighbours(rows, kTile * width, pairs);
-      TransposeWords(pairs, width / 2, to);
-    } else {
-      TransposeRows(rows, width, to);
-    }
-  }
-  /// tile (64 queries, 64 keys)
+  /// tile (64 queries, 64 keys), transposed.
   void left_operand(const T* tile, Pair* to) {
     if constexpr (kLeftRow == 1) {
       PairRows(tile, kTile, to);

@@ -36,16 +36,8 @@ template <class E, class T>
 void DotRows(T* a, T* b, std::int64_t width, T* memory, T* sum) {
   const hn::ScalableTag<T> d;
   auto *a_t = reinterpret_cast<E*>(memory), *b_t = reinterpret_cast<E*>(memory + kTile * width);
-  if constexpr (kIsPair<E>) {
-    auto *a_pairs = reinterpret_cast<Pair*>(a), *b_pairs = reinterpret_cast<Pair*>(b);
-    PairNeighbours(a, kTile * width, a_pairs);
-    PairNeighbours(b, kTile * width, b_pairs);
-    TransposeWords(a_pairs, width / 2, a_t);
-    TransposeWords(b_pairs, width / 2, b_t);
-  } else {
-    TransposeRows(a, width, a_t);
-    TransposeRows(b, width, b_t);
-  }
+  TransposeOperand(a, width, a_t);
+  TransposeOperand(b, width, b_t);
   for (std::size_t row = 0; row < kTile; row += hn::Lanes(d))
     hn::Store(DotColumns(d, a_t + row, b_t + row, Depth<E>(width)), d, sum + row);
 }

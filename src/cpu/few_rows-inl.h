@@ -134,12 +134,7 @@ class FewRowsTask {
     };
     load(problem_.k, problem_.d_qk, k_, d_qk_);
     ahead_.fetch(kTile / 2);
-    if constexpr (kIsPair<E>) {
-      PairNeighbours(k_, kTile * d_qk_, reinterpret_cast<Pair*>(k_));
-      TransposeWords(reinterpret_cast<Pair*>(k_), d_qk_ / 2, k_t_);
-    } else {
-      TransposeRows(k_, d_qk_, k_t_);
-    }
+    TransposeOperand(k_, d_qk_, k_t_);
     ahead_.fetch(kTile / 2);
     load(problem_.v, problem_.d_v, v_, d_v_);
     ahead_.fetch(kTile / 2);

@@ -290,12 +290,7 @@ std::int64_t RunForwardOf(const Problem& problem, const ExecutionPlan& plan, cha
 }
 
 std::int64_t Forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  if (problem.type == ElementType::float64) return RunForwardOf<double, double>(problem, plan, workspace);
-#if ANYFLASH_PAIRS
-  if (problem.type == ElementType::bfloat16 && (HWY_NATIVE_DOT_BF16 || tiles_in_use()))
-    return RunForwardOf<float, Pair>(problem, plan, workspace);
-#endif
-  return RunForwardOf<float, float>(problem, plan, workspace);
+  return WithElements(problem, [&]<class T, class E>() { return RunForwardOf<T, E>(problem, plan, workspace); });
 }
 
 }  // namespace HWY_NAMESPACE

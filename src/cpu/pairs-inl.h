@@ -1,8 +1,9 @@
-// Rows of float32 as Pairs of bfloat16 (gemm-inl.h), and single numbers of either.
+// Rows of float32 as Pairs of bfloat16 (gemm-inl.h), single numbers of either, and which calls use them.
 
 #include <bit>
 #include <cstdint>
 
+#include "cpu/backend.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/workspace.h"
@@ -118,6 +119,29 @@ hn::Vec<D> DotColumns(D d, const Pair* a, const Pair* b, std::int64_t depth) {
 }
 
 #endif  // ANYFLASH_PAIRS
+
+/// rows (64, width), which it may change, to (width, 64), Pairs along the width.
+template <class E, class T>
+void TransposeOperand(T* rows, std::int64_t width, E* to) {
+  if constexpr (kIsPair<E>) {
+    auto* const pairs = reinterpret_cast<Pair*>(rows);
+    PairNeighbours(rows, kTile * width, pairs);
+    TransposeWords(pairs, width / 2, to);
+  } else {
+    TransposeRows(rows, width, to);
+  }
+}
+
+/// run<T, E>(): T is what a call computes in, E what its products read.
+template <class F>
+std::int64_t WithElements(const Problem& problem, const F& run) {
+  if (problem.type == ElementType::float64) return run.template operator()<double, double>();
+#if ANYFLASH_PAIRS
+  if (problem.type == ElementType::bfloat16 && (HWY_NATIVE_DOT_BF16 || tiles_in_use()))
+    return run.template operator()<float, Pair>();
+#endif
+  return run.template operator()<float, float>();
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace anyflash::cpu

@@ -54,15 +54,12 @@ class Panels {
       LoadRows(operand, problem_.type, address, kTile, channels, to, width);
     };
     load(problem_.k, problem_.d_qk, rows_, d_qk_);
+    TransposeOperand(rows_, d_qk_, panel.k_t);
     if constexpr (kIsPair<E>) {
-      auto* const pairs = reinterpret_cast<Pair*>(rows_);
-      PairNeighbours(rows_, kTile * d_qk_, pairs);
-      TransposeWords(pairs, d_qk_ / 2, panel.k_t);
       load(problem_.v, problem_.d_v, rows_, d_v_);
       panel.not_finite = RowsNotFinite(rows_, d_v_);
       PairRows(rows_, d_v_, panel.v);
     } else {
-      TransposeRows(rows_, d_qk_, panel.k_t);
       load(problem_.v, problem_.d_v, panel.v, d_v_);
       panel.not_finite = RowsNotFinite(panel.v, d_v_);
     }

@@ -1,12 +1,34 @@
-"""What the tests of the Python package share: the textbook formula, and arrays that are not NumPy's."""
+"""What the tests of the Python package share: the textbook formula, arrays that are not NumPy's, and wrong calls."""
 
 import ctypes
 
 import numpy as np
+import pytest
+
+FLOATS = "expected float16, bfloat16, float32 or float64"
+INDICES = "expected int32 or int64"
 
 
 def numbers(seed, *shape, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+q = numbers(1, 2, 4, 6, 8)
+k = numbers(2, 2, 2, 5, 8)
+v = numbers(3, 2, 2, 5, 8)
+
+
+def check(call, kind, line):
+    """call() raises an error of that class whose text is that line."""
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert str(caught.value) == line
+
+
+def unmade(example):
+    """An object of its class on which no constructor ran."""
+    return type(example).__new__(type(example))
 
 
 def textbook(q, k, v, mask=True):
