@@ -1,5 +1,5 @@
-// Rows that the next task will load, brought into the nearest cache a few at a time between the products of this one,
-// so that neither waits for the other. Rules that see few keys would otherwise wait for memory: docs/design-log.md.
+// Rows that the next task will load, brought into the nearest caches one at a time while this one computes, so that
+// neither waits for the other. Rules that see few keys would otherwise wait for memory: docs/design-log.md.
 
 #include <cstdint>
 

@@ -126,9 +126,10 @@ class ForwardTask {
     if (kind != TileClass::full) return visit_partial(program, keys);
     find_products(0, used_rows_, 0, kTile, keys);
     if (!plain_) FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
-    ahead_.fetch(kTile);
-    for (std::int32_t row = 0; row < used_rows_; ++row)
+    for (std::int32_t row = 0; row < used_rows_; ++row) {
       SoftmaxRow<false, kTile>(0, s_ + row * kTile, p_ + row * kPRow, row, state_);
+      ahead_.fetch(1);
+    }
     add_values(0, used_rows_, 0, kTile, keys.v);
   }
 
@@ -145,7 +146,6 @@ class ForwardTask {
       const auto [begin, width] = span_of(seen_by(words_ + first, rows));
       if (width == 0) continue;
       if (plain_) find_products(first, rows, begin, width, keys);
-      ahead_.fetch(kSpanRows);
       softmax(first, rows, begin, width);
       add_values(first, rows, begin, width, v);
     }
@@ -176,9 +176,11 @@ class ForwardTask {
 
   void softmax(std::int32_t first, std::int32_t rows, int begin, int width) {
     const auto each_row = [&]<int kWidth>() {
-      for (std::int32_t row = first; row < first + rows; ++row)
+      for (std::int32_t row = first; row < first + rows; ++row) {
         SoftmaxRow<true, kWidth>(words_[row] >> begin, s_ + row * kTile + begin,
                                  p_ + row * kPRow + Depth<E>(begin), row, state_);
+        ahead_.fetch(1);
+      }
     };
     static_assert(kTile == 4 * kSpanStep);
     switch (width / kSpanStep) {
