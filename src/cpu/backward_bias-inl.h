@@ -89,7 +89,7 @@ class BiasTask {
     loaded_ = keys;
     blocks_.load_queries(b, h, query_block);
     blocks_.compute(b, h, kind, true, false);
-    AddRows(sum_, blocks_.ds, kTile * kTile, sum_);
+    AddRows(sum_, blocks_.ds_numbers, kTile * kTile, sum_);
   }
 
   /// Sums the tile over its broadcast axes and writes what lies inside the sequences.

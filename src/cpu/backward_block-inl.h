@@ -38,7 +38,8 @@ class BlockPair {
   E* k_right;    ///< right operand (64 keys, d_qk)
   std::uint64_t k_bad;
   // After `compute`.
-  T *p, *ds;                   ///< (64 queries, 64 keys)
+  E *p, *ds;                   ///< (64 queries, 64 keys), Pairs along the queries
+  T* ds_numbers;               ///< dS as numbers, if not `of_products`
   E *p_left, *ds_left;         ///< left operands (64 keys, 64 queries), kLeftRow and kLeftStep apart
   E* ds_rows;                  ///< left operand (64 queries, 64 keys)
   std::uint64_t words[kTile];  ///< bit j of words[i]: the pair is visible and the query has a gradient
@@ -57,22 +58,23 @@ class BlockPair {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     const auto take_factors = [&](std::int64_t width) { return reinterpret_cast<E*>(take(Depth<E>(kTile) * width)); };
     k_right = take_factors(d_qk_), k_t = take_factors(d_qk_), v_t = take_factors(d_v_);
-    p = take(kTile * kTile), ds = take(kTile * kTile), slope_ = take(kTile * kTile);
+    s_ = take(kTile * kTile), ds_numbers = take(kTile * kTile), slope_ = take(kTile * kTile);
+    p_left = p = reinterpret_cast<E*>(s_), ds_left = ds_rows = ds = reinterpret_cast<E*>(ds_numbers);
     if constexpr (kIsPair<E>) {
-      p_left = take_factors(kTile), ds_left = take_factors(kTile), ds_rows = take_factors(kTile);
+      ds_rows = take_factors(kTile);
+      if (kLeftRow != 1) p_left = take_factors(kTile), ds_left = take_factors(kTile);
     } else {
-      p_left = p, ds_left = ds_rows = ds;
       q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
     }
-    rows_ = take(kTile * (kIsPair<E> ? std::max<std::int64_t>({d_qk_, d_v_, kTile / 2}) : d_v_));
+    rows_ = take(kTile * (kIsPair<E> ? std::max(d_qk_, d_v_) : d_v_));
     queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
     const std::int64_t kept = kTile * kept_count(problem, plan) * (d_qk + d_v), tiles = 3 * kTile * kTile;
     const auto operands = Depth<E>(kTile) * (2 * d_qk + d_v);
-    const auto widest = std::max<std::int64_t>({d_qk, d_v, kTile / 2});
-    if (kIsPair<E>) return kept + tiles + operands + 3 * kTile * kTile / 2 + kTile * widest;
+    if (kIsPair<E>)
+      return kept + tiles + operands + (kLeftRow == 1 ? 1 : 3) * kTile * kTile / 2 + kTile * std::max(d_qk, d_v);
     return kept + tiles + operands + kTile * (d_qk + 2 * d_v);
   }
 
@@ -110,25 +112,29 @@ class BlockPair {
     q_bad = bad_of_q, dout_bad = bad_of_dout;
   }
 
-  /// p = P and, if wanted, ds = dS of the loaded blocks, or (`of_products`) the gradient of the products q k^T.
+  /// p = P and, if wanted, ds = dS of the loaded blocks: the gradient of the scores, or (`of_products`) that of the
+  /// products q k^T, as operands.
   void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
     const auto at = terms_.at(b, h, query_block_);
     const bool masked = find_words(b, h, kind), plain = PlainScores(problem_);
-    multiply(kind == TileClass::full || !plain, problem_.d_qk, q, d_qk_, k_t, p);
-    if (with_ds) multiply(kind == TileClass::full, problem_.d_v, dout, d_v_, v_t, ds);
-    if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, p, slope_);
+    multiply(kind == TileClass::full || !plain, problem_.d_qk, q, d_qk_, k_t, s_);
+    if (with_ds) multiply(kind == TileClass::full, problem_.d_v, dout, d_v_, v_t, ds_numbers);
+    if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, s_, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     const auto scale = static_cast<T>(problem_.scale);
     const TileTerms<T> terms{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
                              sloped ? slope_ : nullptr, plain && kIsPair<E> ? scale : T(1),
                              of_products && !scaled_queries(problem_) ? scale : T(1)};
-    FinishTile<E>(terms, p, with_ds ? ds : nullptr);
-    if constexpr (kIsPair<E>) {
+    WithTileKind(terms, with_ds, [&]<class Kind>() {
+      if constexpr (kIsPair<E>) {
+        if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows);
+      }
+      FinishRows<E, Kind>(terms, s_, ds_numbers);
+    });
+    if constexpr (kIsPair<E> && kLeftRow != 1) {
       if (!of_products) return;
-      left_operand(p, p_left);
-      if (!with_ds) return;
-      left_operand(ds, ds_left);
-      PairNeighbours(ds, kTile * kTile, ds_rows);
+      TransposeWords<kTile / 2>(p, kTile, p_left);
+      if (with_ds) TransposeWords<kTile / 2>(ds, kTile, ds_left);
     }
   }
 
@@ -173,16 +179,6 @@ class BlockPair {
     }
   }
 
-  /// tile (64 queries, 64 keys), transposed.
-  void left_operand(const T* tile, Pair* to) {
-    if constexpr (kLeftRow == 1) {
-      PairRows(tile, kTile, to);
-    } else {
-      auto* const columns = reinterpret_cast<Pair*>(rows_);
-      PairRows(tile, kTile, columns);
-      TransposeWords<kTile / 2>(columns, kTile, to);
-    }
-  }
   /// rows (64, width) without those that are `bad`.
   static void right_operand(const T* rows, std::int64_t width, std::uint64_t bad, Pair* to) {
     PairRows(rows, width, to);
@@ -213,7 +209,7 @@ class BlockPair {
   const std::int64_t d_qk_, d_v_;
   KeptBlocks kept_;
   std::pair<std::uint64_t, std::uint64_t> bad_[KeptBlocks::most];  // of the kept blocks, q's and dout's
-  T *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
+  T *s_, *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
   TileWords<kTile> tile_words_;
   Box query_box_{}, key_box_{};
   std::int32_t query_block_ = 0;

@@ -29,10 +29,10 @@ class KeyBlockTask {
         group_heads_(problem.heads_q / problem.heads_kv), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
     memory += BlockPair<T, E>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    dk_ = take(kTile * d_qk_), dv_ = take(kTile * d_v_), dq_ = take(kTile * d_qk_);
+    dk_ = take(kTile * d_qk_), dv_ = take(kTile * d_v_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
-    return BlockPair<T, E>::memory_size(problem, plan) + kTile * (2 * padded(problem.d_qk) + padded(problem.d_v));
+    return BlockPair<T, E>::memory_size(problem, plan) + kTile * (padded(problem.d_qk) + padded(problem.d_v));
   }
   /// Elements of the query gradients of one group.
   static std::int64_t buffer_size(const Problem& problem, const ExecutionPlan& plan) {
@@ -94,13 +94,13 @@ class KeyBlockTask {
 
   /// The same of the rows `bad` that hold a NaN or an infinity, over the visible pairs alone: they reach only the keys
   /// that their query sees.
-  void add_not_finite(std::uint64_t bad, const T* weights, const E* rows, std::int64_t width, T* sum) {
+  void add_not_finite(std::uint64_t bad, const E* weights, const E* rows, std::int64_t width, T* sum) {
     for (auto left = bad; left; left &= left - 1) {
       const int i = std::countr_zero(left);
       for (auto seen = blocks_.words[i]; seen; seen &= seen - 1) {
         const int j = std::countr_zero(seen);
         for (std::int64_t c = 0; c < width; ++c)
-          sum[j * width + c] += weights[i * kTile + j] * InRow(rows + i * Depth<E>(width), c);
+          sum[j * width + c] += InColumn(weights, kTile, i, j) * InRow(rows + i * Depth<E>(width), c);
       }
     }
   }
@@ -116,36 +116,38 @@ class KeyBlockTask {
   }
 
   void add_dq(bool whole, std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block) {
-    constexpr auto keys_deep = Depth<E>(kTile);
-    if (whole) {
-      Gemm<false>(kTile, keys_deep, d_qk_, blocks_.ds_rows, keys_deep, 1, blocks_.k_right, d_qk_, dq_, d_qk_);
-    } else {
-      for (int i = 0; i < kTile / kSpanRows; ++i) {
-        const auto [begin, keys] = blocks_.spans[i];
-        Gemm<false>(kSpanRows, Depth<E>(keys), d_qk_, blocks_.ds_rows + i * kSpanRows * keys_deep + Depth<E>(begin),
-                    keys_deep, 1, blocks_.k_right + Depth<E>(begin) * d_qk_, d_qk_, dq_ + i * kSpanRows * d_qk_, d_qk_);
-      }
-    }
+    T* const sum = dq_buffer_ + (head * plan_.query_grid.count() + query_block) * kTile * d_qk_;
+    const Rank rank = rank_of(plan_.group(b, h).keys_of_query_block, query_block, key_block_);
+    Turn& turn = schedule_.turn(group_, head, query_block);
+    turn.wait_for(rank.index);
+    rank.index > 0 ? multiply_dq<true>(whole, sum) : multiply_dq<false>(whole, sum);
     for (auto left = blocks_.k_bad; left; left &= left - 1) {
       const int j = std::countr_zero(left);
       for (int i = 0; i < kTile; ++i) {
         if (!(blocks_.words[i] >> j & 1)) continue;
         for (std::int64_t c = 0; c < problem_.d_qk; ++c)
-          dq_[i * d_qk_ + c] += blocks_.ds[i * kTile + j] * InColumn(blocks_.k_t, kTile, c, j);
+          sum[i * d_qk_ + c] += InColumn(blocks_.ds, kTile, i, j) * InColumn(blocks_.k_t, kTile, c, j);
       }
     }
-    T* sum = dq_buffer_ + (head * plan_.query_grid.count() + query_block) * kTile * d_qk_;
-    const Rank rank = rank_of(plan_.group(b, h).keys_of_query_block, query_block, key_block_);
-    Turn& turn = schedule_.turn(group_, head, query_block);
-    turn.wait_for(rank.index);
-    const bool last = rank.index + 1 == rank.total;
-    if (rank.index > 0) AddRows(sum, dq_, kTile * d_qk_, last ? dq_ : sum);
-    if (rank.index == 0 && !last) std::copy_n(dq_, kTile * d_qk_, sum);
-    if (last) {
-      if (BlockPair<T, E>::scaled_queries(problem_)) ScaleScores(static_cast<T>(problem_.scale), dq_, kTile * d_qk_);
-      StoreRows(dq_, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
+    if (rank.index + 1 == rank.total) {
+      if (BlockPair<T, E>::scaled_queries(problem_)) ScaleScores(static_cast<T>(problem_.scale), sum, kTile * d_qk_);
+      StoreRows(sum, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
     }
     turn.add(1);
+  }
+
+  /// sum (64 queries, d_qk) = or += dS K.
+  template <bool kAdd>
+  void multiply_dq(bool whole, T* sum) {
+    constexpr auto keys_deep = Depth<E>(kTile);
+    const E *const ds = blocks_.ds_rows, *const k = blocks_.k_right;
+    if (whole) return Gemm<kAdd>(kTile, keys_deep, d_qk_, ds, keys_deep, 1, k, d_qk_, sum, d_qk_);
+    for (int i = 0; i < kTile / kSpanRows; ++i) {
+      const auto [begin, keys] = blocks_.spans[i];
+      const auto first = i * kSpanRows;
+      Gemm<kAdd>(kSpanRows, Depth<E>(keys), d_qk_, ds + first * keys_deep + Depth<E>(begin), keys_deep, 1,
+                 k + Depth<E>(begin) * d_qk_, d_qk_, sum + first * d_qk_, d_qk_);
+    }
   }
 
   static constexpr auto kLeftRow = BlockPair<T, E>::kLeftRow, kLeftStep = BlockPair<T, E>::kLeftStep;
@@ -155,7 +157,7 @@ class KeyBlockTask {
   BackwardSchedule& schedule_;
   BlockPair<T, E> blocks_;
   const std::int64_t group_heads_, d_qk_, d_v_;
-  T *dk_, *dv_, *dq_;
+  T *dk_, *dv_;
   T* dq_buffer_ = nullptr;
   std::int64_t group_ = 0;
   std::int32_t key_block_ = 0;

@@ -34,9 +34,9 @@ struct TileTerms {
 };
 
 template <class T>
-void ZeroOutside(std::size_t begin, std::size_t end, T* row) {
+void ZeroOutside(std::size_t begin, std::size_t end, T* row, std::size_t width = kTile) {
   std::fill(row, row + begin, T(0));
-  std::fill(row + end, row + kTile, T(0));
+  std::fill(row + end, row + width, T(0));
 }
 
 /// A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then. A NaN
@@ -46,54 +46,112 @@ HWY_INLINE V AtMostZero(D d, V x) {
   return hn::IfThenZeroElse(hn::Gt(x, hn::Zero(d)), x);
 }
 
-template <class E, class T, bool kMasked, bool kGradient, bool kSlope>
-void FinishTileRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp) {
+/// What a row of a tile has in common.
+template <class D, class T = hn::TFromD<D>>
+struct RowOfTile {
+  hn::Vec<D> lse, delta, dlse;
+  std::uint64_t word;
+
+  RowOfTile(D d, const TileTerms<T>& terms, int row)
+      : lse(hn::Set(d, terms.lse[row])), delta(hn::Set(d, terms.delta[row])), dlse(hn::Set(d, terms.dlse[row])),
+        word(terms.words ? terms.words[row] : 0) {}
+};
+
+/// p, ds: a vector of each, at column `col` of a row; `at` is where it lies in s, dp and the slope.
+template <class E, class Kind, class D, class V, class T>
+HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>& row, std::size_t col, std::size_t at,
+                             const T* s, const T* dp, V& p, V& ds) {
+  auto score = hn::Load(d, s + at);
+  if constexpr (kIsPair<E>) score = hn::Mul(score, hn::Set(d, terms.score_scale));
+  p = SoftmaxExp(d, AtMostZero(d, hn::Sub(score, row.lse)));
+  [[maybe_unused]] auto visible = hn::FirstN(d, 0);
+  if constexpr (Kind::masked) {
+    const std::uint64_t bits = row.word >> col;
+    visible = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
+    p = hn::IfThenElseZero(visible, p);
+  }
+  if constexpr (Kind::gradient) {
+    ds = hn::Mul(hn::Mul(p, hn::Set(d, terms.gradient_scale)),
+                 hn::Add(hn::Sub(hn::Load(d, dp + at), row.delta), row.dlse));
+    if constexpr (Kind::sloped) ds = hn::Mul(ds, hn::Load(d, terms.slope + at));
+    if constexpr (Kind::masked) ds = hn::IfThenElseZero(visible, ds);
+  }
+}
+
+/// s and dp become P and dS.
+template <class E, class Kind, class T>
+void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp) {
   const hn::ScalableTag<T> d;
-  const auto score_scale = hn::Set(d, terms.score_scale), gradient_scale = hn::Set(d, terms.gradient_scale);
   for (int row = 0; row < kTile; ++row) {
-    const auto lse = hn::Set(d, terms.lse[row]);
-    const auto delta = hn::Set(d, terms.delta[row]), dlse = hn::Set(d, terms.dlse[row]);
-    const auto [begin, width] = kMasked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
+    const RowOfTile of_row(d, terms, row);
+    const auto [begin, width] = Kind::masked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
     const auto end = static_cast<std::size_t>(begin + width);
-    if constexpr (kMasked) {
+    if constexpr (Kind::masked) {
       ZeroOutside(begin, end, s + row * kTile);
-      if constexpr (kGradient) ZeroOutside(begin, end, dp + row * kTile);
+      if constexpr (Kind::gradient) ZeroOutside(begin, end, dp + row * kTile);
     }
     for (std::size_t col = begin; col < end; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
-      auto score = hn::Load(d, s + at);
-      if constexpr (kIsPair<E>) score = hn::Mul(score, score_scale);
-      auto p = SoftmaxExp(d, AtMostZero(d, hn::Sub(score, lse)));
-      [[maybe_unused]] auto visible = hn::FirstN(d, 0);
-      if constexpr (kMasked) {
-        const std::uint64_t bits = terms.words[row] >> col;
-        visible = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
-        p = hn::IfThenElseZero(visible, p);
-      }
+      auto p = hn::Zero(d), ds = p;
+      FinishVector<E, Kind>(d, terms, of_row, col, at, s, dp, p, ds);
       hn::Store(p, d, s + at);
-      if constexpr (kGradient) {
-        auto ds = hn::Mul(hn::Mul(p, gradient_scale), hn::Add(hn::Sub(hn::Load(d, dp + at), delta), dlse));
-        if constexpr (kSlope) ds = hn::Mul(ds, hn::Load(d, terms.slope + at));
-        if constexpr (kMasked) ds = hn::IfThenElseZero(visible, ds);
-        hn::Store(ds, d, dp + at);
-      }
+      if constexpr (Kind::gradient) hn::Store(ds, d, dp + at);
     }
   }
 }
 
-/// s: (64, 64) scores, becomes P. dp: (64, 64) dO V^T, becomes gradient_scale * slope * dS; may be null.
-template <class E, class T>
-void FinishTile(const TileTerms<T>& terms, T* s, T* dp) {
-  if (dp == nullptr) {
-    terms.words ? FinishTileRows<E, T, true, false, false>(terms, s, dp)
-                : FinishTileRows<E, T, false, false, false>(terms, s, dp);
-  } else if (terms.slope) {
-    terms.words ? FinishTileRows<E, T, true, true, true>(terms, s, dp)
-                : FinishTileRows<E, T, false, true, true>(terms, s, dp);
-  } else {
-    terms.words ? FinishTileRows<E, T, true, true, false>(terms, s, dp)
-                : FinishTileRows<E, T, false, true, false>(terms, s, dp);
+#if ANYFLASH_PAIRS
+/// The memory of s and dp becomes P and dS in Pairs of rows, (32, 64); ds_rows: dS in Pairs along each row, (64, 32).
+template <class Kind>
+void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows) {
+  const hn::ScalableTag<float> d;
+  const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
+  const hn::Half<decltype(narrow)> half;
+  const PairsOfVectors interleave;
+  auto *const p_to = reinterpret_cast<Pair*>(s), *const ds_to = reinterpret_cast<Pair*>(dp);
+  auto* const neighbours = reinterpret_cast<hwy::bfloat16_t*>(ds_rows);
+  for (int row = 0; row < kTile; row += 2) {
+    const RowOfTile first(d, terms, row), second(d, terms, row + 1);
+    const auto [begin, width] = Kind::masked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
+    const auto end = static_cast<std::size_t>(begin + width);
+    for (std::size_t col = begin; col < end; col += hn::Lanes(d)) {
+      const auto at = row * kTile + col, below = at + kTile, to = row / 2 * kTile + col;
+      auto p0 = hn::Zero(d), p1 = p0, ds0 = p0, ds1 = p0;
+      FinishVector<Pair, Kind>(d, terms, first, col, at, s, dp, p0, ds0);
+      FinishVector<Pair, Kind>(d, terms, second, col, below, s, dp, p1, ds1);
+      interleave.store(hn::OrderedDemote2To(narrow, p0, p1), p_to + to);
+      if constexpr (Kind::gradient) {
+        const auto both = hn::OrderedDemote2To(narrow, ds0, ds1);
+        interleave.store(both, ds_to + to);
+        hn::StoreU(hn::LowerHalf(half, both), half, neighbours + at);
+        hn::StoreU(hn::UpperHalf(half, both), half, neighbours + below);
+      }
+    }
+    if constexpr (Kind::masked) {  // now: what lay there has been read
+      ZeroOutside(begin, end, p_to + row / 2 * kTile);
+      if constexpr (Kind::gradient) {
+        ZeroOutside(begin, end, ds_to + row / 2 * kTile);
+        for (int i = row; i < row + 2; ++i) ZeroOutside(begin / 2, end / 2, ds_rows + i * kTile / 2, kTile / 2);
+      }
+    }
   }
+}
+#endif
+
+template <bool kMasked, bool kGradient, bool kSlope>
+struct TileKind {
+  static constexpr bool masked = kMasked, gradient = kGradient, sloped = kSlope;
+};
+
+/// finish.operator()<Kind>() for a tile of these terms.
+template <class T, class F>
+void WithTileKind(const TileTerms<T>& terms, bool gradient, const F& finish) {
+  const auto masked_or_not = [&]<bool kGradient, bool kSlope>() {
+    terms.words ? finish.template operator()<TileKind<true, kGradient, kSlope>>()
+                : finish.template operator()<TileKind<false, kGradient, kSlope>>();
+  };
+  if (!gradient) return masked_or_not.template operator()<false, false>();
+  terms.slope ? masked_or_not.template operator()<true, true>() : masked_or_not.template operator()<true, false>();
 }
 
 }  // namespace HWY_NAMESPACE

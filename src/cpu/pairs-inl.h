@@ -71,23 +71,39 @@ inline void PairNeighbours(const float* from, std::int64_t count, Pair* to) {
   }
 }
 
+/// Two vectors, one after the other in `both`, as Pairs of their numbers at the same place.
+class PairsOfVectors {
+ public:
+  PairsOfVectors() {
+    HWY_ALIGN std::uint16_t order[hn::MaxLanes(Bits())];
+    const auto lanes = hn::Lanes(Bits()) / 2;
+    for (std::size_t i = 0; i < lanes; ++i) {
+      order[2 * i] = static_cast<std::uint16_t>(i);
+      order[2 * i + 1] = static_cast<std::uint16_t>(i + lanes);
+    }
+    indices_ = hn::SetTableIndices(Bits(), order);
+  }
+  template <class V>
+  HWY_INLINE void store(V both, Pair* to) const {
+    const auto pairs = hn::TableLookupLanes(hn::BitCast(Bits(), both), indices_);
+    hn::Store(pairs, Bits(), reinterpret_cast<std::uint16_t*>(to));
+  }
+
+ private:
+  using Bits = hn::ScalableTag<std::uint16_t>;
+  decltype(hn::SetTableIndices(Bits(), static_cast<const std::uint16_t*>(nullptr))) indices_;
+};
+
 /// from (64, width), rounded to nearest -> to (32, width): rows 2 i and 2 i + 1 make a row of pairs.
 inline void PairRows(const float* from, std::int64_t width, Pair* to) {
   const hn::ScalableTag<float> d;
   const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
-  const hn::RebindToUnsigned<decltype(narrow)> bits;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  HWY_ALIGN std::uint16_t order[hn::MaxLanes(bits)];
-  for (std::int64_t i = 0; i < lanes; ++i) {
-    order[2 * i] = static_cast<std::uint16_t>(i);
-    order[2 * i + 1] = static_cast<std::uint16_t>(i + lanes);
-  }
-  const auto indices = hn::SetTableIndices(bits, order);
+  const PairsOfVectors interleave;
   for (std::int64_t row = 0; row < kTile; row += 2)
-    for (std::int64_t c = 0; c < width; c += lanes) {
+    for (std::int64_t c = 0; c < width; c += static_cast<std::int64_t>(hn::Lanes(d))) {
       const float* at = from + row * width + c;
-      const auto pairs = hn::BitCast(bits, hn::OrderedDemote2To(narrow, hn::Load(d, at), hn::Load(d, at + width)));
-      hn::Store(hn::TableLookupLanes(pairs, indices), bits, reinterpret_cast<std::uint16_t*>(to + row / 2 * width + c));
+      const auto both = hn::OrderedDemote2To(narrow, hn::Load(d, at), hn::Load(d, at + width));
+      interleave.store(both, to + row / 2 * width + c);
     }
 }
 
