@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 
 class Ahead {
  public:
-  void clear() { count_ = fetched_ = 0; }
+  void clear() { count_ = fetched_ = 0, line_ = 0; }
 
   /// Rows whose channels are neighbours; others, and more than fit, are left to their load.
   void add(const Operand& operand, ElementType type, const RowAddresses& address, std::int64_t channels) {
@@ -31,10 +31,29 @@ class Ahead {
       if (address.exists(row)) rows_[count_++] = {data + address[row] * size, channels * size};
   }
 
+  /// The same of even rows.
+  void add(const Operand& operand, ElementType type, const EvenRows& rows, int count, std::int64_t channels) {
+    const auto size = static_cast<std::int64_t>(element_size(type));
+    const auto* const data = reinterpret_cast<const char*>(operand.data) + rows.first * size;
+    if (rows.line == channels && count_ < kMost) {
+      rows_[count_++] = {data, count * channels * size};
+    } else {
+      for (int row = 0; row < count && count_ < kMost; ++row)
+        rows_[count_++] = {data + row * rows.line * size, channels * size};
+    }
+  }
+
   /// Asks for the next `rows` rows.
   HWY_INLINE void fetch(int rows) {
     for (; rows > 0 && fetched_ < count_; --rows, ++fetched_)
       for (std::int64_t at = 0; at < rows_[fetched_].bytes; at += 64) hwy::Prefetch(rows_[fetched_].data + at);
+  }
+  HWY_INLINE void fetch_lines(int lines) {
+    for (; lines > 0 && fetched_ < count_; --lines) {
+      hwy::Prefetch(rows_[fetched_].data + line_);
+      line_ += 64;
+      if (line_ >= rows_[fetched_].bytes) ++fetched_, line_ = 0;
+    }
   }
 
  private:
@@ -45,6 +64,7 @@ class Ahead {
   static constexpr int kMost = 2 * kMaxQueryRows;
   Row rows_[kMost];
   int count_ = 0, fetched_ = 0;
+  std::int64_t line_ = 0;
 };
 
 }  // namespace HWY_NAMESPACE

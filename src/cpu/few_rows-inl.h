@@ -77,10 +77,8 @@ class FewRowsTask {
     std::int32_t blocks[kPartBlocks];
     TileClass kinds[kPartBlocks];
     const auto count = blocks_of(group.keys_of_query_block, part, blocks, kinds);
-    for (int i = 0; i < count; ++i) {
-      if (i + 1 < count) look_ahead(group.program, blocks[i + 1]);
-      visit(group.program, blocks[i], kinds[i], state);
-    }
+    for (int i = 0; i < count; ++i)
+      visit(group.program, blocks[i], i + 1 < count ? blocks[i + 1] : -1, kinds[i], state);
     for (std::int64_t row = 0; row < shape_.rows; ++row)
       result.row_max[row] = SettleRow(row, state, result.row_sum[row]);
   }
@@ -104,15 +102,6 @@ class FewRowsTask {
     return count;
   }
 
-  void look_ahead(const rules::Program& program, std::int32_t block) {
-    const Box keys = plan_.key_grid.box(block);
-    ahead_.clear();
-    const RowAddresses k(problem_.k, b_, g_, keys, program.k_size(), &problem_.pages);
-    const RowAddresses v(problem_.v, b_, g_, keys, program.k_size(), &problem_.pages);
-    ahead_.add(problem_.k, problem_.type, k, problem_.d_qk);
-    ahead_.add(problem_.v, problem_.type, v, problem_.d_v);
-  }
-
   void load_queries() {
     const auto queries = static_cast<std::int32_t>(shape_.queries);
     for (std::int64_t i = 0; i < shape_.group; ++i) {
@@ -126,22 +115,40 @@ class FewRowsTask {
     }
   }
 
-  void visit(const rules::Program& program, std::int32_t block, TileClass kind, const RowState<T>& state) {
-    const Box keys = plan_.key_grid.box(block);
-    const auto load = [&](const Operand& from, std::int64_t channels, T* to, std::int64_t width) {
-      const RowAddresses address(from, b_, g_, keys, program.k_size(), &problem_.pages);
-      LoadRows(from, problem_.type, address, kTile, channels, to, width);
+  /// Where the rows of a key block lie, if products can read them there.
+  EvenRows in_place(const Operand& operand, const rules::Program& program, const Box& box, bool whole) const {
+    if (!whole || operand.channel != 1) return {};
+    return {operand, b_, g_, box, program.k_size(), problem_.pages};
+  }
+  EvenRows keys_in_place(const rules::Program& program, const Box& box) const {
+    const bool whole = kKeysInPlace && problem_.d_qk == d_qk_ && problem_.type == kOperandType;
+    const auto rows = in_place(problem_.k, program, box, whole);
+    return rows.line % kNumbers == 0 ? rows : EvenRows();
+  }
+  EvenRows values_in_place(const rules::Program& program, const Box& box) const {
+    return in_place(problem_.v, program, box, problem_.d_v == d_v_);
+  }
+
+  /// While the keys are used, the values are on their way; while those are, the next block's keys.
+  void look_ahead(const rules::Program& program, const Box& box, std::int32_t next) {
+    const auto add = [&](const Operand& operand, const EvenRows& even, const Box& rows, std::int64_t channels) {
+      if (even.line != 0) return ahead_.add(operand, problem_.type, even, kTile, channels);
+      const RowAddresses address(operand, b_, g_, rows, program.k_size(), &problem_.pages);
+      ahead_.add(operand, problem_.type, address, channels);
     };
-    load(problem_.k, problem_.d_qk, k_, d_qk_);
-    ahead_.fetch(kTile / 2);
-    TransposeOperand(k_, d_qk_, k_t_);
-    ahead_.fetch(kTile / 2);
-    load(problem_.v, problem_.d_v, v_, d_v_);
-    ahead_.fetch(kTile / 2);
-    const auto* const q = reinterpret_cast<const E*>(q_);
-    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, Depth<E>(d_qk_), 1, k_t_, kTile, s_, kTile);
+    ahead_.clear();
+    add(problem_.v, values_in_place(program, box), box, problem_.d_v);
+    if (next < 0) return;
+    const Box next_box = plan_.key_grid.box(next);
+    add(problem_.k, keys_in_place(program, next_box), next_box, problem_.d_qk);
+  }
+
+  void visit(const rules::Program& program, std::int32_t block, std::int32_t next, TileClass kind,
+             const RowState<T>& state) {
+    const Box keys = plan_.key_grid.box(block);
+    look_ahead(program, keys, next);
+    find_products(program, keys);
     if (kIsPair<E> && plain_) ScaleScores(static_cast<T>(problem_.scale), s_, shape_.rows * kTile);
-    ahead_.fetch(kTile / 2);
     if (!plain_) finish_scores(program, keys);
 
     if (kind == TileClass::full) {
@@ -149,9 +156,9 @@ class FewRowsTask {
         T* const s = s_ + row * kTile;
         SoftmaxRow<false, kTile>(0, s, s, row, state);
       }
-      Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, state.out, d_v_);
-      return;
+      return add_values(program, keys, state);
     }
+    load_values(program, keys);
     std::uint64_t words[tuning::kMostFewRows];
     rules::WordsOfKeys words_of(program, keys);
     for (std::int64_t row = 0; row < shape_.rows; ++row)
@@ -164,6 +171,70 @@ class FewRowsTask {
     for (std::int64_t row = 0; not_finite && row < shape_.rows; ++row)
       AddRowsNotFinite(words[row] & not_finite, s_ + row * kTile, v_, d_v_, problem_.d_v, state.out + row * d_v_);
   }
+
+  /// s = Q K^T.
+  void find_products(const rules::Program& program, const Box& keys) {
+    const auto* const q = reinterpret_cast<const E*>(q_);
+    const auto depth = Depth<E>(d_qk_);
+    if (const auto rows = keys_in_place(program, keys); rows.line != 0) {
+      const auto* const from = reinterpret_cast<const T*>(problem_.k.data) + rows.first / kNumbers;
+      const auto line = rows.line / kNumbers;
+      constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+      for (int key = 0; key < kTile; key += keys_at_once)
+        ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
+          ProductsOfKeys<kRows>(q + row * depth, depth, from + key * line, line, s_ + row * kTile + key, ahead_);
+        });
+      return;
+    }
+    const RowAddresses address(problem_.k, b_, g_, keys, program.k_size(), &problem_.pages);
+    LoadRows(problem_.k, problem_.type, address, kTile, problem_.d_qk, k_, d_qk_);
+    ahead_.fetch(kTile / 2);
+    TransposeOperand(k_, d_qk_, k_t_);
+    ahead_.fetch(kTile / 2);
+    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, depth, 1, k_t_, kTile, s_, kTile);
+  }
+
+  void load_values(const rules::Program& program, const Box& keys) {
+    const RowAddresses address(problem_.v, b_, g_, keys, program.k_size(), &problem_.pages);
+    LoadRows(problem_.v, problem_.type, address, kTile, problem_.d_v, v_, d_v_);
+    ahead_.fetch(kTile);
+  }
+
+  /// out += P V.
+  void add_values(const rules::Program& program, const Box& keys, const RowState<T>& state) {
+    const auto rows = values_in_place(program, keys);
+    if (rows.line == 0) {
+      load_values(program, keys);
+      return Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, state.out, d_v_);
+    }
+    constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+    WithMemoryType<T>(problem_.type, [&]<class Memory>(Memory*) HWY_ATTR {
+      const auto* const from = reinterpret_cast<const Memory*>(problem_.v.data) + rows.first;
+      ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
+        const auto add = [&]<int kVectors>(std::int64_t c) {
+          T* const out = state.out + row * d_v_ + c;
+          AddValuesPatch<kRows, kVectors>(s_ + row * kTile, from + c, rows.line, out, d_v_, ahead_);
+        };
+        std::int64_t c = 0;
+        for (; c + kFewVectors * lanes <= d_v_; c += kFewVectors * lanes) add.template operator()<kFewVectors>(c);
+        for (; c < d_v_; c += lanes) add.template operator()<1>(c);
+      });
+    });
+  }
+
+  /// run.operator()<n>(row) for all rows, n of them at a time.
+  template <class F>
+  static void ForRows(std::int64_t rows, const F& run) {
+    std::int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) run.template operator()<4>(row);
+    for (; row < rows; ++row) run.template operator()<1>(row);
+  }
+
+  static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
+  static constexpr bool kKeysInPlace = !(kIsPair<E> && ANYFLASH_PAIRS_IN_TILES);
+  static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
+                                       : sizeof(T) == 8 ? ElementType::float64
+                                                        : ElementType::float32;
 
   void finish_scores(const rules::Program& program, const Box& keys) {
     const auto queries = static_cast<std::int32_t>(shape_.queries);

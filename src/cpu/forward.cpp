@@ -42,6 +42,7 @@
 #include "cpu/finish-inl.h"
 #include "cpu/panels-inl.h"
 #include "cpu/ahead-inl.h"
+#include "cpu/few_products-inl.h"
 #include "cpu/few_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();

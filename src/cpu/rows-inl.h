@@ -11,6 +11,7 @@
 #include "cpu/workspace.h"
 #include "hwy/highway.h"
 #include "plan/plan.h"
+#include "rules/coordinates.h"
 
 #if defined(ANYFLASH_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ANYFLASH_CPU_ROWS_INL_H_
@@ -172,6 +173,20 @@ class RowAddresses {
   std::int64_t at_[kMaxQueryRows];
 };
 
+/// The rows of a box of (b, h) in one dimension, if they all exist and lie `line` elements apart; otherwise line is 0.
+struct EvenRows {
+  std::int64_t first = 0, line = 0;
+
+  EvenRows() = default;
+  EvenRows(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
+           const Pages& pages) {
+    const std::int64_t last = box.origin[2] + std::int64_t{box.extent[2] - 1} * box.step[2];
+    if (pages.table || rules::volume(box.extent) != box.extent[2] || last >= size[2]) return;
+    first = b * operand.batch + h * operand.head + box.origin[2] * operand.sequence[2];
+    line = box.step[2] * operand.sequence[2];
+  }
+};
+
 /// n x n numbers (n = 16 / sizeof(T)) at `from`, lines `from_line` apart, become their transpose at `to`.
 template <class T, class From, class To>
 HWY_INLINE void TransposeSquare(const From* HWY_RESTRICT from, std::int64_t from_line, To* HWY_RESTRICT to,
@@ -296,13 +311,47 @@ void StoreRows(const T* from, std::int64_t width, const Operand& operand, Elemen
   StoreRows(from, width, operand, type, address, address.count(), channels);
 }
 
+/// As many rows as a vector has lanes, `line` apart, 16 bytes of each -> columns.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void LoadTransposed(D d, const T* from, std::int64_t line, hn::Vec<D> (&columns)[16 / sizeof(T)]) {
+  const hn::BlockDFromD<D> block;
+  constexpr int n = 16 / sizeof(T), kBlocks = static_cast<int>(hn::MaxLanes(d)) / n;
+  const auto load = [&](int i) HWY_ATTR {  // row i of each n
+    const auto at = [&](int b) HWY_ATTR { return hn::LoadU(block, from + (i + n * b) * line); };
+    auto rows = hn::ResizeBitCast(d, at(0));
+    if constexpr (kBlocks > 1) rows = hn::InsertBlock<1>(rows, at(1));
+    if constexpr (kBlocks > 2) rows = hn::InsertBlock<3>(hn::InsertBlock<2>(rows, at(2)), at(3));
+    return rows;
+  };
+  const auto a0 = load(0), a1 = load(1);
+  if constexpr (n == 4) {
+    const hn::Repartition<double, D> wide;
+    const auto a2 = load(2), a3 = load(3);
+    const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, a0, a1));
+    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, a2, a3));
+    const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, a0, a1));
+    const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, a2, a3));
+    columns[0] = hn::BitCast(d, hn::InterleaveLower(wide, low01, low23));
+    columns[1] = hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23));
+    columns[2] = hn::BitCast(d, hn::InterleaveLower(wide, high01, high23));
+    columns[3] = hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23));
+  } else {
+    columns[0] = hn::InterleaveLower(d, a0, a1);
+    columns[1] = hn::InterleaveUpper(d, a0, a1);
+  }
+}
+
 /// rows (kRows, width) -> to (width, kRows). width is whole vectors.
 template <int kRows = kTile, class T>
 void TransposeRows(const T* rows, std::int64_t width, T* to) {
-  constexpr int n = 16 / sizeof(T);
-  for (int r = 0; r < kRows; r += n)
-    for (std::int64_t c = 0; c < width; c += n)
-      TransposeSquare<T>(rows + r * width + c, width, to + c * kRows + r, kRows);
+  const hn::ScalableTag<T> d;
+  constexpr int n = 16 / sizeof(T), lanes = static_cast<int>(hn::MaxLanes(d));
+  for (int r = 0; r < kRows; r += lanes)
+    for (std::int64_t c = 0; c < width; c += n) {
+      hn::Vec<hn::ScalableTag<T>> columns[n];
+      LoadTransposed(d, rows + r * width + c, width, columns);
+      for (int i = 0; i < n; ++i) hn::Store(columns[i], d, to + (c + i) * kRows + r);
+    }
 }
 
 /// Which of 64 rows hold a NaN or an infinity.
