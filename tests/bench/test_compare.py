@@ -32,6 +32,7 @@ def run(*arguments):
     (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
     (["--json", "/"], "--json: / cannot be written"),
     (["--calls", "/no/program", "--parts", "calls"], "--calls: no program /no/program"),
+    (["--kernels", "/no/program", "--parts", "decode"], "--kernels: no program /no/program"),
     (["--publish", "no.json"], "no.json: No such file or directory"),
     (["--publish", __file__], "not a file that bench/compare --json wrote"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -98,6 +99,16 @@ def test_a_file_without_the_rows_to_show_is_not_published(tmp_path, rows, reason
     with pytest.raises(SystemExit) as caught:
         page.read(tmp_path / "rows.json")
     assert str(caught.value) == f"bench/compare: {tmp_path / 'rows.json'}: {reason}"
+
+
+def test_a_record_with_parts_has_a_table_for_each():
+    rows = [row(1.2, 1.15, part="torch"), row(9, 1.15, part="torch", peer="torch 1.0 math", causal=True),
+            row(9, 1.3, part="short", sequence=64), row(9, 1.1, part="sizes", d=40)]  # fmt: skip
+    readme, performance = page.blocks(rows)
+    assert [line for line in performance.splitlines() if line.startswith("##")] == [
+        "### Beside PyTorch", "### Short sequences", "### Other head sizes"]  # fmt: skip
+    assert performance.count("| what | type |") == 3 and "| at least 1.15 x |" in performance
+    assert readme.count("| forward, d64, ") == 2 and "11.1 GFLOP/s, math path | 9.00 |" in readme
 
 
 def test_a_file_with_the_rows_is_read(tmp_path):
