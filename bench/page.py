@@ -8,7 +8,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
-BLOCK = re.compile(r"(<!-- figures:.*? -->\n).*?(<!-- end of figures -->)", re.S)
+BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
+         for name in ("figures", "roofline")}  # fmt: skip
 # Headings of the parts of bench/compare.
 TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequences", "sizes": "Other head sizes",
           "decode": "Decoding", "masks": "Masks given as rules", "scaling": "Two threads", "beside": "After PyTorch",
@@ -130,7 +131,11 @@ def blocks(rows):
     return [readme_block(rows), performance_block(rows)]
 
 
+def write_block(path, name, block):
+    """Puts `block` between a page's marks of that name."""
+    path.write_text(BLOCK[name].sub(lambda found: found[1] + block + "\n" + found[2], path.read_text(), count=1))
+
+
 def publish(rows, pages=PAGES):
     for path, block in zip(pages, blocks(rows)):
-        text = path.read_text()
-        path.write_text(BLOCK.sub(lambda found: found[1] + block + "\n" + found[2], text, count=1))
+        write_block(path, "figures", block)

@@ -46,8 +46,9 @@ def torch(table, arguments):
                 least = goal(type_, what, d, causal)
                 if (type_, what) == ("float16", "backward"):  # 25 is beside the path that PyTorch takes by itself
                     row(table, arguments, case, what, what, least, [peers.NAME])
-                    least = 1
-                row(table, arguments, case, what, what, least)
+                    row(table, arguments, case, what, f"{what}, beside its fastest path", 1)
+                else:
+                    row(table, arguments, case, what, what, least)
 
 
 def short(table, arguments):
