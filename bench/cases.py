@@ -66,7 +66,7 @@ class Case:
         return itertools.cycle(self.kv[first:] + self.kv[:first])
 
     def call(self, what, *, reuse=False):
-        """anyflash's call, without arguments. reuse: forward writes where the last call wrote, as in C++: no new pages."""
+        """anyflash's call, without arguments. reuse: forward writes where the last call wrote: no new pages."""
         options = dict(rule=self.rule, threads=self.threads)
         turn = self.in_turn(0)
         if what == "forward":

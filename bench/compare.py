@@ -83,8 +83,8 @@ def main():
         return
     for part, option in NEEDS.items():
         if part in arguments.parts and not os.access(getattr(arguments, option), os.X_OK):
-            raise SystemExit(f"bench/compare: --{option}: no program {getattr(arguments, option)}; bench/compare builds "
-                             "it")  # fmt: skip
+            program = getattr(arguments, option)
+            raise SystemExit(f"bench/compare: --{option}: no program {program}; bench/compare builds it")
     table = Table(arguments.device)
     measure_parts(table, arguments)
     if arguments.build:

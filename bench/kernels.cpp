@@ -188,8 +188,8 @@ template <class E, class T = SumOf<E>>
 void run_softmax(State& state) {
   const auto scores = numbers<T>(kTile * kTile);
   const auto p = numbers<E>(kTile * Depth<E>(kTile));
-  const auto shift = numbers<T>(kTile), row_max = numbers<T>(kTile * kSumLanes), row_sum = numbers<T>(kTile * kSumLanes),
-             out = numbers<T>(kTile * kTile);
+  const auto shift = numbers<T>(kTile), out = numbers<T>(kTile * kTile);
+  const auto row_max = numbers<T>(kTile * kSumLanes), row_sum = numbers<T>(kTile * kSumLanes);
   const RowState<T> rows{shift.get(), row_max.get(), row_sum.get(), out.get(), kTile};
   rows.clear(kTile);
   const double seconds = timed(state, [&]() HWY_ATTR {
@@ -203,7 +203,8 @@ void run_softmax(State& state) {
 
 template <class E>
 void run_transpose(State& state) {
-  const std::int64_t width = kIsPair<E> ? kTile / 2 : kTile, bytes = kTile * width * static_cast<std::int64_t>(sizeof(E));
+  const std::int64_t width = kIsPair<E> ? kTile / 2 : kTile;
+  const auto bytes = kTile * width * static_cast<std::int64_t>(sizeof(E));
   const auto from = numbers<E>(kTile * width), to = numbers<E>(kTile * width);
   const double seconds = timed(state, [&]() HWY_ATTR {
     if constexpr (kIsPair<E>) {
@@ -227,9 +228,9 @@ template <class E>
 void register_products() {
   for (const std::int64_t d : {64, 128}) {
     const auto size = "/d" + std::to_string(d);
-    for (const Product& product : {Product{"scores", 64, d, 64, false, false}, Product{"values", 64, 64, d, true, false},
-                                   Product{"key_gradients", 64, 64, d, true, true},
-                                   Product{"decode_scores", 4, d, 64, false, false}})
+    for (const Product& product :
+         {Product{"scores", 64, d, 64, false, false}, Product{"values", 64, 64, d, true, false},
+          Product{"key_gradients", 64, 64, d, true, true}, Product{"decode_scores", 4, d, 64, false, false}})
       benchmark::RegisterBenchmark(("gemm/" + std::string(product.name) + size + "/" + kName<E>).c_str(), run_gemm<E>,
                                    product);
   }

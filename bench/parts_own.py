@@ -1,5 +1,6 @@
 """The parts of bench/compare without a peer, or whose peer is anyflash itself."""
 
+import itertools
 import math
 import os
 import statistics
@@ -18,6 +19,7 @@ MASKS = (("causal()", (2048,)), ("local(256, causal=true)", (2048,)), (200, (204
          ("local(16)", (64, 64)))  # fmt: skip
 LENGTHS = (16384, 32768, 65536, 131072)
 MOST_TIME = 1.25  # of what full() takes for as many pairs
+MOST_GROWTH = 1.05  # of the time of a token where there are twice as many
 
 
 def calls(table, arguments):
@@ -85,10 +87,13 @@ def long(table, arguments):
     calls = [measure.LongCalls(length) for length in LENGTHS]
     for what in cases.DIRECTIONS:
         times = measure.interleaved([getattr(call, what) for call in calls], arguments.rounds)
-        first = [s / LENGTHS[0] for s in times[0]]
-        for length, seconds in zip(LENGTHS, times):
-            table.times(f"{what} local(256), time a token", [s / length for s in seconds], first, "ns", 1e9,
-                        sequence=length, peer="16384 tokens", least=1 / 1.25, **columns)  # fmt: skip
+        a_token = {length: [s / length for s in seconds] for length, seconds in zip(LENGTHS, times)}
+        name, first = f"{what} local(256), time a token", a_token[LENGTHS[0]]
+        table.add(name, statistics.median(first) * 1e9, "ns", spread=measure.spread(first), sequence=LENGTHS[0],
+                  **columns)  # fmt: skip
+        for shorter, length in itertools.pairwise(LENGTHS):
+            table.times(name, a_token[length], a_token[shorter], "ns", 1e9, sequence=length, peer=f"{shorter} tokens",
+                        least=1 / MOST_GROWTH, **columns)  # fmt: skip
         for length in (LENGTHS[0], LENGTHS[-1]):
             table.add(f"{what} local(256), memory beside tensors", measure.peak_memory_in_own_process(what, length),
                       "MB", sequence=length, most=250, **columns)  # fmt: skip

@@ -98,7 +98,7 @@ def few_rows():
 
 
 def limits(program, threads):
-    """({type of a loop: GFLOP/s}, GB/s) of the machine on so many threads: the best of a few times, as it is a limit."""
+    """({type of a loop: GFLOP/s}, GB/s) of the machine on so many threads: the best of a few times."""
     peaks, reading = {}, []
     for row in measure.rows_of_program(program, "--benchmark_filter=^(peak|read)/", f"--machine_threads={threads}",
                                        "--benchmark_repetitions=5", "--benchmark_min_time=0.1"):  # fmt: skip

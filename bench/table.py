@@ -15,7 +15,8 @@ class Table:
         print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
 
     def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None,
-            peer="", peer_figure=None, peer_spread=None, ratio=None, least=None, most=None, intensity=None):  # fmt: skip
+            peer="", peer_figure=None, peer_spread=None, ratio=None, least=None, most=None,
+            intensity=None):  # fmt: skip
         """least: of the ratio; most: of the figure; intensity: useful operations for each byte that must be moved."""
         held = (least is None or ratio >= least) and (most is None or figure <= most)
         self.rows.append(dict(what=what, device=self.device, type=type, d=d, causal=causal, sequence=sequence,

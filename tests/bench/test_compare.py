@@ -50,6 +50,8 @@ def test_rows_of_long_sequences(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(rows) == 12 and all(COLUMNS <= set(row) for row in rows)
+    growth = {row["sequence"]: row["peer"] for row in rows if row["unit"] == "ns"}
+    assert growth == {16384: "", 32768: "16384 tokens", 65536: "32768 tokens", 131072: "65536 tokens"}
     memory = {(row["what"].split()[0], row["sequence"]): row["figure"] for row in rows if row["unit"] == "MB"}
     assert set(memory) == {(what, length) for what in ("forward", "backward") for length in (16384, 131072)}
     assert all(1 < megabytes < 250 for megabytes in memory.values())

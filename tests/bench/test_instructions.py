@@ -1,5 +1,5 @@
-"""bench/instructions: wrong options, its record, and that a count that has changed fails. valgrind's place is taken by a
-script that says what it would."""
+"""bench/instructions: wrong options, its record, and that a count that has changed fails. valgrind's place is taken by
+a script that says what it would."""
 
 import json
 import os
