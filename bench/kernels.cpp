@@ -45,21 +45,22 @@ namespace anyflash::bench {
 
 using benchmark::State;
 
-inline double thread_seconds() {
+inline double seconds_of(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
+inline double thread_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
 
-/// Runs `work` as often as the state asks for; returns the thread's seconds of one.
+/// Runs `work` as often as the state asks for; returns the seconds of one, the thread's own if not said otherwise.
 template <class Work>
-double timed(State& state, const Work& work) {
-  const double start = thread_seconds();
+double timed(State& state, const Work& work, clockid_t clock = CLOCK_THREAD_CPUTIME_ID) {
+  const double start = seconds_of(clock);
   for (auto _ : state) {
     work();
     benchmark::ClobberMemory();
   }
-  return (thread_seconds() - start) / static_cast<double>(state.iterations());
+  return (seconds_of(clock) - start) / static_cast<double>(state.iterations());
 }
 
 /// GFLOP/s, and how much that is of the peak; a peak of 0: it is not known.
@@ -127,21 +128,23 @@ double peak() {
   }
 }
 
+/// Speeds of several threads add up.
 template <class E>
 void run_peak(State& state) {
   const auto factors = numbers<E>(kFactors * static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<SumOf<E>>())));
   constexpr std::int64_t steps = 20000;
-  for (auto _ : state) benchmark::DoNotOptimize(multiply_adds(steps, factors.get()));
-  state.counters["GFLOP/s"] =
-      benchmark::Counter(operations_of_step<E>() * steps / 1e9, benchmark::Counter::kIsIterationInvariantRate);
+  const double seconds = timed(
+      state, [&]() HWY_ATTR { benchmark::DoNotOptimize(multiply_adds(steps, factors.get())); }, CLOCK_MONOTONIC);
+  report(state, operations_of_step<E>() * steps, seconds, 0);
 }
 
 void run_read(State& state) {
   constexpr std::int64_t count = kReadBytes / 8;
   const auto memory = allocate<std::uint64_t>(count);
   std::memset(memory.get(), 1, kReadBytes);
-  for (auto _ : state) benchmark::DoNotOptimize(read_all(memory.get(), count));
-  state.counters["GB/s"] = benchmark::Counter(kReadBytes / 1e9, benchmark::Counter::kIsIterationInvariantRate);
+  const double seconds = timed(
+      state, [&]() HWY_ATTR { benchmark::DoNotOptimize(read_all(memory.get(), count)); }, CLOCK_MONOTONIC);
+  state.counters["GB/s"] = kReadBytes / seconds / 1e9;
 }
 
 /// A product of the kernels: C (rows, n) = or += A (rows, depth) B (depth, n), depth and n in numbers.
