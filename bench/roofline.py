@@ -121,10 +121,10 @@ def draw_panel(axes, threads, rows, peaks, reading):
         corner = peak / reading
         axes.plot([min(ends[0], corner), corner, max(ends[1], corner)], [min(ends[0], corner) * reading, peak, peak],
                   color="#888", linewidth=1, zorder=1)  # fmt: skip
-        axes.annotate(f"{'bfloat16 pairs' if name == 'pairs' else name}: {peak:.0f} GFLOP/s", (ends[1], peak),
-                      ha="right", va="bottom", fontsize=8, color="#555")  # fmt: skip
-    axes.annotate(f"memory: {reading:.0f} GB/s", (ends[0], ends[0] * reading), rotation=0, ha="left", va="top",
-                  fontsize=8, color="#555")  # fmt: skip
+        axes.annotate(f"{'bfloat16 pairs' if name == 'pairs' else name}: {peak:.0f} GFLOP/s", (corner * 0.9, peak),
+                      ha="right", va="center", fontsize=8, color="#555")  # fmt: skip
+    axes.annotate(f"memory:\n{reading:.0f} GB/s", (ends[0], ends[0] * reading), ha="left", va="top", fontsize=8,
+                  color="#555")  # fmt: skip
     for row in rows:
         style = dict(color=COLOURS[row["type"]], marker=MARKERS[row["kind"]], linestyle="none", markersize=6)
         axes.plot(row["intensity"], row["ours"], **style)
@@ -153,9 +153,9 @@ def draw(rows, machine, title, output):
               for kind, marker in MARKERS.items() if any(row["kind"] == kind for row in rows)]
     if any(row["peers"] is not None for row in rows):
         marks.append(plt.Line2D([], [], color="#333", marker="^", fillstyle="none", linestyle="none", label="PyTorch"))
-    panels[0][0].legend(handles=marks, fontsize=8, loc="lower right")
+    figure.legend(handles=marks, fontsize=8, loc="lower center", ncols=len(marks))
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(output.with_name(output.name + ".svg"), metadata={"Date": None})
     figure.savefig(output.with_name(output.name + ".png"), dpi=150, metadata={"Software": None})
 
