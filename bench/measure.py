@@ -87,17 +87,27 @@ def tiny_call():
     return [s / loops for s in seconds]
 
 
+def rows_of_program(program, *options):
+    """What a program on Google Benchmark measured: its rows, several of each benchmark."""
+    run = subprocess.run([program, "--benchmark_format=json", *options], capture_output=True, text=True)
+    if run.returncode != 0:
+        raise SystemExit(f"{program} failed: {run.stderr.strip()}")
+    return [row for row in json.loads(run.stdout)["benchmarks"] if row["run_type"] == "iteration"]
+
+
 def tiny_calls_from_cpp(program):
     """{forward or backward: seconds, several times} of bench/calls.cpp."""
-    run = subprocess.run([program, "--benchmark_format=json", "--benchmark_repetitions=7"], capture_output=True,
-                         text=True)
-    if run.returncode != 0:
-        raise SystemExit(f"bench/compare: {program} failed: {run.stderr.strip()}")
     seconds = {}
-    for row in json.loads(run.stdout)["benchmarks"]:
-        if row["run_type"] == "iteration":
-            seconds.setdefault(row["run_name"].removeprefix("tiny_"), []).append(row["real_time"] * 1e-6)
+    for row in rows_of_program(program, "--benchmark_repetitions=7"):
+        seconds.setdefault(row["run_name"].removeprefix("tiny_"), []).append(row["real_time"] * 1e-6)
     return seconds
+
+
+def read_bandwidth(program, threads):
+    """GB/s, several times, at which bench/kernels.cpp reads memory on so many threads."""
+    options = ("--benchmark_filter=^read/", f"--machine_threads={threads}", "--benchmark_repetitions=5",
+               "--benchmark_min_time=0.1")  # fmt: skip
+    return [row["GB/s"] for row in rows_of_program(program, *options)]
 
 
 def import_time():

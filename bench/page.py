@@ -1,5 +1,6 @@
 """The rows of bench/compare as lines, as a summary, and as the tables of README.md and docs/performance.md."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -7,14 +8,20 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
-BLOCK = re.compile(r"(<!-- figures:.*? -->\n).*?(<!-- end of figures -->)", re.S)
-HEADER = (f"{'what':<54} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
-          f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<39}limit")  # fmt: skip
+BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
+         for name in ("figures", "roofline")}  # fmt: skip
+# Headings of the parts of bench/compare.
+TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequences", "sizes": "Other head sizes",
+          "decode": "Decoding", "masks": "Masks given as rules", "scaling": "Two threads", "beside": "After PyTorch",
+          "rules": "Time follows the rule", "long": "Long sequences", "build": "Cold build"}  # fmt: skip
+FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself")  # rows beside these peers
+HEADER = (f"{'what':<58} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
+          f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit")  # fmt: skip
 
 
 def shape(row):
     """The columns that say what a row is about; empty where they have no meaning."""
-    mask = "causal" if row["causal"] else "full" if row["peer"].startswith("torch") else ""
+    mask = "causal" if row["causal"] else "full" if row["peer"].startswith(FULL_UNLESS_CAUSAL) else ""
     return (row["type"], str(row["d"] or ""), mask,
             str(row["sequence"] or ""), str(row["threads"] or ""))  # fmt: skip
 
@@ -25,7 +32,7 @@ def percent(number):
 
 def limit(row):
     least, most = row["least_ratio"], row["most"]
-    text = f"at least {least:.2g} x" if least else f"at most {most:g}" if most else ""
+    text = f"at least {least:.3g} x" if least else f"at most {most:g}" if most else ""
     return text + (", MISSED" if not row["held"] else "")
 
 
@@ -33,14 +40,15 @@ def line(row):
     type_, d, mask, sequence, threads = shape(row)
     peer = ""
     if row["peer"]:
-        peer = f"{row['peer']:<13}{row['peer_figure']:8.2f} {percent(row['peer_spread']):>6} {row['ratio']:6.2f} x"
-    return (f"{row['what']:<54} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} "
+        peer = f"{row['peer']:<18}{row['peer_figure']:8.2f} {percent(row['peer_spread']):>6} {row['ratio']:6.2f} x"
+    return (f"{row['what']:<58} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} "
             f"{row['unit']:<14}"
-            f"{percent(row['spread']):>7}  {peer:<39}{limit(row)}").rstrip()  # fmt: skip
+            f"{percent(row['spread']):>7}  {peer:<44}{limit(row)}").rstrip()  # fmt: skip
 
 
 def name(row):
-    return " ".join(part for part in (row["what"], *shape(row)[:4]) if part)
+    threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}" if row["threads"] else ""
+    return " ".join(part for part in (row["what"], *shape(row)[:4]) if part) + f", {threads}" * bool(threads)
 
 
 def worst(rows):
@@ -54,14 +62,15 @@ def summary(rows):
     lines = ["", f"limits: {len(limits) - len(missed)} of {len(limits)} held"]
     lines += [f"  missed: {text}" for text in missed]
     if found := worst(rows):
-        threads = f"{found['threads']} thread{'s' * (found['threads'] > 1)}"
-        lines.append(f"worst ratio: {found['ratio']:.2f} x {found['peer']}, {name(found)}, {threads}")
+        lines.append(f"worst ratio: {found['ratio']:.2f} x {found['peer']}, {name(found)}")
     return "\n".join(lines)
 
 
 def short(rows):
-    """The rows that the README shows."""
-    return [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch")]
+    """The rows that the README shows: one thread, float32, 1x4x2048, head sizes 64 and 128."""
+    return [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch") and row["threads"] == 1 and
+            row["type"] == "float32" and row["what"] in ("forward", "backward") and row["sequence"] == 2048 and
+            row["d"] in (64, 128)]  # fmt: skip
 
 
 def read(path):
@@ -84,31 +93,49 @@ def table(rows, columns):
     return "\n".join(lines + ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows])
 
 
+def figure(key, spread):
+    return lambda row: "" if row[key] is None else (
+        f"{row[key]:.3g} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
+
+
+def readme_block(rows):
+    shown = short(rows)
+    peer = figure("peer_figure", "peer_spread")
+    lines = table(shown, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}",
+                          "anyflash (spread)": figure("figure", "spread"),
+                          "PyTorch (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
+                          "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
+    return (f"{rows[0]['machine']}, {rows[0]['date']}, one thread, float32, 1x4x2048; "
+            f"{shown[0]['peer'].removesuffix(' math')}:\n\n{lines}")  # fmt: skip
+
+
+def performance_block(rows):
+    """A table for each part; one for all rows of a record that tells no parts apart."""
+    keys = ("type", "d", "mask", "sequence", "threads")
+    columns = {"what": lambda row: row["what"].replace("|", "\\|"),
+               **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)},
+               "figure (spread)": figure("figure", "spread"), "peer": lambda row: row["peer"],
+               "its figure (spread)": figure("peer_figure", "peer_spread"),
+               "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
+               "limit": limit}  # fmt: skip
+    text = f"{rows[0]['machine']}, {rows[0]['date']}."
+    for part, group in itertools.groupby(rows, lambda row: row.get("part")):
+        text += (f"\n\n### {TITLES[part]}" if part else "") + f"\n\n{table(list(group), columns)}"
+    return f"{text}\n\n```text{summary(rows)}\n```"
+
+
 def blocks(rows):
     """What stands in the marked block of each of PAGES; rows: None where none are recorded."""
     if rows is None:
         return ["No figures are recorded yet: `bench/compare --device cpu` measures them."] * 2
-    made = f"{rows[0]['machine']}, {rows[0]['date']}"
-    shown = short(rows)
-    figure = lambda key, spread: lambda row: (
-        "" if row[key] is None else f"{row[key]:.3g} {row['unit']}" +
-        (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
-    readme = table(shown, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}",
-                           "anyflash (spread)": figure("figure", "spread"),
-                           "PyTorch (spread)": figure("peer_figure", "peer_spread"),
-                           "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
-    keys = ("type", "d", "mask", "sequence", "threads")
-    full = table(rows, {"what": lambda row: row["what"].replace("|", "\\|"),
-                        **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)},
-                        "figure (spread)": figure("figure", "spread"), "peer": lambda row: row["peer"],
-                        "its figure (spread)": figure("peer_figure", "peer_spread"),
-                        "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
-                        "limit": limit})  # fmt: skip
-    return [f"{made}, one thread, float32, 1x4x2048; {shown[0]['peer']}:\n\n{readme}",
-            f"{made}.\n\n{full}\n\n```text{summary(rows)}\n```"]  # fmt: skip
+    return [readme_block(rows), performance_block(rows)]
+
+
+def write_block(path, name, block):
+    """Puts `block` between a page's marks of that name."""
+    path.write_text(BLOCK[name].sub(lambda found: found[1] + block + "\n" + found[2], path.read_text(), count=1))
 
 
 def publish(rows, pages=PAGES):
     for path, block in zip(pages, blocks(rows)):
-        text = path.read_text()
-        path.write_text(BLOCK.sub(lambda found: found[1] + block + "\n" + found[2], text, count=1))
+        write_block(path, "figures", block)

@@ -1,56 +1,47 @@
-"""One case of the grid, as calls of anyflash and of PyTorch's scaled_dot_product_attention."""
+"""PyTorch's scaled_dot_product_attention beside anyflash: the path that it takes by itself, and its math path."""
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import anyflash as af
+import cases
 
 NAME = f"torch {torch.__version__.split('+')[0]}"
-# What results may differ by, relative to the largest: a few units in the last place of the type, as both sides round.
-TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
 
 
-class Case:
-    def __init__(self, type_, batch, heads, sequence, d, causal, threads):
-        torch.manual_seed(0)
-        self.type, self.shape, self.causal, self.threads = type_, (batch, heads, sequence, d), causal, threads
-        self.q, self.k, self.v, self.dout = (torch.randn(self.shape).to(getattr(torch, type_)) for _ in range(4))
-        self.rule = af.causal() if causal else af.full()
+class Case(cases.Case):
+    """A case whose arrays are PyTorch's, and whose peer PyTorch is. No rule: full, or causal."""
 
-    def flops(self, what):
-        batch, heads, sequence, d = self.shape
-        explained = af.explain(self.rule, sequence, d_qk=d, d_v=d)
-        return batch * heads * (explained.forward_flops if what == "forward" else explained.backward_flops)
+    def array(self, numbers):
+        return torch.tensor(numbers, dtype=getattr(torch, self.type))
 
-    def calls(self, what):
-        """(ours, the peer's): functions without arguments. Their results are compared first."""
-        options = dict(rule=self.rule, threads=self.threads)
-        out, lse = af.attention(self.q, self.k, self.v, return_lse=True, **options)
-        leaves = [x.detach().clone().requires_grad_(what == "backward") for x in (self.q, self.k, self.v)]
+    def numbers(self, array):
+        return array.detach().double().numpy()
 
-        def peer_forward():
-            torch.set_num_threads(self.threads)
-            return torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=self.causal)
+    def peer_calls(self, what):
+        torch.set_num_threads(self.threads)
+        return {NAME: self.peer_call(what), f"{NAME} math": self.peer_call(what, SDPBackend.MATH)}
 
-        peer_out = peer_forward()
-        self.same("out", out, peer_out)
+    def peer_call(self, what, backend=None):
+        """backend: None for PyTorch's own choice. Backward is the gradients alone, without the forward pass."""
+        attention = torch.nn.functional.scaled_dot_product_attention
+        options = dict(is_causal=self.causal, enable_gqa=self.heads != self.kv_heads)
+
+        def forward(q, k, v):
+            if backend is None:
+                return attention(q, k, v, **options)
+            with sdpa_kernel(backend):
+                return attention(q, k, v, **options)
+
         if what == "forward":
-            return lambda: af.attention(self.q, self.k, self.v, **options), peer_forward
+            turn = self.in_turn(len(self.kv) // 2)  # not what anyflash has just read
+            return lambda: forward(self.q, *next(turn))
+        leaves = [x.detach().clone().requires_grad_() for x in (self.q, *self.kv[0])]
+        out = forward(*leaves)
+        return lambda: torch.autograd.grad(out, leaves, self.dout, retain_graph=True)
 
-        def backward():
-            return af.attention_backward(self.dout, self.q, self.k, self.v, out, lse, **options)
 
-        def peer_backward():
-            return torch.autograd.grad(peer_out, leaves, self.dout, retain_graph=True)
-
-        gradients = backward()
-        for name, ours, theirs in zip(("dq", "dk", "dv"), (gradients.dq, gradients.dk, gradients.dv), peer_backward()):
-            self.same(name, ours, theirs)
-        return backward, peer_backward
-
-    def same(self, name, ours, theirs):
-        ours, theirs = ours.double(), theirs.detach().double()
-        difference = ((ours - theirs).abs().max() / theirs.abs().max()).item()
-        if not difference <= TOLERANCE[self.type]:
-            raise SystemExit(f"bench/compare: {name} of {self.type} {self.shape}, causal {self.causal}: "
-                             f"differs from {NAME} by "
-                             f"{difference:.1e} of its largest, expected at most {TOLERANCE[self.type]:.0e}")
+def product(threads):
+    """An operation of PyTorch's own on so many threads, as a model has between two attentions."""
+    torch.set_num_threads(threads)
+    a = torch.ones(1024, 1024)
+    return lambda: a @ a

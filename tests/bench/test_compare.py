@@ -32,6 +32,7 @@ def run(*arguments):
     (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
     (["--json", "/"], "--json: / cannot be written"),
     (["--calls", "/no/program", "--parts", "calls"], "--calls: no program /no/program"),
+    (["--kernels", "/no/program", "--parts", "decode"], "--kernels: no program /no/program"),
     (["--publish", "no.json"], "no.json: No such file or directory"),
     (["--publish", __file__], "not a file that bench/compare --json wrote"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
@@ -49,6 +50,8 @@ def test_rows_of_long_sequences(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(rows) == 12 and all(COLUMNS <= set(row) for row in rows)
+    growth = {row["sequence"]: row["peer"] for row in rows if row["unit"] == "ns"}
+    assert growth == {16384: "", 32768: "16384 tokens", 65536: "32768 tokens", 131072: "65536 tokens"}
     memory = {(row["what"].split()[0], row["sequence"]): row["figure"] for row in rows if row["unit"] == "MB"}
     assert set(memory) == {(what, length) for what in ("forward", "backward") for length in (16384, 131072)}
     assert all(1 < megabytes < 250 for megabytes in memory.values())
@@ -75,14 +78,14 @@ def test_the_summary_ends_with_the_worst_ratio():
 
 def test_the_tables_are_written_between_the_marks(tmp_path):
     pages = [Path(shutil.copy(path, tmp_path)) for path in page.PAGES]
-    before = [page.BLOCK.split(path.read_text()) for path in pages]
+    before = [page.BLOCK["figures"].split(path.read_text()) for path in pages]
     for _ in range(2):  # twice gives the same
         page.publish(ROWS, pages)
         readme, performance = (path.read_text() for path in pages)
         assert "| forward, d64, full | 100 GFLOP/s (5 %) | 125 GFLOP/s | 0.80 |" in readme and "A machine" in readme
         assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |  |  | at most 250, MISSED |" in performance
         assert "worst ratio: 0.50" in performance
-        assert [page.BLOCK.split(path.read_text()) for path in pages] == before
+        assert [page.BLOCK["figures"].split(path.read_text()) for path in pages] == before
 
 
 @pytest.mark.parametrize("rows, reason", [
@@ -98,6 +101,16 @@ def test_a_file_without_the_rows_to_show_is_not_published(tmp_path, rows, reason
     with pytest.raises(SystemExit) as caught:
         page.read(tmp_path / "rows.json")
     assert str(caught.value) == f"bench/compare: {tmp_path / 'rows.json'}: {reason}"
+
+
+def test_a_record_with_parts_has_a_table_for_each():
+    rows = [row(1.2, 1.15, part="torch"), row(9, 1.15, part="torch", peer="torch 1.0 math", causal=True),
+            row(9, 1.3, part="short", sequence=64), row(9, 1.1, part="sizes", d=40)]  # fmt: skip
+    readme, performance = page.blocks(rows)
+    assert [line for line in performance.splitlines() if line.startswith("##")] == [
+        "### Beside PyTorch", "### Short sequences", "### Other head sizes"]  # fmt: skip
+    assert performance.count("| what | type |") == 3 and "| at least 1.15 x |" in performance
+    assert readme.count("| forward, d64, ") == 2 and "11.1 GFLOP/s, math path | 9.00 |" in readme
 
 
 def test_a_file_with_the_rows_is_read(tmp_path):

@@ -1,0 +1,99 @@
+"""The parts of bench/compare whose peer is PyTorch, or which need it."""
+
+import math
+import os
+import statistics
+
+import cases
+import measure
+import peers
+
+SEQUENCE = 2048  # of the parts torch and sizes: batch 1, 4 heads
+SHORT = (32, 12, (64, 128, 512))  # batch, heads, sequences
+SIZES = ((40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 192), (256, 256), (128, 32))  # d_qk, d_v
+DECODE_KEYS = (4096, 65536)
+FAR = 512 << 20  # bytes: more than any cache holds
+MASKS = (False, True)  # causal
+
+
+def thread_counts(arguments):
+    return sorted(set(arguments.threads))
+
+
+def row(table, arguments, case, what, name, least, paths=None):
+    """A row of GFLOP/s."""
+    ours, theirs, peer = case.beside(what, paths)
+    mine, its = measure.interleaved([ours, theirs], arguments.rounds)
+    table.rates(name, mine, its, case.flops(what) / 1e9, "GFLOP/s", peer=peer, least=least, **case.columns(what))
+
+
+def goal(type_, what, d, causal):
+    """How many times PyTorch's speed a row of the part torch is to reach."""
+    if type_ == "float64":
+        return 1.5
+    if what == "backward":
+        return {"float32": 1.45 if causal else 1.2, "bfloat16": 3, "float16": 25}[type_]
+    if type_ == "float32" and d == 64:
+        return 1.4 if causal else 1.15
+    return 1.35 if causal else 1.1
+
+
+def torch(table, arguments):
+    for threads in thread_counts(arguments):
+        for type_, d, causal in ((t, d, c) for t in arguments.types for d in (64, 128) for c in MASKS):
+            case = peers.Case(type=type_, queries=(SEQUENCE,), d=d, causal=causal, threads=threads)
+            for what in cases.DIRECTIONS:
+                least = goal(type_, what, d, causal)
+                if (type_, what) == ("float16", "backward"):  # 25 is beside the path that PyTorch takes by itself
+                    row(table, arguments, case, what, what, least, [peers.NAME])
+                    row(table, arguments, case, what, f"{what}, beside its fastest path", 1)
+                else:
+                    row(table, arguments, case, what, what, least)
+
+
+def short(table, arguments):
+    """Many short sequences, as in encoders."""
+    batch, heads, sequences = SHORT
+    for threads, sequence, causal in ((t, s, c) for t in thread_counts(arguments) for s in sequences for c in MASKS):
+        case = peers.Case(batch=batch, heads=heads, queries=(sequence,), causal=causal, threads=threads)
+        for what in cases.DIRECTIONS:
+            row(table, arguments, case, what, f"{what}, batch {batch} x {heads} heads", 1.3)
+
+
+def sizes(table, arguments):
+    """Other head sizes, on one thread."""
+    for (d, d_v), causal in ((s, c) for s in SIZES for c in MASKS):
+        case = peers.Case(queries=(SEQUENCE,), d=d, d_v=d_v, causal=causal)
+        for what in cases.DIRECTIONS:
+            row(table, arguments, case, what, what if d == d_v else f"{what}, d_v {d_v}", 1.1)
+
+
+def decode(table, arguments):
+    """One query of 32 heads, 8 key heads. K and V lie in so many copies, taken in turn, that they come from memory."""
+    types = [type_ for type_ in ("float32", "bfloat16") if type_ in arguments.types]
+    for threads, type_, d, keys in ((n, t, d, k) for n in thread_counts(arguments) for t in types
+                                    for d in (64, 128) for k in DECODE_KEYS):  # fmt: skip
+        copies = math.ceil(FAR / (2 * 8 * keys * d * cases.BYTES[type_]))
+        case = peers.Case(type=type_, heads=32, kv_heads=8, queries=(1,), keys=(keys,), d=d, threads=threads,
+                          copies=copies)  # fmt: skip
+        ours, theirs, peer = case.beside("forward")
+        mine, its = measure.interleaved([ours, theirs], arguments.rounds)
+        columns, gigabytes = case.columns("forward"), case.kv_bytes() / 1e9
+        table.rates("decode, 32 / 8 heads, K and V read", mine, its, gigabytes, "GB/s", peer=peer, least=3.5, **columns)
+        reading = measure.read_bandwidth(arguments.kernels, threads)
+        speed = gigabytes / statistics.median(mine)
+        table.add("decode, 32 / 8 heads, beside reading memory", speed, "GB/s", spread=measure.spread(mine),
+                  peer="reading memory", peer_figure=statistics.median(reading), peer_spread=measure.spread(reading),
+                  ratio=speed / statistics.median(reading), least=0.75, **columns)  # fmt: skip
+
+
+def beside(table, arguments):
+    """A call on all threads right after an operation of PyTorch on all its threads, and by itself."""
+    threads = os.cpu_count()
+    product = peers.product(threads)
+    for sequence, what in ((s, w) for s in (512, SEQUENCE) for w in cases.DIRECTIONS):
+        case = cases.Case(queries=(sequence,), threads=threads)
+        call = case.call(what, reuse=True)
+        _, after, _, alone = measure.interleaved([product, call, call, call], arguments.rounds)
+        table.times(f"{what}, right after a product of PyTorch's", after, alone, "ms", 1e3, peer="by itself",
+                    least=1 / 1.05, **case.columns(what))  # fmt: skip

@@ -1,0 +1,196 @@
+"""The roofline: what calls reach in GFLOP/s, under what the machine can do at most.
+
+The roof is the lower of two limits: the peak of multiply-adds whose operands stay in registers, and the speed of
+reading memory times a call's useful operations for each byte that it must move. Both are measured here, by
+bench_kernels. Calls are the rows of a file that bench/compare --json wrote, with PyTorch's beside them, or a few that
+are timed here. Writes PREFIX.png and PREFIX.svg.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import measure
+import page
+
+PICTURE = measure.PROJECT / "docs" / "pictures" / "roofline"
+PAGE = measure.PROJECT / "docs" / "performance.md"
+KERNELS = measure.PROJECT / "build-bench/bench/bench_kernels"
+COLOURS = {"float32": "#1f77b4", "float64": "#2ca02c", "bfloat16": "#d62728", "float16": "#ff7f0e"}
+MARKERS = {"forward": "^", "backward": "v", "decode": "o"}
+PEAKS = {"float32": "float32", "float16": "float32", "float64": "float64", "bfloat16": "pairs"}  # of bench_kernels
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise SystemExit(f"bench/roofline: {message}")
+
+
+def parse_arguments():
+    parser = Parser(prog="bench/roofline", description=__doc__, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
+                    epilog="example: bench/roofline --json bench/results/cpu.json")  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", type=Path, help="rows of bench/compare (default: a few timed here)")
+    parser.add_argument("--output", metavar="PREFIX", type=Path, default=PICTURE,
+                        help="default: docs/pictures/roofline, which docs/performance.md then shows")
+    parser.add_argument("--kernels", metavar="PROGRAM", type=Path, default=KERNELS,
+                        help="the C++ benchmark (default: the one that bench/roofline builds)")
+    parser.add_argument("--check", action="store_true", help="only check the options")
+    arguments = parser.parse_args()
+    if arguments.json:
+        read(arguments.json)
+    if not os.access(arguments.output.parent, os.W_OK):
+        parser.error(f"--output: {arguments.output} cannot be written")
+    return arguments
+
+
+def read(path):
+    """The rows of a record that can be drawn."""
+    try:
+        rows = points(json.loads(path.read_text()))
+    except OSError as error:
+        raise SystemExit(f"bench/roofline: --json: {path}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise SystemExit(f"bench/roofline: --json: {path}: not a file that bench/compare --json wrote") from None
+    if not rows:
+        raise SystemExit(f"bench/roofline: --json: {path}: no rows with their operations for each byte; measure anew")
+    return rows
+
+
+def points(rows):
+    """What is drawn of rows: [{kind, type, threads, intensity, ours, peers}], speeds in GFLOP/s; peers' may be None."""
+    found = []
+    for row in rows:
+        kind = row["what"].split(",")[0].split()[0]
+        intensity = row.get("intensity")
+        per_unit = {"GFLOP/s": 1, "GB/s": intensity}.get(row["unit"])
+        if not intensity or per_unit is None or kind not in MARKERS or row["peer"] in ("reading memory", "one thread"):
+            continue
+        torch = row["peer"].startswith("torch")
+        found.append(dict(kind=kind, type=row["type"], threads=row["threads"], intensity=intensity,
+                          ours=row["figure"] * per_unit,
+                          peers=row["peer_figure"] * per_unit if torch else None))  # fmt: skip
+    return found
+
+
+def few_rows():
+    """Rows of a few calls, on one thread and on all."""
+    import cases
+    from table import Table
+
+    table = Table("cpu")
+    for threads in sorted({1, os.cpu_count()}):
+        for type_, d in ((type_, d) for type_ in ("float32", "float64") for d in (64, 128)):
+            case = cases.Case(type=type_, d=d, threads=threads)
+            for what in cases.DIRECTIONS:
+                (seconds,) = measure.interleaved([case.call(what, reuse=True)], 5)
+                table.add(what, case.flops(what) / statistics.median(seconds) / 1e9, "GFLOP/s",
+                          spread=measure.spread(seconds), **case.columns(what))  # fmt: skip
+        case = cases.Case(heads=32, kv_heads=8, queries=(1,), keys=(65536,), d=128, threads=threads)
+        (seconds,) = measure.interleaved([case.call("forward")], 5)
+        table.add("decode, 32 / 8 heads, K and V read", case.kv_bytes() / statistics.median(seconds) / 1e9, "GB/s",
+                  spread=measure.spread(seconds), **case.columns("forward"))  # fmt: skip
+    return points(table.rows)
+
+
+def limits(program, threads):
+    """({type of a loop: GFLOP/s}, GB/s) of the machine on so many threads: the best of a few times."""
+    peaks, reading = {}, []
+    for row in measure.rows_of_program(program, "--benchmark_filter=^(peak|read)/", f"--machine_threads={threads}",
+                                       "--benchmark_repetitions=5", "--benchmark_min_time=0.1"):  # fmt: skip
+        name = row["run_name"].split("/")
+        if name[0] == "read":
+            reading.append(row["GB/s"])
+        else:
+            peaks.setdefault(name[1], []).append(row["GFLOP/s"])
+    return {name: max(speeds) for name, speeds in peaks.items()}, max(reading)
+
+
+def peak_of(type_, peaks):
+    return peaks.get(PEAKS[type_], peaks["float32"])
+
+
+def draw_panel(axes, threads, rows, peaks, reading):
+    """One number of threads."""
+    ends = [min(1, *(row["intensity"] for row in rows)) / 2, max(row["intensity"] for row in rows) * 2]
+    for name, peak in sorted(peaks.items(), key=lambda item: item[1]):
+        corner = peak / reading
+        axes.plot([min(ends[0], corner), corner, max(ends[1], corner)], [min(ends[0], corner) * reading, peak, peak],
+                  color="#888", linewidth=1, zorder=1)  # fmt: skip
+        axes.annotate(f"{'bfloat16 pairs' if name == 'pairs' else name}: {peak:.0f} GFLOP/s", (corner * 0.9, peak),
+                      ha="right", va="center", fontsize=8, color="#555")  # fmt: skip
+    axes.annotate(f"memory:\n{reading:.0f} GB/s", (ends[0], ends[0] * reading), ha="left", va="top", fontsize=8,
+                  color="#555")  # fmt: skip
+    for row in rows:
+        style = dict(color=COLOURS[row["type"]], marker=MARKERS[row["kind"]], linestyle="none", markersize=6)
+        axes.plot(row["intensity"], row["ours"], **style)
+        if row["peers"] is not None:
+            axes.plot(row["intensity"], row["peers"], fillstyle="none", alpha=0.6, **style)
+    axes.set(xscale="log", yscale="log", xlabel="useful operations for each byte that must be moved",
+             title=f"{threads} thread{'s' * (threads > 1)}")  # fmt: skip
+    axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
+
+
+def draw(rows, machine, title, output):
+    """machine: {threads: (peaks, reading)}; a panel for each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams |= {"svg.hashsalt": "anyflash", "svg.fonttype": "none"}  # the same picture is the same file
+    figure, panels = plt.subplots(1, len(machine), figsize=(6 * len(machine), 5), sharey=True, squeeze=False)
+    for axes, (threads, (peaks, reading)) in zip(panels[0], sorted(machine.items())):
+        draw_panel(axes, threads, [row for row in rows if row["threads"] == threads], peaks, reading)
+    panels[0][0].set_ylabel("GFLOP/s")
+    marks = [plt.Line2D([], [], color=colour, marker="s", linestyle="none", label=type_)
+             for type_, colour in COLOURS.items() if any(row["type"] == type_ for row in rows)]
+    marks += [plt.Line2D([], [], color="#333", marker=marker, linestyle="none", label=kind)
+              for kind, marker in MARKERS.items() if any(row["kind"] == kind for row in rows)]
+    if any(row["peers"] is not None for row in rows):
+        marks.append(plt.Line2D([], [], color="#333", marker="^", fillstyle="none", linestyle="none", label="PyTorch"))
+    figure.legend(handles=marks, fontsize=8, loc="lower center", ncols=len(marks))
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    figure.savefig(output.with_name(output.name + ".svg"), metadata={"Date": None})
+    figure.savefig(output.with_name(output.name + ".png"), dpi=150, metadata={"Software": None})
+
+
+def block(title, machine):
+    """What docs/performance.md shows of the picture: its limits in words."""
+    lines = [f"![Roofline](pictures/{PICTURE.name}.svg)", "", f"{title}:", ""]
+    for threads, (peaks, reading) in sorted(machine.items()):
+        text = ", ".join(f"{name} {peak:.0f}" for name, peak in peaks.items())
+        lines.append(f"- {threads} thread{'s' * (threads > 1)}: peak {text} GFLOP/s; memory {reading:.0f} GB/s")
+    return "\n".join(lines)
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.check:
+        return
+    if not os.access(arguments.kernels, os.X_OK):
+        raise SystemExit(f"bench/roofline: --kernels: no program {arguments.kernels}; bench/roofline builds it")
+    rows = read(arguments.json) if arguments.json else few_rows()
+    machine = {}
+    for threads in sorted({row["threads"] for row in rows}):
+        machine[threads] = peaks, reading = limits(arguments.kernels, threads)
+        print(f"{threads} thread{'s' * (threads > 1)}: {reading:.1f} GB/s read, "
+              + ", ".join(f"{name} {peak:.0f} GFLOP/s" for name, peak in peaks.items()), flush=True)  # fmt: skip
+        for row in (row for row in rows if row["threads"] == threads):
+            roof = min(peak_of(row["type"], peaks), row["intensity"] * reading)
+            print(f"  {row['kind']:<9}{row['type']:<9}{row['intensity']:9.1f} operations a byte {row['ours']:8.1f} of "
+                  f"{roof:8.1f} GFLOP/s, {100 * row['ours'] / roof:4.0f} %", flush=True)  # fmt: skip
+    title = f"{measure.processor()}, {time.strftime('%Y-%m-%d')}"
+    draw(rows, machine, title, arguments.output)
+    print(f"wrote {arguments.output}.svg and {arguments.output}.png")
+    if arguments.output == PICTURE:
+        page.write_block(PAGE, "roofline", block(title, machine))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+# Shared by bench/compare and bench/roofline, which have sourced scripts/common.sh: the environment with the peers,
+# anyflash in it, the C++ benchmarks. Afterwards $python is its interpreter, and the folder the caller's.
+packages "${build_packages[@]}" libbenchmark-dev libcli11-dev nlohmann-json3-dev libzip-dev libpng-dev pkg-config
+environment .venv-bench bench/requirements.txt
+install_anyflash .venv-bench
+say "the C++ benchmarks"
+cmake -S . -B build-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_BENCH=ON -DANYFLASH_CLI=OFF >/dev/null
+cmake --build build-bench --target bench_calls bench_kernels
+cd "$caller"
+export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184  # freed memory is kept: no timed call pays for new pages

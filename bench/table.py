@@ -1,0 +1,42 @@
+"""The rows of bench/compare: collected, and printed as they come."""
+
+import json
+import statistics
+import time
+
+import measure
+import page
+
+
+class Table:
+    def __init__(self, device):
+        self.rows, self.device, self.machine, self.date = [], device, measure.processor(), time.strftime("%Y-%m-%d")
+        self.part = ""  # that is being measured
+        print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
+
+    def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None,
+            peer="", peer_figure=None, peer_spread=None, ratio=None, least=None, most=None,
+            intensity=None):  # fmt: skip
+        """least: of the ratio; most: of the figure; intensity: useful operations for each byte that must be moved."""
+        held = (least is None or ratio >= least) and (most is None or figure <= most)
+        self.rows.append(dict(what=what, device=self.device, type=type, d=d, causal=causal, sequence=sequence,
+                              figure=figure, unit=unit, peer=peer, peer_figure=peer_figure, ratio=ratio,
+                              threads=threads, spread=spread, peer_spread=peer_spread, least_ratio=least, most=most,
+                              held=held, machine=self.machine, date=self.date, part=self.part,
+                              intensity=intensity))  # fmt: skip
+        print(page.line(self.rows[-1]), flush=True)
+
+    def rates(self, what, ours, theirs, work, unit, **columns):
+        """A row of work / seconds (an amount a second, more is better) beside a peer's."""
+        median = statistics.median
+        self.add(what, work / median(ours), unit, peer_figure=work / median(theirs), spread=measure.spread(ours),
+                 peer_spread=measure.spread(theirs), ratio=measure.median_ratio(ours, theirs), **columns)  # fmt: skip
+
+    def times(self, what, ours, theirs, unit, scale, **columns):
+        """A row of seconds * scale (less is better) beside a peer's."""
+        median = statistics.median
+        self.add(what, median(ours) * scale, unit, peer_figure=median(theirs) * scale, spread=measure.spread(ours),
+                 peer_spread=measure.spread(theirs), ratio=measure.median_ratio(ours, theirs), **columns)  # fmt: skip
+
+    def write(self, path):
+        path.write_text(json.dumps(self.rows, indent=1) + "\n")

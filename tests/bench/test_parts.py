@@ -1,0 +1,195 @@
+"""The parts of bench/compare: each gives its rows, a peer's results are compared before it is timed, and of its paths
+the faster counts. PyTorch's place is taken by the textbook formula in NumPy, on small shapes."""
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT / "bench"))
+
+import cases  # noqa: E402
+import compare  # noqa: E402
+import page  # noqa: E402
+import parts_own  # noqa: E402
+from table import Table  # noqa: E402
+
+
+PATHS = ("textbook 1.0", "textbook 1.0 math")
+
+
+class Textbook(cases.Case):
+    """The peer's paths are the same formula twice. error: of its results, relative."""
+
+    error = 0.0
+
+    def probabilities(self, q, k):
+        s = q @ k.swapaxes(-1, -2) / np.sqrt(self.d)
+        if self.causal:
+            s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, -np.inf)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        return p / p.sum(-1, keepdims=True)
+
+    def forward(self, q, k, v):
+        k, v = (np.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return self.probabilities(q, k) @ v * (1 + self.error)
+
+    def backward(self, q, k, v):
+        p, dout = self.probabilities(q, k), self.dout
+        dp = dout @ v.swapaxes(-1, -2)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(self.d)
+        return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout * (1 + self.error)
+
+    def peer_calls(self, what):
+        call = getattr(self, what)
+        return dict.fromkeys(PATHS, lambda: call(self.q, *self.kv[0]))
+
+
+@pytest.fixture
+def parts_torch(monkeypatch):
+    """The module, with the textbook as its peer, and small shapes."""
+    peers = SimpleNamespace(NAME="textbook 1.0", Case=Textbook, product=lambda threads: lambda: time.sleep(0))
+    monkeypatch.setitem(sys.modules, "peers", peers)
+    monkeypatch.delitem(sys.modules, "parts_torch", raising=False)
+    module = importlib.import_module("parts_torch")
+    for name, small in dict(SEQUENCE=96, SHORT=(2, 3, (16, 40)), DECODE_KEYS=(128,), FAR=1 << 20,
+                            SIZES=((40, 40), (24, 8))).items():  # fmt: skip
+        monkeypatch.setattr(module, name, small)
+    return module
+
+
+def arguments(**more):
+    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None) | more)
+
+
+def rows_of(part, given):
+    table = Table("cpu")
+    part(table, given)
+    assert all(row["figure"] > 0 for row in table.rows)
+    return table.rows
+
+
+def test_rows_beside_torch(parts_torch):
+    rows = rows_of(parts_torch.torch, arguments())
+    assert [(row["type"], row["d"], row["causal"], row["what"]) for row in rows] == [
+        (type_, d, causal, what) for type_ in ("float32", "float64") for d in (64, 128) for causal in (False, True)
+        for what in ("forward", "backward")]  # fmt: skip
+    assert [row["least_ratio"] for row in rows] == [1.15, 1.2, 1.4, 1.45, 1.1, 1.2, 1.35, 1.45] + [1.5] * 8
+    assert all(row["held"] == (row["ratio"] >= row["least_ratio"]) and row["unit"] == "GFLOP/s" for row in rows)
+
+
+@pytest.mark.parametrize("seconds, paths, fastest", [
+    ((1, 2), None, "textbook 1.0"), ((2, 1), None, "textbook 1.0 math"), ((2, 1), ["textbook 1.0"], "textbook 1.0")])
+def test_the_faster_path_is_the_peer(monkeypatch, seconds, paths, fastest):
+    """Each is compared, then timed once."""
+    called = []
+    calls = [lambda i=i: called.append(i) for i in range(2)]
+    monkeypatch.setattr(Textbook, "peer_calls", lambda self, what: dict(zip(PATHS, calls)))
+    monkeypatch.setattr(Textbook, "compare", lambda *rest: None)
+    monkeypatch.setattr(cases.measure, "once", lambda call: (call(), seconds[calls.index(call)])[1])
+    ours, theirs, name = Textbook(queries=(32,)).beside("forward", paths)
+    assert name == fastest and theirs is calls[fastest.endswith("math")]
+    assert called == [0, 0] + [1, 1] * (paths is None) and ours().shape == (1, 4, 32, 64)
+
+
+@pytest.mark.parametrize("what", ["forward", "backward"])
+def test_results_that_differ_end_the_run(monkeypatch, what):
+    monkeypatch.setattr(Textbook, "error", 1e-3)
+    with pytest.raises(SystemExit) as caught:
+        Textbook(queries=(32,)).beside(what)
+    tensor = "out" if what == "forward" else "dv"
+    assert str(caught.value) == (f"bench/compare: {tensor} of float32 (1, 4, 32, 64), causal False: differs from "
+                                 "textbook 1.0 by 1.0e-03 of its largest, expected at most 2e-05")  # fmt: skip
+
+
+def test_goals_of_16_bit_types(parts_torch):
+    goals = {(type_, what, causal): parts_torch.goal(type_, what, 64, causal) for type_ in ("bfloat16", "float16")
+             for what in cases.DIRECTIONS for causal in (False, True)}  # fmt: skip
+    assert set(goals.values()) == {1.1, 1.35, 3, 25}
+    assert all(goals[type_, "forward", causal] == (1.35 if causal else 1.1) for type_, _, causal in goals)
+    assert goals["bfloat16", "backward", True] == 3 and goals["float16", "backward", False] == 25
+
+
+def test_rows_of_short_sequences(parts_torch):
+    rows = rows_of(parts_torch.short, arguments())
+    assert {row["least_ratio"] for row in rows} == {1.3} and len(rows) == 8
+    assert {(row["sequence"], row["causal"]) for row in rows} == {(s, c) for s in (16, 40) for c in (False, True)}
+    assert rows[0]["what"] == "forward, batch 2 x 3 heads"
+
+
+def test_rows_of_other_head_sizes(parts_torch):
+    rows = rows_of(parts_torch.sizes, arguments())
+    assert {(row["what"], row["d"]) for row in rows} == {
+        ("forward", 40), ("backward", 40), ("forward, d_v 8", 24), ("backward, d_v 8", 24)}  # fmt: skip
+    assert {row["least_ratio"] for row in rows} == {1.1}
+
+
+def test_rows_of_decoding(parts_torch, monkeypatch):
+    monkeypatch.setattr(parts_torch.measure, "read_bandwidth", lambda program, threads: [1e9, 3e9, 2e9])
+    rows = rows_of(parts_torch.decode, arguments(types=("float64", "float32"), kernels="none"))
+    assert [(row["type"], row["d"], row["sequence"], row["least_ratio"]) for row in rows] == [
+        ("float32", d, 128, least) for d in (64, 128) for least in (3.5, 0.75)]  # fmt: skip
+    read = rows[1]
+    assert read["figure"] == rows[0]["figure"] and read["peer_figure"] == 2e9 and not read["held"]
+    assert read["ratio"] == pytest.approx(read["figure"] / 2e9)
+    # 4 d operations for each key of 32 heads; K and V of 8 heads, and next to nothing else.
+    assert read["intensity"] == pytest.approx(4 * 32 / (2 * 8 * 4), rel=0.1)
+
+
+def test_copies_of_keys_and_values_are_taken_in_turn():
+    case = cases.Case(queries=(1,), keys=(32,), copies=3)
+    case.kv[1][1][:] = 1
+    call = case.call("forward")
+    assert [bool(np.allclose(call(), 1)) for _ in range(4)] == [False, True, False, False]
+
+
+def test_rows_after_an_operation_of_torch(parts_torch):
+    rows = rows_of(parts_torch.beside, arguments())
+    assert [(row["sequence"], row["what"].split(",")[0]) for row in rows] == [
+        (512, "forward"), (512, "backward"), (96, "forward"), (96, "backward")]  # fmt: skip
+    assert {row["peer"] for row in rows} == {"by itself"} and {row["least_ratio"] for row in rows} == {1 / 1.05}
+
+
+def test_rows_of_masks():
+    """A rule's ratio is (time of full / time of the rule) * (its visible share)."""
+    rows = rows_of(parts_own.masks, arguments())
+    assert [row["what"] for row in rows] == [
+        f"{what} {text}, time a visible pair" for text in ("causal() 2048", "local(256, causal=true) 2048",
+                                                           "documents of 200 2048", "local(8) 64x64", "local(16) 64x64")
+        for what in ("forward", "backward")]  # fmt: skip
+    assert {row["least_ratio"] for row in rows} == {0.8} and {row["unit"] for row in rows} == {"ns"}
+    assert all(row["ratio"] == pytest.approx(row["peer_figure"] / row["figure"]) for row in rows)
+
+
+def test_visible_pairs_are_those_of_the_rule():
+    case = cases.Case(queries=(450,), rule=parts_own.af.documents(np.arange(450) // 200))
+    assert case.explained("forward").visible_pairs == 200 * 200 * 2 + 50 * 50
+
+
+@pytest.mark.parametrize("processors, count", [(1, 0), (2, 8)])
+def test_rows_of_two_threads(monkeypatch, capsys, processors, count):
+    monkeypatch.setattr(parts_own.os, "cpu_count", lambda: processors)
+    rows = rows_of(parts_own.scaling, arguments())
+    assert len(rows) == count and all(row["threads"] == 2 and row["least_ratio"] == 1.95 for row in rows)
+    assert ("left out" in capsys.readouterr().out) == (count == 0)
+
+
+def test_every_part_has_a_function_and_a_title():
+    assert set(compare.PARTS) | {"build"} == set(page.TITLES)
+    for part, module in compare.PARTS.items():
+        assert f"\ndef {part}(table, arguments):" in (PROJECT / "bench" / f"{module}.py").read_text()
+
+
+def test_rows_are_written_after_each_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts_own, "masks", lambda table, given: table.add("one", 1.0, "s"))
+    monkeypatch.setattr(parts_own, "long", lambda table, given: pytest.fail("stopped"))
+    given = arguments(parts=["masks", "long"], json=tmp_path / "rows.json")
+    with pytest.raises(pytest.fail.Exception):
+        compare.measure_parts(Table("cpu"), given)
+    assert [(row["part"], row["what"]) for row in json.loads(given.json.read_text())] == [("masks", "one")]
