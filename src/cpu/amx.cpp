@@ -18,9 +18,10 @@ constexpr int kSide = 16;  // rows of a tile, and its elements of four bytes a r
 
 bool ask() {
   unsigned eax, ebx, ecx, edx;
-  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24;
+  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, conversions = 1u << 5;  // AVX512_BF16
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & bf16) == 0 || (edx & tile) == 0) return false;
   constexpr long ask_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || (eax & conversions) == 0) return false;
   return syscall(SYS_arch_prctl, ask_permission, tile_data) == 0;
 }
 

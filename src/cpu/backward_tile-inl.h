@@ -119,9 +119,9 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
       auto p0 = hn::Zero(d), p1 = p0, ds0 = p0, ds1 = p0;
       FinishVector<Pair, Kind>(d, terms, first, col, at, s, dp, p0, ds0);
       FinishVector<Pair, Kind>(d, terms, second, col, below, s, dp, p1, ds1);
-      interleave.store(hn::OrderedDemote2To(narrow, p0, p1), p_to + to);
+      interleave.store(NarrowTwo(d, p0, p1), p_to + to);
       if constexpr (Kind::gradient) {
-        const auto both = hn::OrderedDemote2To(narrow, ds0, ds1);
+        const auto both = NarrowTwo(d, ds0, ds1);
         interleave.store(both, ds_to + to);
         hn::StoreU(hn::LowerHalf(half, both), half, neighbours + at);
         hn::StoreU(hn::UpperHalf(half, both), half, neighbours + below);

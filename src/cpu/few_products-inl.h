@@ -47,6 +47,20 @@ HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::
     for (int half = 0; half < 2; ++half) hn::StoreU(sums[r][half], d, s + r * kTile + half * lanes);
 }
 
+/// to (depth, 64) = 64 keys, whose rows lie `line` apart.
+template <class T>
+void TransposeKeys(const T* k, std::int64_t line, std::int64_t depth, T* to, Ahead& ahead) {
+  const hn::ScalableTag<T> d;
+  constexpr int lanes = static_cast<int>(hn::MaxLanes(d)), n = 16 / sizeof(T);
+  for (int key = 0; key < kTile; key += lanes)
+    for (std::int64_t c = 0; c < depth; c += n) {
+      hn::Vec<decltype(d)> columns[n];
+      LoadTransposed(d, k + key * line + c, line, columns);
+      for (int i = 0; i < n; ++i) hn::Store(columns[i], d, to + (c + i) * kTile + key);
+      ahead.fetch_lines(lanes * 16 / 64);
+    }
+}
+
 /// out (kRows, ..) += P V over 64 keys and kVectors vectors of channels. p: (kRows, 64); v: rows `line` apart.
 template <int kRows, int kVectors, class T, class Memory>
 HWY_INLINE void AddValuesPatch(const T* p, const Memory* v, std::int64_t line, T* out, std::int64_t width,

@@ -121,7 +121,7 @@ class FewRowsTask {
     return {operand, b_, g_, box, program.k_size(), problem_.pages};
   }
   EvenRows keys_in_place(const rules::Program& program, const Box& box) const {
-    const bool whole = kKeysInPlace && problem_.d_qk == d_qk_ && problem_.type == kOperandType;
+    const bool whole = problem_.d_qk == d_qk_ && problem_.type == kOperandType;
     const auto rows = in_place(problem_.k, program, box, whole);
     return rows.line % kNumbers == 0 ? rows : EvenRows();
   }
@@ -180,18 +180,26 @@ class FewRowsTask {
       const auto* const from = reinterpret_cast<const T*>(problem_.k.data) + rows.first / kNumbers;
       const auto line = rows.line / kNumbers;
       constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
-      for (int key = 0; key < kTile; key += keys_at_once)
-        ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
-          ProductsOfKeys<kRows>(q + row * depth, depth, from + key * line, line, s_ + row * kTile + key, ahead_);
-        });
-      return;
+      if constexpr (!kTiles) {
+        for (int key = 0; key < kTile; key += keys_at_once)
+          ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
+            ProductsOfKeys<kRows>(q + row * depth, depth, from + key * line, line, s_ + row * kTile + key, ahead_);
+          });
+        return;
+      }
+      TransposeKeys(from, line, depth, reinterpret_cast<T*>(k_t_), ahead_);
+    } else {
+      load_keys(program, keys);
     }
+    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, depth, 1, k_t_, kTile, s_, kTile);
+  }
+
+  void load_keys(const rules::Program& program, const Box& keys) {
     const RowAddresses address(problem_.k, b_, g_, keys, program.k_size(), &problem_.pages);
     LoadRows(problem_.k, problem_.type, address, kTile, problem_.d_qk, k_, d_qk_);
     ahead_.fetch(kTile / 2);
     TransposeOperand(k_, d_qk_, k_t_);
     ahead_.fetch(kTile / 2);
-    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, depth, 1, k_t_, kTile, s_, kTile);
   }
 
   void load_values(const rules::Program& program, const Box& keys) {
@@ -231,7 +239,7 @@ class FewRowsTask {
   }
 
   static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
-  static constexpr bool kKeysInPlace = !(kIsPair<E> && ANYFLASH_PAIRS_IN_TILES);
+  static constexpr bool kTiles = kIsPair<E> && ANYFLASH_PAIRS_IN_TILES;
   static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
                                        : sizeof(T) == 8 ? ElementType::float64
                                                         : ElementType::float32;

@@ -82,6 +82,20 @@ HWY_INLINE Sum MulAddFactors(D d, V left, V right, Sum sum) {
   }
 }
 
+#if ANYFLASH_PAIRS
+/// Two vectors of float as one of bfloat16, the first in its lower half, rounded to nearest.
+template <class D, class V = hn::Vec<D>, class DN = hn::Repartition<hwy::bfloat16_t, D>>
+HWY_INLINE hn::Vec<DN> NarrowTwo(D, V lower, V upper) {
+#if ANYFLASH_PAIRS_IN_TILES  // every machine with the tiles has the instruction, which AVX3 does not stand for
+  hn::Vec<DN> narrow;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(narrow.raw) : "v"(lower.raw), "v"(upper.raw));
+  return narrow;
+#else
+  return hn::OrderedDemote2To(DN(), lower, upper);
+#endif
+}
+#endif
+
 template <bool kAdd, int kRows, int kVectors, class E, class Right, class T = SumOf<E>>
 HWY_INLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
                           const Right* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {

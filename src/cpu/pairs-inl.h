@@ -66,7 +66,7 @@ inline void PairNeighbours(const float* from, std::int64_t count, Pair* to) {
   const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t i = 0; i < count; i += 2 * lanes) {
-    const auto pairs = hn::OrderedDemote2To(narrow, hn::Load(d, from + i), hn::Load(d, from + i + lanes));
+    const auto pairs = NarrowTwo(d, hn::Load(d, from + i), hn::Load(d, from + i + lanes));
     hn::Store(pairs, narrow, reinterpret_cast<hwy::bfloat16_t*>(to + i / 2));
   }
 }
@@ -97,12 +97,11 @@ class PairsOfVectors {
 /// from (64, width), rounded to nearest -> to (32, width): rows 2 i and 2 i + 1 make a row of pairs.
 inline void PairRows(const float* from, std::int64_t width, Pair* to) {
   const hn::ScalableTag<float> d;
-  const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
   const PairsOfVectors interleave;
   for (std::int64_t row = 0; row < kTile; row += 2)
     for (std::int64_t c = 0; c < width; c += static_cast<std::int64_t>(hn::Lanes(d))) {
       const float* at = from + row * width + c;
-      const auto both = hn::OrderedDemote2To(narrow, hn::Load(d, at), hn::Load(d, at + width));
+      const auto both = NarrowTwo(d, hn::Load(d, at), hn::Load(d, at + width));
       interleave.store(both, to + row / 2 * width + c);
     }
 }
