@@ -2,8 +2,8 @@
 
 Timed calls are interleaved: in each round every call of a comparison runs once. Figures are medians over the rounds, a
 spread is the slowest less the fastest over the median, and a ratio is the median of the rounds' ratios (above 1:
-anyflash is faster), so it holds when the machine's speed drifts. GFLOP/s counts useful operations: 4 d a visible pair
-forward, 10 d backward.
+anyflash is faster), so it holds when the machine's speed drifts. GFLOP/s counts useful operations: 2 (d + d_v) for
+each visible pair forward, 6 d + 4 d_v backward.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import measure
 import page
+from options import Parser
 from table import Table
 
 TYPES = ("float32", "float64", "bfloat16", "float16")
@@ -22,11 +23,6 @@ PARTS = {"calls": "parts_own", "torch": "parts_torch", "short": "parts_torch", "
          "decode": "parts_torch", "masks": "parts_own", "scaling": "parts_own", "beside": "parts_torch",
          "rules": "parts_own", "long": "parts_own"}  # fmt: skip
 NEEDS = {"calls": "calls", "decode": "kernels"}  # a part's C++ program: the option that names it
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise SystemExit(f"bench/compare: {message}")
 
 
 def number(least, most):
@@ -39,8 +35,8 @@ def number(least, most):
 
 
 def parse_arguments():
-    parser = Parser(prog="bench/compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    epilog="example: bench/compare --device cpu --json bench/results/cpu.json", allow_abbrev=False)
+    parser = Parser("compare", description=__doc__,
+                    epilog="example: bench/compare --device cpu --json bench/results/cpu.json")  # fmt: skip
     parser.add_argument("--device", choices=["cpu"], default="cpu")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: all)")

@@ -6,7 +6,6 @@ Compared with the record, a count may differ by 3 %. More is an error in either 
 the next loss would hide behind it. Counts of another compiler say nothing about those recorded, and are not compared.
 """
 
-import argparse
 import json
 import os
 import re
@@ -14,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from options import Parser
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "instructions.json"
@@ -26,18 +27,12 @@ CASES = (("forward", "float32", "full()", "192"), ("backward", "float32", "full(
 COMPILER = re.compile(rb"GCC: \([^)\0]*\) [0-9.]+|[ -~]*clang version [ -~]+")
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        fail(message)
-
-
 def fail(message):
     raise SystemExit(f"bench/instructions: {message}")
 
 
 def parse_arguments():
-    parser = Parser(prog="bench/instructions", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = Parser("instructions", description=__doc__)
     parser.add_argument("--record", action="store_true", help="write the counts to the record, compare nothing")
     parser.add_argument("--program", metavar="FILE", type=Path, default=PROGRAM,
                         help="the anyflash program, a release build (default: build-release/src/cli/anyflash)")

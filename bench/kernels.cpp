@@ -2,7 +2,8 @@
 //
 //   peak/TYPE              GFLOP/s of multiply-adds whose operands stay in registers; pairs: of bfloat16
 //   read                   GB/s of memory far beyond the caches
-//   gemm/PRODUCT/TYPE      the products of a tile of 64 queries and 64 keys; decode: those of 4 query heads
+//   gemm/PRODUCT/TYPE      the products of a tile of 64 queries and 64 keys
+//   decode/PRODUCT/TYPE    those of 4 query heads and 64 keys, with keys and values where they lie; pairs: of bfloat16
 //   exp/TYPE, softmax/TYPE of numbers in the nearest cache; softmax: 64 rows of 64 scores, nothing hidden
 //   transpose/TYPE         rows of 64 channels, GB/s read and written, as a part of copying them
 //
@@ -33,6 +34,7 @@
 #include "hwy/highway.h"
 
 #include "cpu/exp-inl.h"
+#include "cpu/few_products-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/pairs-inl.h"
 #include "cpu/rows-inl.h"
@@ -55,12 +57,15 @@ inline double thread_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
 /// Runs `work` as often as the state asks for; returns the seconds of one, the thread's own if not said otherwise.
 template <class Work>
 double timed(State& state, const Work& work, clockid_t clock = CLOCK_THREAD_CPUTIME_ID) {
-  const double start = seconds_of(clock);
+  double start = 0, end = 0;  // read inside of the loop: before and after it, threads wait for each other
+  benchmark::IterationCount done = 0;
   for (auto _ : state) {
+    if (done == 0) start = seconds_of(clock);
     work();
     benchmark::ClobberMemory();
+    if (++done == state.max_iterations) end = seconds_of(clock);
   }
-  return (seconds_of(clock) - start) / static_cast<double>(state.iterations());
+  return (end - start) / static_cast<double>(done);
 }
 
 /// GFLOP/s, and how much that is of the peak; a peak of 0: it is not known.
@@ -69,8 +74,11 @@ inline void report(State& state, double operations, double seconds, double peak)
   if (peak > 0) state.counters["percent_of_peak"] = 100 * operations / seconds / peak;
 }
 
-/// Bytes that each thread reads: with its neighbours' far more than the caches.
-constexpr std::int64_t kReadBytes = std::int64_t{512} << 20;
+/// Bytes that each of so many threads reads: together far beyond the caches, on many threads not all of the memory.
+inline std::int64_t read_bytes(int threads) {
+  constexpr std::int64_t megabyte = 1 << 20;
+  return std::max<std::int64_t>(64, 1024 / threads) * megabyte;
+}
 
 /// How many threads may run at a time in the benchmarks that measure the machine.
 inline std::vector<int>& thread_counts() {
@@ -87,6 +95,16 @@ namespace HWY_NAMESPACE {
 
 using namespace cpu::HWY_NAMESPACE;
 using cpu::allocate, cpu::kTile;
+
+/// Whether the tiles of AMX multiply E: a loop that is not here, and whose peak is not measured.
+template <class E>
+constexpr bool kInTiles = kIsPair<E> && ANYFLASH_PAIRS_IN_TILES;
+
+/// What multiplies Pairs, if anything does.
+const char* pairs_by() {
+  if (HWY_NATIVE_DOT_BF16) return "instruction";
+  return ANYFLASH_PAIRS && cpu::tiles_in_use() ? "tiles" : "nothing";
+}
 
 template <class E>
 constexpr const char* kName = kIsPair<E> ? "pairs" : sizeof(E) == 8 ? "float64" : "float32";
@@ -107,10 +125,10 @@ hwy::AlignedFreeUniquePtr<E[]> numbers(std::int64_t count) {
   return made;
 }
 
-/// Operations a second of one thread at best; 0 for Pairs that the tiles of AMX multiply, which have no such loop here.
+/// Operations a second of one thread at best; 0 if it is not measured.
 template <class E>
 double peak() {
-  if constexpr (kIsPair<E> && !HWY_NATIVE_DOT_BF16) {
+  if constexpr (kInTiles<E>) {
     return 0;
   } else {
     static const double best = [] {
@@ -139,25 +157,25 @@ void run_peak(State& state) {
 }
 
 void run_read(State& state) {
-  constexpr std::int64_t count = kReadBytes / 8;
+  const auto bytes = read_bytes(state.threads()), count = bytes / 8;
   const auto memory = allocate<std::uint64_t>(count);
-  std::memset(memory.get(), 1, kReadBytes);
+  std::memset(memory.get(), 1, static_cast<std::size_t>(bytes));
   const double seconds = timed(
       state, [&]() HWY_ATTR { benchmark::DoNotOptimize(read_all(memory.get(), count)); }, CLOCK_MONOTONIC);
-  state.counters["GB/s"] = kReadBytes / seconds / 1e9;
+  state.counters["GB/s"] = static_cast<double>(bytes) / seconds / 1e9;
 }
 
 /// A product of the kernels: C (rows, n) = or += A (rows, depth) B (depth, n), depth and n in numbers.
 struct Product {
   const char* name;
   std::int64_t rows, depth, n;
-  bool add, transposed;  // of A in memory: the tiles' Pairs apart, which lie in rows always
+  bool add, transposed;  // of A in memory: for tiles apart, which take it in rows
 };
 
 template <class E>
 void run_gemm(State& state, Product product) {
   const auto depth = Depth<E>(product.depth);
-  const bool in_columns = product.transposed && !kIsPair<E>;
+  const bool in_columns = product.transposed && !kInTiles<E>;
   const auto a = numbers<E>(product.rows * depth), b = numbers<E>(depth * product.n);
   const auto c = numbers<SumOf<E>>(product.rows * product.n);
   const std::int64_t a_row = in_columns ? 1 : depth, a_k = in_columns ? product.rows : 1;
@@ -168,6 +186,44 @@ void run_gemm(State& state, Product product) {
     product.add ? multiply.template operator()<true>() : multiply.template operator()<false>();
   });
   report(state, 2.0 * static_cast<double>(product.rows * product.depth * product.n), seconds, peak<E>());
+}
+
+constexpr std::int64_t kDecodeRows = 4;
+
+template <class E, class T = SumOf<E>>
+void run_decode_scores(State& state, std::int64_t d) {
+  const auto depth = Depth<E>(d);
+  const auto q = numbers<E>(kDecodeRows * depth), rows = numbers<E>(kTile * depth), columns = numbers<E>(depth * kTile);
+  const auto s = numbers<T>(kDecodeRows * kTile);
+  const auto* const keys = reinterpret_cast<const T*>(rows.get());
+  Ahead none;
+  const double seconds = timed(state, [&]() HWY_ATTR {
+    if constexpr (kInTiles<E>) {
+      TransposeKeys(keys, depth, depth, reinterpret_cast<T*>(columns.get()), none);
+      Gemm<false>(kDecodeRows, depth, kTile, q.get(), depth, 1, columns.get(), kTile, s.get(), kTile);
+    } else {
+      constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+      for (int key = 0; key < kTile; key += keys_at_once)
+        ProductsOfKeys<kDecodeRows>(q.get(), depth, keys + key * depth, depth, s.get() + key, none);
+    }
+  });
+  report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<E>());
+}
+
+/// Values are of Memory, and computed in T.
+template <class T, class Memory>
+void run_decode_values(State& state, std::int64_t d) {
+  const auto p = numbers<T>(kDecodeRows * kTile), out = numbers<T>(kDecodeRows * d);
+  const auto x = numbers<T>(kTile * d);
+  const auto v = allocate<Memory>(kTile * d);
+  for (std::int64_t i = 0; i < kTile * d; ++i) v[i] = hwy::ConvertScalarTo<Memory>(x[i]);
+  constexpr std::int64_t patch = kFewVectors * static_cast<std::int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
+  Ahead none;
+  const double seconds = timed(state, [&]() HWY_ATTR {
+    for (std::int64_t c = 0; c < d; c += patch)
+      AddValuesPatch<kDecodeRows, kFewVectors>(p.get(), v.get() + c, d, out.get() + c, d, none);
+  });
+  report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<T>());
 }
 
 /// Arithmetic of SoftmaxExp on a number: the polynomial's steps, five more multiply-adds and two operations.
@@ -231,18 +287,20 @@ template <class E>
 void register_products() {
   for (const std::int64_t d : {64, 128}) {
     const auto size = "/d" + std::to_string(d);
-    for (const Product& product :
-         {Product{"scores", 64, d, 64, false, false}, Product{"values", 64, 64, d, true, false},
-          Product{"key_gradients", 64, 64, d, true, true}, Product{"decode_scores", 4, d, 64, false, false}})
-      benchmark::RegisterBenchmark(("gemm/" + std::string(product.name) + size + "/" + kName<E>).c_str(), run_gemm<E>,
-                                   product);
+    const auto name = [&](const std::string& product) { return product + size + "/" + kName<E>; };
+    for (const Product& product : {Product{"scores", 64, d, 64, false, false}, Product{"values", 64, 64, d, true, false},
+                                   Product{"key_gradients", 64, 64, d, true, true}})
+      benchmark::RegisterBenchmark(name(std::string("gemm/") + product.name).c_str(), run_gemm<E>, product);
+    benchmark::RegisterBenchmark(name("decode/scores").c_str(), run_decode_scores<E>, d);
+    using Memory = std::conditional_t<kIsPair<E>, hwy::bfloat16_t, SumOf<E>>;
+    benchmark::RegisterBenchmark(name("decode/values").c_str(), run_decode_values<SumOf<E>, Memory>, d);
   }
 }
 
 template <class E>
 void register_type() {
   const std::string name = kName<E>;
-  if constexpr (!kIsPair<E> || HWY_NATIVE_DOT_BF16)
+  if constexpr (!kInTiles<E>)
     for (const int threads : thread_counts())
       benchmark::RegisterBenchmark(("peak/" + name).c_str(), run_peak<E>)->Threads(threads)->UseRealTime();
   register_products<E>();
@@ -252,6 +310,7 @@ void register_type() {
 }
 
 void register_all() {
+  benchmark::AddCustomContext("pairs", pairs_by());
   for (const int threads : thread_counts())
     benchmark::RegisterBenchmark("read", run_read)->Threads(threads)->UseRealTime()->Unit(benchmark::kMillisecond);
   register_type<float>();

@@ -87,27 +87,38 @@ def tiny_call():
     return [s / loops for s in seconds]
 
 
-def rows_of_program(program, *options):
-    """What a program on Google Benchmark measured: its rows, several of each benchmark."""
+def report_of_program(program, *options):
+    """What a program on Google Benchmark measured: its rows, several of each benchmark, and what it says of itself."""
     run = subprocess.run([program, "--benchmark_format=json", *options], capture_output=True, text=True)
     if run.returncode != 0:
         raise SystemExit(f"{program} failed: {run.stderr.strip()}")
-    return [row for row in json.loads(run.stdout)["benchmarks"] if row["run_type"] == "iteration"]
+    report = json.loads(run.stdout)
+    return [row for row in report["benchmarks"] if row["run_type"] == "iteration"], report["context"]
 
 
 def tiny_calls_from_cpp(program):
     """{forward or backward: seconds, several times} of bench/calls.cpp."""
     seconds = {}
-    for row in rows_of_program(program, "--benchmark_repetitions=7"):
+    for row in report_of_program(program, "--benchmark_repetitions=7")[0]:
         seconds.setdefault(row["run_name"].removeprefix("tiny_"), []).append(row["real_time"] * 1e-6)
     return seconds
 
 
+def machine_speeds(program, threads, loops="read|peak"):
+    """What bench/kernels.cpp measures of the machine on so many threads: {loop, e.g. peak/float32: its GB/s or GFLOP/s,
+    several times}; and what multiplies pairs: an instruction, tiles or nothing."""
+    rows, context = report_of_program(program, f"--benchmark_filter=^({loops})/", f"--machine_threads={threads}",
+                                      "--benchmark_repetitions=5", "--benchmark_min_time=0.1")  # fmt: skip
+    speeds = {}
+    for row in rows:
+        loop = row["run_name"].split("/real_time")[0]
+        speeds.setdefault(loop, []).append(row["GB/s" if loop == "read" else "GFLOP/s"])
+    return speeds, context["pairs"]
+
+
 def read_bandwidth(program, threads):
-    """GB/s, several times, at which bench/kernels.cpp reads memory on so many threads."""
-    options = ("--benchmark_filter=^read/", f"--machine_threads={threads}", "--benchmark_repetitions=5",
-               "--benchmark_min_time=0.1")  # fmt: skip
-    return [row["GB/s"] for row in rows_of_program(program, *options)]
+    """GB/s, several times."""
+    return machine_speeds(program, threads, "read")[0]["read"]
 
 
 def import_time():

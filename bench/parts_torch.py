@@ -13,7 +13,7 @@ SHORT = (32, 12, (64, 128, 512))  # batch, heads, sequences
 SIZES = ((40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 192), (256, 256), (128, 32))  # d_qk, d_v
 DECODE_KEYS = (4096, 65536)
 FAR = 512 << 20  # bytes: more than any cache holds
-MASKS = (False, True)  # causal
+CAUSAL = (False, True)
 
 
 def thread_counts(arguments):
@@ -40,7 +40,7 @@ def goal(type_, what, d, causal):
 
 def torch(table, arguments):
     for threads in thread_counts(arguments):
-        for type_, d, causal in ((t, d, c) for t in arguments.types for d in (64, 128) for c in MASKS):
+        for type_, d, causal in ((t, d, c) for t in arguments.types for d in (64, 128) for c in CAUSAL):
             case = peers.Case(type=type_, queries=(SEQUENCE,), d=d, causal=causal, threads=threads)
             for what in cases.DIRECTIONS:
                 least = goal(type_, what, d, causal)
@@ -54,7 +54,7 @@ def torch(table, arguments):
 def short(table, arguments):
     """Many short sequences, as in encoders."""
     batch, heads, sequences = SHORT
-    for threads, sequence, causal in ((t, s, c) for t in thread_counts(arguments) for s in sequences for c in MASKS):
+    for threads, sequence, causal in ((t, s, c) for t in thread_counts(arguments) for s in sequences for c in CAUSAL):
         case = peers.Case(batch=batch, heads=heads, queries=(sequence,), causal=causal, threads=threads)
         for what in cases.DIRECTIONS:
             row(table, arguments, case, what, f"{what}, batch {batch} x {heads} heads", 1.3)
@@ -62,7 +62,7 @@ def short(table, arguments):
 
 def sizes(table, arguments):
     """Other head sizes, on one thread."""
-    for (d, d_v), causal in ((s, c) for s in SIZES for c in MASKS):
+    for (d, d_v), causal in ((s, c) for s in SIZES for c in CAUSAL):
         case = peers.Case(queries=(SEQUENCE,), d=d, d_v=d_v, causal=causal)
         for what in cases.DIRECTIONS:
             row(table, arguments, case, what, what if d == d_v else f"{what}, d_v {d_v}", 1.1)

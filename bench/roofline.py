@@ -6,7 +6,6 @@ bench_kernels. Calls are the rows of a file that bench/compare --json wrote, wit
 are timed here. Writes PREFIX.png and PREFIX.svg.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import measure
 import page
+from options import Parser
 
 PICTURE = measure.PROJECT / "docs" / "pictures" / "roofline"
 PAGE = measure.PROJECT / "docs" / "performance.md"
@@ -25,15 +25,8 @@ MARKERS = {"forward": "^", "backward": "v", "decode": "o"}
 PEAKS = {"float32": "float32", "float16": "float32", "float64": "float64", "bfloat16": "pairs"}  # of bench_kernels
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise SystemExit(f"bench/roofline: {message}")
-
-
 def parse_arguments():
-    parser = Parser(prog="bench/roofline", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter,
-                    epilog="example: bench/roofline --json bench/results/cpu.json")  # fmt: skip
+    parser = Parser("roofline", description=__doc__, epilog="example: bench/roofline --json bench/results/cpu.json")
     parser.add_argument("--json", metavar="FILE", type=Path, help="rows of bench/compare (default: a few timed here)")
     parser.add_argument("--output", metavar="PREFIX", type=Path, default=PICTURE,
                         help="default: docs/pictures/roofline, which docs/performance.md then shows")
@@ -98,26 +91,28 @@ def few_rows():
 
 
 def limits(program, threads):
-    """({type of a loop: GFLOP/s}, GB/s) of the machine on so many threads: the best of a few times."""
-    peaks, reading = {}, []
-    for row in measure.rows_of_program(program, "--benchmark_filter=^(peak|read)/", f"--machine_threads={threads}",
-                                       "--benchmark_repetitions=5", "--benchmark_min_time=0.1"):  # fmt: skip
-        name = row["run_name"].split("/")
-        if name[0] == "read":
-            reading.append(row["GB/s"])
-        else:
-            peaks.setdefault(name[1], []).append(row["GFLOP/s"])
-    return {name: max(speeds) for name, speeds in peaks.items()}, max(reading)
+    """({type of a loop: GFLOP/s}, GB/s) of the machine on so many threads: the best of a few times. Pairs that tiles
+    multiply have a peak that is not measured: None."""
+    speeds, pairs_by = measure.machine_speeds(program, threads)
+    reading = max(speeds.pop("read"))
+    peaks = {loop.removeprefix("peak/"): max(times) for loop, times in speeds.items()}
+    return peaks | ({"pairs": None} if pairs_by == "tiles" else {}), reading
 
 
 def peak_of(type_, peaks):
+    """None if it is not measured. Where nothing multiplies pairs, bfloat16 is computed in float32."""
     return peaks.get(PEAKS[type_], peaks["float32"])
+
+
+def in_words(peaks):
+    text = ", ".join(f"{name} {peak:.0f}" for name, peak in peaks.items() if peak is not None)
+    return f"{text} GFLOP/s" + ", of pairs in tiles not measured" * (None in peaks.values())
 
 
 def draw_panel(axes, threads, rows, peaks, reading):
     """One number of threads."""
     ends = [min(1, *(row["intensity"] for row in rows)) / 2, max(row["intensity"] for row in rows) * 2]
-    for name, peak in sorted(peaks.items(), key=lambda item: item[1]):
+    for name, peak in ((name, peak) for name, peak in peaks.items() if peak is not None):
         corner = peak / reading
         axes.plot([min(ends[0], corner), corner, max(ends[1], corner)], [min(ends[0], corner) * reading, peak, peak],
                   color="#888", linewidth=1, zorder=1)  # fmt: skip
@@ -164,9 +159,18 @@ def block(title, machine):
     """What docs/performance.md shows of the picture: its limits in words."""
     lines = [f"![Roofline](pictures/{PICTURE.name}.svg)", "", f"{title}:", ""]
     for threads, (peaks, reading) in sorted(machine.items()):
-        text = ", ".join(f"{name} {peak:.0f}" for name, peak in peaks.items())
-        lines.append(f"- {threads} thread{'s' * (threads > 1)}: peak {text} GFLOP/s; memory {reading:.0f} GB/s")
+        lines.append(f"- {threads} thread{'s' * (threads > 1)}: peak {in_words(peaks)}; memory {reading:.0f} GB/s")
     return "\n".join(lines)
+
+
+def line(row, peaks, reading):
+    """What main prints of a row: without a part of the roof where its peak is not measured."""
+    text = f"  {row['kind']:<9}{row['type']:<9}{row['intensity']:9.1f} operations a byte {row['ours']:8.1f}"
+    peak = peak_of(row["type"], peaks)
+    if peak is None:
+        return f"{text} GFLOP/s"
+    roof = min(peak, row["intensity"] * reading)
+    return f"{text} of {roof:8.1f} GFLOP/s, {100 * row['ours'] / roof:4.0f} %"
 
 
 def main():
@@ -179,12 +183,9 @@ def main():
     machine = {}
     for threads in sorted({row["threads"] for row in rows}):
         machine[threads] = peaks, reading = limits(arguments.kernels, threads)
-        print(f"{threads} thread{'s' * (threads > 1)}: {reading:.1f} GB/s read, "
-              + ", ".join(f"{name} {peak:.0f} GFLOP/s" for name, peak in peaks.items()), flush=True)  # fmt: skip
+        print(f"{threads} thread{'s' * (threads > 1)}: {reading:.1f} GB/s read, peak {in_words(peaks)}", flush=True)
         for row in (row for row in rows if row["threads"] == threads):
-            roof = min(peak_of(row["type"], peaks), row["intensity"] * reading)
-            print(f"  {row['kind']:<9}{row['type']:<9}{row['intensity']:9.1f} operations a byte {row['ours']:8.1f} of "
-                  f"{roof:8.1f} GFLOP/s, {100 * row['ours'] / roof:4.0f} %", flush=True)  # fmt: skip
+            print(line(row, peaks, reading), flush=True)
     title = f"{measure.processor()}, {time.strftime('%Y-%m-%d')}"
     draw(rows, machine, title, arguments.output)
     print(f"wrote {arguments.output}.svg and {arguments.output}.png")
