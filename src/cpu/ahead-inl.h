@@ -1,5 +1,5 @@
-// Rows that the next task will load, brought into the nearest caches one at a time while this one computes, so that
-// neither waits for the other. Rules that see few keys would otherwise wait for memory: docs/design-log.md.
+// Rows that will be loaded next, brought into the nearest caches a little at a time while others are computed with, so
+// that neither waits for the other. Rules that see few keys would otherwise wait for memory: docs/design-log.md.
 
 #include <cstdint>
 
@@ -48,6 +48,7 @@ class Ahead {
     for (; rows > 0 && fetched_ < count_; --rows, ++fetched_)
       for (std::int64_t at = 0; at < rows_[fetched_].bytes; at += 64) hwy::Prefetch(rows_[fetched_].data + at);
   }
+  /// Asks for the next `lines` cache lines.
   HWY_INLINE void fetch_lines(int lines) {
     for (; lines > 0 && fetched_ < count_; --lines) {
       hwy::Prefetch(rows_[fetched_].data + line_);

@@ -18,9 +18,12 @@
 namespace anyflash::cpu {
 namespace {
 
+/// Those that are not disabled. Asking Highway makes it choose among all again, so that it has to be told anew.
 std::vector<std::int64_t> usable_targets() {
+  const auto supported = hwy::SupportedTargets();
+  hwy::GetChosenTarget().Update(supported);
   std::vector<std::int64_t> targets;
-  for (std::int64_t rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1)
+  for (std::int64_t rest = supported & HWY_TARGETS; rest != 0; rest &= rest - 1)
     targets.push_back(rest & -rest);
   return targets;
 }

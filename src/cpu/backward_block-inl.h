@@ -28,7 +28,7 @@ using tuning::kSpanRows;
 template <class T, class E>
 class BlockPair {
  public:
-  // After `load_queries`. Of numbers of T, q is scale * Q where PlainScores, as in the forward pass, so that S comes
+  // After `load_queries`. q is scale * Q if ScaledQueries, as in the forward pass, so that S comes
   // out the same to the last bit and fits lse.
   E *q, *dout;              ///< left operands (64 queries, channels)
   E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries
@@ -102,7 +102,7 @@ class BlockPair {
     q = take(Depth<E>(kTile * d_qk_)), dout = take(Depth<E>(kTile * d_v_));
     if constexpr (kIsPair<E>) q_right = take(kTile / 2 * d_qk_), dout_right = take(kTile / 2 * d_v_);
     if (kept < 0) {
-      bad_of_q = load_left(problem_.q, b, h, problem_.d_qk, scaled_queries(problem_), q, q_right, d_qk_);
+      bad_of_q = load_left(problem_.q, b, h, problem_.d_qk, ScaledQueries<E>(problem_), q, q_right, d_qk_);
       bad_of_dout = load_left(problem_.dout, b, h, problem_.d_v, false, dout, dout_right, d_v_);
     }
     if constexpr (!kIsPair<E>) {
@@ -123,8 +123,8 @@ class BlockPair {
     const bool sloped = of_products && problem_.softcap > 0;
     const auto scale = static_cast<T>(problem_.scale);
     const TileTerms<T> terms{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
-                             sloped ? slope_ : nullptr, plain && kIsPair<E> ? scale : T(1),
-                             of_products && !scaled_queries(problem_) ? scale : T(1)};
+                             sloped ? slope_ : nullptr, ScaleLeft<E>(problem_),
+                             of_products && !ScaledQueries<E>(problem_) ? scale : T(1)};
     WithTileKind(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {
         if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows);
@@ -137,9 +137,6 @@ class BlockPair {
       if (with_ds) TransposeWords<kTile / 2>(ds, kTile, ds_left);
     }
   }
-
-  /// Is it q that was scaled? Then dq has to be, at its end; otherwise ds was.
-  static bool scaled_queries(const Problem& problem) { return !kIsPair<E> && PlainScores(problem); }
 
   const Box& query_box() const { return query_box_; }
   const Box& key_box() const { return key_box_; }

@@ -130,7 +130,7 @@ class KeyBlockTask {
       }
     }
     if (rank.index + 1 == rank.total) {
-      if (BlockPair<T, E>::scaled_queries(problem_)) ScaleScores(static_cast<T>(problem_.scale), sum, kTile * d_qk_);
+      if (ScaledQueries<E>(problem_)) ScaleScores(static_cast<T>(problem_.scale), sum, kTile * d_qk_);  // ds was not
       StoreRows(sum, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
     }
     turn.add(1);

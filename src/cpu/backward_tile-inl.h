@@ -29,7 +29,7 @@ struct TileTerms {
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
   const Span* spans;           ///< with words, for each kSpanRows rows: what the products have filled
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
-  T score_scale;               ///< on s, if E is Pair: the product is rounded, as in the forward pass
+  T score_scale;               ///< on s, as in the forward pass
   T gradient_scale;            ///< on dS
 };
 
@@ -62,7 +62,7 @@ template <class E, class Kind, class D, class V, class T>
 HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>& row, std::size_t col, std::size_t at,
                              const T* s, const T* dp, V& p, V& ds) {
   auto score = hn::Load(d, s + at);
-  if constexpr (kIsPair<E>) score = hn::Mul(score, hn::Set(d, terms.score_scale));
+  if constexpr (sizeof(T) == 4) score = hn::Mul(score, hn::Set(d, terms.score_scale));
   p = SoftmaxExp(d, AtMostZero(d, hn::Sub(score, row.lse)));
   [[maybe_unused]] auto visible = hn::FirstN(d, 0);
   if constexpr (Kind::masked) {

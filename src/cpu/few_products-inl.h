@@ -1,5 +1,6 @@
-// Products of a few rows with keys and values where they lie in memory: neither is packed first, since each is used
-// once. Rows are asked for ahead at the pace at which they are used, so that memory is never idle (ahead-inl.h).
+// Products of a few rows with keys and values where they lie in memory, each of which is used once (for the tiles of
+// AMX alone keys are packed). What comes next is asked for at the pace of use, so that memory is never idle: `ahead`,
+// null where other rows have asked already.
 
 #include <cstdint>
 
@@ -25,7 +26,8 @@ constexpr int kFewVectors = kGemmRows == 8 ? 4 : 2;
 /// s (kRows, 64) = Q K^T for two vectors of keys, whose rows lie `line` apart; summed in the order of Gemm. E: T or
 /// Pair; depth and line count E. k: E too, as numbers of the same size.
 template <int kRows, class E, class T = SumOf<E>>
-HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::int64_t line, T* s, Ahead& ahead) {
+HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::int64_t line, T* s,
+                               Ahead* ahead) {
   const hn::ScalableTag<T> d;
   constexpr int lanes = static_cast<int>(hn::MaxLanes(d)), n = 16 / sizeof(T);
   hn::Vec<decltype(d)> sums[kRows][2];
@@ -41,7 +43,7 @@ HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::
           sums[r][half] = MulAddFactors<E>(d, left, right, sums[r][half]);
         }
     }
-    ahead.fetch_lines(2 * lanes * 16 / 64);
+    if (ahead) ahead->fetch_lines(2 * lanes * 16 / 64);
   }
   for (int r = 0; r < kRows; ++r)
     for (int half = 0; half < 2; ++half) hn::StoreU(sums[r][half], d, s + r * kTile + half * lanes);
@@ -64,7 +66,7 @@ void TransposeKeys(const T* k, std::int64_t line, std::int64_t depth, T* to, Ahe
 /// out (kRows, ..) += P V over 64 keys and kVectors vectors of channels. p: (kRows, 64); v: rows `line` apart.
 template <int kRows, int kVectors, class T, class Memory>
 HWY_INLINE void AddValuesPatch(const T* p, const Memory* v, std::int64_t line, T* out, std::int64_t width,
-                               Ahead& ahead) {
+                               Ahead* ahead) {
   const hn::ScalableTag<T> d;
   constexpr int lanes = static_cast<int>(hn::MaxLanes(d));
   hn::Vec<decltype(d)> sums[kRows][kVectors];
@@ -75,7 +77,7 @@ HWY_INLINE void AddValuesPatch(const T* p, const Memory* v, std::int64_t line, T
       const auto values = Convert<T, Memory>::Load(d, v + key * line + i * lanes);
       for (int r = 0; r < kRows; ++r) sums[r][i] = hn::MulAdd(hn::Set(d, p[r * kTile + key]), values, sums[r][i]);
     }
-    ahead.fetch_lines((kVectors * lanes * static_cast<int>(sizeof(Memory)) + 63) / 64);
+    if (ahead) ahead->fetch_lines((kVectors * lanes * static_cast<int>(sizeof(Memory)) + 63) / 64);
   }
   for (int r = 0; r < kRows; ++r)
     for (int i = 0; i < kVectors; ++i) {

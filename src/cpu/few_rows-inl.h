@@ -71,7 +71,7 @@ class FewRowsTask {
   void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result) {
     b_ = b, g_ = g;
     load_queries();
-    const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_};
+    const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_, ScaleLeft<E>(problem_)};
     state.clear(shape_.rows);
     const auto& group = plan_.group(b, g * shape_.group);
     std::int32_t blocks[kPartBlocks];
@@ -111,7 +111,7 @@ class FewRowsTask {
     if constexpr (kIsPair<E>) {
       PairNeighbours(q_, even(shape_.rows) * d_qk_, reinterpret_cast<Pair*>(q_));
     } else {
-      if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, shape_.rows * d_qk_);
+      if (ScaledQueries<E>(problem_)) ScaleScores(static_cast<T>(problem_.scale), q_, shape_.rows * d_qk_);
     }
   }
 
@@ -148,7 +148,6 @@ class FewRowsTask {
     const Box keys = plan_.key_grid.box(block);
     look_ahead(program, keys, next);
     find_products(program, keys);
-    if (kIsPair<E> && plain_) ScaleScores(static_cast<T>(problem_.scale), s_, shape_.rows * kTile);
     if (!plain_) finish_scores(program, keys);
 
     if (kind == TileClass::full) {
@@ -174,38 +173,51 @@ class FewRowsTask {
 
   /// s = Q K^T.
   void find_products(const rules::Program& program, const Box& keys) {
-    const auto* const q = reinterpret_cast<const E*>(q_);
-    const auto depth = Depth<E>(d_qk_);
-    if (const auto rows = keys_in_place(program, keys); rows.line != 0) {
-      const auto* const from = reinterpret_cast<const T*>(problem_.k.data) + rows.first / kNumbers;
-      const auto line = rows.line / kNumbers;
-      constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
-      if constexpr (!kTiles) {
-        for (int key = 0; key < kTile; key += keys_at_once)
-          ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
-            ProductsOfKeys<kRows>(q + row * depth, depth, from + key * line, line, s_ + row * kTile + key, ahead_);
-          });
-        return;
-      }
-      TransposeKeys(from, line, depth, reinterpret_cast<T*>(k_t_), ahead_);
+    const auto rows = keys_in_place(program, keys);
+    if constexpr (!kTiles) {
+      if (rows.line != 0) return products_in_place(rows);
+    }
+    if (rows.line != 0) {
+      TransposeKeys(first_key(rows), rows.line / kNumbers, Depth<E>(d_qk_), reinterpret_cast<T*>(k_t_), ahead_);
     } else {
       load_keys(program, keys);
     }
-    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, depth, 1, k_t_, kTile, s_, kTile);
+    const auto* const q = reinterpret_cast<const E*>(q_);
+    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, Depth<E>(d_qk_), 1, k_t_, kTile, s_, kTile);
+  }
+  void products_in_place(const EvenRows& rows) {
+    const auto* const q = reinterpret_cast<const E*>(q_);
+    const auto* const k = first_key(rows);
+    const auto depth = Depth<E>(d_qk_), line = rows.line / kNumbers;
+    constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+    for (int key = 0; key < kTile; key += keys_at_once)
+      ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
+        ProductsOfKeys<kRows>(q + row * depth, depth, k + key * line, line, s_ + row * kTile + key,
+                              row == 0 ? &ahead_ : nullptr);
+      });
+  }
+  /// An E as a number of its size. It may lie across two Pairs of the tensor.
+  const T* first_key(const EvenRows& rows) const {
+    const auto offset = rows.first * static_cast<std::int64_t>(element_size(problem_.type));
+    return reinterpret_cast<const T*>(reinterpret_cast<const char*>(problem_.k.data) + offset);
   }
 
   void load_keys(const rules::Program& program, const Box& keys) {
     const RowAddresses address(problem_.k, b_, g_, keys, program.k_size(), &problem_.pages);
     LoadRows(problem_.k, problem_.type, address, kTile, problem_.d_qk, k_, d_qk_);
-    ahead_.fetch(kTile / 2);
+    ahead_.fetch_lines(lines_of(problem_.d_v) / 2);
     TransposeOperand(k_, d_qk_, k_t_);
-    ahead_.fetch(kTile / 2);
+    ahead_.fetch_lines(lines_of(problem_.d_v) / 2);
   }
 
   void load_values(const rules::Program& program, const Box& keys) {
     const RowAddresses address(problem_.v, b_, g_, keys, program.k_size(), &problem_.pages);
     LoadRows(problem_.v, problem_.type, address, kTile, problem_.d_v, v_, d_v_);
-    ahead_.fetch(kTile);
+    ahead_.fetch_lines(lines_of(problem_.d_qk));
+  }
+  /// Cache lines of a block of keys.
+  int lines_of(std::int64_t channels) const {
+    return static_cast<int>(kTile * channels * static_cast<std::int64_t>(element_size(problem_.type)) / 64);
   }
 
   /// out += P V.
@@ -221,7 +233,8 @@ class FewRowsTask {
       ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
         const auto add = [&]<int kVectors>(std::int64_t c) {
           T* const out = state.out + row * d_v_ + c;
-          AddValuesPatch<kRows, kVectors>(s_ + row * kTile, from + c, rows.line, out, d_v_, ahead_);
+          AddValuesPatch<kRows, kVectors>(s_ + row * kTile, from + c, rows.line, out, d_v_,
+                                          row == 0 ? &ahead_ : nullptr);
         };
         std::int64_t c = 0;
         for (; c + kFewVectors * lanes <= d_v_; c += kFewVectors * lanes) add.template operator()<kFewVectors>(c);
@@ -235,6 +248,7 @@ class FewRowsTask {
   static void ForRows(std::int64_t rows, const F& run) {
     std::int64_t row = 0;
     for (; row + 4 <= rows; row += 4) run.template operator()<4>(row);
+    for (; row + 2 <= rows; row += 2) run.template operator()<2>(row);
     for (; row < rows; ++row) run.template operator()<1>(row);
   }
 

@@ -65,7 +65,7 @@ class ForwardTask {
     v_clean_ = reinterpret_cast<E*>(take(kPRow * d_v_));
     p_ = reinterpret_cast<E*>(kIsPair<E> ? take(rows_ * kPRow) : s_);
     T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
-    state_ = {take(rows_), row_max, row_sum, out_, d_v_, static_cast<T>(plain_ ? problem.scale : 1)};
+    state_ = {take(rows_), row_max, row_sum, out_, d_v_, ScaleLeft<E>(problem)};
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
@@ -117,7 +117,7 @@ class ForwardTask {
     if constexpr (kIsPair<E>) {
       PairNeighbours(q_, rows_ * d_qk_, reinterpret_cast<Pair*>(q_));
     } else {
-      if (plain_) ScaleScores(static_cast<T>(problem_.scale), q_, used_rows_ * d_qk_);
+      if (ScaledQueries<E>(problem_)) ScaleScores(static_cast<T>(problem_.scale), q_, used_rows_ * d_qk_);
     }
     state_.clear(used_rows_);
   }

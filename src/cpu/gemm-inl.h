@@ -11,7 +11,6 @@
 #include <type_traits>
 
 #include "cpu/amx.h"
-#include "cpu/rows-inl.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -54,14 +53,13 @@ constexpr std::int64_t Depth(std::int64_t count) {
   return kIsPair<E> ? (count + 1) / 2 : count;
 }
 
-/// from: Pairs, or numbers of any type.
 template <class D, class E>
 HWY_INLINE auto LoadFactors(D d, const E* from) {
   if constexpr (kIsPair<E>) {
     const auto* words = reinterpret_cast<const std::uint32_t*>(from);
     return hn::BitCast(hn::Repartition<hwy::bfloat16_t, D>(), hn::Load(hn::RebindToUnsigned<D>(), words));
   } else {
-    return Convert<hn::TFromD<D>, E>::Load(d, from);
+    return hn::Load(d, from);
   }
 }
 template <class D, class E>
@@ -96,9 +94,9 @@ HWY_INLINE hn::Vec<DN> NarrowTwo(D, V lower, V upper) {
 }
 #endif
 
-template <bool kAdd, int kRows, int kVectors, class E, class Right, class T = SumOf<E>>
+template <bool kAdd, int kRows, int kVectors, class E, class T = SumOf<E>>
 HWY_INLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
-                          const Right* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
+                          const E* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -120,9 +118,9 @@ HWY_INLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t 
     }
 }
 
-template <bool kAdd, int kVectors, class E, class Right, class T = SumOf<E>>
+template <bool kAdd, int kVectors, class E, class T = SumOf<E>>
 HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std::int64_t a_row, std::int64_t a_k,
-                              const Right* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+                              const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
   std::int64_t row = 0;
   const auto patches = [&]<int kRows>() {
     for (; row + kRows <= rows; row += kRows)
@@ -133,9 +131,9 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std
   patches.template operator()<1>();
 }
 
-template <bool kAdd, class E, class Right, class T = SumOf<E>>
+template <bool kAdd, class E, class T = SumOf<E>>
 void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const E* a, std::int64_t a_row, std::int64_t a_k,
-          const Right* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+          const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
 #if ANYFLASH_PAIRS_IN_TILES
   if constexpr (kIsPair<E>) {
     const auto words = [](const E* pairs) { return reinterpret_cast<const std::uint32_t*>(pairs); };

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "cpu/gemm-inl.h"
 #include "cpu/numbers.h"
 #include "hwy/highway.h"
 #include "rules/coordinates.h"
@@ -25,6 +26,19 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// True if scores are scale * Q K^T and nothing else, so that FinishScores is not needed.
 inline bool PlainScores(const Problem& problem) {
   return problem.softcap <= 0 && !problem.bias.given() && !problem.alibi.given();
+}
+
+/// Whether plain scores have their scale from queries scaled as they are loaded: once, not for every pair. Of 16-bit
+/// numbers not, since their products are exact in float32, while a scaled number is rounded.
+template <class E>
+bool ScaledQueries(const Problem& problem) {
+  const bool wide = problem.type == ElementType::float32 || problem.type == ElementType::float64;
+  return !kIsPair<E> && wide && PlainScores(problem);
+}
+/// What the products of plain scores are still to be multiplied by.
+template <class E>
+auto ScaleLeft(const Problem& problem) {
+  return static_cast<SumOf<E>>(PlainScores(problem) && !ScaledQueries<E>(problem) ? problem.scale : 1);
 }
 
 /// x becomes cap * tanh(x / cap); slope, if not null, the derivative 1 - tanh^2.

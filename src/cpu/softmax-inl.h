@@ -33,7 +33,7 @@ struct RowState {
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
   std::int64_t width;
-  T scale = 1;  ///< of scores in products of Pairs, which cannot be scaled before
+  T scale = 1;  ///< of scores, if it is not in the queries; float64 has it there
 
   void clear(std::int64_t rows) const {
     std::fill_n(shift, rows, -kInfinity<T>);
@@ -74,7 +74,7 @@ T SettleRow(std::int64_t row, const RowState<T>& state, T& sum) {
   return row_max;
 }
 
-/// p: kWidth numbers; may be where the scores are.
+/// p: kWidth numbers. `to` may be where the scores are.
 template <int kVectors, class D, class V, class E>
 HWY_INLINE void StoreP(D d, const V (&p)[kVectors], E* to) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -102,7 +102,7 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t ro
   V x[kVectors];
   for (int i = 0; i < kVectors; ++i) {
     x[i] = hn::Load(d, s + i * kLanes);
-    if constexpr (kIsPair<E>) x[i] = hn::Mul(x[i], hn::Set(d, state.scale));
+    if constexpr (sizeof(T) == 4) x[i] = hn::Mul(x[i], hn::Set(d, state.scale));
     if constexpr (kMasked) {
       const std::uint64_t bits = word >> (i * kLanes);
       const auto visible = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));

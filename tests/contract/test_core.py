@@ -4,8 +4,10 @@ small enough to be run again under each instruction set (test_instruction_sets.p
 import os
 
 import anyflash as af
+import numpy as np
 import pytest
-from cases import Case, check
+from cases import Case, check, same_bits
+from reference import TYPES
 from strategies import FLOATS
 
 ALL = (True, True, True, True)
@@ -82,3 +84,15 @@ def test_numbers_of_any_float_type_as_bias():
     for type in FLOATS:
         for bias in FLOATS:
             check(Case(type=type, q_shape=(40,), k_shape=(70,), bias=(bias, ALL), d_qk=16, d_v=16))
+
+
+@pytest.mark.parametrize("type", FLOATS)
+def test_decoding_where_key_heads_begin_at_odd_places(type):
+    """Keys and values of decoding are used where they lie: bshd with a channel of padding, forwards and backwards."""
+    rng = np.random.default_rng(0)
+    numbers = lambda *shape: rng.standard_normal(shape).astype(TYPES[type])  # noqa: E731
+    q, memory = numbers(1, 4, 1, 64), numbers(2, 1, 200, 2, 65)
+    for pairs in (memory[..., :64], memory[..., 1:], memory[:, :, ::-1, :, :64]):
+        k, v = (array.swapaxes(1, 2) for array in pairs)
+        packed = af.attention(q, np.ascontiguousarray(k), np.ascontiguousarray(v))
+        assert same_bits(af.attention(q, k, v), packed)
