@@ -196,15 +196,15 @@ void run_decode_scores(State& state, std::int64_t d) {
   const auto q = numbers<E>(kDecodeRows * depth), rows = numbers<E>(kTile * depth), columns = numbers<E>(depth * kTile);
   const auto s = numbers<T>(kDecodeRows * kTile);
   const auto* const keys = reinterpret_cast<const T*>(rows.get());
-  Ahead none;
   const double seconds = timed(state, [&]() HWY_ATTR {
     if constexpr (kInTiles<E>) {
+      Ahead none;
       TransposeKeys(keys, depth, depth, reinterpret_cast<T*>(columns.get()), none);
       Gemm<false>(kDecodeRows, depth, kTile, q.get(), depth, 1, columns.get(), kTile, s.get(), kTile);
     } else {
       constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
       for (int key = 0; key < kTile; key += keys_at_once)
-        ProductsOfKeys<kDecodeRows>(q.get(), depth, keys + key * depth, depth, s.get() + key, none);
+        ProductsOfKeys<kDecodeRows>(q.get(), depth, keys + key * depth, depth, s.get() + key, nullptr);
     }
   });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<E>());
@@ -218,10 +218,9 @@ void run_decode_values(State& state, std::int64_t d) {
   const auto v = allocate<Memory>(kTile * d);
   for (std::int64_t i = 0; i < kTile * d; ++i) v[i] = hwy::ConvertScalarTo<Memory>(x[i]);
   constexpr std::int64_t patch = kFewVectors * static_cast<std::int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
-  Ahead none;
   const double seconds = timed(state, [&]() HWY_ATTR {
     for (std::int64_t c = 0; c < d; c += patch)
-      AddValuesPatch<kDecodeRows, kFewVectors>(p.get(), v.get() + c, d, out.get() + c, d, none);
+      AddValuesPatch<kDecodeRows, kFewVectors>(p.get(), v.get() + c, d, out.get() + c, d, nullptr);
   });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<T>());
 }
@@ -255,8 +254,8 @@ void run_softmax(State& state) {
     for (std::int64_t row = 0; row < kTile; ++row)
       SoftmaxRow<false, kTile>(0, scores.get() + row * kTile, p.get() + row * Depth<E>(kTile), row, rows);
   });
-  constexpr double count = kTile * kTile;  // exp, and of each number its maximum, difference and sum
-  report(state, (kExpOperations<T> + 3) * count, seconds, peak<T>());
+  constexpr double count = kTile * kTile, others = sizeof(T) == 4 ? 4 : 3;  // maximum, difference, sum; float32: scale
+  report(state, (kExpOperations<T> + others) * count, seconds, peak<T>());
   state.counters["ns_a_number"] = seconds / count * 1e9;
 }
 
@@ -288,8 +287,9 @@ void register_products() {
   for (const std::int64_t d : {64, 128}) {
     const auto size = "/d" + std::to_string(d);
     const auto name = [&](const std::string& product) { return product + size + "/" + kName<E>; };
-    for (const Product& product : {Product{"scores", 64, d, 64, false, false}, Product{"values", 64, 64, d, true, false},
-                                   Product{"key_gradients", 64, 64, d, true, true}})
+    for (const Product& product :
+         {Product{"scores", 64, d, 64, false, false}, Product{"values", 64, 64, d, true, false},
+          Product{"key_gradients", 64, 64, d, true, true}})
       benchmark::RegisterBenchmark(name(std::string("gemm/") + product.name).c_str(), run_gemm<E>, product);
     benchmark::RegisterBenchmark(name("decode/scores").c_str(), run_decode_scores<E>, d);
     using Memory = std::conditional_t<kIsPair<E>, hwy::bfloat16_t, SumOf<E>>;

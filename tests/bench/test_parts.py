@@ -81,7 +81,27 @@ def test_rows_beside_torch(parts_torch):
         (type_, d, causal, what) for type_ in ("float32", "float64") for d in (64, 128) for causal in (False, True)
         for what in ("forward", "backward")]  # fmt: skip
     assert [row["least_ratio"] for row in rows] == [1.15, 1.2, 1.4, 1.45, 1.1, 1.2, 1.35, 1.45] + [1.5] * 8
-    assert all(row["held"] == (row["ratio"] >= row["least_ratio"]) and row["unit"] == "GFLOP/s" for row in rows)
+    assert all(row["unit"] == "GFLOP/s" and row["peer"] in PATHS for row in rows)
+    assert all(row["ratio"] == pytest.approx(row["figure"] / row["peer_figure"]) for row in rows)  # of one round
+
+
+@pytest.mark.parametrize("limits, held", [
+    (dict(), True), (dict(ratio=1.1, least=1.1), True), (dict(ratio=1.09, least=1.1), False),
+    (dict(most=3.0), True), (dict(most=2.9), False), (dict(ratio=2, least=1, most=2.9), False),
+    (dict(ratio=0.9, least=1, most=3.0), False)])  # fmt: skip
+def test_a_limit_is_held_or_missed(limits, held):
+    table = Table("cpu")
+    table.add("forward", 3.0, "s", **limits)
+    assert table.rows[0]["held"] is held
+
+
+def test_ratios_are_above_1_where_anyflash_is_faster():
+    """Medians of the rounds' own ratios: 4, 1 and 2."""
+    table = Table("cpu")
+    table.rates("forward", (1, 4, 2), (4, 4, 4), 8, "GFLOP/s")
+    table.times("forward", (1, 4, 2), (4, 4, 4), "ms", 1e3)
+    assert [(row["figure"], row["peer_figure"], row["ratio"], row["spread"], row["peer_spread"])
+            for row in table.rows] == [(4, 2, 2, 1.5, 0), (2000, 4000, 2, 1.5, 0)]  # fmt: skip
 
 
 @pytest.mark.parametrize("seconds, paths, fastest", [
@@ -140,6 +160,23 @@ def test_rows_of_decoding(parts_torch, monkeypatch):
     assert read["ratio"] == pytest.approx(read["figure"] / 2e9)
     # 4 d operations for each key of 32 heads; K and V of 8 heads, and next to nothing else.
     assert read["intensity"] == pytest.approx(4 * 32 / (2 * 8 * 4), rel=0.1)
+
+
+@pytest.mark.parametrize("type_", ["float32", "float64", "float16"])
+def test_operations_and_bytes_of_a_call(type_):
+    """Bytes are those of the arrays that a call reads and writes; lse is float64 for float64, or else float32."""
+    case = cases.Case(type=type_, batch=2, heads=6, kv_heads=3, queries=(40,), keys=(56,), d=24, d_v=8)
+    out, dout = case.call("forward")(), case.dout
+    lse = cases.af.attention(case.q, *case.kv[0], return_lse=True)[1]
+    inputs = case.q.nbytes + sum(x.nbytes for x in case.kv[0])
+    gradients = sum(x.nbytes for x in case.call("backward")()[:3])  # dq, dk, dv
+    pairs = 2 * 6 * 40 * 56
+    moved = {"forward": inputs + out.nbytes + lse.nbytes,
+             "backward": inputs + out.nbytes + lse.nbytes + dout.nbytes + gradients}  # fmt: skip
+    operations = {"forward": 2 * (24 + 8) * pairs, "backward": (6 * 24 + 4 * 8) * pairs}
+    for what in cases.DIRECTIONS:
+        assert case.bytes(what) == moved[what] and case.flops(what) == operations[what]
+        assert case.columns(what)["intensity"] == operations[what] / moved[what]
 
 
 def test_copies_of_keys_and_values_are_taken_in_turn():

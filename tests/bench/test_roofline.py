@@ -24,20 +24,23 @@ ROWS = [row("forward", "GFLOP/s", 60.0, 500.0), row("backward, batch 32 x 12 hea
         row("decode, 32 / 8 heads, K and V read", "GB/s", 8.0, 2.0, "torch 1.0 math"),
         row("decode, 32 / 8 heads, beside reading memory", "GB/s", 8.0, 2.0, "reading memory"),
         row("forward, two threads", "GFLOP/s", 100.0, 500.0, "one thread"),
+        row("forward", "GFLOP/s", 70.0, 500.0, type="bfloat16"),
+        row("forward", "GFLOP/s", 900.0, 500.0, type="bfloat16", threads=2),
         row("forward local(8) 64x64, time a visible pair", "ns", 1.0, 9.0, "full() 64x64"),
         row("tiny forward from C++", "us", 3.0, None, "")]  # fmt: skip
 
 
 @pytest.fixture
 def kernels(tmp_path):
-    """A program with 100 GFLOP/s and 10 GB/s a thread at best."""
+    """A program with 100 GFLOP/s and 10 GB/s a thread at best, and tiles on two threads."""
     program = tmp_path / "kernels"
     program.write_text(f"""#!{sys.executable}
 import json, sys
 threads = next(int(text.split("=")[1]) for text in sys.argv if text.startswith("--machine_threads="))
 rows = [dict(run_type="iteration", run_name=name, **{{unit: threads * speed * part}}) for name, unit, speed in (
     ("read/real_time", "GB/s", 10), ("peak/float32/real_time", "GFLOP/s", 100)) for part in (0.9, 1.0, 0.8)]
-print(json.dumps(dict(benchmarks=rows + [dict(run_type="aggregate", run_name="read/mean")])))
+print(json.dumps(dict(context=dict(pairs="tiles" if threads == 2 else "nothing"),
+                      benchmarks=rows + [dict(run_type="aggregate", run_name="read/mean")])))
 """)
     program.chmod(0o755)
     return program
@@ -51,7 +54,8 @@ def run(*arguments):
 def test_points_are_rows_with_a_speed_of_arithmetic():
     assert [tuple(point.values()) for point in roofline.points(ROWS)] == [
         ("forward", "float32", 1, 500.0, 60.0, 30.0), ("backward", "float32", 2, 16.0, 50.0, 25.0),
-        ("decode", "float32", 1, 2.0, 16.0, 8.0)]  # fmt: skip
+        ("decode", "float32", 1, 2.0, 16.0, 8.0), ("forward", "bfloat16", 1, 500.0, 70.0, 35.0),
+        ("forward", "bfloat16", 2, 500.0, 900.0, 450.0)]  # fmt: skip
 
 
 def test_the_picture(tmp_path, kernels):
@@ -59,9 +63,13 @@ def test_the_picture(tmp_path, kernels):
     before = roofline.PAGE.read_text()
     done = run("--json", tmp_path / "rows.json", "--kernels", kernels, "--output", tmp_path / "picture")
     assert done.returncode == 0, done.stderr
-    assert "1 thread: 10.0 GB/s read, float32 100 GFLOP/s" in done.stdout
+    assert "1 thread: 10.0 GB/s read, peak float32 100 GFLOP/s\n" in done.stdout
+    assert "2 threads: 20.0 GB/s read, peak float32 200 GFLOP/s, of pairs in tiles not measured\n" in done.stdout
     assert "forward  float32      500.0 operations a byte     60.0 of    100.0 GFLOP/s,   60 %" in done.stdout
     assert "decode   float32        2.0 operations a byte     16.0 of     20.0 GFLOP/s,   80 %" in done.stdout
+    # Nothing multiplies pairs on the one thread: float32's peak is that of bfloat16 too.
+    assert "forward  bfloat16     500.0 operations a byte     70.0 of    100.0 GFLOP/s,   70 %" in done.stdout
+    assert "forward  bfloat16     500.0 operations a byte    900.0 GFLOP/s\n" in done.stdout
     svg = (tmp_path / "picture.svg").read_text()
     for text in ("float32: 100 GFLOP/s", "float32: 200 GFLOP/s", "20 GB/s", "2 threads", "PyTorch", "decode"):
         assert text in svg, text
@@ -74,12 +82,13 @@ def test_the_page_has_a_place_for_it(tmp_path):
     copy = tmp_path / "performance.md"
     copy.write_text(roofline.PAGE.read_text())
     before = page.BLOCK["roofline"].split(copy.read_text())
-    machine = {1: ({"float32": 100.0, "pairs": 200.0}, 10.0), 2: ({"float32": 190.0}, 15.0)}
+    machine = {1: ({"float32": 100.0, "pairs": 200.0}, 10.0), 2: ({"float32": 190.0, "pairs": None}, 15.0)}
     page.write_block(copy, "roofline", roofline.block("A machine, 2030-01-01", machine))
     text = copy.read_text()
     assert len(before) == 4 and page.BLOCK["roofline"].split(text) == before
     assert "![Roofline](pictures/roofline.svg)\n\nA machine, 2030-01-01:\n\n" in text
-    assert "- 1 thread: peak float32 100, pairs 200 GFLOP/s; memory 10 GB/s\n- 2 threads: peak float32 190" in text
+    assert "- 1 thread: peak float32 100, pairs 200 GFLOP/s; memory 10 GB/s\n" in text
+    assert "- 2 threads: peak float32 190 GFLOP/s, of pairs in tiles not measured; memory 15 GB/s\n" in text
 
 
 @pytest.mark.parametrize("arguments, message", [
