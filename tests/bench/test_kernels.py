@@ -51,6 +51,10 @@ def test_every_kernel_on_every_instruction_set(kernels, instruction_sets):
         loops = {f"{product}/d{d}" for product in products for d in (64, 128)} | {"exp", "softmax", "transpose"}
         assert set(speeds) == {f"{loop}/{type_}" for loop in loops for type_ in types} - {"exp/pairs"}
         for one, row in speeds.items():
+            if one.startswith(("gemm/", "decode/")):  # speed times nanoseconds: the operations of a product
+                rows_of_queries, d = 64 if one.startswith("gemm/") else 4, int(one.split("/")[2][1:])
+                operations = row["GFLOP/s"] * row["cpu_time"]
+                assert operations == pytest.approx(2 * rows_of_queries * 64 * d, rel=0.4), (name, row)
             if one.startswith("transpose/"):
                 assert row["GB/s"] > 0 and row["percent_of_copying"] > 0
             elif "percent_of_peak" in row:  # a little over the peak is noise; products counted twice are far over it
