@@ -1,0 +1,24 @@
+// The forward kernels by element type, head size and what scores need. One file compiles those of each type.
+#pragma once
+
+namespace anyflash::cuda {
+
+struct ForwardKernel {
+  const void* function;
+  int rows, values;  ///< queries of a block of threads, and channels of v
+  int threads, shared_bytes;
+};
+
+/// What a kernel is asked for.
+struct ForwardKind {
+  int depth;     ///< padded head size: 64, 128 or 256
+  bool large;    ///< tiles for GPUs with much shared memory
+  bool general;  ///< scores need more than a positive scale
+};
+
+ForwardKernel forward_kernel_float16(ForwardKind kind);
+ForwardKernel forward_kernel_bfloat16(ForwardKind kind);
+ForwardKernel forward_kernel_float32(ForwardKind kind);
+ForwardKernel forward_kernel_float64(ForwardKind kind);
+
+}  // namespace anyflash::cuda
