@@ -67,9 +67,9 @@ def _own_stream(array: Any) -> int | None:
     """The stream on which the array's framework works at present; None if it does not tell."""
     framework = _framework(array)
     if framework == "torch":
-        return sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
     if framework == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr
+        return int(sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr)
     return None
 
 

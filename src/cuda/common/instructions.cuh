@@ -14,8 +14,16 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-/// 16 bytes from global to shared memory, of which the first `bytes` are read and the others become 0. On sm_80+ they
-/// arrive some time before copies_wait returns.
+/// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
+__device__ __forceinline__ void copy_16(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#else
+  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+#endif
+}
+
+/// The same, of which the first `bytes` are read and the others become 0. Costs more instructions.
 __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)

@@ -59,7 +59,7 @@ bool is_general(const Problem& problem) {
   return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(problem.scale > 0);
 }
 
-ForwardKernel kernel_of(const Problem& problem) {
+ForwardKind kind_of(const Problem& problem) {
   ForwardKind kind;
   const auto width = std::max<std::int64_t>(problem.d_qk, std::min<std::int64_t>(problem.d_v, largest_depth));
   kind.depth = width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
@@ -68,9 +68,11 @@ ForwardKernel kernel_of(const Problem& problem) {
   kind.large = false;
 #else
   const auto& facts = facts_of(problem.device);
-  kind.large = facts.major >= 8 && kernel_of(problem.type, {kind.depth, true, kind.general}).shared_bytes <= facts.shared_bytes;
+  const auto large = kernel_of(problem.type, {kind.depth, true, kind.general});
+  kind.large = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
 #endif
-  return kernel_of(problem.type, kind);
+  kind.general |= !kind.large;
+  return kind;
 }
 
 /// Lets a kernel have its shared memory; asked for once on each device.
@@ -119,7 +121,7 @@ void check_pointers(const Problem& problem) {
   for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
 }
 
-ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const ForwardKernel& kernel) {
+ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const ForwardKernel& kernel, bool general) {
   ForwardArgs args{};
   args.q = rows_of(problem, problem.q), args.k = rows_of(problem, problem.k), args.v = rows_of(problem, problem.v);
   args.out = rows_of(problem, problem.out);
@@ -140,10 +142,12 @@ ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const For
   };
   args.query_rows = rows(plan.query_grid), args.key_rows = rows(plan.key_grid);
   args.paged = problem.pages.page_size > 0;
-  args.plain_keys = args.key_rows && !args.paged && args.k.vectors && args.v.vectors;
+  const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));
+  args.whole_channels = problem.d_qk % numbers == 0 && problem.d_v % numbers == 0;
+  args.plain_keys = args.key_rows && !args.paged && args.whole_channels && args.k.vectors && args.v.vectors;
   args.scale = problem.scale, args.softcap = problem.softcap;
   // Products are scaled as they become exponents, in powers of 2 for 16-bit types; general scores are finished before.
-  args.unit = (is_general(problem) ? 1 : problem.scale) * (element_size(problem.type) == 2 ? 1.4426950408889634 : 1);
+  args.unit = (general ? 1 : problem.scale) * (element_size(problem.type) == 2 ? 1.4426950408889634 : 1);
   args.lag = kShiftLag / args.unit;
   args.unit32 = static_cast<float>(args.unit), args.lag32 = static_cast<float>(args.lag);
   return args;
@@ -155,7 +159,7 @@ TileMenu forward_menu(const Problem& problem) {
   TileMenu menu;
   menu.key_rows = 64;
   menu.tile_cost = 1024;
-  menu.query_rows = {std::max(kernel_of(problem).rows, 64)};
+  menu.query_rows = {std::max(kernel_of(problem.type, kind_of(problem)).rows, 64)};
   return menu;
 }
 
@@ -163,8 +167,9 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const DeviceScope scope(problem.device.index);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   check_pointers(problem);
-  const auto kernel = kernel_of(problem);
-  auto args = args_of(problem, plan, kernel);
+  const auto kind = kind_of(problem);
+  const auto kernel = kernel_of(problem.type, kind);
+  auto args = args_of(problem, plan, kernel, kind.general);
   const auto tasks = double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts *
                      args.value_parts;
   if (tasks > std::numeric_limits<std::int32_t>::max()) {

@@ -24,15 +24,11 @@ namespace anyflash::cuda {
 
 using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
 
-/// exp(x * unit) as accurate as results of E and of float32 statistics need it. unit: log2(e) is in it for 16-bit types.
-template <class E>
-__device__ __forceinline__ float exponential(float x, float unit) {
-  return sizeof(E) == 2 ? exp2_approximately(x * unit) : expf(x * unit);
-}
-template <class E>
-__device__ __forceinline__ double exponential(double x, double unit) {
-  return exp(x * unit);
-}
+/// A condition that is known when the kernel is compiled.
+template <bool kHolds>
+struct Known {
+  __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
+};
 
 __device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
 __device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
@@ -55,7 +51,11 @@ struct ForwardShared {
   Word words[Sizes::kRows];
   unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
   Program program;
+  // What the main loop needs rarely is kept here, not in registers.
+  Task task;
   const E *keys, *values;  // of this head, in global memory; values from the first channel wanted
+  const Run* runs;         // of this query block
+  std::int32_t run_count;
   std::conditional_t<kGeneral, Extras, Nothing> extras;
 };
 
@@ -63,7 +63,7 @@ struct ForwardShared {
 struct Task {
   std::int32_t b, h, block, first_row, first_value;
 
-  __device__ __forceinline__ Task(const ForwardArgs& args, int rows, int values) {
+  __device__ __forceinline__ void find(const ForwardArgs& args, int rows, int values) {
     auto task = static_cast<std::int32_t>(blockIdx.x);
     first_value = task % args.value_parts * values;
     task /= args.value_parts;
@@ -139,30 +139,32 @@ static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Ta
 /// Steps of kKeys keys along the runs of a query block.
 template <int kKeys>
 struct Walk {
-  const Run *run, *end;
-  std::int32_t block, left, part;
+  std::int32_t run, block, left, part;
   TileClass kind;
 
-  __device__ __forceinline__ Walk(const DeviceGroup& group, std::int32_t query_block)
-      : run(group.runs + group.start[query_block]), end(group.runs + group.start[query_block + 1]), part(0) {
-    open();
+  template <class Shared>
+  __device__ __forceinline__ explicit Walk(const Shared& shared) : run(0), part(0) {
+    open(shared);
   }
   __device__ __forceinline__ bool more() const { return left > 0; }
   __device__ __forceinline__ int first_key() const { return part * kKeys; }
-  __device__ __forceinline__ void step() {
+  template <class Shared>
+  __device__ __forceinline__ void step(const Shared& shared) {
     if constexpr (kKeys < 64) {
       if (++part < 64 / kKeys) return;
       part = 0;
     }
     ++block;
-    if (--left == 0) ++run, open();
+    if (--left == 0) ++run, open(shared);
   }
 
  private:
-  __device__ __forceinline__ void open() {
+  template <class Shared>
+  __device__ __forceinline__ void open(const Shared& shared) {
     left = 0;
-    if (run == end) return;
-    block = run->first, left = run->count, kind = run->kind;
+    if (run == shared.run_count) return;
+    const Run& next = shared.runs[run];
+    block = next.first, left = next.count, kind = next.kind;
   }
 };
 
@@ -176,36 +178,38 @@ class ForwardBlock {
   static constexpr int kValueTiles = Sizes::kValues / 8, kThreads = Sizes::kThreads;
 
   __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared), task_(args, Sizes::kRows, Sizes::kValues),
-        first_warp_row_(static_cast<int>(threadIdx.x / 32) * 8 * kSlots) {
+      : args_(args), shared_(shared), first_warp_row_(static_cast<int>(threadIdx.x / 32 * (8 * kSlots))) {
     static_assert(Sizes::kRows <= kThreads && kKeys <= kThreads);
   }
 
   __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) describe();
+    __syncthreads();
     load_program();
     load_queries();
-    if (threadIdx.x == 0) {
-      shared_.keys = key_data(args_.k);
-      shared_.values = key_data(args_.v) + task_.first_value * args_.v.channel;
-    }
     __syncthreads();
-    if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, task_);
-    bool careful = false;
-    while (!attend(careful) && !careful) careful = true;
+    if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
+    if constexpr (kGeneral) {
+      bool careful = false;
+      while (!attend(careful) && !careful) careful = true;
+    } else if (!attend(Known<false>())) {  // code of its own, since the rare case would slow the usual one down
+      attend(Known<true>());
+    }
     store();
   }
 
  private:
-  /// One pass over the keys. False if the result holds a NaN and that may be a hidden value's.
-  __device__ __forceinline__ bool attend(bool careful) {
+  /// One pass over the keys, with care or without. False if the result holds a NaN, which may be a hidden value's.
+  template <class Careful>
+  __device__ __forceinline__ bool attend(Careful careful) {
     clear();
-    Walk<kKeys> walk(group(), task_.block);
+    Walk<kKeys> walk(shared_);
     if (walk.more()) load_keys(walk);
     copies_commit();
     while (walk.more()) {
       const bool partial = walk.kind != TileClass::full;
       const int first_key = walk.first_key();
-      if (partial && first_key == 0) find_words<Shared, Sizes::kRows>(args_, shared_, task_, walk.block);
+      if (partial && first_key == 0) find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
       if constexpr (kGeneral) find_key_extras<Shared, kKeys>(args_, shared_, walk.block, first_key);
       copies_wait<0>();
       __syncthreads();
@@ -222,7 +226,7 @@ class ForwardBlock {
       __syncthreads();
       if (careful) mark_not_finite<kKeys, Sizes::kValues, Shared::kValueStride, true>(shared_.v, shared_.v_not_finite);
       const auto block = walk.block;
-      walk.step();
+      walk.step(shared_);
       if (walk.more()) load_keys(walk);
       copies_commit();
       softmax(s);
@@ -234,9 +238,19 @@ class ForwardBlock {
     return !__syncthreads_or(not_a_number());
   }
 
+  /// One thread's work for all of them.
+  __device__ __forceinline__ void describe() {
+    shared_.task.find(args_, Sizes::kRows, Sizes::kValues);
+    shared_.keys = key_data(args_.k);
+    shared_.values = key_data(args_.v) + shared_.task.first_value * args_.v.channel;
+    const auto* const start = group().start + shared_.task.block;
+    shared_.runs = group().runs + start[0];
+    shared_.run_count = static_cast<std::int32_t>(start[1] - start[0]);
+  }
+
   /// Keys or values of this head; with pages the batch is in the table.
   __device__ __forceinline__ const E* key_data(const Rows& rows) const {
-    return data_of(rows, args_.paged ? 0 : task_.b, task_.h / args_.group_heads, static_cast<const E*>(nullptr));
+    return data_of(rows, args_.paged ? 0 : shared_.task.b, shared_.task.h / args_.group_heads, static_cast<const E*>(nullptr));
   }
 
   __device__ __forceinline__ void load_program() {
@@ -246,7 +260,7 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ const DeviceGroup& group() const {
-    return args_.groups[(args_.batch_groups > 1 ? task_.b : 0) * args_.head_groups + (args_.head_groups > 1 ? task_.h : 0)];
+    return args_.groups[(args_.batch_groups > 1 ? shared_.task.b : 0) * args_.head_groups + (args_.head_groups > 1 ? shared_.task.h : 0)];
   }
   __device__ __forceinline__ T unit() const { return sizeof(T) == 8 ? static_cast<T>(args_.unit) : args_.unit32; }
   /// Of what softmax() is given.
@@ -261,20 +275,33 @@ class ForwardBlock {
     return reinterpret_cast<Pointer>(rows.data) + b * rows.batch + h * rows.head;
   }
 
+  /// The part is plain rows that all exist; the first of them, in the sequence.
+  __device__ __forceinline__ bool plain_queries(int& first) const {
+    first = shared_.task.block * args_.query_grid.extent[2] + shared_.task.first_row;
+    return args_.query_rows && first + Sizes::kRows <= args_.query_grid.size[2];
+  }
+
   __device__ __forceinline__ void load_queries() {
-    const Source<E> from{args_.q, data_of(args_.q, task_.b, task_.h, static_cast<const E*>(nullptr)), args_.d_qk};
-    load_any_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(shared_.q, from,
-                                                                             PartRows{args_, task_});
+    const E* const data = data_of(args_.q, shared_.task.b, shared_.task.h, static_cast<const E*>(nullptr));
+    int first;
+    if (plain_queries(first) && args_.q.vectors && args_.whole_channels) {
+      load_plain_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
+          shared_.q, data + first * args_.q.sequence[2], args_.q.sequence[2], args_.d_qk);
+    } else {
+      load_any_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
+          shared_.q, Source<E>{args_.q, data, args_.d_qk}, PartRows{args_, shared_.task});
+    }
   }
 
   __device__ __forceinline__ KeyRows key_rows(std::int32_t block, int first) const {
-    return {args_, args_.paged ? args_.pages.table + task_.b * args_.pages.batch : nullptr, first,
+    return {args_, args_.paged ? args_.pages.table + shared_.task.b * args_.pages.batch : nullptr, first,
             shared_.program.k_size(), box_of(args_.key_grid, args_.key_rows, block)};
   }
   template <int kWidth, int kStride>
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
     const int first = walk.block * 64 + walk.first_key();
-    if (args_.plain_keys && first + kKeys <= shared_.program.axis[2].k_size) {
+    // The keys of a full block all exist.
+    if (args_.plain_keys && (walk.kind == TileClass::full || first + kKeys <= shared_.program.axis[2].k_size)) {
       load_plain_rows<kKeys, kWidth, kStride, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2], channels);
     } else {
       load_any_rows<kKeys, kWidth, kStride, kThreads>(to, Source<E>{rows, data, channels}, key_rows(walk.block, walk.first_key()));
@@ -284,7 +311,7 @@ class ForwardBlock {
     load<Sizes::kDepth, Shared::kKeyStride>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
   }
   __device__ __forceinline__ void load_values(const Walk<kKeys>& walk) {
-    load<Sizes::kValues, Shared::kValueStride>(shared_.v, args_.v, shared_.values, args_.d_v - task_.first_value, walk);
+    load<Sizes::kValues, Shared::kValueStride>(shared_.v, args_.v, shared_.values, args_.d_v - shared_.task.first_value, walk);
   }
 
   __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) const {
@@ -305,8 +332,8 @@ class ForwardBlock {
       const auto& extras = shared_.extras;
       const T factor = static_cast<T>(args_.scale), cap = static_cast<T>(args_.softcap);
       const bool alibi = args_.alibi.data != nullptr, bias = args_.bias.data != nullptr;
-      const T slope = alibi ? read_number<T>(args_.alibi, task_.b * args_.alibi.batch + task_.h * args_.alibi.head) : T(0);
-      const auto bias_head = task_.b * args_.bias.batch + task_.h * args_.bias.head;
+      const T slope = alibi ? read_number<T>(args_.alibi, shared_.task.b * args_.alibi.batch + shared_.task.h * args_.alibi.head) : T(0);
+      const auto bias_head = shared_.task.b * args_.bias.batch + shared_.task.h * args_.bias.head;
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) {
         const int row = row_of(i);
@@ -357,13 +384,24 @@ class ForwardBlock {
     for (int i = 0; i < kSlots; ++i) {
       // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
       const T shift = shift_[i] == -infinity() ? T(0) : shift_[i];
+      T sum[2] = {};  // of this tile alone: long sums of small numbers lose less so
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          s[i][j][e] = exponential<E>(s[i][j][e] - shift, unit());
-          sum_[i] += s[i][j][e];
+          s[i][j][e] = exponential(s[i][j][e], shift);
+          sum[e] += s[i][j][e];
         }
+      sum_[i] += sum[0] + sum[1];
+    }
+  }
+
+  /// exp((x - shift) scale). The difference comes first: the largest score's P is 1 to the bit, however large it is.
+  __device__ __forceinline__ T exponential(T x, T shift) const {
+    if constexpr (sizeof(E) > 2) {
+      return exp((x - shift) * unit());
+    } else {
+      return exp2_approximately((x - shift) * unit());
     }
   }
 
@@ -465,14 +503,14 @@ class ForwardBlock {
       places.find(args_.v, key, at);
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) {
-        const T of_row = __shfl_sync(0xffffffffu, local[i][key / 8 * 2 + key % 2], (lane_number() & ~3) | key % 8 / 2);
+        const T of_row = __shfl_sync(0xffffffffu, local[i][key / 8 * 2 + key % 2], (lane_number() & ~3u) | key % 8 / 2);
         if (partial && !(shared_.words[row_of(i)] >> (first + key) & 1)) continue;
 #pragma unroll
         for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int c = 8 * j + column + e;
-            if (task_.first_value + c < args_.d_v) o_[i][j][e] += of_row * static_cast<T>(shared_.values[at + c * args_.v.channel]);
+            if (shared_.task.first_value + c < args_.d_v) o_[i][j][e] += of_row * static_cast<T>(shared_.values[at + c * args_.v.channel]);
           }
       }
     }
@@ -491,7 +529,7 @@ class ForwardBlock {
       if (!empty && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
       largest *= scale();
       if (!empty && args_.sink.data) {
-        const T sink = read_number<T>(args_.sink, task_.h * args_.sink.head), together = larger_of(largest, sink);
+        const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head), together = larger_of(largest, sink);
         if (together != -infinity()) {
           const T change = exp(largest - together);
           factor *= change;
@@ -509,17 +547,25 @@ class ForwardBlock {
       store_statistics(row_of(i), empty, largest, sum);
     }
     __syncwarp();
-    store_rows<8 * kSlots, Sizes::kValues, Shared::kKeyStride>(
-        rows, args_.out, data_of(args_.out, task_.b, task_.h, static_cast<E*>(nullptr)) + task_.first_value * args_.out.channel,
-        PartRows{args_, task_}, first_warp_row_, args_.d_v - task_.first_value);
+    E* const out =
+        data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) + shared_.task.first_value * args_.out.channel;
+    const int channels = args_.d_v - shared_.task.first_value;
+    int first;
+    if (plain_queries(first) && args_.out.vectors && channels >= Sizes::kValues) {
+      store_plain_rows<8 * kSlots, Sizes::kValues, Shared::kKeyStride>(
+          rows, out + (first + first_warp_row_) * args_.out.sequence[2], args_.out.sequence[2]);
+    } else {
+      store_rows<8 * kSlots, Sizes::kValues, Shared::kKeyStride>(rows, args_.out, out, PartRows{args_, shared_.task},
+                                                                 first_warp_row_, channels);
+    }
   }
 
   __device__ __forceinline__ void store_statistics(int row, bool empty, T largest, T sum) const {
-    if (lane_number() % 4 != 0 || task_.first_value != 0 || !(args_.lse.data || args_.row_sum.data)) return;
-    const auto at = place_of(args_, task_, row);
+    if (lane_number() % 4 != 0 || shared_.task.first_value != 0 || !(args_.lse.data || args_.row_sum.data)) return;
+    const auto at = place_of(args_, shared_.task, row);
     if (at < 0) return;
     const auto store = [&](const Numbers& to, T x) {
-      if (to.data) reinterpret_cast<T*>(to.data)[task_.b * to.batch + task_.h * to.head + at * to.query] = x;
+      if (to.data) reinterpret_cast<T*>(to.data)[shared_.task.b * to.batch + shared_.task.h * to.head + at * to.query] = x;
     };
     store(args_.row_max, empty ? -infinity() : largest);
     store(args_.row_sum, sum);
@@ -528,7 +574,6 @@ class ForwardBlock {
 
   const ForwardArgs& args_;
   Shared& shared_;
-  const Task task_;
   const int first_warp_row_;
   T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
   T o_[kSlots][kValueTiles][2];

@@ -48,7 +48,9 @@ struct ForwardArgs {
   std::int32_t dimensions, d_qk, d_v;
   std::int32_t query_blocks, block_parts, value_parts;  // a block of the grid takes a part of a query block and of d_v
   bool query_rows, key_rows;  // blocks are plain rows: of a sequence of one dimension, without a step
-  bool paged, plain_keys;     // plain: key_rows, not paged, vectors of k and v
+  bool paged;
+  bool whole_channels;  // those of q, k and v fill whole vectors
+  bool plain_keys;      // key_rows, not paged, whole channels, vectors of k and v
   double scale, softcap;
   double unit, lag;  // of exponential(), and how far a row's shift may lie below its maximum
   float unit32, lag32;

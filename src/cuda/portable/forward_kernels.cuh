@@ -37,8 +37,8 @@ ForwardKernel forward_kernel_of() {
 
 template <class E, int kDepth>
 ForwardKernel forward_kernel_of(ForwardKind kind) {
-  if (kind.large) return kind.general ? forward_kernel_of<E, kDepth, true, true>() : forward_kernel_of<E, kDepth, true, false>();
-  return kind.general ? forward_kernel_of<E, kDepth, false, true>() : forward_kernel_of<E, kDepth, false, false>();
+  if (!kind.large) return forward_kernel_of<E, kDepth, false, true>();
+  return kind.general ? forward_kernel_of<E, kDepth, true, true>() : forward_kernel_of<E, kDepth, true, false>();
 }
 
 template <class E>

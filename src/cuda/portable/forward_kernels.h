@@ -13,7 +13,7 @@ struct ForwardKernel {
 struct ForwardKind {
   int depth;     ///< padded head size: 64, 128 or 256
   bool large;    ///< tiles for GPUs with much shared memory
-  bool general;  ///< scores need more than a positive scale
+  bool general;  ///< scores may need more than a positive scale; the small tiles' kernels always are
 };
 
 ForwardKernel forward_kernel_float16(ForwardKind kind);

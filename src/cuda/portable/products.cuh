@@ -34,7 +34,7 @@ __device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSl
     for (int j = 0; j < kTiles; ++j) to[i][j][0] += x[i][j][0], to[i][j][1] += x[i][j][1];
 }
 
-__device__ __forceinline__ int lane_number() { return static_cast<int>(threadIdx.x % 32); }
+__device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
 
 /// float16 and bfloat16 on mma.m16n8k16 (two m16n8k8 on sm_75), sums in float32.
 template <class E>
@@ -48,7 +48,7 @@ struct HalfProducts {
   __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, int q_stride, const E* k,
                                                 int k_stride) {
     static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 && kDepth <= 2 * chain);
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     q += lane % 16 * q_stride + lane / 16 * 8;
     k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 8;
     clear(s);
@@ -65,7 +65,7 @@ struct HalfProducts {
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
                                                 const E* v, int v_stride) {
     static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && kTiles % 2 == 0);
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     v += lane % 16 * v_stride + lane / 16 * 8;
     std::uint32_t a[kSlots / 2][4], b[3][4];
     constexpr int kSteps = kKeyTiles / 2 * (kTiles / 2);
@@ -148,7 +148,7 @@ struct Tf32Products {
   __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, int q_stride,
                                                 const float* k, int k_stride) {
     static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 8 == 0);
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     q += lane % 16 * q_stride + lane / 16 * 4;
     k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 4;
     clear(s);
@@ -185,7 +185,7 @@ struct Tf32Products {
   template <int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
                                                 const float* v, int v_stride) {
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     // Column t of A is key 2t, column t + 4 key 2t + 1: what a lane has of P needs no exchange.
     v += 2 * (lane % 4) * v_stride + lane / 4;
 #pragma unroll
@@ -239,7 +239,7 @@ struct DoubleProducts {
   template <int kDepth, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, int q_stride,
                                                 const double* k, int k_stride) {
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     q += lane / 4 * q_stride + lane % 4;
     k += lane / 4 * k_stride + lane % 4;
     clear(s);
@@ -261,7 +261,7 @@ struct DoubleProducts {
   __device__ __forceinline__ static void values(double (&o)[kSlots][kTiles][2],
                                                 const double (&p)[kSlots][kKeyTiles][2], const double* v,
                                                 int v_stride) {
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     v += 2 * (lane % 4) * v_stride + lane / 4;  // column t of A is key 2t + e
 #pragma unroll
     for (int key = 0; key < kKeyTiles; ++key)
@@ -288,7 +288,7 @@ struct PlainProducts {
   template <int kDepth, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, int q_stride, const E* k,
                                                 int k_stride) {
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     q += lane / 4 * q_stride;
     k += 2 * (lane % 4) * k_stride;
     clear(s);
@@ -311,7 +311,7 @@ struct PlainProducts {
   template <int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
                                                 const E* v, int v_stride) {
-    const int lane = lane_number();
+    const unsigned lane = lane_number();
     v += 2 * (lane % 4);
 #pragma unroll
     for (int tile = 0; tile < kKeyTiles; ++tile)
@@ -321,7 +321,7 @@ struct PlainProducts {
         for (int t = 0; t < 4; ++t) {
           T a[kSlots];
 #pragma unroll
-          for (int i = 0; i < kSlots; ++i) a[i] = __shfl_sync(0xffffffffu, p[i][tile][e], (lane & ~3) | t);
+          for (int i = 0; i < kSlots; ++i) a[i] = __shfl_sync(0xffffffffu, p[i][tile][e], (lane & ~3u) | t);
           const E* const row = v + (8 * tile + 2 * t + e) * v_stride;
 #pragma unroll
           for (int j = 0; j < kTiles; ++j)

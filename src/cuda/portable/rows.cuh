@@ -114,27 +114,23 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
   }
 }
 
-/// The same of kRows neighbouring rows that all exist and whose vectors are whole: what most calls need, in few
+/// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in few
 /// instructions. at: the first row.
 template <int kRows, int kWidth, int kStride, int kThreads, class E>
 __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t stride, int channels) {
-  constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
-  if constexpr (kThreads % kChunks == 0 && kRows * kChunks % kThreads == 0) {
-    // A thread copies the same channels of every kStep-th row.
-    constexpr int kStep = kThreads / kChunks;
-    const int row = static_cast<int>(threadIdx.x) / kChunks, channel = static_cast<int>(threadIdx.x) % kChunks * kNumbers;
-    const int bytes = min(max(channels - channel, 0), kNumbers) * int(sizeof(E));
-    at += row * stride + (bytes > 0 ? channel : 0);
-    to += row * kStride + channel;
+  constexpr unsigned kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
+  // A thread copies the same channels of every kStep-th row.
+  constexpr unsigned kStep = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0 && kRows % kStep == 0);
+  const unsigned row = threadIdx.x / kChunks, channel = threadIdx.x % kChunks * kNumbers;
+  to += row * kStride + channel;
+  if (static_cast<int>(channel) < channels) {
+    at += row * stride + channel;
 #pragma unroll
-    for (int n = 0; n < kRows / kStep; ++n, at += kStep * stride) copy_16(to + n * kStep * kStride, at, bytes);
+    for (unsigned n = 0; n < kRows / kStep; ++n, at += kStep * stride) copy_16(to + n * kStep * kStride, at);
   } else {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
-      const int row = i / kChunks, channel = i % kChunks * kNumbers;
-      const int bytes = min(max(channels - channel, 0), kNumbers) * int(sizeof(E));
-      copy_16(to + row * kStride + channel, at + row * stride + (bytes > 0 ? channel : 0), bytes);
-    }
+#pragma unroll
+    for (unsigned n = 0; n < kRows / kStep; ++n) *reinterpret_cast<uint4*>(to + n * kStep * kStride) = uint4{0, 0, 0, 0};
   }
 }
 
@@ -157,6 +153,19 @@ __device__ __noinline__ void store_rows(const E* from, const Rows& rows, E* data
     }
     for (int n = 0; n < kNumbers; ++n)
       if (channel + n < channels) data[at + (channel + n) * rows.channel] = source[n];
+  }
+}
+
+/// The same of neighbouring rows that all exist and have at least kWidth channels, in whole vectors. at: the first row.
+template <int kRows, int kWidth, int kStride, class E>
+__device__ __forceinline__ void store_plain_rows(const E* from, E* at, std::int64_t stride) {
+  constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 4
+  for (int i = lane; i < kRows * kChunks; i += 32) {
+    const int row = i / kChunks, channel = i % kChunks * kNumbers;
+    *reinterpret_cast<uint4*>(at + row * stride + channel) =
+        *reinterpret_cast<const uint4*>(from + row * kStride + channel);
   }
 }
 

@@ -28,7 +28,7 @@ template <> struct Tiles<2, 128, false> : TileSizes<2, 4, 32, 128, 128> {};
 template <> struct Tiles<2, 256, false> : TileSizes<2, 2, 32, 256, 256> {};
 
 template <> struct Tiles<4,  64, true>  : TileSizes<4, 4, 64,  64,  64> {};
-template <> struct Tiles<4, 128, true>  : TileSizes<2, 8, 64, 128, 128> {};
+template <> struct Tiles<4, 128, true>  : TileSizes<4, 4, 32, 128, 128, 2> {};
 template <> struct Tiles<4, 256, true>  : TileSizes<2, 4, 32, 256, 128> {};
 template <> struct Tiles<4,  64, false> : TileSizes<2, 4, 32,  64,  64> {};
 template <> struct Tiles<4, 128, false> : TileSizes<2, 4, 16, 128, 128> {};
