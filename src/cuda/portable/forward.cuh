@@ -33,6 +33,27 @@ struct Known {
 __device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
 __device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
 
+/// What a block of threads is to do: part of a query block of one head, some channels of its values.
+struct Task {
+  std::int32_t b, h, block, first_row, first_value;
+
+  __device__ __forceinline__ void find(const ForwardArgs& args, int rows, int values) {
+    auto task = static_cast<std::int32_t>(blockIdx.x);
+    first_value = task % args.value_parts * values;
+    task /= args.value_parts;
+    const auto parts = args.query_blocks * args.block_parts, head = task / parts;
+    task = parts - 1 - task % parts;  // under causal rules the later blocks are the longest: first
+    b = head / args.heads, h = head % args.heads;
+    block = task / args.block_parts, first_row = task % args.block_parts * rows;
+  }
+  /// A row of the part by its number; false if it lies beyond the sequence. Boxes are found anew where they are needed,
+  /// rarely, so as to hold no registers.
+  __device__ __forceinline__ bool query(const ForwardArgs& args, int row, Int3& c) const {
+    c = box_of(args.query_grid, args.query_rows, block).entry(first_row + row);
+    return rules::inside(c, args.query_grid.size);
+  }
+};
+
 /// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
 template <class E, class T, class Sizes, bool kGeneral>
 struct ForwardShared {
@@ -57,27 +78,6 @@ struct ForwardShared {
   const Run* runs;         // of this query block
   std::int32_t run_count;
   std::conditional_t<kGeneral, Extras, Nothing> extras;
-};
-
-/// What a block of threads is to do: part of a query block of one head, some channels of its values.
-struct Task {
-  std::int32_t b, h, block, first_row, first_value;
-
-  __device__ __forceinline__ void find(const ForwardArgs& args, int rows, int values) {
-    auto task = static_cast<std::int32_t>(blockIdx.x);
-    first_value = task % args.value_parts * values;
-    task /= args.value_parts;
-    const auto parts = args.query_blocks * args.block_parts, head = task / parts;
-    task = parts - 1 - task % parts;  // under causal rules the later blocks are the longest: first
-    b = head / args.heads, h = head % args.heads;
-    block = task / args.block_parts, first_row = task % args.block_parts * rows;
-  }
-  /// A row of the part by its number; false if it lies beyond the sequence. Boxes are found anew where they are needed,
-  /// rarely, so as to hold no registers.
-  __device__ __forceinline__ bool query(const ForwardArgs& args, int row, Int3& c) const {
-    c = box_of(args.query_grid, args.query_rows, block).entry(first_row + row);
-    return rules::inside(c, args.query_grid.size);
-  }
 };
 
 /// The part's rows in a tensor.
@@ -284,13 +284,15 @@ class ForwardBlock {
   __device__ __forceinline__ void load_queries() {
     const E* const data = data_of(args_.q, shared_.task.b, shared_.task.h, static_cast<const E*>(nullptr));
     int first;
-    if (plain_queries(first) && args_.q.vectors && args_.whole_channels) {
-      load_plain_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
-          shared_.q, data + first * args_.q.sequence[2], args_.q.sequence[2], args_.d_qk);
-    } else {
-      load_any_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
-          shared_.q, Source<E>{args_.q, data, args_.d_qk}, PartRows{args_, shared_.task});
+    if constexpr (kSharedEvenly<Sizes::kRows, Sizes::kDepth, kThreads, E>) {
+      if (plain_queries(first) && args_.q.vectors && args_.whole_channels) {
+        load_plain_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
+            shared_.q, data + first * args_.q.sequence[2], args_.q.sequence[2], args_.d_qk);
+        return;
+      }
     }
+    load_any_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
+        shared_.q, Source<E>{args_.q, data, args_.d_qk}, PartRows{args_, shared_.task});
   }
 
   __device__ __forceinline__ KeyRows key_rows(std::int32_t block, int first) const {
@@ -301,11 +303,15 @@ class ForwardBlock {
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
     const int first = walk.block * 64 + walk.first_key();
     // The keys of a full block all exist.
-    if (args_.plain_keys && (walk.kind == TileClass::full || first + kKeys <= shared_.program.axis[2].k_size)) {
-      load_plain_rows<kKeys, kWidth, kStride, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2], channels);
-    } else {
-      load_any_rows<kKeys, kWidth, kStride, kThreads>(to, Source<E>{rows, data, channels}, key_rows(walk.block, walk.first_key()));
+    if constexpr (kSharedEvenly<kKeys, kWidth, kThreads, E>) {
+      if (args_.plain_keys && (walk.kind == TileClass::full || first + kKeys <= shared_.program.axis[2].k_size)) {
+        load_plain_rows<kKeys, kWidth, kStride, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2],
+                                                          channels);
+        return;
+      }
     }
+    load_any_rows<kKeys, kWidth, kStride, kThreads>(to, Source<E>{rows, data, channels},
+                                                    key_rows(walk.block, walk.first_key()));
   }
   __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk) {
     load<Sizes::kDepth, Shared::kKeyStride>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);

@@ -114,6 +114,11 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
   }
 }
 
+/// Can a block's threads share such a tile evenly? The small tiles of the largest rows they cannot.
+template <int kRows, int kWidth, int kThreads, class E>
+inline constexpr bool kSharedEvenly = kThreads % (kWidth * sizeof(E) / 16) == 0 &&
+                                      kRows % (kThreads / (kWidth * sizeof(E) / 16) + (kThreads < kWidth * sizeof(E) / 16)) == 0;
+
 /// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in few
 /// instructions. at: the first row.
 template <int kRows, int kWidth, int kStride, int kThreads, class E>
@@ -121,7 +126,7 @@ __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t
   constexpr unsigned kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
   // A thread copies the same channels of every kStep-th row.
   constexpr unsigned kStep = kThreads / kChunks;
-  static_assert(kThreads % kChunks == 0 && kRows % kStep == 0);
+  static_assert(kSharedEvenly<kRows, kWidth, kThreads, E>);
   const unsigned row = threadIdx.x / kChunks, channel = threadIdx.x % kChunks * kNumbers;
   to += row * kStride + channel;
   if (static_cast<int>(channel) < channels) {
