@@ -14,6 +14,7 @@
 
 #include <type_traits>
 
+#include "cuda/hopper/products.cuh"
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "cuda/portable/tuning.h"
@@ -32,6 +33,21 @@ struct Known {
 
 __device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
 __device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
+
+/// The products of a kernel: on Hopper those of warpgroups, for the types that they are better at. (The host, which only asks
+/// for the size of shared memory, sees the others, whose tiles are not smaller.)
+template <class E>
+struct KernelProducts : ProductsOf<E> {};
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+template <>
+struct KernelProducts<__half> {
+  using type = GroupProducts<__half>;
+};
+template <>
+struct KernelProducts<__nv_bfloat16> {
+  using type = GroupProducts<__nv_bfloat16>;
+};
+#endif
 
 /// What a block of threads is to do: part of a query block of one head, some channels of its values.
 struct Task {
@@ -57,18 +73,21 @@ struct Task {
 /// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
 template <class E, class T, class Sizes, bool kGeneral>
 struct ForwardShared {
-  using Products = typename ProductsOf<E>::type;
-  static constexpr int kKeyStride = Sizes::kDepth + Products::key_pad / sizeof(E);
-  static constexpr int kValueStride = Sizes::kValues + Products::value_pad / sizeof(E);
+  using Products = typename KernelProducts<E>::type;
+  using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
+  using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
+  using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kValues>;
+  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kValues, 16>;  // over q and k, when they are done with
+  static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
   struct Extras {
     T x[3][Sizes::kRows], y[3][Sizes::kKeys];
     std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // -1: does not exist
   };
   struct Nothing {};
 
-  alignas(16) E q[Sizes::kRows * kKeyStride];
-  alignas(16) E k[Sizes::kKeys * kKeyStride];
-  alignas(16) E v[Sizes::kKeys * kValueStride];
+  alignas(Products::alignment) E q[QueryTile::kSize];
+  alignas(Products::alignment) E k[KeyTile::kSize];
+  alignas(Products::alignment) E v[ValueTile::kSize];
   Word words[Sizes::kRows];
   unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
   Program program;
@@ -171,14 +190,14 @@ struct Walk {
 template <class E, class Sizes, bool kGeneral>
 class ForwardBlock {
  public:
-  using Products = typename ProductsOf<E>::type;
+  using Products = typename KernelProducts<E>::type;
   using T = typename Products::Number;
   using Shared = ForwardShared<E, T, Sizes, kGeneral>;
   static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;
   static constexpr int kValueTiles = Sizes::kValues / 8, kThreads = Sizes::kThreads;
 
   __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared), first_warp_row_(static_cast<int>(threadIdx.x / 32 * (8 * kSlots))) {
+      : args_(args), shared_(shared) {
     static_assert(Sizes::kRows <= kThreads && kKeys <= kThreads);
   }
 
@@ -212,26 +231,27 @@ class ForwardBlock {
       if (partial && first_key == 0) find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
       if constexpr (kGeneral) find_key_extras<Shared, kKeys>(args_, shared_, walk.block, first_key);
       copies_wait<0>();
+      Products::show();
       __syncthreads();
-      if (careful) mark_not_finite<kKeys, Sizes::kDepth, Shared::kKeyStride, false>(shared_.k, shared_.k_not_finite);
+      if (careful) mark_not_finite<typename Shared::KeyTile, kKeys, Sizes::kDepth, false>(shared_.k, shared_.k_not_finite);
       load_values(walk);
       copies_commit();
       T s[kSlots][kKeyTiles][2];
-      Products::template scores<Sizes::kDepth>(s, shared_.q + first_warp_row_ * Shared::kKeyStride, Shared::kKeyStride,
-                                               shared_.k, Shared::kKeyStride);
+      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k);
       if (careful && !Products::exact_infinities) mend_scores(s);
       if constexpr (kGeneral) finish_scores(s);
       if (partial) hide(s, first_key);
       copies_wait<0>();
+      Products::show();
       __syncthreads();
-      if (careful) mark_not_finite<kKeys, Sizes::kValues, Shared::kValueStride, true>(shared_.v, shared_.v_not_finite);
+      if (careful) mark_not_finite<typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v, shared_.v_not_finite);
       const auto block = walk.block;
       walk.step(shared_);
       if (walk.more()) load_keys(walk);
       copies_commit();
       softmax(s);
       if (careful) add_not_finite(s, block, first_key, partial);  // first, lest P be kept for it in every pass
-      Products::values(o_, s, shared_.v, Shared::kValueStride);
+      Products::values(o_, s, shared_.v);
       if (careful) __syncthreads();  // before the words are written anew
     }
     __syncthreads();  // words and tiles may be written anew
@@ -268,7 +288,7 @@ class ForwardBlock {
   __device__ __forceinline__ T lag() const { return sizeof(T) == 8 ? static_cast<T>(args_.lag) : args_.lag32; }
 
   /// The row of the block that slot i of this lane is.
-  __device__ __forceinline__ int row_of(int i) const { return first_warp_row_ + 8 * i + lane_number() / 4; }
+  __device__ __forceinline__ int row_of(int i) const { return Products::template row_of<kSlots>(i); }
 
   template <class Pointer>
   __device__ __forceinline__ static auto data_of(const Rows& rows, std::int64_t b, std::int64_t h, Pointer) {
@@ -286,12 +306,12 @@ class ForwardBlock {
     int first;
     if constexpr (kSharedEvenly<Sizes::kRows, Sizes::kDepth, kThreads, E>) {
       if (plain_queries(first) && args_.q.vectors && args_.whole_channels) {
-        load_plain_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
+        load_plain_rows<typename Shared::QueryTile, Sizes::kRows, Sizes::kDepth, kThreads>(
             shared_.q, data + first * args_.q.sequence[2], args_.q.sequence[2], args_.d_qk);
         return;
       }
     }
-    load_any_rows<Sizes::kRows, Sizes::kDepth, Shared::kKeyStride, kThreads>(
+    load_any_rows<typename Shared::QueryTile, Sizes::kRows, Sizes::kDepth, kThreads>(
         shared_.q, Source<E>{args_.q, data, args_.d_qk}, PartRows{args_, shared_.task});
   }
 
@@ -299,25 +319,25 @@ class ForwardBlock {
     return {args_, args_.paged ? args_.pages.table + shared_.task.b * args_.pages.batch : nullptr, first,
             shared_.program.k_size(), box_of(args_.key_grid, args_.key_rows, block)};
   }
-  template <int kWidth, int kStride>
+  template <class Tile, int kWidth>
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
     const int first = walk.block * 64 + walk.first_key();
     // The keys of a full block all exist.
     if constexpr (kSharedEvenly<kKeys, kWidth, kThreads, E>) {
       if (args_.plain_keys && (walk.kind == TileClass::full || first + kKeys <= shared_.program.axis[2].k_size)) {
-        load_plain_rows<kKeys, kWidth, kStride, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2],
+        load_plain_rows<Tile, kKeys, kWidth, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2],
                                                           channels);
         return;
       }
     }
-    load_any_rows<kKeys, kWidth, kStride, kThreads>(to, Source<E>{rows, data, channels},
+    load_any_rows<Tile, kKeys, kWidth, kThreads>(to, Source<E>{rows, data, channels},
                                                     key_rows(walk.block, walk.first_key()));
   }
   __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk) {
-    load<Sizes::kDepth, Shared::kKeyStride>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
+    load<typename Shared::KeyTile, Sizes::kDepth>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
   }
   __device__ __forceinline__ void load_values(const Walk<kKeys>& walk) {
-    load<Sizes::kValues, Shared::kValueStride>(shared_.v, args_.v, shared_.values, args_.d_v - shared_.task.first_value, walk);
+    load<typename Shared::ValueTile, Sizes::kValues>(shared_.v, args_.v, shared_.values, args_.d_v - shared_.task.first_value, walk);
   }
 
   __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) const {
@@ -453,18 +473,19 @@ class ForwardBlock {
   // --- With care -----------------------------------------------------------------------------------------------------
 
   /// mask: which rows of a tile hold a NaN or an infinity. kClean: they become 0.
-  template <int kRows, int kWidth, int kStride, bool kClean>
+  template <class Tile, int kRows, int kWidth, bool kClean>
   __device__ __noinline__ static void mark_not_finite(E* tile, unsigned long long& mask) {
     if (threadIdx.x == 0) mask = 0;
     __syncthreads();
     for (int row = threadIdx.x; row < kRows; row += kThreads) {
       bool bad = false;
-      for (int c = 0; c < kWidth; ++c) bad |= !finite(static_cast<T>(tile[row * kStride + c]));
+      for (int c = 0; c < kWidth; ++c) bad |= !finite(static_cast<T>(tile[Tile::at(row, c)]));
       if (!bad) continue;
       atomicOr(&mask, 1ull << row);
       if (kClean)
-        for (int c = 0; c < kWidth; ++c) tile[row * kStride + c] = zero<E>();
+        for (int c = 0; c < kWidth; ++c) tile[Tile::at(row, c)] = zero<E>();
     }
+    Products::show();
     __syncthreads();
   }
 
@@ -472,9 +493,10 @@ class ForwardBlock {
   __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kKeyTiles][2]) const {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      const E* const q = shared_.q + row_of(i) * Shared::kKeyStride;
+      const int own = row_of(i);
+      const auto q = [&](int c) { return static_cast<T>(shared_.q[Shared::QueryTile::at(own, c)]); };
       bool bad = false;
-      for (int c = 0; c < Sizes::kDepth; ++c) bad |= !finite(static_cast<T>(q[c]));
+      for (int c = 0; c < Sizes::kDepth; ++c) bad |= !finite(q(c));
       T row[2 * kKeyTiles];
 #pragma unroll
       for (int n = 0; n < 2 * kKeyTiles; ++n) row[n] = s[i][n / 2][n % 2];
@@ -484,7 +506,7 @@ class ForwardBlock {
         if (!bad && !(shared_.k_not_finite >> key & 1)) continue;
         T sum = 0;
         for (int c = 0; c < args_.d_qk; ++c)
-          sum += static_cast<T>(q[c]) * static_cast<T>(shared_.k[key * Shared::kKeyStride + c]);
+          sum += q(c) * static_cast<T>(shared_.k[Shared::KeyTile::at(key, c)]);
         row[n] = sum;
       }
 #pragma unroll
@@ -526,8 +548,7 @@ class ForwardBlock {
 
   /// The sink, the division, the statistics that the caller asked for; results leave through the queries' memory.
   __device__ __forceinline__ void store() {
-    E* const rows = shared_.q + first_warp_row_ * Shared::kKeyStride;
-    __syncwarp();
+    E* const rows = shared_.q;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T largest = quad_largest(largest_[i]), sum = quad_sum(sum_[i]), factor = 1;
@@ -548,21 +569,23 @@ class ForwardBlock {
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          rows[(8 * i + lane_number() / 4) * Shared::kKeyStride + 8 * j + 2 * (lane_number() % 4) + e] =
+          rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
               rounded<E>(empty ? T(0) : o_[i][j][e] * factor / sum);
       store_statistics(row_of(i), empty, largest, sum);
     }
-    __syncwarp();
+    __syncthreads();
+    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
+    const E* const from = rows + Shared::ResultTile::at(first_row, 0);
     E* const out =
         data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) + shared_.task.first_value * args_.out.channel;
     const int channels = args_.d_v - shared_.task.first_value;
     int first;
     if (plain_queries(first) && args_.out.vectors && channels >= Sizes::kValues) {
-      store_plain_rows<8 * kSlots, Sizes::kValues, Shared::kKeyStride>(
-          rows, out + (first + first_warp_row_) * args_.out.sequence[2], args_.out.sequence[2]);
+      store_plain_rows<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride>(
+          from, out + (first + first_row) * args_.out.sequence[2], args_.out.sequence[2]);
     } else {
-      store_rows<8 * kSlots, Sizes::kValues, Shared::kKeyStride>(rows, args_.out, out, PartRows{args_, shared_.task},
-                                                                 first_warp_row_, channels);
+      store_rows<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride>(
+          from, args_.out, out, PartRows{args_, shared_.task}, first_row, channels);
     }
   }
 
@@ -580,7 +603,6 @@ class ForwardBlock {
 
   const ForwardArgs& args_;
   Shared& shared_;
-  const int first_warp_row_;
   T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
   T o_[kSlots][kValueTiles][2];
 };

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, kLarge>::kThreads,
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   if constexpr (kLarge ? kLargeOffered : kSmallOffered) {
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, kLarge>, kGeneral>;
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
   }
 }

@@ -1,16 +1,22 @@
-// The two products of a tile, S = Q K^T and O += P V, in the instructions that suit an element type. Q, K and V are rows
-// in shared memory; S, P and O are a warp's registers: x[i][j][e] is row 8i + lane / 4, column 8j + 2 (lane % 4) + e, in
-// all of them. What a policy says:
-//   Number           what S, P and O are in
-//   key_pad, value_pad   bytes behind each row of Q and K, and of V, that spread a fragment's loads over all banks
-//   exact_infinities false if an infinity among the operands may come out as NaN (the kernel then mends it)
-//   scores<kDepth>(s, q, q_stride, k, k_stride)   s = the products of 8 kSlots rows at q and 8 kTiles rows at k
-//   values(o, p, v, v_stride)                     o += p times the rows at v
+// The two products of a tile, S = Q K^T and O += P V, in the instructions that suit an element type. Q, K and V are tiles in
+// shared memory; S, P and O are a warp's registers: x[i][j][e] is column 8j + 2 (lane % 4) + e of row row_of(i), in all of
+// them. What a policy says:
+//   Number                    what S, P and O are in
+//   KeyTile, ValueTile        where an element of a tile lies: at(row, column)
+//   alignment                 of tiles, in bytes
+//   exact_infinities          false if an infinity among the operands may come out as NaN (the kernel then mends it)
+//   row_of<kSlots>(i)         the row that slot i of a lane is
+//   show()                    called by every thread between its copies to shared memory and the barrier
+//   scores<kRows, kDepth>(s, q, k)   s = Q K^T, Q having kRows rows
+//   values(o, p, v)           o += P V
 #pragma once
 
 #include "cuda/common/instructions.cuh"
 
 namespace anyflash::cuda {
+
+template <class E>
+struct GroupProducts;  // cuda/hopper/products.cuh
 
 template <class T, int kSlots, int kTiles>
 __device__ __forceinline__ void clear(T (&x)[kSlots][kTiles][2]) {
@@ -34,19 +40,43 @@ __device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSl
     for (int j = 0; j < kTiles; ++j) to[i][j][0] += x[i][j][0], to[i][j][1] += x[i][j][1];
 }
 
+/// A tile in shared memory of rows one behind the other, `pad` bytes between them so that the loads of a fragment spread
+/// over all banks.
+template <class E, int kRows, int kWidth, int pad>
+struct PaddedTile {
+  static constexpr int kStride = kWidth + pad / sizeof(E), kSize = kRows * kStride, kRowStep = kStride;
+  __device__ __forceinline__ static unsigned at(unsigned row, unsigned column) { return row * kStride + column; }
+};
+
+/// What the policies of one warp have in common: a warp's rows are neighbours.
+template <class E, int key_pad, int value_pad>
+struct WarpProducts {
+  static constexpr int alignment = 16;
+  template <int kRows, int kWidth>
+  using KeyTile = PaddedTile<E, kRows, kWidth, key_pad>;
+  template <int kRows, int kWidth>
+  using ValueTile = PaddedTile<E, kRows, kWidth, value_pad>;
+
+  template <int kSlots>
+  __device__ __forceinline__ static int row_of(int slot) {
+    return threadIdx.x / 32 * (8 * kSlots) + 8 * slot + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ static void show() {}
+};
+
 __device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
 
 /// float16 and bfloat16 on mma.m16n8k16 (two m16n8k8 on sm_75), sums in float32.
 template <class E>
-struct HalfProducts {
+struct HalfProducts : WarpProducts<E, 16, 16> {
   using Number = float;
-  static constexpr int key_pad = 16, value_pad = 16;
   static constexpr bool exact_infinities = true;
   static constexpr int chain = 128;  ///< the tensor cores cut off where float32 rounds: longer sums are made in two
 
-  template <int kDepth, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, int q_stride, const E* k,
-                                                int k_stride) {
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, const E* k) {
+    constexpr int q_stride = WarpProducts<E, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
     static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 && kDepth <= 2 * chain);
     const unsigned lane = lane_number();
     q += lane % 16 * q_stride + lane / 16 * 8;
@@ -63,7 +93,8 @@ struct HalfProducts {
 
   template <int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const E* v, int v_stride) {
+                                                const E* v) {
+    constexpr int v_stride = WarpProducts<E, 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
     static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && kTiles % 2 == 0);
     const unsigned lane = lane_number();
     v += lane % 16 * v_stride + lane / 16 * 8;
@@ -93,6 +124,8 @@ struct HalfProducts {
   }
 
  private:
+  friend struct GroupProducts<E>;
+
   /// s += the products over kDepth channels; q and k: this lane's rows. Fragments are loaded two steps before they are
   /// used: a load takes longer than the products of one.
   template <int kDepth, int kSlots, int kTiles>
@@ -139,14 +172,14 @@ struct HalfProducts {
 /// float32 on the tensor cores: each operand is split in two tf32 (high + low, 22 bits), the products high high, high low
 /// and low high are summed (Ootomo and Yokota 2022). V has a third part, so that P = 1 returns V to the bit. The tensor
 /// cores cut off where float32 rounds, so a sum leaves them after 8 terms and goes on in the ordinary adders.
-struct Tf32Products {
+struct Tf32Products : WarpProducts<float, 16, 16> {
   using Number = float;
-  static constexpr int key_pad = 16, value_pad = 16;
   static constexpr bool exact_infinities = false;
 
-  template <int kDepth, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, int q_stride,
-                                                const float* k, int k_stride) {
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k) {
+    constexpr int q_stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
     static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 8 == 0);
     const unsigned lane = lane_number();
     q += lane % 16 * q_stride + lane / 16 * 4;
@@ -184,7 +217,8 @@ struct Tf32Products {
 
   template <int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const float* v, int v_stride) {
+                                                const float* v) {
+    constexpr int v_stride = WarpProducts<float, 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
     const unsigned lane = lane_number();
     // Column t of A is key 2t, column t + 4 key 2t + 1: what a lane has of P needs no exchange.
     v += 2 * (lane % 4) * v_stride + lane / 4;
@@ -231,14 +265,14 @@ struct Tf32Products {
 };
 
 /// float64 on mma.m8n8k4.
-struct DoubleProducts {
+struct DoubleProducts : WarpProducts<double, 32, 16> {
   using Number = double;
-  static constexpr int key_pad = 32, value_pad = 16;
   static constexpr bool exact_infinities = true;
 
-  template <int kDepth, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, int q_stride,
-                                                const double* k, int k_stride) {
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, const double* k) {
+    constexpr int q_stride = WarpProducts<double, 32, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
     const unsigned lane = lane_number();
     q += lane / 4 * q_stride + lane % 4;
     k += lane / 4 * k_stride + lane % 4;
@@ -258,9 +292,9 @@ struct DoubleProducts {
   }
 
   template <int kSlots, int kKeyTiles, int kTiles>
-  __device__ __forceinline__ static void values(double (&o)[kSlots][kTiles][2],
-                                                const double (&p)[kSlots][kKeyTiles][2], const double* v,
-                                                int v_stride) {
+  __device__ __forceinline__ static void values(double (&o)[kSlots][kTiles][2], const double (&p)[kSlots][kKeyTiles][2],
+                                                const double* v) {
+    constexpr int v_stride = WarpProducts<double, 32, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4) * v_stride + lane / 4;  // column t of A is key 2t + e
 #pragma unroll
@@ -280,14 +314,14 @@ struct DoubleProducts {
 
 /// Any type on the ordinary multipliers, where a GPU has no tensor cores for it.
 template <class E, class T>
-struct PlainProducts {
+struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   using Number = T;
-  static constexpr int key_pad = sizeof(E) == 8 ? 32 : 16, value_pad = 16;
   static constexpr bool exact_infinities = true;
 
-  template <int kDepth, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, int q_stride, const E* k,
-                                                int k_stride) {
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, const E* k) {
+    constexpr int q_stride = WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
     const unsigned lane = lane_number();
     q += lane / 4 * q_stride;
     k += 2 * (lane % 4) * k_stride;
@@ -310,7 +344,8 @@ struct PlainProducts {
 
   template <int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
-                                                const E* v, int v_stride) {
+                                                const E* v) {
+    constexpr int v_stride = WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4);
 #pragma unroll

@@ -86,10 +86,10 @@ struct Source {
   int channels;   // of a row, from there on
 };
 
-/// to (kRows, kStride): the channels of each row, zeros behind them up to kWidth and in rows that do not exist. All
+/// to (a Tile): the channels of each row, zeros behind them up to kWidth and in rows that do not exist. All
 /// threads take part; the copies are not waited for. Called, since a kernel with the divisions that rows of boxes and
 /// pages take in its main loop runs at half its speed.
-template <int kRows, int kWidth, int kStride, int kThreads, class E, class Places>
+template <class Tile, int kRows, int kWidth, int kThreads, class E, class Places>
 __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const Places& places) {
   const auto& rows = from.rows;
   constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
@@ -100,7 +100,7 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
       std::int64_t at;
       const bool exists = places.find(rows, row, at);
       const int wanted = exists ? min(max(from.channels - channel, 0), kNumbers) : 0;
-      copy_16(to + row * kStride + channel, wanted > 0 ? from.data + at + channel : from.data, wanted * int(sizeof(E)));
+      copy_16(to + Tile::at(row, channel), wanted > 0 ? from.data + at + channel : from.data, wanted * int(sizeof(E)));
     }
     return;
   }
@@ -110,7 +110,7 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
     const int row = along_rows ? i % kRows : i / kWidth, channel = along_rows ? i / kRows : i % kWidth;
     std::int64_t at;
     const bool exists = places.find(rows, row, at) && channel < from.channels;
-    to[row * kStride + channel] = exists ? from.data[at + channel * rows.channel] : zero<E>();
+    to[Tile::at(row, channel)] = exists ? from.data[at + channel * rows.channel] : zero<E>();
   }
 }
 
@@ -121,21 +121,21 @@ inline constexpr bool kSharedEvenly = kThreads % (kWidth * sizeof(E) / 16) == 0 
 
 /// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in few
 /// instructions. at: the first row.
-template <int kRows, int kWidth, int kStride, int kThreads, class E>
+template <class Tile, int kRows, int kWidth, int kThreads, class E>
 __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t stride, int channels) {
   constexpr unsigned kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
   // A thread copies the same channels of every kStep-th row.
   constexpr unsigned kStep = kThreads / kChunks;
   static_assert(kSharedEvenly<kRows, kWidth, kThreads, E>);
   const unsigned row = threadIdx.x / kChunks, channel = threadIdx.x % kChunks * kNumbers;
-  to += row * kStride + channel;
+  to += Tile::at(row, channel);
   if (static_cast<int>(channel) < channels) {
     at += row * stride + channel;
 #pragma unroll
-    for (unsigned n = 0; n < kRows / kStep; ++n, at += kStep * stride) copy_16(to + n * kStep * kStride, at);
+    for (unsigned n = 0; n < kRows / kStep; ++n, at += kStep * stride) copy_16(to + n * kStep * Tile::kRowStep, at);
   } else {
 #pragma unroll
-    for (unsigned n = 0; n < kRows / kStep; ++n) *reinterpret_cast<uint4*>(to + n * kStep * kStride) = uint4{0, 0, 0, 0};
+    for (unsigned n = 0; n < kRows / kStep; ++n) *reinterpret_cast<uint4*>(to + n * kStep * Tile::kRowStep) = uint4{0, 0, 0, 0};
   }
 }
 
