@@ -42,7 +42,8 @@ def number(least, most):
 def parse_arguments():
     parser = Parser(prog="bench/compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                     epilog="example: bench/compare --device cpu --json bench/results/cpu.json", allow_abbrev=False)
-    parser.add_argument("--device", choices=["cpu"], default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
+                        help="cuda: the rows beside PyTorch's kernels alone, with --rounds and --types")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
@@ -68,8 +69,8 @@ def parse_arguments():
 class Table:
     """Collects the rows and prints each as it comes."""
 
-    def __init__(self, device):
-        self.rows, self.device, self.machine, self.date = [], device, measure.processor(), time.strftime("%Y-%m-%d")
+    def __init__(self, device, machine):
+        self.rows, self.device, self.machine, self.date = [], device, machine, time.strftime("%Y-%m-%d")
         print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
 
     def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None,
@@ -173,8 +174,14 @@ def main():
     if arguments.publish:
         page.publish(page.read(arguments.publish))
         return
-    table = Table(arguments.device)
-    parts = dict(calls=small_calls, torch=beside_torch, rules=time_follows_rules, long=long_sequences)
+    if arguments.device == "cuda":
+        import gpu
+
+        table, parts = Table("cuda", gpu.name()), dict(torch=gpu.beside_torch)
+        arguments.parts = [name for name in arguments.parts if name in parts]
+    else:
+        table = Table("cpu", measure.processor())
+        parts = dict(calls=small_calls, torch=beside_torch, rules=time_follows_rules, long=long_sequences)
     for name in PARTS:
         if name in arguments.parts:
             parts[name](table, arguments)

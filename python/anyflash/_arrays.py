@@ -19,10 +19,17 @@ _IMMUTABLE = {"jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow"}
 _BOUNDARY = 64  # bytes; JAX and TensorFlow take memory that starts on such a boundary without a copy
 
 
+_frameworks: dict[type, str] = {}  # of classes that have come; looking through their bases takes microseconds
+
+
 def _framework(array: Any) -> str:
     """The package that its class, or a class that it is derived from, comes from, if it needs care; else ""."""
-    packages = (kind.__module__.partition(".")[0] for kind in type(array).__mro__)
-    return next((package for package in packages if package in ("torch", "cupy", *_IMMUTABLE)), "")
+    kind = type(array)
+    if kind not in _frameworks:
+        packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
+        known = ("torch", "cupy", *_IMMUTABLE)
+        _frameworks[kind] = next((package for package in packages if package in known), "")
+    return _frameworks[kind]
 
 
 def _first_line(error: BaseException) -> str:
@@ -41,6 +48,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         )
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
+    if framework == "torch" and getattr(array, "is_cuda", False):  # no wait is wanted: the call goes to the stream that the tensor is on
+        return sys.modules["torch"].utils.dlpack.to_dlpack(array)
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
@@ -73,22 +82,27 @@ def _own_stream(array: Any) -> int | None:
     return None
 
 
+def _gpu_of(array: Any) -> int | None:
+    """The number of the GPU that it is on; None if it is on none."""
+    if _framework(array) == "torch":
+        return int(array.get_device()) if getattr(array, "is_cuda", False) else None
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return None
+    kind, index = array.__dlpack_device__()
+    return int(index) if int(kind) in (_CUDA, _MANAGED) else None
+
+
 def stream_of(array: Any) -> int:
     """Where a call on this array is queued: 0, CUDA's default stream, where there is no better one (or no GPU)."""
-    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
-        return 0
-    on_gpu = int(array.__dlpack_device__()[0]) in (_CUDA, _MANAGED)
-    return (_own_stream(array) or 0) if on_gpu else 0
+    return 0 if _gpu_of(array) is None else _own_stream(array) or 0
 
 
 def settle(array: Any) -> None:
     """After a call on arrays of a framework that does not know of our stream: waits for it, lest their memory be used for
     something else meanwhile."""
-    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
-        return
-    kind, index = array.__dlpack_device__()
-    if int(kind) in (_CUDA, _MANAGED) and _own_stream(array) is None:
-        _core.synchronize(int(index), 0)
+    gpu = _gpu_of(array)
+    if gpu is not None and _own_stream(array) is None:
+        _core.synchronize(gpu, 0)
 
 
 def device_empty(name: str, example: Any, index: int, shape: tuple[int, ...], dtype: str) -> Any:

@@ -12,7 +12,7 @@ namespace anyflash::cuda {
 template <class E, int kRows, int kWidth>
 struct SwizzledTile {
   static constexpr int kSize = kRows * kWidth, kPanel = kRows * 64;
-  static constexpr int kRowStep = 64;  ///< from a row to one a multiple of 8 further
+  static constexpr int kPeriod = 8, kRowStep = 64;  ///< rows a multiple of 8 apart are alike
   __device__ __forceinline__ static unsigned at(unsigned row, unsigned column) {
     return column / 64 * kPanel + row * 64 + (column % 64 / 8 ^ row % 8) * 8 + column % 8;
   }

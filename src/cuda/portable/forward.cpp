@@ -65,13 +65,15 @@ ForwardKind kind_of(const Problem& problem) {
   kind.depth = width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
   kind.general = is_general(problem);
 #if defined(ANYFLASH_CUDA_SMALL_TILES)
-  kind.large = false;
+  kind.tiling = Tiling::small;
 #else
   const auto& facts = facts_of(problem.device);
-  const auto large = kernel_of(problem.type, {kind.depth, true, kind.general});
-  kind.large = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
+  const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, kind.general});
+  const bool fits = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
+  const bool groups = facts.major == 9 && element_size(problem.type) == 2;
+  kind.tiling = groups ? Tiling::group : fits ? Tiling::large : Tiling::small;
 #endif
-  kind.general |= !kind.large;
+  kind.general |= kind.tiling == Tiling::small;
   return kind;
 }
 

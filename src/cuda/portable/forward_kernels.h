@@ -1,6 +1,8 @@
 // The forward kernels by element type, head size and what scores need. One file compiles those of each type.
 #pragma once
 
+#include "cuda/portable/tuning.h"
+
 namespace anyflash::cuda {
 
 struct ForwardKernel {
@@ -12,7 +14,7 @@ struct ForwardKernel {
 /// What a kernel is asked for.
 struct ForwardKind {
   int depth;     ///< padded head size: 64, 128 or 256
-  bool large;    ///< tiles for GPUs with much shared memory
+  Tiling tiling;
   bool general;  ///< scores may need more than a positive scale; the small tiles' kernels always are
 };
 

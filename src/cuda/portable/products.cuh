@@ -44,7 +44,7 @@ __device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSl
 /// over all banks.
 template <class E, int kRows, int kWidth, int pad>
 struct PaddedTile {
-  static constexpr int kStride = kWidth + pad / sizeof(E), kSize = kRows * kStride, kRowStep = kStride;
+  static constexpr int kStride = kWidth + pad / sizeof(E), kSize = kRows * kStride, kPeriod = 1, kRowStep = kStride;
   __device__ __forceinline__ static unsigned at(unsigned row, unsigned column) { return row * kStride + column; }
 };
 

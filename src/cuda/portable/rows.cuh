@@ -128,14 +128,20 @@ __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t
   constexpr unsigned kStep = kThreads / kChunks;
   static_assert(kSharedEvenly<kRows, kWidth, kThreads, E>);
   const unsigned row = threadIdx.x / kChunks, channel = threadIdx.x % kChunks * kNumbers;
-  to += Tile::at(row, channel);
+  // Where they go repeats itself after a period of rows.
+  constexpr unsigned kPlaces = Tile::kPeriod > kStep ? Tile::kPeriod / kStep : 1;
+  E* places[kPlaces];
+#pragma unroll
+  for (unsigned n = 0; n < kPlaces; ++n) places[n] = to + Tile::at(row + n * kStep, channel);
+  const auto place = [&](unsigned n) { return places[n % kPlaces] + n / kPlaces * kPlaces * kStep * Tile::kRowStep; };
+  static_assert(kPlaces * kStep % Tile::kPeriod == 0);
   if (static_cast<int>(channel) < channels) {
     at += row * stride + channel;
 #pragma unroll
-    for (unsigned n = 0; n < kRows / kStep; ++n, at += kStep * stride) copy_16(to + n * kStep * Tile::kRowStep, at);
+    for (unsigned n = 0; n < kRows / kStep; ++n, at += kStep * stride) copy_16(place(n), at);
   } else {
 #pragma unroll
-    for (unsigned n = 0; n < kRows / kStep; ++n) *reinterpret_cast<uint4*>(to + n * kStep * Tile::kRowStep) = uint4{0, 0, 0, 0};
+    for (unsigned n = 0; n < kRows / kStep; ++n) *reinterpret_cast<uint4*>(place(n)) = uint4{0, 0, 0, 0};
   }
 }
 
