@@ -37,7 +37,8 @@ def number(least, most):
 def parse_arguments():
     parser = Parser("compare", description=__doc__,
                     epilog="example: bench/compare --device cpu --json bench/results/cpu.json")  # fmt: skip
-    parser.add_argument("--device", choices=["cpu"], default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
+                        help="cuda: the part `torch` alone, beside PyTorch's kernels, with --rounds and --types")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: all)")
     parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
@@ -77,12 +78,22 @@ def main():
     if arguments.publish:
         page.publish(page.read(arguments.publish))
         return
+    on_gpu = arguments.device == "cuda"
     for part, option in NEEDS.items():
-        if part in arguments.parts and not os.access(getattr(arguments, option), os.X_OK):
+        if not on_gpu and part in arguments.parts and not os.access(getattr(arguments, option), os.X_OK):
             program = getattr(arguments, option)
             raise SystemExit(f"bench/compare: --{option}: no program {program}; bench/compare builds it")
-    table = Table(arguments.device)
-    measure_parts(table, arguments)
+    if on_gpu:
+        import gpu
+
+        table = Table(arguments.device, gpu.name())
+        table.part = "torch"
+        gpu.beside_torch(table, arguments)
+        if arguments.json:
+            table.write(arguments.json)
+    else:
+        table = Table(arguments.device)
+        measure_parts(table, arguments)
     if arguments.build:
         table.part = "build"
         table.add("cold build of library and program, two jobs", measure.build_time(), "s", type="", d=0, threads=2,

@@ -9,8 +9,9 @@ import page
 
 
 class Table:
-    def __init__(self, device):
-        self.rows, self.device, self.machine, self.date = [], device, measure.processor(), time.strftime("%Y-%m-%d")
+    def __init__(self, device, machine=None):
+        self.rows, self.device, self.date = [], device, time.strftime("%Y-%m-%d")
+        self.machine = machine or measure.processor()
         self.part = ""  # that is being measured
         print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
 

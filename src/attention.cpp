@@ -2,7 +2,6 @@
 #include <anyflash/attention.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <stdexcept>
@@ -35,8 +34,8 @@ auto with_memory_errors(const char* name, Call&& call) {
 /// The rule's errors too come before anything is written.
 void check_rule(const Problem& problem) { rules::check(problem.rule, planning::shapes_of(problem)); }
 
-std::shared_ptr<const ExecutionPlan> plan_of(const Problem& problem) {
-  return make_plan(problem, backend_of(problem.device).menu(problem));
+std::shared_ptr<const ExecutionPlan> plan_of(const Problem& problem, bool keep = false) {
+  return make_plan(problem, backend_of(problem.device).menu(problem), keep);
 }
 
 /// The caller's plan if there is one, else one of our own.
@@ -52,26 +51,8 @@ void run(const Problem& problem, const ExecutionPlan& plan) {
   (problem.direction == Direction::forward ? backend.forward : backend.backward)(problem, plan, workspace.get());
 }
 
-void store(char* to, ElementType type, double value) {
-  switch (type) {
-    case ElementType::float32: {
-      const auto narrow = static_cast<float>(value);
-      std::memcpy(to, &narrow, sizeof(narrow));
-      break;
-    }
-    case ElementType::float64: std::memcpy(to, &value, sizeof(value)); break;
-    default: std::memset(to, 0, element_size(type));  // 16-bit results are only ever filled with 0
-  }
-}
-
-void fill(char* data, const TensorView& view, int axis, double value) {
-  if (axis == view.rank) return store(data, view.type, value);
-  const auto step = view.strides[axis] * static_cast<std::int64_t>(element_size(view.type));
-  for (std::int64_t i = 0; i < view.shape[axis]; ++i) fill(data + i * step, view, axis + 1, value);
-}
-
-void fill(const TensorView& view, double value) {
-  if (view.given() && view.elements() > 0) fill(static_cast<char*>(view.data), view, 0, value);
+void fill(const Problem& problem, const TensorView& view, double value) {
+  if (view.given() && view.elements() > 0) backend_of(problem.device).fill(problem, view, value);
 }
 
 }  // namespace
@@ -101,10 +82,10 @@ void forward(const TensorView& q, const TensorView& k, const TensorView& v, cons
     const auto plan = plan_for(problem, options.plan);
     if (problem.has_pairs()) return run(problem, *plan);
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    fill(outputs.out, 0);
-    fill(outputs.lse, -infinity);
-    fill(outputs.row_max, -infinity);
-    fill(outputs.row_sum, 0);
+    fill(problem, outputs.out, 0);
+    fill(problem, outputs.lse, -infinity);
+    fill(problem, outputs.row_max, -infinity);
+    fill(problem, outputs.row_sum, 0);
   });
 }
 
@@ -118,7 +99,7 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
     if (std::none_of(all.begin(), all.end(), [](const TensorView* gradient) { return gradient->given(); })) return;
     const auto plan = plan_for(problem, options.plan);
     if (problem.has_pairs()) return run(problem, *plan);
-    for (const auto* gradient : all) fill(*gradient, 0);
+    for (const auto* gradient : all) fill(problem, *gradient, 0);
   });
 }
 
@@ -132,11 +113,11 @@ Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const O
     const auto problem = shape_problem(q, k, v, options);
     check_rule(problem);
     auto pair = std::make_shared<detail::PlanPair>();
-    pair->forward = plan_of(problem);
+    pair->forward = plan_of(problem, true);
     pair->forward_workspace = workspace_bytes(problem, *pair->forward);
     if (!options.page_table.given()) {  // paged keys and values have no backward
       const auto backward = shape_problem(q, k, v, options, Direction::backward);
-      pair->backward = plan_of(backward);
+      pair->backward = plan_of(backward, true);
       pair->backward_workspace = workspace_bytes(backward, *pair->backward);
     }
     keep(problem, *pair);

@@ -25,6 +25,8 @@ struct Backend {
   Workspace (*allocate)(const Problem&, std::int64_t bytes);  ///< throws Error if there is no memory
   void (*forward)(const Problem&, const ExecutionPlan&, char* workspace);
   void (*backward)(const Problem&, const ExecutionPlan&, char* workspace);
+  void (*fill)(const Problem&, const TensorView&, double value);  ///< a result that needs no arithmetic; of 16 bits: 0
+  void (*synchronize)(Device, void* stream);                      ///< waits for what was queued
 };
 
 /// The backend of the device that the query is on. Throws Error if there is none.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore = [] if os.environ.get("ANYFLASH_TEST_DEVICE") == "cuda" else ["gpu"]  # scripts/test --gpu
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -147,10 +147,11 @@ typedef struct anyflash_options {
   const anyflash_plan* plan;
   int32_t threads;  /* 0: all */
   int32_t reserved; /* 0 */
+  void* stream;     /* tensors on cuda: the cudaStream_t that the call's work is queued on; NULL: the default stream */
 } anyflash_options;
 
 #define ANYFLASH_OPTIONS_INIT \
-  { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0 }
+  { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL }
 
 anyflash_status anyflash_options_init(anyflash_options* options, size_t struct_size);
 

@@ -1,4 +1,5 @@
-"""The frameworks' arrays: in by DLPack, out as the same kind. NumPy's own arrays never come here on the way in."""
+"""The frameworks' arrays: in by DLPack, out as the same kind, on the CPU or on a GPU. NumPy's own arrays never come here on
+the way in."""
 
 from __future__ import annotations
 
@@ -10,16 +11,25 @@ import numpy as np
 
 from . import _core
 
-_CPU = 1  # DLDeviceType: kDLCPU
-_DEVICES = {2: "CUDA", 3: "CUDA host", 10: "ROCm", 8: "Metal", 13: "CUDA managed", 14: "oneAPI"}
+_CPU, _CUDA, _PINNED, _MANAGED = 1, 2, 3, 13  # DLDeviceType
+_DEVICES = {10: "ROCm", 8: "Metal", 14: "oneAPI"}
+_DEFAULT_STREAM = 1  # as DLPack numbers CUDA's default stream
+_NO_WAIT = -1  # to DLPack: whoever takes the array sees to the order of work itself
 _IMMUTABLE = {"jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow"}
 _BOUNDARY = 64  # bytes; JAX and TensorFlow take memory that starts on such a boundary without a copy
 
 
+_frameworks: dict[type, str] = {}  # of classes that have come; looking through their bases takes microseconds
+
+
 def _framework(array: Any) -> str:
     """The package that its class, or a class that it is derived from, comes from, if it needs care; else ""."""
-    packages = (kind.__module__.partition(".")[0] for kind in type(array).__mro__)
-    return next((package for package in packages if package in ("torch", *_IMMUTABLE)), "")
+    kind = type(array)
+    if kind not in _frameworks:
+        packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
+        known = ("torch", "cupy", *_IMMUTABLE)
+        _frameworks[kind] = next((package for package in packages if package in known), "")
+    return _frameworks[kind]
 
 
 def _first_line(error: BaseException) -> str:
@@ -27,7 +37,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def capsule_of(array: Any, name: str, writable: bool) -> Any:
-    """The DLPack capsule of a CPU array; TypeError or ValueError with the argument's name."""
+    """The DLPack capsule of an array; TypeError or ValueError with the argument's name."""
     start = f"{name} " if ":" in name else f"{name}: "
     framework = _framework(array)
     if writable and framework in _IMMUTABLE:
@@ -38,6 +48,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         )
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
+    if framework == "torch" and getattr(array, "is_cuda", False):  # no wait is wanted: the call goes to the stream that the tensor is on
+        return sys.modules["torch"].utils.dlpack.to_dlpack(array)
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
@@ -45,15 +57,71 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
     try:
         device = int(array.__dlpack_device__()[0])
-        if device != _CPU:
-            raise ValueError(f"{start}on a {_DEVICES.get(device, f'DLPack type {device}')} device, expected the CPU")
+        if device not in (_CPU, _CUDA, _PINNED, _MANAGED):
+            kind = _DEVICES.get(device, f"DLPack type {device}")
+            raise ValueError(f"{start}on a {kind} device, expected the CPU or CUDA")
+        stream = {}
+        if device in (_CUDA, _MANAGED):
+            stream["stream"] = _NO_WAIT if _own_stream(array) is not None else _DEFAULT_STREAM
         try:
-            return array.__dlpack__(max_version=(1, 0))
+            return array.__dlpack__(max_version=(1, 0), **stream)
         except TypeError:  # an exporter from before DLPack 1.0
-            return array.__dlpack__()
+            return array.__dlpack__(**stream)
     except Exception as error:
         line = _first_line(error)
         raise ValueError(line if line.startswith(start) else f"{start}__dlpack__ failed: {line}") from None
+
+
+def _own_stream(array: Any) -> int | None:
+    """The stream on which the array's framework works at present; None if it does not tell."""
+    framework = _framework(array)
+    if framework == "torch":
+        return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
+    if framework == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr)
+    return None
+
+
+def _gpu_of(array: Any) -> int | None:
+    """The number of the GPU that it is on; None if it is on none."""
+    if _framework(array) == "torch":
+        return int(array.get_device()) if getattr(array, "is_cuda", False) else None
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return None
+    kind, index = array.__dlpack_device__()
+    return int(index) if int(kind) in (_CUDA, _MANAGED) else None
+
+
+def stream_of(array: Any) -> int:
+    """Where a call on this array is queued: 0, CUDA's default stream, where there is no better one (or no GPU)."""
+    return 0 if _gpu_of(array) is None else _own_stream(array) or 0
+
+
+def settle(array: Any) -> None:
+    """After a call on arrays of a framework that does not know of our stream: waits for it, lest their memory be used for
+    something else meanwhile."""
+    gpu = _gpu_of(array)
+    if gpu is not None and _own_stream(array) is None:
+        _core.synchronize(gpu, 0)
+
+
+def device_empty(name: str, example: Any, index: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """An uninitialised array of the example's framework on its GPU."""
+    framework = _framework(example)
+    try:
+        if framework == "torch":
+            torch = sys.modules["torch"]
+            return torch.empty(shape, dtype=getattr(torch, dtype), device=torch.device("cuda", index))
+        if framework == "cupy":
+            with sys.modules["cupy"].cuda.Device(index):
+                return sys.modules["cupy"].empty(shape, dtype=np.dtype(dtype) if dtype != "bfloat16" else example.dtype)
+        if framework in ("jax", "jaxlib"):  # filled in before anybody else can have seen it
+            jax = sys.modules["jax"]
+            return jax.numpy.empty(shape, dtype=dtype, device=next(iter(example.devices()))).block_until_ready()
+    except Exception as error:
+        raise MemoryError(f"{name}: no memory for {dtype} of shape {shape}: {_first_line(error)}") from None
+    kind = _core.echoed(type(example).__name__)
+    raise TypeError(f"{name}: cannot be made as a {kind} on a GPU, expected arrays of PyTorch, CuPy or JAX")
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -64,8 +132,10 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def same_kind(example: Any, result: np.ndarray[Any, Any]) -> Any:
-    """A result as an array of `example`'s framework, without a copy. uint16 stands for bfloat16."""
+def same_kind(example: Any, result: Any) -> Any:
+    """A result as an array of `example`'s framework, without a copy. uint16 stands for bfloat16. On a GPU it is one."""
+    if not isinstance(result, np.ndarray):
+        return result
     is_bfloat16 = result.dtype == np.uint16
     exporter = _core.as_bfloat16(result) if is_bfloat16 else result
     framework = _framework(example)

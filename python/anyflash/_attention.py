@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from numpy import ndarray
 
 from . import _core
-from ._arrays import same_kind
+from ._arrays import same_kind, settle, stream_of
 from ._rules import full
 
 _FULL = full()
@@ -57,8 +57,9 @@ def attention(
 
     A query that sees no key gives out 0 and lse -inf. No matrix of queries x keys is ever in memory.
 
-    Arrays: NumPy, or anything with __dlpack__ on the CPU (PyTorch, JAX, TensorFlow); the result is of q's kind. All
-    three of q, k and v have one type: float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32,
+    Arrays: NumPy, or anything with __dlpack__ on the CPU or on an NVIDIA GPU (PyTorch, JAX, CuPy, TensorFlow); the
+    result is of q's kind. On a GPU the call is queued on the framework's current stream and returns at once (with JAX it
+    waits); lengths, page tables and the tables of rules stay on the CPU. All three of q, k and v have one type: float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32,
     float32 or float64. Any strides; nothing is copied; the GIL is released. PyTorch tensors that require a gradient are
     refused: detach them.
 
@@ -120,10 +121,11 @@ def attention(
     Source: Dao, FlashAttention-2 (2023), algorithm 1.
     """
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads)  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q))  # fmt: skip
     result = _core.attention(q, k, v, out, return_lse, options)
     if isinstance(q, ndarray):
         return result
+    settle(q)
     if return_lse:
         first, *rest = result
         return (first if out is not None else same_kind(q, first), *(same_kind(q, one) for one in rest))
@@ -185,8 +187,9 @@ def attention_backward(
     Source: Dao, FlashAttention-2 (2023), algorithm 2.
     """
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads)  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q))  # fmt: skip
     made = _core.attention_backward(dout, q, k, v, out, lse, dlse, options)
+    settle(q)
     owners = (q, k, v, bias, sink)
     return Gradients(*(
         one if one is None or isinstance(owner, ndarray) else same_kind(owner, one)
@@ -226,5 +229,5 @@ def plan(
     Returns a Plan, which keeps its rule alive. Raises ValueError or TypeError, as attention would.
     """
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads)  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q))  # fmt: skip
     return _core.plan(q, k, v, options)

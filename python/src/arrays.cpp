@@ -64,6 +64,13 @@ bool type_of_dlpack(nb::dlpack::dtype dtype, ElementType& type) {
   return false;
 }
 
+/// Pinned host memory counts as the CPU's, managed memory as the GPU's.
+Device device_of(int type, int index, const char* name) {
+  if (type == nb::device::cpu::value || type == nb::device::cuda_host::value) return {};
+  if (type == nb::device::cuda::value || type == nb::device::cuda_managed::value) return {DeviceKind::cuda, index};
+  fail(Error::Kind::device, name, "on a device of DLPack type " + std::to_string(type) + ", expected the CPU or CUDA");
+}
+
 void check_rank(std::int64_t rank, const char* name) {
   if (rank > TensorView::max_rank) {
     fail(Error::Kind::value, name,
@@ -163,6 +170,7 @@ TensorView Arrays::buffer_view(const char* name, ElementType type) {
 }
 
 TensorView Arrays::made(nb::handle array, ElementType type) {
+  if (!is_numpy(array)) return dlpack_view(array, "result", Elements::numbers, false);
   if (PyObject_GetBuffer(array.ptr(), &buffers_[buffer_count_], PyBUF_STRIDES | PyBUF_WRITABLE) != 0)
     throw nb::python_error();
   ++buffer_count_;
@@ -183,8 +191,11 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
     fail(Error::Kind::value, name, "read-only, expected a writable array");
   }
   tensors_.push_back(tensor);
-  if (tensor.device_type() != nb::device::cpu::value) fail(Error::Kind::device, name, "not in the memory of the CPU");
   TensorView view;
+  view.device = device_of(tensor.device_type(), tensor.device_id(), name);
+  if (elements != Elements::numbers && view.device.kind != DeviceKind::cpu) {
+    fail(Error::Kind::device, name, "on " + device_name(view.device) + ", expected the CPU");
+  }
   if (!type_of_dlpack(tensor.dtype(), view.type)) {
     static constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
     const auto dtype = tensor.dtype();
@@ -205,10 +216,15 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   return view;
 }
 
-nb::object new_array(const char* name, std::span<const std::int64_t> shape, ElementType type, nb::handle example) {
+nb::object new_array(const char* name, std::span<const std::int64_t> shape, ElementType type, nb::handle example,
+                     Device device) {
   const nb::object sizes = nb::steal(PyTuple_New(Py_ssize_t(shape.size())));
   for (std::size_t i = 0; i < shape.size(); ++i) {
     PyTuple_SetItem(sizes.ptr(), Py_ssize_t(i), PyLong_FromLongLong(shape[i]));
+  }
+  if (device.kind == DeviceKind::cuda) {
+    const auto make = nb::module_::import_("anyflash._arrays").attr("device_empty");
+    return make(name, example, device.index, sizes, element_name(type));
   }
   const auto& dtype = numpy->dtype[int(type)];
   const auto make = is_numpy(example) ? numpy->empty : nb::module_::import_("anyflash._arrays").attr("aligned_empty");

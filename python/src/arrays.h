@@ -52,8 +52,10 @@ void find_numpy();
 bool is_numpy(nb::handle array);
 
 /// An uninitialised NumPy array for the result `name` that will be of `example`'s kind; bfloat16 is uint16 for now. For
-/// an example that is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy.
-nb::object new_array(const char* name, std::span<const std::int64_t> shape, ElementType type, nb::handle example);
+/// an example that is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy. On a
+/// GPU it is an array of the example's framework.
+nb::object new_array(const char* name, std::span<const std::int64_t> shape, ElementType type, nb::handle example,
+                     Device device);
 
 /// A finished result for the caller: bfloat16 in the dtype of a NumPy example; for others the Python side does it.
 nb::object finished(nb::object array, ElementType type, nb::handle example);

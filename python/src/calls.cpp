@@ -26,6 +26,7 @@ enum Option {
   key_lengths,
   page_table,
   threads,
+  stream,
   option_count
 };
 
@@ -62,6 +63,7 @@ Options read_options(const Given& given, Arrays& arrays) {
     options.plan = &nb::inst_ptr<PlanObject>(plan)->plan;
   }
   options.threads = integer(given[threads], "threads");
+  options.stream = reinterpret_cast<void*>(integer(given[stream], "stream"));
   return options;
 }
 
@@ -85,17 +87,17 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   const auto shapes = result_shapes(q, k, v, options);  // checks the call
   const bool make_out = out_array.is_none();
-  nb::object out = make_out ? new_array("out", shapes.out, q.type, q_array) : nb::borrow(out_array);
+  nb::object out = make_out ? new_array("out", shapes.out, q.type, q_array, q.device) : nb::borrow(out_array);
   ForwardOutputs outputs;
   outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
   const auto row_type = q.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
   if (statistics > 0) {
-    first = new_array(statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array);
+    first = new_array(statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array, q.device);
     (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.made(first, row_type);
   }
   if (statistics == 2) {
-    second = new_array("m", shapes.lse, row_type, q_array);
+    second = new_array("m", shapes.lse, row_type, q_array, q.device);
     outputs.row_max = arrays.made(second, row_type);
   }
   {
@@ -136,7 +138,7 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
   backward(inputs, q, k, v, gradients, options);  // asked for none yet: checks the call
   for (auto& [name, of, array, gradient, made] : wanted) {
     if (!of.given()) continue;
-    made = new_array(name, {of.shape.data(), std::size_t(of.rank)}, of.type, array);
+    made = new_array(name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of.device);
     *gradient = arrays.made(made, of.type);
   }
   {

@@ -31,6 +31,10 @@ NB_MODULE(_core, module) {
   find_numpy();
   module.def("echoed", &echoed, nb::arg("object").none(), nb::arg("most") = 40);
   module.attr("version") = ANYFLASH_VERSION;
+  module.def("synchronize", [](int index, std::intptr_t stream) {
+    nb::gil_scoped_release without_gil;
+    synchronize({DeviceKind::cuda, index}, reinterpret_cast<void*>(stream));
+  });
   module.def("instruction_set", &instruction_set);
   module.def("instruction_sets", &instruction_sets);
   add_rules(module);

@@ -112,6 +112,7 @@ Options options_of(const anyflash_options* given) {
   options.page_table = view_of("page_table", given->page_table);
   options.deterministic = given->deterministic != 0;
   options.threads = given->threads;
+  options.stream = given->stream;
   if (given->plan) options.plan = &given->plan->plan;
   return options;
 }

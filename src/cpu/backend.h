@@ -19,6 +19,9 @@ Workspace allocate_workspace(const Problem& problem, std::int64_t bytes);
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 
+/// Every element of a floating-point tensor becomes `value`; 16-bit ones: 0 alone.
+void fill(const Problem& problem, const TensorView& view, double value);
+
 // The same two without memory: they compute nothing and return the bytes they would take.
 std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan);
 std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan);

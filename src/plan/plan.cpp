@@ -152,9 +152,10 @@ Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const 
 }
 
 std::shared_ptr<const ExecutionPlan> new_plan(const Problem& problem, const TileMenu& menu, const rules::Facts& facts,
-                                              int threads) {
+                                              int threads, bool keep) {
   auto plan = std::make_shared<ExecutionPlan>();
   plan->threads = threads;
+  plan->kept = keep;
   const auto cuts = possible_cuts(problem, menu, facts.stride);
   const auto k_sizes = compile_groups(problem, facts, *plan);
   const bool empty = problem.queries() == 0 || problem.keys() == 0 || plan->groups.empty();
@@ -174,10 +175,10 @@ void append(PlanKey& key, const Numbers&... numbers) {
 }  // namespace
 }  // namespace planning
 
-std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu) {
+std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu, bool keep) {
   const int threads = planning::plan_threads(problem.threads);
   const auto facts = rules::facts(problem.rule, planning::shapes_of(problem));
-  if (facts.tables || problem.key_lengths.given()) return planning::new_plan(problem, menu, facts, threads);
+  if (facts.tables || problem.key_lengths.given()) return planning::new_plan(problem, menu, facts, threads, keep);
 
   thread_local planning::PlanKey key;  // keeps its memory
   key.clear();
@@ -186,7 +187,7 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
   for (const auto rows : menu.query_rows) planning::append(key, rows);
   key += facts.key;
   if (auto known = planning::plan_cache().find(key)) return known;
-  return planning::plan_cache().insert(key, planning::new_plan(problem, menu, facts, threads));
+  return planning::plan_cache().insert(key, planning::new_plan(problem, menu, facts, threads, true));
 }
 
 }  // namespace anyflash

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
+#include "plan/run.h"
 #include "problem/problem.h"
 #include "rules/box.h"
 #include "rules/program.h"
@@ -46,15 +49,6 @@ inline Box cell_of(const Box& block, int cell) {
   return result;
 }
 
-/// Blocks first .. first + count - 1 are visited; all pairs of each are visible (full) or some may not be (partial).
-/// A block of keys with padding (entries beyond the sequence, or beyond the batch entry's key length) is never in a
-/// full run, so that a word hides the padding. A block of queries with padding may be in one in a forward plan, where
-/// the padding rows' results are not stored; in a backward plan it is not. Blocks without any entry are in no run.
-struct Run {
-  std::int32_t first, count;
-  TileClass kind;
-};
-
 /// For each block of one side the runs of the other side's blocks, ascending.
 struct RunList {
   std::vector<std::int64_t> start;  ///< runs[start[block]] .. runs[start[block + 1] - 1]
@@ -68,6 +62,26 @@ struct MaskGroup {
   RunList queries_of_key_block;  ///< the transpose; made for backward plans only
 };
 
+/// What backends keep beside a plan that outlives its call, such as its runs in the memory of a GPU. Made by the first call
+/// that needs it, gone with the plan. Safe from any number of threads.
+class Companions {
+ public:
+  /// The one of a device, which make() gives if there is none yet.
+  template <typename Make>
+  std::shared_ptr<const void> of(int device, const Make& make) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, companion] : all_) {
+      if (known == device) return companion;
+    }
+    all_.emplace_back(device, make());
+    return all_.back().second;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::vector<std::pair<int, std::shared_ptr<const void>>> all_;
+};
+
 /// A plan for one direction.
 struct ExecutionPlan {
   Grid query_grid, key_grid;
@@ -75,6 +89,8 @@ struct ExecutionPlan {
   std::vector<MaskGroup> groups;                   ///< [batch group][head group]
   std::shared_ptr<const void> tables;              ///< keeps what programs point to alive (document tables)
   int threads = 0;
+  bool kept = false;      ///< it outlives the call: in the cache, or in the caller's hands
+  Companions companions;  ///< of a kept plan
 
   const MaskGroup& group(std::int64_t b, std::int64_t h) const {
     return groups[(batch_groups > 1 ? b : 0) * head_groups + (head_groups > 1 ? h : 0)];
@@ -88,8 +104,8 @@ inline int threads_of(const Problem& problem, const ExecutionPlan& plan) {
 
 /// Makes the plan for a problem, or returns the cached one (rules without tables are cached by rule, shape and menu).
 /// The boxes depend on the rule, the sizes, the alignment and the menu; not on threads or on what else is in the batch.
-/// The rule is one that rules::check has passed on these shapes.
-std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu);
+/// The rule is one that rules::check has passed on these shapes. keep: the plan will outlive the call.
+std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu, bool keep = false);
 
 namespace detail {
 /// What a public Plan holds, with what it was made for, so that a call can be checked against it.

@@ -62,6 +62,7 @@ class Reader {
   Reader(const Options& options, Direction direction, bool data) : options_(options), data_(data) {
     problem_.direction = direction;
     problem_.rule = options.rule;
+    problem_.stream = options.stream;
     read_numbers();
   }
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import anyflash as af
 import numpy as np
 from bar import compare, together
+from devices import GRADIENTS, from_device, to_device
 from memory import restride
 from reference import TYPES, Call, Result, Textbook, attention, exact_for, statistic_type
 from reference_rules import visible
@@ -144,8 +145,9 @@ class Laid:
         given = case.tensors if tensors is None else tensors
         rng = np.random.default_rng(case.seed + 1)
         self.rng = rng
-        lay = (lambda a: restride(a, rng)) if case.wild else np.ascontiguousarray
-        self.lay = lay
+        shape = (lambda a: restride(a, rng)) if case.wild else np.ascontiguousarray
+        lay = lambda a: to_device(shape(a))
+        self.lay, self.shape = lay, shape
         if case.layout == "qkv":
             packed = np.stack([given[name][0] for name in "qkv"])
             self.q, self.k, self.v = lay(packed), None, None
@@ -153,7 +155,7 @@ class Laid:
             self.q = lay(self.to_layout(given["q"], case.q_shape))
             self.k = lay(self.to_layout(given["k"], case.k_shape))
             self.v = lay(self.to_layout(given["v"], case.k_shape))
-        self.dout = lay(self.to_layout(given["dout"], case.q_shape))
+        self.dout = shape(self.to_layout(given["dout"], case.q_shape))
         self.dlse = lay(self.statistic_to_layout(given["dlse"])) if "dlse" in given else None
         self.options = self._options(given, lay)
         if case.page_size:
@@ -171,7 +173,7 @@ class Laid:
         for name, value in (("cu_seqlens_q", case.cu_q), ("cu_seqlens_k", case.cu_k),
                             ("key_lengths", case.key_lengths)):
             if value is not None:
-                options[name] = lay(np.array(value, case.index_type))
+                options[name] = self.shape(np.array(value, case.index_type))
         return options
 
     def _lay_pages(self, given, lay, rng):
@@ -191,7 +193,7 @@ class Laid:
             return lay(pool)
 
         self.k, self.v = scatter(given["k"]), scatter(given["v"])
-        self.options["page_table"] = lay(table.astype(np.int32))
+        self.options["page_table"] = self.shape(table.astype(np.int32))
 
     def to_layout(self, a, shape):
         """Canonical (b, h, s, d) as the layout has it."""
@@ -228,23 +230,24 @@ class Laid:
         """Raw (out, lse, l, m) of the library; out and lse of one call, l and m of another, which must give the same
         out."""
         options = self.options | changes
-        out, lse = af.attention(self.q, self.k, self.v, return_lse=True, **options)
-        again, l, m = af.attention(self.q, self.k, self.v, return_lse="lm", **options)
+        out, lse = map(from_device, af.attention(self.q, self.k, self.v, return_lse=True, **options))
+        again, l, m = map(from_device, af.attention(self.q, self.k, self.v, return_lse="lm", **options))
         assert same_bits(out, again)
         return out, lse, l, m
 
     def backward(self, out, lse, **changes):
         options = self.options | changes
         lay = self.lay
-        return af.attention_backward(
+        gradients = af.attention_backward(
             lay(self.dout), self.q, self.k, self.v, lay(out), lay(lse), dlse=self.dlse, **options
         )
+        return type(gradients)(*map(from_device, gradients))
 
     def run(self, backward=True, **changes):
         """Everything the library computes, in canonical form."""
         out, lse, l, m = self.forward(**changes)
         got = Result(self.from_layout(out), *(self.statistic_from_layout(a) for a in (lse, l, m)))
-        if not backward or self.case.page_size:
+        if not backward or self.case.page_size or not GRADIENTS:
             return got
         gradients = self.backward(out, lse, **changes)
         if self.case.layout == "qkv":
@@ -286,7 +289,7 @@ def textbook(case, call, fused):
 
 def measure(case, tensors=None, backward=True, fused=(False,), **changes):
     """Runs a case: the errors of every result by its name."""
-    backward = backward and not case.page_size
+    backward = backward and not case.page_size and GRADIENTS
     got = run(case, tensors, backward, **changes)
     call = case.call(tensors, backward)
     truth = attention(call, exact_for(case.type))

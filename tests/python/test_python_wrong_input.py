@@ -113,11 +113,11 @@ ARRAYS = {  # argument name in Python, what is passed, the error
         ValueError,
         "query: head size 257, expected 1 to 256",
     ),
-    "a device": (dict(q=Exporter(q, device=(2, 0))), ValueError, "query: on a CUDA device, expected the CPU"),
+    "a device": (dict(q=Exporter(q, device=(10, 0))), ValueError, "query: on a ROCm device, expected the CPU or CUDA"),
     "an odd device": (
         dict(q=Exporter(q, device=(77, 0))),
         ValueError,
-        "query: on a DLPack type 77 device, expected the CPU",
+        "query: on a DLPack type 77 device, expected the CPU or CUDA",
     ),
     "an exporter that fails": (dict(k=Raising(k)), ValueError, "key: __dlpack__ failed: no memory"),
     "an exporter that lies": (dict(k=Lying(k)), TypeError, "key: its __dlpack__ gave no DLPack tensor"),

@@ -1,0 +1,68 @@
+"""The rows of bench/compare --device cuda: anyflash beside PyTorch's own kernels on one NVIDIA GPU. 16k tokens over the batch,
+2048 channels over the heads; of float32 and float64 4 x 16 heads of 4096 tokens. Times are those of the GPU's events."""
+
+import statistics
+
+import measure
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import anyflash as af
+
+# The peer of each type, and what anyflash is held to beside it.
+PEERS = {"bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, 1.1),
+         "float16": ("torch flash", SDPBackend.FLASH_ATTENTION, 1.1),
+         "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, 2),
+         "float64": ("torch math", SDPBackend.MATH, 2.5)}  # fmt: skip
+
+
+def name():
+    return f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
+
+
+def shapes(type_):
+    """(batch, heads, sequence, d)"""
+    if type_ in ("float32", "float64"):
+        return [(4, 16, 4096, 64), (4, 16, 4096, 128)]
+    sequences = (512, 2048, 8192, 16384) if type_ == "bfloat16" else (8192,)
+    return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in sequences]
+
+
+def seconds(call):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def interleaved(calls, rounds):
+    for call in calls * 2:  # plans are made, memory is taken
+        call()
+    torch.cuda.synchronize()
+    times = [[seconds(call) for call in calls] for _ in range(rounds)]
+    return [list(of_call) for of_call in zip(*times)]
+
+
+def beside_torch(table, arguments):
+    for type_, (peer, backend, least) in PEERS.items():
+        if type_ not in arguments.types:
+            continue
+        for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
+            q, k, v = (torch.randn(b, h, s, d, device="cuda", dtype=getattr(torch, type_)) for _ in range(3))
+            out, rule = torch.empty_like(q), af.causal() if causal else af.full()
+
+            def ours():
+                af.attention(q, k, v, rule=rule, out=out)
+
+            def theirs():
+                with sdpa_kernel(backend):
+                    torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+            mine, others = interleaved([ours, theirs], arguments.rounds)
+            work = 4 * b * h * s * s * d * (0.5 if causal else 1) / 1e12
+            table.add("forward", work / statistics.median(mine), "TFLOP/s", type=type_, d=d, causal=causal, sequence=s,
+                      spread=measure.spread(mine), peer=peer, peer_figure=work / statistics.median(others),
+                      peer_spread=measure.spread(others), ratio=measure.median_ratio(mine, others),
+                      least=least if s > 512 else None)  # fmt: skip

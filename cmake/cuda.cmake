@@ -1,0 +1,38 @@
+# ANYFLASH_CUDA: ON builds the CUDA backend, AUTO where a toolkit is found; OFF until it has a backward pass. The
+# library then still runs where no GPU is.
+set(ANYFLASH_CUDA OFF CACHE STRING "Build for NVIDIA GPUs: AUTO (if nvcc 12 or newer is found), ON or OFF")
+set_property(CACHE ANYFLASH_CUDA PROPERTY STRINGS AUTO ON OFF)
+if(NOT ANYFLASH_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "ANYFLASH_CUDA: ${ANYFLASH_CUDA}, expected AUTO, ON or OFF")
+endif()
+set(ANYFLASH_HAS_CUDA OFF)
+if(ANYFLASH_CUDA STREQUAL OFF)
+  return()
+endif()
+
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(ANYFLASH_NVCC nvcc HINTS "$ENV{CUDA_PATH}/bin" "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin)
+  mark_as_advanced(ANYFLASH_NVCC)
+  if(ANYFLASH_NVCC)
+    set(CMAKE_CUDA_COMPILER "${ANYFLASH_NVCC}")
+  elseif(ANYFLASH_CUDA STREQUAL ON)
+    message(FATAL_ERROR "ANYFLASH_CUDA is ON, but there is no nvcc: install the CUDA toolkit 12 or newer, or set CUDACXX")
+  else()
+    return()
+  endif()
+endif()
+
+# Machine code for Turing, Ampere (and Ada), Hopper; what is newer translates that of Ampere when it starts.
+set(ANYFLASH_CUDA_ARCHITECTURES "75-real;80;90a-real" CACHE STRING "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES")
+set(CMAKE_CUDA_ARCHITECTURES "${ANYFLASH_CUDA_ARCHITECTURES}")
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12)
+  message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION}, expected 12 or newer (or leave CUDA out: -DANYFLASH_CUDA=OFF)")
+endif()
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc speaks C++20
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+endif()
+find_package(CUDAToolkit REQUIRED)
+set(ANYFLASH_HAS_CUDA ON)
+message(STATUS "anyflash: for NVIDIA GPUs, ${ANYFLASH_CUDA_ARCHITECTURES}")

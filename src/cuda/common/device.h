@@ -1,0 +1,39 @@
+// What there is to know about a GPU, asked once; and the GPU that a thread's calls of the runtime go to.
+#pragma once
+
+#include <string>
+
+#include <anyflash/tensor.h>
+#include <cuda_runtime_api.h>
+
+namespace anyflash::cuda {
+
+struct DeviceFacts {
+  std::string model;
+  int major = 0, minor = 0;  ///< compute capability
+  int multiprocessors = 0;
+  int shared_bytes = 0;  ///< most that a block of threads may have
+};
+
+/// The number of GPUs; 0 where there is no driver.
+int device_count();
+
+/// Throws Error if there is no such GPU, or none that the kernels run on.
+const DeviceFacts& facts_of(Device device);
+
+/// Makes a GPU the calling thread's, until the end of its scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int index);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = -1;  // -1: the same
+};
+
+/// Throws Error unless `data` points to memory of the GPU: "key: in host memory, expected memory of cuda:0".
+void check_pointer(const char* name, const void* data, Device device);
+
+}  // namespace anyflash::cuda

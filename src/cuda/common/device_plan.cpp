@@ -1,0 +1,185 @@
+#include "cuda/common/device_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace anyflash::cuda {
+namespace {
+
+using rules::Program;
+
+/// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning until
+/// that is known.
+class Image {
+ public:
+  std::size_t add(const void* data, std::size_t bytes) {
+    const auto at = (bytes_.size() + 15) / 16 * 16;
+    bytes_.resize(at + bytes);
+    if (bytes > 0) std::memcpy(bytes_.data() + at, data, bytes);
+    return at;
+  }
+  template <class T>
+  std::size_t add(const std::vector<T>& numbers) {
+    return add(numbers.data(), numbers.size() * sizeof(T));
+  }
+  void write(std::size_t at, const void* data, std::size_t bytes) { std::memcpy(bytes_.data() + at, data, bytes); }
+  /// The pointer that lies at `at` is to point to `target`.
+  void point(std::size_t at, std::size_t target) { pointers_.push_back({at, target}); }
+
+  std::size_t size() const { return bytes_.size(); }
+  const char* placed(char* base) {
+    for (const auto& [at, target] : pointers_) {
+      const char* const address = base + target;
+      std::memcpy(bytes_.data() + at, &address, sizeof(address));
+    }
+    return bytes_.data();
+  }
+
+ private:
+  std::vector<char> bytes_;
+  std::vector<std::pair<std::size_t, std::size_t>> pointers_;
+};
+
+class Builder {
+ public:
+  explicit Builder(const ExecutionPlan& plan) {
+    std::vector<DeviceGroup> groups(plan.groups.size());
+    groups_ = image.add(groups);
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const auto& group = plan.groups[g];
+      const auto at = groups_ + g * sizeof(DeviceGroup);
+      image.point(at + offsetof(DeviceGroup, start), image.add(group.keys_of_query_block.start));
+      image.point(at + offsetof(DeviceGroup, runs), image.add(group.keys_of_query_block.runs));
+      image.point(at + offsetof(DeviceGroup, program), add(group.program));
+    }
+  }
+
+  Image image;
+
+ private:
+  std::size_t add(const Program& program) {
+    const auto at = image.add(&program, sizeof(program));
+    if (program.has_documents) {
+      add(program.documents.q, at + offsetof(Program, documents.q), rules::volume(program.q_size()));
+      add(program.documents.k, at + offsetof(Program, documents.k), rules::volume(program.k_size()));
+      std::int32_t documents = 0;
+      for (const auto* side : {&program.documents.q, &program.documents.k})
+        for (std::int32_t s = 0; s < side->segment_count; ++s)
+          documents = std::max(documents, side->segments[s].document + 1);
+      point(at + offsetof(Program, documents.axes), program.documents.axes, documents);
+    }
+    for (std::int32_t i = 0; i < program.atom_count; ++i)
+      if (program.atoms[i].data) add_table(program, program.atoms[i], at + offsetof(Program, atoms) + i * sizeof(rules::Atom));
+    return at;
+  }
+
+  void add(const rules::DocumentSide& side, std::size_t at, std::int64_t entries) {
+    using Side = rules::DocumentSide;
+    point(at + offsetof(Side, segment_of), side.segment_of, entries);
+    point(at + offsetof(Side, document_of), side.document_of, entries);
+    point(at + offsetof(Side, segments), side.segments, side.segment_count);
+    const void* const none = nullptr;  // the tree answers for tile classes, which kernels do not ask for
+    image.write(at + offsetof(Side, tree), &none, sizeof(none));
+  }
+
+  /// An array that several groups may share.
+  template <class T>
+  void point(std::size_t at, const T* data, std::int64_t count) {
+    auto [known, is_new] = arrays_.try_emplace({data, count});
+    if (is_new) known->second = image.add(data, count * sizeof(T));
+    image.point(at, known->second);
+  }
+
+  /// A dense mask or a bitmap: its rows and columns without gaps, those along which it is broadcast once.
+  void add_table(const Program& program, const rules::Atom& atom, std::size_t at) {
+    const bool blocks = atom.kind == rules::AtomKind::blocks;
+    const std::int64_t block_q = blocks ? atom.a[2] : 1, block_k = blocks ? atom.b[2] : 1;
+    const auto rows = atom.stride_q == 0 ? 1 : (rules::volume(program.q_size()) + block_q - 1) / block_q;
+    const auto columns = atom.stride_k == 0 ? 1 : (rules::volume(program.k_size()) + block_k - 1) / block_k;
+    auto [known, is_new] = tables_.try_emplace({atom.data, atom.stride_q, atom.stride_k, rows, columns});
+    if (is_new) {
+      std::vector<std::uint8_t> table(rows * columns);
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t c = 0; c < columns; ++c)
+          table[r * columns + c] = atom.data[r * atom.stride_q + c * atom.stride_k];
+      known->second = image.add(table);
+    }
+    rules::Atom packed = atom;
+    packed.stride_q = atom.stride_q == 0 ? 0 : columns;
+    packed.stride_k = atom.stride_k == 0 ? 0 : 1;
+    image.write(at, &packed, sizeof(packed));
+    image.point(at + offsetof(rules::Atom, data), known->second);
+  }
+
+  std::size_t groups_;
+  std::map<std::pair<const void*, std::int64_t>, std::size_t> arrays_;
+  std::map<std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t>, std::size_t> tables_;
+};
+
+/// Memory that stays until all work that reads it is done.
+class KeptMemory {
+ public:
+  explicit KeptMemory(int device) : device_(device) {}
+  ~KeptMemory() {
+    if (!data_) return;
+    int current = 0;
+    cudaGetDevice(&current);
+    cudaSetDevice(device_);
+    cudaFree(data_);  // waits for the device: calls may still be under way, on any stream
+    cudaSetDevice(current);
+  }
+
+  /// Not in any stream of the caller's, so that it may happen while one of them is captured.
+  void upload(Image& image) {
+    auto mode = cudaStreamCaptureModeRelaxed;
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "leaving the capture mode");
+    cudaStream_t stream = nullptr;
+    auto status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (status == cudaSuccess) status = cudaMalloc(&data_, image.size());
+    if (status == cudaSuccess)
+      status = cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice, stream);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
+    if (stream) cudaStreamDestroy(stream);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    check(status, "bringing a plan to the device");
+  }
+  const char* get() const { return static_cast<const char*>(data_); }
+
+ private:
+  int device_;
+  void* data_ = nullptr;
+};
+
+}  // namespace
+
+DevicePlan::DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t stream) {
+  if (plan.kept) {
+    kept_ = plan.companions.of(device, [&] {
+      Builder builder(plan);
+      auto memory = std::make_shared<KeptMemory>(device);
+      memory->upload(builder.image);
+      return std::static_pointer_cast<const void>(memory);
+    });
+    groups_ = reinterpret_cast<const DeviceGroup*>(static_cast<const KeptMemory*>(kept_.get())->get());
+    return;
+  }
+  if (capturing(stream)) {
+    throw Error(Error::Kind::unsupported,
+                "rule: with tables or key_lengths in a captured stream, expected a plan made before the capture");
+  }
+  Builder builder(plan);
+  memory_ = std::make_unique<StreamMemory>(builder.image.size(), stream);
+  check(cudaMemcpyAsync(memory_->get(), builder.image.placed(memory_->get()), builder.image.size(),
+                        cudaMemcpyHostToDevice, stream),
+        "bringing a plan to the device");
+  groups_ = reinterpret_cast<const DeviceGroup*>(memory_->get());
+}
+
+std::size_t device_bytes(const ExecutionPlan& plan) { return Builder(plan).image.size(); }
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,31 @@
+// A plan's masks in device memory: programs with all that they point to, and runs.
+#pragma once
+
+#include <memory>
+
+#include "cuda/common/memory.h"
+#include "cuda/portable/forward_args.h"
+#include "plan/plan.h"
+
+namespace anyflash::cuda {
+
+/// The groups of a plan, as kernels take them. Of a kept plan they stay in device memory as long as the plan lives; of any
+/// other one for what is queued on the stream while this object lives.
+class DevicePlan {
+ public:
+  /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is captured for a graph
+  /// and the plan is not kept: a graph would read what is gone when it runs.
+  DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t stream);
+
+  const DeviceGroup* groups() const { return groups_; }
+
+ private:
+  std::unique_ptr<StreamMemory> memory_;
+  std::shared_ptr<const void> kept_;
+  const DeviceGroup* groups_ = nullptr;
+};
+
+/// Bytes that it takes.
+std::size_t device_bytes(const ExecutionPlan& plan);
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,134 @@
+// The instructions that CUDA C++ has no name for, each in a function that contains nothing else. Fragments are laid out
+// as the PTX manual draws them (sections "mma" and "ldmatrix"); with g = lane / 4 and t = lane % 4, a lane's numbers of a
+// 16 x 8 result are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace anyflash::cuda {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
+__device__ __forceinline__ void copy_16(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#else
+  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+#endif
+}
+
+/// The same, of which the first `bytes` are read and the others become 0. Costs more instructions.
+__device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+               : "memory");
+#else
+  uint4 x = {0, 0, 0, 0};
+  if (bytes == 16) {
+    x = *static_cast<const uint4*>(from);
+  } else {
+    auto* const words = reinterpret_cast<std::uint16_t*>(&x);
+    for (int i = 0; i < 8; ++i)
+      if (2 * i < bytes) words[i] = static_cast<const std::uint16_t*>(from)[i];
+  }
+  *static_cast<uint4*>(to) = x;
+#endif
+}
+
+/// Ends a group of copies.
+__device__ __forceinline__ void copies_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/// Waits until at most `kGroups` of the calling thread's groups of copies are under way.
+template <int kGroups>
+__device__ __forceinline__ void copies_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+#endif
+}
+
+/// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row)));
+}
+
+/// The same, each matrix transposed.
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row)));
+}
+
+/// c (16 x 8) += a (16 x 16) b (16 x 8), float16. c01: the lane's numbers of row g, c23: of row g + 8.
+__device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], const std::uint32_t (&a)[4],
+                                            std::uint32_t b0, std::uint32_t b1, __half) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
+               : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
+               : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+#if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)
+
+/// The same of bfloat16.
+__device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], const std::uint32_t (&a)[4],
+                                            std::uint32_t b0, std::uint32_t b1, __nv_bfloat16) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// c (16 x 8) += a (16 x 8) b (8 x 8), tf32.
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                              std::uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// x rounded to tf32, ties away from zero.
+__device__ __forceinline__ std::uint32_t to_tf32(float x) {
+  std::uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+/// c (8 x 8) += a (8 x 4) b (4 x 8), float64.
+__device__ __forceinline__ void multiply_64(double (&c)[2], double a, double b) {
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+               : "+d"(c[0]), "+d"(c[1])
+               : "d"(a), "d"(b));
+}
+
+#endif
+
+/// 2^x to about 2 units in the last place; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_approximately(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace anyflash::cuda

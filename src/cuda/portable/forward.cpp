@@ -1,0 +1,190 @@
+// A forward call on a GPU: its kernel, its arguments, the launch.
+#include "cuda/portable/forward.h"
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cuda/common/device.h"
+#include "cuda/common/device_plan.h"
+#include "cuda/common/errors.h"
+#include "cuda/portable/forward_kernels.h"
+#include "cuda/portable/tuning.h"
+#include "problem/tensor.h"
+
+namespace anyflash::cuda {
+namespace {
+
+constexpr int largest_depth = 256;
+
+/// Does every row begin on 16 bytes, with channels that are neighbours?
+bool whole_vectors(const Problem& problem, const Operand& operand) {
+  if (operand.channel != 1 || reinterpret_cast<std::uintptr_t>(operand.data) % 16 != 0) return false;
+  const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));
+  const std::int64_t strides[] = {operand.batch, operand.head, operand.sequence[0], operand.sequence[1],
+                                  operand.sequence[2]};
+  return std::all_of(std::begin(strides), std::end(strides), [&](std::int64_t s) { return s % numbers == 0; });
+}
+
+Rows rows_of(const Problem& problem, const Operand& operand) {
+  return {operand.data, operand.batch, operand.head, operand.channel,
+          {operand.sequence[0], operand.sequence[1], operand.sequence[2]}, whole_vectors(problem, operand)};
+}
+
+Numbers numbers_of(const RowStatistic& statistic) {
+  return {statistic.data, 0, statistic.batch, statistic.head, statistic.query, 0};
+}
+Numbers numbers_of(const Bias& bias) {
+  return {bias.data, int(bias.type), bias.stride[0], bias.stride[1], bias.stride[2], bias.stride[3]};
+}
+Numbers numbers_of(const HeadNumbers& numbers) {
+  return {numbers.data, int(numbers.type), numbers.batch, numbers.head, 0, 0};
+}
+
+ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
+  switch (type) {
+    case ElementType::float16: return forward_kernel_float16(kind);
+    case ElementType::bfloat16: return forward_kernel_bfloat16(kind);
+    case ElementType::float32: return forward_kernel_float32(kind);
+    default: return forward_kernel_float64(kind);
+  }
+}
+
+/// Do scores need more than a positive scale?
+bool is_general(const Problem& problem) {
+  return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(problem.scale > 0);
+}
+
+ForwardKind kind_of(const Problem& problem) {
+  ForwardKind kind;
+  const auto width = std::max<std::int64_t>(problem.d_qk, std::min<std::int64_t>(problem.d_v, largest_depth));
+  kind.depth = width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
+  kind.general = is_general(problem);
+#if defined(ANYFLASH_CUDA_SMALL_TILES)
+  kind.tiling = Tiling::small;
+#else
+  const auto& facts = facts_of(problem.device);
+  const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, kind.general});
+  const bool fits = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
+  const bool groups = facts.major == 9 && element_size(problem.type) == 2;
+  kind.tiling = groups ? Tiling::group : fits ? Tiling::large : Tiling::small;
+#endif
+  kind.general |= kind.tiling == Tiling::small;
+  return kind;
+}
+
+/// Lets a kernel have its shared memory; asked for once on each device.
+void allow_shared_memory(const ForwardKernel& kernel, int device) {
+  struct Allowed {
+    std::atomic<const void*> function{nullptr};
+    std::atomic<std::uint64_t> devices{0};
+  };
+  static Allowed all[64];  // kernels, in the order in which they come
+  for (auto& one : all) {
+    const void* none = nullptr;
+    one.function.compare_exchange_strong(none, kernel.function);
+    if (one.function != kernel.function) continue;
+    if (one.devices.load() >> device & 1) return;
+    check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
+          "preparing a kernel");
+    one.devices |= std::uint64_t{1} << device;
+    return;
+  }
+}
+
+/// The page table in device memory, if there is one: it comes in the memory of the CPU.
+std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& args, cudaStream_t stream) {
+  const auto& pages = problem.pages;
+  if (pages.page_size == 0) return nullptr;
+  const auto entry_pages = (problem.keys() + pages.page_size - 1) / pages.page_size;
+  std::vector<std::int32_t> table(problem.batch * entry_pages, 0);
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const auto used = (integer_at(problem.key_lengths, b) + pages.page_size - 1) / pages.page_size;
+    for (std::int64_t i = 0; i < used; ++i)
+      table[b * entry_pages + i] = pages.table[b * pages.table_batch + i * pages.table_page];
+  }
+  auto memory = std::make_unique<StreamMemory>(table.size() * sizeof(table[0]), stream);
+  check(cudaMemcpyAsync(memory->get(), table.data(), table.size() * sizeof(table[0]), cudaMemcpyHostToDevice, stream),
+        "bringing the page table to the device");
+  args.pages = {reinterpret_cast<const std::int32_t*>(memory->get()), entry_pages, 1,
+                static_cast<std::int32_t>(pages.page_size)};
+  return memory;
+}
+
+void check_pointers(const Problem& problem) {
+  const std::pair<const char*, const void*> all[] = {
+      {"query", problem.q.data}, {"key", problem.k.data}, {"value", problem.v.data}, {"out", problem.out.data},
+      {"lse", problem.lse.data}, {"row_sum", problem.row_sum.data}, {"row_max", problem.row_max.data},
+      {"bias", problem.bias.data}, {"alibi_slopes", problem.alibi.data}, {"sink", problem.sink.data}};
+  for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
+}
+
+ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const ForwardKernel& kernel, bool general) {
+  ForwardArgs args{};
+  args.q = rows_of(problem, problem.q), args.k = rows_of(problem, problem.k), args.v = rows_of(problem, problem.v);
+  args.out = rows_of(problem, problem.out);
+  args.lse = numbers_of(problem.lse), args.row_sum = numbers_of(problem.row_sum), args.row_max = numbers_of(problem.row_max);
+  args.bias = numbers_of(problem.bias), args.alibi = numbers_of(problem.alibi), args.sink = numbers_of(problem.sink);
+  args.query_grid = plan.query_grid, args.key_grid = plan.key_grid;
+  args.batch_groups = static_cast<std::int32_t>(plan.batch_groups);
+  args.head_groups = static_cast<std::int32_t>(plan.head_groups);
+  args.heads = static_cast<std::int32_t>(problem.heads_q);
+  args.group_heads = static_cast<std::int32_t>(problem.heads_q / problem.heads_kv);
+  args.dimensions = problem.dimensions;
+  args.d_qk = static_cast<std::int32_t>(problem.d_qk), args.d_v = static_cast<std::int32_t>(problem.d_v);
+  args.query_blocks = static_cast<std::int32_t>(plan.query_grid.count());
+  args.block_parts = static_cast<std::int32_t>(rules::volume(plan.query_grid.extent) / kernel.rows);
+  args.value_parts = static_cast<std::int32_t>((problem.d_v + kernel.values - 1) / kernel.values);
+  const auto rows = [&](const rules::Grid& grid) {
+    return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;
+  };
+  args.query_rows = rows(plan.query_grid), args.key_rows = rows(plan.key_grid);
+  args.paged = problem.pages.page_size > 0;
+  const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));
+  args.whole_channels = problem.d_qk % numbers == 0 && problem.d_v % numbers == 0;
+  args.plain_keys = args.key_rows && !args.paged && args.whole_channels && args.k.vectors && args.v.vectors;
+  args.scale = problem.scale, args.softcap = problem.softcap;
+  // Products are scaled as they become exponents, in powers of 2 for 16-bit types; general scores are finished before.
+  args.unit = (general ? 1 : problem.scale) * (element_size(problem.type) == 2 ? 1.4426950408889634 : 1);
+  args.lag = kShiftLag / args.unit;
+  args.unit32 = static_cast<float>(args.unit), args.lag32 = static_cast<float>(args.lag);
+  return args;
+}
+
+}  // namespace
+
+TileMenu forward_menu(const Problem& problem) {
+  TileMenu menu;
+  menu.key_rows = 64;
+  menu.tile_cost = 1024;
+  menu.query_rows = {std::max(kernel_of(problem.type, kind_of(problem)).rows, 64)};
+  return menu;
+}
+
+void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
+  const DeviceScope scope(problem.device.index);
+  const auto stream = static_cast<cudaStream_t>(problem.stream);
+  check_pointers(problem);
+  const auto kind = kind_of(problem);
+  const auto kernel = kernel_of(problem.type, kind);
+  auto args = args_of(problem, plan, kernel, kind.general);
+  const auto tasks = double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts *
+                     args.value_parts;
+  if (tasks > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(Error::Kind::unsupported, "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
+  }
+  allow_shared_memory(kernel, problem.device.index);
+  const auto pages = bring_pages(problem, args, stream);
+  const DevicePlan masks(plan, problem.device.index, stream);
+  args.groups = masks.groups();
+  void* parameters[] = {&args};
+  check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(tasks)), dim3(kernel.threads), parameters,
+                         kernel.shared_bytes, stream),
+        "launching forward");
+}
+
+}  // namespace anyflash::cuda

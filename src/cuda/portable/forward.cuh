@@ -1,0 +1,610 @@
+// The forward pass on any NVIDIA GPU from sm_75 up (FlashAttention-2, Dao 2023, algorithm 1).
+//
+// A block of threads takes kRows queries of one head and walks the plan's runs of key blocks, kKeys keys at a time:
+//   S = Q K^T (products.cuh), finished (scale, soft cap, bias, ALiBi); the rule's words hide pairs in partial tiles;
+//   P by the online softmax (Milakov and Gimelshein 2018);  O += P V.
+// Each warp owns 8 kSlots rows: their S, P and O are its registers, with nothing exchanged between warps. Q and one tile
+// each of K and V are in shared memory, rows padded so that fragments load without bank conflicts; V comes in during
+// Q K^T, the next K during the softmax and P V. Bound by the tensor cores, and by the exponentials at small head sizes.
+// A row's arithmetic depends on its own block alone, so results are the same to the bit in every run and batch.
+//
+// A hidden V that is not finite makes NaN of its zero P. So a block whose result holds one is done again with care:
+// rows of V with such numbers are left out and added only to the queries that see them.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/hopper/products.cuh"
+#include "cuda/portable/products.cuh"
+#include "cuda/portable/rows.cuh"
+#include "cuda/portable/tuning.h"
+#include "rules/coordinates.h"
+#include "rules/words.h"
+
+namespace anyflash::cuda {
+
+using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
+
+/// A condition that is known when the kernel is compiled.
+template <bool kHolds>
+struct Known {
+  __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
+};
+
+__device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
+__device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
+
+/// The products of a kernel: on Hopper those of warpgroups, for the types that they are better at. (The host, which only asks
+/// for the size of shared memory, sees the others, whose tiles are not smaller.)
+template <class E>
+struct KernelProducts : ProductsOf<E> {};
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+template <>
+struct KernelProducts<__half> {
+  using type = GroupProducts<__half>;
+};
+template <>
+struct KernelProducts<__nv_bfloat16> {
+  using type = GroupProducts<__nv_bfloat16>;
+};
+#endif
+
+/// What a block of threads is to do: part of a query block of one head, some channels of its values.
+struct Task {
+  std::int32_t b, h, block, first_row, first_value;
+
+  __device__ __forceinline__ void find(const ForwardArgs& args, int rows, int values) {
+    auto task = static_cast<std::int32_t>(blockIdx.x);
+    first_value = task % args.value_parts * values;
+    task /= args.value_parts;
+    const auto parts = args.query_blocks * args.block_parts, head = task / parts;
+    task = parts - 1 - task % parts;  // under causal rules the later blocks are the longest: first
+    b = head / args.heads, h = head % args.heads;
+    block = task / args.block_parts, first_row = task % args.block_parts * rows;
+  }
+  /// A row of the part by its number; false if it lies beyond the sequence. Boxes are found anew where they are needed,
+  /// rarely, so as to hold no registers.
+  __device__ __forceinline__ bool query(const ForwardArgs& args, int row, Int3& c) const {
+    c = box_of(args.query_grid, args.query_rows, block).entry(first_row + row);
+    return rules::inside(c, args.query_grid.size);
+  }
+};
+
+/// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
+template <class E, class T, class Sizes, bool kGeneral>
+struct ForwardShared {
+  using Products = typename KernelProducts<E>::type;
+  using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
+  using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
+  using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kValues>;
+  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kValues, 16>;  // over q and k, when they are done with
+  static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
+  struct Extras {
+    T x[3][Sizes::kRows], y[3][Sizes::kKeys];
+    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // -1: does not exist
+  };
+  struct Nothing {};
+
+  alignas(Products::alignment) E q[QueryTile::kSize];
+  alignas(Products::alignment) E k[KeyTile::kSize];
+  alignas(Products::alignment) E v[ValueTile::kSize];
+  Word words[Sizes::kRows];
+  unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
+  Program program;
+  // What the main loop needs rarely is kept here, not in registers.
+  Task task;
+  const E *keys, *values;  // of this head, in global memory; values from the first channel wanted
+  const Run* runs;         // of this query block
+  std::int32_t run_count;
+  std::conditional_t<kGeneral, Extras, Nothing> extras;
+};
+
+/// The part's rows in a tensor.
+struct PartRows {
+  const ForwardArgs& args;
+  Task task;
+  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
+    Int3 c;
+    const bool exists = task.query(args, r, c);
+    at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    return exists;
+  }
+};
+
+// What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
+
+/// The words of a tile's rows.
+template <class Shared, int kRows>
+__device__ __noinline__ void find_words(const ForwardArgs& args, Shared& shared, Task task, std::int32_t key_block) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row >= kRows) return;
+  Int3 c;
+  const auto keys = box_of(args.key_grid, args.key_rows, key_block);
+  shared.words[row] = task.query(args, row, c) ? rules::word(shared.program, c, keys) : 0;
+}
+
+/// Coordinates of the rows, and where their biases lie.
+template <class Shared, int kRows>
+__device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& shared, Task task) {
+  using T = std::remove_reference_t<decltype(shared.extras.x[0][0])>;
+  for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
+    Int3 c;
+    const bool exists = task.query(args, row, c);
+    shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : -1;
+    const auto x = exists ? rules::query_coordinate(shared.program, c) : rules::Coordinate{};
+    for (int n = 0; n < 3; ++n) shared.extras.x[n][row] = static_cast<T>(x[n]);
+  }
+}
+
+/// The same of a tile's keys.
+template <class Shared, int kKeys>
+__device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& shared, std::int32_t block, int first) {
+  using T = std::remove_reference_t<decltype(shared.extras.y[0][0])>;
+  const int key = static_cast<int>(threadIdx.x);
+  if (key >= kKeys) return;
+  const Int3 c = box_of(args.key_grid, args.key_rows, block).entry(first + key);
+  const bool exists = rules::inside(c, shared.program.k_size());
+  shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : -1;
+  const auto y = exists ? rules::key_coordinate(shared.program, c) : rules::Coordinate{};
+  for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<T>(y[n]);
+}
+
+/// Where a row's statistics lie: its number in the sequence, -1 if it does not exist.
+static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Task task, int row) {
+  Int3 c;
+  return task.query(args, row, c) ? rules::flat_index(c, args.query_grid.size) : -1;
+}
+
+/// Steps of kKeys keys along the runs of a query block.
+template <int kKeys>
+struct Walk {
+  std::int32_t run, block, left, part;
+  TileClass kind;
+
+  template <class Shared>
+  __device__ __forceinline__ explicit Walk(const Shared& shared) : run(0), part(0) {
+    open(shared);
+  }
+  __device__ __forceinline__ bool more() const { return left > 0; }
+  __device__ __forceinline__ int first_key() const { return part * kKeys; }
+  template <class Shared>
+  __device__ __forceinline__ void step(const Shared& shared) {
+    if constexpr (kKeys < 64) {
+      if (++part < 64 / kKeys) return;
+      part = 0;
+    }
+    ++block;
+    if (--left == 0) ++run, open(shared);
+  }
+
+ private:
+  template <class Shared>
+  __device__ __forceinline__ void open(const Shared& shared) {
+    left = 0;
+    if (run == shared.run_count) return;
+    const Run& next = shared.runs[run];
+    block = next.first, left = next.count, kind = next.kind;
+  }
+};
+
+template <class E, class Sizes, bool kGeneral>
+class ForwardBlock {
+ public:
+  using Products = typename KernelProducts<E>::type;
+  using T = typename Products::Number;
+  using Shared = ForwardShared<E, T, Sizes, kGeneral>;
+  static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;
+  static constexpr int kValueTiles = Sizes::kValues / 8, kThreads = Sizes::kThreads;
+
+  __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, Shared& shared)
+      : args_(args), shared_(shared) {
+    static_assert(Sizes::kRows <= kThreads && kKeys <= kThreads);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) describe();
+    __syncthreads();
+    load_program();
+    load_queries();
+    __syncthreads();
+    if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
+    if constexpr (kGeneral) {
+      bool careful = false;
+      while (!attend(careful) && !careful) careful = true;
+    } else if (!attend(Known<false>())) {  // code of its own, since the rare case would slow the usual one down
+      attend(Known<true>());
+    }
+    store();
+  }
+
+ private:
+  /// One pass over the keys, with care or without. False if the result holds a NaN, which may be a hidden value's.
+  template <class Careful>
+  __device__ __forceinline__ bool attend(Careful careful) {
+    clear();
+    Walk<kKeys> walk(shared_);
+    if (walk.more()) load_keys(walk);
+    copies_commit();
+    while (walk.more()) {
+      const bool partial = walk.kind != TileClass::full;
+      const int first_key = walk.first_key();
+      if (partial && first_key == 0) find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
+      if constexpr (kGeneral) find_key_extras<Shared, kKeys>(args_, shared_, walk.block, first_key);
+      copies_wait<0>();
+      Products::show();
+      __syncthreads();
+      if (careful) mark_not_finite<typename Shared::KeyTile, kKeys, Sizes::kDepth, false>(shared_.k, shared_.k_not_finite);
+      load_values(walk);
+      copies_commit();
+      T s[kSlots][kKeyTiles][2];
+      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k);
+      if (careful && !Products::exact_infinities) mend_scores(s);
+      if constexpr (kGeneral) finish_scores(s);
+      if (partial) hide(s, first_key);
+      copies_wait<0>();
+      Products::show();
+      __syncthreads();
+      if (careful) mark_not_finite<typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v, shared_.v_not_finite);
+      const auto block = walk.block;
+      walk.step(shared_);
+      if (walk.more()) load_keys(walk);
+      copies_commit();
+      softmax(s);
+      if (careful) add_not_finite(s, block, first_key, partial);  // first, lest P be kept for it in every pass
+      Products::values(o_, s, shared_.v);
+      if (careful) __syncthreads();  // before the words are written anew
+    }
+    __syncthreads();  // words and tiles may be written anew
+    return !__syncthreads_or(not_a_number());
+  }
+
+  /// One thread's work for all of them.
+  __device__ __forceinline__ void describe() {
+    shared_.task.find(args_, Sizes::kRows, Sizes::kValues);
+    shared_.keys = key_data(args_.k);
+    shared_.values = key_data(args_.v) + shared_.task.first_value * args_.v.channel;
+    const auto* const start = group().start + shared_.task.block;
+    shared_.runs = group().runs + start[0];
+    shared_.run_count = static_cast<std::int32_t>(start[1] - start[0]);
+  }
+
+  /// Keys or values of this head; with pages the batch is in the table.
+  __device__ __forceinline__ const E* key_data(const Rows& rows) const {
+    return data_of(rows, args_.paged ? 0 : shared_.task.b, shared_.task.h / args_.group_heads, static_cast<const E*>(nullptr));
+  }
+
+  __device__ __forceinline__ void load_program() {
+    const auto* const from = reinterpret_cast<const std::uint64_t*>(group().program);
+    auto* const to = reinterpret_cast<std::uint64_t*>(&shared_.program);
+    for (int i = threadIdx.x; i < int(sizeof(Program) / 8); i += kThreads) to[i] = from[i];
+  }
+
+  __device__ __forceinline__ const DeviceGroup& group() const {
+    return args_.groups[(args_.batch_groups > 1 ? shared_.task.b : 0) * args_.head_groups + (args_.head_groups > 1 ? shared_.task.h : 0)];
+  }
+  __device__ __forceinline__ T unit() const { return sizeof(T) == 8 ? static_cast<T>(args_.unit) : args_.unit32; }
+  /// Of what softmax() is given.
+  __device__ __forceinline__ T scale() const { return kGeneral ? T(1) : static_cast<T>(args_.scale); }
+  __device__ __forceinline__ T lag() const { return sizeof(T) == 8 ? static_cast<T>(args_.lag) : args_.lag32; }
+
+  /// The row of the block that slot i of this lane is.
+  __device__ __forceinline__ int row_of(int i) const { return Products::template row_of<kSlots>(i); }
+
+  template <class Pointer>
+  __device__ __forceinline__ static auto data_of(const Rows& rows, std::int64_t b, std::int64_t h, Pointer) {
+    return reinterpret_cast<Pointer>(rows.data) + b * rows.batch + h * rows.head;
+  }
+
+  /// The part is plain rows that all exist; the first of them, in the sequence.
+  __device__ __forceinline__ bool plain_queries(int& first) const {
+    first = shared_.task.block * args_.query_grid.extent[2] + shared_.task.first_row;
+    return args_.query_rows && first + Sizes::kRows <= args_.query_grid.size[2];
+  }
+
+  __device__ __forceinline__ void load_queries() {
+    const E* const data = data_of(args_.q, shared_.task.b, shared_.task.h, static_cast<const E*>(nullptr));
+    int first;
+    if constexpr (kSharedEvenly<Sizes::kRows, Sizes::kDepth, kThreads, E>) {
+      if (plain_queries(first) && args_.q.vectors && args_.whole_channels) {
+        load_plain_rows<typename Shared::QueryTile, Sizes::kRows, Sizes::kDepth, kThreads>(
+            shared_.q, data + first * args_.q.sequence[2], args_.q.sequence[2], args_.d_qk);
+        return;
+      }
+    }
+    load_any_rows<typename Shared::QueryTile, Sizes::kRows, Sizes::kDepth, kThreads>(
+        shared_.q, Source<E>{args_.q, data, args_.d_qk}, PartRows{args_, shared_.task});
+  }
+
+  __device__ __forceinline__ KeyRows key_rows(std::int32_t block, int first) const {
+    return {args_, args_.paged ? args_.pages.table + shared_.task.b * args_.pages.batch : nullptr, first,
+            shared_.program.k_size(), box_of(args_.key_grid, args_.key_rows, block)};
+  }
+  template <class Tile, int kWidth>
+  __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
+    const int first = walk.block * 64 + walk.first_key();
+    // The keys of a full block all exist.
+    if constexpr (kSharedEvenly<kKeys, kWidth, kThreads, E>) {
+      if (args_.plain_keys && (walk.kind == TileClass::full || first + kKeys <= shared_.program.axis[2].k_size)) {
+        load_plain_rows<Tile, kKeys, kWidth, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2],
+                                                          channels);
+        return;
+      }
+    }
+    load_any_rows<Tile, kKeys, kWidth, kThreads>(to, Source<E>{rows, data, channels},
+                                                    key_rows(walk.block, walk.first_key()));
+  }
+  __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk) {
+    load<typename Shared::KeyTile, Sizes::kDepth>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
+  }
+  __device__ __forceinline__ void load_values(const Walk<kKeys>& walk) {
+    load<typename Shared::ValueTile, Sizes::kValues>(shared_.v, args_.v, shared_.values, args_.d_v - shared_.task.first_value, walk);
+  }
+
+  __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) const {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const Word word = shared_.words[row_of(i)] >> (first_key + 2 * (lane_number() % 4));
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (!(word >> (8 * j + e) & 1)) s[i][j][e] = -infinity();
+    }
+  }
+
+  /// From products to scores.
+  __device__ __forceinline__ void finish_scores(T (&s)[kSlots][kKeyTiles][2]) const {
+    if constexpr (kGeneral) {
+      const auto& extras = shared_.extras;
+      const T factor = static_cast<T>(args_.scale), cap = static_cast<T>(args_.softcap);
+      const bool alibi = args_.alibi.data != nullptr, bias = args_.bias.data != nullptr;
+      const T slope = alibi ? read_number<T>(args_.alibi, shared_.task.b * args_.alibi.batch + shared_.task.h * args_.alibi.head) : T(0);
+      const auto bias_head = shared_.task.b * args_.bias.batch + shared_.task.h * args_.bias.head;
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) {
+        const int row = row_of(i);
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int key = 8 * j + 2 * (lane_number() % 4) + e;
+            T x = s[i][j][e] * factor;
+            if (args_.softcap > 0) x = tanh(x / cap) * cap;
+            if (bias && extras.bias_row[row] >= 0 && extras.bias_key[key] >= 0)
+              x += read_number<T>(args_.bias, bias_head + extras.bias_row[row] + extras.bias_key[key]);
+            if (alibi) {
+              T distance = 0;
+              for (int n = 3 - args_.dimensions; n < 3; ++n) distance += abs(extras.x[n][row] - extras.y[n][key]);
+              x = fma(-slope, distance, x);
+            }
+            s[i][j][e] = x;
+          }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      shift_[i] = largest_[i] = -infinity(), sum_[i] = 0;
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] = o_[i][j][1] = 0;
+    }
+  }
+
+  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores is their maximum so far, or less by no
+  /// more than lag(): then a tile needs no maximum across lanes.
+  __device__ __forceinline__ void softmax(T (&s)[kSlots][kKeyTiles][2]) {
+    T largest[kSlots];
+    bool high = false;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      largest[i] = s[i][0][0];
+#pragma unroll
+      for (int n = 1; n < 2 * kKeyTiles; ++n) largest[i] = larger_of(largest[i], s[i][n / 2][n % 2]);
+      high |= largest[i] > shift_[i] + lag();
+      largest_[i] = larger_of(largest_[i], largest[i]);
+    }
+    if (__any_sync(0xffffffffu, high)) raise(largest);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
+      const T shift = shift_[i] == -infinity() ? T(0) : shift_[i];
+      T sum[2] = {};  // of this tile alone: long sums of small numbers lose less so
+#pragma unroll
+      for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          s[i][j][e] = exponential(s[i][j][e], shift);
+          sum[e] += s[i][j][e];
+        }
+      sum_[i] += sum[0] + sum[1];
+    }
+  }
+
+  /// exp((x - shift) scale). The difference comes first: the largest score's P is 1 to the bit, however large it is.
+  __device__ __forceinline__ T exponential(T x, T shift) const {
+    if constexpr (sizeof(E) > 2) {
+      return exp((x - shift) * unit());
+    } else {
+      return exp2_approximately((x - shift) * unit());
+    }
+  }
+
+  /// Rows whose scores have outgrown their shift get a new one, whatever the other rows of the warp do.
+  __device__ __forceinline__ void raise(T (&largest)[kSlots]) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const T tile = quad_largest(largest[i]);
+      const bool rise = tile > shift_[i] + lag();
+      const T factor = rise && shift_[i] != -infinity() ? exp((shift_[i] - tile) * scale()) : T(1);
+      if (rise) shift_[i] = tile;
+      sum_[i] *= factor;
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] *= factor, o_[i][j][1] *= factor;
+    }
+  }
+
+  __device__ __forceinline__ static T quad_largest(T x) {
+    x = larger_of(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return larger_of(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  }
+  __device__ __forceinline__ static T quad_sum(T x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  }
+  __device__ __forceinline__ static T infinity() {
+    return sizeof(T) == 8 ? static_cast<T>(__longlong_as_double(0x7ff0000000000000ll))
+                          : static_cast<T>(__int_as_float(0x7f800000));
+  }
+  __device__ __forceinline__ static bool finite(T x) { return x - x == T(0); }
+
+  __device__ __forceinline__ bool not_a_number() const {
+    T zero = 0;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      zero += T(0) * sum_[i];
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+    }
+    return zero != zero;
+  }
+
+  // --- With care -----------------------------------------------------------------------------------------------------
+
+  /// mask: which rows of a tile hold a NaN or an infinity. kClean: they become 0.
+  template <class Tile, int kRows, int kWidth, bool kClean>
+  __device__ __noinline__ static void mark_not_finite(E* tile, unsigned long long& mask) {
+    if (threadIdx.x == 0) mask = 0;
+    __syncthreads();
+    for (int row = threadIdx.x; row < kRows; row += kThreads) {
+      bool bad = false;
+      for (int c = 0; c < kWidth; ++c) bad |= !finite(static_cast<T>(tile[Tile::at(row, c)]));
+      if (!bad) continue;
+      atomicOr(&mask, 1ull << row);
+      if (kClean)
+        for (int c = 0; c < kWidth; ++c) tile[Tile::at(row, c)] = zero<E>();
+    }
+    Products::show();
+    __syncthreads();
+  }
+
+  /// Scores of rows of Q or K that are not finite, again, with IEEE arithmetic.
+  __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kKeyTiles][2]) const {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int own = row_of(i);
+      const auto q = [&](int c) { return static_cast<T>(shared_.q[Shared::QueryTile::at(own, c)]); };
+      bool bad = false;
+      for (int c = 0; c < Sizes::kDepth; ++c) bad |= !finite(q(c));
+      T row[2 * kKeyTiles];
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyTiles; ++n) row[n] = s[i][n / 2][n % 2];
+#pragma unroll 1
+      for (int n = 0; n < 2 * kKeyTiles; ++n) {
+        const int key = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
+        if (!bad && !(shared_.k_not_finite >> key & 1)) continue;
+        T sum = 0;
+        for (int c = 0; c < args_.d_qk; ++c)
+          sum += q(c) * static_cast<T>(shared_.k[Shared::KeyTile::at(key, c)]);
+        row[n] = sum;
+      }
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyTiles; ++n) s[i][n / 2][n % 2] = row[n];
+    }
+  }
+
+  /// O += P V for the rows of V that were left out of the product, for the queries that see them.
+  __device__ __forceinline__ void add_not_finite(const T (&p)[kSlots][kKeyTiles][2], std::int32_t block, int first,
+                                                 bool partial) {
+    const auto places = key_rows(block, first);
+    const int column = 2 * (lane_number() % 4);
+    T local[kSlots][2 * kKeyTiles];  // in memory, since the keys are taken one by one
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyTiles; ++n) local[i][n] = p[i][n / 2][n % 2];
+#pragma unroll 1
+    for (auto left = shared_.v_not_finite; left != 0; left &= left - 1) {
+      const int key = rules::lowest_bit(left);
+      std::int64_t at = 0;
+      places.find(args_.v, key, at);
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) {
+        const T of_row = __shfl_sync(0xffffffffu, local[i][key / 8 * 2 + key % 2], (lane_number() & ~3u) | key % 8 / 2);
+        if (partial && !(shared_.words[row_of(i)] >> (first + key) & 1)) continue;
+#pragma unroll
+        for (int j = 0; j < kValueTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int c = 8 * j + column + e;
+            if (shared_.task.first_value + c < args_.d_v) o_[i][j][e] += of_row * static_cast<T>(shared_.values[at + c * args_.v.channel]);
+          }
+      }
+    }
+  }
+
+  // --- The end -------------------------------------------------------------------------------------------------------
+
+  /// The sink, the division, the statistics that the caller asked for; results leave through the queries' memory.
+  __device__ __forceinline__ void store() {
+    E* const rows = shared_.q;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      T largest = quad_largest(largest_[i]), sum = quad_sum(sum_[i]), factor = 1;
+      const bool empty = sum == T(0);
+      if (!empty && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
+      largest *= scale();
+      if (!empty && args_.sink.data) {
+        const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head), together = larger_of(largest, sink);
+        if (together != -infinity()) {
+          const T change = exp(largest - together);
+          factor *= change;
+          sum = sum * change + exp(sink - together);
+          largest = together;
+        }
+      }
+      if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
+              rounded<E>(empty ? T(0) : o_[i][j][e] * factor / sum);
+      store_statistics(row_of(i), empty, largest, sum);
+    }
+    __syncthreads();
+    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
+    const E* const from = rows + Shared::ResultTile::at(first_row, 0);
+    E* const out =
+        data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) + shared_.task.first_value * args_.out.channel;
+    const int channels = args_.d_v - shared_.task.first_value;
+    int first;
+    if (plain_queries(first) && args_.out.vectors && channels >= Sizes::kValues) {
+      store_plain_rows<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride>(
+          from, out + (first + first_row) * args_.out.sequence[2], args_.out.sequence[2]);
+    } else {
+      store_rows<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride>(
+          from, args_.out, out, PartRows{args_, shared_.task}, first_row, channels);
+    }
+  }
+
+  __device__ __forceinline__ void store_statistics(int row, bool empty, T largest, T sum) const {
+    if (lane_number() % 4 != 0 || shared_.task.first_value != 0 || !(args_.lse.data || args_.row_sum.data)) return;
+    const auto at = place_of(args_, shared_.task, row);
+    if (at < 0) return;
+    const auto store = [&](const Numbers& to, T x) {
+      if (to.data) reinterpret_cast<T*>(to.data)[shared_.task.b * to.batch + shared_.task.h * to.head + at * to.query] = x;
+    };
+    store(args_.row_max, empty ? -infinity() : largest);
+    store(args_.row_sum, sum);
+    store(args_.lse, empty ? -infinity() : largest + log(sum));
+  }
+
+  const ForwardArgs& args_;
+  Shared& shared_;
+  T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
+  T o_[kSlots][kValueTiles][2];
+};
+
+}  // namespace anyflash::cuda

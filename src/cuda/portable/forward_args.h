@@ -1,0 +1,59 @@
+// What the forward kernels are given: plain numbers and device pointers, passed by value. Made by forward.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/run.h"
+#include "rules/program.h"
+
+namespace anyflash::cuda {
+
+/// Rows of q, k, v or out. Strides in elements. vectors: channels are neighbours and every row begins on 16 bytes.
+struct Rows {
+  char* data;
+  std::int64_t batch, head, channel, sequence[3];
+  bool vectors;
+};
+
+/// Where keys and values lie in pages.
+struct PageTable {
+  const std::int32_t* table;
+  std::int64_t batch, page;
+  std::int32_t page_size;
+};
+
+/// A number for each (batch, head, ...), any floating-point type by its number in ElementType; data null: none.
+struct Numbers {
+  char* data;
+  std::int32_t type;
+  std::int64_t batch, head, query, key;
+};
+
+/// The masks of the plan in device memory.
+struct DeviceGroup {
+  const rules::Program* program;
+  const std::int64_t* start;
+  const Run* runs;
+};
+
+struct ForwardArgs {
+  Rows q, k, v, out;
+  PageTable pages;
+  Numbers lse, row_sum, row_max;  // in the type that is computed in
+  Numbers bias, alibi, sink;
+  rules::Grid query_grid, key_grid;
+  const DeviceGroup* groups;  // [batch group][head group]
+  std::int32_t batch_groups, head_groups;
+  std::int32_t heads, group_heads;  // query heads, and those of them that share a key head
+  std::int32_t dimensions, d_qk, d_v;
+  std::int32_t query_blocks, block_parts, value_parts;  // a block of the grid takes a part of a query block and of d_v
+  bool query_rows, key_rows;  // blocks are plain rows: of a sequence of one dimension, without a step
+  bool paged;
+  bool whole_channels;  // those of q, k and v fill whole vectors
+  bool plain_keys;      // key_rows, not paged, whole channels, vectors of k and v
+  double scale, softcap;
+  double unit, lag;  // of exponential(), and how far a row's shift may lie below its maximum
+  float unit32, lag32;
+};
+
+}  // namespace anyflash::cuda

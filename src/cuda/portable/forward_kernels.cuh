@@ -1,0 +1,64 @@
+// A forward kernel, and the table of those of one element type. A GPU's machine code holds those with the tilings that it
+// may be asked for.
+#pragma once
+
+#include "cuda/portable/forward.cuh"
+#include "cuda/portable/forward_kernels.h"
+
+namespace anyflash::cuda {
+
+/// Has the GPU that is compiled for a use for this tiling?
+template <class E>
+__host__ __device__ constexpr bool offered(Tiling tiling) {
+#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
+  return tiling == Tiling::small;
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  return tiling == (sizeof(E) == 2 ? Tiling::group : Tiling::large);
+#elif defined(__CUDA_ARCH__)
+  return tiling == Tiling::small || (tiling == Tiling::large && __CUDA_ARCH__ >= 800);
+#else
+  return true;
+#endif
+}
+
+template <class E, int kDepth, Tiling tiling, bool kGeneral>
+__global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
+                                  Tiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
+    forward_kernel(const __grid_constant__ ForwardArgs args) {
+  if constexpr (offered<E>(tiling)) {
+    using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
+    extern __shared__ __align__(1024) char memory[];
+    Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
+  }
+}
+
+template <class E, int kDepth, Tiling tiling, bool kGeneral>
+ForwardKernel forward_kernel_of() {
+  using Sizes = Tiles<sizeof(E), kDepth, tiling>;
+  using Shared = typename ForwardBlock<E, Sizes, kGeneral>::Shared;
+  static_assert(tiling != Tiling::small || sizeof(Shared) <= 64 << 10, "small tiles are for 64 KB of shared memory");
+  return {reinterpret_cast<const void*>(&forward_kernel<E, kDepth, tiling, kGeneral>), Sizes::kRows, Sizes::kValues,
+          Sizes::kThreads, static_cast<int>(sizeof(Shared))};
+}
+
+template <class E, int kDepth, Tiling tiling>
+ForwardKernel forward_kernel_of(bool general) {
+  return general ? forward_kernel_of<E, kDepth, tiling, true>() : forward_kernel_of<E, kDepth, tiling, false>();
+}
+
+template <class E, int kDepth>
+ForwardKernel forward_kernel_of(ForwardKind kind) {
+  if (kind.tiling == Tiling::small) return forward_kernel_of<E, kDepth, Tiling::small, true>();
+  if constexpr (sizeof(E) == 2) {
+    if (kind.tiling == Tiling::group) return forward_kernel_of<E, kDepth, Tiling::group>(kind.general);
+  }
+  return forward_kernel_of<E, kDepth, Tiling::large>(kind.general);
+}
+
+template <class E>
+ForwardKernel forward_kernel_of(ForwardKind kind) {
+  if (kind.depth == 64) return forward_kernel_of<E, 64>(kind);
+  return kind.depth == 128 ? forward_kernel_of<E, 128>(kind) : forward_kernel_of<E, 256>(kind);
+}
+
+}  // namespace anyflash::cuda

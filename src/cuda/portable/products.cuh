@@ -1,0 +1,408 @@
+// The two products of a tile, S = Q K^T and O += P V, in the instructions that suit an element type. Q, K and V are tiles in
+// shared memory; S, P and O are a warp's registers: x[i][j][e] is column 8j + 2 (lane % 4) + e of row row_of(i), in all of
+// them. What a policy says:
+//   Number                    what S, P and O are in
+//   KeyTile, ValueTile        where an element of a tile lies: at(row, column)
+//   alignment                 of tiles, in bytes
+//   exact_infinities          false if an infinity among the operands may come out as NaN (the kernel then mends it)
+//   row_of<kSlots>(i)         the row that slot i of a lane is
+//   show()                    called by every thread between its copies to shared memory and the barrier
+//   scores<kRows, kDepth>(s, q, k)   s = Q K^T, Q having kRows rows
+//   values(o, p, v)           o += P V
+#pragma once
+
+#include "cuda/common/instructions.cuh"
+
+namespace anyflash::cuda {
+
+template <class E>
+struct GroupProducts;  // cuda/hopper/products.cuh
+
+template <class T, int kSlots, int kTiles>
+__device__ __forceinline__ void clear(T (&x)[kSlots][kTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) x[i][j][0] = x[i][j][1] = 0;
+}
+template <class T, int kSlots, int kTiles>
+__device__ __forceinline__ void copy(T (&to)[kSlots][kTiles][2], const T (&x)[kSlots][kTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) to[i][j][0] = x[i][j][0], to[i][j][1] = x[i][j][1];
+}
+template <class T, int kSlots, int kTiles>
+__device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSlots][kTiles][2]) {
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) to[i][j][0] += x[i][j][0], to[i][j][1] += x[i][j][1];
+}
+
+/// A tile in shared memory of rows one behind the other, `pad` bytes between them so that the loads of a fragment spread
+/// over all banks.
+template <class E, int kRows, int kWidth, int pad>
+struct PaddedTile {
+  static constexpr int kStride = kWidth + pad / sizeof(E), kSize = kRows * kStride, kPeriod = 1, kRowStep = kStride;
+  __device__ __forceinline__ static unsigned at(unsigned row, unsigned column) { return row * kStride + column; }
+};
+
+/// What the policies of one warp have in common: a warp's rows are neighbours.
+template <class E, int key_pad, int value_pad>
+struct WarpProducts {
+  static constexpr int alignment = 16;
+  template <int kRows, int kWidth>
+  using KeyTile = PaddedTile<E, kRows, kWidth, key_pad>;
+  template <int kRows, int kWidth>
+  using ValueTile = PaddedTile<E, kRows, kWidth, value_pad>;
+
+  template <int kSlots>
+  __device__ __forceinline__ static int row_of(int slot) {
+    return threadIdx.x / 32 * (8 * kSlots) + 8 * slot + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ static void show() {}
+};
+
+__device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
+
+/// float16 and bfloat16 on mma.m16n8k16 (two m16n8k8 on sm_75), sums in float32.
+template <class E>
+struct HalfProducts : WarpProducts<E, 16, 16> {
+  using Number = float;
+  static constexpr bool exact_infinities = true;
+  static constexpr int chain = 128;  ///< the tensor cores cut off where float32 rounds: longer sums are made in two
+
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, const E* k) {
+    constexpr int q_stride = WarpProducts<E, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
+    static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 && kDepth <= 2 * chain);
+    const unsigned lane = lane_number();
+    q += lane % 16 * q_stride + lane / 16 * 8;
+    k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 8;
+    clear(s);
+    add_products<kDepth < chain ? kDepth : chain>(s, q, q_stride, k, k_stride);
+    if constexpr (kDepth > chain) {
+      float rest[kSlots][kTiles][2];
+      clear(rest);
+      add_products<kDepth - chain>(rest, q + chain, q_stride, k + chain, k_stride);
+      add(s, rest);
+    }
+  }
+
+  template <int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
+                                                const E* v) {
+    constexpr int v_stride = WarpProducts<E, 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && kTiles % 2 == 0);
+    const unsigned lane = lane_number();
+    v += lane % 16 * v_stride + lane / 16 * 8;
+    std::uint32_t a[kSlots / 2][4], b[3][4];
+    constexpr int kSteps = kKeyTiles / 2 * (kTiles / 2);
+    const auto load_b = [&](int step) {
+      load_matrices_transposed(b[step % 3], v + 16 * (step / (kTiles / 2)) * v_stride + 16 * (step % (kTiles / 2)));
+    };
+    load_b(0);
+    load_b(1);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int key = step / (kTiles / 2) * 2, j = step % (kTiles / 2) * 2;
+      if (step + 2 < kSteps) load_b(step + 2);
+      if (j == 0) {
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+          for (int n = 0; n < 4; ++n) a[i][n] = packed(p[2 * i + n % 2][key + n / 2]);
+      }
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i) {
+        multiply_16(o[2 * i][j], o[2 * i + 1][j], a[i], b[step % 3][0], b[step % 3][1], E());
+        multiply_16(o[2 * i][j + 1], o[2 * i + 1][j + 1], a[i], b[step % 3][2], b[step % 3][3], E());
+      }
+    }
+  }
+
+ private:
+  friend struct GroupProducts<E>;
+
+  /// s += the products over kDepth channels; q and k: this lane's rows. Fragments are loaded two steps before they are
+  /// used: a load takes longer than the products of one.
+  template <int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void add_products(float (&s)[kSlots][kTiles][2], const E* q, int q_stride,
+                                                      const E* k, int k_stride) {
+    std::uint32_t a[2][kSlots / 2][4], b[3][4];
+    const auto load_a = [&](int c) {
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i) load_matrices(a[c / 16 % 2][i], q + 16 * i * q_stride + c);
+    };
+    constexpr int kSteps = kDepth / 16 * (kTiles / 2);
+    const auto load_b = [&](int step) {
+      load_matrices(b[step % 3], k + 16 * (step % (kTiles / 2)) * k_stride + step / (kTiles / 2) * 16);
+    };
+    load_a(0);
+    load_b(0);
+    load_b(1);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int c = step / (kTiles / 2) * 16, j = step % (kTiles / 2) * 2;
+      if (j == 0 && c + 16 < kDepth) load_a(c + 16);
+      if (step + 2 < kSteps) load_b(step + 2);
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i) {
+        multiply_16(s[2 * i][j], s[2 * i + 1][j], a[c / 16 % 2][i], b[step % 3][0], b[step % 3][1], E());
+        multiply_16(s[2 * i][j + 1], s[2 * i + 1][j + 1], a[c / 16 % 2][i], b[step % 3][2], b[step % 3][3], E());
+      }
+    }
+  }
+
+  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2]) { return packed(x, E()); }
+  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2], __half) {
+    const __half2 pair = __floats2half2_rn(x[0], x[1]);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2], __nv_bfloat16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x[0], x[1]);
+    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  }
+};
+
+#if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)
+
+/// float32 on the tensor cores: each operand is split in two tf32 (high + low, 22 bits), the products high high, high low
+/// and low high are summed (Ootomo and Yokota 2022). V has a third part, so that P = 1 returns V to the bit. The tensor
+/// cores cut off where float32 rounds, so a sum leaves them after 8 terms and goes on in the ordinary adders.
+struct Tf32Products : WarpProducts<float, 16, 16> {
+  using Number = float;
+  static constexpr bool exact_infinities = false;
+
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k) {
+    constexpr int q_stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
+    static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 8 == 0);
+    const unsigned lane = lane_number();
+    q += lane % 16 * q_stride + lane / 16 * 4;
+    k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 4;
+    clear(s);
+#pragma unroll 2
+    for (int c = 0; c < kDepth; c += 8) {
+      std::uint32_t a_high[kSlots / 2][4], a_low[kSlots / 2][4];
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i) {
+        std::uint32_t a[4];
+        load_matrices(a, q + 16 * i * q_stride + c);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) split(a[n], a_high[i][n], a_low[i][n]);
+      }
+#pragma unroll
+      for (int j = 0; j < kTiles; j += 2) {
+        std::uint32_t b[4], high[4], low[4];
+        load_matrices(b, k + 8 * j * k_stride + c);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) split(b[n], high[n], low[n]);
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            float sum[4] = {};
+            multiply_tf32(sum, a_low[i], high[2 * n], high[2 * n + 1]);
+            multiply_tf32(sum, a_high[i], low[2 * n], low[2 * n + 1]);
+            multiply_tf32(sum, a_high[i], high[2 * n], high[2 * n + 1]);
+            add(s[2 * i][j + n], s[2 * i + 1][j + n], sum);
+          }
+      }
+    }
+  }
+
+  template <int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
+                                                const float* v) {
+    constexpr int v_stride = WarpProducts<float, 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    const unsigned lane = lane_number();
+    // Column t of A is key 2t, column t + 4 key 2t + 1: what a lane has of P needs no exchange.
+    v += 2 * (lane % 4) * v_stride + lane / 4;
+#pragma unroll
+    for (int key = 0; key < kKeyTiles; ++key) {
+      std::uint32_t high[kSlots / 2][4], low[kSlots / 2][4];
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          split(__float_as_uint(p[2 * i + n % 2][key][n / 2]), high[i][n], low[i][n]);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        std::uint32_t b[2][3];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float x = v[(8 * key + n) * v_stride + 8 * j];
+          b[n][0] = to_tf32(x);
+          const float rest = x - __uint_as_float(b[n][0]);
+          b[n][1] = to_tf32(rest);
+          b[n][2] = to_tf32(rest - __uint_as_float(b[n][1]));
+        }
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i) {
+          float sum[4] = {};
+          multiply_tf32(sum, high[i], b[0][2], b[1][2]);
+          multiply_tf32(sum, low[i], b[0][0], b[1][0]);
+          multiply_tf32(sum, high[i], b[0][1], b[1][1]);
+          multiply_tf32(sum, high[i], b[0][0], b[1][0]);
+          add(o[2 * i][j], o[2 * i + 1][j], sum);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void split(std::uint32_t x, std::uint32_t& high, std::uint32_t& low) {
+    high = to_tf32(__uint_as_float(x));
+    low = to_tf32(__uint_as_float(x) - __uint_as_float(high));
+  }
+  __device__ __forceinline__ static void add(float (&c01)[2], float (&c23)[2], const float (&sum)[4]) {
+    c01[0] += sum[0], c01[1] += sum[1], c23[0] += sum[2], c23[1] += sum[3];
+  }
+};
+
+/// float64 on mma.m8n8k4.
+struct DoubleProducts : WarpProducts<double, 32, 16> {
+  using Number = double;
+  static constexpr bool exact_infinities = true;
+
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, const double* k) {
+    constexpr int q_stride = WarpProducts<double, 32, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
+    const unsigned lane = lane_number();
+    q += lane / 4 * q_stride + lane % 4;
+    k += lane / 4 * k_stride + lane % 4;
+    clear(s);
+#pragma unroll 4
+    for (int c = 0; c < kDepth; c += 4) {
+      double a[kSlots];
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) a[i] = q[8 * i * q_stride + c];
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        const double b = k[8 * j * k_stride + c];
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i) multiply_64(s[i][j], a[i], b);
+      }
+    }
+  }
+
+  template <int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(double (&o)[kSlots][kTiles][2], const double (&p)[kSlots][kKeyTiles][2],
+                                                const double* v) {
+    constexpr int v_stride = WarpProducts<double, 32, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    const unsigned lane = lane_number();
+    v += 2 * (lane % 4) * v_stride + lane / 4;  // column t of A is key 2t + e
+#pragma unroll
+    for (int key = 0; key < kKeyTiles; ++key)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          const double b = v[(8 * key + e) * v_stride + 8 * j];
+#pragma unroll
+          for (int i = 0; i < kSlots; ++i) multiply_64(o[i][j], p[i][key][e], b);
+        }
+  }
+};
+
+#endif
+
+/// Any type on the ordinary multipliers, where a GPU has no tensor cores for it.
+template <class E, class T>
+struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
+  using Number = T;
+  static constexpr bool exact_infinities = true;
+
+  template <int kRows, int kDepth, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, const E* k) {
+    constexpr int q_stride = WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
+    const unsigned lane = lane_number();
+    q += lane / 4 * q_stride;
+    k += 2 * (lane % 4) * k_stride;
+    clear(s);
+#pragma unroll 2
+    for (int c = 0; c < kDepth; ++c) {
+      T a[kSlots];
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) a[i] = static_cast<T>(q[8 * i * q_stride + c]);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const T b = static_cast<T>(k[(8 * j + e) * k_stride + c]);
+#pragma unroll
+          for (int i = 0; i < kSlots; ++i) s[i][j][e] += a[i] * b;
+        }
+    }
+  }
+
+  template <int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
+                                                const E* v) {
+    constexpr int v_stride = WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    const unsigned lane = lane_number();
+    v += 2 * (lane % 4);
+#pragma unroll
+    for (int tile = 0; tile < kKeyTiles; ++tile)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+#pragma unroll 1
+        for (int t = 0; t < 4; ++t) {
+          T a[kSlots];
+#pragma unroll
+          for (int i = 0; i < kSlots; ++i) a[i] = __shfl_sync(0xffffffffu, p[i][tile][e], (lane & ~3u) | t);
+          const E* const row = v + (8 * tile + 2 * t + e) * v_stride;
+#pragma unroll
+          for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+              const T b = static_cast<T>(row[8 * j + n]);
+#pragma unroll
+              for (int i = 0; i < kSlots; ++i) o[i][j][n] += a[i] * b;
+            }
+        }
+  }
+};
+
+/// The policy of an element type on the GPU that is compiled for.
+template <class E>
+struct ProductsOf;
+template <>
+struct ProductsOf<__half> {
+  using type = HalfProducts<__half>;
+};
+#if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)
+template <>
+struct ProductsOf<__nv_bfloat16> {
+  using type = HalfProducts<__nv_bfloat16>;
+};
+template <>
+struct ProductsOf<float> {
+  using type = Tf32Products;
+};
+template <>
+struct ProductsOf<double> {
+  using type = DoubleProducts;
+};
+#else
+template <>
+struct ProductsOf<__nv_bfloat16> {
+  using type = PlainProducts<__nv_bfloat16, float>;
+};
+template <>
+struct ProductsOf<float> {
+  using type = PlainProducts<float, float>;
+};
+template <>
+struct ProductsOf<double> {
+  using type = PlainProducts<double, double>;
+};
+#endif
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,183 @@
+// Rows between a tensor's memory (any strides, in pages or not) and shared memory, and single numbers of any type.
+#pragma once
+
+#include "cuda/common/instructions.cuh"
+#include "cuda/portable/forward_args.h"
+
+namespace anyflash::cuda {
+
+/// Element i of a tensor of any floating-point type.
+template <class T>
+__device__ __forceinline__ T read_number(const Numbers& numbers, std::int64_t i) {
+  switch (numbers.type) {
+    case 0: return static_cast<T>(__half2float(reinterpret_cast<const __half*>(numbers.data)[i]));
+    case 1: return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(numbers.data)[i]));
+    case 2: return static_cast<T>(reinterpret_cast<const float*>(numbers.data)[i]);
+    default: return static_cast<T>(reinterpret_cast<const double*>(numbers.data)[i]);
+  }
+}
+
+template <class E, class T>
+__device__ __forceinline__ E rounded(T x) {
+  return static_cast<E>(x);
+}
+template <>
+__device__ __forceinline__ __half rounded(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 rounded(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <class E>
+__device__ __forceinline__ E zero() {
+  return rounded<E>(0.0f);
+}
+template <>
+__device__ __forceinline__ double zero<double>() {
+  return 0.0;
+}
+
+/// A block of a grid. Of one that is cut into plain rows the box is known without divisions.
+__device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows, std::int32_t block) {
+  if (rows) return {{{0, 0, block * grid.extent[2]}}, grid.extent, grid.step};
+  return grid.box(block);
+}
+
+/// Where row r of a block lies, in elements from that of (b, h); false if there is none.
+struct BlockRows {
+  rules::Box box;
+  rules::Int3 size;
+
+  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
+    const auto c = box.entry(r);
+    at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    return rules::inside(c, size);
+  }
+};
+
+/// The keys of a block from entry `first` on.
+struct KeyRows {
+  const ForwardArgs& args;
+  const std::int32_t* table;  // of this batch entry
+  std::int32_t first;
+  rules::Int3 size;
+  rules::Box box;
+
+  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
+    r += first;
+    const auto c = box.entry(r);
+    const bool exists = rules::inside(c, size);
+    if (!args.paged) {
+      at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    } else {
+      const auto page = c[2] / args.pages.page_size, row = c[2] % args.pages.page_size;
+      at = exists ? table[page * args.pages.page] * rows.batch + row * rows.sequence[2] : 0;
+    }
+    return exists;
+  }
+};
+
+/// What a tile is loaded from: rows of one head of a tensor.
+template <class E>
+struct Source {
+  const Rows& rows;
+  const E* data;  // of (b, h), from the first channel wanted
+  int channels;   // of a row, from there on
+};
+
+/// to (a Tile): the channels of each row, zeros behind them up to kWidth and in rows that do not exist. All
+/// threads take part; the copies are not waited for. Called, since a kernel with the divisions that rows of boxes and
+/// pages take in its main loop runs at half its speed.
+template <class Tile, int kRows, int kWidth, int kThreads, class E, class Places>
+__device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const Places& places) {
+  const auto& rows = from.rows;
+  constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
+  if (rows.vectors) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
+      const int row = i / kChunks, channel = i % kChunks * kNumbers;
+      std::int64_t at;
+      const bool exists = places.find(rows, row, at);
+      const int wanted = exists ? min(max(from.channels - channel, 0), kNumbers) : 0;
+      copy_16(to + Tile::at(row, channel), wanted > 0 ? from.data + at + channel : from.data, wanted * int(sizeof(E)));
+    }
+    return;
+  }
+  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring threads read neighbours
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kRows * kWidth; i += kThreads) {
+    const int row = along_rows ? i % kRows : i / kWidth, channel = along_rows ? i / kRows : i % kWidth;
+    std::int64_t at;
+    const bool exists = places.find(rows, row, at) && channel < from.channels;
+    to[Tile::at(row, channel)] = exists ? from.data[at + channel * rows.channel] : zero<E>();
+  }
+}
+
+/// Can a block's threads share such a tile evenly? The small tiles of the largest rows they cannot.
+template <int kRows, int kWidth, int kThreads, class E>
+inline constexpr bool kSharedEvenly = kThreads % (kWidth * sizeof(E) / 16) == 0 &&
+                                      kRows % (kThreads / (kWidth * sizeof(E) / 16) + (kThreads < kWidth * sizeof(E) / 16)) == 0;
+
+/// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in few
+/// instructions. at: the first row.
+template <class Tile, int kRows, int kWidth, int kThreads, class E>
+__device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t stride, int channels) {
+  constexpr unsigned kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
+  // A thread copies the same channels of every kStep-th row.
+  constexpr unsigned kStep = kThreads / kChunks;
+  static_assert(kSharedEvenly<kRows, kWidth, kThreads, E>);
+  const unsigned row = threadIdx.x / kChunks, channel = threadIdx.x % kChunks * kNumbers;
+  // Where they go repeats itself after a period of rows.
+  constexpr unsigned kPlaces = Tile::kPeriod > kStep ? Tile::kPeriod / kStep : 1;
+  E* places[kPlaces];
+#pragma unroll
+  for (unsigned n = 0; n < kPlaces; ++n) places[n] = to + Tile::at(row + n * kStep, channel);
+  const auto place = [&](unsigned n) { return places[n % kPlaces] + n / kPlaces * kPlaces * kStep * Tile::kRowStep; };
+  static_assert(kPlaces * kStep % Tile::kPeriod == 0);
+  if (static_cast<int>(channel) < channels) {
+    at += row * stride + channel;
+#pragma unroll
+    for (unsigned n = 0; n < kRows / kStep; ++n, at += kStep * stride) copy_16(place(n), at);
+  } else {
+#pragma unroll
+    for (unsigned n = 0; n < kRows / kStep; ++n) *reinterpret_cast<uint4*>(place(n)) = uint4{0, 0, 0, 0};
+  }
+}
+
+/// The reverse, by one warp: kRows rows at `from`, of which row 0 is row `first` of the places.
+template <int kRows, int kWidth, int kStride, class E, class Places>
+__device__ __noinline__ void store_rows(const E* from, const Rows& rows, E* data, const Places& places, int first,
+                                           int channels) {
+  constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;
+#pragma unroll 1
+  for (int i = lane; i < kRows * kChunks; i += 32) {
+    const int row = along_rows ? i % kRows : i / kChunks, channel = (along_rows ? i / kRows : i % kChunks) * kNumbers;
+    std::int64_t at;
+    if (!places.find(rows, first + row, at) || channel >= channels) continue;
+    const E* const source = from + row * kStride + channel;
+    if (rows.vectors && channel + kNumbers <= channels) {
+      *reinterpret_cast<uint4*>(data + at + channel) = *reinterpret_cast<const uint4*>(source);
+      continue;
+    }
+    for (int n = 0; n < kNumbers; ++n)
+      if (channel + n < channels) data[at + (channel + n) * rows.channel] = source[n];
+  }
+}
+
+/// The same of neighbouring rows that all exist and have at least kWidth channels, in whole vectors. at: the first row.
+template <int kRows, int kWidth, int kStride, class E>
+__device__ __forceinline__ void store_plain_rows(const E* from, E* at, std::int64_t stride) {
+  constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll 4
+  for (int i = lane; i < kRows * kChunks; i += 32) {
+    const int row = i / kChunks, channel = i % kChunks * kNumbers;
+    *reinterpret_cast<uint4*>(at + row * stride + channel) =
+        *reinterpret_cast<const uint4*>(from + row * kStride + channel);
+  }
+}
+
+}  // namespace anyflash::cuda

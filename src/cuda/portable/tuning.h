@@ -1,0 +1,55 @@
+// Tile sizes of the portable kernels, in one table.
+//
+// A kernel works on kRows = 8 * slots * warps queries, `keys` keys at a time, head sizes up to d (q, k) and `values`
+// channels of v; wider values are the work of several blocks. `small` fits into the 64 KB of shared memory of sm_75, `large`
+// is for GPUs with 100 KB and more, `group` for the products of warpgroups (sm_90a, 16 bits). docs/design-log.md has the
+// figures.
+#pragma once
+
+namespace anyflash::cuda {
+
+template <int slots, int warps, int keys, int d, int values, int blocks_per_multiprocessor = 1>
+struct TileSizes {
+  static constexpr int kSlots = slots, kWarps = warps, kKeys = keys, kDepth = d, kValues = values;
+  static constexpr int kRows = 8 * slots * warps, kThreads = 32 * warps;
+  static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
+  static_assert(64 % keys == 0 && values <= d, "key blocks are cells of 64; results leave through the queries' memory");
+};
+
+enum class Tiling { small, large, group };
+
+/// By bytes of an element and padded head size.
+template <int bytes, int d, Tiling>
+struct Tiles;
+
+// clang-format off
+template <> struct Tiles<2,  64, Tiling::large>  : TileSizes<4, 4, 64,  64,  64, 2> {};
+template <> struct Tiles<2, 128, Tiling::large>  : TileSizes<4, 4, 64, 128, 128, 2> {};
+template <> struct Tiles<2, 256, Tiling::large>  : TileSizes<2, 8, 64, 256, 256> {};
+template <> struct Tiles<2,  64, Tiling::group>  : TileSizes<4, 4, 64,  64,  64, 3> {};
+template <> struct Tiles<2, 128, Tiling::group>  : TileSizes<4, 4, 64, 128, 128, 2> {};
+template <> struct Tiles<2, 256, Tiling::group>  : TileSizes<2, 4, 64, 256, 256, 2> {};
+template <> struct Tiles<2,  64, Tiling::small> : TileSizes<2, 4, 64,  64,  64> {};
+template <> struct Tiles<2, 128, Tiling::small> : TileSizes<2, 4, 32, 128, 128> {};
+template <> struct Tiles<2, 256, Tiling::small> : TileSizes<2, 2, 32, 256, 256> {};
+
+template <> struct Tiles<4,  64, Tiling::large>  : TileSizes<4, 4, 64,  64,  64> {};
+template <> struct Tiles<4, 128, Tiling::large>  : TileSizes<4, 4, 32, 128, 128, 2> {};
+template <> struct Tiles<4, 256, Tiling::large>  : TileSizes<2, 4, 32, 256, 128> {};
+template <> struct Tiles<4,  64, Tiling::small> : TileSizes<2, 4, 32,  64,  64> {};
+template <> struct Tiles<4, 128, Tiling::small> : TileSizes<2, 4, 16, 128, 128> {};
+template <> struct Tiles<4, 256, Tiling::small> : TileSizes<2, 2, 16, 256, 128> {};
+
+template <> struct Tiles<8,  64, Tiling::large>  : TileSizes<2, 4, 64,  64,  64> {};
+template <> struct Tiles<8, 128, Tiling::large>  : TileSizes<2, 4, 32, 128, 128> {};
+template <> struct Tiles<8, 256, Tiling::large>  : TileSizes<1, 4, 16, 256, 128> {};
+template <> struct Tiles<8,  64, Tiling::small> : TileSizes<1, 4, 32,  64,  64> {};
+template <> struct Tiles<8, 128, Tiling::small> : TileSizes<1, 4, 16, 128,  64> {};
+template <> struct Tiles<8, 256, Tiling::small> : TileSizes<1, 2,  8, 256,  64> {};
+// clang-format on
+
+/// How far what is subtracted from a row's scores may lie below their maximum, in powers of 2, before the row is scaled
+/// down: most tiles then need neither a row's maximum nor a rescaling.
+inline constexpr float kShiftLag = 6;
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,45 @@
+"""Where the calls under test run: ANYFLASH_TEST_DEVICE, cpu if it is not set, or cuda. On cuda the tensors are PyTorch's, with
+the strides and the odd offsets of their NumPy originals; lengths and the tables of rules stay NumPy's."""
+
+from __future__ import annotations
+
+import os
+
+import ml_dtypes
+import numpy as np
+
+DEVICE = os.environ.get("ANYFLASH_TEST_DEVICE", "cpu")
+assert DEVICE in ("cpu", "cuda"), f"ANYFLASH_TEST_DEVICE: {DEVICE}, expected cpu or cuda"
+GRADIENTS = DEVICE == "cpu"  # cuda has no backward pass yet
+if DEVICE == "cuda":
+    import torch
+
+    assert torch.cuda.is_available(), "ANYFLASH_TEST_DEVICE is cuda, but PyTorch finds no GPU"
+
+
+def to_device(array):
+    """The array on the device; PyTorch knows no negative steps, so those become positive ones."""
+    if DEVICE == "cpu" or array is None:
+        return array
+    steps = tuple(slice(None, None, -1) if stride < 0 else slice(None) for stride in array.strides)
+    flipped = array[steps]
+    strides = [stride // array.itemsize for stride in flipped.strides]
+    extent = 1 + sum((n - 1) * s for n, s in zip(flipped.shape, strides)) if array.size else 0
+    offset = flipped.ctypes.data // array.itemsize % 8
+    bits = np.dtype(f"i{array.itemsize}")
+    flat = np.zeros(offset + extent, bits)
+    if extent:
+        target = np.lib.stride_tricks.as_strided(flat[offset:], flipped.shape, [s * array.itemsize for s in strides])
+        target[...] = array.view(bits) if array.ndim else array[None].view(bits)[0]
+    types = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+    flat = torch.from_numpy(flat).cuda().view(types[array.dtype.name])
+    return flat.as_strided(flipped.shape, strides, offset)
+
+
+def from_device(tensor):
+    """The NumPy array of a result."""
+    if tensor is None or isinstance(tensor, np.ndarray):
+        return tensor
+    if tensor.dtype == torch.bfloat16:
+        return tensor.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.cpu().numpy()

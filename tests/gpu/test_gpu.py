@@ -1,0 +1,145 @@
+"""What is particular to a GPU: streams, graphs, devices that do not fit, several frameworks. Collected only where
+ANYFLASH_TEST_DEVICE is cuda (tests/conftest.py); without a GPU they fail."""
+
+import anyflash as af
+import numpy as np
+import pytest
+import torch
+
+
+def tensors(b=2, h=4, n=300, d=64, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return [torch.randn(b, h, n, d, device="cuda", dtype=dtype, generator=generator) for _ in range(3)]
+
+
+def reference(q, k, v, causal=True):
+    return torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal)
+
+
+def close(out, expected):
+    return (out.double() - expected).abs().max().item() < 2e-2
+
+
+def test_results_are_tensors_of_the_same_gpu():
+    q, k, v = tensors()
+    out, lse = af.attention(q, k, v, rule=af.causal(), return_lse=True)
+    assert out.device == lse.device == q.device and out.dtype == q.dtype and lse.dtype == torch.float32
+    assert close(out, reference(q, k, v))
+
+
+def test_work_is_queued_on_the_current_stream():
+    """A long copy on a side stream writes the queries; the call on that stream must come after it."""
+    q, k, v = tensors(n=2000)
+    late = torch.zeros_like(q)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(q)
+        out = af.attention(late, k, v, rule=af.causal())
+    side.synchronize()
+    assert close(out, reference(q, k, v))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_call_is_replayed_in_a_graph(kept):
+    q, k, v = tensors()
+    rule = af.documents(np.repeat([0, 1, 2], 100), np.repeat([0, 1, 2], 100)) if kept else af.causal()
+    plan = af.plan(q, k, v, rule=rule) if kept else None
+    out = torch.empty_like(q)
+    af.attention(q, k, v, rule=rule, plan=plan, out=out)  # brings the plan to the GPU
+    expected = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        af.attention(q, k, v, rule=rule, plan=plan, out=out)
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+    q.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, af.attention(q, k, v, rule=rule))
+
+
+def test_tables_in_a_graph_need_a_plan():
+    q, k, v = tensors()
+    rule = af.documents(np.repeat([0, 1, 2], 100), np.repeat([0, 1, 2], 100))
+    out = torch.empty_like(q)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(ValueError, match="^rule: with tables or key_lengths in a captured stream"):
+        with torch.cuda.graph(graph):
+            af.attention(q, k, v, rule=rule, out=out)
+
+
+def test_same_bits_in_every_run_and_batch():
+    q, k, v = tensors(b=3, n=777)
+    once = af.attention(q, k, v, rule=af.causal() & af.local(99))
+    for _ in range(3):
+        assert torch.equal(af.attention(q, k, v, rule=af.causal() & af.local(99)), once)
+    assert torch.equal(af.attention(q[1:2], k[1:2], v[1:2], rule=af.causal() & af.local(99)), once[1:2])
+
+
+WRONG = {
+    "keys on the cpu": (lambda q, k, v: dict(k=k.cpu()), "key: on cpu, expected cuda:0"),
+    "NumPy values": (lambda q, k, v: dict(v=v.float().cpu().numpy()), "value: "),
+    "bias on the cpu": (lambda q, k, v: dict(bias=torch.zeros(1, 1, 300, 300)), "bias: on cpu, expected cuda:0"),
+    "lengths on the gpu": (
+        lambda q, k, v: dict(key_lengths=torch.tensor([3, 4], device="cuda")),
+        "key_lengths: on cuda:0, expected the CPU",
+    ),
+    "out on the cpu": (lambda q, k, v: dict(out=torch.empty(2, 4, 300, 64, dtype=q.dtype)), "out: on cpu, expected cuda:0"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_devices(name):
+    q, k, v = tensors()
+    change, line = WRONG[name]
+    arguments = dict(q=q, k=k, v=v) | change(q, k, v)
+    with pytest.raises((ValueError, TypeError)) as error:
+        af.attention(**arguments)
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+def test_tables_of_rules_stay_on_the_cpu():
+    with pytest.raises(ValueError, match="expected the CPU$"):
+        af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))
+
+
+def test_backward_says_that_it_is_not_there():
+    q, k, v = tensors()
+    out, lse = af.attention(q, k, v, return_lse=True)
+    with pytest.raises(ValueError, match="^backward: not offered on cuda yet"):
+        af.attention_backward(out, q, k, v, out, lse)
+
+
+def test_too_little_memory_is_an_error_and_no_more():
+    q = torch.zeros(1, 1, 1, 256, device="cuda", dtype=torch.float64).expand(1, 2**15, 2**16, 256)
+    with pytest.raises(MemoryError, match="^out: "):
+        af.attention(q, q[:, :, :1], q[:, :, :1])
+    q, k, v = tensors()
+    assert close(af.attention(q, k, v, rule=af.causal()), reference(q, k, v))
+
+
+def test_cupy_arrays():
+    cupy = pytest.importorskip("cupy")
+    q, k, v = (cupy.random.standard_normal((1, 2, 100, 32)).astype("float32") for _ in range(3))
+    out = af.attention(q, k, v, rule=af.causal())
+    assert isinstance(out, cupy.ndarray)
+    assert close(torch.as_tensor(out), reference(*(torch.as_tensor(x) for x in (q, k, v))))
+
+
+def test_jax_arrays():
+    jax = pytest.importorskip("jax")
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, 2, 100, 32)) for i in range(3))
+    out = af.attention(q, k, v, rule=af.causal())
+    assert isinstance(out, jax.Array) and out.devices() == q.devices()
+    assert close(torch.tensor(np.array(out)), reference(*(torch.tensor(np.array(x)) for x in (q, k, v))))
+
+
+def test_empty_calls():
+    q, k, v = tensors()
+    out, lse = af.attention(q, k[:, :, :0], v[:, :, :0], return_lse=True)
+    assert not out.any() and (lse == -torch.inf).all()
+    assert af.attention(q[:, :, :0], k, v).shape == (2, 4, 0, 64)
