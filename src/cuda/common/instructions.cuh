@@ -23,7 +23,16 @@ __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #endif
 }
 
-/// The same, of which the first `bytes` are read and the others become 0. Costs more instructions.
+/// 8 bytes.
+__device__ __forceinline__ void copy_8(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#else
+  *static_cast<std::uint64_t*>(to) = *static_cast<const std::uint64_t*>(from);
+#endif
+}
+
+/// 16 bytes, of which the first `bytes` are read and the others become 0. Costs more instructions.
 __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)

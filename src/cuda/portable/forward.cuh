@@ -65,7 +65,7 @@ struct Task {
   /// A row of the part by its number; false if it lies beyond the sequence. Boxes are found anew where they are needed,
   /// rarely, so as to hold no registers.
   __device__ __forceinline__ bool query(const ForwardArgs& args, int row, Int3& c) const {
-    c = box_of(args.query_grid, args.query_rows, block).entry(first_row + row);
+    c = entry_of(box_of(args.query_grid, args.query_rows, block), first_row + row);
     return rules::inside(c, args.query_grid.size);
   }
 };
@@ -94,8 +94,9 @@ struct ForwardShared {
   // What the main loop needs rarely is kept here, not in registers.
   Task task;
   const E *keys, *values;  // of this head, in global memory; values from the first channel wanted
-  const Run* runs;         // of this query block
+  const DeviceRun* runs;   // of this query block
   std::int32_t run_count;
+  const Word* word_table;  // from this part's first row on
   std::conditional_t<kGeneral, Extras, Nothing> extras;
 };
 
@@ -142,7 +143,7 @@ __device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& sh
   using T = std::remove_reference_t<decltype(shared.extras.y[0][0])>;
   const int key = static_cast<int>(threadIdx.x);
   if (key >= kKeys) return;
-  const Int3 c = box_of(args.key_grid, args.key_rows, block).entry(first + key);
+  const Int3 c = entry_of(box_of(args.key_grid, args.key_rows, block), first + key);
   const bool exists = rules::inside(c, shared.program.k_size());
   shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : -1;
   const auto y = exists ? rules::key_coordinate(shared.program, c) : rules::Coordinate{};
@@ -158,7 +159,7 @@ static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Ta
 /// Steps of kKeys keys along the runs of a query block.
 template <int kKeys>
 struct Walk {
-  std::int32_t run, block, left, part;
+  std::int32_t run, block, left, part, words;
   TileClass kind;
 
   template <class Shared>
@@ -182,8 +183,8 @@ struct Walk {
   __device__ __forceinline__ void open(const Shared& shared) {
     left = 0;
     if (run == shared.run_count) return;
-    const Run& next = shared.runs[run];
-    block = next.first, left = next.count, kind = next.kind;
+    const DeviceRun next = shared.runs[run];
+    block = next.first, left = next.count, kind = next.kind, words = next.words;
   }
 };
 
@@ -223,12 +224,12 @@ class ForwardBlock {
   __device__ __forceinline__ bool attend(Careful careful) {
     clear();
     Walk<kKeys> walk(shared_);
-    if (walk.more()) load_keys(walk);
+    if (walk.more()) load_keys(walk, careful);
     copies_commit();
     while (walk.more()) {
       const bool partial = walk.kind != TileClass::full;
       const int first_key = walk.first_key();
-      if (partial && first_key == 0) find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
+      if (partial && first_key == 0 && (careful || walk.words < 0)) find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
       if constexpr (kGeneral) find_key_extras<Shared, kKeys>(args_, shared_, walk.block, first_key);
       copies_wait<0>();
       Products::show();
@@ -247,7 +248,7 @@ class ForwardBlock {
       if (careful) mark_not_finite<typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v, shared_.v_not_finite);
       const auto block = walk.block;
       walk.step(shared_);
-      if (walk.more()) load_keys(walk);
+      if (walk.more()) load_keys(walk, careful);
       copies_commit();
       softmax(s);
       if (careful) add_not_finite(s, block, first_key, partial);  // first, lest P be kept for it in every pass
@@ -266,6 +267,7 @@ class ForwardBlock {
     const auto* const start = group().start + shared_.task.block;
     shared_.runs = group().runs + start[0];
     shared_.run_count = static_cast<std::int32_t>(start[1] - start[0]);
+    shared_.word_table = group().words + shared_.task.first_row;
   }
 
   /// Keys or values of this head; with pages the batch is in the table.
@@ -333,8 +335,17 @@ class ForwardBlock {
     load_any_rows<Tile, kKeys, kWidth, kThreads>(to, Source<E>{rows, data, channels},
                                                     key_rows(walk.block, walk.first_key()));
   }
-  __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk) {
+  /// Also the words of a partial tile, where a table has them. (With care the last tile's are still in use.)
+  __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk, bool careful) {
+    if (!careful && walk.kind != TileClass::full && walk.words >= 0 && walk.first_key() == 0) load_words(walk.words);
     load<typename Shared::KeyTile, Sizes::kDepth>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
+  }
+  __device__ __forceinline__ void load_words(std::int32_t tile) {
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < Sizes::kRows) {
+      const auto rows = static_cast<std::int32_t>(rules::volume(args_.query_grid.extent));
+      copy_8(shared_.words + row, shared_.word_table + std::int64_t{tile} * rows + row);
+    }
   }
   __device__ __forceinline__ void load_values(const Walk<kKeys>& walk) {
     load<typename Shared::ValueTile, Sizes::kValues>(shared_.v, args_.v, shared_.values, args_.d_v - shared_.task.first_value, walk);

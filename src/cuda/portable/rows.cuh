@@ -38,25 +38,21 @@ __device__ __forceinline__ double zero<double>() {
   return 0.0;
 }
 
+/// Entry e of a box whose extents are powers of two, as those of blocks are.
+__device__ __forceinline__ rules::Int3 entry_of(const rules::Box& box, int e) {
+  const int log_x = 31 - __clz(box.extent[2]), log_y = 31 - __clz(box.extent[1]);
+  const int x = e & (box.extent[2] - 1), y = e >> log_x & (box.extent[1] - 1), z = e >> (log_x + log_y);
+  return {{box.origin[0] + box.step[0] * z, box.origin[1] + box.step[1] * y, box.origin[2] + box.step[2] * x}};
+}
+
 /// A block of a grid. Of one that is cut into plain rows the box is known without divisions.
 __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows, std::int32_t block) {
   if (rows) return {{{0, 0, block * grid.extent[2]}}, grid.extent, grid.step};
   return grid.box(block);
 }
 
-/// Where row r of a block lies, in elements from that of (b, h); false if there is none.
-struct BlockRows {
-  rules::Box box;
-  rules::Int3 size;
-
-  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
-    const auto c = box.entry(r);
-    at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
-    return rules::inside(c, size);
-  }
-};
-
-/// The keys of a block from entry `first` on.
+/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there is
+/// none.
 struct KeyRows {
   const ForwardArgs& args;
   const std::int32_t* table;  // of this batch entry
@@ -66,7 +62,7 @@ struct KeyRows {
 
   __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
     r += first;
-    const auto c = box.entry(r);
+    const auto c = entry_of(box, r);
     const bool exists = rules::inside(c, size);
     if (!args.paged) {
       at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
