@@ -94,7 +94,9 @@ def _gpu_of(array: Any) -> int | None:
 
 def stream_of(array: Any) -> int:
     """Where a call on this array is queued: 0, CUDA's default stream, where there is no better one (or no GPU)."""
-    return 0 if _gpu_of(array) is None else _own_stream(array) or 0
+    if isinstance(array, np.ndarray) or _gpu_of(array) is None:
+        return 0
+    return _own_stream(array) or 0
 
 
 def settle(array: Any) -> None:
