@@ -1,5 +1,5 @@
-"""The frameworks' arrays: in by DLPack, out as the same kind, on the CPU or on a GPU. NumPy's own arrays never come here on
-the way in."""
+"""The frameworks' arrays: in by DLPack, out as the same kind, on the CPU or on a GPU. NumPy's own arrays never come
+here on the way in."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         )
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
-    if framework == "torch" and getattr(array, "is_cuda", False):  # no wait is wanted: the call goes to the stream that the tensor is on
+    if framework == "torch" and getattr(array, "is_cuda", False):  # no wait: the call goes to PyTorch's own stream
         return sys.modules["torch"].utils.dlpack.to_dlpack(array)
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
@@ -100,8 +100,8 @@ def stream_of(array: Any) -> int:
 
 
 def settle(array: Any) -> None:
-    """After a call on arrays of a framework that does not know of our stream: waits for it, lest their memory be used for
-    something else meanwhile."""
+    """After a call on arrays of a framework that does not know of our stream: waits for it, lest their memory be used
+    for something else meanwhile."""
     gpu = _gpu_of(array)
     if gpu is not None and _own_stream(array) is None:
         _core.synchronize(gpu, 0)

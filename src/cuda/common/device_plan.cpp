@@ -18,8 +18,8 @@ namespace {
 
 using rules::Program;
 
-/// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning until
-/// that is known.
+/// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning
+/// until that is known.
 class Image {
  public:
   std::size_t add(const void* data, std::size_t bytes) {
@@ -71,8 +71,8 @@ class Builder {
  private:
   static constexpr std::size_t most_word_tiles = 4096;
 
-  /// Fills start_, runs_ and words_. Where a rule goes by the difference of coordinates, whole tiles at the same difference
-  /// share their words: of a plan that is kept, those are asked for here, once.
+  /// Fills start_, runs_ and words_. Where a rule goes by the difference of coordinates, whole tiles at the same
+  /// difference share their words: of a plan that is kept, those are asked for here, once.
   void add(const ExecutionPlan& plan, const MaskGroup& group) {
     const auto& list = group.keys_of_query_block;
     const bool shared = plan.kept && planning::by_difference(group.program);
@@ -88,7 +88,8 @@ class Builder {
         }
         const auto queries = plan.query_grid.box(static_cast<std::int32_t>(block));
         for (auto key_block = run.first; key_block < run.first + run.count; ++key_block)
-          runs_.push_back({key_block, 1, run.kind, words_of(group.program, queries, plan.key_grid.box(key_block), known)});
+          runs_.push_back(
+              {key_block, 1, run.kind, words_of(group.program, queries, plan.key_grid.box(key_block), known)});
       }
     }
     start_.push_back(static_cast<std::int64_t>(runs_.size()));
@@ -120,7 +121,8 @@ class Builder {
       point(at + offsetof(Program, documents.axes), program.documents.axes, documents);
     }
     for (std::int32_t i = 0; i < program.atom_count; ++i)
-      if (program.atoms[i].data) add_table(program, program.atoms[i], at + offsetof(Program, atoms) + i * sizeof(rules::Atom));
+      if (program.atoms[i].data)
+        add_table(program, program.atoms[i], at + offsetof(Program, atoms) + i * sizeof(rules::Atom));
     return at;
   }
 
@@ -191,7 +193,8 @@ class KeptMemory {
     auto status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (status == cudaSuccess) status = cudaMalloc(&data_, image.size());
     if (status == cudaSuccess)
-      status = cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice, stream);
+      status =
+          cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
     if (stream) cudaStreamDestroy(stream);
     cudaThreadExchangeStreamCaptureMode(&mode);

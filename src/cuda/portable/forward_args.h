@@ -28,8 +28,8 @@ struct Numbers {
   std::int64_t batch, head, query, key;
 };
 
-/// A run of key blocks. words: of a single partial block, the number of the tile in the group's table that holds its words;
-/// -1 where the program has to be asked.
+/// A run of key blocks. words: of a single partial block, the number of the tile in the group's table that holds its
+/// words; -1 where the program has to be asked.
 struct DeviceRun {
   std::int32_t first, count;
   rules::TileClass kind;

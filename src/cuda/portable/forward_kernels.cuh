@@ -1,5 +1,5 @@
-// A forward kernel, and the table of those of one element type. A GPU's machine code holds those with the tilings that it
-// may be asked for.
+// A forward kernel, and the table of those of one element type. A GPU's machine code holds those with the tilings that
+// it may be asked for.
 #pragma once
 
 #include "cuda/portable/forward.cuh"

@@ -10,10 +10,14 @@ namespace anyflash::cuda {
 template <class T>
 __device__ __forceinline__ T read_number(const Numbers& numbers, std::int64_t i) {
   switch (numbers.type) {
-    case 0: return static_cast<T>(__half2float(reinterpret_cast<const __half*>(numbers.data)[i]));
-    case 1: return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(numbers.data)[i]));
-    case 2: return static_cast<T>(reinterpret_cast<const float*>(numbers.data)[i]);
-    default: return static_cast<T>(reinterpret_cast<const double*>(numbers.data)[i]);
+    case 0:
+      return static_cast<T>(__half2float(reinterpret_cast<const __half*>(numbers.data)[i]));
+    case 1:
+      return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(numbers.data)[i]));
+    case 2:
+      return static_cast<T>(reinterpret_cast<const float*>(numbers.data)[i]);
+    default:
+      return static_cast<T>(reinterpret_cast<const double*>(numbers.data)[i]);
   }
 }
 
@@ -51,8 +55,8 @@ __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows,
   return grid.box(block);
 }
 
-/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there is
-/// none.
+/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there
+/// is none.
 struct KeyRows {
   const ForwardArgs& args;
   const std::int32_t* table;  // of this batch entry
@@ -112,11 +116,13 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
 
 /// Can a block's threads share such a tile evenly? The small tiles of the largest rows they cannot.
 template <int kRows, int kWidth, int kThreads, class E>
-inline constexpr bool kSharedEvenly = kThreads % (kWidth * sizeof(E) / 16) == 0 &&
-                                      kRows % (kThreads / (kWidth * sizeof(E) / 16) + (kThreads < kWidth * sizeof(E) / 16)) == 0;
+inline constexpr bool kSharedEvenly =
+    kThreads % (kWidth * sizeof(E) / 16) == 0 && kRows % (kThreads / (kWidth * sizeof(E) / 16) +
+                                                          (kThreads < kWidth * sizeof(E) / 16)) ==
+                                                     0;
 
-/// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in few
-/// instructions. at: the first row.
+/// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in
+/// few instructions. at: the first row.
 template <class Tile, int kRows, int kWidth, int kThreads, class E>
 __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t stride, int channels) {
   constexpr unsigned kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
@@ -144,7 +150,7 @@ __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t
 /// The reverse, by one warp: kRows rows at `from`, of which row 0 is row `first` of the places.
 template <int kRows, int kWidth, int kStride, class E, class Places>
 __device__ __noinline__ void store_rows(const E* from, const Rows& rows, E* data, const Places& places, int first,
-                                           int channels) {
+                                        int channels) {
   constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;
