@@ -76,9 +76,13 @@ ForwardKind kind_of(const Problem& problem) {
   kind.tiling = Tiling::small;
 #else
   const auto& facts = facts_of(problem.device);
-  const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, kind.general});
+  const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, true});
   const bool fits = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
+#if defined(ANYFLASH_CUDA_HAS_GROUPS)
   const bool groups = facts.major == 9 && element_size(problem.type) == 2;
+#else
+  constexpr bool groups = false;
+#endif
   kind.tiling = groups ? Tiling::group : fits ? Tiling::large : Tiling::small;
 #endif
   kind.general |= kind.tiling == Tiling::small;
