@@ -1,5 +1,6 @@
-"""The rows of bench/compare --device cuda: anyflash beside PyTorch's own kernels on one NVIDIA GPU. 16k tokens over the batch,
-2048 channels over the heads; of float32 and float64 4 x 16 heads of 4096 tokens. Times are those of the GPU's events."""
+"""The rows of bench/compare --device cuda: anyflash beside PyTorch's own kernels on one NVIDIA GPU. 16k tokens over the
+batch, 2048 channels over the heads; of float32 and float64 4 x 16 heads of 4096 tokens. Times are those of the GPU's
+events."""
 
 import statistics
 

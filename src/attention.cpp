@@ -47,7 +47,7 @@ std::shared_ptr<const ExecutionPlan> plan_for(const Problem& problem, const Plan
 
 void run(const Problem& problem, const ExecutionPlan& plan) {
   const auto& backend = backend_of(problem.device);
-  const auto workspace = backend.allocate(problem, backend.workspace(problem, plan));
+  const auto workspace = backend.allocate(problem, plan);
   (problem.direction == Direction::forward ? backend.forward : backend.backward)(problem, plan, workspace.get());
 }
 

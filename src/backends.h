@@ -22,7 +22,7 @@ struct Backend {
   TileMenu (*menu)(const Problem&);      ///< the boxes its kernels take
   /// Bytes that a call works in, beside its tensors and the plan, given the gradients it is to compute.
   std::int64_t (*workspace)(const Problem&, const ExecutionPlan&);
-  Workspace (*allocate)(const Problem&, std::int64_t bytes);  ///< throws Error if there is no memory
+  Workspace (*allocate)(const Problem&, const ExecutionPlan&);  ///< that workspace; throws Error if there is no memory
   void (*forward)(const Problem&, const ExecutionPlan&, char* workspace);
   void (*backward)(const Problem&, const ExecutionPlan&, char* workspace);
   void (*fill)(const Problem&, const TensorView&, double value);  ///< a result that needs no arithmetic; of 16 bits: 0

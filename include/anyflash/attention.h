@@ -44,9 +44,10 @@ struct Options {
   TensorView cu_seqlens_k;
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
-  bool deterministic = false;    ///< the CPU is always bitwise repeatable
-  void* stream = nullptr;        ///< tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's
-                                 ///< default one; the call returns before it is done
+  bool deterministic = false;    ///< every call is bitwise repeatable so far
+  /// Tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's default one; the call returns
+  /// before it is done.
+  void* stream = nullptr;
   std::int64_t threads = 0;      ///< 0: all that OpenMP gives; with a plan at most what it was made with
   const Plan* plan = nullptr;    ///< one made by plan() for the same shapes and options; not given: looked up or made
 };

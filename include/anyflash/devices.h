@@ -18,8 +18,8 @@ struct DeviceInfo {
 /// The devices of this machine that the library can use.
 std::vector<DeviceInfo> devices();
 
-/// Waits until the work queued on a stream (a cudaStream_t, null for the default one) of a GPU is done; on the cpu there is
-/// none to wait for. Throws Error if the device is not there, or if work has failed.
+/// Waits until the work queued on a stream (a cudaStream_t, null for the default one) of a GPU is done; on the cpu
+/// there is none to wait for. Throws Error if the device is not there, or if work has failed.
 void synchronize(Device device, void* stream = nullptr);
 
 /// The instruction set that the CPU's kernels use, e.g. "AVX2", and all that were compiled in and run on this machine,

@@ -1,5 +1,5 @@
-"""The frameworks' arrays: in by DLPack, out as the same kind, on the CPU or on a GPU. NumPy's own arrays never come here on
-the way in."""
+"""The frameworks' arrays: in by DLPack, out as the same kind, on the CPU or on a GPU. NumPy's own arrays never come
+here on the way in."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         )
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
-    if framework == "torch" and getattr(array, "is_cuda", False):  # no wait is wanted: the call goes to the stream that the tensor is on
+    if framework == "torch" and getattr(array, "is_cuda", False):  # no wait: the call goes to PyTorch's own stream
         return sys.modules["torch"].utils.dlpack.to_dlpack(array)
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
@@ -94,12 +94,14 @@ def _gpu_of(array: Any) -> int | None:
 
 def stream_of(array: Any) -> int:
     """Where a call on this array is queued: 0, CUDA's default stream, where there is no better one (or no GPU)."""
-    return 0 if _gpu_of(array) is None else _own_stream(array) or 0
+    if isinstance(array, np.ndarray) or _gpu_of(array) is None:
+        return 0
+    return _own_stream(array) or 0
 
 
 def settle(array: Any) -> None:
-    """After a call on arrays of a framework that does not know of our stream: waits for it, lest their memory be used for
-    something else meanwhile."""
+    """After a call on arrays of a framework that does not know of our stream: waits for it, lest their memory be used
+    for something else meanwhile."""
     gpu = _gpu_of(array)
     if gpu is not None and _own_stream(array) is None:
         _core.synchronize(gpu, 0)

@@ -111,7 +111,8 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   return problem.direction == Direction::forward ? forward_workspace(problem, plan) : backward_workspace(problem, plan);
 }
 
-Workspace allocate_workspace(const Problem& problem, std::int64_t bytes) {
+Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  const auto bytes = workspace(problem, plan);
   if (problem.direction == Direction::forward) return {kept_memory(bytes), [](char*) {}};
   return {allocate<char>(bytes).release(), [](char* memory) { hwy::FreeAlignedBytes(memory, nullptr, nullptr); }};
 }

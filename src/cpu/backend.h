@@ -13,7 +13,7 @@ TileMenu tile_menu(const Problem& problem);
 
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan);
 /// A forward call's memory is the calling thread's own, kept for its next call; backward's is given back.
-Workspace allocate_workspace(const Problem& problem, std::int64_t bytes);
+Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 
 /// `workspace` holds workspace(problem, plan) bytes, aligned to vectors.
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);

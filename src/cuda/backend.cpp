@@ -26,7 +26,9 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   return pages + (plan.kept ? 0 : static_cast<std::int64_t>(device_bytes(plan)));
 }
 
-Workspace allocate_workspace(const Problem&, std::int64_t) { return {nullptr, [](char*) {}}; }
+Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {
+  return {nullptr, [](char*) {}};
+}
 
 void backward(const Problem&, const ExecutionPlan&, char*) {
   throw Error(Error::Kind::unsupported, "backward: not offered on cuda yet, expected tensors on the cpu");

@@ -11,16 +11,17 @@ namespace anyflash::cuda {
 std::vector<DeviceInfo> devices();
 TileMenu tile_menu(const Problem& problem);
 
-/// Beside the call's tensors: of plans that do not outlive it the masks, and the page table. Taken inside the call, in the
-/// order of its stream, so there is nothing to allocate before.
+/// Beside the call's tensors: of plans that do not outlive it the masks, and the page table. Taken inside the call, in
+/// the order of its stream, so there is nothing to allocate before.
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan);
-Workspace allocate_workspace(const Problem& problem, std::int64_t bytes);
+Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 
 /// Both queue their work on the problem's stream and return.
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 
-/// Every element of a floating-point tensor becomes `value`, in the order of the problem's stream. 16-bit ones: 0 alone.
+/// Every element of a floating-point tensor becomes `value`, in the order of the problem's stream. 16-bit ones: 0
+/// alone.
 void fill(const Problem& problem, const TensorView& view, double value);
 
 void synchronize(Device device, void* stream);

@@ -72,6 +72,7 @@ void keep(const Problem& problem, detail::PlanPair& pair) {
 
 void check_same(const detail::PlanPair& pair, const Problem& problem) {
   const auto& kept = pair.made_for;
+  if (!(kept.device == problem.device)) fail(device_name(kept.device), device_name(problem.device));
   if (kept.type != problem.type) fail(element_name(kept.type), element_name(problem.type));
   check_count("sequence dimensions", kept.dimensions, problem.dimensions);
   check_count("batch entries", kept.batch, problem.batch);

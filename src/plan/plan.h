@@ -62,8 +62,8 @@ struct MaskGroup {
   RunList queries_of_key_block;  ///< the transpose; made for backward plans only
 };
 
-/// What backends keep beside a plan that outlives its call, such as its runs in the memory of a GPU. Made by the first call
-/// that needs it, gone with the plan. Safe from any number of threads.
+/// What backends keep beside a plan that outlives its call, such as its runs in the memory of a GPU. Made by the first
+/// call that needs it, gone with the plan. Safe from any number of threads.
 class Companions {
  public:
   /// The one of a device, which make() gives if there is none yet.

@@ -1,5 +1,5 @@
-"""Where the calls under test run: ANYFLASH_TEST_DEVICE, cpu if it is not set, or cuda. On cuda the tensors are PyTorch's, with
-the strides and the odd offsets of their NumPy originals; lengths and the tables of rules stay NumPy's."""
+"""Where the calls under test run: ANYFLASH_TEST_DEVICE, cpu if it is not set, or cuda. On cuda the tensors are
+PyTorch's, with the strides and the odd offsets of their NumPy originals; lengths and tables of rules stay NumPy's."""
 
 from __future__ import annotations
 

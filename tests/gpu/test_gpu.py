@@ -102,6 +102,12 @@ def test_wrong_devices(name):
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
+def test_a_plan_is_for_one_device():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="^plan: made for cpu, the call has cuda:0$"):
+        af.attention(q, k, v, plan=af.plan(q.cpu(), k.cpu(), v.cpu()))
+
+
 def test_tables_of_rules_stay_on_the_cpu():
     with pytest.raises(ValueError, match="expected the CPU$"):
         af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))

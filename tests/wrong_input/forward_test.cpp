@@ -53,7 +53,11 @@ TEST(WrongInputForward, QueryKeyValueAsTensors) {
            }},
           {Kind::type, "query: type unknown, expected float16, bfloat16, float32 or float64",
            [](Call& c) { c.q.type = static_cast<ElementType>(77); }},
+#if defined(ANYFLASH_HAS_CUDA)
+          {Kind::device, "key: on cpu, expected cuda:0",
+#else
           {Kind::device, "query: on cuda:0, expected cpu, the only device of this build",
+#endif
            [](Call& c) {
              c.q.device = {DeviceKind::cuda, 0};
            }},
@@ -64,6 +68,26 @@ TEST(WrongInputForward, QueryKeyValueAsTensors) {
       },
       &Call::forward, &Call::ask_for_shapes);
 }
+
+#if defined(ANYFLASH_HAS_CUDA)
+/// With a GPU the pointers are looked at, without one the call ends before.
+TEST(WrongInputForward, HostMemoryGivenAsThatOfAGpu) {
+  Call call;
+  for (auto* view : {&call.q, &call.k, &call.v, &call.outputs.out, &call.outputs.lse, &call.outputs.row_sum,
+                     &call.outputs.row_max})
+    view->device = {DeviceKind::cuda, 0};
+  try {
+    call.forward();
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), Kind::device);
+    const std::string line = error.what();
+    const bool gpu = devices().size() > 1;
+    EXPECT_EQ(line, gpu ? "query: in host memory, expected memory of cuda:0"
+                        : "query: on cuda:0, but CUDA finds no GPU here");
+  }
+}
+#endif
 
 TEST(WrongInputForward, QueryKeyValueSizes) {
   expect_errors(

@@ -128,8 +128,12 @@ static void wrong_forward(void) {
   EXPECT_FAILURE(forward(), call.k.rank = -1, ANYFLASH_ERROR_VALUE, "key: rank -1, expected 0 to 8");
   EXPECT_FAILURE(forward(), call.v.type = 8, ANYFLASH_ERROR_VALUE, "value: type: 8, expected 0 to 7");
   EXPECT_FAILURE(forward(), call.v.device = 2, ANYFLASH_ERROR_VALUE, "value: device: 2, expected 0 to 1");
+#if defined(ANYFLASH_HAS_CUDA)
+  EXPECT_FAILURE(forward(), call.q.device = ANYFLASH_CUDA, ANYFLASH_ERROR_DEVICE, "key: on cpu, expected cuda:0");
+#else
   EXPECT_FAILURE(forward(), call.q.device = ANYFLASH_CUDA, ANYFLASH_ERROR_DEVICE,
                  "query: on cuda:0, expected cpu, the only device of this build");
+#endif
   EXPECT_FAILURE(forward(), call.k.type = ANYFLASH_FLOAT16, ANYFLASH_ERROR_TYPE,
                  "key: type float16, expected float32 as in query");
   EXPECT_FAILURE(forward(), call.k.shape[3] = 4, ANYFLASH_ERROR_VALUE, "key: head size 4, expected 8 as in query");

@@ -64,7 +64,8 @@ void check_pointer(const char* name, const void* data, Device device) {
   cudaPointerAttributes attributes;
   check(cudaPointerGetAttributes(&attributes, data), "looking at a pointer");
   const auto fail = [&](const std::string& where) {
-    throw Error(Error::Kind::device, std::string(name) + ": in " + where + ", expected memory of " + device_name(device));
+    throw Error(Error::Kind::device,
+                std::string(name) + ": in " + where + ", expected memory of " + device_name(device));
   };
   if (attributes.type == cudaMemoryTypeUnregistered || attributes.type == cudaMemoryTypeHost) fail("host memory");
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != device.index)

@@ -1,10 +1,10 @@
 // What there is to know about a GPU, asked once; and the GPU that a thread's calls of the runtime go to.
 #pragma once
 
-#include <string>
-
 #include <anyflash/tensor.h>
 #include <cuda_runtime_api.h>
+
+#include <string>
 
 namespace anyflash::cuda {
 

@@ -1,6 +1,7 @@
 #include "cuda/common/device_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <map>
@@ -8,13 +9,17 @@
 #include <utility>
 #include <vector>
 
+#include "plan/facts.h"
+#include "rules/classes.h"
+#include "rules/words.h"
+
 namespace anyflash::cuda {
 namespace {
 
 using rules::Program;
 
-/// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning until
-/// that is known.
+/// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning
+/// until that is known.
 class Image {
  public:
   std::size_t add(const void* data, std::size_t bytes) {
@@ -53,8 +58,10 @@ class Builder {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto& group = plan.groups[g];
       const auto at = groups_ + g * sizeof(DeviceGroup);
-      image.point(at + offsetof(DeviceGroup, start), image.add(group.keys_of_query_block.start));
-      image.point(at + offsetof(DeviceGroup, runs), image.add(group.keys_of_query_block.runs));
+      add(plan, group);
+      image.point(at + offsetof(DeviceGroup, start), image.add(start_));
+      image.point(at + offsetof(DeviceGroup, runs), image.add(runs_));
+      image.point(at + offsetof(DeviceGroup, words), image.add(words_));
       image.point(at + offsetof(DeviceGroup, program), add(group.program));
     }
   }
@@ -62,6 +69,46 @@ class Builder {
   Image image;
 
  private:
+  static constexpr std::size_t most_word_tiles = 4096;
+
+  /// Fills start_, runs_ and words_. Where a rule goes by the difference of coordinates, whole tiles at the same
+  /// difference share their words: of a plan that is kept, those are asked for here, once.
+  void add(const ExecutionPlan& plan, const MaskGroup& group) {
+    const auto& list = group.keys_of_query_block;
+    const bool shared = plan.kept && planning::by_difference(group.program);
+    start_.clear(), runs_.clear(), words_.clear();
+    std::map<std::array<std::int64_t, 3>, std::int32_t> known;
+    for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
+      start_.push_back(static_cast<std::int64_t>(runs_.size()));
+      for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
+        const auto& run = list.runs[i];
+        if (run.kind == rules::TileClass::full || !shared) {
+          runs_.push_back({run.first, run.count, run.kind, -1});
+          continue;
+        }
+        const auto queries = plan.query_grid.box(static_cast<std::int32_t>(block));
+        for (auto key_block = run.first; key_block < run.first + run.count; ++key_block)
+          runs_.push_back(
+              {key_block, 1, run.kind, words_of(group.program, queries, plan.key_grid.box(key_block), known)});
+      }
+    }
+    start_.push_back(static_cast<std::int64_t>(runs_.size()));
+  }
+
+  std::int32_t words_of(const Program& program, const Box& queries, const Box& keys,
+                        std::map<std::array<std::int64_t, 3>, std::int32_t>& known) {
+    if (!rules::whole(queries, program.q_size()) || !rules::whole(keys, program.k_size())) return -1;
+    std::array<std::int64_t, 3> difference;
+    for (int i = 0; i < 3; ++i)
+      difference[i] = program.axis[i].query(queries.origin[i]) - program.axis[i].key(keys.origin[i]);
+    if (const auto found = known.find(difference); found != known.end()) return found->second;
+    if (known.size() == most_word_tiles) return -1;
+    rules::WordsOfKeys words(program, keys);
+    const auto rows = static_cast<std::int32_t>(rules::volume(queries.extent));
+    for (std::int32_t row = 0; row < rows; ++row) words_.push_back(words(queries.entry(row)));
+    return known.emplace(difference, static_cast<std::int32_t>(known.size())).first->second;
+  }
+
   std::size_t add(const Program& program) {
     const auto at = image.add(&program, sizeof(program));
     if (program.has_documents) {
@@ -74,7 +121,8 @@ class Builder {
       point(at + offsetof(Program, documents.axes), program.documents.axes, documents);
     }
     for (std::int32_t i = 0; i < program.atom_count; ++i)
-      if (program.atoms[i].data) add_table(program, program.atoms[i], at + offsetof(Program, atoms) + i * sizeof(rules::Atom));
+      if (program.atoms[i].data)
+        add_table(program, program.atoms[i], at + offsetof(Program, atoms) + i * sizeof(rules::Atom));
     return at;
   }
 
@@ -117,6 +165,9 @@ class Builder {
   }
 
   std::size_t groups_;
+  std::vector<std::int64_t> start_;
+  std::vector<DeviceRun> runs_;
+  std::vector<rules::Word> words_;
   std::map<std::pair<const void*, std::int64_t>, std::size_t> arrays_;
   std::map<std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t>, std::size_t> tables_;
 };
@@ -142,7 +193,8 @@ class KeptMemory {
     auto status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (status == cudaSuccess) status = cudaMalloc(&data_, image.size());
     if (status == cudaSuccess)
-      status = cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice, stream);
+      status =
+          cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
     if (stream) cudaStreamDestroy(stream);
     cudaThreadExchangeStreamCaptureMode(&mode);

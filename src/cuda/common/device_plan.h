@@ -9,8 +9,8 @@
 
 namespace anyflash::cuda {
 
-/// The groups of a plan, as kernels take them. Of a kept plan they stay in device memory as long as the plan lives; of any
-/// other one for what is queued on the stream while this object lives.
+/// The groups of a plan, as kernels take them. Of a kept plan they stay in device memory as long as the plan lives; of
+/// any other one for what is queued on the stream while this object lives.
 class DevicePlan {
  public:
   /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is captured for a graph

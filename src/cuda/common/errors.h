@@ -1,10 +1,10 @@
 // Errors of the CUDA runtime as the library's own.
 #pragma once
 
-#include <string>
-
 #include <anyflash/tensor.h>
 #include <cuda_runtime_api.h>
+
+#include <string>
 
 namespace anyflash::cuda {
 

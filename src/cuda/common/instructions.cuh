@@ -1,12 +1,12 @@
 // The instructions that CUDA C++ has no name for, each in a function that contains nothing else. Fragments are laid out
-// as the PTX manual draws them (sections "mma" and "ldmatrix"); with g = lane / 4 and t = lane % 4, a lane's numbers of a
-// 16 x 8 result are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// as the PTX manual draws them (sections "mma" and "ldmatrix"); with g = lane / 4 and t = lane % 4, a lane's numbers of
+// a 16 x 8 result are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 #pragma once
-
-#include <cstdint>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <cstdint>
 
 namespace anyflash::cuda {
 
@@ -23,7 +23,16 @@ __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #endif
 }
 
-/// The same, of which the first `bytes` are read and the others become 0. Costs more instructions.
+/// 8 bytes.
+__device__ __forceinline__ void copy_8(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#else
+  *static_cast<std::uint64_t*>(to) = *static_cast<const std::uint64_t*>(from);
+#endif
+}
+
+/// 16 bytes, of which the first `bytes` are read and the others become 0. Costs more instructions.
 __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
@@ -74,10 +83,11 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4],
 __device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], const std::uint32_t (&a)[4],
                                             std::uint32_t b0, std::uint32_t b1, __half) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
@@ -93,19 +103,21 @@ __device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], co
 /// The same of bfloat16.
 __device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], const std::uint32_t (&a)[4],
                                             std::uint32_t b0, std::uint32_t b1, __nv_bfloat16) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// c (16 x 8) += a (16 x 8) b (8 x 8), tf32.
 __device__ __forceinline__ void multiply_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                               std::uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// x rounded to tf32, ties away from zero.

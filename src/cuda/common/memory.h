@@ -1,9 +1,9 @@
 // Device memory in the order of a stream.
 #pragma once
 
-#include <cstddef>
-
 #include <cuda_runtime_api.h>
+
+#include <cstddef>
 
 #include "cuda/common/errors.h"
 

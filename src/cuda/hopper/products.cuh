@@ -1,5 +1,6 @@
-// The two products of a tile on Hopper's warpgroups (sm_90a): the policy of float16 and bfloat16 there (products.cuh). Q and K are
-// read from shared memory by descriptor, P from registers. Tiles are panels of 64 columns, their rows of 128 bytes swizzled.
+// The two products of a tile on Hopper's warpgroups (sm_90a): the policy of float16 and bfloat16 there (products.cuh).
+// Q and K are read from shared memory by descriptor, P from registers. Tiles are panels of 64 columns, their rows of
+// 128 bytes swizzled.
 #pragma once
 
 #include "cuda/hopper/instructions.cuh"
@@ -7,8 +8,8 @@
 
 namespace anyflash::cuda {
 
-/// A tile of kRows rows in panels of 64 columns of 16 bits: groups of 8 columns lie where their number, combined with the
-/// row's by "exclusive or", says.
+/// A tile of kRows rows in panels of 64 columns of 16 bits: groups of 8 columns lie where their number, combined with
+/// the row's by "exclusive or", says.
 template <class E, int kRows, int kWidth>
 struct SwizzledTile {
   static constexpr int kSize = kRows * kWidth, kPanel = kRows * 64;
@@ -53,7 +54,8 @@ struct GroupProducts {
         multiply_group(s[2 * m], s[2 * m + 1], rows + units<kRows>(c), of_k + units<8 * kTiles>(c), c > 0, E());
 #pragma unroll
       for (int c = chain; c < kDepth; c += 16)
-        multiply_group(rest[2 * m], rest[2 * m + 1], rows + units<kRows>(c), of_k + units<8 * kTiles>(c), c > chain, E());
+        multiply_group(rest[2 * m], rest[2 * m + 1], rows + units<kRows>(c), of_k + units<8 * kTiles>(c), c > chain,
+                       E());
     }
     products_wait();
     keep(s);

@@ -31,8 +31,12 @@ bool whole_vectors(const Problem& problem, const Operand& operand) {
 }
 
 Rows rows_of(const Problem& problem, const Operand& operand) {
-  return {operand.data, operand.batch, operand.head, operand.channel,
-          {operand.sequence[0], operand.sequence[1], operand.sequence[2]}, whole_vectors(problem, operand)};
+  return {operand.data,
+          operand.batch,
+          operand.head,
+          operand.channel,
+          {operand.sequence[0], operand.sequence[1], operand.sequence[2]},
+          whole_vectors(problem, operand)};
 }
 
 Numbers numbers_of(const RowStatistic& statistic) {
@@ -47,10 +51,14 @@ Numbers numbers_of(const HeadNumbers& numbers) {
 
 ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
   switch (type) {
-    case ElementType::float16: return forward_kernel_float16(kind);
-    case ElementType::bfloat16: return forward_kernel_bfloat16(kind);
-    case ElementType::float32: return forward_kernel_float32(kind);
-    default: return forward_kernel_float64(kind);
+    case ElementType::float16:
+      return forward_kernel_float16(kind);
+    case ElementType::bfloat16:
+      return forward_kernel_bfloat16(kind);
+    case ElementType::float32:
+      return forward_kernel_float32(kind);
+    default:
+      return forward_kernel_float64(kind);
   }
 }
 
@@ -68,9 +76,13 @@ ForwardKind kind_of(const Problem& problem) {
   kind.tiling = Tiling::small;
 #else
   const auto& facts = facts_of(problem.device);
-  const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, kind.general});
+  const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, true});
   const bool fits = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
+#if defined(ANYFLASH_CUDA_HAS_GROUPS)
   const bool groups = facts.major == 9 && element_size(problem.type) == 2;
+#else
+  constexpr bool groups = false;
+#endif
   kind.tiling = groups ? Tiling::group : fits ? Tiling::large : Tiling::small;
 #endif
   kind.general |= kind.tiling == Tiling::small;
@@ -100,6 +112,8 @@ void allow_shared_memory(const ForwardKernel& kernel, int device) {
 std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& args, cudaStream_t stream) {
   const auto& pages = problem.pages;
   if (pages.page_size == 0) return nullptr;
+  if (capturing(stream))
+    throw Error(Error::Kind::unsupported, "page_table: in a captured stream, expected a call outside of captures");
   const auto entry_pages = (problem.keys() + pages.page_size - 1) / pages.page_size;
   std::vector<std::int32_t> table(problem.batch * entry_pages, 0);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
@@ -117,9 +131,10 @@ std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& a
 
 void check_pointers(const Problem& problem) {
   const std::pair<const char*, const void*> all[] = {
-      {"query", problem.q.data}, {"key", problem.k.data}, {"value", problem.v.data}, {"out", problem.out.data},
-      {"lse", problem.lse.data}, {"row_sum", problem.row_sum.data}, {"row_max", problem.row_max.data},
-      {"bias", problem.bias.data}, {"alibi_slopes", problem.alibi.data}, {"sink", problem.sink.data}};
+      {"query", problem.q.data},         {"key", problem.k.data},     {"value", problem.v.data},
+      {"out", problem.out.data},         {"lse", problem.lse.data},   {"row_sum", problem.row_sum.data},
+      {"row_max", problem.row_max.data}, {"bias", problem.bias.data}, {"alibi_slopes", problem.alibi.data},
+      {"sink", problem.sink.data}};
   for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
 }
 
@@ -127,7 +142,8 @@ ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const For
   ForwardArgs args{};
   args.q = rows_of(problem, problem.q), args.k = rows_of(problem, problem.k), args.v = rows_of(problem, problem.v);
   args.out = rows_of(problem, problem.out);
-  args.lse = numbers_of(problem.lse), args.row_sum = numbers_of(problem.row_sum), args.row_max = numbers_of(problem.row_max);
+  args.lse = numbers_of(problem.lse), args.row_sum = numbers_of(problem.row_sum),
+  args.row_max = numbers_of(problem.row_max);
   args.bias = numbers_of(problem.bias), args.alibi = numbers_of(problem.alibi), args.sink = numbers_of(problem.sink);
   args.query_grid = plan.query_grid, args.key_grid = plan.key_grid;
   args.batch_groups = static_cast<std::int32_t>(plan.batch_groups);
@@ -172,10 +188,11 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const auto kind = kind_of(problem);
   const auto kernel = kernel_of(problem.type, kind);
   auto args = args_of(problem, plan, kernel, kind.general);
-  const auto tasks = double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts *
-                     args.value_parts;
+  const auto tasks =
+      double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts * args.value_parts;
   if (tasks > std::numeric_limits<std::int32_t>::max()) {
-    throw Error(Error::Kind::unsupported, "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
+    throw Error(Error::Kind::unsupported,
+                "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
   }
   allow_shared_memory(kernel, problem.device.index);
   const auto pages = bring_pages(problem, args, stream);

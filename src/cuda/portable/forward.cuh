@@ -3,189 +3,18 @@
 // A block of threads takes kRows queries of one head and walks the plan's runs of key blocks, kKeys keys at a time:
 //   S = Q K^T (products.cuh), finished (scale, soft cap, bias, ALiBi); the rule's words hide pairs in partial tiles;
 //   P by the online softmax (Milakov and Gimelshein 2018);  O += P V.
-// Each warp owns 8 kSlots rows: their S, P and O are its registers, with nothing exchanged between warps. Q and one tile
-// each of K and V are in shared memory, rows padded so that fragments load without bank conflicts; V comes in during
-// Q K^T, the next K during the softmax and P V. Bound by the tensor cores, and by the exponentials at small head sizes.
-// A row's arithmetic depends on its own block alone, so results are the same to the bit in every run and batch.
+// Each warp owns 8 kSlots rows: their S, P and O are its registers, with nothing exchanged between warps. Q and one
+// tile each of K and V are in shared memory, padded or swizzled so that no bank is asked twice; V comes in
+// during Q K^T, the next K during the softmax and P V. Bound by the tensor cores, and by the exponentials at small head
+// sizes. A row's arithmetic depends on its own block alone, so results are the same to the bit in every run and batch.
 //
 // A hidden V that is not finite makes NaN of its zero P. So a block whose result holds one is done again with care:
 // rows of V with such numbers are left out and added only to the queries that see them.
 #pragma once
 
-#include <type_traits>
-
-#include "cuda/hopper/products.cuh"
-#include "cuda/portable/products.cuh"
-#include "cuda/portable/rows.cuh"
-#include "cuda/portable/tuning.h"
-#include "rules/coordinates.h"
-#include "rules/words.h"
+#include "cuda/portable/forward_shared.cuh"
 
 namespace anyflash::cuda {
-
-using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
-
-/// A condition that is known when the kernel is compiled.
-template <bool kHolds>
-struct Known {
-  __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
-};
-
-__device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
-__device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
-
-/// The products of a kernel: on Hopper those of warpgroups, for the types that they are better at. (The host, which only asks
-/// for the size of shared memory, sees the others, whose tiles are not smaller.)
-template <class E>
-struct KernelProducts : ProductsOf<E> {};
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-template <>
-struct KernelProducts<__half> {
-  using type = GroupProducts<__half>;
-};
-template <>
-struct KernelProducts<__nv_bfloat16> {
-  using type = GroupProducts<__nv_bfloat16>;
-};
-#endif
-
-/// What a block of threads is to do: part of a query block of one head, some channels of its values.
-struct Task {
-  std::int32_t b, h, block, first_row, first_value;
-
-  __device__ __forceinline__ void find(const ForwardArgs& args, int rows, int values) {
-    auto task = static_cast<std::int32_t>(blockIdx.x);
-    first_value = task % args.value_parts * values;
-    task /= args.value_parts;
-    const auto parts = args.query_blocks * args.block_parts, head = task / parts;
-    task = parts - 1 - task % parts;  // under causal rules the later blocks are the longest: first
-    b = head / args.heads, h = head % args.heads;
-    block = task / args.block_parts, first_row = task % args.block_parts * rows;
-  }
-  /// A row of the part by its number; false if it lies beyond the sequence. Boxes are found anew where they are needed,
-  /// rarely, so as to hold no registers.
-  __device__ __forceinline__ bool query(const ForwardArgs& args, int row, Int3& c) const {
-    c = box_of(args.query_grid, args.query_rows, block).entry(first_row + row);
-    return rules::inside(c, args.query_grid.size);
-  }
-};
-
-/// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
-template <class E, class T, class Sizes, bool kGeneral>
-struct ForwardShared {
-  using Products = typename KernelProducts<E>::type;
-  using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
-  using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
-  using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kValues>;
-  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kValues, 16>;  // over q and k, when they are done with
-  static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
-  struct Extras {
-    T x[3][Sizes::kRows], y[3][Sizes::kKeys];
-    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // -1: does not exist
-  };
-  struct Nothing {};
-
-  alignas(Products::alignment) E q[QueryTile::kSize];
-  alignas(Products::alignment) E k[KeyTile::kSize];
-  alignas(Products::alignment) E v[ValueTile::kSize];
-  Word words[Sizes::kRows];
-  unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
-  Program program;
-  // What the main loop needs rarely is kept here, not in registers.
-  Task task;
-  const E *keys, *values;  // of this head, in global memory; values from the first channel wanted
-  const Run* runs;         // of this query block
-  std::int32_t run_count;
-  std::conditional_t<kGeneral, Extras, Nothing> extras;
-};
-
-/// The part's rows in a tensor.
-struct PartRows {
-  const ForwardArgs& args;
-  Task task;
-  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
-    Int3 c;
-    const bool exists = task.query(args, r, c);
-    at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
-    return exists;
-  }
-};
-
-// What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
-
-/// The words of a tile's rows.
-template <class Shared, int kRows>
-__device__ __noinline__ void find_words(const ForwardArgs& args, Shared& shared, Task task, std::int32_t key_block) {
-  const int row = static_cast<int>(threadIdx.x);
-  if (row >= kRows) return;
-  Int3 c;
-  const auto keys = box_of(args.key_grid, args.key_rows, key_block);
-  shared.words[row] = task.query(args, row, c) ? rules::word(shared.program, c, keys) : 0;
-}
-
-/// Coordinates of the rows, and where their biases lie.
-template <class Shared, int kRows>
-__device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& shared, Task task) {
-  using T = std::remove_reference_t<decltype(shared.extras.x[0][0])>;
-  for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
-    Int3 c;
-    const bool exists = task.query(args, row, c);
-    shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : -1;
-    const auto x = exists ? rules::query_coordinate(shared.program, c) : rules::Coordinate{};
-    for (int n = 0; n < 3; ++n) shared.extras.x[n][row] = static_cast<T>(x[n]);
-  }
-}
-
-/// The same of a tile's keys.
-template <class Shared, int kKeys>
-__device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& shared, std::int32_t block, int first) {
-  using T = std::remove_reference_t<decltype(shared.extras.y[0][0])>;
-  const int key = static_cast<int>(threadIdx.x);
-  if (key >= kKeys) return;
-  const Int3 c = box_of(args.key_grid, args.key_rows, block).entry(first + key);
-  const bool exists = rules::inside(c, shared.program.k_size());
-  shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : -1;
-  const auto y = exists ? rules::key_coordinate(shared.program, c) : rules::Coordinate{};
-  for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<T>(y[n]);
-}
-
-/// Where a row's statistics lie: its number in the sequence, -1 if it does not exist.
-static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Task task, int row) {
-  Int3 c;
-  return task.query(args, row, c) ? rules::flat_index(c, args.query_grid.size) : -1;
-}
-
-/// Steps of kKeys keys along the runs of a query block.
-template <int kKeys>
-struct Walk {
-  std::int32_t run, block, left, part;
-  TileClass kind;
-
-  template <class Shared>
-  __device__ __forceinline__ explicit Walk(const Shared& shared) : run(0), part(0) {
-    open(shared);
-  }
-  __device__ __forceinline__ bool more() const { return left > 0; }
-  __device__ __forceinline__ int first_key() const { return part * kKeys; }
-  template <class Shared>
-  __device__ __forceinline__ void step(const Shared& shared) {
-    if constexpr (kKeys < 64) {
-      if (++part < 64 / kKeys) return;
-      part = 0;
-    }
-    ++block;
-    if (--left == 0) ++run, open(shared);
-  }
-
- private:
-  template <class Shared>
-  __device__ __forceinline__ void open(const Shared& shared) {
-    left = 0;
-    if (run == shared.run_count) return;
-    const Run& next = shared.runs[run];
-    block = next.first, left = next.count, kind = next.kind;
-  }
-};
 
 template <class E, class Sizes, bool kGeneral>
 class ForwardBlock {
@@ -196,8 +25,7 @@ class ForwardBlock {
   static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;
   static constexpr int kValueTiles = Sizes::kValues / 8, kThreads = Sizes::kThreads;
 
-  __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
+  __device__ __forceinline__ ForwardBlock(const ForwardArgs& args, Shared& shared) : args_(args), shared_(shared) {
     static_assert(Sizes::kRows <= kThreads && kKeys <= kThreads);
   }
 
@@ -223,17 +51,19 @@ class ForwardBlock {
   __device__ __forceinline__ bool attend(Careful careful) {
     clear();
     Walk<kKeys> walk(shared_);
-    if (walk.more()) load_keys(walk);
+    if (walk.more()) load_keys(walk, careful);
     copies_commit();
     while (walk.more()) {
       const bool partial = walk.kind != TileClass::full;
       const int first_key = walk.first_key();
-      if (partial && first_key == 0) find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
+      if (partial && first_key == 0 && (careful || walk.words < 0))
+        find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
       if constexpr (kGeneral) find_key_extras<Shared, kKeys>(args_, shared_, walk.block, first_key);
       copies_wait<0>();
       Products::show();
       __syncthreads();
-      if (careful) mark_not_finite<typename Shared::KeyTile, kKeys, Sizes::kDepth, false>(shared_.k, shared_.k_not_finite);
+      if (careful)
+        mark_not_finite<typename Shared::KeyTile, kKeys, Sizes::kDepth, false>(shared_.k, shared_.k_not_finite);
       load_values(walk);
       copies_commit();
       T s[kSlots][kKeyTiles][2];
@@ -244,10 +74,11 @@ class ForwardBlock {
       copies_wait<0>();
       Products::show();
       __syncthreads();
-      if (careful) mark_not_finite<typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v, shared_.v_not_finite);
+      if (careful)
+        mark_not_finite<typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v, shared_.v_not_finite);
       const auto block = walk.block;
       walk.step(shared_);
-      if (walk.more()) load_keys(walk);
+      if (walk.more()) load_keys(walk, careful);
       copies_commit();
       softmax(s);
       if (careful) add_not_finite(s, block, first_key, partial);  // first, lest P be kept for it in every pass
@@ -266,11 +97,13 @@ class ForwardBlock {
     const auto* const start = group().start + shared_.task.block;
     shared_.runs = group().runs + start[0];
     shared_.run_count = static_cast<std::int32_t>(start[1] - start[0]);
+    shared_.word_table = group().words + shared_.task.first_row;
   }
 
   /// Keys or values of this head; with pages the batch is in the table.
   __device__ __forceinline__ const E* key_data(const Rows& rows) const {
-    return data_of(rows, args_.paged ? 0 : shared_.task.b, shared_.task.h / args_.group_heads, static_cast<const E*>(nullptr));
+    return data_of(rows, args_.paged ? 0 : shared_.task.b, shared_.task.h / args_.group_heads,
+                   static_cast<const E*>(nullptr));
   }
 
   __device__ __forceinline__ void load_program() {
@@ -280,7 +113,8 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ const DeviceGroup& group() const {
-    return args_.groups[(args_.batch_groups > 1 ? shared_.task.b : 0) * args_.head_groups + (args_.head_groups > 1 ? shared_.task.h : 0)];
+    return args_.groups[(args_.batch_groups > 1 ? shared_.task.b : 0) * args_.head_groups +
+                        (args_.head_groups > 1 ? shared_.task.h : 0)];
   }
   __device__ __forceinline__ T unit() const { return sizeof(T) == 8 ? static_cast<T>(args_.unit) : args_.unit32; }
   /// Of what softmax() is given.
@@ -325,19 +159,28 @@ class ForwardBlock {
     // The keys of a full block all exist.
     if constexpr (kSharedEvenly<kKeys, kWidth, kThreads, E>) {
       if (args_.plain_keys && (walk.kind == TileClass::full || first + kKeys <= shared_.program.axis[2].k_size)) {
-        load_plain_rows<Tile, kKeys, kWidth, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2],
-                                                          channels);
+        load_plain_rows<Tile, kKeys, kWidth, kThreads>(to, data + first * rows.sequence[2], rows.sequence[2], channels);
         return;
       }
     }
     load_any_rows<Tile, kKeys, kWidth, kThreads>(to, Source<E>{rows, data, channels},
-                                                    key_rows(walk.block, walk.first_key()));
+                                                 key_rows(walk.block, walk.first_key()));
   }
-  __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk) {
+  /// Also the words of a partial tile, where a table has them. (With care the last tile's are still in use.)
+  __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk, bool careful) {
+    if (!careful && walk.kind != TileClass::full && walk.words >= 0 && walk.first_key() == 0) load_words(walk.words);
     load<typename Shared::KeyTile, Sizes::kDepth>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
   }
+  __device__ __forceinline__ void load_words(std::int32_t tile) {
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < Sizes::kRows) {
+      const auto rows = static_cast<std::int32_t>(rules::volume(args_.query_grid.extent));
+      copy_8(shared_.words + row, shared_.word_table + std::int64_t{tile} * rows + row);
+    }
+  }
   __device__ __forceinline__ void load_values(const Walk<kKeys>& walk) {
-    load<typename Shared::ValueTile, Sizes::kValues>(shared_.v, args_.v, shared_.values, args_.d_v - shared_.task.first_value, walk);
+    load<typename Shared::ValueTile, Sizes::kValues>(shared_.v, args_.v, shared_.values,
+                                                     args_.d_v - shared_.task.first_value, walk);
   }
 
   __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) const {
@@ -358,7 +201,9 @@ class ForwardBlock {
       const auto& extras = shared_.extras;
       const T factor = static_cast<T>(args_.scale), cap = static_cast<T>(args_.softcap);
       const bool alibi = args_.alibi.data != nullptr, bias = args_.bias.data != nullptr;
-      const T slope = alibi ? read_number<T>(args_.alibi, shared_.task.b * args_.alibi.batch + shared_.task.h * args_.alibi.head) : T(0);
+      const T slope =
+          alibi ? read_number<T>(args_.alibi, shared_.task.b * args_.alibi.batch + shared_.task.h * args_.alibi.head)
+                : T(0);
       const auto bias_head = shared_.task.b * args_.bias.batch + shared_.task.h * args_.bias.head;
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) {
@@ -505,8 +350,7 @@ class ForwardBlock {
         const int key = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         if (!bad && !(shared_.k_not_finite >> key & 1)) continue;
         T sum = 0;
-        for (int c = 0; c < args_.d_qk; ++c)
-          sum += q(c) * static_cast<T>(shared_.k[Shared::KeyTile::at(key, c)]);
+        for (int c = 0; c < args_.d_qk; ++c) sum += q(c) * static_cast<T>(shared_.k[Shared::KeyTile::at(key, c)]);
         row[n] = sum;
       }
 #pragma unroll
@@ -538,7 +382,8 @@ class ForwardBlock {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int c = 8 * j + column + e;
-            if (shared_.task.first_value + c < args_.d_v) o_[i][j][e] += of_row * static_cast<T>(shared_.values[at + c * args_.v.channel]);
+            if (shared_.task.first_value + c < args_.d_v)
+              o_[i][j][e] += of_row * static_cast<T>(shared_.values[at + c * args_.v.channel]);
           }
       }
     }
@@ -556,7 +401,8 @@ class ForwardBlock {
       if (!empty && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
       largest *= scale();
       if (!empty && args_.sink.data) {
-        const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head), together = larger_of(largest, sink);
+        const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head),
+                together = larger_of(largest, sink);
         if (together != -infinity()) {
           const T change = exp(largest - together);
           factor *= change;
@@ -576,8 +422,8 @@ class ForwardBlock {
     __syncthreads();
     const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
     const E* const from = rows + Shared::ResultTile::at(first_row, 0);
-    E* const out =
-        data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) + shared_.task.first_value * args_.out.channel;
+    E* const out = data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) +
+                   shared_.task.first_value * args_.out.channel;
     const int channels = args_.d_v - shared_.task.first_value;
     int first;
     if (plain_queries(first) && args_.out.vectors && channels >= Sizes::kValues) {
@@ -594,7 +440,8 @@ class ForwardBlock {
     const auto at = place_of(args_, shared_.task, row);
     if (at < 0) return;
     const auto store = [&](const Numbers& to, T x) {
-      if (to.data) reinterpret_cast<T*>(to.data)[shared_.task.b * to.batch + shared_.task.h * to.head + at * to.query] = x;
+      if (to.data)
+        reinterpret_cast<T*>(to.data)[shared_.task.b * to.batch + shared_.task.h * to.head + at * to.query] = x;
     };
     store(args_.row_max, empty ? -infinity() : largest);
     store(args_.row_sum, sum);

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "plan/run.h"
 #include "rules/program.h"
 
 namespace anyflash::cuda {
@@ -29,11 +28,20 @@ struct Numbers {
   std::int64_t batch, head, query, key;
 };
 
-/// The masks of the plan in device memory.
+/// A run of key blocks. words: of a single partial block, the number of the tile in the group's table that holds its
+/// words; -1 where the program has to be asked.
+struct DeviceRun {
+  std::int32_t first, count;
+  rules::TileClass kind;
+  std::int32_t words;
+};
+
+/// A mask of the plan in device memory.
 struct DeviceGroup {
   const rules::Program* program;
   const std::int64_t* start;
-  const Run* runs;
+  const DeviceRun* runs;
+  const std::uint64_t* words;  ///< (tiles, rows of a query block)
 };
 
 struct ForwardArgs {

@@ -1,5 +1,5 @@
-// A forward kernel, and the table of those of one element type. A GPU's machine code holds those with the tilings that it
-// may be asked for.
+// A forward kernel, and the table of those of one element type. A GPU's machine code holds those with the tilings that
+// it may be asked for.
 #pragma once
 
 #include "cuda/portable/forward.cuh"
@@ -29,6 +29,8 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
     extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
+  } else {
+    __trap();  // the host asks a GPU for nothing that it does not offer
   }
 }
 

@@ -13,7 +13,7 @@ struct ForwardKernel {
 
 /// What a kernel is asked for.
 struct ForwardKind {
-  int depth;     ///< padded head size: 64, 128 or 256
+  int depth;  ///< padded head size: 64, 128 or 256
   Tiling tiling;
   bool general;  ///< scores may need more than a positive scale; the small tiles' kernels always are
 };

@@ -1,6 +1,6 @@
-// The two products of a tile, S = Q K^T and O += P V, in the instructions that suit an element type. Q, K and V are tiles in
-// shared memory; S, P and O are a warp's registers: x[i][j][e] is column 8j + 2 (lane % 4) + e of row row_of(i), in all of
-// them. What a policy says:
+// The two products of a tile, S = Q K^T and O += P V, in the instructions that suit an element type. Q, K and V are
+// tiles in shared memory; S, P and O are a warp's registers: x[i][j][e] is column 8j + 2 (lane % 4) + e of row
+// row_of(i), in all of them. What a policy says:
 //   Number                    what S, P and O are in
 //   KeyTile, ValueTile        where an element of a tile lies: at(row, column)
 //   alignment                 of tiles, in bytes
@@ -40,8 +40,8 @@ __device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSl
     for (int j = 0; j < kTiles; ++j) to[i][j][0] += x[i][j][0], to[i][j][1] += x[i][j][1];
 }
 
-/// A tile in shared memory of rows one behind the other, `pad` bytes between them so that the loads of a fragment spread
-/// over all banks.
+/// A tile in shared memory of rows one behind the other, `pad` bytes between them so that the loads of a fragment
+/// spread over all banks.
 template <class E, int kRows, int kWidth, int pad>
 struct PaddedTile {
   static constexpr int kStride = kWidth + pad / sizeof(E), kSize = kRows * kStride, kPeriod = 1, kRowStep = kStride;
@@ -82,7 +82,7 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
     q += lane % 16 * q_stride + lane / 16 * 8;
     k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 8;
     clear(s);
-    add_products<kDepth < chain ? kDepth : chain>(s, q, q_stride, k, k_stride);
+    add_products < kDepth<chain ? kDepth : chain>(s, q, q_stride, k, k_stride);
     if constexpr (kDepth > chain) {
       float rest[kSlots][kTiles][2];
       clear(rest);
@@ -169,9 +169,9 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
 
 #if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)
 
-/// float32 on the tensor cores: each operand is split in two tf32 (high + low, 22 bits), the products high high, high low
-/// and low high are summed (Ootomo and Yokota 2022). V has a third part, so that P = 1 returns V to the bit. The tensor
-/// cores cut off where float32 rounds, so a sum leaves them after 8 terms and goes on in the ordinary adders.
+/// float32 on the tensor cores: each operand is split in two tf32 (high + low, 22 bits), the products high high, high
+/// low and low high are summed (Ootomo and Yokota 2022). V has a third part, so that P = 1 returns V to the bit. The
+/// tensor cores cut off where float32 rounds, so a sum leaves them after 8 terms and goes on in the ordinary adders.
 struct Tf32Products : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = false;
@@ -228,8 +228,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
 #pragma unroll
       for (int i = 0; i < kSlots / 2; ++i)
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
-          split(__float_as_uint(p[2 * i + n % 2][key][n / 2]), high[i][n], low[i][n]);
+        for (int n = 0; n < 4; ++n) split(__float_as_uint(p[2 * i + n % 2][key][n / 2]), high[i][n], low[i][n]);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         std::uint32_t b[2][3];
@@ -271,7 +270,8 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
 
   template <int kRows, int kDepth, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, const double* k) {
-    constexpr int q_stride = WarpProducts<double, 32, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    constexpr int q_stride = WarpProducts<double, 32, 16>::template KeyTile<kRows, kDepth>::kStride,
+                  k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
     const unsigned lane = lane_number();
     q += lane / 4 * q_stride + lane % 4;
@@ -320,7 +320,8 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
 
   template <int kRows, int kDepth, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, const E* k) {
-    constexpr int q_stride = WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
+    constexpr int q_stride = WarpProducts < E, sizeof(E) == 8 ? 32 : 16,
+                  16 > ::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
     const unsigned lane = lane_number();
     q += lane / 4 * q_stride;
@@ -345,7 +346,8 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   template <int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
                                                 const E* v) {
-    constexpr int v_stride = WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    constexpr int v_stride = WarpProducts < E, sizeof(E) == 8 ? 32 : 16,
+                  16 > ::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4);
 #pragma unroll

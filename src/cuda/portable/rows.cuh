@@ -10,10 +10,14 @@ namespace anyflash::cuda {
 template <class T>
 __device__ __forceinline__ T read_number(const Numbers& numbers, std::int64_t i) {
   switch (numbers.type) {
-    case 0: return static_cast<T>(__half2float(reinterpret_cast<const __half*>(numbers.data)[i]));
-    case 1: return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(numbers.data)[i]));
-    case 2: return static_cast<T>(reinterpret_cast<const float*>(numbers.data)[i]);
-    default: return static_cast<T>(reinterpret_cast<const double*>(numbers.data)[i]);
+    case 0:
+      return static_cast<T>(__half2float(reinterpret_cast<const __half*>(numbers.data)[i]));
+    case 1:
+      return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(numbers.data)[i]));
+    case 2:
+      return static_cast<T>(reinterpret_cast<const float*>(numbers.data)[i]);
+    default:
+      return static_cast<T>(reinterpret_cast<const double*>(numbers.data)[i]);
   }
 }
 
@@ -38,25 +42,21 @@ __device__ __forceinline__ double zero<double>() {
   return 0.0;
 }
 
+/// Entry e of a box whose extents are powers of two, as those of blocks are.
+__device__ __forceinline__ rules::Int3 entry_of(const rules::Box& box, int e) {
+  const int log_x = 31 - __clz(box.extent[2]), log_y = 31 - __clz(box.extent[1]);
+  const int x = e & (box.extent[2] - 1), y = e >> log_x & (box.extent[1] - 1), z = e >> (log_x + log_y);
+  return {{box.origin[0] + box.step[0] * z, box.origin[1] + box.step[1] * y, box.origin[2] + box.step[2] * x}};
+}
+
 /// A block of a grid. Of one that is cut into plain rows the box is known without divisions.
 __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows, std::int32_t block) {
   if (rows) return {{{0, 0, block * grid.extent[2]}}, grid.extent, grid.step};
   return grid.box(block);
 }
 
-/// Where row r of a block lies, in elements from that of (b, h); false if there is none.
-struct BlockRows {
-  rules::Box box;
-  rules::Int3 size;
-
-  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
-    const auto c = box.entry(r);
-    at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
-    return rules::inside(c, size);
-  }
-};
-
-/// The keys of a block from entry `first` on.
+/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there
+/// is none.
 struct KeyRows {
   const ForwardArgs& args;
   const std::int32_t* table;  // of this batch entry
@@ -66,7 +66,7 @@ struct KeyRows {
 
   __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
     r += first;
-    const auto c = box.entry(r);
+    const auto c = entry_of(box, r);
     const bool exists = rules::inside(c, size);
     if (!args.paged) {
       at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
@@ -116,11 +116,13 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
 
 /// Can a block's threads share such a tile evenly? The small tiles of the largest rows they cannot.
 template <int kRows, int kWidth, int kThreads, class E>
-inline constexpr bool kSharedEvenly = kThreads % (kWidth * sizeof(E) / 16) == 0 &&
-                                      kRows % (kThreads / (kWidth * sizeof(E) / 16) + (kThreads < kWidth * sizeof(E) / 16)) == 0;
+inline constexpr bool kSharedEvenly =
+    kThreads % (kWidth * sizeof(E) / 16) == 0 && kRows % (kThreads / (kWidth * sizeof(E) / 16) +
+                                                          (kThreads < kWidth * sizeof(E) / 16)) ==
+                                                     0;
 
-/// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in few
-/// instructions. at: the first row.
+/// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in
+/// few instructions. at: the first row.
 template <class Tile, int kRows, int kWidth, int kThreads, class E>
 __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t stride, int channels) {
   constexpr unsigned kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
@@ -148,7 +150,7 @@ __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t
 /// The reverse, by one warp: kRows rows at `from`, of which row 0 is row `first` of the places.
 template <int kRows, int kWidth, int kStride, class E, class Places>
 __device__ __noinline__ void store_rows(const E* from, const Rows& rows, E* data, const Places& places, int first,
-                                           int channels) {
+                                        int channels) {
   constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;

@@ -1,9 +1,9 @@
 // Tile sizes of the portable kernels, in one table.
 //
 // A kernel works on kRows = 8 * slots * warps queries, `keys` keys at a time, head sizes up to d (q, k) and `values`
-// channels of v; wider values are the work of several blocks. `small` fits into the 64 KB of shared memory of sm_75, `large`
-// is for GPUs with 100 KB and more, `group` for the products of warpgroups (sm_90a, 16 bits). docs/design-log.md has the
-// figures.
+// channels of v; wider values are the work of several blocks. `small` fits into the 64 KB of shared memory of sm_75,
+// `large` is for GPUs with 100 KB and more, `group` for the products of warpgroups (sm_90a, 16 bits).
+// docs/design-log.md has the figures.
 #pragma once
 
 namespace anyflash::cuda {

@@ -1,0 +1,181 @@
+// What a block of threads of the forward kernel has beside its registers: its task, the tiles and rarely needed numbers
+// in shared memory, the walk along its runs, and what is called rather than inlined.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/hopper/products.cuh"
+#include "cuda/portable/products.cuh"
+#include "cuda/portable/rows.cuh"
+#include "cuda/portable/tuning.h"
+#include "rules/coordinates.h"
+#include "rules/words.h"
+
+namespace anyflash::cuda {
+
+using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
+
+/// A condition that is known when the kernel is compiled.
+template <bool kHolds>
+struct Known {
+  __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
+};
+
+__device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
+__device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
+
+/// The products of a kernel: on Hopper those of warpgroups, for the types that they are better at. (The host, which
+/// only asks for the size of shared memory, sees the others, whose tiles are not smaller.)
+template <class E>
+struct KernelProducts : ProductsOf<E> {};
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+template <>
+struct KernelProducts<__half> {
+  using type = GroupProducts<__half>;
+};
+template <>
+struct KernelProducts<__nv_bfloat16> {
+  using type = GroupProducts<__nv_bfloat16>;
+};
+#endif
+
+/// What a block of threads is to do: part of a query block of one head, some channels of its values.
+struct Task {
+  std::int32_t b, h, block, first_row, first_value;
+
+  __device__ __forceinline__ void find(const ForwardArgs& args, int rows, int values) {
+    auto task = static_cast<std::int32_t>(blockIdx.x);
+    first_value = task % args.value_parts * values;
+    task /= args.value_parts;
+    const auto parts = args.query_blocks * args.block_parts, head = task / parts;
+    task = parts - 1 - task % parts;  // under causal rules the later blocks are the longest: first
+    b = head / args.heads, h = head % args.heads;
+    block = task / args.block_parts, first_row = task % args.block_parts * rows;
+  }
+  /// A row of the part by its number; false if it lies beyond the sequence. Boxes are found anew where they are needed,
+  /// rarely, so as to hold no registers.
+  __device__ __forceinline__ bool query(const ForwardArgs& args, int row, Int3& c) const {
+    c = entry_of(box_of(args.query_grid, args.query_rows, block), first_row + row);
+    return rules::inside(c, args.query_grid.size);
+  }
+};
+
+/// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
+template <class E, class T, class Sizes, bool kGeneral>
+struct ForwardShared {
+  using Products = typename KernelProducts<E>::type;
+  using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
+  using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
+  using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kValues>;
+  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kValues, 16>;  // over q and k, when they are done with
+  static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
+  struct Extras {
+    T x[3][Sizes::kRows], y[3][Sizes::kKeys];
+    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // -1: does not exist
+  };
+  struct Nothing {};
+
+  alignas(Products::alignment) E q[QueryTile::kSize];
+  alignas(Products::alignment) E k[KeyTile::kSize];
+  alignas(Products::alignment) E v[ValueTile::kSize];
+  Word words[Sizes::kRows];
+  unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
+  Program program;
+  // What the main loop needs rarely is kept here, not in registers.
+  Task task;
+  const E *keys, *values;  // of this head, in global memory; values from the first channel wanted
+  const DeviceRun* runs;   // of this query block
+  std::int32_t run_count;
+  const Word* word_table;  // from this part's first row on
+  std::conditional_t<kGeneral, Extras, Nothing> extras;
+};
+
+/// The part's rows in a tensor.
+struct PartRows {
+  const ForwardArgs& args;
+  Task task;
+  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
+    Int3 c;
+    const bool exists = task.query(args, r, c);
+    at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    return exists;
+  }
+};
+
+// What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
+
+/// The words of a tile's rows.
+template <class Shared, int kRows>
+__device__ __noinline__ void find_words(const ForwardArgs& args, Shared& shared, Task task, std::int32_t key_block) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row >= kRows) return;
+  Int3 c;
+  const auto keys = box_of(args.key_grid, args.key_rows, key_block);
+  shared.words[row] = task.query(args, row, c) ? rules::word(shared.program, c, keys) : 0;
+}
+
+/// Coordinates of the rows, and where their biases lie.
+template <class Shared, int kRows>
+__device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& shared, Task task) {
+  using T = std::remove_reference_t<decltype(shared.extras.x[0][0])>;
+  for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
+    Int3 c;
+    const bool exists = task.query(args, row, c);
+    shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : -1;
+    const auto x = exists ? rules::query_coordinate(shared.program, c) : rules::Coordinate{};
+    for (int n = 0; n < 3; ++n) shared.extras.x[n][row] = static_cast<T>(x[n]);
+  }
+}
+
+/// The same of a tile's keys.
+template <class Shared, int kKeys>
+__device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& shared, std::int32_t block, int first) {
+  using T = std::remove_reference_t<decltype(shared.extras.y[0][0])>;
+  const int key = static_cast<int>(threadIdx.x);
+  if (key >= kKeys) return;
+  const Int3 c = entry_of(box_of(args.key_grid, args.key_rows, block), first + key);
+  const bool exists = rules::inside(c, shared.program.k_size());
+  shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : -1;
+  const auto y = exists ? rules::key_coordinate(shared.program, c) : rules::Coordinate{};
+  for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<T>(y[n]);
+}
+
+/// Where a row's statistics lie: its number in the sequence, -1 if it does not exist.
+static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Task task, int row) {
+  Int3 c;
+  return task.query(args, row, c) ? rules::flat_index(c, args.query_grid.size) : -1;
+}
+
+/// Steps of kKeys keys along the runs of a query block.
+template <int kKeys>
+struct Walk {
+  std::int32_t run, block, left, part, words;
+  TileClass kind;
+
+  template <class Shared>
+  __device__ __forceinline__ explicit Walk(const Shared& shared) : run(0), part(0) {
+    open(shared);
+  }
+  __device__ __forceinline__ bool more() const { return left > 0; }
+  __device__ __forceinline__ int first_key() const { return part * kKeys; }
+  template <class Shared>
+  __device__ __forceinline__ void step(const Shared& shared) {
+    if constexpr (kKeys < 64) {
+      if (++part < 64 / kKeys) return;
+      part = 0;
+    }
+    ++block;
+    if (--left == 0) ++run, open(shared);
+  }
+
+ private:
+  template <class Shared>
+  __device__ __forceinline__ void open(const Shared& shared) {
+    left = 0;
+    if (run == shared.run_count) return;
+    const DeviceRun next = shared.runs[run];
+    block = next.first, left = next.count, kind = next.kind, words = next.words;
+  }
+};
+
+}  // namespace anyflash::cuda
