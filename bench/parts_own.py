@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 
 import anyflash as af
-import cases
+import timed_case
 import measure
 
 # Rules whose time is to follow the visible area: (rule, sequence, most visited pairs for a visible one).
@@ -42,11 +42,11 @@ def row_of_pairs(table, arguments, name, what, case, pairs, full, full_pairs):
 
 def rules(table, arguments):
     """Time for each visited pair, beside that under full(): one head, 64 channels, one thread."""
-    full = cases.Case(heads=1, queries=(8192,))
+    full = timed_case.Case(heads=1, queries=(8192,))
     for text, shape, most_visited in RULES:
-        case = cases.Case(heads=1, queries=shape, rule=af.parse_rule(text), causal=text == "causal()")
+        case = timed_case.Case(heads=1, queries=shape, rule=af.parse_rule(text), causal=text == "causal()")
         name = f"{text} {'x'.join(map(str, shape))}"
-        for what in cases.DIRECTIONS:
+        for what in timed_case.DIRECTIONS:
             explained = case.explained(what)
             table.add(f"{what} {name}, visited pairs", explained.visited_pairs / explained.visible_pairs,
                       "a visible one", most=most_visited, **case.columns(what))  # fmt: skip
@@ -60,9 +60,9 @@ def masks(table, arguments):
         for rule, shape in MASKS:
             text = f"documents of {rule}" if isinstance(rule, int) else rule
             made = af.documents(np.arange(math.prod(shape)) // rule) if isinstance(rule, int) else af.parse_rule(rule)
-            case = cases.Case(queries=shape, rule=made, causal=text == "causal()", threads=threads)
-            full = cases.Case(queries=shape, threads=threads)
-            for what in cases.DIRECTIONS:
+            case = timed_case.Case(queries=shape, rule=made, causal=text == "causal()", threads=threads)
+            full = timed_case.Case(queries=shape, threads=threads)
+            for what in timed_case.DIRECTIONS:
                 pairs = [case.heads * one.explained(what).visible_pairs for one in (case, full)]
                 row_of_pairs(table, arguments, f"{what} {text} {'x'.join(map(str, shape))}, time a visible pair", what,
                              case, pairs[0], full, pairs[1])  # fmt: skip
@@ -74,8 +74,8 @@ def scaling(table, arguments):
         print("scaling: left out, this machine runs one thread at a time", flush=True)
         return
     for d, causal in ((64, False), (64, True), (128, False), (128, True)):
-        one, two = (cases.Case(d=d, causal=causal, threads=threads) for threads in (1, 2))
-        for what in cases.DIRECTIONS:
+        one, two = (timed_case.Case(d=d, causal=causal, threads=threads) for threads in (1, 2))
+        for what in timed_case.DIRECTIONS:
             alone, both = measure.interleaved([case.call(what, reuse=True) for case in (one, two)], arguments.rounds)
             table.rates(f"{what}, two threads", both, alone, two.flops(what) / 1e9, "GFLOP/s", peer="one thread",
                         least=1.95, **two.columns(what))  # fmt: skip
@@ -85,7 +85,7 @@ def long(table, arguments):
     """One head, 64 channels, local(256): time linear in the length, memory beyond inputs and outputs small."""
     columns = dict(threads=os.cpu_count())
     calls = [measure.LongCalls(length) for length in LENGTHS]
-    for what in cases.DIRECTIONS:
+    for what in timed_case.DIRECTIONS:
         times = measure.interleaved([getattr(call, what) for call in calls], arguments.rounds)
         a_token = {length: [s / length for s in seconds] for length, seconds in zip(LENGTHS, times)}
         name, first = f"{what} local(256), time a token", a_token[LENGTHS[0]]

@@ -4,7 +4,7 @@ import math
 import os
 import statistics
 
-import cases
+import timed_case
 import measure
 import peers
 
@@ -42,7 +42,7 @@ def torch(table, arguments):
     for threads in thread_counts(arguments):
         for type_, d, causal in ((t, d, c) for t in arguments.types for d in (64, 128) for c in CAUSAL):
             case = peers.Case(type=type_, queries=(SEQUENCE,), d=d, causal=causal, threads=threads)
-            for what in cases.DIRECTIONS:
+            for what in timed_case.DIRECTIONS:
                 least = goal(type_, what, d, causal)
                 if (type_, what) == ("float16", "backward"):  # 25 is beside the path that PyTorch takes by itself
                     row(table, arguments, case, what, what, least, [peers.NAME])
@@ -56,7 +56,7 @@ def short(table, arguments):
     batch, heads, sequences = SHORT
     for threads, sequence, causal in ((t, s, c) for t in thread_counts(arguments) for s in sequences for c in CAUSAL):
         case = peers.Case(batch=batch, heads=heads, queries=(sequence,), causal=causal, threads=threads)
-        for what in cases.DIRECTIONS:
+        for what in timed_case.DIRECTIONS:
             row(table, arguments, case, what, f"{what}, batch {batch} x {heads} heads", 1.3)
 
 
@@ -64,7 +64,7 @@ def sizes(table, arguments):
     """Other head sizes, on one thread."""
     for (d, d_v), causal in ((s, c) for s in SIZES for c in CAUSAL):
         case = peers.Case(queries=(SEQUENCE,), d=d, d_v=d_v, causal=causal)
-        for what in cases.DIRECTIONS:
+        for what in timed_case.DIRECTIONS:
             row(table, arguments, case, what, what if d == d_v else f"{what}, d_v {d_v}", 1.1)
 
 
@@ -73,7 +73,7 @@ def decode(table, arguments):
     types = [type_ for type_ in ("float32", "bfloat16") if type_ in arguments.types]
     for threads, type_, d, keys in ((n, t, d, k) for n in thread_counts(arguments) for t in types
                                     for d in (64, 128) for k in DECODE_KEYS):  # fmt: skip
-        copies = math.ceil(FAR / (2 * 8 * keys * d * cases.BYTES[type_]))
+        copies = math.ceil(FAR / (2 * 8 * keys * d * timed_case.BYTES[type_]))
         case = peers.Case(type=type_, heads=32, kv_heads=8, queries=(1,), keys=(keys,), d=d, threads=threads,
                           copies=copies)  # fmt: skip
         ours, theirs, peer = case.beside("forward")
@@ -91,8 +91,8 @@ def beside(table, arguments):
     """A call on all threads right after an operation of PyTorch on all its threads, and by itself."""
     threads = os.cpu_count()
     product = peers.product(threads)
-    for sequence, what in ((s, w) for s in (512, SEQUENCE) for w in cases.DIRECTIONS):
-        case = cases.Case(queries=(sequence,), threads=threads)
+    for sequence, what in ((s, w) for s in (512, SEQUENCE) for w in timed_case.DIRECTIONS):
+        case = timed_case.Case(queries=(sequence,), threads=threads)
         call = case.call(what, reuse=True)
         _, after, _, alone = measure.interleaved([product, call, call, call], arguments.rounds)
         table.times(f"{what}, right after a product of PyTorch's", after, alone, "ms", 1e3, peer="by itself",

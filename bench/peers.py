@@ -3,12 +3,12 @@
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import cases
+import timed_case
 
 NAME = f"torch {torch.__version__.split('+')[0]}"
 
 
-class Case(cases.Case):
+class Case(timed_case.Case):
     """A case whose arrays are PyTorch's, and whose peer PyTorch is. No rule: full, or causal."""
 
     def array(self, numbers):

@@ -72,18 +72,18 @@ def points(rows):
 
 def few_rows():
     """Rows of a few calls, on one thread and on all."""
-    import cases
+    import timed_case
     from table import Table
 
     table = Table("cpu")
     for threads in sorted({1, os.cpu_count()}):
         for type_, d in ((type_, d) for type_ in ("float32", "float64") for d in (64, 128)):
-            case = cases.Case(type=type_, d=d, threads=threads)
-            for what in cases.DIRECTIONS:
+            case = timed_case.Case(type=type_, d=d, threads=threads)
+            for what in timed_case.DIRECTIONS:
                 (seconds,) = measure.interleaved([case.call(what, reuse=True)], 5)
                 table.add(what, case.flops(what) / statistics.median(seconds) / 1e9, "GFLOP/s",
                           spread=measure.spread(seconds), **case.columns(what))  # fmt: skip
-        case = cases.Case(heads=32, kv_heads=8, queries=(1,), keys=(65536,), d=128, threads=threads)
+        case = timed_case.Case(heads=32, kv_heads=8, queries=(1,), keys=(65536,), d=128, threads=threads)
         (seconds,) = measure.interleaved([case.call("forward")], 5)
         table.add("decode, 32 / 8 heads, K and V read", case.kv_bytes() / statistics.median(seconds) / 1e9, "GB/s",
                   spread=measure.spread(seconds), **case.columns("forward"))  # fmt: skip

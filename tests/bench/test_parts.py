@@ -14,7 +14,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
-import cases  # noqa: E402
+import timed_case  # noqa: E402
 import compare  # noqa: E402
 import page  # noqa: E402
 import parts_own  # noqa: E402
@@ -24,7 +24,7 @@ from table import Table  # noqa: E402
 PATHS = ("textbook 1.0", "textbook 1.0 math")
 
 
-class Textbook(cases.Case):
+class Textbook(timed_case.Case):
     """The peer's paths are the same formula twice. error: of its results, relative."""
 
     error = 0.0
@@ -112,7 +112,7 @@ def test_the_faster_path_is_the_peer(monkeypatch, seconds, paths, fastest):
     calls = [lambda i=i: called.append(i) for i in range(2)]
     monkeypatch.setattr(Textbook, "peer_calls", lambda self, what: dict(zip(PATHS, calls)))
     monkeypatch.setattr(Textbook, "compare", lambda *rest: None)
-    monkeypatch.setattr(cases.measure, "once", lambda call: (call(), seconds[calls.index(call)])[1])
+    monkeypatch.setattr(timed_case.measure, "once", lambda call: (call(), seconds[calls.index(call)])[1])
     ours, theirs, name = Textbook(queries=(32,)).beside("forward", paths)
     assert name == fastest and theirs is calls[fastest.endswith("math")]
     assert called == [0, 0] + [1, 1] * (paths is None) and ours().shape == (1, 4, 32, 64)
@@ -130,7 +130,7 @@ def test_results_that_differ_end_the_run(monkeypatch, what):
 
 def test_goals_of_16_bit_types(parts_torch):
     goals = {(type_, what, causal): parts_torch.goal(type_, what, 64, causal) for type_ in ("bfloat16", "float16")
-             for what in cases.DIRECTIONS for causal in (False, True)}  # fmt: skip
+             for what in timed_case.DIRECTIONS for causal in (False, True)}  # fmt: skip
     assert set(goals.values()) == {1.1, 1.35, 3, 25}
     assert all(goals[type_, "forward", causal] == (1.35 if causal else 1.1) for type_, _, causal in goals)
     assert goals["bfloat16", "backward", True] == 3 and goals["float16", "backward", False] == 25
@@ -165,22 +165,22 @@ def test_rows_of_decoding(parts_torch, monkeypatch):
 @pytest.mark.parametrize("type_", ["float32", "float64", "float16"])
 def test_operations_and_bytes_of_a_call(type_):
     """Bytes are those of the arrays that a call reads and writes; lse is float64 for float64, or else float32."""
-    case = cases.Case(type=type_, batch=2, heads=6, kv_heads=3, queries=(40,), keys=(56,), d=24, d_v=8)
+    case = timed_case.Case(type=type_, batch=2, heads=6, kv_heads=3, queries=(40,), keys=(56,), d=24, d_v=8)
     out, dout = case.call("forward")(), case.dout
-    lse = cases.af.attention(case.q, *case.kv[0], return_lse=True)[1]
+    lse = timed_case.af.attention(case.q, *case.kv[0], return_lse=True)[1]
     inputs = case.q.nbytes + sum(x.nbytes for x in case.kv[0])
     gradients = sum(x.nbytes for x in case.call("backward")()[:3])  # dq, dk, dv
     pairs = 2 * 6 * 40 * 56
     moved = {"forward": inputs + out.nbytes + lse.nbytes,
              "backward": inputs + out.nbytes + lse.nbytes + dout.nbytes + gradients}  # fmt: skip
     operations = {"forward": 2 * (24 + 8) * pairs, "backward": (6 * 24 + 4 * 8) * pairs}
-    for what in cases.DIRECTIONS:
+    for what in timed_case.DIRECTIONS:
         assert case.bytes(what) == moved[what] and case.flops(what) == operations[what]
         assert case.columns(what)["intensity"] == operations[what] / moved[what]
 
 
 def test_copies_of_keys_and_values_are_taken_in_turn():
-    case = cases.Case(queries=(1,), keys=(32,), copies=3)
+    case = timed_case.Case(queries=(1,), keys=(32,), copies=3)
     case.kv[1][1][:] = 1
     call = case.call("forward")
     assert [bool(np.allclose(call(), 1)) for _ in range(4)] == [False, True, False, False]
@@ -205,7 +205,7 @@ def test_rows_of_masks():
 
 
 def test_visible_pairs_are_those_of_the_rule():
-    case = cases.Case(queries=(450,), rule=parts_own.af.documents(np.arange(450) // 200))
+    case = timed_case.Case(queries=(450,), rule=parts_own.af.documents(np.arange(450) // 200))
     assert case.explained("forward").visible_pairs == 200 * 200 * 2 + 50 * 50
 
 
