@@ -110,9 +110,12 @@ class BiasTask {
     for (int row = 0; row < rows; ++row)
       for (int col = 0; col < cols; ++col) {
         if (query_at[row] == outside || key_at[col] == outside) continue;
-        double sum = 0;
-        for (int i = row; i < (whole_queries_ ? kTile : row + 1); ++i)
-          for (int j = col; j < (whole_keys_ ? kTile : col + 1); ++j) sum += sum_[i * kTile + j];
+        double sum = 0;  // of sums of rows: one long sum would round more
+        for (int i = row; i < (whole_queries_ ? kTile : row + 1); ++i) {
+          double of_row = 0;
+          for (int j = col; j < (whole_keys_ ? kTile : col + 1); ++j) of_row += sum_[i * kTile + j];
+          sum += of_row;
+        }
         WriteNumber(bias.data, bias.type, base + query_at[row] + key_at[col], sum);
       }
   }
