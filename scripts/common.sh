@@ -82,4 +82,15 @@ install_anyflash() {
   touch "$stamp"
 }
 
+# gpu_build: builds the library and its Python package for NVIDIA GPUs into build-gpu, for the interpreter
+# ANYFLASH_TEST_PYTHON (python3 if not set), which becomes $python.
+gpu_build() {
+  python=$(command -v "${ANYFLASH_TEST_PYTHON:-python3}") || die "no interpreter ${ANYFLASH_TEST_PYTHON:-python3}"
+  say "the library for NVIDIA GPUs"
+  cmake -S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_CUDA=ON -DANYFLASH_CLI=OFF \
+    -DANYFLASH_PYTHON=ON -DPython_EXECUTABLE="$python" >/dev/null
+  cmake --build build-gpu -j "$(nproc)"
+  export PYTHONPATH=$PWD/build-gpu/python
+}
+
 build_packages=(g++ cmake ninja-build python3 python3-dev python3-venv)

@@ -83,10 +83,9 @@ class BlockPair {
     key_box_ = plan_.key_grid.box(block);
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(k_right);
     LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, rows, d_qk_);
-    k_bad = RowsNotFinite(rows, d_qk_);
-    if constexpr (kIsPair<E>) right_operand(rows, d_qk_, k_bad, k_right);
-    TransposeOperand(rows, d_qk_, k_t);
-    if constexpr (!kIsPair<E>) CleanRows(rows, d_qk_, rows);
+    if constexpr (kIsPair<E>) k_bad = RowsNotFinite(rows, d_qk_), right_operand(rows, d_qk_, k_bad, k_right);
+    TransposeOperand(rows, d_qk_, k_t);  // Pairs are made of the rows in their place
+    if constexpr (!kIsPair<E>) k_bad = CleanRows(rows, d_qk_, rows);
     if (!with_v) return;
     LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, rows_, d_v_);
     TransposeOperand(rows_, d_v_, v_t);

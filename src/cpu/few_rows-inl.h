@@ -252,12 +252,6 @@ class FewRowsTask {
     for (; row < rows; ++row) run.template operator()<1>(row);
   }
 
-  static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
-  static constexpr bool kTiles = kIsPair<E> && ANYFLASH_PAIRS_IN_TILES;
-  static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
-                                       : sizeof(T) == 8 ? ElementType::float64
-                                                        : ElementType::float32;
-
   void finish_scores(const rules::Program& program, const Box& keys) {
     const auto queries = static_cast<std::int32_t>(shape_.queries);
     for (std::int64_t i = 0; i < shape_.group; ++i) {
@@ -265,6 +259,12 @@ class FewRowsTask {
       FinishScores<T>(problem_, program, b_, g_ * shape_.group + i, query_box_, queries, keys, s, nullptr);
     }
   }
+
+  static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
+  static constexpr bool kTiles = kIsPair<E> && ANYFLASH_PAIRS_IN_TILES;
+  static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
+                                       : sizeof(T) == 8 ? ElementType::float64
+                                                        : ElementType::float32;
 
   const Problem& problem_;
   const ExecutionPlan& plan_;

@@ -187,29 +187,34 @@ struct EvenRows {
   }
 };
 
-/// n x n numbers (n = 16 / sizeof(T)) at `from`, lines `from_line` apart, become their transpose at `to`.
+/// In each 16 bytes of n vectors (n = 16 / sizeof(T)), a square of n x n numbers: its transpose.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void TransposeSquares(D d, hn::Vec<D> (&rows)[16 / sizeof(T)]) {
+  const auto low = hn::InterleaveLower(d, rows[0], rows[1]), high = hn::InterleaveUpper(d, rows[0], rows[1]);
+  if constexpr (sizeof(T) == 4) {
+    const hn::Repartition<double, D> wide;
+    const auto low01 = hn::BitCast(wide, low), high01 = hn::BitCast(wide, high);
+    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, rows[2], rows[3]));
+    const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, rows[2], rows[3]));
+    rows[0] = hn::BitCast(d, hn::InterleaveLower(wide, low01, low23));
+    rows[1] = hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23));
+    rows[2] = hn::BitCast(d, hn::InterleaveLower(wide, high01, high23));
+    rows[3] = hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23));
+  } else {
+    rows[0] = low, rows[1] = high;
+  }
+}
+
+/// n x n numbers at `from`, lines `from_line` apart, become their transpose at `to`.
 template <class T, class From, class To>
 HWY_INLINE void TransposeSquare(const From* HWY_RESTRICT from, std::int64_t from_line, To* HWY_RESTRICT to,
                                 std::int64_t to_line) {
   const hn::Full128<T> d;
-  const auto load = [&](int i) HWY_ATTR { return Convert<T, From>::Load(d, from + i * from_line); };
-  const auto store = [&](int i, auto x) HWY_ATTR { Convert<T, To>::Store(d, x, to + i * to_line); };
-  if constexpr (sizeof(T) == 4) {
-    const hn::Repartition<double, decltype(d)> wide;
-    const auto a0 = load(0), a1 = load(1), a2 = load(2), a3 = load(3);
-    const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, a0, a1));
-    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, a2, a3));
-    const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, a0, a1));
-    const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, a2, a3));
-    store(0, hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)));
-    store(1, hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)));
-    store(2, hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)));
-    store(3, hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)));
-  } else {
-    const auto a0 = load(0), a1 = load(1);
-    store(0, hn::InterleaveLower(d, a0, a1));
-    store(1, hn::InterleaveUpper(d, a0, a1));
-  }
+  constexpr int n = 16 / sizeof(T);
+  hn::Vec<decltype(d)> rows[n];
+  for (int i = 0; i < n; ++i) rows[i] = Convert<T, From>::Load(d, from + i * from_line);
+  TransposeSquares(d, rows);
+  for (int i = 0; i < n; ++i) Convert<T, To>::Store(d, rows[i], to + i * to_line);
 }
 
 template <class T, class Memory>
@@ -316,29 +321,13 @@ template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void LoadTransposed(D d, const T* from, std::int64_t line, hn::Vec<D> (&columns)[16 / sizeof(T)]) {
   const hn::BlockDFromD<D> block;
   constexpr int n = 16 / sizeof(T), kBlocks = static_cast<int>(hn::MaxLanes(d)) / n;
-  const auto load = [&](int i) HWY_ATTR {  // row i of each n
+  for (int i = 0; i < n; ++i) {  // row i of each n
     const auto at = [&](int b) HWY_ATTR { return hn::LoadU(block, from + (i + n * b) * line); };
-    auto rows = hn::ResizeBitCast(d, at(0));
-    if constexpr (kBlocks > 1) rows = hn::InsertBlock<1>(rows, at(1));
-    if constexpr (kBlocks > 2) rows = hn::InsertBlock<3>(hn::InsertBlock<2>(rows, at(2)), at(3));
-    return rows;
-  };
-  const auto a0 = load(0), a1 = load(1);
-  if constexpr (n == 4) {
-    const hn::Repartition<double, D> wide;
-    const auto a2 = load(2), a3 = load(3);
-    const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, a0, a1));
-    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, a2, a3));
-    const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, a0, a1));
-    const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, a2, a3));
-    columns[0] = hn::BitCast(d, hn::InterleaveLower(wide, low01, low23));
-    columns[1] = hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23));
-    columns[2] = hn::BitCast(d, hn::InterleaveLower(wide, high01, high23));
-    columns[3] = hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23));
-  } else {
-    columns[0] = hn::InterleaveLower(d, a0, a1);
-    columns[1] = hn::InterleaveUpper(d, a0, a1);
+    columns[i] = hn::ResizeBitCast(d, at(0));
+    if constexpr (kBlocks > 1) columns[i] = hn::InsertBlock<1>(columns[i], at(1));
+    if constexpr (kBlocks > 2) columns[i] = hn::InsertBlock<3>(hn::InsertBlock<2>(columns[i], at(2)), at(3));
   }
+  TransposeSquares(d, columns);
 }
 
 /// rows (kRows, width) -> to (width, kRows). width is whole vectors.

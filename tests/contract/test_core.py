@@ -48,6 +48,8 @@ CALLS = {
                          bias=("float32", (False, False, False, True))),
     "bias of queries": dict(batch=2, heads_q=2, q_shape=(150,), k_shape=(150,), d_qk=32, d_v=32,
                             bias=("float32", (True, False, True, False))),
+    "bias of heads": dict(heads_q=6, heads_kv=6, q_shape=(200,), k_shape=(300,), d_qk=59, d_v=47, dlse=True,
+                          bias=("float64", (False, True, False, False))),  # a sum of 60,000 numbers
     "sharp": dict(q_shape=(129,), k_shape=(129,), d_qk=64, d_v=16, magnitude=3.0, rule=("causal",)),
     "one key each": dict(q_shape=(200,), k_shape=(200,), d_qk=128, d_v=16, rule=("local", 1), magnitude=3.0),
     "large scores": dict(q_shape=(40,), k_shape=(1,), d_qk=80, d_v=16, scale=0.3, magnitude=1e4),
