@@ -3,7 +3,7 @@
     import anyflash as af
     out = af.attention(q, k, v, rule=af.causal() & af.local(256))
 
-Arrays of NumPy, PyTorch, JAX and TensorFlow, and of anything else that speaks DLPack, on the CPU; the result is of the
+Arrays of NumPy, PyTorch, JAX and TensorFlow, and of anything else that speaks DLPack; the result is of the
 same kind. Calls release the GIL and may be made from several threads.
 """
 

@@ -88,8 +88,11 @@ def _gpu_of(array: Any) -> int | None:
         return int(array.get_device()) if getattr(array, "is_cuda", False) else None
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
         return None
-    kind, index = array.__dlpack_device__()
-    return int(index) if int(kind) in (_CUDA, _MANAGED) else None
+    try:
+        kind, index = map(int, array.__dlpack_device__())
+    except Exception:
+        return None  # the call itself finds out, and says which argument it is
+    return index if kind in (_CUDA, _MANAGED) else None
 
 
 def stream_of(array: Any) -> int:

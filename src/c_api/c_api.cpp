@@ -98,6 +98,7 @@ Options options_of(const anyflash_options* given) {
     fail("options", "struct_size " + std::to_string(given->struct_size) + ", expected " +
                         std::to_string(sizeof(anyflash_options)) + " as anyflash_options_init sets it");
   }
+  if (given->reserved != 0) fail("options", "reserved " + std::to_string(given->reserved) + ", expected 0");
   if (given->rule) options.rule = given->rule->rule;
   options.align = enumerated("align", given->align, Align::scale_end);
   options.layout = enumerated("layout", given->layout, Layout::thd);

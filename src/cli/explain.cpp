@@ -131,6 +131,8 @@ void explain_command(ExplainArguments arguments) {
     progress.step("drawing");
     const auto side = arguments.side.value_or(kind == PictureKind::terminal ? terminal_side : file_side);
     drawn = picture(rule, queries, keys, options.align, side);
+    if (kind == PictureKind::png && (drawn.width == 0 || drawn.height == 0))
+      fail("--picture: nothing to draw, and a .png file cannot be empty");
   }
   progress.clear();
   if (kind == PictureKind::png)

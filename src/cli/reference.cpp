@@ -146,11 +146,12 @@ class Textbook {
     A* p = &p_[first];
     A m = nothing, l = 0;
     for (std::int64_t j = 0; j < c_.keys; ++j) m = std::max(m, s[j]);
-    const bool empty = m == nothing;
-    if (!empty && !c_.sink.empty()) {
+    const auto* const visible = &c_.masks[mask_of(b, h)][first];
+    if (!c_.sink.empty() && std::any_of(visible, visible + c_.keys, [](auto bit) { return bit != 0; })) {
       m = std::max(m, A(c_.sink[std::size_t(h)]));
-      l = std::exp(A(c_.sink[std::size_t(h)]) - m);
+      if (m != nothing) l = std::exp(A(c_.sink[std::size_t(h)]) - m);
     }
+    const bool empty = m == nothing;  // sees no key, or only such with a score of -inf, and no sink above it
     for (std::int64_t n = 0; n < c_.keys; ++n) {
       const auto j = turn(n, c_.keys);
       p[j] = empty ? A(0) : std::exp(s[j] - m);

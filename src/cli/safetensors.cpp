@@ -143,6 +143,12 @@ Contents read_contents(const InputFile& file) {
   for (std::size_t i = 1; i < entries.size(); ++i)
     if (entries[i].begin < entries[i - 1].end)
       fail(path + ": the data of '" + entries[i - 1].name + "' and '" + entries[i].name + "' overlap");
+  std::uint64_t end = 0;
+  for (const auto& entry : entries) {
+    if (entry.begin != end) fail(path + ": a hole of " + std::to_string(entry.begin - end) + " bytes in the data");
+    end = entry.end;
+  }
+  if (end != data_bytes) fail(path + ": " + std::to_string(data_bytes - end) + " bytes behind the data");
   return contents;
 }
 

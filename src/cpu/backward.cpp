@@ -34,6 +34,7 @@
 #include "cpu/exp-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/rows-inl.h"
+#include "cpu/ahead-inl.h"
 #include "cpu/pairs-inl.h"
 #include "cpu/scores-inl.h"
 #include "cpu/backward_rows-inl.h"

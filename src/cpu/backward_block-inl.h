@@ -28,8 +28,7 @@ using tuning::kSpanRows;
 template <class T, class E>
 class BlockPair {
  public:
-  // After `load_queries`. q is scale * Q if ScaledQueries, as in the forward pass, so that S comes
-  // out the same to the last bit and fits lse.
+  // After `load_queries`.
   E *q, *dout;              ///< left operands (64 queries, channels)
   E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries
   std::uint64_t q_bad, dout_bad;
@@ -101,14 +100,34 @@ class BlockPair {
     q = take(Depth<E>(kTile * d_qk_)), dout = take(Depth<E>(kTile * d_v_));
     if constexpr (kIsPair<E>) q_right = take(kTile / 2 * d_qk_), dout_right = take(kTile / 2 * d_v_);
     if (kept < 0) {
-      bad_of_q = load_left(problem_.q, b, h, problem_.d_qk, ScaledQueries<E>(problem_), q, q_right, d_qk_);
-      bad_of_dout = load_left(problem_.dout, b, h, problem_.d_v, false, dout, dout_right, d_v_);
+      bad_of_q = load_left(problem_.q, b, h, problem_.d_qk, q, q_right, d_qk_);
+      bad_of_dout = load_left(problem_.dout, b, h, problem_.d_v, dout, dout_right, d_v_);
     }
     if constexpr (!kIsPair<E>) {
       q_right = bad_of_q ? (CleanRows(q, d_qk_, q_clean_), q_clean_) : q;
       dout_right = bad_of_dout ? (CleanRows(dout, d_v_, dout_clean_), dout_clean_) : dout;
     }
     q_bad = bad_of_q, dout_bad = bad_of_dout;
+  }
+
+  /// What the next task will load: its keys, and the last query block that it meets.
+  void look_ahead(std::int64_t b, std::int64_t g, std::int32_t next_keys) {
+    ahead_.clear();
+    if (next_keys >= plan_.key_grid.count()) return;
+    const auto h = g * (problem_.heads_q / problem_.heads_kv);
+    const auto& [start, runs] = plan_.group(b, h).queries_of_key_block;
+    if (start[next_keys] == start[next_keys + 1]) return;
+    const RowAddresses keys(problem_.k, b, g, plan_.key_grid.box(next_keys), problem_.k_size);
+    const RowAddresses values(problem_.v, b, g, plan_.key_grid.box(next_keys), problem_.k_size);
+    ahead_.add(problem_.k, problem_.type, keys, problem_.d_qk);
+    ahead_.add(problem_.v, problem_.type, values, problem_.d_v);
+    const Run& last = runs[start[next_keys + 1] - 1];
+    const auto block = last.first + last.count - 1;
+    if (kept_.find(terms_.block(b, h, block)) >= 0) return;
+    const Box box = plan_.query_grid.box(block);
+    const RowAddresses queries(problem_.q, b, h, box, problem_.q_size), douts(problem_.dout, b, h, box, problem_.q_size);
+    ahead_.add(problem_.q, problem_.type, queries, problem_.d_qk);
+    ahead_.add(problem_.dout, problem_.type, douts, problem_.d_v);
   }
 
   /// p = P and, if wanted, ds = dS of the loaded blocks: the gradient of the scores, or (`of_products`) that of the
@@ -120,15 +139,14 @@ class BlockPair {
     if (with_ds) multiply(kind == TileClass::full, problem_.d_v, dout, d_v_, v_t, ds_numbers);
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, s_, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
-    const auto scale = static_cast<T>(problem_.scale);
     const TileTerms<T> terms{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
-                             sloped ? slope_ : nullptr, ScaleLeft<E>(problem_),
-                             of_products && !ScaledQueries<E>(problem_) ? scale : T(1)};
+                             sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
+                             of_products ? static_cast<T>(problem_.scale) : T(1)};
     WithTileKind(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {
-        if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows);
+        if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows, ahead_);
       }
-      FinishRows<E, Kind>(terms, s_, ds_numbers);
+      FinishRows<E, Kind>(terms, s_, ds_numbers, ahead_);
     });
     if constexpr (kIsPair<E> && kLeftRow != 1) {
       if (!of_products) return;
@@ -151,11 +169,10 @@ class BlockPair {
   }
 
   /// Rows of a query block as left operand and, of Pairs, as right operand; returns those that are not finite.
-  std::uint64_t load_left(const Operand& from, std::int64_t b, std::int64_t h, std::int64_t channels, bool scaled,
-                          E* left, E* right, std::int64_t width) {
+  std::uint64_t load_left(const Operand& from, std::int64_t b, std::int64_t h, std::int64_t channels, E* left,
+                          E* right, std::int64_t width) {
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(left);
     LoadRows(from, problem_.type, b, h, query_box_, problem_.q_size, channels, rows, width);
-    if (scaled) ScaleScores(static_cast<T>(problem_.scale), rows, kTile * width);
     const auto bad = RowsNotFinite(rows, width);
     if constexpr (kIsPair<E>) {
       PairNeighbours(rows, kTile * width, left);
@@ -207,6 +224,7 @@ class BlockPair {
   std::pair<std::uint64_t, std::uint64_t> bad_[KeptBlocks::most];  // of the kept blocks, q's and dout's
   T *s_, *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
   TileWords<kTile> tile_words_;
+  Ahead ahead_;
   Box query_box_{}, key_box_{};
   std::int32_t query_block_ = 0;
 };

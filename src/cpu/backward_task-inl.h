@@ -44,6 +44,7 @@ class KeyBlockTask {
     const auto b = group / problem_.heads_kv, g = group % problem_.heads_kv;
     group_ = group, key_block_ = key_block, dq_buffer_ = dq;
     blocks_.load_keys(b, g, key_block, with_ds());
+    blocks_.look_ahead(b, g, key_block + 1);
     std::fill_n(dk_, kTile * d_qk_, T(0));
     std::fill_n(dv_, kTile * d_v_, T(0));
     for (std::int64_t head = 0; head < group_heads_; ++head) {
@@ -130,7 +131,6 @@ class KeyBlockTask {
       }
     }
     if (rank.index + 1 == rank.total) {
-      if (ScaledQueries<E>(problem_)) ScaleScores(static_cast<T>(problem_.scale), sum, kTile * d_qk_);  // ds was not
       StoreRows(sum, d_qk_, problem_.dq, problem_.type, b, h, blocks_.query_box(), problem_.q_size, problem_.d_qk);
     }
     turn.add(1);

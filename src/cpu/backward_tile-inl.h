@@ -61,8 +61,7 @@ struct RowOfTile {
 template <class E, class Kind, class D, class V, class T>
 HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>& row, std::size_t col, std::size_t at,
                              const T* s, const T* dp, V& p, V& ds) {
-  auto score = hn::Load(d, s + at);
-  if constexpr (sizeof(T) == 4) score = hn::Mul(score, hn::Set(d, terms.score_scale));
+  const auto score = hn::Mul(hn::Load(d, s + at), hn::Set(d, terms.score_scale));
   p = SoftmaxExp(d, AtMostZero(d, hn::Sub(score, row.lse)));
   [[maybe_unused]] auto visible = hn::FirstN(d, 0);
   if constexpr (Kind::masked) {
@@ -80,7 +79,7 @@ HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>&
 
 /// s and dp become P and dS.
 template <class E, class Kind, class T>
-void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp) {
+void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp, Ahead& ahead) {
   const hn::ScalableTag<T> d;
   for (int row = 0; row < kTile; ++row) {
     const RowOfTile of_row(d, terms, row);
@@ -97,13 +96,14 @@ void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp
       hn::Store(p, d, s + at);
       if constexpr (Kind::gradient) hn::Store(ds, d, dp + at);
     }
+    ahead.fetch(1);
   }
 }
 
 #if ANYFLASH_PAIRS
 /// The memory of s and dp becomes P and dS in Pairs of rows, (32, 64); ds_rows: dS in Pairs along each row, (64, 32).
 template <class Kind>
-void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows) {
+void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows, Ahead& ahead) {
   const hn::ScalableTag<float> d;
   const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
   const hn::Half<decltype(narrow)> half;
@@ -127,6 +127,7 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
         hn::StoreU(hn::UpperHalf(half, both), half, neighbours + below);
       }
     }
+    ahead.fetch(2);
     if constexpr (Kind::masked) {  // now: what lay there has been read
       ZeroOutside(begin, end, p_to + row / 2 * kTile);
       if constexpr (Kind::gradient) {

@@ -71,7 +71,7 @@ class FewRowsTask {
   void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result) {
     b_ = b, g_ = g;
     load_queries();
-    const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_, ScaleLeft<E>(problem_)};
+    const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_, ScaleLeft<T>(problem_)};
     state.clear(shape_.rows);
     const auto& group = plan_.group(b, g * shape_.group);
     std::int32_t blocks[kPartBlocks];
@@ -108,11 +108,7 @@ class FewRowsTask {
       const RowAddresses address(problem_.q, b_, g_ * shape_.group + i, query_box_, problem_.q_size);
       LoadRows(problem_.q, problem_.type, address, queries, problem_.d_qk, q_ + i * queries * d_qk_, d_qk_);
     }
-    if constexpr (kIsPair<E>) {
-      PairNeighbours(q_, even(shape_.rows) * d_qk_, reinterpret_cast<Pair*>(q_));
-    } else {
-      if (ScaledQueries<E>(problem_)) ScaleScores(static_cast<T>(problem_.scale), q_, shape_.rows * d_qk_);
-    }
+    if constexpr (kIsPair<E>) PairNeighbours(q_, even(shape_.rows) * d_qk_, reinterpret_cast<Pair*>(q_));
   }
 
   /// Where the rows of a key block lie, if products can read them there.
@@ -295,7 +291,8 @@ void JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows&
       sum = sum * mine + first.row_sum[at] * other;
       largest = together;
     }
-    FinishRow(problem, b, g * shape.group + row / shape.queries, row % shape.queries, largest, sum, out);
+    const auto query = static_cast<std::int32_t>(row % shape.queries);
+    FinishRow(problem, plan, b, g * shape.group + row / shape.queries, 0, query, largest, sum, out);
   }
   for (std::int64_t i = 0; i < shape.group; ++i) {
     const auto h = g * shape.group + i;

@@ -44,14 +44,26 @@ void AddSink(T sink, T& largest, T& sum, T* out, std::int64_t width) {
   sum += std::exp(sink - together);
 }
 
-/// largest, sum: of the exponentials of row `query` of (b, h). out: (padded d_v) sum of P V, becomes the result.
+/// Does the rule let a query, entry `row` of a block, see any key? Only asked where no score is above -inf.
+inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t row) {
+  const auto& group = plan.group(b, h);
+  const auto& [start, runs] = group.keys_of_query_block;
+  const Int3 query = plan.query_grid.box(block).entry(row);
+  for (auto i = start[block]; i < start[block + 1]; ++i)
+    for (std::int32_t key = runs[i].first; key < runs[i].first + runs[i].count; ++key)
+      if (runs[i].kind == TileClass::full || rules::word(group.program, query, plan.key_grid.box(key))) return true;
+  return false;
+}
+
+/// Entry `row` of a block of (b, h). largest, sum: of its exponentials. out: (padded d_v) sum of P V, becomes the result.
 template <class T>
-void FinishRow(const Problem& problem, std::int64_t b, std::int64_t h, std::int64_t query, T largest, T sum, T* out) {
+void FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
+               std::int32_t row, T largest, T sum, T* out) {
   const hn::ScalableTag<T> d;
   const auto width = padded(problem.d_v);
-  const bool empty = sum == 0;
-  if (!empty && problem.sink.given())
+  if (problem.sink.given() && (sum != 0 || SeesAKey(plan, b, h, block, row)))
     AddSink(static_cast<T>(ReadHeadNumber(problem.sink, b, h)), largest, sum, out, width);
+  const bool empty = sum == 0;  // sees no key, or only such with a score of -inf, and no sink above it
   if (sum != sum && largest != kInfinity<T>) largest = sum;  // a NaN among the scores, which comparisons pass over
   if (empty) {
     std::fill_n(out, width, T(0));
@@ -59,6 +71,7 @@ void FinishRow(const Problem& problem, std::int64_t b, std::int64_t h, std::int6
     for (std::int64_t i = 0; i < width; i += hn::Lanes(d))
       hn::Store(hn::Div(hn::Load(d, out + i), hn::Set(d, sum)), d, out + i);
   }
+  const auto query = rules::flat_index(plan.query_grid.box(block).entry(row), problem.q_size);
   const auto store = [&](const RowStatistic& statistic, T value) {
     if (!statistic.given()) return;
     const auto at = b * statistic.batch + h * statistic.head + query * statistic.query;

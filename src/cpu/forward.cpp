@@ -65,7 +65,7 @@ class ForwardTask {
     v_clean_ = reinterpret_cast<E*>(take(kPRow * d_v_));
     p_ = reinterpret_cast<E*>(kIsPair<E> ? take(rows_ * kPRow) : s_);
     T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
-    state_ = {take(rows_), row_max, row_sum, out_, d_v_, ScaleLeft<E>(problem)};
+    state_ = {take(rows_), row_max, row_sum, out_, d_v_, ScaleLeft<T>(problem)};
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
@@ -75,7 +75,8 @@ class ForwardTask {
 
   /// next: the query block of this head that is likely to follow, or -1.
   void run(std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t next) {
-    b_ = b, h_ = h, g_ = h / (problem_.heads_q / problem_.heads_kv), query_box_ = plan_.query_grid.box(block);
+    b_ = b, h_ = h, g_ = h / (problem_.heads_q / problem_.heads_kv);
+    block_ = block, query_box_ = plan_.query_grid.box(block);
     look_ahead(next);
     load_queries();
     const auto& group = plan_.group(b, h);
@@ -114,11 +115,7 @@ class ForwardTask {
     LoadRows(problem_.q, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_qk, q_, d_qk_);
     used_rows_ = rows_;
     while (used_rows_ > 0 && !rules::inside(query_box_.entry(used_rows_ - 1), problem_.q_size)) --used_rows_;
-    if constexpr (kIsPair<E>) {
-      PairNeighbours(q_, rows_ * d_qk_, reinterpret_cast<Pair*>(q_));
-    } else {
-      if (ScaledQueries<E>(problem_)) ScaleScores(static_cast<T>(problem_.scale), q_, used_rows_ * d_qk_);
-    }
+    if constexpr (kIsPair<E>) PairNeighbours(q_, rows_ * d_qk_, reinterpret_cast<Pair*>(q_));
     state_.clear(used_rows_);
   }
 
@@ -200,11 +197,10 @@ class ForwardTask {
 
   void finish() {
     for (std::int32_t row = 0; row < used_rows_; ++row) {
-      const Int3 c = query_box_.entry(row);
-      if (!rules::inside(c, problem_.q_size)) continue;
+      if (!rules::inside(query_box_.entry(row), problem_.q_size)) continue;
       T sum;
       const T largest = SettleRow(row, state_, sum);
-      FinishRow(problem_, b_, h_, rules::flat_index(c, problem_.q_size), largest, sum, out_ + row * d_v_);
+      FinishRow(problem_, plan_, b_, h_, block_, row, largest, sum, out_ + row * d_v_);
     }
     StoreRows(out_, d_v_, problem_.out, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_v);
   }
@@ -225,7 +221,7 @@ class ForwardTask {
   Ahead ahead_;
   std::int64_t b_ = 0, h_ = 0, g_ = 0;
   Box query_box_{};
-  std::int32_t used_rows_ = 0;
+  std::int32_t block_ = 0, used_rows_ = 0;
 };
 
 /// Threads that a call is worth: waking one takes some microseconds, in which a thread alone does some 10^5 products.

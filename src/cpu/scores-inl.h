@@ -28,17 +28,11 @@ inline bool PlainScores(const Problem& problem) {
   return problem.softcap <= 0 && !problem.bias.given() && !problem.alibi.given();
 }
 
-/// Whether plain scores have their scale from queries scaled as they are loaded: once, not for every pair. Of 16-bit
-/// numbers not, since their products are exact in float32, while a scaled number is rounded.
-template <class E>
-bool ScaledQueries(const Problem& problem) {
-  const bool wide = problem.type == ElementType::float32 || problem.type == ElementType::float64;
-  return !kIsPair<E> && wide && PlainScores(problem);
-}
-/// What the products of plain scores are still to be multiplied by.
-template <class E>
-auto ScaleLeft(const Problem& problem) {
-  return static_cast<SumOf<E>>(PlainScores(problem) && !ScaledQueries<E>(problem) ? problem.scale : 1);
+/// What products are still to be multiplied by as they become P: the scale, unless FinishScores has done it. (Queries
+/// multiplied by it beforehand could overflow where scores do not, and 16-bit ones would be rounded once more.)
+template <class T>
+T ScaleLeft(const Problem& problem) {
+  return PlainScores(problem) ? static_cast<T>(problem.scale) : T(1);
 }
 
 /// x becomes cap * tanh(x / cap); slope, if not null, the derivative 1 - tanh^2.
@@ -127,17 +121,19 @@ void AddBias(const Problem& problem, std::int64_t b, std::int64_t h, const Box& 
   });
 }
 
-/// Subtracts slope * sum_i |x_i - y_i|, in aligned coordinates (Press et al. 2022, on any number of dimensions).
+/// Subtracts slope * sum_i |x_i - y_i|, in aligned coordinates (Press et al. 2022, on any number of dimensions). They are
+/// counted from the first key's, so that they are small where distances are: a T does not hold every large integer.
 template <class T>
 void AddAlibi(const Problem& problem, const rules::Program& program, T slope, const Box& queries, const Box& keys,
               std::int32_t rows, T* s) {
   const hn::ScalableTag<T> d;
   HWY_ALIGN T y[3][kTile] = {};
+  const auto origin = rules::key_coordinate(program, keys.origin);
   for (int j = 0; j < kTile; ++j) {
     const Int3 c = keys.entry(j);
     if (!rules::inside(c, program.k_size())) continue;
     const auto at = rules::key_coordinate(program, c);
-    for (int i = 0; i < 3; ++i) y[i][j] = static_cast<T>(at[i]);
+    for (int i = 0; i < 3; ++i) y[i][j] = static_cast<T>(at[i] - origin[i]);
   }
   for (std::int32_t r = 0; r < rows; ++r) {
     const Int3 c = queries.entry(r);
@@ -145,8 +141,10 @@ void AddAlibi(const Problem& problem, const rules::Program& program, T slope, co
     const auto at = rules::query_coordinate(program, c);
     for (int j = 0; j < kTile; j += static_cast<int>(hn::Lanes(d))) {
       auto distance = hn::Zero(d);
-      for (int i = 3 - problem.dimensions; i < 3; ++i)
-        distance = hn::Add(distance, hn::Abs(hn::Sub(hn::Set(d, static_cast<T>(at[i])), hn::Load(d, y[i] + j))));
+      for (int i = 3 - problem.dimensions; i < 3; ++i) {
+        const auto x = hn::Set(d, static_cast<T>(at[i] - origin[i]));
+        distance = hn::Add(distance, hn::Abs(hn::Sub(x, hn::Load(d, y[i] + j))));
+      }
       T* row = s + r * kTile + j;
       hn::Store(hn::NegMulAdd(hn::Set(d, slope), distance, hn::Load(d, row)), d, row);
     }

@@ -33,7 +33,7 @@ struct RowState {
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
   std::int64_t width;
-  T scale = 1;  ///< of scores, if it is not in the queries; float64 has it there
+  T scale = 1;  ///< of scores
 
   void clear(std::int64_t rows) const {
     std::fill_n(shift, rows, -kInfinity<T>);
@@ -101,8 +101,7 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t ro
   constexpr int kLanes = static_cast<int>(hn::MaxLanes(d)), kVectors = kWidth / kLanes;
   V x[kVectors];
   for (int i = 0; i < kVectors; ++i) {
-    x[i] = hn::Load(d, s + i * kLanes);
-    if constexpr (sizeof(T) == 4) x[i] = hn::Mul(x[i], hn::Set(d, state.scale));
+    x[i] = hn::Mul(hn::Load(d, s + i * kLanes), hn::Set(d, state.scale));
     if constexpr (kMasked) {
       const std::uint64_t bits = word >> (i * kLanes);
       const auto visible = hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));

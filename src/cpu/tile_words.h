@@ -1,5 +1,5 @@
 // The words of partial tiles. Where a rule goes by the difference of coordinates, tiles at the same difference share
-// them: a narrow rule meets few.
+// them: a narrow rule meets few. Where it goes by documents alone, neighbours in one document share theirs.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,10 @@ class TileWords {
   /// Words of the first `rows` queries of a box, always as many: bit j is key j of the key box; queries outside see
   /// nothing. Valid until the next call.
   const std::uint64_t* of(const rules::Program& program, const Box& queries, std::int32_t rows, const Box& keys) {
-    if (&program != program_)
-      program_ = &program, by_difference_ = planning::by_difference(program), known_ = next_ = 0;
+    if (&program != program_) {
+      program_ = &program, known_ = next_ = 0;
+      by_difference_ = planning::by_difference(program), by_document_ = planning::by_document(program);
+    }
     if (!by_difference_ || !rules::whole(queries, program.q_size()) || !rules::whole(keys, program.k_size()))
       return find(program, queries, rows, keys, tiles_[kMostKnown]);
     Int3 difference;
@@ -42,18 +44,25 @@ class TileWords {
   };
   static constexpr int kMostKnown = 16;
 
-  static const std::uint64_t* find(const rules::Program& program, const Box& queries, std::int32_t rows,
-                                   const Box& keys, Tile& tile) {
+  const std::uint64_t* find(const rules::Program& program, const Box& queries, std::int32_t rows, const Box& keys,
+                            Tile& tile) const {
     rules::WordsOfKeys words(program, keys);
+    std::int32_t document = -1;
     for (std::int32_t row = 0; row < rows; ++row) {
       const Int3 c = queries.entry(row);
-      tile.words[row] = rules::inside(c, program.q_size()) ? words(c) : 0;
+      if (!rules::inside(c, program.q_size())) {
+        tile.words[row] = 0, document = -1;
+        continue;
+      }
+      const auto before = document;
+      if (by_document_) document = program.documents.q.document_of[rules::flat_index(c, program.q_size())];
+      tile.words[row] = document >= 0 && document == before ? tile.words[row - 1] : words(c);
     }
     return tile.words;
   }
 
   const rules::Program* program_ = nullptr;
-  bool by_difference_ = false;
+  bool by_difference_ = false, by_document_ = false;
   int known_ = 0, next_ = 0;
   Tile tiles_[kMostKnown + 1];
 };

@@ -131,6 +131,7 @@ CALLS = {  # the arguments, a part of the line
         ["explain", "--shape", "4", "--picture", "rule.gif"],
         "--picture: 'rule.gif', expected a .png or .svg",
     ),
+    "picture of nothing": (["explain", "--shape", "0", "--picture", "rule.png"], "--picture: nothing to draw"),
     "picture in no folder": (["explain", "--shape", "4", "--picture", "no/rule.png"], "no/rule.png: cannot be written"),
     "picture of no pixels": (["explain", "--shape", "4", "--side", "0"], "--side: Value 0 not in range 1 to 4096"),
     "picture too large": (["explain", "--shape", "4", "--side", "4097"], "--side: Value 4097 not in range 1 to 4096"),
@@ -385,6 +386,11 @@ SAFETENSORS = {
         tensors({"q": entry(), "r": entry(shape=[4], data_offsets=[380, 396])}, DATA + b"\0" * 12),
         "the data of 'q' and 'r' overlap",
     ),
+    "a hole": (
+        tensors({"q": entry(), "r": entry(shape=[4], data_offsets=[388, 404])}, DATA + b"\0" * 20),
+        "a hole of 4 bytes in the data",
+    ),
+    "data behind the last": (tensors({"q": entry()}, DATA + b"\0"), "1 bytes behind the data"),
     "another entry is malformed": (
         tensors({"q": entry(), "r": {"dtype": "F32"}}),
         "bad.safetensors:r: malformed header",

@@ -118,7 +118,7 @@ class Case:
             with np.errstate(invalid="ignore"):  # an infinite slope at distance 0
                 penalty = np.broadcast_to(slopes, (self.batch, self.heads_q))[..., None, None] * distance[:, None]
         return Call(
-            t["q"], t["k"], t["v"], mask, self.d_qk**-0.5 if self.scale is None else self.scale, self.softcap,
+            t["q"], t["k"], t["v"], mask, 1 / np.sqrt(self.d_qk) if self.scale is None else self.scale, self.softcap,
             t.get("bias"), penalty, t.get("sink"), t["dout"] if backward else None, t.get("dlse"),
         )  # fmt: skip
 

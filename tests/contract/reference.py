@@ -166,11 +166,11 @@ def attention(call, arithmetic):
 
     s = np.where(call.mask, s, -np.inf)
     top = s.max(-1, initial=-np.inf)
-    dead = top == -np.inf  # sees no key, or only such with a score of -inf
-    pairs = call.mask & ~dead[..., None]
     if call.sink is not None:
         logit = load(call.sink)[None, :, None]
-        top = np.maximum(top, logit)
+        top = np.where(call.mask.any(-1), np.maximum(top, logit), -np.inf)
+    dead = top == -np.inf  # sees no key, or only such with a score of -inf, and no sink above it
+    pairs = call.mask & ~dead[..., None]
     safe = np.where(dead, 0, top)
     weight = np.where(pairs, np.exp(s - safe[..., None]), 0)
     total = weight.sum(-1)

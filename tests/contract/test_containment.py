@@ -108,8 +108,8 @@ def assert_same_places(name, got, expected):
 
 
 @pytest.mark.parametrize("type", FLOATS)
-@pytest.mark.parametrize("sink", [None, "float32"])
-@pytest.mark.parametrize("kind", ["rule", "key length", "bias", "no key"])
+@pytest.mark.parametrize("kind, sink", [(kind, sink) for kind in ("rule", "key length", "bias", "no key")
+                                        for sink in (None, "float32") if (kind, sink) != ("bias", "float32")])  # fmt: skip
 def test_queries_without_keys(type, sink, kind):
     """out 0, lse -inf, m -inf, l 0, and nothing of them in any gradient, even if they themselves hold NaN."""
     case = Case(type=type, batch=2, heads_q=2, heads_kv=1, q_shape=(150,), k_shape=(90,), d_qk=24, d_v=40, sink=sink,

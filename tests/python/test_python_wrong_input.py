@@ -415,3 +415,25 @@ def test_a_plan_made_before_a_table_was_changed():
         table[0] = 1
         check(lambda: af.attention(q, q, q, rule=rule, plan=plan), ValueError,
               f"plan: made before a table of rule {rule} was changed")
+
+
+class Broken:
+    """Claims to speak DLPack, and does not."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __dlpack_device__(self):
+        return self.answer()
+
+    def __dlpack__(self, **_):
+        raise RuntimeError("line 1\nline 2")
+
+
+@pytest.mark.parametrize("answer", [lambda: 1 / 0, lambda: "x", lambda: (1, 0)])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_an_array_that_breaks_while_it_is_asked(name, answer):
+    arrays = {"query": q, "key": k, "value": v} | {name: Broken(answer)}
+    with pytest.raises((ValueError, TypeError)) as caught:
+        af.attention(*arrays.values())
+    assert str(caught.value).startswith(f"{name}: ") and "\n" not in str(caught.value)

@@ -1,0 +1,72 @@
+"""The ends of the ranges of numbers and coordinates: what the formula gives there, by hand."""
+
+import anyflash as af
+import numpy as np
+import pytest
+
+FEW_OR_MANY = (1, 40)  # few queries go a way of their own
+
+
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+@pytest.mark.parametrize("type, large, tiny, scale",
+                         [(np.float32, 1e5, 1.2e-38, 1e34), (np.float64, 1e10, 2.3e-308, 1e299)])  # fmt: skip
+def test_a_scale_that_only_products_can_bear(queries, type, large, tiny, scale):
+    q, k = np.zeros((1, 1, queries, 64), type), np.zeros((1, 1, 40, 64), type)
+    q[..., 0], k[..., 0] = large, tiny  # scale * q is more than the type holds
+    v = np.arange(40 * 8, dtype=type).reshape(1, 1, 40, 8)
+    out, lse = af.attention(q, k, v, scale=scale, return_lse=True)
+    np.testing.assert_allclose(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape), rtol=1e-5)
+    np.testing.assert_allclose(lse, scale * (large * tiny) + np.log(40), rtol=1e-5)
+    grads = af.attention_backward(np.ones_like(out), q, k, v, out, lse, scale=scale)
+    np.testing.assert_allclose(grads.dv, queries / 40, rtol=1e-4)
+
+
+@pytest.mark.parametrize("queries", (8, 40))
+def test_distances_far_from_the_origin(queries):
+    """ALiBi's distances are small beyond 2^24, where float32 has no odd numbers any more."""
+    keys = 2**24 + 9
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, 1, queries, 1), np.float32)
+    k, v = (np.broadcast_to(rng.standard_normal((1, 1, 1, 1), np.float32), (1, 1, keys, 1)).copy() for _ in range(2))
+    v[0, 0, -50:, 0] = rng.standard_normal(50)
+    out, lse = af.attention(q, k, v, rule=af.local(5), align="none_end", alibi_slopes=np.ones(1, np.float32), scale=0,
+                            return_lse=True)  # fmt: skip
+    x, y = np.arange(keys - queries, keys), np.arange(keys)
+    for i in range(queries):
+        near = y[max(0, x[i] - 4) : x[i] + 5]
+        weight = np.exp(-np.abs(near - x[i]).astype(float))
+        np.testing.assert_allclose(out[0, 0, i, 0], weight @ v[0, 0, near, 0] / weight.sum(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(lse[0, 0, i], np.log(weight.sum()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+@pytest.mark.parametrize("type", (np.float32, np.float64))
+def test_a_sink_above_scores_of_minus_infinity(queries, type):
+    """Query 0 sees keys whose bias is -inf: the sink is all its softmax holds. The last query sees no key at all."""
+    q, k, v = (np.ones((1, 1, n, 4), type) for n in (queries, 70, 70))
+    bias = np.zeros((1, 1, queries, 70), type)
+    bias[0, 0, 0] = -np.inf
+    sink = np.array([2], type)
+    mask = np.ones((queries, 70), bool)
+    if queries > 1:
+        mask[-1] = False
+    options = dict(bias=bias, sink=sink, rule=af.dense(mask))
+    out, row_sum, row_max = af.attention(q, k, v, return_lse="lm", **options)
+    assert np.all(out[0, 0, 0] == 0) and row_sum[0, 0, 0] == 1 and row_max[0, 0, 0] == 2
+    out, lse = af.attention(q, k, v, return_lse=True, **options)
+    assert lse[0, 0, 0] == 2
+    dlse = np.zeros_like(lse)
+    dlse[0, 0, 0] = 3
+    if queries > 1:
+        assert lse[0, 0, -1] == -np.inf and np.all(out[0, 0, -1] == 0)
+        dlse[0, 0, -1] = 5
+    grads = af.attention_backward(np.zeros_like(out), q, k, v, out, lse, dlse=dlse, **options)
+    assert grads.dsink[0] == 3
+    assert np.all(grads.dq == 0) and np.all(grads.dk == 0) and np.all(grads.dv == 0) and np.all(grads.dbias == 0)
+
+
+def test_scores_and_sink_of_minus_infinity():
+    q = np.ones((1, 1, 3, 4), np.float32)
+    infinite = np.full((1, 1, 1, 1), -np.inf, np.float32)
+    out, lse = af.attention(q, q, q, bias=infinite, sink=np.array([-np.inf], np.float32), return_lse=True)
+    assert np.all(out == 0) and np.all(lse == -np.inf)
