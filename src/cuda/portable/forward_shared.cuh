@@ -1,13 +1,17 @@
 // What a block of threads of the forward kernel has beside its registers: its task, the tiles and rarely needed numbers
-// in shared memory, the walk along its runs, and what is called rather than inlined.
+// in shared memory, and what is called rather than inlined.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/hopper/products.cuh"
+#include "cuda/portable/forward_args.h"
+#include "cuda/portable/not_finite.cuh"
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
+#include "cuda/portable/scores.cuh"
 #include "cuda/portable/tuning.h"
+#include "cuda/portable/walk.cuh"
 #include "rules/coordinates.h"
 #include "rules/words.h"
 
@@ -90,6 +94,29 @@ struct ForwardShared {
   std::conditional_t<kGeneral, Extras, Nothing> extras;
 };
 
+/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there
+/// is none.
+struct KeyRows {
+  const ForwardArgs& args;
+  const std::int32_t* table;  // of this batch entry
+  std::int32_t first;
+  rules::Int3 size;
+  rules::Box box;
+
+  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
+    r += first;
+    const auto c = entry_of(box, r);
+    const bool exists = rules::inside(c, size);
+    if (!args.paged) {
+      at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    } else {
+      const auto page = c[2] / args.pages.page_size, row = c[2] % args.pages.page_size;
+      at = exists ? table[page * args.pages.page] * rows.batch + row * rows.sequence[2] : 0;
+    }
+    return exists;
+  }
+};
+
 /// The part's rows in a tensor.
 struct PartRows {
   const ForwardArgs& args;
@@ -145,37 +172,5 @@ static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Ta
   Int3 c;
   return task.query(args, row, c) ? rules::flat_index(c, args.query_grid.size) : -1;
 }
-
-/// Steps of kKeys keys along the runs of a query block.
-template <int kKeys>
-struct Walk {
-  std::int32_t run, block, left, part, words;
-  TileClass kind;
-
-  template <class Shared>
-  __device__ __forceinline__ explicit Walk(const Shared& shared) : run(0), part(0) {
-    open(shared);
-  }
-  __device__ __forceinline__ bool more() const { return left > 0; }
-  __device__ __forceinline__ int first_key() const { return part * kKeys; }
-  template <class Shared>
-  __device__ __forceinline__ void step(const Shared& shared) {
-    if constexpr (kKeys < 64) {
-      if (++part < 64 / kKeys) return;
-      part = 0;
-    }
-    ++block;
-    if (--left == 0) ++run, open(shared);
-  }
-
- private:
-  template <class Shared>
-  __device__ __forceinline__ void open(const Shared& shared) {
-    left = 0;
-    if (run == shared.run_count) return;
-    const DeviceRun next = shared.runs[run];
-    block = next.first, left = next.count, kind = next.kind, words = next.words;
-  }
-};
 
 }  // namespace anyflash::cuda
