@@ -9,8 +9,8 @@
 // every run and batch, for seven products in place of five. The bias's gradient is a third kind of task: the sum of dS
 // over whatever maps to a tile of it.
 //
-// Each warp owns 8 kSlots rows: their S, dP and gradients are its registers. The other side's second tile comes in while
-// the first gradient is made, its first tile during dP. Bound by the tensor cores and by loads from shared memory.
+// Each warp owns 8 kSlots rows: their S, dP and gradients are its registers. What a step needs comes in during the step
+// before, into the other one of two stages. Bound by the tensor cores and by loads from shared memory.
 //
 // A hidden Y that is not finite makes NaN of its zero P or dS; so a block whose result holds a NaN is done again with
 // care (not_finite.cuh).
@@ -50,6 +50,8 @@ class GradientBlock {
 
  private:
   using Tile = T[kSlots][kTiles][2];
+  using Stage = typename Shared::Stage;
+  struct Step;
 
   /// One pass over all entries, with care or without. False if the result holds a NaN, which may be a hidden row's.
   __device__ __forceinline__ bool attend(bool careful) {
@@ -63,26 +65,42 @@ class GradientBlock {
       if (shared_.run_count == 0) continue;
       load_program();
       __syncthreads();
-      const bool load = !held || role_ == Role::bias;
-      open_entry(load);
+      open_entry(!held || role_ == Role::bias);
       held = true;
-      Walk<kColumns> walk(shared_);
-      find_live(walk);
-      if constexpr (Sizes::kResident) {
-        load_other(walk, 1, 0);
-        copies_commit();
-        load_other(walk, 0, 0);
-        copies_commit();
-      }
-      while (walk.more()) visit(walk, careful);
+      walk_runs(careful);
     }
     return !__syncthreads_or(not_a_number());
+  }
+
+  /// The steps of an entry, each loaded while the one before is worked on, if there are two stages.
+  __device__ __forceinline__ void walk_runs(bool careful) {
+    Walk<kColumns> coming(shared_), walk = coming;
+    int stage = 0;
+    for (bool loaded = false;;) {
+      if (Sizes::kStages == 1 && !coming.more()) break;
+      copies_wait<0>();
+      __syncthreads();  // all of the step's copies are there, and nobody works on the other stage
+      if (coming.more()) load_step(coming, stage);
+      if (Sizes::kStages == 1) {
+        copies_wait<0>();
+        __syncthreads();
+        walk = coming;
+      }
+      if (Sizes::kStages == 1 || loaded) {
+        const int at = Sizes::kStages == 1 ? stage : stage ^ 1;
+        visit({shared_.stages[at], walk.block, walk.first(), walk.kind != TileClass::full}, walk, careful);
+      }
+      if (!coming.more()) break;
+      walk = coming;
+      coming.step(shared_);
+      if (Sizes::kStages == 2) stage ^= 1, loaded = true;
+    }
   }
 
   // --- Entries -------------------------------------------------------------------------------------------------------
 
   /// One thread's work for all of them.
-  __device__ __noinline__ void describe(std::int64_t entry) {
+  __device__ __forceinline__ void describe(std::int64_t entry) {
     auto& task = shared_.task;
     task.enter(args_, kRows, entry);
     for (int n = 0; n < 2; ++n) {
@@ -128,26 +146,8 @@ class GradientBlock {
     if constexpr (Sizes::kResident) {
       if (load) load_own(0, 0), load_own(1, 0);
     }
-    if (own_ == queries) load_terms(task.block);
     if (args_.general)
       find_extras<kRows>(args_, shared_.program, own_, task.block, task.first_row, shared_.own_at, shared_.own_bias);
-  }
-
-  __device__ __forceinline__ std::int64_t query_block_at(std::int32_t block) const {
-    return (std::int64_t{shared_.task.b} * args_.sides[queries].heads + shared_.task.h) * args_.sides[queries].blocks +
-           block;
-  }
-  __device__ __forceinline__ void load_terms(std::int32_t query_block) {
-    const auto at = query_block_at(query_block) * 64;
-    for (int row = threadIdx.x; row < 64; row += kThreads) {
-      shared_.lse[row] = static_cast<const T*>(args_.terms.lse)[at + row];
-      shared_.delta[row] = static_cast<const T*>(args_.terms.delta)[at + row];
-      shared_.dlse[row] = static_cast<const T*>(args_.terms.dlse)[at + row];
-    }
-  }
-  /// Asked for a step ahead, since it comes from far.
-  __device__ __forceinline__ void find_live(const Walk<kColumns>& walk) {
-    if (walk.more()) live_ = args_.terms.live[query_block_at(own_ == queries ? shared_.task.block : walk.block)];
   }
 
   // --- Tiles ---------------------------------------------------------------------------------------------------------
@@ -178,82 +178,88 @@ class GradientBlock {
     load<OwnTile, kRows>(shared_.own[Sizes::kResident ? n : 0], own_, n, shared_.own_data[n], shared_.task.block,
                          shared_.task.first_row, chunk);
   }
-  __device__ __forceinline__ void load_other(const Walk<kColumns>& walk, int n, int chunk) {
-    load<OtherTile, kColumns>(shared_.other[Sizes::kResident ? n : 0], static_cast<Side>(1 - own_), n,
-                              shared_.other_data[n], walk.block, walk.first(), chunk);
+  __device__ __forceinline__ void load_other(Stage& stage, const Walk<kColumns>& walk, int n, int chunk) {
+    load<OtherTile, kColumns>(stage.tiles[Sizes::kResident ? n : 0], other(), n, shared_.other_data[n], walk.block,
+                              walk.first(), chunk);
   }
+  __device__ __forceinline__ Side other() const { return static_cast<Side>(1 - own_); }
 
-  /// What a step needs of its block beside the tiles; visible to all threads behind the next barrier.
-  __device__ __forceinline__ void open_step(const Walk<kColumns>& walk, bool masked) {
-    if (walk.first() == 0) {
-      if (own_ == keys) load_terms(walk.block);
-      if (masked && (walk.kind == TileClass::full || walk.words < 0)) {
-        ask_words<Shared, kRows>(args_, shared_, walk.block, walk.kind == TileClass::full, live_);
-      } else if (masked && threadIdx.x < kRows) {
-        const int row = static_cast<int>(threadIdx.x);
-        const Word alive = own_ == keys ? live_ : live_ >> (shared_.task.first_row + row) & 1 ? ~Word{0} : 0;
-        shared_.words[row] = shared_.word_table[walk.words * 64 + row] & alive;
-      }
-    }
+  /// Asks for what a step needs: tiles (of large heads they come later), numbers of its queries, words.
+  __device__ __forceinline__ void load_step(const Walk<kColumns>& walk, int to) {
+    auto& stage = shared_.stages[to];
+    load_terms(stage, own_ == queries ? shared_.task.block : walk.block);
+    if (walk.kind != TileClass::full) load_words(walk, to);
     if (args_.general)
-      find_extras<kColumns>(args_, shared_.program, static_cast<Side>(1 - own_), walk.block, walk.first(),
-                            shared_.other_at, shared_.other_bias);
+      find_extras<kColumns>(args_, shared_.program, other(), walk.block, walk.first(), stage.at, stage.bias);
+    if constexpr (Sizes::kResident) load_other(stage, walk, 0, 0), load_other(stage, walk, 1, 0);
+    copies_commit();
+  }
+  __device__ __forceinline__ void load_terms(Stage& stage, std::int32_t query_block) {
+    const auto at = (std::int64_t{shared_.task.b} * args_.sides[queries].heads + shared_.task.h) *
+                        args_.sides[queries].blocks +
+                    query_block;
+    constexpr int kNumbers = 16 / sizeof(T), kChunks = 64 / kNumbers;
+    for (int i = threadIdx.x; i < 3 * kChunks; i += kThreads) {
+      const auto* const from = static_cast<const T*>(i < kChunks       ? args_.terms.lse
+                                                     : i < 2 * kChunks ? args_.terms.delta
+                                                                       : args_.terms.dlse);
+      copy_16(&stage.terms[0][0] + i * kNumbers, from + at * 64 + i % kChunks * kNumbers);
+    }
+    if (threadIdx.x == 0) copy_8(&stage.live, args_.terms.live + at);
+  }
+  /// A thread's own word of a partial tile.
+  __device__ __forceinline__ void load_words(const Walk<kColumns>& walk, int to) {
+    if (threadIdx.x >= kRows) return;
+    const int row = static_cast<int>(threadIdx.x);
+    auto& word = shared_.stages[to].words[row];
+    if (walk.first() > 0) {
+      if (Sizes::kStages == 2) word = shared_.stages[to ^ 1].words[row];
+    } else {
+      word = walk.words < 0 ? ask_word(args_, shared_, walk.block, row) : shared_.word_table[walk.words * 64 + row];
+    }
   }
 
   // --- A step --------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void visit(Walk<kColumns>& walk, bool careful) {
-    const bool masked = walk.kind != TileClass::full || live_ != ~Word{0};
-    const int first = walk.first();
-    const auto block = walk.block;
-    open_step(walk, masked);
+  struct Step {
+    Stage& stage;
+    std::int32_t block, first;  ///< of the other side
+    bool partial;
+  };
+
+  __device__ __forceinline__ void visit(const Step& step, const Walk<kColumns>& walk, bool careful) {
     Tile s, dp;
     if constexpr (Sizes::kResident) {
-      copies_wait<1>();
-      __syncthreads();
-      multiply(dp, 1, careful);
-      copies_wait<0>();
-      __syncthreads();
-      multiply(s, 0, careful);
-      weigh(s, dp, first, masked);
-      if (role_ == Role::bias) add_to_bias(dp, first);
-      if (wanted(1)) add_product(sums_[1], s, 1, 0, block, first, masked, careful);
-      __syncthreads();
-      walk.step(shared_);
-      find_live(walk);
-      if (walk.more()) load_other(walk, 1, 0);
-      copies_commit();
-      if (wanted(0)) add_product(sums_[0], dp, 0, 0, block, first, masked, careful);
-      __syncthreads();
-      if (walk.more()) load_other(walk, 0, 0);
-      copies_commit();
+      multiply(dp, step, 1, careful);
+      multiply(s, step, 0, careful);
+      weigh(s, dp, step);
+      if (role_ == Role::bias) add_to_bias(dp, step.first);
+      if (wanted(1)) add_product(sums_[1], s, step, 1, 0, careful);
+      if (wanted(0)) add_product(sums_[0], dp, step, 0, 0, careful);
     } else {
       const int chunk = shared_.task.result - 1;  // of the second gradient, -1: the first is wanted
       clear(dp);
       for (int c = 0; chunk < 0 && c * kDepth < args_.channels[1]; ++c) {
         load_own(1, c);
-        load_other(walk, 1, c);
+        load_other(step.stage, walk, 1, c);
         arrive();
-        multiply(s, 1, careful);
+        multiply(s, step, 1, careful);
         c == 0 ? copy(dp, s) : add(dp, s);
         __syncthreads();
       }
       load_own(0, 0);
-      load_other(walk, 0, 0);
+      load_other(step.stage, walk, 0, 0);
       arrive();
-      multiply(s, 0, careful);
-      weigh(s, dp, first, masked);
-      if (role_ == Role::bias) add_to_bias(dp, first);
+      multiply(s, step, 0, careful);
+      weigh(s, dp, step);
+      if (role_ == Role::bias) add_to_bias(dp, step.first);
       if (chunk >= 0) {
         __syncthreads();
-        load_other(walk, 1, chunk);
+        load_other(step.stage, walk, 1, chunk);
         arrive();
         copy(dp, s);
       }
-      if (wanted(chunk >= 0)) add_product(sums_[0], dp, chunk >= 0, max(chunk, 0), block, first, masked, careful);
-      __syncthreads();
-      walk.step(shared_);
-      find_live(walk);
+      if (wanted(chunk >= 0)) add_product(sums_[0], dp, step, chunk >= 0, max(chunk, 0), careful);
     }
   }
   __device__ __forceinline__ static void arrive() {
@@ -267,32 +273,33 @@ class GradientBlock {
     return role_ != Role::bias && args_.sides[own_].gradients[n].data != nullptr;
   }
 
-  /// x = own[n] other[n]^T.
-  __device__ __forceinline__ void multiply(Tile& x, int n, bool careful) {
+  /// x = X[n] Y[n]^T.
+  __device__ __forceinline__ void multiply(Tile& x, const Step& step, int n, bool careful) {
     const int at = Sizes::kResident ? n : 0;
-    const E *const own = shared_.own[at], *const other = shared_.other[at];
+    const E* const own = shared_.own[at];
+    E* const other = step.stage.tiles[at];
     if (Products::swaps && own_ == keys) {
       Products::template scores<kRows, kDepth, true>(x, own, other);
     } else {
       Products::template scores<kRows, kDepth>(x, own, other);
     }
     if (!careful || Products::exact_infinities) return;
-    mark_not_finite<Products, OtherTile, kColumns, kDepth, false>(shared_.other[at], shared_.not_finite[at]);
+    mark_not_finite<Products, OtherTile, kColumns, kDepth, false>(other, shared_.not_finite[at]);
     mend_scores<Products, OwnTile, OtherTile, kDepth>(x, own, other, shared_.not_finite[at]);
   }
 
-  /// sum += weights Y, Y being the other side's tile n.
-  __device__ __forceinline__ void add_product(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, int n, int chunk,
-                                              std::int32_t block, int first, bool masked, bool careful) {
-    E* const other = shared_.other[Sizes::kResident ? n : 0];
+  /// sum += weights Y[n].
+  __device__ __forceinline__ void add_product(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, const Step& step,
+                                              int n, int chunk, bool careful) {
+    E* const tile = step.stage.tiles[Sizes::kResident ? n : 0];
     if (careful) {
       auto& not_finite = shared_.not_finite[Sizes::kResident ? n : 0];
-      mark_not_finite<Products, OtherTile, kColumns, kDepth, true>(other, not_finite);
-      const auto& rows = args_.sides[1 - own_].rows[n];
-      const auto places = rows_at(static_cast<Side>(1 - own_), block, first);
+      mark_not_finite<Products, OtherTile, kColumns, kDepth, true>(tile, not_finite);
+      const auto& rows = args_.sides[other()].rows[n];
+      const auto places = rows_at(other(), step.block, step.first);
       const E* const data = shared_.other_data[n];
       const int channels = args_.channels[n] - chunk * kDepth;
-      const auto sees = [&](int i, int row) { return !masked || shared_.words[row_of(i)] >> (first + row) & 1; };
+      const auto sees = [&](int i, int row) { return word_of(step, i) >> (step.first + row) & 1; };
       const auto row_at = [&](int row) {
         std::int64_t at = 0;
         places.find(rows, row, at);
@@ -303,11 +310,18 @@ class GradientBlock {
       };
       add_not_finite(sum, weights, not_finite, sees, row_at, value);
     }
-    Products::template values<OtherTile>(sum, weights, other);
+    Products::template values<OtherTile>(sum, weights, tile);
+  }
+
+  /// What slot i of this lane sees of the other side's block, and has a gradient.
+  __device__ __forceinline__ Word word_of(const Step& step, int i) const {
+    const Word word = step.partial ? step.stage.words[row_of(i)] : rules::all_bits;
+    if (own_ == keys) return word & step.stage.live;
+    return step.stage.live >> (shared_.task.first_row + row_of(i)) & 1 ? word : 0;
   }
 
   /// s becomes P, dp becomes dS; 0 where the mask hides the pair, whatever was there.
-  __device__ __forceinline__ void weigh(Tile& s, Tile& dp, int first, bool masked) {
+  __device__ __forceinline__ void weigh(Tile& s, Tile& dp, const Step& step) {
     T derivatives[kSlots][2 * kTiles];  // in memory, used where there is a soft cap
     if (args_.general) {
       T scores[kSlots][2 * kTiles];
@@ -318,23 +332,23 @@ class GradientBlock {
 #pragma unroll
         for (int n = 0; n < 2 * kTiles; ++n) scores[i][n] = s[i][n / 2][n % 2];
       }
-      finish_scores<Shared, T, kSlots, kTiles>(args_, shared_, rows, scores, derivatives);
+      finish_scores<Shared, T, kSlots, kTiles>(args_, shared_, step.stage, rows, scores, derivatives);
 #pragma unroll
       for (int i = 0; i < kSlots; ++i)
 #pragma unroll
         for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = scores[i][n];
     }
-    own_ == queries ? weigh_pairs<true>(s, dp, first) : weigh_pairs<false>(s, dp, first);
+    own_ == queries ? weigh_pairs<true>(s, dp, step) : weigh_pairs<false>(s, dp, step);
     if (args_.softcap > 0 && role_ != Role::bias) {
 #pragma unroll
       for (int i = 0; i < kSlots; ++i)
 #pragma unroll
         for (int n = 0; n < 2 * kTiles; ++n) dp[i][n / 2][n % 2] *= derivatives[i][n];
     }
-    if (!masked) return;
+    if (!step.partial && step.stage.live == rules::all_bits) return;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      const Word word = shared_.words[row_of(i)] >> (first + 2 * (lane_number() % 4));
+      const Word word = word_of(step, i) >> (step.first + 2 * (lane_number() % 4));
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
 #pragma unroll
@@ -344,19 +358,20 @@ class GradientBlock {
   }
 
   template <bool kOwnQueries>
-  __device__ __forceinline__ void weigh_pairs(Tile& s, Tile& dp, int first) const {
+  __device__ __forceinline__ void weigh_pairs(Tile& s, Tile& dp, const Step& step) const {
     const T scale = args_.general ? T(1) : static_cast<T>(args_.scale);
     const int first_row = shared_.task.first_row;
 #pragma unroll
     for (int n = 0; n < 2 * kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) {
-        const int query = kOwnQueries ? first_row + row_of(i) : first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
+        const int query = kOwnQueries ? first_row + row_of(i)
+                                      : step.first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         T &p = s[i][n / 2][n % 2], &ds = dp[i][n / 2][n % 2];
-        const T x = rounded_product(p, scale) - shared_.lse[query];
+        const T x = rounded_product(p, scale) - step.stage.terms[0][query];
         // A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
         p = exponential(x > T(0) ? T(0) : x);
-        ds = p * (ds - shared_.delta[query] + shared_.dlse[query]);
+        ds = p * (ds - step.stage.terms[1][query] + step.stage.terms[2][query]);
       }
   }
   __device__ __forceinline__ static T exponential(T x) {
@@ -452,7 +467,6 @@ class GradientBlock {
   Shared& shared_;
   Role role_;
   Side own_;
-  Word live_;  // the rows of the step's query block that have a gradient
   T sums_[Sizes::kResults][kSlots][kDepthTiles][2];
 };
 

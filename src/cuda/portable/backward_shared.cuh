@@ -32,7 +32,7 @@ struct GradientTask {
   std::int64_t first_part;
 
   /// rows: of a part of a block; key_results: blocks of threads that share the gradients of keys.
-  __device__ void find(const BackwardArgs& args, int rows, int key_results) {
+  __device__ __forceinline__ void find(const BackwardArgs& args, int rows, int key_results) {
     std::int64_t task = blockIdx.x;
     result = 0, other_block = -1, entries = 1;
     if (task < args.key_tasks) {
@@ -56,7 +56,7 @@ struct GradientTask {
     enter(args, rows, 0);
   }
 
-  __device__ void enter(const BackwardArgs& args, int rows, std::int64_t entry) {
+  __device__ __forceinline__ void enter(const BackwardArgs& args, int rows, std::int64_t entry) {
     auto part = first_part;
     b = first_b, h = first_h;
     if (role == Role::bias) {
@@ -74,11 +74,11 @@ struct GradientTask {
   }
 
   /// Is the bias one number for all rows of the own side, or of the other?
-  __device__ bool whole_own(const BackwardArgs& args) const { return args.bias_size[2 + own] == 1; }
-  __device__ bool whole_other(const BackwardArgs& args) const { return args.bias_size[3 - own] == 1; }
+  __device__ __forceinline__ bool whole_own(const BackwardArgs& args) const { return args.bias_size[2 + own] == 1; }
+  __device__ __forceinline__ bool whole_other(const BackwardArgs& args) const { return args.bias_size[3 - own] == 1; }
 
  private:
-  __device__ void find_bias(const BackwardArgs& args, int rows, std::int64_t task) {
+  __device__ __forceinline__ void find_bias(const BackwardArgs& args, int rows, std::int64_t task) {
     role = Role::bias;
     own = args.bias_size[2] == 1 && args.bias_size[3] != 1 ? keys : queries;
     const std::int64_t own_parts = args.sides[own].blocks * std::int64_t{64 / rows};
@@ -109,10 +109,19 @@ struct GradientShared {
   static_assert(ResultTile::kSize <= OwnTile::kSize);
   static_assert(sizeof(T) * Sizes::kRows * 64 <= sizeof(E) * kHeld * OwnTile::kSize, "for a tile of the bias");
 
+  /// What comes in for a step.
+  struct Stage {
+    alignas(Products::alignment) E tiles[kHeld][OtherTile::kSize];
+    alignas(16) T terms[3][64];  // lse, delta and dlse of the step's query block
+    Word live;                   // its rows that have a gradient
+    Word words[Sizes::kRows];    // of a partial tile
+    // Where scores need more than a scale: coordinates of its rows, and where biases lie, -1: does not exist.
+    T at[3][Sizes::kColumns];
+    std::int64_t bias[Sizes::kColumns];
+  };
+
   alignas(Products::alignment) E own[kHeld][OwnTile::kSize];
-  alignas(Products::alignment) E other[kHeld][OtherTile::kSize];
-  T lse[64], delta[64], dlse[64];  // of the query block at hand
-  Word words[Sizes::kRows];
+  Stage stages[Sizes::kStages];
   unsigned long long not_finite[kHeld];  // rows of the other side's tiles that hold a NaN or an infinity
   Program program;
   GradientTask task;
@@ -121,9 +130,8 @@ struct GradientShared {
   const DeviceRun* runs;
   std::int32_t run_count;
   const Word* word_table;  // from this part's first row on
-  // Where scores need more than a scale: coordinates, and where biases lie, -1: does not exist.
-  T own_at[3][Sizes::kRows], other_at[3][Sizes::kColumns];
-  std::int64_t own_bias[Sizes::kRows], other_bias[Sizes::kColumns];
+  T own_at[3][Sizes::kRows];  // as those of a stage
+  std::int64_t own_bias[Sizes::kRows];
 };
 
 /// Rows of a block from entry `first` on.
@@ -151,30 +159,18 @@ __device__ __forceinline__ E* head_data(const Rows& rows, std::int64_t b, std::i
 
 // What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
 
-/// The words of a tile's rows, asked of the program. live: the queries that have a gradient.
-template <class Shared, int kRows>
-__device__ __noinline__ void ask_words(const BackwardArgs& args, Shared& shared, std::int32_t other_block, bool full,
-                                       Word live) {
-  const int row = static_cast<int>(threadIdx.x);
-  if (row >= kRows) return;
+/// The word of a row of a partial tile, asked of the program.
+template <class Shared>
+__device__ __noinline__ Word ask_word(const BackwardArgs& args, const Shared& shared, std::int32_t other_block, int row) {
   const auto own = shared.task.own;
   const auto& side = args.sides[own];
   const auto& other = args.sides[1 - own];
   const auto size = own == queries ? side.grid.size : shared.program.k_size();
   const BlockRows rows{box_of(side.grid, side.plain, shared.task.block), size, shared.task.first_row};
   Int3 c;
-  Word word = 0;
-  if (rows.coordinate(row, c)) {
-    const auto cell = box_of(other.grid, other.plain, other_block);
-    word = full ? rules::all_bits
-                : own == queries ? rules::word(shared.program, c, cell) : rules::word_of_queries(shared.program, c, cell);
-  }
-  if (own == keys) {
-    word &= live;
-  } else if (!(live >> (shared.task.first_row + row) & 1)) {
-    word = 0;
-  }
-  shared.words[row] = word;
+  if (!rows.coordinate(row, c)) return 0;
+  const auto cell = box_of(other.grid, other.plain, other_block);
+  return own == queries ? rules::word(shared.program, c, cell) : rules::word_of_queries(shared.program, c, cell);
 }
 
 /// Coordinates of some rows, and where their biases lie.
@@ -197,8 +193,9 @@ __device__ __noinline__ void find_extras(const BackwardArgs& args, const Program
 
 /// A lane's products become scores; derivatives: the soft cap's. row_of: of each slot.
 template <class Shared, class T, int kSlots, int kTiles>
-__device__ __noinline__ void finish_scores(const BackwardArgs& args, const Shared& shared, const int (&row_of)[kSlots],
-                                           T (&s)[kSlots][2 * kTiles], T (&derivatives)[kSlots][2 * kTiles]) {
+__device__ __noinline__ void finish_scores(const BackwardArgs& args, const Shared& shared,
+                                           const typename Shared::Stage& stage, const int (&row_of)[kSlots], T (&s)[kSlots][2 * kTiles],
+                                           T (&derivatives)[kSlots][2 * kTiles]) {
   const ScoreTerms<T> terms(args, shared.task.b, shared.task.h);
 #pragma unroll 1
   for (int i = 0; i < kSlots; ++i) {
@@ -206,9 +203,9 @@ __device__ __noinline__ void finish_scores(const BackwardArgs& args, const Share
 #pragma unroll 1
     for (int n = 0; n < 2 * kTiles; ++n) {
       const int column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
-      const auto gap = [&](int axis) { return shared.own_at[axis][row] - shared.other_at[axis][column]; };
+      const auto gap = [&](int axis) { return shared.own_at[axis][row] - stage.at[axis][column]; };
       T derivative = 1;
-      s[i][n] = terms.finish(s[i][n], shared.own_bias[row], shared.other_bias[column], gap, derivative);
+      s[i][n] = terms.finish(s[i][n], shared.own_bias[row], stage.bias[column], gap, derivative);
       derivatives[i][n] = derivative;
     }
   }

@@ -266,7 +266,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
   }
 };
 
-/// float64 on mma.m8n8k4.
+/// float64 on mma.m8n8k4; on Hopper, where slots come in pairs, on mma.m16n8k16.
 struct DoubleProducts : WarpProducts<double, 32, 16> {
   using Number = double;
   static constexpr bool exact_infinities = true, swaps = false;
@@ -280,16 +280,35 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
     q += lane / 4 * q_stride + lane % 4;
     k += lane / 4 * k_stride + lane % 4;
     clear(s);
+    if constexpr (wide && kSlots % 2 == 0) {
+#pragma unroll 2
+      for (int c = 0; c < kDepth; c += 16) {
+        double a[kSlots / 2][8];
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+          for (int n = 0; n < 8; ++n) a[i][n] = q[(16 * i + n % 2 * 8) * q_stride + c + n / 2 * 4];
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          double b[4];
+#pragma unroll
+          for (int n = 0; n < 4; ++n) b[n] = k[8 * j * k_stride + c + 4 * n];
+#pragma unroll
+          for (int i = 0; i < kSlots / 2; ++i) multiply_64(s[2 * i][j], s[2 * i + 1][j], a[i], b);
+        }
+      }
+    } else {
 #pragma unroll 4
-    for (int c = 0; c < kDepth; c += 4) {
-      double a[kSlots];
+      for (int c = 0; c < kDepth; c += 4) {
+        double a[kSlots];
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i) a[i] = q[8 * i * q_stride + c];
+        for (int i = 0; i < kSlots; ++i) a[i] = q[8 * i * q_stride + c];
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        const double b = k[8 * j * k_stride + c];
+        for (int j = 0; j < kTiles; ++j) {
+          const double b = k[8 * j * k_stride + c];
 #pragma unroll
-        for (int i = 0; i < kSlots; ++i) multiply_64(s[i][j], a[i], b);
+          for (int i = 0; i < kSlots; ++i) multiply_64(s[i][j], a[i], b);
+        }
       }
     }
   }
@@ -299,18 +318,43 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
                                                 const double* v) {
     constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
-    v += 2 * (lane % 4) * v_stride + lane / 4;  // column t of A is key 2t + e
+    v += 2 * (lane % 4) * v_stride + lane / 4;  // column 4n + t of A is key 2t + n % 2 of tile n / 2
+    if constexpr (wide && kSlots % 2 == 0 && kKeyTiles % 2 == 0) {
 #pragma unroll
-    for (int key = 0; key < kKeyTiles; ++key)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
+      for (int key = 0; key < kKeyTiles; key += 2)
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
-          const double b = v[(8 * key + e) * v_stride + 8 * j];
+          double b[4];
 #pragma unroll
-          for (int i = 0; i < kSlots; ++i) multiply_64(o[i][j], p[i][key][e], b);
+          for (int n = 0; n < 4; ++n) b[n] = v[(8 * (key + n / 2) + n % 2) * v_stride + 8 * j];
+#pragma unroll
+          for (int i = 0; i < kSlots / 2; ++i) {
+            double a[8];
+#pragma unroll
+            for (int n = 0; n < 8; ++n) a[n] = p[2 * i + n % 2][key + n / 4][n / 2 % 2];
+            multiply_64(o[2 * i][j], o[2 * i + 1][j], a, b);
+          }
         }
+    } else {
+#pragma unroll
+      for (int key = 0; key < kKeyTiles; ++key)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+          for (int j = 0; j < kTiles; ++j) {
+            const double b = v[(8 * key + e) * v_stride + 8 * j];
+#pragma unroll
+            for (int i = 0; i < kSlots; ++i) multiply_64(o[i][j], p[i][key][e], b);
+          }
+    }
   }
+
+ private:
+#if __CUDA_ARCH__ >= 900
+  static constexpr bool wide = true;
+#else
+  static constexpr bool wide = false;
+#endif
 };
 
 #endif
