@@ -1,6 +1,6 @@
 // Calls every CUDA kernel on small tensors, forward and backward: each type and head size, plain and with all options,
-// rows that are whole vectors and rows that are not, boxes, a hidden key that is not finite. What it computes is checked
-// elsewhere; this is what scripts/sanitize-gpu watches. Prints the number of calls.
+// rows that are whole vectors and rows that are not, boxes, a hidden key that is not finite. What it computes is
+// checked elsewhere; this is what scripts/sanitize-gpu watches. Prints the number of calls.
 #include <anyflash/attention.h>
 #include <cuda_runtime_api.h>
 

@@ -72,10 +72,10 @@ RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, Parts& part
 
 void check_pointers(const Problem& problem) {
   const std::pair<const char*, const void*> all[] = {
-      {"dout", problem.dout.data}, {"query", problem.q.data},   {"key", problem.k.data},
-      {"value", problem.v.data},   {"out", problem.out.data},   {"lse", problem.lse.data},
-      {"dlse", problem.dlse.data}, {"bias", problem.bias.data}, {"alibi_slopes", problem.alibi.data},
-      {"sink", problem.sink.data}, {"dq", problem.dq.data},     {"dk", problem.dk.data},
+      {"dout", problem.dout.data}, {"query", problem.q.data},     {"key", problem.k.data},
+      {"value", problem.v.data},   {"out", problem.out.data},     {"lse", problem.lse.data},
+      {"dlse", problem.dlse.data}, {"bias", problem.bias.data},   {"alibi_slopes", problem.alibi.data},
+      {"sink", problem.sink.data}, {"dq", problem.dq.data},       {"dk", problem.dk.data},
       {"dv", problem.dv.data},     {"dbias", problem.dbias.data}, {"dsink", problem.dsink.data}};
   for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
 }
@@ -108,7 +108,8 @@ Tasks tasks_of(const Problem& problem, const BackwardKernels& kernels, const Bac
 BackwardSide side_of(const Problem& problem, const Grid& grid, std::int64_t heads, const Operand (&rows)[2],
                      const Operand (&gradients)[2]) {
   BackwardSide side{};
-  for (int n = 0; n < 2; ++n) side.rows[n] = rows_of(problem, rows[n]), side.gradients[n] = rows_of(problem, gradients[n]);
+  for (int n = 0; n < 2; ++n)
+    side.rows[n] = rows_of(problem, rows[n]), side.gradients[n] = rows_of(problem, gradients[n]);
   side.grid = grid;
   side.blocks = static_cast<std::int32_t>(grid.count());
   side.heads = static_cast<std::int32_t>(heads);

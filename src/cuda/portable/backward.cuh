@@ -1,16 +1,17 @@
 // The backward pass on any NVIDIA GPU from sm_75 up (FlashAttention-2, Dao 2023, algorithm 2, in two walks).
 //
-// A block of threads holds kRows rows of one side and walks the plan's runs of the other side's blocks, kColumns rows at
-// a time. With X the own rows and Y the other ones, first q or k, second dout or v:
+// A block of threads holds kRows rows of one side and walks the plan's runs of the other side's blocks, kColumns rows
+// at a time. With X the own rows and Y the other ones, first q or k, second dout or v:
 //   S = X1 Y1^T and dP = X2 Y2^T (products.cuh), from them P = exp(S - lse) and dS = P (dP - delta + dlse);
 //   the own side's gradients:  first += dS Y1, and of keys also second += P Y2.
 // So dk and dv of a key block, over all queries and query heads that see it, and dq of a query block are the same code
-// with the sides changed over. Nothing is added across blocks of threads: no atomics, no buffer for dq, the same bits in
-// every run and batch, for seven products in place of five. The bias's gradient is a third kind of task: the sum of dS
-// over whatever maps to a tile of it.
+// with the sides changed over. Nothing is added across blocks of threads: no atomics, no buffer for dq, the same bits
+// in every run and batch, for seven products in place of five. The bias's gradient is a third kind of task: the sum of
+// dS over whatever maps to a tile of it.
 //
-// Each warp owns 8 kSlots rows: their S, dP and gradients are its registers. What a step needs comes in during the step
-// before, into the other one of two stages. Bound by the tensor cores and by loads from shared memory.
+// Each warp owns 8 kSlots rows: their S, dP and gradients are its registers. Where there are two stages, what a step
+// needs comes in during the step before; where there is one, other blocks of threads fill the time. Bound by the tensor
+// cores and by loads from shared memory.
 //
 // A hidden Y that is not finite makes NaN of its zero P or dS; so a block whose result holds a NaN is done again with
 // care (not_finite.cuh).
@@ -195,9 +196,9 @@ class GradientBlock {
     copies_commit();
   }
   __device__ __forceinline__ void load_terms(Stage& stage, std::int32_t query_block) {
-    const auto at = (std::int64_t{shared_.task.b} * args_.sides[queries].heads + shared_.task.h) *
-                        args_.sides[queries].blocks +
-                    query_block;
+    const auto at =
+        (std::int64_t{shared_.task.b} * args_.sides[queries].heads + shared_.task.h) * args_.sides[queries].blocks +
+        query_block;
     constexpr int kNumbers = 16 / sizeof(T), kChunks = 64 / kNumbers;
     for (int i = threadIdx.x; i < 3 * kChunks; i += kThreads) {
       const auto* const from = static_cast<const T*>(i < kChunks       ? args_.terms.lse
@@ -365,8 +366,8 @@ class GradientBlock {
     for (int n = 0; n < 2 * kTiles; ++n)
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) {
-        const int query = kOwnQueries ? first_row + row_of(i)
-                                      : step.first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
+        const int query =
+            kOwnQueries ? first_row + row_of(i) : step.first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         T &p = s[i][n / 2][n % 2], &ds = dp[i][n / 2][n % 2];
         const T x = rounded_product(p, scale) - step.stage.terms[0][query];
         // A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
@@ -439,8 +440,8 @@ class GradientBlock {
     const auto& to = side.gradients[n];
     const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
     const E* const from = rows + Result::at(first_row, 0);
-    E* const data = head_data<E>(to, task.b, own_ == queries ? task.h : task.h / args_.group_heads) +
-                    chunk * kDepth * to.channel;
+    E* const data =
+        head_data<E>(to, task.b, own_ == queries ? task.h : task.h / args_.group_heads) + chunk * kDepth * to.channel;
     const int channels = args_.channels[n] - chunk * kDepth;
     const auto at = task.block * std::int64_t{64} + task.first_row;
     if (side.plain && to.vectors && channels >= kDepth && at + kRows <= side.grid.size[2]) {

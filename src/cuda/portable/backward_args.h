@@ -33,7 +33,7 @@ struct BackwardArgs {
   std::int32_t bias_size[4];
   const DeviceGroup* groups;  // [batch group][head group]
   std::int32_t batch_groups, head_groups;
-  std::int32_t batch, group_heads;  // query heads that share a key head
+  std::int32_t batch, group_heads;       // query heads that share a key head
   std::int32_t dimensions, channels[2];  // d_qk, d_v
   std::int64_t key_tasks, query_tasks;   // of the grid's blocks, which are these, and then those of the bias
   bool general;                          // scores need more than a scale

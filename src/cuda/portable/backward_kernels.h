@@ -6,7 +6,7 @@
 namespace anyflash::cuda {
 
 struct BackwardKernels {
-  const void *terms, *gradients;  ///< numbers of query rows; then all gradients
+  const void *terms, *gradients;              ///< numbers of query rows; then all gradients
   int threads, terms_bytes, gradients_bytes;  ///< bytes of shared memory
   int rows;                                   ///< of a block's own side
   int depth;                                  ///< channels of a tile

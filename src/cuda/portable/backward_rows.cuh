@@ -1,8 +1,8 @@
-// What the backward pass needs of each query row, once: delta = dO . O, dlse, lse, and whether the row has a gradient at
-// all; and the row's share of dsink.
+// What the backward pass needs of each query row, once: delta = dO . O, dlse, lse, and whether the row has a gradient
+// at all; and the row's share of dsink.
 //
-// A block of threads takes one query block of one head. delta is the diagonal of dO O^T, made by the same products as dP
-// = dO V^T: so the two cancel exactly where a query sees one key. Linear in the sequence.
+// A block of threads takes one query block of one head. delta is the diagonal of dO O^T, made by the same products as
+// dP = dO V^T: so the two cancel exactly where a query sees one key. Linear in the sequence.
 #pragma once
 
 #include "cuda/portable/backward_shared.cuh"

@@ -1,5 +1,5 @@
-// What a block of threads of the backward kernel has beside its registers: its task, the tiles and rarely needed numbers
-// in shared memory, and what is called rather than inlined.
+// What a block of threads of the backward kernel has beside its registers: its task, the tiles and rarely needed
+// numbers in shared memory, and what is called rather than inlined.
 #pragma once
 
 #include "cuda/portable/backward_args.h"
@@ -129,7 +129,7 @@ struct GradientShared {
   DeviceRun only;                        // the run of a task that has one block to visit
   const DeviceRun* runs;
   std::int32_t run_count;
-  const Word* word_table;  // from this part's first row on
+  const Word* word_table;     // from this part's first row on
   T own_at[3][Sizes::kRows];  // as those of a stage
   std::int64_t own_bias[Sizes::kRows];
 };
@@ -161,7 +161,8 @@ __device__ __forceinline__ E* head_data(const Rows& rows, std::int64_t b, std::i
 
 /// The word of a row of a partial tile, asked of the program.
 template <class Shared>
-__device__ __noinline__ Word ask_word(const BackwardArgs& args, const Shared& shared, std::int32_t other_block, int row) {
+__device__ __noinline__ Word ask_word(const BackwardArgs& args, const Shared& shared, std::int32_t other_block,
+                                      int row) {
   const auto own = shared.task.own;
   const auto& side = args.sides[own];
   const auto& other = args.sides[1 - own];
@@ -175,16 +176,17 @@ __device__ __noinline__ Word ask_word(const BackwardArgs& args, const Shared& sh
 
 /// Coordinates of some rows, and where their biases lie.
 template <int kRows, class T>
-__device__ __noinline__ void find_extras(const BackwardArgs& args, const Program& program, Side side, std::int32_t block,
-                                         std::int32_t first, T (&at)[3][kRows], std::int64_t (&bias)[kRows]) {
+__device__ __noinline__ void find_extras(const BackwardArgs& args, const Program& program, Side side,
+                                         std::int32_t block, std::int32_t first, T (&at)[3][kRows],
+                                         std::int64_t (&bias)[kRows]) {
   const auto& grid = args.sides[side].grid;
   const auto size = side == queries ? grid.size : program.k_size();
   const BlockRows rows{box_of(grid, args.sides[side].plain, block), size, first};
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
     Int3 c;
     const bool exists = rows.coordinate(row, c);
-    bias[row] =
-        exists ? rules::flat_index(c, grid.size) * (side == queries ? args.bias.query : args.bias.key) : std::int64_t{-1};
+    bias[row] = exists ? rules::flat_index(c, grid.size) * (side == queries ? args.bias.query : args.bias.key)
+                       : std::int64_t{-1};
     rules::Coordinate x{};
     if (exists) x = side == queries ? rules::query_coordinate(program, c) : rules::key_coordinate(program, c);
     for (int n = 0; n < 3; ++n) at[n][row] = static_cast<T>(x[n]);
@@ -194,8 +196,8 @@ __device__ __noinline__ void find_extras(const BackwardArgs& args, const Program
 /// A lane's products become scores; derivatives: the soft cap's. row_of: of each slot.
 template <class Shared, class T, int kSlots, int kTiles>
 __device__ __noinline__ void finish_scores(const BackwardArgs& args, const Shared& shared,
-                                           const typename Shared::Stage& stage, const int (&row_of)[kSlots], T (&s)[kSlots][2 * kTiles],
-                                           T (&derivatives)[kSlots][2 * kTiles]) {
+                                           const typename Shared::Stage& stage, const int (&row_of)[kSlots],
+                                           T (&s)[kSlots][2 * kTiles], T (&derivatives)[kSlots][2 * kTiles]) {
   const ScoreTerms<T> terms(args, shared.task.b, shared.task.h);
 #pragma unroll 1
   for (int i = 0; i < kSlots; ++i) {
@@ -217,7 +219,8 @@ __device__ __noinline__ void store_bias(const BackwardArgs& args, const Shared& 
   const auto& task = shared.task;
   const bool own_whole = task.whole_own(args), other_whole = task.whole_other(args);
   const auto place = [&](Side side, std::int32_t block, std::int32_t entry) {
-    const BlockRows rows{box_of(args.sides[side].grid, args.sides[side].plain, block), args.sides[side].grid.size, entry};
+    const BlockRows rows{box_of(args.sides[side].grid, args.sides[side].plain, block), args.sides[side].grid.size,
+                         entry};
     Int3 c;
     if (!rows.coordinate(0, c)) return std::int64_t{-1};
     return rules::flat_index(c, args.sides[side].grid.size) * (side == queries ? args.dbias.query : args.dbias.key);

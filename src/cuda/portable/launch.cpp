@@ -70,8 +70,7 @@ void allow_shared_memory(const void* function, int bytes, int device) {
     one.function.compare_exchange_strong(none, function);
     if (one.function != function) continue;
     if (one.devices.load() >> device & 1) return;
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-          "preparing a kernel");
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "preparing a kernel");
     one.devices |= std::uint64_t{1} << device;
     return;
   }
@@ -79,8 +78,9 @@ void allow_shared_memory(const void* function, int bytes, int device) {
 
 void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream) {
   void* parameters[] = {args};
-  check(cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(threads), parameters, shared_bytes, stream),
-        "launching a kernel");
+  check(
+      cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(threads), parameters, shared_bytes, stream),
+      "launching a kernel");
 }
 
 }  // namespace anyflash::cuda
