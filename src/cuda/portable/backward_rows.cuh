@@ -16,6 +16,7 @@ class RowTermsBlock {
   using T = typename Products::Number;
   static constexpr int kSlots = Sizes::kSlots, kRows = Sizes::kRows, kThreads = Sizes::kThreads;
   static constexpr int kColumns = Sizes::kColumns, kTiles = kColumns / 8, kDepth = Sizes::kDepth;
+  static_assert(kRows % kColumns == 0);
   using DoutTile = typename Products::template KeyTile<kRows, kDepth>;
   using OutTile = typename Products::template KeyTile<kColumns, kDepth>;
 
