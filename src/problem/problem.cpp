@@ -181,7 +181,8 @@ class Reader {
     problem_.d_qk = head_size(query, axes_.channel, largest_d_qk);
     problem_.q_size = sequence_size(query, axes_);
     // Rounded once: 1 / sqrt in double precision is off by one in the last place for 52 of the 256 head sizes.
-    problem_.scale = options_.scale.value_or(static_cast<double>(1 / std::sqrt(static_cast<long double>(problem_.d_qk))));
+    problem_.scale =
+        options_.scale.value_or(static_cast<double>(1 / std::sqrt(static_cast<long double>(problem_.d_qk))));
     problem_.q = operand(view, axes_);
   }
 
