@@ -175,9 +175,9 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const StreamMemory memory(backward_workspace(problem, plan), stream);
   Parts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
-  launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, args, stream);
+  launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
   if (const auto all = tasks.keys + tasks.queries + tasks.bias; all > 0)
-    launch(kernels.gradients, all, kernels.threads, kernels.gradients_bytes, args, stream);
+    launch(kernels.gradients, all, kernels.threads, kernels.gradients_bytes, &args, stream);
   if (problem.dsink.given()) sum_sinks(args, stream);
 }
 

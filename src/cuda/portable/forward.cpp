@@ -141,7 +141,7 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const auto pages = bring_pages(problem, args, stream);
   const DevicePlan masks(plan, problem.device.index, stream);
   args.groups = masks.groups();
-  launch(kernel.function, static_cast<std::int64_t>(tasks), kernel.threads, kernel.shared_bytes, args, stream);
+  launch(kernel.function, static_cast<std::int64_t>(tasks), kernel.threads, kernel.shared_bytes, &args, stream);
 }
 
 }  // namespace anyflash::cuda

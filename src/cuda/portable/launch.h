@@ -26,11 +26,7 @@ void check_tasks(double tasks);
 /// Lets a kernel have its shared memory; asked for once on each device.
 void allow_shared_memory(const void* function, int bytes, int device);
 
+/// args: what the kernel is given.
 void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream);
-
-template <class Args>
-void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, Args& args, cudaStream_t stream) {
-  launch(function, blocks, threads, shared_bytes, static_cast<void*>(&args), stream);
-}
 
 }  // namespace anyflash::cuda
