@@ -149,6 +149,7 @@ class Reader {
     }
     problem_.align = options_.align;
     problem_.threads = int(options_.threads);
+    problem_.deterministic = options_.deterministic;
   }
 
   /// scale and softcap must be numbers of the type that the scores are computed in.

@@ -85,18 +85,29 @@ class Builder {
       for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
         const auto& run = list.runs[i];
         if (run.kind == rules::TileClass::full || !shared) {
-          runs_.push_back({run.first, run.count, run.kind, -1});
+          runs_.push_back({run.first, run.count, run.kind, run.kind == rules::TileClass::full ? -1 : asked<of>(run.count)});
           continue;
         }
         const auto rows = own.box(static_cast<std::int32_t>(block));
-        for (auto cell = run.first; cell < run.first + run.count; ++cell)
-          runs_.push_back({cell, 1, run.kind, words_of<of>(group.program, rows, other.box(cell), known)});
+        for (auto cell = run.first; cell < run.first + run.count; ++cell) {
+          const auto words = words_of<of>(group.program, rows, other.box(cell), known);
+          runs_.push_back({cell, 1, run.kind, words < 0 ? asked<of>(1) : words});
+        }
       }
     }
     start_.push_back(static_cast<std::int64_t>(runs_.size()));
     image.point(list_at + offsetof(DeviceRuns, start), image.add(start_));
     image.point(list_at + offsetof(DeviceRuns, runs), image.add(runs_));
     image.point(list_at + offsetof(DeviceRuns, words), image.add(words_));
+  }
+
+  /// For tiles that have no words in a table. Those of key blocks are numbered, over all masks: ~ the first's number.
+  template <CellOf of>
+  std::int32_t asked(std::int32_t tiles) {
+    if (of == CellOf::keys) return -1;
+    const auto first = asked_;
+    asked_ += tiles;
+    return ~first;
   }
 
   template <CellOf of>
@@ -172,6 +183,7 @@ class Builder {
   }
 
   std::size_t groups_;
+  std::int32_t asked_ = 0;
   std::vector<std::int64_t> start_;
   std::vector<DeviceRun> runs_;
   std::vector<rules::Word> words_;

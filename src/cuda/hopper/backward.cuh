@@ -1,52 +1,25 @@
 // The backward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-2, Dao 2023, algorithm 2).
 //
-// A block of threads takes 128 keys of one head and walks the plan's runs of query blocks, kQueries queries at a time, of
-// each query head that shares the key head:
+// A block of threads takes two neighbouring key blocks of one head, 128 keys, and walks the query blocks that see them,
+// kQueries queries at a time, of each query head that shares the key head:
 //   S^T = K Q^T;  P^T = exp(S^T - lse), hidden pairs 0;  dV += P^T dO;
 //   dP^T = V dO^T;  dS^T = P^T (dP^T - delta);  dK += dS^T Q;  dQ += dS K.
-// Keys are rows: each of two warpgroups owns 64, and P^T and dS^T are operands from its registers. dS goes through shared
-// memory too, because a query's dQ is a sum over both warpgroups' keys: each makes half of dQ, one tile late, so that none
-// waits for the other, and adds it to float32 sums in global memory, laid out so that a warp adds 512 bytes at a time.
-// A third warpgroup loads: K and V once, Q, dO, shifts and deltas two tiles deep. The scores of the next tile are under
-// way while the last results of this one are stored. Bound by shared memory, which feeds the tensor cores, then by those.
+// Keys are rows: each of two warpgroups owns a key block, and P^T and dS^T are operands from its registers. dS goes through
+// shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late, so that none
+// waits for the other, and adds it to float32 sums in global memory, laid out so that a warp adds 512 bytes at a time, in
+// no order. A third warpgroup loads, two tiles deep (backward_loader.cuh). Bound by the tensor cores and by shared memory,
+// which feeds them.
+//
+// A hidden row that is not finite makes NaN of its zero P or dS. A result that holds a NaN is reported; the portable kernel
+// then makes all of them again, with care.
 #pragma once
 
 #include <type_traits>
 
-#include "cuda/hopper/backward_args.h"
-#include "cuda/hopper/barriers.cuh"
-#include "cuda/hopper/products.cuh"
+#include "cuda/hopper/backward_loader.cuh"
 #include "cuda/hopper/transposed_products.cuh"
-#include "cuda/portable/rows.cuh"
-#include "rules/words.h"
 
 namespace anyflash::cuda {
-
-using rules::Word;
-
-template <class E, int depth, int queries>
-struct GroupBackwardSizes {
-  using Element = E;
-  static constexpr int kDepth = depth, kQueries = queries, kKeys = 128, kCells = queries / 64;
-  static constexpr int kStages = 2, kScoreBuffers = 3, kThreads = 3 * 128;
-  static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
-};
-
-template <class Sizes>
-struct GroupBackwardShared {
-  using E = typename Sizes::Element;
-  alignas(1024) E k[Sizes::kKeys * Sizes::kDepth];
-  alignas(1024) E v[Sizes::kKeys * Sizes::kDepth];
-  alignas(1024) E q[Sizes::kStages][Sizes::kQueries * Sizes::kDepth];
-  alignas(1024) E grad_out[Sizes::kStages][Sizes::kQueries * Sizes::kDepth];
-  alignas(1024) E grad_s[Sizes::kScoreBuffers][Sizes::kQueries * Sizes::kKeys];  ///< dS^T: panels of 64 queries
-  float shift[Sizes::kStages][Sizes::kQueries], delta[Sizes::kStages][Sizes::kQueries];
-  Word words[Sizes::kStages][Sizes::kCells * Sizes::kKeys];
-  std::int32_t tile[Sizes::kStages];  ///< number of the query block, -1 behind the last
-  bool partial[Sizes::kStages];
-  Barrier keys, full[Sizes::kStages], empty[Sizes::kStages];
-  Barrier scores_full[Sizes::kScoreBuffers], scores_empty[Sizes::kScoreBuffers];
-};
 
 #ifndef LATE64
 #define LATE64 1
@@ -73,10 +46,10 @@ class GroupBackwardBlock {
 
   __device__ __forceinline__ GroupBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
       : args_(args), shared_(shared) {
-    const auto task = static_cast<std::int32_t>(blockIdx.x), head = task / args.key_blocks;
-    block_ = task % args.key_blocks;  // under causal rules the first blocks are the longest
-    const auto key_heads = args.heads / args.group_heads;
-    b_ = head / key_heads, head_ = head % key_heads;
+    const auto& side = args.sides[keys];
+    const auto task = static_cast<std::int32_t>(blockIdx.x), pairs = (side.blocks + 1) / 2, head = task / pairs;
+    first_block_ = task % pairs * 2;  // under causal rules the first blocks are the longest
+    b_ = head / side.heads, key_head_ = head % side.heads;
   }
 
   __device__ __forceinline__ void run() {
@@ -84,7 +57,7 @@ class GroupBackwardBlock {
     __syncthreads();
     if (threadIdx.x >= 256) {
       give_registers<PR>();
-      load();
+      GroupLoader<Sizes>(args_, shared_, b_, key_head_, first_block_).run();
     } else {
       take_registers<CR>();
       compute();
@@ -99,94 +72,10 @@ class GroupBackwardBlock {
     barriers_begun();
   }
 
-  // What the third warpgroup does.
-
-  __device__ __forceinline__ void load() {
-    load_rows<kKeys>(shared_.k, args_.k, head_, args_.d_qk, args_.key_grid, args_.key_rows, args_.key_size, block_);
-    load_rows<kKeys>(shared_.v, args_.v, head_, args_.d_v, args_.key_grid, args_.key_rows, args_.key_size, block_);
-    loaded(shared_.keys);
-    int count = 0;
-    for (std::int32_t h = head_ * args_.group_heads; h < (head_ + 1) * args_.group_heads; ++h) {
-      const auto& group = args_.groups[(args_.batch_groups > 1 ? b_ : 0) * args_.head_groups +
-                                       (args_.head_groups > 1 ? h : 0)];
-      const auto last = group.start[block_ + 1];
-      for (auto i = group.start[block_]; i < last; ++i) {
-        const DeviceRun run = group.runs[i];
-        for (std::int32_t n = 0; n < run.count; ++n, ++count) load_tile(count, h, run.first + n, run, group.words);
-      }
-    }
-    const int stage = count % kStages;
-    shared_.empty[stage].wait(count / kStages % 2 ^ 1);
-    if (threadIdx.x % 128 == 0) shared_.tile[stage] = -1;
-    shared_.full[stage].arrive();
-  }
-
-  __device__ __forceinline__ void load_tile(int count, std::int32_t h, std::int32_t block, const DeviceRun& run,
-                                            const Word* words) {
-    const int stage = count % kStages, thread = static_cast<int>(threadIdx.x % 128);
-    const auto tile = (b_ * args_.heads + h) * args_.query_blocks + block;
-    const bool partial = run.kind != rules::TileClass::full;
-    shared_.empty[stage].wait(count / kStages % 2 ^ 1);
-    load_rows<kQueries>(shared_.q[stage], args_.q, h, args_.d_qk, args_.query_grid, args_.query_rows, args_.query_size,
-                        block);
-    load_rows<kQueries>(shared_.grad_out[stage], args_.grad_out, h, args_.d_v, args_.query_grid, args_.query_rows,
-                        args_.query_size, block);
-    if (thread < kQueries / 4) {
-      copy_16(shared_.shift[stage] + 4 * thread, args_.shift + std::int64_t{tile} * kQueries + 4 * thread);
-      copy_16(shared_.delta[stage] + 4 * thread, args_.delta + std::int64_t{tile} * kQueries + 4 * thread);
-    }
-    if (partial) {
-#pragma unroll
-      for (int cell = 0; cell < kCells; ++cell)
-        copy_8(shared_.words[stage] + cell * kKeys + thread,
-               words + (std::int64_t{run.words} * kCells + cell) * kKeys + thread);
-    }
-    if (thread == 0) shared_.tile[stage] = tile, shared_.partial[stage] = partial;
-    loaded(shared_.full[stage]);
-  }
-
-  __device__ __forceinline__ static void loaded(Barrier& barrier) {
-    copies_commit();
-    copies_wait<0>();
-    show_to_products();
-    barrier.arrive();
-  }
-
-  /// kRows rows of a block, zeros where there are none, swizzled.
-  template <int kRows>
-  __device__ __forceinline__ void load_rows(E* to, const Rows& rows, std::int32_t h, std::int32_t channels,
-                                            const rules::Grid& grid, bool plain, const rules::Int3& size,
-                                            std::int32_t block) const {
-    constexpr unsigned kChunks = kDepth / 8, kStep = 128 / kChunks;
-    static_assert(kStep % 8 == 0);
-    const unsigned thread = threadIdx.x % 128, row = thread / kChunks, channel = thread % kChunks * 8;
-    const E* const data = reinterpret_cast<const E*>(rows.data) + b_ * rows.batch + h * rows.head;
-    to += SwizzledTile<E, kRows, kDepth>::at(row, channel);
-    const int bytes = max(min(channels - int(channel), 8), 0) * int(sizeof(E));
-    if (plain) {
-      const int first = block * kRows + int(row), left = size[2] - first;
-      const E* from = data + first * rows.sequence[2] + channel;
-#pragma unroll
-      for (int n = 0; n < kRows / int(kStep); ++n) {
-        const bool exists = n * int(kStep) < left && bytes > 0;
-        copy_16(to + n * kStep * 64, exists ? from + n * kStep * rows.sequence[2] : data, exists ? bytes : 0);
-      }
-    } else {
-      const auto box = grid.box(block);
-#pragma unroll 1
-      for (int n = 0; n < kRows / int(kStep); ++n) {
-        const auto c = entry_of(box, row + n * kStep);
-        const bool exists = rules::inside(c, size) && bytes > 0;
-        const auto at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2] + channel;
-        copy_16(to + n * kStep * 64, exists ? data + at : data, exists ? bytes : 0);
-      }
-    }
-  }
-
-  // What the first two do.
-
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
   __device__ __forceinline__ static unsigned lane() { return threadIdx.x % 32; }
+  /// This lane's first key; the second is 8 behind it.
+  __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 * 16 + lane() / 4; }
 
   /// Where 16 columns from c on, c a multiple of 16, of a swizzled tile begin, in the 16 bytes that descriptors count.
   template <int kRows>
@@ -218,7 +107,7 @@ class GroupBackwardBlock {
 
   /// c = this warpgroup's part of dS K.
   __device__ __forceinline__ void query_gradient(float (&c)[8][4], int buffer) const {
-    const E* const part = shared_.grad_s[buffer] + (kCells == 2 ? group() * kKeys * 64 : 0);
+    const E* const part = shared_.ds[buffer] + (kCells == 2 ? group() * kKeys * 64 : 0);
     const auto a = describe_tile(part, 0);
     const auto b = describe_tile(shared_.k + (kCells == 2 ? 0 : group() * kKeys * 64), 0);
     products_begin();
@@ -227,8 +116,11 @@ class GroupBackwardBlock {
     products_commit();
   }
 
-  __device__ __forceinline__ void add_query_gradient(const float (&c)[8][4], std::int32_t tile) const {
-    float* const to = args_.sums + std::int64_t{tile} * (kQueries * kDepth) + group() * 4096 + threadIdx.x % 128 * 4;
+  /// tile, cells: as in shared memory.
+  __device__ __forceinline__ void add_query_gradient(const float (&c)[8][4], std::int32_t tile,
+                                                     std::uint32_t cells) const {
+    if (kCells == 2 && !(cells >> group() & 1)) return;
+    float* const to = args_.sums + std::int64_t{tile} * (64 * kDepth) + group() * 4096 + threadIdx.x % 128 * 4;
 #pragma unroll
     for (int j = 0; j < 8; ++j) add_to_memory(to + j * 512, c[j]);
   }
@@ -243,6 +135,7 @@ class GroupBackwardBlock {
     shared_.keys.wait(0);
     shared_.full[0].wait(0);
     std::int32_t tile = shared_.tile[0], last_tile = -1;
+    std::uint32_t last_cells = 0;
     int stage = 0, buffer = 0, last_buffer = kScoreBuffers - 1;
     unsigned parity = 0, buffer_parity = 0, last_parity = 0;
     if (tile >= 0) {
@@ -252,17 +145,17 @@ class GroupBackwardBlock {
     do {
       float p_gradient[kQueryTiles][4];
       std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-      key_products(p_gradient, v, shared_.grad_out[stage]);
+      key_products(p_gradient, v, shared_.dout[stage]);
       probabilities(s, stage);
       pack(p, s);
-      if constexpr (!kLate) query_products(grad_v, p, shared_.grad_out[stage]);
+      if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
       products_wait_for<kLate ? 0 : 1>();
       keep(p_gradient);
       score_gradients(p_gradient, s, stage);
       pack(ds, p_gradient);
       shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
       store_scores(ds, buffer);
-      if constexpr (kLate) query_products(grad_v, p, shared_.grad_out[stage]);
+      if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
       query_products(grad_k, ds, shared_.q[stage]);
 
       float q_gradient[8][4];
@@ -272,6 +165,7 @@ class GroupBackwardBlock {
       if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
       query_gradient(q_gradient, last_buffer);
 
+      const std::uint32_t cells = shared_.cells[stage];
       const int next_stage = stage ^ 1;
       const unsigned next_parity = parity ^ (stage == kStages - 1);
       shared_.full[next_stage].wait(next_parity);
@@ -286,7 +180,7 @@ class GroupBackwardBlock {
         shared_.empty[stage].arrive();
         if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
       }
-      if (last_tile >= 0) add_query_gradient(q_gradient, last_tile);
+      if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells);
 #if NO_AHEAD
       key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
 #endif
@@ -294,7 +188,7 @@ class GroupBackwardBlock {
       keep(s);
       keep(grad_k);
       keep(grad_v);
-      last_tile = tile, last_buffer = buffer, last_parity = buffer_parity;
+      last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
       if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
       tile = next_tile, stage = next_stage, parity = next_parity;
     } while (tile >= 0);
@@ -303,28 +197,33 @@ class GroupBackwardBlock {
       query_gradient(q_gradient, last_buffer);
       products_wait_for<0>();
       keep(q_gradient);
-      add_query_gradient(q_gradient, last_tile);
+      add_query_gradient(q_gradient, last_tile, last_cells);
     }
-    store(grad_v, args_.grad_v, args_.d_v, 1.0f);
-    store(grad_k, args_.grad_k, args_.d_qk, args_.scale);
+    store(grad_k, 0, static_cast<float>(args_.scale));
+    store(grad_v, 1, 1.0f);
   }
+
+  /// A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
+  __device__ __forceinline__ static float probability(float x) { return exp2_approximately(x > 0 ? 0.0f : x); }
 
   /// Scores become P.
   __device__ __forceinline__ void probabilities(float (&s)[kQueryTiles][4], int stage) const {
+    const float unit = static_cast<float>(args_.scale) * 1.44269504f;
     const float* const shift = shared_.shift[stage] + 2 * (lane() % 4);
 #pragma unroll
     for (int j = 0; j < kQueryTiles; ++j) {
       const float2 x = *reinterpret_cast<const float2*>(shift + 8 * j);
-      s[j][0] = exp2_approximately(fmaf(s[j][0], args_.unit, x.x));
-      s[j][1] = exp2_approximately(fmaf(s[j][1], args_.unit, x.y));
-      s[j][2] = exp2_approximately(fmaf(s[j][2], args_.unit, x.x));
-      s[j][3] = exp2_approximately(fmaf(s[j][3], args_.unit, x.y));
+      s[j][0] = probability(fmaf(s[j][0], unit, x.x));
+      s[j][1] = probability(fmaf(s[j][1], unit, x.y));
+      s[j][2] = probability(fmaf(s[j][2], unit, x.x));
+      s[j][3] = probability(fmaf(s[j][3], unit, x.y));
     }
-    if (!shared_.partial[stage]) return;
-    const unsigned row = threadIdx.x / 32 * 16 + lane() / 4;
+    const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
+    if (!cells) return;
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
-      const Word* const words = shared_.words[stage] + cell * kKeys + row;
+      if (!(cells >> 2 * cell & 1)) continue;
+      const Word* const words = shared_.words[stage][cell] + row();
       const Word a = words[0] >> (2 * (lane() % 4)), b = words[8] >> (2 * (lane() % 4));
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -371,7 +270,7 @@ class GroupBackwardBlock {
 
   __device__ __forceinline__ void store_scores(const std::uint32_t (&x)[kQueries / 16][4], int buffer) {
     const unsigned row = threadIdx.x / 32 * 16 + lane() % 16, half = lane() / 16;
-    E* const to = shared_.grad_s[buffer] + row * 64;
+    E* const to = shared_.ds[buffer] + row * 64;
 #pragma unroll
     for (int m = 0; m < kQueries / 16; ++m)
       store_matrices(to + m / 4 * (kKeys * 64) + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);
@@ -380,20 +279,29 @@ class GroupBackwardBlock {
     if (lane() == 0) shared_.scores_full[buffer].arrive();
   }
 
-  /// This warpgroup's rows of dK or dV.
-  __device__ __forceinline__ void store(const float (&x)[kDepthTiles][4], const Rows& rows, std::int32_t channels,
-                                        float factor) const {
-    E* const data = reinterpret_cast<E*>(rows.data) + b_ * rows.batch + head_ * rows.head;
-    const auto box = box_of(args_.key_grid, args_.key_rows, block_);
+  /// This warpgroup's rows of dK (n = 0) or dV.
+  __device__ __forceinline__ void store(const float (&x)[kDepthTiles][4], int n, float factor) const {
+    const auto& side = args_.sides[keys];
+    const auto block = first_block_ + static_cast<std::int32_t>(group());
+    const auto& rows = side.gradients[n];
+    if (!rows.data || block >= side.blocks) return;
+    float zero = 0;
+#pragma unroll
+    for (int j = 0; j < kDepthTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) zero += 0 * x[j][e];
+    if (zero != zero) *args_.careful = 1;
+    E* const data = head_data<E>(rows, b_, key_head_);
+    const auto box = box_of(side.grid, side.plain, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const auto c = entry_of(box, threadIdx.x / 32 * 16 + half * 8 + lane() / 4);
-      if (!rules::inside(c, args_.key_size)) continue;
+      const auto c = entry_of(box, row() % 64 + half * 8);
+      if (!rules::inside(c, side.grid.size)) continue;
       E* const to = data + c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
 #pragma unroll
       for (int j = 0; j < kDepthTiles; ++j) {
         const int channel = 8 * j + 2 * (lane() % 4);
-        if (channel < channels)
+        if (channel < args_.channels[n])
           *reinterpret_cast<std::uint32_t*>(to + channel) =
               pair(x[j][2 * half] * factor, x[j][2 * half + 1] * factor);
       }
@@ -402,7 +310,7 @@ class GroupBackwardBlock {
 
   const GroupBackwardArgs& args_;
   Shared& shared_;
-  std::int32_t b_, head_, block_;  // head_: of keys
+  std::int32_t b_, key_head_, first_block_;
 };
 
 template <class Sizes>

@@ -1,25 +1,14 @@
-// What the backward kernels of Hopper are given: plain numbers and device pointers, passed by value.
+// What the backward kernels of Hopper are given, beside what the portable ones are.
 #pragma once
 
-#include "cuda/portable/forward_args.h"
+#include "cuda/portable/backward_args.h"
 
 namespace anyflash::cuda {
 
-/// Of a row of queries: P = 2^(S unit + shift), dS = P (dP - delta).
-struct GroupBackwardArgs {
-  Rows q, k, v, grad_out, grad_k, grad_v;  // 16-byte vectors all
-  Rows grad_q;
-  const float *shift, *delta;  ///< [batch][head][query block][row]; a row that sees no key: -inf and 0
-  float* sums;                 ///< of dQ: [batch][head][query block], each as backward_sums.cuh says, zero at first
-  const DeviceGroup* groups;   ///< [batch group][head group]; runs of query blocks, words of keys' rows
-  rules::Grid query_grid, key_grid;
-  rules::Int3 query_size, key_size;
-  std::int32_t batch_groups, head_groups;
-  std::int32_t heads, group_heads;  ///< query heads, and those of them that share a key head
-  std::int32_t d_qk, d_v;
-  std::int32_t query_blocks, key_blocks;
-  bool query_rows, key_rows;  ///< blocks are plain rows: of a sequence of one dimension, without a step
-  float scale, unit;          ///< unit: scale times log2(e)
+struct GroupBackwardArgs : BackwardArgs {
+  float* sums;           ///< of dQ: for each query block of each head 64 padded head sizes, zero at first
+  std::uint64_t* words;  ///< of the tiles that have none in the plan's tables: 64 each, one for each key
+  std::int32_t* careful;  ///< becomes 1 if a result holds a NaN: it may be a hidden row's
 };
 
 }  // namespace anyflash::cuda

@@ -7,6 +7,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/hopper/backward.h"
 #include "cuda/portable/backward_args.h"
 #include "cuda/portable/backward_kernels.h"
 #include "cuda/portable/launch.h"
@@ -154,6 +155,8 @@ TileMenu backward_menu(const Problem&) {
 std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
   Parts parts(nullptr);
   terms_of(problem, plan, parts);
+  if (group_backward_serves(problem, plan, args_of(problem, plan)))
+    parts.take<char>(group_backward_workspace(problem, plan));
   return parts.bytes();
 }
 
@@ -176,6 +179,10 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   Parts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
   launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
+  if (group_backward_serves(problem, plan, args)) {
+    auto* const workspace = parts.take<char>(group_backward_workspace(problem, plan));
+    args.only_if = group_backward(problem, plan, args, workspace, stream);
+  }
   if (const auto all = tasks.keys + tasks.queries + tasks.bias; all > 0)
     launch(kernels.gradients, all, kernels.threads, kernels.gradients_bytes, &args, stream);
   if (problem.dsink.given()) sum_sinks(args, stream);

@@ -38,6 +38,7 @@ struct BackwardArgs {
   std::int64_t key_tasks, query_tasks;   // of the grid's blocks, which are these, and then those of the bias
   bool general;                          // scores need more than a scale
   double scale, softcap;
+  const std::int32_t* only_if;  ///< the gradients are made only if this is not 0; null: they are
 };
 
 }  // namespace anyflash::cuda

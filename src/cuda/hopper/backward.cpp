@@ -1,0 +1,81 @@
+#include "cuda/hopper/backward.h"
+
+#include "cuda/common/device.h"
+#include "cuda/common/errors.h"
+#include "cuda/hopper/backward_kernels.h"
+#include "cuda/portable/launch.h"
+
+namespace anyflash::cuda {
+namespace {
+
+/// What a call works in: dQ's sums, the number that reports a NaN, the words that the plan's tables do not have.
+struct Space {
+  std::int64_t sums = 0, words = 0;
+  static constexpr std::int64_t report = 256;
+  std::int64_t bytes() const { return sums + report + words; }
+};
+
+Space space_of(const Problem& problem, const ExecutionPlan& plan) {
+  Space space;
+  space.sums = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * padded_depth(problem) * 4;
+  for (const auto& group : plan.groups)
+    for (const auto& run : group.queries_of_key_block.runs)
+      if (run.kind != TileClass::full) space.words += run.count * std::int64_t{512};
+  return space;
+}
+
+GroupBackwardKernels kernels_of(const Problem& problem) {
+  const int depth = padded_depth(problem);
+  return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth)
+                                              : group_backward_kernels_bfloat16(depth);
+}
+
+/// Whole vectors, if it is given.
+bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
+
+}  // namespace
+
+bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan,
+                           [[maybe_unused]] const BackwardArgs& args) {
+#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+  if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
+  if (problem.deterministic || args.general || facts_of(problem.device).major != 9) return false;
+  if (padded_depth(problem) > 128 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0) return false;
+  if (problem.dbias.given() || !(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
+  for (const auto& side : args.sides)
+    for (int n = 0; n < 2; ++n)
+      if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
+  const auto space = space_of(problem, plan);
+  return space.words <= 4 * space.sums;  // linear in the sequences, whatever the rule
+#else
+  return false;
+#endif
+}
+
+std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  return space_of(problem, plan).bytes();
+}
+
+const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
+                                   char* workspace, cudaStream_t stream) {
+  const auto space = space_of(problem, plan);
+  const auto kernels = kernels_of(problem);
+  GroupBackwardArgs args{common, nullptr, nullptr, nullptr};
+  args.sums = reinterpret_cast<float*>(workspace);
+  args.careful = reinterpret_cast<std::int32_t*>(workspace + space.sums);
+  args.words = reinterpret_cast<std::uint64_t*>(workspace + space.sums + Space::report);
+  check(cudaMemsetAsync(workspace, 0, space.sums + Space::report, stream), "clearing sums");
+  const auto& keys = args.sides[1];
+  if (space.words > 0)
+    launch(ask_all_words_kernel(), static_cast<std::int64_t>(plan.groups.size()) * keys.blocks, 64, 0, args, stream);
+  allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
+  const std::int64_t pairs = (keys.blocks + 1) / 2;
+  if (const auto tasks = problem.batch * keys.heads * pairs; tasks > 0)
+    launch(kernels.gradients, tasks, kernels.threads, kernels.bytes, args, stream);
+  const auto& queries = args.sides[0];
+  if (const auto tasks = problem.batch * queries.heads * queries.blocks; queries.gradients[0].data && tasks > 0)
+    launch(kernels.store_queries, tasks, 128, 0, args, stream);
+  return args.careful;
+}
+
+}  // namespace anyflash::cuda
