@@ -8,16 +8,18 @@
 namespace anyflash::cuda {
 namespace {
 
-/// What a call works in: dQ's sums, the number that reports a NaN, the words that the plan's tables do not have.
+/// What a call works in: dQ's sums, the number that reports a NaN, shifts, deltas, the words that the plan's tables do
+/// not have.
 struct Space {
-  std::int64_t sums = 0, words = 0;
+  std::int64_t sums = 0, rows = 0, words = 0;
   static constexpr std::int64_t report = 256;
-  std::int64_t bytes() const { return sums + report + words; }
+  std::int64_t bytes() const { return sums + report + 2 * rows + words; }
 };
 
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   Space space;
-  space.sums = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * padded_depth(problem) * 4;
+  space.rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 4;
+  space.sums = space.rows * padded_depth(problem);
   for (const auto& group : plan.groups)
     for (const auto& run : group.queries_of_key_block.runs)
       if (run.kind != TileClass::full) space.words += run.count * std::int64_t{512};
@@ -40,7 +42,7 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
   if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
   if (problem.deterministic || args.general || facts_of(problem.device).major != 9) return false;
-  if (padded_depth(problem) > 128 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0) return false;
+  if (problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0) return false;
   if (problem.dbias.given() || !(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   for (const auto& side : args.sides)
     for (int n = 0; n < 2; ++n)
@@ -60,21 +62,25 @@ const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& 
                                    char* workspace, cudaStream_t stream) {
   const auto space = space_of(problem, plan);
   const auto kernels = kernels_of(problem);
-  GroupBackwardArgs args{common, nullptr, nullptr, nullptr};
-  args.sums = reinterpret_cast<float*>(workspace);
-  args.careful = reinterpret_cast<std::int32_t*>(workspace + space.sums);
-  args.words = reinterpret_cast<std::uint64_t*>(workspace + space.sums + Space::report);
+  char* const rows = workspace + space.sums + Space::report;
+  GroupBackwardArgs args{common,
+                         reinterpret_cast<float*>(workspace),
+                         reinterpret_cast<float*>(rows),
+                         reinterpret_cast<float*>(rows + space.rows),
+                         reinterpret_cast<std::uint64_t*>(rows + 2 * space.rows),
+                         reinterpret_cast<std::int32_t*>(workspace + space.sums)};
   check(cudaMemsetAsync(workspace, 0, space.sums + Space::report, stream), "clearing sums");
-  const auto& keys = args.sides[1];
+  const auto &queries = args.sides[0], &keys = args.sides[1];
+  const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
+  if (query_blocks > 0) launch(prepare_rows_kernel(), query_blocks, 64, 0, args, stream);
   if (space.words > 0)
     launch(ask_all_words_kernel(), static_cast<std::int64_t>(plan.groups.size()) * keys.blocks, 64, 0, args, stream);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
-  const std::int64_t pairs = (keys.blocks + 1) / 2;
-  if (const auto tasks = problem.batch * keys.heads * pairs; tasks > 0)
+  const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
+  if (const auto tasks = problem.batch * keys.heads * parts; tasks > 0)
     launch(kernels.gradients, tasks, kernels.threads, kernels.bytes, args, stream);
-  const auto& queries = args.sides[0];
-  if (const auto tasks = problem.batch * queries.heads * queries.blocks; queries.gradients[0].data && tasks > 0)
-    launch(kernels.store_queries, tasks, 128, 0, args, stream);
+  if (queries.gradients[0].data && query_blocks > 0)
+    launch(kernels.store_queries, query_blocks, 128, 0, args, stream);
   return args.careful;
 }
 

@@ -7,6 +7,7 @@ namespace anyflash::cuda {
 
 struct GroupBackwardArgs : BackwardArgs {
   float* sums;           ///< of dQ: for each query block of each head 64 padded head sizes, zero at first
+  float *shift, *delta;  ///< of rows in block order: P = 2^(S unit + shift), dS = P (dP - delta); -inf: no gradient
   std::uint64_t* words;  ///< of the tiles that have none in the plan's tables: 64 each, one for each key
   std::int32_t* careful;  ///< becomes 1 if a result holds a NaN: it may be a hidden row's
 };

@@ -1,5 +1,7 @@
-// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that fills it: it walks the runs
-// of two neighbouring key blocks at once, and loads K and V once, then Q, dO and the numbers of their rows, tile by tile.
+// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others: two
+// warps walk the runs of neighbouring key blocks at once, and load K and V once, then Q, dO and the numbers of their rows,
+// tile by tile. One warp shows to the products what has landed, and one the scores that the other warpgroups have written:
+// to do that is to wait for all that one has asked of memory, which those who add to dQ's sums could not afford.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"
@@ -15,15 +17,25 @@ struct GroupBackwardSizes {
   static constexpr int kDepth = depth, kQueries = queries, kKeys = 128;
   static constexpr int kCells = queries / 64;  ///< query blocks of a tile
   static constexpr int kStages = 2, kScoreBuffers = 3, kThreads = 3 * 128;
+  static constexpr int kScores = kQueries * kKeys;  ///< numbers of a buffer: dS
   static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
 };
 
+/// Of head sizes up to 256.
+template <class E>
+struct WideBackwardSizes {
+  using Element = E;
+  static constexpr int kDepth = 256, kQueries = 64, kKeys = 64, kCells = 1;
+  static constexpr int kStages = 2, kScoreBuffers = 2, kThreads = 3 * 128;
+  static constexpr int kScores = 2 * kQueries * kKeys;  ///< P, then dS
+};
+
 /// A tile to come, of kCells neighbouring query blocks.
-template <int kCells>
+template <int kBlocks, int kCells>
 struct ComingTile {
   static constexpr std::int32_t full = 0x7fffffff, hidden = full - 1;
   std::int32_t h, block;          ///< query head; the first query block, -1 behind the last tile
-  std::int32_t words[2][kCells];  ///< of each key block and query block: as DeviceRun's, or one of the above
+  std::int32_t words[kBlocks][kCells];  ///< of each key block and query block: as DeviceRun's, or one of the above
 };
 
 /// A place in the runs of a key block.
@@ -53,19 +65,33 @@ template <class Sizes>
 struct GroupBackwardShared {
   using E = typename Sizes::Element;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers;
+  static constexpr int kBlocks = Sizes::kKeys / 64;  ///< key blocks
   alignas(1024) E k[Sizes::kKeys * Sizes::kDepth];
   alignas(1024) E v[Sizes::kKeys * Sizes::kDepth];
   alignas(1024) E q[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E dout[kStages][Sizes::kQueries * Sizes::kDepth];
-  alignas(1024) E ds[kScoreBuffers][Sizes::kQueries * Sizes::kKeys];  ///< dS^T: panels of 64 queries
+  alignas(1024) E scores[kScoreBuffers][Sizes::kScores];  ///< dS^T or P^T: panels of 64 queries
   // P = 2^(S unit + shift), dS = P (dP - delta); -inf and 0 of a row that has no gradient.
   float shift[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries];
   Word words[kStages][Sizes::kCells][Sizes::kKeys];
   std::int32_t tile[kStages];    ///< its first query block among those of all heads, -1 behind the last
   std::uint32_t cells[kStages];  ///< bit c: query block c is visited; bit 8 + 2c + w: key block w needs its words there
-  Barrier keys, full[kStages], empty[kStages], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
-  ComingTile<Sizes::kCells> coming[2];
-  RunCursor cursors[2];
+  bool done;                     ///< no more scores will be written
+  // Landed or written: in shared memory. Full: shown to the products too.
+  Barrier keys_landed, keys, landed[kStages], full[kStages], empty[kStages];
+  Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
+
+  /// One thread's work, before a barrier of the block.
+  __device__ __forceinline__ void begin() {
+    done = false;
+    keys_landed.begin(64), keys.begin(1);
+    for (int i = 0; i < kStages; ++i) landed[i].begin(64 + 1), full[i].begin(1), empty[i].begin(8);
+    for (int i = 0; i < kScoreBuffers; ++i)
+      scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(8);
+    barriers_begun();
+  }
+  ComingTile<kBlocks, Sizes::kCells> coming[2];
+  RunCursor cursors[kBlocks];
 };
 
 template <class Sizes>
@@ -73,41 +99,89 @@ class GroupLoader {
  public:
   using E = typename Sizes::Element;
   using Shared = GroupBackwardShared<Sizes>;
-  using Coming = ComingTile<Sizes::kCells>;
+  static constexpr int kBlocks = Shared::kBlocks;
+  using Coming = ComingTile<kBlocks, Sizes::kCells>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kStages = Sizes::kStages, kCells = Sizes::kCells;
 
-  /// first_block: of two key blocks of a key head.
+  /// first_block: of the kBlocks key blocks, of a key head.
   __device__ __forceinline__ GroupLoader(const GroupBackwardArgs& args, Shared& shared, std::int32_t b,
                                          std::int32_t key_head, std::int32_t first_block)
       : args_(args), shared_(shared), b_(b), key_head_(key_head), first_block_(first_block) {}
 
   __device__ __forceinline__ void run() {
+    const int warp = static_cast<int>(threadIdx.x % 128 / 32);
+    if (warp < 2) {
+      load();
+    } else if (warp == 2) {
+      show_tiles();
+    } else {
+      show_scores();
+    }
+  }
+
+ private:
+  static constexpr int kThreads = 64;  ///< that load
+
+  __device__ __forceinline__ void load() {
     load_rows<kKeys>(shared_.k, keys, 0, key_head_, first_block_);
     load_rows<kKeys>(shared_.v, keys, 1, key_head_, first_block_);
+    shared_.keys_landed.arrive_with_copies();
     if (thread() == 0) {
       h_ = key_head_ * args_.group_heads - 1;
       for (auto& cursor : shared_.cursors) cursor.run.count = 0;
       find(shared_.coming[0]);
     }
-    loaded(shared_.keys);
     for (int count = 0;; ++count) {
-      sync_threads<1, 128>();
+      sync_threads<1, kThreads>();
       const auto& tile = shared_.coming[count % 2];
       const int stage = count % kStages;
       shared_.empty[stage].wait(count / kStages % 2 ^ 1);
-      if (tile.block < 0) {
-        if (thread() == 0) shared_.tile[stage] = -1;
-        shared_.full[stage].arrive();
-        return;
+      const bool more = tile.block >= 0;
+      if (more) {
+        load_tile(tile, stage);
+      } else if (thread() == 0) {
+        shared_.tile[stage] = -1;
       }
-      load_tile(tile, stage);
-      if (thread() == 0) find(shared_.coming[(count + 1) % 2]);
-      loaded(shared_.full[stage]);
+      shared_.landed[stage].arrive_with_copies();
+      if (thread() == 0) {
+        shared_.landed[stage].arrive();
+        if (more) find(shared_.coming[(count + 1) % 2]);
+      }
+      if (!more) break;
+    }
+    copies_commit();
+    copies_wait<0>();
+  }
+
+  __device__ __forceinline__ void show_tiles() {
+    shared_.keys_landed.wait(0);
+    show(shared_.keys);
+    for (int count = 0;; ++count) {
+      const int stage = count % kStages;
+      shared_.landed[stage].wait(count / kStages % 2);
+      const bool last = shared_.tile[stage] < 0;
+      show(shared_.full[stage]);
+      if (last) return;
     }
   }
 
- private:
+  __device__ __forceinline__ void show_scores() {
+    int buffer = 0;
+    for (unsigned parity = 0;; parity ^= buffer == 0) {
+      shared_.scores_written[buffer].wait(parity);
+      if (shared_.done) return;
+      show(shared_.scores_full[buffer]);
+      if (++buffer == Sizes::kScoreBuffers) buffer = 0;
+    }
+  }
+
+  __device__ __forceinline__ static void show(Barrier& barrier) {
+    show_to_products();
+    __syncwarp();
+    if (lane_number() == 0) barrier.arrive();
+  }
+
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x % 128); }
   __device__ __forceinline__ const DeviceGroup& group(std::int32_t h) const {
     return args_.groups[(args_.batch_groups > 1 ? b_ : 0) * args_.head_groups + (args_.head_groups > 1 ? h : 0)];
@@ -116,20 +190,20 @@ class GroupLoader {
   /// The next tile that either key block visits, of this query head or the next of the group. One thread's work.
   __device__ __forceinline__ void find(Coming& tile) {
     auto& cursors = shared_.cursors;
-    while (cursors[0].run.count == 0 && cursors[1].run.count == 0) {
+    while (cursors[0].run.count == 0 && cursors[kBlocks - 1].run.count == 0) {
       if (++h_ == (key_head_ + 1) * args_.group_heads) {
         tile.block = -1;
         return;
       }
       const auto& list = group(h_).queries_of_key_block;
-      cursors[0].open(list, first_block_);
-      if (first_block_ + 1 < args_.sides[keys].blocks) cursors[1].open(list, first_block_ + 1);
+      for (int w = 0; w < kBlocks; ++w)
+        if (first_block_ + w < args_.sides[keys].blocks) cursors[w].open(list, first_block_ + w);
     }
     auto block = Coming::full;
     for (const auto& cursor : cursors)
       if (cursor.run.count > 0) block = min(block, cursor.run.first / kCells * kCells);
     tile.h = h_, tile.block = block;
-    for (int w = 0; w < 2; ++w)
+    for (int w = 0; w < kBlocks; ++w)
       for (int cell = 0; cell < kCells; ++cell) {
         const auto& run = cursors[w].run;
         tile.words[w][cell] = Coming::hidden;
@@ -142,52 +216,35 @@ class GroupLoader {
   __device__ __forceinline__ void load_tile(const Coming& tile, int stage) {
     load_rows<kQueries>(shared_.q[stage], queries, 0, tile.h, tile.block);
     load_rows<kQueries>(shared_.dout[stage], queries, 1, tile.h, tile.block);
-    const int key = thread(), w = key / 64;
     const auto* const table = group(tile.h).queries_of_key_block.words;
     const auto first = (b_ * args_.sides[queries].heads + tile.h) * args_.sides[queries].blocks + tile.block;
     std::uint32_t cells = 0;
 #pragma unroll
-    for (int cell = 0; cell < kCells; ++cell) {
-      const auto words = tile.words[w][cell];
-      Word* const to = &shared_.words[stage][cell][key];
-      if (words == Coming::hidden) {
-        *to = 0;
-      } else if (words != Coming::full) {
-        copy_8(to, words < 0 ? args_.words + std::int64_t{~words} * 64 + key % 64
-                             : table + std::int64_t{words} * 64 + key % 64);
+    for (int cell = 0; cell < kCells; ++cell)
+#pragma unroll
+      for (int w = 0; w < kBlocks; ++w) {
+        const auto words = tile.words[w][cell];
+        if (words != Coming::hidden) cells |= 1u << cell;
+        if (words == Coming::full) continue;
+        cells |= 256u << (2 * cell + w);
+        const Word* const from = words < 0 ? args_.words + std::int64_t{~words} * 64 : table + std::int64_t{words} * 64;
+        copy_8(&shared_.words[stage][cell][w * 64 + thread()], words == Coming::hidden ? table : from + thread(),
+               words == Coming::hidden ? 0 : 8);
       }
-      for (int n = 0; n < 2; ++n) {
-        if (tile.words[n][cell] != Coming::hidden) cells |= 1u << cell;
-        if (tile.words[n][cell] != Coming::full) cells |= 256u << (2 * cell + n);
-      }
+    if (thread() == 0) shared_.tile[stage] = first, shared_.cells[stage] = cells;
+    // Four rows a thread; those of a query block that does not exist are of no account, as all pairs are hidden.
+    if (const int row = 4 * (thread() % 32); row < kQueries) {
+      const bool shifts = thread() < 32, exists = tile.block + row / 64 < args_.sides[queries].blocks;
+      copy_16((shifts ? shared_.shift : shared_.delta)[stage] + row,
+              (shifts ? args_.shift : args_.delta) + (exists ? std::int64_t{first} * 64 + row : 0), exists ? 16 : 0);
     }
-    if (key == 0) shared_.tile[stage] = first, shared_.cells[stage] = cells;
-    if (key < kQueries) load_terms(stage, first, key, cells);
-  }
-
-  __device__ __forceinline__ void load_terms(int stage, std::int32_t first, int row, std::uint32_t cells) {
-    float shift = -infinity(), delta = 0;
-    if (cells >> row / 64 & 1 && args_.terms.live[first + row / 64] >> row % 64 & 1) {
-      const auto at = std::int64_t{first} * 64 + row;
-      shift = static_cast<const float*>(args_.terms.lse)[at] * -1.44269504f;
-      delta = static_cast<const float*>(args_.terms.delta)[at] - static_cast<const float*>(args_.terms.dlse)[at];
-    }
-    shared_.shift[stage][row] = shift, shared_.delta[stage][row] = delta;
-  }
-  __device__ __forceinline__ static float infinity() { return __int_as_float(0x7f800000); }
-
-  __device__ __forceinline__ static void loaded(Barrier& barrier) {
-    copies_commit();
-    copies_wait<0>();
-    show_to_products();
-    barrier.arrive();
   }
 
   /// kRows rows from a block on, zeros where there are none, swizzled.
   template <int kRows>
   __device__ __forceinline__ void load_rows(E* to, Side which, int n, std::int32_t h, std::int32_t block) const {
-    constexpr int kChunks = kDepth / 8, kStep = 128 / kChunks;
-    static_assert(kStep % 8 == 0);
+    constexpr int kChunks = kDepth / 8, kStep = kThreads / kChunks;
+    static_assert(kStep <= 8 && 64 % kStep == 0);
     const auto& side = args_.sides[which];
     const auto& rows = side.rows[n];
     const auto& stride = rows.sequence;
@@ -195,15 +252,16 @@ class GroupLoader {
     const E* const data = head_data<E>(rows, b_, h) + channel;
     const int bytes = channel < args_.channels[n] ? 16 : 0;
     const auto size = which == queries ? side.grid.size : group(h).program->k_size();
-    to += SwizzledTile<E, kRows, kDepth>::at(row, channel);
+    // As SwizzledTile::at: i is a multiple of kStep, row less than that.
+    to += channel / 64 * (kRows * 64) + row * 64;
+    const int column = (channel % 64 / 8 ^ row) * 8;
+    const auto place = [&](int i) { return to + i * 64 + (column ^ i % 8 * 8); };
     if (side.plain) {
-      const int first = block * 64 + row, left = size[2] - first;
-      const E* const from = data + first * stride[2];
+      const int left = bytes > 0 ? size[2] - block * 64 - row : 0;
+      const E* from = data + (block * 64 + row) * stride[2];
 #pragma unroll
-      for (int i = 0; i < kRows; i += kStep) {
-        const bool exists = i < left && bytes > 0;
-        copy_16(to + i * 64, exists ? from + i * stride[2] : head_data<E>(rows, b_, h), exists ? bytes : 0);
-      }
+      for (int i = 0; i < kRows; i += kStep, from += kStep * stride[2])
+        copy_16(place(i), i < left ? from : head_data<E>(rows, b_, h), i < left ? 16 : 0);
       return;
     }
 #pragma unroll 1
@@ -215,7 +273,7 @@ class GroupLoader {
         const auto c = entry_of(box, row + i);
         const bool exists = whole && rules::inside(c, size) && bytes > 0;
         const auto at = c[0] * stride[0] + c[1] * stride[1] + c[2] * stride[2];
-        copy_16(to + (cell * 64 + i) * 64, exists ? data + at : head_data<E>(rows, b_, h), exists ? bytes : 0);
+        copy_16(place(cell * 64 + i), exists ? data + at : head_data<E>(rows, b_, h), exists ? 16 : 0);
       }
     }
   }

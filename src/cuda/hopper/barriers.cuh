@@ -19,6 +19,10 @@ struct Barrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
   }
+  /// Arrives when all copies of this thread so far have.
+  __device__ __forceinline__ void arrive_with_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
+  }
   __device__ __forceinline__ void wait(unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n"

@@ -1,5 +1,6 @@
-// The words of tiles that have none in the plan's tables, for Hopper's backward kernel, which cannot ask a program: its
-// warpgroups share a multiprocessor's registers by role, and calls do not fit in. Asked once for all heads of a mask.
+// What Hopper's backward kernel copies as it is: the numbers of query rows, and the words of tiles that have none in the
+// plan's tables. It cannot ask a program itself: its warpgroups share a multiprocessor's registers by role, and calls do
+// not fit in. A mask is asked once for all heads.
 #include "cuda/hopper/backward_args.h"
 #include "cuda/portable/backward_shared.cuh"
 
@@ -36,8 +37,18 @@ __global__ void __launch_bounds__(64) ask_all_words(const __grid_constant__ Grou
   }
 }
 
+/// One block of 64 threads for each query block of each head.
+__global__ void __launch_bounds__(64) prepare_rows(const __grid_constant__ GroupBackwardArgs args) {
+  const auto at = blockIdx.x * std::int64_t{64} + threadIdx.x;
+  const bool live = args.terms.live[blockIdx.x] >> threadIdx.x & 1;
+  const auto of = [&](const void* numbers) { return static_cast<const float*>(numbers)[at]; };
+  args.shift[at] = live ? of(args.terms.lse) * -1.44269504f : __int_as_float(0xff800000);
+  args.delta[at] = live ? of(args.terms.delta) - of(args.terms.dlse) : 0.0f;
+}
+
 }  // namespace
 
+const void* prepare_rows_kernel() { return reinterpret_cast<const void*>(&prepare_rows); }
 const void* ask_all_words_kernel() { return reinterpret_cast<const void*>(&ask_all_words); }
 
 }  // namespace anyflash::cuda
