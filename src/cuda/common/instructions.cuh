@@ -32,14 +32,6 @@ __device__ __forceinline__ void copy_8(void* to, const void* from) {
 #endif
 }
 
-#if __CUDA_ARCH__ >= 800
-/// 8 bytes, of which the first `bytes` are read and the others become 0.
-__device__ __forceinline__ void copy_8(void* to, const void* from, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-               : "memory");
-}
-#endif
-
 /// 16 bytes, of which the first `bytes` are read and the others become 0. Costs more instructions.
 __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800

@@ -1,5 +1,7 @@
 #include "cuda/hopper/backward.h"
 
+#include <cuda.h>
+
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
 #include "cuda/hopper/backward_kernels.h"
@@ -30,6 +32,28 @@ GroupBackwardKernels kernels_of(const Problem& problem) {
   const int depth = padded_depth(problem);
   return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth)
                                               : group_backward_kernels_bfloat16(depth);
+}
+
+/// Describes rows to the GPU's copies: boxes of 64 channels of as many rows as `blocks` of a side's have. False if it does
+/// not take them.
+bool map_rows(CUtensorMap& map, const Rows& rows, std::int64_t channels, std::int64_t size, std::int64_t heads,
+              std::int64_t batch, int blocks) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const auto status =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
+        status == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr);
+  }();
+  if (!encode) return false;
+  const auto extent = [](std::int64_t x) { return static_cast<cuuint64_t>(x); };
+  const cuuint64_t sizes[] = {extent(channels), extent(size), extent(heads), extent(batch)};
+  const cuuint64_t strides[] = {extent(rows.sequence[2] * 2), extent(rows.head * 2), extent(rows.batch * 2)};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(64 * blocks), 1, 1}, steps[] = {1, 1, 1, 1};
+  return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, rows.data, sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /// Whole vectors, if it is given.
@@ -64,11 +88,21 @@ const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& 
   const auto kernels = kernels_of(problem);
   char* const rows = workspace + space.sums + Space::report;
   GroupBackwardArgs args{common,
+                         {},
+                         true,
                          reinterpret_cast<float*>(workspace),
                          reinterpret_cast<float*>(rows),
                          reinterpret_cast<float*>(rows + space.rows),
                          reinterpret_cast<std::uint64_t*>(rows + 2 * space.rows),
+                         static_cast<float>(common.scale),
+                         static_cast<float>(common.scale) * 1.44269504f,
                          reinterpret_cast<std::int32_t*>(workspace + space.sums)};
+  for (int side = 0; side < 2; ++side)
+    for (int n = 0; n < 2; ++n)
+      args.mapped = args.mapped && args.sides[side].plain &&
+                    map_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n],
+                             args.sides[side].grid.size[2], args.sides[side].heads, problem.batch,
+                             side == 0 ? kernels.query_blocks : kernels.key_blocks);
   check(cudaMemsetAsync(workspace, 0, space.sums + Space::report, stream), "clearing sums");
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;

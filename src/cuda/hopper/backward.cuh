@@ -184,21 +184,22 @@ class GroupBackwardBlock {
     }
     if (threadIdx.x == 0) shared_.done = true;
     if (lane_number() == 0) shared_.scores_written[buffer].arrive();
-    store(grad_k, 0, static_cast<float>(args_.scale));
+    store(grad_k, 0, args_.factor);
     store(grad_v, 1, 1.0f);
   }
 
   /// Scores become P.
   __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage) const {
-    probabilities(s, shared_.shift[stage], static_cast<float>(args_.scale) * 1.44269504f);
+    probabilities(s, shared_.shift[stage], args_.unit);
     const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
     if (!cells) return;
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
       if (!(cells >> 2 * cell & 1)) continue;
+      const bool all = cells >> (8 + 2 * cell) & 1;
       const Word* const words = shared_.words[stage][cell] + row();
       const unsigned first = 2 * (lane_number() % 4);
-      hide(reinterpret_cast<float (&)[8][4]>(s[8 * cell]), words[0] >> first, words[8] >> first);
+      hide(reinterpret_cast<float (&)[8][4]>(s[8 * cell]), all ? 0 : words[0] >> first, all ? 0 : words[8] >> first);
     }
   }
 

@@ -7,6 +7,7 @@ struct GroupBackwardKernels {
   const void *gradients, *store_queries;  ///< dK, dV and the sums of dQ; dQ from its sums
   int threads, bytes;                     ///< of the first; bytes of shared memory
   int key_blocks;                         ///< that a block of threads takes
+  int query_blocks;                       ///< that it takes at a time
 };
 
 GroupBackwardKernels group_backward_kernels_float16(int depth);

@@ -75,7 +75,8 @@ struct GroupBackwardShared {
   float shift[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries];
   Word words[kStages][Sizes::kCells][Sizes::kKeys];
   std::int32_t tile[kStages];    ///< its first query block among those of all heads, -1 behind the last
-  std::uint32_t cells[kStages];  ///< bit c: query block c is visited; bit 8 + 2c + w: key block w needs its words there
+  /// Bit c: query block c is visited; 8 + 2c + w: it hides some pairs from key block w, 16 + 2c + w: all.
+  std::uint32_t cells[kStages];
   bool done;                     ///< no more scores will be written
   // Landed or written: in shared memory. Full: shown to the products too.
   Barrier keys_landed, keys, landed[kStages], full[kStages], empty[kStages];
@@ -91,6 +92,7 @@ struct GroupBackwardShared {
     barriers_begun();
   }
   ComingTile<kBlocks, Sizes::kCells> coming[2];
+  const Word* table;  ///< of words
   RunCursor cursors[kBlocks];
 };
 
@@ -111,7 +113,10 @@ class GroupLoader {
 
   __device__ __forceinline__ void run() {
     const int warp = static_cast<int>(threadIdx.x % 128 / 32);
-    if (warp < 2) {
+    if (args_.mapped) {
+      if (threadIdx.x % 128 == 0) copy();
+      if (warp == 3) show_scores();
+    } else if (warp < 2) {
       load();
     } else if (warp == 2) {
       show_tiles();
@@ -122,6 +127,54 @@ class GroupLoader {
 
  private:
   static constexpr int kThreads = 64;  ///< that load
+
+  // --- Plain rows: one thread asks for copies ------------------------------------------------------------------------
+
+  __device__ __forceinline__ void copy() {
+    constexpr int kRowBytes = kDepth * int(sizeof(E));
+    shared_.keys.arrive_and_expect(2 * kKeys * kRowBytes);
+    copy_rows<kKeys>(shared_.k, keys, 0, key_head_, first_block_, shared_.keys);
+    copy_rows<kKeys>(shared_.v, keys, 1, key_head_, first_block_, shared_.keys);
+    h_ = key_head_ * args_.group_heads - 1;
+    for (auto& cursor : shared_.cursors) cursor.run.count = 0;
+    auto& tile = shared_.coming[0];
+    for (int count = 0;; ++count) {
+      find(tile);
+      const int stage = count % kStages;
+      auto& full = shared_.full[stage];
+      shared_.empty[stage].wait(count / kStages % 2 ^ 1);
+      if (tile.block < 0) {
+        shared_.tile[stage] = -1;
+        full.arrive();
+        return;
+      }
+      const auto first = (b_ * args_.sides[queries].heads + tile.h) * args_.sides[queries].blocks + tile.block;
+      const auto cells = cells_of(tile);
+      const int rows = min(kCells, args_.sides[queries].blocks - tile.block) * 64;  // that have numbers
+      shared_.tile[stage] = first, shared_.cells[stage] = cells;
+      full.arrive_and_expect(2 * kQueries * kRowBytes + 2 * rows * 4 + __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512);
+      copy_rows<kQueries>(shared_.q[stage], queries, 0, tile.h, tile.block, full);
+      copy_rows<kQueries>(shared_.dout[stage], queries, 1, tile.h, tile.block, full);
+      copy_bytes(shared_.shift[stage], args_.shift + std::int64_t{first} * 64, rows * 4, full);
+      copy_bytes(shared_.delta[stage], args_.delta + std::int64_t{first} * 64, rows * 4, full);
+#pragma unroll
+      for (int cell = 0; cell < kCells; ++cell)
+#pragma unroll
+        for (int w = 0; w < kBlocks; ++w)
+          if (const auto words = tile.words[w][cell]; words < Coming::hidden)
+            copy_bytes(&shared_.words[stage][cell][w * 64], words_at(words), 512, full);
+    }
+  }
+
+  template <int kRows>
+  __device__ __forceinline__ void copy_rows(E* to, Side which, int n, std::int32_t h, std::int32_t block,
+                                            Barrier& barrier) const {
+#pragma unroll
+    for (int c = 0; c < kDepth; c += 64)
+      copy_box(to + c * kRows, &args_.maps[which][n], c, block * 64, h, b_, barrier);
+  }
+
+  // --- Boxes: two warps copy -----------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load() {
     load_rows<kKeys>(shared_.k, keys, 0, key_head_, first_block_);
@@ -196,6 +249,7 @@ class GroupLoader {
         return;
       }
       const auto& list = group(h_).queries_of_key_block;
+      shared_.table = list.words;
       for (int w = 0; w < kBlocks; ++w)
         if (first_block_ + w < args_.sides[keys].blocks) cursors[w].open(list, first_block_ + w);
     }
@@ -213,11 +267,7 @@ class GroupLoader {
       }
   }
 
-  __device__ __forceinline__ void load_tile(const Coming& tile, int stage) {
-    load_rows<kQueries>(shared_.q[stage], queries, 0, tile.h, tile.block);
-    load_rows<kQueries>(shared_.dout[stage], queries, 1, tile.h, tile.block);
-    const auto* const table = group(tile.h).queries_of_key_block.words;
-    const auto first = (b_ * args_.sides[queries].heads + tile.h) * args_.sides[queries].blocks + tile.block;
+  __device__ __forceinline__ static std::uint32_t cells_of(const Coming& tile) {
     std::uint32_t cells = 0;
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell)
@@ -225,13 +275,25 @@ class GroupLoader {
       for (int w = 0; w < kBlocks; ++w) {
         const auto words = tile.words[w][cell];
         if (words != Coming::hidden) cells |= 1u << cell;
-        if (words == Coming::full) continue;
-        cells |= 256u << (2 * cell + w);
-        const Word* const from = words < 0 ? args_.words + std::int64_t{~words} * 64 : table + std::int64_t{words} * 64;
-        copy_8(&shared_.words[stage][cell][w * 64 + thread()], words == Coming::hidden ? table : from + thread(),
-               words == Coming::hidden ? 0 : 8);
+        if (words != Coming::full) cells |= (words == Coming::hidden ? 0x10100u : 0x100u) << (2 * cell + w);
       }
-    if (thread() == 0) shared_.tile[stage] = first, shared_.cells[stage] = cells;
+    return cells;
+  }
+  __device__ __forceinline__ const Word* words_at(std::int32_t words) const {
+    return words < 0 ? args_.words + std::int64_t{~words} * 64 : shared_.table + std::int64_t{words} * 64;
+  }
+
+  __device__ __forceinline__ void load_tile(const Coming& tile, int stage) {
+    load_rows<kQueries>(shared_.q[stage], queries, 0, tile.h, tile.block);
+    load_rows<kQueries>(shared_.dout[stage], queries, 1, tile.h, tile.block);
+    const auto first = (b_ * args_.sides[queries].heads + tile.h) * args_.sides[queries].blocks + tile.block;
+#pragma unroll
+    for (int cell = 0; cell < kCells; ++cell)
+#pragma unroll
+      for (int w = 0; w < kBlocks; ++w)
+        if (const auto words = tile.words[w][cell]; words < Coming::hidden)
+          copy_8(&shared_.words[stage][cell][w * 64 + thread()], words_at(words) + thread());
+    if (thread() == 0) shared_.tile[stage] = first, shared_.cells[stage] = cells_of(tile);
     // Four rows a thread; those of a query block that does not exist are of no account, as all pairs are hidden.
     if (const int row = 4 * (thread() % 32); row < kQueries) {
       const bool shifts = thread() < 32, exists = tile.block + row / 64 < args_.sides[queries].blocks;

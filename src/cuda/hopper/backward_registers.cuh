@@ -18,7 +18,12 @@ __device__ __forceinline__ constexpr std::uint64_t columns_from(int c) {
 __device__ __forceinline__ constexpr std::uint64_t rows_from(int r) { return r * 128 / 16; }
 
 /// A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
-__device__ __forceinline__ float probability(float x) { return exp2_approximately(x > 0 ? 0.0f : x); }
+__device__ __forceinline__ float probability(float x) {
+#if !NO_CLAMP
+  asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
+#endif
+  return exp2_approximately(x);
+}
 
 /// Scores become P. shift: of the first column.
 template <int kTiles>

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(128) store_query_gradients(const __grid_consta
   __shared__ __align__(16) E rows[64 * kStride];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const auto* const sums = reinterpret_cast<const float4*>(args.sums + blockIdx.x * std::int64_t{64 * kDepth});
-  const auto scale = static_cast<float>(args.scale);
+  const float scale = args.factor;
   float zero = 0;
 #pragma unroll
   for (int panel = 0; panel < kDepth / 64; ++panel) {

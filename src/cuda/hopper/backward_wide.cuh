@@ -95,7 +95,7 @@ class WideBackwardBlock {
     }
     if (threadIdx.x == 0) shared_.done = true;
     if (lane_number() == 0) shared_.scores_written[count % 2].arrive();
-    store(grad_k, 0, static_cast<float>(args_.scale));
+    store(grad_k, 0, args_.factor);
     store(grad_v, 1, 1.0f);
   }
 
@@ -144,8 +144,8 @@ class WideBackwardBlock {
 
   /// Scores become P.
   __device__ __forceinline__ void weigh(Scores& s, unsigned stage) const {
-    probabilities(s, shared_.shift[stage] + group() * 32, static_cast<float>(args_.scale) * 1.44269504f);
-    if (!(shared_.cells[stage] >> 8)) return;
+    probabilities(s, shared_.shift[stage] + group() * 32, args_.unit);
+    if (!(shared_.cells[stage] >> 8)) return;  // of one key block, none is hidden wholly
     const Word* const words = shared_.words[stage][0] + row();
     const unsigned first = group() * 32 + 2 * (lane_number() % 4);
     hide(s, words[0] >> first, words[8] >> first);

@@ -1,6 +1,8 @@
-// Barriers in shared memory (mbarrier) by which a warpgroup that loads and warpgroups that compute hand tiles over, and
-// the division of a multiprocessor's registers between them (sm_90a).
+// Barriers in shared memory (mbarrier) by which a warpgroup that loads and warpgroups that compute hand tiles over, copies
+// that complete at them, and the division of a multiprocessor's registers between the warpgroups (sm_90a).
 #pragma once
+
+#include <cuda.h>
 
 #include <cstdint>
 
@@ -23,6 +25,12 @@ struct Barrier {
   __device__ __forceinline__ void arrive_with_copies() {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
   }
+  /// Arrives, and puts off completion until as many bytes have been copied for this barrier.
+  __device__ __forceinline__ void arrive_and_expect(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)),
+                 "r"(bytes)
+                 : "memory");
+  }
   __device__ __forceinline__ void wait(unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -32,6 +40,25 @@ struct Barrier {
         : "memory");
   }
 };
+
+/// A box of a tensor of four dimensions, as the map says, from a coordinate on; zeros where it is beyond the tensor.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int x, int y, int z, int w,
+                                         Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state))
+      : "memory");
+}
+
+/// Multiples of 16 bytes, at such addresses.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier.state))
+      : "memory");
+}
 
 /// Makes begin() known to all threads behind the next barrier of the block.
 __device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
