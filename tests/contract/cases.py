@@ -265,6 +265,11 @@ def run(case, tensors=None, backward=True, **changes):
     return Laid(case, tensors).run(backward, **changes)
 
 
+def run_for_bits(case, tensors=None, backward=True, **changes):
+    """The same, if bits are to be compared: some gradients of 16-bit types are repeatable on GPUs only if asked to be."""
+    return run(case, tensors, backward, **{"deterministic": True, **changes})
+
+
 def same_bits(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 

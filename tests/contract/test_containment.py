@@ -4,7 +4,8 @@ keys."""
 import anyflash as af
 import numpy as np
 import pytest
-from cases import Case, Laid, run, same_bits
+from cases import Case, Laid, same_bits
+from cases import run_for_bits as run
 from hypothesis import given
 from hypothesis import strategies as st
 from memory import restride

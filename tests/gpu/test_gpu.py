@@ -1,6 +1,8 @@
 """What is particular to a GPU: streams, graphs, devices that do not fit, several frameworks. Collected only where
 ANYFLASH_TEST_DEVICE is cuda (tests/conftest.py); without a GPU they fail."""
 
+from functools import partial
+
 import anyflash as af
 import numpy as np
 import pytest
@@ -136,14 +138,14 @@ def test_gradients_are_tensors_of_the_same_gpu():
 def test_gradients_are_queued_on_the_current_stream():
     q, k, v = tensors(n=2000)
     dout = torch.randn_like(q)
-    expected = gradients(q, k, v, dout)
+    expected = gradients(q, k, v, dout, deterministic=True)
     late = torch.zeros_like(dout)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(50_000_000)
         late.copy_(dout)
-        got = gradients(q, k, v, late)
+        got = gradients(q, k, v, late, deterministic=True)
     side.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(got[:3], expected[:3]))
 
@@ -154,7 +156,8 @@ def test_gradients_are_replayed_in_a_graph():
     sink = torch.randn(q.shape[1], device="cuda")
     rule = af.causal()
     out, lse = af.attention(q, k, v, rule=rule, sink=sink, return_lse=True)
-    backward = lambda: af.attention_backward(dout, q, k, v, out, lse, rule=rule, sink=sink)  # noqa: E731
+    options = dict(rule=rule, sink=sink, deterministic=True)
+    backward = lambda: af.attention_backward(dout, q, k, v, out, lse, **options)  # noqa: E731
     backward()  # brings the plan to the GPU
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -170,11 +173,11 @@ def test_gradients_are_replayed_in_a_graph():
 def test_gradients_have_the_same_bits_in_every_run_and_batch(dtype):
     q, k, v = tensors(b=3, n=777, dtype=dtype)
     dout = torch.randn_like(q)
-    rule = af.causal() & af.local(99)
-    once = gradients(q, k, v, dout, rule=rule)
+    same = partial(gradients, rule=af.causal() & af.local(99), deterministic=True)
+    once = same(q, k, v, dout)
     for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(gradients(q, k, v, dout, rule=rule)[:3], once[:3]))
-    alone = gradients(q[1:2], k[1:2], v[1:2], dout[1:2], rule=rule)
+        assert all(torch.equal(a, b) for a, b in zip(same(q, k, v, dout)[:3], once[:3]))
+    alone = same(q[1:2], k[1:2], v[1:2], dout[1:2])
     assert all(torch.equal(a, b[1:2]) for a, b in zip(alone[:3], once[:3]))
 
 
@@ -187,6 +190,43 @@ def test_gradients_of_many_blocks(d, causal):
     made = gradients(q, k, v, dout, rule=af.causal() if causal else af.full())
     for got, expected in zip(made, reference_gradients(q, k, v, dout, causal)):
         assert (got.double() - expected).abs().max() < 2e-2 * expected.abs().max()
+
+
+SOME_RULES = {
+    "full": (af.full(), (2000,)),
+    "causal": (af.causal(), (2000,)),
+    "window": (af.causal() & af.local(99), (1999,)),
+    "documents": (af.documents(np.arange(2000) // 301, np.arange(2000) // 301) & af.causal(), (2000,)),
+    "picture": (af.local(8), (40, 50)),
+    "volume": (af.local(3) | af.prefix(70), (10, 10, 20)),
+    "holes": (~af.local(500), (2000,)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("d", [64, 72, 128, 200, 256])
+@pytest.mark.parametrize("name", SOME_RULES)
+def test_gradients_are_the_deterministic_ones_but_for_rounding(name, d, dtype):
+    """Where the sums of dq are made in no order; grouped heads, every second of them missing from the keys."""
+    rule, shape = SOME_RULES[name]
+    q, k, v = tensors(b=2, h=4, n=int(np.prod(shape)), d=d, dtype=dtype)
+    q, k, v = (x.reshape(*x.shape[:2], *shape, d) for x in (q, k[:, :2].contiguous(), v[:, :2].contiguous()))
+    dout = torch.randn_like(q)
+    one, other = (gradients(q, k, v, dout, rule=rule, deterministic=x) for x in (False, True))
+    for got, expected in zip(one[:3], other[:3]):
+        assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_gradients_do_not_show_what_is_hidden(d):
+    q, k, v = tensors(n=700, d=d)
+    dout = torch.randn_like(q[:, :, :500])
+    call = lambda: gradients(q[:, :, :500], k, v, dout, rule=af.causal())  # noqa: E731
+    expected = call()
+    k[:, :, 500:] = float("nan")
+    v[:, :, 500:] = float("inf")
+    for got, clean in zip(call()[:3], expected[:3]):
+        assert (got.double() - clean.double()).abs().max() < 1e-2 * clean.double().abs().max()
 
 
 WRONG_BACKWARD = {

@@ -85,7 +85,8 @@ class Builder {
       for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
         const auto& run = list.runs[i];
         if (run.kind == rules::TileClass::full || !shared) {
-          runs_.push_back({run.first, run.count, run.kind, run.kind == rules::TileClass::full ? -1 : asked<of>(run.count)});
+          runs_.push_back(
+              {run.first, run.count, run.kind, run.kind == rules::TileClass::full ? -1 : asked<of>(run.count)});
           continue;
         }
         const auto rows = own.box(static_cast<std::int32_t>(block));

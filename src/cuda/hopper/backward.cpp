@@ -34,8 +34,8 @@ GroupBackwardKernels kernels_of(const Problem& problem) {
                                               : group_backward_kernels_bfloat16(depth);
 }
 
-/// Describes rows to the GPU's copies: boxes of 64 channels of as many rows as `blocks` of a side's have. False if it does
-/// not take them.
+/// Describes rows to the copy engine: boxes of 64 channels of as many rows as `blocks` of a side's have. False if it
+/// does not take them.
 bool map_rows(CUtensorMap& map, const Rows& rows, std::int64_t channels, std::int64_t size, std::int64_t heads,
               std::int64_t batch, int blocks) {
   static const auto encode = [] {
@@ -99,10 +99,10 @@ const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& 
                          reinterpret_cast<std::int32_t*>(workspace + space.sums)};
   for (int side = 0; side < 2; ++side)
     for (int n = 0; n < 2; ++n)
-      args.mapped = args.mapped && args.sides[side].plain &&
-                    map_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n],
-                             args.sides[side].grid.size[2], args.sides[side].heads, problem.batch,
-                             side == 0 ? kernels.query_blocks : kernels.key_blocks);
+      args.mapped =
+          args.mapped && args.sides[side].plain &&
+          map_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n], args.sides[side].grid.size[2],
+                   args.sides[side].heads, problem.batch, side == 0 ? kernels.query_blocks : kernels.key_blocks);
   check(cudaMemsetAsync(workspace, 0, space.sums + Space::report, stream), "clearing sums");
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
@@ -113,9 +113,8 @@ const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& 
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   if (const auto tasks = problem.batch * keys.heads * parts; tasks > 0)
     launch(kernels.gradients, tasks, kernels.threads, kernels.bytes, args, stream);
-  if (queries.gradients[0].data && query_blocks > 0)
-    launch(kernels.store_queries, query_blocks, 128, 0, args, stream);
-  return args.careful;
+  if (queries.gradients[0].data && query_blocks > 0) launch(kernels.store_queries, query_blocks, 128, 0, args, stream);
+  return space.words > 0 ? args.careful : nullptr;
 }
 
 }  // namespace anyflash::cuda

@@ -4,14 +4,14 @@
 // kQueries queries at a time, of each query head that shares the key head:
 //   S^T = K Q^T;  P^T = exp(S^T - lse), hidden pairs 0;  dV += P^T dO;
 //   dP^T = V dO^T;  dS^T = P^T (dP^T - delta);  dK += dS^T Q;  dQ += dS K.
-// Keys are rows: each of two warpgroups owns a key block, and P^T and dS^T are operands from its registers. dS goes through
-// shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late, so that none
-// waits for the other, and adds it to float32 sums in global memory, laid out so that a warp adds 512 bytes at a time, in
-// no order. A third warpgroup loads, two tiles deep (backward_loader.cuh). Bound by the tensor cores and by shared memory,
-// which feeds them.
+// Keys are rows: each of two warpgroups owns a key block, and P^T and dS^T are operands from its registers. dS goes
+// through shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late,
+// so that none waits for the other. The halves are added to float32 sums in global memory, in no order, by the copy
+// engine where the rows came by it. A third warpgroup serves both, two tiles ahead (backward_loader.cuh). Bound by the
+// tensor cores, by shared memory, which feeds them, and by the additions.
 //
-// A hidden row that is not finite makes NaN of its zero P or dS. A result that holds a NaN is reported; the portable kernel
-// then makes all of them again, with care.
+// A hidden row that is not finite makes NaN of its zero P or dS. A result that holds a NaN is reported; the portable
+// kernel then makes all of them again, with care.
 #pragma once
 
 #include "cuda/hopper/backward_loader.cuh"
@@ -19,19 +19,6 @@
 
 namespace anyflash::cuda {
 
-#ifndef LATE64
-#define LATE64 1
-#endif
-#ifndef LATE128
-#define LATE128 0
-#endif
-#ifndef CR
-#define CR 240
-#endif
-#define PR (504 - 2 * CR)
-#ifndef NO_AHEAD
-#define NO_AHEAD 1
-#endif
 template <class BlockSizes>
 class GroupBackwardBlock {
  public:
@@ -40,7 +27,7 @@ class GroupBackwardBlock {
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
-  static constexpr bool kLate = kDepth == 64 ? LATE64 : LATE128;
+  static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
 
   __device__ __forceinline__ GroupBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
@@ -55,10 +42,10 @@ class GroupBackwardBlock {
     if (threadIdx.x == 0) shared_.begin();
     __syncthreads();
     if (threadIdx.x >= 256) {
-      give_registers<PR>();
+      give_registers<24>();
       GroupLoader<Sizes>(args_, shared_, b_, key_head_, first_block_).run();
     } else {
-      take_registers<CR>();
+      take_registers<240>();
       compute();
     }
   }
@@ -69,7 +56,8 @@ class GroupBackwardBlock {
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 * 16 + lane_number() / 4; }
 
   /// c = this warpgroup's rows of `keys` (K or V) times the rows of `queries` (Q or dO).
-  __device__ __forceinline__ static void key_products(float (&c)[kQueryTiles][4], std::uint64_t keys, const E* queries) {
+  __device__ __forceinline__ static void key_products(float (&c)[kQueryTiles][4], std::uint64_t keys,
+                                                      const E* queries) {
     const auto b = describe_tile(queries, 0);
     products_begin();
 #pragma unroll
@@ -95,13 +83,25 @@ class GroupBackwardBlock {
     const auto b = describe_tile(shared_.k + (kCells == 2 ? 0 : group() * kKeys * 64), 0);
     products_begin();
 #pragma unroll
-    for (int m = 0; m < kKeys / 16; ++m) multiply<true, true>(c, a + rows_from(16 * m), b + rows_from(16 * m), m > 0, E());
+    for (int m = 0; m < kKeys / 16; ++m)
+      multiply<true, true>(c, a + rows_from(16 * m), b + rows_from(16 * m), m > 0, E());
     products_commit();
   }
 
   /// tile, cells: as in shared memory.
-  __device__ __forceinline__ void add_query_gradient(const float (&c)[8][4], std::int32_t tile,
-                                                     std::uint32_t cells) const {
+  __device__ __forceinline__ void add_query_gradient(const float (&c)[8][4], std::int32_t tile, std::uint32_t cells,
+                                                     unsigned parity) const {
+    if (Sizes::kStaged && args_.mapped) {
+      shared_.sums_empty[group()].wait(parity ^ 1);
+      float* const to = shared_.sums[group()] + threadIdx.x % 128 * 4;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        *reinterpret_cast<float4*>(to + j * 512) = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
+      if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = tile;
+      __syncwarp();
+      if (lane_number() == 0) shared_.sums_written[group()].arrive();
+      return;
+    }
     if (kCells == 2 && !(cells >> group() & 1)) return;
     float* const to = args_.sums + std::int64_t{tile} * (64 * kDepth) + group() * 4096 + threadIdx.x % 128 * 4;
 #pragma unroll
@@ -120,67 +120,65 @@ class GroupBackwardBlock {
     std::int32_t tile = shared_.tile[0], last_tile = -1;
     std::uint32_t last_cells = 0;
     int stage = 0, buffer = 0, last_buffer = kScoreBuffers - 1;
-    unsigned parity = 0, buffer_parity = 0, last_parity = 0;
+    unsigned parity = 0, buffer_parity = 0, last_parity = 0, sums_parity = 0;
     if (tile >= 0) {
-    key_products(s, k, shared_.q[0]);
-    products_wait_for<0>();
-    keep(s);
-    do {
-      float p_gradient[kQueryTiles][4];
-      std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-      key_products(p_gradient, v, shared_.dout[stage]);
-      weigh(s, stage);
-      pack<E>(p, s);
-      if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
-      products_wait_for<kLate ? 0 : 1>();
-      keep(p_gradient);
-      score_gradients(p_gradient, s, shared_.delta[stage]);
-      pack<E>(ds, p_gradient);
-      shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
-      store_scores(ds, buffer);
-      if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
-      query_products(grad_k, ds, shared_.q[stage]);
-
-      float q_gradient[8][4];
-#if !NO_WAIT
-      products_wait_for<1>();  // dV: its operands' registers are needed
-#endif
-      if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
-      query_gradient(q_gradient, last_buffer);
-
-      const std::uint32_t cells = shared_.cells[stage];
-      const int next_stage = stage ^ 1;
-      const unsigned next_parity = parity ^ (stage == kStages - 1);
-      shared_.full[next_stage].wait(next_parity);
-      const std::int32_t next_tile = shared_.tile[next_stage];
-#if !NO_AHEAD
-      products_wait_for<1>();  // dK's operands' registers are needed
-      key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
-#endif
-      products_wait_for<NO_AHEAD ? 0 : 1>();
-      keep(q_gradient);
-      if (lane_number() == 0) {
-        shared_.empty[stage].arrive();
-        if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
-      }
-      if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells);
-#if NO_AHEAD
-      key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
-#endif
+      key_products(s, k, shared_.q[0]);
       products_wait_for<0>();
       keep(s);
-      keep(grad_k);
-      keep(grad_v);
-      last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
-      if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
-      tile = next_tile, stage = next_stage, parity = next_parity;
-    } while (tile >= 0);
+      do {
+        float p_gradient[kQueryTiles][4];
+        std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
+        key_products(p_gradient, v, shared_.dout[stage]);
+        weigh(s, stage);
+        pack<E>(p, s);
+        if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
+        products_wait_for<kLate ? 0 : 1>();
+        keep(p_gradient);
+        score_gradients(p_gradient, s, shared_.delta[stage]);
+        pack<E>(ds, p_gradient);
+        shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+        store_scores(ds, buffer);
+        if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
+        query_products(grad_k, ds, shared_.q[stage]);
+
+        float q_gradient[8][4];
+        products_wait_for<1>();  // dV: its operands' registers are needed
+        if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
+        query_gradient(q_gradient, last_buffer);
+
+        const std::uint32_t cells = shared_.cells[stage];
+        const int next_stage = stage ^ 1;
+        const unsigned next_parity = parity ^ (stage == kStages - 1);
+        shared_.full[next_stage].wait(next_parity);
+        const std::int32_t next_tile = shared_.tile[next_stage];
+        products_wait_for<1>();                     // dK's operands' registers are needed
+        key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
+        products_wait_for<1>();
+        keep(q_gradient);
+        if (lane_number() == 0) {
+          shared_.empty[stage].arrive();
+          if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
+        }
+        if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+        products_wait_for<0>();
+        keep(s);
+        keep(grad_k);
+        keep(grad_v);
+        last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
+        if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
+        tile = next_tile, stage = next_stage, parity = next_parity;
+      } while (tile >= 0);
       float q_gradient[8][4];
       shared_.scores_full[last_buffer].wait(last_parity);
       query_gradient(q_gradient, last_buffer);
       products_wait_for<0>();
       keep(q_gradient);
-      add_query_gradient(q_gradient, last_tile, last_cells);
+      add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+    }
+    if (Sizes::kStaged && args_.mapped) {
+      shared_.sums_empty[group()].wait(sums_parity ^ 1);
+      if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = -1;
+      if (lane_number() == 0) shared_.sums_written[group()].arrive();
     }
     if (threadIdx.x == 0) shared_.done = true;
     if (lane_number() == 0) shared_.scores_written[buffer].arrive();
@@ -199,7 +197,7 @@ class GroupBackwardBlock {
       const bool all = cells >> (8 + 2 * cell) & 1;
       const Word* const words = shared_.words[stage][cell] + row();
       const unsigned first = 2 * (lane_number() % 4);
-      hide(reinterpret_cast<float (&)[8][4]>(s[8 * cell]), all ? 0 : words[0] >> first, all ? 0 : words[8] >> first);
+      hide(reinterpret_cast<float(&)[8][4]>(s[8 * cell]), all ? 0 : words[0] >> first, all ? 0 : words[8] >> first);
     }
   }
 

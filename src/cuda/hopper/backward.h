@@ -15,7 +15,7 @@ bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, co
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan);
 
 /// Queues them; args.terms are made before. Returns where a number of the workspace says, when all is done, whether the
-/// gradients have to be made with care: not 0 if one of them is NaN.
+/// gradients have to be made again, with care: not 0 if one of them is NaN. Null if no pair is hidden, so never.
 const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
                                    char* workspace, cudaStream_t stream);
 

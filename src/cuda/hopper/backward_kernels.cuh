@@ -24,8 +24,10 @@ GroupBackwardKernels group_backward_kernels_of() {
   using Sizes = typename Block::Sizes;
   static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a block of threads can have");
   return {reinterpret_cast<const void*>(&group_backward_kernel<Block>),
-          reinterpret_cast<const void*>(&store_query_gradients<typename Sizes::Element, Sizes::kDepth>), Sizes::kThreads,
-          static_cast<int>(sizeof(typename Block::Shared)), Sizes::kKeys / 64,
+          reinterpret_cast<const void*>(&store_query_gradients<typename Sizes::Element, Sizes::kDepth>),
+          Sizes::kThreads,
+          static_cast<int>(sizeof(typename Block::Shared)),
+          Sizes::kKeys / 64,
           Sizes::kCells};
 }
 

@@ -1,7 +1,9 @@
-// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others: two
-// warps walk the runs of neighbouring key blocks at once, and load K and V once, then Q, dO and the numbers of their rows,
-// tile by tile. One warp shows to the products what has landed, and one the scores that the other warpgroups have written:
-// to do that is to wait for all that one has asked of memory, which those who add to dQ's sums could not afford.
+// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
+// It walks the runs of neighbouring key blocks at once, and loads K and V once, then Q, dO and the numbers of their
+// rows, tile by tile: plain rows by one thread, which asks the copy engine; boxes by two warps, with one that shows to
+// the products what has landed. One warp shows the scores that the other warpgroups have written: who does that waits
+// for all that it has asked of memory, and those who add to dQ's sums could not afford it. Two warps have the copy
+// engine add to the sums.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"
@@ -16,8 +18,9 @@ struct GroupBackwardSizes {
   using Element = E;
   static constexpr int kDepth = depth, kQueries = queries, kKeys = 128;
   static constexpr int kCells = queries / 64;  ///< query blocks of a tile
-  static constexpr int kStages = 2, kScoreBuffers = 3, kThreads = 3 * 128;
+  static constexpr int kStages = 2, kScoreBuffers = depth == 64 ? 2 : 3, kThreads = 3 * 128;
   static constexpr int kScores = kQueries * kKeys;  ///< numbers of a buffer: dS
+  static constexpr bool kStaged = true;             ///< dQ is added from shared memory, by the copy engine
   static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
 };
 
@@ -28,13 +31,14 @@ struct WideBackwardSizes {
   static constexpr int kDepth = 256, kQueries = 64, kKeys = 64, kCells = 1;
   static constexpr int kStages = 2, kScoreBuffers = 2, kThreads = 3 * 128;
   static constexpr int kScores = 2 * kQueries * kKeys;  ///< P, then dS
+  static constexpr bool kStaged = false;
 };
 
 /// A tile to come, of kCells neighbouring query blocks.
 template <int kBlocks, int kCells>
 struct ComingTile {
   static constexpr std::int32_t full = 0x7fffffff, hidden = full - 1;
-  std::int32_t h, block;          ///< query head; the first query block, -1 behind the last tile
+  std::int32_t h, block;                ///< query head; the first query block, -1 behind the last tile
   std::int32_t words[kBlocks][kCells];  ///< of each key block and query block: as DeviceRun's, or one of the above
 };
 
@@ -66,6 +70,7 @@ struct GroupBackwardShared {
   using E = typename Sizes::Element;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers;
   static constexpr int kBlocks = Sizes::kKeys / 64;  ///< key blocks
+  static constexpr bool kStaged = Sizes::kStaged;
   alignas(1024) E k[Sizes::kKeys * Sizes::kDepth];
   alignas(1024) E v[Sizes::kKeys * Sizes::kDepth];
   alignas(1024) E q[kStages][Sizes::kQueries * Sizes::kDepth];
@@ -74,10 +79,13 @@ struct GroupBackwardShared {
   // P = 2^(S unit + shift), dS = P (dP - delta); -inf and 0 of a row that has no gradient.
   float shift[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries];
   Word words[kStages][Sizes::kCells][Sizes::kKeys];
-  std::int32_t tile[kStages];    ///< its first query block among those of all heads, -1 behind the last
+  std::int32_t tile[kStages];  ///< its first query block among those of all heads, -1 behind the last
   /// Bit c: query block c is visited; 8 + 2c + w: it hides some pairs from key block w, 16 + 2c + w: all.
   std::uint32_t cells[kStages];
-  bool done;                     ///< no more scores will be written
+  alignas(kStaged ? 1024 : 16) float sums[2][kStaged ? 4096 : 1];  ///< parts of dQ, of each warpgroup
+  std::int32_t sums_tile[2];                                       ///< whose they are, -1 behind the last
+  Barrier sums_written[2], sums_empty[2];
+  bool done;  ///< no more scores will be written
   // Landed or written: in shared memory. Full: shown to the products too.
   Barrier keys_landed, keys, landed[kStages], full[kStages], empty[kStages];
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
@@ -89,6 +97,7 @@ struct GroupBackwardShared {
     for (int i = 0; i < kStages; ++i) landed[i].begin(64 + 1), full[i].begin(1), empty[i].begin(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(8);
+    for (int i = 0; i < 2; ++i) sums_written[i].begin(4), sums_empty[i].begin(1);
     barriers_begun();
   }
   ComingTile<kBlocks, Sizes::kCells> coming[2];
@@ -116,6 +125,7 @@ class GroupLoader {
     if (args_.mapped) {
       if (threadIdx.x % 128 == 0) copy();
       if (warp == 3) show_scores();
+      if (Sizes::kStaged && (warp == 1 || warp == 2)) add_sums(warp - 1);
     } else if (warp < 2) {
       load();
     } else if (warp == 2) {
@@ -152,7 +162,8 @@ class GroupLoader {
       const auto cells = cells_of(tile);
       const int rows = min(kCells, args_.sides[queries].blocks - tile.block) * 64;  // that have numbers
       shared_.tile[stage] = first, shared_.cells[stage] = cells;
-      full.arrive_and_expect(2 * kQueries * kRowBytes + 2 * rows * 4 + __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512);
+      full.arrive_and_expect(2 * kQueries * kRowBytes + 2 * rows * 4 +
+                             __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512);
       copy_rows<kQueries>(shared_.q[stage], queries, 0, tile.h, tile.block, full);
       copy_rows<kQueries>(shared_.dout[stage], queries, 1, tile.h, tile.block, full);
       copy_bytes(shared_.shift[stage], args_.shift + std::int64_t{first} * 64, rows * 4, full);
@@ -170,8 +181,7 @@ class GroupLoader {
   __device__ __forceinline__ void copy_rows(E* to, Side which, int n, std::int32_t h, std::int32_t block,
                                             Barrier& barrier) const {
 #pragma unroll
-    for (int c = 0; c < kDepth; c += 64)
-      copy_box(to + c * kRows, &args_.maps[which][n], c, block * 64, h, b_, barrier);
+    for (int c = 0; c < kDepth; c += 64) copy_box(to + c * kRows, &args_.maps[which][n], c, block * 64, h, b_, barrier);
   }
 
   // --- Boxes: two warps copy -----------------------------------------------------------------------------------------
@@ -226,6 +236,22 @@ class GroupLoader {
       if (shared_.done) return;
       show(shared_.scores_full[buffer]);
       if (++buffer == Sizes::kScoreBuffers) buffer = 0;
+    }
+  }
+
+  /// Adds the parts of dQ that a warpgroup writes.
+  __device__ __forceinline__ void add_sums(int which) {
+    for (unsigned parity = 0;; parity ^= 1) {
+      shared_.sums_written[which].wait(parity);
+      const auto tile = shared_.sums_tile[which];
+      if (tile < 0) return;
+      show_to_products();
+      __syncwarp();
+      if (lane_number() == 0) {
+        add_bytes(args_.sums + std::int64_t{tile} * (64 * kDepth) + which * 4096, shared_.sums[which], 4096 * 4);
+        added_bytes_read();
+        shared_.sums_empty[which].arrive();
+      }
     }
   }
 

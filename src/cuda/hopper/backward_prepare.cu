@@ -1,6 +1,6 @@
-// What Hopper's backward kernel copies as it is: the numbers of query rows, and the words of tiles that have none in the
-// plan's tables. It cannot ask a program itself: its warpgroups share a multiprocessor's registers by role, and calls do
-// not fit in. A mask is asked once for all heads.
+// What Hopper's backward kernel copies as it is: the numbers of query rows, and the words of tiles that have none in
+// the plan's tables. It cannot ask a program itself: its warpgroups share a multiprocessor's registers by role, and
+// calls do not fit in. A mask is asked once for all heads.
 #include "cuda/hopper/backward_args.h"
 #include "cuda/portable/backward_shared.cuh"
 

@@ -1,4 +1,5 @@
-// What Hopper's backward kernels do with the results of products in registers: rows are keys, columns queries or channels.
+// What Hopper's backward kernels do with the results of products in registers: rows are keys, columns queries or
+// channels.
 #pragma once
 
 #include <type_traits>
@@ -19,9 +20,7 @@ __device__ __forceinline__ constexpr std::uint64_t rows_from(int r) { return r *
 
 /// A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
 __device__ __forceinline__ float probability(float x) {
-#if !NO_CLAMP
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
-#endif
   return exp2_approximately(x);
 }
 

@@ -1,6 +1,6 @@
 // From the float32 sums of dQ to its rows. The backward kernel's warpgroups add to the sums in the order of their own
-// registers: those of a query block are panels of 64 channels; a panel is [tile of 8 columns][thread][4], a thread's four
-// numbers being columns 2t and 2t + 1 of rows g and g + 8 of its warp's 16.
+// registers: those of a query block are panels of 64 channels; a panel is [tile of 8 columns][thread][4], a thread's
+// four numbers being columns 2t and 2t + 1 of rows g and g + 8 of its warp's 16.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"

@@ -1,10 +1,11 @@
 // The backward pass on Hopper (sm_90a) for 16-bit types and head sizes up to 256; backward.cuh says what it computes.
 //
-// The gradients of 64 keys fill the registers of two warpgroups: each owns 128 channels of dK and dV, and so needs all of P
-// and dS. Each makes half of them, the scores of 32 queries, and they exchange the halves through shared memory, which
-// holds two tiles of them. So the warpgroups run in step; what keeps the tensor cores busy meanwhile is that the next
-// tile's scores are under way before this tile's gradients are done. A third warpgroup loads (backward_loader.cuh). Bound
-// by shared memory and by the additions to dQ's sums, twice as many for an operation as at smaller head sizes.
+// The gradients of 64 keys fill the registers of two warpgroups: each owns 128 channels of dK and dV, and so needs all
+// of P and dS. Each makes half of them, the scores of 32 queries, and they exchange the halves through shared memory,
+// which holds two tiles of them. So the warpgroups run in step; what keeps the tensor cores busy meanwhile is that the
+// next tile's scores are under way before this tile's gradients are done. A third warpgroup serves both
+// (backward_loader.cuh). Bound by the additions to dQ's sums, twice as many for an operation as at smaller head sizes,
+// and by shared memory.
 #pragma once
 
 #include "cuda/hopper/backward_loader.cuh"
@@ -18,7 +19,7 @@ class WideBackwardBlock {
   using Sizes = WideBackwardSizes<E>;
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
-  static constexpr int kTiles = 4;         ///< of 8 queries, of half a tile's scores
+  static constexpr int kTiles = 4;          ///< of 8 queries, of half a tile's scores
   static constexpr int kChannelTiles = 16;  ///< of 8 channels, of half the head size
 
   __device__ __forceinline__ WideBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
@@ -166,7 +167,8 @@ class WideBackwardBlock {
   }
 
   __device__ __forceinline__ void store(const Gradient& x, int n, float factor) const {
-    store_key_gradients<E>(x, args_, {b_, key_head_, block_, static_cast<std::int32_t>(row())}, n, group() * 128, factor);
+    store_key_gradients<E>(x, args_, {b_, key_head_, block_, static_cast<std::int32_t>(row())}, n, group() * 128,
+                           factor);
   }
 
   const GroupBackwardArgs& args_;

@@ -1,5 +1,5 @@
-// Barriers in shared memory (mbarrier) by which a warpgroup that loads and warpgroups that compute hand tiles over, copies
-// that complete at them, and the division of a multiprocessor's registers between the warpgroups (sm_90a).
+// Barriers in shared memory (mbarrier) by which a warpgroup that loads and warpgroups that compute hand tiles over,
+// copies that complete at them, and the division of a multiprocessor's registers between the warpgroups (sm_90a).
 #pragma once
 
 #include <cuda.h>
@@ -53,12 +53,21 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int x
 
 /// Multiples of 16 bytes, at such addresses.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, Barrier& barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(&barrier.state))
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&barrier.state))
+               : "memory");
 }
+
+/// Adds float32 numbers in shared memory to those in global memory, each by itself, in no order: `bytes` as above.
+__device__ __forceinline__ void add_bytes(float* to, const float* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until what this thread has asked for has been read from shared memory.
+__device__ __forceinline__ void added_bytes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 /// Makes begin() known to all threads behind the next barrier of the block.
 __device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }

@@ -179,11 +179,13 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   Parts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
   launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
+  bool made = false;
   if (group_backward_serves(problem, plan, args)) {
     auto* const workspace = parts.take<char>(group_backward_workspace(problem, plan));
     args.only_if = group_backward(problem, plan, args, workspace, stream);
+    made = !args.only_if;
   }
-  if (const auto all = tasks.keys + tasks.queries + tasks.bias; all > 0)
+  if (const auto all = tasks.keys + tasks.queries + tasks.bias; all > 0 && !made)
     launch(kernels.gradients, all, kernels.threads, kernels.gradients_bytes, &args, stream);
   if (problem.dsink.given()) sum_sinks(args, stream);
 }
