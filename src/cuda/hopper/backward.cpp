@@ -95,7 +95,6 @@ const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& 
                          reinterpret_cast<float*>(rows + space.rows),
                          reinterpret_cast<std::uint64_t*>(rows + 2 * space.rows),
                          static_cast<float>(common.scale),
-                         static_cast<float>(common.scale) * 1.44269504f,
                          reinterpret_cast<std::int32_t*>(workspace + space.sums)};
   for (int side = 0; side < 2; ++side)
     for (int n = 0; n < 2; ++n)
@@ -106,14 +105,14 @@ const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& 
   check(cudaMemsetAsync(workspace, 0, space.sums + Space::report, stream), "clearing sums");
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
-  if (query_blocks > 0) launch(prepare_rows_kernel(), query_blocks, 64, 0, args, stream);
+  if (query_blocks > 0) launch(prepare_rows_kernel(), query_blocks, 64, 0, &args, stream);
   if (space.words > 0)
-    launch(ask_all_words_kernel(), static_cast<std::int64_t>(plan.groups.size()) * keys.blocks, 64, 0, args, stream);
+    launch(ask_all_words_kernel(), static_cast<std::int64_t>(plan.groups.size()) * keys.blocks, 64, 0, &args, stream);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   if (const auto tasks = problem.batch * keys.heads * parts; tasks > 0)
-    launch(kernels.gradients, tasks, kernels.threads, kernels.bytes, args, stream);
-  if (queries.gradients[0].data && query_blocks > 0) launch(kernels.store_queries, query_blocks, 128, 0, args, stream);
+    launch(kernels.gradients, tasks, kernels.threads, kernels.bytes, &args, stream);
+  if (queries.gradients[0].data && query_blocks > 0) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream);
   return space.words > 0 ? args.careful : nullptr;
 }
 

@@ -188,7 +188,7 @@ class GroupBackwardBlock {
 
   /// Scores become P.
   __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage) const {
-    probabilities(s, shared_.shift[stage], args_.unit);
+    probabilities(s, shared_.lse[stage], args_.factor);
     const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
     if (!cells) return;
 #pragma unroll

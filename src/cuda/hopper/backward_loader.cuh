@@ -18,9 +18,9 @@ struct GroupBackwardSizes {
   using Element = E;
   static constexpr int kDepth = depth, kQueries = queries, kKeys = 128;
   static constexpr int kCells = queries / 64;  ///< query blocks of a tile
-  static constexpr int kStages = 2, kScoreBuffers = depth == 64 ? 2 : 3, kThreads = 3 * 128;
+  static constexpr int kStages = 2, kScoreBuffers = 3, kThreads = 3 * 128;
   static constexpr int kScores = kQueries * kKeys;  ///< numbers of a buffer: dS
-  static constexpr bool kStaged = true;             ///< dQ is added from shared memory, by the copy engine
+  static constexpr bool kStaged = depth > 64;       ///< dQ is added from shared memory, if rows came by the copy engine
   static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
 };
 
@@ -76,8 +76,8 @@ struct GroupBackwardShared {
   alignas(1024) E q[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E dout[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E scores[kScoreBuffers][Sizes::kScores];  ///< dS^T or P^T: panels of 64 queries
-  // P = 2^(S unit + shift), dS = P (dP - delta); -inf and 0 of a row that has no gradient.
-  float shift[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries];
+  // P = exp(S - lse), dS = P (dP - delta); inf and 0 of a row that has no gradient.
+  float lse[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries];
   Word words[kStages][Sizes::kCells][Sizes::kKeys];
   std::int32_t tile[kStages];  ///< its first query block among those of all heads, -1 behind the last
   /// Bit c: query block c is visited; 8 + 2c + w: it hides some pairs from key block w, 16 + 2c + w: all.
@@ -166,7 +166,7 @@ class GroupLoader {
                              __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512);
       copy_rows<kQueries>(shared_.q[stage], queries, 0, tile.h, tile.block, full);
       copy_rows<kQueries>(shared_.dout[stage], queries, 1, tile.h, tile.block, full);
-      copy_bytes(shared_.shift[stage], args_.shift + std::int64_t{first} * 64, rows * 4, full);
+      copy_bytes(shared_.lse[stage], args_.lse + std::int64_t{first} * 64, rows * 4, full);
       copy_bytes(shared_.delta[stage], args_.delta + std::int64_t{first} * 64, rows * 4, full);
 #pragma unroll
       for (int cell = 0; cell < kCells; ++cell)
@@ -322,9 +322,9 @@ class GroupLoader {
     if (thread() == 0) shared_.tile[stage] = first, shared_.cells[stage] = cells_of(tile);
     // Four rows a thread; those of a query block that does not exist are of no account, as all pairs are hidden.
     if (const int row = 4 * (thread() % 32); row < kQueries) {
-      const bool shifts = thread() < 32, exists = tile.block + row / 64 < args_.sides[queries].blocks;
-      copy_16((shifts ? shared_.shift : shared_.delta)[stage] + row,
-              (shifts ? args_.shift : args_.delta) + (exists ? std::int64_t{first} * 64 + row : 0), exists ? 16 : 0);
+      const bool first_half = thread() < 32, exists = tile.block + row / 64 < args_.sides[queries].blocks;
+      copy_16((first_half ? shared_.lse : shared_.delta)[stage] + row,
+              (first_half ? args_.lse : args_.delta) + (exists ? std::int64_t{first} * 64 + row : 0), exists ? 16 : 0);
     }
   }
 

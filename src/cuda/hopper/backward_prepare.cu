@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(64) prepare_rows(const __grid_constant__ Group
   const auto at = blockIdx.x * std::int64_t{64} + threadIdx.x;
   const bool live = args.terms.live[blockIdx.x] >> threadIdx.x & 1;
   const auto of = [&](const void* numbers) { return static_cast<const float*>(numbers)[at]; };
-  args.shift[at] = live ? of(args.terms.lse) * -1.44269504f : __int_as_float(0xff800000);
+  args.lse[at] = live ? of(args.terms.lse) : __int_as_float(0x7f800000);
   args.delta[at] = live ? of(args.terms.delta) - of(args.terms.dlse) : 0.0f;
 }
 

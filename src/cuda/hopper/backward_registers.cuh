@@ -18,23 +18,25 @@ __device__ __forceinline__ constexpr std::uint64_t columns_from(int c) {
 /// The same of rows.
 __device__ __forceinline__ constexpr std::uint64_t rows_from(int r) { return r * 128 / 16; }
 
-/// A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
-__device__ __forceinline__ float probability(float x) {
+/// exp(score - lse). A row with one key gets 1, however large its score is, if the score is the forward pass's to the
+/// bit: so nothing is folded together. Where it is not, it may lie above lse by a rounding, which may be much.
+__device__ __forceinline__ float probability(float score, float lse) {
+  float x = __fadd_rn(score, -lse);
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
-  return exp2_approximately(x);
+  return exp2_approximately(x * 1.44269504f);
 }
 
-/// Scores become P. shift: of the first column.
+/// Products become P. lse: of the first column.
 template <int kTiles>
-__device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* shift, float unit) {
-  shift += 2 * (lane_number() % 4);
+__device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* lse, float factor) {
+  lse += 2 * (lane_number() % 4);
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    const float2 x = *reinterpret_cast<const float2*>(shift + 8 * j);
-    s[j][0] = probability(fmaf(s[j][0], unit, x.x));
-    s[j][1] = probability(fmaf(s[j][1], unit, x.y));
-    s[j][2] = probability(fmaf(s[j][2], unit, x.x));
-    s[j][3] = probability(fmaf(s[j][3], unit, x.y));
+    const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j);
+    s[j][0] = probability(rounded_product(s[j][0], factor), x.x);
+    s[j][1] = probability(rounded_product(s[j][1], factor), x.y);
+    s[j][2] = probability(rounded_product(s[j][2], factor), x.x);
+    s[j][3] = probability(rounded_product(s[j][3], factor), x.y);
   }
 }
 

@@ -60,10 +60,11 @@ class WideBackwardBlock {
     std::int32_t tile = shared_.tile[0];
     unsigned count = 0;
     if (tile >= 0) {
-      score_products(p, shared_.k, shared_.q[0]);
-      score_products(ds, shared_.v, shared_.dout[0]);
+      Scores more_p, more_ds;
+      score_products(p, more_p, shared_.k, shared_.q[0]);
+      score_products(ds, more_ds, shared_.v, shared_.dout[0]);
       products_wait_for<0>();
-      keep(p), keep(ds);
+      add(p, more_p), add(ds, more_ds);
       weigh(p, 0);
       for (; tile >= 0; ++count) {
         const unsigned stage = count % 2, next = stage ^ 1;
@@ -82,16 +83,16 @@ class WideBackwardBlock {
         add_query_gradient(grad_q, tile);
         shared_.full[next].wait((count + 1) / 2 % 2);
         tile = shared_.tile[next];
-        score_products(p, shared_.k, shared_.q[next]);  // behind the last tile: of what lies there, for nothing
-        score_products(ds, shared_.v, shared_.dout[next]);
+        score_products(p, more_p, shared_.k, shared_.q[next]);  // behind the last tile: of what lies there, for nothing
+        score_products(ds, more_ds, shared_.v, shared_.dout[next]);
         products_wait_for<2>();
         keep(grad_v), keep(grad_k);
         if (lane_number() == 0) shared_.empty[stage].arrive();
         products_wait_for<1>();
-        keep(p);
+        add(p, more_p);
         weigh(p, next);
         products_wait_for<0>();
-        keep(ds);
+        add(ds, more_ds);
       }
     }
     if (threadIdx.x == 0) shared_.done = true;
@@ -107,14 +108,22 @@ class WideBackwardBlock {
       for (int e = 0; e < 4; ++e) x[j][e] = 0;
   }
 
-  /// c = K or V times this warpgroup's 32 rows of Q or dO.
-  __device__ __forceinline__ static void score_products(Scores& c, const E* keys, const E* queries) {
+  /// c + rest = K or V times this warpgroup's 32 rows of Q or dO. In two chains, as in the forward pass (products.cuh).
+  __device__ __forceinline__ static void score_products(Scores& c, Scores& rest, const E* keys, const E* queries) {
     const auto a = describe_tile(keys, 0), b = describe_tile(queries + group() * 32 * 64, 0);
     products_begin();
 #pragma unroll
     for (int d = 0; d < kDepth; d += 16)
-      multiply<false, false>(c, a + columns_from<kKeys>(d), b + columns_from<kQueries>(d), d > 0, E());
+      multiply<false, false>(d < kDepth / 2 ? c : rest, a + columns_from<kKeys>(d), b + columns_from<kQueries>(d),
+                             d % (kDepth / 2) > 0, E());
     products_commit();
+  }
+  __device__ __forceinline__ static void add(Scores& c, Scores& rest) {
+    keep(c), keep(rest);
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c[j][e] += rest[j][e];
   }
 
   /// c += P^T or dS^T times this warpgroup's channels of dO or Q.
@@ -145,7 +154,7 @@ class WideBackwardBlock {
 
   /// Scores become P.
   __device__ __forceinline__ void weigh(Scores& s, unsigned stage) const {
-    probabilities(s, shared_.shift[stage] + group() * 32, args_.unit);
+    probabilities(s, shared_.lse[stage] + group() * 32, args_.factor);
     if (!(shared_.cells[stage] >> 8)) return;  // of one key block, none is hidden wholly
     const Word* const words = shared_.words[stage][0] + row();
     const unsigned first = group() * 32 + 2 * (lane_number() % 4);

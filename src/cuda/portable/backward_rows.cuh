@@ -79,6 +79,15 @@ class RowTermsBlock {
   template <class To, int kCount>
   __device__ __forceinline__ void load(E* to, const Rows& rows, int first, int chunk) {
     const E* const data = head_data<E>(rows, b_, h_) + chunk * kDepth * rows.channel;
+    const auto& side = args_.sides[queries];
+    if constexpr (kSharedEvenly<kCount, kDepth, kThreads, E>) {
+      const auto at = block_ * std::int64_t{64} + first;
+      if (side.plain && rows.vectors && args_.channels[1] % (16 / sizeof(E)) == 0 && at + kCount <= side.grid.size[2]) {
+        load_plain_rows<To, kCount, kDepth, kThreads>(to, data + at * rows.sequence[2], rows.sequence[2],
+                                                      args_.channels[1] - chunk * kDepth);
+        return;
+      }
+    }
     load_any_rows<To, kCount, kDepth, kThreads>(to, Source<E>{rows, data, args_.channels[1] - chunk * kDepth},
                                                 rows_from(first));
   }
