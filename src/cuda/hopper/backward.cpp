@@ -67,6 +67,7 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
   if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
   if (problem.deterministic || args.general || facts_of(problem.device).major != 9) return false;
   if (problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0) return false;
+  if (problem.dlse.given()) return false;  // dP - delta may be far smaller than either, and dlse with it
   if (problem.dbias.given() || !(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   for (const auto& side : args.sides)
     for (int n = 0; n < 2; ++n)
