@@ -10,11 +10,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import anyflash as af
 
-# The peer of each type, and what anyflash is held to beside it.
-PEERS = {"bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, 1.1),
-         "float16": ("torch flash", SDPBackend.FLASH_ATTENTION, 1.1),
-         "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, 2),
-         "float64": ("torch math", SDPBackend.MATH, 2.5)}  # fmt: skip
+# The peer of each type, and what anyflash is held to beside it, forward and backward.
+PEERS = {"bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
+         "float16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
+         "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, (2, 2)),
+         "float64": ("torch math", SDPBackend.MATH, (2.5, 1.3))}  # fmt: skip
 
 
 def name():
@@ -46,24 +46,46 @@ def interleaved(calls, rounds):
     return [list(of_call) for of_call in zip(*times)]
 
 
+def forward_calls(q, k, v, causal, backend):
+    out, rule = torch.empty_like(q), af.causal() if causal else af.full()
+
+    def ours():
+        af.attention(q, k, v, rule=rule, out=out)
+
+    def theirs():
+        with sdpa_kernel(backend):
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return [ours, theirs]
+
+
+def backward_calls(q, k, v, causal, backend):
+    rule = af.causal() if causal else af.full()
+    out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
+    dout, inputs = torch.randn_like(out), [x.detach().requires_grad_() for x in (q, k, v)]
+    with sdpa_kernel(backend):
+        result = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+
+    def ours():
+        af.attention_backward(dout, q, k, v, out, lse, rule=rule)
+
+    def theirs():
+        torch.autograd.grad(result, inputs, dout, retain_graph=True)
+
+    return [ours, theirs]
+
+
 def beside_torch(table, arguments):
-    for type_, (peer, backend, least) in PEERS.items():
+    for type_, (peer, backend, limits) in PEERS.items():
         if type_ not in arguments.types:
             continue
         for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
             q, k, v = (torch.randn(b, h, s, d, device="cuda", dtype=getattr(torch, type_)) for _ in range(3))
-            out, rule = torch.empty_like(q), af.causal() if causal else af.full()
-
-            def ours():
-                af.attention(q, k, v, rule=rule, out=out)
-
-            def theirs():
-                with sdpa_kernel(backend):
-                    torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-            mine, others = interleaved([ours, theirs], arguments.rounds)
-            work = 4 * b * h * s * s * d * (0.5 if causal else 1) / 1e12
-            table.add("forward", work / statistics.median(mine), "TFLOP/s", type=type_, d=d, causal=causal, sequence=s,
-                      spread=measure.spread(mine), peer=peer, peer_figure=work / statistics.median(others),
-                      peer_spread=measure.spread(others), ratio=measure.median_ratio(mine, others),
-                      least=least if s > 512 else None)  # fmt: skip
+            directions = [("forward", forward_calls, 4), ("backward", backward_calls, 10)]
+            for (direction, calls, operations), least in zip(directions, limits):
+                mine, others = interleaved(calls(q, k, v, causal, backend), arguments.rounds)
+                work = operations * b * h * s * s * d * (0.5 if causal else 1) / 1e12
+                table.add(direction, work / statistics.median(mine), "TFLOP/s", type=type_, d=d, causal=causal,
+                          sequence=s, spread=measure.spread(mine), peer=peer,
+                          peer_figure=work / statistics.median(others), peer_spread=measure.spread(others),
+                          ratio=measure.median_ratio(mine, others), least=least if s > 512 else None)  # fmt: skip

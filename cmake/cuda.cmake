@@ -1,5 +1,5 @@
-# ANYFLASH_CUDA: ON builds the CUDA backend, AUTO where a toolkit is found. OFF unless asked for, until it has a
-# backward pass. The library then still runs where no GPU is.
+# ANYFLASH_CUDA: ON builds the CUDA backend, AUTO where a toolkit is found. OFF unless asked for, since it takes
+# minutes. The library then still runs where no GPU is.
 set(ANYFLASH_CUDA OFF CACHE STRING "Build for NVIDIA GPUs: AUTO (if nvcc 12 or newer is found), ON or OFF")
 set_property(CACHE ANYFLASH_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT ANYFLASH_CUDA MATCHES "^(AUTO|ON|OFF)$")

@@ -156,7 +156,7 @@ ReferenceCase reference_case(const Call& call, const OwnedTensor* dout, const Ow
   }
   given.queries = volume(q_shape);
   given.keys = volume(k_shape);
-  given.scale = options.scale.value_or(1 / std::sqrt(double(given.d_qk)));
+  given.scale = options.scale.value_or(double(1 / std::sqrt((long double)(given.d_qk))));
   given.softcap = options.softcap;
   if (const auto* bias = call.find("bias")) {
     given.bias = values_of(bias->view());

@@ -3,6 +3,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/portable/backward.h"
 #include "cuda/portable/forward.h"
 
 namespace anyflash::cuda {
@@ -19,19 +20,18 @@ std::vector<DeviceInfo> devices() {
   return found;
 }
 
-TileMenu tile_menu(const Problem& problem) { return forward_menu(problem); }
+TileMenu tile_menu(const Problem& problem) {
+  return problem.direction == Direction::forward ? forward_menu(problem) : backward_menu(problem);
+}
 
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   const auto pages = problem.pages.page_size > 0 ? problem.batch * (problem.keys() / problem.pages.page_size) * 4 : 0;
-  return pages + (plan.kept ? 0 : static_cast<std::int64_t>(device_bytes(plan)));
+  const auto own = problem.direction == Direction::forward ? 0 : backward_workspace(problem, plan);
+  return own + pages + (plan.kept ? 0 : static_cast<std::int64_t>(device_bytes(plan)));
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {
   return {nullptr, [](char*) {}};
-}
-
-void backward(const Problem&, const ExecutionPlan&, char*) {
-  throw Error(Error::Kind::unsupported, "backward: not offered on cuda yet, expected tensors on the cpu");
 }
 
 void synchronize(Device device, void* stream) {

@@ -67,6 +67,7 @@ struct Problem {
   double scale = 1.0, softcap = 0.0;
   Rule rule;
   int threads = 0;
+  bool deterministic = false;
   void* stream = nullptr;  // cuda
 
   Operand q, k, v, out;

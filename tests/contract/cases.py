@@ -9,7 +9,7 @@ from functools import cached_property
 import anyflash as af
 import numpy as np
 from bar import compare, together
-from devices import GRADIENTS, from_device, to_device
+from devices import from_device, to_device
 from memory import restride
 from reference import TYPES, Call, Result, Textbook, attention, exact_for, statistic_type
 from reference_rules import visible
@@ -117,9 +117,10 @@ class Case:
             slopes = t["alibi_slopes"].astype(np.float64)
             with np.errstate(invalid="ignore"):  # an infinite slope at distance 0
                 penalty = np.broadcast_to(slopes, (self.batch, self.heads_q))[..., None, None] * distance[:, None]
+        scale = float(1 / np.sqrt(np.longdouble(self.d_qk))) if self.scale is None else self.scale
         return Call(
-            t["q"], t["k"], t["v"], mask, 1 / np.sqrt(self.d_qk) if self.scale is None else self.scale, self.softcap,
-            t.get("bias"), penalty, t.get("sink"), t["dout"] if backward else None, t.get("dlse"),
+            t["q"], t["k"], t["v"], mask, scale, self.softcap, t.get("bias"), penalty, t.get("sink"),
+            t["dout"] if backward else None, t.get("dlse"),
         )  # fmt: skip
 
 
@@ -247,7 +248,7 @@ class Laid:
         """Everything the library computes, in canonical form."""
         out, lse, l, m = self.forward(**changes)
         got = Result(self.from_layout(out), *(self.statistic_from_layout(a) for a in (lse, l, m)))
-        if not backward or self.case.page_size or not GRADIENTS:
+        if not backward or self.case.page_size:
             return got
         gradients = self.backward(out, lse, **changes)
         if self.case.layout == "qkv":
@@ -263,6 +264,11 @@ class Laid:
 
 def run(case, tensors=None, backward=True, **changes):
     return Laid(case, tensors).run(backward, **changes)
+
+
+def run_for_bits(case, tensors=None, backward=True, **changes):
+    """The same, if bits are to be compared: some gradients of 16-bit types are repeatable on GPUs only if asked to be."""
+    return run(case, tensors, backward, **{"deterministic": True, **changes})
 
 
 def same_bits(a, b):
@@ -289,7 +295,7 @@ def textbook(case, call, fused):
 
 def measure(case, tensors=None, backward=True, fused=(False,), **changes):
     """Runs a case: the errors of every result by its name."""
-    backward = backward and not case.page_size and GRADIENTS
+    backward = backward and not case.page_size
     got = run(case, tensors, backward, **changes)
     call = case.call(tensors, backward)
     truth = attention(call, exact_for(case.type))

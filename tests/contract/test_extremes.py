@@ -3,8 +3,23 @@
 import anyflash as af
 import numpy as np
 import pytest
+from devices import from_device, to_device
 
 FEW_OR_MANY = (1, 40)  # few queries go a way of their own
+
+
+def on_device(call, *arrays, **options):
+    moved = {name: to_device(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    return call(*map(to_device, arrays), **moved)
+
+
+def attention(*arrays, **options):
+    return map(from_device, on_device(af.attention, *arrays, **options))
+
+
+def attention_backward(*arrays, **options):
+    gradients = on_device(af.attention_backward, *arrays, **options)
+    return type(gradients)(*map(from_device, gradients))
 
 
 @pytest.mark.parametrize("queries", FEW_OR_MANY)
@@ -14,10 +29,10 @@ def test_a_scale_that_only_products_can_bear(queries, type, large, tiny, scale):
     q, k = np.zeros((1, 1, queries, 64), type), np.zeros((1, 1, 40, 64), type)
     q[..., 0], k[..., 0] = large, tiny  # scale * q is more than the type holds
     v = np.arange(40 * 8, dtype=type).reshape(1, 1, 40, 8)
-    out, lse = af.attention(q, k, v, scale=scale, return_lse=True)
+    out, lse = attention(q, k, v, scale=scale, return_lse=True)
     np.testing.assert_allclose(out, np.broadcast_to(v.mean(2, keepdims=True), out.shape), rtol=1e-5)
     np.testing.assert_allclose(lse, scale * (large * tiny) + np.log(40), rtol=1e-5)
-    grads = af.attention_backward(np.ones_like(out), q, k, v, out, lse, scale=scale)
+    grads = attention_backward(np.ones_like(out), q, k, v, out, lse, scale=scale)
     np.testing.assert_allclose(grads.dv, queries / 40, rtol=1e-4)
 
 
@@ -29,7 +44,7 @@ def test_distances_far_from_the_origin(queries):
     q = rng.standard_normal((1, 1, queries, 1), np.float32)
     k, v = (np.broadcast_to(rng.standard_normal((1, 1, 1, 1), np.float32), (1, 1, keys, 1)).copy() for _ in range(2))
     v[0, 0, -50:, 0] = rng.standard_normal(50)
-    out, lse = af.attention(q, k, v, rule=af.local(5), align="none_end", alibi_slopes=np.ones(1, np.float32), scale=0,
+    out, lse = attention(q, k, v, rule=af.local(5), align="none_end", alibi_slopes=np.ones(1, np.float32), scale=0,
                             return_lse=True)  # fmt: skip
     x, y = np.arange(keys - queries, keys), np.arange(keys)
     for i in range(queries):
@@ -51,16 +66,16 @@ def test_a_sink_above_scores_of_minus_infinity(queries, type):
     if queries > 1:
         mask[-1] = False
     options = dict(bias=bias, sink=sink, rule=af.dense(mask))
-    out, row_sum, row_max = af.attention(q, k, v, return_lse="lm", **options)
+    out, row_sum, row_max = attention(q, k, v, return_lse="lm", **options)
     assert np.all(out[0, 0, 0] == 0) and row_sum[0, 0, 0] == 1 and row_max[0, 0, 0] == 2
-    out, lse = af.attention(q, k, v, return_lse=True, **options)
+    out, lse = attention(q, k, v, return_lse=True, **options)
     assert lse[0, 0, 0] == 2
     dlse = np.zeros_like(lse)
     dlse[0, 0, 0] = 3
     if queries > 1:
         assert lse[0, 0, -1] == -np.inf and np.all(out[0, 0, -1] == 0)
         dlse[0, 0, -1] = 5
-    grads = af.attention_backward(np.zeros_like(out), q, k, v, out, lse, dlse=dlse, **options)
+    grads = attention_backward(np.zeros_like(out), q, k, v, out, lse, dlse=dlse, **options)
     assert grads.dsink[0] == 3
     assert np.all(grads.dq == 0) and np.all(grads.dk == 0) and np.all(grads.dv == 0) and np.all(grads.dbias == 0)
 
@@ -68,5 +83,5 @@ def test_a_sink_above_scores_of_minus_infinity(queries, type):
 def test_scores_and_sink_of_minus_infinity():
     q = np.ones((1, 1, 3, 4), np.float32)
     infinite = np.full((1, 1, 1, 1), -np.inf, np.float32)
-    out, lse = af.attention(q, q, q, bias=infinite, sink=np.array([-np.inf], np.float32), return_lse=True)
+    out, lse = attention(q, q, q, bias=infinite, sink=np.array([-np.inf], np.float32), return_lse=True)
     assert np.all(out == 0) and np.all(lse == -np.inf)

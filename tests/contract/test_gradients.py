@@ -4,6 +4,7 @@ import anyflash as af
 import numpy as np
 import pytest
 from cases import Case, Laid
+from devices import from_device
 
 BASE = Case(type="float64", batch=2, heads_q=2, heads_kv=1, q_shape=(4,), k_shape=(5,), d_qk=3, d_v=2, seed=3)
 OPTIONS = {
@@ -42,7 +43,7 @@ def test_central_differences(option):
 
     def loss(tensors):
         moved = Laid(case, tensors)
-        out, lse = af.attention(moved.q, moved.k, moved.v, return_lse=True, **moved.options)
+        out, lse = map(from_device, af.attention(moved.q, moved.k, moved.v, return_lse=True, **moved.options))
         total = (moved.from_layout(out) * case.tensors["dout"]).sum()
         lse = moved.statistic_from_layout(lse)
         return total if dlse is None else total + np.where(np.isfinite(lse), lse * dlse, 0).sum()

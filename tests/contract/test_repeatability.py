@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import anyflash as af
 import numpy as np
 import pytest
-from cases import Case, Laid, run, same_bits
+from cases import Case, Laid, same_bits
+from cases import run_for_bits as run
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, ragged_cases

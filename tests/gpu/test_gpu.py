@@ -1,6 +1,8 @@
 """What is particular to a GPU: streams, graphs, devices that do not fit, several frameworks. Collected only where
 ANYFLASH_TEST_DEVICE is cuda (tests/conftest.py); without a GPU they fail."""
 
+from functools import partial
+
 import anyflash as af
 import numpy as np
 import pytest
@@ -113,11 +115,161 @@ def test_tables_of_rules_stay_on_the_cpu():
         af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))
 
 
-def test_backward_says_that_it_is_not_there():
+def gradients(q, k, v, dout, **options):
+    out, lse = af.attention(q, k, v, return_lse=True, **options)
+    return af.attention_backward(dout, q, k, v, out, lse, **options)
+
+
+def reference_gradients(q, k, v, dout, causal=True):
+    inputs = [x.double().requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(reference(*inputs, causal), inputs, dout.double())
+
+
+def test_gradients_are_tensors_of_the_same_gpu():
+    q, k, v = tensors()
+    dout = torch.randn_like(q)
+    made = gradients(q, k, v, dout, rule=af.causal())
+    for got, expected in zip(made, reference_gradients(q, k, v, dout)):
+        assert got.device == q.device and got.dtype == q.dtype
+        assert (got.double() - expected).abs().max() < 2e-2 * expected.abs().max()
+    assert made.dbias is None and made.dsink is None
+
+
+def test_gradients_are_queued_on_the_current_stream():
+    q, k, v = tensors(n=2000)
+    dout = torch.randn_like(q)
+    expected = gradients(q, k, v, dout, deterministic=True)
+    late = torch.zeros_like(dout)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(dout)
+        got = gradients(q, k, v, late, deterministic=True)
+    side.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got[:3], expected[:3]))
+
+
+def test_gradients_are_replayed_in_a_graph():
+    q, k, v = tensors()
+    dout = torch.randn_like(q)
+    sink = torch.randn(q.shape[1], device="cuda")
+    rule = af.causal()
+    out, lse = af.attention(q, k, v, rule=rule, sink=sink, return_lse=True)
+    options = dict(rule=rule, sink=sink, deterministic=True)
+    backward = lambda: af.attention_backward(dout, q, k, v, out, lse, **options)  # noqa: E731
+    backward()  # brings the plan to the GPU
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = backward()
+    dout.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for got, expected in zip(made, backward()):
+        assert (got is None and expected is None) or torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_have_the_same_bits_in_every_run_and_batch(dtype):
+    q, k, v = tensors(b=3, n=777, dtype=dtype)
+    dout = torch.randn_like(q)
+    same = partial(gradients, rule=af.causal() & af.local(99), deterministic=True)
+    once = same(q, k, v, dout)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(same(q, k, v, dout)[:3], once[:3]))
+    alone = same(q[1:2], k[1:2], v[1:2], dout[1:2])
+    assert all(torch.equal(a, b[1:2]) for a, b in zip(alone[:3], once[:3]))
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_many_blocks(d, causal):
+    """Some thousand blocks of threads at once, each many steps long."""
+    q, k, v = tensors(n=2000, d=d)
+    dout = torch.randn_like(q)
+    made = gradients(q, k, v, dout, rule=af.causal() if causal else af.full())
+    for got, expected in zip(made, reference_gradients(q, k, v, dout, causal)):
+        assert (got.double() - expected).abs().max() < 2e-2 * expected.abs().max()
+
+
+SOME_RULES = {
+    "full": (af.full(), (2000,)),
+    "causal": (af.causal(), (2000,)),
+    "window": (af.causal() & af.local(99), (1999,)),
+    "documents": (af.documents(np.arange(2000) // 301, np.arange(2000) // 301) & af.causal(), (2000,)),
+    "picture": (af.local(8), (40, 50)),
+    "volume": (af.local(3) | af.prefix(70), (10, 10, 20)),
+    "holes": (~af.local(500), (2000,)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("d", [64, 72, 128, 200, 256])
+@pytest.mark.parametrize("name", SOME_RULES)
+def test_gradients_are_the_deterministic_ones_but_for_rounding(name, d, dtype):
+    """Where the sums of dq are made in no order; grouped heads, every second of them missing from the keys."""
+    rule, shape = SOME_RULES[name]
+    q, k, v = tensors(b=2, h=4, n=int(np.prod(shape)), d=d, dtype=dtype)
+    q, k, v = (x.reshape(*x.shape[:2], *shape, d) for x in (q, k[:, :2].contiguous(), v[:, :2].contiguous()))
+    dout = torch.randn_like(q)
+    one, other = (gradients(q, k, v, dout, rule=rule, deterministic=x) for x in (False, True))
+    for got, expected in zip(one[:3], other[:3]):
+        assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_gradients_do_not_show_what_is_hidden(d):
+    q, k, v = tensors(n=700, d=d)
+    dout = torch.randn_like(q[:, :, :500])
+    call = lambda: gradients(q[:, :, :500], k, v, dout, rule=af.causal())  # noqa: E731
+    expected = call()
+    k[:, :, 500:] = float("nan")
+    v[:, :, 500:] = float("inf")
+    for got, clean in zip(call()[:3], expected[:3]):
+        assert (got.double() - clean.double()).abs().max() < 1e-2 * clean.double().abs().max()
+
+
+WRONG_BACKWARD = {
+    "dout on the cpu": (lambda t: dict(dout=t["dout"].cpu()), "dout: on cpu, expected cuda:0"),
+    "out on the cpu": (lambda t: dict(out=t["out"].cpu()), "out: on cpu, expected cuda:0"),
+    "lse on the cpu": (lambda t: dict(lse=t["lse"].cpu()), "lse: on cpu, expected cuda:0"),
+    "lse of another shape": (lambda t: dict(lse=t["lse"][:, :1]), "lse: "),
+    "dlse on the cpu": (lambda t: dict(dlse=t["lse"].cpu()), "dlse: on cpu, expected cuda:0"),
+    "pages": (lambda t: dict(page_table=np.zeros((2, 1), np.int32)), "page_table: "),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BACKWARD)
+def test_wrong_arguments_of_backward(name):
     q, k, v = tensors()
     out, lse = af.attention(q, k, v, return_lse=True)
-    with pytest.raises(ValueError, match="^backward: not offered on cuda yet"):
-        af.attention_backward(out, q, k, v, out, lse)
+    arguments = dict(dout=out, q=q, k=k, v=v, out=out, lse=lse)
+    change, line = WRONG_BACKWARD[name]
+    with pytest.raises((ValueError, TypeError)) as error:
+        af.attention_backward(**arguments | change(arguments))
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+def test_tables_in_a_graph_need_a_plan_backward():
+    q, k, v = tensors()
+    rule = af.documents(np.repeat([0, 1, 2], 100), np.repeat([0, 1, 2], 100))
+    out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(ValueError, match="^rule: with tables or key_lengths in a captured stream"):
+        with torch.cuda.graph(graph):
+            af.attention_backward(out, q, k, v, out, lse, rule=rule)
+
+
+def test_memory_of_backward_is_linear_in_the_sequence():
+    """A bias along the queries, one along the keys; a queries x keys matrix of float32 would take 17 GB."""
+    n = 65_536
+    q, k, v = tensors(b=1, h=1, n=n)
+    rule = af.local(256)
+    for shape in ((1, 1, n, 1), (1, 1, 1, n)):
+        bias = torch.randn(shape, device="cuda")
+        workspace = af.plan(q, k, v, rule=rule, bias=bias).backward_workspace
+        assert workspace < 64 * n
+        gradients(q, k, v, torch.randn_like(q), rule=rule, bias=bias)
 
 
 def test_too_little_memory_is_an_error_and_no_more():
@@ -134,6 +286,10 @@ def test_cupy_arrays():
     out = af.attention(q, k, v, rule=af.causal())
     assert isinstance(out, cupy.ndarray)
     assert close(torch.as_tensor(out), reference(*(torch.as_tensor(x) for x in (q, k, v))))
+    made = gradients(q, k, v, v, rule=af.causal())
+    assert all(isinstance(one, cupy.ndarray) for one in made[:3])
+    expected = reference_gradients(*(torch.as_tensor(x) for x in (q, k, v, v)))
+    assert all(close(torch.as_tensor(a), b) for a, b in zip(made, expected))
 
 
 def test_jax_arrays():
@@ -142,6 +298,10 @@ def test_jax_arrays():
     out = af.attention(q, k, v, rule=af.causal())
     assert isinstance(out, jax.Array) and out.devices() == q.devices()
     assert close(torch.tensor(np.array(out)), reference(*(torch.tensor(np.array(x)) for x in (q, k, v))))
+    made = gradients(q, k, v, v, rule=af.causal())
+    assert all(isinstance(one, jax.Array) and one.devices() == q.devices() for one in made[:3])
+    expected = reference_gradients(*(torch.tensor(np.array(x)) for x in (q, k, v, v)))
+    assert all(close(torch.tensor(np.array(a)), b) for a, b in zip(made, expected))
 
 
 def test_empty_calls():
@@ -149,3 +309,5 @@ def test_empty_calls():
     out, lse = af.attention(q, k[:, :, :0], v[:, :, :0], return_lse=True)
     assert not out.any() and (lse == -torch.inf).all()
     assert af.attention(q[:, :, :0], k, v).shape == (2, 4, 0, 64)
+    assert not any(one.any() for one in gradients(q, k[:, :, :0], v[:, :, :0], q)[:3])
+    assert not any(one.any() for one in gradients(q[:, :, :0], k, v, q[:, :, :0])[:3])

@@ -16,7 +16,7 @@
 namespace anyflash::cuda {
 namespace {
 
-using rules::Program;
+using rules::CellOf, rules::Program;
 
 /// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning
 /// until that is known.
@@ -58,10 +58,8 @@ class Builder {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       const auto& group = plan.groups[g];
       const auto at = groups_ + g * sizeof(DeviceGroup);
-      add(plan, group);
-      image.point(at + offsetof(DeviceGroup, start), image.add(start_));
-      image.point(at + offsetof(DeviceGroup, runs), image.add(runs_));
-      image.point(at + offsetof(DeviceGroup, words), image.add(words_));
+      add<CellOf::keys>(plan, group, at + offsetof(DeviceGroup, keys_of_query_block));
+      add<CellOf::queries>(plan, group, at + offsetof(DeviceGroup, queries_of_key_block));
       image.point(at + offsetof(DeviceGroup, program), add(group.program));
     }
   }
@@ -71,10 +69,14 @@ class Builder {
  private:
   static constexpr std::size_t most_word_tiles = 4096;
 
-  /// Fills start_, runs_ and words_. Where a rule goes by the difference of coordinates, whole tiles at the same
-  /// difference share their words: of a plan that is kept, those are asked for here, once.
-  void add(const ExecutionPlan& plan, const MaskGroup& group) {
-    const auto& list = group.keys_of_query_block;
+  /// The runs of blocks of one side, `of`, for each block of the other. Where a rule goes by the difference of
+  /// coordinates, whole tiles at the same difference share their words: of a plan that is kept, those are asked for
+  /// here, once.
+  template <CellOf of>
+  void add(const ExecutionPlan& plan, const MaskGroup& group, std::size_t list_at) {
+    constexpr bool keys = of == CellOf::keys;
+    const auto& list = keys ? group.keys_of_query_block : group.queries_of_key_block;
+    const auto &own = keys ? plan.query_grid : plan.key_grid, &other = keys ? plan.key_grid : plan.query_grid;
     const bool shared = plan.kept && planning::by_difference(group.program);
     start_.clear(), runs_.clear(), words_.clear();
     std::map<std::array<std::int64_t, 3>, std::int32_t> known;
@@ -83,29 +85,46 @@ class Builder {
       for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
         const auto& run = list.runs[i];
         if (run.kind == rules::TileClass::full || !shared) {
-          runs_.push_back({run.first, run.count, run.kind, -1});
+          runs_.push_back(
+              {run.first, run.count, run.kind, run.kind == rules::TileClass::full ? -1 : asked<of>(run.count)});
           continue;
         }
-        const auto queries = plan.query_grid.box(static_cast<std::int32_t>(block));
-        for (auto key_block = run.first; key_block < run.first + run.count; ++key_block)
-          runs_.push_back(
-              {key_block, 1, run.kind, words_of(group.program, queries, plan.key_grid.box(key_block), known)});
+        const auto rows = own.box(static_cast<std::int32_t>(block));
+        for (auto cell = run.first; cell < run.first + run.count; ++cell) {
+          const auto words = words_of<of>(group.program, rows, other.box(cell), known);
+          runs_.push_back({cell, 1, run.kind, words < 0 ? asked<of>(1) : words});
+        }
       }
     }
     start_.push_back(static_cast<std::int64_t>(runs_.size()));
+    image.point(list_at + offsetof(DeviceRuns, start), image.add(start_));
+    image.point(list_at + offsetof(DeviceRuns, runs), image.add(runs_));
+    image.point(list_at + offsetof(DeviceRuns, words), image.add(words_));
   }
 
-  std::int32_t words_of(const Program& program, const Box& queries, const Box& keys,
+  /// For tiles that have no words in a table. Those of key blocks are numbered, over all masks: ~ the first's number.
+  template <CellOf of>
+  std::int32_t asked(std::int32_t tiles) {
+    if (of == CellOf::keys) return -1;
+    const auto first = asked_;
+    asked_ += tiles;
+    return ~first;
+  }
+
+  template <CellOf of>
+  std::int32_t words_of(const Program& program, const Box& rows, const Box& cell,
                         std::map<std::array<std::int64_t, 3>, std::int32_t>& known) {
-    if (!rules::whole(queries, program.q_size()) || !rules::whole(keys, program.k_size())) return -1;
+    constexpr bool keys = of == CellOf::keys;
+    const auto &queries = keys ? rows : cell, &key_box = keys ? cell : rows;
+    if (!rules::whole(queries, program.q_size()) || !rules::whole(key_box, program.k_size())) return -1;
     std::array<std::int64_t, 3> difference;
     for (int i = 0; i < 3; ++i)
-      difference[i] = program.axis[i].query(queries.origin[i]) - program.axis[i].key(keys.origin[i]);
+      difference[i] = program.axis[i].query(queries.origin[i]) - program.axis[i].key(key_box.origin[i]);
     if (const auto found = known.find(difference); found != known.end()) return found->second;
     if (known.size() == most_word_tiles) return -1;
-    rules::WordsOfKeys words(program, keys);
-    const auto rows = static_cast<std::int32_t>(rules::volume(queries.extent));
-    for (std::int32_t row = 0; row < rows; ++row) words_.push_back(words(queries.entry(row)));
+    rules::CellWords<of> words(program, cell);
+    const auto count = static_cast<std::int32_t>(rules::volume(rows.extent));
+    for (std::int32_t row = 0; row < count; ++row) words_.push_back(words(rows.entry(row)));
     return known.emplace(difference, static_cast<std::int32_t>(known.size())).first->second;
   }
 
@@ -165,6 +184,7 @@ class Builder {
   }
 
   std::size_t groups_;
+  std::int32_t asked_ = 0;
   std::vector<std::int64_t> start_;
   std::vector<DeviceRun> runs_;
   std::vector<rules::Word> words_;

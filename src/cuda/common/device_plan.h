@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "cuda/common/memory.h"
-#include "cuda/portable/forward_args.h"
+#include "cuda/portable/args.h"
 #include "plan/plan.h"
 
 namespace anyflash::cuda {

@@ -22,7 +22,7 @@ struct SwizzledTile {
 template <class E>
 struct GroupProducts {
   using Number = float;
-  static constexpr bool exact_infinities = true;
+  static constexpr bool exact_infinities = true, swaps = false;
   static constexpr int alignment = 1024;
   template <int kRows, int kWidth>
   using KeyTile = SwizzledTile<E, kRows, kWidth>;
@@ -62,7 +62,7 @@ struct GroupProducts {
     if constexpr (kDepth > chain) keep(rest), add(s, rest);
   }
 
-  template <int kSlots, int kKeyTiles, int kTiles>
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
                                                 const E* v) {
     const auto of_v = describe_tile(v, 8 * kKeyTiles * 128);

@@ -2,9 +2,6 @@
 #include "cuda/portable/forward.h"
 
 #include <algorithm>
-#include <atomic>
-#include <iterator>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -12,42 +9,14 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/portable/forward_args.h"
 #include "cuda/portable/forward_kernels.h"
+#include "cuda/portable/launch.h"
 #include "cuda/portable/tuning.h"
 #include "problem/tensor.h"
 
 namespace anyflash::cuda {
 namespace {
-
-constexpr int largest_depth = 256;
-
-/// Does every row begin on 16 bytes, with channels that are neighbours?
-bool whole_vectors(const Problem& problem, const Operand& operand) {
-  if (operand.channel != 1 || reinterpret_cast<std::uintptr_t>(operand.data) % 16 != 0) return false;
-  const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));
-  const std::int64_t strides[] = {operand.batch, operand.head, operand.sequence[0], operand.sequence[1],
-                                  operand.sequence[2]};
-  return std::all_of(std::begin(strides), std::end(strides), [&](std::int64_t s) { return s % numbers == 0; });
-}
-
-Rows rows_of(const Problem& problem, const Operand& operand) {
-  return {operand.data,
-          operand.batch,
-          operand.head,
-          operand.channel,
-          {operand.sequence[0], operand.sequence[1], operand.sequence[2]},
-          whole_vectors(problem, operand)};
-}
-
-Numbers numbers_of(const RowStatistic& statistic) {
-  return {statistic.data, 0, statistic.batch, statistic.head, statistic.query, 0};
-}
-Numbers numbers_of(const Bias& bias) {
-  return {bias.data, int(bias.type), bias.stride[0], bias.stride[1], bias.stride[2], bias.stride[3]};
-}
-Numbers numbers_of(const HeadNumbers& numbers) {
-  return {numbers.data, int(numbers.type), numbers.batch, numbers.head, 0, 0};
-}
 
 ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
   switch (type) {
@@ -69,8 +38,7 @@ bool is_general(const Problem& problem) {
 
 ForwardKind kind_of(const Problem& problem) {
   ForwardKind kind;
-  const auto width = std::max<std::int64_t>(problem.d_qk, std::min<std::int64_t>(problem.d_v, largest_depth));
-  kind.depth = width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
+  kind.depth = padded_depth(problem);
   kind.general = is_general(problem);
 #if defined(ANYFLASH_CUDA_SMALL_TILES)
   kind.tiling = Tiling::small;
@@ -87,25 +55,6 @@ ForwardKind kind_of(const Problem& problem) {
 #endif
   kind.general |= kind.tiling == Tiling::small;
   return kind;
-}
-
-/// Lets a kernel have its shared memory; asked for once on each device.
-void allow_shared_memory(const ForwardKernel& kernel, int device) {
-  struct Allowed {
-    std::atomic<const void*> function{nullptr};
-    std::atomic<std::uint64_t> devices{0};
-  };
-  static Allowed all[64];  // kernels, in the order in which they come
-  for (auto& one : all) {
-    const void* none = nullptr;
-    one.function.compare_exchange_strong(none, kernel.function);
-    if (one.function != kernel.function) continue;
-    if (one.devices.load() >> device & 1) return;
-    check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
-          "preparing a kernel");
-    one.devices |= std::uint64_t{1} << device;
-    return;
-  }
 }
 
 /// The page table in device memory, if there is one: it comes in the memory of the CPU.
@@ -155,10 +104,7 @@ ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const For
   args.query_blocks = static_cast<std::int32_t>(plan.query_grid.count());
   args.block_parts = static_cast<std::int32_t>(rules::volume(plan.query_grid.extent) / kernel.rows);
   args.value_parts = static_cast<std::int32_t>((problem.d_v + kernel.values - 1) / kernel.values);
-  const auto rows = [&](const rules::Grid& grid) {
-    return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;
-  };
-  args.query_rows = rows(plan.query_grid), args.key_rows = rows(plan.key_grid);
+  args.query_rows = plain_rows(problem, plan.query_grid), args.key_rows = plain_rows(problem, plan.key_grid);
   args.paged = problem.pages.page_size > 0;
   const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));
   args.whole_channels = problem.d_qk % numbers == 0 && problem.d_v % numbers == 0;
@@ -190,18 +136,12 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   auto args = args_of(problem, plan, kernel, kind.general);
   const auto tasks =
       double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts * args.value_parts;
-  if (tasks > std::numeric_limits<std::int32_t>::max()) {
-    throw Error(Error::Kind::unsupported,
-                "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
-  }
-  allow_shared_memory(kernel, problem.device.index);
+  check_tasks(tasks);
+  allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);
   const auto pages = bring_pages(problem, args, stream);
   const DevicePlan masks(plan, problem.device.index, stream);
   args.groups = masks.groups();
-  void* parameters[] = {&args};
-  check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(tasks)), dim3(kernel.threads), parameters,
-                         kernel.shared_bytes, stream),
-        "launching forward");
+  launch(kernel.function, static_cast<std::int64_t>(tasks), kernel.threads, kernel.shared_bytes, &args, stream);
 }
 
 }  // namespace anyflash::cuda

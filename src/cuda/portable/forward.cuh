@@ -55,7 +55,7 @@ class ForwardBlock {
     copies_commit();
     while (walk.more()) {
       const bool partial = walk.kind != TileClass::full;
-      const int first_key = walk.first_key();
+      const int first_key = walk.first();
       if (partial && first_key == 0 && (careful || walk.words < 0))
         find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
       if constexpr (kGeneral) find_key_extras<Shared, kKeys>(args_, shared_, walk.block, first_key);
@@ -63,26 +63,30 @@ class ForwardBlock {
       Products::show();
       __syncthreads();
       if (careful)
-        mark_not_finite<typename Shared::KeyTile, kKeys, Sizes::kDepth, false>(shared_.k, shared_.k_not_finite);
+        mark_not_finite<Products, typename Shared::KeyTile, kKeys, Sizes::kDepth, false>(shared_.k,
+                                                                                         shared_.k_not_finite);
       load_values(walk);
       copies_commit();
       T s[kSlots][kKeyTiles][2];
       Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k);
-      if (careful && !Products::exact_infinities) mend_scores(s);
+      if (careful && !Products::exact_infinities)
+        mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, Sizes::kDepth>(
+            s, shared_.q, shared_.k, shared_.k_not_finite);
       if constexpr (kGeneral) finish_scores(s);
       if (partial) hide(s, first_key);
       copies_wait<0>();
       Products::show();
       __syncthreads();
       if (careful)
-        mark_not_finite<typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v, shared_.v_not_finite);
+        mark_not_finite<Products, typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v,
+                                                                                           shared_.v_not_finite);
       const auto block = walk.block;
       walk.step(shared_);
       if (walk.more()) load_keys(walk, careful);
       copies_commit();
       softmax(s);
-      if (careful) add_not_finite(s, block, first_key, partial);  // first, lest P be kept for it in every pass
-      Products::values(o_, s, shared_.v);
+      if (careful) add_hidden_values(s, block, first_key, partial);  // first, lest P be kept for it in every pass
+      Products::template values<typename Shared::ValueTile>(o_, s, shared_.v);
       if (careful) __syncthreads();  // before the words are written anew
     }
     __syncthreads();  // words and tiles may be written anew
@@ -94,10 +98,11 @@ class ForwardBlock {
     shared_.task.find(args_, Sizes::kRows, Sizes::kValues);
     shared_.keys = key_data(args_.k);
     shared_.values = key_data(args_.v) + shared_.task.first_value * args_.v.channel;
-    const auto* const start = group().start + shared_.task.block;
-    shared_.runs = group().runs + start[0];
+    const auto& list = group().keys_of_query_block;
+    const auto* const start = list.start + shared_.task.block;
+    shared_.runs = list.runs + start[0];
     shared_.run_count = static_cast<std::int32_t>(start[1] - start[0]);
-    shared_.word_table = group().words + shared_.task.first_row;
+    shared_.word_table = list.words + shared_.task.first_row;
   }
 
   /// Keys or values of this head; with pages the batch is in the table.
@@ -155,7 +160,7 @@ class ForwardBlock {
   }
   template <class Tile, int kWidth>
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
-    const int first = walk.block * 64 + walk.first_key();
+    const int first = walk.block * 64 + walk.first();
     // The keys of a full block all exist.
     if constexpr (kSharedEvenly<kKeys, kWidth, kThreads, E>) {
       if (args_.plain_keys && (walk.kind == TileClass::full || first + kKeys <= shared_.program.axis[2].k_size)) {
@@ -164,11 +169,11 @@ class ForwardBlock {
       }
     }
     load_any_rows<Tile, kKeys, kWidth, kThreads>(to, Source<E>{rows, data, channels},
-                                                 key_rows(walk.block, walk.first_key()));
+                                                 key_rows(walk.block, walk.first()));
   }
   /// Also the words of a partial tile, where a table has them. (With care the last tile's are still in use.)
   __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk, bool careful) {
-    if (!careful && walk.kind != TileClass::full && walk.words >= 0 && walk.first_key() == 0) load_words(walk.words);
+    if (!careful && walk.kind != TileClass::full && walk.words >= 0 && walk.first() == 0) load_words(walk.words);
     load<typename Shared::KeyTile, Sizes::kDepth>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
   }
   __device__ __forceinline__ void load_words(std::int32_t tile) {
@@ -199,12 +204,8 @@ class ForwardBlock {
   __device__ __forceinline__ void finish_scores(T (&s)[kSlots][kKeyTiles][2]) const {
     if constexpr (kGeneral) {
       const auto& extras = shared_.extras;
-      const T factor = static_cast<T>(args_.scale), cap = static_cast<T>(args_.softcap);
-      const bool alibi = args_.alibi.data != nullptr, bias = args_.bias.data != nullptr;
-      const T slope =
-          alibi ? read_number<T>(args_.alibi, shared_.task.b * args_.alibi.batch + shared_.task.h * args_.alibi.head)
-                : T(0);
-      const auto bias_head = shared_.task.b * args_.bias.batch + shared_.task.h * args_.bias.head;
+      const ScoreTerms<T> terms(args_, shared_.task.b, shared_.task.h);
+      T derivative;
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) {
         const int row = row_of(i);
@@ -213,16 +214,8 @@ class ForwardBlock {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int key = 8 * j + 2 * (lane_number() % 4) + e;
-            T x = s[i][j][e] * factor;
-            if (args_.softcap > 0) x = tanh(x / cap) * cap;
-            if (bias && extras.bias_row[row] >= 0 && extras.bias_key[key] >= 0)
-              x += read_number<T>(args_.bias, bias_head + extras.bias_row[row] + extras.bias_key[key]);
-            if (alibi) {
-              T distance = 0;
-              for (int n = 3 - args_.dimensions; n < 3; ++n) distance += abs(extras.x[n][row] - extras.y[n][key]);
-              x = fma(-slope, distance, x);
-            }
-            s[i][j][e] = x;
+            const auto gap = [&](int n) { return static_cast<T>(extras.x[n][row] - extras.y[n][key]); };
+            s[i][j][e] = terms.finish(s[i][j][e], extras.bias_row[row], extras.bias_key[key], gap, derivative);
           }
       }
     }
@@ -302,7 +295,6 @@ class ForwardBlock {
     return sizeof(T) == 8 ? static_cast<T>(__longlong_as_double(0x7ff0000000000000ll))
                           : static_cast<T>(__int_as_float(0x7f800000));
   }
-  __device__ __forceinline__ static bool finite(T x) { return x - x == T(0); }
 
   __device__ __forceinline__ bool not_a_number() const {
     T zero = 0;
@@ -315,78 +307,20 @@ class ForwardBlock {
     return zero != zero;
   }
 
-  // --- With care -----------------------------------------------------------------------------------------------------
-
-  /// mask: which rows of a tile hold a NaN or an infinity. kClean: they become 0.
-  template <class Tile, int kRows, int kWidth, bool kClean>
-  __device__ __noinline__ static void mark_not_finite(E* tile, unsigned long long& mask) {
-    if (threadIdx.x == 0) mask = 0;
-    __syncthreads();
-    for (int row = threadIdx.x; row < kRows; row += kThreads) {
-      bool bad = false;
-      for (int c = 0; c < kWidth; ++c) bad |= !finite(static_cast<T>(tile[Tile::at(row, c)]));
-      if (!bad) continue;
-      atomicOr(&mask, 1ull << row);
-      if (kClean)
-        for (int c = 0; c < kWidth; ++c) tile[Tile::at(row, c)] = zero<E>();
-    }
-    Products::show();
-    __syncthreads();
-  }
-
-  /// Scores of rows of Q or K that are not finite, again, with IEEE arithmetic.
-  __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kKeyTiles][2]) const {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const int own = row_of(i);
-      const auto q = [&](int c) { return static_cast<T>(shared_.q[Shared::QueryTile::at(own, c)]); };
-      bool bad = false;
-      for (int c = 0; c < Sizes::kDepth; ++c) bad |= !finite(q(c));
-      T row[2 * kKeyTiles];
-#pragma unroll
-      for (int n = 0; n < 2 * kKeyTiles; ++n) row[n] = s[i][n / 2][n % 2];
-#pragma unroll 1
-      for (int n = 0; n < 2 * kKeyTiles; ++n) {
-        const int key = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
-        if (!bad && !(shared_.k_not_finite >> key & 1)) continue;
-        T sum = 0;
-        for (int c = 0; c < args_.d_qk; ++c) sum += q(c) * static_cast<T>(shared_.k[Shared::KeyTile::at(key, c)]);
-        row[n] = sum;
-      }
-#pragma unroll
-      for (int n = 0; n < 2 * kKeyTiles; ++n) s[i][n / 2][n % 2] = row[n];
-    }
-  }
-
   /// O += P V for the rows of V that were left out of the product, for the queries that see them.
-  __device__ __forceinline__ void add_not_finite(const T (&p)[kSlots][kKeyTiles][2], std::int32_t block, int first,
-                                                 bool partial) {
+  __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], std::int32_t block, int first,
+                                                    bool partial) {
     const auto places = key_rows(block, first);
-    const int column = 2 * (lane_number() % 4);
-    T local[kSlots][2 * kKeyTiles];  // in memory, since the keys are taken one by one
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i)
-#pragma unroll
-      for (int n = 0; n < 2 * kKeyTiles; ++n) local[i][n] = p[i][n / 2][n % 2];
-#pragma unroll 1
-    for (auto left = shared_.v_not_finite; left != 0; left &= left - 1) {
-      const int key = rules::lowest_bit(left);
+    const auto sees = [&](int i, int key) { return !partial || shared_.words[row_of(i)] >> (first + key) & 1; };
+    const auto row_at = [&](int key) {
       std::int64_t at = 0;
       places.find(args_.v, key, at);
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) {
-        const T of_row = __shfl_sync(0xffffffffu, local[i][key / 8 * 2 + key % 2], (lane_number() & ~3u) | key % 8 / 2);
-        if (partial && !(shared_.words[row_of(i)] >> (first + key) & 1)) continue;
-#pragma unroll
-        for (int j = 0; j < kValueTiles; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int c = 8 * j + column + e;
-            if (shared_.task.first_value + c < args_.d_v)
-              o_[i][j][e] += of_row * static_cast<T>(shared_.values[at + c * args_.v.channel]);
-          }
-      }
-    }
+      return at;
+    };
+    const auto value = [&](std::int64_t at, int c) {
+      return shared_.task.first_value + c < args_.d_v ? static_cast<T>(shared_.values[at + c * args_.v.channel]) : T(0);
+    };
+    add_not_finite(o_, p, shared_.v_not_finite, sees, row_at, value);
   }
 
   // --- The end -------------------------------------------------------------------------------------------------------
@@ -397,10 +331,9 @@ class ForwardBlock {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T largest = quad_largest(largest_[i]), sum = quad_sum(sum_[i]), factor = 1;
-      const bool empty = sum == T(0);
-      if (!empty && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
+      if (sum != T(0) && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
       largest *= scale();
-      if (!empty && args_.sink.data) {
+      if (args_.sink.data && (sum != T(0) || sees_a_key(args_, shared_, shared_.task, row_of(i)))) {
         const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head),
                 together = larger_of(largest, sink);
         if (together != -infinity()) {
@@ -410,6 +343,7 @@ class ForwardBlock {
           largest = together;
         }
       }
+      const bool empty = sum == T(0);  // sees no key, or only such with a score of -inf, and no sink above it
       if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)

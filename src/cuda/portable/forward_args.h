@@ -1,47 +1,17 @@
-// What the forward kernels are given: plain numbers and device pointers, passed by value. Made by forward.cpp.
+// What the forward kernels are given. Made by forward.cpp.
 #pragma once
 
 #include <cstdint>
 
-#include "rules/program.h"
+#include "cuda/portable/args.h"
 
 namespace anyflash::cuda {
-
-/// Rows of q, k, v or out. Strides in elements. vectors: channels are neighbours and every row begins on 16 bytes.
-struct Rows {
-  char* data;
-  std::int64_t batch, head, channel, sequence[3];
-  bool vectors;
-};
 
 /// Where keys and values lie in pages.
 struct PageTable {
   const std::int32_t* table;
   std::int64_t batch, page;
   std::int32_t page_size;
-};
-
-/// A number for each (batch, head, ...), any floating-point type by its number in ElementType; data null: none.
-struct Numbers {
-  char* data;
-  std::int32_t type;
-  std::int64_t batch, head, query, key;
-};
-
-/// A run of key blocks. words: of a single partial block, the number of the tile in the group's table that holds its
-/// words; -1 where the program has to be asked.
-struct DeviceRun {
-  std::int32_t first, count;
-  rules::TileClass kind;
-  std::int32_t words;
-};
-
-/// A mask of the plan in device memory.
-struct DeviceGroup {
-  const rules::Program* program;
-  const std::int64_t* start;
-  const DeviceRun* runs;
-  const std::uint64_t* words;  ///< (tiles, rows of a query block)
 };
 
 struct ForwardArgs {

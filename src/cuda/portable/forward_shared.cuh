@@ -1,13 +1,17 @@
 // What a block of threads of the forward kernel has beside its registers: its task, the tiles and rarely needed numbers
-// in shared memory, the walk along its runs, and what is called rather than inlined.
+// in shared memory, and what is called rather than inlined.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/hopper/products.cuh"
+#include "cuda/portable/forward_args.h"
+#include "cuda/portable/not_finite.cuh"
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
+#include "cuda/portable/scores.cuh"
 #include "cuda/portable/tuning.h"
+#include "cuda/portable/walk.cuh"
 #include "rules/coordinates.h"
 #include "rules/words.h"
 
@@ -70,7 +74,7 @@ struct ForwardShared {
   using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kValues, 16>;  // over q and k, when they are done with
   static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
   struct Extras {
-    T x[3][Sizes::kRows], y[3][Sizes::kKeys];
+    std::int32_t x[3][Sizes::kRows], y[3][Sizes::kKeys];
     std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // -1: does not exist
   };
   struct Nothing {};
@@ -88,6 +92,29 @@ struct ForwardShared {
   std::int32_t run_count;
   const Word* word_table;  // from this part's first row on
   std::conditional_t<kGeneral, Extras, Nothing> extras;
+};
+
+/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there
+/// is none.
+struct KeyRows {
+  const ForwardArgs& args;
+  const std::int32_t* table;  // of this batch entry
+  std::int32_t first;
+  rules::Int3 size;
+  rules::Box box;
+
+  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
+    r += first;
+    const auto c = entry_of(box, r);
+    const bool exists = rules::inside(c, size);
+    if (!args.paged) {
+      at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    } else {
+      const auto page = c[2] / args.pages.page_size, row = c[2] % args.pages.page_size;
+      at = exists ? table[page * args.pages.page] * rows.batch + row * rows.sequence[2] : 0;
+    }
+    return exists;
+  }
 };
 
 /// The part's rows in a tensor.
@@ -117,27 +144,39 @@ __device__ __noinline__ void find_words(const ForwardArgs& args, Shared& shared,
 /// Coordinates of the rows, and where their biases lie.
 template <class Shared, int kRows>
 __device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& shared, Task task) {
-  using T = std::remove_reference_t<decltype(shared.extras.x[0][0])>;
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
     Int3 c;
     const bool exists = task.query(args, row, c);
     shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : -1;
     const auto x = exists ? rules::query_coordinate(shared.program, c) : rules::Coordinate{};
-    for (int n = 0; n < 3; ++n) shared.extras.x[n][row] = static_cast<T>(x[n]);
+    for (int n = 0; n < 3; ++n) shared.extras.x[n][row] = static_cast<std::int32_t>(x[n]);
   }
 }
 
 /// The same of a tile's keys.
 template <class Shared, int kKeys>
 __device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& shared, std::int32_t block, int first) {
-  using T = std::remove_reference_t<decltype(shared.extras.y[0][0])>;
   const int key = static_cast<int>(threadIdx.x);
   if (key >= kKeys) return;
   const Int3 c = entry_of(box_of(args.key_grid, args.key_rows, block), first + key);
   const bool exists = rules::inside(c, shared.program.k_size());
   shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : -1;
   const auto y = exists ? rules::key_coordinate(shared.program, c) : rules::Coordinate{};
-  for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<T>(y[n]);
+  for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<std::int32_t>(y[n]);
+}
+
+/// Does the rule let a row see any key? Only asked where no score is above minus infinity.
+template <class Shared>
+__device__ __noinline__ bool sees_a_key(const ForwardArgs& args, const Shared& shared, Task task, int row) {
+  Int3 c;
+  if (!task.query(args, row, c)) return false;
+  for (std::int32_t r = 0; r < shared.run_count; ++r) {
+    const DeviceRun run = shared.runs[r];
+    if (run.kind == TileClass::full) return true;
+    for (std::int32_t i = 0; i < run.count; ++i)
+      if (rules::word(shared.program, c, box_of(args.key_grid, args.key_rows, run.first + i))) return true;
+  }
+  return false;
 }
 
 /// Where a row's statistics lie: its number in the sequence, -1 if it does not exist.
@@ -145,37 +184,5 @@ static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Ta
   Int3 c;
   return task.query(args, row, c) ? rules::flat_index(c, args.query_grid.size) : -1;
 }
-
-/// Steps of kKeys keys along the runs of a query block.
-template <int kKeys>
-struct Walk {
-  std::int32_t run, block, left, part, words;
-  TileClass kind;
-
-  template <class Shared>
-  __device__ __forceinline__ explicit Walk(const Shared& shared) : run(0), part(0) {
-    open(shared);
-  }
-  __device__ __forceinline__ bool more() const { return left > 0; }
-  __device__ __forceinline__ int first_key() const { return part * kKeys; }
-  template <class Shared>
-  __device__ __forceinline__ void step(const Shared& shared) {
-    if constexpr (kKeys < 64) {
-      if (++part < 64 / kKeys) return;
-      part = 0;
-    }
-    ++block;
-    if (--left == 0) ++run, open(shared);
-  }
-
- private:
-  template <class Shared>
-  __device__ __forceinline__ void open(const Shared& shared) {
-    left = 0;
-    if (run == shared.run_count) return;
-    const DeviceRun next = shared.runs[run];
-    block = next.first, left = next.count, kind = next.kind, words = next.words;
-  }
-};
 
 }  // namespace anyflash::cuda

@@ -4,11 +4,13 @@
 //   Number                    what S, P and O are in
 //   KeyTile, ValueTile        where an element of a tile lies: at(row, column)
 //   alignment                 of tiles, in bytes
+//   swaps                     whether kSwapped makes a difference
 //   exact_infinities          false if an infinity among the operands may come out as NaN (the kernel then mends it)
 //   row_of<kSlots>(i)         the row that slot i of a lane is
 //   show()                    called by every thread between its copies to shared memory and the barrier
-//   scores<kRows, kDepth>(s, q, k)   s = Q K^T, Q having kRows rows
-//   values(o, p, v)           o += P V
+//   scores<kRows, kDepth, kSwapped>(s, q, k)   s = Q K^T, Q having kRows rows; kSwapped: `q` are keys and `k` queries,
+//                             and s comes out as its transpose would, to the bit
+//   values<Tile>(o, p, v)     o += P V, V being such a tile
 #pragma once
 
 #include "cuda/common/instructions.cuh"
@@ -70,10 +72,10 @@ __device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
 template <class E>
 struct HalfProducts : WarpProducts<E, 16, 16> {
   using Number = float;
-  static constexpr bool exact_infinities = true;
+  static constexpr bool exact_infinities = true, swaps = false;
   static constexpr int chain = 128;  ///< the tensor cores cut off where float32 rounds: longer sums are made in two
 
-  template <int kRows, int kDepth, int kSlots, int kTiles>
+  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, const E* k) {
     constexpr int q_stride = WarpProducts<E, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
@@ -91,10 +93,10 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
     }
   }
 
-  template <int kSlots, int kKeyTiles, int kTiles>
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
                                                 const E* v) {
-    constexpr int v_stride = WarpProducts<E, 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    constexpr int v_stride = Tile::kStride;
     static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && kTiles % 2 == 0);
     const unsigned lane = lane_number();
     v += lane % 16 * v_stride + lane / 16 * 8;
@@ -174,9 +176,9 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
 /// tensor cores cut off where float32 rounds, so a sum leaves them after 8 terms and goes on in the ordinary adders.
 struct Tf32Products : WarpProducts<float, 16, 16> {
   using Number = float;
-  static constexpr bool exact_infinities = false;
+  static constexpr bool exact_infinities = false, swaps = true;
 
-  template <int kRows, int kDepth, int kSlots, int kTiles>
+  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k) {
     constexpr int q_stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
@@ -206,8 +208,9 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
 #pragma unroll
           for (int n = 0; n < 2; ++n) {
             float sum[4] = {};
+            if (kSwapped) multiply_tf32(sum, a_high[i], low[2 * n], low[2 * n + 1]);
             multiply_tf32(sum, a_low[i], high[2 * n], high[2 * n + 1]);
-            multiply_tf32(sum, a_high[i], low[2 * n], low[2 * n + 1]);
+            if (!kSwapped) multiply_tf32(sum, a_high[i], low[2 * n], low[2 * n + 1]);
             multiply_tf32(sum, a_high[i], high[2 * n], high[2 * n + 1]);
             add(s[2 * i][j + n], s[2 * i + 1][j + n], sum);
           }
@@ -215,10 +218,10 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
     }
   }
 
-  template <int kSlots, int kKeyTiles, int kTiles>
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
                                                 const float* v) {
-    constexpr int v_stride = WarpProducts<float, 16, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
     // Column t of A is key 2t, column t + 4 key 2t + 1: what a lane has of P needs no exchange.
     v += 2 * (lane % 4) * v_stride + lane / 4;
@@ -263,12 +266,12 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
   }
 };
 
-/// float64 on mma.m8n8k4.
+/// float64 on mma.m8n8k4; on Hopper, where slots come in pairs, on mma.m16n8k16.
 struct DoubleProducts : WarpProducts<double, 32, 16> {
   using Number = double;
-  static constexpr bool exact_infinities = true;
+  static constexpr bool exact_infinities = true, swaps = false;
 
-  template <int kRows, int kDepth, int kSlots, int kTiles>
+  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, const double* k) {
     constexpr int q_stride = WarpProducts<double, 32, 16>::template KeyTile<kRows, kDepth>::kStride,
                   k_stride = q_stride;
@@ -277,37 +280,81 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
     q += lane / 4 * q_stride + lane % 4;
     k += lane / 4 * k_stride + lane % 4;
     clear(s);
+    if constexpr (wide && kSlots % 2 == 0) {
+#pragma unroll 2
+      for (int c = 0; c < kDepth; c += 16) {
+        double a[kSlots / 2][8];
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+          for (int n = 0; n < 8; ++n) a[i][n] = q[(16 * i + n % 2 * 8) * q_stride + c + n / 2 * 4];
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          double b[4];
+#pragma unroll
+          for (int n = 0; n < 4; ++n) b[n] = k[8 * j * k_stride + c + 4 * n];
+#pragma unroll
+          for (int i = 0; i < kSlots / 2; ++i) multiply_64(s[2 * i][j], s[2 * i + 1][j], a[i], b);
+        }
+      }
+    } else {
 #pragma unroll 4
-    for (int c = 0; c < kDepth; c += 4) {
-      double a[kSlots];
+      for (int c = 0; c < kDepth; c += 4) {
+        double a[kSlots];
 #pragma unroll
-      for (int i = 0; i < kSlots; ++i) a[i] = q[8 * i * q_stride + c];
+        for (int i = 0; i < kSlots; ++i) a[i] = q[8 * i * q_stride + c];
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        const double b = k[8 * j * k_stride + c];
+        for (int j = 0; j < kTiles; ++j) {
+          const double b = k[8 * j * k_stride + c];
 #pragma unroll
-        for (int i = 0; i < kSlots; ++i) multiply_64(s[i][j], a[i], b);
+          for (int i = 0; i < kSlots; ++i) multiply_64(s[i][j], a[i], b);
+        }
       }
     }
   }
 
-  template <int kSlots, int kKeyTiles, int kTiles>
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(double (&o)[kSlots][kTiles][2], const double (&p)[kSlots][kKeyTiles][2],
                                                 const double* v) {
-    constexpr int v_stride = WarpProducts<double, 32, 16>::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
-    v += 2 * (lane % 4) * v_stride + lane / 4;  // column t of A is key 2t + e
+    v += 2 * (lane % 4) * v_stride + lane / 4;  // column 4n + t of A is key 2t + n % 2 of tile n / 2
+    if constexpr (wide && kSlots % 2 == 0 && kKeyTiles % 2 == 0) {
 #pragma unroll
-    for (int key = 0; key < kKeyTiles; ++key)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
+      for (int key = 0; key < kKeyTiles; key += 2)
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
-          const double b = v[(8 * key + e) * v_stride + 8 * j];
+          double b[4];
 #pragma unroll
-          for (int i = 0; i < kSlots; ++i) multiply_64(o[i][j], p[i][key][e], b);
+          for (int n = 0; n < 4; ++n) b[n] = v[(8 * (key + n / 2) + n % 2) * v_stride + 8 * j];
+#pragma unroll
+          for (int i = 0; i < kSlots / 2; ++i) {
+            double a[8];
+#pragma unroll
+            for (int n = 0; n < 8; ++n) a[n] = p[2 * i + n % 2][key + n / 4][n / 2 % 2];
+            multiply_64(o[2 * i][j], o[2 * i + 1][j], a, b);
+          }
         }
+    } else {
+#pragma unroll
+      for (int key = 0; key < kKeyTiles; ++key)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+#pragma unroll
+          for (int j = 0; j < kTiles; ++j) {
+            const double b = v[(8 * key + e) * v_stride + 8 * j];
+#pragma unroll
+            for (int i = 0; i < kSlots; ++i) multiply_64(o[i][j], p[i][key][e], b);
+          }
+    }
   }
+
+ private:
+#if __CUDA_ARCH__ >= 900
+  static constexpr bool wide = true;
+#else
+  static constexpr bool wide = false;
+#endif
 };
 
 #endif
@@ -316,9 +363,9 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
 template <class E, class T>
 struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   using Number = T;
-  static constexpr bool exact_infinities = true;
+  static constexpr bool exact_infinities = true, swaps = false;
 
-  template <int kRows, int kDepth, int kSlots, int kTiles>
+  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, const E* k) {
     constexpr int q_stride = WarpProducts < E, sizeof(E) == 8 ? 32 : 16,
                   16 > ::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
@@ -343,11 +390,10 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
     }
   }
 
-  template <int kSlots, int kKeyTiles, int kTiles>
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
                                                 const E* v) {
-    constexpr int v_stride = WarpProducts < E, sizeof(E) == 8 ? 32 : 16,
-                  16 > ::template ValueTile<8 * kKeyTiles, 8 * kTiles>::kStride;
+    constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4);
 #pragma unroll

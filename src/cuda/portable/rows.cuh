@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/common/instructions.cuh"
-#include "cuda/portable/forward_args.h"
+#include "cuda/portable/args.h"
 
 namespace anyflash::cuda {
 
@@ -33,6 +33,23 @@ template <>
 __device__ __forceinline__ __nv_bfloat16 rounded(float x) {
   return __float2bfloat16_rn(x);
 }
+/// Element i of a tensor of any floating-point type becomes x.
+template <class T>
+__device__ __forceinline__ void write_number(const Numbers& numbers, std::int64_t i, T x) {
+  switch (numbers.type) {
+    case 0:
+      reinterpret_cast<__half*>(numbers.data)[i] = __float2half_rn(static_cast<float>(x));
+      break;
+    case 1:
+      reinterpret_cast<__nv_bfloat16*>(numbers.data)[i] = __float2bfloat16_rn(static_cast<float>(x));
+      break;
+    case 2:
+      reinterpret_cast<float*>(numbers.data)[i] = static_cast<float>(x);
+      break;
+    default:
+      reinterpret_cast<double*>(numbers.data)[i] = static_cast<double>(x);
+  }
+}
 template <class E>
 __device__ __forceinline__ E zero() {
   return rounded<E>(0.0f);
@@ -54,29 +71,6 @@ __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows,
   if (rows) return {{{0, 0, block * grid.extent[2]}}, grid.extent, grid.step};
   return grid.box(block);
 }
-
-/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there
-/// is none.
-struct KeyRows {
-  const ForwardArgs& args;
-  const std::int32_t* table;  // of this batch entry
-  std::int32_t first;
-  rules::Int3 size;
-  rules::Box box;
-
-  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
-    r += first;
-    const auto c = entry_of(box, r);
-    const bool exists = rules::inside(c, size);
-    if (!args.paged) {
-      at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
-    } else {
-      const auto page = c[2] / args.pages.page_size, row = c[2] % args.pages.page_size;
-      at = exists ? table[page * args.pages.page] * rows.batch + row * rows.sequence[2] : 0;
-    }
-    return exists;
-  }
-};
 
 /// What a tile is loaded from: rows of one head of a tensor.
 template <class E>

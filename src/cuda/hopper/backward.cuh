@@ -1,0 +1,225 @@
+// The backward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-2, Dao 2023, algorithm 2).
+//
+// A block of threads takes two neighbouring key blocks of one head, 128 keys, and walks the query blocks that see them,
+// kQueries queries at a time, of each query head that shares the key head:
+//   S^T = K Q^T;  P^T = exp(S^T - lse), hidden pairs 0;  dV += P^T dO;
+//   dP^T = V dO^T;  dS^T = P^T (dP^T - delta);  dK += dS^T Q;  dQ += dS K.
+// Keys are rows: each of two warpgroups owns a key block, and P^T and dS^T are operands from its registers. dS goes
+// through shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late,
+// so that none waits for the other. The halves are added to float32 sums in global memory, in no order, by the copy
+// engine where the rows came by it. A third warpgroup serves both, two tiles ahead (backward_loader.cuh). Bound by the
+// tensor cores, by shared memory, which feeds them, and by the additions.
+//
+// A hidden row that is not finite makes NaN of its zero P or dS. A result that holds a NaN is reported; the portable
+// kernel then makes all of them again, with care.
+#pragma once
+
+#include "cuda/hopper/backward_loader.cuh"
+#include "cuda/hopper/backward_registers.cuh"
+
+namespace anyflash::cuda {
+
+template <class BlockSizes>
+class GroupBackwardBlock {
+ public:
+  using Sizes = BlockSizes;
+  using E = typename Sizes::Element;
+  using Shared = GroupBackwardShared<Sizes>;
+  static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
+  static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
+  static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
+  static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
+
+  __device__ __forceinline__ GroupBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
+      : args_(args), shared_(shared) {
+    const auto& side = args.sides[keys];
+    const auto task = static_cast<std::int32_t>(blockIdx.x), pairs = (side.blocks + 1) / 2, head = task / pairs;
+    first_block_ = task % pairs * 2;  // under causal rules the first blocks are the longest
+    b_ = head / side.heads, key_head_ = head % side.heads;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.begin();
+    __syncthreads();
+    if (threadIdx.x >= 256) {
+      give_registers<24>();
+      GroupLoader<Sizes>(args_, shared_, b_, key_head_, first_block_).run();
+    } else {
+      take_registers<240>();
+      compute();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
+  /// This lane's first key; the second is 8 behind it.
+  __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 * 16 + lane_number() / 4; }
+
+  /// c = this warpgroup's rows of `keys` (K or V) times the rows of `queries` (Q or dO).
+  __device__ __forceinline__ static void key_products(float (&c)[kQueryTiles][4], std::uint64_t keys,
+                                                      const E* queries) {
+    const auto b = describe_tile(queries, 0);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < kDepth; d += 16)
+      multiply<false, false>(c, keys + columns_from<kKeys>(d), b + columns_from<kQueries>(d), d > 0, E());
+    products_commit();
+  }
+
+  /// c += a (P^T or dS^T) times the rows of `queries` (dO or Q).
+  __device__ __forceinline__ static void query_products(float (&c)[kDepthTiles][4],
+                                                        const std::uint32_t (&a)[kQueries / 16][4], const E* queries) {
+    const auto b = describe_tile(queries, kQueries * 128);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < kQueries / 16; ++m) multiply<true>(c, a[m], b + rows_from(16 * m), E());
+    products_commit();
+  }
+
+  /// c = this warpgroup's part of dS K.
+  __device__ __forceinline__ void query_gradient(float (&c)[8][4], int buffer) const {
+    const E* const part = shared_.scores[buffer] + (kCells == 2 ? group() * kKeys * 64 : 0);
+    const auto a = describe_tile(part, 0);
+    const auto b = describe_tile(shared_.k + (kCells == 2 ? 0 : group() * kKeys * 64), 0);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < kKeys / 16; ++m)
+      multiply<true, true>(c, a + rows_from(16 * m), b + rows_from(16 * m), m > 0, E());
+    products_commit();
+  }
+
+  /// tile, cells: as in shared memory.
+  __device__ __forceinline__ void add_query_gradient(const float (&c)[8][4], std::int32_t tile, std::uint32_t cells,
+                                                     unsigned parity) const {
+    if (Sizes::kStaged && args_.mapped) {
+      shared_.sums_empty[group()].wait(parity ^ 1);
+      float* const to = shared_.sums[group()] + threadIdx.x % 128 * 4;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        *reinterpret_cast<float4*>(to + j * 512) = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
+      if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = tile;
+      __syncwarp();
+      if (lane_number() == 0) shared_.sums_written[group()].arrive();
+      return;
+    }
+    if (kCells == 2 && !(cells >> group() & 1)) return;
+    float* const to = args_.sums + std::int64_t{tile} * (64 * kDepth) + group() * 4096 + threadIdx.x % 128 * 4;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) add_to_memory(to + j * 512, c[j]);
+  }
+
+  __device__ __forceinline__ void compute() {
+    float s[kQueryTiles][4], grad_k[kDepthTiles][4], grad_v[kDepthTiles][4];
+#pragma unroll
+    for (int j = 0; j < kDepthTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) grad_k[j][e] = grad_v[j][e] = 0;
+    const auto k = describe_tile(shared_.k + group() * 64 * 64, 0), v = describe_tile(shared_.v + group() * 64 * 64, 0);
+    shared_.keys.wait(0);
+    shared_.full[0].wait(0);
+    std::int32_t tile = shared_.tile[0], last_tile = -1;
+    std::uint32_t last_cells = 0;
+    int stage = 0, buffer = 0, last_buffer = kScoreBuffers - 1;
+    unsigned parity = 0, buffer_parity = 0, last_parity = 0, sums_parity = 0;
+    if (tile >= 0) {
+      key_products(s, k, shared_.q[0]);
+      products_wait_for<0>();
+      keep(s);
+      do {
+        float p_gradient[kQueryTiles][4];
+        std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
+        key_products(p_gradient, v, shared_.dout[stage]);
+        weigh(s, stage);
+        pack<E>(p, s);
+        if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
+        products_wait_for<kLate ? 0 : 1>();
+        keep(p_gradient);
+        score_gradients(p_gradient, s, shared_.delta[stage]);
+        pack<E>(ds, p_gradient);
+        shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+        store_scores(ds, buffer);
+        if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
+        query_products(grad_k, ds, shared_.q[stage]);
+
+        float q_gradient[8][4];
+        products_wait_for<1>();  // dV: its operands' registers are needed
+        if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
+        query_gradient(q_gradient, last_buffer);
+
+        const std::uint32_t cells = shared_.cells[stage];
+        const int next_stage = stage ^ 1;
+        const unsigned next_parity = parity ^ (stage == kStages - 1);
+        shared_.full[next_stage].wait(next_parity);
+        const std::int32_t next_tile = shared_.tile[next_stage];
+        products_wait_for<1>();                     // dK's operands' registers are needed
+        key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
+        products_wait_for<1>();
+        keep(q_gradient);
+        if (lane_number() == 0) {
+          shared_.empty[stage].arrive();
+          if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
+        }
+        if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+        products_wait_for<0>();
+        keep(s);
+        keep(grad_k);
+        keep(grad_v);
+        last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
+        if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
+        tile = next_tile, stage = next_stage, parity = next_parity;
+      } while (tile >= 0);
+      float q_gradient[8][4];
+      shared_.scores_full[last_buffer].wait(last_parity);
+      query_gradient(q_gradient, last_buffer);
+      products_wait_for<0>();
+      keep(q_gradient);
+      add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+    }
+    if (Sizes::kStaged && args_.mapped) {
+      shared_.sums_empty[group()].wait(sums_parity ^ 1);
+      if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = -1;
+      if (lane_number() == 0) shared_.sums_written[group()].arrive();
+    }
+    if (threadIdx.x == 0) shared_.done = true;
+    if (lane_number() == 0) shared_.scores_written[buffer].arrive();
+    store(grad_k, 0, args_.factor);
+    store(grad_v, 1, 1.0f);
+  }
+
+  /// Scores become P.
+  __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage) const {
+    probabilities(s, shared_.lse[stage], args_.factor);
+    const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
+    if (!cells) return;
+#pragma unroll
+    for (int cell = 0; cell < kCells; ++cell) {
+      if (!(cells >> 2 * cell & 1)) continue;
+      const bool all = cells >> (8 + 2 * cell) & 1;
+      const Word* const words = shared_.words[stage][cell] + row();
+      const unsigned first = 2 * (lane_number() % 4);
+      hide(reinterpret_cast<float(&)[8][4]>(s[8 * cell]), all ? 0 : words[0] >> first, all ? 0 : words[8] >> first);
+    }
+  }
+
+  __device__ __forceinline__ void store_scores(const std::uint32_t (&x)[kQueries / 16][4], int buffer) {
+    const unsigned row = threadIdx.x / 32 * 16 + lane_number() % 16, half = lane_number() / 16;
+    E* const to = shared_.scores[buffer] + row * 64;
+#pragma unroll
+    for (int m = 0; m < kQueries / 16; ++m)
+      store_matrices(to + m / 4 * (kKeys * 64) + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);
+    __syncwarp();
+    if (lane_number() == 0) shared_.scores_written[buffer].arrive();
+  }
+
+  /// This warpgroup's rows of dK (n = 0) or dV.
+  __device__ __forceinline__ void store(const float (&x)[kDepthTiles][4], int n, float factor) const {
+    const auto block = first_block_ + static_cast<std::int32_t>(group());
+    store_key_gradients<E>(x, args_, {b_, key_head_, block, static_cast<std::int32_t>(row() % 64)}, n, 0, factor);
+  }
+
+  const GroupBackwardArgs& args_;
+  Shared& shared_;
+  std::int32_t b_, key_head_, first_block_;
+};
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,9 @@
+#include "cuda/hopper/backward_kernels.cuh"
+
+namespace anyflash::cuda {
+
+GroupBackwardKernels group_backward_kernels_bfloat16(int depth) {
+  return group_backward_kernels_of<__nv_bfloat16>(depth);
+}
+
+}  // namespace anyflash::cuda

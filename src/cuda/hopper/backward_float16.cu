@@ -1,0 +1,7 @@
+#include "cuda/hopper/backward_kernels.cuh"
+
+namespace anyflash::cuda {
+
+GroupBackwardKernels group_backward_kernels_float16(int depth) { return group_backward_kernels_of<__half>(depth); }
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,19 @@
+// Hopper's backward kernels by element type and head size. One file compiles those of each type.
+#pragma once
+
+namespace anyflash::cuda {
+
+struct GroupBackwardKernels {
+  const void *gradients, *store_queries;  ///< dK, dV and the sums of dQ; dQ from its sums
+  int threads, bytes;                     ///< of the first; bytes of shared memory
+  int key_blocks;                         ///< that a block of threads takes
+  int query_blocks;                       ///< that it takes at a time
+};
+
+GroupBackwardKernels group_backward_kernels_float16(int depth);
+GroupBackwardKernels group_backward_kernels_bfloat16(int depth);
+
+const void* prepare_rows_kernel();
+const void* ask_all_words_kernel();
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,48 @@
+// From the float32 sums of dQ to its rows. The backward kernel's warpgroups add to the sums in the order of their own
+// registers: those of a query block are panels of 64 channels; a panel is [tile of 8 columns][thread][4], a thread's
+// four numbers being columns 2t and 2t + 1 of rows g and g + 8 of its warp's 16.
+#pragma once
+
+#include "cuda/hopper/backward_args.h"
+#include "cuda/portable/backward_shared.cuh"
+
+namespace anyflash::cuda {
+
+/// One block of threads for each query block of each head.
+template <class E, int kDepth>
+__global__ void __launch_bounds__(128) store_query_gradients(const __grid_constant__ GroupBackwardArgs args) {
+  constexpr int kStride = kDepth + 8, kChunks = kDepth / 8;
+  __shared__ __align__(16) E rows[64 * kStride];
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto* const sums = reinterpret_cast<const float4*>(args.sums + blockIdx.x * std::int64_t{64 * kDepth});
+  const float scale = args.factor;
+  float zero = 0;
+#pragma unroll
+  for (int panel = 0; panel < kDepth / 64; ++panel) {
+    E* const to = rows + (warp * 16 + lane / 4) * kStride + panel * 64 + 2 * (lane % 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float4 x = sums[panel * 1024 + j * 128 + threadIdx.x];
+      zero += 0 * x.x + 0 * x.y + 0 * x.z + 0 * x.w;
+      to[8 * j] = rounded<E>(x.x * scale), to[8 * j + 1] = rounded<E>(x.y * scale);
+      to[8 * kStride + 8 * j] = rounded<E>(x.z * scale), to[8 * kStride + 8 * j + 1] = rounded<E>(x.w * scale);
+    }
+  }
+  if (zero != zero) *args.careful = 1;
+  __syncthreads();
+  const auto& side = args.sides[queries];
+  const auto block = static_cast<std::int32_t>(blockIdx.x) % side.blocks;
+  const auto head = static_cast<std::int32_t>(blockIdx.x) / side.blocks;
+  const auto& stride = side.gradients[0].sequence;
+  E* const data = head_data<E>(side.gradients[0], head / side.heads, head % side.heads);
+  const auto box = box_of(side.grid, side.plain, block);
+  for (int i = threadIdx.x; i < 64 * kChunks; i += 128) {
+    const int row = i / kChunks, channel = i % kChunks * 8;
+    const auto c = entry_of(box, row);
+    if (channel >= args.channels[0] || !rules::inside(c, side.grid.size)) continue;
+    *reinterpret_cast<uint4*>(data + c[0] * stride[0] + c[1] * stride[1] + c[2] * stride[2] + channel) =
+        *reinterpret_cast<const uint4*>(rows + row * kStride + channel);
+  }
+}
+
+}  // namespace anyflash::cuda

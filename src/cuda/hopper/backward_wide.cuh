@@ -1,0 +1,188 @@
+// The backward pass on Hopper (sm_90a) for 16-bit types and head sizes up to 256; backward.cuh says what it computes.
+//
+// The gradients of 64 keys fill the registers of two warpgroups: each owns 128 channels of dK and dV, and so needs all
+// of P and dS. Each makes half of them, the scores of 32 queries, and they exchange the halves through shared memory,
+// which holds two tiles of them. So the warpgroups run in step; what keeps the tensor cores busy meanwhile is that the
+// next tile's scores are under way before this tile's gradients are done. A third warpgroup serves both
+// (backward_loader.cuh). Bound by the additions to dQ's sums, twice as many for an operation as at smaller head sizes,
+// and by shared memory.
+#pragma once
+
+#include "cuda/hopper/backward_loader.cuh"
+#include "cuda/hopper/backward_registers.cuh"
+
+namespace anyflash::cuda {
+
+template <class E>
+class WideBackwardBlock {
+ public:
+  using Sizes = WideBackwardSizes<E>;
+  using Shared = GroupBackwardShared<Sizes>;
+  static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
+  static constexpr int kTiles = 4;          ///< of 8 queries, of half a tile's scores
+  static constexpr int kChannelTiles = 16;  ///< of 8 channels, of half the head size
+
+  __device__ __forceinline__ WideBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
+      : args_(args), shared_(shared) {
+    const auto& side = args.sides[keys];
+    const auto task = static_cast<std::int32_t>(blockIdx.x), head = task / side.blocks;
+    block_ = task % side.blocks;  // under causal rules the first blocks are the longest
+    b_ = head / side.heads, key_head_ = head % side.heads;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.begin();
+    __syncthreads();
+    if (threadIdx.x >= 256) {
+      give_registers<24>();
+      GroupLoader<Sizes>(args_, shared_, b_, key_head_, block_).run();
+    } else {
+      take_registers<240>();
+      compute();
+    }
+  }
+
+ private:
+  using Scores = float[kTiles][4];
+  using Gradient = float[kChannelTiles][4];
+
+  __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
+  /// This lane's first key; the second is 8 behind it.
+  __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
+
+  __device__ __forceinline__ void compute() {
+    Scores p, ds;
+    Gradient grad_k, grad_v;
+    clear(grad_k);
+    clear(grad_v);
+    shared_.keys.wait(0);
+    shared_.full[0].wait(0);
+    std::int32_t tile = shared_.tile[0];
+    unsigned count = 0;
+    if (tile >= 0) {
+      Scores more_p, more_ds;
+      score_products(p, more_p, shared_.k, shared_.q[0]);
+      score_products(ds, more_ds, shared_.v, shared_.dout[0]);
+      products_wait_for<0>();
+      add(p, more_p), add(ds, more_ds);
+      weigh(p, 0);
+      for (; tile >= 0; ++count) {
+        const unsigned stage = count % 2, next = stage ^ 1;
+        score_gradients(ds, p, stage);
+        store_scores(shared_.scores[stage], p);
+        store_scores(shared_.scores[stage] + kKeys * kQueries, ds);
+        __syncwarp();
+        if (lane_number() == 0) shared_.scores_written[stage].arrive();
+        shared_.scores_full[stage].wait(count / 2 % 2);
+        Gradient grad_q;
+        query_gradient(grad_q, stage);
+        key_gradient(grad_v, shared_.scores[stage], shared_.dout[stage]);
+        key_gradient(grad_k, shared_.scores[stage] + kKeys * kQueries, shared_.q[stage]);
+        products_wait_for<2>();
+        keep(grad_q);
+        add_query_gradient(grad_q, tile);
+        shared_.full[next].wait((count + 1) / 2 % 2);
+        tile = shared_.tile[next];
+        score_products(p, more_p, shared_.k, shared_.q[next]);  // behind the last tile: of what lies there, for nothing
+        score_products(ds, more_ds, shared_.v, shared_.dout[next]);
+        products_wait_for<2>();
+        keep(grad_v), keep(grad_k);
+        if (lane_number() == 0) shared_.empty[stage].arrive();
+        products_wait_for<1>();
+        add(p, more_p);
+        weigh(p, next);
+        products_wait_for<0>();
+        add(ds, more_ds);
+      }
+    }
+    if (threadIdx.x == 0) shared_.done = true;
+    if (lane_number() == 0) shared_.scores_written[count % 2].arrive();
+    store(grad_k, 0, args_.factor);
+    store(grad_v, 1, 1.0f);
+  }
+
+  __device__ __forceinline__ static void clear(Gradient& x) {
+#pragma unroll
+    for (int j = 0; j < kChannelTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[j][e] = 0;
+  }
+
+  /// c + rest = K or V times this warpgroup's 32 rows of Q or dO. In two chains, as in the forward pass (products.cuh).
+  __device__ __forceinline__ static void score_products(Scores& c, Scores& rest, const E* keys, const E* queries) {
+    const auto a = describe_tile(keys, 0), b = describe_tile(queries + group() * 32 * 64, 0);
+    products_begin();
+#pragma unroll
+    for (int d = 0; d < kDepth; d += 16)
+      multiply<false, false>(d < kDepth / 2 ? c : rest, a + columns_from<kKeys>(d), b + columns_from<kQueries>(d),
+                             d % (kDepth / 2) > 0, E());
+    products_commit();
+  }
+  __device__ __forceinline__ static void add(Scores& c, Scores& rest) {
+    keep(c), keep(rest);
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c[j][e] += rest[j][e];
+  }
+
+  /// c += P^T or dS^T times this warpgroup's channels of dO or Q.
+  __device__ __forceinline__ static void key_gradient(Gradient& c, const E* scores, const E* queries) {
+    const auto a = describe_tile(scores, 0), b = describe_tile(queries + group() * 2 * kQueries * 64, kQueries * 128);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < kQueries; m += 16)
+      multiply<false, true>(c, a + columns_from<kKeys>(m), b + rows_from(m), true, E());
+    products_commit();
+  }
+
+  /// c = dS times this warpgroup's channels of K.
+  __device__ __forceinline__ void query_gradient(Gradient& c, unsigned stage) const {
+    const auto a = describe_tile(shared_.scores[stage] + kKeys * kQueries, 0);
+    const auto b = describe_tile(shared_.k + group() * 2 * kKeys * 64, kKeys * 128);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < kKeys; m += 16) multiply<true, true>(c, a + rows_from(m), b + rows_from(m), m > 0, E());
+    products_commit();
+  }
+
+  __device__ __forceinline__ void add_query_gradient(const Gradient& c, std::int32_t tile) const {
+    float* const to = args_.sums + std::int64_t{tile} * (64 * kDepth) + group() * 8192 + threadIdx.x % 128 * 4;
+#pragma unroll
+    for (int j = 0; j < kChannelTiles; ++j) add_to_memory(to + j * 512, c[j]);
+  }
+
+  /// Scores become P.
+  __device__ __forceinline__ void weigh(Scores& s, unsigned stage) const {
+    probabilities(s, shared_.lse[stage] + group() * 32, args_.factor);
+    if (!(shared_.cells[stage] >> 8)) return;  // of one key block, none is hidden wholly
+    const Word* const words = shared_.words[stage][0] + row();
+    const unsigned first = group() * 32 + 2 * (lane_number() % 4);
+    hide(s, words[0] >> first, words[8] >> first);
+  }
+  /// dP becomes dS.
+  __device__ __forceinline__ void score_gradients(Scores& x, const Scores& p, unsigned stage) const {
+    cuda::score_gradients(x, p, shared_.delta[stage] + group() * 32);
+  }
+
+  /// This warpgroup's half of P^T or dS^T.
+  __device__ __forceinline__ static void store_scores(E* to, const Scores& x) {
+    std::uint32_t a[kTiles / 2][4];
+    pack<E>(a, x);
+    const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
+#pragma unroll
+    for (unsigned m = 0; m < kTiles / 2; ++m)
+      store_matrices(to + row * 64 + ((4 * group() + 2 * m + half) ^ row % 8) * 8, a[m]);
+  }
+
+  __device__ __forceinline__ void store(const Gradient& x, int n, float factor) const {
+    store_key_gradients<E>(x, args_, {b_, key_head_, block_, static_cast<std::int32_t>(row())}, n, group() * 128,
+                           factor);
+  }
+
+  const GroupBackwardArgs& args_;
+  Shared& shared_;
+  std::int32_t b_, key_head_, block_;
+};
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,90 @@
+// Barriers in shared memory (mbarrier) by which a warpgroup that loads and warpgroups that compute hand tiles over,
+// copies that complete at them, and the division of a multiprocessor's registers between the warpgroups (sm_90a).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/common/instructions.cuh"
+
+namespace anyflash::cuda {
+
+/// Complete when as many threads as `arrivals` have arrived; then it begins its next phase. A phase is waited for by
+/// its parity: 0 for the first.
+struct Barrier {
+  std::uint64_t state;
+
+  __device__ __forceinline__ void begin(int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(arrivals) : "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
+  }
+  /// Arrives when all copies of this thread so far have.
+  __device__ __forceinline__ void arrive_with_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
+  }
+  /// Arrives, and puts off completion until as many bytes have been copied for this barrier.
+  __device__ __forceinline__ void arrive_and_expect(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void wait(unsigned parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again; }" ::"r"(shared_address(&state)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+/// A box of a tensor of four dimensions, as the map says, from a coordinate on; zeros where it is beyond the tensor.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int x, int y, int z, int w,
+                                         Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(to)),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state))
+      : "memory");
+}
+
+/// Multiples of 16 bytes, at such addresses.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, Barrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&barrier.state))
+               : "memory");
+}
+
+/// Adds float32 numbers in shared memory to those in global memory, each by itself, in no order: `bytes` as above.
+__device__ __forceinline__ void add_bytes(float* to, const float* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until what this thread has asked for has been read from shared memory.
+__device__ __forceinline__ void added_bytes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+/// Makes begin() known to all threads behind the next barrier of the block.
+__device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+/// A barrier of some warps of the block, by number (0 is __syncthreads').
+template <int number, int threads>
+__device__ __forceinline__ void sync_threads() {
+  asm volatile("bar.sync %0, %1;" ::"n"(number), "n"(threads) : "memory");
+}
+
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,474 @@
+// The backward pass on any NVIDIA GPU from sm_75 up (FlashAttention-2, Dao 2023, algorithm 2, in two walks).
+//
+// A block of threads holds kRows rows of one side and walks the plan's runs of the other side's blocks, kColumns rows
+// at a time. With X the own rows and Y the other ones, first q or k, second dout or v:
+//   S = X1 Y1^T and dP = X2 Y2^T (products.cuh), from them P = exp(S - lse) and dS = P (dP - delta + dlse);
+//   the own side's gradients:  first += dS Y1, and of keys also second += P Y2.
+// So dk and dv of a key block, over all queries and query heads that see it, and dq of a query block are the same code
+// with the sides changed over. Nothing is added across blocks of threads: no atomics, no buffer for dq, the same bits
+// in every run and batch, for seven products in place of five. The bias's gradient is a third kind of task: the sum of
+// dS over whatever maps to a tile of it.
+//
+// Each warp owns 8 kSlots rows: their S, dP and gradients are its registers. Where there are two stages, what a step
+// needs comes in during the step before; where there is one, other blocks of threads fill the time. Bound by the tensor
+// cores and by loads from shared memory.
+//
+// A hidden Y that is not finite makes NaN of its zero P or dS; so a block whose result holds a NaN is done again with
+// care (not_finite.cuh).
+#pragma once
+
+#include "cuda/portable/backward_shared.cuh"
+
+namespace anyflash::cuda {
+
+template <class E, class Sizes>
+class GradientBlock {
+ public:
+  using Shared = GradientShared<E, Sizes>;
+  using Products = typename Shared::Products;
+  using T = typename Products::Number;
+  using OwnTile = typename Shared::OwnTile;
+  using OtherTile = typename Shared::OtherTile;
+  static constexpr int kSlots = Sizes::kSlots, kRows = Sizes::kRows, kThreads = Sizes::kThreads;
+  static constexpr int kColumns = Sizes::kColumns, kTiles = kColumns / 8;
+  static constexpr int kDepth = Sizes::kDepth, kDepthTiles = kDepth / 8;
+
+  __device__ __forceinline__ GradientBlock(const BackwardArgs& args, Shared& shared) : args_(args), shared_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.task.find(args_, kRows, key_results(args_));
+    __syncthreads();
+    role_ = shared_.task.role, own_ = shared_.task.own;
+    bool careful = false;
+    while (!attend(careful) && !careful) careful = true;
+    role_ == Role::bias ? store_tile() : store_gradients();
+  }
+
+  /// Blocks of threads that share the gradients of the same keys.
+  __host__ __device__ static int key_results(const BackwardArgs& args) {
+    return Sizes::kResident ? 1 : 1 + (args.channels[1] + kDepth - 1) / kDepth;
+  }
+
+ private:
+  using Tile = T[kSlots][kTiles][2];
+  using Stage = typename Shared::Stage;
+  struct Step;
+
+  /// One pass over all entries, with care or without. False if the result holds a NaN, which may be a hidden row's.
+  __device__ __forceinline__ bool attend(bool careful) {
+#pragma unroll
+    for (int n = 0; n < Sizes::kResults; ++n) clear(sums_[n]);
+    bool held = false;
+    for (std::int64_t entry = 0; entry < shared_.task.entries; ++entry) {
+      __syncthreads();
+      if (threadIdx.x == 0) describe(entry);
+      __syncthreads();
+      if (shared_.run_count == 0) continue;
+      load_program();
+      __syncthreads();
+      open_entry(!held || role_ == Role::bias);
+      held = true;
+      walk_runs(careful);
+    }
+    return !__syncthreads_or(not_a_number());
+  }
+
+  /// The steps of an entry, each loaded while the one before is worked on, if there are two stages.
+  __device__ __forceinline__ void walk_runs(bool careful) {
+    Walk<kColumns> coming(shared_), walk = coming;
+    int stage = 0;
+    for (bool loaded = false;;) {
+      if (Sizes::kStages == 1 && !coming.more()) break;
+      copies_wait<0>();
+      __syncthreads();  // all of the step's copies are there, and nobody works on the other stage
+      if (coming.more()) load_step(coming, stage);
+      if (Sizes::kStages == 1) {
+        copies_wait<0>();
+        __syncthreads();
+        walk = coming;
+      }
+      if (Sizes::kStages == 1 || loaded) {
+        const int at = Sizes::kStages == 1 ? stage : stage ^ 1;
+        visit({shared_.stages[at], walk.block, walk.first(), walk.kind != TileClass::full}, walk, careful);
+      }
+      if (!coming.more()) break;
+      walk = coming;
+      coming.step(shared_);
+      if (Sizes::kStages == 2) stage ^= 1, loaded = true;
+    }
+  }
+
+  // --- Entries -------------------------------------------------------------------------------------------------------
+
+  /// One thread's work for all of them.
+  __device__ __forceinline__ void describe(std::int64_t entry) {
+    auto& task = shared_.task;
+    task.enter(args_, kRows, entry);
+    for (int n = 0; n < 2; ++n) {
+      const auto head = [&](int side) { return side == queries ? task.h : task.h / args_.group_heads; };
+      shared_.own_data[n] = head_data<E>(args_.sides[own_].rows[n], task.b, head(own_));
+      shared_.other_data[n] = head_data<E>(args_.sides[1 - own_].rows[n], task.b, head(1 - own_));
+    }
+    const auto& list = own_ == queries ? group().keys_of_query_block : group().queries_of_key_block;
+    const auto* const start = list.start + task.block;
+    shared_.runs = list.runs + start[0];
+    shared_.run_count = static_cast<std::int32_t>(start[1] - start[0]);
+    shared_.word_table = list.words + task.first_row;
+    if (task.other_block >= 0) keep_only(task.other_block);
+  }
+
+  /// Leaves one block of the runs.
+  __device__ __forceinline__ void keep_only(std::int32_t block) {
+    std::int32_t first = 0, end = shared_.run_count;  // the last run that begins at the block or before it
+    while (first < end) {
+      const auto middle = (first + end) / 2;
+      shared_.runs[middle].first <= block ? first = middle + 1 : end = middle;
+    }
+    if (first > 0) shared_.only = shared_.runs[first - 1];
+    const bool visited = first > 0 && block - shared_.only.first < shared_.only.count;
+    shared_.only.first = block, shared_.only.count = 1;
+    shared_.runs = &shared_.only;
+    shared_.run_count = visited ? 1 : 0;
+  }
+
+  __device__ __forceinline__ void load_program() {
+    const auto* const from = reinterpret_cast<const std::uint64_t*>(group().program);
+    auto* const to = reinterpret_cast<std::uint64_t*>(&shared_.program);
+    for (int i = threadIdx.x; i < int(sizeof(Program) / 8); i += kThreads) to[i] = from[i];
+  }
+  __device__ __forceinline__ const DeviceGroup& group() const {
+    return args_.groups[(args_.batch_groups > 1 ? shared_.task.b : 0) * args_.head_groups +
+                        (args_.head_groups > 1 ? shared_.task.h : 0)];
+  }
+
+  /// What the own side has for all steps. Arrives with the first step's tiles.
+  __device__ __forceinline__ void open_entry(bool load) {
+    const auto& task = shared_.task;
+    if constexpr (Sizes::kResident) {
+      if (load) load_own(0, 0), load_own(1, 0);
+    }
+    if (args_.general)
+      find_extras<kRows>(args_, shared_.program, own_, task.block, task.first_row, shared_.own_at, shared_.own_bias);
+  }
+
+  // --- Tiles ---------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ BlockRows rows_at(Side which, std::int32_t block, std::int32_t first) const {
+    const auto& side = args_.sides[which];
+    return {box_of(side.grid, side.plain, block), which == queries ? side.grid.size : shared_.program.k_size(), first};
+  }
+
+  /// Rows of a block, kDepth channels of them from chunk * kDepth on.
+  template <class To, int kCount>
+  __device__ __forceinline__ void load(E* to, Side which, int n, const E* data, std::int32_t block, std::int32_t first,
+                                       int chunk) {
+    const auto& side = args_.sides[which];
+    const auto& rows = side.rows[n];
+    const int channels = args_.channels[n] - chunk * kDepth;
+    data += chunk * kDepth * rows.channel;
+    if constexpr (kSharedEvenly<kCount, kDepth, kThreads, E>) {
+      const auto at = block * std::int64_t{64} + first;
+      if (side.plain && rows.vectors && args_.channels[n] % (16 / sizeof(E)) == 0 && at + kCount <= side.grid.size[2]) {
+        load_plain_rows<To, kCount, kDepth, kThreads>(to, data + at * rows.sequence[2], rows.sequence[2], channels);
+        return;
+      }
+    }
+    load_any_rows<To, kCount, kDepth, kThreads>(to, Source<E>{rows, data, channels}, rows_at(which, block, first));
+  }
+  __device__ __forceinline__ void load_own(int n, int chunk) {
+    load<OwnTile, kRows>(shared_.own[Sizes::kResident ? n : 0], own_, n, shared_.own_data[n], shared_.task.block,
+                         shared_.task.first_row, chunk);
+  }
+  __device__ __forceinline__ void load_other(Stage& stage, const Walk<kColumns>& walk, int n, int chunk) {
+    load<OtherTile, kColumns>(stage.tiles[Sizes::kResident ? n : 0], other(), n, shared_.other_data[n], walk.block,
+                              walk.first(), chunk);
+  }
+  __device__ __forceinline__ Side other() const { return static_cast<Side>(1 - own_); }
+
+  /// Asks for what a step needs: tiles (of large heads they come later), numbers of its queries, words.
+  __device__ __forceinline__ void load_step(const Walk<kColumns>& walk, int to) {
+    auto& stage = shared_.stages[to];
+    load_terms(stage, own_ == queries ? shared_.task.block : walk.block);
+    if (walk.kind != TileClass::full) load_words(walk, to);
+    if (args_.general)
+      find_extras<kColumns>(args_, shared_.program, other(), walk.block, walk.first(), stage.at, stage.bias);
+    if constexpr (Sizes::kResident) load_other(stage, walk, 0, 0), load_other(stage, walk, 1, 0);
+    copies_commit();
+  }
+  __device__ __forceinline__ void load_terms(Stage& stage, std::int32_t query_block) {
+    const auto at =
+        (std::int64_t{shared_.task.b} * args_.sides[queries].heads + shared_.task.h) * args_.sides[queries].blocks +
+        query_block;
+    constexpr int kNumbers = 16 / sizeof(T), kChunks = 64 / kNumbers;
+    for (int i = threadIdx.x; i < 3 * kChunks; i += kThreads) {
+      const auto* const from = static_cast<const T*>(i < kChunks       ? args_.terms.lse
+                                                     : i < 2 * kChunks ? args_.terms.delta
+                                                                       : args_.terms.dlse);
+      copy_16(&stage.terms[0][0] + i * kNumbers, from + at * 64 + i % kChunks * kNumbers);
+    }
+    if (threadIdx.x == 0) copy_8(&stage.live, args_.terms.live + at);
+  }
+  /// A thread's own word of a partial tile.
+  __device__ __forceinline__ void load_words(const Walk<kColumns>& walk, int to) {
+    if (threadIdx.x >= kRows) return;
+    const int row = static_cast<int>(threadIdx.x);
+    auto& word = shared_.stages[to].words[row];
+    if (walk.first() > 0) {
+      if (Sizes::kStages == 2) word = shared_.stages[to ^ 1].words[row];
+    } else {
+      word = walk.words < 0 ? ask_word(args_, shared_, walk.block, row) : shared_.word_table[walk.words * 64 + row];
+    }
+  }
+
+  // --- A step --------------------------------------------------------------------------------------------------------
+
+  struct Step {
+    Stage& stage;
+    std::int32_t block, first;  ///< of the other side
+    bool partial;
+  };
+
+  __device__ __forceinline__ void visit(const Step& step, const Walk<kColumns>& walk, bool careful) {
+    Tile s, dp;
+    if constexpr (Sizes::kResident) {
+      multiply(dp, step, 1, careful);
+      multiply(s, step, 0, careful);
+      weigh(s, dp, step);
+      if (role_ == Role::bias) add_to_bias(dp, step.first);
+      if (wanted(1)) add_product(sums_[1], s, step, 1, 0, careful);
+      if (wanted(0)) add_product(sums_[0], dp, step, 0, 0, careful);
+    } else {
+      const int chunk = shared_.task.result - 1;  // of the second gradient, -1: the first is wanted
+      clear(dp);
+      for (int c = 0; chunk < 0 && c * kDepth < args_.channels[1]; ++c) {
+        load_own(1, c);
+        load_other(step.stage, walk, 1, c);
+        arrive();
+        multiply(s, step, 1, careful);
+        c == 0 ? copy(dp, s) : add(dp, s);
+        __syncthreads();
+      }
+      load_own(0, 0);
+      load_other(step.stage, walk, 0, 0);
+      arrive();
+      multiply(s, step, 0, careful);
+      weigh(s, dp, step);
+      if (role_ == Role::bias) add_to_bias(dp, step.first);
+      if (chunk >= 0) {
+        __syncthreads();
+        load_other(step.stage, walk, 1, chunk);
+        arrive();
+        copy(dp, s);
+      }
+      if (wanted(chunk >= 0)) add_product(sums_[0], dp, step, chunk >= 0, max(chunk, 0), careful);
+    }
+  }
+  __device__ __forceinline__ static void arrive() {
+    copies_commit();
+    copies_wait<0>();
+    __syncthreads();
+  }
+
+  /// Is gradient n of the own side this block's to sum up?
+  __device__ __forceinline__ bool wanted(int n) const {
+    return role_ != Role::bias && args_.sides[own_].gradients[n].data != nullptr;
+  }
+
+  /// x = X[n] Y[n]^T.
+  __device__ __forceinline__ void multiply(Tile& x, const Step& step, int n, bool careful) {
+    const int at = Sizes::kResident ? n : 0;
+    const E* const own = shared_.own[at];
+    E* const other = step.stage.tiles[at];
+    if (Products::swaps && own_ == keys) {
+      Products::template scores<kRows, kDepth, true>(x, own, other);
+    } else {
+      Products::template scores<kRows, kDepth>(x, own, other);
+    }
+    if (!careful || Products::exact_infinities) return;
+    mark_not_finite<Products, OtherTile, kColumns, kDepth, false>(other, shared_.not_finite[at]);
+    mend_scores<Products, OwnTile, OtherTile, kDepth>(x, own, other, shared_.not_finite[at]);
+  }
+
+  /// sum += weights Y[n].
+  __device__ __forceinline__ void add_product(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, const Step& step,
+                                              int n, int chunk, bool careful) {
+    E* const tile = step.stage.tiles[Sizes::kResident ? n : 0];
+    if (careful) {
+      auto& not_finite = shared_.not_finite[Sizes::kResident ? n : 0];
+      mark_not_finite<Products, OtherTile, kColumns, kDepth, true>(tile, not_finite);
+      const auto& rows = args_.sides[other()].rows[n];
+      const auto places = rows_at(other(), step.block, step.first);
+      const E* const data = shared_.other_data[n];
+      const int channels = args_.channels[n] - chunk * kDepth;
+      const auto sees = [&](int i, int row) { return word_of(step, i) >> (step.first + row) & 1; };
+      const auto row_at = [&](int row) {
+        std::int64_t at = 0;
+        places.find(rows, row, at);
+        return at + chunk * kDepth * rows.channel;
+      };
+      const auto value = [&](std::int64_t at, int c) {
+        return c < channels ? static_cast<T>(data[at + c * rows.channel]) : T(0);
+      };
+      add_not_finite(sum, weights, not_finite, sees, row_at, value);
+    }
+    Products::template values<OtherTile>(sum, weights, tile);
+  }
+
+  /// What slot i of this lane sees of the other side's block, and has a gradient.
+  __device__ __forceinline__ Word word_of(const Step& step, int i) const {
+    const Word word = step.partial ? step.stage.words[row_of(i)] : rules::all_bits;
+    if (own_ == keys) return word & step.stage.live;
+    return step.stage.live >> (shared_.task.first_row + row_of(i)) & 1 ? word : 0;
+  }
+
+  /// s becomes P, dp becomes dS; 0 where the mask hides the pair, whatever was there.
+  __device__ __forceinline__ void weigh(Tile& s, Tile& dp, const Step& step) {
+    T derivatives[kSlots][2 * kTiles];  // in memory, used where there is a soft cap
+    if (args_.general) {
+      T scores[kSlots][2 * kTiles];
+      int rows[kSlots];
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) {
+        rows[i] = row_of(i);
+#pragma unroll
+        for (int n = 0; n < 2 * kTiles; ++n) scores[i][n] = s[i][n / 2][n % 2];
+      }
+      finish_scores<Shared, T, kSlots, kTiles>(args_, shared_, step.stage, rows, scores, derivatives);
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+        for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = scores[i][n];
+    }
+    own_ == queries ? weigh_pairs<true>(s, dp, step) : weigh_pairs<false>(s, dp, step);
+    if (args_.softcap > 0 && role_ != Role::bias) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+        for (int n = 0; n < 2 * kTiles; ++n) dp[i][n / 2][n % 2] *= derivatives[i][n];
+    }
+    if (!step.partial && step.stage.live == rules::all_bits) return;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const Word word = word_of(step, i) >> (step.first + 2 * (lane_number() % 4));
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (!(word >> (8 * j + e) & 1)) s[i][j][e] = dp[i][j][e] = 0;
+    }
+  }
+
+  template <bool kOwnQueries>
+  __device__ __forceinline__ void weigh_pairs(Tile& s, Tile& dp, const Step& step) const {
+    const T scale = args_.general ? T(1) : static_cast<T>(args_.scale);
+    const int first_row = shared_.task.first_row;
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) {
+        const int query =
+            kOwnQueries ? first_row + row_of(i) : step.first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
+        T &p = s[i][n / 2][n % 2], &ds = dp[i][n / 2][n % 2];
+        const T x = rounded_product(p, scale) - step.stage.terms[0][query];
+        // A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
+        p = exponential(x > T(0) ? T(0) : x);
+        ds = p * (ds - step.stage.terms[1][query] + step.stage.terms[2][query]);
+      }
+  }
+  __device__ __forceinline__ static T exponential(T x) {
+    if constexpr (sizeof(E) > 2) {
+      return exp(x);
+    } else {
+      return exp2_approximately(x * 1.44269504f);
+    }
+  }
+
+  /// The sums of a bias tile are in the first 64 columns of sums_[0].
+  __device__ __forceinline__ void add_to_bias(const Tile& ds, int first) {
+#pragma unroll
+    for (int part = 0; part < 64 / kColumns; ++part) {
+      if (part * kColumns != first) continue;
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) sums_[0][i][part * kTiles + j][e] += ds[i][j][e];
+    }
+  }
+
+  __device__ __forceinline__ static int row_of(int i) { return Products::template row_of<kSlots>(i); }
+
+  // --- The end -------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ bool not_a_number() const {
+    T zero = 0;
+#pragma unroll
+    for (int n = 0; n < Sizes::kResults; ++n)
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+        for (int j = 0; j < kDepthTiles; ++j) zero += T(0) * sums_[n][i][j][0] + T(0) * sums_[n][i][j][1];
+    return zero != zero;
+  }
+
+  __device__ __forceinline__ void store_gradients() {
+    if constexpr (Sizes::kResident) {
+      if (wanted(0)) store(sums_[0], 0, 0);
+      if (wanted(1)) store(sums_[1], 1, 0);
+    } else {
+      const int n = shared_.task.result > 0;
+      if (wanted(n)) store(sums_[0], n, max(shared_.task.result - 1, 0));
+    }
+  }
+
+  /// Results leave through the own rows' memory, each warp's by itself.
+  __device__ __forceinline__ void store(const T (&sum)[kSlots][kDepthTiles][2], int n, int chunk) {
+    using Result = typename Shared::ResultTile;
+    E* const rows = shared_.own[Sizes::kResident ? n : 0];
+    const T factor = n == 0 ? static_cast<T>(args_.scale) : T(1);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int j = 0; j < kDepthTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          rows[Result::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] = rounded<E>(sum[i][j][e] * factor);
+    __syncwarp();
+    const auto& task = shared_.task;
+    const auto& side = args_.sides[own_];
+    const auto& to = side.gradients[n];
+    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
+    const E* const from = rows + Result::at(first_row, 0);
+    E* const data =
+        head_data<E>(to, task.b, own_ == queries ? task.h : task.h / args_.group_heads) + chunk * kDepth * to.channel;
+    const int channels = args_.channels[n] - chunk * kDepth;
+    const auto at = task.block * std::int64_t{64} + task.first_row;
+    if (side.plain && to.vectors && channels >= kDepth && at + kRows <= side.grid.size[2]) {
+      store_plain_rows<8 * kSlots, kDepth, Result::kStride>(from, data + (at + first_row) * to.sequence[2],
+                                                            to.sequence[2]);
+    } else {
+      const BlockRows places{box_of(side.grid, side.plain, task.block), side.grid.size, task.first_row};
+      store_rows<8 * kSlots, kDepth, Result::kStride>(from, to, data, places, first_row, channels);
+    }
+  }
+
+  __device__ __forceinline__ void store_tile() {
+    T* const sum = reinterpret_cast<T*>(shared_.own);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 16; ++n)
+        sum[row_of(i) * 64 + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2] = sums_[0][i][n / 2][n % 2];
+    __syncthreads();
+    store_bias<Shared, kRows>(args_, shared_, sum);
+  }
+
+  const BackwardArgs& args_;
+  Shared& shared_;
+  Role role_;
+  Side own_;
+  T sums_[Sizes::kResults][kSlots][kDepthTiles][2];
+};
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,44 @@
+// What the backward kernels are given. Made by backward.cpp.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/portable/args.h"
+
+namespace anyflash::cuda {
+
+/// Queries with q and dout, or keys with k and v. Blocks are boxes of 64 entries.
+struct BackwardSide {
+  Rows rows[2];
+  Rows gradients[2];  ///< of q, of k and v; data null: not wanted
+  rules::Grid grid;
+  std::int32_t blocks, heads;
+  bool plain;  ///< blocks are plain rows: of a sequence of one dimension, without a step
+};
+
+/// Numbers of each query row, in block order: row r of query block i of (b, h) is ((b * heads + h) * blocks + i) * 64 +
+/// r. In the workspace, in the type that is computed in.
+struct RowTerms {
+  void *lse, *delta, *dlse;  ///< delta = dO . O
+  std::uint64_t* live;       ///< of each query block: the rows that have a gradient, those inside with lse > -inf
+  double* sink;              ///< of each query block: its share of dsink
+};
+
+struct BackwardArgs {
+  BackwardSide sides[2];  // queries, keys
+  Rows out;
+  Numbers lse, dlse;  // in the type that is computed in
+  RowTerms terms;
+  Numbers bias, alibi, sink, dbias, dsink;
+  std::int32_t bias_size[4];
+  const DeviceGroup* groups;  // [batch group][head group]
+  std::int32_t batch_groups, head_groups;
+  std::int32_t batch, group_heads;       // query heads that share a key head
+  std::int32_t dimensions, channels[2];  // d_qk, d_v
+  std::int64_t key_tasks, query_tasks;   // of the grid's blocks, which are these, and then those of the bias
+  bool general;                          // scores need more than a scale
+  double scale, softcap;
+  const std::int32_t* only_if;  ///< the gradients are made only if this is not 0; null: they are
+};
+
+}  // namespace anyflash::cuda

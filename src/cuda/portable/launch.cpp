@@ -1,0 +1,86 @@
+#include "cuda/portable/launch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <limits>
+
+#include "cuda/common/errors.h"
+#include "problem/tensor.h"
+
+namespace anyflash::cuda {
+namespace {
+
+constexpr int largest_depth = 256;
+
+/// Does every row begin on 16 bytes, with channels that are neighbours?
+bool whole_vectors(const Problem& problem, const Operand& operand) {
+  if (operand.channel != 1 || reinterpret_cast<std::uintptr_t>(operand.data) % 16 != 0) return false;
+  const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));
+  const std::int64_t strides[] = {operand.batch, operand.head, operand.sequence[0], operand.sequence[1],
+                                  operand.sequence[2]};
+  return std::all_of(std::begin(strides), std::end(strides), [&](std::int64_t s) { return s % numbers == 0; });
+}
+
+}  // namespace
+
+Rows rows_of(const Problem& problem, const Operand& operand) {
+  return {operand.data,
+          operand.batch,
+          operand.head,
+          operand.channel,
+          {operand.sequence[0], operand.sequence[1], operand.sequence[2]},
+          whole_vectors(problem, operand)};
+}
+
+Numbers numbers_of(const RowStatistic& statistic) {
+  return {statistic.data, 0, statistic.batch, statistic.head, statistic.query, 0};
+}
+Numbers numbers_of(const Bias& bias) {
+  return {bias.data, int(bias.type), bias.stride[0], bias.stride[1], bias.stride[2], bias.stride[3]};
+}
+Numbers numbers_of(const HeadNumbers& numbers) {
+  return {numbers.data, int(numbers.type), numbers.batch, numbers.head, 0, 0};
+}
+
+int padded_depth(const Problem& problem) {
+  const auto width = std::max<std::int64_t>(problem.d_qk, std::min<std::int64_t>(problem.d_v, largest_depth));
+  return width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
+}
+
+bool plain_rows(const Problem& problem, const rules::Grid& grid) {
+  return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;
+}
+
+void check_tasks(double tasks) {
+  if (tasks > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(Error::Kind::unsupported,
+                "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
+  }
+}
+
+void allow_shared_memory(const void* function, int bytes, int device) {
+  struct Allowed {
+    std::atomic<const void*> function{nullptr};
+    std::atomic<std::uint64_t> devices{0};
+  };
+  static Allowed all[256];  // kernels, in the order in which they come
+  for (auto& one : all) {
+    const void* none = nullptr;
+    one.function.compare_exchange_strong(none, function);
+    if (one.function != function) continue;
+    if (one.devices.load() >> device & 1) return;
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "preparing a kernel");
+    one.devices |= std::uint64_t{1} << device;
+    return;
+  }
+}
+
+void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream) {
+  void* parameters[] = {args};
+  check(
+      cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(threads), parameters, shared_bytes, stream),
+      "launching a kernel");
+}
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,32 @@
+// From a Problem to what kernels are given, and to their launch: what forward and backward have in common.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/portable/args.h"
+#include "plan/plan.h"
+
+namespace anyflash::cuda {
+
+Rows rows_of(const Problem& problem, const Operand& operand);
+Numbers numbers_of(const RowStatistic& statistic);
+Numbers numbers_of(const Bias& bias);
+Numbers numbers_of(const HeadNumbers& numbers);
+
+/// The head size of the kernels that the problem takes: 64, 128 or 256; more channels of v are the work of several
+/// blocks.
+int padded_depth(const Problem& problem);
+
+/// Are a grid's blocks plain rows: of a sequence of one dimension, without a step?
+bool plain_rows(const Problem& problem, const rules::Grid& grid);
+
+/// Throws Error if a call is more blocks than a launch takes.
+void check_tasks(double tasks);
+
+/// Lets a kernel have its shared memory; asked for once on each device.
+void allow_shared_memory(const void* function, int bytes, int device);
+
+/// args: what the kernel is given.
+void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream);
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,87 @@
+// Passes with care: a product P V over a whole tile makes NaN of a hidden V that is not finite, since its P is 0. So
+// rows of V that hold a NaN or an infinity are left out of the product, and added to the rows that see them.
+#pragma once
+
+#include "cuda/portable/products.cuh"
+#include "cuda/portable/rows.cuh"
+#include "rules/bits.h"
+
+namespace anyflash::cuda {
+
+template <class T>
+__device__ __forceinline__ bool is_finite(T x) {
+  return x - x == T(0);
+}
+
+/// mask: which rows of a tile hold a NaN or an infinity. kClean: they become 0. Called by all threads.
+template <class Products, class Tile, int kRows, int kWidth, bool kClean, class E>
+__device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) {
+  __syncthreads();  // the last mask and the tile are done with
+  if (threadIdx.x == 0) mask = 0;
+  __syncthreads();
+  for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
+    bool bad = false;
+    for (int c = 0; c < kWidth; ++c) bad |= !is_finite(static_cast<typename Products::Number>(tile[Tile::at(row, c)]));
+    if (!bad) continue;
+    atomicOr(&mask, 1ull << row);
+    if (kClean)
+      for (int c = 0; c < kWidth; ++c) tile[Tile::at(row, c)] = zero<E>();
+  }
+  Products::show();
+  __syncthreads();
+}
+
+/// Products of rows that are not finite, again, with IEEE arithmetic. x, y: the tiles; y_not_finite: rows of y.
+template <class Products, class XTile, class YTile, int kDepth, int kSlots, int kTiles, class T, class E>
+__device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
+                                            unsigned long long y_not_finite) {
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    const int own = Products::template row_of<kSlots>(i);
+    const auto of_x = [&](int c) { return static_cast<T>(x[XTile::at(own, c)]); };
+    bool bad = false;
+    for (int c = 0; c < kDepth; ++c) bad |= !is_finite(of_x(c));
+    T row[2 * kTiles];
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; ++n) row[n] = s[i][n / 2][n % 2];
+#pragma unroll 1
+    for (int n = 0; n < 2 * kTiles; ++n) {
+      const int column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
+      if (!bad && !(y_not_finite >> column & 1)) continue;
+      T sum = 0;  // channels beyond the tensors' are 0 in both tiles
+      for (int c = 0; c < kDepth; ++c) sum += of_x(c) * static_cast<T>(y[YTile::at(column, c)]);
+      row[n] = sum;
+    }
+#pragma unroll
+    for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = row[n];
+  }
+}
+
+/// o += p V for the rows of V that were left out. sees(i, row): does slot i see it? row_at(row): where it begins.
+/// value(begin, channel): its number there.
+template <class T, int kSlots, int kKeyTiles, int kTiles, class Sees, class RowAt, class Value>
+__device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
+                                               unsigned long long left_out, const Sees& sees, const RowAt& row_at,
+                                               const Value& value) {
+  T local[kSlots][2 * kKeyTiles];  // in memory, since the rows are taken one by one
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+    for (int n = 0; n < 2 * kKeyTiles; ++n) local[i][n] = p[i][n / 2][n % 2];
+#pragma unroll 1
+  for (auto left = left_out; left != 0; left &= left - 1) {
+    const int row = rules::lowest_bit(left);
+    const auto begin = row_at(row);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const T weight = __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
+      if (!sees(i, row)) continue;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) o[i][j][e] += weight * value(begin, 8 * j + 2 * (lane_number() % 4) + e);
+    }
+  }
+}
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,53 @@
+// From the product of a query and a key to their score, where it needs more than a scale. Forward and backward share
+// it: P is exp(score - lse), so both have to get the same score to the bit. Hence products that are rounded for
+// themselves, whatever stands next to them.
+#pragma once
+
+#include "cuda/portable/rows.cuh"
+
+namespace anyflash::cuda {
+
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
+/// What the scores of a head have in common.
+template <class T>
+struct ScoreTerms {
+  T scale, cap, slope;  // slope: ALiBi's
+  Numbers bias;         // data: of the head
+  bool has_alibi;
+  int first_dimension;
+
+  template <class Args>
+  __device__ __forceinline__ ScoreTerms(const Args& args, std::int32_t b, std::int32_t h)
+      : scale(static_cast<T>(args.scale)), cap(static_cast<T>(args.softcap)), slope(0), bias(args.bias),
+        has_alibi(args.alibi.data != nullptr), first_dimension(3 - args.dimensions) {
+    if (has_alibi) slope = read_number<T>(args.alibi, b * args.alibi.batch + h * args.alibi.head);
+    head_ = b * bias.batch + h * bias.head;
+  }
+
+  /// row_at, key_at: where the pair's bias lies, a sum of two; -1: the row or key does not exist. gap(n): the
+  /// difference of the pair's coordinates in dimension n. derivative: the soft cap's.
+  template <class Gap>
+  __device__ __forceinline__ T finish(T product, std::int64_t row_at, std::int64_t key_at, const Gap& gap,
+                                      T& derivative) const {
+    T x = rounded_product(product, scale);
+    if (cap > 0) {
+      const T capped = tanh(x / cap);
+      derivative = fma(-capped, capped, T(1));
+      x = rounded_product(capped, cap);
+    }
+    if (bias.data && row_at >= 0 && key_at >= 0) x += read_number<T>(bias, head_ + row_at + key_at);
+    if (has_alibi) {
+      T distance = 0;
+      for (int n = first_dimension; n < 3; ++n) distance += abs(gap(n));
+      x = fma(-slope, distance, x);
+    }
+    return x;
+  }
+
+ private:
+  std::int64_t head_;
+};
+
+}  // namespace anyflash::cuda

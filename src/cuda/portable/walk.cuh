@@ -1,0 +1,40 @@
+// Steps along the runs of a block.
+#pragma once
+
+#include "cuda/portable/args.h"
+
+namespace anyflash::cuda {
+
+/// kEntries entries of the other side a step. Shared: what has the block's `runs` and their number, `run_count`.
+template <int kEntries>
+struct Walk {
+  std::int32_t run, block, left, part, words;
+  rules::TileClass kind;
+
+  template <class Shared>
+  __device__ __forceinline__ explicit Walk(const Shared& shared) : run(0), part(0) {
+    open(shared);
+  }
+  __device__ __forceinline__ bool more() const { return left > 0; }
+  __device__ __forceinline__ int first() const { return part * kEntries; }  ///< entry of the block
+  template <class Shared>
+  __device__ __forceinline__ void step(const Shared& shared) {
+    if constexpr (kEntries < 64) {
+      if (++part < 64 / kEntries) return;
+      part = 0;
+    }
+    ++block;
+    if (--left == 0) ++run, open(shared);
+  }
+
+ private:
+  template <class Shared>
+  __device__ __forceinline__ void open(const Shared& shared) {
+    left = 0;
+    if (run == shared.run_count) return;
+    const DeviceRun next = shared.runs[run];
+    block = next.first, left = next.count, kind = next.kind, words = next.words;
+  }
+};
+
+}  // namespace anyflash::cuda

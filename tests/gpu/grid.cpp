@@ -1,0 +1,143 @@
+// Calls every CUDA kernel on small tensors, forward and backward: each type and head size, plain and with all options,
+// rows that are whole vectors and rows that are not, boxes, a hidden key that is not finite. What it computes is
+// checked elsewhere; this is what scripts/sanitize-gpu watches. Prints the number of calls.
+#include <anyflash/attention.h>
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace {
+
+using namespace anyflash;
+
+constexpr Device gpu{DeviceKind::cuda, 0};
+
+void must(cudaError_t status) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "grid: %s\n", cudaGetErrorString(status));
+  std::exit(1);
+}
+
+std::mt19937 random_numbers(1);
+
+void write(char* to, ElementType type, double x) {
+  const auto single = static_cast<float>(x);
+  std::uint32_t bits;
+  std::memcpy(&bits, &single, 4);
+  if (type == ElementType::float64) {
+    std::memcpy(to, &x, 8);
+  } else if (type == ElementType::float32) {
+    std::memcpy(to, &single, 4);
+  } else if (type == ElementType::bfloat16) {
+    std::memcpy(to, reinterpret_cast<char*>(&bits) + 2, 2);
+  } else {  // |x| from 2^-14 to 2^15, or not finite
+    const auto exponent = static_cast<int>(bits >> 23 & 255) - 127;
+    const std::uint32_t middle = std::isfinite(x) ? (exponent + 15) << 10 | (bits >> 13 & 1023) : 0x7e00;
+    const auto half = static_cast<std::uint16_t>(bits >> 31 << 15 | middle);
+    std::memcpy(to, &half, 2);
+  }
+}
+
+/// A tensor on the GPU, from 1/8 to 2 in size; freed at the end of the program.
+struct Tensor {
+  std::vector<char> host;
+  TensorView view;
+
+  Tensor(ElementType type, std::initializer_list<std::int64_t> shape, bool odd = false)
+      : view(nullptr, type, shape, gpu) {
+    const auto size = element_size(type), count = static_cast<std::size_t>(view.elements());
+    host.resize((count + odd) * size);
+    std::uniform_real_distribution<double> numbers(0.125, 2);
+    for (std::size_t i = 0; i < count + odd; ++i)
+      write(&host[i * size], type, numbers(random_numbers) * (random_numbers() % 2 ? 1 : -1));
+    void* memory = nullptr;
+    must(cudaMalloc(&memory, host.size()));
+    view.data = static_cast<char*>(memory) + odd * size;  // then no row begins on 16 bytes
+    must(cudaMemcpy(memory, host.data(), host.size(), cudaMemcpyHostToDevice));
+  }
+  void set(std::int64_t element, double x) {
+    char bytes[8];
+    write(bytes, view.type, x);
+    const auto size = element_size(view.type);
+    must(cudaMemcpy(static_cast<char*>(view.data) + element * size, bytes, size, cudaMemcpyHostToDevice));
+  }
+};
+
+struct Shape {
+  std::int64_t queries, keys, d_qk, d_v;
+  bool odd;
+};
+
+int calls = 0;
+
+void run(ElementType type, const Shape& shape, Options options, bool hidden_nan = false, bool images = false) {
+  const auto statistic = type == ElementType::float64 ? type : ElementType::float32;
+  const auto tensor = [&](std::int64_t heads, std::int64_t rows, std::int64_t channels) {
+    return images ? Tensor(type, {1, heads, rows / 10, 10, channels}, shape.odd)
+                  : Tensor(type, {1, heads, rows, channels}, shape.odd);
+  };
+  auto q = tensor(2, shape.queries, shape.d_qk), k = tensor(1, shape.keys, shape.d_qk);
+  auto v = tensor(1, shape.keys, shape.d_v), out = tensor(2, shape.queries, shape.d_v);
+  auto dout = tensor(2, shape.queries, shape.d_v);
+  auto dq = tensor(2, shape.queries, shape.d_qk), dk = tensor(1, shape.keys, shape.d_qk);
+  auto dv = tensor(1, shape.keys, shape.d_v);
+  Tensor lse(statistic, {1, 2, shape.queries}), dlse(statistic, {1, 2, shape.queries});
+  if (hidden_nan) {
+    const auto nan = std::numeric_limits<double>::quiet_NaN();
+    k.set((shape.keys - 1) * shape.d_qk, nan), v.set((shape.keys - 1) * shape.d_v, nan);
+  }
+  forward(q.view, k.view, v.view, {out.view, lse.view, {}, {}}, options);
+  Gradients gradients{dq.view, dk.view, dv.view, {}, {}};
+  if (options.bias.given()) {
+    auto dbias = options.bias;
+    must(cudaMalloc(&dbias.data, dbias.elements() * element_size(dbias.type)));
+    gradients.dbias = dbias;
+  }
+  if (options.sink.given()) must(cudaMalloc(&(gradients.dsink = options.sink).data, 2 * sizeof(float)));
+  backward({dout.view, out.view, lse.view, dlse.view}, q.view, k.view, v.view, gradients, options);
+  calls += 2;
+  must(cudaDeviceSynchronize());
+}
+
+Options with(Rule rule, Align align = Align::none_end) {
+  Options options;
+  options.rule = std::move(rule);
+  options.align = align;
+  return options;
+}
+
+void all_options(ElementType type, const Shape& shape) {
+  Tensor sink(ElementType::float32, {2}), slopes(ElementType::float32, {2});
+  for (const bool along_queries : {true, false})
+    for (const bool along_keys : {true, false}) {
+      Tensor bias(ElementType::float32, {1, 2, along_queries ? shape.queries : 1, along_keys ? shape.keys : 1});
+      auto options = with(causal());
+      options.softcap = 5;
+      options.bias = bias.view, options.sink = sink.view, options.alibi_slopes = slopes.view;
+      run(type, shape, options);
+    }
+}
+
+}  // namespace
+
+int main() {
+  for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
+    for (const Shape& shape : {Shape{130, 150, 64, 64, false}, Shape{70, 130, 40, 100, true},
+                               Shape{130, 70, 256, 256, false}, Shape{65, 66, 200, 300, true}}) {
+      run(type, shape, with(full()));
+      run(type, shape, with(causal()));
+      run(type, shape, with(causal() & local(20)));
+      run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), true);
+      all_options(type, shape);
+    }
+    run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), false, true);
+  }
+  std::printf("grid: %d calls\n", calls);
+}
