@@ -24,7 +24,8 @@ def attention_backward(*arrays, **options):
 
 @pytest.mark.parametrize("queries", FEW_OR_MANY)
 @pytest.mark.parametrize("type, large, tiny, scale",
-                         [(np.float32, 2.0**17, 2.0**-100, 2.0**113), (np.float64, 2.0**33, 2.0**-1000, 2.0**993)])  # fmt: skip
+                         [(np.float32, 2.0**17, 2.0**-100, 2.0**113),
+                          (np.float64, 2.0**33, 2.0**-1000, 2.0**993)])  # fmt: skip
 def test_a_scale_that_only_products_can_bear(queries, type, large, tiny, scale):
     q, k = np.zeros((1, 1, queries, 64), type), np.zeros((1, 1, 40, 64), type)
     q[..., :2], k[..., 0], k[..., 1] = large, tiny, -tiny  # scale * q is more than the type holds, the scores are 0

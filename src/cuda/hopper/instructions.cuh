@@ -1,6 +1,8 @@
-// Products of a warpgroup (wgmma, sm_90a): four warps multiply 64 rows, operands come from shared memory by descriptor
-// or, A, from registers. A lane's numbers of a 64 x N result are those of N / 8 results of mma.m16n8 for the warp's 16
-// rows: c01 those of row g, c23 those of row g + 8. The instructions are issued here and complete at products_wait.
+// Products of a warpgroup (wgmma, sm_90a): four warps multiply 64 rows,
+// operands come from shared memory by descriptor or, A, from registers. A
+// lane's numbers of a 64 x N result are those of N / 8 results of mma.m16n8 for
+// the warp's 16 rows: c01 those of row g, c23 those of row g + 8. The
+// instructions are issued here and complete at products_wait.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,224 +11,87 @@
 #include <cstdint>
 
 #include "cuda/common/instructions.cuh"
+#include "cuda/hopper/register_lists.h"
 
 namespace anyflash::cuda {
 
-/// Describes a tile in shared memory whose rows of 128 bytes are swizzled, groups of 8 rows one behind the other;
-/// `panels`: bytes between its panels of 64 columns (for operands that are read along their rows).
-__device__ __forceinline__ std::uint64_t describe_tile(const void* tile, std::uint32_t panels) {
-  constexpr std::uint64_t swizzle_128 = std::uint64_t{1} << 62, group = std::uint64_t{1024 >> 4} << 32;
-  return swizzle_128 | group | std::uint64_t{panels >> 4} << 16 | (shared_address(tile) & 0x3ffff) >> 4;
+/// Describes a tile in shared memory whose rows of 128 bytes are swizzled,
+/// groups of 8 rows one behind the other; `panels`: bytes between its panels of
+/// 64 columns (for operands that are read along their rows).
+__device__ __forceinline__ std::uint64_t describe_tile(const void *tile,
+                                                       std::uint32_t panels) {
+  constexpr std::uint64_t swizzle_128 = std::uint64_t{1} << 62,
+                          group = std::uint64_t{1024 >> 4} << 32;
+  return swizzle_128 | group | std::uint64_t{panels >> 4} << 16 |
+         (shared_address(tile) & 0x3ffff) >> 4;
 }
 
-/// Before products that read registers which ordinary instructions have written.
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+/// Before products that read registers which ordinary instructions have
+/// written.
+__device__ __forceinline__ void products_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 
 __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-/// Makes what this thread has written to shared memory visible to the products of all threads behind the next barrier.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// c (64 x N) = a (64 x 16) b (16 x N), added to what c was if `sum`: a and b by descriptor, b's columns being rows in
-// shared memory (K).
-
-__device__ __forceinline__ void multiply_group(float (&c01)[8][2], float (&c23)[8][2], std::uint64_t a, std::uint64_t b,
-                                               bool sum, __half) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, sum, 1, 1, 0, 0; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1])
-      : "l"(a), "l"(b), "r"(int(sum)));
+/// Makes what this thread has written to shared memory visible to the products
+/// of all threads behind the next barrier.
+__device__ __forceinline__ void show_to_products() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ __forceinline__ void multiply_group(float (&c01)[8][2], float (&c23)[8][2], std::uint64_t a, std::uint64_t b,
-                                               bool sum, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, sum, 1, 1, 0, 0; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1])
-      : "l"(a), "l"(b), "r"(int(sum)));
-}
+// c (64 x N) = a (64 x 16) b (16 x N), added to what c was if `sum`: a and b by
+// descriptor, b's columns being rows in shared memory (K); or a in registers,
+// b's rows being rows in shared memory (V).
 
-// The same with a in registers, b's rows being rows in shared memory (V).
+#define ANYFLASH_RESULT(j)                                                     \
+  "+f"(c01[j][0]), "+f"(c01[j][1]), "+f"(c23[j][0]), "+f"(c23[j][1])
 
-__device__ __forceinline__ void multiply_group(float (&c01)[8][2], float (&c23)[8][2], const std::uint32_t (&a)[4],
-                                               std::uint64_t b, bool sum, __half) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, sum, 1, 1, 1; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)));
-}
+#define ANYFLASH_PRODUCTS_OF_KEYS(E, type)                                     \
+  __device__ __forceinline__ void multiply_group(                              \
+      float(&c01)[8][2], float(&c23)[8][2], std::uint64_t a, std::uint64_t b,  \
+      bool sum, E) {                                                           \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, %34, 0;\n"                \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type   \
+                 " {" ANYFLASH_REGISTERS_32 "}, "                              \
+                 "%32, %33, sum, 1, 1, 0, 0; }"                                \
+                 : ANYFLASH_TIMES_8(ANYFLASH_RESULT, 0)                        \
+                 : "l"(a), "l"(b), "r"(int(sum)));                             \
+  }
+ANYFLASH_PRODUCTS_OF_KEYS(__half, "f16")
+ANYFLASH_PRODUCTS_OF_KEYS(__nv_bfloat16, "bf16")
+#undef ANYFLASH_PRODUCTS_OF_KEYS
 
-__device__ __forceinline__ void multiply_group(float (&c01)[8][2], float (&c23)[8][2], const std::uint32_t (&a)[4],
-                                               std::uint64_t b, bool sum, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, sum, 1, 1, 1; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)));
-}
+// tiles: of 8 columns. registers: 4 a tile; behind those of the results come
+// a's, b's and sum's.
+#define ANYFLASH_PRODUCTS_OF_VALUES(E, type, tiles, columns, registers,        \
+                                    a_text, b_text, sum_text)                  \
+  __device__ __forceinline__ void multiply_group(                              \
+      float(&c01)[tiles][2], float(&c23)[tiles][2],                            \
+      const std::uint32_t(&a)[4], std::uint64_t b, bool sum, E) {              \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n"       \
+                 "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type   \
+                 "." type " {" ANYFLASH_REGISTERS_##registers                  \
+                 "}, "                                                         \
+                 "{" a_text "}, " b_text ", sum, 1, 1, 1; }"                   \
+                 : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),         \
+                   "r"(int(sum)));                                             \
+  }
+#define ANYFLASH_PRODUCTS_OF_ALL_VALUES(E, type)                               \
+  ANYFLASH_PRODUCTS_OF_VALUES(E, type, 8, "64", 32, "%32, %33, %34, %35",      \
+                              "%36", "%37")                                    \
+  ANYFLASH_PRODUCTS_OF_VALUES(E, type, 16, "128", 64, "%64, %65, %66, %67",    \
+                              "%68", "%69")                                    \
+  ANYFLASH_PRODUCTS_OF_VALUES(E, type, 32, "256", 128,                         \
+                              "%128, %129, %130, %131", "%132", "%133")
+ANYFLASH_PRODUCTS_OF_ALL_VALUES(__half, "f16")
+ANYFLASH_PRODUCTS_OF_ALL_VALUES(__nv_bfloat16, "bf16")
+#undef ANYFLASH_PRODUCTS_OF_ALL_VALUES
+#undef ANYFLASH_PRODUCTS_OF_VALUES
+#undef ANYFLASH_RESULT
 
-__device__ __forceinline__ void multiply_group(float (&c01)[16][2], float (&c23)[16][2], const std::uint32_t (&a)[4],
-                                               std::uint64_t b, bool sum, __half) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, sum, 1, 1, 1; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1]), "+f"(c01[8][0]), "+f"(c01[8][1]), "+f"(c23[8][0]), "+f"(c23[8][1]),
-        "+f"(c01[9][0]), "+f"(c01[9][1]), "+f"(c23[9][0]), "+f"(c23[9][1]), "+f"(c01[10][0]), "+f"(c01[10][1]),
-        "+f"(c23[10][0]), "+f"(c23[10][1]), "+f"(c01[11][0]), "+f"(c01[11][1]), "+f"(c23[11][0]), "+f"(c23[11][1]),
-        "+f"(c01[12][0]), "+f"(c01[12][1]), "+f"(c23[12][0]), "+f"(c23[12][1]), "+f"(c01[13][0]), "+f"(c01[13][1]),
-        "+f"(c23[13][0]), "+f"(c23[13][1]), "+f"(c01[14][0]), "+f"(c01[14][1]), "+f"(c23[14][0]), "+f"(c23[14][1]),
-        "+f"(c01[15][0]), "+f"(c01[15][1]), "+f"(c23[15][0]), "+f"(c23[15][1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)));
-}
-
-__device__ __forceinline__ void multiply_group(float (&c01)[16][2], float (&c23)[16][2], const std::uint32_t (&a)[4],
-                                               std::uint64_t b, bool sum, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %69, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, sum, 1, 1, 1; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1]), "+f"(c01[8][0]), "+f"(c01[8][1]), "+f"(c23[8][0]), "+f"(c23[8][1]),
-        "+f"(c01[9][0]), "+f"(c01[9][1]), "+f"(c23[9][0]), "+f"(c23[9][1]), "+f"(c01[10][0]), "+f"(c01[10][1]),
-        "+f"(c23[10][0]), "+f"(c23[10][1]), "+f"(c01[11][0]), "+f"(c01[11][1]), "+f"(c23[11][0]), "+f"(c23[11][1]),
-        "+f"(c01[12][0]), "+f"(c01[12][1]), "+f"(c23[12][0]), "+f"(c23[12][1]), "+f"(c01[13][0]), "+f"(c01[13][1]),
-        "+f"(c23[13][0]), "+f"(c23[13][1]), "+f"(c01[14][0]), "+f"(c01[14][1]), "+f"(c23[14][0]), "+f"(c23[14][1]),
-        "+f"(c01[15][0]), "+f"(c01[15][1]), "+f"(c23[15][0]), "+f"(c23[15][1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)));
-}
-
-__device__ __forceinline__ void multiply_group(float (&c01)[32][2], float (&c23)[32][2], const std::uint32_t (&a)[4],
-                                               std::uint64_t b, bool sum, __half) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %133, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "{%128, %129, %130, %131}, %132, sum, 1, 1, 1; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1]), "+f"(c01[8][0]), "+f"(c01[8][1]), "+f"(c23[8][0]), "+f"(c23[8][1]),
-        "+f"(c01[9][0]), "+f"(c01[9][1]), "+f"(c23[9][0]), "+f"(c23[9][1]), "+f"(c01[10][0]), "+f"(c01[10][1]),
-        "+f"(c23[10][0]), "+f"(c23[10][1]), "+f"(c01[11][0]), "+f"(c01[11][1]), "+f"(c23[11][0]), "+f"(c23[11][1]),
-        "+f"(c01[12][0]), "+f"(c01[12][1]), "+f"(c23[12][0]), "+f"(c23[12][1]), "+f"(c01[13][0]), "+f"(c01[13][1]),
-        "+f"(c23[13][0]), "+f"(c23[13][1]), "+f"(c01[14][0]), "+f"(c01[14][1]), "+f"(c23[14][0]), "+f"(c23[14][1]),
-        "+f"(c01[15][0]), "+f"(c01[15][1]), "+f"(c23[15][0]), "+f"(c23[15][1]), "+f"(c01[16][0]), "+f"(c01[16][1]),
-        "+f"(c23[16][0]), "+f"(c23[16][1]), "+f"(c01[17][0]), "+f"(c01[17][1]), "+f"(c23[17][0]), "+f"(c23[17][1]),
-        "+f"(c01[18][0]), "+f"(c01[18][1]), "+f"(c23[18][0]), "+f"(c23[18][1]), "+f"(c01[19][0]), "+f"(c01[19][1]),
-        "+f"(c23[19][0]), "+f"(c23[19][1]), "+f"(c01[20][0]), "+f"(c01[20][1]), "+f"(c23[20][0]), "+f"(c23[20][1]),
-        "+f"(c01[21][0]), "+f"(c01[21][1]), "+f"(c23[21][0]), "+f"(c23[21][1]), "+f"(c01[22][0]), "+f"(c01[22][1]),
-        "+f"(c23[22][0]), "+f"(c23[22][1]), "+f"(c01[23][0]), "+f"(c01[23][1]), "+f"(c23[23][0]), "+f"(c23[23][1]),
-        "+f"(c01[24][0]), "+f"(c01[24][1]), "+f"(c23[24][0]), "+f"(c23[24][1]), "+f"(c01[25][0]), "+f"(c01[25][1]),
-        "+f"(c23[25][0]), "+f"(c23[25][1]), "+f"(c01[26][0]), "+f"(c01[26][1]), "+f"(c23[26][0]), "+f"(c23[26][1]),
-        "+f"(c01[27][0]), "+f"(c01[27][1]), "+f"(c23[27][0]), "+f"(c23[27][1]), "+f"(c01[28][0]), "+f"(c01[28][1]),
-        "+f"(c23[28][0]), "+f"(c23[28][1]), "+f"(c01[29][0]), "+f"(c01[29][1]), "+f"(c23[29][0]), "+f"(c23[29][1]),
-        "+f"(c01[30][0]), "+f"(c01[30][1]), "+f"(c23[30][0]), "+f"(c23[30][1]), "+f"(c01[31][0]), "+f"(c01[31][1]),
-        "+f"(c23[31][0]), "+f"(c23[31][1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)));
-}
-
-__device__ __forceinline__ void multiply_group(float (&c01)[32][2], float (&c23)[32][2], const std::uint32_t (&a)[4],
-                                               std::uint64_t b, bool sum, __nv_bfloat16) {
-  asm volatile(
-      "{ .reg .pred sum; setp.ne.b32 sum, %133, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "{%128, %129, %130, %131}, %132, sum, 1, 1, 1; }"
-      : "+f"(c01[0][0]), "+f"(c01[0][1]), "+f"(c23[0][0]), "+f"(c23[0][1]), "+f"(c01[1][0]), "+f"(c01[1][1]),
-        "+f"(c23[1][0]), "+f"(c23[1][1]), "+f"(c01[2][0]), "+f"(c01[2][1]), "+f"(c23[2][0]), "+f"(c23[2][1]),
-        "+f"(c01[3][0]), "+f"(c01[3][1]), "+f"(c23[3][0]), "+f"(c23[3][1]), "+f"(c01[4][0]), "+f"(c01[4][1]),
-        "+f"(c23[4][0]), "+f"(c23[4][1]), "+f"(c01[5][0]), "+f"(c01[5][1]), "+f"(c23[5][0]), "+f"(c23[5][1]),
-        "+f"(c01[6][0]), "+f"(c01[6][1]), "+f"(c23[6][0]), "+f"(c23[6][1]), "+f"(c01[7][0]), "+f"(c01[7][1]),
-        "+f"(c23[7][0]), "+f"(c23[7][1]), "+f"(c01[8][0]), "+f"(c01[8][1]), "+f"(c23[8][0]), "+f"(c23[8][1]),
-        "+f"(c01[9][0]), "+f"(c01[9][1]), "+f"(c23[9][0]), "+f"(c23[9][1]), "+f"(c01[10][0]), "+f"(c01[10][1]),
-        "+f"(c23[10][0]), "+f"(c23[10][1]), "+f"(c01[11][0]), "+f"(c01[11][1]), "+f"(c23[11][0]), "+f"(c23[11][1]),
-        "+f"(c01[12][0]), "+f"(c01[12][1]), "+f"(c23[12][0]), "+f"(c23[12][1]), "+f"(c01[13][0]), "+f"(c01[13][1]),
-        "+f"(c23[13][0]), "+f"(c23[13][1]), "+f"(c01[14][0]), "+f"(c01[14][1]), "+f"(c23[14][0]), "+f"(c23[14][1]),
-        "+f"(c01[15][0]), "+f"(c01[15][1]), "+f"(c23[15][0]), "+f"(c23[15][1]), "+f"(c01[16][0]), "+f"(c01[16][1]),
-        "+f"(c23[16][0]), "+f"(c23[16][1]), "+f"(c01[17][0]), "+f"(c01[17][1]), "+f"(c23[17][0]), "+f"(c23[17][1]),
-        "+f"(c01[18][0]), "+f"(c01[18][1]), "+f"(c23[18][0]), "+f"(c23[18][1]), "+f"(c01[19][0]), "+f"(c01[19][1]),
-        "+f"(c23[19][0]), "+f"(c23[19][1]), "+f"(c01[20][0]), "+f"(c01[20][1]), "+f"(c23[20][0]), "+f"(c23[20][1]),
-        "+f"(c01[21][0]), "+f"(c01[21][1]), "+f"(c23[21][0]), "+f"(c23[21][1]), "+f"(c01[22][0]), "+f"(c01[22][1]),
-        "+f"(c23[22][0]), "+f"(c23[22][1]), "+f"(c01[23][0]), "+f"(c01[23][1]), "+f"(c23[23][0]), "+f"(c23[23][1]),
-        "+f"(c01[24][0]), "+f"(c01[24][1]), "+f"(c23[24][0]), "+f"(c23[24][1]), "+f"(c01[25][0]), "+f"(c01[25][1]),
-        "+f"(c23[25][0]), "+f"(c23[25][1]), "+f"(c01[26][0]), "+f"(c01[26][1]), "+f"(c23[26][0]), "+f"(c23[26][1]),
-        "+f"(c01[27][0]), "+f"(c01[27][1]), "+f"(c23[27][0]), "+f"(c23[27][1]), "+f"(c01[28][0]), "+f"(c01[28][1]),
-        "+f"(c23[28][0]), "+f"(c23[28][1]), "+f"(c01[29][0]), "+f"(c01[29][1]), "+f"(c23[29][0]), "+f"(c23[29][1]),
-        "+f"(c01[30][0]), "+f"(c01[30][1]), "+f"(c23[30][0]), "+f"(c23[30][1]), "+f"(c01[31][0]), "+f"(c01[31][1]),
-        "+f"(c23[31][0]), "+f"(c23[31][1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)));
-}
-
-}  // namespace anyflash::cuda
+} // namespace anyflash::cuda
