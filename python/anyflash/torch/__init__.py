@@ -1,0 +1,12 @@
+"""anyflash for PyTorch: differentiable, in graphs, on PyTorch's own streams.
+
+    from anyflash.torch import attention
+    out = attention(q, k, v, rule=af.causal())
+
+`import anyflash.torch.auto` puts it behind torch.nn.functional.scaled_dot_product_attention. No version of PyTorch is
+linked; 2.4 or newer is expected.
+"""
+
+from ._attention import attention
+
+__all__ = ["attention"]
