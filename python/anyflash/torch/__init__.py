@@ -8,5 +8,7 @@ linked; 2.4 or newer is expected.
 """
 
 from ._attention import attention
+from ._packed import flash_attention_qkv_packed
+from ._sdpa import scaled_dot_product_attention, sdpa
 
-__all__ = ["attention"]
+__all__ = ["attention", "flash_attention_qkv_packed", "scaled_dot_product_attention", "sdpa"]

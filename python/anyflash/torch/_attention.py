@@ -148,25 +148,27 @@ class _Attention(torch.autograd.Function):
         q, k, v, bias, sink, out, lse = ctx.saved_tensors
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
-        inputs = (dout, dlse, q, k, v, bias, sink)
         wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
-        call = _differentiated if not _grad() else _Once.apply
-        return *call(wanted, ctx.options, out, lse, *inputs), None, None
+        return *once(_gradients, wanted, ctx.options, dout, dlse, q, k, v, bias, sink, out, lse), None, None
 
 
-def _differentiated(wanted: int, options: Any, out: Tensor, lse: Tensor, dout: Tensor, dlse: Any, q: Tensor, k: Any,
-                    v: Any, bias: Any, sink: Any) -> Any:  # fmt: skip
+def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
+               out: Tensor, lse: Tensor) -> Any:  # fmt: skip
     """The options hold bias and sink as they were given; those that come here are the saved ones."""
     options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q))
     return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
 
 
-class _Once(torch.autograd.Function):
-    """The gradients as part of a graph (create_graph=True), in which nothing leads on through them."""
+def once(gradients: Any, *arguments: Any) -> Any:
+    """gradients(*arguments), in a backward pass: with create_graph=True they become part of a graph that refuses to be
+    differentiated."""
+    return _Once.apply(gradients, *arguments) if _grad() else gradients(*arguments)  # type: ignore[no-untyped-call]
 
+
+class _Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        return _differentiated(*arguments)
+    def forward(ctx: Any, gradients: Any, *arguments: Any) -> Any:
+        return gradients(*arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
