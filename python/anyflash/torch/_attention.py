@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from .. import _core
 from .._rules import full
 from ._op import NO_SLOPES, SECOND, lse_of, stream_of
-from ._rule import given_rule, parts_of
+from ._rule import as_tensor, given_rule, parts_of
 from ._transforms import transformed
 
 _core.use_torch(torch)
@@ -75,8 +75,9 @@ def attention(
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
         text, names, arrays = parts_of(rule, tables)
-        rest = (bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, arrays, names, text,
-                align, layout, scale, softcap, deterministic, threads)  # fmt: skip
+        tensors = [None if one is None else as_tensor(one) for one in (bias, alibi_slopes, sink, cu_seqlens_q,
+                   cu_seqlens_k, key_lengths, page_table)]  # fmt: skip
+        rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
         return _through_operator(q, k, v, rest, return_lse)
     options = (rule if rule.__class__ is _core.Rule and not tables else given_rule(rule, tables), align, layout, scale,
                bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths,

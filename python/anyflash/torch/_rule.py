@@ -42,11 +42,18 @@ def _refuse(tables: Mapping[str, Any] | None) -> None:
         raise ValueError("tables: given with a Rule, expected with a rule's text alone")
 
 
+def as_tensor(array: Any) -> torch.Tensor:
+    """Sharing memory, where PyTorch can: it knows no negative strides."""
+    if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
+        array = np.ascontiguousarray(array)
+    return torch.as_tensor(array)
+
+
 def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, list[torch.Tensor]]:
     """(text, names, tables) of a call's rule, as rule_of takes them; a Rule's tables are shared with it, not copied."""
     if isinstance(rule, str):
         given = tables or {}
-        return rule, " ".join(given), [torch.as_tensor(table) for table in given.values()]
+        return rule, " ".join(given), [as_tensor(table) for table in given.values()]
     _refuse(tables)
     found: list[torch.Tensor] = []
     text = _written(rule, found)
@@ -65,7 +72,7 @@ def _written(part: Any, found: list[torch.Tensor]) -> str:
     if isinstance(part, (tuple, list)):
         return f"[{', '.join([str(int(one)) for one in part])}]"
     if isinstance(part, (torch.Tensor, np.ndarray)):
-        found.append(torch.as_tensor(part))
+        found.append(as_tensor(part))
         return f"t{len(found) - 1}"
     text, count, first = _text(part, len(found)), _count(part), len(found)
     found.extend([_table(part, i) for i in range(count)])
@@ -93,5 +100,4 @@ def _count(rule: Rule) -> int:
 
 @_constant
 def _table(rule: Rule, i: int) -> torch.Tensor:
-    array = rule._parts[1][f"t{i}"]
-    return torch.from_numpy(array if min(array.strides, default=0) >= 0 else np.ascontiguousarray(array))
+    return as_tensor(rule._parts[1][f"t{i}"])
