@@ -34,7 +34,6 @@ WRONG = {
     "out": (ValueError, "out: ", lambda: attention(X, X, X, out=torch.zeros(3))),
     "out with gradient": (ValueError, "out: given where a gradient is recorded",
                           lambda: attention(X.clone().requires_grad_(), X, X, out=torch.zeros_like(X))),
-    "meta": (ValueError, "query: ", lambda: attention(X.to("meta"), X, X)),
     "packed's rank": (ValueError, "qkv: shape (2, 5, 8), expected (3, heads, length, channels)",
                       lambda: flash_attention_qkv_packed(X[0], 1, 1)),
     "packed's chunks of queries": (ValueError, "num_chunks_q: 2, expected a positive divisor of the length 5",

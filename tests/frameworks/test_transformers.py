@@ -10,10 +10,10 @@ from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM,
 
 import anyflash.transformers
 
-SMALL = dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
+SMALL = dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
              max_position_embeddings=64, pad_token_id=0)  # fmt: skip
 MODELS = {
-    "bert": (BertModel, BertConfig(**SMALL, attention_probs_dropout_prob=0.0)),
+    "bert": (BertModel, BertConfig(**SMALL, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)),
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, num_key_value_heads=2)),
     "gemma": (Gemma2ForCausalLM, Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=8, sliding_window=4,
                                               attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),

@@ -148,8 +148,9 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tens
     places = start[:, None].long() + (torch.arange(x.shape[1]) if moves else torch.zeros(x.shape[1], dtype=torch.long))
     if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < cos.shape[0]:
         raise ValueError(f"rotary_cos: {cos.shape[0]} positions, expected at least {int(places.max()) + 1}")
-    c, s = (table[places.to(table.device)][:, :, None].float() for table in (cos, sin))
-    rotated, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    c, s = (table[places.to(table.device)][:, :, None].to(wide) for table in (cos, sin))
+    rotated, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]
     pairs = rotated.unflatten(-1, (half, 2) if interleaved else (2, half))
     a, b = pairs.unbind(-1 if interleaved else -2)
     turned = torch.stack((a * c - b * s, a * s + b * c), -1 if interleaved else -2).flatten(-2)

@@ -95,7 +95,7 @@ def attention(
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if not isinstance(q, Tensor):
         raise TypeError(f"query: type {type(q).__name__}, expected a torch.Tensor")
-    device = "cuda" if q.is_cuda else q.device.type
+    device = "cuda" if q.is_cuda else "cpu"
     if not _autocast(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
@@ -107,7 +107,7 @@ def _is_direct(q: Any, k: Any, v: Any, bias: Any, sink: Any) -> bool:
     """Nothing of PyTorch stands between the call and the tensors' memory."""
     return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
             and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
-            and forward_ad._current_level < 0)  # fmt: skip
+            and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
 
 
 def _requires(*tensors: Any) -> bool:

@@ -31,6 +31,7 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, ALIGN, LAYOUT = range(3, 15)  # the arguments' places
+ARGUMENTS = 20  # of the first operator
 
 
 def stream_of(q: Tensor) -> int:
@@ -132,7 +133,7 @@ def differentiate(ctx: Any, dout: Any, dlse: Any, _: Any, backward: Any = None) 
     q, k, v = tensors[:3]
     needs = ctx.needs_input_grad  # tables stand after the five that count
     wanted = sum(needs[i] << bit for bit, i in enumerate((0, 1, 2, BIAS, SINK)))
-    grads: list[Any] = [None] * (LAYOUT + 6)
+    grads: list[Any] = [None] * ARGUMENTS
     if wanted and (dout is not None or dlse is not None):
         dout = torch.zeros_like(out) if dout is None else dout
         dlse = None if ctx.statistics == 2 else dlse

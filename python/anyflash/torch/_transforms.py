@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._op import BIAS, LAYOUT, PAGES, TABLES, _library, differentiate, refuse, save
+from ._op import ARGUMENTS, BIAS, LAYOUT, PAGES, TABLES, _library, differentiate, refuse, save
 
 _Dims = tuple[Any, ...]
 _FORWARD, _BACKWARD = 0, 4  # where q stands among the operators' arguments
@@ -81,8 +81,8 @@ def _flat(first: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _nested(first: int, flat: tuple[Any, ...]) -> tuple[Any, ...]:
     at = first + TABLES
-    end = first + LAYOUT + 5  # and there are six more arguments, one of which is the tables
-    return (*flat[:at], list(flat[end + 1 :]), *flat[at : end + 1])
+    end = first + ARGUMENTS - 1
+    return (*flat[:at], list(flat[end:]), *flat[at:end])
 
 
 class _Forward(torch.autograd.Function):
