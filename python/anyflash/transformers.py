@@ -88,7 +88,8 @@ def _is_no_flash_attention() -> None:
     place of masks. Modules that are loaded already hold the function by its name; later ones find it here."""
     from transformers.utils import generic
 
-    asked = getattr(generic, "is_flash_attention_requested", None)
+    name_of_it = "is_flash_attention_requested"
+    asked: Any = getattr(generic, name_of_it, None)
     if asked is None:
         return
 
@@ -99,8 +100,8 @@ def _is_no_flash_attention() -> None:
         return name != "anyflash" and asked(config, requested_attention_implementation, version)
 
     for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(asked.__name__) is asked:
-            setattr(module, asked.__name__, is_flash_attention_requested)
+        if getattr(module, "__dict__", {}).get(name_of_it) is asked:
+            setattr(module, name_of_it, is_flash_attention_requested)
 
 
 _is_no_flash_attention()

@@ -109,13 +109,13 @@ def _entries(q: Tensor, indices: Any, name: str) -> Any:
 def _table(q: Tensor, k_cache: Tensor, cache_batch_idx: Any, block_table: Any) -> Tensor:
     """A cache without pages has pages as long as itself, one for each entry."""
     if block_table is not None:
-        return host(block_table)  # type: ignore[return-value]
+        return host(block_table)
     places = _entries(q, cache_batch_idx, "cache_batch_idx")
     if places is None:
         if k_cache.shape[0] != q.shape[0]:
             raise ValueError(f"k_cache: batch {k_cache.shape[0]}, expected {q.shape[0]} as in q, or cache_batch_idx")
         places = torch.arange(q.shape[0])
-    return places[:, None].int()  # type: ignore[no-any-return]
+    return places[:, None].int()
 
 
 def _lengths(q: Tensor, cache_seqlens: Any, room: int) -> Tensor:
@@ -123,7 +123,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int) -> Tensor:
         return torch.full((q.shape[0],), room if cache_seqlens is None else cache_seqlens, dtype=torch.int32)
     if not isinstance(cache_seqlens, Tensor):
         raise TypeError(f"cache_seqlens: type {type(cache_seqlens).__name__}, expected an integer or a torch.Tensor")
-    return _entries(q, cache_seqlens, "cache_seqlens")  # type: ignore[no-any-return]
+    return _entries(q, cache_seqlens, "cache_seqlens")
 
 
 def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, room: int) -> None:

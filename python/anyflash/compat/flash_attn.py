@@ -74,8 +74,9 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func of qkv (batch, sequence, 3, heads, channels), without copies."""
-    return flash_attn_func(*_parts(qkv, "qkv", 5, 3), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                           deterministic, return_attn_probs)  # fmt: skip
+    q, k, v = _parts(qkv, "qkv", 5, 3)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                           return_attn_probs)  # fmt: skip
 
 
 def flash_attn_kvpacked_func(
@@ -91,8 +92,9 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func of q and kv (batch, keys, 2, heads of keys, channels), without copies."""
-    return flash_attn_func(q, *_parts(kv, "kv", 5, 2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                           deterministic, return_attn_probs)  # fmt: skip
+    k, v = _parts(kv, "kv", 5, 2)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                           return_attn_probs)  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -143,7 +145,8 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_varlen_func of qkv (tokens, 3, heads, channels), without copies."""
-    return flash_attn_varlen_func(*_parts(qkv, "qkv", 4, 3), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
+    q, k, v = _parts(qkv, "qkv", 4, 3)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs)  # fmt: skip
 
@@ -165,7 +168,8 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_varlen_func of q and kv (keys, 2, heads of keys, channels), without copies."""
-    return flash_attn_varlen_func(q, *_parts(kv, "kv", 4, 2), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    k, v = _parts(kv, "kv", 4, 2)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                                   dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs)  # fmt: skip
 
@@ -179,7 +183,7 @@ def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ..
         raise TypeError(f"{name}: type {type(packed).__name__}, expected a torch.Tensor")
     if packed.dim() != rank or packed.shape[-3] != count:
         raise ValueError(f"{name}: shape {tuple(packed.shape)}, expected rank {rank} with {count} at the third axis from the end")
-    return packed.unbind(-3)
+    return tuple(packed.unbind(-3))
 
 
 def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any, with_lse: bool,

@@ -100,7 +100,7 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     wide = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in wide else x for x in (q, k, v))  # type: ignore
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in wide else x for x in (q, k, v))
 
 
 def _is_direct(q: Any, k: Any, v: Any, bias: Any, sink: Any) -> bool:
@@ -163,7 +163,7 @@ def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k:
 def once(gradients: Any, *arguments: Any) -> Any:
     """gradients(*arguments), in a backward pass: with create_graph=True they become part of a graph that refuses to be
     differentiated."""
-    return _Once.apply(gradients, *arguments) if _grad() else gradients(*arguments)  # type: ignore[no-untyped-call]
+    return _Once.apply(gradients, *arguments) if _grad() else gradients(*arguments)
 
 
 class _Once(torch.autograd.Function):

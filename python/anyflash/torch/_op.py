@@ -47,10 +47,10 @@ def packed(q: Tensor, bias: Any, alibi_slopes: Any, sink: Any, cu_seqlens_q: Any
             stream_of(q))  # fmt: skip
 
 
-def _forward(q: Tensor, k: Any, v: Any, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(q: Tensor, k: Any, v: Any, *rest: Any) -> Any:
     *options, statistics = rest
     if statistics == 2:
-        return _core.torch_attention(q, k, v, None, "lm", packed(q, *options))  # type: ignore[no-any-return]
+        return _core.torch_attention(q, k, v, None, "lm", packed(q, *options))
     return *_core.torch_attention(q, k, v, None, True, packed(q, *options)), q.new_empty(0)
 
 
@@ -126,8 +126,9 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(out, lse_of(first, second, ctx.statistics), *tensors, *inputs[TABLES])
 
 
-def differentiate(ctx: Any, dout: Any, dlse: Any, _: Any, backward: Any = None) -> tuple[Any, ...]:
+def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = None) -> tuple[Any, ...]:
     """The gradients of the operator's arguments. backward: what is called in place of its operator."""
+    dout, dlse, _ = grads_of_results
     out, lse, *saved = ctx.saved_tensors
     tensors, tables = saved[: PAGES + 1], saved[PAGES + 1 :]
     q, k, v = tensors[:3]
@@ -154,5 +155,5 @@ def refuse(ctx: Any, *grads: Any) -> Any:
 
 NO_SLOPES = "alibi_slopes: requires a gradient, and none is computed; pass alibi_slopes.detach()"
 
-torch.library.register_autograd("anyflash::attention", differentiate, setup_context=save, lib=_library)
+torch.library.register_autograd("anyflash::attention", lambda ctx, *grads: differentiate(ctx, grads), setup_context=save, lib=_library)
 torch.library.register_autograd("anyflash::attention_backward", refuse, lib=_library)

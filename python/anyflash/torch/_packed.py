@@ -40,8 +40,8 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
             raise ValueError(f"{name}: {chunks}, expected a positive divisor of the length {qkv.shape[2]}")
     whole = torch.compiler.is_compiling() or not (torch.is_grad_enabled() and qkv.requires_grad)
     if whole or type(qkv) not in (Tensor, torch.nn.Parameter) or _fits(qkv, num_chunks_q * num_chunks_kv):
-        return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)  # type: ignore[no-any-return]
-    return _InChunks.apply(qkv, num_chunks_q, num_chunks_kv)  # type: ignore[no-any-return,no-untyped-call]
+        return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)
+    return _InChunks.apply(qkv, num_chunks_q, num_chunks_kv)
 
 
 def _fits(qkv: Tensor, pairs: int) -> bool:
@@ -50,7 +50,7 @@ def _fits(qkv: Tensor, pairs: int) -> bool:
     number = 8 if qkv.dtype == torch.float64 else 4
     budget = heads * length * length * number // pairs
     plan = _plain.plan(qkv.detach(), rule=_CAUSAL, layout="qkv", scale=1.0, threads=torch.get_num_threads())
-    return plan.backward_workspace <= budget
+    return bool(plan.backward_workspace <= budget)
 
 
 def _rule(query: int, key: int) -> Any:
@@ -66,7 +66,7 @@ class _InChunks(torch.autograd.Function):
         out, lse = attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0, return_lse=True)
         ctx.chunks = chunks_q, chunks_kv
         ctx.save_for_backward(qkv, out, lse)
-        return out  # type: ignore[no-any-return]
+        return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
@@ -79,15 +79,14 @@ def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, chunks_q: int
     qkv, out, lse, dout = (x.detach() for x in (qkv, out, lse, dout))
     length = qkv.shape[2]
     step_q, step_kv = length // chunks_q, length // chunks_kv
-    narrow = qkv.dtype in _NARROW
-    widen = (lambda x: x.float()) if narrow else (lambda x: x)
-    dqkv = torch.zeros_like(qkv, dtype=torch.float32 if narrow else qkv.dtype)
+    wide = torch.float32 if qkv.dtype in _NARROW else qkv.dtype
+    dqkv = torch.zeros_like(qkv, dtype=wide)
     for key in range(0, length, step_kv):
         keys = slice(key, key + step_kv)
-        k, v = (widen(x[None, :, keys]) for x in qkv[1:])
+        k, v = (x[None, :, keys].to(wide) for x in qkv[1:])
         for query in range(key // step_q * step_q, length, step_q):
             queries = slice(query, query + step_q)
-            q, o, do = (widen(x[None, :, queries]) for x in (qkv[0], out, dout))
+            q, o, do = (x[None, :, queries].to(wide) for x in (qkv[0], out, dout))
             made = _plain.attention_backward(do, q, k, v, o, lse[None, :, queries], rule=_rule(query, key), scale=1.0,
                                              threads=torch.get_num_threads())  # fmt: skip
             for part, (gradient, place) in enumerate(zip(made[:3], (queries, keys, keys))):

@@ -29,12 +29,12 @@ def rule_of(text: str, names: str = "", tables: Sequence[Any] = ()) -> Rule:
     return rule
 
 
-def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Rule:
-    """A call's rule, which may be given as a text with its tables."""
+def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
+    """A call's rule, which may be given as a text with its tables; if it is neither, that is told where it is used."""
     if isinstance(rule, str):
         return _core.parse_rule(rule, dict(tables)) if tables else rule_of(rule)
     _refuse(tables)
-    return rule  # type: ignore[no-any-return]  # what it is instead is told where it is used
+    return rule
 
 
 def _refuse(tables: Mapping[str, Any] | None) -> None:
@@ -74,8 +74,8 @@ def _written(part: Any, found: list[torch.Tensor]) -> str:
     if isinstance(part, (torch.Tensor, np.ndarray)):
         found.append(as_tensor(part))
         return f"t{len(found) - 1}"
-    text, count, first = _text(part, len(found)), _count(part), len(found)
-    found.extend([_table(part, i) for i in range(count)])
+    text: str = _text(part, len(found))
+    found.extend([_table(part, i) for i in range(_count(part))])
     return text
 
 
@@ -90,7 +90,7 @@ def _text(rule: Any, first: int) -> str:
     """Of a Rule, its tables named from t<first> on."""
     if not isinstance(rule, Rule):
         raise TypeError(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
-    return re.sub(r"\bt(\d+)\b", lambda name: f"t{int(name[1]) + first}", rule._parts[0])
+    return str(re.sub(r"\bt(\d+)\b", lambda name: f"t{int(name[1]) + first}", rule._parts[0]))
 
 
 @_constant

@@ -51,7 +51,7 @@ def scaled_dot_product_attention(
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None:
         if query.dim() == 4 and attn_mask is None:
-            return attention(query, key, value, rule=_CAUSAL if is_causal else _FULL, scale=scale)  # type: ignore
+            return attention(query, key, value, rule=_CAUSAL if is_causal else _FULL, scale=scale)
         return _with_four_axes(query, key, value, attn_mask, is_causal, scale)
     if reason and reason not in _told and not torch.compiler.is_compiling():
         _told.add(reason)

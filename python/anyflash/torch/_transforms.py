@@ -97,7 +97,7 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         call = lambda *args: _Backward.apply(*_flat(_BACKWARD, args))
-        return _flat(_FORWARD, differentiate(ctx, *grads, backward=call))
+        return _flat(_FORWARD, differentiate(ctx, grads, call))
 
     @staticmethod
     def vmap(info: Any, dims: _Dims, *flat: Any) -> Any:
