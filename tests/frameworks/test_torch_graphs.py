@@ -83,6 +83,27 @@ def test_compiled_override(qkv):
         assert "anyflash.attention" in graphs[0].code
 
 
+@pytest.mark.parametrize("mask", [lambda q: q[0, 0] @ q[0, 0].mT > 0, lambda q: q @ q.mT, lambda q: q[:1, :1, :1] @ q[:1, :1].mT])
+def test_compiled_override_with_masks(qkv, mask):
+    def call(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask(q))
+
+    with sdpa():
+        assert_same(gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), qkv), gradients(call, qkv))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_override(qkv, strict):
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=q @ k.mT > 0)
+
+    with sdpa():
+        exported = torch.export.export(Model(), tuple(qkv), strict=strict)
+        assert "anyflash.attention" in exported.graph_module.code
+        assert_same(exported.module()(*qkv), Model()(*qkv))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", ["rule from outside", "a rule's text", "options", "lse"])
 def test_exported(qkv, name, strict):
@@ -147,6 +168,9 @@ def test_mapped_over_a_batch(numbers):
     assert_same(vmap(one, (2, 0, 0), 1)(q.movedim(0, 2), k, v), torch.stack([one(*x) for x in zip(q, k, v)], 1))
     more = lambda q, k, v, bias, sink: attention(q, k, v, bias=bias, sink=sink, return_lse=True)  # noqa: E731
     assert_same(vmap(more)(q, k, v, bias, sink), tuple(map(torch.stack, zip(*map(more, q, k, v, bias, sink)))))
+    packed = numbers(4, 3, 2, 6, 8)
+    in_chunks = lambda qkv: flash_attention_qkv_packed(qkv, 3, 2)  # noqa: E731
+    assert_same(vmap(in_chunks)(packed), torch.stack(list(map(in_chunks, packed))))
     twice = vmap(vmap(lambda q, k, v: one(q[None], k[None], v[None])[0]))
     assert_same(twice(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
 

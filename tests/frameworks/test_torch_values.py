@@ -47,7 +47,7 @@ class TorchLaid(Laid):
 def way(request, monkeypatch):
     monkeypatch.setattr(cases, "Laid", TorchLaid)
     if request.param == "operator":
-        monkeypatch.setattr(anyflash.torch._attention, "_is_direct", lambda *tensors: False)
+        monkeypatch.setattr(anyflash.torch._attention, "is_direct", lambda *tensors: False)
 
 
 @pytest.mark.parametrize("type", FLOATS)

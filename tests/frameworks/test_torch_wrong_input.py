@@ -59,7 +59,7 @@ def test_one_line(name):
 @pytest.mark.parametrize("name", ["channels", "types differ", "align", "bias", "rule's text", "return_lse"])
 def test_the_same_line_through_the_operator(name, monkeypatch):
     kind, start, call = WRONG[name]
-    monkeypatch.setattr("anyflash.torch._attention._is_direct", lambda *tensors: False)
+    monkeypatch.setattr("anyflash.torch._attention.is_direct", lambda *tensors: False)
     with pytest.raises(kind) as raised:
         call()
     assert str(raised.value).startswith(start)

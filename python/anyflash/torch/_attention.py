@@ -71,7 +71,7 @@ def attention(
     Raises ValueError or TypeError with one line, as anyflash.attention.
     """
     q, k, v = _cast(q, k, v)
-    if torch.compiler.is_compiling() or not _is_direct(q, k, v, bias, sink):
+    if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
         text, names, arrays = parts_of(rule, tables)
@@ -103,8 +103,8 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in wide else x for x in (q, k, v))
 
 
-def _is_direct(q: Any, k: Any, v: Any, bias: Any, sink: Any) -> bool:
-    """Nothing of PyTorch stands between the call and the tensors' memory."""
+def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any = None) -> bool:
+    """Nothing of PyTorch (a mode, a transform, a subclass) stands between the call and the tensors' memory."""
     return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
             and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
             and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip

@@ -35,6 +35,7 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
@@ -61,7 +62,7 @@ def scaled_dot_product_attention(
 
 def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, gqa: bool) -> str | None:
     """Why the call is not covered: None if it is, "" if it is wrong, as PyTorch will say."""
-    if type(q) not in _PLAIN or type(k) not in _PLAIN or type(v) not in _PLAIN:
+    if not (_is_plain(q) and _is_plain(k) and _is_plain(v)):
         return f"tensors of type {type(q).__name__}, {type(k).__name__} and {type(v).__name__}"
     if dropout != 0.0:
         return "dropout_p is not 0"
@@ -89,6 +90,11 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
     return None if mask is None else _reason_of_mask(mask, (*shape[:-1], of_keys[-2]), q)
 
 
+def _is_plain(tensor: Any) -> bool:
+    """Or what stands for a plain tensor in a graph."""
+    return type(tensor) in _PLAIN or type(tensor).__name__ == "FakeTensor"
+
+
 @functools.cache
 def _reason_of_gpu(index: int, backward: bool) -> str:
     """What anyflash says of a small call there; "" if it works."""
@@ -103,7 +109,7 @@ def _reason_of_gpu(index: int, backward: bool) -> str:
 
 
 def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
-    if type(mask) not in _PLAIN:
+    if not _is_plain(mask):
         return f"a mask of type {type(mask).__name__}"
     if (mask.dtype != torch.bool and mask.dtype != q.dtype) or mask.device != q.device or mask.dim() > len(shape):
         return ""

@@ -69,8 +69,9 @@ def _map(op: Callable[..., Any], first: int) -> Callable[..., Any]:
 
 
 _forward, _backward = torch.ops.anyflash.attention, torch.ops.anyflash.attention_backward
-torch.library.register_vmap("anyflash::attention", _map(_forward, _FORWARD), lib=_library)
-torch.library.register_vmap("anyflash::attention_backward", _map(_backward, _BACKWARD), lib=_library)
+if hasattr(torch.library, "register_vmap"):  # PyTorch 2.5
+    torch.library.register_vmap("anyflash::attention", _map(_forward, _FORWARD), lib=_library)
+    torch.library.register_vmap("anyflash::attention_backward", _map(_backward, _BACKWARD), lib=_library)
 
 
 # A torch.autograd.Function takes no lists: the tables go to the end.
