@@ -1,8 +1,9 @@
 """What a tiny call costs: one head, 8 queries and keys, 16 channels, float32, causal, one thread.
 
-Through anyflash.torch beside PyTorch's scaled_dot_product_attention, forward alone, forward with its part of a graph, and
-forward with backward; from NumPy; and from C++ (build-bench/bench/bench_calls, if it is there). Calls run in turns, so that
-what slows the machine down slows all of them. Then what imports take. Exits with 1 where a limit is missed.
+Through anyflash.torch beside PyTorch's scaled_dot_product_attention, forward alone, forward with its part of a graph,
+and forward with backward; from NumPy; and from C++ (build-bench/bench/bench_calls, if it is there). Calls run in
+turns, so that what slows the machine down slows all of them. Then what imports take. Exits with 1 where a limit is
+missed.
 """
 
 import statistics

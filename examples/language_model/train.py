@@ -2,8 +2,9 @@
 
     python examples/language_model/train.py
 
-Its attention is torch.nn.functional.scaled_dot_product_attention; one line, `import anyflash.torch.auto`, puts anyflash in
-its place. Prints the loss as it falls, then what the model writes. --pytorch leaves that line out, to compare.
+Its attention is torch.nn.functional.scaled_dot_product_attention; one line, `import anyflash.torch.auto`, puts
+anyflash in its place. Prints the loss as it falls, then what the model writes. --pytorch leaves that line out, to
+compare.
 """
 
 import argparse

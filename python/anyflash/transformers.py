@@ -5,8 +5,8 @@
 
 The logits are those of "eager", which holds the whole matrix of scores, except at places that are padding themselves: a
 query whose every key is hidden gives 0 here, the mean of all values there. Soft caps, sliding windows, sink logits
-(s_aux), position biases and grouped heads are covered. Attention weights are not returned. Dropout inside of attention is
-left to Transformers' "sdpa", which is logged once, as a warning of the logger "anyflash.transformers".
+(s_aux), position biases and grouped heads are covered. Attention weights are not returned. Dropout inside of attention
+is left to Transformers' "sdpa", which is logged once, as a warning of the logger "anyflash.transformers".
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Of Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of keys,
-    keys, channels), attention_mask boolean or added, (batch, 1 or heads, queries, keys or more). Returns (batch, queries,
-    heads, channels) and no weights. Windows are part of the mask.
+    """Of Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of
+    keys, keys, channels), attention_mask boolean or added, (batch, 1 or heads, queries, keys or more). Returns (batch,
+    queries, heads, channels) and no weights. Windows are part of the mask.
 
     Raises ValueError with one line for dropout together with softcap or s_aux, and for paged caches.
     """
     if more.get("cache") is not None:
-        raise ValueError("cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch")
+        raise ValueError(
+            "cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch"
+        )
     if dropout > 0.0:
         if softcap is not None or s_aux is not None:
             raise ValueError(f"dropout: {dropout} with a soft cap or sinks, expected 0: set attention_dropout=0")

@@ -1,5 +1,5 @@
-// PyTorch's tensors by their own attributes: quicker on small calls than a DLPack capsule, and the same in any version of
-// PyTorch, of which nothing is linked. What is unusual here is left to DLPack, which knows what to say about it.
+// PyTorch's tensors by their own attributes: quicker on small calls than a DLPack capsule, and the same in any version
+// of PyTorch, of which nothing is linked. What is unusual here is left to DLPack, which knows what to say about it.
 #include "arrays.h"
 
 namespace anyflash::python {

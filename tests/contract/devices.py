@@ -23,7 +23,8 @@ def to_device(array):
 
 
 def as_tensor(array, device="cpu"):
-    """PyTorch's tensor of it, strides and odd offset alike. PyTorch knows no negative steps, so those become positive."""
+    """PyTorch's tensor of it, strides and odd offset alike. PyTorch knows no negative steps, so those become
+    positive."""
     if array is None:
         return None
     import torch

@@ -8,15 +8,15 @@ import torch
 from anyflash.compat import flash_attn
 
 FUNCTIONS = {
-    "flash_attn_func": "q k v dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 alibi_slopes=None "
-    "deterministic=False return_attn_probs=False",
+    "flash_attn_func": "q k v dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
+    "alibi_slopes=None deterministic=False return_attn_probs=False",
     "flash_attn_qkvpacked_func": "qkv dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
     "alibi_slopes=None deterministic=False return_attn_probs=False",
     "flash_attn_kvpacked_func": "q kv dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
     "alibi_slopes=None deterministic=False return_attn_probs=False",
-    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p=0.0 softmax_scale=None "
-    "causal=False window_size=(-1,-1) softcap=0.0 alibi_slopes=None deterministic=False return_attn_probs=False "
-    "block_table=None",
+    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p=0.0 "
+    "softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 alibi_slopes=None deterministic=False "
+    "return_attn_probs=False block_table=None",
     "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None rotary_cos=None rotary_sin=None cache_seqlens=None "
     "cache_batch_idx=None cache_leftpad=None block_table=None softmax_scale=None causal=False window_size=(-1,-1) "
     "softcap=0.0 rotary_interleaved=True alibi_slopes=None num_splits=0 return_softmax_lse=False",
@@ -140,8 +140,10 @@ def rotated(x, cos, sin, interleaved, places):
     return x
 
 
-@pytest.mark.parametrize("options", [{}, dict(causal=True), dict(window_size=(4, 0)), dict(alibi_slopes=SLOPES, softcap=2.0)],
-                         ids=str)  # fmt: skip
+CACHE_OPTIONS = [{}, dict(causal=True), dict(window_size=(4, 0)), dict(alibi_slopes=SLOPES, softcap=2.0)]
+
+
+@pytest.mark.parametrize("options", CACHE_OPTIONS, ids=str)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("way", ["plain", "batch_idx and leftpad", "pages"])
 def test_kvcache(numbers, options, interleaved, way):
@@ -164,7 +166,9 @@ def test_kvcache(numbers, options, interleaved, way):
         entry = lambda cache, b: cache[int(places[b])]  # noqa: E731
     padded = "cache_leftpad" in given
     before = [(entry(k_cache, b).clone(), entry(v_cache, b).clone()) for b in range(2)]
-    out, lse = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, return_softmax_lse=True, **given, **options)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, return_softmax_lse=True, **given, **options
+    )
     moves = options.get("causal", False) or "window_size" in options
     for b, length in enumerate([5, 0]):
         start = length - (int(leftpad[b]) if padded else 0)
@@ -183,7 +187,9 @@ def test_kvcache(numbers, options, interleaved, way):
 def test_kvcache_alone(numbers):
     q, cache = numbers(2, 1, 4, 8), numbers(2, 9, 2, 8)
     close(flash_attn.flash_attn_with_kvcache(q, cache, cache), textbook(q, cache, cache)[0])
-    close(flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=4), textbook(q, cache[:, :4], cache[:, :4])[0])
+    close(
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=4), textbook(q, cache[:, :4], cache[:, :4])[0]
+    )
 
 
 X = torch.zeros(2, 5, 4, 8)
@@ -201,8 +207,8 @@ WRONG = {
     "cache_seqlens: not given": lambda: flash_attn.flash_attn_with_kvcache(X, X.clone(), X.clone(), X, X),
     "k_cache: batch 1, expected 2": lambda: flash_attn.flash_attn_with_kvcache(X, X[:1], X[:1]),
     "rotary_cos: 3 positions, expected at least 7": lambda: flash_attn.flash_attn_with_kvcache(
-        X, torch.zeros(2, 9, 4, 8), torch.zeros(2, 9, 4, 8), X, X, torch.zeros(3, 4), torch.zeros(3, 4), cache_seqlens=2,
-        causal=True),
+        X, torch.zeros(2, 9, 4, 8), torch.zeros(2, 9, 4, 8), X, X, torch.zeros(3, 4), torch.zeros(3, 4),
+        cache_seqlens=2, causal=True),
     "block_table: given with cache_batch_idx": lambda: flash_attn.flash_attn_with_kvcache(
         X, X, X, cache_batch_idx=torch.zeros(2), block_table=torch.zeros(2, 1)),
 }  # fmt: skip

@@ -1,5 +1,5 @@
-"""anyflash.torch.attention in what is not a plain call: compiled and exported graphs, torch.func, autocast, fake tensors,
-checkpoints. What is expected is the plain call's result, to the bit."""
+"""anyflash.torch.attention in what is not a plain call: compiled and exported graphs, torch.func, autocast, fake
+tensors, checkpoints. What is expected is the plain call's result, to the bit."""
 
 import pytest
 import torch
@@ -83,7 +83,9 @@ def test_compiled_override(qkv):
         assert "anyflash.attention" in graphs[0].code
 
 
-@pytest.mark.parametrize("mask", [lambda q: q[0, 0] @ q[0, 0].mT > 0, lambda q: q @ q.mT, lambda q: q[:1, :1, :1] @ q[:1, :1].mT])
+@pytest.mark.parametrize(
+    "mask", [lambda q: q[0, 0] @ q[0, 0].mT > 0, lambda q: q @ q.mT, lambda q: q[:1, :1, :1] @ q[:1, :1].mT]
+)
 def test_compiled_override_with_masks(qkv, mask):
     def call(q, k, v):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask(q))
@@ -117,9 +119,9 @@ def test_exported(qkv, name, strict):
 
 def arguments(q, k, v, **changes):
     options = dict(
-        bias=None, alibi_slopes=None, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None, page_table=None,
-        tables=[], names="", rule="causal()", align="none_front", layout="bhsd", scale=None, softcap=0.0,
-        deterministic=False, threads=0, statistics=1,
+        bias=None, alibi_slopes=None, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None,
+        page_table=None, tables=[], names="", rule="causal()", align="none_front", layout="bhsd", scale=None,
+        softcap=0.0, deterministic=False, threads=0, statistics=1,
     )  # fmt: skip
     return q, k, v, *(options | changes).values()
 
@@ -139,7 +141,9 @@ def test_backward_operator_check(qkv):
     out, lse = attention(*qkv, return_lse=True)
     given = arguments(*qkv)[:-1]
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(torch.ops.anyflash.attention_backward.default, (out, lse, out, lse, *given, 7), test_utils=tests)
+    torch.library.opcheck(
+        torch.ops.anyflash.attention_backward.default, (out, lse, out, lse, *given, 7), test_utils=tests
+    )
 
 
 LAYOUTS = {"bhsd": (2, 3, 7, 8), "bshd": (2, 7, 3, 8), "bhds": (2, 3, 8, 7), "qkv": (3, 2, 7, 8), "thd": (7, 2, 8)}
@@ -153,15 +157,24 @@ def test_shapes_and_strides_without_data(numbers, layout, order):
     order = order[: len(shape)] if layout != "thd" else (1, 0, 2)
     x = numbers(*(shape[axis] for axis in order)).permute([order.index(i) for i in range(len(shape))])
     ends = torch.tensor([0, 3, 7]) if layout == "thd" else None
-    given = arguments(x, *((None, None) if layout == "qkv" else (x, x)), layout=layout, cu_seqlens_q=ends, cu_seqlens_k=ends)
+    given = arguments(
+        x, *((None, None) if layout == "qkv" else (x, x)), layout=layout, cu_seqlens_q=ends, cu_seqlens_k=ends
+    )
     real = torch.ops.anyflash.attention(*given)
     assert layout in ("qkv", "thd") or attention(x.to("meta"), x, x, layout=layout).shape == real[0].shape
     meta = torch.ops.anyflash.attention(*(one.to("meta") if isinstance(one, torch.Tensor) else one for one in given))
-    assert [(one.shape, one.stride(), one.dtype) for one in real] == [(one.shape, one.stride(), one.dtype) for one in meta]
+    assert [(one.shape, one.stride(), one.dtype) for one in real] == [
+        (one.shape, one.stride(), one.dtype) for one in meta
+    ]
 
 
 def test_mapped_over_a_batch(numbers):
-    q, k, v, bias, sink = numbers(3, 2, 4, 9, 8), *(numbers(3, 2, 2, 9, 8) for _ in "kv"), numbers(3, 1, 4, 9, 9), numbers(3, 4)
+    q, k, v, bias, sink = (
+        numbers(3, 2, 4, 9, 8),
+        *(numbers(3, 2, 2, 9, 8) for _ in "kv"),
+        numbers(3, 1, 4, 9, 9),
+        numbers(3, 4),
+    )
     one = lambda *x: attention(*x, rule=af.causal())  # noqa: E731
     assert_same(vmap(one)(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
     assert_same(vmap(one, (0, None, None))(q, k[0], v[0]), torch.stack([one(x, k[0], v[0]) for x in q]))
@@ -211,7 +224,9 @@ def test_plan_and_out_are_not_for_graphs(qkv):
     plan, out = af.plan(*qkv), torch.empty_like(qkv[0])
     for given in (dict(plan=plan), dict(out=out)):
         assert torch.equal(attention(*qkv, **given), attention(*qkv))
-        with pytest.raises(ValueError, match=f"^{next(iter(given))}: given in a graph or transform, expected none there$"):
+        with pytest.raises(
+            ValueError, match=f"^{next(iter(given))}: given in a graph or transform, expected none there$"
+        ):
             vmap(lambda q: attention(q, *qkv[1:], **given))(qkv[0][None])
 
 

@@ -49,8 +49,8 @@ for name in getattr(module, "__all__", []):
 
 
 def test_no_copies():
-    """Peak memory of a call on views of one packed tensor: its results, and far less than a copy of its inputs. (PyTorch's
-    engine may copy the gradients that it hands on.)"""
+    """Peak memory of a call on views of one packed tensor: its results, and far less than a copy of its inputs.
+    (PyTorch's engine may copy the gradients that it hands on.)"""
     program = """
 import re, torch
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""anyflash.torch.attention against the contract's reference: results and, through autograd, gradients, as an eager call and
-through the operator that graphs hold."""
+"""anyflash.torch.attention against the contract's reference: results and, through autograd, gradients, as an eager
+call and through the operator that graphs hold."""
 
 import pytest
 import torch
@@ -28,7 +28,10 @@ class TorchLaid(Laid):
         for tensor in self.differentiable():
             if tensor is not None and not self.case.page_size:
                 tensor.requires_grad_()
-        call = lambda wanted: anyflash.torch.attention(self.q, self.k, self.v, return_lse=wanted, **options)  # noqa: E731
+
+        def call(wanted):
+            return anyflash.torch.attention(self.q, self.k, self.v, return_lse=wanted, **options)
+
         (out, lse), (again, l, m) = call(True), call("lm")
         self.results = [out] if self.dlse is None else [out, lse]
         assert same_bits(from_device(out), from_device(again))

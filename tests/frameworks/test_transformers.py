@@ -1,4 +1,5 @@
-"""attn_implementation="anyflash" in Hugging Face Transformers: the logits of "eager", for random models of small configs."""
+"""attn_implementation="anyflash" in Hugging Face Transformers: the logits of "eager", for random models of small
+configs."""
 
 import copy
 import logging
@@ -19,8 +20,8 @@ MODELS = {
                                               attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),
 }  # fmt: skip
 if hasattr(transformers, "GptOssConfig"):  # sink logits
-    MODELS["gpt-oss"] = (transformers.GptOssForCausalLM, transformers.GptOssConfig(
-        **SMALL, num_key_value_heads=2, head_dim=8, sliding_window=4, num_local_experts=2, num_experts_per_tok=1))  # fmt: skip
+    experts = dict(num_key_value_heads=2, head_dim=8, sliding_window=4, num_local_experts=2, num_experts_per_tok=1)
+    MODELS["gpt-oss"] = (transformers.GptOssForCausalLM, transformers.GptOssConfig(**SMALL, **experts))
 GENERATE = [name for name in MODELS if name != "bert"]
 
 
@@ -76,7 +77,9 @@ def test_generation(name, cache, calls):
     options = dict(attention_mask=MASKS["left"], max_new_tokens=12, do_sample=False)
     if cache:
         options |= dict(cache_implementation=cache, disable_compile=True)
-    eager, ours = (model.generate(IDS, output_logits=True, return_dict_in_generate=True, **options) for model in make(name))
+    eager, ours = (
+        model.generate(IDS, output_logits=True, return_dict_in_generate=True, **options) for model in make(name)
+    )
     assert torch.equal(eager.sequences, ours.sequences)
     for one, other in zip(eager.logits, ours.logits):
         assert (one - other).abs().max() <= 1e-4

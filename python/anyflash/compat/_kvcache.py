@@ -80,11 +80,20 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
             raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
         if tensor.dim() != 4:
             raise ValueError(f"{name}: rank {tensor.dim()}, expected 4")
-    if q.shape[3] != k_cache.shape[3] or q.dtype != k_cache.dtype or not k_cache.shape[2] or q.shape[2] % k_cache.shape[2]:
-        raise ValueError(f"q: {q.dtype} of shape {tuple(q.shape)}, expected the type and channels of k_cache, and heads that its "
-                         f"{k_cache.shape[2]} divide")  # fmt: skip
+    if (
+        q.shape[3] != k_cache.shape[3]
+        or q.dtype != k_cache.dtype
+        or not k_cache.shape[2]
+        or q.shape[2] % k_cache.shape[2]
+    ):
+        raise ValueError(
+            f"q: {q.dtype} of shape {tuple(q.shape)}, expected k_cache's type, channels, and multiple of heads: "
+            f"{k_cache.dtype} of {tuple(k_cache.shape)}"
+        )
     if k_cache.shape[:3] != v_cache.shape[:3]:
-        raise ValueError(f"v_cache: shape {tuple(v_cache.shape)}, expected {tuple(k_cache.shape[:3])} to begin with, as k_cache")
+        raise ValueError(
+            f"v_cache: shape {tuple(v_cache.shape)}, expected {tuple(k_cache.shape[:3])} to begin with, as k_cache"
+        )
     if (k is None) != (v is None) or (cos is None) != (sin is None):
         raise ValueError("k, v, rotary_cos, rotary_sin: expected in pairs")
     if k is None:
@@ -96,7 +105,9 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
     for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
         expected = (q.shape[0], k.shape[1], *cache.shape[2:])
         if tuple(tensor.shape) != expected or tensor.dtype != cache.dtype:
-            raise ValueError(f"{name}: {tensor.dtype} of shape {tuple(tensor.shape)}, expected {cache.dtype} of {expected}")
+            raise ValueError(
+                f"{name}: {tensor.dtype} of shape {tuple(tensor.shape)}, expected {cache.dtype} of {expected}"
+            )
 
 
 def _entries(q: Tensor, indices: Any, name: str) -> Any:
@@ -129,7 +140,9 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int) -> Tensor:
 def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, room: int) -> None:
     places = lengths[:, None].long() + torch.arange(k.shape[1])
     if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < room:
-        raise ValueError(f"cache_seqlens: {k.shape[1]} new keys go up to {int(places.max()) + 1}, expected room for them in {room}")
+        raise ValueError(
+            f"cache_seqlens: {k.shape[1]} new keys go up to {int(places.max()) + 1}, expected room for them in {room}"
+        )
     page_size = k_cache.shape[1]
     pages = table.long().gather(1, places // page_size)
     if pages.numel() and not 0 <= int(pages.min()) <= int(pages.max()) < k_cache.shape[0]:
@@ -144,7 +157,9 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tens
     channels) from each entry's position on, or all at it."""
     half = cos.shape[-1]
     if tuple(sin.shape) != tuple(cos.shape) or cos.dim() != 2 or 2 * half > x.shape[-1]:
-        raise ValueError(f"rotary_cos: shape {tuple(cos.shape)}, expected (positions, at most {x.shape[-1] // 2}), sin alike")
+        raise ValueError(
+            f"rotary_cos: shape {tuple(cos.shape)}, expected (positions, at most {x.shape[-1] // 2}), sin alike"
+        )
     places = start[:, None].long() + (torch.arange(x.shape[1]) if moves else torch.zeros(x.shape[1], dtype=torch.long))
     if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < cos.shape[0]:
         raise ValueError(f"rotary_cos: {cos.shape[0]} positions, expected at least {int(places.max()) + 1}")

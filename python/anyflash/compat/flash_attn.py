@@ -2,9 +2,9 @@
 
     from anyflash.compat.flash_attn import flash_attn_func
 
-Signatures and meaning are those of flash_attn 2 (Dao-AILab/flash-attention): tensors are (batch, sequence, heads, channels);
-causal and windows are bottom-right aligned, the last query at the last key; a query that sees no key gives 0. Beside its
-float16 and bfloat16, float32 and float64 work, and head sizes up to 256. Where it differs:
+Signatures and meaning are those of flash_attn 2 (Dao-AILab/flash-attention): tensors are (batch, sequence, heads,
+channels); causal and windows are bottom-right aligned, the last query at the last key; a query that sees no key gives
+0. Beside its float16 and bfloat16, float32 and float64 work, and head sizes up to 256. Where it differs:
 
 - dropout_p other than 0 raises ValueError;
 - softmax_lse of a query that sees no key is -inf;
@@ -53,8 +53,8 @@ def flash_attn_func(
 ) -> Any:
     """Attention of q (batch, queries, heads, channels) to k and v (batch, keys, heads of keys, channels).
 
-    causal: query i sees keys up to i + keys - queries. window_size (left, right): and those from i + keys - queries - left
-    to i + keys - queries + right, -1 for no bound. alibi_slopes: (heads,) or (batch, heads), float32.
+    causal: query i sees keys up to i + keys - queries. window_size (left, right): and those from i + keys - queries -
+    left to i + keys - queries + right, -1 for no bound. alibi_slopes: (heads,) or (batch, heads), float32.
 
     Returns out as q, or (out, softmax_lse (batch, heads, queries), None) if return_attn_probs. Differentiable.
     """
@@ -118,16 +118,17 @@ def flash_attn_varlen_func(
     """Attention inside sequences that lie end to end: q (queries, heads, channels), k and v (keys, heads of keys,
     channels), cu_seqlens (batch + 1,) int32 their cumulative lengths. max_seqlen_q and max_seqlen_k are not needed.
 
-    block_table (batch, pages), int32: k and v are (pages, page size, heads of keys, channels); forward only.
+    block_table (batch, pages), int32: k and v are (pages, page size, heads of keys, channels). Forward only.
 
-    Returns out as q, or (out, softmax_lse (heads, queries), None) if return_attn_probs. Differentiable without block_table.
+    Returns out as q, or (out, softmax_lse (heads, queries), None) if return_attn_probs. Differentiable without
+    block_table.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     slopes_by_batch = alibi_slopes is not None and alibi_slopes.dim() == 2
     cu_q, cu_k = host(cu_seqlens_q), host(cu_seqlens_k)
     if block_table is None and not slopes_by_batch:
-        return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, alibi_slopes=alibi_slopes,
-                                  return_lse=return_attn_probs, **call))  # fmt: skip
+        return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                                  alibi_slopes=alibi_slopes, return_lse=return_attn_probs, **call))  # fmt: skip
     return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, host(block_table), return_attn_probs, call)
 
 
@@ -182,7 +183,9 @@ def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ..
     if not isinstance(packed, Tensor):
         raise TypeError(f"{name}: type {type(packed).__name__}, expected a torch.Tensor")
     if packed.dim() != rank or packed.shape[-3] != count:
-        raise ValueError(f"{name}: shape {tuple(packed.shape)}, expected rank {rank} with {count} at the third axis from the end")
+        raise ValueError(
+            f"{name}: shape {tuple(packed.shape)}, expected rank {rank} with {count} at the third axis from the end"
+        )
     return tuple(packed.unbind(-3))
 
 

@@ -26,11 +26,12 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
-    f"attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor? k, Tensor? v, {_OPTIONS}, "
-    "int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor? k, Tensor? v, "
+    f"{_OPTIONS}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, ALIGN, LAYOUT = range(3, 15)  # the arguments' places
+# The arguments' places.
+BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, ALIGN, LAYOUT = range(3, 15)
 ARGUMENTS = 20  # of the first operator
 
 
@@ -155,5 +156,7 @@ def refuse(ctx: Any, *grads: Any) -> Any:
 
 NO_SLOPES = "alibi_slopes: requires a gradient, and none is computed; pass alibi_slopes.detach()"
 
-torch.library.register_autograd("anyflash::attention", lambda ctx, *grads: differentiate(ctx, grads), setup_context=save, lib=_library)
+torch.library.register_autograd(
+    "anyflash::attention", lambda ctx, *grads: differentiate(ctx, grads), setup_context=save, lib=_library
+)
 torch.library.register_autograd("anyflash::attention_backward", refuse, lib=_library)

@@ -18,8 +18,8 @@ _NARROW = (torch.float16, torch.bfloat16)
 def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: int) -> Tensor:
     """softmax(Q K^T) V under the causal rule, without a scale.
 
-    qkv: (3, N, L, D), q, k and v of N heads; float16, bfloat16, float32 or float64, on the CPU or a GPU. Returns (N, L, D).
-    Differentiable.
+    qkv: (3, N, L, D), q, k and v of N heads; float16, bfloat16, float32 or float64, on the CPU or a GPU. Returns (N,
+    L, D). Differentiable.
 
     num_chunks_q, num_chunks_kv: positive, each divides L. They bound the memory that a call works in beside its
     tensors to that of the scores of one chunk of queries and one of keys, in all heads: N * (L / num_chunks_q) *
@@ -74,8 +74,8 @@ class _InChunks(torch.autograd.Function):
 
 
 def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, chunks_q: int, chunks_kv: int) -> Tensor:
-    """A pair's gradients are the whole's, summed over its own queries and keys, since lse is the whole row's. The sums of
-    16-bit types are taken in float32, and so are the pairs."""
+    """A pair's gradients are the whole's, summed over its own queries and keys, since lse is the whole row's. The sums
+    of 16-bit types are taken in float32, and so are the pairs."""
     qkv, out, lse, dout = (x.detach() for x in (qkv, out, lse, dout))
     length = qkv.shape[2]
     step_q, step_kv = length // chunks_q, length // chunks_kv

@@ -80,8 +80,9 @@ def _written(part: Any, found: list[torch.Tensor]) -> str:
 
 
 def _constant(function: Any) -> Any:
-    """torch.compile calls it while it traces and keeps what it gave, as long as the rule is the same object."""
-    function._dynamo_marked_constant = True  # as torch._dynamo.assume_constant_result does; importing that takes seconds
+    """torch.compile calls it while it traces and keeps what it gave, as long as the rule is the same object. This is
+    torch._dynamo.assume_constant_result, of which the import takes seconds."""
+    function._dynamo_marked_constant = True
     return function
 
 

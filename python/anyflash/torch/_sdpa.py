@@ -155,8 +155,8 @@ def _switch_off() -> None:
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever that covers the call, in
-    all threads. Names that were imported from torch.nn.functional before keep PyTorch's own."""
+    """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever that covers the
+    call, in all threads. Names that were imported from torch.nn.functional before keep PyTorch's own."""
     switch_on()
     try:
         yield

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from .. import _core, _rules
-from .._core import Rule
 
 
 class TracedRule:

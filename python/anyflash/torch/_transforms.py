@@ -1,6 +1,6 @@
-"""torch.func's transforms of the operators: gradients that it can take inside of each other and of vmap. Calls that vmap
-maps become one, whose batch is longer, where only tensors with a batch of their own are mapped; else they are made one
-after the other."""
+"""torch.func's transforms of the operators: gradients that it can take inside of each other and of vmap. Calls that
+vmap maps become one, whose batch is longer, where only tensors with a batch of their own are mapped; else they are
+made one after the other."""
 
 from __future__ import annotations
 
