@@ -45,7 +45,7 @@ def _refuse(tables: Mapping[str, Any] | None) -> None:
 def as_tensor(array: Any) -> torch.Tensor:
     """Sharing memory, where PyTorch can: it knows no negative strides."""
     if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
-        array = np.ascontiguousarray(array)
+        array = array.copy()
     return torch.as_tensor(array)
 
 
