@@ -49,7 +49,8 @@ TEST(ZeroSizes, TablesOfNobodyAreNotRead) {
   for (const auto& [batch, heads] : sizes) {
     SCOPED_TRACE(testing::PrintToString(batch) + ", " + testing::PrintToString(heads));
     auto c = call_of_sizes(batch, heads, heads, 8, 12);
-    const auto ids = batch == 0 ? documents(table(ElementType::int32, {0, 8}), table(ElementType::int64, {0, 12})) : full();
+    const auto ids =
+        batch == 0 ? documents(table(ElementType::int32, {0, 8}), table(ElementType::int64, {0, 12})) : full();
     for (const auto& rule : {ids, blocks(table(ElementType::boolean, {batch, heads, 2, 3}), 4, 4),
                              dense(table(ElementType::boolean, {batch, heads, 8, 12}))}) {
       c.options.rule = rule | sink(1);
