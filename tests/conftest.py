@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 collect_ignore = [] if os.environ.get("ANYFLASH_TEST_DEVICE") == "cuda" else ["gpu"]  # scripts/test --gpu
+if not os.environ.get("ANYFLASH_TEST_FRAMEWORKS"):  # set where they are installed: scripts/test does, last
+    collect_ignore.append("frameworks")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -61,7 +61,8 @@ def attention(
     result is of q's kind. On a GPU the call is queued on the framework's current stream and returns at once (with JAX
     it waits); lengths, page tables and the tables of rules stay on the CPU. All three of q, k and v have one type:
     float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32, float32 or float64. Any strides; nothing
-    is copied; the GIL is released. PyTorch tensors that require a gradient are refused: detach them.
+    is copied; the GIL is released. PyTorch tensors that require a gradient are for anyflash.torch.attention; here they
+    are refused.
 
     Parameters
     ----------

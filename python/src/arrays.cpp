@@ -115,8 +115,15 @@ TensorView Arrays::output(nb::handle array, const char* name) { return view(arra
 
 TensorView Arrays::view(nb::handle array, const char* name, Elements elements, bool writable) {
   if (array.is_none()) return {};
-  const auto view =
-      is_numpy(array) ? numpy_view(array, name, elements, writable) : dlpack_view(array, name, elements, writable);
+  TensorView view;
+  if (is_numpy(array)) {
+    view = numpy_view(array, name, elements, writable);
+  } else if (caller_ == Caller::anyone) {
+    view = dlpack_view(array, name, elements, writable);
+  } else if (!torch_view(array, view) || (elements != Elements::numbers && view.device.kind != DeviceKind::cpu)) {
+    const bool tensor = nb::hasattr(array, "detach");
+    view = dlpack_view(tensor ? nb::object(array.attr("detach")()) : nb::borrow(array), name, elements, writable);
+  }
   check_aligned(view, name);
   return view;
 }
@@ -170,7 +177,7 @@ TensorView Arrays::buffer_view(const char* name, ElementType type) {
 }
 
 TensorView Arrays::made(nb::handle array, ElementType type) {
-  if (!is_numpy(array)) return dlpack_view(array, "result", Elements::numbers, false);
+  if (!is_numpy(array)) return view(array, "result", Elements::numbers, false);
   if (PyObject_GetBuffer(array.ptr(), &buffers_[buffer_count_], PyBUF_STRIDES | PyBUF_WRITABLE) != 0)
     throw nb::python_error();
   ++buffer_count_;
@@ -242,14 +249,14 @@ nb::object finished(nb::object array, ElementType type, nb::handle example) {
   return array.attr("view")(example.attr("dtype"));
 }
 
-nb::object copied(const TensorView& table, nb::handle owner) {
+nb::object shared(const TensorView& table, nb::handle owner) {
   const std::vector<std::size_t> shape(table.shape.begin(), table.shape.begin() + table.rank);
   const auto dtype = table.type == ElementType::boolean ? nb::dtype<bool>()
                      : table.type == ElementType::uint8 ? nb::dtype<std::uint8_t>()
                      : table.type == ElementType::int32 ? nb::dtype<std::int32_t>()
                                                         : nb::dtype<std::int64_t>();
   const nb::ndarray<nb::numpy> view(table.data, shape.size(), shape.data(), owner, table.strides.data(), dtype);
-  return nb::cast(view).attr("copy")();
+  return nb::cast(view);
 }
 
 nb::object as_bfloat16(nb::handle array) {

@@ -18,10 +18,14 @@ namespace nb = nanobind;
 /// the library's own checks choose.
 enum class Elements : std::uint8_t { numbers, indices, mask, table };
 
-/// The views of one call (or one rule), and what keeps their memory in place. Made and destroyed with the GIL held.
+/// Who calls: a user with arrays of any kind, or the PyTorch front end, whose tensors may require a gradient.
+enum class Caller : std::uint8_t { anyone, torch };
+
+/// The views of one call (or one rule), and what keeps their memory in place: with Caller::torch, the caller's own
+/// references. Made and destroyed with the GIL held.
 class Arrays {
  public:
-  Arrays() = default;
+  explicit Arrays(Caller caller = Caller::anyone) : caller_(caller) {}
   Arrays(const Arrays&) = delete;
   Arrays& operator=(const Arrays&) = delete;
   ~Arrays();
@@ -41,6 +45,7 @@ class Arrays {
   TensorView buffer_view(const char* name, ElementType type);  // of the last buffer
   TensorView dlpack_view(nb::handle array, const char* name, Elements elements, bool writable);
 
+  Caller caller_;
   std::array<Py_buffer, most> buffers_;
   int buffer_count_ = 0;
   std::vector<nb::ndarray<nb::ro>> tensors_;
@@ -51,6 +56,13 @@ void find_numpy();
 
 bool is_numpy(nb::handle array);
 
+/// Tells the PyTorch front end's calls of the module `torch`.
+void use_torch(nb::handle module);
+/// A view of a tensor of PyTorch; false if it is none, or one that takes DLPack to read or to refuse.
+bool torch_view(nb::handle array, TensorView& view);
+/// An uninitialised tensor on the example's device, with its order of strides where the shape is the same.
+nb::object new_tensor(std::span<const std::int64_t> shape, ElementType type, nb::handle example);
+
 /// An uninitialised NumPy array for the result `name` that will be of `example`'s kind; bfloat16 is uint16 for now. For
 /// an example that is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy. On a
 /// GPU it is an array of the example's framework.
@@ -60,9 +72,8 @@ nb::object new_array(const char* name, std::span<const std::int64_t> shape, Elem
 /// A finished result for the caller: bfloat16 in the dtype of a NumPy example; for others the Python side does it.
 nb::object finished(nb::object array, ElementType type, nb::handle example);
 
-/// A NumPy array of its own that holds what the table of a rule does (boolean, uint8, int32 or int64); `owner` keeps
-/// the table's memory.
-nb::object copied(const TensorView& table, nb::handle owner);
+/// The table of a rule (boolean, uint8, int32 or int64) as a NumPy array; `owner` keeps the table's memory.
+nb::object shared(const TensorView& table, nb::handle owner);
 
 /// A uint16 NumPy array as an exporter of bfloat16 (`__dlpack__`).
 nb::object as_bfloat16(nb::handle array);

@@ -78,26 +78,33 @@ int wanted_statistics(nb::handle return_lse) {
               "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
 }
 
+nb::object made_for(Caller caller, const char* name, std::span<const std::int64_t> shape, ElementType type,
+                    nb::handle example, Device device) {
+  return caller == Caller::torch ? new_tensor(shape, type, example) : new_array(name, shape, type, example, device);
+}
+
+template <Caller caller>
 nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
                      nb::handle return_lse, const nb::tuple& packed_options) {
-  Arrays arrays;
+  Arrays arrays(caller);
   const auto given = given_options(packed_options);
   const auto options = read_options(given, arrays);
   const int statistics = wanted_statistics(return_lse);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   const auto shapes = result_shapes(q, k, v, options);  // checks the call
   const bool make_out = out_array.is_none();
-  nb::object out = make_out ? new_array("out", shapes.out, q.type, q_array, q.device) : nb::borrow(out_array);
+  nb::object out =
+      make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q.device) : nb::borrow(out_array);
   ForwardOutputs outputs;
   outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
   const auto row_type = q.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
   if (statistics > 0) {
-    first = new_array(statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array, q.device);
+    first = made_for(caller, statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array, q.device);
     (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.made(first, row_type);
   }
   if (statistics == 2) {
-    second = new_array("m", shapes.lse, row_type, q_array, q.device);
+    second = made_for(caller, "m", shapes.lse, row_type, q_array, q.device);
     outputs.row_max = arrays.made(second, row_type);
   }
   {
@@ -109,10 +116,14 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   return statistics == 1 ? nb::make_tuple(out, first) : nb::make_tuple(out, first, second);
 }
 
+constexpr int all_gradients = 0b11111;
+
+/// `wanted_bits`: bit i for the i-th of dq, dk, dv, dbias and dsink.
+template <Caller caller>
 nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::handle k_array, nb::handle v_array,
                              nb::handle out_array, nb::handle lse_array, nb::handle dlse_array,
-                             const nb::tuple& packed_options) {
-  Arrays arrays;
+                             const nb::tuple& packed_options, int wanted_bits) {
+  Arrays arrays(caller);
   const auto given = given_options(packed_options);
   const auto options = read_options(given, arrays);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
@@ -136,9 +147,9 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
                      {"dbias", options.bias, given[bias], &gradients.dbias},
                      {"dsink", options.sink, given[sink_logits], &gradients.dsink}};
   backward(inputs, q, k, v, gradients, options);  // asked for none yet: checks the call
-  for (auto& [name, of, array, gradient, made] : wanted) {
-    if (!of.given()) continue;
-    made = new_array(name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of.device);
+  for (int i = 0; auto& [name, of, array, gradient, made] : wanted) {
+    if (!(wanted_bits >> i++ & 1) || !of.given()) continue;
+    made = made_for(caller, name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of.device);
     *gradient = arrays.made(made, of.type);
   }
   {
@@ -178,9 +189,18 @@ void add_calls(nb::module_& module) {
   // Every argument may come as None, or nanobind would answer in its own words; the options are the Python side's
   // tuple.
   const auto any = [](const char* name) { return nb::arg(name).none(); };
-  module.def("attention", &attention, any("q"), any("k"), any("v"), any("out"), any("return_lse"), nb::arg("options"));
-  module.def("attention_backward", &attention_backward, any("dout"), any("q"), any("k"), any("v"), any("out"),
-             any("lse"), any("dlse"), nb::arg("options"));
+  const auto add_forward = [&](const char* name, auto* call) {
+    module.def(name, call, any("q"), any("k"), any("v"), any("out"), any("return_lse"), nb::arg("options"));
+  };
+  const auto add_backward = [&](const char* name, auto* call) {
+    module.def(name, call, any("dout"), any("q"), any("k"), any("v"), any("out"), any("lse"), any("dlse"),
+               nb::arg("options"), nb::arg("wanted") = all_gradients);
+  };
+  add_forward("attention", &attention<Caller::anyone>);
+  add_backward("attention_backward", &attention_backward<Caller::anyone>);
+  module.def("use_torch", &use_torch, nb::arg("module"));
+  add_forward("torch_attention", &attention<Caller::torch>);
+  add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
   module.def("plan", &make_plan, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("as_bfloat16", &as_bfloat16, nb::arg("bits"));
 }

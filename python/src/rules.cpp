@@ -56,8 +56,9 @@ RuleObject rule_of_text(std::string_view text, nb::handle arrays) {
   return made;
 }
 
-/// What pickle and copy make a rule of again: anyflash.parse_rule, the rule's text, copies of its tables by name.
-nb::tuple reduced(nb::handle self) {
+/// What anyflash.parse_rule makes the rule of again: its text, and its tables by name as NumPy arrays that share the
+/// rule's memory, or are copies.
+nb::tuple parts(nb::handle self, bool copies) {
   std::vector<TensorView> views;
   nb::dict arrays;
   const auto text = rule_of(self).rule.text([&](const TensorView& table) {
@@ -69,11 +70,17 @@ nb::tuple reduced(nb::handle self) {
     const auto name = "t" + std::to_string(known - views.begin());
     if (known == views.end()) {
       views.push_back(table);
-      arrays[name.c_str()] = copied(table, self);
+      const auto array = shared(table, self);
+      arrays[name.c_str()] = copies ? nb::object(array.attr("copy")()) : array;
     }
     return name;
   });
-  return nb::make_tuple(nb::module_::import_("anyflash").attr("parse_rule"), nb::make_tuple(text, arrays));
+  return nb::make_tuple(text, arrays);
+}
+
+/// For pickle and copy.
+nb::tuple reduced(nb::handle self) {
+  return nb::make_tuple(nb::module_::import_("anyflash").attr("parse_rule"), parts(self, true));
 }
 
 // Every argument may come as None, or nanobind would answer in its own words.
@@ -165,6 +172,8 @@ void add_rules(nb::module_& module) {
              throw Error(Error::Kind::type, "rule: has no truth value, expected & | ~ in place of and, or, not");
            })
       .def("__reduce__", &reduced)
+      .def_prop_ro("_parts", [](nb::handle self) { return parts(self, false); },
+                   "(text, {name: table}), which parse_rule reads; the tables share the rule's memory.")
       .def("__copy__", [](nb::handle self) { return nb::borrow(self); });
 
   add_plain_rules(module);

@@ -120,7 +120,8 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
   const bool lengths = problem.key_lengths.given();
   plan.batch_groups = facts.batch_varies || lengths ? problem.batch : 1;
   plan.head_groups = facts.heads_vary ? problem.heads_q : 1;
-  plan.groups.resize(plan.batch_groups * plan.head_groups);
+  const bool nobody = facts.tables && (problem.batch == 0 || problem.heads_q == 0);  // nor have the tables a row
+  plan.groups.resize(nobody ? 0 : plan.batch_groups * plan.head_groups);
   std::vector<Int3> k_sizes(plan.groups.size(), problem.k_size);
   for (std::int64_t g = 0; g < std::int64_t(plan.groups.size()); ++g) {
     const auto b = g / plan.head_groups, h = g % plan.head_groups;

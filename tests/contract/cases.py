@@ -141,13 +141,15 @@ def library_rule(rule, index_type="int32"):
 class Laid:
     """A case's tensors as the library sees them."""
 
+    place = staticmethod(to_device)
+
     def __init__(self, case, tensors=None):
         self.case = case
         given = case.tensors if tensors is None else tensors
         rng = np.random.default_rng(case.seed + 1)
         self.rng = rng
         shape = (lambda a: restride(a, rng)) if case.wild else np.ascontiguousarray
-        lay = lambda a: to_device(shape(a))
+        lay = lambda a: self.place(shape(a))
         self.lay, self.shape = lay, shape
         if case.layout == "qkv":
             packed = np.stack([given[name][0] for name in "qkv"])

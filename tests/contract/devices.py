@@ -17,9 +17,17 @@ if DEVICE == "cuda":
 
 
 def to_device(array):
-    """The array on the device; PyTorch knows no negative steps, so those become positive ones."""
-    if DEVICE == "cpu" or array is None:
-        return array
+    """The array on the device."""
+    return array if DEVICE == "cpu" or array is None else as_tensor(array, DEVICE)
+
+
+def as_tensor(array, device="cpu"):
+    """PyTorch's tensor of it, strides and odd offset alike. PyTorch knows no negative steps, so those become
+    positive."""
+    if array is None:
+        return None
+    import torch
+
     steps = tuple(slice(None, None, -1) if stride < 0 else slice(None) for stride in array.strides)
     flipped = array[steps]
     strides = [stride // array.itemsize for stride in flipped.strides]
@@ -30,8 +38,7 @@ def to_device(array):
     if extent:
         target = np.lib.stride_tricks.as_strided(flat[offset:], flipped.shape, [s * array.itemsize for s in strides])
         target[...] = array.view(bits) if array.ndim else array[None].view(bits)[0]
-    types = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-    flat = torch.from_numpy(flat).cuda().view(types[array.dtype.name])
+    flat = torch.from_numpy(flat).to(device).view(getattr(torch, array.dtype.name))
     return flat.as_strided(flipped.shape, strides, offset)
 
 
@@ -39,6 +46,9 @@ def from_device(tensor):
     """The NumPy array of a result."""
     if tensor is None or isinstance(tensor, np.ndarray):
         return tensor
-    if tensor.dtype == torch.bfloat16:
-        return tensor.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.cpu().numpy()
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        import torch
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

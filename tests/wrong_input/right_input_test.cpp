@@ -41,6 +41,26 @@ Call call_of_sizes(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_
   return c;
 }
 
+TEST(ZeroSizes, TablesOfNobodyAreNotRead) {
+  const auto table = [](ElementType type, std::initializer_list<std::int64_t> shape) {
+    return TensorView(nullptr, type, shape);
+  };
+  const std::int64_t sizes[][2] = {{0, 4}, {2, 0}, {0, 0}};  // batch, heads
+  for (const auto& [batch, heads] : sizes) {
+    SCOPED_TRACE(testing::PrintToString(batch) + ", " + testing::PrintToString(heads));
+    auto c = call_of_sizes(batch, heads, heads, 8, 12);
+    const auto ids =
+        batch == 0 ? documents(table(ElementType::int32, {0, 8}), table(ElementType::int64, {0, 12})) : full();
+    for (const auto& rule : {ids, blocks(table(ElementType::boolean, {batch, heads, 2, 3}), 4, 4),
+                             dense(table(ElementType::boolean, {batch, heads, 8, 12}))}) {
+      c.options.rule = rule | sink(1);
+      c.forward();
+      c.backward();
+      EXPECT_NO_THROW(plan(c.q, c.k, c.v, c.options));
+    }
+  }
+}
+
 TEST(ZeroSizes, ResultsAreThoseOfNothing) {
   const std::int64_t sizes[][5] = {{0, 4, 2, 8, 12}, {2, 0, 0, 8, 12}, {2, 0, 2, 8, 12}, {2, 4, 2, 0, 12},
                                    {2, 4, 2, 8, 0},  {2, 4, 2, 0, 0},  {0, 0, 0, 0, 0}};

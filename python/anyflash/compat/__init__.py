@@ -1,0 +1,1 @@
+"""Other packages' interfaces on anyflash: flash_attn."""

@@ -1,0 +1,172 @@
+"""flash_attn_with_kvcache: new keys go into the cache, rotated if asked for, and the queries attend to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _rules
+from ..torch import attention
+from ._shared import host, options, window_of
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention of q (batch, queries, heads, channels) to a cache; without gradients.
+
+    k_cache, v_cache: (batch of the cache, length, heads of keys, channels), or with block_table (batch, pages), int32,
+    (pages, page size, heads of keys, channels), of any page size. cache_seqlens: the lengths in use, one integer or
+    (batch,) int32; the whole cache if not given. cache_batch_idx (batch,): each entry's place in the cache; not with
+    block_table. cache_leftpad (batch,): the first key of each entry; not with block_table.
+
+    k, v (batch, new, heads of keys, channels): written into the cache, in place, behind cache_seqlens, and attended to.
+    rotary_cos, rotary_sin (positions, half of the rotated channels): with k, rotate k and q, the first new key and the
+    first query being at position cache_seqlens - cache_leftpad; without causal and window all queries are there.
+    rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
+
+    Returns out as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one line.
+    """
+    call = options(0.0, softmax_scale, causal, window_size, softcap)
+    _check_shapes(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
+    if block_table is not None and (cache_batch_idx is not None or cache_leftpad is not None):
+        raise ValueError("block_table: given with cache_batch_idx or cache_leftpad, expected it alone")
+    with torch.no_grad():
+        table = _table(q, k_cache, cache_batch_idx, block_table)
+        room = table.shape[1] * k_cache.shape[1]
+        lengths = _lengths(q, cache_seqlens, room)
+        leftpad = _entries(q, cache_leftpad, "cache_leftpad")
+        if k is not None and v is not None:
+            if rotary_cos is not None and rotary_sin is not None:
+                start = lengths if leftpad is None else lengths - leftpad
+                local = causal or max(window_of(window_size)) >= 0
+                k = _rotated(k, rotary_cos, rotary_sin, rotary_interleaved, start, True)
+                q = _rotated(q, rotary_cos, rotary_sin, rotary_interleaved, start, local)
+            _write(k_cache, v_cache, k, v, table, lengths, room)
+            lengths = lengths + k.shape[1]
+        if leftpad is not None:
+            places = torch.arange(room, dtype=leftpad.dtype)
+            call["rule"] = call["rule"] & _rules.dense((places >= leftpad[:, None])[:, None, None])
+        return attention(q, k_cache, v_cache, layout="bshd", page_table=table, key_lengths=lengths.int(),
+                         alibi_slopes=alibi_slopes, return_lse=return_softmax_lse, **call)  # fmt: skip
+
+
+def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lengths: Any) -> None:
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
+        if tensor is None and name in ("k", "v"):
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: rank {tensor.dim()}, expected 4")
+    if (
+        q.shape[3] != k_cache.shape[3]
+        or q.dtype != k_cache.dtype
+        or not k_cache.shape[2]
+        or q.shape[2] % k_cache.shape[2]
+    ):
+        raise ValueError(
+            f"q: {q.dtype} of shape {tuple(q.shape)}, expected k_cache's type, channels, and multiple of heads: "
+            f"{k_cache.dtype} of {tuple(k_cache.shape)}"
+        )
+    if k_cache.shape[:3] != v_cache.shape[:3]:
+        raise ValueError(
+            f"v_cache: shape {tuple(v_cache.shape)}, expected {tuple(k_cache.shape[:3])} to begin with, as k_cache"
+        )
+    if (k is None) != (v is None) or (cos is None) != (sin is None):
+        raise ValueError("k, v, rotary_cos, rotary_sin: expected in pairs")
+    if k is None:
+        if cos is not None:
+            raise ValueError("rotary_cos: given without k, expected new keys to rotate")
+        return
+    if lengths is None:
+        raise ValueError("cache_seqlens: not given, expected the lengths behind which k and v go")
+    for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        expected = (q.shape[0], k.shape[1], *cache.shape[2:])
+        if tuple(tensor.shape) != expected or tensor.dtype != cache.dtype:
+            raise ValueError(
+                f"{name}: {tensor.dtype} of shape {tuple(tensor.shape)}, expected {cache.dtype} of {expected}"
+            )
+
+
+def _entries(q: Tensor, indices: Any, name: str) -> Any:
+    indices = host(indices)
+    if indices is not None and tuple(indices.shape) != (q.shape[0],):
+        raise ValueError(f"{name}: shape {tuple(indices.shape)}, expected ({q.shape[0]},)")
+    return indices
+
+
+def _table(q: Tensor, k_cache: Tensor, cache_batch_idx: Any, block_table: Any) -> Tensor:
+    """A cache without pages has pages as long as itself, one for each entry."""
+    if block_table is not None:
+        return host(block_table)
+    places = _entries(q, cache_batch_idx, "cache_batch_idx")
+    if places is None:
+        if k_cache.shape[0] != q.shape[0]:
+            raise ValueError(f"k_cache: batch {k_cache.shape[0]}, expected {q.shape[0]} as in q, or cache_batch_idx")
+        places = torch.arange(q.shape[0])
+    return places[:, None].int()
+
+
+def _lengths(q: Tensor, cache_seqlens: Any, room: int) -> Tensor:
+    if cache_seqlens is None or isinstance(cache_seqlens, int):
+        return torch.full((q.shape[0],), room if cache_seqlens is None else cache_seqlens, dtype=torch.int32)
+    if not isinstance(cache_seqlens, Tensor):
+        raise TypeError(f"cache_seqlens: type {type(cache_seqlens).__name__}, expected an integer or a torch.Tensor")
+    return _entries(q, cache_seqlens, "cache_seqlens")
+
+
+def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, room: int) -> None:
+    places = lengths[:, None].long() + torch.arange(k.shape[1])
+    if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < room:
+        raise ValueError(
+            f"cache_seqlens: {k.shape[1]} new keys go up to {int(places.max()) + 1}, expected room for them in {room}"
+        )
+    page_size = k_cache.shape[1]
+    pages = table.long().gather(1, places // page_size)
+    if pages.numel() and not 0 <= int(pages.min()) <= int(pages.max()) < k_cache.shape[0]:
+        raise ValueError(f"block_table: page {int(pages.max())}, expected 0 to {k_cache.shape[0] - 1}")
+    where = pages.to(k.device), (places % page_size).to(k.device)
+    k_cache[where] = k
+    v_cache[where] = v
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tensor, moves: bool) -> Tensor:
+    """Rotary embedding (Su et al., RoFormer, 2021) of the first 2 * cos.shape[1] channels of x (batch, sequence, heads,
+    channels) from each entry's position on, or all at it."""
+    half = cos.shape[-1]
+    if tuple(sin.shape) != tuple(cos.shape) or cos.dim() != 2 or 2 * half > x.shape[-1]:
+        raise ValueError(
+            f"rotary_cos: shape {tuple(cos.shape)}, expected (positions, at most {x.shape[-1] // 2}), sin alike"
+        )
+    places = start[:, None].long() + (torch.arange(x.shape[1]) if moves else torch.zeros(x.shape[1], dtype=torch.long))
+    if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < cos.shape[0]:
+        raise ValueError(f"rotary_cos: {cos.shape[0]} positions, expected at least {int(places.max()) + 1}")
+    wide = torch.promote_types(x.dtype, torch.float32)
+    c, s = (table[places.to(table.device)][:, :, None].to(wide) for table in (cos, sin))
+    rotated, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]
+    pairs = rotated.unflatten(-1, (half, 2) if interleaved else (2, half))
+    a, b = pairs.unbind(-1 if interleaved else -2)
+    turned = torch.stack((a * c - b * s, a * s + b * c), -1 if interleaved else -2).flatten(-2)
+    return torch.cat((turned.to(x.dtype), rest), -1)

@@ -1,0 +1,216 @@
+"""The functions of the flash_attn package on anyflash, on CPUs too: code written for it runs by changing one import.
+
+    from anyflash.compat.flash_attn import flash_attn_func
+
+Signatures and meaning are those of flash_attn 2 (Dao-AILab/flash-attention): tensors are (batch, sequence, heads,
+channels); causal and windows are bottom-right aligned, the last query at the last key; a query that sees no key gives
+0. Beside its float16 and bfloat16, float32 and float64 work, and head sizes up to 256. Where it differs:
+
+- dropout_p other than 0 raises ValueError;
+- softmax_lse of a query that sees no key is -inf;
+- S_dmask, the third result with return_attn_probs=True, is None, as there without dropout;
+- deterministic and num_splits change nothing: results are repeatable to the bit;
+- lengths (cu_seqlens, cache_seqlens) and page tables are read on the CPU, so there they cost no wait for a GPU.
+
+Wrong input raises ValueError or TypeError with one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..torch import attention
+from ._kvcache import flash_attn_with_kvcache
+from ._shared import host, options
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of q (batch, queries, heads, channels) to k and v (batch, keys, heads of keys, channels).
+
+    causal: query i sees keys up to i + keys - queries. window_size (left, right): and those from i + keys - queries -
+    left to i + keys - queries + right, -1 for no bound. alibi_slopes: (heads,) or (batch, heads), float32.
+
+    Returns out as q, or (out, softmax_lse (batch, heads, queries), None) if return_attn_probs. Differentiable.
+    """
+    call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    return _results(attention(q, k, v, layout="bshd", alibi_slopes=alibi_slopes, return_lse=return_attn_probs, **call))
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func of qkv (batch, sequence, 3, heads, channels), without copies."""
+    q, k, v = _parts(qkv, "qkv", 5, 3)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                           return_attn_probs)  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func of q and kv (batch, keys, 2, heads of keys, channels), without copies."""
+    k, v = _parts(kv, "kv", 5, 2)
+    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                           return_attn_probs)  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """Attention inside sequences that lie end to end: q (queries, heads, channels), k and v (keys, heads of keys,
+    channels), cu_seqlens (batch + 1,) int32 their cumulative lengths. max_seqlen_q and max_seqlen_k are not needed.
+
+    block_table (batch, pages), int32: k and v are (pages, page size, heads of keys, channels). Forward only.
+
+    Returns out as q, or (out, softmax_lse (heads, queries), None) if return_attn_probs. Differentiable without
+    block_table.
+    """
+    call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    slopes_by_batch = alibi_slopes is not None and alibi_slopes.dim() == 2
+    cu_q, cu_k = host(cu_seqlens_q), host(cu_seqlens_k)
+    if block_table is None and not slopes_by_batch:
+        return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                                  alibi_slopes=alibi_slopes, return_lse=return_attn_probs, **call))  # fmt: skip
+    return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, host(block_table), return_attn_probs, call)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func of qkv (tokens, 3, heads, channels), without copies."""
+    q, k, v = _parts(qkv, "qkv", 4, 3)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
+                                  softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                  return_attn_probs)  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func of q and kv (keys, 2, heads of keys, channels), without copies."""
+    k, v = _parts(kv, "kv", 4, 2)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                                  dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+                                  return_attn_probs)  # fmt: skip
+
+
+def _results(made: Any) -> Any:
+    return (*made, None) if isinstance(made, tuple) else made
+
+
+def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ...]:
+    if not isinstance(packed, Tensor):
+        raise TypeError(f"{name}: type {type(packed).__name__}, expected a torch.Tensor")
+    if packed.dim() != rank or packed.shape[-3] != count:
+        raise ValueError(
+            f"{name}: shape {tuple(packed.shape)}, expected rank {rank} with {count} at the third axis from the end"
+        )
+    return tuple(packed.unbind(-3))
+
+
+def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any, with_lse: bool,
+                call: dict[str, Any]) -> Any:  # fmt: skip
+    """What one call of layout thd does not offer: slopes of each sequence, pages."""
+    entries = cu_q.numel() - 1
+    for name, tensor in (("cu_seqlens_k", cu_k), ("block_table", pages), ("alibi_slopes", slopes)):
+        size = None if tensor is None else tensor.shape[0] - (name == "cu_seqlens_k")
+        if size not in (None, entries) and not (name == "alibi_slopes" and slopes.dim() == 1):
+            raise ValueError(f"{name}: {size} sequences, expected {entries} as in cu_seqlens_q")
+    if int(cu_q[-1]) != q.shape[0]:
+        raise ValueError(f"cu_seqlens_q: ends at {int(cu_q[-1])}, expected {q.shape[0]}, the length of query")
+    outs, rows = [], []
+    for i in range(entries):
+        start, end, first, last = (int(x) for x in (*cu_q[i : i + 2], *cu_k[i : i + 2]))
+        own = dict(alibi_slopes=slopes[i] if slopes is not None and slopes.dim() == 2 else slopes)
+        keys, values = k, v
+        if pages is None:
+            keys, values = k[None, first:last], v[None, first:last]
+        else:
+            own |= dict(page_table=pages[i : i + 1], key_lengths=torch.tensor([last - first], dtype=torch.int32))
+        out, lse = attention(q[None, start:end], keys, values, layout="bshd", return_lse=True, **own, **call)
+        outs.append(out[0])
+        rows.append(lse[0])
+    out = torch.cat(outs) if outs else torch.zeros_like(q)
+    lse = torch.cat(rows, 1) if rows else q.new_zeros((q.shape[1], 0), dtype=torch.float32)
+    return (out, lse, None) if with_lse else out

@@ -1,0 +1,14 @@
+"""anyflash for PyTorch: differentiable, in graphs, on PyTorch's own streams.
+
+    from anyflash.torch import attention
+    out = attention(q, k, v, rule=af.causal())
+
+`import anyflash.torch.auto` puts it behind torch.nn.functional.scaled_dot_product_attention. No version of PyTorch is
+linked; 2.4 or newer is expected.
+"""
+
+from ._attention import attention
+from ._packed import flash_attention_qkv_packed
+from ._sdpa import scaled_dot_product_attention, sdpa
+
+__all__ = ["attention", "flash_attention_qkv_packed", "scaled_dot_product_attention", "sdpa"]

@@ -1,0 +1,176 @@
+"""attention for PyTorch: eager calls go straight to the extension, all others through the operator of _op.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import _core
+from .._rules import full
+from ._op import NO_SLOPES, SECOND, lse_of, stream_of
+from ._rule import as_tensor, given_rule, parts_of
+from ._transforms import transformed
+
+_core.use_torch(torch)
+_FULL = full()
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_tracing, _grad, _autocast = torch._C._get_tracing_state, torch.is_grad_enabled, torch.is_autocast_enabled
+
+
+def attention(
+    q: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    *,
+    rule: Any = _FULL,
+    align: str = "none_front",
+    layout: str = "bhsd",
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sink: Tensor | None = None,
+    return_lse: bool | str = False,
+    deterministic: bool = False,
+    plan: _core.Plan | None = None,
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    page_table: Tensor | None = None,
+    threads: int = 0,
+    tables: Mapping[str, Any] | None = None,
+) -> Any:
+    """anyflash.attention on PyTorch's tensors, with gradients of q, k, v, bias and sink, through out and lse.
+
+    The parameters are those of anyflash.attention (see help(anyflash.attention)), and beside them
+
+    rule : Rule or str
+        A rule's text is read by anyflash.parse_rule. In torch.compile a Rule is a constant, its tables with it: another
+        Rule compiles anew. Tables that change from call to call are given by name: rule="documents(ids, ids)",
+        tables={"ids": ids}.
+    tables : {name: tensor}, optional
+        The tables that a rule's text names, on the CPU.
+    threads : int
+        0: torch.get_num_threads().
+    plan, out
+        Not in graphs, nor under torch.func; out not where a gradient is recorded.
+
+    Returns out, (out, lse) or (out, l, m), as anyflash.attention. out lies in memory as q does (the order of its
+    strides) if it has q's shape. No gradient goes through l and m, none to alibi_slopes; second derivatives raise
+    NotImplementedError. On a GPU the call is queued on PyTorch's current stream.
+
+    Works in torch.compile(fullgraph=True), torch.export and torch.func (vmap, grad, vjp); under autocast q, k and v are
+    cast as scaled_dot_product_attention's are.
+
+    Raises ValueError or TypeError with one line, as anyflash.attention.
+    """
+    q, k, v = _cast(q, k, v)
+    if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
+        if plan is not None or out is not None:
+            raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
+        text, names, arrays = parts_of(rule, tables)
+        tensors = [None if one is None else as_tensor(one) for one in (bias, alibi_slopes, sink, cu_seqlens_q,
+                   cu_seqlens_k, key_lengths, page_table)]  # fmt: skip
+        rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
+        return _through_operator(q, k, v, rest, return_lse)
+    options = (rule if rule.__class__ is _core.Rule and not tables else given_rule(rule, tables), align, layout, scale,
+               bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths,
+               page_table, threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
+    if not (_grad() and _requires(q, k, v, bias, sink, alibi_slopes)):
+        return _core.torch_attention(q, k, v, out, return_lse, options)
+    if out is not None:
+        raise ValueError("out: given where a gradient is recorded, expected none there")
+    if alibi_slopes is not None and alibi_slopes.requires_grad:
+        raise ValueError(NO_SLOPES)
+    made = _Attention.apply(q, k, v, bias, sink, return_lse, options)
+    return made if return_lse else made[0]
+
+
+def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    if not isinstance(q, Tensor):
+        raise TypeError(f"query: type {type(q).__name__}, expected a torch.Tensor")
+    device = "cuda" if q.is_cuda else "cpu"
+    if not _autocast(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    wide = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in wide else x for x in (q, k, v))
+
+
+def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any = None) -> bool:
+    """Nothing of PyTorch (a mode, a transform, a subclass) stands between the call and the tensors' memory."""
+    return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
+            and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
+            and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
+
+
+def _requires(*tensors: Any) -> bool:
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
+def _through_operator(q: Tensor, k: Any, v: Any, rest: tuple[Any, ...], return_lse: bool | str) -> Any:
+    if return_lse not in (False, True, "lm"):
+        raise ValueError(f"return_lse: {return_lse!r}, expected True, False or 'lm'")
+    through = torch.ops.anyflash.attention if torch.compiler.is_compiling() or _transforms() is None else transformed
+    made = through(q, k, v, *rest, 2 if return_lse == "lm" else 1)
+    if return_lse == "lm":
+        return made
+    return made[:2] if return_lse else made[0]
+
+
+class _Attention(torch.autograd.Function):
+    """(out, lse or l, m); the last is None without statistics of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any) -> Any:
+        made = _core.torch_attention(q, k, v, None, return_lse or True, options)
+        ctx.set_materialize_grads(False)
+        out, lse = made[0], made[1]
+        if return_lse == "lm":
+            lse = lse_of(made[1], made[2], 2)
+            ctx.mark_non_differentiable(*made[1:])
+        ctx.options = options
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any = None, _: Any = None) -> Any:
+        if dout is None and dlse is None:
+            return (None,) * 7
+        q, k, v, bias, sink, out, lse = ctx.saved_tensors
+        if dout is None:
+            dout = out.new_zeros(()).expand(out.shape)
+        wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
+        return *once(_gradients, wanted, ctx.options, dout, dlse, q, k, v, bias, sink, out, lse), None, None
+
+
+def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
+               out: Tensor, lse: Tensor) -> Any:  # fmt: skip
+    """The options hold bias and sink as they were given; those that come here are the saved ones."""
+    options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q))
+    return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
+
+
+def once(gradients: Any, *arguments: Any) -> Any:
+    """gradients(*arguments), in a backward pass: with create_graph=True they become part of a graph that refuses to be
+    differentiated."""
+    return _Once.apply(gradients, *arguments) if _grad() else gradients(*arguments)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradients: Any, *arguments: Any) -> Any:
+        return gradients(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(SECOND)

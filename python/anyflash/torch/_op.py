@@ -1,0 +1,162 @@
+"""The operators anyflash::attention and anyflash::attention_backward, for graphs, transforms and modes of PyTorch: with
+shapes without data, gradients, and batches of calls. Eager calls go past them (_attention.py): PyTorch takes tens of
+microseconds to reach an operator that is written in Python."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from ._rule import rule_of
+
+SECOND = "anyflash.torch.attention: a second derivative was asked for, expected first derivatives alone"
+
+_OPTIONS = (
+    "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? key_lengths, Tensor? page_table, Tensor[] tables, str names, str rule, str align, str layout, "
+    "float? scale, float softcap, bool deterministic, int threads"
+)
+_library = torch.library.Library("anyflash", "DEF")
+_library.define(
+    f"attention(Tensor q, Tensor? k, Tensor? v, {_OPTIONS}, int statistics) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor q, Tensor? k, Tensor? v, "
+    f"{_OPTIONS}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+# The arguments' places.
+BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, ALIGN, LAYOUT = range(3, 15)
+ARGUMENTS = 20  # of the first operator
+
+
+def stream_of(q: Tensor) -> int:
+    return int(torch.cuda.current_stream(q.device).cuda_stream) if q.is_cuda else 0
+
+
+def packed(q: Tensor, bias: Any, alibi_slopes: Any, sink: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, key_lengths: Any,
+           page_table: Any, tables: list[Tensor], names: str, rule: str, align: str, layout: str,
+           scale: float | None, softcap: float, deterministic: bool, threads: int) -> tuple[Any, ...]:  # fmt: skip
+    """The options as the extension takes them."""
+    return (rule_of(rule, names, tables), align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
+            cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads or torch.get_num_threads(),
+            stream_of(q))  # fmt: skip
+
+
+def _forward(q: Tensor, k: Any, v: Any, *rest: Any) -> Any:
+    *options, statistics = rest
+    if statistics == 2:
+        return _core.torch_attention(q, k, v, None, "lm", packed(q, *options))
+    return *_core.torch_attention(q, k, v, None, True, packed(q, *options)), q.new_empty(0)
+
+
+def _backward(dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any,
+              *rest: Any) -> tuple[Tensor, ...]:  # fmt: skip
+    *options, wanted = rest
+    made = _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, packed(q, *options), wanted)
+    return tuple(q.new_empty(0) if one is None else one for one in made)
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("attention", _forward, _device)
+    _library.impl("attention_backward", _backward, _device)
+
+
+def _empty(shape: tuple[Any, ...], like: Tensor) -> Tensor:
+    """As the extension makes results: in the order of strides of a tensor of the same shape."""
+    return torch.empty_like(like) if tuple(like.shape) == shape else like.new_empty(shape)
+
+
+def _shapes(q: Tensor, v: Any, layout: str, paged: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Of out and of lse."""
+    least = {"qkv": 4, "thd": 3}.get(layout, 4)
+    if q.dim() < least:
+        raise ValueError(f"query: rank {q.dim()}, expected at least {least} in the layout {layout}")
+    if layout == "qkv":
+        return tuple(q.shape[1:]), tuple(q.shape[1:3])
+    if v is None:
+        raise ValueError(f"value: not given, expected one in the layout {layout}")
+    d_v = v.shape[2] if layout == "bhds" and not paged else v.shape[-1]
+    if layout == "thd":
+        return (*q.shape[:-1], d_v), (q.shape[1], q.shape[0])
+    if layout == "bhds":
+        return (*q.shape[:2], d_v, *q.shape[3:]), (*q.shape[:2], math.prod(q.shape[3:]))
+    heads, sequence = (q.shape[-2], q.shape[1:-2]) if layout == "bshd" else (q.shape[1], q.shape[2:-1])
+    return (*q.shape[:-1], d_v), (q.shape[0], heads, math.prod(sequence))
+
+
+def _forward_fake(q: Tensor, k: Any, v: Any, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    shape, rows = _shapes(q, v, rest[LAYOUT - 3], rest[PAGES - 3] is not None)
+    row_type = torch.float64 if q.dtype == torch.float64 else torch.float32
+    first = q.new_empty(rows, dtype=row_type)
+    return _empty(shape, q), first, torch.empty_like(first) if rest[-1] == 2 else q.new_empty(0)
+
+
+def _backward_fake(dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any,
+                   *rest: Any) -> tuple[Tensor, ...]:  # fmt: skip
+    owners = (q, k, v, rest[BIAS - 3], rest[SINK - 3])
+    return tuple(
+        q.new_empty(0) if owner is None or not rest[-1] >> i & 1 else torch.empty_like(owner)
+        for i, owner in enumerate(owners)
+    )
+
+
+torch.library.register_fake("anyflash::attention", _forward_fake, lib=_library)
+torch.library.register_fake("anyflash::attention_backward", _backward_fake, lib=_library)
+
+
+def lse_of(first: Tensor, second: Tensor, statistics: int) -> Tensor:
+    return second + first.log() if statistics == 2 else first
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Of a call of the operator, for differentiate."""
+    ctx.set_materialize_grads(False)
+    out, first, second = output
+    if inputs[SLOPES] is not None and inputs[SLOPES].requires_grad:
+        raise ValueError(NO_SLOPES)
+    ctx.statistics = inputs[-1]
+    if ctx.statistics == 2:
+        ctx.mark_non_differentiable(first, second)
+    tensors, ctx.others = inputs[: PAGES + 1], inputs[NAMES:-1]
+    ctx.save_for_backward(out, lse_of(first, second, ctx.statistics), *tensors, *inputs[TABLES])
+
+
+def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = None) -> tuple[Any, ...]:
+    """The gradients of the operator's arguments. backward: what is called in place of its operator."""
+    dout, dlse, _ = grads_of_results
+    out, lse, *saved = ctx.saved_tensors
+    tensors, tables = saved[: PAGES + 1], saved[PAGES + 1 :]
+    q, k, v = tensors[:3]
+    needs = ctx.needs_input_grad  # tables stand after the five that count
+    wanted = sum(needs[i] << bit for bit, i in enumerate((0, 1, 2, BIAS, SINK)))
+    grads: list[Any] = [None] * ARGUMENTS
+    if wanted and (dout is not None or dlse is not None):
+        dout = torch.zeros_like(out) if dout is None else dout
+        dlse = None if ctx.statistics == 2 else dlse
+        made = (backward or torch.ops.anyflash.attention_backward)(
+            dout, dlse, out, lse, q, k, v, *tensors[3:], list(tables), *ctx.others, wanted
+        )
+        for bit, i in enumerate((0, 1, 2, BIAS, SINK)):
+            if wanted >> bit & 1:
+                grads[i] = made[bit]
+    grads[TABLES] = [None] * len(tables)
+    return tuple(grads)
+
+
+def refuse(ctx: Any, *grads: Any) -> Any:
+    """The derivative of a gradient."""
+    raise NotImplementedError(SECOND)
+
+
+NO_SLOPES = "alibi_slopes: requires a gradient, and none is computed; pass alibi_slopes.detach()"
+
+torch.library.register_autograd(
+    "anyflash::attention", lambda ctx, *grads: differentiate(ctx, grads), setup_context=save, lib=_library
+)
+torch.library.register_autograd("anyflash::attention_backward", refuse, lib=_library)

@@ -1,0 +1,104 @@
+"""Rules as a graph of PyTorch can hold them: their text, and the tables that stand in it by name as tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import _core
+from .._core import Rule
+from ._traced import TracedRule
+
+_of_text: dict[str, Rule] = {}  # of rules without tables
+_MOST = 1024  # of those that are remembered
+
+
+def rule_of(text: str, names: str = "", tables: Sequence[Any] = ()) -> Rule:
+    """The rule that a text and its tables make, names separated by spaces. Raises as anyflash.parse_rule does."""
+    if names:
+        return _core.parse_rule(text, dict(zip(names.split(), tables)))
+    rule = _of_text.get(text)
+    if rule is None:
+        if len(_of_text) >= _MOST:
+            _of_text.clear()
+        rule = _of_text[text] = _core.parse_rule(text, None)
+    return rule
+
+
+def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
+    """A call's rule, which may be given as a text with its tables; if it is neither, that is told where it is used."""
+    if isinstance(rule, str):
+        return _core.parse_rule(rule, dict(tables)) if tables else rule_of(rule)
+    _refuse(tables)
+    return rule
+
+
+def _refuse(tables: Mapping[str, Any] | None) -> None:
+    if tables:
+        raise ValueError("tables: given with a Rule, expected with a rule's text alone")
+
+
+def as_tensor(array: Any) -> torch.Tensor:
+    """Sharing memory, where PyTorch can: it knows no negative strides."""
+    if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
+        array = array.copy()
+    return torch.as_tensor(array)
+
+
+def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, list[torch.Tensor]]:
+    """(text, names, tables) of a call's rule, as rule_of takes them; a Rule's tables are shared with it, not copied."""
+    if isinstance(rule, str):
+        given = tables or {}
+        return rule, " ".join(given), [as_tensor(table) for table in given.values()]
+    _refuse(tables)
+    found: list[torch.Tensor] = []
+    text = _written(rule, found)
+    return text, " ".join([f"t{i}" for i in range(len(found))]), found
+
+
+def _written(part: Any, found: list[torch.Tensor]) -> str:
+    """A rule, or an argument of one, as text; its tables are added to those found."""
+    if isinstance(part, TracedRule):
+        texts = [_written(one, found) for one in part.parts]
+        if part.name in "&|":
+            return f"({texts[0]} {part.name} {texts[1]})"
+        return f"{part.name}({', '.join(texts)})"  # "~(...)" too
+    if isinstance(part, (bool, int)):
+        return str(int(part))
+    if isinstance(part, (tuple, list)):
+        return f"[{', '.join([str(int(one)) for one in part])}]"
+    if isinstance(part, (torch.Tensor, np.ndarray)):
+        found.append(as_tensor(part))
+        return f"t{len(found) - 1}"
+    text: str = _text(part, len(found))
+    found.extend([_table(part, i) for i in range(_count(part))])
+    return text
+
+
+def _constant(function: Any) -> Any:
+    """torch.compile calls it while it traces and keeps what it gave, as long as the rule is the same object. This is
+    torch._dynamo.assume_constant_result, of which the import takes seconds."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_constant
+def _text(rule: Any, first: int) -> str:
+    """Of a Rule, its tables named from t<first> on."""
+    if not isinstance(rule, Rule):
+        raise TypeError(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
+    return str(re.sub(r"\bt(\d+)\b", lambda name: f"t{int(name[1]) + first}", rule._parts[0]))
+
+
+@_constant
+def _count(rule: Rule) -> int:
+    return len(rule._parts[1])
+
+
+@_constant
+def _table(rule: Rule, i: int) -> torch.Tensor:
+    return as_tensor(rule._parts[1][f"t{i}"])

@@ -1,0 +1,164 @@
+"""torch.nn.functional.scaled_dot_product_attention on anyflash: its arguments as a call of attention, or the reason why
+PyTorch's own must take it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import _attention as _plain
+from .. import _rules
+from ._attention import attention
+
+_log = logging.getLogger("anyflash.torch")
+_pytorch_s_own = F.scaled_dot_product_attention
+_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_PLAIN = (Tensor, torch.nn.Parameter)
+_CAUSAL, _FULL = _rules.causal(), _rules.full()
+_told: set[str] = set()
+_lock = threading.Lock()
+_users = 0  # of the override
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, its arguments and results, computed by anyflash wherever that
+    covers the call; else by PyTorch, and the reason is logged once, as a warning of the logger "anyflash.torch".
+
+    query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev); attn_mask broadcasts to (..., Hq, L, S): boolean,
+    True where a key takes part, or added to the scores, with a gradient of its own. A query that sees no key gives 0.
+
+    Not covered: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
+    values), other devices than CPU and CUDA, subclasses of Tensor, and what PyTorch refuses, which it then does in its
+    own words.
+    """
+    reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if reason is None:
+        if query.dim() == 4 and attn_mask is None:
+            return attention(query, key, value, rule=_CAUSAL if is_causal else _FULL, scale=scale)
+        return _with_four_axes(query, key, value, attn_mask, is_causal, scale)
+    if reason and reason not in _told and not torch.compiler.is_compiling():
+        _told.add(reason)
+        _log.warning("scaled_dot_product_attention: left to PyTorch: %s", reason)
+    return _pytorch_s_own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, gqa: bool) -> str | None:
+    """Why the call is not covered: None if it is, "" if it is wrong, as PyTorch will say."""
+    if not (_is_plain(q) and _is_plain(k) and _is_plain(v)):
+        return f"tensors of type {type(q).__name__}, {type(k).__name__} and {type(v).__name__}"
+    if dropout != 0.0:
+        return "dropout_p is not 0"
+    if q.dtype not in _TYPES:
+        return f"type {q.dtype}"
+    if q.layout is not torch.strided or not (q.is_cpu or q.is_cuda):
+        return f"{q.layout} tensors on {q.device.type}"
+    if q.is_cuda and (reason := _reason_of_gpu(q.get_device(), torch.is_grad_enabled())):
+        return reason
+    shape, of_keys, of_values = q.shape, k.shape, v.shape
+    rank = len(shape)
+    if rank < 2 or len(of_keys) != rank or len(of_values) != rank or (causal and mask is not None):
+        return ""
+    if k.dtype != q.dtype or v.dtype != q.dtype or k.device != q.device or v.device != q.device:
+        return ""
+    if shape[-1] != of_keys[-1] or of_keys[-2] != of_values[-2]:
+        return ""
+    if not 1 <= shape[-1] <= 256 or not 1 <= of_values[-1] <= 512:
+        return f"{shape[-1]} and {of_values[-1]} channels"
+    if shape[:-2] != of_keys[:-2] or shape[:-2] != of_values[:-2]:
+        if not gqa or rank < 3 or of_keys[:-2] != of_values[:-2]:
+            return "batches and heads that broadcast"
+        if shape[:-3] != of_keys[:-3] or not of_keys[-3] or shape[-3] % of_keys[-3]:
+            return ""
+    return None if mask is None else _reason_of_mask(mask, (*shape[:-1], of_keys[-2]), q)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Or what stands for a plain tensor in a graph."""
+    return type(tensor) in _PLAIN or type(tensor).__name__ == "FakeTensor"
+
+
+@functools.cache
+def _reason_of_gpu(index: int, backward: bool) -> str:
+    """What anyflash says of a small call there; "" if it works."""
+    small = torch.zeros(1, 1, 1, 8, device=torch.device("cuda", index))
+    try:
+        out, lse = _plain.attention(small, small, small, return_lse=True)
+        if backward:
+            _plain.attention_backward(out, small, small, small, out, lse)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
+    if not _is_plain(mask):
+        return f"a mask of type {type(mask).__name__}"
+    if (mask.dtype != torch.bool and mask.dtype != q.dtype) or mask.device != q.device or mask.dim() > len(shape):
+        return ""
+    padded = (1,) * (len(shape) - mask.dim()) + tuple(mask.shape)
+    return None if all(own in (1, full) for own, full in zip(padded, shape)) else ""
+
+
+def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, scale: float | None) -> Tensor:
+    rank, shape = q.dim(), q.shape
+    if mask is not None:
+        mask = mask[(None,) * (rank - mask.dim())]
+    if rank > 4:
+        if mask is not None and max(mask.shape[:-3]) > 1:
+            mask = mask.expand(*shape[:-3], *mask.shape[-3:])
+        q, k, v, mask = (x if x is None else x.flatten(0, -4) for x in (q, k, v, mask))
+    elif rank < 4:
+        q, k, v, mask = (x if x is None else x[(None,) * (4 - rank)] for x in (q, k, v, mask))
+    rule: Any = _CAUSAL if causal else _FULL
+    if mask is not None and mask.dtype == torch.bool:
+        if mask.is_cuda:  # a rule's tables are on the CPU
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+        else:
+            rule, mask = _rules.dense(mask), None
+    out: Tensor = attention(q, k, v, rule=rule, scale=scale, bias=mask)
+    return out if rank == 4 else out.reshape(*shape[:-1], v.shape[-1])
+
+
+def switch_on() -> None:
+    """Puts the override in place, for all threads."""
+    global _users
+    with _lock:
+        _users += 1
+        F.scaled_dot_product_attention = scaled_dot_product_attention
+
+
+def _switch_off() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            F.scaled_dot_product_attention = _pytorch_s_own
+
+
+@contextmanager
+def sdpa() -> Iterator[None]:
+    """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever that covers the
+    call, in all threads. Names that were imported from torch.nn.functional before keep PyTorch's own."""
+    switch_on()
+    try:
+        yield
+    finally:
+        _switch_off()

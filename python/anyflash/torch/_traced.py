@@ -1,0 +1,57 @@
+"""Rules that a function makes while torch.compile traces it: calls of the compiled module cannot be traced, so they are
+kept as what the rule's text will say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _core, _rules
+
+
+class TracedRule:
+    """A rule as a tree: a name and its arguments, "&" or "|" and two rules, "~" and one."""
+
+    def __init__(self, name: str, parts: tuple[Any, ...]) -> None:
+        self.name = name
+        self.parts = parts
+
+    def __and__(self, other: Any) -> TracedRule:
+        return TracedRule("&", (self, other))
+
+    def __or__(self, other: Any) -> TracedRule:
+        return TracedRule("|", (self, other))
+
+    def __rand__(self, other: Any) -> TracedRule:
+        return TracedRule("&", (other, self))
+
+    def __ror__(self, other: Any) -> TracedRule:
+        return TracedRule("|", (other, self))
+
+    def __invert__(self) -> TracedRule:
+        return TracedRule("~", (self,))
+
+
+class _Makers:
+    """Stands where the module of the rules calls the compiled one."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_core, name)
+
+
+def _maker(name: str) -> Any:
+    real = getattr(_core, name)
+
+    def make(*parts: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return TracedRule(name, parts)
+        return real(*parts)
+
+    return staticmethod(make)
+
+
+for _name in ("full", "causal", "local", "window", "prefix", "sink", "documents", "documents_packed", "tiles",
+              "neighbourhood", "blocks", "dense"):  # fmt: skip
+    setattr(_Makers, _name, _maker(_name))
+setattr(_rules, "_core", _Makers())

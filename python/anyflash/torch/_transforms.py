@@ -1,0 +1,128 @@
+"""torch.func's transforms of the operators: gradients that it can take inside of each other and of vmap. Calls that
+vmap maps become one, whose batch is longer, where only tensors with a batch of their own are mapped; else they are
+made one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._op import ARGUMENTS, BIAS, LAYOUT, PAGES, TABLES, _library, differentiate, refuse, save
+
+_Dims = tuple[Any, ...]
+_FORWARD, _BACKWARD = 0, 4  # where q stands among the operators' arguments
+
+
+def _folded(size: int, dim: int | None, tensor: Any) -> Any:
+    """A mapped tensor's axis joined to its first one; one that is not mapped is repeated."""
+    if tensor is None:
+        return None
+    moved = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return moved.flatten(0, 1)
+
+
+def _is_one_call(first: int, dims: _Dims, args: tuple[Any, ...]) -> bool:
+    """Only q, k, v and what belongs to the results is mapped, and nothing else has a batch axis."""
+    options, mapped = args[first:], dims[first:]
+    bias, slopes, others = options[BIAS], options[BIAS + 1], options[BIAS + 2 : PAGES + 1]
+    return (
+        options[LAYOUT] in ("bhsd", "bshd", "bhds")
+        and not options[TABLES]
+        and all(dim is None for dim in mapped[BIAS : PAGES + 1])
+        and (bias is None or bias.shape[0] == 1)
+        and (slopes is None or slopes.dim() == 1)
+        and all(tensor is None for tensor in others[1:])  # the first one is sink, of heads alone
+    )
+
+
+def _one_call(op: Callable[..., Any], size: int, dims: _Dims, args: tuple[Any, ...], first: int) -> list[Tensor]:
+    folded = [_folded(size, dim, tensor) for dim, tensor in zip(dims[: first + 3], args)]
+    results = op(*folded, *args[first + 3 :])
+    return [one.unflatten(0, (size, -1)) if one.dim() > 1 else one.expand(size, 0) for one in results]
+
+
+def _one_by_one(op: Callable[..., Any], size: int, dims: _Dims, args: tuple[Any, ...]) -> list[Tensor]:
+    def nth(i: int, dim: Any, value: Any) -> Any:
+        if isinstance(value, list):
+            return [nth(i, one_dim, one) for one_dim, one in zip(dim or [None] * len(value), value)]
+        return value.select(dim, i) if isinstance(value, Tensor) and dim is not None else value
+
+    calls = [op(*(nth(i, dim, value) for dim, value in zip(dims, args))) for i in range(size)]
+    return [torch.stack(results) for results in zip(*calls)]
+
+
+def _map(op: Callable[..., Any], first: int) -> Callable[..., Any]:
+    """What vmap makes of the operator. A gradient of bias or sink is a sum over the batch, its own in each call."""
+
+    def mapped(info: Any, dims: _Dims, *args: Any) -> Any:
+        size = info.batch_size
+        if not (first == _BACKWARD and args[-1] >> 3) and _is_one_call(first, dims, args):
+            results = _one_call(op, size, dims, args, first)
+        else:
+            results = _one_by_one(op, size, dims, args)
+        return tuple(results), (0,) * len(results)
+
+    return mapped
+
+
+_forward, _backward = torch.ops.anyflash.attention, torch.ops.anyflash.attention_backward
+if hasattr(torch.library, "register_vmap"):  # PyTorch 2.5
+    torch.library.register_vmap("anyflash::attention", _map(_forward, _FORWARD), lib=_library)
+    torch.library.register_vmap("anyflash::attention_backward", _map(_backward, _BACKWARD), lib=_library)
+
+
+# A torch.autograd.Function takes no lists: the tables go to the end.
+def _flat(first: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    at = first + TABLES
+    return (*args[:at], *args[at + 1 :], *args[at])
+
+
+def _nested(first: int, flat: tuple[Any, ...]) -> tuple[Any, ...]:
+    at = first + TABLES
+    end = first + ARGUMENTS - 1
+    return (*flat[:at], list(flat[end:]), *flat[at:end])
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(*flat: Any) -> Any:
+        return _forward(*_nested(_FORWARD, flat))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        save(ctx, _nested(_FORWARD, inputs), output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        call = lambda *args: _Backward.apply(*_flat(_BACKWARD, args))
+        return _flat(_FORWARD, differentiate(ctx, grads, call))
+
+    @staticmethod
+    def vmap(info: Any, dims: _Dims, *flat: Any) -> Any:
+        call = lambda *args: _Forward.apply(*_flat(_FORWARD, args))
+        return _map(call, _FORWARD)(info, _nested(_FORWARD, dims), *_nested(_FORWARD, flat))
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(*flat: Any) -> Any:
+        return _backward(*_nested(_BACKWARD, flat))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    backward = staticmethod(refuse)
+
+    @staticmethod
+    def vmap(info: Any, dims: _Dims, *flat: Any) -> Any:
+        call = lambda *args: _Backward.apply(*_flat(_BACKWARD, args))
+        return _map(call, _BACKWARD)(info, _nested(_BACKWARD, dims), *_nested(_BACKWARD, flat))
+
+
+def transformed(*args: Any) -> Any:
+    """The operator anyflash::attention under a transform of torch.func."""
+    return _Forward.apply(*_flat(_FORWARD, args))

@@ -1,0 +1,29 @@
+"""Tests of the front ends, with the frameworks themselves. They use the reference, the cases and the bar of
+tests/contract, and run only when asked for, since the frameworks take gigabytes:
+
+    ANYFLASH_TEST_FRAMEWORKS=1 pytest tests/frameworks
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import HealthCheck, Phase, settings  # noqa: E402
+from profiles import many  # noqa: E402
+
+settings.register_profile(
+    "frameworks", deadline=None, derandomize=many() == 1, phases=[Phase.explicit, Phase.generate], print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+settings.load_profile("frameworks")
+torch.set_num_threads(2)
+
+
+@pytest.fixture
+def numbers():
+    """numbers(*shape, dtype=float64): a new tensor of normal numbers, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape, dtype=torch.float64: torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)

@@ -1,0 +1,221 @@
+"""flash_attn's functions against the formulas in their documentation, with the whole matrix in memory."""
+
+import inspect
+
+import pytest
+import torch
+
+from anyflash.compat import flash_attn
+
+FUNCTIONS = {
+    "flash_attn_func": "q k v dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
+    "alibi_slopes=None deterministic=False return_attn_probs=False",
+    "flash_attn_qkvpacked_func": "qkv dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
+    "alibi_slopes=None deterministic=False return_attn_probs=False",
+    "flash_attn_kvpacked_func": "q kv dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
+    "alibi_slopes=None deterministic=False return_attn_probs=False",
+    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p=0.0 "
+    "softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 alibi_slopes=None deterministic=False "
+    "return_attn_probs=False block_table=None",
+    "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None rotary_cos=None rotary_sin=None cache_seqlens=None "
+    "cache_batch_idx=None cache_leftpad=None block_table=None softmax_scale=None causal=False window_size=(-1,-1) "
+    "softcap=0.0 rotary_interleaved=True alibi_slopes=None num_splits=0 return_softmax_lse=False",
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signature(name):
+    parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
+    written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}".replace(" ", "") for p in parameters]
+    assert " ".join(written) == FUNCTIONS[name]
+
+
+def textbook(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, softmax_scale=None, first=0):
+    """(out, lse) of q (b, n, h, d) and k, v (b, m, hk, d); keys before `first` are hidden."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    n, m = q.shape[1], k.shape[1]
+    scores = torch.einsum("bnhd,bmhd->bhnm", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    i, j = torch.arange(n)[:, None] + m - n, torch.arange(m)[None]
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.expand(q.shape[0], -1).double()
+        scores = scores - slopes[:, :, None, None] * (i - j).abs()
+    left, right = window_size[0], 0 if causal else window_size[1]
+    hidden = j < first
+    if left >= 0:
+        hidden = hidden | (j < i - left)
+    if right >= 0:
+        hidden = hidden | (j > i + right)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    lse = scores.logsumexp(-1)
+    p = torch.where(hidden.all(-1)[:, None] if m else torch.tensor(True), 0.0, scores.softmax(-1)).nan_to_num(0.0)
+    return torch.einsum("bhnm,bmhd->bnhd", p, v), lse
+
+
+def close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4])
+OPTIONS = [
+    {}, dict(causal=True), dict(window_size=(2, 1)), dict(window_size=(3, -1)), dict(window_size=(-1, 2)),
+    dict(window_size=[2, 5], causal=True), dict(softcap=1.5), dict(softmax_scale=0.7, causal=True),
+    dict(alibi_slopes=SLOPES, causal=True), dict(alibi_slopes=torch.stack([SLOPES, SLOPES * 2]), softcap=3.0),
+]  # fmt: skip
+
+
+@pytest.fixture
+def qkv(numbers):
+    return lambda n, m, b=2: (numbers(b, n, 4, 8), numbers(b, m, 2, 8), numbers(b, m, 2, 8))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("n, m", [(5, 5), (3, 9), (9, 3), (1, 7)])
+def test_func_and_its_gradients(qkv, options, n, m):
+    tensors = [x.requires_grad_() for x in qkv(n, m)]
+    out, lse, probabilities = flash_attn.flash_attn_func(*tensors, return_attn_probs=True, **options)
+    expected, rows = textbook(*tensors, **options)
+    close(out, expected)
+    close(lse, rows)
+    assert probabilities is None
+    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
+    close(torch.autograd.grad((out * weights).sum(), tensors), torch.autograd.grad((expected * weights).sum(), tensors))
+    close(flash_attn.flash_attn_func(*tensors, **options), out)
+
+
+def test_packed(qkv):
+    q, k, v = qkv(6, 6)
+    alike = torch.stack([q, q * 0.5, q + 1], 2)
+    close(flash_attn.flash_attn_qkvpacked_func(alike, causal=True), textbook(*alike.unbind(2), causal=True)[0])
+    close(flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), window_size=(1, 1)),
+          textbook(q, k, v, window_size=(1, 1))[0])  # fmt: skip
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    one = alike[0]
+    close(flash_attn.flash_attn_varlen_qkvpacked_func(one, ends, 4, causal=True),
+          flash_attn.flash_attn_varlen_func(*one.unbind(1), ends, ends, 4, 4, causal=True))  # fmt: skip
+    close(flash_attn.flash_attn_varlen_kvpacked_func(q[0], torch.stack([k[0], v[0]], 1), ends, ends, 4, 4),
+          flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, 4, 4))  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_varlen_and_its_gradients(qkv, options):
+    tensors = [x[0].detach().requires_grad_() for x in qkv(10, 12)]
+    ends_q, ends_k = torch.tensor([0, 4, 10], dtype=torch.int32), torch.tensor([0, 7, 12], dtype=torch.int32)
+    out, lse, _ = flash_attn.flash_attn_varlen_func(*tensors, ends_q, ends_k, 6, 7, return_attn_probs=True, **options)
+    q, k, v = tensors
+    parts = []
+    for i, (a, b, c, d) in enumerate([(0, 4, 0, 7), (4, 10, 7, 12)]):
+        own = dict(options)
+        if "alibi_slopes" in own and own["alibi_slopes"].dim() == 2:
+            own["alibi_slopes"] = own["alibi_slopes"][i]
+        parts.append(textbook(q[None, a:b], k[None, c:d], v[None, c:d], **own))
+    expected = torch.cat([part[0][0] for part in parts])
+    close(out, expected)
+    close(lse, torch.cat([part[1][0] for part in parts], 1))
+    close(torch.autograd.grad(out.sin().sum(), tensors), torch.autograd.grad(expected.sin().sum(), tensors))
+
+
+def test_varlen_with_pages(qkv, numbers):
+    q = numbers(5, 4, 8)
+    pages_k, pages_v = numbers(6, 4, 2, 8), numbers(6, 4, 2, 8)
+    table = torch.tensor([[5, 0], [2, 3]], dtype=torch.int32)
+    ends_q, ends_k = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 7, 12], dtype=torch.int32)
+    out = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, ends_q, ends_k, 3, 7, causal=True, block_table=table)
+    for i, (a, b, n) in enumerate([(0, 2, 7), (2, 5, 5)]):
+        k, v = (pages[table[i].long()].flatten(0, 1)[None, :n] for pages in (pages_k, pages_v))
+        close(out[a:b], textbook(q[None, a:b], k, v, causal=True)[0][0])
+
+
+def rotated(x, cos, sin, interleaved, places):
+    """x (n, h, d), one position for each of n."""
+    x, half = x.clone(), cos.shape[1]
+    for row, place in enumerate(places):
+        for c in range(half):
+            a, b = (2 * c, 2 * c + 1) if interleaved else (c, c + half)
+            first, second = x[row, :, a].clone(), x[row, :, b].clone()
+            x[row, :, a] = first * cos[place, c] - second * sin[place, c]
+            x[row, :, b] = first * sin[place, c] + second * cos[place, c]
+    return x
+
+
+CACHE_OPTIONS = [{}, dict(causal=True), dict(window_size=(4, 0)), dict(alibi_slopes=SLOPES, softcap=2.0)]
+
+
+@pytest.mark.parametrize("options", CACHE_OPTIONS, ids=str)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("way", ["plain", "batch_idx and leftpad", "pages"])
+def test_kvcache(numbers, options, interleaved, way):
+    q, k, v = numbers(2, 3, 4, 8), numbers(2, 3, 2, 8), numbers(2, 3, 2, 8)
+    cos, sin = numbers(20, 3), numbers(20, 3)
+    lengths, leftpad = torch.tensor([5, 0], dtype=torch.int32), torch.tensor([2, 0], dtype=torch.int32)
+    given = dict(cache_seqlens=lengths, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved)
+    if way == "pages":
+        k_cache, v_cache = numbers(7, 4, 2, 8), numbers(7, 4, 2, 8)
+        table = torch.tensor([[6, 1, 3], [0, 5, 2]], dtype=torch.int32)
+        given["block_table"] = table
+        entry = lambda cache, b: cache[table[b].long()].flatten(0, 1)  # noqa: E731
+    elif way == "plain":
+        k_cache, v_cache = numbers(2, 12, 2, 8), numbers(2, 12, 2, 8)
+        entry = lambda cache, b: cache[b]  # noqa: E731
+    else:
+        k_cache, v_cache = numbers(3, 12, 2, 8), numbers(3, 12, 2, 8)
+        places = torch.tensor([2, 0], dtype=torch.int32)
+        given |= dict(cache_batch_idx=places, cache_leftpad=leftpad)
+        entry = lambda cache, b: cache[int(places[b])]  # noqa: E731
+    padded = "cache_leftpad" in given
+    before = [(entry(k_cache, b).clone(), entry(v_cache, b).clone()) for b in range(2)]
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, return_softmax_lse=True, **given, **options
+    )
+    moves = options.get("causal", False) or "window_size" in options
+    for b, length in enumerate([5, 0]):
+        start = length - (int(leftpad[b]) if padded else 0)
+        new_k = rotated(k[b], cos, sin, interleaved, range(start, start + 3))
+        own_q = rotated(q[b], cos, sin, interleaved, [start + i * moves for i in range(3)])
+        keys, values = before[b]
+        keys[length : length + 3], values[length : length + 3] = new_k, v[b]
+        close(entry(k_cache, b), keys)
+        close(entry(v_cache, b), values)
+        expected, rows = textbook(own_q[None], keys[None, : length + 3], values[None, : length + 3],
+                                  first=int(leftpad[b]) if padded else 0, **options)  # fmt: skip
+        close(out[b], expected[0])
+        close(lse[b], rows[0])
+
+
+def test_kvcache_alone(numbers):
+    q, cache = numbers(2, 1, 4, 8), numbers(2, 9, 2, 8)
+    close(flash_attn.flash_attn_with_kvcache(q, cache, cache), textbook(q, cache, cache)[0])
+    close(
+        flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=4), textbook(q, cache[:, :4], cache[:, :4])[0]
+    )
+
+
+X = torch.zeros(2, 5, 4, 8)
+ENDS = torch.tensor([0, 5], dtype=torch.int32)
+WRONG = {
+    "dropout_p: 0.1, expected 0: dropout is not offered": lambda: flash_attn.flash_attn_func(X, X, X, 0.1),
+    "window_size: 3, expected two integers": lambda: flash_attn.flash_attn_func(X, X, X, window_size=3),
+    "qkv: shape (2, 5, 4, 8), expected rank 5": lambda: flash_attn.flash_attn_qkvpacked_func(X),
+    "kv: shape (2, 5, 4, 8), expected rank 5": lambda: flash_attn.flash_attn_kvpacked_func(X, X),
+    "cu_seqlens_q: ": lambda: flash_attn.flash_attn_varlen_func(X[0], X[0], X[0], ENDS + 1, ENDS, 5, 5),
+    "block_table: 2 sequences, expected 1": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, ENDS, ENDS, 5, 5, block_table=torch.zeros(2, 1, dtype=torch.int32)),
+    "cache_seqlens: 5 new keys go up to 7, expected room": lambda: flash_attn.flash_attn_with_kvcache(
+        X, X.clone(), X.clone(), X, X, cache_seqlens=2),
+    "cache_seqlens: not given": lambda: flash_attn.flash_attn_with_kvcache(X, X.clone(), X.clone(), X, X),
+    "k_cache: batch 1, expected 2": lambda: flash_attn.flash_attn_with_kvcache(X, X[:1], X[:1]),
+    "rotary_cos: 3 positions, expected at least 7": lambda: flash_attn.flash_attn_with_kvcache(
+        X, torch.zeros(2, 9, 4, 8), torch.zeros(2, 9, 4, 8), X, X, torch.zeros(3, 4), torch.zeros(3, 4),
+        cache_seqlens=2, causal=True),
+    "block_table: given with cache_batch_idx": lambda: flash_attn.flash_attn_with_kvcache(
+        X, X, X, cache_batch_idx=torch.zeros(2), block_table=torch.zeros(2, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", WRONG)
+def test_wrong_input(start):
+    with pytest.raises(ValueError) as raised:
+        WRONG[start]()
+    assert str(raised.value).startswith(start) and "\n" not in str(raised.value)

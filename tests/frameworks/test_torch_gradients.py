@@ -1,0 +1,124 @@
+"""Gradients by finite differences in float64, for every option, and what has none."""
+
+import pytest
+import torch
+
+import anyflash as af
+from anyflash.torch import attention, flash_attention_qkv_packed
+
+RULES = {
+    "full": af.full(),
+    "causal": af.causal(),
+    "local": af.local(3, 1, True),
+    "window": af.window(2, 1),
+    "prefix": af.prefix(2),
+    "sink": af.sink(1),
+    "documents": af.documents(torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1])),
+    "documents_packed": af.documents_packed(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 6])),
+    "tiles": af.tiles(2, 1),
+    "neighbourhood": af.neighbourhood(3, 2),
+    "blocks": af.blocks(torch.tensor([[True, False], [True, True], [False, True]]), 2, 3),
+    "dense": af.dense(torch.arange(30).reshape(5, 6) % 3 > 0),
+    "tree": af.causal() & ~af.sink(1) | af.prefix(2),
+}
+
+
+def check(call, *tensors):
+    tensors = [x.detach().clone().requires_grad_() for x in tensors]
+    assert torch.autograd.gradcheck(call, tensors)
+
+
+@pytest.fixture
+def qkv(numbers):
+    """Five queries of four heads, six keys of two."""
+    return numbers(2, 4, 5, 3), numbers(2, 2, 6, 3), numbers(2, 2, 6, 4)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule(qkv, name):
+    check(lambda *x: attention(*x, rule=RULES[name]), *qkv)
+
+
+@pytest.mark.parametrize("align", ["none_front", "none_end", "scale_front", "scale_end"])
+def test_every_alignment(qkv, align):
+    check(lambda *x: attention(*x, rule=af.causal(), align=align, return_lse=True), *qkv)
+
+
+OPTIONS = {
+    "scale": dict(scale=0.3),
+    "softcap": dict(softcap=0.7),
+    "alibi": dict(alibi_slopes=torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)),
+    "key_lengths": dict(key_lengths=torch.tensor([4, 6], dtype=torch.int32)),
+    "lse": dict(return_lse=True),
+    "text": dict(rule="documents(a, b) & causal()", tables={"a": torch.arange(5) // 3, "b": torch.arange(6) // 3}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option(qkv, name):
+    check(lambda *x: attention(*x, **OPTIONS[name]), *qkv)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 6), (1, 4, 5, 6), (2, 1, 1, 6), (1, 1, 5, 1), (1, 4, 1, 1)])
+def test_bias(qkv, numbers, shape):
+    check(lambda q, k, v, bias: attention(q, k, v, bias=bias, return_lse=True), *qkv, numbers(*shape))
+
+
+def test_sink_and_everything_else(qkv, numbers):
+    def call(q, k, v, bias, sink):
+        return attention(q, k, v, rule=af.causal(), bias=bias, sink=sink, softcap=2.0, scale=0.4, return_lse=True,
+                         align="none_end", alibi_slopes=torch.full((2, 4), 0.1, dtype=torch.float64))  # fmt: skip
+
+    check(call, *qkv, numbers(1, 4, 5, 6), numbers(4))
+
+
+def test_every_layout(numbers):
+    check(lambda *x: attention(*x, layout="bshd"), numbers(2, 5, 4, 3), numbers(2, 6, 2, 3), numbers(2, 6, 2, 3))
+    check(lambda *x: attention(*x, layout="bhds"), numbers(2, 4, 3, 5), numbers(2, 2, 3, 6), numbers(2, 2, 4, 6))
+    check(lambda x: attention(x, layout="qkv", rule=af.causal(), return_lse=True), numbers(3, 2, 5, 3))
+    ends = dict(cu_seqlens_q=torch.tensor([0, 2, 5]), cu_seqlens_k=torch.tensor([0, 3, 6]))
+    check(lambda *x: attention(*x, layout="thd", **ends), numbers(5, 4, 3), numbers(6, 2, 3), numbers(6, 2, 3))
+    pixels = [numbers(1, 2, 3, 4, 3) for _ in range(3)]
+    check(lambda *x: attention(*x, rule=af.neighbourhood(3)), *pixels)
+
+
+def test_one_tensor_in_every_place(numbers):
+    check(lambda x: attention(x, x, x, bias=x @ x.mT), numbers(1, 2, 5, 3))
+
+
+@pytest.mark.parametrize("chunks", [(1, 1), (2, 3), (6, 6), (1, 6)])
+def test_packed_in_chunks(numbers, chunks):
+    check(lambda x: flash_attention_qkv_packed(x, *chunks), numbers(3, 2, 6, 4))
+
+
+def test_only_what_is_asked_for(qkv):
+    q, k, v = qkv
+    v.requires_grad_()
+    out, lse = attention(q, k, v, return_lse=True)
+    lse.sum()  # of no use to v
+    (dv,) = torch.autograd.grad(out.sum(), v)
+    assert dv.shape == v.shape and q.grad is None and k.grad is None
+
+
+def test_gradient_of_lse_alone(qkv):
+    q, k, v = (x.requires_grad_() for x in qkv)
+    attention(q, k, v, return_lse=True)[1].sum().backward()
+    expected = torch.autograd.grad((q @ k.repeat_interleave(2, 1).mT / 3**0.5).logsumexp(-1).sum(), [q, k])
+    torch.testing.assert_close([q.grad, k.grad], list(expected))
+    assert v.grad is None or not v.grad.any()
+
+
+@pytest.mark.parametrize("call", [attention, lambda q, k, v: flash_attention_qkv_packed(torch.stack([q[0]] * 3), 5, 5)])
+def test_no_second_derivative(qkv, call):
+    q, k, v = (x.requires_grad_() for x in qkv)
+    (dq,) = torch.autograd.grad(call(q, k, v).sin().sum(), q, create_graph=True)
+    plain = torch.autograd.grad(call(q, k, v).sin().sum(), q)[0]
+    assert torch.equal(dq, plain)  # create_graph alone is no error
+    with pytest.raises(NotImplementedError, match="^anyflash.torch.attention: a second derivative was asked for"):
+        dq.sum().backward()
+
+
+def test_no_gradient_of_slopes(qkv):
+    slopes = torch.ones(4, requires_grad=True)
+    with pytest.raises(ValueError, match="^alibi_slopes: requires a gradient"):
+        attention(*(x.requires_grad_() for x in qkv), alibi_slopes=slopes)

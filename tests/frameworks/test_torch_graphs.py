@@ -1,0 +1,243 @@
+"""anyflash.torch.attention in what is not a plain call: compiled and exported graphs, torch.func, autocast, fake
+tensors, checkpoints. What is expected is the plain call's result, to the bit."""
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+import anyflash as af
+from anyflash.torch import attention, flash_attention_qkv_packed, sdpa
+
+IDS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
+DOCUMENTS = af.documents(IDS)
+
+
+@pytest.fixture
+def qkv(numbers):
+    return [numbers(2, 4, 9, 8) for _ in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+CALLS = {
+    "full": lambda q, k, v: attention(q, k, v),
+    "rule made inside": lambda q, k, v: attention(q, k, v, rule=af.causal() & ~af.window(3, (2,)) | af.sink(1)),
+    "rule from outside": lambda q, k, v: attention(q, k, v, rule=DOCUMENTS),
+    "both": lambda q, k, v: attention(q, k, v, rule=af.causal() & DOCUMENTS),
+    "a rule's text": lambda q, k, v: attention(q, k, v, rule="local(2) | sink(1)"),
+    "tables": lambda q, k, v: attention(q, k, v, rule="documents(ids, ids)", tables={"ids": IDS}),
+    "table made inside": lambda q, k, v: attention(q, k, v, rule=af.dense(q[0, 0] @ k[0, 0].mT > 0)),
+    "options": lambda q, k, v: attention(q, k, v, bias=q @ k.mT, sink=q[0, :, 0, 0], softcap=3.0, scale=0.2,
+                                         alibi_slopes=torch.ones(4), align="none_end"),
+    "lse": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse=True)),
+    "l and m": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse="lm")),
+    "packed": lambda q, k, v: flash_attention_qkv_packed(torch.stack([q[0], k[0], v[0]]), 3, 1),
+}  # fmt: skip
+
+
+def gradients(call, tensors):
+    tensors = [x.detach().clone().requires_grad_() for x in tensors]
+    out = call(*tensors)
+    return out, torch.autograd.grad(out.sin().sum(), tensors)
+
+
+def assert_same(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_as_one_graph(qkv, name):
+    compiled = torch.compile(CALLS[name], fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_same(compiled(*qkv), CALLS[name](*qkv))
+    assert_same(gradients(compiled, qkv), gradients(CALLS[name], qkv))
+
+
+def test_compiled_to_machine_code(qkv):
+    call = lambda q, k, v: attention(q * 2, k, v, rule=af.causal()).relu()  # noqa: E731
+    assert_same(gradients(torch.compile(call, fullgraph=True), qkv), gradients(call, qkv))
+
+
+def test_compiled_for_any_length(numbers):
+    compiled = torch.compile(CALLS["rule made inside"], fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (9, 5, 17):
+        qkv = [numbers(1, 2, length, 8) for _ in range(3)]
+        assert_same(compiled(*qkv), CALLS["rule made inside"](*qkv))
+
+
+def test_another_rule_compiles_anew(qkv):
+    compiled = torch.compile(lambda q, k, v, rule: attention(q, k, v, rule=rule), fullgraph=True, backend="aot_eager")
+    for rule in (af.causal(), af.local(2), af.full()):
+        assert_same(compiled(*qkv, rule), attention(*qkv, rule=rule))
+
+
+def test_compiled_override(qkv):
+    call = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    with sdpa():
+        graphs = []
+        backend = lambda graph, inputs: graphs.append(graph) or graph  # noqa: E731
+        assert_same(torch.compile(call, fullgraph=True, backend=backend)(*qkv), call(*qkv))
+        assert "anyflash.attention" in graphs[0].code
+
+
+@pytest.mark.parametrize(
+    "mask", [lambda q: q[0, 0] @ q[0, 0].mT > 0, lambda q: q @ q.mT, lambda q: q[:1, :1, :1] @ q[:1, :1].mT]
+)
+def test_compiled_override_with_masks(qkv, mask):
+    def call(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask(q))
+
+    with sdpa():
+        assert_same(gradients(torch.compile(call, fullgraph=True, backend="aot_eager"), qkv), gradients(call, qkv))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_override(qkv, strict):
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=q @ k.mT > 0)
+
+    with sdpa():
+        exported = torch.export.export(Model(), tuple(qkv), strict=strict)
+        assert "anyflash.attention" in exported.graph_module.code
+        assert_same(exported.module()(*qkv), Model()(*qkv))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["rule from outside", "a rule's text", "options", "lse"])
+def test_exported(qkv, name, strict):
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return CALLS[name](q, k, v)
+
+    exported = torch.export.export(Model(), tuple(qkv), strict=strict)
+    assert_same(exported.module()(*qkv), CALLS[name](*qkv))
+
+
+def arguments(q, k, v, **changes):
+    options = dict(
+        bias=None, alibi_slopes=None, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None,
+        page_table=None, tables=[], names="", rule="causal()", align="none_front", layout="bhsd", scale=None,
+        softcap=0.0, deterministic=False, threads=0, statistics=1,
+    )  # fmt: skip
+    return q, k, v, *(options | changes).values()
+
+
+@pytest.mark.parametrize("changes", [
+    {}, dict(statistics=2), dict(rule="documents(a, a)", names="a", tables=[IDS]),
+    dict(bias=torch.zeros(1, 4, 1, 9, requires_grad=True), sink=torch.zeros(4, requires_grad=True), softcap=2.0),
+])  # fmt: skip
+def test_operator_check(qkv, changes):
+    q, k, v = (x.requires_grad_() for x in qkv)
+    torch.library.opcheck(torch.ops.anyflash.attention.default, arguments(q, k, v, **changes))
+    bshd = [x.detach().transpose(1, 2) for x in qkv]
+    torch.library.opcheck(torch.ops.anyflash.attention.default, arguments(*bshd, layout="bshd"))
+
+
+def test_backward_operator_check(qkv):
+    out, lse = attention(*qkv, return_lse=True)
+    given = arguments(*qkv)[:-1]
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(
+        torch.ops.anyflash.attention_backward.default, (out, lse, out, lse, *given, 7), test_utils=tests
+    )
+
+
+LAYOUTS = {"bhsd": (2, 3, 7, 8), "bshd": (2, 7, 3, 8), "bhds": (2, 3, 8, 7), "qkv": (3, 2, 7, 8), "thd": (7, 2, 8)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (3, 2, 1, 0)])
+def test_shapes_and_strides_without_data(numbers, layout, order):
+    """What a graph is told of results is what the calls give, strides too."""
+    shape = LAYOUTS[layout]
+    order = order[: len(shape)] if layout != "thd" else (1, 0, 2)
+    x = numbers(*(shape[axis] for axis in order)).permute([order.index(i) for i in range(len(shape))])
+    ends = torch.tensor([0, 3, 7]) if layout == "thd" else None
+    given = arguments(
+        x, *((None, None) if layout == "qkv" else (x, x)), layout=layout, cu_seqlens_q=ends, cu_seqlens_k=ends
+    )
+    real = torch.ops.anyflash.attention(*given)
+    assert layout in ("qkv", "thd") or attention(x.to("meta"), x, x, layout=layout).shape == real[0].shape
+    meta = torch.ops.anyflash.attention(*(one.to("meta") if isinstance(one, torch.Tensor) else one for one in given))
+    assert [(one.shape, one.stride(), one.dtype) for one in real] == [
+        (one.shape, one.stride(), one.dtype) for one in meta
+    ]
+
+
+def test_mapped_over_a_batch(numbers):
+    q, k, v, bias, sink = (
+        numbers(3, 2, 4, 9, 8),
+        *(numbers(3, 2, 2, 9, 8) for _ in "kv"),
+        numbers(3, 1, 4, 9, 9),
+        numbers(3, 4),
+    )
+    one = lambda *x: attention(*x, rule=af.causal())  # noqa: E731
+    assert_same(vmap(one)(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
+    assert_same(vmap(one, (0, None, None))(q, k[0], v[0]), torch.stack([one(x, k[0], v[0]) for x in q]))
+    assert_same(vmap(one, (2, 0, 0), 1)(q.movedim(0, 2), k, v), torch.stack([one(*x) for x in zip(q, k, v)], 1))
+    more = lambda q, k, v, bias, sink: attention(q, k, v, bias=bias, sink=sink, return_lse=True)  # noqa: E731
+    assert_same(vmap(more)(q, k, v, bias, sink), tuple(map(torch.stack, zip(*map(more, q, k, v, bias, sink)))))
+    packed = numbers(4, 3, 2, 6, 8)
+    in_chunks = lambda qkv: flash_attention_qkv_packed(qkv, 3, 2)  # noqa: E731
+    assert_same(vmap(in_chunks)(packed), torch.stack(list(map(in_chunks, packed))))
+    twice = vmap(vmap(lambda q, k, v: one(q[None], k[None], v[None])[0]))
+    assert_same(twice(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
+
+
+def test_gradients_of_functions(numbers):
+    q, k, v, sink = numbers(3, 2, 4, 9, 8), numbers(3, 2, 4, 9, 8), numbers(3, 2, 4, 9, 8), numbers(3, 4)
+    loss = lambda q, k, v, sink: attention(q, k, v, sink=sink, rule=DOCUMENTS).sin().sum()  # noqa: E731
+    each = [grad(loss, (0, 1, 2, 3))(*x) for x in zip(q, k, v, sink)]
+    one = [x[0].clone().requires_grad_() for x in (q, k, v, sink)]
+    assert_same(each[0], torch.autograd.grad(loss(*one), one))
+    assert_same(vmap(grad(loss, (0, 1, 2, 3)))(q, k, v, sink), tuple(map(torch.stack, zip(*each))))
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        grad(lambda q: grad(loss)(q, k[0], v[0], sink[0]).sum())(q[0])
+
+
+def test_forward_mode_is_refused(qkv):
+    with pytest.raises(RuntimeError, match="forward"):
+        torch.func.jvp(lambda q: attention(q, *qkv[1:]), (qkv[0],), (qkv[0],))
+
+
+def test_autocast(qkv):
+    q, k, v = (x.float().requires_grad_() for x in qkv)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v, rule=af.causal())
+        assert attention(*qkv).dtype == torch.float64  # as PyTorch's own functions
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), rule=af.causal()))
+    out.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_checkpoint(qkv):
+    call = lambda q, k, v: torch.utils.checkpoint.checkpoint(CALLS["full"], q, k, v, use_reentrant=False)  # noqa: E731
+    assert_same(gradients(call, qkv), gradients(CALLS["full"], qkv))
+
+
+def test_plan_and_out_are_not_for_graphs(qkv):
+    plan, out = af.plan(*qkv), torch.empty_like(qkv[0])
+    for given in (dict(plan=plan), dict(out=out)):
+        assert torch.equal(attention(*qkv, **given), attention(*qkv))
+        with pytest.raises(
+            ValueError, match=f"^{next(iter(given))}: given in a graph or transform, expected none there$"
+        ):
+            vmap(lambda q: attention(q, *qkv[1:], **given))(qkv[0][None])
+
+
+def test_out_lies_as_q_does(numbers):
+    q = numbers(2, 9, 4, 8).transpose(1, 2)
+    assert attention(q, q, q).stride() == q.stride()
+    assert attention(q, q, q[..., :5]).is_contiguous()
+
+
+def test_threads_are_pytorch_s(qkv, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: seen.append(1) or 1)
+    attention(*qkv)
+    assert seen

@@ -1,0 +1,80 @@
+"""The front end as a part of the package: its documents, and what importing it brings along."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
+EXAMPLES = re.findall(r"```python torch\n(.*?)```", GUIDE.read_text(), re.S)
+
+
+def run(program, **options):
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_guide_s_example_runs(number, tmp_path):
+    assert len(EXAMPLES) == 4
+    run(EXAMPLES[number], cwd=tmp_path)
+
+
+def test_anyflash_alone_does_not_bring_pytorch():
+    assert run("import sys, anyflash; print('torch' in sys.modules)") == "False\n"
+
+
+def test_the_front_end_brings_nothing_more_of_pytorch():
+    """torch._dynamo and sympy take seconds."""
+    program = """
+import sys, torch
+before = {name for name in sys.modules}
+import anyflash.torch, anyflash.torch.auto, anyflash.compat.flash_attn
+print([name for name in sys.modules if name not in before and not name.startswith(("anyflash", "numpy"))])
+"""
+    assert run(program) == "[]\n"
+
+
+@pytest.mark.parametrize("module", ["anyflash.torch", "anyflash.compat.flash_attn", "anyflash.transformers"])
+def test_everything_public_is_documented(module):
+    run(f"""
+import inspect, {module} as module
+assert len(inspect.getdoc(module)) > 100
+for name in getattr(module, "__all__", []):
+    assert len(inspect.getdoc(getattr(module, name))) > 60, name
+""")
+
+
+def test_no_copies():
+    """Peak memory of a call on views of one packed tensor: its results, and far less than a copy of its inputs.
+    (PyTorch's engine may copy the gradients that it hands on.)"""
+    program = """
+import re, torch
+from pathlib import Path
+from anyflash.torch import _attention, attention
+
+def megabytes(field):
+    return int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+def peak(call):
+    Path("/proc/self/clear_refs").write_text("5")
+    before = megabytes("VmRSS")
+    result = call()
+    print(megabytes("VmHWM") - before)
+    return result
+
+qkv = torch.randn(2, 4096, 3, 8, 64).permute(2, 0, 3, 1, 4)
+small = qkv[..., :64, :].detach().clone().requires_grad_()
+attention(*small, rule="local(16)").sum().backward()
+q, k, v = (x.detach().requires_grad_() for x in qkv)
+out = peak(lambda: attention(q, k, v, rule="local(16)"))
+gradients = _attention._gradients
+_attention._gradients = lambda *given: peak(lambda: gradients(*given))
+torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+"""
+    forward, backward = map(float, run(program).split())
+    one = 2 * 8 * 4096 * 64 * 4 / 2**20  # MB of q, of out, of each gradient
+    assert 0.9 * one < forward < 1.5 * one and 2.9 * one < backward < 3.5 * one

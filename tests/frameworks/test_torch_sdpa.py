@@ -1,0 +1,190 @@
+"""The override of torch.nn.functional.scaled_dot_product_attention: results and gradients are PyTorch's own; what is
+not covered goes to PyTorch and is logged once."""
+
+import logging
+import subprocess
+import sys
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+
+from anyflash.torch import _sdpa, sdpa
+
+OWN = _sdpa._pytorch_s_own
+BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
+
+
+@pytest.fixture
+def left_to_pytorch(caplog, monkeypatch):
+    """The reasons that are logged."""
+    monkeypatch.setattr(_sdpa, "_told", set())
+    caplog.set_level(logging.WARNING, "anyflash.torch")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def with_gradients(function, tensors, mask, options):
+    tensors = [x.detach().clone().requires_grad_() for x in tensors]
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.detach().clone().requires_grad_()
+        tensors.append(mask)
+    out = function(*tensors[:3], attn_mask=mask, **options)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return out, torch.autograd.grad((out * weights).sum(), tensors, allow_unused=True, materialize_grads=True)
+
+
+def check(q, k, v, mask=None, **options):
+    bound = BOUNDS[q.dtype]
+    with patch.object(_sdpa, "attention", wraps=_sdpa.attention) as ours:
+        out, gradients = with_gradients(_sdpa.scaled_dot_product_attention, (q, k, v), mask, options)
+    assert ours.call_count == 1
+    wide = [x.double() for x in (q, k, v)]
+    wide_mask = mask.double() if mask is not None and mask.dtype != torch.bool else mask
+    expected, others = with_gradients(OWN, wide, wide_mask, options)
+    assert out.dtype == q.dtype
+    torch.testing.assert_close(out.double(), expected, rtol=bound, atol=bound)
+    for one, other in zip(gradients, others):
+        torch.testing.assert_close(one.double(), other, rtol=bound, atol=4 * bound)
+
+
+@st.composite
+def sdpa_calls(draw):
+    """Shapes of any rank from 2 on, masks of every broadcast shape."""
+    lead = draw(st.lists(st.integers(1, 3), max_size=3))
+    queries, keys = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    d, d_v = draw(st.integers(1, 16)), draw(st.integers(1, 16))
+    dtype = draw(st.sampled_from([torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16]))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    q, k, v = (torch.randn(*lead, n, c).to(dtype) for n, c in ((queries, d), (keys, d), (keys, d_v)))
+    options = {}
+    if draw(st.booleans()):
+        options["scale"] = draw(st.sampled_from([0.3, 1.0, -0.5]))
+    kind = draw(st.sampled_from(["none", "causal", "boolean", "added", "added with -inf"]))
+    mask = None
+    if kind == "causal":
+        options["is_causal"] = True
+    elif kind != "none":
+        full = [*lead, queries, keys]
+        shape = [size if draw(st.booleans()) else 1 for size in full]
+        shape = shape[draw(st.integers(0, len(lead))) :]
+        hidden = torch.rand(shape) < 0.3
+        mask = ~hidden if kind == "boolean" else torch.randn(shape).to(dtype)
+        if kind == "added with -inf":
+            mask = mask.masked_fill(hidden, float("-inf"))
+            if not mask.isfinite().any():
+                mask = torch.zeros_like(mask)
+    return (q, k, v, mask), options
+
+
+@examples(150)
+@given(sdpa_calls())
+def test_any_call(call):
+    arguments, options = call
+    check(*arguments, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_grouped_heads(numbers, causal):
+    check(numbers(2, 6, 7, 8), numbers(2, 2, 9, 8), numbers(2, 2, 9, 8), enable_gqa=True, is_causal=causal)
+    check(numbers(6, 7, 8), numbers(3, 9, 8), numbers(3, 9, 8), enable_gqa=True)
+
+
+def test_causal_is_top_left(numbers):
+    check(numbers(1, 2, 5, 8), numbers(1, 2, 9, 8), numbers(1, 2, 9, 8), is_causal=True)
+    check(numbers(1, 2, 9, 8), numbers(1, 2, 5, 8), numbers(1, 2, 5, 8), is_causal=True)
+
+
+def test_a_query_that_sees_no_key_gives_0_as_in_pytorch(numbers):
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2] = False
+    q = numbers(1, 2, 5, 8)
+    check(q, q, q, mask)
+    out = _sdpa.scaled_dot_product_attention(q, q, q, mask)
+    assert (out[:, :, 2] == 0).all() and (OWN(q, q, q, mask)[:, :, 2] == 0).all()
+
+
+def test_transposed_and_sliced_inputs_are_not_copied(numbers):
+    qkv = numbers(2, 9, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    check(*qkv, is_causal=True)
+    check(*(x[..., ::2] for x in qkv))
+
+
+NOT_COVERED = {
+    "dropout_p is not 0": (dict(dropout_p=0.5), (1, 2, 5, 8), torch.float32),
+    "300 and 300 channels": ({}, (1, 1, 5, 300), torch.float32),
+    "type torch.complex64": (None, (1, 1, 5, 8), torch.complex64),
+}
+
+
+@pytest.mark.parametrize("reason", NOT_COVERED)
+def test_left_to_pytorch_and_logged_once(left_to_pytorch, reason):
+    options, shape, dtype = NOT_COVERED[reason]
+    q = torch.randn(shape).to(dtype)
+    for _ in range(2):
+        if options is None:
+            with pytest.raises(RuntimeError):
+                _sdpa.scaled_dot_product_attention(q, q, q)
+        else:
+            torch.manual_seed(1)
+            out = _sdpa.scaled_dot_product_attention(q, q, q, **options)
+            torch.manual_seed(1)
+            assert torch.equal(out, OWN(q, q, q, **options))
+    assert left_to_pytorch() == [f"scaled_dot_product_attention: left to PyTorch: {reason}"]
+
+
+def test_heads_that_broadcast_are_left_to_pytorch(left_to_pytorch, numbers):
+    q, k = numbers(2, 4, 5, 8), numbers(2, 1, 5, 8)
+    assert torch.equal(_sdpa.scaled_dot_product_attention(q, k, k), OWN(q, k, k))
+    assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: batches and heads that broadcast"]
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda q: dict(attn_mask=torch.ones(3, 3, dtype=torch.bool)),
+    lambda q: dict(attn_mask=torch.ones(5, 5, dtype=torch.bool), is_causal=True),
+    lambda q: dict(key=q[..., :4]),
+    lambda q: dict(value=q.double()),
+])  # fmt: skip
+def test_wrong_input_is_refused_by_pytorch(left_to_pytorch, wrong):
+    q = torch.zeros(1, 2, 5, 8)
+    given = dict(query=q, key=q, value=q) | wrong(q)
+    with pytest.raises(RuntimeError) as expected:
+        OWN(**given)
+    with pytest.raises(RuntimeError) as raised:
+        _sdpa.scaled_dot_product_attention(**given)
+    assert str(raised.value) == str(expected.value) and not left_to_pytorch()
+
+
+def test_in_place_for_a_block():
+    assert F.scaled_dot_product_attention is OWN
+    with sdpa():
+        assert F.scaled_dot_product_attention is _sdpa.scaled_dot_product_attention
+        with sdpa():
+            pass
+        assert F.scaled_dot_product_attention is _sdpa.scaled_dot_product_attention
+    assert F.scaled_dot_product_attention is OWN
+    with pytest.raises(KeyError), sdpa():
+        raise KeyError
+    assert F.scaled_dot_product_attention is OWN
+
+
+def test_auto_stays_and_layers_of_pytorch_use_it():
+    program = """
+import torch, anyflash.torch.auto
+from anyflash.torch import _sdpa, sdpa
+with sdpa(): pass
+assert torch.nn.functional.scaled_dot_product_attention is _sdpa.scaled_dot_product_attention
+calls = []
+real, _sdpa.attention = _sdpa.attention, lambda *a, **o: calls.append(1) or real(*a, **o)
+layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
+x = torch.randn(2, 5, 16, dtype=torch.float64)
+ours = layer(x)
+with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    torch.nn.functional.scaled_dot_product_attention = _sdpa._pytorch_s_own
+    assert (ours - layer(x)).abs().max() < 1e-12 and calls
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

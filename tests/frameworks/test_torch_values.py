@@ -1,0 +1,83 @@
+"""anyflash.torch.attention against the contract's reference: results and, through autograd, gradients, as an eager
+call and through the operator that graphs hold."""
+
+import pytest
+import torch
+from cases import Case, Laid, same_bits
+from devices import as_tensor, from_device
+from hypothesis import given
+from profiles import examples
+from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
+
+import anyflash as af
+import anyflash.torch
+import cases
+from test_core import CALLS
+
+
+class TorchLaid(Laid):
+    """A case's tensors as PyTorch's."""
+
+    place = staticmethod(as_tensor)
+
+    def differentiable(self):
+        return [self.q, self.k, self.v, self.options.get("bias"), self.options.get("sink")]
+
+    def forward(self, **changes):
+        options = self.options | changes
+        for tensor in self.differentiable():
+            if tensor is not None and not self.case.page_size:
+                tensor.requires_grad_()
+
+        def call(wanted):
+            return anyflash.torch.attention(self.q, self.k, self.v, return_lse=wanted, **options)
+
+        (out, lse), (again, l, m) = call(True), call("lm")
+        self.results = [out] if self.dlse is None else [out, lse]
+        assert same_bits(from_device(out), from_device(again))
+        with torch.no_grad():
+            assert same_bits(from_device(out), from_device(call(False)))
+        return tuple(map(from_device, (out, lse, l, m)))
+
+    def backward(self, out, lse, **changes):
+        given = [as_tensor(self.dout)] if self.dlse is None else [as_tensor(self.dout), self.dlse]
+        tensors = self.differentiable()
+        made = iter(torch.autograd.grad(self.results, [x for x in tensors if x is not None], given))
+        return af.Gradients(*(None if x is None else from_device(next(made)) for x in tensors))
+
+
+@pytest.fixture(autouse=True, params=["eager", "operator"])
+def way(request, monkeypatch):
+    monkeypatch.setattr(cases, "Laid", TorchLaid)
+    if request.param == "operator":
+        monkeypatch.setattr(anyflash.torch._attention, "is_direct", lambda *tensors: False)
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("name", CALLS)
+def test_call(name, type):
+    cases.check(Case(type=type, seed=sum(map(ord, name)), **CALLS[name]))
+
+
+@examples(60)
+@given(calls())
+def test_any_call(case):
+    cases.check(case)
+
+
+@examples(15)
+@given(packed_cases())
+def test_packed(case):
+    cases.check(case)
+
+
+@examples(20)
+@given(ragged_cases())
+def test_documents_end_to_end(case):
+    cases.check(case)
+
+
+@examples(15)
+@given(paged_cases())
+def test_pages(case):
+    cases.check(case)
