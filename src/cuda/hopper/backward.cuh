@@ -39,15 +39,7 @@ class GroupBackwardBlock {
   }
 
   __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) shared_.begin();
-    __syncthreads();
-    if (threadIdx.x >= 256) {
-      give_registers<24>();
-      GroupLoader<Sizes>(args_, shared_, b_, key_head_, first_block_).run();
-    } else {
-      take_registers<240>();
-      compute();
-    }
+    load_and_compute<Sizes>(args_, shared_, b_, key_head_, first_block_, [&] { compute(); });
   }
 
  private:

@@ -263,7 +263,7 @@ class GroupLoader {
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x % 128); }
   __device__ __forceinline__ const DeviceGroup& group(std::int32_t h) const {
-    return args_.groups[(args_.batch_groups > 1 ? b_ : 0) * args_.head_groups + (args_.head_groups > 1 ? h : 0)];
+    return group_of(args_, b_, h);
   }
 
   /// The next tile that either key block visits, of this query head or the next of the group. One thread's work.
@@ -370,5 +370,21 @@ class GroupLoader {
   Shared& shared_;
   std::int32_t b_, key_head_, first_block_, h_;  // h_: of the tile last found, one thread's
 };
+
+/// What a block's warpgroups do: the last one loads, the others compute.
+template <class Sizes, class Compute>
+__device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, GroupBackwardShared<Sizes>& shared,
+                                                 std::int32_t b, std::int32_t key_head, std::int32_t block,
+                                                 const Compute& compute) {
+  if (threadIdx.x == 0) shared.begin();
+  __syncthreads();
+  if (threadIdx.x >= 256) {
+    give_registers<24>();
+    GroupLoader<Sizes>(args, shared, b, key_head, block).run();
+  } else {
+    take_registers<240>();
+    compute();
+  }
+}
 
 }  // namespace anyflash::cuda

@@ -1,129 +1,78 @@
-// Products of a warpgroup (wgmma, sm_90a) for the backward pass, where any
-// operand may lie transposed. A lane's numbers of a 64 x 8 kTiles result:
-// c[j][0], c[j][1] are columns 8j + 2t and 8j + 2t + 1 of row g of its warp's
-// 16, c[j][2] and c[j][3] those of row g + 8. The instructions are issued here;
-// they complete in order, in the groups that are committed.
+// Products of a warpgroup (wgmma, sm_90a) for the backward pass, where any operand may lie transposed. A lane's numbers
+// of a 64 x 8 kTiles result: c[j][0], c[j][1] are columns 8j + 2t and 8j + 2t + 1 of row g of its warp's 16, c[j][2]
+// and c[j][3] those of row g + 8. The instructions are issued here; they complete in order, in the groups that are
+// committed.
 #pragma once
 
 #include "cuda/hopper/instructions.cuh"
 
 namespace anyflash::cuda {
 
-__device__ __forceinline__ void products_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /// Waits until at most `groups` groups of products are under way.
-template <int groups> __device__ __forceinline__ void products_wait_for() {
+template <int groups>
+__device__ __forceinline__ void products_wait_for() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");
 }
 
-/// Ties registers to this place: behind a wait, the results that products have
-/// written; before, what they read.
+/// Ties registers to this place: behind a wait, the results that products have written; before, what they read.
 template <int kTiles>
 __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
 #pragma unroll
   for (int j = 0; j < kTiles; ++j)
-    asm volatile(""
-                 : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]),
-                   "+f"(c[j][3])::"memory");
+    asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
 }
 
-// c (64 x 8 kTiles) = a (64 x 16) b (16 x 8 kTiles), added to what c was if
-// `sum`; a by descriptor, or in registers as the results of products are, then
-// always added. In shared memory the 16 numbers of a row of `a`, or of a column
-// of b, are neighbours, unless transposed.
+// c (64 x 8 kTiles) = a (64 x 16) b (16 x 8 kTiles), added to what c was if `sum`; a by descriptor, or in registers as
+// the results of products are, then always added. In shared memory the 16 numbers of a row of `a`, or of a column of b,
+// are neighbours, unless transposed.
 
-#define ANYFLASH_RESULT(j)                                                     \
-  "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define ANYFLASH_RESULT(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 
-#define ANYFLASH_PRODUCTS_32(E, type)                                          \
-  template <bool kTransposedA, bool kTransposedB>                              \
-  __device__ __forceinline__ void multiply(float(&c)[4][4], std::uint64_t a,   \
-                                           std::uint64_t b, bool sum, E) {     \
-    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, %18, 0;\n"                \
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type   \
-                 " {" ANYFLASH_REGISTERS_16 "}, "                              \
-                 "%16, %17, sum, 1, 1, %19, %20; }"                            \
-                 : ANYFLASH_TIMES_4(ANYFLASH_RESULT, 0)                        \
-                 : "l"(a), "l"(b), "r"(int(sum)), "n"(int(kTransposedA)),      \
-                   "n"(int(kTransposedB)));                                    \
+// tiles: of 8 columns. registers: 4 a tile; behind those of the results come the other operands, named by their texts.
+#define ANYFLASH_PRODUCTS(E, type, tiles, columns, registers, a_text, b_text, sum_text, ways)                         \
+  template <bool kTransposedA, bool kTransposedB>                                                                     \
+  __device__ __forceinline__ void multiply(float (&c)[tiles][4], std::uint64_t a, std::uint64_t b, bool sum, E) {     \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
+                 " {" ANYFLASH_REGISTERS_##registers "}, " a_text ", " b_text ", sum, 1, 1, " ways "; }"              \
+                 : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
+                 : "l"(a), "l"(b), "r"(int(sum)), "n"(int(kTransposedA)), "n"(int(kTransposedB)));                    \
   }
-ANYFLASH_PRODUCTS_32(__half, "f16")
-ANYFLASH_PRODUCTS_32(__nv_bfloat16, "bf16")
-#undef ANYFLASH_PRODUCTS_32
-
-#define ANYFLASH_PRODUCTS_64(E, type)                                          \
-  template <bool kTransposedA, bool kTransposedB>                              \
-  __device__ __forceinline__ void multiply(float(&c)[8][4], std::uint64_t a,   \
-                                           std::uint64_t b, bool sum, E) {     \
-    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, %34, 0;\n"                \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type   \
-                 " {" ANYFLASH_REGISTERS_32 "}, "                              \
-                 "%32, %33, sum, 1, 1, %35, %36; }"                            \
-                 : ANYFLASH_TIMES_8(ANYFLASH_RESULT, 0)                        \
-                 : "l"(a), "l"(b), "r"(int(sum)), "n"(int(kTransposedA)),      \
-                   "n"(int(kTransposedB)));                                    \
-  }                                                                            \
-  template <bool kTransposedB>                                                 \
-  __device__ __forceinline__ void multiply(                                    \
-      float(&c)[8][4], const std::uint32_t(&a)[4], std::uint64_t b, E) {       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type   \
-                 " {" ANYFLASH_REGISTERS_32 "}, "                              \
-                 "{%32, %33, %34, %35}, %36, 1, 1, 1, %37;"                    \
-                 : ANYFLASH_TIMES_8(ANYFLASH_RESULT, 0)                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),         \
-                   "n"(int(kTransposedB)));                                    \
+#define ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, tiles, columns, registers, a_text, b_text, way)                       \
+  template <bool kTransposedB>                                                                                        \
+  __device__ __forceinline__ void multiply(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b, E) {   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
+                 " {" ANYFLASH_REGISTERS_##registers "}, "                                                            \
+                 "{" a_text "}, " b_text ", 1, 1, 1, " way ";"                                                        \
+                 : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransposedB)));                       \
   }
-ANYFLASH_PRODUCTS_64(__half, "f16")
-ANYFLASH_PRODUCTS_64(__nv_bfloat16, "bf16")
-#undef ANYFLASH_PRODUCTS_64
-
-#define ANYFLASH_PRODUCTS_128(E, type)                                         \
-  template <bool kTransposedA, bool kTransposedB>                              \
-  __device__ __forceinline__ void multiply(float(&c)[16][4], std::uint64_t a,  \
-                                           std::uint64_t b, bool sum, E) {     \
-    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, %66, 0;\n"                \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type  \
-                 " {" ANYFLASH_REGISTERS_64 "}, "                              \
-                 "%64, %65, sum, 1, 1, %67, %68; }"                            \
-                 : ANYFLASH_TIMES_16(ANYFLASH_RESULT, 0)                       \
-                 : "l"(a), "l"(b), "r"(int(sum)), "n"(int(kTransposedA)),      \
-                   "n"(int(kTransposedB)));                                    \
-  }                                                                            \
-  template <bool kTransposedB>                                                 \
-  __device__ __forceinline__ void multiply(                                    \
-      float(&c)[16][4], const std::uint32_t(&a)[4], std::uint64_t b, E) {      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type  \
-                 " {" ANYFLASH_REGISTERS_64 "}, "                              \
-                 "{%64, %65, %66, %67}, %68, 1, 1, 1, %69;"                    \
-                 : ANYFLASH_TIMES_16(ANYFLASH_RESULT, 0)                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),         \
-                   "n"(int(kTransposedB)));                                    \
-  }
-ANYFLASH_PRODUCTS_128(__half, "f16")
-ANYFLASH_PRODUCTS_128(__nv_bfloat16, "bf16")
-#undef ANYFLASH_PRODUCTS_128
-
+#define ANYFLASH_ALL_PRODUCTS(E, type)                                                                                \
+  ANYFLASH_PRODUCTS(E, type, 4, "32", 16, "%16", "%17", "%18", "%19, %20")                                            \
+  ANYFLASH_PRODUCTS(E, type, 8, "64", 32, "%32", "%33", "%34", "%35, %36")                                            \
+  ANYFLASH_PRODUCTS(E, type, 16, "128", 64, "%64", "%65", "%66", "%67, %68")                                          \
+  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 8, "64", 32, "%32, %33, %34, %35", "%36", "%37")                            \
+  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 16, "128", 64, "%64, %65, %66, %67", "%68", "%69")
+ANYFLASH_ALL_PRODUCTS(__half, "f16")
+ANYFLASH_ALL_PRODUCTS(__nv_bfloat16, "bf16")
+#undef ANYFLASH_ALL_PRODUCTS
+#undef ANYFLASH_PRODUCTS_OF_REGISTERS
+#undef ANYFLASH_PRODUCTS
 #undef ANYFLASH_RESULT
 
-/// Four 8 x 8 matrices of 16-bit numbers to shared memory, from registers as
-/// load_matrices fills them.
-__device__ __forceinline__ void store_matrices(void *row,
-                                               const std::uint32_t (&from)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-          shared_address(row)),
-      "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
-      : "memory");
-}
-
-/// Adds four neighbouring numbers to those in global memory, each by itself, in
-/// no order.
-__device__ __forceinline__ void add_to_memory(float *to, const float (&x)[4]) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to),
-               "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+/// Four 8 x 8 matrices of 16-bit numbers to shared memory, from registers as load_matrices fills them.
+__device__ __forceinline__ void store_matrices(void* row, const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
                : "memory");
 }
 
-} // namespace anyflash::cuda
+/// Adds four neighbouring numbers to those in global memory, each by itself, in no order.
+__device__ __forceinline__ void add_to_memory(float* to, const float (&x)[4]) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
+}  // namespace anyflash::cuda

@@ -64,7 +64,7 @@ class GradientBlock {
       if (threadIdx.x == 0) describe(entry);
       __syncthreads();
       if (shared_.run_count == 0) continue;
-      load_program();
+      load_program<kThreads>(group(), shared_.program);
       __syncthreads();
       open_entry(!held || role_ == Role::bias);
       held = true;
@@ -131,14 +131,8 @@ class GradientBlock {
     shared_.run_count = visited ? 1 : 0;
   }
 
-  __device__ __forceinline__ void load_program() {
-    const auto* const from = reinterpret_cast<const std::uint64_t*>(group().program);
-    auto* const to = reinterpret_cast<std::uint64_t*>(&shared_.program);
-    for (int i = threadIdx.x; i < int(sizeof(Program) / 8); i += kThreads) to[i] = from[i];
-  }
   __device__ __forceinline__ const DeviceGroup& group() const {
-    return args_.groups[(args_.batch_groups > 1 ? shared_.task.b : 0) * args_.head_groups +
-                        (args_.head_groups > 1 ? shared_.task.h : 0)];
+    return group_of(args_, shared_.task.b, shared_.task.h);
   }
 
   /// What the own side has for all steps. Arrives with the first step's tiles.

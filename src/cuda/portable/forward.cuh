@@ -32,7 +32,7 @@ class ForwardBlock {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) describe();
     __syncthreads();
-    load_program();
+    load_program<kThreads>(group(), shared_.program);
     load_queries();
     __syncthreads();
     if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
@@ -111,15 +111,8 @@ class ForwardBlock {
                    static_cast<const E*>(nullptr));
   }
 
-  __device__ __forceinline__ void load_program() {
-    const auto* const from = reinterpret_cast<const std::uint64_t*>(group().program);
-    auto* const to = reinterpret_cast<std::uint64_t*>(&shared_.program);
-    for (int i = threadIdx.x; i < int(sizeof(Program) / 8); i += kThreads) to[i] = from[i];
-  }
-
   __device__ __forceinline__ const DeviceGroup& group() const {
-    return args_.groups[(args_.batch_groups > 1 ? shared_.task.b : 0) * args_.head_groups +
-                        (args_.head_groups > 1 ? shared_.task.h : 0)];
+    return group_of(args_, shared_.task.b, shared_.task.h);
   }
   __device__ __forceinline__ T unit() const { return sizeof(T) == 8 ? static_cast<T>(args_.unit) : args_.unit32; }
   /// Of what softmax() is given.

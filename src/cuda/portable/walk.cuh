@@ -1,9 +1,23 @@
-// Steps along the runs of a block.
+// The mask of a head: its program, and steps along the runs of a block.
 #pragma once
 
 #include "cuda/portable/args.h"
 
 namespace anyflash::cuda {
+
+/// The mask of head h of batch entry b.
+template <class Args>
+__device__ __forceinline__ const DeviceGroup& group_of(const Args& args, std::int32_t b, std::int32_t h) {
+  return args.groups[(args.batch_groups > 1 ? b : 0) * args.head_groups + (args.head_groups > 1 ? h : 0)];
+}
+
+/// By all of a block's threads.
+template <int kThreads>
+__device__ __forceinline__ void load_program(const DeviceGroup& group, rules::Program& program) {
+  const auto* const from = reinterpret_cast<const std::uint64_t*>(group.program);
+  auto* const to = reinterpret_cast<std::uint64_t*>(&program);
+  for (int i = threadIdx.x; i < int(sizeof(program) / 8); i += kThreads) to[i] = from[i];
+}
 
 /// kEntries entries of the other side a step. Shared: what has the block's `runs` and their number, `run_count`.
 template <int kEntries>
