@@ -1,6 +1,7 @@
 """The ends of the ranges of numbers and coordinates: what the formula gives there, by hand."""
 
 import anyflash as af
+import ml_dtypes
 import numpy as np
 import pytest
 from devices import from_device, to_device
@@ -86,3 +87,31 @@ def test_scores_and_sink_of_minus_infinity():
     infinite = np.full((1, 1, 1, 1), -np.inf, np.float32)
     out, lse = attention(q, q, q, bias=infinite, sink=np.array([-np.inf], np.float32), return_lse=True)
     assert np.all(out == 0) and np.all(lse == -np.inf)
+
+
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+@pytest.mark.parametrize("type", (np.float32, np.float64, ml_dtypes.bfloat16))
+@pytest.mark.parametrize("causal", (False, True))
+def test_values_near_the_largest_number(queries, type, causal):
+    """The sum over 4,000 keys of P V, before it is divided, is more than the type holds; the mean of V is not."""
+    keys, large = 4000, float(ml_dtypes.finfo(type).max) / 8
+    q, k = np.ones((2, 2, queries, 8), type), np.zeros((2, 1, keys, 8), type)
+    k[:, 0, :, 0] = np.linspace(0, 4, keys)  # every score is the largest so far
+    v = np.full((2, 1, keys, 8), large, type)
+    v[1] = 1  # this batch entry overflows nowhere
+    v[..., 1] *= -1
+    v[..., 2] = np.resize([1, -1], keys)
+    sink = np.array([3, 3], np.float32 if type == ml_dtypes.bfloat16 else type)
+    options = dict(rule=af.causal() if causal else af.full(), align="none_end", scale=1.0, sink=sink)
+    out, row_sum, row_max = attention(q, k, v, return_lse="lm", **options)
+    score = k[0, 0, :, 0].astype(float)
+    for i in range(queries):
+        seen = slice(keys - queries + i + 1 if causal else keys)
+        largest = max(score[seen].max(), 3)
+        weight = np.exp(score[seen] - largest)
+        total = weight.sum() + np.exp(3 - largest)
+        np.testing.assert_allclose(row_sum[:, :, i], total, rtol=1e-3)
+        np.testing.assert_allclose(row_max[:, :, i], largest, rtol=1e-3)
+        mean = weight / total @ v[:, 0, seen].astype(float)
+        error = np.abs(out[:, :, i].astype(float) - mean[:, None]) / np.abs(v[:, :, 0].astype(float))
+        assert error.max() < (1e-2 if type == ml_dtypes.bfloat16 else 1e-5)
