@@ -69,7 +69,7 @@ class FewRowsTask {
     return even(rows) * d_qk + rows * (kTile + 2 * kSumLanes + 1) + (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
   }
 
-  /// before: of a first walk over all parts, or null in that.
+  /// before: of a first walk over all parts, where that overflowed; null in that walk.
   void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result, const RowEnd<T>* before) {
     b_ = b, g_ = g;
     load_queries();
@@ -276,11 +276,11 @@ class FewRowsTask {
   std::int64_t b_ = 0, g_ = 0;
 };
 
-/// Puts the parts of all rows of (b, g) together, in their order, and stores the results; the statistics too if the ends
-/// are wanted in `joined`. False if an output overflowed on the way.
+/// Puts the parts of all rows of (b, g) together, in their order, and stores the results; of a second walk, those of the
+/// rows whose first overflowed. False if any does: their ends are in `joined`.
 template <class T>
 bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, std::int64_t b, std::int64_t g,
-               const Part<T>& first, RowEnd<T>* joined) {
+               const Part<T>& first, RowEnd<T>* joined, bool again) {
   const auto width = padded(problem.d_v);
   bool good = true;
   for (std::int64_t row = 0; row < shape.rows; ++row) {
@@ -296,14 +296,17 @@ bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows&
     }
     const auto h = g * shape.group + row / shape.queries;
     const auto query = static_cast<std::int32_t>(row % shape.queries);
-    good &= FinishRow(problem, plan, b, h, 0, query, end, out);
-    if (!joined) continue;
+    const bool finite = FinishRow(problem, plan, b, h, 0, query, end, out);
+    if (again) continue;
     StoreStatistics(problem, plan, b, h, 0, query, end);
-    joined[row] = end;
+    joined[row] = finite ? RowEnd<T>() : end;
+    good &= finite;
   }
   for (std::int64_t i = 0; i < shape.group; ++i) {
     const auto h = g * shape.group + i;
-    const RowAddresses address(problem.out, b, h, plan.query_grid.box(0), problem.q_size);
+    RowAddresses address(problem.out, b, h, plan.query_grid.box(0), problem.q_size);
+    for (std::int32_t query = 0; again && query < shape.queries; ++query)
+      if (joined[i * shape.queries + query].sum == 0) address.leave_out(query);
     StoreRows(first.out + i * shape.queries * width, width, problem.out, problem.type, address,
               static_cast<std::int32_t>(shape.queries), problem.d_v);
   }

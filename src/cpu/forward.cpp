@@ -83,12 +83,11 @@ class ForwardTask {
     load_queries();
     state_.clear(used_rows_);
     walk();
-    if (!finish(true)) {
+    if (!finish(false)) {
       state_.clear(used_rows_, ends_);
       walk();
-      finish(false);
+      finish(true);
     }
-    StoreRows(out_, d_v_, problem_.out, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_v);
   }
 
  private:
@@ -206,15 +205,21 @@ class ForwardTask {
       AddRowsNotFinite(words_[row] & keys.not_finite, p_ + row * kPRow, keys.v, d_v_, problem_.d_v, out_ + row * d_v_);
   }
 
-  /// False if an output overflowed on the way.
-  bool finish(bool statistics) {
+  /// Stores the results; of a second walk, those of the rows whose first overflowed. False if any does.
+  bool finish(bool again) {
+    RowAddresses address(problem_.out, b_, h_, query_box_, problem_.q_size);
     bool good = true;
     for (std::int32_t row = 0; row < used_rows_; ++row) {
-      ends_[row] = SettleRow(row, state_);
-      if (!rules::inside(query_box_.entry(row), problem_.q_size)) continue;
-      good &= FinishRow(problem_, plan_, b_, h_, block_, row, ends_[row], out_ + row * d_v_);
-      if (statistics) StoreStatistics(problem_, plan_, b_, h_, block_, row, ends_[row]);
+      if (again && ends_[row].sum == 0) address.leave_out(row);
+      RowEnd<T> end = SettleRow(row, state_);
+      if (!again) ends_[row] = {};
+      if (!address.exists(row)) continue;
+      const bool finite = FinishRow(problem_, plan_, b_, h_, block_, row, end, out_ + row * d_v_);
+      if (again) continue;
+      StoreStatistics(problem_, plan_, b_, h_, block_, row, end);
+      if (!finite) good = false, ends_[row] = end;
     }
+    StoreRows(out_, d_v_, problem_.out, problem_.type, address, used_rows_, problem_.d_v);
     return good;
   }
 
@@ -229,7 +234,7 @@ class ForwardTask {
   T *q_, *s_, *out_;  // q_ holds E once loaded
   E *v_clean_, *p_;
   RowState<T> state_;
-  RowEnd<T>* ends_;
+  RowEnd<T>* ends_;  // of the rows that overflowed
   TileWords<kMaxQueryRows> tile_words_;
   const std::uint64_t* words_ = nullptr;  // of the tile in work
   Ahead ahead_;
@@ -294,13 +299,14 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
   for (std::int64_t group = 0; group < groups; ++group) {
     const auto first = group * shape.parts;
-    RowEnd<T>* const before = joined_ends + group * shape.rows;
-    const auto join = [&](RowEnd<T>* joined) {
-      return JoinParts(problem, plan, shape, group / problem.heads_kv, group % problem.heads_kv, part_of(first), joined);
+    RowEnd<T>* const joined = joined_ends + group * shape.rows;
+    const auto join = [&](bool again) {
+      const auto b = group / problem.heads_kv, g = group % problem.heads_kv;
+      return JoinParts(problem, plan, shape, b, g, part_of(first), joined, again);
     };
-    if (join(before)) continue;
-    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, before);
-    join(nullptr);
+    if (join(false)) continue;
+    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, joined);
+    join(true);
   }
   return parts.bytes();
 }

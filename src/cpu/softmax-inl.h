@@ -50,7 +50,8 @@ struct RowState {
     std::fill_n(row_sum, rows * kSumLanes, T(0));
     std::fill_n(out, rows * width, T(0));
   }
-  /// For a second walk, whose shifts are the rows' LSE: P sums to 1, so that no sum of P V exceeds the values.
+  /// For a second walk, whose shifts are the rows' LSE: P sums to 1, so that no sum of P V exceeds the values. Rows that
+  /// need none have a sum of 0.
   void clear(std::int64_t rows, const RowEnd<T>* ends) const {
     clear(rows);
     for (std::int64_t row = 0; row < rows; ++row)

@@ -115,3 +115,20 @@ def test_values_near_the_largest_number(queries, type, causal):
         mean = weight / total @ v[:, 0, seen].astype(float)
         error = np.abs(out[:, :, i].astype(float) - mean[:, None]) / np.abs(v[:, :, 0].astype(float))
         assert error.max() < (1e-2 if type == ml_dtypes.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("queries", (2, 40))
+@pytest.mark.parametrize("value", (np.nan, np.inf, 3e38))
+def test_rows_beside_one_that_overflows(queries, value):
+    """Only the last query sees the values that are not finite, or whose sum is not: the others keep their bits."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 1, n, 30), np.float32) for n in (queries, 1000, 1000))
+    mask = rng.random((queries, 1000)) < 0.5
+    mask[:, 500:600] = False
+    mask[-1] = True
+    clean = list(attention(q, k, v, rule=af.dense(mask), return_lse=True))
+    v[..., 500:600, 3] = value
+    out, lse = attention(q, k, v, rule=af.dense(mask), return_lse=True)
+    assert np.array_equal(lse, clean[1]) and np.array_equal(out[:, :, :-1], clean[0][:, :, :-1])
+    assert np.isfinite(value) == np.isfinite(out[0, 0, -1, 3])
+    np.testing.assert_allclose(np.delete(out, 3, -1), np.delete(clean[0], 3, -1), rtol=0, atol=1e-5)
