@@ -69,7 +69,7 @@ class FewRowsTask {
     return even(rows) * d_qk + rows * (kTile + 2 * kSumLanes + 1) + (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
   }
 
-  /// before: of a first walk over all parts, where that overflowed; null in that walk.
+  /// before: the rows' ends after a first walk over all parts, null in that.
   void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result, const RowEnd<T>* before) {
     b_ = b, g_ = g;
     load_queries();
@@ -276,39 +276,45 @@ class FewRowsTask {
   std::int64_t b_ = 0, g_ = 0;
 };
 
-/// Puts the parts of all rows of (b, g) together, in their order, and stores the results; of a second walk, those of the
-/// rows whose first overflowed. False if any does: their ends are in `joined`.
+/// Row `row` of all parts, put together in their order: in the first part's place, and as the row's end.
+template <class T>
+RowEnd<T> JoinRow(const FewRows& shape, std::int64_t row, std::int64_t width, const Part<T>& first) {
+  T* const out = first.out + row * width;
+  RowEnd<T> end = first.ends[row];
+  for (std::int64_t part = 1; part < shape.parts; ++part) {
+    const auto at = part * shape.rows + row;
+    const RowEnd<T>& next = first.ends[at];
+    const T together = std::max(end.largest, next.largest), shift = together == -kInfinity<T> ? T(0) : together;
+    const T mine = std::exp(end.largest - shift), other = std::exp(next.largest - shift);
+    for (std::int64_t i = 0; i < width; ++i) out[i] = out[i] * mine + first.out[at * width + i] * other;
+    end = {together, end.sum * mine + next.sum * other};
+  }
+  return end;
+}
+
+/// Puts the parts of all rows of (b, g) together and stores the results. ends: becomes the rows'. False if a second walk
+/// is wanted.
 template <class T>
 bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, std::int64_t b, std::int64_t g,
-               const Part<T>& first, RowEnd<T>* joined, bool again) {
+               const Part<T>& first, RowEnd<T>* ends, bool again) {
   const auto width = padded(problem.d_v);
+  const auto queries = static_cast<std::int32_t>(shape.queries);
   bool good = true;
-  for (std::int64_t row = 0; row < shape.rows; ++row) {
-    T* const out = first.out + row * width;
-    RowEnd<T> end = first.ends[row];
-    for (std::int64_t part = 1; part < shape.parts; ++part) {
-      const auto at = part * shape.rows + row;
-      const RowEnd<T>& next = first.ends[at];
-      const T together = std::max(end.largest, next.largest), shift = together == -kInfinity<T> ? T(0) : together;
-      const T mine = std::exp(end.largest - shift), other = std::exp(next.largest - shift);
-      for (std::int64_t i = 0; i < width; ++i) out[i] = out[i] * mine + first.out[at * width + i] * other;
-      end = {together, end.sum * mine + next.sum * other};
-    }
-    const auto h = g * shape.group + row / shape.queries;
-    const auto query = static_cast<std::int32_t>(row % shape.queries);
-    const bool finite = FinishRow(problem, plan, b, h, 0, query, end, out);
-    if (again) continue;
-    StoreStatistics(problem, plan, b, h, 0, query, end);
-    joined[row] = finite ? RowEnd<T>() : end;
-    good &= finite;
-  }
   for (std::int64_t i = 0; i < shape.group; ++i) {
     const auto h = g * shape.group + i;
-    RowAddresses address(problem.out, b, h, plan.query_grid.box(0), problem.q_size);
-    for (std::int32_t query = 0; again && query < shape.queries; ++query)
-      if (joined[i * shape.queries + query].sum == 0) address.leave_out(query);
-    StoreRows(first.out + i * shape.queries * width, width, problem.out, problem.type, address,
-              static_cast<std::int32_t>(shape.queries), problem.d_v);
+    const RowAddresses address(problem.out, b, h, plan.query_grid.box(0), problem.q_size);
+    for (std::int32_t query = 0; query < queries; ++query) {
+      const auto row = i * queries + query;
+      T* const out = first.out + row * width;
+      RowEnd<T>& end = ends[row] = JoinRow(shape, row, width, first);
+      good &= FinishRow(problem, plan, b, h, 0, query, end, out);
+      if (again) {
+        KeepStored(problem, address[query], out);
+      } else {
+        StoreStatistics(problem, plan, b, h, 0, query, end);
+      }
+    }
+    StoreRows(first.out + i * queries * width, width, problem.out, problem.type, address, queries, problem.d_v);
   }
   return good;
 }

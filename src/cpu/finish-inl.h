@@ -56,7 +56,7 @@ inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, 
 }
 
 /// Entry `row` of a block of (b, h). end: of its keys, becomes that with the sink. out: (padded d_v) sum of P V, becomes
-/// the result. False if that overflowed on the way: it is not finite, though the sum of P is.
+/// the result. False if that is not finite, though the sum of P is: V is not, or a sum of P V has overflowed.
 template <class T>
 bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
                std::int32_t row, RowEnd<T>& end, T* out) {
@@ -78,6 +78,16 @@ bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b
     hn::Store(x, d, out + i);
   }
   return nan || hn::AllTrue(d, hn::Eq(different, hn::Zero(d)));
+}
+
+/// Of a second walk only what has overflowed in the first is taken: out (d_v) becomes what is stored `at` there, where
+/// that is finite, or where the second is NaN (0 times an infinity of V).
+template <class T>
+void KeepStored(const Problem& problem, std::int64_t at, T* out) {
+  for (std::int64_t i = 0; i < problem.d_v; ++i) {
+    const double stored = ReadNumber(problem.out.data, problem.type, at + i * problem.out.channel);
+    if (std::isfinite(stored) || out[i] != out[i]) out[i] = static_cast<T>(stored);
+  }
 }
 
 /// What the caller asked for of that row.

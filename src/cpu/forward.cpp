@@ -5,8 +5,8 @@
 //   out += P V.
 // A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it
 // packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Values near
-// the type's largest number can overflow in out, which is divided last: such a task walks again, with P that sums to 1.
-// Calls of few queries go another way (few_rows-inl.h).
+// the type's largest number can overflow in out, which is divided last: such a task walks again, with P that sums to
+// less than 1. Calls of few queries go another way (few_rows-inl.h).
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
@@ -205,19 +205,19 @@ class ForwardTask {
       AddRowsNotFinite(words_[row] & keys.not_finite, p_ + row * kPRow, keys.v, d_v_, problem_.d_v, out_ + row * d_v_);
   }
 
-  /// Stores the results; of a second walk, those of the rows whose first overflowed. False if any does.
+  /// Stores the results. False if a second walk is wanted.
   bool finish(bool again) {
-    RowAddresses address(problem_.out, b_, h_, query_box_, problem_.q_size);
+    const RowAddresses address(problem_.out, b_, h_, query_box_, problem_.q_size);
     bool good = true;
     for (std::int32_t row = 0; row < used_rows_; ++row) {
-      if (again && ends_[row].sum == 0) address.leave_out(row);
-      RowEnd<T> end = SettleRow(row, state_);
-      if (!again) ends_[row] = {};
+      RowEnd<T>& end = ends_[row] = SettleRow(row, state_);
       if (!address.exists(row)) continue;
-      const bool finite = FinishRow(problem_, plan_, b_, h_, block_, row, end, out_ + row * d_v_);
-      if (again) continue;
-      StoreStatistics(problem_, plan_, b_, h_, block_, row, end);
-      if (!finite) good = false, ends_[row] = end;
+      good &= FinishRow(problem_, plan_, b_, h_, block_, row, end, out_ + row * d_v_);
+      if (again) {
+        KeepStored(problem_, address[row], out_ + row * d_v_);
+      } else {
+        StoreStatistics(problem_, plan_, b_, h_, block_, row, end);
+      }
     }
     StoreRows(out_, d_v_, problem_.out, problem_.type, address, used_rows_, problem_.d_v);
     return good;
@@ -234,7 +234,7 @@ class ForwardTask {
   T *q_, *s_, *out_;  // q_ holds E once loaded
   E *v_clean_, *p_;
   RowState<T> state_;
-  RowEnd<T>* ends_;  // of the rows that overflowed
+  RowEnd<T>* ends_;
   TileWords<kMaxQueryRows> tile_words_;
   const std::uint64_t* words_ = nullptr;  // of the tile in work
   Ahead ahead_;
@@ -283,7 +283,7 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
   T* const memory = parts.take<T>(threads * size);
   T* const out = parts.take<T>(tasks * shape.rows * width);
   auto* const ends = parts.take<RowEnd<T>>(tasks * shape.rows);
-  auto* const joined_ends = parts.take<RowEnd<T>>(groups * shape.rows);
+  auto* const joined = parts.take<RowEnd<T>>(groups * shape.rows);
   if (!workspace) return parts.bytes();
   const auto part_of = [&](std::int64_t task) {
     const auto row = task * shape.rows;
@@ -299,13 +299,13 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
   for (std::int64_t group = 0; group < groups; ++group) {
     const auto first = group * shape.parts;
-    RowEnd<T>* const joined = joined_ends + group * shape.rows;
+    RowEnd<T>* const rows = joined + group * shape.rows;
     const auto join = [&](bool again) {
       const auto b = group / problem.heads_kv, g = group % problem.heads_kv;
-      return JoinParts(problem, plan, shape, b, g, part_of(first), joined, again);
+      return JoinParts(problem, plan, shape, b, g, part_of(first), rows, again);
     };
     if (join(false)) continue;
-    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, joined);
+    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, rows);
     join(true);
   }
   return parts.bytes();

@@ -149,7 +149,6 @@ class RowAddresses {
   std::int32_t count() const { return count_; }
   std::int64_t operator[](std::int32_t row) const { return at_[row]; }
   bool exists(std::int32_t row) const { return at_[row] != kPadding; }
-  void leave_out(std::int32_t row) { at_[row] = kPadding; }
   /// Rows row .. row + n - 1 exist and follow each other at a distance of one element.
   bool neighbours(std::int32_t row, int n) const {
     bool all = row + n <= count_ && exists(row);

@@ -28,7 +28,7 @@ constexpr int kSumLanes = 16;
 /// What a row's exponentials come to.
 template <class T>
 struct RowEnd {
-  T largest, sum;  ///< the maximum of the scores, the sum of exp(score - largest)
+  T largest, sum;  ///< the maximum of the scores (or what stands for it), the sum of exp(score - largest)
 
   T lse() const { return sum == 0 ? -kInfinity<T> : largest + std::log(sum); }
 };
@@ -37,7 +37,7 @@ struct RowEnd {
 /// keys each, so that no tile needs a sum across lanes.
 template <class T>
 struct RowState {
-  T* shift;    ///< (rows): what is subtracted from scores before exp: the maximum, or at most kShiftLag less
+  T* shift;    ///< (rows): what is subtracted from scores before exp: the maximum, or at most kShiftLag less, or above
   T* row_max;  ///< (rows, kSumLanes)
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
@@ -50,12 +50,15 @@ struct RowState {
     std::fill_n(row_sum, rows * kSumLanes, T(0));
     std::fill_n(out, rows * width, T(0));
   }
-  /// For a second walk, whose shifts are the rows' LSE: P sums to 1, so that no sum of P V exceeds the values. Rows that
-  /// need none have a sum of 0.
+  /// For a second walk, whose shifts lie above the rows' LSE: P sums to less than 1, so that no sum of P V exceeds the
+  /// values. The shift takes the maximum's place to the end.
   void clear(std::int64_t rows, const RowEnd<T>* ends) const {
     clear(rows);
-    for (std::int64_t row = 0; row < rows; ++row)
-      std::fill_n(row_max + row * kSumLanes, kSumLanes, shift[row] = ends[row].lse());
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const T lse = ends[row].lse();
+      shift[row] = std::max(lse + 1, std::nextafter(lse, kInfinity<T>));
+      std::fill_n(row_max + row * kSumLanes, kSumLanes, shift[row]);
+    }
   }
 };
 
