@@ -1,0 +1,94 @@
+"""TensorFlow's ops of this package, and their gradients. Source of the ops: python/src/tensorflow; what the text of a call
+may hold: call.h there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+_library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
+of_dimensions = (None, _library.anyflash_attention1d, _library.anyflash_attention2d, _library.anyflash_attention3d)
+channels_last, bhds = _library.anyflash_attention_last, _library.anyflash_attention_bhds
+_backward = _library.anyflash_attention_backward
+_EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
+_DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2, "AnyflashAttention3D": 3}
+SECOND = "anyflash.tensorflow: a second derivative was asked for, expected first derivatives alone"
+
+
+def rows_type(q: Any) -> Any:
+    """Of lse, l and m."""
+    return tf.float64 if q.dtype == tf.float64 else tf.float32
+
+
+def one_line(error: Any) -> Any:
+    """The library's own line, without what TensorFlow puts around it where an op was called eagerly."""
+    line = re.sub(r"^\{\{function_node .*?\}\} ", "", error.message.partition("\n")[0])
+    return type(error)(error.node_def, error.op, re.sub(r" \[Op:\w+\].*$", "", line))
+
+
+def _of_dimensions(op: Any, dout: Any, *drows: Any) -> list[Any]:
+    q, k, v = op.inputs
+    out, *rows = op.outputs
+    call, dimensions = op.get_attr("call"), _DIMENSIONS[op.type]
+    if len(rows) == 1:
+        return list(_backward(q, k, v, [], [], [], dout, out, rows[0], [], call=call)[:3])
+    l, m = rows
+    dq, dk, dv, _ = _backward(q, k, v, [], [], [], dout, out, m + tf.math.log(l), [_dlse(l, drows[0])], call=call)
+    return [*_through_maximum(dimensions, call, q, k, l, m, *drows, dq, dk), dv]
+
+
+for _name in _DIMENSIONS:
+    tf.RegisterGradient(_name)(_of_dimensions)
+
+
+def _with_extras(op: Any, dout: Any, *drows: Any) -> list[Any]:
+    count = len(op.get_attr("term_types"))
+    slopes = count + len(op.get_attr("slope_types"))
+    q, k, v, *extras = op.inputs
+    out, *rows = op.outputs
+    call = op.get_attr("call")
+    lse = rows[0] if len(rows) == 1 else rows[1] + tf.math.log(rows[0])
+    dlse = list(drows) if "returns=lse" in tf.compat.as_str(call) else []
+    made = _backward(q, k, v, extras[:count], extras[count:slopes], extras[slopes:], dout, out, lse, dlse, call=call)
+    return [*made[:3], *made[3], *[None] * (len(extras) - count)]
+
+
+for _name in _EXTRAS:
+    tf.RegisterGradient(_name)(_with_extras)
+
+
+@tf.RegisterGradient("AnyflashAttentionBackward")
+def _refuse(op: Any, *grads: Any) -> Any:
+    raise NotImplementedError(SECOND)
+
+
+# l = sum_j exp(S_j - m) and m = max_j S_j, so that dS_j = dl l P_j + (dm - dl l) H_j, with H_j = 1 at the maximum and 0
+# elsewhere, shared by those that are equal. The first term is a gradient of lse. H is what P becomes where the scale
+# grows beyond bounds, so the second one is made of calls with a large scale: H K forward, and H^T Q as a gradient of
+# values.
+
+
+def _dlse(l: Any, dl: Any) -> Any:
+    return tf.where(l > 0, dl * l, 0)
+
+
+def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, l: Any, m: Any, dl: Any, dm: Any, dq: Any,
+                     dk: Any) -> Any:  # fmt: skip
+    """dq and dk with what goes through the maximum alone, which is nothing where l and m are used as l exp(m)."""
+    weight = tf.where(l > 0, dm - dl * l, 0)
+
+    def through() -> Any:
+        sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**60 if q.dtype == tf.float64 else 2.0**30}"
+        k_at, (lse,) = of_dimensions[dimensions](q, k, k, call=sharp, S=l.dtype)
+        channel = -dimensions - 1
+        root = tf.sqrt(tf.cast(tf.shape(q)[channel], l.dtype))
+        each = tf.expand_dims(weight / root, channel)
+        to_q = tf.cast(each * tf.cast(k_at, l.dtype), q.dtype)
+        dout = tf.cast(each * tf.cast(q, l.dtype), q.dtype)
+        to_k = _backward(q, k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
+        return dq + to_q, dk + to_k
+
+    return tf.cond(tf.reduce_any(weight != 0), through, lambda: (dq, dk))
