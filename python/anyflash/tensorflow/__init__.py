@@ -7,7 +7,7 @@ full_1d to local_2d take any batch shape before the channels; attention takes wh
 TensorFlow is linked: 2.15 or newer is expected. A saved model that holds these ops loads once this module is imported.
 """
 
-
+from ._attention import attention
 from ._functions import causal_1d, causal_2d, full_1d, full_2d, local_1d, local_2d
 
-__all__ = ["causal_1d", "causal_2d", "full_1d", "full_2d", "local_1d", "local_2d"]
+__all__ = ["attention", "causal_1d", "causal_2d", "full_1d", "full_2d", "local_1d", "local_2d"]

@@ -116,26 +116,29 @@ TensorView Call::flattened(const TensorView& tensor, const char* name) const {
 }
 
 void Call::read_extras(Context& context) {
-  const std::pair<const char*, TensorView*> places[] = {
-      {"bias", &options.bias},
-      {"sink", &options.sink},
-      {"alibi_slopes", &options.alibi_slopes},
-      {"cu_seqlens_q", &options.cu_seqlens_q},
-      {"cu_seqlens_k", &options.cu_seqlens_k},
-      {"key_lengths", &options.key_lengths},
-      {"page_table", &options.page_table},
+  const struct {
+    const char* name;
+    TensorView& option;
+    bool is_term, is_host;
+  } places[] = {
+      {"bias", options.bias, true, false},
+      {"sink", options.sink, true, false},
+      {"alibi_slopes", options.alibi_slopes, false, false},
+      {"cu_seqlens_q", options.cu_seqlens_q, false, true},
+      {"cu_seqlens_k", options.cu_seqlens_k, false, true},
+      {"key_lengths", options.key_lengths, false, true},
+      {"page_table", options.page_table, false, true},
   };
   std::map<std::string, TensorView> tables;
   for (const auto& name : text_.names) {
-    TensorView* place = nullptr;
-    int number = 0;
-    for (const auto& [known, option] : places) {
-      if (name == known) place = option;
-      if (place == nullptr) ++number;
+    if (name.starts_with('@')) {
+      tables[name.substr(1)] = context.next(name.c_str(), true);
+      continue;
     }
-    const auto view = context.next(name.c_str(), number > 2);
-    if (number < 2) terms.push_back({name, view});
-    (place ? *place : tables[name]) = view;
+    const auto place = std::find_if(std::begin(places), std::end(places), [&](auto& one) { return name == one.name; });
+    if (place == std::end(places)) fail("names", "'" + shown(name) + "', expected an option's name");
+    place->option = context.next(place->name, place->is_host);
+    if (place->is_term) terms.push_back({name, place->option});
   }
   if (!text_.has_tables) return;
   options.rule = parse_rule(text_.rule, [&](const std::string& name) {
