@@ -75,7 +75,7 @@ def attention(
         call += f"; names={' '.join([*terms, *slopes, *others])}"
     lists = [list(tensors.values()) for tensors in (terms, slopes, others)]
     try:
-        out, rows = _LAYOUTS[layout](q, k, v, *lists, call, rows_type(q), 2 if return_lse == "lm" else 1)
+        out, rows = _LAYOUTS[layout](q, k, v, *lists, call, 2 if return_lse == "lm" else 1, rows_type(q))
     except tf.errors.OpError as error:
         raise one_line(error) from None
     if not tf.executing_eagerly():

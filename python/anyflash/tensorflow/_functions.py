@@ -74,7 +74,7 @@ def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, retu
         q = tf.convert_to_tensor(q)
     call = f"rule={rule}; align={align}; dimensions={dimensions}"
     try:
-        out, rows = of_dimensions[dimensions](q, k, v, call, rows_type(q), 2 if returning_l_m else 1)
+        out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q))
     except tf.errors.OpError as error:
         raise one_line(error) from None
     return (out, *rows) if returning_l_m else out

@@ -82,7 +82,7 @@ def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, l: Any, m: Any,
 
     def through() -> Any:
         sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**60 if q.dtype == tf.float64 else 2.0**30}"
-        k_at, (lse,) = of_dimensions[dimensions](q, k, k, call=sharp, S=l.dtype)
+        k_at, (lse,) = of_dimensions[dimensions](q, k, k, call=sharp, rows=1, S=l.dtype)
         channel = -dimensions - 1
         root = tf.sqrt(tf.cast(tf.shape(q)[channel], l.dtype))
         each = tf.expand_dims(weight / root, channel)

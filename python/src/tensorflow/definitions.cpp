@@ -135,9 +135,10 @@ class Definition {
   TF_OpDefinitionBuilder* builder_;
 };
 
+/// `rows` has no default: saved models leave out what is one, and then count no outputs.
 void define_forward(const ForwardOp& op, InferShapes shapes) {
   Definition definition(op.name, shapes);
-  definition.attributes(common).attributes({"rows: int >= 0 = 1"}).inputs(tensors);
+  definition.attributes(common).attributes({"rows: int >= 0"}).inputs(tensors);
   if (op.has_extras) definition.attributes(extra_types).inputs(extras);
   definition.outputs({"out: T", "statistics: rows * S"}).add();
 }
