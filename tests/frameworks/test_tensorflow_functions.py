@@ -133,9 +133,10 @@ def all_numbers(results):
 def test_gradients_by_finite_differences(dimensions, rule, align):
     """Of O, l and m, each number of them."""
     given = tensors(dimensions)
-    theirs, numeric = tf.test.compute_gradient(lambda *x: all_numbers(call(rule, dimensions, *x, align, True)), given)
-    for one, other in zip(theirs, numeric):
-        np.testing.assert_allclose(one, other, atol=3e-5)
+    ours, numeric = tf.test.compute_gradient(
+        lambda *x: all_numbers(call(rule, dimensions, *x, align, True)), given, delta=1e-6)  # fmt: skip
+    for one, other in zip(ours, numeric):
+        np.testing.assert_allclose(one, other, atol=1e-7)
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 _library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
-of_dimensions = (None, _library.anyflash_attention1d, _library.anyflash_attention2d, _library.anyflash_attention3d)
+of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d, 3: _library.anyflash_attention3d}
 channels_last, bhds = _library.anyflash_attention_last, _library.anyflash_attention_bhds
 _backward = _library.anyflash_attention_backward
 _EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
@@ -35,9 +35,10 @@ def _of_dimensions(op: Any, dout: Any, *drows: Any) -> list[Any]:
     call, dimensions = op.get_attr("call"), _DIMENSIONS[op.type]
     if len(rows) == 1:
         return list(_backward(q, k, v, [], [], [], dout, out, rows[0], [], call=call)[:3])
-    l, m = rows
-    dq, dk, dv, _ = _backward(q, k, v, [], [], [], dout, out, m + tf.math.log(l), [_dlse(l, drows[0])], call=call)
-    return [*_through_maximum(dimensions, call, q, k, l, m, *drows, dq, dk), dv]
+    (l, m), (dl, dm) = rows, drows
+    dlse = tf.where(l > 0, dl * l, 0)
+    dq, dk, dv, _ = _backward(q, k, v, [], [], [], dout, out, m + tf.math.log(l), [dlse], call=call)
+    return [*_through_maximum(dimensions, call, q, k, tf.where(l > 0, dm - dlse, 0), dq, dk), dv]
 
 
 for _name in _DIMENSIONS:
@@ -60,34 +61,28 @@ for _name in _EXTRAS:
     tf.RegisterGradient(_name)(_with_extras)
 
 
-@tf.RegisterGradient("AnyflashAttentionBackward")
 def _refuse(op: Any, *grads: Any) -> Any:
     raise NotImplementedError(SECOND)
+
+
+tf.RegisterGradient("AnyflashAttentionBackward")(_refuse)
 
 
 # l = sum_j exp(S_j - m) and m = max_j S_j, so that dS_j = dl l P_j + (dm - dl l) H_j, with H_j = 1 at the maximum and 0
 # elsewhere, shared by those that are equal. The first term is a gradient of lse. H is what P becomes where the scale
 # grows beyond bounds, so the second one is made of calls with a large scale: H K forward, and H^T Q as a gradient of
 # values.
-
-
-def _dlse(l: Any, dl: Any) -> Any:
-    return tf.where(l > 0, dl * l, 0)
-
-
-def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, l: Any, m: Any, dl: Any, dm: Any, dq: Any,
-                     dk: Any) -> Any:  # fmt: skip
-    """dq and dk with what goes through the maximum alone, which is nothing where l and m are used as l exp(m)."""
-    weight = tf.where(l > 0, dm - dl * l, 0)
+def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, weight: Any, dq: Any, dk: Any) -> Any:
+    """dq and dk with the second term, of which `weight` is dm - dl l: nothing where l and m are used as l exp(m)."""
 
     def through() -> Any:
         sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**60 if q.dtype == tf.float64 else 2.0**30}"
-        k_at, (lse,) = of_dimensions[dimensions](q, k, k, call=sharp, rows=1, S=l.dtype)
+        k_at, (lse,) = of_dimensions[dimensions](q, k, k, call=sharp, rows=1, S=weight.dtype)
         channel = -dimensions - 1
-        root = tf.sqrt(tf.cast(tf.shape(q)[channel], l.dtype))
+        root = tf.sqrt(tf.cast(tf.shape(q)[channel], weight.dtype))
         each = tf.expand_dims(weight / root, channel)
-        to_q = tf.cast(each * tf.cast(k_at, l.dtype), q.dtype)
-        dout = tf.cast(each * tf.cast(q, l.dtype), q.dtype)
+        to_q = tf.cast(each * tf.cast(k_at, weight.dtype), q.dtype)
+        dout = tf.cast(each * tf.cast(q, weight.dtype), q.dtype)
         to_k = _backward(q, k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
         return dq + to_q, dk + to_k
 
