@@ -124,7 +124,7 @@ def textbook(rule, dimensions, q, k, v, align):
 def all_numbers(results):
     """One tensor, without the infinities of queries that see nothing."""
     out, l, m = results
-    return tf.concat([tf.reshape(x, [-1]) for x in (out, l, tf.where(tf.math.is_inf(m), 0, m))], 0)
+    return tf.concat([tf.reshape(x, [-1]) for x in (out, l, tf.where(tf.math.is_inf(m), tf.zeros_like(m), m))], 0)
 
 
 @pytest.mark.parametrize("align", ALIGNMENTS)
@@ -189,23 +189,31 @@ def test_two_halves_of_the_keys_merge():
         np.testing.assert_allclose(one, other, atol=1e-13)
 
 
-def test_a_query_that_sees_nothing():
-    q, k, v = tensors(1)
-    hidden = tf.concat([k, tf.fill(k.shape, tf.constant(np.nan, tf.float64))], -1)  # keys after all queries
-    values = tf.concat([v, tf.fill(v.shape, tf.constant(np.inf, tf.float64))], -1)
-    for graph in (False, True):
-        def run(q, k, v):
-            with tf.GradientTape() as tape:
-                tape.watch([q, k, v])
-                out, l, m = local_1d(q, k, v, 1, 1, True, "scale_end", True)
-                loss = tf.reduce_sum(out**2) + tf.reduce_sum(l) + tf.reduce_sum(m + tf.math.log(l))
-            return out, l, m, *tape.gradient(loss, [q, k, v])
+BLIND = ("causal",), "none_end", 2  # the keys stand at 3 and 4 beside five queries
+HIDDEN = ("local", 1, 0, False), "none_front", 8  # three keys behind the last query
 
-        out, l, m, *grads = (tf.function(run) if graph else run)(q, hidden, values)
-        blind = l.numpy() == 0
-        assert blind.any() and not blind.all()
-        assert (m.numpy()[blind] == -np.inf).all() and (np.moveaxis(out.numpy(), 1, -1)[blind] == 0).all()
-        assert all(np.isfinite(x).all() for x in grads)
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("rule, align, keys", [BLIND, HIDDEN])
+def test_queries_that_see_nothing_and_hidden_keys(rule, align, keys, graph):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, d, n)) for d, n in ((3, 5), (3, keys), (2, keys)))
+    k[..., 5:], v[..., 5:] = np.nan, np.inf
+
+    def run(q, k, v):
+        with tf.GradientTape() as tape:
+            tape.watch([q, k, v])
+            out, l, m = call(rule, 1, q, k, v, align, True)
+            loss = tf.reduce_sum(out**2) + tf.reduce_sum(l**2) + tf.reduce_sum(m + tf.math.log(l))
+        return out, l, m, *tape.gradient(loss, [q, k, v])
+
+    out, l, m, *grads = (tf.function(run) if graph else run)(*map(tf.constant, (q, k, v)))
+    blind = l.numpy() == 0
+    assert blind.any() == (keys == 2) and not blind.all()
+    assert (m.numpy()[blind] == -np.inf).all() and (np.moveaxis(out.numpy(), 1, -1)[blind] == 0).all()
+    assert np.isfinite(out).all() and all(np.isfinite(x).all() for x in grads)
+    assert not np.moveaxis(grads[0].numpy(), 1, -1)[blind].any()
+    assert not grads[1].numpy()[..., 5:].any() and not grads[2].numpy()[..., 5:].any()
 
 
 @pytest.mark.parametrize("function", [full_1d, causal_1d])

@@ -77,13 +77,14 @@ def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, weight: Any, dq
 
     def through() -> Any:
         sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**60 if q.dtype == tf.float64 else 2.0**30}"
-        k_at, (lse,) = of_dimensions[dimensions](q, k, k, call=sharp, rows=1, S=weight.dtype)
+        k_at, (count, m) = of_dimensions[dimensions](q, k, k, call=sharp, rows=2, S=weight.dtype)
         channel = -dimensions - 1
         root = tf.sqrt(tf.cast(tf.shape(q)[channel], weight.dtype))
         each = tf.expand_dims(weight / root, channel)
         to_q = tf.cast(each * tf.cast(k_at, weight.dtype), q.dtype)
-        dout = tf.cast(each * tf.cast(q, weight.dtype), q.dtype)
-        to_k = _backward(q, k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
+        share = tf.math.divide_no_nan(each, tf.expand_dims(count, channel))  # count is nothing to m, which is huge
+        dout = tf.cast(share * tf.cast(q, weight.dtype), q.dtype)
+        to_k = _backward(q, k, k, [], [], [], dout, k_at, m, [], call=sharp)[2]
         return dq + to_q, dk + to_k
 
     return tf.cond(tf.reduce_any(weight != 0), through, lambda: (dq, dk))
