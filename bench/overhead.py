@@ -3,7 +3,7 @@
 Through anyflash.torch beside PyTorch's scaled_dot_product_attention, forward alone, forward with its part of a graph,
 and forward with backward; from NumPy; and from C++ (build-bench/bench/bench_calls, if it is there). Calls run in
 turns, so that what slows the machine down slows all of them. Then what imports take. Exits with 1 where a limit is
-missed. With --framework jax the same through anyflash.jax, compiled.
+missed. With --framework the same through anyflash.tensorflow or anyflash.jax.
 """
 
 import importlib
@@ -72,8 +72,10 @@ def import_times(module, framework):
 
 def main():
     parser = Parser("overhead", description=__doc__)
-    parser.add_argument("--framework", choices=["torch", "jax"], default="torch", help="default: torch")
-    chosen = sys.modules[__name__] if parser.parse_args().framework == "torch" else importlib.import_module("overhead_jax")
+    parser.add_argument("--framework", choices=["torch", "tensorflow", "jax"], default="torch",
+                        help="default: torch")  # fmt: skip
+    name = parser.parse_args().framework
+    chosen = sys.modules[__name__] if name == "torch" else importlib.import_module(f"overhead_{name}")
     version = importlib.import_module(chosen.FRAMEWORK).__version__
     print(f"{measure.processor()}; {chosen.FRAMEWORK} {version}; "
           f"fastest of {ROUNDS} rounds of {LOOPS} calls (median)")  # fmt: skip

@@ -21,7 +21,7 @@ settings.register_profile(
 settings.load_profile("frameworks")
 
 # A folder's run takes what is installed; scripts/test names the files, so that what is missing fails there.
-collect_ignore_glob = [f"test_{name}*" for name in ("tensorflow",) if not find_spec(name)]
+collect_ignore_glob = [f"test_{name}*" for name in ("jax", "tensorflow") if not find_spec(name)]
 if find_spec("torch"):
     import torch
 
