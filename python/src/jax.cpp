@@ -245,12 +245,13 @@ xla::Error* error(const xla::Api& api, const char* line, xla::ErrorCode code) {
   return api.error_create(&args);
 }
 
-/// XLA asks each handler for its version when it is registered: the caller's own, as long as it is a known one.
+/// XLA asks each handler for its version when it is registered: the caller's own, as long as it is a known one. The
+/// first XLA to ask does not tell its own.
 bool answer_metadata(const xla::CallFrame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != xla::metadata_extension) return false;
   auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
   metadata.version.major = 0;
-  metadata.version.minor = std::min(frame.api->version.minor, xla::newest_minor);
+  metadata.version.minor = frame.api ? std::min(frame.api->version.minor, xla::newest_minor) : xla::oldest_minor;
   return true;
 }
 

@@ -1,6 +1,6 @@
 // XLA's foreign function interface, as much of it as attention needs: what XLA hands to a handler, and the functions
 // that a handler calls back. XLA keeps this binary interface stable, so these declarations fit every version from 0.1
-// (jaxlib 0.5) to 0.5 (jaxlib 0.12): no header of XLA's is needed to build, and one binary serves all of them.
+// (jaxlib 0.5.0) to 0.5 (jaxlib 0.12): no header of XLA's is needed to build, and one binary serves all of them.
 // tests/frameworks/test_jax_package.py holds them against the header of the jaxlib that it finds.
 //
 // Source: xla/ffi/api/c_api.h of OpenXLA, which has each of these with a name of XLA_FFI_.
@@ -27,7 +27,7 @@ struct Version {
   Extension* extensions;
   int major, minor;
 };
-inline constexpr int newest_minor = 5;  ///< of the versions 0.1 to 0.5, which these declarations fit
+inline constexpr int oldest_minor = 1, newest_minor = 5;  ///< of the versions 0.1 to 0.5
 
 struct Metadata {
   std::size_t struct_size;

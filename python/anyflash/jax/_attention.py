@@ -15,7 +15,7 @@ from .._core import echoed
 from .._frontend import check_return_lse, refuse_tables, second_derivative, slopes_without_gradient
 from .._rules import full
 from . import _batch
-from ._call import NAMES, Call, check_backward, operand, rule_parts
+from ._call import NAMES, Call, check_backward, operand, rule_parts, vary_alike
 
 _FULL = full()
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
@@ -152,4 +152,8 @@ def _backward(call: Call, return_lse: bool | str, saved: Any, gradients: tuple[A
 
 
 _attention.defvjp(_forward, _backward, symbolic_zeros=True)
-_compiled = jax.jit(_attention, static_argnums=(0, 1), inline=True)
+
+
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _compiled(call: Call, return_lse: bool | str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _attention(call, return_lse, vary_alike(arrays))  # type: ignore[no-any-return]

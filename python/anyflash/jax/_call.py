@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -86,51 +87,47 @@ def _sequence(layout: str, shape: _Shape) -> int:
     return prod(shape[places.get(layout, slice(0))])
 
 
-def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays of NumPy with the shapes and types of a call's, their elements all in one place. Of numbers that the
-    library looks at, cumulative lengths in particular, ones that cannot be wrong."""
+def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Arrays of NumPy with the shapes and types of a call's, their elements all in one place, and the options as the
+    extension takes them. Of numbers that the library looks at, cumulative lengths, ones that cannot be wrong."""
     queries = keys = _sequence(call.layout, arrays["q"].shape)
     if "k" in arrays:
         keys = _sequence(call.layout, arrays["k"].shape)
         if "page_table" in arrays:
             keys = prod((*arrays["page_table"].shape[1:2], *arrays["k"].shape[1:2]))
-    pairs = re.findall(r"documents_packed\s*\(\s*(?:\w+\s*=\s*)?\w+\s*,\s*(?:\w+\s*=\s*)?(\w+)", call.rule)
-    of_keys = {"cu_seqlens_k", *(f":{name}" for name in pairs)}
-    made = {}
+    made: dict[str, Any] = {}
     for name, array in arrays.items():
         if not isinstance(array.dtype, np.dtype):
             raise TypeError(f"{title(name)}: type {array.dtype}, expected numbers")
         if (name.startswith("cu_") or name[0] == ":") and array.ndim == 1 and array.dtype.kind == "i":
             made[name] = np.zeros(array.shape, array.dtype)
-            made[name][-1:] = keys if name in of_keys else queries
+            made[name][-1:] = keys if name == "cu_seqlens_k" else queries
         else:
             made[name] = np.broadcast_to(np.zeros((), array.dtype), array.shape)
-    return made
-
-
-def _options(call: Call, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As the extension takes them."""
-    tables = {name[1:]: array for name, array in arrays.items() if name[0] == ":"}
-    get = arrays.get
-    return (_core.parse_rule(call.rule, tables), call.align, call.layout, call.scale, get("bias"), call.softcap,
-            get("alibi_slopes"), get("sink"), call.deterministic, None, get("cu_seqlens_q"), get("cu_seqlens_k"),
-            get("key_lengths"), get("page_table"), call.threads, 0)  # fmt: skip
+    rule = _core.parse_rule(call.rule, {name[1:]: array for name, array in made.items() if name[0] == ":"})
+    text, tables = rule._parts
+    for name in re.findall(r"documents_packed\(\w+, (\w+)\)", text):
+        tables[name][-1:] = keys  # of the memory that the rule reads
+    get = made.get
+    return made, (rule, call.align, call.layout, call.scale, get("bias"), call.softcap, get("alibi_slopes"),
+                  get("sink"), call.deterministic, None, get("cu_seqlens_q"), get("cu_seqlens_k"), get("key_lengths"),
+                  get("page_table"), call.threads, 0)  # fmt: skip
 
 
 def result_shapes(call: Call, arrays: Mapping[str, Any]) -> tuple[_Shape, _Shape]:
     """Of out and lse. Raises what anyflash.attention would, as far as it does not depend on numbers in the arrays."""
-    given = _stand_ins(call, arrays)
-    return _core.result_shapes(given["q"], given.get("k"), given.get("v"), _options(call, given))
+    given, options = _stand_ins(call, arrays)
+    return _core.result_shapes(given["q"], given.get("k"), given.get("v"), options)
 
 
 def check_backward(call: Call, arrays: Mapping[str, Any]) -> None:
     """Raises what anyflash.attention_backward would, likewise."""
-    given = _stand_ins(call, arrays)
-    q, options = given["q"], _options(call, given)
-    out, lse = _core.result_shapes(q, given.get("k"), given.get("v"), options)
-    out = np.broadcast_to(np.zeros((), q.dtype), out)
-    lse = np.broadcast_to(np.zeros((), row_type(q.dtype)), lse)
-    _core.attention_backward(out, q, given.get("k"), given.get("v"), out, lse, None, options, 0)
+    given, options = _stand_ins(call, arrays)
+    q, k, v = given["q"], given.get("k"), given.get("v")
+    shape, rows = _core.result_shapes(q, k, v, options)
+    out = np.broadcast_to(np.zeros((), q.dtype), shape)
+    lse = np.broadcast_to(np.zeros((), row_type(q.dtype)), rows)
+    _core.attention_backward(out, q, k, v, out, lse, None, options, 0)
 
 
 def row_type(dtype: Any) -> np.dtype[Any]:
@@ -140,11 +137,37 @@ def row_type(dtype: Any) -> np.dtype[Any]:
 # -------------------------------------------------------------------------------------------------------------- calls
 
 
+def _varying(array: Any) -> frozenset[Any]:
+    """The axes of a mesh along which it differs, inside of a function that shard_map maps (JAX 0.6 and newer)."""
+    kind = jax.typeof(array) if hasattr(jax, "typeof") else None
+    return getattr(getattr(kind, "manual_axis_type", None), "varying", getattr(kind, "vma", frozenset()))
+
+
+def vary_alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of a call, each differing along all axes along which any does: only then is what one of them was
+    copied to given back as a sum, when it is differentiated."""
+    axes = [_varying(array) for array in arrays]
+    union = frozenset().union(*axes)
+    cast = partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else getattr(jax.lax, "pvary", None)
+    return tuple(array if own == union else cast(array, tuple(union - own)) for array, own in zip(arrays, axes))
+
+
+def _axes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What the results of a call, whose operands vary alike, have to be told of that; before JAX 0.10 it saw by
+    itself."""
+    if "manual_axis_type" not in jax.ShapeDtypeStruct.__slots__ or not _varying(arrays["q"]):
+        return {}
+    of_q = jax.typeof(arrays["q"])
+    on_mesh = jax.sharding.NamedSharding(of_q.sharding.mesh, jax.sharding.PartitionSpec())
+    return {"manual_axis_type": of_q.manual_axis_type, "sharding": on_mesh}
+
+
 def forward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> list[jax.Array]:
     """The named of out, lse, l and m."""
     shape, rows = result_shapes(call, arrays)
     q = arrays["q"].dtype
-    made = [jax.ShapeDtypeStruct(*((shape, q) if name == "out" else (rows, row_type(q)))) for name in results]
+    of = lambda name: (shape, q) if name == "out" else (rows, row_type(q))
+    made = [jax.ShapeDtypeStruct(*of(name), **_axes_of(arrays)) for name in results]
     text = call.text(results, tuple(arrays))
     return jax.ffi.ffi_call("anyflash_forward", made)(*arrays.values(), call=text)  # type: ignore[no-any-return]
 
@@ -152,6 +175,6 @@ def forward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> 
 def backward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> list[jax.Array]:
     """The named of dq, dk, dv, dbias and dsink."""
     owners = (arrays[name[1:]] for name in results)
-    made = [jax.ShapeDtypeStruct(owner.shape, owner.dtype) for owner in owners]
+    made = [jax.ShapeDtypeStruct(owner.shape, owner.dtype, **_axes_of(arrays)) for owner in owners]
     text = call.text(results, tuple(arrays))
     return jax.ffi.ffi_call("anyflash_backward", made)(*arrays.values(), call=text)  # type: ignore[no-any-return]
