@@ -51,6 +51,18 @@ environment() {
   pip_once "$folder" "${arguments[@]}"
 }
 
+# framework_environment FRAMEWORK REQUIREMENTS...: the environment that has this framework (numpy: none), and these files
+# too; $folder is its folder.
+framework_environment() {
+  local own=()
+  case $1 in
+    numpy) folder=.venv ;;
+    torch) folder=.venv-torch own=(tests/frameworks/requirements-torch.txt) ;;
+    *) folder=.venv-frameworks own=("tests/frameworks/requirements-$1.txt") ;;
+  esac
+  environment "$folder" "${own[@]}" "${@:2}"
+}
+
 # pip_once FOLDER ARGUMENTS...: pip install, with its progress, unless the same was installed there before.
 pip_once() {
   local folder=$1 stamp
