@@ -10,8 +10,8 @@ from anyflash.tensorflow import attention
 
 
 def attention_of(ids):
-    """attention(q, k, v) of a packed sequence, each token of which sees those with its own number in ids alone; ids None:
-    one text."""
+    """attention(q, k, v) of a packed sequence, each token of which sees those with its own number in ids alone; ids
+    None: one text."""
     rule, tables = ("full()", None) if ids is None else ("documents(ids, ids)", {"ids": tf.constant(ids)})
 
     @tf.function(input_signature=[tf.TensorSpec([1, None, None, None])] * 3)
