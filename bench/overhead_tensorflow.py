@@ -1,5 +1,5 @@
-"""The calls that bench/overhead times with TensorFlow, eager and in tf.function, beside TensorFlow's own operations, Keras'
-attention (which computes no l and m, and takes a mask for causal), and beside an addition, which is what any call takes."""
+"""The calls that bench/overhead times with TensorFlow, eager and in tf.function, beside TensorFlow's own operations,
+Keras' attention, and an addition, which is what any call takes."""
 
 LIMIT = 30.0  # microseconds over the call from C++, or from NumPy where that was not built
 OURS = "causal_1d, eager, forward"

@@ -1,11 +1,11 @@
-"""A small Transformer over pictures, trained in Keras to tell handwritten digits, whose pixels see their neighbours alone:
-anyflash.tensorflow.local_2d.
+"""A small Transformer over pictures, trained in Keras to tell handwritten digits, whose pixels see their neighbours
+alone: anyflash.tensorflow.local_2d.
 
     python examples/digits/train.py
 
-The pictures are scikit-learn's, 1797 of 8 x 8 pixels; every fifth is kept for the test. Prints the loss and the share of
-right answers as they change, then some pictures with their answers. --tensorflow computes the attention by TensorFlow's
-own operations, with a mask, to compare.
+The pictures are scikit-learn's, 1797 of 8 x 8 pixels; every fifth is kept for the test. Prints the loss and the share
+of right answers as they change, then some pictures with their answers. --tensorflow computes the attention by
+TensorFlow's own operations, with a mask, to compare.
 """
 
 import argparse

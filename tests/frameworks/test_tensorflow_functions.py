@@ -57,7 +57,8 @@ class FunctionLaid(Laid):
             given.append(tf.reshape(self.dlse, self.results[1].shape))
         made = self.tape.gradient(self.results, tensors, given)
         shapes = [(case.d_qk, *case.q_shape), (case.d_qk, *case.k_shape), (case.d_v, *case.k_shape)]
-        return af.Gradients(*(x.numpy().reshape(case.batch, case.heads_q, *s) for x, s in zip(made, shapes)), None, None)
+        made = (x.numpy().reshape(case.batch, case.heads_q, *shape) for x, shape in zip(made, shapes))
+        return af.Gradients(*made, None, None)
 
 
 @st.composite
@@ -217,7 +218,8 @@ def test_queries_that_see_nothing_and_hidden_keys(rule, align, keys, graph):
 
 
 @pytest.mark.parametrize("function", [full_1d, causal_1d])
-@pytest.mark.parametrize("batch, queries, keys", [((0,), 5, 6), ((2, 0, 3), 5, 6), ((2,), 0, 6), ((), 5, 0), ((2,), 0, 0)])
+@pytest.mark.parametrize("batch, queries, keys",
+                         [((0,), 5, 6), ((2, 0, 3), 5, 6), ((2,), 0, 6), ((), 5, 0), ((2,), 0, 0)])  # fmt: skip
 def test_empty(function, batch, queries, keys):
     q, k, v = tf.ones((*batch, 3, queries)), tf.ones((*batch, 3, keys)), tf.ones((*batch, 4, keys))
     with tf.GradientTape() as tape:

@@ -42,8 +42,8 @@ def attention(
     The parameters are those of anyflash.attention (see help(anyflash.attention)), without plan and out, and beside them
 
     rule : Rule or str
-        A rule's text is read by anyflash.parse_rule. In tf.function a Rule is a constant, and its tables are copied into
-        the graph. Tables that change from call to call are given by name: rule="documents(ids, ids)",
+        A rule's text is read by anyflash.parse_rule. In tf.function a Rule is a constant, and its tables are copied
+        into the graph. Tables that change from call to call are given by name: rule="documents(ids, ids)",
         tables={"ids": ids}.
     tables : {name: tensor}, optional
         The tables that a rule's text names. Like cu_seqlens_q, cu_seqlens_k, key_lengths and page_table they are wanted
@@ -62,7 +62,8 @@ def attention(
     q = q if hasattr(q, "dtype") else tf.convert_to_tensor(q)
     text, of_rule = _parts(rule, tables)
     terms, slopes = _given(bias=bias, sink=sink), _given(alibi_slopes=alibi_slopes)
-    others = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths, page_table=page_table)
+    others = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,
+                    page_table=page_table)  # fmt: skip
     others |= {f"@{name}": tf.convert_to_tensor(table) for name, table in of_rule.items()}
     call = f"rule={text}; align={align}; layout={layout}; softcap={float(softcap)!r}; threads={threads}"
     if scale is not None:

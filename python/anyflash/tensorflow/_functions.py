@@ -23,9 +23,9 @@ def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m
     returning_l_m : bool
         Also return l, the sum of exp(S - m), and m, the maximum of the scores S.
 
-    Returns O, batch_shape + (channels of values, queries), or (O, l, m), l and m of batch_shape + (queries,) in float32,
-    or float64 for float64. Gradients of Q, K and V go through all three. A query that sees no key has O = 0, l = 0 and
-    m = -inf.
+    Returns O, batch_shape + (channels of values, queries), or (O, l, m), l and m of batch_shape + (queries,) in
+    float32, or float64 for float64. Gradients of Q, K and V go through all three. A query that sees no key has O = 0,
+    l = 0 and m = -inf.
 
     Raises tf.errors.InvalidArgumentError with one line.
     """

@@ -1,5 +1,5 @@
-"""TensorFlow's ops of this package, and their gradients. Source of the ops: python/src/tensorflow; what the text of a call
-may hold: call.h there."""
+"""TensorFlow's ops of this package, and their gradients. Source of the ops: python/src/tensorflow; what the text of a
+call may hold: call.h there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// What is used of TensorFlow's C API (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h), the same in 2.15 and all
-// that came since. The functions are those of the libtensorflow_framework in the process.
+// What is used of TensorFlow's C API (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h), the same in 2.15 and
+// all that came since. The functions are those of the libtensorflow_framework in the process.
 #pragma once
 
 #include <cstddef>

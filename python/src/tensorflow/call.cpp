@@ -17,7 +17,9 @@ template <typename Number>
 Number number(const std::string& name, std::string_view value) {
   Number number{};
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size()) fail(name, "'" + shown(value) + "', expected a number");
+  if (error != std::errc() || end != value.data() + value.size()) {
+    fail(name, "'" + shown(value) + "', expected a number");
+  }
   return number;
 }
 
@@ -95,7 +97,9 @@ Call::Call(const Text& text, Context& context)
 TensorView Call::flattened(const TensorView& tensor, const char* name) const {
   const auto& query = given[0];
   const int dimensions = text_.dimensions, batch_rank = query.rank - dimensions - 1;
-  if (batch_rank < 0) fail(name, "rank " + std::to_string(tensor.rank) + ", expected at least " + std::to_string(dimensions + 1));
+  if (batch_rank < 0) {
+    fail(name, "rank " + std::to_string(tensor.rank) + ", expected at least " + std::to_string(dimensions + 1));
+  }
   if (tensor.rank != query.rank) {
     fail(name, "rank " + std::to_string(tensor.rank) + ", expected " + std::to_string(query.rank) + " as in query");
   }
@@ -108,7 +112,8 @@ TensorView Call::flattened(const TensorView& tensor, const char* name) const {
     same = same && tensor.shape[i] == query.shape[i];
   }
   if (!same) {
-    fail(name, "batch " + text_of_shape(tensor, batch_rank) + ", expected " + text_of_shape(query, batch_rank) + " as in query");
+    fail(name, "batch " + text_of_shape(tensor, batch_rank) + ", expected " + text_of_shape(query, batch_rank) +
+                   " as in query");
   }
   for (int i = 0; i <= dimensions; ++i) view.shape[2 + i] = tensor.shape[batch_rank + i];
   view.set_row_major_strides();

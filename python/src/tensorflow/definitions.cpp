@@ -46,8 +46,8 @@ class Shapes {
   Shape part(const Shape& shape, int first, int end) {
     Shape result(TF_NewShapeHandle());
     const auto rank = TF_ShapeInferenceContextRank(context_, shape.get());
-    TF_ShapeInferenceContextSubshape(context_, shape.get(), first < 0 ? rank + first : first, end <= 0 ? rank + end : end,
-                                     result.get(), status_);
+    TF_ShapeInferenceContextSubshape(context_, shape.get(), first < 0 ? rank + first : first,
+                                     end <= 0 ? rank + end : end, result.get(), status_);
     return result;
   }
 

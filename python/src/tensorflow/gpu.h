@@ -1,6 +1,6 @@
-// When a call on a GPU may run. TensorFlow's C API does not tell the stream of TensorFlow's own GPU devices (TF_GetStream
-// gives those of pluggable devices alone), and that stream waits for no other. So a call waits for all work that was
-// queued on the GPU, runs on CUDA's default stream, and is waited for.
+// When a call on a GPU may run. TensorFlow's C API does not tell the stream of TensorFlow's own GPU devices
+// (TF_GetStream gives those of pluggable devices alone), and that stream waits for no other. So a call waits for all
+// work that was queued on the GPU, runs on CUDA's default stream, and is waited for.
 #pragma once
 
 #include <anyflash/anyflash.h>
