@@ -73,7 +73,8 @@ def import_times(module, framework):
 def main():
     parser = Parser("overhead", description=__doc__)
     parser.add_argument("--framework", choices=["torch", "jax"], default="torch", help="default: torch")
-    chosen = sys.modules[__name__] if parser.parse_args().framework == "torch" else importlib.import_module("overhead_jax")
+    framework = parser.parse_args().framework
+    chosen = sys.modules[__name__] if framework == "torch" else importlib.import_module(f"overhead_{framework}")
     version = importlib.import_module(chosen.FRAMEWORK).__version__
     print(f"{measure.processor()}; {chosen.FRAMEWORK} {version}; "
           f"fastest of {ROUNDS} rounds of {LOOPS} calls (median)")  # fmt: skip

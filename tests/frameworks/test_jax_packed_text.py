@@ -1,4 +1,4 @@
-"""examples/packed_text: it learns as with JAX's own attention under a mask, and packs are as good as paragraphs alone."""
+"""examples/packed_text: it learns as with JAX's own attention under a mask; packs give what paragraphs alone do."""
 
 import subprocess
 import sys
