@@ -44,10 +44,11 @@ struct FewRows {
   }
 };
 
-/// What a part leaves behind of each row: (rows, d_v), (rows), (rows).
+/// What a part leaves behind of each row: (rows, d_v), (rows).
 template <class T>
 struct Part {
-  T *out, *row_sum, *row_max;
+  T* out;
+  RowEnd<T>* ends;
 };
 
 /// E: what the products Q K^T read, T or Pair: the same scores as in a backward pass.
@@ -68,19 +69,19 @@ class FewRowsTask {
     return even(rows) * d_qk + rows * (kTile + 2 * kSumLanes + 1) + (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
   }
 
-  void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result) {
+  /// before: the rows' ends after a first walk over all parts, null in that.
+  void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result, const RowEnd<T>* before) {
     b_ = b, g_ = g;
     load_queries();
     const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_, ScaleLeft<T>(problem_)};
-    state.clear(shape_.rows);
+    before ? state.clear(shape_.rows, before) : state.clear(shape_.rows);
     const auto& group = plan_.group(b, g * shape_.group);
     std::int32_t blocks[kPartBlocks];
     TileClass kinds[kPartBlocks];
     const auto count = blocks_of(group.keys_of_query_block, part, blocks, kinds);
     for (int i = 0; i < count; ++i)
       visit(group.program, blocks[i], i + 1 < count ? blocks[i + 1] : -1, kinds[i], state);
-    for (std::int64_t row = 0; row < shape_.rows; ++row)
-      result.row_max[row] = SettleRow(row, state, result.row_sum[row]);
+    for (std::int64_t row = 0; row < shape_.rows; ++row) result.ends[row] = SettleRow(row, state);
   }
 
  private:
@@ -275,31 +276,47 @@ class FewRowsTask {
   std::int64_t b_ = 0, g_ = 0;
 };
 
-/// Puts the parts of all rows of (b, g) together, in their order, and stores the results.
+/// Row `row` of all parts, put together in their order: in the first part's place, and as the row's end.
 template <class T>
-void JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, std::int64_t b, std::int64_t g,
-               const Part<T>& first) {
-  const auto width = padded(problem.d_v);
-  for (std::int64_t row = 0; row < shape.rows; ++row) {
-    T* const out = first.out + row * width;
-    T largest = first.row_max[row], sum = first.row_sum[row];
-    for (std::int64_t part = 1; part < shape.parts; ++part) {
-      const auto at = part * shape.rows + row;
-      const T together = std::max(largest, first.row_max[at]), shift = together == -kInfinity<T> ? T(0) : together;
-      const T mine = std::exp(largest - shift), other = std::exp(first.row_max[at] - shift);
-      for (std::int64_t i = 0; i < width; ++i) out[i] = out[i] * mine + first.out[at * width + i] * other;
-      sum = sum * mine + first.row_sum[at] * other;
-      largest = together;
-    }
-    const auto query = static_cast<std::int32_t>(row % shape.queries);
-    FinishRow(problem, plan, b, g * shape.group + row / shape.queries, 0, query, largest, sum, out);
+RowEnd<T> JoinRow(const FewRows& shape, std::int64_t row, std::int64_t width, const Part<T>& first) {
+  T* const out = first.out + row * width;
+  RowEnd<T> end = first.ends[row];
+  for (std::int64_t part = 1; part < shape.parts; ++part) {
+    const auto at = part * shape.rows + row;
+    const RowEnd<T>& next = first.ends[at];
+    const T together = std::max(end.largest, next.largest), shift = together == -kInfinity<T> ? T(0) : together;
+    const T mine = std::exp(end.largest - shift), other = std::exp(next.largest - shift);
+    for (std::int64_t i = 0; i < width; ++i) out[i] = out[i] * mine + first.out[at * width + i] * other;
+    end = {together, end.sum * mine + next.sum * other};
   }
+  return end;
+}
+
+/// Puts the parts of all rows of (b, g) together and stores the results. ends: becomes the rows'. False if a second walk
+/// is wanted.
+template <class T>
+bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, std::int64_t b, std::int64_t g,
+               const Part<T>& first, RowEnd<T>* ends, bool again) {
+  const auto width = padded(problem.d_v);
+  const auto queries = static_cast<std::int32_t>(shape.queries);
+  bool good = true;
   for (std::int64_t i = 0; i < shape.group; ++i) {
     const auto h = g * shape.group + i;
     const RowAddresses address(problem.out, b, h, plan.query_grid.box(0), problem.q_size);
-    StoreRows(first.out + i * shape.queries * width, width, problem.out, problem.type, address,
-              static_cast<std::int32_t>(shape.queries), problem.d_v);
+    for (std::int32_t query = 0; query < queries; ++query) {
+      const auto row = i * queries + query;
+      T* const out = first.out + row * width;
+      RowEnd<T>& end = ends[row] = JoinRow(shape, row, width, first);
+      good &= FinishRow(problem, plan, b, h, 0, query, end, out);
+      if (again) {
+        KeepStored(problem, address[query], out);
+      } else {
+        StoreStatistics(problem, plan, b, h, 0, query, end);
+      }
+    }
+    StoreRows(first.out + i * queries * width, width, problem.out, problem.type, address, queries, problem.d_v);
   }
+  return good;
 }
 
 }  // namespace HWY_NAMESPACE

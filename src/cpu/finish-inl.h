@@ -32,16 +32,16 @@ void AddRowsNotFinite(std::uint64_t bad, const E* p, const E* v, std::int64_t wi
 
 /// One more logit in the row's softmax, without a value.
 template <class T>
-void AddSink(T sink, T& largest, T& sum, T* out, std::int64_t width) {
-  const T together = std::max(largest, sink);
+void AddSink(T sink, RowEnd<T>& end, T* out, std::int64_t width) {
+  const T together = std::max(end.largest, sink);
   if (together == -kInfinity<T>) return;
-  const T factor = std::exp(largest - together);
+  const T factor = std::exp(end.largest - together);
   if (factor != 1) {
     Rescale(factor, out, width);
-    sum *= factor;
+    end.sum *= factor;
   }
-  largest = together;
-  sum += std::exp(sink - together);
+  end.largest = together;
+  end.sum += std::exp(sink - together);
 }
 
 /// Does the rule let a query, entry `row` of a block, see any key? Only asked where no score is above -inf.
@@ -55,31 +55,53 @@ inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, 
   return false;
 }
 
-/// Entry `row` of a block of (b, h). largest, sum: of its exponentials. out: (padded d_v) sum of P V, becomes the result.
+/// Entry `row` of a block of (b, h). end: of its keys, becomes that with the sink. out: (padded d_v) sum of P V, becomes
+/// the result. False if that is not finite, though the sum of P is: V is not, or a sum of P V has overflowed.
 template <class T>
-void FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
-               std::int32_t row, T largest, T sum, T* out) {
+bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
+               std::int32_t row, RowEnd<T>& end, T* out) {
   const hn::ScalableTag<T> d;
   const auto width = padded(problem.d_v);
-  if (problem.sink.given() && (sum != 0 || SeesAKey(plan, b, h, block, row)))
-    AddSink(static_cast<T>(ReadHeadNumber(problem.sink, b, h)), largest, sum, out, width);
-  const bool empty = sum == 0;  // sees no key, or only such with a score of -inf, and no sink above it
-  if (sum != sum && largest != kInfinity<T>) largest = sum;  // a NaN among the scores, which comparisons pass over
-  if (empty) {
+  if (problem.sink.given() && (end.sum != 0 || SeesAKey(plan, b, h, block, row)))
+    AddSink(static_cast<T>(ReadHeadNumber(problem.sink, b, h)), end, out, width);
+  if (end.sum == 0) {  // sees no key, or only such with a score of -inf, and no sink above it
+    end.largest = -kInfinity<T>;
     std::fill_n(out, width, T(0));
-  } else {
-    for (std::int64_t i = 0; i < width; i += hn::Lanes(d))
-      hn::Store(hn::Div(hn::Load(d, out + i), hn::Set(d, sum)), d, out + i);
+    return true;
   }
+  const bool nan = end.sum != end.sum;
+  if (nan && end.largest != kInfinity<T>) end.largest = end.sum;  // of a score, which comparisons pass over
+  auto different = hn::Zero(d);  // from itself: what is not finite
+  for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) {
+    const auto x = hn::Div(hn::Load(d, out + i), hn::Set(d, end.sum));
+    different = hn::Or(different, hn::Sub(x, x));
+    hn::Store(x, d, out + i);
+  }
+  return nan || hn::AllTrue(d, hn::Eq(different, hn::Zero(d)));
+}
+
+/// Of a second walk only what has overflowed in the first is taken: out (d_v) becomes what is stored `at` there, where
+/// that is finite, or where the second is NaN (0 times an infinity of V).
+template <class T>
+void KeepStored(const Problem& problem, std::int64_t at, T* out) {
+  for (std::int64_t i = 0; i < problem.d_v; ++i) {
+    const double stored = ReadNumber(problem.out.data, problem.type, at + i * problem.out.channel);
+    if (std::isfinite(stored) || out[i] != out[i]) out[i] = static_cast<T>(stored);
+  }
+}
+
+/// What the caller asked for of that row.
+template <class T>
+void StoreStatistics(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h,
+                     std::int32_t block, std::int32_t row, const RowEnd<T>& end) {
   const auto query = rules::flat_index(plan.query_grid.box(block).entry(row), problem.q_size);
   const auto store = [&](const RowStatistic& statistic, T value) {
-    if (!statistic.given()) return;
     const auto at = b * statistic.batch + h * statistic.head + query * statistic.query;
     reinterpret_cast<T*>(statistic.data)[at] = value;
   };
-  store(problem.row_max, empty ? -kInfinity<T> : largest);
-  store(problem.row_sum, sum);
-  if (problem.lse.given()) store(problem.lse, empty ? -kInfinity<T> : largest + std::log(sum));
+  if (problem.row_max.given()) store(problem.row_max, end.largest);
+  if (problem.row_sum.given()) store(problem.row_sum, end.sum);
+  if (problem.lse.given()) store(problem.lse, end.lse());
 }
 
 }  // namespace HWY_NAMESPACE

@@ -4,8 +4,9 @@
 //   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h);
 //   out += P V.
 // A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it
-// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Calls of
-// few queries go another way (few_rows-inl.h).
+// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Values near
+// the type's largest number can overflow in out, which is divided last: such a task walks again, with P that sums to
+// less than 1. Calls of few queries go another way (few_rows-inl.h).
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
@@ -65,12 +66,13 @@ class ForwardTask {
     v_clean_ = reinterpret_cast<E*>(take(kPRow * d_v_));
     p_ = reinterpret_cast<E*>(kIsPair<E> ? take(rows_ * kPRow) : s_);
     T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
+    ends_ = reinterpret_cast<RowEnd<T>*>(take(rows_ * 2));
     state_ = {take(rows_), row_max, row_sum, out_, d_v_, ScaleLeft<T>(problem)};
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
     return Panels<T, E>::memory_size(problem, plan) +
-           rows * (d_qk + d_v + kTile + (kIsPair<E> ? kPRow : 0) + 2 * kSumLanes + 1) + kPRow * d_v;
+           rows * (d_qk + d_v + kTile + (kIsPair<E> ? kPRow : 0) + 2 * kSumLanes + 3) + kPRow * d_v;
   }
 
   /// next: the query block of this head that is likely to follow, or -1.
@@ -79,17 +81,26 @@ class ForwardTask {
     block_ = block, query_box_ = plan_.query_grid.box(block);
     look_ahead(next);
     load_queries();
-    const auto& group = plan_.group(b, h);
+    state_.clear(used_rows_);
+    walk();
+    if (!finish(false)) {
+      state_.clear(used_rows_, ends_);
+      walk();
+      finish(true);
+    }
+  }
+
+ private:
+  void walk() {
+    const auto& group = plan_.group(b_, h_);
     const auto& list = group.keys_of_query_block;
-    for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
+    for (auto i = list.start[block_]; i < list.start[block_ + 1]; ++i) {
       const Run& run = list.runs[i];
       for (std::int32_t key_block = run.first; key_block < run.first + run.count; ++key_block)
         visit(group.program, key_block, run.kind);
     }
-    finish();
   }
 
- private:
   /// What the next task will load: its queries, and of its keys the outermost ones, the others being at hand mostly.
   void look_ahead(std::int32_t next) {
     ahead_.clear();
@@ -116,7 +127,6 @@ class ForwardTask {
     used_rows_ = rows_;
     while (used_rows_ > 0 && !rules::inside(query_box_.entry(used_rows_ - 1), problem_.q_size)) --used_rows_;
     if constexpr (kIsPair<E>) PairNeighbours(q_, rows_ * d_qk_, reinterpret_cast<Pair*>(q_));
-    state_.clear(used_rows_);
   }
 
   void visit(const rules::Program& program, std::int32_t block, TileClass kind) {
@@ -195,14 +205,22 @@ class ForwardTask {
       AddRowsNotFinite(words_[row] & keys.not_finite, p_ + row * kPRow, keys.v, d_v_, problem_.d_v, out_ + row * d_v_);
   }
 
-  void finish() {
+  /// Stores the results. False if a second walk is wanted.
+  bool finish(bool again) {
+    const RowAddresses address(problem_.out, b_, h_, query_box_, problem_.q_size);
+    bool good = true;
     for (std::int32_t row = 0; row < used_rows_; ++row) {
-      if (!rules::inside(query_box_.entry(row), problem_.q_size)) continue;
-      T sum;
-      const T largest = SettleRow(row, state_, sum);
-      FinishRow(problem_, plan_, b_, h_, block_, row, largest, sum, out_ + row * d_v_);
+      RowEnd<T>& end = ends_[row] = SettleRow(row, state_);
+      if (!address.exists(row)) continue;
+      good &= FinishRow(problem_, plan_, b_, h_, block_, row, end, out_ + row * d_v_);
+      if (again) {
+        KeepStored(problem_, address[row], out_ + row * d_v_);
+      } else {
+        StoreStatistics(problem_, plan_, b_, h_, block_, row, end);
+      }
     }
-    StoreRows(out_, d_v_, problem_.out, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_v);
+    StoreRows(out_, d_v_, problem_.out, problem_.type, address, used_rows_, problem_.d_v);
+    return good;
   }
 
   static constexpr std::int64_t kPRow = Depth<E>(kTile);
@@ -216,6 +234,7 @@ class ForwardTask {
   T *q_, *s_, *out_;  // q_ holds E once loaded
   E *v_clean_, *p_;
   RowState<T> state_;
+  RowEnd<T>* ends_;
   TileWords<kMaxQueryRows> tile_words_;
   const std::uint64_t* words_ = nullptr;  // of the tile in work
   Ahead ahead_;
@@ -263,22 +282,32 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
   T* const out = parts.take<T>(tasks * shape.rows * width);
-  T* const row_sum = parts.take<T>(tasks * shape.rows);
-  T* const row_max = parts.take<T>(tasks * shape.rows);
+  auto* const ends = parts.take<RowEnd<T>>(tasks * shape.rows);
+  auto* const joined = parts.take<RowEnd<T>>(groups * shape.rows);
   if (!workspace) return parts.bytes();
   const auto part_of = [&](std::int64_t task) {
     const auto row = task * shape.rows;
-    return Part<T>{out + row * width, row_sum + row, row_max + row};
+    return Part<T>{out + row * width, ends + row};
   };
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (std::int64_t i = 0; i < tasks; ++i) {
+  const auto run = [&](std::int64_t i, const RowEnd<T>* before) {
     const auto group = i / shape.parts;
     FewRowsTask<T, E> task(problem, plan, shape, memory + omp_get_thread_num() * size);
-    task.run(group / problem.heads_kv, group % problem.heads_kv, i % shape.parts, part_of(i));
-  }
+    task.run(group / problem.heads_kv, group % problem.heads_kv, i % shape.parts, part_of(i), before);
+  };
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (std::int64_t group = 0; group < groups; ++group)
-    JoinParts(problem, plan, shape, group / problem.heads_kv, group % problem.heads_kv, part_of(group * shape.parts));
+  for (std::int64_t i = 0; i < tasks; ++i) run(i, nullptr);
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const auto first = group * shape.parts;
+    RowEnd<T>* const rows = joined + group * shape.rows;
+    const auto join = [&](bool again) {
+      const auto b = group / problem.heads_kv, g = group % problem.heads_kv;
+      return JoinParts(problem, plan, shape, b, g, part_of(first), rows, again);
+    };
+    if (join(false)) continue;
+    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, rows);
+    join(true);
+  }
   return parts.bytes();
 }
 

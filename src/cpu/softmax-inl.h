@@ -2,6 +2,7 @@
 // sum and output follow.
 
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/gemm-inl.h"
 #include "cpu/tuning.h"
@@ -24,11 +25,19 @@ constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
 constexpr int kSumLanes = 16;
 
+/// What a row's exponentials come to.
+template <class T>
+struct RowEnd {
+  T largest, sum;  ///< the maximum of the scores (or what stands for it), the sum of exp(score - largest)
+
+  T lse() const { return sum == 0 ? -kInfinity<T> : largest + std::log(sum); }
+};
+
 /// What a query block carries from key block to key block. A row's sum and maximum are kept as vectors over some of its
 /// keys each, so that no tile needs a sum across lanes.
 template <class T>
 struct RowState {
-  T* shift;    ///< (rows): what is subtracted from scores before exp: the maximum, or at most kShiftLag less
+  T* shift;    ///< (rows): what is subtracted from scores before exp: the maximum, or at most kShiftLag less, or above
   T* row_max;  ///< (rows, kSumLanes)
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
@@ -40,6 +49,16 @@ struct RowState {
     std::fill_n(row_max, rows * kSumLanes, -kInfinity<T>);
     std::fill_n(row_sum, rows * kSumLanes, T(0));
     std::fill_n(out, rows * width, T(0));
+  }
+  /// For a second walk, whose shifts lie above the rows' LSE: P sums to less than 1, so that no sum of P V exceeds the
+  /// values. The shift takes the maximum's place to the end.
+  void clear(std::int64_t rows, const RowEnd<T>* ends) const {
+    clear(rows);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const T lse = ends[row].lse();
+      shift[row] = std::max(lse + 1, std::nextafter(lse, kInfinity<T>));
+      std::fill_n(row_max + row * kSumLanes, kSumLanes, shift[row]);
+    }
   }
 };
 
@@ -59,9 +78,9 @@ HWY_NOINLINE void ScaleDown(T difference, std::int64_t row, const RowState<T>& s
   Rescale(factor, state.out + row * state.width, state.width);
 }
 
-/// The maximum and, in `sum`, the sum of a row at its end; its shift becomes the maximum.
+/// A row at its end: what it has summed is scaled to its maximum.
 template <class T>
-T SettleRow(std::int64_t row, const RowState<T>& state, T& sum) {
+RowEnd<T> SettleRow(std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
   auto largest = hn::Set(d, -kInfinity<T>), total = hn::Zero(d);
   for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
@@ -70,8 +89,7 @@ T SettleRow(std::int64_t row, const RowState<T>& state, T& sum) {
   if (row_max != state.shift[row]) ScaleDown(state.shift[row] - row_max, row, state);
   for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
     total = hn::Add(total, hn::Load(d, state.row_sum + row * kSumLanes + i));
-  sum = hn::ReduceSum(d, total);
-  return row_max;
+  return {row_max, hn::ReduceSum(d, total)};
 }
 
 /// p: kWidth numbers. `to` may be where the scores are.

@@ -1,9 +1,10 @@
 """The ends of the ranges of numbers and coordinates: what the formula gives there, by hand."""
 
 import anyflash as af
+import ml_dtypes
 import numpy as np
 import pytest
-from devices import from_device, to_device
+from devices import DEVICE, from_device, to_device
 
 FEW_OR_MANY = (1, 40)  # few queries go a way of their own
 
@@ -86,3 +87,86 @@ def test_scores_and_sink_of_minus_infinity():
     infinite = np.full((1, 1, 1, 1), -np.inf, np.float32)
     out, lse = attention(q, q, q, bias=infinite, sink=np.array([-np.inf], np.float32), return_lse=True)
     assert np.all(out == 0) and np.all(lse == -np.inf)
+
+
+# On a GPU sums of P V may be 64 times the number of keys larger than the values.
+ROOM = 1 if DEVICE == "cpu" else 2.0**-6
+
+
+def exactly(q, k, v, sink, mask):
+    """Attention in longdouble, scale 1: out, what its terms come to without their signs, row_sum, row_max."""
+    q, k, v, sink = (x.astype(np.longdouble) for x in (q, k, v, sink))
+    group = q.shape[1] // k.shape[1]
+    scores = np.where(mask, np.einsum("bhid,bhjd->bhij", q, k.repeat(group, 1)), -np.inf)
+    largest = np.maximum(scores.max(-1), sink[:, None])
+    p = np.exp(scores - largest[..., None])
+    total = p.sum(-1) + np.exp(sink[:, None] - largest)
+    p, v = p / total[..., None], v.repeat(group, 1)
+    return p @ v, p @ np.abs(v), total, largest
+
+
+@pytest.mark.parametrize("queries", (1, 3, 70))
+@pytest.mark.parametrize("type, tolerance", [(np.float32, 1e-5), (np.float64, 1e-13), (ml_dtypes.bfloat16, 2e-2)])
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("columns", (slice(None), slice(0, 1), slice(-1, None)))
+def test_values_near_the_largest_number(queries, type, tolerance, causal, columns):
+    """Sums of P V, before they are divided, are more than the type holds: in some rows, whose scores are alike, and not
+    in others, whose scores are far apart."""
+    keys, rng = 2500, np.random.default_rng(queries)
+    draw = lambda *shape: rng.standard_normal(shape).astype(type)
+    q, k, v = draw(2, 4, queries, 8), draw(2, 2, keys, 8), draw(2, 2, keys, 40)
+    q *= rng.choice([0, 1, 6], (2, 4, queries, 1)).astype(type)
+    large = np.float64(ml_dtypes.finfo(type).max) * 0.98 * (ROOM / keys if ROOM < 1 else 1)
+    v[..., columns] = large
+    v[..., 1] *= np.resize([1, -1], keys).astype(type)
+    sink = np.array([-2, 3, 9, 40], np.float32 if type == ml_dtypes.bfloat16 else type)
+    mask = np.tri(queries, keys, keys - queries, bool) if causal else np.ones((queries, keys), bool)
+    rule = af.causal() if causal else af.full()
+    out, row_sum, row_max = attention(q, k, v, rule=rule, align="none_end", scale=1.0, sink=sink, return_lse="lm")
+    exact, size, total, largest = exactly(q, k, v, sink, mask)
+    np.testing.assert_allclose(row_max, largest.astype(float), rtol=1e-5)
+    np.testing.assert_allclose(row_sum, total.astype(float), rtol=1e-4)
+    assert np.all(np.abs(out.astype(np.longdouble) - exact) <= tolerance * size)
+
+
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+@pytest.mark.parametrize("score", (1e3, 1e5, 1e8))
+def test_values_near_the_largest_number_at_large_scores(queries, score):
+    """The shift of the second walk lies above an LSE that is rounded."""
+    q, k = np.full((1, 1, queries, 1), score, np.float32), np.ones((1, 1, 50, 1), np.float32)
+    v = np.full((1, 1, 50, 3), np.finfo(np.float32).max * 0.999 * (ROOM / 50 if ROOM < 1 else 1), np.float32)
+    out = from_device(on_device(af.attention, q, k, v, scale=1.0))
+    np.testing.assert_allclose(out, np.full_like(out, v[0, 0, 0, 0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("queries", (2, 40))
+@pytest.mark.parametrize("value", (np.nan, np.inf, 3e38))
+def test_what_stands_beside_a_number_that_overflows(queries, value):
+    """Only query 1 sees the values that are not finite, or whose sum is not: the others keep their bits."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 1, n, 30), np.float32) for n in (queries, 1000, 1000))
+    mask = rng.random((queries, 1000)) < 0.5
+    mask[:, 500:600] = False
+    mask[1] = True
+    mask = af.dense(mask)
+    clean, clean_lse = attention(q, k, v, rule=mask, return_lse=True)
+    v[..., 500:600, 3] = value * (ROOM / 1000 if value == 3e38 and ROOM < 1 else 1)
+    out, lse = attention(q, k, v, rule=mask, return_lse=True)
+    assert np.array_equal(lse, clean_lse)
+    assert np.isfinite(value) == np.isfinite(out[0, 0, 1, 3])
+    out[0, 0, 1, 3] = clean[0, 0, 1, 3]
+    np.testing.assert_allclose(out[0, 0, 1], clean[0, 0, 1], rtol=0, atol=1e-6)
+    out[0, 0, 1] = clean[0, 0, 1]
+    assert np.array_equal(out, clean)
+
+
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+def test_an_infinity_with_a_small_weight_beside_one_that_overflows(queries):
+    """A second walk, in which the weight 1e-37 counts as 0, takes nothing from what the first one found."""
+    q, k, v = (np.zeros((1, 1, *shape), np.float32) for shape in ((queries, 1), (9, 1), (9, 2)))
+    q[:] = 1
+    k[0, 0, 0], v[0, 0, 1, 0], v[..., 1] = 85, np.inf, 1e33
+    v[0, 0, 0, 1] = 0
+    out = from_device(on_device(af.attention, q, k, v, scale=1.0))
+    assert np.all(np.isposinf(out[..., 0]))
+    np.testing.assert_allclose(out[..., 1], 8e33 * np.exp(-85.0), rtol=1e-5)

@@ -12,7 +12,7 @@
 #define HWY_TARGET_INCLUDE "pieces_test.cpp"
 #include "hwy/foreach_target.h"
 
-#include <gtest/gtest.h>
+#include "pieces_support.h"
 
 #include "cpu/numbers.h"
 #include "cpu/workspace.h"
@@ -28,17 +28,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
-
-template <class T>
-struct Matrix {
-  std::int64_t rows, cols;
-  hwy::AlignedFreeUniquePtr<T[]> data;
-  Matrix(std::int64_t rows, std::int64_t cols, unsigned seed) : rows(rows), cols(cols), data(allocate<T>(rows * cols)) {
-    std::mt19937 random(seed);
-    std::normal_distribution<double> normal;
-    for (std::int64_t i = 0; i < rows * cols; ++i) data[i] = static_cast<T>(normal(random));
-  }
-};
 
 /// C = or += A B for one shape; A as it is or transposed in memory.
 template <class T, bool kAdd>
@@ -296,6 +285,29 @@ void RowsComeAndGo() {
       }
 }
 
+/// EvenRows are the rows of RowAddresses where those are one step apart, and nothing elsewhere.
+void EvenRowsAreRows() {
+  Operand operand;
+  operand.batch = 10000, operand.head = 1000, operand.channel = 1;
+  operand.sequence[0] = 500, operand.sequence[1] = 70, operand.sequence[2] = 9;
+  const std::int32_t table[] = {5, 3, 1, 2};
+  const Pages none{}, pages{.table = table, .table_batch = 2, .table_page = 1, .page_size = 64, .pages = 9};
+  const auto check = [&](const Box& box, Int3 size, const Pages& in, bool even) {
+    const EvenRows rows(operand, 1, 2, box, size, in);
+    ASSERT_EQ(rows.line != 0, even);
+    const RowAddresses address(operand, 1, 2, box, size);
+    for (std::int32_t row = 0; even && row < address.count(); ++row)
+      ASSERT_EQ(rows.first + row * rows.line, address[row]);
+  };
+  const Box line{{{0, 0, 32}}, {{1, 1, 64}}, {{1, 1, 1}}}, stepped{{{0, 0, 3}}, {{1, 1, 64}}, {{1, 1, 2}}};
+  check(line, {{1, 1, 96}}, none, true);
+  check(line, {{1, 1, 95}}, none, false);  // the last row is padding
+  check(stepped, {{1, 1, 130}}, none, true);
+  check(stepped, {{1, 1, 129}}, none, false);
+  check(line, {{1, 1, 128}}, pages, false);
+  check({{{0, 0, 0}}, {{1, 8, 8}}, {{1, 1, 1}}}, {{1, 8, 8}}, none, false);
+}
+
 /// Every 16-bit number survives a load and a store; NaN stays NaN.
 template <class Memory>
 void CheckAllNumbers(ElementType type) {
@@ -366,35 +378,26 @@ HWY_EXPORT(GemmMatchesLoops);
 HWY_EXPORT(ExpIsAccurate);
 HWY_EXPORT(TanhIsAccurate);
 HWY_EXPORT(RowsComeAndGo);
+HWY_EXPORT(EvenRowsAreRows);
 HWY_EXPORT(NumbersAreRoundedToNearest);
 
-/// Runs a check on every instruction set that was compiled in and runs here.
-template <class Check>
-void on_every_set(const Check& check) {
-  for (auto rest = hwy::SupportedTargets() & HWY_TARGETS; rest != 0; rest &= rest - 1) {
-    const auto target = rest & -rest;
-    SCOPED_TRACE(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(target);
-    check();
-    hwy::SetSupportedTargetsForTest(0);
-  }
-}
-
 TEST(CpuPieces, GemmMatchesLoops) {
-  on_every_set([] { HWY_DYNAMIC_DISPATCH(GemmMatchesLoops)(); });
+  on_every_set(HWY_TARGETS, [] { HWY_DYNAMIC_DISPATCH(GemmMatchesLoops)(); });
 }
 TEST(CpuPieces, ExpIsAccurate) {
-  on_every_set([] { HWY_DYNAMIC_DISPATCH(ExpIsAccurate)(); });
+  on_every_set(HWY_TARGETS, [] { HWY_DYNAMIC_DISPATCH(ExpIsAccurate)(); });
 }
 TEST(CpuPieces, TanhIsAccurate) {
-  on_every_set([] { HWY_DYNAMIC_DISPATCH(TanhIsAccurate)(); });
+  on_every_set(HWY_TARGETS, [] { HWY_DYNAMIC_DISPATCH(TanhIsAccurate)(); });
 }
 TEST(CpuPieces, RowsComeAndGo) {
-  on_every_set([] { HWY_DYNAMIC_DISPATCH(RowsComeAndGo)(); });
+  on_every_set(HWY_TARGETS, [] { HWY_DYNAMIC_DISPATCH(RowsComeAndGo)(); });
+}
+TEST(CpuPieces, EvenRowsAreRows) {
+  on_every_set(HWY_TARGETS, [] { HWY_DYNAMIC_DISPATCH(EvenRowsAreRows)(); });
 }
 TEST(CpuPieces, NumbersAreRoundedToNearest) {
-  on_every_set([] { HWY_DYNAMIC_DISPATCH(NumbersAreRoundedToNearest)(); });
+  on_every_set(HWY_TARGETS, [] { HWY_DYNAMIC_DISPATCH(NumbersAreRoundedToNearest)(); });
 }
 
 }  // namespace anyflash::cpu
