@@ -1,5 +1,5 @@
-"""The calls that bench/overhead times with JAX: compiled ones, each waited for, beside JAX's own attention and beside an
-addition, which is what any compiled call takes."""
+"""The calls that bench/overhead times with JAX: compiled ones, each waited for, beside JAX's own attention and beside
+an addition, which is what any compiled call takes."""
 
 LIMIT = 15.0  # microseconds over the call from C++, or from NumPy where that was not built
 OURS = "anyflash.jax.attention, forward"

@@ -3,9 +3,9 @@ another one.
 
     python examples/packed_text/train.py
 
-Each step takes another pack of this project's documentation. Which byte belongs to which paragraph is an argument of the
-compiled step, the table `ids` of the rule `documents(ids, ids) & causal()`. Prints the loss as it falls, then holds the
-loss of a pack against that of its paragraphs one by one, which have to be the same.
+Each step takes another pack of this project's documentation. Which byte belongs to which paragraph is an argument of
+the compiled step, the table `ids` of the rule `documents(ids, ids) & causal()`. Prints the loss as it falls, then holds
+the loss of a pack against that of its paragraphs one by one, which have to be the same.
 """
 
 import argparse
@@ -52,7 +52,8 @@ def new_weights(key):
 
     layers = [dict(qkv=matrix(WIDTH, 3 * WIDTH), out=matrix(WIDTH, WIDTH), wide=matrix(WIDTH, 4 * WIDTH),
                    narrow=matrix(4 * WIDTH, WIDTH)) for _ in range(LAYERS)]  # fmt: skip
-    return dict(bytes=matrix(256, WIDTH, 0.1), places=matrix(LONGEST, WIDTH, 0.1), layers=layers, scores=matrix(WIDTH, 256))
+    return dict(bytes=matrix(256, WIDTH, 0.1), places=matrix(LONGEST, WIDTH, 0.1), layers=layers,
+                scores=matrix(WIDTH, 256))  # fmt: skip
 
 
 def norm(x):

@@ -171,8 +171,8 @@ class Tensors {
   Device device_;
 };
 
-/// What the library wants on the CPU: lengths, page tables, tables of rules. From a GPU they are copied, which waits for
-/// the stream.
+/// What the library wants on the CPU: lengths, page tables, tables of rules. From a GPU they are copied, which waits
+/// for the stream.
 class HostTables {
  public:
   explicit HostTables(void* stream) : stream_(stream) {}

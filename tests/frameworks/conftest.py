@@ -4,9 +4,12 @@ tests/contract, and run only when asked for, since the frameworks take gigabytes
     ANYFLASH_TEST_FRAMEWORKS=1 pytest tests/frameworks
 """
 
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # tests run side by side
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 

@@ -9,7 +9,9 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from test_minilm import MINILM, encoder, model, plain_embedding, random_texts, run, search, small_weights  # noqa: E402, F401
+from test_minilm import (  # noqa: E402, F401
+    MINILM, encoder, model, plain_embedding, random_texts, run, search, small_weights,
+)  # fmt: skip
 
 
 def test_embeddings(model):  # noqa: F811

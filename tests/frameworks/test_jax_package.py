@@ -77,8 +77,9 @@ def test_declarations_are_those_of_jaxlib_s_header(tmp_path):
              "static_assert(XLA_FFI_API_MAJOR == 0 && XLA_FFI_API_MINOR >= a::oldest_minor);"]  # fmt: skip
     fields = [(ours, theirs, *field.partition(":")[::2]) for ours, (theirs, all) in STRUCTURES.items()
               for field in all.split()]  # fmt: skip
-    fields += [("Buffers", whose, *field.partition(":")[::2]) for whose, name in (("Args", "args"), ("Rets", "rets"))
-               for field in f"struct_size extensions:extension_start count:size types buffers:{name}".split()]  # fmt: skip
+    of_buffers = "struct_size extensions:extension_start count:size types buffers:"
+    fields += [("Buffers", whose, *field.partition(":")[::2]) for whose in ("Args", "Rets")
+               for field in f"{of_buffers}{whose.lower()}".split()]  # fmt: skip
     for ours, whose, field, other in fields:
         other = other or field
         lines.append(f"static_assert(offsetof(a::{ours}, {field}) == offsetof(XLA_FFI_{whose}, {other}));")

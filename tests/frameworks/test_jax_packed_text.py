@@ -1,4 +1,4 @@
-"""examples/packed_text: it learns as with JAX's own attention under a mask, and packs are as good as paragraphs alone."""
+"""examples/packed_text: it learns as with JAX's own attention under a mask; packs give what paragraphs alone do."""
 
 import subprocess
 import sys
@@ -27,12 +27,13 @@ def test_packs(paragraphs):
         assert (places[ids == i] == np.arange((ids == i).sum())).all()
 
 
-def test_loss_falls_as_with_jax_s_attention(paragraphs):
+def test_loss_falls_as_with_jax_s_attention(paragraphs, monkeypatch):
+    monkeypatch.setattr(train, "PACK", 512)  # bytes
     with jax.enable_x64(False):
-        got, weights = train.train(paragraphs, 30)
-        expected, _ = train.train(paragraphs, 30, seen_by=train.seen_with_a_mask)
+        got, weights = train.train(paragraphs, 20)
+        expected, _ = train.train(paragraphs, 20, seen_by=train.seen_with_a_mask)
         packed, alone = train.packed_and_alone(weights, paragraphs)
-    assert got[-1] < 0.75 * got[0]
+    assert got[-1] < 0.8 * got[0]
     assert got == pytest.approx(expected, abs=0.02)
     assert packed == pytest.approx(alone, abs=1e-4)
 

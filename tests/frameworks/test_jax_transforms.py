@@ -27,7 +27,8 @@ MAPPED = {
     "q alone": (dict(q=Q), dict(k=K[0], v=V[0]), True),
     "keys and values": (dict(k=K, v=V), dict(q=Q[0]), True),
     "with options": (dict(q=Q, k=K, v=V), dict(
-        bias=numbers(1, 4, 1, 6), sink=numbers(4), alibi_slopes=numbers(2, 4) ** 2, key_lengths=np.array([4, 6])), True),
+        bias=numbers(1, 4, 1, 6), sink=numbers(4), alibi_slopes=numbers(2, 4) ** 2, key_lengths=np.array([4, 6])),
+        True),
     "bias of a batch": (dict(q=Q, k=K, v=V, bias=numbers(3, 2, 1, 5, 6)), {}, True),
     "slopes": (dict(q=Q, k=K, v=V, alibi_slopes=numbers(3, 2, 4) ** 2), {}, True),
     "lengths": (dict(q=Q, k=K, v=V, key_lengths=jnp.array([[1, 2], [3, 4], [5, 6]])), {}, True),
@@ -143,7 +144,8 @@ def test_several_threads():
 
 
 def run(program, *arguments, **options):
-    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, **options)
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -163,7 +165,8 @@ rng = np.random.default_rng(0)
 q, k, v = (jnp.asarray(rng.standard_normal((4, heads, 70, 16)), jnp.float32) for heads in (8, 4, 4))
 sink = jnp.asarray(rng.standard_normal(8), jnp.float32)
 parts, of_heads = P("batch", "heads"), P("heads")
-call = lambda q, k, v, sink: attention(q, k, v, sink=sink, rule=af.causal() & af.documents(np.arange(70) // 30), return_lse=True)
+rule = af.causal() & af.documents(np.arange(70) // 30)
+call = lambda q, k, v, sink: attention(q, k, v, sink=sink, rule=rule, return_lse=True)
 split = jax.shard_map(call, mesh=mesh, in_specs=(parts, parts, parts, of_heads), out_specs=(parts, parts))
 placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip((q, k, v, sink), (parts,) * 3 + (of_heads,))]
 compiled = jax.jit(split).lower(*placed).compile()

@@ -36,7 +36,8 @@ WRONG = {
     "documents": (ValueError, "rule documents: ids_q has 3 entries, expected 5 as the queries",
                   lambda: attention(X, X, X, rule="documents(a, a)", tables={"a": jnp.zeros(3, int)})),
     "documents under vmap": (ValueError, "rule documents: ids_q has 3 entries, expected 5 as the queries",
-        lambda: jax.vmap(lambda a: attention(X, X, X, rule="documents(a, a)", tables={"a": a}))(jnp.zeros((2, 3), int))),
+        lambda: jax.vmap(lambda a: attention(X, X, X, rule="documents(a, a)", tables={"a": a}))(
+            jnp.zeros((2, 3), int))),
     "a traced table": (TypeError, "rule documents: ids_q traced by JAX",
                        lambda: traced(lambda ids: attention(X, X, X, rule=af.documents(ids)), jnp.zeros(5, int))),
     "a traced array elsewhere": (TypeError, "query: traced by JAX, expected an array; use anyflash.jax.attention",

@@ -59,8 +59,8 @@ def attention(
     goes through l and m, none to alibi_slopes; second derivatives raise NotImplementedError.
 
     Works under jit, grad, vjp, vmap, checkpoint, scan and shard_map (over batch and heads). Calls that vmap maps become
-    one with a longer batch; they run one after the other in the layouts "qkv" and "thd", with pages, and where a bias, a
-    sink or a table would have to be copied or summed apart.
+    one with a longer batch; they run one after the other in the layouts "qkv" and "thd", with pages, and where a bias,
+    a sink or a table would have to be copied or summed apart.
 
     Raises ValueError or TypeError with one line, as anyflash.attention, where JAX traces the call. What only numbers in
     arrays show (lengths that fall, for example) is an error of the computation: jax.errors.JaxRuntimeError with that
@@ -101,7 +101,7 @@ def _word(word: Any) -> str:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attention(call: Call, return_lse: bool | str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    return _batch.forward(call, _RESULTS[return_lse], call.names)(*arrays)  # type: ignore[no-any-return]
+    return _batch.forward(call, _RESULTS[return_lse], call.names)(*arrays)
 
 
 def _once(make: Any) -> Any:
@@ -109,7 +109,7 @@ def _once(make: Any) -> Any:
 
     @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
     def run(call: Call, results: tuple[str, ...], names: tuple[str, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        return make(call, results, names)(*arrays)  # type: ignore[no-any-return]
+        return make(call, results, names)(*arrays)
 
     @run.defjvp
     def refuse(*_: Any) -> Any:
@@ -156,4 +156,4 @@ _attention.defvjp(_forward, _backward, symbolic_zeros=True)
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _compiled(call: Call, return_lse: bool | str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    return _attention(call, return_lse, vary_alike(arrays))  # type: ignore[no-any-return]
+    return _attention(call, return_lse, vary_alike(arrays))

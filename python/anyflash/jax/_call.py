@@ -148,7 +148,9 @@ def vary_alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     copied to given back as a sum, when it is differentiated."""
     axes = [_varying(array) for array in arrays]
     union = frozenset().union(*axes)
-    cast = partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else getattr(jax.lax, "pvary", None)
+    if not union:
+        return arrays
+    cast = partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary
     return tuple(array if own == union else cast(array, tuple(union - own)) for array, own in zip(arrays, axes))
 
 
@@ -169,7 +171,7 @@ def forward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> 
     of = lambda name: (shape, q) if name == "out" else (rows, row_type(q))
     made = [jax.ShapeDtypeStruct(*of(name), **_axes_of(arrays)) for name in results]
     text = call.text(results, tuple(arrays))
-    return jax.ffi.ffi_call("anyflash_forward", made)(*arrays.values(), call=text)  # type: ignore[no-any-return]
+    return jax.ffi.ffi_call("anyflash_forward", made)(*arrays.values(), call=text)
 
 
 def backward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> list[jax.Array]:
@@ -177,4 +179,4 @@ def backward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) ->
     owners = (arrays[name[1:]] for name in results)
     made = [jax.ShapeDtypeStruct(owner.shape, owner.dtype, **_axes_of(arrays)) for owner in owners]
     text = call.text(results, tuple(arrays))
-    return jax.ffi.ffi_call("anyflash_backward", made)(*arrays.values(), call=text)  # type: ignore[no-any-return]
+    return jax.ffi.ffi_call("anyflash_backward", made)(*arrays.values(), call=text)
