@@ -26,8 +26,10 @@ TileMenu tile_menu(const Problem& problem) {
 
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   const auto pages = problem.pages.page_size > 0 ? problem.batch * (problem.keys() / problem.pages.page_size) * 4 : 0;
-  const auto own = problem.direction == Direction::forward ? 0 : backward_workspace(problem, plan);
-  return own + pages + (plan.kept ? 0 : static_cast<std::int64_t>(device_bytes(plan)));
+  const auto own =
+      problem.direction == Direction::forward ? forward_workspace(problem, plan) : backward_workspace(problem, plan);
+  const auto words = word_bytes(plan, problem.direction == Direction::forward);
+  return own + pages + words + (plan.kept ? 0 : static_cast<std::int64_t>(device_bytes(plan)));
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {

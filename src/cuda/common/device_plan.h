@@ -1,6 +1,7 @@
 // A plan's masks in device memory: programs with all that they point to, and runs.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "cuda/common/memory.h"
@@ -19,11 +20,21 @@ class DevicePlan {
 
   const DeviceGroup* groups() const { return groups_; }
 
+  /// The words of all tiles that have none in the tables, by the number in their runs, 64 for each; of_queries: a word
+  /// for each query, else for each key. They are asked for on the stream, or, of a kept plan, were once.
+  const std::uint64_t* words(bool of_queries);
+
  private:
+  const ExecutionPlan& plan_;
+  cudaStream_t stream_;
   std::unique_ptr<StreamMemory> memory_;
   std::shared_ptr<const void> kept_;
   const DeviceGroup* groups_ = nullptr;
+  std::unique_ptr<StreamMemory> words_;
 };
+
+/// Bytes for such words, at most.
+std::int64_t word_bytes(const ExecutionPlan& plan, bool of_queries);
 
 /// Bytes that it takes.
 std::size_t device_bytes(const ExecutionPlan& plan);

@@ -14,6 +14,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+__device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
+
 /// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
 __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800

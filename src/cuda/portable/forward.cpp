@@ -9,6 +9,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/hopper/forward.h"
 #include "cuda/portable/forward_args.h"
 #include "cuda/portable/forward_kernels.h"
 #include "cuda/portable/launch.h"
@@ -127,6 +128,10 @@ TileMenu forward_menu(const Problem& problem) {
   return menu;
 }
 
+std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  return group_forward_workspace(problem, plan);
+}
+
 void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const DeviceScope scope(problem.device.index);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
@@ -139,9 +144,15 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   check_tasks(tasks);
   allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);
   const auto pages = bring_pages(problem, args, stream);
-  const DevicePlan masks(plan, problem.device.index, stream);
+  DevicePlan masks(plan, problem.device.index, stream);
   args.groups = masks.groups();
-  launch(kernel.function, static_cast<std::int64_t>(tasks), kernel.threads, kernel.shared_bytes, &args, stream);
+  const StreamMemory workspace(forward_workspace(problem, plan), stream);
+  const auto groups = group_forward(problem, plan, args, kind.general, masks, workspace.get(), stream);
+  if (groups.made && !groups.remake_if) return;
+  args.only_if = groups.remake_if;
+  args.tasks = static_cast<std::int32_t>(tasks);
+  launch(kernel.function, launched_blocks(args.tasks, args.only_if != nullptr, problem.device), kernel.threads,
+         kernel.shared_bytes, &args, stream);
 }
 
 }  // namespace anyflash::cuda

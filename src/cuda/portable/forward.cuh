@@ -19,7 +19,7 @@ namespace anyflash::cuda {
 template <class E, class Sizes, bool kGeneral>
 class ForwardBlock {
  public:
-  using Products = typename KernelProducts<E>::type;
+  using Products = typename ProductsOf<E>::type;
   using T = typename Products::Number;
   using Shared = ForwardShared<E, T, Sizes, kGeneral>;
   static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;
@@ -29,8 +29,9 @@ class ForwardBlock {
     static_assert(Sizes::kRows <= kThreads && kKeys <= kThreads);
   }
 
-  __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) describe();
+  /// task: by number.
+  __device__ __forceinline__ void run(std::int32_t task) {
+    if (threadIdx.x == 0) describe(task);
     __syncthreads();
     load_program<kThreads>(group(), shared_.program);
     load_queries();
@@ -94,8 +95,8 @@ class ForwardBlock {
   }
 
   /// One thread's work for all of them.
-  __device__ __forceinline__ void describe() {
-    shared_.task.find(args_, Sizes::kRows, Sizes::kValues);
+  __device__ __forceinline__ void describe(std::int32_t task) {
+    shared_.task.find(args_, task, Sizes::kRows, Sizes::kValues);
     shared_.keys = key_data(args_.k);
     shared_.values = key_data(args_.v) + shared_.task.first_value * args_.v.channel;
     const auto& list = group().keys_of_query_block;

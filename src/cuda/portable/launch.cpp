@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "cuda/common/device.h"
 #include "cuda/common/errors.h"
 #include "problem/tensor.h"
 
@@ -74,6 +75,10 @@ void allow_shared_memory(const void* function, int bytes, int device) {
     one.devices |= std::uint64_t{1} << device;
     return;
   }
+}
+
+std::int64_t launched_blocks(std::int64_t tasks, bool rarely_needed, Device device) {
+  return rarely_needed ? std::min<std::int64_t>(tasks, 2 * facts_of(device).multiprocessors) : tasks;
 }
 
 void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream) {

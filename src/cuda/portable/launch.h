@@ -26,6 +26,9 @@ void check_tasks(double tasks);
 /// Lets a kernel have its shared memory; asked for once on each device.
 void allow_shared_memory(const void* function, int bytes, int device);
 
+/// Blocks of threads for some tasks: one each, or, of a launch that is rarely needed, as many as run at once.
+std::int64_t launched_blocks(std::int64_t tasks, bool rarely_needed, Device device);
+
 /// args: what the kernel is given.
 void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream);
 
