@@ -47,7 +47,7 @@ class GroupForwardBlock {
         shared_.queries_full.wait(n % 2);
         b_ = shared_.b, h_ = shared_.h, block_ = shared_.first_block + static_cast<std::int32_t>(group());
         if (shared_.first_block < 0) break;
-        if constexpr (kHeld) load_queries(), queries_done();
+        if constexpr (kHeld) load_queries(), release(shared_.queries_empty);
         attend();
         store();
       }
@@ -71,10 +71,6 @@ class GroupForwardBlock {
     for (unsigned m = 0; m < kDepth / 16; ++m)
       load_matrices(q_[m], from + m / 4 * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8);
   }
-  __device__ __forceinline__ void queries_done() {
-    __syncwarp();
-    if (lane_number() == 0) shared_.queries_empty.arrive();
-  }
 
   // --- The walk over the keys ----------------------------------------------------------------------------------------
 
@@ -92,7 +88,8 @@ class GroupForwardBlock {
       shared_.keys_full[stage_].wait(parity_);
       std::int32_t tile = shared_.tile[stage_];
       if (!(tile >> group() & 1)) {
-        release(stage_);
+        release(shared_.keys_empty[stage_]);
+        release(shared_.values_empty[stage_]);
         step(stage_, parity_);
         if (tile == Shared::last) break;
         continue;
@@ -119,7 +116,7 @@ class GroupForwardBlock {
           const bool raised = finish(s, next, tile, factor);
           products_wait_for<0>();
           keep_results();
-          release(stage_);
+          release(shared_.values_empty[stage_]);
           if (raised) rescale(factor);
           pack<E>(p, s);
           stage_ = next, parity_ = next_parity;
@@ -129,7 +126,7 @@ class GroupForwardBlock {
       issue_values(p, stage_);
       products_wait_for<0>();
       keep_results();
-      release(stage_);
+      release(shared_.values_empty[stage_]);
       step(stage_, parity_);
     }
   }
@@ -137,9 +134,10 @@ class GroupForwardBlock {
   __device__ __forceinline__ static void step(int& stage, unsigned& parity) {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
-  __device__ __forceinline__ void release(int stage) {
+  /// This warp is done with what a barrier stands for.
+  __device__ __forceinline__ static void release(Barrier& empty) {
     __syncwarp();
-    if (lane_number() == 0) shared_.empty[stage].arrive();
+    if (lane_number() == 0) empty.arrive();
   }
   __device__ __forceinline__ void keep_results() {
 #pragma unroll
@@ -196,6 +194,7 @@ class GroupForwardBlock {
     } else {
       sees_ = 3;
     }
+    release(shared_.keys_empty[stage]);
     return soften(s, factor);
   }
 
@@ -379,7 +378,7 @@ class GroupForwardBlock {
       stores_commit();
       if constexpr (!kHeld) stores_read();
     }
-    if constexpr (!kHeld) queries_done();
+    if constexpr (!kHeld) release(shared_.queries_empty);
   }
 
   __device__ __forceinline__ void store_statistics(int row, float largest, float sum) const {

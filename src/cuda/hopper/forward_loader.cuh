@@ -36,12 +36,16 @@ struct GroupForwardShared {
   Word words[kStages][kBlocks][64];
   std::int32_t tile[kStages];   ///< bit w: block w of the task visits it; 8 + w: it hides some pairs; or `last`
   std::int32_t b, h, first_block;  ///< the task; first_block -1: there are no more
-  Barrier queries_full, queries_empty, keys_full[kStages], values_full[kStages], empty[kStages];
+  Barrier queries_full, queries_empty;
+  Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
     queries_full.begin(1), queries_empty.begin(4 * kBlocks);
-    for (int i = 0; i < kStages; ++i) keys_full[i].begin(1), values_full[i].begin(1), empty[i].begin(4 * kBlocks);
+    for (int i = 0; i < kStages; ++i) {
+      keys_full[i].begin(1), keys_empty[i].begin(4 * kBlocks);
+      values_full[i].begin(1), values_empty[i].begin(4 * kBlocks);
+    }
     barriers_begun();
   }
 };
@@ -103,7 +107,7 @@ class GroupForwardLoader {
     for (;;) {
       std::int32_t words[1];
       const auto block = runs.find(words);
-      shared_.empty[stage_].wait(parity_ ^ 1);
+      shared_.keys_empty[stage_].wait(parity_ ^ 1);
       auto &keys_full = shared_.keys_full[stage_], &values_full = shared_.values_full[stage_];
       if (block < 0) break;
       const auto visits = __ballot_sync(0xffffffffu, words[0] != runs.hidden);
@@ -111,14 +115,7 @@ class GroupForwardLoader {
       if (leads()) {
         shared_.tile[stage_] = static_cast<std::int32_t>(visits | partial << 8);
         keys_full.arrive_and_expect(kBytes + __popc(partial) * 512 + __popc(visits) * bias_copies * 8192);
-        values_full.arrive_and_expect(kBytes);
-        const auto origin = origin_of(args_.keys, block);
-#pragma unroll
-        for (int c = 0; c < kDepth; c += 64)
-          copy_rows(shared_.k[stage_] + c * 64, args_.k_map, c, origin, key_head, b_, keys_full);
-#pragma unroll
-        for (int c = 0; c < kDepth; c += 64)
-          copy_rows(shared_.v[stage_] + c * 64, args_.v_map, c, origin, key_head, b_, values_full);
+        copy(shared_.k[stage_], args_.k_map, block, key_head, keys_full);
       }
       __syncwarp();
       const auto w = lane_number();
@@ -129,8 +126,14 @@ class GroupForwardLoader {
       if constexpr (Sizes::kGeneral) {
         if (bias_copies > 0 && words[0] != runs.hidden) load_bias(w, block, bias_copies, keys_full);
       }
+      shared_.values_empty[stage_].wait(parity_ ^ 1);
+      if (leads()) {
+        values_full.arrive_and_expect(kBytes);
+        copy(shared_.v[stage_], args_.v_map, block, key_head, values_full);
+      }
       step();
     }
+    shared_.values_empty[stage_].wait(parity_ ^ 1);
     if (leads()) {
       shared_.tile[stage_] = Shared::last;
       shared_.keys_full[stage_].arrive();
@@ -139,6 +142,12 @@ class GroupForwardLoader {
     step();
   }
 
+  __device__ __forceinline__ void copy(E* to, const RowMap& rows, std::int32_t block, std::int32_t head,
+                                       Barrier& full) const {
+    const auto origin = origin_of(args_.keys, block);
+#pragma unroll
+    for (int c = 0; c < kDepth; c += 64) copy_rows(to + c * 64, rows, c, origin, head, b_, full);
+  }
   __device__ __forceinline__ void load_bias(int w, std::int32_t key_block, int copies, Barrier& full) const {
     const auto query = args_.bias.query != 0 ? (first_block_ + w) * 64 : 0;
     for (int n = 0; n < copies; ++n)
