@@ -1,8 +1,8 @@
 // What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
 // It walks the runs of neighbouring key blocks at once; one warp has the copy engine load K and V once, then Q, dO and
 // the numbers of their rows, tile by tile. One warp shows the scores that the other warpgroups have written: who does
-// that waits for all that it has asked of memory; those who add to dQ's sums could not afford it. Two warps have the copy
-// engine add to the sums.
+// that waits for all that it has asked of memory; those who add to dQ's sums could not afford it. Two warps have the
+// copy engine add to the sums.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"

@@ -4,8 +4,8 @@
 // the key blocks, 64 keys, that it visits:
 //   S = Q K^T;  S finished (scale, soft cap, bias), hidden pairs -inf;  P by the online softmax;  O += P V.
 // Q is in registers (of head sizes over 128 in shared memory), P too. While O += P V is under way, the next tile's
-// scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a warpgroup of its
-// own loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's scores lags behind their
+// scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a warpgroup of its own
+// loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's scores lags behind their
 // maximum (portable/forward.cuh). Bound by the tensor cores, at 64 channels by the exponentials too.
 //
 // A hidden V that is not finite makes NaN of its zero P. A result that holds a NaN is reported; the portable kernel
@@ -88,7 +88,10 @@ class GroupForwardBlock {
       shared_.keys_full[stage_].wait(parity_);
       std::int32_t tile = shared_.tile[stage_];
       if (!(tile >> group() & 1)) {
-        release(shared_.keys_empty[stage_]);
+        if constexpr (Sizes::kApart) {
+          release(shared_.keys_empty[stage_]);
+          shared_.values_full[stage_].wait(parity_);  // lest it be released twice before the others do so once
+        }
         release(shared_.values_empty[stage_]);
         step(stage_, parity_);
         if (tile == Shared::last) break;
@@ -194,7 +197,7 @@ class GroupForwardBlock {
     } else {
       sees_ = 3;
     }
-    release(shared_.keys_empty[stage]);
+    if constexpr (Sizes::kApart) release(shared_.keys_empty[stage]);
     return soften(s, factor);
   }
 

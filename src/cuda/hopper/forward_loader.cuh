@@ -17,6 +17,7 @@ struct GroupForwardSizes {
   static constexpr int kLoaderRegisters = loader_registers;
   static constexpr int kThreads = 128 * (blocks + 1);
   static constexpr bool kGeneral = general;              ///< scores need more than a positive scale
+  static constexpr bool kApart = stages < 3 && depth <= 128;  ///< keys and values come and go each for themselves
   static constexpr int kBiasBytes = general ? bias_bytes : 0;  ///< of the largest type of a bias
   static constexpr bool kOwnResults = depth <= 128;      ///< results leave through memory of their own; queries go on
 };
@@ -37,7 +38,8 @@ struct GroupForwardShared {
   std::int32_t tile[kStages];   ///< bit w: block w of the task visits it; 8 + w: it hides some pairs; or `last`
   std::int32_t b, h, first_block;  ///< the task; first_block -1: there are no more
   Barrier queries_full, queries_empty;
-  Barrier keys_full[kStages], keys_empty[kStages], values_full[kStages], values_empty[kStages];
+  Barrier keys_full[kStages], values_full[kStages];
+  Barrier keys_empty[kStages], values_empty[kStages];  ///< the second of both, unless they are apart
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
@@ -107,15 +109,21 @@ class GroupForwardLoader {
     for (;;) {
       std::int32_t words[1];
       const auto block = runs.find(words);
-      shared_.keys_empty[stage_].wait(parity_ ^ 1);
+      (Sizes::kApart ? shared_.keys_empty : shared_.values_empty)[stage_].wait(parity_ ^ 1);
       auto &keys_full = shared_.keys_full[stage_], &values_full = shared_.values_full[stage_];
       if (block < 0) break;
       const auto visits = __ballot_sync(0xffffffffu, words[0] != runs.hidden);
       const auto partial = __ballot_sync(0xffffffffu, words[0] < runs.hidden);
+      const auto origin = origin_of(args_.keys, block);
+      const auto load_values = [&] {
+        values_full.arrive_and_expect(kBytes);
+        copy(shared_.v[stage_], args_.v_map, origin, key_head, values_full);
+      };
       if (leads()) {
         shared_.tile[stage_] = static_cast<std::int32_t>(visits | partial << 8);
         keys_full.arrive_and_expect(kBytes + __popc(partial) * 512 + __popc(visits) * bias_copies * 8192);
-        copy(shared_.k[stage_], args_.k_map, block, key_head, keys_full);
+        copy(shared_.k[stage_], args_.k_map, origin, key_head, keys_full);
+        if constexpr (!Sizes::kApart) load_values();
       }
       __syncwarp();
       const auto w = lane_number();
@@ -126,14 +134,13 @@ class GroupForwardLoader {
       if constexpr (Sizes::kGeneral) {
         if (bias_copies > 0 && words[0] != runs.hidden) load_bias(w, block, bias_copies, keys_full);
       }
-      shared_.values_empty[stage_].wait(parity_ ^ 1);
-      if (leads()) {
-        values_full.arrive_and_expect(kBytes);
-        copy(shared_.v[stage_], args_.v_map, block, key_head, values_full);
+      if constexpr (Sizes::kApart) {
+        shared_.values_empty[stage_].wait(parity_ ^ 1);
+        if (leads()) load_values();
       }
       step();
     }
-    shared_.values_empty[stage_].wait(parity_ ^ 1);
+    if constexpr (Sizes::kApart) shared_.values_empty[stage_].wait(parity_ ^ 1);
     if (leads()) {
       shared_.tile[stage_] = Shared::last;
       shared_.keys_full[stage_].arrive();
@@ -142,9 +149,7 @@ class GroupForwardLoader {
     step();
   }
 
-  __device__ __forceinline__ void copy(E* to, const RowMap& rows, std::int32_t block, std::int32_t head,
-                                       Barrier& full) const {
-    const auto origin = origin_of(args_.keys, block);
+  __device__ __forceinline__ void copy(E* to, const RowMap& rows, Int3 origin, std::int32_t head, Barrier& full) const {
 #pragma unroll
     for (int c = 0; c < kDepth; c += 64) copy_rows(to + c * 64, rows, c, origin, head, b_, full);
   }

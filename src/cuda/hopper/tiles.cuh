@@ -11,8 +11,8 @@ namespace anyflash::cuda {
 
 using rules::Int3, rules::TileClass, rules::Word;
 
-/// The runs of kBlocks neighbouring blocks, by a warp: lane w has block w's. A tile is kCells neighbouring blocks of the
-/// other side.
+/// The runs of kBlocks neighbouring blocks, by a warp: lane w has block w's. A tile is kCells neighbouring blocks of
+/// the other side.
 template <int kBlocks, int kCells>
 class MergedRuns {
  public:
