@@ -4,6 +4,7 @@
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
 #include "cuda/portable/backward.h"
+#include "cuda/portable/decode.h"
 #include "cuda/portable/forward.h"
 
 namespace anyflash::cuda {
@@ -25,9 +26,11 @@ TileMenu tile_menu(const Problem& problem) {
 }
 
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
-  const auto pages = problem.pages.page_size > 0 ? problem.batch * (problem.keys() / problem.pages.page_size) * 4 : 0;
-  const auto own = problem.direction == Direction::forward ? 0 : backward_workspace(problem, plan);
-  return own + pages + (plan.kept ? 0 : static_cast<std::int64_t>(device_bytes(plan)));
+  const auto pages = problem.pages.page_size > 0 && !problem.tables_on_device ? problem.batch * (problem.keys() / problem.pages.page_size) * 4 : 0;
+  const auto own = problem.direction == Direction::backward ? backward_workspace(problem, plan)
+                   : decode_serves(problem, plan)           ? decode_workspace(problem, plan)
+                                                            : 0;
+  return own + pages + static_cast<std::int64_t>(device_bytes(problem, plan));
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {

@@ -86,10 +86,6 @@ WRONG = {
     "keys on the cpu": (lambda q, k, v: dict(k=k.cpu()), "key: on cpu, expected cuda:0"),
     "NumPy values": (lambda q, k, v: dict(v=v.float().cpu().numpy()), "value: "),
     "bias on the cpu": (lambda q, k, v: dict(bias=torch.zeros(1, 1, 300, 300)), "bias: on cpu, expected cuda:0"),
-    "lengths on the gpu": (
-        lambda q, k, v: dict(key_lengths=torch.tensor([3, 4], device="cuda")),
-        "key_lengths: on cuda:0, expected the CPU",
-    ),
     "out on the cpu": (lambda q, k, v: dict(out=torch.empty(2, 4, 300, 64, dtype=q.dtype)), "out: on cpu, expected cuda:0"),
 }
 
@@ -108,11 +104,6 @@ def test_a_plan_is_for_one_device():
     q, k, v = tensors()
     with pytest.raises(ValueError, match="^plan: made for cpu, the call has cuda:0$"):
         af.attention(q, k, v, plan=af.plan(q.cpu(), k.cpu(), v.cpu()))
-
-
-def test_tables_of_rules_stay_on_the_cpu():
-    with pytest.raises(ValueError, match="expected the CPU$"):
-        af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))
 
 
 def gradients(q, k, v, dout, **options):

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/common/late_masks.h"
 #include "plan/facts.h"
 #include "rules/classes.h"
 #include "rules/words.h"
@@ -229,7 +230,17 @@ class KeptMemory {
 
 }  // namespace
 
-DevicePlan::DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t stream) {
+DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream) {
+  const int device = problem.device.index;
+  if (plan.late) {
+    std::int64_t bytes = 0;
+    late_args(problem, plan, nullptr, bytes);
+    memory_ = std::make_unique<StreamMemory>(bytes, stream);
+    const auto args = late_args(problem, plan, memory_->get(), bytes);
+    find_late_masks(args, stream);
+    groups_ = args.groups;
+    return;
+  }
   if (plan.kept) {
     kept_ = plan.companions.of(device, [&] {
       Builder builder(plan);
@@ -252,6 +263,11 @@ DevicePlan::DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t strea
   groups_ = reinterpret_cast<const DeviceGroup*>(memory_->get());
 }
 
-std::size_t device_bytes(const ExecutionPlan& plan) { return Builder(plan).image.size(); }
+std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan) {
+  if (!plan.late) return plan.kept ? 0 : Builder(plan).image.size();
+  std::int64_t bytes = 0;
+  late_args(problem, plan, nullptr, bytes);
+  return static_cast<std::size_t>(bytes);
+}
 
 }  // namespace anyflash::cuda

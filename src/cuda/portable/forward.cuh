@@ -148,8 +148,8 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ KeyRows key_rows(std::int32_t block, int first) const {
-    return {args_, args_.paged ? args_.pages.table + shared_.task.b * args_.pages.batch : nullptr, first,
-            shared_.program.k_size(), box_of(args_.key_grid, args_.key_rows, block)};
+    return {args_, shared_.task.b, first, shared_.program.k_size(),
+            box_of(args_.key_grid, args_.key_rows, block)};
   }
   template <class Tile, int kWidth>
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
