@@ -43,4 +43,23 @@ void synchronize(Device device, void* stream) {
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for a stream");
 }
 
+std::shared_ptr<void> memory(Device device, std::size_t bytes) {
+  facts_of(device);
+  const DeviceScope scope(device.index);
+  void* data = nullptr;
+  if (const auto status = cudaMalloc(&data, bytes > 0 ? bytes : 1); status != cudaSuccess) {
+    cudaGetLastError();
+    if (status != cudaErrorMemoryAllocation) check(status, "allocating device memory");
+    throw Error(Error::Kind::memory, device_name(device) + ": not enough memory for " + std::to_string(bytes) + " bytes");
+  }
+  return {data, [](void* given) { cudaFree(given); }};
+}
+
+void copy(void* to, const void* from, std::size_t bytes, Device device) {
+  facts_of(device);
+  const DeviceScope scope(device.index);
+  check(cudaDeviceSynchronize(), "waiting for a device");
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copying to or from a device");
+}
+
 }  // namespace anyflash::cuda

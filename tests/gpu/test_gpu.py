@@ -74,6 +74,19 @@ def test_tables_in_a_graph_need_a_plan():
             af.attention(q, k, v, rule=rule, out=out)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, dict(softcap=3.0)], ids=str)
+def test_values_near_the_end_of_their_type(options, dtype):
+    q, k, v = tensors(n=2048, dtype=dtype)
+    v.fill_(torch.finfo(dtype).max * 0.9)
+    out = af.attention(q * 0.1, k, v, rule=af.causal(), **options)
+    assert torch.allclose(out, v, rtol=1e-4)
+    v[:, :, 5, 3] = torch.inf  # what sees it shows it
+    out = af.attention(q * 0.1, k, v, rule=af.causal(), **options)
+    assert torch.isfinite(out[:, :, :5]).all() and (out[:, :, 5:, 3] == torch.inf).all()
+    assert torch.isfinite(out[:, :, :, 4:]).all()
+
+
 def test_same_bits_in_every_run_and_batch():
     q, k, v = tensors(b=3, n=777)
     once = af.attention(q, k, v, rule=af.causal() & af.local(99))
