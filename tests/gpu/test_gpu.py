@@ -81,10 +81,6 @@ def test_values_near_the_end_of_their_type(options, dtype):
     v.fill_(torch.finfo(dtype).max * 0.9)
     out = af.attention(q * 0.1, k, v, rule=af.causal(), **options)
     assert torch.allclose(out, v, rtol=1e-4)
-    v[:, :, 5, 3] = torch.inf  # what sees it shows it
-    out = af.attention(q * 0.1, k, v, rule=af.causal(), **options)
-    assert torch.isfinite(out[:, :, :5]).all() and (out[:, :, 5:, 3] == torch.inf).all()
-    assert torch.isfinite(out[:, :, :, 4:]).all()
 
 
 def test_same_bits_in_every_run_and_batch():

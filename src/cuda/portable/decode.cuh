@@ -99,7 +99,12 @@ class DecodeBlock {
     }
     copies_wait<0>();
     wait_for_group();  // nobody reads a stage or a word any more
-    return !any_of_group(!finite());
+    bool again = !careful && !finite();
+    if (careful) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) again |= overflowed(i);
+    }
+    return !any_of_group(again);
   }
 
   __device__ __forceinline__ void wait_for_group() const {
@@ -121,11 +126,8 @@ class DecodeBlock {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T shift = -infinity();
-      if (divided) {
-        const T sum = quad_sum(sum_[i]);
-        if (sum > T(0) && sum < infinity()) shift = shift_[i] + log(sum) / scale();
-      }
-      shift_[i] = shift, sum_[i] = 0, seen_[i] = false;
+      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
+      shift_[i] = shift, sum_[i] = 0, seen_[i] = shows_[i] = false;
     }
     clear(o_);
   }
@@ -188,7 +190,8 @@ class DecodeBlock {
     T s[kSlots][kKeyTiles][2];
     Products::template scores<kRows, kDepth>(s, own_rows(), tile.k);
     if (careful && !Products::exact_infinities)
-      mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(s, own_rows(), tile.k, ~0ull);
+      mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(s, own_rows(), tile.k,
+                                                                                              rows_not_finite<typename Shared::KeyTile>(tile.k));
     if (args_.general) finish_scores(s, steps.first());
     if (steps.walk.partial()) {
       hide(s, steps.tile * kKeys);
@@ -288,6 +291,15 @@ class DecodeBlock {
   __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(call_.scale); }
   __device__ __forceinline__ static T infinity() { return FinishedRow<T>::infinity(); }
 
+  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
+  __device__ __forceinline__ bool overflowed(int i) const {
+    T zero = 0;
+#pragma unroll
+    for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+    const T sum = quad_sum(sum_[i]);
+    return quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+  }
+
   __device__ __forceinline__ bool finite() const {
     T zero = 0;
 #pragma unroll
@@ -303,16 +315,10 @@ class DecodeBlock {
   __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], Stage& tile,
                                                     const Steps& steps) {
     const int lane = static_cast<int>(lane_number()), first = steps.first();
-    unsigned long long bad = 0;
-#pragma unroll 1
-    for (int row = 0; row < kKeys; ++row) {
-      bool own = false;
-      for (int c = lane; c < kDepth; c += 32) own |= !is_finite(static_cast<T>(tile.v[Shared::ValueTile::at(row, c)]));
-      if (__any_sync(0xffffffffu, own)) bad |= 1ull << row;
-    }
+    const auto bad = rows_not_finite<typename Shared::ValueTile>(tile.v);
     wait_for_group();
 #pragma unroll 1
-    for (auto left = bad; left != 0; left &= left - 1)
+    for (auto left = first_row_ == 0 ? bad : 0; left != 0; left &= left - 1)
       for (int c = lane; c < kDepth; c += 32) tile.v[Shared::ValueTile::at(rules::lowest_bit(left), c)] = zero<E>();
     wait_for_group();
     const auto sees = [&](int i, int key) {
@@ -325,7 +331,25 @@ class DecodeBlock {
                  ? static_cast<T>(reinterpret_cast<const E*>(call_.v.data)[at + channel * call_.v.channel])
                  : T(0);
     };
+    for (auto left = bad; left != 0; left &= left - 1) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) shows_[i] |= sees(i, rules::lowest_bit(left));
+    }
     add_not_finite(o_, p, bad, sees, begin, value);
+  }
+
+  /// Which rows of a tile hold a NaN or an infinity.
+  template <class Tile>
+  __device__ __forceinline__ unsigned long long rows_not_finite(const E* tile) const {
+    unsigned long long bad = 0;
+#pragma unroll 1
+    for (int row = 0; row < kKeys; ++row) {
+      bool own = false;
+      for (int c = static_cast<int>(lane_number()); c < kDepth; c += 32)
+        own |= !is_finite(static_cast<T>(tile[Tile::at(row, c)]));
+      if (__any_sync(0xffffffffu, own)) bad |= 1ull << row;
+    }
+    return bad;
   }
 
   // --- The end -------------------------------------------------------------------------------------------------------------
@@ -410,7 +434,7 @@ class DecodeBlock {
   const DeviceGroup& mask_;
   const std::int32_t size_;  // keys that there are
   T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
-  bool seen_[kSlots];
+  bool seen_[kSlots], shows_[kSlots];  // shows_: in a pass with care, the row sees a value that is not finite
   T o_[kSlots][kValueTiles][2];
 };
 

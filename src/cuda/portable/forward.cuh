@@ -93,7 +93,12 @@ class ForwardBlock {
       if (careful) __syncthreads();  // before the words are written anew
     }
     __syncthreads();  // words and tiles may be written anew
-    return !__syncthreads_or(!finite());
+    bool again = !careful && !finite();
+    if (careful) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) again |= overflowed(i);
+    }
+    return !__syncthreads_or(again);
   }
 
   /// One thread's work for all of them.
@@ -221,11 +226,8 @@ class ForwardBlock {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T shift = -infinity();
-      if (divided) {
-        const T sum = quad_sum(sum_[i]);
-        if (sum > T(0) && sum < infinity()) shift = shift_[i] + log(sum) / scale();
-      }
-      shift_[i] = shift, largest_[i] = -infinity(), sum_[i] = 0;
+      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
+      shift_[i] = shift, shows_[i] = false, largest_[i] = -infinity(), sum_[i] = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] = o_[i][j][1] = 0;
     }
@@ -297,6 +299,15 @@ class ForwardBlock {
                           : static_cast<T>(__int_as_float(0x7f800000));
   }
 
+  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
+  __device__ __forceinline__ bool overflowed(int i) const {
+    T zero = 0;
+#pragma unroll
+    for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+    const T sum = quad_sum(sum_[i]);
+    return quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+  }
+
   __device__ __forceinline__ bool finite() const {
     T zero = 0;
 #pragma unroll
@@ -321,6 +332,10 @@ class ForwardBlock {
     const auto value = [&](std::int64_t at, int c) {
       return shared_.task.first_value + c < args_.d_v ? static_cast<T>(shared_.values[at + c * args_.v.channel]) : T(0);
     };
+    for (auto left = shared_.v_not_finite; left != 0; left &= left - 1) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) shows_[i] |= sees(i, rules::lowest_bit(left));
+    }
     add_not_finite(o_, p, shared_.v_not_finite, sees, row_at, value);
   }
 
@@ -387,6 +402,7 @@ class ForwardBlock {
   const ForwardArgs& args_;
   Shared& shared_;
   T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
+  bool shows_[kSlots];  // in a pass with care: the row sees a value that is not finite
   T o_[kSlots][kValueTiles][2];
 };
 
