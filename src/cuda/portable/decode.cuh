@@ -190,8 +190,8 @@ class DecodeBlock {
     T s[kSlots][kKeyTiles][2];
     Products::template scores<kRows, kDepth>(s, own_rows(), tile.k);
     if (careful && !Products::exact_infinities)
-      mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(s, own_rows(), tile.k,
-                                                                                              rows_not_finite<typename Shared::KeyTile>(tile.k));
+      mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
+          s, own_rows(), tile.k, rows_not_finite<typename Shared::KeyTile>(tile.k));
     if (args_.general) finish_scores(s, steps.first());
     if (steps.walk.partial()) {
       hide(s, steps.tile * kKeys);
