@@ -3,9 +3,10 @@
 Through anyflash.torch beside PyTorch's scaled_dot_product_attention, forward alone, forward with its part of a graph,
 and forward with backward; from NumPy; and from C++ (build-bench/bench/bench_calls, if it is there). Calls run in
 turns, so that what slows the machine down slows all of them. Then what imports take. Exits with 1 where a limit is
-missed.
+missed. With --framework the same through anyflash.tensorflow or anyflash.jax.
 """
 
+import importlib
 import statistics
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from options import Parser
 CALLS = measure.PROJECT / "build-bench/bench/bench_calls"
 LOOPS, ROUNDS = 1000, 21
 LIMIT = 25.0  # microseconds over the call from C++, or from NumPy where that was not built: PyTorch, forward
-IMPORT_LIMIT = 0.05  # seconds over PyTorch's own
+OURS = "anyflash.torch.attention, forward"
+MODULE, FRAMEWORK = "anyflash.torch", "torch"
+IMPORT_LIMIT = 0.05  # seconds over the framework's own
 
 
 def calls():
@@ -59,20 +62,24 @@ def timed(calls):
     return {name: [s / LOOPS * 1e6 for s in seconds] for name, seconds in zip(calls, rounds)}
 
 
-def import_times():
-    """Seconds that anyflash.torch adds to an interpreter that has PyTorch, several times."""
-    code = "import torch, time; start = time.perf_counter(); import anyflash.torch; print(time.perf_counter() - start)"
+def import_times(module, framework):
+    """Seconds that the module adds to an interpreter that has the framework, several times."""
+    code = (f"import {framework}, time; start = time.perf_counter(); import {module}; "
+            "print(time.perf_counter() - start)")  # fmt: skip
     return [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
             for _ in range(5)]  # fmt: skip
 
 
 def main():
     parser = Parser("overhead", description=__doc__)
-    parser.parse_args()
-    import torch
-
-    print(f"{measure.processor()}; torch {torch.__version__}; fastest of {ROUNDS} rounds of {LOOPS} calls (median)")
-    results = timed(calls())
+    parser.add_argument("--framework", choices=["torch", "tensorflow", "jax"], default="torch",
+                        help="default: torch")  # fmt: skip
+    name = parser.parse_args().framework
+    chosen = sys.modules[__name__] if name == "torch" else importlib.import_module(f"overhead_{name}")
+    version = importlib.import_module(chosen.FRAMEWORK).__version__
+    print(f"{measure.processor()}; {chosen.FRAMEWORK} {version}; "
+          f"fastest of {ROUNDS} rounds of {LOOPS} calls (median)")  # fmt: skip
+    results = timed(chosen.calls())
     base = results["NumPy, forward"]
     if CALLS.is_file():
         seconds = measure.tiny_calls_from_cpp(CALLS)["forward"]
@@ -80,11 +87,11 @@ def main():
         results = {"C++, forward": base} | results
     for name, microseconds in results.items():
         print(f"{name:50} {min(microseconds):7.2f} us  ({statistics.median(microseconds):.2f})")
-    imports = import_times()
-    over = min(results["anyflash.torch.attention, forward"]) - min(base)
-    print(f"over the call from {'C++' if CALLS.is_file() else 'NumPy'}: {over:.2f} us, at most {LIMIT}")
-    print(f"import: {min(imports):.3f} s over PyTorch's own, at most {IMPORT_LIMIT}")
-    return over > LIMIT or min(imports) > IMPORT_LIMIT
+    imports = import_times(chosen.MODULE, chosen.FRAMEWORK)
+    over = min(results[chosen.OURS]) - min(base)
+    print(f"over the call from {'C++' if CALLS.is_file() else 'NumPy'}: {over:.2f} us, at most {chosen.LIMIT}")
+    print(f"import: {min(imports):.3f} s over {chosen.FRAMEWORK}'s own, at most {IMPORT_LIMIT}")
+    return over > chosen.LIMIT or min(imports) > IMPORT_LIMIT
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ def parse_arguments():
                         help=f"default: {QUESTION}; of another text: {OTHER_QUESTION}")
     parser.add_argument("--best", type=count, default=3, help="how many paragraphs to show (default 3)")
     parser.add_argument("--picture", default="demo-rule.svg", help="where to draw the rule (default demo-rule.svg)")
+    parser.add_argument("--framework", choices=["numpy", "torch", "tensorflow", "jax"], default="numpy",
+                        help="whose arrays the model is computed in, each by anyflash (default numpy)")
     parser.add_argument("--model", type=Path, metavar="FOLDER",
                         help="a sentence model like it (default: all-MiniLM-L6-v2, installed)")
     return parser.parse_args()

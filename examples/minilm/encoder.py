@@ -56,15 +56,23 @@ class Encoder:
     def encode(self, token_lists, attention):
         """Unit vectors, (texts, 384) float32. `attention(q, k, v)` gets (heads, all tokens, 32) each, the texts packed
         in one sequence, and must keep them apart."""
-        lengths = [len(tokens) for tokens in token_lists]
-        positions = np.concatenate([np.arange(length) for length in lengths])
+        x = self.embedded(token_lists)
+        for layer in range(self.layers):
+            x = self.block(x, f"encoder.layer.{layer}.", attention)
+        return self.pooled(x, token_lists)
+
+    def embedded(self, token_lists):
+        """What the first layer takes: (all tokens, 384)."""
+        positions = np.concatenate([np.arange(len(tokens)) for tokens in token_lists])
         w = self.weights
         x = w["embeddings.word_embeddings.weight"][np.concatenate(token_lists)]
         x += w["embeddings.position_embeddings.weight"][positions]
         x += w["embeddings.token_type_embeddings.weight"][0]
-        x = self.norm(x, "embeddings.LayerNorm")
-        for layer in range(self.layers):
-            x = self.block(x, f"encoder.layer.{layer}.", attention)
+        return self.norm(x, "embeddings.LayerNorm")
+
+    def pooled(self, x, token_lists):
+        """The unit vectors of what the last layer gives."""
+        lengths = [len(tokens) for tokens in token_lists]
         starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
         mean = np.add.reduceat(x, starts, axis=0) / np.array(lengths, np.float32)[:, None]
         return mean / np.linalg.norm(mean, axis=1, keepdims=True)

@@ -4,6 +4,7 @@ All paragraphs are packed into one sequence; the rule `documents` keeps them apa
 one through textbook attention, and both are compared: embeddings, time, memory.
 """
 
+import functools
 import itertools
 import multiprocessing
 import re
@@ -47,9 +48,13 @@ def paragraphs_of(files):
     return [block for block in blocks if len(block.split()) >= 4]
 
 
-def packed(encoder, tokens, bar):
+def packed(encoder, tokens, bar, framework="numpy"):
     """Every paragraph in one sequence, one attention call a layer."""
     ids = np.repeat(np.arange(len(tokens), dtype=np.int32), [len(t) for t in tokens])
+    if framework != "numpy":
+        from frameworks import encode
+
+        return encode(encoder, tokens, ids, framework, bar)
     rule = af.documents(ids, ids)
     layers = itertools.count(1)
 
@@ -122,10 +127,12 @@ def main():
     what = arguments.text or "this project's documentation"
     print(f"{len(texts)} paragraphs, {total} tokens: {what}")
     name = arguments.model or "all-MiniLM-L6-v2"
-    print(f"model {name}, {encoder.layers} layers of {encoder.heads} heads; every paragraph is embedded twice:",
+    arrays = "" if arguments.framework == "numpy" else f" in {arguments.framework}"
+    print(f"model {name}, {encoder.layers} layers of {encoder.heads} heads{arrays}; every paragraph is embedded twice:",
           flush=True)
 
-    embeddings, packed_seconds, packed_memory = in_own_process(packed, model, texts, "packed, anyflash    ")
+    way = functools.partial(packed, framework=arguments.framework)
+    embeddings, packed_seconds, packed_memory = in_own_process(way, model, texts, "packed, anyflash    ")
     expected, textbook_seconds, textbook_memory = in_own_process(one_by_one, model, texts, "one by one, textbook")
     difference = float(np.abs(embeddings - expected).max())
 

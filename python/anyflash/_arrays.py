@@ -52,6 +52,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         return sys.modules["torch"].utils.dlpack.to_dlpack(array)
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
+    if framework in ("jax", "jaxlib") and hasattr(array, "_trace"):
+        raise TypeError(f"{start}traced by JAX, expected an array; use anyflash.jax.attention, with tables by name")
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")

@@ -172,6 +172,22 @@ PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   return {std::move(made), nb::borrow(given[rule])};
 }
 
+nb::tuple tuple_of(const std::vector<std::int64_t>& sizes) {
+  nb::list list;
+  for (const auto size : sizes) list.append(size);
+  return nb::tuple(list);
+}
+
+/// The shapes of out and of lse; checks the call. Of q, k and v only shapes and types are looked at.
+nb::tuple shapes_of_results(nb::handle q_array, nb::handle k_array, nb::handle v_array,
+                            const nb::tuple& packed_options) {
+  Arrays arrays;
+  const auto options = read_options(given_options(packed_options), arrays);
+  const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
+  const auto shapes = result_shapes(q, k, v, options);
+  return nb::make_tuple(tuple_of(shapes.out), tuple_of(shapes.lse));
+}
+
 }  // namespace
 
 void add_calls(nb::module_& module) {
@@ -201,6 +217,7 @@ void add_calls(nb::module_& module) {
   module.def("use_torch", &use_torch, nb::arg("module"));
   add_forward("torch_attention", &attention<Caller::torch>);
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
+  module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("plan", &make_plan, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("as_bfloat16", &as_bfloat16, nb::arg("bits"));
 }

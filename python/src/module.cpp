@@ -40,6 +40,7 @@ NB_MODULE(_core, module) {
   add_rules(module);
   add_calls(module);
   add_explain(module);
+  add_jax(module);
 }
 
 }  // namespace anyflash::python

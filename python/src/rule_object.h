@@ -19,5 +19,6 @@ const RuleObject& rule_of(nb::handle object);
 void add_rules(nb::module_& module);
 void add_calls(nb::module_& module);
 void add_explain(nb::module_& module);
+void add_jax(nb::module_& module);
 
 }  // namespace anyflash::python

@@ -39,7 +39,7 @@ def test_the_stubs_say_what_is_there(tmp_path):
     not_comparable = tmp_path / "allowlist"
     not_comparable.write_text(
         "anyflash\\._core\\..*\n"  # the extension's functions have no signature that Python could show
-        "anyflash\\.(torch|compat|transformers).*\n"  # have no stubs, and their frameworks are not here
+        "anyflash\\.(tensorflow|torch|compat|transformers).*\n"  # have no stubs, and their frameworks are not here
     )
     checked = run("-m", "mypy.stubtest", "anyflash", "--ignore-disjoint-bases", "--allowlist", str(not_comparable),
                   "--mypy-config-file", str(HERE.parents[1] / "pyproject.toml"))  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _core
+from .._frontend import check_return_lse
 from .._rules import full
 from ._op import NO_SLOPES, SECOND, lse_of, stream_of
 from ._rule import as_tensor, given_rule, parts_of
@@ -118,8 +119,7 @@ def _requires(*tensors: Any) -> bool:
 
 
 def _through_operator(q: Tensor, k: Any, v: Any, rest: tuple[Any, ...], return_lse: bool | str) -> Any:
-    if return_lse not in (False, True, "lm"):
-        raise ValueError(f"return_lse: {return_lse!r}, expected True, False or 'lm'")
+    check_return_lse(return_lse)
     through = torch.ops.anyflash.attention if torch.compiler.is_compiling() or _transforms() is None else transformed
     made = through(q, k, v, *rest, 2 if return_lse == "lm" else 1)
     if return_lse == "lm":

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .._frontend import second_derivative, slopes_without_gradient
 from ._rule import rule_of
 
-SECOND = "anyflash.torch.attention: a second derivative was asked for, expected first derivatives alone"
+SECOND = second_derivative("torch")
+NO_SLOPES = slopes_without_gradient("alibi_slopes.detach()")
 
 _OPTIONS = (
     "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
@@ -153,8 +155,6 @@ def refuse(ctx: Any, *grads: Any) -> Any:
     """The derivative of a gradient."""
     raise NotImplementedError(SECOND)
 
-
-NO_SLOPES = "alibi_slopes: requires a gradient, and none is computed; pass alibi_slopes.detach()"
 
 torch.library.register_autograd(
     "anyflash::attention", lambda ctx, *grads: differentiate(ctx, grads), setup_context=save, lib=_library

@@ -11,6 +11,7 @@ import torch
 
 from .. import _core
 from .._core import Rule
+from .._frontend import refuse_tables
 from ._traced import TracedRule
 
 _of_text: dict[str, Rule] = {}  # of rules without tables
@@ -33,13 +34,8 @@ def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
     """A call's rule, which may be given as a text with its tables; if it is neither, that is told where it is used."""
     if isinstance(rule, str):
         return _core.parse_rule(rule, dict(tables)) if tables else rule_of(rule)
-    _refuse(tables)
+    refuse_tables(tables)
     return rule
-
-
-def _refuse(tables: Mapping[str, Any] | None) -> None:
-    if tables:
-        raise ValueError("tables: given with a Rule, expected with a rule's text alone")
 
 
 def as_tensor(array: Any) -> torch.Tensor:
@@ -54,7 +50,7 @@ def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, lis
     if isinstance(rule, str):
         given = tables or {}
         return rule, " ".join(given), [as_tensor(table) for table in given.values()]
-    _refuse(tables)
+    refuse_tables(tables)
     found: list[torch.Tensor] = []
     text = _written(rule, found)
     return text, " ".join([f"t{i}" for i in range(len(found))]), found

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/common/late_masks.h"
 #include "cuda/common/words.h"
 #include "plan/facts.h"
 #include "rules/classes.h"
@@ -271,8 +272,18 @@ class KeptMemory {
 
 }  // namespace
 
-DevicePlan::DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t stream)
+DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream)
     : plan_(plan), stream_(stream) {
+  const int device = problem.device.index;
+  if (plan.late) {
+    std::int64_t bytes = 0;
+    late_args(problem, plan, nullptr, bytes);
+    memory_ = std::make_unique<StreamMemory>(bytes, stream);
+    const auto args = late_args(problem, plan, memory_->get(), bytes);
+    find_late_masks(args, stream);
+    groups_ = args.groups;
+    return;
+  }
   if (plan.kept) {
     kept_ = plan.companions.of(device, [&] {
       Builder builder(plan);
@@ -314,6 +325,11 @@ std::int64_t word_bytes(const ExecutionPlan& plan, bool of_queries) {
   return bytes;
 }
 
-std::size_t device_bytes(const ExecutionPlan& plan) { return Builder(plan).image.size(); }
+std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan) {
+  if (!plan.late) return plan.kept ? 0 : Builder(plan).image.size();
+  std::int64_t bytes = 0;
+  late_args(problem, plan, nullptr, bytes);
+  return static_cast<std::size_t>(bytes);
+}
 
 }  // namespace anyflash::cuda

@@ -10,13 +10,14 @@
 
 namespace anyflash::cuda {
 
-/// The groups of a plan, as kernels take them. Of a kept plan they stay in device memory as long as the plan lives; of
+/// The groups of a plan, as kernels take them. Those of lengths and tables in device memory are found in each call; of
+/// another kept plan they stay in device memory as long as the plan lives; of
 /// any other one for what is queued on the stream while this object lives.
 class DevicePlan {
  public:
   /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is captured for a graph
   /// and the plan is not kept: a graph would read what is gone when it runs.
-  DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t stream);
+  DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream);
 
   const DeviceGroup* groups() const { return groups_; }
 
@@ -36,7 +37,7 @@ class DevicePlan {
 /// Bytes for such words, at most.
 std::int64_t word_bytes(const ExecutionPlan& plan, bool of_queries);
 
-/// Bytes that it takes.
-std::size_t device_bytes(const ExecutionPlan& plan);
+/// Bytes that it takes in each call.
+std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan);
 
 }  // namespace anyflash::cuda

@@ -38,6 +38,7 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
                            [[maybe_unused]] const BackwardArgs& args) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
   if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
+  if (plan.late) return false;  // nobody has counted the tiles whose words it would have to ask for
   if (problem.deterministic || problem.alibi.given() || facts_of(problem.device).major != 9) return false;
   if (problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0) return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;

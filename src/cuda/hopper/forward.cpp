@@ -26,7 +26,7 @@ bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const Exec
   if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
   if (facts_of(problem.device).major != 9 || problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)
     return false;
-  if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
+  if (plan.late || problem.pages.page_size > 0 || problem.alibi.given()) return false;
   const auto results = problem.batch * problem.heads_q * problem.queries() * problem.d_v * 2;
   return word_bytes(plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
 #else
@@ -75,7 +75,7 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
          &args, stream);
-  return {true, args.words ? args.careful : nullptr};
+  return {true, args.careful};
 }
 
 }  // namespace anyflash::cuda

@@ -8,8 +8,9 @@
 // loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's scores lags behind their
 // maximum (portable/forward.cuh). Bound by the tensor cores, at 64 channels by the exponentials too.
 //
-// A hidden V that is not finite makes NaN of its zero P. A result that holds a NaN is reported; the portable kernel
-// then makes all of them again, with care.
+// A hidden V that is not finite makes NaN of its zero P, and values near the end of their type may overflow in a sum
+// that is divided last. A result that is not finite is reported; the portable kernel then makes all of them again, with
+// care.
 #pragma once
 
 #include "cuda/hopper/forward_loader.cuh"

@@ -15,7 +15,7 @@ std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan
 /// What has become of a call.
 struct GroupForwardResult {
   bool made;                      ///< false: nothing, the portable kernel has to make all
-  const std::int32_t* remake_if;  ///< if not null: it has to make all again, with care, if this is not 0 in the end
+  const std::int32_t* remake_if;  ///< it has to make all again, with care, if this is not 0 in the end
 };
 
 /// Queues it, if it serves the call. general: scores may need more than a positive scale. workspace: as above.

@@ -79,6 +79,7 @@ void check_pointers(const Problem& problem) {
       {"sink", problem.sink.data}, {"dq", problem.dq.data},       {"dk", problem.dk.data},
       {"dv", problem.dv.data},     {"dbias", problem.dbias.data}, {"dsink", problem.dsink.data}};
   for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
+  if (problem.tables_on_device) check_table_pointers(problem);
 }
 
 /// Blocks of threads that take the gradients of keys, of queries and of the bias.
@@ -172,7 +173,7 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   allow_shared_memory(kernels.terms, kernels.terms_bytes, problem.device.index);
   allow_shared_memory(kernels.gradients, kernels.gradients_bytes, problem.device.index);
 
-  DevicePlan masks(plan, problem.device.index, stream);
+  DevicePlan masks(problem, plan, stream);
   args.groups = masks.groups();
   const StreamMemory memory(backward_workspace(problem, plan), stream);
   Parts parts(memory.get());

@@ -11,7 +11,13 @@ namespace anyflash::cuda {
 struct PageTable {
   const std::int32_t* table;
   std::int64_t batch, page;
-  std::int32_t page_size;
+  std::int32_t page_size, pages;
+
+  /// Page `page` of batch entry b. One that does not exist, which nobody can tell before, counts as the first.
+  ANYFLASH_HD std::int64_t at(std::int32_t b, std::int32_t n) const {
+    const auto found = table[b * batch + n * page];
+    return found >= 0 && found < pages ? found : 0;
+  }
 };
 
 struct ForwardArgs {

@@ -18,12 +18,6 @@ namespace anyflash::cuda {
 
 using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
 
-/// A condition that is known when the kernel is compiled.
-template <bool kHolds>
-struct Known {
-  __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
-};
-
 __device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
 __device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
 
@@ -81,7 +75,7 @@ struct ForwardShared {
 /// is none.
 struct KeyRows {
   const ForwardArgs& args;
-  const std::int32_t* table;  // of this batch entry
+  std::int32_t b;
   std::int32_t first;
   rules::Int3 size;
   rules::Box box;
@@ -94,7 +88,7 @@ struct KeyRows {
       at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
     } else {
       const auto page = c[2] / args.pages.page_size, row = c[2] % args.pages.page_size;
-      at = exists ? table[page * args.pages.page] * rows.batch + row * rows.sequence[2] : 0;
+      at = exists ? args.pages.at(b, page) * rows.batch + row * rows.sequence[2] : 0;
     }
     return exists;
   }

@@ -1,0 +1,27 @@
+"""What the front ends of frameworks have in common: rules by their text, and what they refuse, in one voice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ._core import echoed
+
+
+def refuse_tables(tables: Mapping[str, Any] | None) -> None:
+    """Of a call whose rule is a Rule."""
+    if tables:
+        raise ValueError("tables: given with a Rule, expected with a rule's text alone")
+
+
+def check_return_lse(return_lse: Any) -> None:
+    if not isinstance(return_lse, (bool, str)) or return_lse not in (False, True, "lm"):
+        raise ValueError(f"return_lse: {echoed(repr(return_lse))}, expected True, False or 'lm'")
+
+
+def second_derivative(module: str) -> str:
+    return f"anyflash.{module}.attention: a second derivative was asked for, expected first derivatives alone"
+
+
+def slopes_without_gradient(remedy: str) -> str:
+    return f"alibi_slopes: requires a gradient, and none is computed; pass {remedy}"

@@ -1,0 +1,159 @@
+"""attention for JAX, with its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from operator import index
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from .._core import echoed
+from .._frontend import check_return_lse, refuse_tables, second_derivative, slopes_without_gradient
+from .._rules import full
+from . import _batch
+from ._call import NAMES, Call, check_backward, operand, rule_parts, vary_alike
+
+_FULL = full()
+_DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
+_RESULTS = {False: ("out",), True: ("out", "lse"), "lm": ("out", "l", "m")}
+
+
+def attention(
+    q: Any,
+    k: Any = None,
+    v: Any = None,
+    *,
+    rule: Any = _FULL,
+    align: str = "none_front",
+    layout: str = "bhsd",
+    scale: float | None = None,
+    bias: Any = None,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    return_lse: bool | str = False,
+    deterministic: bool = False,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    key_lengths: Any = None,
+    page_table: Any = None,
+    threads: int = 0,
+    tables: Mapping[str, Any] | None = None,
+) -> Any:
+    """anyflash.attention on JAX's arrays, with gradients of q, k, v, bias and sink, through out and lse.
+
+    The parameters are those of anyflash.attention (see help(anyflash.attention)) but for plan and out, and beside them
+
+    rule : Rule or str
+        A rule's text is read by anyflash.parse_rule. A Rule is a constant of a compiled function, its tables with it.
+        Tables that change from call to call are given by name: rule="documents(ids, ids)", tables={"ids": ids}.
+    tables : {name: array}, optional
+        The tables that a rule's text names.
+
+    Arrays are JAX's or NumPy's; scale, softcap, deterministic and threads are Python's numbers, constants of a compiled
+    function. float64 takes jax_enable_x64. Returns out, (out, lse) or (out, l, m), as anyflash.attention. No gradient
+    goes through l and m, none to alibi_slopes; second derivatives raise NotImplementedError.
+
+    Works under jit, grad, vjp, vmap, checkpoint, scan and shard_map (over batch and heads). Calls that vmap maps become
+    one with a longer batch; they run one after the other in the layouts "qkv" and "thd", with pages, and where a bias,
+    a sink or a table would have to be copied or summed apart.
+
+    Raises ValueError or TypeError with one line, as anyflash.attention, where JAX traces the call. What only numbers in
+    arrays show (lengths that fall, for example) is an error of the computation: jax.errors.JaxRuntimeError with that
+    line.
+    """
+    check_return_lse(return_lse)
+    if not isinstance(rule, str):
+        refuse_tables(tables)
+    text, named = rule_parts(rule, tables)
+    given = zip(NAMES, (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))
+    arrays = {name: operand(name, array) for name, array in given if array is not None or name == "q"}
+    arrays |= {f":{name}": operand(f":{name}", table) for name, table in named.items()}
+    call = Call(
+        tuple(arrays), text, _constant("align", align, _word, "a word"), _constant("layout", layout, _word, "a word"),
+        None if scale is None else _constant("scale", scale, float, "a number"),
+        _constant("softcap", softcap, float, "a number"),
+        _constant("deterministic", deterministic, bool, "True or False"),
+        _constant("threads", threads, index, "an integer"),
+    )  # fmt: skip
+    made = _compiled(call, return_lse, tuple(arrays.values()))
+    return made if return_lse else made[0]
+
+
+def _constant(name: str, value: Any, make: Any, expected: str) -> Any:
+    """What a compiled program has as a constant: make(value)."""
+    try:
+        return make(value)
+    except Exception:  # also JAX's own, if it is traced
+        kind = echoed(type(value).__name__)
+        raise TypeError(f"{name}: type {kind}, expected {expected}, known when the call is traced") from None
+
+
+def _word(word: Any) -> str:
+    if not isinstance(word, str):
+        raise TypeError
+    return word
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attention(call: Call, return_lse: bool | str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _batch.forward(call, _RESULTS[return_lse], call.names)(*arrays)
+
+
+def _once(make: Any) -> Any:
+    """A function of arrays that refuses to be differentiated: make(...) for the first, static arguments."""
+
+    @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+    def run(call: Call, results: tuple[str, ...], names: tuple[str, ...], arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        return make(call, results, names)(*arrays)
+
+    @run.defjvp
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(second_derivative("jax"))
+
+    return run
+
+
+_forward_once, _backward_once = _once(_batch.forward), _once(_batch.backward)
+
+
+def _forward(call: Call, return_lse: bool | str, primals: tuple[Any, ...]) -> tuple[Any, Any]:
+    arrays = {name: primal.value for name, primal in zip(call.names, primals)}
+    wanted = {name for name, primal in zip(call.names, primals) if primal.perturbed}
+    if "alibi_slopes" in wanted:
+        raise ValueError(slopes_without_gradient("jax.lax.stop_gradient(alibi_slopes)"))
+    if "page_table" in arrays:
+        check_backward(call, arrays)
+    made = _forward_once(call, _RESULTS[return_lse or True], call.names, tuple(arrays.values()))
+    lse = made[2] + jnp.log(made[1]) if return_lse == "lm" else made[1]
+    # A tree holds nothing for JAX to trace in an empty tuple: this is how what is wanted gets to _backward.
+    return made if return_lse else made[:1], (arrays, made[0], lse, {name: () for name in wanted})
+
+
+def _backward(call: Call, return_lse: bool | str, saved: Any, gradients: tuple[Any, ...]) -> tuple[Any]:
+    arrays, out, lse, wanted = saved
+    arrays = {name: arrays[name] for name in call.names}  # JAX sorts a dictionary
+    dout, dlse = gradients[0], gradients[1] if return_lse is True else None
+    names = [name for name in _DIFFERENTIABLE if name in wanted]
+    none = [one is None or isinstance(one, SymbolicZero) for one in (dout, dlse)]
+    if not names or all(none):
+        return ((None,) * len(arrays),)
+    operands = {"dout": jnp.zeros_like(out) if none[0] else dout, "out": out, "lse": lse}
+    if not none[1]:
+        operands["dlse"] = dlse
+    operands |= arrays
+    results = tuple(f"d{name}" for name in names)
+    made = dict(zip(names, _backward_once(call, results, tuple(operands), tuple(operands.values()))))
+    return (tuple(made.get(name) for name in arrays),)
+
+
+_attention.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _compiled(call: Call, return_lse: bool | str, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    return _attention(call, return_lse, vary_alike(arrays))

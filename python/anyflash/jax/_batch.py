@@ -1,0 +1,91 @@
+"""vmap of the calls: mapped calls become one with a longer batch where no array has to be copied for it, else they are
+made one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from . import _call
+from ._call import Call
+
+_ROWS = ("q", "k", "v", "out", "lse", "dout", "dlse")  # they have a batch of their own
+_SMALL = ("alibi_slopes", "key_lengths")  # repeated rather than called for one by one
+_Handler = Callable[[Call, tuple[str, ...], Mapping[str, Any]], list[jax.Array]]
+
+
+@lru_cache(maxsize=1024)
+def mapped(handler: _Handler, call: Call, results: tuple[str, ...], names: tuple[str, ...]) -> Any:
+    """handler(call, results, arrays by name) as a function of the arrays alone, which vmap can map."""
+
+    @custom_vmap
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(handler(call, results, dict(zip(names, arrays))))
+
+    @run.def_vmap
+    def rule(size: int, is_mapped: Sequence[bool], *arrays: Any) -> tuple[Any, Any]:
+        sizes = {name: array.shape[bool(of_map):][0] if array.ndim > of_map else 0
+                 for name, of_map, array in zip(names, is_mapped, arrays)}  # fmt: skip
+        ways = [_way(call, results, name, of_map, array, sizes["q"])
+                for name, of_map, array in zip(names, is_mapped, arrays)]  # fmt: skip
+        if "alone" in ways:
+            made = _one_by_one(run, is_mapped, arrays)
+        else:
+            longer = run(*(_lengthened(way, size, array) for way, array in zip(ways, arrays)))
+            made = tuple(one.reshape(size, one.shape[0] // size, *one.shape[1:]) for one in longer)
+        return made, (True,) * len(results)
+
+    return run
+
+
+def _way(call: Call, results: tuple[str, ...], name: str, is_mapped: bool, array: Any, batch: int) -> str:
+    """How an operand goes into one call: "joined" (its mapped axis to its batch), "repeated", "as it is", or not:
+    "alone"."""
+    if call.layout not in ("bhsd", "bshd", "bhds") or "page_table" in call.names:
+        return "alone"
+    if name in _ROWS:
+        return "joined" if is_mapped else "repeated"
+    if name in ("bias", "sink") and f"d{name}" in results and not is_mapped:
+        return "alone"  # a gradient for each of the mapped calls
+    shape = array.shape[1:] if is_mapped else array.shape
+    if name == "bias" and is_mapped:
+        return "joined" if shape[0] == batch else "alone"
+    if name in _SMALL and len(shape) + (name == "key_lengths") == 2:
+        return "joined" if is_mapped else "repeated"
+    if is_mapped:
+        return "alone"
+    is_shared = {"bias": shape[0] == 1} if name == "bias" else {}
+    return "as it is" if is_shared.get(name, name[0] != ":" or _has_no_batch(array)) else "alone"
+
+
+def _has_no_batch(table: Any) -> bool:
+    """Of a rule's table: ids and lengths are integers, bitmaps and masks are not."""
+    if np.issubdtype(table.dtype, np.signedinteger):
+        return bool(table.ndim == 1)
+    return bool(table.ndim < 4 or table.shape[0] == 1)
+
+
+def _lengthened(way: str, size: int, array: Any) -> Any:
+    if way == "as it is":
+        return array
+    if way == "repeated":
+        array = jnp.broadcast_to(array, (size, *array.shape))
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def _one_by_one(run: Any, is_mapped: Sequence[bool], arrays: Sequence[Any]) -> Any:
+    def one(of_map: Sequence[Any]) -> Any:
+        rest = iter(of_map)
+        return run(*(next(rest) if its else array for its, array in zip(is_mapped, arrays)))
+
+    return jax.lax.map(one, [array for its, array in zip(is_mapped, arrays) if its])
+
+
+forward = partial(mapped, _call.forward)
+backward = partial(mapped, _call.backward)

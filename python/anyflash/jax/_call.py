@@ -1,0 +1,182 @@
+"""One call of a handler (python/src/jax.cpp): its options as text, its checks where JAX traces it, its results."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .. import _core
+
+NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
+_TITLES = {"q": "query", "k": "key", "v": "value"}
+_Shape = tuple[int, ...]
+
+for _platform, _handlers in _core.jax_handlers().items():
+    for _name, _handler in _handlers.items():
+        jax.ffi.register_ffi_target(_name, _handler, platform=_platform)
+
+
+class Call(NamedTuple):
+    """All that a call is but its arrays, for JAX to tell one from another."""
+
+    names: tuple[str, ...]  # of the operands: NAMES that are given, then ":" and a table's name
+    rule: str
+    align: str
+    layout: str
+    scale: float | None
+    softcap: float
+    deterministic: bool
+    threads: int
+
+    def text(self, results: Sequence[str], operands: Sequence[str]) -> str:
+        """The attribute of a handler: a line for each of its options."""
+        scale = "" if self.scale is None else _bits(self.scale)
+        lines = (" ".join(results), " ".join(operands), self.rule, self.align, self.layout, scale, _bits(self.softcap),
+                 int(self.deterministic), self.threads)  # fmt: skip
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _bits(number: float) -> str:
+    return str(struct.unpack("q", struct.pack("d", number))[0])
+
+
+def title(name: str) -> str:
+    """An operand as errors call it."""
+    return _TITLES.get(name, f"tables: {name[1:]}" if name[0] == ":" else name)
+
+
+def operand(name: str, array: Any) -> Any:
+    """An argument of a call as JAX may have it; TypeError or ValueError if it is none."""
+    if isinstance(array, jax.Array):
+        return array
+    if not isinstance(array, np.ndarray):
+        kind = _core.echoed(type(array).__name__)
+        raise TypeError(f"{title(name)}: type {kind}, expected an array of JAX or NumPy")
+    if array.dtype.kind in "OUSMm":
+        raise TypeError(f"{title(name)}: type {array.dtype}, expected numbers")
+    if array.dtype == np.int64 and not jax.config.jax_enable_x64 and (array != array.astype(np.int32)).any():
+        raise ValueError(f"{title(name)}: numbers beyond int32, expected jax_enable_x64 with them")
+    return array
+
+
+def rule_parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """(text, tables by name) of a rule, which may be a text already."""
+    if isinstance(rule, str):
+        text = " ".join(rule.split())
+        named = set(re.findall(r"\w+", text))
+        return text, {name: table for name, table in (tables or {}).items() if name in named}
+    if not isinstance(rule, _core.Rule):
+        kind = _core.echoed(type(rule).__name__)
+        raise TypeError(f"rule: type {kind}, expected a rule such as anyflash.causal(), or its text")
+    return rule._parts
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def _sequence(layout: str, shape: _Shape) -> int:
+    """Entries of the sequence of q, k or v; of a wrong shape any number."""
+    places = {"bhsd": slice(2, -1), "bshd": slice(1, -2), "bhds": slice(3, None), "thd": slice(1), "qkv": slice(2, 3)}
+    return prod(shape[places.get(layout, slice(0))])
+
+
+def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Arrays of NumPy with the shapes and types of a call's, their elements all in one place, and the options as the
+    extension takes them. Of numbers that the library looks at, cumulative lengths, ones that cannot be wrong."""
+    queries = keys = _sequence(call.layout, arrays["q"].shape)
+    if "k" in arrays:
+        keys = _sequence(call.layout, arrays["k"].shape)
+        if "page_table" in arrays:
+            keys = prod((*arrays["page_table"].shape[1:2], *arrays["k"].shape[1:2]))
+    made: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if not isinstance(array.dtype, np.dtype):
+            raise TypeError(f"{title(name)}: type {array.dtype}, expected numbers")
+        if (name.startswith("cu_") or name[0] == ":") and array.ndim == 1 and array.dtype.kind == "i":
+            made[name] = np.zeros(array.shape, array.dtype)
+            made[name][-1:] = keys if name == "cu_seqlens_k" else queries
+        else:
+            made[name] = np.broadcast_to(np.zeros((), array.dtype), array.shape)
+    rule = _core.parse_rule(call.rule, {name[1:]: array for name, array in made.items() if name[0] == ":"})
+    text, tables = rule._parts
+    for name in re.findall(r"documents_packed\(\w+, (\w+)\)", text):
+        tables[name][-1:] = keys  # of the memory that the rule reads
+    get = made.get
+    return made, (rule, call.align, call.layout, call.scale, get("bias"), call.softcap, get("alibi_slopes"),
+                  get("sink"), call.deterministic, None, get("cu_seqlens_q"), get("cu_seqlens_k"), get("key_lengths"),
+                  get("page_table"), call.threads, 0)  # fmt: skip
+
+
+def result_shapes(call: Call, arrays: Mapping[str, Any]) -> tuple[_Shape, _Shape]:
+    """Of out and lse. Raises what anyflash.attention would, as far as it does not depend on numbers in the arrays."""
+    given, options = _stand_ins(call, arrays)
+    return _core.result_shapes(given["q"], given.get("k"), given.get("v"), options)
+
+
+def check_backward(call: Call, arrays: Mapping[str, Any]) -> None:
+    """Raises what anyflash.attention_backward would, likewise."""
+    given, options = _stand_ins(call, arrays)
+    q, k, v = given["q"], given.get("k"), given.get("v")
+    shape, rows = _core.result_shapes(q, k, v, options)
+    out = np.broadcast_to(np.zeros((), q.dtype), shape)
+    lse = np.broadcast_to(np.zeros((), row_type(q.dtype)), rows)
+    _core.attention_backward(out, q, k, v, out, lse, None, options, 0)
+
+
+def row_type(dtype: Any) -> np.dtype[Any]:
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+# -------------------------------------------------------------------------------------------------------------- calls
+
+
+def _varying(array: Any) -> frozenset[Any]:
+    """The axes of a mesh along which it differs, inside of a function that shard_map maps (JAX 0.6 and newer)."""
+    kind = jax.typeof(array) if hasattr(jax, "typeof") else None
+    return getattr(getattr(kind, "manual_axis_type", None), "varying", getattr(kind, "vma", frozenset()))
+
+
+def vary_alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of a call, each differing along all axes along which any does: only then is what one of them was
+    copied to given back as a sum, when it is differentiated."""
+    axes = [_varying(array) for array in arrays]
+    union = frozenset().union(*axes)
+    if not union:
+        return arrays
+    cast = partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary
+    return tuple(array if own == union else cast(array, tuple(union - own)) for array, own in zip(arrays, axes))
+
+
+def _axes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What the results of a call, whose operands vary alike, have to be told of that; before JAX 0.10 it saw by
+    itself."""
+    if "manual_axis_type" not in jax.ShapeDtypeStruct.__slots__ or not _varying(arrays["q"]):
+        return {}
+    of_q = jax.typeof(arrays["q"])
+    on_mesh = jax.sharding.NamedSharding(of_q.sharding.mesh, jax.sharding.PartitionSpec())
+    return {"manual_axis_type": of_q.manual_axis_type, "sharding": on_mesh}
+
+
+def forward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> list[jax.Array]:
+    """The named of out, lse, l and m."""
+    shape, rows = result_shapes(call, arrays)
+    q = arrays["q"].dtype
+    of = lambda name: (shape, q) if name == "out" else (rows, row_type(q))
+    made = [jax.ShapeDtypeStruct(*of(name), **_axes_of(arrays)) for name in results]
+    text = call.text(results, tuple(arrays))
+    return jax.ffi.ffi_call("anyflash_forward", made)(*arrays.values(), call=text)
+
+
+def backward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> list[jax.Array]:
+    """The named of dq, dk, dv, dbias and dsink."""
+    owners = (arrays[name[1:]] for name in results)
+    made = [jax.ShapeDtypeStruct(owner.shape, owner.dtype, **_axes_of(arrays)) for owner in owners]
+    text = call.text(results, tuple(arrays))
+    return jax.ffi.ffi_call("anyflash_backward", made)(*arrays.values(), call=text)

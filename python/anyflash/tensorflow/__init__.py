@@ -1,0 +1,14 @@
+"""anyflash for TensorFlow: ops of its own, differentiable, eagerly, in tf.function and in saved models.
+
+    from anyflash.tensorflow import local_2d
+    out = local_2d(Q, K, V, window_size=7, log2_stride_size=0, is_causal=False, sync_mode="none_front")
+
+full_1d to local_2d take any batch shape before the channels; attention takes what anyflash.attention does. No version
+of TensorFlow is linked: 2.15 or newer is expected. A saved model that holds these ops loads once this module is
+imported.
+"""
+
+from ._attention import attention
+from ._functions import causal_1d, causal_2d, full_1d, full_2d, local_1d, local_2d
+
+__all__ = ["attention", "causal_1d", "causal_2d", "full_1d", "full_2d", "local_1d", "local_2d"]

@@ -1,0 +1,116 @@
+"""attention for TensorFlow, with all options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from .._core import Rule
+from .._rules import full
+from ._ops import bhds, channels_last, one_line, rows_type
+
+_FULL = full()
+_LAYOUTS = {"bhsd": channels_last, "bshd": channels_last, "thd": channels_last, "bhds": bhds}
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    rule: Any = _FULL,
+    align: str = "none_front",
+    layout: str = "bhsd",
+    scale: float | None = None,
+    bias: Any = None,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    return_lse: bool | str = False,
+    deterministic: bool = False,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    key_lengths: Any = None,
+    page_table: Any = None,
+    threads: int = 0,
+    tables: Mapping[str, Any] | None = None,
+) -> Any:
+    """anyflash.attention on TensorFlow's tensors, with gradients of q, k, v, bias and sink, through out and lse.
+
+    The parameters are those of anyflash.attention (see help(anyflash.attention)), without plan and out, and beside them
+
+    rule : Rule or str
+        A rule's text is read by anyflash.parse_rule. In tf.function a Rule is a constant, and its tables are copied
+        into the graph. Tables that change from call to call are given by name: rule="documents(ids, ids)",
+        tables={"ids": ids}.
+    tables : {name: tensor}, optional
+        The tables that a rule's text names. Like cu_seqlens_q, cu_seqlens_k, key_lengths and page_table they are wanted
+        in the host's memory; TensorFlow copies them there.
+    layout : "bhsd", "bshd", "bhds" or "thd"
+
+    Returns out, (out, lse) or (out, l, m), as anyflash.attention. No gradient goes through l and m here, none to
+    alibi_slopes; second derivatives raise NotImplementedError.
+
+    Raises tf.errors.InvalidArgumentError with one line.
+    """
+    if layout not in _LAYOUTS:
+        raise _invalid(f"layout: {str(layout)!r}, expected {', '.join(_LAYOUTS)}")
+    if return_lse not in (False, True, "lm"):
+        raise _invalid(f"return_lse: {return_lse!r}, expected True, False or 'lm'")
+    q = q if hasattr(q, "dtype") else tf.convert_to_tensor(q)
+    text, of_rule = _parts(rule, tables)
+    terms, slopes = _given(bias=bias, sink=sink), _given(alibi_slopes=alibi_slopes)
+    others = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,
+                    page_table=page_table)  # fmt: skip
+    others |= {f"@{name}": tf.convert_to_tensor(table) for name, table in of_rule.items()}
+    call = f"rule={text}; align={align}; layout={layout}; softcap={float(softcap)!r}; threads={threads}"
+    if scale is not None:
+        call += f"; scale={float(scale)!r}"
+    if deterministic:
+        call += "; deterministic=1"
+    if return_lse is True:
+        call += "; returns=lse"
+    if terms or slopes or others:
+        call += f"; names={' '.join([*terms, *slopes, *others])}"
+    lists = [list(tensors.values()) for tensors in (terms, slopes, others)]
+    try:
+        out, rows = _LAYOUTS[layout](q, k, v, *lists, call, 2 if return_lse == "lm" else 1, rows_type(q))
+    except tf.errors.OpError as error:
+        raise one_line(error) from None
+    if not tf.executing_eagerly():
+        for row in rows:
+            row.set_shape(_shape_of_rows(q.shape, layout))
+    if return_lse == "lm":
+        return out, *map(tf.stop_gradient, rows)
+    return (out, rows[0]) if return_lse else out
+
+
+def _invalid(line: str) -> tf.errors.InvalidArgumentError:
+    return tf.errors.InvalidArgumentError(None, None, line)
+
+
+def _given(**tensors: Any) -> dict[str, Any]:
+    return {name: tf.convert_to_tensor(one) for name, one in tensors.items() if one is not None}
+
+
+def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+    """A rule's text, and the tables that it names."""
+    if isinstance(rule, str):
+        return rule, tables or {}
+    if not isinstance(rule, Rule):
+        raise _invalid(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
+    if tables:
+        raise _invalid("tables: given with a Rule, expected with a rule's text alone")
+    return rule._parts
+
+
+def _shape_of_rows(q: Any, layout: str) -> Any:
+    """(batch, heads, queries), or (heads, tokens); what is not known of q is None."""
+    if q.rank is None:
+        return None
+    if layout == "thd":
+        return (q[1], q[0])
+    heads, sequence = {"bhsd": (1, q[2:-1]), "bshd": (-2, q[1:-2]), "bhds": (1, q[3:])}[layout]
+    return (q[0], q[heads], sequence.num_elements())

@@ -1,0 +1,80 @@
+"""Full, causal and local attention on channel-first tensors of any batch shape."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import tensorflow as tf
+
+from ._ops import of_dimensions, one_line, rows_type
+
+
+def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
+    """Attention of every query to every key, in sequences of one dimension: softmax(Q^T K / sqrt(channels)) V.
+
+    Q : tensor, batch_shape + (channels, queries)
+        float16, bfloat16, float32 or float64, like K and V. batch_shape has any number of axes, heads among them.
+    K : tensor, batch_shape + (channels, keys)
+    V : tensor, batch_shape + (channels of values, keys)
+    sync_mode : "none_front", "none_end", "scale_front" or "scale_end"
+        Where the entries of the two sequences sit, as `align` of anyflash.attention. It changes nothing here, since no
+        key is hidden.
+    returning_l_m : bool
+        Also return l, the sum of exp(S - m), and m, the maximum of the scores S.
+
+    Returns O, batch_shape + (channels of values, queries), or (O, l, m), l and m of batch_shape + (queries,) in
+    float32, or float64 for float64. Gradients of Q, K and V go through all three. A query that sees no key has O = 0,
+    l = 0 and m = -inf.
+
+    Raises tf.errors.InvalidArgumentError with one line.
+    """
+    return _attend(1, Q, K, V, "full()", sync_mode, returning_l_m)
+
+
+def causal_1d(Q: Any, K: Any, V: Any, sync_mode: str, returning_l_m: bool = False) -> Any:
+    """As full_1d, where a query sees the keys that stand no later than it, by the coordinates that sync_mode gives
+    them."""
+    return _attend(1, Q, K, V, "causal()", sync_mode, returning_l_m)
+
+
+def local_1d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is_causal: bool, sync_mode: str,
+             returning_l_m: bool = False) -> Any:  # fmt: skip
+    """As full_1d, where a query at x sees the keys at y that satisfy, with s = 2^log2_stride_size: abs(x - y) is a
+    multiple of s, abs(x - y) / s < window_size, and x >= y if is_causal; by the coordinates that sync_mode gives them.
+    """
+    return _attend(1, Q, K, V, _local(window_size, log2_stride_size, is_causal), sync_mode, returning_l_m)
+
+
+def full_2d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
+    """As full_1d for sequences of two dimensions: Q is batch_shape + (channels, rows, columns), K and V likewise, O is
+    batch_shape + (channels of values, rows, columns), l and m are batch_shape + (rows, columns)."""
+    return _attend(2, Q, K, V, "full()", sync_mode, returning_l_m)
+
+
+def causal_2d(Q: Any, K: Any, V: Any, sync_mode: str, returning_l_m: bool = False) -> Any:
+    """As full_2d, where a query sees the keys that stand no later than it in row-major order, by the coordinates that
+    sync_mode gives them."""
+    return _attend(2, Q, K, V, "causal()", sync_mode, returning_l_m)
+
+
+def local_2d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is_causal: bool, sync_mode: str,
+             returning_l_m: bool = False) -> Any:  # fmt: skip
+    """As full_2d, where the conditions of local_1d hold in each dimension, and if is_causal the key stands no later in
+    row-major order."""
+    return _attend(2, Q, K, V, _local(window_size, log2_stride_size, is_causal), sync_mode, returning_l_m)
+
+
+def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
+    return f"local({operator.index(window_size)}, {operator.index(log2_stride_size)}, {int(bool(is_causal))})"
+
+
+def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
+    if not hasattr(q, "dtype"):
+        q = tf.convert_to_tensor(q)
+    call = f"rule={rule}; align={align}; dimensions={dimensions}"
+    try:
+        out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q))
+    except tf.errors.OpError as error:
+        raise one_line(error) from None
+    return (out, *rows) if returning_l_m else out

@@ -1,0 +1,90 @@
+"""TensorFlow's ops of this package, and their gradients. Source of the ops: python/src/tensorflow; what the text of a
+call may hold: call.h there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+_library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
+of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d, 3: _library.anyflash_attention3d}
+channels_last, bhds = _library.anyflash_attention_last, _library.anyflash_attention_bhds
+_backward = _library.anyflash_attention_backward
+_EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
+_DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2, "AnyflashAttention3D": 3}
+SECOND = "anyflash.tensorflow: a second derivative was asked for, expected first derivatives alone"
+
+
+def rows_type(q: Any) -> Any:
+    """Of lse, l and m."""
+    return tf.float64 if q.dtype == tf.float64 else tf.float32
+
+
+def one_line(error: Any) -> Any:
+    """The library's own line, without what TensorFlow puts around it where an op was called eagerly."""
+    line = re.sub(r"^\{\{function_node .*?\}\} ", "", error.message.partition("\n")[0])
+    return type(error)(error.node_def, error.op, re.sub(r" \[Op:\w+\].*$", "", line))
+
+
+def _of_dimensions(op: Any, dout: Any, *drows: Any) -> list[Any]:
+    q, k, v = op.inputs
+    out, *rows = op.outputs
+    call, dimensions = op.get_attr("call"), _DIMENSIONS[op.type]
+    if len(rows) == 1:
+        return list(_backward(q, k, v, [], [], [], dout, out, rows[0], [], call=call)[:3])
+    (l, m), (dl, dm) = rows, drows
+    dlse = tf.where(l > 0, dl * l, 0)
+    dq, dk, dv, _ = _backward(q, k, v, [], [], [], dout, out, m + tf.math.log(l), [dlse], call=call)
+    return [*_through_maximum(dimensions, call, q, k, tf.where(l > 0, dm - dlse, 0), dq, dk), dv]
+
+
+for _name in _DIMENSIONS:
+    tf.RegisterGradient(_name)(_of_dimensions)
+
+
+def _with_extras(op: Any, dout: Any, *drows: Any) -> list[Any]:
+    count = len(op.get_attr("term_types"))
+    slopes = count + len(op.get_attr("slope_types"))
+    q, k, v, *extras = op.inputs
+    out, *rows = op.outputs
+    call = op.get_attr("call")
+    lse = rows[0] if len(rows) == 1 else rows[1] + tf.math.log(rows[0])
+    dlse = list(drows) if "returns=lse" in tf.compat.as_str(call) else []
+    made = _backward(q, k, v, extras[:count], extras[count:slopes], extras[slopes:], dout, out, lse, dlse, call=call)
+    return [*made[:3], *made[3], *[None] * (len(extras) - count)]
+
+
+for _name in _EXTRAS:
+    tf.RegisterGradient(_name)(_with_extras)
+
+
+def _refuse(op: Any, *grads: Any) -> Any:
+    raise NotImplementedError(SECOND)
+
+
+tf.RegisterGradient("AnyflashAttentionBackward")(_refuse)
+
+
+# l = sum_j exp(S_j - m) and m = max_j S_j, so that dS_j = dl l P_j + (dm - dl l) H_j, with H_j = 1 at the maximum and 0
+# elsewhere, shared by those that are equal. The first term is a gradient of lse. H is what P becomes where the scale
+# grows beyond bounds, so the second one is made of calls with a large scale: H K forward, and H^T Q as a gradient of
+# values.
+def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, weight: Any, dq: Any, dk: Any) -> Any:
+    """dq and dk with the second term, of which `weight` is dm - dl l: nothing where l and m are used as l exp(m)."""
+
+    def through() -> Any:
+        sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**60 if q.dtype == tf.float64 else 2.0**30}"
+        k_at, (count, m) = of_dimensions[dimensions](q, k, k, call=sharp, rows=2, S=weight.dtype)
+        channel = -dimensions - 1
+        root = tf.sqrt(tf.cast(tf.shape(q)[channel], weight.dtype))
+        each = tf.expand_dims(weight / root, channel)
+        to_q = tf.cast(each * tf.cast(k_at, weight.dtype), q.dtype)
+        share = tf.math.divide_no_nan(each, tf.expand_dims(count, channel))  # count is nothing to m, which is huge
+        dout = tf.cast(share * tf.cast(q, weight.dtype), q.dtype)
+        to_k = _backward(q, k, k, [], [], [], dout, k_at, m, [], call=sharp)[2]
+        return dq + to_q, dk + to_k
+
+    return tf.cond(tf.reduce_any(weight != 0), through, lambda: (dq, dk))

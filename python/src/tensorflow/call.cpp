@@ -1,0 +1,174 @@
+#include "call.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <string_view>
+
+namespace anyflash::tensorflow {
+namespace {
+
+[[noreturn]] void fail(const std::string& name, const std::string& text) {
+  throw Error(Error::Kind::value, name + ": " + text);
+}
+
+template <typename Number>
+Number number(const std::string& name, std::string_view value) {
+  Number number{};
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size()) {
+    fail(name, "'" + shown(value) + "', expected a number");
+  }
+  return number;
+}
+
+/// The place of a word among `words`.
+template <std::size_t count>
+int word(const std::string& name, std::string_view value, const char* const (&words)[count]) {
+  std::string list;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (value == words[i]) return int(i);
+    list += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(words[i]);
+  }
+  fail(name, "'" + shown(value) + "', expected " + list);
+}
+
+std::vector<std::string> parts_of(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const auto end = std::min(text.find(separator), text.size());
+    const auto first = std::min(text.find_first_not_of(' '), end);
+    if (first < end) parts.emplace_back(text.substr(first, end - first));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+std::string text_of_shape(const TensorView& view, int axes) {
+  std::string text = "(";
+  for (int i = 0; i < axes; ++i) text += (i > 0 ? ", " : "") + std::to_string(view.shape[i]);
+  return text + (axes == 1 ? ",)" : ")");
+}
+
+}  // namespace
+
+Text::Text(const std::string& text) {
+  rule = "full()";
+  for (const auto& part : parts_of(text, ';')) {
+    const auto equals = std::min(part.find('='), part.size());
+    const auto name = part.substr(0, equals);
+    const auto value = std::string_view(part).substr(std::min(equals + 1, part.size()));
+    if (name == "rule") rule = value;
+    else if (name == "align") options.align = Align(word(name, value, align_names));
+    else if (name == "layout") options.layout = Layout(word(name, value, layout_names));
+    else if (name == "scale") options.scale = number<double>(name, value);
+    else if (name == "softcap") options.softcap = number<double>(name, value);
+    else if (name == "deterministic") options.deterministic = number<int>(name, value) != 0;
+    else if (name == "threads") options.threads = number<std::int64_t>(name, value);
+    else if (name == "names") names = parts_of(value, ' ');
+    else if (name == "dimensions") dimensions = number<int>(name, value);
+    else if (name == "sharpening") sharpening = number<double>(name, value);
+    else if (name != "returns") fail("call", "'" + shown(part) + "', expected an option");
+  }
+  if (dimensions < 0 || dimensions > 3) fail("dimensions", std::to_string(dimensions) + ", expected 0 to 3");
+  if (dimensions > 0) options.layout = Layout::bhds;
+  struct Tables {};
+  try {
+    options.rule = parse_rule(rule, [](const std::string&) -> TensorView { throw Tables(); });
+  } catch (const Tables&) {
+    has_tables = true;
+  }
+}
+
+Call::Call(const Text& text, Context& context)
+    : options(text.options), text_(text) {
+  const char* names[] = {"query", "key", "value"};
+  TensorView* seen[] = {&q, &k, &v};
+  for (int i = 0; i < 3; ++i) given[i] = context.next(names[i]);
+  for (int i = 0; i < 3; ++i) *seen[i] = text.dimensions > 0 ? flattened(given[i], names[i]) : given[i];
+  if (text.sharpening != 1 && q.rank > 2) {
+    const auto scale = options.scale.value_or(static_cast<double>(1 / std::sqrt(static_cast<long double>(q.shape[2]))));
+    options.scale = scale * text.sharpening;
+  }
+  read_extras(context);
+}
+
+TensorView Call::flattened(const TensorView& tensor, const char* name) const {
+  const auto& query = given[0];
+  const int dimensions = text_.dimensions, batch_rank = query.rank - dimensions - 1;
+  if (batch_rank < 0) {
+    fail(name, "rank " + std::to_string(tensor.rank) + ", expected at least " + std::to_string(dimensions + 1));
+  }
+  if (tensor.rank != query.rank) {
+    fail(name, "rank " + std::to_string(tensor.rank) + ", expected " + std::to_string(query.rank) + " as in query");
+  }
+  TensorView view = tensor;
+  view.rank = dimensions + 3;
+  view.shape = {1, 1};
+  bool same = true;
+  for (int i = 0; i < batch_rank; ++i) {
+    view.shape[0] *= tensor.shape[i];
+    same = same && tensor.shape[i] == query.shape[i];
+  }
+  if (!same) {
+    fail(name, "batch " + text_of_shape(tensor, batch_rank) + ", expected " + text_of_shape(query, batch_rank) +
+                   " as in query");
+  }
+  for (int i = 0; i <= dimensions; ++i) view.shape[2 + i] = tensor.shape[batch_rank + i];
+  view.set_row_major_strides();
+  return view;
+}
+
+void Call::read_extras(Context& context) {
+  const struct {
+    const char* name;
+    TensorView& option;
+    bool is_term, is_host;
+  } places[] = {
+      {"bias", options.bias, true, false},
+      {"sink", options.sink, true, false},
+      {"alibi_slopes", options.alibi_slopes, false, false},
+      {"cu_seqlens_q", options.cu_seqlens_q, false, true},
+      {"cu_seqlens_k", options.cu_seqlens_k, false, true},
+      {"key_lengths", options.key_lengths, false, true},
+      {"page_table", options.page_table, false, true},
+  };
+  std::map<std::string, TensorView> tables;
+  for (const auto& name : text_.names) {
+    if (name.starts_with('@')) {
+      tables[name.substr(1)] = context.next(name.c_str(), true);
+      continue;
+    }
+    const auto place = std::find_if(std::begin(places), std::end(places), [&](auto& one) { return name == one.name; });
+    if (place == std::end(places)) fail("names", "'" + shown(name) + "', expected an option's name");
+    place->option = context.next(place->name, place->is_host);
+    if (place->is_term) terms.push_back({name, place->option});
+  }
+  if (!text_.has_tables) return;
+  options.rule = parse_rule(text_.rule, [&](const std::string& name) {
+    const auto found = tables.find(name);
+    if (found != tables.end()) return found->second;
+    throw Error(Error::Kind::value, "tables: no tensor '" + shown(name) + "', which the rule's text names");
+  });
+}
+
+TensorView Call::like_out(const TensorView& tensor, const char* name) const {
+  return text_.dimensions > 0 ? flattened(tensor, name) : tensor;
+}
+
+std::vector<std::int64_t> Call::shape_of_out(const ResultShapes& shapes) const {
+  if (text_.dimensions == 0) return shapes.out;
+  std::vector<std::int64_t> shape(given[0].shape.begin(), given[0].shape.begin() + given[0].rank);
+  shape[given[0].rank - text_.dimensions - 1] = v.shape[2];
+  return shape;
+}
+
+std::vector<std::int64_t> Call::shape_of_rows(const ResultShapes& shapes) const {
+  if (text_.dimensions == 0) return shapes.lse;
+  std::vector<std::int64_t> shape(given[0].shape.begin(), given[0].shape.begin() + given[0].rank);
+  shape.erase(shape.end() - text_.dimensions - 1);
+  return shape;
+}
+
+}  // namespace anyflash::tensorflow

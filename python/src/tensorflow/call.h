@@ -1,0 +1,59 @@
+// A call as an op's text and inputs tell it, in the library's own terms. The text, as in
+//
+//     rule=documents(ids, ids) & causal(); align=none_end; layout=bhsd; names=bias @ids; softcap=30.0
+//
+// has `rule`, `align`, `layout`, `scale`, `softcap`, `deterministic` and `threads` as anyflash.attention, and
+//     names       of terms (bias, sink), slopes and tables in the order of these inputs; of a rule's tables with @
+//     dimensions  of a sequence, in place of a layout: whatever stands before the channels is the batch
+//     sharpening  a factor of the scale
+//     returns     for those who made the op: not read here
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "tensors.h"
+
+namespace anyflash::tensorflow {
+
+/// Read once. Immutable: calls of one kernel may run at the same time.
+struct Text {
+  explicit Text(const std::string& text);  ///< throws Error
+
+  Options options;                 ///< without tensors, and without a rule that has tables
+  std::string rule;
+  bool has_tables = false;
+  std::vector<std::string> names;
+  int dimensions = 0;              ///< 0: there is a layout
+  double sharpening = 1;
+};
+
+/// The tensors of a call. Without a layout, the library is shown them as one, with one head.
+class Call {
+ public:
+  Call(const Text& text, Context& context);
+
+  TensorView q, k, v;
+  std::array<TensorView, 3> given;  ///< the same as TensorFlow has them
+  Options options;
+  struct Term {
+    std::string name;
+    TensorView view;
+  };
+  std::vector<Term> terms;  ///< bias and sink, in the order of the inputs
+
+  /// A tensor shaped as `out`: the library's view of it.
+  TensorView like_out(const TensorView& tensor, const char* name) const;
+  /// Of out and of statistics, as TensorFlow is to see them.
+  std::vector<std::int64_t> shape_of_out(const ResultShapes& shapes) const;
+  std::vector<std::int64_t> shape_of_rows(const ResultShapes& shapes) const;
+
+ private:
+  void read_extras(Context& context);
+  TensorView flattened(const TensorView& tensor, const char* name) const;
+
+  const Text& text_;
+};
+
+}  // namespace anyflash::tensorflow

@@ -1,0 +1,59 @@
+// TensorFlow's tensors as views, its status as the library's errors.
+#pragma once
+
+#include <anyflash/anyflash.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "c_abi.h"
+
+namespace anyflash::tensorflow {
+
+class Status {
+ public:
+  Status() : status_(TF_NewStatus()) {}
+  ~Status() { TF_DeleteStatus(status_); }
+  Status(const Status&) = delete;
+  Status& operator=(const Status&) = delete;
+
+  operator TF_Status*() { return status_; }
+  bool ok() const { return TF_GetCode(status_) == TF_OK; }
+  void check(const char* what) const;  ///< throws Error unless it is ok
+  /// What is being thrown; for a catch (...) block.
+  void set_to_what_was_thrown();
+
+ private:
+  TF_Status* status_;
+};
+
+struct DeleteTensor {
+  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+};
+using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
+
+/// Throws Error if the rank or the type is none that a view has.
+TensorView view_of(const TF_Tensor* tensor, Device device, const char* name);
+
+/// The inputs of a kernel's call, and the outputs that it makes.
+class Context {
+ public:
+  Context(TF_OpKernelContext* context, DeviceKind kind);
+
+  /// The next input that has not been asked for. Those of `host` are in the host's memory on every device.
+  TensorView next(const char* name, bool host = false);
+  bool has_more() const { return next_ < inputs_; }
+  int outputs() const { return TF_NumOutputs(context_); }
+  /// The next output, uninitialised.
+  TensorView make(const std::vector<std::int64_t>& shape, ElementType type, const char* name);
+
+ private:
+  TF_OpKernelContext* context_;
+  Device device_;
+  int inputs_, next_ = 0, made_ = 0;
+  std::vector<Tensor> tensors_;
+};
+
+}  // namespace anyflash::tensorflow

@@ -1,0 +1,160 @@
+"""Wrong input: the library's one line, as ValueError or TypeError where JAX traces the call; what only numbers show, as
+JAX's own error with that line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anyflash as af
+from anyflash.jax import attention
+
+X = jnp.zeros((1, 2, 5, 8), jnp.float32)
+traced = lambda call, *arguments: jax.jit(call)(*arguments)
+WRONG = {
+    "channels": (ValueError, "key: head size 4, expected 8 as in query", lambda: attention(X, X[..., :4], X)),
+    "heads": (ValueError, "key: ", lambda: attention(X, X[:, :1].repeat(3, 1), X[:, :1].repeat(3, 1))),
+    "rank": (ValueError, "query: rank 2", lambda: attention(X[0, 0], X[0, 0], X[0, 0])),
+    "no axes": (ValueError, "query: rank 0", lambda: attention(jnp.ones(()), X, X)),
+    "types differ": (TypeError, "key: ", lambda: attention(X, X.astype(jnp.float16), X)),
+    "integers": (TypeError, "query: type int", lambda: attention(X.astype(int), X.astype(int), X.astype(int))),
+    "8 bits": (TypeError, "query: type float8_e5m2", lambda: attention(X.astype(jnp.float8_e5m2), X, X)),
+    "complex": (TypeError, "query: type complex64", lambda: attention(X.astype(complex), X, X)),
+    "keys of random numbers": (TypeError, "query: type key", lambda: attention(jax.random.key(0), X, X)),
+    "no array": (TypeError, "query: type list, expected an array of JAX or NumPy", lambda: attention([1.0], X, X)),
+    "words": (TypeError, "value: type <U1", lambda: attention(X, X, np.array(["a"]))),
+    "no query": (TypeError, "query: type NoneType", lambda: attention(None, X, X)),
+    "no key": (ValueError, "key: ", lambda: attention(X)),
+    "rule": (TypeError, "rule: type int", lambda: attention(X, X, X, rule=3)),
+    "rule's text": (ValueError, "rule: ", lambda: attention(X, X, X, rule="casual()")),
+    "tables": (ValueError, "tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
+    "no table": (ValueError, "tables: no array 'a'", lambda: attention(X, X, X, rule="documents(a, a)")),
+    "table of words": (TypeError, "tables: a: type ",
+                       lambda: attention(X, X, X, rule="dense(a)", tables={"a": np.array(["a"])})),
+    "table of floats": (TypeError, "rule: column 1: dense: mask type float32, expected boolean or uint8",
+                        lambda: attention(X, X, X, rule="dense(a)", tables={"a": X})),
+    "documents": (ValueError, "rule documents: ids_q has 3 entries, expected 5 as the queries",
+                  lambda: attention(X, X, X, rule="documents(a, a)", tables={"a": jnp.zeros(3, int)})),
+    "documents under vmap": (ValueError, "rule documents: ids_q has 3 entries, expected 5 as the queries",
+        lambda: jax.vmap(lambda a: attention(X, X, X, rule="documents(a, a)", tables={"a": a}))(
+            jnp.zeros((2, 3), int))),
+    "a traced table": (TypeError, "rule documents: ids_q traced by JAX",
+                       lambda: traced(lambda ids: attention(X, X, X, rule=af.documents(ids)), jnp.zeros(5, int))),
+    "a traced array elsewhere": (TypeError, "query: traced by JAX, expected an array; use anyflash.jax.attention",
+                                 lambda: traced(lambda x: af.attention(x, x, x), X)),
+    "large ids": (ValueError, "tables: t0: numbers beyond int32, expected jax_enable_x64",
+                  lambda: attention(X, X, X, rule=af.documents(np.arange(5) + 2**33))),
+    "align": (ValueError, "align: 'middle', expected none_front", lambda: attention(X, X, X, align="middle")),
+    "align's type": (TypeError, "align: type int, expected a word", lambda: attention(X, X, X, align=3)),
+    "layout": (ValueError, "layout: 'sbhd', expected", lambda: attention(X, X, X, layout="sbhd")),
+    "return_lse": (ValueError, "return_lse: 'l', expected True, False or 'lm'",
+                   lambda: attention(X, X, X, return_lse="l")),
+    "return_lse's type": (ValueError, "return_lse: Array", lambda: attention(X, X, X, return_lse=jnp.ones(3))),
+    "bias": (ValueError, "bias: ", lambda: attention(X, X, X, bias=jnp.zeros((5, 5)))),
+    "sink": (ValueError, "sink: ", lambda: attention(X, X, X, sink=jnp.zeros(3))),
+    "slopes": (ValueError, "alibi_slopes: ", lambda: attention(X, X, X, alibi_slopes=jnp.zeros(3))),
+    "softcap": (ValueError, "softcap: ", lambda: attention(X, X, X, softcap=float("nan"))),
+    "a traced softcap": (TypeError, "softcap: type DynamicJaxprTracer, expected a number, known when",
+                         lambda: traced(lambda cap: attention(X, X, X, softcap=cap), 1.0)),
+    "a traced switch": (TypeError, "deterministic: type DynamicJaxprTracer, expected True or False",
+                        lambda: traced(lambda switch: attention(X, X, X, deterministic=switch), True)),
+    "scale": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="large")),
+    "threads": (ValueError, "threads: -1, expected", lambda: attention(X, X, X, threads=-1)),
+    "threads' type": (TypeError, "threads: type float, expected an integer", lambda: attention(X, X, X, threads=1.5)),
+    "lengths": (TypeError, "key_lengths: type float32", lambda: attention(X, X, X, key_lengths=jnp.ones(1))),
+    "lengths' shape": (ValueError, "key_lengths: ", lambda: attention(X, X, X, key_lengths=jnp.ones(2, int))),
+    "pages": (ValueError, "key_lengths: ", lambda: attention(X, jnp.zeros((3, 4, 2, 8)), jnp.zeros((3, 4, 2, 8)),
+                                                          page_table=jnp.zeros((1, 2), int))),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def without_x64():
+    with jax.enable_x64(False):
+        yield
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_line(name):
+    kind, start, call = WRONG[name]
+    with pytest.raises(kind) as raised:
+        call()
+    line = str(raised.value)
+    assert line.startswith(start) and "\n" not in line and len(line) > 10, line
+    assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize("name", ["channels", "types differ", "align", "bias", "rule's text", "threads"])
+def test_the_same_line_as_without_jax(name):
+    """What anyflash.attention says of the same arguments."""
+    _, _, call = WRONG[name]
+    with pytest.raises((ValueError, TypeError)) as raised:
+        call()
+    x = np.asarray(X)
+    same = {
+        "channels": lambda: af.attention(x, x[..., :4], x),
+        "types differ": lambda: af.attention(x, x.astype(np.float16), x),
+        "align": lambda: af.attention(x, x, x, align="middle"),
+        "bias": lambda: af.attention(x, x, x, bias=np.zeros((5, 5), np.float32)),
+        "rule's text": lambda: af.parse_rule("casual()"),
+        "threads": lambda: af.attention(x, x, x, threads=-1),
+    }[name]
+    with pytest.raises((ValueError, TypeError)) as plain:
+        same()
+    assert str(raised.value) == str(plain.value) and type(raised.value) is type(plain.value)
+
+
+NUMBERS = {
+    "lengths": ("key_lengths: 7 for batch entry 0, expected 0 to 5",
+                lambda: attention(X, X, X, key_lengths=jnp.array([7]))),
+    "cumulative lengths": ("cu_seqlens_q: falls from 3 to 2 at entry 2, expected no fall", lambda: attention(
+        X, X, X, rule="documents_packed(a, a)", tables={"a": jnp.array([0, 3, 2, 5])})),
+    "their end": ("cu_seqlens_k: ends at 4, expected 5", lambda: attention(
+        X, X, X, rule="documents_packed(a, b)", tables={"a": jnp.array([0, 5]), "b": jnp.array([0, 4])})),
+    "pages": ("page_table: ", lambda: attention(
+        X, *[jnp.zeros((3, 4, 2, 8))] * 2, page_table=jnp.array([[1, 5]]), key_lengths=jnp.array([8]))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_are_wrong(name):
+    line, call = NUMBERS[name]
+    for attempt in (call, jax.jit(call)):
+        with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+            jax.block_until_ready(attempt())
+        assert line in str(raised.value)
+    assert attention(X, X, X).shape == X.shape  # and nothing is amiss afterwards
+
+
+def test_lengths_of_other_sizes_than_the_queries():
+    """Cumulative lengths are checked against their own side where JAX traces the call."""
+    q, k = jnp.zeros((1, 1, 4, 8)), jnp.zeros((1, 1, 7, 8))
+    tables = {"a": jnp.array([0, 1, 4]), "b": jnp.array([0, 7, 7])}
+    for text in ("documents_packed(a, b)", "causal() & documents_packed( cu_seqlens_k = b, cu_seqlens_q=a )"):
+        assert attention(q, k, k, rule=text, tables=tables).shape == q.shape
+    q, k = jnp.zeros((4, 1, 8)), jnp.zeros((7, 1, 8))
+    ends = dict(cu_seqlens_q=tables["a"], cu_seqlens_k=tables["b"])
+    assert attention(q, k, k, layout="thd", **ends).shape == q.shape
+
+
+def test_hidden_keys_may_hold_anything():
+    x = np.random.default_rng(0).standard_normal((1, 2, 6, 8)).astype(np.float32)
+    poisoned = x.copy()
+    poisoned[:, :, 4:] = np.nan
+    gradients = lambda k: jax.vjp(lambda q, k: attention(q, k, k, rule=af.prefix(4)), x, k)
+    for k in (x, poisoned):
+        out, vjp = gradients(jnp.asarray(k))
+        dq, dk = vjp(jnp.ones_like(out))
+        assert np.isfinite(out).all() and np.isfinite(dq).all() and not dk[:, :, 4:].any()
+
+
+@pytest.mark.parametrize("shape, keys", [((0, 2, 5, 8), 5), ((1, 0, 5, 8), 5), ((1, 2, 0, 8), 5), ((1, 2, 5, 8), 0)])
+def test_empty(shape, keys):
+    q, k = jnp.ones(shape), jnp.ones((*shape[:2], keys, 8))
+    ids = jnp.zeros(keys, int), jnp.zeros(shape[2], int)
+    call = lambda q, k: attention(q, k, k, rule="documents(b, a)", tables={"a": ids[0], "b": ids[1]}, return_lse=True)
+    out, lse = call(q, k)
+    assert out.shape == shape and lse.shape == shape[:3] and not (keys == 0 and out.any())
+    assert keys or (lse == -jnp.inf).all()
+    dq, dk = jax.jit(jax.grad(lambda q, k: call(q, k)[0].sum(), (0, 1)))(q, k)
+    assert dq.shape == shape and dk.shape == k.shape and not dq.any()
