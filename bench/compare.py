@@ -38,7 +38,7 @@ def parse_arguments():
     parser = Parser("compare", description=__doc__,
                     epilog="example: bench/compare --device cpu --json bench/results/cpu.json")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
-                        help="cuda: the part `torch` alone, beside PyTorch's kernels, with --rounds and --types")
+                        help="cuda: the parts `torch` and `decode`, beside PyTorch, with --rounds and --types")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: all)")
     parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
@@ -87,8 +87,10 @@ def main():
         import gpu
 
         table = Table(arguments.device, gpu.name())
-        table.part = "torch"
-        gpu.beside_torch(table, arguments)
+        for part, measured in (("torch", gpu.beside_torch), ("decode", gpu.decode)):
+            if part in arguments.parts:
+                table.part = part
+                measured(table, arguments)
         if arguments.json:
             table.write(arguments.json)
     else:

@@ -1,4 +1,5 @@
-"""The rows of bench/compare --device cuda: anyflash beside PyTorch's own kernels on one NVIDIA GPU. 16k tokens over the
+"""The rows of bench/compare --device cuda: anyflash beside PyTorch's own kernels on one NVIDIA GPU, forward, backward
+and decoding. 16k tokens over the
 batch, 2048 channels over the heads; of float32 and float64 4 x 16 heads of 4096 tokens. Times are those of the GPU's
 events."""
 
@@ -73,6 +74,51 @@ def backward_calls(q, k, v, causal, backend):
         torch.autograd.grad(result, inputs, dout, retain_graph=True)
 
     return [ours, theirs]
+
+
+# (batch, query heads, key heads, keys, d), bfloat16
+DECODE = ((1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128), (64, 32, 8, 4096, 128), (16, 32, 1, 8192, 128),
+          (16, 16, 16, 8192, 64), (64, 8, 1, 4096, 256), (1, 64, 8, 16384, 128), (256, 32, 8, 1024, 128),
+          (8, 32, 8, 1000, 128))  # fmt: skip
+DECODE_PEERS = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
+
+
+def decode_seconds(call, kv):
+    """A call's time, of as many in a row as there are copies of K and V, so that none is in a cache."""
+    return seconds(lambda: [call(k, v) for k, v in kv]) / len(kv)
+
+
+def decode(table, arguments):
+    """One query, K and V read; each peer beside ours in turns, the better one is the row's."""
+    if "bfloat16" not in arguments.types:
+        return
+    for b, h, h_kv, n, d in DECODE:
+        read = 2 * b * h_kv * n * d * 2
+        copies = max(2, 2**29 // read)
+        q = torch.randn(b, h, 1, d, device="cuda", dtype=torch.bfloat16)
+        kv = [tuple(torch.randn(b, h_kv, n, d, device="cuda", dtype=q.dtype) for _ in "kv") for _ in range(copies)]
+        out = torch.empty_like(q)
+
+        def ours(k, v):
+            af.attention(q, k, v, out=out)
+
+        best = None
+        for peer, backend in DECODE_PEERS.items():
+
+            def theirs(k, v):
+                with sdpa_kernel(backend):
+                    torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=h != h_kv)
+
+            mine, others = ([], [])
+            for turn in range(arguments.rounds + 2):
+                pair = decode_seconds(ours, kv), decode_seconds(theirs, kv)
+                if turn >= 2:
+                    mine.append(pair[0]), others.append(pair[1])
+            if best is None or statistics.median(others) < statistics.median(best[2]):
+                best = peer, mine, others
+        peer, mine, others = best
+        table.rates(f"decode, batch {b}, {h} / {h_kv} heads, K and V read", mine, others, read / 1e9, "GB/s",
+                    type="bfloat16", d=d, sequence=n, peer=peer, least=1.0)  # fmt: skip
 
 
 def beside_torch(table, arguments):

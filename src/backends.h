@@ -27,6 +27,8 @@ struct Backend {
   void (*backward)(const Problem&, const ExecutionPlan&, char* workspace);
   void (*fill)(const Problem&, const TensorView&, double value);  ///< a result that needs no arithmetic; of 16 bits: 0
   void (*synchronize)(Device, void* stream);                      ///< waits for what was queued
+  std::shared_ptr<void> (*memory)(Device, std::size_t bytes);     ///< what device_memory gives
+  void (*copy)(void* to, const void* from, std::size_t bytes, Device);
 };
 
 /// The backend of the device that the query is on. Throws Error if there is none.

@@ -59,7 +59,8 @@ def attention(
 
     Arrays: NumPy, or anything with __dlpack__ on the CPU or on an NVIDIA GPU (PyTorch, JAX, CuPy, TensorFlow); the
     result is of q's kind. On a GPU the call is queued on the framework's current stream and returns at once (with JAX
-    it waits); lengths, page tables and the tables of rules stay on the CPU. All three of q, k and v have one type:
+    it waits); lengths, page tables and the tables of rules (not the ids of documents) are on the CPU or on that GPU.
+    All three of q, k and v have one type:
     float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32, float32 or float64. Any strides; nothing
     is copied; the GIL is released. PyTorch tensors that require a gradient are for anyflash.torch.attention; here they
     are refused.

@@ -120,7 +120,7 @@ TensorView Arrays::view(nb::handle array, const char* name, Elements elements, b
     view = numpy_view(array, name, elements, writable);
   } else if (caller_ == Caller::anyone) {
     view = dlpack_view(array, name, elements, writable);
-  } else if (!torch_view(array, view) || (elements != Elements::numbers && view.device.kind != DeviceKind::cpu)) {
+  } else if (!torch_view(array, view)) {
     const bool tensor = nb::hasattr(array, "detach");
     view = dlpack_view(tensor ? nb::object(array.attr("detach")()) : nb::borrow(array), name, elements, writable);
   }
@@ -200,9 +200,6 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   tensors_.push_back(tensor);
   TensorView view;
   view.device = device_of(tensor.device_type(), tensor.device_id(), name);
-  if (elements != Elements::numbers && view.device.kind != DeviceKind::cpu) {
-    fail(Error::Kind::device, name, "on " + device_name(view.device) + ", expected the CPU");
-  }
   if (!type_of_dlpack(tensor.dtype(), view.type)) {
     static constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
     const auto dtype = tensor.dtype();

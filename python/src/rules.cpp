@@ -69,6 +69,9 @@ nb::tuple parts(nb::handle self, bool copies) {
     const auto known = std::find_if(views.begin(), views.end(), same);
     const auto name = "t" + std::to_string(known - views.begin());
     if (known == views.end()) {
+      if (table.device.kind != DeviceKind::cpu) {
+        throw Error(Error::Kind::device, "rule: a table on " + device_name(table.device) + ", expected cpu");
+      }
       views.push_back(table);
       const auto array = shared(table, self);
       arrays[name.c_str()] = copies ? nb::object(array.attr("copy")()) : array;

@@ -31,6 +31,7 @@ struct BenchArguments {
   std::vector<int> threads = {0}, head_sizes = {64};
   std::string keys, direction = "both", json;
   Align align = Align::none_front;
+  Device device;
   int batch = 1, heads = 4, kv_heads = 0, value_size = 0, repetitions = 7;
 };
 
@@ -65,6 +66,7 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   const auto d_v = arguments.value_size > 0 ? arguments.value_size : one.head_size;
   const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
   Call call;
+  call.device = arguments.device;
   call.options.rule = parse_rule(one.rule);
   call.options.align = arguments.align;
   call.options.threads = one.threads;
@@ -77,19 +79,16 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   const double heads = double(arguments.batch) * arguments.heads;
   std::vector<Timing> timings;
   const auto results = run_forward(call);
+  PlacedCall placed(call, results);
   if (arguments.direction != "backward")
-    timings.push_back(time_of("forward", arguments.repetitions, heads * explanation.forward_flops, [&] {
-      forward(call.q.view(), call.k.view(), call.v.view(), {results.out.view(), results.lse.view(), {}, {}},
-              call.options);
-    }));
+    timings.push_back(time_of("forward", arguments.repetitions, heads * explanation.forward_flops,
+                              [&] { placed.forward(); }));
   if (arguments.direction == "forward") return timings;
   const auto dout = random_dout(call, 4);
   const auto gradients = run_backward(call, results, dout, nullptr);
-  const Gradients views{gradients[0].second.view(), gradients[1].second.view(), gradients[2].second.view(), {}, {}};
-  timings.push_back(time_of("backward", arguments.repetitions, heads * explanation.backward_flops, [&] {
-    backward({dout.view(), results.out.view(), results.lse.view(), {}}, call.q.view(), call.k.view(), call.v.view(),
-             views, call.options);
-  }));
+  placed.add_backward(dout, nullptr, gradients);
+  timings.push_back(time_of("backward", arguments.repetitions, heads * explanation.backward_flops,
+                            [&] { placed.backward(); }));
   return timings;
 }
 
@@ -142,6 +141,7 @@ void bench_command(const BenchArguments& arguments) {
                       {"kv_heads", arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads},
                       {"head_size", one.head_size},
                       {"value_size", arguments.value_size > 0 ? arguments.value_size : one.head_size},
+                      {"device", device_name(arguments.device)},
                       {"threads", one.threads},
                       {"direction", timing.direction},
                       {"repetitions", arguments.repetitions},
@@ -195,6 +195,7 @@ void add_bench(CLI::App& app) {
   count("--kv-heads", a->kv_heads, "key and value heads, as --heads if 0", 0);
   count("--repetitions", a->repetitions, "timed runs, after one to warm up", 1);
   add_align(*command, a->align);
+  add_device(*command, a->device);
   command->add_option("--direction", a->direction, "forward, backward or both")
       ->check(CLI::IsMember({"forward", "backward", "both"}).description(""))
       ->capture_default_str()

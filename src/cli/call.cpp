@@ -53,6 +53,20 @@ void add_threads(CLI::App& app, int& threads) {
   app.add_option("--threads", threads, "threads, all if 0")->check(CLI::Range(0, 4096).description(""))->type_name("N");
 }
 
+void add_device(CLI::App& app, Device& device) {
+  const auto set = [&device](const std::string& name) {
+    const auto digits = name.size() > 5 ? name.substr(5) : std::string();
+    const bool numbered = name.compare(0, 5, "cuda:") == 0 && !digits.empty() && digits.size() <= 3 &&
+                          digits.find_first_not_of("0123456789") == std::string::npos;
+    if (name != "cpu" && name != "cuda" && !numbered)
+      throw CLI::ValidationError("--device", "'" + one_line(name) + "', expected cpu, cuda or cuda:NUMBER");
+    device = {name == "cpu" ? DeviceKind::cpu : DeviceKind::cuda, numbered ? std::stoi(digits) : 0};
+  };
+  app.add_option_function<std::string>("--device", set, "where it runs: cpu or cuda:0, see 'anyflash devices'")
+      ->default_str("cpu")
+      ->type_name("NAME");
+}
+
 void add_layout(CLI::App& app, Layout& layout) {
   add_named(app, "--layout", layout, layout_names,
             "order of the axes: bhsd, bshd, bhds (2 and 3 sequence axes too), qkv (packed) or thd (variable length)");
@@ -77,6 +91,7 @@ void CallArguments::add_to(CLI::App& app) {
   app.add_option("--scale", scale, "factor of the scores, 1 / sqrt(channels) if not given");
   app.add_option("--softcap", softcap, "cap of the scores, none if 0");
   add_threads(app, threads);
+  add_device(app, device);
   app.add_flag("--deterministic", deterministic, "bitwise repeatable on every device");
 }
 
@@ -94,8 +109,34 @@ const OwnedTensor* Call::find(const std::string& name) const {
   return nullptr;
 }
 
+namespace {
+
+/// A call's views and options with all that must be on its device said to be there; nobody reads them.
+struct Shapes {
+  TensorView q, k, v;
+  Options options;
+
+  explicit Shapes(const Call& call) : q(call.q.view()), options(call.options) {
+    if (!call.packed()) k = call.k.view(), v = call.v.view();
+    for (auto* view : {&q, &k, &v, &options.bias, &options.sink, &options.alibi_slopes}) view->device = call.device;
+  }
+};
+
+}  // namespace
+
+ResultShapes Call::result_shapes() const {
+  const Shapes shapes(*this);
+  return anyflash::result_shapes(shapes.q, shapes.k, shapes.v, shapes.options);
+}
+
+void Call::check() const {
+  const Shapes shapes(*this);
+  plan(shapes.q, shapes.k, shapes.v, shapes.options);
+}
+
 Call make_call(const CallArguments& arguments, Inputs& inputs) {
   Call call;
+  call.device = arguments.device;
   auto& options = call.options;
   options.align = arguments.align;
   options.layout = arguments.layout;
@@ -128,7 +169,7 @@ Call make_call(const CallArguments& arguments, Inputs& inputs) {
   call.rule = arguments.rule;
   if (arguments.named.count("mask")) call.rule = "(" + call.rule + ") & dense(mask)";
   options.rule = parse_rule(call.rule, [&](const std::string& name) { return keep(name, inputs.get(name)); });
-  plan(call.q.view(), call.k_view(), call.v_view(), options);  // all checks, before any result is made
+  call.check();  // all of it, before any result is made
   return call;
 }
 

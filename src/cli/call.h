@@ -17,6 +17,7 @@ namespace anyflash::cli {
 void add_align(CLI::App& app, Align& align);
 void add_layout(CLI::App& app, Layout& layout);
 void add_threads(CLI::App& app, int& threads);
+void add_device(CLI::App& app, Device& device);
 
 /// What the user typed.
 struct CallArguments {
@@ -30,13 +31,15 @@ struct CallArguments {
   double softcap = 0;
   int threads = 0;
   bool deterministic = false;
+  Device device;
 
   void add_to(CLI::App& app);
   Inputs inputs() const;
 };
 
-/// Tensors and options, ready to hand to the library.
+/// Tensors and options, ready to hand to the library. All are on the CPU; results.h brings them to the call's device.
 struct Call {
+  Device device;
   OwnedTensor q, k, v;  ///< k and v are empty for the layout qkv
   NamedTensors extra;   ///< bias, sink, ... and the rule's tables: what the options point to
   std::string rule;     ///< as text, with the tables' names
@@ -44,9 +47,9 @@ struct Call {
 
   const OwnedTensor* find(const std::string& name) const;  ///< among extra; null if not there
   bool packed() const { return options.layout == Layout::qkv; }
-  TensorView k_view() const { return packed() ? TensorView() : k.view(); }
-  TensorView v_view() const { return packed() ? TensorView() : v.view(); }
-  ResultShapes result_shapes() const { return anyflash::result_shapes(q.view(), k_view(), v_view(), options); }
+  /// The call as its device would see it, of shapes alone.
+  ResultShapes result_shapes() const;
+  void check() const;
 };
 
 /// Reads what the arguments name and lets the library check it. Throws Error.

@@ -129,7 +129,8 @@ Line check_rule(const CheckedRule& rule, ElementType type, const CheckArguments&
   for (const auto align : alignments)
     for (int round = 0; round < rounds_of(arguments); ++round) {
       progress.step("checking");
-      const auto made = random_case(rule, type, align, arguments.seed * 12 + std::uint64_t(round));
+      auto made = random_case(rule, type, align, arguments.seed * 12 + std::uint64_t(round));
+      made.call.device = arguments.call.device;
       try {
         line.add(compare(made.call, &made.dout, made.dlse ? &*made.dlse : nullptr), made.description, bar);
       } catch (const Error& error) {

@@ -4,6 +4,7 @@
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
 #include "cuda/portable/backward.h"
+#include "cuda/portable/decode.h"
 #include "cuda/portable/forward.h"
 
 namespace anyflash::cuda {
@@ -25,9 +26,15 @@ TileMenu tile_menu(const Problem& problem) {
 }
 
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
-  const auto pages = problem.pages.page_size > 0 ? problem.batch * (problem.keys() / problem.pages.page_size) * 4 : 0;
-  const auto own = problem.direction == Direction::forward ? 0 : backward_workspace(problem, plan);
-  return own + pages + (plan.kept ? 0 : static_cast<std::int64_t>(device_bytes(plan)));
+  const auto pages = problem.pages.page_size > 0 && !problem.tables_on_device
+                         ? problem.batch * (problem.keys() / problem.pages.page_size) * 4
+                         : 0;
+  const bool forward = problem.direction == Direction::forward;
+  const bool few = forward && decode_serves(problem, plan);
+  const auto own = few       ? decode_workspace(problem, plan)
+                   : forward ? forward_workspace(problem, plan)
+                             : backward_workspace(problem, plan);
+  return own + pages + (few ? 0 : word_bytes(plan, forward)) + static_cast<std::int64_t>(device_bytes(problem, plan));
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {
@@ -38,6 +45,25 @@ void synchronize(Device device, void* stream) {
   facts_of(device);
   const DeviceScope scope(device.index);
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for a stream");
+}
+
+std::shared_ptr<void> memory(Device device, std::size_t bytes) {
+  facts_of(device);
+  const DeviceScope scope(device.index);
+  void* data = nullptr;
+  if (const auto status = cudaMalloc(&data, bytes > 0 ? bytes : 1); status != cudaSuccess) {
+    cudaGetLastError();
+    if (status != cudaErrorMemoryAllocation) check(status, "allocating device memory");
+    throw Error(Error::Kind::memory, device_name(device) + ": not enough memory for " + std::to_string(bytes) + " bytes");
+  }
+  return {data, [](void* given) { cudaFree(given); }};
+}
+
+void copy(void* to, const void* from, std::size_t bytes, Device device) {
+  facts_of(device);
+  const DeviceScope scope(device.index);
+  check(cudaDeviceSynchronize(), "waiting for a device");
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copying to or from a device");
 }
 
 }  // namespace anyflash::cuda

@@ -1,7 +1,9 @@
 // The CUDA backend: what its entry in backends.cpp points to.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "backends.h"
@@ -25,5 +27,8 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
 void fill(const Problem& problem, const TensorView& view, double value);
 
 void synchronize(Device device, void* stream);
+
+std::shared_ptr<void> memory(Device device, std::size_t bytes);
+void copy(void* to, const void* from, std::size_t bytes, Device device);
 
 }  // namespace anyflash::cuda

@@ -11,11 +11,13 @@ namespace {
 
 std::vector<std::int64_t> numbers_of(const TensorView& view) {
   std::vector<std::int64_t> numbers;
-  if (!view.given()) return numbers;
+  if (!view.given() || view.device.kind != DeviceKind::cpu) return numbers;
   numbers.reserve(view.shape[0]);
   for (std::int64_t i = 0; i < view.shape[0]; ++i) numbers.push_back(integer_at(view, i));
   return numbers;
 }
+
+std::int64_t lengths_of(const TensorView& view) { return view.given() ? view.shape[0] : 0; }
 
 [[noreturn]] void fail(const std::string& made_for, const std::string& has) {
   problem::fail_value("plan", "made for " + made_for + ", the call has " + has);
@@ -37,6 +39,7 @@ void check_sizes(const char* what, const Int3& made_for, const Int3& has, int di
 }
 
 void check_numbers(const char* what, const std::vector<std::int64_t>& made_for, const TensorView& has) {
+  if (has.given() && has.device.kind != DeviceKind::cpu) return;  // what they hold is no part of the plan
   bool same = made_for.size() == std::size_t(has.given() ? has.shape[0] : 0);
   for (std::size_t i = 0; same && i < made_for.size(); ++i) same = made_for[i] == integer_at(has, i);
   if (!same) problem::fail_value("plan", std::string("made for other ") + what + " than the call has");
@@ -59,6 +62,8 @@ void keep(const Problem& problem, detail::PlanPair& pair) {
   pair.cu_seqlens_q = numbers_of(problem.cu_seqlens_q);
   pair.cu_seqlens_k = numbers_of(problem.cu_seqlens_k);
   pair.key_lengths = numbers_of(problem.key_lengths);
+  pair.cu_seqlens_size = lengths_of(problem.cu_seqlens_q);
+  pair.key_lengths_size = lengths_of(problem.key_lengths);
   pair.tables_hash = rules::tables_hash(problem.rule);
   pair.made_for = problem;
   // Whatever belongs to the caller may be gone when the plan is used.
@@ -84,6 +89,10 @@ void check_same(const detail::PlanPair& pair, const Problem& problem) {
   check_count("channels of value", kept.d_v, problem.d_v);
   if (kept.align != problem.align) problem::fail_value("plan", "made for another alignment than the call has");
   check_count("keys in a page", kept.pages.page_size, problem.pages.page_size);
+  if (kept.tables_on_device != problem.tables_on_device)
+    fail(std::string("tables ") + (kept.tables_on_device ? "on a GPU" : "on the cpu"), "others");
+  if (problem.tables_on_device) check_count("cumulative lengths", pair.cu_seqlens_size, lengths_of(problem.cu_seqlens_q));
+  if (problem.tables_on_device) check_count("key lengths", pair.key_lengths_size, lengths_of(problem.key_lengths));
   check_numbers("cu_seqlens_q", pair.cu_seqlens_q, problem.cu_seqlens_q);
   check_numbers("cu_seqlens_k", pair.cu_seqlens_k, problem.cu_seqlens_k);
   check_numbers("key_lengths", pair.key_lengths, problem.key_lengths);

@@ -120,6 +120,12 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
   const bool lengths = problem.key_lengths.given();
   plan.batch_groups = facts.batch_varies || lengths ? problem.batch : 1;
   plan.head_groups = facts.heads_vary ? problem.heads_q : 1;
+  if (plan.late) {
+    plan.groups.resize(1);
+    plan.groups[0].program = rules::compile(problem.rule, shapes, 0, 0, *tables, -1, true);
+    plan.tables = tables;
+    return {problem.k_size};
+  }
   const bool nobody = facts.tables && (problem.batch == 0 || problem.heads_q == 0);  // nor have the tables a row
   plan.groups.resize(nobody ? 0 : plan.batch_groups * plan.head_groups);
   std::vector<Int3> k_sizes(plan.groups.size(), problem.k_size);
@@ -157,14 +163,16 @@ std::shared_ptr<const ExecutionPlan> new_plan(const Problem& problem, const Tile
   auto plan = std::make_shared<ExecutionPlan>();
   plan->threads = threads;
   plan->kept = keep;
-  const auto cuts = possible_cuts(problem, menu, facts.stride);
+  plan->late = problem.tables_on_device;
+  const bool blind = plan->late && facts.tables;  // no tile can be asked about
+  const auto cuts = possible_cuts(problem, menu, blind ? Int3{{1, 1, 1}} : facts.stride);
   const auto k_sizes = compile_groups(problem, facts, *plan);
   const bool empty = problem.queries() == 0 || problem.keys() == 0 || plan->groups.empty();
-  const auto cut = empty ? cuts.front() : chosen_cut(problem, menu, facts.stride, cuts, *plan);
+  const auto cut = empty || blind ? cuts.front() : chosen_cut(problem, menu, facts.stride, cuts, *plan);
   plan->query_grid = cut.queries;
   plan->key_grid = cut.keys;
   const auto questions = facts.tables ? std::max(usual_questions, cut.keys.count()) : usual_questions;
-  find_runs(*plan, k_sizes, questions, problem.direction == Direction::backward);
+  if (!blind) find_runs(*plan, k_sizes, questions, problem.direction == Direction::backward);
   return plan;
 }
 
@@ -179,11 +187,12 @@ void append(PlanKey& key, const Numbers&... numbers) {
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu, bool keep) {
   const int threads = planning::plan_threads(problem.threads);
   const auto facts = rules::facts(problem.rule, planning::shapes_of(problem));
-  if (facts.tables || problem.key_lengths.given()) return planning::new_plan(problem, menu, facts, threads, keep);
+  const bool lengths = problem.key_lengths.given() && !problem.tables_on_device;
+  if (facts.tables || lengths) return planning::new_plan(problem, menu, facts, threads, keep);
 
   thread_local planning::PlanKey key;  // keeps its memory
   key.clear();
-  planning::append(key, problem.direction, problem.dimensions, problem.q_size, problem.k_size, problem.align, threads,
+  planning::append(key, problem.tables_on_device ? problem.batch : 0, problem.direction, problem.dimensions, problem.q_size, problem.k_size, problem.align, threads,
                menu.key_rows, menu.tile_cost, menu.query_rows.size());
   for (const auto rows : menu.query_rows) planning::append(key, rows);
   key += facts.key;

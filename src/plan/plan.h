@@ -89,6 +89,9 @@ struct ExecutionPlan {
   std::vector<MaskGroup> groups;                   ///< [batch group][head group]
   std::shared_ptr<const void> tables;              ///< keeps what programs point to alive (document tables)
   int threads = 0;
+  /// Lengths or tables are in the device's memory. groups then holds one mask, without them (of lengths alone with its
+  /// runs), and the backend finds the others' in each call.
+  bool late = false;
   bool kept = false;      ///< it outlives the call: in the cache, or in the caller's hands
   Companions companions;  ///< of a kept plan
 
@@ -114,6 +117,7 @@ struct PlanPair {
   std::int64_t forward_workspace = 0, backward_workspace = 0;
   Problem made_for;  ///< numbers and the rule, no pointers
   std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< what they held
+  std::int64_t cu_seqlens_size = 0, key_lengths_size = 0;  ///< of them, wherever they are
   std::uint64_t tables_hash = 0;  ///< rules::tables_hash of the rule
 };
 }  // namespace detail

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "rules/compile.h"
+
 namespace anyflash::problem {
 namespace {
 
@@ -50,10 +52,15 @@ void check_sink(const Options& options, bool data, Problem& problem, Regions& re
   problem.sink = head_numbers(sink.view);
 }
 
-void check_integers(Argument argument, Regions& regions) {
+bool on_cpu(const TensorView& view) { return view.device.kind == DeviceKind::cpu; }
+
+/// Lengths and page tables are on the CPU or where the query is.
+Device place_of(const TensorView& view, const Problem& problem) { return on_cpu(view) ? Device{} : problem.device; }
+
+void check_integers(Argument argument, const Problem& problem, Regions& regions) {
   check_size(argument.name, "rank", argument.view.rank, 1);
   check_type(argument, ElementType::int32, ElementType::int64);
-  check_memory(argument, Device{});
+  check_memory(argument, place_of(argument.view, problem));
   regions.add_input(argument);
 }
 
@@ -68,7 +75,7 @@ void check_cu_seqlens(const Options& options, Problem& problem, Regions& regions
       continue;
     }
     if (!side.view.given()) fail_value(side.name, "not given, expected the cumulative lengths of layout thd");
-    check_integers(side, regions);
+    check_integers(side, problem, regions);
     if (side.view.shape[0] < 1) fail_value(side.name, "shape (0), expected documents + 1 numbers");
   }
   if (options.layout == Layout::thd) {
@@ -85,9 +92,9 @@ void check_key_lengths(const Options& options, const Axes& axes, Problem& proble
   if (options.layout == Layout::thd)
     fail_value(lengths.name, "given with layout thd, expected cu_seqlens_k to tell the lengths");
   check_size(lengths.name, "sequence dimensions", axes.dimensions, 1);
-  check_integers(lengths, regions);
+  check_integers(lengths, problem, regions);
   check_shape(lengths, {&problem.batch, 1});
-  for (std::int64_t b = 0; b < problem.batch; ++b) {
+  for (std::int64_t b = 0; b < problem.batch && on_cpu(lengths.view); ++b) {
     const auto length = integer_at(lengths.view, b);
     if (length < 0 || length > problem.keys()) {
       fail_value(lengths.name, std::to_string(length) + " for batch entry " + std::to_string(b) + ", expected 0 to " +
@@ -111,6 +118,35 @@ void check_page_numbers(const Problem& problem, std::int64_t pages) {
   }
 }
 
+/// All tables of a call are in one place.
+void check_places(const Options& options, Problem& problem) {
+  const Argument all[] = {{"key_lengths", options.key_lengths},
+                          {"page_table", options.page_table},
+                          {"cu_seqlens_q", options.cu_seqlens_q},
+                          {"cu_seqlens_k", options.cu_seqlens_k}};
+  const Argument* first = nullptr;
+  for (const auto& one : all) {
+    if (!one.view.given()) continue;
+    if (first && on_cpu(one.view) != on_cpu(first->view)) {
+      fail(Error::Kind::device, std::string(one.name) + ": on " + device_name(one.view.device) + ", expected " +
+                                    device_name(first->view.device) + " as " + first->name);
+    }
+    if (!first) first = &one;
+    problem.tables_on_device |= !on_cpu(one.view);
+  }
+  const auto in_rule = rules::table_axes(options.rule);
+  if (in_rule.on_cpu && in_rule.on_device)
+    fail(Error::Kind::device, "rule: tables on the cpu and on a GPU, expected all in one place");
+  if (first && in_rule.tables && in_rule.on_device == on_cpu(first->view)) {
+    fail(Error::Kind::device, std::string("rule: a table on ") + (in_rule.on_device ? "a GPU" : "the cpu") +
+                                  ", expected " + device_name(first->view.device) + " as " + first->name);
+  }
+  problem.tables_on_device |= in_rule.on_device;
+  if (options.key_lengths.given() && in_rule.documents && problem.tables_on_device) {
+    fail(Error::Kind::unsupported, "key_lengths: with documents on a GPU, expected both on the cpu");
+  }
+}
+
 }  // namespace
 
 void read_extras(const Options& options, const Axes& axes, bool data, Problem& problem, Regions& regions) {
@@ -119,14 +155,15 @@ void read_extras(const Options& options, const Axes& axes, bool data, Problem& p
   check_sink(options, data, problem, regions);
   check_cu_seqlens(options, problem, regions);
   check_key_lengths(options, axes, problem, regions);
-  if (data && problem.pages.page_size > 0) check_page_numbers(problem, problem.pages.pages);
+  check_places(options, problem);
+  if (data && problem.pages.page_size > 0 && !problem.tables_on_device) check_page_numbers(problem, problem.pages.pages);
 }
 
 void read_pages(const TensorView& page_table, const TensorView& key, bool data, Problem& problem, Regions& regions) {
   const Argument table{"page_table", page_table};
   check_size(table.name, "rank", page_table.rank, 2);
   check_type(table, ElementType::int32);
-  check_memory(table, Device{}, data);
+  check_memory(table, place_of(page_table, problem), data);
   check_size(table.name, "batch", page_table.shape[0], problem.batch, " as in query");
   const auto page_size = key.shape[page_axes.sequence];
   if (page_size < 1) fail_value("key", "page size 0, expected at least 1");

@@ -134,7 +134,7 @@ class Reader {
   }
 
   Problem finish() {
-    regions_.check(options_.rule);
+    regions_.check(options_.rule, problem_.device);
     return std::move(problem_);
   }
 

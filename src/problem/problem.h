@@ -76,9 +76,13 @@ struct Problem {
   Bias bias;
   HeadNumbers alibi, sink;
 
-  // As the caller gave them, int32 or int64: packed documents (thd), and key lengths (batch), which lie in 0 .. keys().
+  // As the caller gave them, int32 or int64: packed documents (thd), and key lengths (batch), which lie in 0 .. keys()
+  // (those of the CPU; kernels take others for the nearest that does).
   TensorView cu_seqlens_q, cu_seqlens_k;
   TensorView key_lengths;
+  /// They, the page table and the rule's tables are in the device's memory, not the CPU's: nobody reads them before the
+  /// kernels do.
+  bool tables_on_device = false;
 
   // backward only
   Operand dout, dq, dk, dv;

@@ -31,11 +31,11 @@ void Regions::check_against_outputs(const Region& region, int outputs_from) cons
   }
 }
 
-void Regions::check(const Rule& rule) const {
+void Regions::check(const Rule& rule, Device device) const {
   // Inputs come before outputs, so each output is compared with all inputs and the outputs before it.
   for (int i = 0; i < count_; ++i) check_against_outputs(regions_[i], i + 1);
   for_each_table(rule.node(), [&](const TensorView& table) {
-    check_memory({"a table of the rule", table}, Device{});
+    check_memory({"a table of the rule", table}, table.device.kind == DeviceKind::cpu ? Device{} : device);
     if (table.elements() > 0) check_against_outputs({"a table of the rule", &table, extent_of(table), false}, 0);
   });
 }

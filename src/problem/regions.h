@@ -16,7 +16,8 @@ class Regions {
   void add_output(Argument argument) { add(argument, true); }
 
   /// Throws Error if an output lies over another tensor, one of those in the rule included.
-  void check(const Rule& rule) const;
+  /// The rule's tables are on the CPU, or on the call's device.
+  void check(const Rule& rule, Device device) const;
 
  private:
   struct Region {

@@ -34,8 +34,8 @@ Tree constant(bool everything) {
 class Compiler {
  public:
   Compiler(const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index, Tables& tables,
-           std::int64_t key_length)
-      : shapes_(shapes), batch_(batch_index), head_(head_index), keys_(key_length), tables_(tables) {}
+           std::int64_t key_length, bool late)
+      : shapes_(shapes), batch_(batch_index), head_(head_index), keys_(key_length), late_(late), tables_(tables) {}
 
   Program run(const Rule& rule) {
     program_.dimensions = shapes_.dimensions;
@@ -66,8 +66,15 @@ class Compiler {
     if (node.kind != NodeKind::documents && node.kind != NodeKind::documents_packed) return;
     program_.has_documents = true;
     program_.restarts = shapes_.dimensions == 1;
+    check_place(node.table_q);
+    if (node.table_q.device.kind != DeviceKind::cpu) return;
     const auto& table = document_table(node);
     program_.documents = {table.q.view(), table.k.view(), table.axes.data()};
+  }
+
+  void check_place(const TensorView& table) const {
+    if (late_ || table.device.kind == DeviceKind::cpu) return;
+    throw Error(Error::Kind::device, "rule: a table on " + device_name(table.device) + ", expected cpu");
   }
 
   const DocumentTable& document_table(const Node& node) {
@@ -195,6 +202,7 @@ class Compiler {
   /// blocks and dense: this batch entry's and head's rows.
   void place(Atom& atom, const Node& node) const {
     const auto& table = node.table_q;
+    check_place(table);
     const auto stride = [&](int axis) { return axis >= 0 && table.shape[axis] > 1 ? table.strides[axis] : 0; };
     atom.kind = node.kind == NodeKind::blocks ? AtomKind::blocks : AtomKind::dense;
     atom.stride_q = stride(table.rank - 2);
@@ -259,6 +267,7 @@ class Compiler {
 
   const Shapes& shapes_;
   const std::int64_t batch_, head_, keys_;
+  const bool late_;
   Tables& tables_;
   Int3 k_size_{};
   Program program_{};
@@ -280,8 +289,11 @@ void add_axes(const Node& node, TableAxes& axes) {
   const bool ids = node.kind == NodeKind::documents;
   const bool places = node.kind == NodeKind::blocks || node.kind == NodeKind::dense;
   axes.tables |= ids || places || node.kind == NodeKind::documents_packed;
+  axes.documents |= ids || node.kind == NodeKind::documents_packed;
   axes.batch_axis |= has_batch_axis(node);
   for (const auto* table : {&node.table_q, &node.table_k}) {
+    if (!table->given()) continue;
+    (table->device.kind == DeviceKind::cpu ? axes.on_cpu : axes.on_device) = true;
     if ((ids && table->rank == 2) || (places && table->rank == 4)) axes.batch = std::max(axes.batch, table->shape[0]);
     if (places && table->rank >= 3) axes.heads = std::max(axes.heads, table->shape[table->rank - 3]);
   }
@@ -325,6 +337,16 @@ Rule with_lengths(const Rule& rule, const Shapes& shapes) {
   return rule & documents_packed(shapes.cu_seqlens_q, shapes.cu_seqlens_k);
 }
 
+std::pair<TensorView, TensorView> packed_lengths(const Rule& rule) {
+  const auto& node = rule.node();
+  if (node.kind == NodeKind::documents_packed) return {node.table_q, node.table_k};
+  for (const auto& part : {node.left, node.right}) {
+    if (!part) continue;
+    if (auto found = packed_lengths(Rule(part)); found.first.given()) return found;
+  }
+  return {};
+}
+
 TableAxes table_axes(const Rule& rule) {
   TableAxes axes;
   add_axes(rule.node(), axes);
@@ -342,6 +364,7 @@ Facts facts(const Rule& rule, const Shapes& shapes) {
   facts.tables = axes.tables;
   facts.batch_varies = axes.batch > 1;
   facts.heads_vary = axes.heads > 1;
+  facts.on_device = axes.on_device;
   for (int j = 0; j < shapes.dimensions; ++j) {
     facts.stride[3 - shapes.dimensions + j] = std::int32_t(stride_of(whole.node(), j, false));
   }
@@ -350,8 +373,8 @@ Facts facts(const Rule& rule, const Shapes& shapes) {
 }
 
 Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index,
-                Tables& tables, std::int64_t key_length) {
-  return Compiler(shapes, batch_index, head_index, tables, key_length).run(with_lengths(rule, shapes));
+                Tables& tables, std::int64_t key_length, bool late) {
+  return Compiler(shapes, batch_index, head_index, tables, key_length, late).run(with_lengths(rule, shapes));
 }
 
 }  // namespace anyflash::rules

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rules/program.h"
@@ -25,6 +26,8 @@ struct Shapes {
 struct TableAxes {
   bool tables = false;                ///< there are any
   bool batch_axis = false;            ///< a table has an axis for the batch, be it of size 1
+  bool on_device = false, on_cpu = false;  ///< one is in the memory of a GPU, of the CPU
+  bool documents = false;             ///< there are documents
   std::int64_t batch = 1, heads = 1;  ///< the largest sizes
 };
 TableAxes table_axes(const Rule& rule);
@@ -38,6 +41,7 @@ struct Facts {
                               ///< the place in memory, so blocks of plain runs suit them best
   bool batch_varies = false;  ///< a table has a batch axis (of more than 1)
   bool heads_vary = false;    ///< a table has a heads axis
+  bool on_device = false;     ///< a table is in the memory of a GPU
   Int3 stride{{1, 1, 1}};  ///< per dimension, the distance of aligned coordinates between the keys that a query can see
   std::string key;         ///< equal for rules that mean the same numbers; empty with tables
 };
@@ -55,6 +59,9 @@ std::uint64_t tables_hash(const Rule& rule);
 /// The rule with the shapes' cu_seqlens, if they are given.
 Rule with_lengths(const Rule& rule, const Shapes& shapes);
 
+/// The cumulative lengths of a rule that has them; else what is not given.
+std::pair<TensorView, TensorView> packed_lengths(const Rule& rule);
+
 struct DocumentTable;
 
 /// Owns what programs point into (document tables; blocks and dense are read where the caller has them). Programs stay
@@ -71,7 +78,8 @@ class Tables {
 /// The program of one batch entry and query head; those whose axis the rule's tables lack may be 0.
 /// key_length: keys of this batch entry if there are fewer than shapes.k_size holds (1-dimensional sequences), else -1.
 /// Tables still have an entry for each of shapes.k_size. The rule is one that check() has passed on these shapes.
+/// late: tables may be in the memory of a GPU. Its program then has null pointers for its documents.
 Program compile(const Rule& rule, const Shapes& shapes, std::int64_t batch_index, std::int64_t head_index,
-                Tables& tables, std::int64_t key_length = -1);
+                Tables& tables, std::int64_t key_length = -1, bool late = false);
 
 }  // namespace anyflash::rules

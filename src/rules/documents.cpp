@@ -113,19 +113,6 @@ DocumentSide SideTable::view() const {
           std::int32_t(segments.size())};
 }
 
-Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align) {
-  const auto r = std::max(q_size, k_size);
-  const bool scaled = align == Align::scale_front || align == Align::scale_end;
-  const auto side = [&](std::int64_t size, std::int32_t& step, std::int32_t& offset) {
-    step = scaled && size > 0 ? std::int32_t(r / size) : 1;
-    offset = align == Align::none_end ? std::int32_t(r - size) : align == Align::scale_end ? step - 1 : 0;
-  };
-  Axis axis{std::int32_t(q_size), std::int32_t(k_size), std::int32_t(r), 1, 0, 1, 0};
-  side(q_size, axis.q_step, axis.q_offset);
-  side(k_size, axis.k_step, axis.k_offset);
-  return axis;
-}
-
 DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,
                                std::int64_t keys, Align align) {
   return table_of(runs_of_ids(ids_q, queries), runs_of_ids(ids_k, keys), align);

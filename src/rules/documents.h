@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "rules/axis.h"
 #include "rules/program.h"
 
 namespace anyflash::rules {
@@ -25,9 +26,6 @@ struct DocumentTable {
   SideTable q, k;
   std::vector<Axis> axes;
 };
-
-/// The frame of q_size queries and k_size keys.
-Axis axis_of(std::int64_t q_size, std::int64_t k_size, Align align);
 
 /// ids of one batch entry: the first `queries` (`keys`) entries of ids_q (ids_k), which are rank 1, int32 or int64.
 DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,

@@ -33,12 +33,9 @@ void at_least(const char* what, const PerDimension& values, std::int64_t least) 
 
 Rule leaf(Node node) { return Rule(std::make_shared<const Node>(std::move(node))); }
 
-void given_on_cpu(const std::string& what, const TensorView& table) {
+void given(const std::string& what, const TensorView& table) {
   if (!table.given()) fail(what + " not given");
   if (table.rank > TensorView::max_rank) fail(what + " rank " + std::to_string(table.rank) + ", expected at most 8");
-  if (table.device.kind != DeviceKind::cpu) {
-    throw Error(Error::Kind::device, what + " on a cuda device, expected on the cpu");
-  }
   for (int i = 0; i < table.rank; ++i) {
     if (table.shape[i] < 0) fail(what + " shape " + shape_text(table) + ", expected no negative size");
   }
@@ -214,7 +211,11 @@ Rule sink(std::int64_t n) {
 Rule documents(const TensorView& ids_q, const TensorView& ids_k) {
   for (const auto* ids : {&ids_q, &ids_k}) {
     const std::string what = ids == &ids_q ? "rule documents: ids_q" : "rule documents: ids_k";
-    given_on_cpu(what, *ids);
+    given(what, *ids);
+    if (ids->device.kind != DeviceKind::cpu) {
+      throw Error(Error::Kind::device,
+                  what + " on a cuda device, expected on the cpu (documents_packed takes lengths on a GPU)");
+    }
     integers(what, *ids);
     rank_of(what, *ids, ids == &ids_q ? "(queries) or (batch, queries)" : "(keys) or (batch, keys)",
             ids->rank == 1 || ids->rank == 2);
@@ -229,13 +230,17 @@ Rule documents(const TensorView& ids_q, const TensorView& ids_k) {
 Rule documents_packed(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k) {
   for (const auto* lengths : {&cu_seqlens_q, &cu_seqlens_k}) {
     const std::string what = lengths == &cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_k";
-    given_on_cpu(what + ":", *lengths);
+    given(what + ":", *lengths);
     integers(what + ":", *lengths);
     rank_of(what + ":", *lengths, "(documents + 1)", lengths->rank == 1 && lengths->shape[0] >= 1);
   }
   if (cu_seqlens_q.shape[0] != cu_seqlens_k.shape[0]) {
     fail("cu_seqlens_k: " + std::to_string(cu_seqlens_k.shape[0]) + " entries, expected " +
          std::to_string(cu_seqlens_q.shape[0]) + " as in cu_seqlens_q");
+  }
+  if (cu_seqlens_q.device != cu_seqlens_k.device) {
+    throw Error(Error::Kind::device, "cu_seqlens_k: on " + device_name(cu_seqlens_k.device) + ", expected " +
+                                         device_name(cu_seqlens_q.device) + " as cu_seqlens_q");
   }
   Node node;
   node.kind = NodeKind::documents_packed;
@@ -278,7 +283,7 @@ Rule neighbourhood(PerDimension kernel, PerDimension dilation, PerDimension caus
 Rule blocks(const TensorView& bitmap, std::int64_t block_q, std::int64_t block_k) {
   at_least("rule blocks: block_q", block_q, 1);
   at_least("rule blocks: block_k", block_k, 1);
-  given_on_cpu("rule blocks: bitmap", bitmap);
+  given("rule blocks: bitmap", bitmap);
   booleans("rule blocks: bitmap", bitmap);
   rank_of("rule blocks: bitmap", bitmap, "(rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)",
           bitmap.rank >= 2 && bitmap.rank <= 4);
@@ -291,7 +296,7 @@ Rule blocks(const TensorView& bitmap, std::int64_t block_q, std::int64_t block_k
 }
 
 Rule dense(const TensorView& mask) {
-  given_on_cpu("rule dense: mask", mask);
+  given("rule dense: mask", mask);
   booleans("rule dense: mask", mask);
   rank_of("rule dense: mask", mask, "(queries, keys) or (batch, heads, queries, keys)",
           mask.rank == 2 || mask.rank == 4);

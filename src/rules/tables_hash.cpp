@@ -23,7 +23,7 @@ void add(const Node& node, std::uint64_t& hash) {
   if (node.right) add(*node.right, hash);
   if (node.kind == NodeKind::dense) return;
   for (const auto* table : {&node.table_q, &node.table_k}) {
-    if (!table->given() || table->elements() == 0) continue;
+    if (!table->given() || table->elements() == 0 || table->device.kind != DeviceKind::cpu) continue;
     switch (table->type) {
       case ElementType::int32: add(static_cast<const std::int32_t*>(table->data), *table, 0, hash); break;
       case ElementType::int64: add(static_cast<const std::int64_t*>(table->data), *table, 0, hash); break;

@@ -1,5 +1,5 @@
 // Calls every CUDA kernel on small tensors, forward and backward: each type and head size, plain and with all options,
-// rows that are whole vectors and rows that are not, boxes, a hidden key that is not finite. What it computes is
+// rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite. What it computes is
 // checked elsewhere; this is what scripts/sanitize-gpu watches. Prints the number of calls.
 #include <anyflash/attention.h>
 #include <cuda_runtime_api.h>
@@ -137,6 +137,13 @@ int main() {
       run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), true);
       all_options(type, shape);
     }
+    for (const Shape& shape : {Shape{1, 130, 64, 64, false}, Shape{20, 150, 128, 128, false}, Shape{3, 130, 200, 300, true}}) {
+      run(type, shape, with(full()));  // few queries
+      run(type, shape, with(causal() & local(100)));
+      run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), true);
+      all_options(type, shape);
+    }
+    run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
     run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), false, true);
   }
   std::printf("grid: %d calls\n", calls);

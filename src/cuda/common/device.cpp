@@ -8,8 +8,6 @@
 namespace anyflash::cuda {
 namespace {
 
-constexpr int most_devices = 64;
-
 DeviceFacts ask(int index) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, index), "asking for a device's properties");

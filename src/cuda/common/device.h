@@ -8,6 +8,8 @@
 
 namespace anyflash::cuda {
 
+inline constexpr int most_devices = 64;  ///< of one machine
+
 struct DeviceFacts {
   std::string model;
   int major = 0, minor = 0;  ///< compute capability

@@ -5,10 +5,13 @@
 #include <cstddef>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "cuda/common/late_masks.h"
+#include "cuda/common/words.h"
 #include "plan/facts.h"
 #include "rules/classes.h"
 #include "rules/words.h"
@@ -102,12 +105,12 @@ class Builder {
     image.point(list_at + offsetof(DeviceRuns, words), image.add(words_));
   }
 
-  /// For tiles that have no words in a table. Those of key blocks are numbered, over all masks: ~ the first's number.
+  /// For tiles that have no words in a table: those of each side are numbered, over all masks: ~ the first's number.
   template <CellOf of>
   std::int32_t asked(std::int32_t tiles) {
-    if (of == CellOf::keys) return -1;
-    const auto first = asked_;
-    asked_ += tiles;
+    auto& next = asked_[of == CellOf::keys];
+    const auto first = next;
+    next += tiles;
     return ~first;
   }
 
@@ -184,7 +187,7 @@ class Builder {
   }
 
   std::size_t groups_;
-  std::int32_t asked_ = 0;
+  std::int32_t asked_[2] = {};
   std::vector<std::int64_t> start_;
   std::vector<DeviceRun> runs_;
   std::vector<rules::Word> words_;
@@ -192,44 +195,95 @@ class Builder {
   std::map<std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t>, std::size_t> tables_;
 };
 
+WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of_queries, char* words) {
+  const auto& own = of_queries ? plan.query_grid : plan.key_grid;
+  return {groups,
+          plan.query_grid,
+          plan.key_grid,
+          static_cast<std::int32_t>(own.count()),
+          of_queries,
+          reinterpret_cast<std::uint64_t*>(words)};
+}
+
+/// Of a plan that is kept, words are too, unless they take more.
+constexpr std::int64_t most_kept_words = 64 << 20;
+
 /// Memory that stays until all work that reads it is done.
 class KeptMemory {
  public:
   explicit KeptMemory(int device) : device_(device) {}
   ~KeptMemory() {
-    if (!data_) return;
     int current = 0;
     cudaGetDevice(&current);
     cudaSetDevice(device_);
-    cudaFree(data_);  // waits for the device: calls may still be under way, on any stream
+    for (auto* const data : {data_, words_[0], words_[1]})
+      if (data) cudaFree(data);  // waits for the device: calls may still be under way, on any stream
     cudaSetDevice(current);
   }
 
-  /// Not in any stream of the caller's, so that it may happen while one of them is captured.
   void upload(Image& image) {
+    at_once([&](cudaStream_t stream) {
+      auto status = cudaMalloc(&data_, image.size());
+      if (status == cudaSuccess)
+        status = cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice,
+                                 stream);
+      return status;
+    });
+  }
+  const char* get() const { return static_cast<const char*>(data_); }
+
+  const std::uint64_t* words(const ExecutionPlan& plan, bool of_queries) const {
+    const std::lock_guard lock(mutex_);
+    auto& words = words_[of_queries];
+    if (!words) {
+      at_once([&](cudaStream_t stream) {
+        const auto status = cudaMalloc(&words, word_bytes(plan, of_queries));
+        if (status == cudaSuccess)
+          ask_all_words(word_args(plan, reinterpret_cast<const DeviceGroup*>(data_), of_queries,
+                                  static_cast<char*>(words)),
+                        static_cast<std::int64_t>(plan.groups.size()), stream);
+        return status;
+      });
+    }
+    return static_cast<const std::uint64_t*>(words);
+  }
+
+ private:
+  /// Queues work and waits for it; not in any stream of the caller's, so that it may happen while one of them is
+  /// captured.
+  template <class Work>
+  static void at_once(const Work& work) {
     auto mode = cudaStreamCaptureModeRelaxed;
     check(cudaThreadExchangeStreamCaptureMode(&mode), "leaving the capture mode");
     cudaStream_t stream = nullptr;
     auto status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (status == cudaSuccess) status = cudaMalloc(&data_, image.size());
-    if (status == cudaSuccess)
-      status =
-          cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice, stream);
+    if (status == cudaSuccess) status = work(stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
     if (stream) cudaStreamDestroy(stream);
     cudaThreadExchangeStreamCaptureMode(&mode);
     check(status, "bringing a plan to the device");
   }
-  const char* get() const { return static_cast<const char*>(data_); }
 
- private:
   int device_;
   void* data_ = nullptr;
+  mutable std::mutex mutex_;
+  mutable void* words_[2] = {};
 };
 
 }  // namespace
 
-DevicePlan::DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t stream) {
+DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream)
+    : plan_(plan), stream_(stream) {
+  const int device = problem.device.index;
+  if (plan.late) {
+    std::int64_t bytes = 0;
+    late_args(problem, plan, nullptr, bytes);
+    memory_ = std::make_unique<StreamMemory>(bytes, stream);
+    const auto args = late_args(problem, plan, memory_->get(), bytes);
+    find_late_masks(args, stream);
+    groups_ = args.groups;
+    return;
+  }
   if (plan.kept) {
     kept_ = plan.companions.of(device, [&] {
       Builder builder(plan);
@@ -252,6 +306,30 @@ DevicePlan::DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t strea
   groups_ = reinterpret_cast<const DeviceGroup*>(memory_->get());
 }
 
-std::size_t device_bytes(const ExecutionPlan& plan) { return Builder(plan).image.size(); }
+const std::uint64_t* DevicePlan::words(bool of_queries) {
+  const auto bytes = word_bytes(plan_, of_queries);
+  if (bytes == 0) return nullptr;
+  if (kept_ && bytes <= most_kept_words)
+    return static_cast<const KeptMemory*>(kept_.get())->words(plan_, of_queries);
+  words_ = std::make_unique<StreamMemory>(bytes, stream_);
+  ask_all_words(word_args(plan_, groups_, of_queries, words_->get()), static_cast<std::int64_t>(plan_.groups.size()),
+                stream_);
+  return reinterpret_cast<const std::uint64_t*>(words_->get());
+}
+
+std::int64_t word_bytes(const ExecutionPlan& plan, bool of_queries) {
+  std::int64_t bytes = 0;
+  for (const auto& group : plan.groups)
+    for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)
+      if (run.kind != TileClass::full) bytes += run.count * std::int64_t{512};
+  return bytes;
+}
+
+std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan) {
+  if (!plan.late) return plan.kept ? 0 : Builder(plan).image.size();
+  std::int64_t bytes = 0;
+  late_args(problem, plan, nullptr, bytes);
+  return static_cast<std::size_t>(bytes);
+}
 
 }  // namespace anyflash::cuda

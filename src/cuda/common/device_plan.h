@@ -1,6 +1,7 @@
 // A plan's masks in device memory: programs with all that they point to, and runs.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "cuda/common/memory.h"
@@ -9,23 +10,34 @@
 
 namespace anyflash::cuda {
 
-/// The groups of a plan, as kernels take them. Of a kept plan they stay in device memory as long as the plan lives; of
+/// The groups of a plan, as kernels take them. Those of lengths and tables in device memory are found in each call; of
+/// another kept plan they stay in device memory as long as the plan lives; of
 /// any other one for what is queued on the stream while this object lives.
 class DevicePlan {
  public:
   /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is captured for a graph
   /// and the plan is not kept: a graph would read what is gone when it runs.
-  DevicePlan(const ExecutionPlan& plan, int device, cudaStream_t stream);
+  DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream);
 
   const DeviceGroup* groups() const { return groups_; }
 
+  /// The words of all tiles that have none in the tables, by the number in their runs, 64 for each; of_queries: a word
+  /// for each query, else for each key. They are asked for on the stream, or, of a kept plan, were once.
+  const std::uint64_t* words(bool of_queries);
+
  private:
+  const ExecutionPlan& plan_;
+  cudaStream_t stream_;
   std::unique_ptr<StreamMemory> memory_;
   std::shared_ptr<const void> kept_;
   const DeviceGroup* groups_ = nullptr;
+  std::unique_ptr<StreamMemory> words_;
 };
 
-/// Bytes that it takes.
-std::size_t device_bytes(const ExecutionPlan& plan);
+/// Bytes for such words, at most.
+std::int64_t word_bytes(const ExecutionPlan& plan, bool of_queries);
+
+/// Bytes that it takes in each call.
+std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan);
 
 }  // namespace anyflash::cuda

@@ -14,6 +14,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+__device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
+
 /// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
 __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -63,6 +65,36 @@ __device__ __forceinline__ void copies_wait() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 #endif
+}
+
+/// Of a kernel that is launched before the one in front of it is done: waits until that is.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets such a kernel be launched as soon as every block of threads has come here.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// A barrier of some whole warps of a block of threads, by its number from 1 to 15.
+__device__ __forceinline__ void wait_for_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+/// The same, and whether the condition holds for one of the threads.
+__device__ __forceinline__ bool any_of_threads(int barrier, int threads, bool one) {
+  int any;
+  asm volatile(
+      "{\n .reg .pred p, q;\n setp.ne.s32 p, %1, 0;\n bar.red.or.pred q, %2, %3, p;\n selp.s32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(one)), "r"(barrier), "r"(threads)
+      : "memory");
+  return any != 0;
 }
 
 /// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.

@@ -9,11 +9,18 @@
 
 namespace anyflash::cuda {
 
+/// The library's own pool of a device's memory, which keeps some of what is given back: a call then takes what the last
+/// one had, and asks nobody.
+cudaMemPool_t pool_of(int device);
+
 /// Memory that exists for what is queued on a stream between its making and its end: nobody waits for either.
 class StreamMemory {
  public:
   StreamMemory(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
-    if (bytes > 0) check(cudaMallocAsync(&data_, bytes, stream), "allocating device memory");
+    if (bytes == 0) return;
+    int device = 0;
+    check(cudaGetDevice(&device), "asking for the current device");
+    check(cudaMallocFromPoolAsync(&data_, bytes, pool_of(device), stream), "allocating device memory");
   }
   ~StreamMemory() {
     if (data_) cudaFreeAsync(data_, stream_);

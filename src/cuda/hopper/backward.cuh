@@ -7,7 +7,7 @@
 // Keys are rows: each of two warpgroups owns a key block, and P^T and dS^T are operands from its registers. dS goes
 // through shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late,
 // so that none waits for the other. The halves are added to float32 sums in global memory, in no order, by the copy
-// engine where the rows came by it. A third warpgroup serves both, two tiles ahead (backward_loader.cuh). Bound by the
+// engine. A third warpgroup serves both, two tiles ahead (backward_loader.cuh). Bound by the
 // tensor cores, by shared memory, which feeds them, and by the additions.
 //
 // A hidden row that is not finite makes NaN of its zero P or dS. A result that holds a NaN is reported; the portable
@@ -64,7 +64,7 @@ class GroupBackwardBlock {
     const auto b = describe_tile(queries, kQueries * 128);
     products_begin();
 #pragma unroll
-    for (int m = 0; m < kQueries / 16; ++m) multiply<true>(c, a[m], b + rows_from(16 * m), E());
+    for (int m = 0; m < kQueries / 16; ++m) multiply<true>(c, a[m], b + rows_from(16 * m), true, E());
     products_commit();
   }
 
@@ -83,7 +83,7 @@ class GroupBackwardBlock {
   /// tile, cells: as in shared memory.
   __device__ __forceinline__ void add_query_gradient(const float (&c)[8][4], std::int32_t tile, std::uint32_t cells,
                                                      unsigned parity) const {
-    if (Sizes::kStaged && args_.mapped) {
+    if (Sizes::kStaged) {
       shared_.sums_empty[group()].wait(parity ^ 1);
       float* const to = shared_.sums[group()] + threadIdx.x % 128 * 4;
 #pragma unroll
@@ -120,13 +120,18 @@ class GroupBackwardBlock {
       do {
         float p_gradient[kQueryTiles][4];
         std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-        key_products(p_gradient, v, shared_.dout[stage]);
-        weigh(s, stage);
-        pack<E>(p, s);
+        if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
+          weigh_generally(s, p, stage, tile);
+          key_products(p_gradient, v, shared_.dout[stage]);
+        } else {
+          key_products(p_gradient, v, shared_.dout[stage]);
+          weigh(s, stage);
+          pack<E>(p, s);
+        }
         if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
         products_wait_for<kLate ? 0 : 1>();
         keep(p_gradient);
-        score_gradients(p_gradient, s, shared_.delta[stage]);
+        score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
         pack<E>(ds, p_gradient);
         shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
         store_scores(ds, buffer);
@@ -167,7 +172,7 @@ class GroupBackwardBlock {
       keep(q_gradient);
       add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
     }
-    if (Sizes::kStaged && args_.mapped) {
+    if (Sizes::kStaged) {
       shared_.sums_empty[group()].wait(sums_parity ^ 1);
       if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = -1;
       if (lane_number() == 0) shared_.sums_written[group()].arrive();
@@ -190,6 +195,29 @@ class GroupBackwardBlock {
       const Word* const words = shared_.words[stage][cell] + row();
       const unsigned first = 2 * (lane_number() % 4);
       hide(reinterpret_cast<float(&)[8][4]>(s[8 * cell]), all ? 0 : words[0] >> first, all ? 0 : words[8] >> first);
+    }
+  }
+
+  /// The same where scores need more than a scale: scores become P, `p`, and P times the soft cap's derivative, s.
+  __device__ __forceinline__ void weigh_generally(float (&s)[kQueryTiles][4], std::uint32_t (&p)[kQueries / 16][4],
+                                                  int stage, std::int32_t tile) const {
+    const std::uint32_t cells = shared_.cells[stage] >> group();
+    const unsigned first = 2 * (lane_number() % 4);
+#pragma unroll
+    for (int cell = 0; cell < kCells; ++cell) {
+      Word a = rules::all_bits, b = a;
+      if (cells >> (8 + 2 * cell) & 1) {
+        const bool all = cells >> (16 + 2 * cell) & 1;
+        const Word* const words = shared_.words[stage][cell] + row();
+        a = all ? 0 : words[0] >> first, b = all ? 0 : words[8] >> first;
+      }
+      const BiasPlace place(args_, tile, cell * 64 + static_cast<int>(first),
+                            first_block_ * 64 + static_cast<std::int32_t>(row()));
+      auto& scores = reinterpret_cast<float(&)[8][4]>(s[8 * cell]);
+      auto& packed = reinterpret_cast<std::uint32_t(&)[4][4]>(p[4 * cell]);
+      const float* const lse = shared_.lse[stage] + 64 * cell;
+      args_.cap > 0 ? general_probabilities<E, true>(scores, packed, args_, place, lse, a, b)
+                    : general_probabilities<E, false>(scores, packed, args_, place, lse, a, b);
     }
   }
 

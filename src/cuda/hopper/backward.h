@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/common/device_plan.h"
 #include "cuda/hopper/backward_args.h"
 #include "plan/plan.h"
 
@@ -14,9 +15,14 @@ bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, co
 /// Bytes that they work in.
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan);
 
-/// Queues them; args.terms are made before. Returns where a number of the workspace says, when all is done, whether the
-/// gradients have to be made again, with care: not 0 if one of them is NaN. Null if no pair is hidden, so never.
-const std::int32_t* group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
-                                   char* workspace, cudaStream_t stream);
+/// What has become of a call.
+struct GroupBackwardResult {
+  bool made;                      ///< false: nothing, the portable kernel has to make the gradients
+  const std::int32_t* remake_if;  ///< if not null: it has to make all again, with care, if this is not 0 in the end
+};
+
+/// Queues them, if the copy engine takes all tensors; args.terms are made before.
+GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
+                                   DevicePlan& masks, char* workspace, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

@@ -2,6 +2,8 @@
 
 namespace anyflash::cuda {
 
-GroupBackwardKernels group_backward_kernels_float16(int depth) { return group_backward_kernels_of<__half>(depth); }
+GroupBackwardKernels group_backward_kernels_float16(int depth, bool general) {
+  return group_backward_kernels_of<__half>(depth, general);
+}
 
 }  // namespace anyflash::cuda

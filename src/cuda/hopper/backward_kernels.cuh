@@ -31,11 +31,16 @@ GroupBackwardKernels group_backward_kernels_of() {
           Sizes::kCells};
 }
 
-template <class E>
+template <class E, bool kGeneral>
 GroupBackwardKernels group_backward_kernels_of(int depth) {
-  if (depth == 64) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 64, 128>>>();
-  if (depth == 128) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 128, 64>>>();
-  return group_backward_kernels_of<WideBackwardBlock<E>>();
+  if (depth == 64) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 64, 128, kGeneral>>>();
+  if (depth == 128) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 128, 64, kGeneral>>>();
+  return group_backward_kernels_of<WideBackwardBlock<WideBackwardSizes<E, kGeneral>>>();
+}
+
+template <class E>
+GroupBackwardKernels group_backward_kernels_of(int depth, bool general) {
+  return general ? group_backward_kernels_of<E, true>(depth) : group_backward_kernels_of<E, false>(depth);
 }
 
 }  // namespace anyflash::cuda

@@ -10,10 +10,10 @@ struct GroupBackwardKernels {
   int query_blocks;                       ///< that it takes at a time
 };
 
-GroupBackwardKernels group_backward_kernels_float16(int depth);
-GroupBackwardKernels group_backward_kernels_bfloat16(int depth);
+/// general: scores need more than a scale.
+GroupBackwardKernels group_backward_kernels_float16(int depth, bool general);
+GroupBackwardKernels group_backward_kernels_bfloat16(int depth, bool general);
 
 const void* prepare_rows_kernel();
-const void* ask_all_words_kernel();
 
 }  // namespace anyflash::cuda

@@ -2,21 +2,11 @@
 // channels.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/hopper/backward_args.h"
-#include "cuda/hopper/transposed_products.cuh"
+#include "cuda/hopper/registers.cuh"
 #include "cuda/portable/backward_shared.cuh"
 
 namespace anyflash::cuda {
-
-/// Where columns c .. c + 15, c a multiple of 16, of a swizzled tile begin, in the 16 bytes that descriptors count.
-template <int kRows>
-__device__ __forceinline__ constexpr std::uint64_t columns_from(int c) {
-  return c / 64 * (kRows * 128 / 16) + c % 64 * 2 / 16;
-}
-/// The same of rows.
-__device__ __forceinline__ constexpr std::uint64_t rows_from(int r) { return r * 128 / 16; }
 
 /// exp(score - lse). A row with one key gets 1, however large its score is, if the score is the forward pass's to the
 /// bit: so nothing is folded together. Where it is not, it may lie above lse by a rounding, which may be much.
@@ -40,19 +30,96 @@ __device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float
   }
 }
 
-/// dP becomes dS. delta: of the first column.
+/// Where the biases of a lane's pairs lie: of its first column (a query) and its first row (a key).
+struct BiasPlace {
+  const Numbers& bias;
+  std::int64_t at;
+  std::int32_t queries, keys;  ///< that exist from there on
+
+  __device__ __forceinline__ BiasPlace(const GroupBackwardArgs& args, std::int32_t tile, int first_query,
+                                       std::int32_t key)
+      : bias(args.bias) {
+    const auto& side = args.sides[Side::queries];
+    const auto head = tile / side.blocks, query = (tile - head * side.blocks) * 64 + first_query;
+    const auto b = head / side.heads, h = head - b * side.heads;
+    at = b * bias.batch + h * bias.head + query * bias.query + key * bias.key;
+    queries = side.grid.size[2] - query, keys = args.sides[Side::keys].grid.size[2] - key;
+  }
+
+  /// x: of columns 8 first_tile, and on. T: what a number is made from.
+  template <class T, int kTiles>
+  __device__ __forceinline__ void read(float (&x)[kTiles][4], int first_tile) const {
+    const T* const from = reinterpret_cast<const T*>(bias.data) + at;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = 8 * (first_tile + j) + e % 2, row = e / 2 * 8;
+        x[j][e] = column < queries && row < keys ? static_cast<float>(from[column * bias.query + row * bias.key]) : 0;
+      }
+  }
+};
+
+/// Products become P, `p`, and P times the soft cap's derivative, s. a, b: the words of the lane's two keys, from its
+/// first column on. The scores are those of ScoreTerms::finish, to the bit.
+template <class E, bool kCapped, int kTiles>
+__device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std::uint32_t (&p)[kTiles / 2][4],
+                                                      const GroupBackwardArgs& args, const BiasPlace& place,
+                                                      const float* lse, Word a, Word b) {
+  lse += 2 * (lane_number() % 4);
+#pragma unroll
+  for (int first = 0; first < kTiles; first += 2) {
+    float x[2][4] = {};
+    if (args.bias.data) {
+      args.bias.type == 0   ? place.read<__half>(x, first)
+      : args.bias.type == 1 ? place.read<__nv_bfloat16>(x, first)
+                            : place.read<float>(x, first);
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float2 of_row = *reinterpret_cast<const float2*>(lse + 8 * (first + j));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& product = s[first + j][e];
+        float y = rounded_product(product, args.factor), derivative = 1;
+        if constexpr (kCapped) {
+          const float capped = tanhf(rounded_product(y, args.cap_inverse));
+          derivative = fmaf(-capped, capped, 1.0f);
+          y = rounded_product(capped, args.cap);
+        }
+        if (args.bias.data) y += x[j][e];
+        const bool seen = (e < 2 ? a : b) >> (8 * (first + j) + e % 2) & 1;
+        x[j][e] = seen ? probability(y, e % 2 == 0 ? of_row.x : of_row.y) : 0.0f;
+        product = x[j][e] * derivative;
+      }
+    }
+    pack<E>(reinterpret_cast<std::uint32_t(&)[1][4]>(p[first / 2]), x);
+    asm volatile("" ::: "memory");  // lest all are read at once: there are too few registers
+  }
+}
+
+/// dP becomes dS. delta, dlse (null: 0): of the first column. The larger difference comes first: where dP and delta
+/// cancel, dlse is what is left.
 template <int kTiles>
-__device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const float (&p)[kTiles][4],
-                                                const float* delta) {
-  delta += 2 * (lane_number() % 4);
+__device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
+                                                const float* dlse) {
+  const auto column = 2 * (lane_number() % 4);
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    const float2 y = *reinterpret_cast<const float2*>(delta + 8 * j);
-    x[j][0] = p[j][0] * (x[j][0] - y.x);
-    x[j][1] = p[j][1] * (x[j][1] - y.y);
-    x[j][2] = p[j][2] * (x[j][2] - y.x);
-    x[j][3] = p[j][3] * (x[j][3] - y.y);
+    const float2 y = *reinterpret_cast<const float2*>(delta + column + 8 * j);
+    x[j][0] -= y.x, x[j][1] -= y.y, x[j][2] -= y.x, x[j][3] -= y.y;
   }
+  if (dlse) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const float2 y = *reinterpret_cast<const float2*>(dlse + column + 8 * j);
+      x[j][0] += y.x, x[j][1] += y.y, x[j][2] += y.x, x[j][3] += y.y;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[j][e] *= p[j][e];
 }
 
 /// P of hidden pairs becomes 0. a, b: the words of the lane's two keys, from the lane's first column on.
@@ -65,26 +132,6 @@ __device__ __forceinline__ void hide(float (&p)[kTiles][4], Word a, Word b) {
     if (!(b >> (8 * j) & 1)) p[j][2] = 0;
     if (!(b >> (8 * j + 1) & 1)) p[j][3] = 0;
   }
-}
-
-template <class E>
-__device__ __forceinline__ std::uint32_t pair(float a, float b) {
-  if constexpr (std::is_same_v<E, __half>) {
-    const __half2 x = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const std::uint32_t*>(&x);
-  } else {
-    const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const std::uint32_t*>(&x);
-  }
-}
-
-/// From results of products to operands.
-template <class E, int kTiles>
-__device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const float (&x)[kTiles][4]) {
-#pragma unroll
-  for (int m = 0; m < kTiles / 2; ++m)
-#pragma unroll
-    for (int n = 0; n < 4; ++n) to[m][n] = pair<E>(x[2 * m + n / 2][n % 2 * 2], x[2 * m + n / 2][n % 2 * 2 + 1]);
 }
 
 /// Where a lane's keys are: row `row` of a block, and the row 8 behind it.

@@ -13,10 +13,11 @@
 
 namespace anyflash::cuda {
 
-template <class E>
+template <class BlockSizes>
 class WideBackwardBlock {
  public:
-  using Sizes = WideBackwardSizes<E>;
+  using Sizes = BlockSizes;
+  using E = typename Sizes::Element;
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kTiles = 4;          ///< of 8 queries, of half a tile's scores
@@ -36,6 +37,7 @@ class WideBackwardBlock {
 
  private:
   using Scores = float[kTiles][4];
+  using Packed = std::uint32_t[kTiles / 2][4];
   using Gradient = float[kChannelTiles][4];
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
@@ -44,6 +46,7 @@ class WideBackwardBlock {
 
   __device__ __forceinline__ void compute() {
     Scores p, ds;
+    Packed packed;  // P, where p is more than that
     Gradient grad_k, grad_v;
     clear(grad_k);
     clear(grad_v);
@@ -57,12 +60,14 @@ class WideBackwardBlock {
       score_products(ds, more_ds, shared_.v, shared_.dout[0]);
       products_wait_for<0>();
       add(p, more_p), add(ds, more_ds);
-      weigh(p, 0);
+      weigh(p, packed, 0, tile);
       for (; tile >= 0; ++count) {
         const unsigned stage = count % 2, next = stage ^ 1;
         score_gradients(ds, p, stage);
-        store_scores(shared_.scores[stage], p);
-        store_scores(shared_.scores[stage] + kKeys * kQueries, ds);
+        if constexpr (!Sizes::kGeneral) pack<E>(packed, p);
+        store_scores(shared_.scores[stage], packed);
+        pack<E>(packed, ds);
+        store_scores(shared_.scores[stage] + kKeys * kQueries, packed);
         __syncwarp();
         if (lane_number() == 0) shared_.scores_written[stage].arrive();
         shared_.scores_full[stage].wait(count / 2 % 2);
@@ -82,7 +87,7 @@ class WideBackwardBlock {
         if (lane_number() == 0) shared_.empty[stage].arrive();
         products_wait_for<1>();
         add(p, more_p);
-        weigh(p, next);
+        weigh(p, packed, next, tile);
         products_wait_for<0>();
         add(ds, more_ds);
       }
@@ -144,23 +149,32 @@ class WideBackwardBlock {
     for (int j = 0; j < kChannelTiles; ++j) add_to_memory(to + j * 512, c[j]);
   }
 
-  /// Scores become P.
-  __device__ __forceinline__ void weigh(Scores& s, unsigned stage) const {
-    probabilities(s, shared_.lse[stage] + group() * 32, args_.factor);
-    if (!(shared_.cells[stage] >> 8)) return;  // of one key block, none is hidden wholly
+  /// Scores become P; where they need more than a scale, P times the soft cap's derivative, and `packed` P.
+  __device__ __forceinline__ void weigh(Scores& s, [[maybe_unused]] Packed& packed, unsigned stage,
+                                        [[maybe_unused]] std::int32_t tile) {
+    const bool partial = shared_.cells[stage] >> 8;  // of one key block, none is hidden wholly
     const Word* const words = shared_.words[stage][0] + row();
     const unsigned first = group() * 32 + 2 * (lane_number() % 4);
-    hide(s, words[0] >> first, words[8] >> first);
+    const float* const lse = shared_.lse[stage] + group() * 32;
+    if constexpr (Sizes::kGeneral) {
+      if (tile < 0) return;
+      const BiasPlace place(args_, tile, static_cast<int>(first), block_ * 64 + static_cast<std::int32_t>(row()));
+      const Word a = partial ? words[0] >> first : rules::all_bits, b = partial ? words[8] >> first : rules::all_bits;
+      args_.cap > 0 ? general_probabilities<E, true>(s, packed, args_, place, lse, a, b)
+                    : general_probabilities<E, false>(s, packed, args_, place, lse, a, b);
+    } else {
+      probabilities(s, lse, args_.factor);
+      if (partial) hide(s, words[0] >> first, words[8] >> first);
+    }
   }
   /// dP becomes dS.
   __device__ __forceinline__ void score_gradients(Scores& x, const Scores& p, unsigned stage) const {
-    cuda::score_gradients(x, p, shared_.delta[stage] + group() * 32);
+    cuda::score_gradients(x, p, shared_.delta[stage] + group() * 32,
+                          args_.has_dlse ? shared_.dlse[stage] + group() * 32 : nullptr);
   }
 
   /// This warpgroup's half of P^T or dS^T.
-  __device__ __forceinline__ static void store_scores(E* to, const Scores& x) {
-    std::uint32_t a[kTiles / 2][4];
-    pack<E>(a, x);
+  __device__ __forceinline__ static void store_scores(E* to, const Packed& a) {
     const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
 #pragma unroll
     for (unsigned m = 0; m < kTiles / 2; ++m)

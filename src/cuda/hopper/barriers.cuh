@@ -41,14 +41,20 @@ struct Barrier {
   }
 };
 
-/// A box of a tensor of four dimensions, as the map says, from a coordinate on; zeros where it is beyond the tensor.
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int x, int y, int z, int w,
+/// A box of a tensor of five dimensions, as the map says, from a coordinate on; zeros where it is beyond the tensor.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c, int x, int y, int z, int w,
                                          Barrier& barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(shared_address(to)),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state))
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], "
+      "[%7];" ::"r"(shared_address(to)),
+      "l"(map), "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state))
       : "memory");
+}
+/// The reverse; what is beyond the tensor is left out.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, const void* from, int c, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
+               "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(from))
+               : "memory");
 }
 
 /// Multiples of 16 bytes, at such addresses.
@@ -64,18 +70,19 @@ __device__ __forceinline__ void add_bytes(float* to, const float* from, int byte
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
                : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until what this thread has asked for has been read from shared memory.
-__device__ __forceinline__ void added_bytes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// Ends a group of what this thread has asked to be added or stored.
+__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Waits until what this thread has asked to be added or stored has been read from shared memory.
+__device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 /// Makes begin() known to all threads behind the next barrier of the block.
 __device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 /// A barrier of some warps of the block, by number (0 is __syncthreads').
-template <int number, int threads>
-__device__ __forceinline__ void sync_threads() {
-  asm volatile("bar.sync %0, %1;" ::"n"(number), "n"(threads) : "memory");
+template <int threads>
+__device__ __forceinline__ void sync_threads(unsigned number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(threads) : "memory");
 }
 
 template <int registers>

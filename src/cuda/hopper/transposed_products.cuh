@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/hopper/instructions.cuh"
+#include "cuda/hopper/register_lists.h"
 
 namespace anyflash::cuda {
 
@@ -25,8 +26,8 @@ __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
 }
 
 // c (64 x 8 kTiles) = a (64 x 16) b (16 x 8 kTiles), added to what c was if `sum`; a by descriptor, or in registers as
-// the results of products are, then always added. In shared memory the 16 numbers of a row of `a`, or of a column of b,
-// are neighbours, unless transposed.
+// the results of products are. In shared memory the 16 numbers of a row of `a`, or of a column of b, are neighbours,
+// unless transposed.
 
 #define ANYFLASH_RESULT(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 
@@ -40,21 +41,22 @@ __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
                  : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
                  : "l"(a), "l"(b), "r"(int(sum)), "n"(int(kTransposedA)), "n"(int(kTransposedB)));                    \
   }
-#define ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, tiles, columns, registers, a_text, b_text, way)                       \
+#define ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, tiles, columns, registers, a_text, b_text, sum_text, way)             \
   template <bool kTransposedB>                                                                                        \
-  __device__ __forceinline__ void multiply(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b, E) {   \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
-                 " {" ANYFLASH_REGISTERS_##registers "}, "                                                            \
-                 "{" a_text "}, " b_text ", 1, 1, 1, " way ";"                                                        \
+  __device__ __forceinline__ void multiply(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b,        \
+                                           bool sum, E) {                                                             \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
+                 " {" ANYFLASH_REGISTERS_##registers "}, {" a_text "}, " b_text ", sum, 1, 1, " way "; }"             \
                  : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(int(kTransposedB)));                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)), "n"(int(kTransposedB)));        \
   }
 #define ANYFLASH_ALL_PRODUCTS(E, type)                                                                                \
   ANYFLASH_PRODUCTS(E, type, 4, "32", 16, "%16", "%17", "%18", "%19, %20")                                            \
   ANYFLASH_PRODUCTS(E, type, 8, "64", 32, "%32", "%33", "%34", "%35, %36")                                            \
   ANYFLASH_PRODUCTS(E, type, 16, "128", 64, "%64", "%65", "%66", "%67, %68")                                          \
-  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 8, "64", 32, "%32, %33, %34, %35", "%36", "%37")                            \
-  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 16, "128", 64, "%64, %65, %66, %67", "%68", "%69")
+  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 8, "64", 32, "%32, %33, %34, %35", "%36", "%37", "%38")                     \
+  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 16, "128", 64, "%64, %65, %66, %67", "%68", "%69", "%70")
 ANYFLASH_ALL_PRODUCTS(__half, "f16")
 ANYFLASH_ALL_PRODUCTS(__nv_bfloat16, "bf16")
 #undef ANYFLASH_ALL_PRODUCTS

@@ -23,7 +23,7 @@ struct Numbers {
 };
 
 /// A run of blocks. words: of a single partial block, the number of the tile in the list's table that holds its words;
-/// negative where the program has to be asked: ~ a number that those tiles of all key blocks have, counted upwards.
+/// negative where the program has to be asked: ~ a number that those tiles of a side's blocks have, counted upwards.
 struct DeviceRun {
   std::int32_t first, count;
   rules::TileClass kind;

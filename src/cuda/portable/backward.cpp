@@ -79,6 +79,7 @@ void check_pointers(const Problem& problem) {
       {"sink", problem.sink.data}, {"dq", problem.dq.data},       {"dk", problem.dk.data},
       {"dv", problem.dv.data},     {"dbias", problem.dbias.data}, {"dsink", problem.dsink.data}};
   for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
+  if (problem.tables_on_device) check_table_pointers(problem);
 }
 
 /// Blocks of threads that take the gradients of keys, of queries and of the bias.
@@ -169,24 +170,31 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const auto tasks = tasks_of(problem, kernels, args);
   check_tasks(double(tasks.keys) + double(tasks.queries) + double(tasks.bias));
   check_tasks(double(query_blocks(problem, plan)));
-  args.key_tasks = tasks.keys, args.query_tasks = tasks.queries;
   allow_shared_memory(kernels.terms, kernels.terms_bytes, problem.device.index);
   allow_shared_memory(kernels.gradients, kernels.gradients_bytes, problem.device.index);
 
-  const DevicePlan masks(plan, problem.device.index, stream);
+  DevicePlan masks(problem, plan, stream);
   args.groups = masks.groups();
   const StreamMemory memory(backward_workspace(problem, plan), stream);
   Parts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
   launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
-  bool made = false;
-  if (group_backward_serves(problem, plan, args)) {
-    auto* const workspace = parts.take<char>(group_backward_workspace(problem, plan));
-    args.only_if = group_backward(problem, plan, args, workspace, stream);
-    made = !args.only_if;
+  const auto make = [&](std::int64_t keys, std::int64_t queries, std::int64_t bias, const std::int32_t* only_if) {
+    args.key_tasks = keys, args.query_tasks = queries, args.tasks = keys + queries + bias, args.only_if = only_if;
+    if (args.tasks > 0)
+      launch(kernels.gradients, launched_blocks(args.tasks, only_if != nullptr, problem.device), kernels.threads,
+             kernels.gradients_bytes, &args, stream);
+  };
+  GroupBackwardResult groups{};
+  if (group_backward_serves(problem, plan, args))
+    groups = group_backward(problem, plan, args, masks, parts.take<char>(group_backward_workspace(problem, plan)),
+                            stream);
+  if (!groups.made) {
+    make(tasks.keys, tasks.queries, tasks.bias, nullptr);
+  } else {
+    make(0, 0, tasks.bias, nullptr);
+    if (groups.remake_if) make(tasks.keys, tasks.queries, 0, groups.remake_if);
   }
-  if (const auto all = tasks.keys + tasks.queries + tasks.bias; all > 0 && !made)
-    launch(kernels.gradients, all, kernels.threads, kernels.gradients_bytes, &args, stream);
   if (problem.dsink.given()) sum_sinks(args, stream);
 }
 

@@ -35,8 +35,9 @@ class GradientBlock {
 
   __device__ __forceinline__ GradientBlock(const BackwardArgs& args, Shared& shared) : args_(args), shared_(shared) {}
 
-  __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) shared_.task.find(args_, kRows, key_results(args_));
+  /// task: by number.
+  __device__ __forceinline__ void run(std::int64_t task) {
+    if (threadIdx.x == 0) shared_.task.find(args_, task, kRows, key_results(args_));
     __syncthreads();
     role_ = shared_.task.role, own_ = shared_.task.own;
     bool careful = false;

@@ -35,7 +35,8 @@ struct BackwardArgs {
   std::int32_t batch_groups, head_groups;
   std::int32_t batch, group_heads;       // query heads that share a key head
   std::int32_t dimensions, channels[2];  // d_qk, d_v
-  std::int64_t key_tasks, query_tasks;   // of the grid's blocks, which are these, and then those of the bias
+  std::int64_t key_tasks, query_tasks;   // of the tasks, which are these, and then those of the bias
+  std::int64_t tasks;                    // a launch that is rarely needed has fewer blocks of threads
   bool general;                          // scores need more than a scale
   double scale, softcap;
   const std::int32_t* only_if;  ///< the gradients are made only if this is not 0; null: they are

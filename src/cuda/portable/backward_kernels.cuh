@@ -40,7 +40,10 @@ __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThr
     if (args.only_if && !*args.only_if) return;
     using Block = GradientBlock<E, GradientTiles<sizeof(E), kDepth, tiling>>;
     extern __shared__ __align__(1024) char memory[];
-    Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
+    for (std::int64_t task = blockIdx.x; task < args.tasks; task += gridDim.x) {
+      Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(task);
+      __syncthreads();  // its memory may be written anew
+    }
   } else {
     __trap();
   }

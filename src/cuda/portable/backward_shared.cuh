@@ -32,8 +32,7 @@ struct GradientTask {
   std::int64_t first_part;
 
   /// rows: of a part of a block; key_results: blocks of threads that share the gradients of keys.
-  __device__ __forceinline__ void find(const BackwardArgs& args, int rows, int key_results) {
-    std::int64_t task = blockIdx.x;
+  __device__ __forceinline__ void find(const BackwardArgs& args, std::int64_t task, int rows, int key_results) {
     result = 0, other_block = -1, entries = 1;
     if (task < args.key_tasks) {
       role = Role::keys, own = keys;

@@ -9,6 +9,8 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/hopper/forward.h"
+#include "cuda/portable/decode.h"
 #include "cuda/portable/forward_args.h"
 #include "cuda/portable/forward_kernels.h"
 #include "cuda/portable/launch.h"
@@ -57,10 +59,15 @@ ForwardKind kind_of(const Problem& problem) {
   return kind;
 }
 
-/// The page table in device memory, if there is one: it comes in the memory of the CPU.
+/// The page table in device memory, if there is one: it is there, or comes from the CPU.
 std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& args, cudaStream_t stream) {
   const auto& pages = problem.pages;
   if (pages.page_size == 0) return nullptr;
+  if (problem.tables_on_device) {
+    args.pages = {pages.table, pages.table_batch, pages.table_page, static_cast<std::int32_t>(pages.page_size),
+                  static_cast<std::int32_t>(pages.pages)};
+    return nullptr;
+  }
   if (capturing(stream))
     throw Error(Error::Kind::unsupported, "page_table: in a captured stream, expected a call outside of captures");
   const auto entry_pages = (problem.keys() + pages.page_size - 1) / pages.page_size;
@@ -74,7 +81,7 @@ std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& a
   check(cudaMemcpyAsync(memory->get(), table.data(), table.size() * sizeof(table[0]), cudaMemcpyHostToDevice, stream),
         "bringing the page table to the device");
   args.pages = {reinterpret_cast<const std::int32_t*>(memory->get()), entry_pages, 1,
-                static_cast<std::int32_t>(pages.page_size)};
+                static_cast<std::int32_t>(pages.page_size), static_cast<std::int32_t>(pages.pages)};
   return memory;
 }
 
@@ -84,6 +91,7 @@ void check_pointers(const Problem& problem) {
       {"out", problem.out.data},         {"lse", problem.lse.data},   {"row_sum", problem.row_sum.data},
       {"row_max", problem.row_max.data}, {"bias", problem.bias.data}, {"alibi_slopes", problem.alibi.data},
       {"sink", problem.sink.data}};
+  if (problem.tables_on_device) check_table_pointers(problem);
   for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
 }
 
@@ -127,21 +135,33 @@ TileMenu forward_menu(const Problem& problem) {
   return menu;
 }
 
+std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  return group_forward_workspace(problem, plan);
+}
+
 void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const DeviceScope scope(problem.device.index);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   check_pointers(problem);
+  const bool few = decode_serves(problem, plan);
   const auto kind = kind_of(problem);
   const auto kernel = kernel_of(problem.type, kind);
-  auto args = args_of(problem, plan, kernel, kind.general);
+  const bool general = few ? is_general(problem) : kind.general;
+  auto args = args_of(problem, plan, kernel, general);
   const auto tasks =
       double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts * args.value_parts;
   check_tasks(tasks);
-  allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);
   const auto pages = bring_pages(problem, args, stream);
-  const DevicePlan masks(plan, problem.device.index, stream);
+  DevicePlan masks(problem, plan, stream);
   args.groups = masks.groups();
-  launch(kernel.function, static_cast<std::int64_t>(tasks), kernel.threads, kernel.shared_bytes, &args, stream);
+  if (few) return decode(problem, plan, args, general, stream);
+  const StreamMemory workspace(forward_workspace(problem, plan), stream);
+  const auto groups = group_forward(problem, plan, args, general, masks, workspace.get(), stream);
+  args.only_if = groups.remake_if;
+  args.tasks = static_cast<std::int32_t>(tasks);
+  allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);
+  launch(kernel.function, launched_blocks(args.tasks, args.only_if != nullptr, problem.device), kernel.threads,
+         kernel.shared_bytes, &args, stream);
 }
 
 }  // namespace anyflash::cuda

@@ -8,8 +8,9 @@
 // during Q K^T, the next K during the softmax and P V. Bound by the tensor cores, and by the exponentials at small head
 // sizes. A row's arithmetic depends on its own block alone, so results are the same to the bit in every run and batch.
 //
-// A hidden V that is not finite makes NaN of its zero P. So a block whose result holds one is done again with care:
-// rows of V with such numbers are left out and added only to the queries that see them.
+// A hidden V that is not finite makes NaN of its zero P. So a block whose result is not finite is done again with care:
+// rows of V with such numbers are left out and added only to the queries that see them. Where that does not help, values
+// near the end of their type may have overflowed in a sum that is divided last: once more, with P divided first.
 #pragma once
 
 #include "cuda/portable/forward_shared.cuh"
@@ -19,7 +20,7 @@ namespace anyflash::cuda {
 template <class E, class Sizes, bool kGeneral>
 class ForwardBlock {
  public:
-  using Products = typename KernelProducts<E>::type;
+  using Products = typename ProductsOf<E>::type;
   using T = typename Products::Number;
   using Shared = ForwardShared<E, T, Sizes, kGeneral>;
   static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;
@@ -29,27 +30,30 @@ class ForwardBlock {
     static_assert(Sizes::kRows <= kThreads && kKeys <= kThreads);
   }
 
-  __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) describe();
+  /// task: by number.
+  __device__ __forceinline__ void run(std::int32_t task) {
+    if (threadIdx.x == 0) describe(task);
     __syncthreads();
     load_program<kThreads>(group(), shared_.program);
     load_queries();
     __syncthreads();
     if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
     if constexpr (kGeneral) {
-      bool careful = false;
-      while (!attend(careful) && !careful) careful = true;
-    } else if (!attend(Known<false>())) {  // code of its own, since the rare case would slow the usual one down
-      attend(Known<true>());
+      bool careful = false, divided = false;
+      while (!attend(careful, divided) && !divided) divided = careful, careful = true;
+    } else if (!attend(Known<false>(), false)) {  // code of its own, since the rare case would slow the usual one down
+      bool divided = false;
+      while (!attend(Known<true>(), divided) && !divided) divided = true;
     }
     store();
   }
 
  private:
-  /// One pass over the keys, with care or without. False if the result holds a NaN, which may be a hidden value's.
+  /// One pass over the keys, with care or without, perhaps with P divided by its sum, which is known from the one before.
+  /// False if the result is not finite, which may be a hidden value's fault, or that of a sum that is divided last.
   template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful) {
-    clear();
+  __device__ __forceinline__ bool attend(Careful careful, bool divided) {
+    clear(divided);
     Walk<kKeys> walk(shared_);
     if (walk.more()) load_keys(walk, careful);
     copies_commit();
@@ -90,12 +94,17 @@ class ForwardBlock {
       if (careful) __syncthreads();  // before the words are written anew
     }
     __syncthreads();  // words and tiles may be written anew
-    return !__syncthreads_or(not_a_number());
+    bool again = !careful && !finite();
+    if (careful) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) again |= overflowed(i);
+    }
+    return !__syncthreads_or(again);
   }
 
   /// One thread's work for all of them.
-  __device__ __forceinline__ void describe() {
-    shared_.task.find(args_, Sizes::kRows, Sizes::kValues);
+  __device__ __forceinline__ void describe(std::int32_t task) {
+    shared_.task.find(args_, task, Sizes::kRows, Sizes::kValues);
     shared_.keys = key_data(args_.k);
     shared_.values = key_data(args_.v) + shared_.task.first_value * args_.v.channel;
     const auto& list = group().keys_of_query_block;
@@ -148,8 +157,8 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ KeyRows key_rows(std::int32_t block, int first) const {
-    return {args_, args_.paged ? args_.pages.table + shared_.task.b * args_.pages.batch : nullptr, first,
-            shared_.program.k_size(), box_of(args_.key_grid, args_.key_rows, block)};
+    return {args_, shared_.task.b, first, shared_.program.k_size(),
+            box_of(args_.key_grid, args_.key_rows, block)};
   }
   template <class Tile, int kWidth>
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
@@ -214,10 +223,12 @@ class ForwardBlock {
     }
   }
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void clear(bool divided) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      shift_[i] = largest_[i] = -infinity(), sum_[i] = 0;
+      T shift = -infinity();
+      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
+      shift_[i] = shift, shows_[i] = false, largest_[i] = -infinity(), sum_[i] = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] = o_[i][j][1] = 0;
     }
@@ -289,7 +300,16 @@ class ForwardBlock {
                           : static_cast<T>(__int_as_float(0x7f800000));
   }
 
-  __device__ __forceinline__ bool not_a_number() const {
+  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
+  __device__ __forceinline__ bool overflowed(int i) const {
+    T zero = 0;
+#pragma unroll
+    for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+    const T sum = quad_sum(sum_[i]);
+    return quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+  }
+
+  __device__ __forceinline__ bool finite() const {
     T zero = 0;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
@@ -297,7 +317,7 @@ class ForwardBlock {
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
     }
-    return zero != zero;
+    return zero == zero;
   }
 
   /// O += P V for the rows of V that were left out of the product, for the queries that see them.
@@ -313,6 +333,10 @@ class ForwardBlock {
     const auto value = [&](std::int64_t at, int c) {
       return shared_.task.first_value + c < args_.d_v ? static_cast<T>(shared_.values[at + c * args_.v.channel]) : T(0);
     };
+    for (auto left = shared_.v_not_finite; left != 0; left &= left - 1) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) shows_[i] |= sees(i, rules::lowest_bit(left));
+    }
     add_not_finite(o_, p, shared_.v_not_finite, sees, row_at, value);
   }
 
@@ -338,12 +362,13 @@ class ForwardBlock {
       }
       const bool empty = sum == T(0);  // sees no key, or only such with a score of -inf, and no sink above it
       if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
+      const T quotient = factor / sum;  // P that has been divided is multiplied by a large factor and divided again
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(empty ? T(0) : o_[i][j][e] * factor / sum);
+              rounded<E>(empty ? T(0) : factor > T(1) ? o_[i][j][e] * quotient : o_[i][j][e] * factor / sum);
       store_statistics(row_of(i), empty, largest, sum);
     }
     __syncthreads();
@@ -378,6 +403,7 @@ class ForwardBlock {
   const ForwardArgs& args_;
   Shared& shared_;
   T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
+  bool shows_[kSlots];  // in a pass with care: the row sees a value that is not finite
   T o_[kSlots][kValueTiles][2];
 };
 

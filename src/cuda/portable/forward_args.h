@@ -11,7 +11,13 @@ namespace anyflash::cuda {
 struct PageTable {
   const std::int32_t* table;
   std::int64_t batch, page;
-  std::int32_t page_size;
+  std::int32_t page_size, pages;
+
+  /// Page `page` of batch entry b. One that does not exist, which nobody can tell before, counts as the first.
+  ANYFLASH_HD std::int64_t at(std::int32_t b, std::int32_t n) const {
+    const auto found = table[b * batch + n * page];
+    return found >= 0 && found < pages ? found : 0;
+  }
 };
 
 struct ForwardArgs {
@@ -25,6 +31,7 @@ struct ForwardArgs {
   std::int32_t heads, group_heads;  // query heads, and those of them that share a key head
   std::int32_t dimensions, d_qk, d_v;
   std::int32_t query_blocks, block_parts, value_parts;  // a block of the grid takes a part of a query block and of d_v
+  std::int32_t tasks;         // such parts of all heads; a launch that is rarely needed has fewer blocks of threads
   bool query_rows, key_rows;  // blocks are plain rows: of a sequence of one dimension, without a step
   bool paged;
   bool whole_channels;  // those of q, k and v fill whole vectors
@@ -32,6 +39,7 @@ struct ForwardArgs {
   double scale, softcap;
   double unit, lag;  // of exponential(), and how far a row's shift may lie below its maximum
   float unit32, lag32;
+  const std::int32_t* only_if;  // results are made only if this is not 0; null: they are
 };
 
 }  // namespace anyflash::cuda

@@ -26,9 +26,13 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
                                   Tiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
   if constexpr (offered<E>(tiling)) {
+    if (args.only_if && !*args.only_if) return;
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
     extern __shared__ __align__(1024) char memory[];
-    Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
+    for (std::int32_t task = blockIdx.x; task < args.tasks; task += gridDim.x) {
+      Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(task);
+      __syncthreads();  // its memory may be written anew
+    }
   } else {
     __trap();  // the host asks a GPU for nothing that it does not offer
   }

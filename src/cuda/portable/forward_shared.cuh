@@ -4,7 +4,6 @@
 
 #include <type_traits>
 
-#include "cuda/hopper/products.cuh"
 #include "cuda/portable/forward_args.h"
 #include "cuda/portable/not_finite.cuh"
 #include "cuda/portable/products.cuh"
@@ -19,36 +18,14 @@ namespace anyflash::cuda {
 
 using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
 
-/// A condition that is known when the kernel is compiled.
-template <bool kHolds>
-struct Known {
-  __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
-};
-
 __device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
 __device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
-
-/// The products of a kernel: on Hopper those of warpgroups, for the types that they are better at. (The host, which
-/// only asks for the size of shared memory, sees the others, whose tiles are not smaller.)
-template <class E>
-struct KernelProducts : ProductsOf<E> {};
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-template <>
-struct KernelProducts<__half> {
-  using type = GroupProducts<__half>;
-};
-template <>
-struct KernelProducts<__nv_bfloat16> {
-  using type = GroupProducts<__nv_bfloat16>;
-};
-#endif
 
 /// What a block of threads is to do: part of a query block of one head, some channels of its values.
 struct Task {
   std::int32_t b, h, block, first_row, first_value;
 
-  __device__ __forceinline__ void find(const ForwardArgs& args, int rows, int values) {
-    auto task = static_cast<std::int32_t>(blockIdx.x);
+  __device__ __forceinline__ void find(const ForwardArgs& args, std::int32_t task, int rows, int values) {
     first_value = task % args.value_parts * values;
     task /= args.value_parts;
     const auto parts = args.query_blocks * args.block_parts, head = task / parts;
@@ -67,7 +44,7 @@ struct Task {
 /// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
 template <class E, class T, class Sizes, bool kGeneral>
 struct ForwardShared {
-  using Products = typename KernelProducts<E>::type;
+  using Products = typename ProductsOf<E>::type;
   using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
   using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
   using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kValues>;
@@ -98,7 +75,7 @@ struct ForwardShared {
 /// is none.
 struct KeyRows {
   const ForwardArgs& args;
-  const std::int32_t* table;  // of this batch entry
+  std::int32_t b;
   std::int32_t first;
   rules::Int3 size;
   rules::Box box;
@@ -111,7 +88,7 @@ struct KeyRows {
       at = c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
     } else {
       const auto page = c[2] / args.pages.page_size, row = c[2] % args.pages.page_size;
-      at = exists ? table[page * args.pages.page] * rows.batch + row * rows.sequence[2] : 0;
+      at = exists ? args.pages.at(b, page) * rows.batch + row * rows.sequence[2] : 0;
     }
     return exists;
   }

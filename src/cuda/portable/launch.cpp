@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "cuda/common/device.h"
 #include "cuda/common/errors.h"
 #include "problem/tensor.h"
 
@@ -52,6 +53,13 @@ bool plain_rows(const Problem& problem, const rules::Grid& grid) {
   return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;
 }
 
+void check_table_pointers(const Problem& problem) {
+  check_pointer("key_lengths", problem.key_lengths.data, problem.device);
+  check_pointer("page_table", problem.pages.table, problem.device);
+  check_pointer("cu_seqlens_q", problem.cu_seqlens_q.data, problem.device);
+  check_pointer("cu_seqlens_k", problem.cu_seqlens_k.data, problem.device);
+}
+
 void check_tasks(double tasks) {
   if (tasks > std::numeric_limits<std::int32_t>::max()) {
     throw Error(Error::Kind::unsupported,
@@ -76,11 +84,21 @@ void allow_shared_memory(const void* function, int bytes, int device) {
   }
 }
 
-void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream) {
+std::int64_t launched_blocks(std::int64_t tasks, bool rarely_needed, Device device) {
+  return rarely_needed ? std::min<std::int64_t>(tasks, 2 * facts_of(device).multiprocessors) : tasks;
+}
+
+void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream,
+            bool early) {
   void* parameters[] = {args};
-  check(
-      cudaLaunchKernel(function, dim3(static_cast<unsigned>(blocks)), dim3(threads), parameters, shared_bytes, stream),
-      "launching a kernel");
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
+  check(cudaLaunchKernelExC(&config, function, parameters), "launching a kernel");
 }
 
 }  // namespace anyflash::cuda

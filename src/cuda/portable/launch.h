@@ -20,13 +20,21 @@ int padded_depth(const Problem& problem);
 /// Are a grid's blocks plain rows: of a sequence of one dimension, without a step?
 bool plain_rows(const Problem& problem, const rules::Grid& grid);
 
+/// Throws Error unless lengths and page tables that are said to be on the device are.
+void check_table_pointers(const Problem& problem);
+
 /// Throws Error if a call is more blocks than a launch takes.
 void check_tasks(double tasks);
 
 /// Lets a kernel have its shared memory; asked for once on each device.
 void allow_shared_memory(const void* function, int bytes, int device);
 
-/// args: what the kernel is given.
-void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream);
+/// Blocks of threads for some tasks: one each, or, of a launch that is rarely needed, as many as run at once.
+std::int64_t launched_blocks(std::int64_t tasks, bool rarely_needed, Device device);
+
+/// args: what the kernel is given. early: it may begin before the kernel in front of it is done, and waits itself (from
+/// sm_90 on).
+void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream,
+            bool early = false);
 
 }  // namespace anyflash::cuda

@@ -17,9 +17,6 @@
 
 namespace anyflash::cuda {
 
-template <class E>
-struct GroupProducts;  // cuda/hopper/products.cuh
-
 template <class T, int kSlots, int kTiles>
 __device__ __forceinline__ void clear(T (&x)[kSlots][kTiles][2]) {
 #pragma unroll
@@ -65,8 +62,6 @@ struct WarpProducts {
   }
   __device__ __forceinline__ static void show() {}
 };
-
-__device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
 
 /// float16 and bfloat16 on mma.m16n8k16 (two m16n8k8 on sm_75), sums in float32.
 template <class E>
@@ -126,8 +121,6 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
   }
 
  private:
-  friend struct GroupProducts<E>;
-
   /// s += the products over kDepth channels; q and k: this lane's rows. Fragments are loaded two steps before they are
   /// used: a load takes longer than the products of one.
   template <int kDepth, int kSlots, int kTiles>

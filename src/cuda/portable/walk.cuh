@@ -1,9 +1,15 @@
-// The mask of a head: its program, and steps along the runs of a block.
+// What block kernels have in common: the mask of a head, its program, and steps along the runs of a block.
 #pragma once
 
 #include "cuda/portable/args.h"
 
 namespace anyflash::cuda {
+
+/// A condition that is known when the kernel is compiled.
+template <bool kHolds>
+struct Known {
+  __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
+};
 
 /// The mask of head h of batch entry b.
 template <class Args>

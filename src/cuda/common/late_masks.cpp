@@ -1,0 +1,91 @@
+#include "cuda/common/late_masks.h"
+
+#include <algorithm>
+
+#include "plan/facts.h"
+#include "rules/compile.h"
+
+namespace anyflash::cuda {
+namespace {
+
+constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
+
+Integers integers_of(const TensorView& view) {
+  if (!view.given()) return {nullptr, false, 0, 0};
+  return {static_cast<const char*>(view.data), view.type == ElementType::int64, view.shape[0], view.strides[0]};
+}
+
+/// How far the atoms' tables move from one batch entry (head) to the next.
+void find_strides(const Problem& problem, const rules::Program& first, std::int64_t b, std::int64_t h,
+                  std::int64_t (&strides)[rules::max_atoms]) {
+  rules::Tables tables;
+  const auto next = rules::compile(problem.rule, planning::shapes_of(problem), b, h, tables, -1, true);
+  for (int i = 0; i < first.atom_count; ++i) strides[i] = next.atoms[i].data - first.atoms[i].data;
+}
+
+/// Takes parts of a piece of memory; without one it only counts.
+struct Taken {
+  char* memory;
+  std::int64_t bytes = 0;
+
+  template <class T>
+  T* take(std::int64_t count) {
+    const auto at = bytes;
+    bytes += (count * static_cast<std::int64_t>(sizeof(T)) + 15) / 16 * 16;
+    return memory ? reinterpret_cast<T*>(memory + at) : nullptr;
+  }
+};
+
+/// The table of cumulative lengths, the call's or the rule's.
+void take_documents(const Problem& problem, LateArgs& args, Taken& memory) {
+  const auto [q, k] = rules::packed_lengths(rules::with_lengths(problem.rule, planning::shapes_of(problem)));
+  args.cu_seqlens[0] = integers_of(q), args.cu_seqlens[1] = integers_of(k);
+  const auto segments = q.shape[0] - 1 + 2;  // the entries behind the last document are one more, on either side
+  const std::int64_t entries[] = {problem.queries(), problem.keys()};
+  for (int side = 0; side < 2; ++side) {
+    auto& to = args.documents[side];
+    to = {memory.take<std::int32_t>(entries[side]), nullptr, memory.take<rules::Segment>(segments)};
+    to.document_of = to.segment_of;  // a document is one segment
+  }
+  args.axes = memory.take<rules::Axis>(segments);
+  const auto view = [&](int side) {
+    const auto& from = args.documents[side];
+    return rules::DocumentSide{from.segment_of, from.document_of, from.segments, nullptr,
+                               static_cast<std::int32_t>(segments)};
+  };
+  args.program.documents = {view(0), view(1), args.axes};
+}
+
+}  // namespace
+
+LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {
+  LateArgs args{};
+  Taken taken{memory};
+  args.program = plan.groups[0].program;
+  if (plan.batch_groups > 1) find_strides(problem, args.program, 1, 0, args.batch_stride);
+  if (plan.head_groups > 1) find_strides(problem, args.program, 0, 1, args.head_stride);
+  args.key_lengths = integers_of(problem.key_lengths);
+  args.grids[0] = plan.query_grid, args.grids[1] = plan.key_grid;
+  args.align = problem.align;
+  args.backward = problem.direction == Direction::backward;
+  args.batch_groups = static_cast<std::int32_t>(plan.batch_groups);
+  args.head_groups = static_cast<std::int32_t>(plan.head_groups);
+  const auto groups = plan.batch_groups * plan.head_groups;
+  const auto query_blocks = plan.query_grid.count(), key_blocks = plan.key_grid.count();
+  args.blocks[0] = static_cast<std::int32_t>(query_blocks);
+  args.blocks[1] = args.backward ? static_cast<std::int32_t>(key_blocks) : 0;
+  const auto all = std::max<std::int64_t>(groups * (args.blocks[0] + std::int64_t{args.blocks[1]}), 1);
+  const auto fitting = run_bytes / static_cast<std::int64_t>(sizeof(DeviceRun)) / all;
+  args.most_runs = static_cast<std::int32_t>(std::min(std::max(fitting, fewest_runs), std::max(query_blocks, key_blocks)));
+  args.groups = taken.take<DeviceGroup>(groups);
+  args.programs = taken.take<rules::Program>(groups);
+  for (int side = 0; side < 2; ++side) {
+    args.starts[side] = taken.take<std::int64_t>(args.blocks[side] + 1);
+    args.runs[side] = taken.take<DeviceRun>(groups * args.blocks[side] * args.most_runs);
+  }
+  if (args.program.has_documents) take_documents(problem, args, taken);
+  bytes = taken.bytes;
+  return args;
+}
+
+}  // namespace anyflash::cuda

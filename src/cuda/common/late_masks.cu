@@ -1,0 +1,163 @@
+// Masks from lengths and tables in device memory. What such tables hold is not checked, since nobody could be told in
+// time; so lengths and places are brought into the range in which nothing is read beyond its end.
+#include <algorithm>
+
+#include "cuda/common/errors.h"
+#include "cuda/common/late_masks.h"
+#include "rules/axis.h"
+#include "rules/classes.h"
+
+namespace anyflash::cuda {
+namespace {
+
+using rules::Box, rules::Program, rules::TileClass;
+
+constexpr int threads = 128, warps = threads / 32;
+
+__device__ std::int64_t within(std::int64_t x, std::int64_t least, std::int64_t most) {
+  return x < least ? least : x > most ? most : x;
+}
+
+/// Each entry's document, and each document's entries: a thread an entry, or a document.
+__global__ void documents_kernel(const __grid_constant__ LateArgs args) {
+  const std::int64_t sizes[] = {rules::volume(args.program.q_size()), rules::volume(args.program.k_size())};
+  const auto documents = static_cast<std::int32_t>(args.cu_seqlens[0].size - 1);
+  const auto i = blockIdx.x * std::int64_t{threads} + threadIdx.x;
+  std::int64_t lengths[2];
+  for (int side = 0; side < 2; ++side) {
+    const auto size = sizes[side];
+    const auto begin = [&](std::int64_t d) { return within(args.cu_seqlens[side].at(d), 0, size); };
+    const auto beyond = documents + side;  // the entries behind the last document see nothing on the other side
+    if (i < size) {
+      std::int32_t first = 0, last = documents;  // the last document that begins at the entry or before it
+      while (first < last) {
+        const auto middle = first + (last - first) / 2;
+        if (begin(middle + 1) > i) last = middle; else first = middle + 1;
+      }
+      args.documents[side].segment_of[i] = first < documents ? first : beyond;
+    }
+    if (i > documents + 1) continue;
+    const auto start = i < documents ? begin(i) : begin(documents);
+    const auto end = i < documents ? within(begin(i + 1), start, size) : i == beyond ? size : start;
+    args.documents[side].segments[i] = {static_cast<std::int32_t>(start), static_cast<std::int32_t>(end),
+                                        static_cast<std::int32_t>(i), 0};
+    lengths[side] = end - start;
+  }
+  if (i <= documents + 1) args.axes[i] = rules::axis_of(lengths[0], lengths[1], args.align);
+}
+
+/// The runs of a block, by a warp. Where there are more than fit, the last takes in what lies between.
+class Runs {
+ public:
+  __device__ Runs(DeviceRun* to, std::int32_t most) : to_(to), most_(most) {}
+
+  __device__ void add(std::int32_t first, std::int32_t count, TileClass kind) {
+    if (open_.count > 0 && kind == open_.kind && first == open_.first + open_.count) {
+      open_.count += count;
+    } else if (open_.count > 0 && written_ == most_ - 1) {
+      open_.count = first + count - open_.first, open_.kind = TileClass::partial;
+    } else {
+      write();
+      open_ = {first, count, kind, -1};
+    }
+  }
+  /// What is not used ends the walk.
+  __device__ void finish(int lane) {
+    write();
+    for (auto i = written_ + lane; i < most_; i += 32) to_[i] = {0, 0, TileClass::partial, -1};
+  }
+
+ private:
+  __device__ void write() {
+    if (open_.count == 0) return;
+    if (threadIdx.x % 32 == 0) to_[written_] = open_;
+    ++written_;
+    open_.count = 0;
+  }
+
+  DeviceRun* to_;
+  std::int32_t most_, written_ = 0;
+  DeviceRun open_{0, 0, TileClass::partial, -1};
+};
+
+/// A warp a block of queries, or of keys, of one mask.
+__global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t chunks) {
+  __shared__ Program program;
+  const auto group = static_cast<std::int32_t>(blockIdx.x / chunks), chunk = static_cast<std::int32_t>(blockIdx.x % chunks);
+  const auto b = group / args.head_groups, h = group % args.head_groups;
+  for (int i = threadIdx.x; i < int(sizeof(Program) / 8); i += threads)
+    reinterpret_cast<std::uint64_t*>(&program)[i] = reinterpret_cast<const std::uint64_t*>(&args.program)[i];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    auto& axis = program.axis[2];
+    if (args.key_lengths.data)
+      axis = rules::axis_of(axis.q_size, within(args.key_lengths.at(b), 0, axis.k_size), args.align);
+    for (int i = 0; i < program.atom_count; ++i)
+      program.atoms[i].data += b * args.batch_stride[i] + h * args.head_stride[i];
+    if (chunk == 0) {
+      const auto list = [&](int side) {
+        return DeviceRuns{args.starts[side],
+                          args.runs[side] + std::int64_t{group} * args.blocks[side] * args.most_runs, nullptr};
+      };
+      args.programs[group] = program;
+      args.groups[group] = {args.programs + group, list(0), list(1)};
+    }
+    if (group == 0 && chunk == 0) args.starts[0][0] = args.starts[1][0] = 0;
+  }
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  auto block = chunk * warps + static_cast<std::int32_t>(threadIdx.x / 32);
+  const int side = block < args.blocks[0] ? 0 : 1;
+  if (side == 1) block -= args.blocks[0];
+  if (block >= args.blocks[side]) return;
+  if (group == 0 && lane == 0) args.starts[side][block + 1] = std::int64_t{block + 1} * args.most_runs;
+
+  const auto &own_grid = args.grids[side], &other_grid = args.grids[1 - side];
+  const rules::Int3 sizes[] = {program.q_size(), program.k_size()};
+  const Box own = own_grid.box(block);
+  const bool own_whole = rules::whole(own, sizes[side]);
+  Runs runs(args.runs[side] + (std::int64_t{group} * args.blocks[side] + block) * args.most_runs, args.most_runs);
+  const auto others = rules::inside(own.origin, sizes[side]) ? static_cast<std::int32_t>(other_grid.count()) : 0;
+  for (std::int32_t first = 0; first < others; first += 32) {
+    auto kind = TileClass::skip;
+    if (first + lane < others) {
+      const Box other = other_grid.box(first + lane);
+      if (rules::inside(other.origin, sizes[1 - side])) {
+        kind = side == 0 ? rules::tile_class(program, own, other) : rules::tile_class(program, other, own);
+        const bool other_whole = rules::whole(other, sizes[1 - side]);
+        const bool keys_whole = side == 0 ? other_whole : own_whole, queries_whole = side == 0 ? own_whole : other_whole;
+        if (kind == TileClass::full && !(keys_whole && (queries_whole || !args.backward))) kind = TileClass::partial;
+      }
+    }
+    const auto full = __ballot_sync(0xffffffffu, kind == TileClass::full);
+    const auto any = __ballot_sync(0xffffffffu, kind != TileClass::skip);
+    for (auto left = any; left != 0;) {
+      const int at = __ffs(static_cast<int>(left)) - 1;
+      const bool is_full = full >> at & 1;
+      const auto alike = any & (is_full ? full : ~full);
+      const auto others_behind = ~(alike >> at);  // its lowest bit is where the run ends
+      const int count = others_behind == 0 ? 32 : __ffs(static_cast<int>(others_behind)) - 1;
+      runs.add(first + at, count, is_full ? TileClass::full : TileClass::partial);
+      left &= at + count == 32 ? 0u : ~0u << (at + count);
+    }
+  }
+  runs.finish(lane);
+}
+
+}  // namespace
+
+void find_late_masks(const LateArgs& args, cudaStream_t stream) {
+  if (args.program.has_documents) {
+    const std::int64_t most = std::max<std::int64_t>(
+        {rules::volume(args.program.q_size()), rules::volume(args.program.k_size()), args.cu_seqlens[0].size + 1});
+    documents_kernel<<<static_cast<unsigned>((most + threads - 1) / threads), threads, 0, stream>>>(args);
+    check(cudaGetLastError(), "launching a kernel");
+  }
+  const auto chunks = static_cast<std::int32_t>((std::int64_t{args.blocks[0]} + args.blocks[1] + warps - 1) / warps);
+  const auto tasks = std::int64_t{args.batch_groups} * args.head_groups * chunks;
+  if (tasks > 0x7fffffff) throw Error(Error::Kind::unsupported, "query: more than 2^31 blocks of masks on cuda");
+  masks_kernel<<<static_cast<unsigned>(tasks), threads, 0, stream>>>(args, chunks);
+  check(cudaGetLastError(), "launching a kernel");
+}
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,56 @@
+// Masks whose lengths and tables are in device memory: found by kernels, in the order of the stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "cuda/portable/args.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
+
+namespace anyflash::cuda {
+
+/// An int32 or int64 array of rank 1; data null: none.
+struct Integers {
+  const char* data;
+  bool wide;
+  std::int64_t size, stride;
+
+  ANYFLASH_HD std::int64_t at(std::int64_t i) const {
+    return wide ? reinterpret_cast<const std::int64_t*>(data)[i * stride]
+                : reinterpret_cast<const std::int32_t*>(data)[i * stride];
+  }
+};
+
+/// The documents of one side, as DocumentSide has them, but for writing.
+struct LateSide {
+  std::int32_t *segment_of, *document_of;
+  rules::Segment* segments;
+};
+
+struct LateArgs {
+  rules::Program program;  // of batch entry 0, head 0, and all keys
+  std::int64_t batch_stride[rules::max_atoms], head_stride[rules::max_atoms];  // of the atoms' data, in bytes
+  Integers key_lengths, cu_seqlens[2];
+  rules::Grid grids[2];  // of queries, of keys
+  Align align;
+  bool backward;
+  std::int32_t batch_groups, head_groups;
+  std::int32_t blocks[2], most_runs;  // of each block; those that are not used have no blocks
+  // What is made.
+  DeviceGroup* groups;
+  rules::Program* programs;
+  std::int64_t* starts[2];
+  DeviceRun* runs[2];
+  LateSide documents[2];
+  rules::Axis* axes;
+};
+
+/// Describes a call's masks; memory: late_bytes of it, or null where only the bytes are asked for.
+LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes);
+
+/// Queues what finds them.
+void find_late_masks(const LateArgs& args, cudaStream_t stream);
+
+}  // namespace anyflash::cuda

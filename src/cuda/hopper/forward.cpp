@@ -1,0 +1,81 @@
+#include "cuda/hopper/forward.h"
+
+#include <algorithm>
+
+#include "cuda/common/device.h"
+#include "cuda/common/errors.h"
+#include "cuda/hopper/forward_args.h"
+#include "cuda/hopper/forward_kernels.h"
+#include "cuda/hopper/maps.h"
+#include "cuda/portable/launch.h"
+
+namespace anyflash::cuda {
+namespace {
+
+constexpr std::int64_t report_bytes = 256;       // what is counted and reported
+constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tasks are taken in turns
+
+GroupForwardKernel kernel_of(const Problem& problem, bool general) {
+  const int depth = padded_depth(problem);
+  return problem.type == ElementType::float16 ? group_forward_kernel_float16(depth, general)
+                                              : group_forward_kernel_bfloat16(depth, general);
+}
+
+bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
+#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+  if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
+  if (facts_of(problem.device).major != 9 || problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)
+    return false;
+  if (plan.late || problem.pages.page_size > 0 || problem.alibi.given()) return false;
+  const auto results = problem.batch * problem.heads_q * problem.queries() * problem.d_v * 2;
+  return word_bytes(plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
+#else
+  return false;
+#endif
+}
+
+/// False if the copy engine does not take a tensor.
+bool map_all(const Problem& problem, const ExecutionPlan& plan, const GroupForwardKernel& kernel,
+             GroupForwardArgs& args) {
+  if (problem.bias.given() && (!args.query_rows || !args.key_rows || !map_bias(args.bias_map, problem.bias) ||
+                               static_cast<int>(element_size(problem.bias.type)) > kernel.bias_bytes))
+    return false;
+  return map_rows(args.q_map, args.q, problem.d_qk, plan.query_grid, problem.heads_q, problem.batch) &&
+         map_rows(args.k_map, args.k, problem.d_qk, plan.key_grid, problem.heads_kv, problem.batch) &&
+         map_rows(args.v_map, args.v, problem.d_v, plan.key_grid, problem.heads_kv, problem.batch) &&
+         map_rows(args.out_map, args.out, problem.d_v, plan.query_grid, problem.heads_q, problem.batch);
+}
+
+}  // namespace
+
+std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  return serves(problem, plan) ? report_bytes : 0;
+}
+
+GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
+                                 bool general, DevicePlan& masks, char* workspace, cudaStream_t stream) {
+  if (!serves(problem, plan)) return {};
+  const auto kernel = kernel_of(problem, general);
+  GroupForwardArgs args{};
+  static_cast<ForwardArgs&>(args) = common;
+  if (!map_all(problem, plan, kernel, args)) return {};
+  args.words = masks.words(true);
+  args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
+  args.queries = cut_of(plan.query_grid, args.query_rows), args.keys = cut_of(plan.key_grid, args.key_rows);
+  args.factor = static_cast<float>(problem.scale);
+  args.cap = static_cast<float>(problem.softcap);
+  args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
+  args.head_parts = (args.query_blocks + kernel.blocks - 1) / kernel.blocks;
+  const auto heads = problem.batch * problem.heads_q;
+  args.tasks = static_cast<std::int32_t>(heads * args.head_parts);
+  const auto head_bytes = problem.keys() * (problem.d_qk + problem.d_v) * 2;
+  const auto near = std::max(cached_bytes / head_bytes, std::int64_t{1}) * args.group_heads;
+  args.near_heads = static_cast<std::int32_t>(std::min(near, heads));
+  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
+  allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
+  launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
+         &args, stream);
+  return {true, args.careful};
+}
+
+}  // namespace anyflash::cuda

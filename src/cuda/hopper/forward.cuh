@@ -1,0 +1,414 @@
+// The forward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-3, Shah et al. 2024).
+//
+// A task is two or three neighbouring query blocks of a head, 64 queries each. A warpgroup takes one of them and walks
+// the key blocks, 64 keys, that it visits:
+//   S = Q K^T;  S finished (scale, soft cap, bias), hidden pairs -inf;  P by the online softmax;  O += P V.
+// Q is in registers (of head sizes over 128 in shared memory), P too. While O += P V is under way, the next tile's
+// scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a warpgroup of its own
+// loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's scores lags behind their
+// maximum (portable/forward.cuh). Bound by the tensor cores, at 64 channels by the exponentials too.
+//
+// A hidden V that is not finite makes NaN of its zero P, and values near the end of their type may overflow in a sum
+// that is divided last. A result that is not finite is reported; the portable kernel then makes all of them again, with
+// care.
+#pragma once
+
+#include "cuda/hopper/forward_loader.cuh"
+#include "cuda/hopper/registers.cuh"
+#include "cuda/portable/scores.cuh"
+#include "cuda/portable/tuning.h"
+
+namespace anyflash::cuda {
+
+template <class BlockSizes>
+class GroupForwardBlock {
+ public:
+  using Sizes = BlockSizes;
+  using E = typename Sizes::Element;
+  using Shared = GroupForwardShared<Sizes>;
+  static constexpr int kDepth = Sizes::kDepth, kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
+  static constexpr int kTiles = 8;                                 ///< of 8 keys
+  static constexpr int kPart = kDepth < 128 ? kDepth : 128;        ///< channels of one product of values
+  static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
+  static constexpr bool kHeld = kDepth <= 128;     ///< Q is in registers
+  static constexpr bool kAhead = kDepth <= 128;    ///< the next scores are made beside this tile's O += P V
+
+  __device__ __forceinline__ GroupForwardBlock(const GroupForwardArgs& args, Shared& shared)
+      : args_(args), shared_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.begin();
+    __syncthreads();
+    if (threadIdx.x >= 128 * kBlocks) {
+      give_registers<Sizes::kLoaderRegisters>();
+      if (threadIdx.x < 128 * kBlocks + 32) GroupForwardLoader<Sizes>(args_, shared_).run();
+    } else {
+      take_registers<Sizes::kRegisters>();
+      for (unsigned n = 0;; ++n) {
+        shared_.queries_full.wait(n % 2);
+        b_ = shared_.b, h_ = shared_.h, block_ = shared_.first_block + static_cast<std::int32_t>(group());
+        if (shared_.first_block < 0) break;
+        if constexpr (kHeld) load_queries(), release(shared_.queries_empty);
+        attend();
+        store();
+      }
+      if (threadIdx.x % 128 == 0) stores_read();
+    }
+  }
+
+ private:
+  using Scores = float[kTiles][4];
+  using Weights = std::uint32_t[kTiles / 2][4];
+
+  __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
+  /// This lane's first row of its query block; the second is 8 behind it.
+  __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
+  __device__ __forceinline__ static float infinity() { return __int_as_float(0x7f800000); }
+
+  __device__ __forceinline__ void load_queries() {
+    const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
+    const E* const from = shared_.q[group()] + row * 64;
+#pragma unroll
+    for (unsigned m = 0; m < kDepth / 16; ++m)
+      load_matrices(q_[m], from + m / 4 * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8);
+  }
+
+  // --- The walk over the keys ----------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void attend() {
+    shift_[0] = shift_[1] = largest_[0] = largest_[1] = -infinity();
+    sum_[0] = sum_[1] = 0;
+    sees_ = 0;
+#pragma unroll
+    for (int n = 0; n < kParts; ++n)
+#pragma unroll
+      for (int j = 0; j < kPartTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_[n][j][e] = 0;
+    for (;;) {
+      shared_.keys_full[stage_].wait(parity_);
+      std::int32_t tile = shared_.tile[stage_];
+      if (!(tile >> group() & 1)) {
+        if constexpr (Sizes::kApart) {
+          release(shared_.keys_empty[stage_]);
+          shared_.values_full[stage_].wait(parity_);  // lest it be released twice before the others do so once
+        }
+        release(shared_.values_empty[stage_]);
+        step(stage_, parity_);
+        if (tile == Shared::last) break;
+        continue;
+      }
+      Scores s;
+      Weights p;
+      float factor[2];
+      score_products(s, stage_);
+      if (finish(s, stage_, tile, factor)) rescale(factor);
+      pack<E>(p, s);
+      if constexpr (kAhead) {
+        for (;;) {
+          int next = stage_;
+          unsigned next_parity = parity_;
+          step(next, next_parity);
+          shared_.keys_full[next].wait(next_parity);
+          tile = shared_.tile[next];
+          if (!(tile >> group() & 1)) break;
+          shared_.values_full[stage_].wait(parity_);
+          issue_scores(s, next);
+          issue_values(p, stage_);
+          products_wait_for<1>();
+          keep(s);
+          const bool raised = finish(s, next, tile, factor);
+          products_wait_for<0>();
+          keep_results();
+          release(shared_.values_empty[stage_]);
+          if (raised) rescale(factor);
+          pack<E>(p, s);
+          stage_ = next, parity_ = next_parity;
+        }
+      }
+      shared_.values_full[stage_].wait(parity_);
+      issue_values(p, stage_);
+      products_wait_for<0>();
+      keep_results();
+      release(shared_.values_empty[stage_]);
+      step(stage_, parity_);
+    }
+  }
+
+  __device__ __forceinline__ static void step(int& stage, unsigned& parity) {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+  /// This warp is done with what a barrier stands for.
+  __device__ __forceinline__ static void release(Barrier& empty) {
+    __syncwarp();
+    if (lane_number() == 0) empty.arrive();
+  }
+  __device__ __forceinline__ void keep_results() {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) keep(o_[n]);
+  }
+
+  /// Q K^T. Over 128 channels in two chains (products.cuh of the portable kernels says why).
+  __device__ __forceinline__ void score_products(Scores& s, int stage) {
+    if constexpr (kHeld) {
+      issue_scores(s, stage);
+      products_wait_for<0>();
+      keep(s);
+    } else {
+      Scores rest;
+      const auto a = describe_tile(shared_.q[group()], 0), b = describe_tile(shared_.k[stage], 0);
+      products_begin();
+#pragma unroll
+      for (int d = 0; d < kDepth; d += 16)
+        multiply<false, false>(d < 128 ? s : rest, a + columns_from<64>(d), b + columns_from<64>(d), d % 128 > 0, E());
+      products_commit();
+      products_wait_for<0>();
+      keep(s), keep(rest);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[j][e] += rest[j][e];
+    }
+  }
+  __device__ __forceinline__ void issue_scores(Scores& s, int stage) const {
+    const auto b = describe_tile(shared_.k[stage], 0);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < kDepth / 16; ++m) multiply<false>(s, q_[m], b + columns_from<64>(16 * m), m > 0, E());
+    products_commit();
+  }
+  __device__ __forceinline__ void issue_values(const Weights& p, int stage) {
+    products_begin();
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) {
+      const auto b = describe_tile(shared_.v[stage] + n * kPart * 64, 64 * 128);
+#pragma unroll
+      for (int m = 0; m < kTiles / 2; ++m) multiply<true>(o_[n], p[m], b + rows_from(16 * m), true, E());
+    }
+    products_commit();
+  }
+
+  // --- From products to P --------------------------------------------------------------------------------------------
+
+  /// True if O has to be scaled, its two rows by the factors.
+  __device__ __forceinline__ bool finish(Scores& s, int stage, std::int32_t tile, float (&factor)[2]) {
+    if constexpr (Sizes::kGeneral) finish_scores(s, stage);
+    if (tile >> (8 + group()) & 1) {
+      hide(s, stage);
+    } else {
+      sees_ = 3;
+    }
+    if constexpr (Sizes::kApart) release(shared_.keys_empty[stage]);
+    return soften(s, factor);
+  }
+
+  __device__ __forceinline__ void hide(Scores& s, int stage) {
+    const Word* const words = shared_.words[stage][group()] + row();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Word all = words[8 * r], word = all >> 2 * (lane_number() % 4);
+      if (all) sees_ |= 1u << r;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (!(word >> (8 * j + e) & 1)) s[j][2 * r + e] = -infinity();
+    }
+  }
+
+  /// The same as ScoreTerms::finish, to the bit.
+  __device__ __forceinline__ void finish_scores(Scores& s, int stage) const {
+    const float scale = args_.factor;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[j][e] = rounded_product(s[j][e], scale);
+    if (const float cap = args_.cap; cap > 0) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[j][e] = rounded_product(tanh(rounded_product(s[j][e], args_.cap_inverse)), cap);
+    }
+    if (!args_.bias.data) return;
+    const auto add = [&](auto read) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const unsigned own = args_.bias.query != 0 ? row() + 8 * r : 0;  // one row for all queries
+        const char* const from = shared_.bias[stage][group()] + own * 128;
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          const float2 x = read(from, own % 8, j);
+          s[j][2 * r] += x.x, s[j][2 * r + 1] += x.y;
+        }
+      }
+    };
+    const unsigned t = lane_number() % 4;
+    const auto half_at = [=](const char* from, unsigned swizzle, int j) { return from + (j ^ swizzle) * 16 + 4 * t; };
+    if (args_.bias.type == 0) {
+      add([&](const char* from, unsigned swizzle, int j) {
+        return __half22float2(*reinterpret_cast<const __half2*>(half_at(from, swizzle, j)));
+      });
+    } else if (args_.bias.type == 1) {
+      add([&](const char* from, unsigned swizzle, int j) {
+        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(half_at(from, swizzle, j)));
+      });
+    } else if constexpr (Sizes::kBiasBytes == 4) {
+      add([&](const char* from, unsigned swizzle, int j) {
+        const unsigned chunk = (2 * (j % 4) + t / 2) ^ swizzle;
+        return *reinterpret_cast<const float2*>(from + j / 4 * 8192 + chunk * 16 + t % 2 * 8);
+      });
+    }
+  }
+
+  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores is their maximum so far, or less by no
+  /// more than the lag: then a tile needs no maximum across lanes.
+  __device__ __forceinline__ bool soften(Scores& s, float (&factor)[2]) {
+    float largest[2] = {s[0][0], s[0][2]};
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) largest[e / 2] = fmaxf(largest[e / 2], s[j][e]);
+    bool high = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      high |= largest[r] > shift_[r] + args_.lag32;
+      largest_[r] = fmaxf(largest_[r], largest[r]);
+    }
+    const bool raised = __any_sync(0xffffffffu, high);
+    if (raised) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float tile = quad_largest(largest[r]);
+        const bool rise = tile > shift_[r] + args_.lag32;
+        factor[r] = rise && shift_[r] != -infinity() ? expf((shift_[r] - tile) * scale()) : 1.0f;
+        if (rise) shift_[r] = tile;
+        sum_[r] *= factor[r];
+      }
+    }
+    const float unit = args_.unit32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
+      const float shift = shift_[r] == -infinity() ? 0.0f : shift_[r];
+      float sum[2] = {};  // of this tile alone: long sums of small numbers lose less so
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[j][2 * r + e];
+          x = exp2_approximately((x - shift) * unit);
+          sum[e] += x;
+        }
+      sum_[r] += sum[0] + sum[1];
+    }
+    return raised;
+  }
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n)
+#pragma unroll
+      for (int j = 0; j < kPartTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_[n][j][e] *= factor[e / 2];
+  }
+  /// Of what soften() is given.
+  __device__ __forceinline__ float scale() const { return Sizes::kGeneral ? 1.0f : args_.factor; }
+
+  __device__ __forceinline__ static float quad_largest(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  }
+  __device__ __forceinline__ static float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  }
+
+  // --- The end of a task ---------------------------------------------------------------------------------------------
+
+  /// The sink, the division, the statistics that the caller asked for; results leave through shared memory.
+  __device__ __forceinline__ void store() {
+    float zero = 0, factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = quad_largest(largest_[r]), sum = quad_sum(sum_[r]), change = 1;
+      if (sum != 0 && shift_[r] != largest) change = expf((shift_[r] - largest) * scale()), sum *= change;
+      largest *= scale();
+      if (args_.sink.data && sees_ >> r & 1) {
+        const float sink = read_number<float>(args_.sink, h_ * args_.sink.head), together = fmaxf(largest, sink);
+        if (together != -infinity()) {
+          const float lower = expf(largest - together);
+          change *= lower;
+          sum = sum * lower + expf(sink - together);
+          largest = together;
+        }
+      }
+      zero += 0 * sum;
+      if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
+      factor[r] = sum == 0 ? 0.0f : __fdividef(change, sum);
+      store_statistics(static_cast<int>(row()) + 8 * r, largest, sum);
+    }
+#pragma unroll
+    for (int n = 0; n < kParts; ++n)
+#pragma unroll
+      for (int j = 0; j < kPartTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) zero += 0 * o_[n][j][e];
+    if (zero != zero) *args_.careful = 1;
+    rescale(factor);
+    store_results();
+  }
+
+  __device__ __forceinline__ void store_results() {
+    E* const results = Sizes::kOwnResults ? shared_.results[group()] : shared_.q[group()];
+    const bool asks = threadIdx.x % 128 == 0;
+    if (asks) stores_read();  // the last task's
+    sync_threads<128>(1 + group());
+    const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
+    E* const to = results + row * 64;
+#pragma unroll
+    for (unsigned n = 0; n < kParts; ++n) {
+      std::uint32_t x[kPartTiles / 2][4];
+      pack<E>(x, o_[n]);
+#pragma unroll
+      for (unsigned m = 0; m < kPartTiles / 2; ++m)
+        store_matrices(to + (n * (kPart / 64) + m / 4) * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);
+    }
+    show_to_products();
+    sync_threads<128>(1 + group());
+    if (asks && block_ < args_.query_blocks) {
+      const auto origin = origin_of(args_.queries, block_);
+#pragma unroll
+      for (int c = 0; c < kDepth; c += 64) store_rows(args_.out_map, results + c * 64, c, origin, h_, b_);
+      stores_commit();
+      if constexpr (!kHeld) stores_read();
+    }
+    if constexpr (!kHeld) release(shared_.queries_empty);
+  }
+
+  __device__ __forceinline__ void store_statistics(int row, float largest, float sum) const {
+    if (lane_number() % 4 != 0 || block_ >= args_.query_blocks || !(args_.lse.data || args_.row_sum.data)) return;
+    const auto& grid = args_.query_grid;
+    const auto c = entry_of({origin_of(args_.queries, block_), grid.extent, grid.step}, row);
+    if (!rules::inside(c, grid.size)) return;
+    const auto at = rules::flat_index(c, grid.size);
+    const auto store = [&](const Numbers& to, float x) {
+      if (to.data) reinterpret_cast<float*>(to.data)[b_ * to.batch + h_ * to.head + at * to.query] = x;
+    };
+    const bool empty = sum == 0;  // sees no key, or only such with a score of -inf, and no sink above it
+    store(args_.row_max, empty ? -infinity() : largest);
+    store(args_.row_sum, sum);
+    store(args_.lse, empty ? -infinity() : largest + logf(sum));
+  }
+
+  const GroupForwardArgs& args_;
+  Shared& shared_;
+  std::int32_t b_, h_, block_;
+  int stage_ = 0;
+  unsigned parity_ = 0;
+  std::uint32_t q_[kHeld ? kDepth / 16 : 1][4];
+  float shift_[2], largest_[2], sum_[2];  // largest_ and sum_ of this lane's keys alone
+  unsigned sees_;                         // bit r: row r sees a key
+  float o_[kParts][kPartTiles][4];
+};
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,20 @@
+// Describes rows of tensors to Hopper's copy engine.
+#pragma once
+
+#include "cuda/hopper/row_map.h"
+#include "cuda/portable/args.h"
+#include "plan/plan.h"
+
+namespace anyflash::cuda {
+
+/// Rows of heads of 16-bit types: boxes of 64 channels of a block of the grid. False if the copy engine does not take
+/// them: rows that do not begin on 16 bytes, steps over 8, no way to count heads and batch entries together where the
+/// sequence has three dimensions.
+bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& grid, std::int64_t heads,
+              std::int64_t batch);
+
+/// A bias of rows of 16 or 32 bits, key by key: boxes of 128 bytes of 64 queries. False as above, or if one number
+/// stands for all keys.
+bool map_bias(CUtensorMap& map, const Bias& bias);
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,20 @@
+// The forward pass for few queries: all heads that share a key head at once, the keys in parts.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/portable/forward_args.h"
+#include "plan/plan.h"
+
+namespace anyflash::cuda {
+
+bool decode_serves(const Problem& problem, const ExecutionPlan& plan);
+
+/// Bytes that the call works in.
+std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan);
+
+/// Queues the call. call: as for the forward kernel, with the masks. general: scores need more than a positive scale.
+void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
+            cudaStream_t stream);
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,68 @@
+// The kernels of few queries, and the table of those of one element type.
+#pragma once
+
+#include "cuda/portable/decode.cuh"
+#include "cuda/portable/decode_kernels.h"
+
+namespace anyflash::cuda {
+
+/// Has the GPU that is compiled for a use for this tiling?
+__host__ __device__ constexpr bool decode_offered(DecodeTiling tiling) {
+#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
+  return tiling == DecodeTiling::small;
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  return tiling != DecodeTiling::small;
+#elif defined(__CUDA_ARCH__)
+  return tiling == DecodeTiling::small || __CUDA_ARCH__ >= 800;
+#else
+  return true;
+#endif
+}
+
+template <class E, int kDepth, DecodeTiling tiling>
+__global__ void __launch_bounds__(DecodeTiles<sizeof(E), kDepth, tiling>::kThreads,
+                                  DecodeTiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
+    decode_kernel(const __grid_constant__ DecodeArgs args) {
+  if constexpr (decode_offered(tiling)) {
+    using Block = DecodeBlock<E, DecodeTiles<sizeof(E), kDepth, tiling>>;
+    extern __shared__ __align__(1024) char memory[];
+    Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
+  } else {
+    __trap();  // the host asks a GPU for nothing that it does not offer
+  }
+}
+
+template <class E>
+__global__ void __launch_bounds__(DecodeKernels::join_threads) join_kernel(const __grid_constant__ DecodeArgs args) {
+  join_parts<E, typename ProductsOf<E>::type::Number, DecodeKernels::join_threads>(args);
+}
+
+template <class E, int kDepth, DecodeTiling tiling>
+DecodeKernels decode_kernels_of() {
+  using Sizes = DecodeTiles<sizeof(E), kDepth, tiling>;
+  using Shared = DecodeShared<E, Sizes>;
+  static_assert(tiling != DecodeTiling::small || sizeof(Shared) <= 64 << 10, "for 64 KB of shared memory");
+  return {reinterpret_cast<const void*>(&decode_kernel<E, kDepth, tiling>),
+          Sizes::kRows,
+          kDepth,
+          Sizes::kThreads,
+          static_cast<int>(sizeof(Shared)),
+          reinterpret_cast<const void*>(&join_kernel<E>)};
+}
+
+template <class E, int kDepth>
+DecodeKernels decode_kernels_of(DecodeTiling tiling) {
+  if (tiling == DecodeTiling::small) return decode_kernels_of<E, kDepth, DecodeTiling::small>();
+  if constexpr (sizeof(E) == 2 && kDepth <= 128) {
+    if (tiling == DecodeTiling::wide) return decode_kernels_of<E, kDepth, DecodeTiling::wide>();
+  }
+  return decode_kernels_of<E, kDepth, DecodeTiling::large>();
+}
+
+template <class E>
+DecodeKernels decode_kernels_of(DecodeKind kind) {
+  if (kind.depth == 64) return decode_kernels_of<E, 64>(kind.tiling);
+  return kind.depth == 128 ? decode_kernels_of<E, 128>(kind.tiling) : decode_kernels_of<E, 256>(kind.tiling);
+}
+
+}  // namespace anyflash::cuda

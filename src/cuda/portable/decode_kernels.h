@@ -1,0 +1,27 @@
+// The kernels of few queries by element type and head size. One file compiles those of each type.
+#pragma once
+
+#include "cuda/portable/decode_tuning.h"
+
+namespace anyflash::cuda {
+
+struct DecodeKernels {
+  const void* parts;  ///< a part of the keys, for some rows of a key head
+  int rows, values;   ///< of a block of threads, and channels of v
+  int threads, shared_bytes;
+  const void* join;   ///< of what the parts leave
+  static constexpr int join_threads = 128;
+};
+
+/// depth: padded head size, 64, 128 or 256. There is no `wide` but for 16 bits and up to 128.
+struct DecodeKind {
+  int depth;
+  DecodeTiling tiling;
+};
+
+DecodeKernels decode_kernels_float16(DecodeKind kind);
+DecodeKernels decode_kernels_bfloat16(DecodeKind kind);
+DecodeKernels decode_kernels_float32(DecodeKind kind);
+DecodeKernels decode_kernels_float64(DecodeKind kind);
+
+}  // namespace anyflash::cuda

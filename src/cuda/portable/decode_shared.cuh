@@ -1,0 +1,250 @@
+// What a block of threads of the kernel of few queries has beside its registers: its task, tiles, steps along the keys,
+// and what is called rather than inlined.
+#pragma once
+
+#include "cuda/portable/decode_args.h"
+#include "cuda/portable/decode_tuning.h"
+#include "cuda/portable/not_finite.cuh"
+#include "cuda/portable/products.cuh"
+#include "cuda/portable/rows.cuh"
+#include "cuda/portable/scores.cuh"
+#include "cuda/portable/walk.cuh"
+#include "rules/coordinates.h"
+#include "rules/words.h"
+
+namespace anyflash::cuda {
+
+/// Some rows of one key head, a part of the keys, some channels of the values.
+struct DecodeTask {
+  std::int32_t b, head, part, first_row, first_value;  // head: of keys
+
+  __device__ __forceinline__ DecodeTask(const DecodeArgs& args, int rows, int values) {
+    auto task = static_cast<std::int32_t>(blockIdx.x);
+    first_value = task % args.call.value_parts * values;
+    task /= args.call.value_parts;
+    first_row = task % args.row_parts * rows;
+    task /= args.row_parts;
+    part = task % args.parts;
+    task /= args.parts;
+    const auto heads = args.call.heads / args.call.group_heads;
+    b = task / heads, head = task % heads;
+  }
+  /// The query head and the query that a row is.
+  __device__ __forceinline__ std::int32_t query_head(const DecodeArgs& args, int row) const {
+    return head * args.call.group_heads + (first_row + row) / args.queries;
+  }
+  __device__ __forceinline__ std::int32_t query(const DecodeArgs& args, int row) const {
+    return (first_row + row) % args.queries;
+  }
+  __device__ __forceinline__ bool exists(const DecodeArgs& args, int row) const {
+    return first_row + row < args.rows;
+  }
+  /// Where what the part leaves of a row lies.
+  __device__ __forceinline__ std::int64_t place(const DecodeArgs& args, int row) const {
+    const auto heads = args.call.heads / args.call.group_heads;
+    return ((std::int64_t{b} * heads + head) * args.parts + part) * args.rows + first_row + row;
+  }
+};
+
+template <class E, class Sizes>
+struct DecodeShared {
+  using Products = typename ProductsOf<E>::type;
+  using T = typename Products::Number;
+  using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
+  using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
+  using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kDepth>;
+  struct Stage {
+    alignas(16) E k[KeyTile::kSize];
+    alignas(16) E v[ValueTile::kSize];
+  };
+  /// What the groups leave, over their stages.
+  struct Results {
+    T o[Sizes::kGroups][Sizes::kRows][Sizes::kDepth + 8];  // so that neighbouring rows lie in other banks
+  };
+
+  alignas(16) E q[QueryTile::kSize];
+  alignas(16) Stage stages[Sizes::kGroups][Sizes::kStages];
+  rules::Word words[Sizes::kGroups][Sizes::kRows];  // of a partial key block
+  T largest[Sizes::kGroups][Sizes::kRows], sum[Sizes::kGroups][Sizes::kRows], weight[Sizes::kGroups][Sizes::kRows];
+  bool seen[Sizes::kGroups][Sizes::kRows];
+  static_assert(sizeof(Results) <= sizeof(stages));
+};
+
+/// A group's steps along the key blocks of a part: every kGroups-th that is visited.
+template <int kGroups>
+struct BlockWalk {
+  const DeviceRun* run;
+  std::int32_t runs, blocks;  // runs after this one; blocks of the part from this one on
+  std::int32_t block, left, words;
+  rules::TileClass kind;
+
+  /// skip: visited blocks before the part; count: the part's.
+  __device__ __forceinline__ BlockWalk(const DeviceRun* first, std::int32_t run_count, std::int32_t skip,
+                                       std::int32_t count, int group)
+      : run(first), runs(run_count), blocks(count), block(0), left(0) {
+    const int lane = static_cast<int>(lane_number());
+    while (skip > 0 && runs > 0) {  // 32 runs at once
+      const std::int32_t own = lane < runs ? run[lane].count : 0;
+      std::int32_t end = own;
+#pragma unroll
+      for (int n = 1; n < 32; n *= 2) {
+        const auto before = __shfl_up_sync(0xffffffffu, end, n);
+        if (lane >= n) end += before;
+      }
+      const auto beyond = __ballot_sync(0xffffffffu, end > skip);
+      const int at = beyond ? __ffs(static_cast<int>(beyond)) - 1 : 31;
+      skip -= __shfl_sync(0xffffffffu, beyond ? end - own : end, at);
+      run += beyond ? at : 32, runs -= beyond ? at : 32;
+      if (beyond) break;
+    }
+    open();
+    block += skip, left -= skip;
+    advance(group);
+  }
+  __device__ __forceinline__ bool more() const { return left > 0 && blocks > 0; }
+  __device__ __forceinline__ bool partial() const { return kind != rules::TileClass::full; }
+  __device__ __forceinline__ void step() { advance(kGroups); }
+
+ private:
+  __device__ __forceinline__ void open() {
+    left = 0;
+    if (runs <= 0) return;
+    const DeviceRun next = *run++;
+    --runs;
+    block = next.first, left = next.count, kind = next.kind, words = next.words;
+  }
+  __device__ __forceinline__ void advance(int n) {
+    blocks -= n;
+    while (n >= left && left > 0) n -= left, open();
+    block += n, left -= n;
+  }
+};
+
+/// Rows of Q: those of all heads that share a key head.
+struct DecodeQueries {
+  const DecodeArgs& args;
+  DecodeTask task;  // a copy, since the block's own has no address
+  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
+    const bool exists = task.exists(args, r);
+    at = exists ? task.query_head(args, r) * rows.head + task.query(args, r) * rows.sequence[2] : 0;
+    return exists;
+  }
+};
+
+// What follows is called, not inlined. No part of the block's object is handed on by its address, or all of it, the sums
+// too, would lie in memory.
+
+/// A lane's products become scores. first_key: of the tile.
+template <class T, int kSlots, int kNumbers>
+__device__ __noinline__ void finish_few_scores(const DecodeArgs& args, const rules::Program& program,
+                                               DecodeTask task, int first_row, int first_key,
+                                               T (&s)[kSlots][kNumbers]) {
+#pragma unroll 1
+  for (int i = 0; i < kSlots; ++i) {
+    const int row = first_row + 8 * i + static_cast<int>(lane_number() / 4);
+    if (!task.exists(args, row)) continue;
+    const ScoreTerms<T> terms(args.call, task.b, task.query_head(args, row));
+    const auto query = task.query(args, row);
+    const auto x = rules::query_coordinate(program, {{0, 0, query}});
+#pragma unroll 1
+    for (int n = 0; n < kNumbers; ++n) {
+      const int key = first_key + 8 * (n / 2) + 2 * static_cast<int>(lane_number() % 4) + n % 2;
+      if (key >= program.axis[2].k_size) continue;
+      const auto y = rules::key_coordinate(program, {{0, 0, key}});
+      const auto gap = [&](int axis) { return static_cast<T>(x[axis] - y[axis]); };
+      T derivative;
+      s[i][n] = terms.finish(s[i][n], query * args.call.bias.query, key * args.call.bias.key, gap, derivative);
+    }
+  }
+}
+
+/// The words of some rows of a key block, by a warp, to shared memory. tile: its words' number in the table, negative:
+/// the program is asked.
+static __device__ __noinline__ void find_few_words(const DecodeArgs& args, const DeviceGroup& group, DecodeTask task,
+                                                   int first_row, int rows, std::int32_t block, std::int32_t tile,
+                                                   rules::Word* to) {
+  const int row = first_row + static_cast<int>(lane_number());
+  if (static_cast<int>(lane_number()) >= rows) return;
+  rules::Word word = 0;
+  if (task.exists(args, row)) {
+    const auto query = task.query(args, row);
+    word = tile >= 0 ? group.keys_of_query_block.words[std::int64_t{tile} * args.call.query_grid.extent[2] + query]
+                     : rules::word(*group.program, {{0, 0, query}}, box_of(args.call.key_grid, true, block));
+  }
+  to[row] = word;
+}
+
+/// Where row `key` of a head lies, in elements from the tensor's beginning.
+__device__ __forceinline__ std::int64_t key_at(const ForwardArgs& call, const DecodeTask& task, const Rows& rows,
+                                               int key) {
+  const auto head = task.head * rows.head;
+  if (!call.paged) return task.b * rows.batch + head + key * rows.sequence[2];
+  const auto page = call.pages.at(task.b, key / call.pages.page_size);
+  return page * rows.batch + head + key % call.pages.page_size * rows.sequence[2];
+}
+
+/// Keys or values from `first` on to a tile, any strides and pages; zeros in rows and channels that do not exist.
+/// thread: of kThreads.
+template <class Tile, int kKeys, int kDepth, int kThreads, class E>
+__device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows& rows, DecodeTask task, E* to,
+                                            int first_channel, int channels, int first, int size, int thread) {
+  constexpr int kNumbers = 16 / sizeof(E), kChunks = kDepth / kNumbers;
+  const E* const data = reinterpret_cast<const E*>(rows.data) + first_channel * rows.channel;
+  if (rows.vectors) {
+#pragma unroll 1
+    for (int i = thread; i < kKeys * kChunks; i += kThreads) {
+      const int key = first + i / kChunks, channel = i % kChunks * kNumbers;
+      const int wanted = key < size ? min(max(channels - channel, 0), kNumbers) : 0;
+      copy_16(to + Tile::at(i / kChunks, channel), wanted > 0 ? data + key_at(call, task, rows, key) + channel : data,
+              wanted * static_cast<int>(sizeof(E)));
+    }
+    return;
+  }
+  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring lanes read neighbours
+#pragma unroll 1
+  for (int i = thread; i < kKeys * kDepth; i += kThreads) {
+    const int row = along_rows ? i % kKeys : i / kDepth, channel = along_rows ? i / kKeys : i % kDepth;
+    const bool exists = first + row < size && channel < channels;
+    to[Tile::at(row, channel)] =
+        exists ? data[key_at(call, task, rows, first + row) + channel * rows.channel] : zero<E>();
+  }
+}
+
+/// What a row's numbers come to: the sink, and the statistics that the caller asked for.
+template <class T>
+struct FinishedRow {
+  T factor;    ///< of what has been divided by the sum of the keys' exponentials
+  bool empty;  ///< sees no key, or only such with a score of -inf, and no sink above it
+
+  /// largest: of the products, scaled by `scale` to scores.
+  __device__ __forceinline__ FinishedRow(const DecodeArgs& args, std::int32_t b, std::int32_t h, std::int32_t query,
+                                         T largest, T scale, T sum, bool seen, bool store) {
+    const auto& call = args.call;
+    factor = 1;
+    largest *= scale;
+    if (call.sink.data && (sum != T(0) || seen)) {
+      const T sink = read_number<T>(call.sink, h * call.sink.head), together = fmax(largest, sink);
+      if (together != -infinity()) {
+        const T change = exp(largest - together), with = sum * change + exp(sink - together);
+        factor = sum == T(0) ? T(0) : sum * change / with;
+        sum = with, largest = together;
+      }
+    }
+    empty = sum == T(0);
+    if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
+    if (!store) return;
+    const auto put = [&](const Numbers& to, T x) {
+      if (to.data) reinterpret_cast<T*>(to.data)[b * to.batch + h * to.head + query * to.query] = x;
+    };
+    put(call.row_max, empty ? -infinity() : largest);
+    put(call.row_sum, sum);
+    put(call.lse, empty ? -infinity() : largest + log(sum));
+  }
+
+  __device__ __forceinline__ static T infinity() {
+    return sizeof(T) == 8 ? static_cast<T>(__longlong_as_double(0x7ff0000000000000ll))
+                          : static_cast<T>(__int_as_float(0x7f800000));
+  }
+};
+
+}  // namespace anyflash::cuda

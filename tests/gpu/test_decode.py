@@ -1,0 +1,129 @@
+"""Few queries: all heads of a key head at once, the keys in parts."""
+
+import threading
+
+import anyflash as af
+import pytest
+import torch
+
+TYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, torch.float64: 1e-12}
+
+
+def randoms(b, heads, kv_heads, queries, keys, d, d_v=None, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    shapes = (b, heads, queries, d), (b, kv_heads, keys, d), (b, kv_heads, keys, d_v or d)
+    return [torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for shape in shapes]
+
+
+def reference(q, k, v, causal=True):
+    """In float64, causal and bottom-right aligned. (out, lse)"""
+    q, k, v = (x.double() for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], device="cuda", dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        scores = scores.masked_fill(~hidden, -torch.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("d, d_v", [(64, 64), (128, 128), (256, 256), (40, 72), (65, 33), (8, 512)])
+@pytest.mark.parametrize("heads, kv_heads, queries", [(2, 2, 1), (8, 2, 1), (6, 2, 3), (32, 1, 1), (64, 1, 1), (5, 1, 11)])
+@pytest.mark.parametrize("keys", [70, 5000])
+def test_values(keys, heads, kv_heads, queries, d, d_v, dtype):
+    q, k, v = randoms(2, heads, kv_heads, queries, keys, d, d_v, dtype)
+    out, lse = af.attention(q, k, v, rule=af.causal(), align="none_end", return_lse=True)
+    expected, expected_lse = reference(q, k, v)
+    assert (out - expected).abs().max() < TYPES[dtype]
+    assert (lse - expected_lse).abs().max() < TYPES[dtype]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_every_option(dtype):
+    q, k, v = randoms(2, 8, 2, 2, 3000, 64, dtype=dtype)
+    bias, sink, slopes = torch.randn(2, 8, 1, 3000), torch.randn(8), torch.rand(8) / 100
+    options = dict(rule=af.causal() & af.window(2000, 0) | af.sink(3), align="none_end", softcap=3.0, return_lse="lm")
+    lengths = torch.tensor([3000, 1234], dtype=torch.int32)
+    extras = dict(bias=bias, sink=sink, alibi_slopes=slopes)
+    got = af.attention(q, k, v, key_lengths=lengths, **options, **{name: x.cuda() for name, x in extras.items()})
+    wide = [x.double().cpu() for x in (q, k, v)]
+    expected = af.attention(*wide, key_lengths=lengths, **options, **{name: x.double() for name, x in extras.items()})
+    for a, b in zip(got, expected):
+        assert torch.allclose(a.double().cpu(), b, rtol=TYPES[dtype], atol=TYPES[dtype])
+
+
+def test_same_bits_in_every_run_and_batch():
+    q, k, v = randoms(3, 8, 2, 1, 9000, 128)
+    once = af.attention(q, k, v)
+    for _ in range(3):
+        assert torch.equal(af.attention(q, k, v), once)
+    assert torch.equal(af.attention(q[1:2], k[1:2], v[1:2]), once[1:2])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_hidden_keys_do_not_show(bad, dtype):
+    q, k, v = randoms(1, 8, 2, 3, 4000, 64, dtype=dtype)
+    expected = af.attention(q, k, v, rule=af.causal(), align="none_end")
+    k, v = (torch.cat([x, torch.full_like(x[:, :, :5], bad)], 2) for x in (k, v))
+    lengths = torch.tensor([4000])
+    got = af.attention(q, k, v, rule=af.causal(), align="none_end", key_lengths=lengths)
+    assert torch.allclose(got.double(), expected.double(), rtol=1e-2, atol=TYPES[dtype])
+    v[:, :, 3998] = bad  # hidden from the first of the queries alone
+    got = af.attention(q, k, v, rule=af.causal(), align="none_end", key_lengths=lengths)
+    assert torch.isfinite(got[:, :, 0]).all() and not torch.isfinite(got[:, :, 1:]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_near_the_end_of_their_type(dtype):
+    q, k, v = randoms(1, 4, 1, 1, 3000, 64, dtype=dtype)
+    q.zero_()
+    v.fill_(torch.finfo(dtype).max * 0.9)
+    out = af.attention(q, k, v)
+    assert torch.allclose(out, v[:, :, :1].expand_as(out), rtol=1e-5)
+
+
+def test_rows_that_see_nothing():
+    q, k, v = randoms(2, 4, 2, 2, 300, 64)
+    sink = torch.zeros(4, device="cuda")
+    out, lse = af.attention(q, k, v, rule=~af.full(), sink=sink, return_lse=True)
+    assert not out.any() and (lse == -torch.inf).all()
+    out, lse = af.attention(q, k, v, key_lengths=torch.tensor([0, 300]), return_lse=True)
+    assert not out[0].any() and (lse[0] == -torch.inf).all() and torch.isfinite(lse[1]).all()
+
+
+def test_many_threads_and_streams():
+    """Each thread on a stream of its own, calls of both kinds in turns; nobody's memory is anybody else's."""
+    cases = [randoms(2, 8, 2, queries, 3000, 64, seed=seed) for seed, queries in enumerate([1, 100, 1, 200])]
+    expected = [af.attention(*case) for case in cases]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(number):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for turn in range(30):
+                i = (number + turn) % len(cases)
+                if not torch.equal(af.attention(*cases[i]), expected[i]):
+                    wrong.append((number, turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_call_is_replayed_in_a_graph():
+    q, k, v = randoms(2, 8, 2, 1, 9000, 128)
+    out = torch.empty_like(q)
+    af.attention(q, k, v, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        af.attention(q, k, v, out=out)
+    q.neg_()
+    graph.replay()
+    replayed = out.clone()
+    assert torch.equal(replayed, af.attention(q, k, v))

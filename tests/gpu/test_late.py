@@ -1,0 +1,201 @@
+"""Lengths, page tables and the tables of rules in the GPU's memory: the same results as from the CPU's, nobody waits for
+them, they may change between replays of a graph, and whatever they hold does no harm."""
+
+import anyflash as af
+import numpy as np
+import pytest
+import torch
+
+
+def randoms(*shapes, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return [torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for shape in shapes]
+
+
+def on_gpu(numbers, dtype=torch.int32):
+    return torch.as_tensor(numbers, dtype=dtype).to("cuda")
+
+
+def both_ways(call, **tables):
+    """A call's results with tables on the CPU and on the GPU."""
+    return call(**tables), call(**{name: on_gpu(table, table.dtype) for name, table in tables.items()})
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other) if a is not None)
+
+
+RULES = {"full": af.full(), "causal": af.causal(), "window": af.window(70, 3), "sink": af.causal() & af.local(50) | af.sink(4)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("wide", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("queries", [1, 3, 200])
+def test_key_lengths(queries, name, wide, dtype):
+    q, k, v = randoms((4, 4, queries, 40), (4, 2, 500, 40), (4, 2, 500, 40), dtype=dtype)
+    lengths = torch.tensor([500, 0, 1, 333], dtype=wide)
+
+    def call(key_lengths):
+        return af.attention(q, k, v, rule=RULES[name], align="none_end", key_lengths=key_lengths, return_lse=True)
+
+    one, other = both_ways(call, key_lengths=lengths)
+    for a, b in zip(one, other):
+        assert torch.equal(a.isinf(), b.isinf())
+        assert torch.allclose(a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 48, 64])
+@pytest.mark.parametrize("queries", [1, 5, 100])
+def test_page_tables(queries, page_size):
+    pages = -(-300 // page_size)
+    q, k, v = randoms((2, 6, queries, 64), (2 * pages, page_size, 2, 64), (2 * pages, page_size, 2, 72))
+    order = np.random.default_rng(1).permutation(2 * pages).astype(np.int32).reshape(2, pages)
+
+    def call(page_table, key_lengths):
+        return [af.attention(q, k, v, page_table=page_table, key_lengths=key_lengths, rule=af.causal(), align="none_end")]
+
+    one, other = both_ways(call, page_table=torch.tensor(order), key_lengths=torch.tensor([300, 17], dtype=torch.int32))
+    assert torch.allclose(one[0].float(), other[0].float(), rtol=2e-2, atol=1e-2)
+
+
+CUTS = {"even": ([0, 100, 200, 300], [0, 100, 200, 300]), "ragged": ([0, 3, 3, 200, 300], [0, 120, 121, 400, 400])}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rule", [af.full(), af.causal(), af.local(20)], ids=str)
+@pytest.mark.parametrize("align", ["none_front", "none_end"])
+@pytest.mark.parametrize("name", CUTS)
+def test_cumulative_lengths(name, align, rule, dtype):
+    cut_q, cut_k = (torch.tensor(cut, dtype=torch.int32) for cut in CUTS[name])
+    q, k, v, dout = randoms((300, 4, 64), (int(cut_k[-1]), 2, 64), (int(cut_k[-1]), 2, 64), (300, 4, 64), dtype=dtype)
+
+    def call(cu_seqlens_q, cu_seqlens_k):
+        options = dict(layout="thd", rule=rule, align=align, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        out, lse = af.attention(q, k, v, return_lse=True, **options)
+        return [out, lse, *af.attention_backward(dout, q, k, v, out, lse, deterministic=True, **options)[:3]]
+
+    assert same(*both_ways(call, cu_seqlens_q=cut_q, cu_seqlens_k=cut_k))
+
+
+@pytest.mark.parametrize("shape", [(10, 10), (3, 10, 10), (2, 3, 10, 10)])
+@pytest.mark.parametrize("kind", ["blocks", "dense"])
+def test_tables_of_rules(kind, shape):
+    n, sizes = 640, shape if kind == "blocks" else (*shape[:-2], 640, 640)
+    if kind == "dense" and len(shape) == 3:
+        sizes = (1, *sizes)
+    table = torch.tensor(np.random.default_rng(2).integers(0, 2, sizes).astype(bool))
+    q, k, v, dout = randoms(*[(2, 3, n, 64)] * 4)
+
+    def call(table):
+        rule = (af.blocks(table, 64, 64) if kind == "blocks" else af.dense(table)) & af.causal()
+        out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
+        return [out, lse, *af.attention_backward(dout, q, k, v, out, lse, rule=rule, deterministic=True)[:3]]
+
+    assert same(*both_ways(call, table=table))
+
+
+def test_more_runs_than_are_kept():
+    """A bitmap whose rows change at every block: 2048 key blocks, of which every other is hidden."""
+    n = 131_072
+    table = torch.zeros(n // 64, n // 64, dtype=torch.bool)
+    table[:, ::2] = True
+    q, k, v = randoms((1, 1, 64, 64), (1, 1, n, 64), (1, 1, n, 64))
+    one, other = both_ways(lambda table: [af.attention(q, k, v, rule=af.blocks(table, 64, 64))], table=table[:1])
+    assert torch.allclose(one[0].float(), other[0].float(), rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("queries", [1, 200])
+def test_lengths_change_between_replays(queries):
+    q, k, v = randoms((3, 4, queries, 64), (3, 4, 700, 64), (3, 4, 700, 64))
+    lengths = on_gpu([700, 5, 300])
+    out = torch.empty_like(q)
+    call = lambda: af.attention(q, k, v, key_lengths=lengths, out=out, align="none_end", rule=af.causal())  # noqa: E731
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for new in ([0, 700, 64], [699, 1, 65]):
+        lengths.copy_(on_gpu(new))
+        graph.replay()
+        replayed = out.clone()
+        call()
+        assert torch.equal(replayed, out)
+
+
+def test_nobody_waits():
+    q, k, v = randoms((2, 4, 1, 64), (2, 2, 900, 64), (2, 2, 900, 64))
+    lengths = on_gpu([900, 77])
+    call = lambda: af.attention(q, k, v, key_lengths=lengths)  # noqa: E731
+    expected = call()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    got = call()
+    done = torch.cuda.Event()
+    done.record()
+    assert not done.query()
+    assert torch.equal(got, expected)
+
+
+def test_whatever_they_hold_does_no_harm():
+    q, k, v = randoms((2, 4, 3, 64), (2, 4, 300, 64), (2, 4, 300, 64))
+    for bad in ([-5, 10**9], [2**31 - 1, -(2**31)]):
+        clamped = [min(max(x, 0), 300) for x in bad]
+        got = af.attention(q, k, v, key_lengths=on_gpu(bad))
+        assert torch.equal(got, af.attention(q, k, v, key_lengths=on_gpu(clamped)))
+    pages = on_gpu([[0, 99, -1], [2**31 - 1, 1, 2]])
+    af.attention(q, k.reshape(6, 100, 4, 64), v.reshape(6, 100, 4, 64), page_table=pages, key_lengths=on_gpu([300, 300]))
+    t = q.reshape(24, 1, 64)
+    for bad in ([0, 24, 3, 24], [9, 4, 2, 1], [-7, 10**9, -3, 50], [0, 0, 0, 0]):
+        out, lse = af.attention(t, t, t, layout="thd", rule=af.causal(), cu_seqlens_q=on_gpu(bad),
+                                cu_seqlens_k=on_gpu(bad), return_lse=True)  # fmt: skip
+        af.attention_backward(out, t, t, t, out, lse, layout="thd", rule=af.causal(), cu_seqlens_q=on_gpu(bad),
+                              cu_seqlens_k=on_gpu(bad))  # fmt: skip
+    torch.cuda.synchronize()
+    assert torch.isfinite(af.attention(q, k, v)).all()
+
+
+def test_a_plan_is_for_lengths_in_one_place():
+    q, k, v = randoms((2, 4, 1, 64), (2, 2, 900, 64), (2, 2, 900, 64))
+    plan = af.plan(q, k, v, key_lengths=on_gpu([900, 77]))
+    expected = af.attention(q, k, v, key_lengths=on_gpu([3, 77]))
+    assert torch.equal(af.attention(q, k, v, plan=plan, key_lengths=on_gpu([3, 77])), expected)
+    with pytest.raises(ValueError, match="^plan: made for tables on a GPU, the call has others$"):
+        af.attention(q, k, v, plan=plan, key_lengths=np.array([3, 77]))
+
+
+WRONG = {
+    "lengths for the cpu": (lambda q: dict(key_lengths=on_gpu([1, 1])), True, "key_lengths: on cuda:0, expected cpu"),
+    "two places": (lambda q: dict(key_lengths=on_gpu([3, 3]), page_table=np.zeros((2, 3), np.int32)), False,
+                   "page_table: on cpu, expected cuda:0 as key_lengths"),
+    "a table elsewhere": (lambda q: dict(key_lengths=on_gpu([3, 3]), rule=af.dense(np.ones((3, 3), bool))), False,
+                          "rule: a table on the cpu, expected cuda:0 as key_lengths"),
+    "a mask for the cpu": (lambda q: dict(rule=af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))), True,
+                           "a table of the rule: on cuda:0, expected cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_places(name):
+    make, on_cpu, line = WRONG[name]
+    (q,) = randoms((2, 1, 3, 64))
+    if "page_table" in make(q):
+        k = q.reshape(2, 3, 1, 64)
+    else:
+        k = q
+    q, k = (x.cpu() if on_cpu else x for x in (q, k))
+    with pytest.raises(ValueError) as error:
+        af.attention(q, k, k, **make(q))
+    assert str(error.value) == line
+
+
+def test_ids_stay_on_the_cpu():
+    with pytest.raises(ValueError, match="^rule documents: ids_q on a cuda device, expected on the cpu"):
+        af.documents(on_gpu([0, 0]), on_gpu([0, 0]))
+
+
+def test_rules_with_tables_on_a_gpu_are_not_explained():
+    rule = af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))
+    for ask in (lambda: af.explain(rule, (3,)), lambda: __import__("pickle").dumps(rule)):
+        with pytest.raises(ValueError, match="on cuda:0, expected cpu$"):
+            ask()
