@@ -213,8 +213,7 @@ Rule documents(const TensorView& ids_q, const TensorView& ids_k) {
     const std::string what = ids == &ids_q ? "rule documents: ids_q" : "rule documents: ids_k";
     given(what, *ids);
     if (ids->device.kind != DeviceKind::cpu) {
-      throw Error(Error::Kind::device,
-                  what + " on a cuda device, expected on the cpu (documents_packed takes lengths on a GPU)");
+      throw Error(Error::Kind::device, what + " on a cuda device, expected on the cpu");
     }
     integers(what, *ids);
     rank_of(what, *ids, ids == &ids_q ? "(queries) or (batch, queries)" : "(keys) or (batch, keys)",

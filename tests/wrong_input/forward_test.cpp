@@ -340,6 +340,12 @@ TEST(WrongInputForward, BiasSlopesSink) {
            }},
           {Kind::type, "sink: type int64, expected float16, bfloat16, float32 or float64",
            [](Call& c) { c.options.sink = c.input({4}, ElementType::int64); }},
+          {Kind::device, "a table of the rule: on cuda:0, expected cpu",
+           [](Call& c) {
+             auto mask = c.input({8, 12}, ElementType::boolean);
+             mask.device.kind = DeviceKind::cuda;
+             c.options.rule = dense(mask);
+           }},
           {Kind::device, "sink: on cuda:0, expected cpu",
            [](Call& c) { c.options.sink = c.input({4}), c.options.sink.device.kind = DeviceKind::cuda; }},
       },

@@ -38,7 +38,7 @@ TEST(WrongInputRules, CannotBeBuilt) {
   const auto floats = c.input({8});
   const auto ids = c.integers({0, 0, 1, 1});
   const auto bits = c.input({2, 2}, ElementType::boolean);
-  auto elsewhere = bits, nowhere = bits;
+  auto elsewhere = ids, nowhere = bits;
   elsewhere.device.kind = DeviceKind::cuda;
   nowhere.data = nullptr;
   PerDimension four = 1, none = 1;  // counts that no constructor makes
@@ -67,7 +67,9 @@ TEST(WrongInputRules, CannotBeBuilt) {
       {Kind::value, "plan: null", [] { Plan(std::shared_ptr<const detail::PlanPair>()); }},
       {Kind::value, "rule blocks: block_q 0, expected at least 1", [&] { blocks(bits, 0, 4); }},
       {Kind::type, "rule blocks: bitmap type float32, expected boolean or uint8", [&] { blocks(floats, 4, 4); }},
-      {Kind::device, "rule dense: mask on a cuda device, expected on the cpu", [&] { dense(elsewhere); }},
+      {Kind::device, "rule documents: ids_k on a cuda device, expected on the cpu", [&] { documents(ids, elsewhere); }},
+      {Kind::device, "cu_seqlens_k: on cuda:0, expected cpu as cu_seqlens_q",
+       [&] { documents_packed(ids, elsewhere); }},
       {Kind::value, "rule dense: mask data pointer null", [&] { dense(nowhere); }},
       {Kind::value, "rule dense: mask not given", [] { dense({}); }},
       {Kind::value, "rule dense: mask rank 1048576, expected at most 8", [&] { dense(endless); }},
