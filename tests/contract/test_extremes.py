@@ -169,4 +169,4 @@ def test_an_infinity_with_a_small_weight_beside_one_that_overflows(queries):
     v[0, 0, 0, 1] = 0
     out = from_device(on_device(af.attention, q, k, v, scale=1.0))
     assert np.all(np.isposinf(out[..., 0]))
-    np.testing.assert_allclose(out[..., 1], 8e33 * np.exp(-85.0), rtol=1e-5)
+    np.testing.assert_allclose(out[..., 1], 8e33 * np.exp(-85.0), rtol=1e-4)

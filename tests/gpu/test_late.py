@@ -22,7 +22,13 @@ def both_ways(call, **tables):
 
 
 def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one, other) if a is not None)
+    """The same bits; of 16-bit types, for which masks known on the CPU have kernels of their own, what rounds alike."""
+    def alike(a, b):
+        if a.dtype != torch.bfloat16 and one[0].dtype != torch.bfloat16:
+            return torch.equal(a, b)
+        return torch.equal(a.isinf(), b.isinf()) and torch.allclose(a.float(), b.float(), rtol=2e-2, atol=1e-2)
+
+    return all(alike(a, b) for a, b in zip(one, other) if a is not None)
 
 
 RULES = {"full": af.full(), "causal": af.causal(), "window": af.window(70, 3), "sink": af.causal() & af.local(50) | af.sink(4)}
