@@ -96,13 +96,17 @@ install_anyflash() {
   touch "$installed"
 }
 
-# cuda_compiler: CUDACXX becomes a CUDA compiler: the one that is there, else one from the Python index (100 MB).
+# cuda_compiler FOLDER: CUDACXX becomes a CUDA compiler: the one that is there, else one from the Python index (100 MB)
+# in that environment.
 cuda_compiler() {
   CUDACXX=${CUDACXX:-$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc || true)}
   if [[ -z $CUDACXX ]]; then
     say "the CUDA compiler (100 MB the first time)"
     pip_once "$1" --no-deps -r tests/requirements-cuda.txt
-    CUDACXX=$("$python" -c 'import nvidia, pathlib; print(next(p for d in nvidia.__path__ for p in pathlib.Path(d).glob("cu*/bin/nvcc")))')
+    local root=("$1"/lib/python3*/site-packages/nvidia/cu*)
+    CUDACXX=$PWD/${root[0]}/bin/nvcc
+    ln -sfn lib "${root[0]}/lib64"  # it and CMake look for these two names
+    ln -sfn "$(basename "${root[0]}"/lib/libcudart.so.*)" "${root[0]}/lib/libcudart.so"
   fi
   export CUDACXX
 }
