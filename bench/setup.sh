@@ -10,7 +10,7 @@ else
 fi
 install_anyflash "$folder"
 say "the C++ benchmarks"
-cmake -S . -B build-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_BENCH=ON -DANYFLASH_CLI=OFF >/dev/null
+cmake -S . -B build-bench -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_BENCH=ON -DANYFLASH_CLI=OFF -DANYFLASH_CUDA=OFF >/dev/null
 cmake --build build-bench --target bench_calls bench_kernels
 cd "$caller"
 export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184  # freed memory is kept: no timed call pays for new pages
