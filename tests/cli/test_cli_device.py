@@ -1,6 +1,5 @@
 """--device: what it says where there is no such GPU. tests/gpu/test_cli.py has what it computes on one."""
 
-import os
 import re
 
 import numpy as np
@@ -9,10 +8,8 @@ import pytest
 NO_GPU = re.compile(
     "query: on cuda:0, (expected cpu, the only device of this build|but CUDA finds no GPU here)$"
 )
-without_gpu = pytest.mark.skipif(os.environ.get("ANYFLASH_TEST_DEVICE") == "cuda", reason="there is a GPU")
 
 
-@without_gpu
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_no_gpu(anyflash, name):
     q = np.ones((1, 1, 4, 8), np.float32)
