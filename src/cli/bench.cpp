@@ -5,6 +5,7 @@
 
 #include <anyflash/anyflash.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

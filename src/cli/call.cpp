@@ -1,5 +1,6 @@
 #include "call.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "layouts.h"

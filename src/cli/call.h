@@ -3,7 +3,6 @@
 
 #include <anyflash/attention.h>
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +10,10 @@
 #include <vector>
 
 #include "inputs.h"
+
+namespace CLI {
+class App;  // its header takes seconds to compile
+}
 
 namespace anyflash::cli {
 

@@ -1,7 +1,9 @@
 // The subcommands. Each adds itself to the program; its work is done in the callback, which throws on failure.
 #pragma once
 
-#include <CLI/CLI.hpp>
+namespace CLI {
+class App;
+}
 
 namespace anyflash::cli {
 

@@ -2,6 +2,7 @@
 
 #include <anyflash/devices.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -2,6 +2,7 @@
 
 #include <anyflash/explain.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
 #include <memory>
