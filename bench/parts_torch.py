@@ -12,6 +12,7 @@ SEQUENCE = 2048  # of the parts torch and sizes: batch 1, 4 heads
 SHORT = (32, 12, (64, 128, 512))  # batch, heads, sequences
 SIZES = ((40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 192), (256, 256), (128, 32))  # d_qk, d_v
 DECODE_KEYS = (4096, 65536)
+DECODE_CALLS = 8  # that follow one another
 FAR = 512 << 20  # bytes: more than any cache holds
 CAUSAL = (False, True)
 
@@ -69,7 +70,8 @@ def sizes(table, arguments):
 
 
 def decode(table, arguments):
-    """One query of 32 heads, 8 key heads. K and V lie in so many copies, taken in turn, that they come from memory."""
+    """One query of 32 heads, 8 key heads. K and V lie in so many copies, taken in turn, that they come from memory; short
+    calls follow one another, as those of a model's layers do: one alone after the peer's finds even its code cold."""
     types = [type_ for type_ in ("float32", "bfloat16") if type_ in arguments.types]
     for threads, type_, d, keys in ((n, t, d, k) for n in thread_counts(arguments) for t in types
                                     for d in (64, 128) for k in DECODE_KEYS):  # fmt: skip
@@ -79,7 +81,9 @@ def decode(table, arguments):
         ours, theirs, peer = case.beside("forward")
         for _ in range(copies):
             ours()  # the first time that memory is read it is slower
-        mine, its = measure.interleaved([ours, theirs], arguments.rounds)
+        calls = min(DECODE_CALLS, copies)
+        mine, its = ([seconds / calls for seconds in of] for of in measure.interleaved(
+            [lambda call=call: [call() for _ in range(calls)] for call in (ours, theirs)], arguments.rounds))
         columns, gigabytes = case.columns("forward"), case.kv_bytes() / 1e9
         table.rates("decode, 32 / 8 heads, K and V read", mine, its, gigabytes, "GB/s", peer=peer, least=3.5, **columns)
         reading = measure.read_bandwidth(arguments.kernels, threads)
