@@ -165,7 +165,8 @@ class BlockPair {
     const auto bytes = kTile * (padded(problem.d_qk) + padded(problem.d_v)) * static_cast<std::int64_t>(sizeof(T));
     const auto met = most_met(plan, &MaskGroup::queries_of_key_block) * problem.heads_q / problem.heads_kv;
     const auto wanted = std::min(2 * met, plan.query_grid.count() * problem.heads_q / problem.heads_kv);
-    return wanted > 0 && wanted * bytes <= tuning::kKeptQueryBytes && wanted <= KeptBlocks::most ? wanted : 1;
+    const auto most = kLeftRow == 1 ? tuning::kKeptQueryBytes : tuning::kKeptQueryBytesOfTiles;
+    return wanted > 0 && wanted * bytes <= most && wanted <= KeptBlocks::most ? wanted : 1;
   }
 
   /// Rows of a query block as left operand and, of Pairs, as right operand; returns those that are not finite.

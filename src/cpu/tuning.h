@@ -25,7 +25,8 @@ constexpr std::int64_t kMostFewRows = 16;                    // queries times he
 constexpr std::int64_t kPartBlocks = 16;                     // key blocks of a part of theirs
 
 // Backward.
-constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;  // of loaded query blocks a thread keeps at most
+constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;         // of loaded query blocks a thread keeps at most,
+constexpr std::int64_t kKeptQueryBytesOfTiles = std::int64_t{8} << 20;  // and where the tiles of AMX multiply them
 
 // Threads.
 constexpr double kProductsOfThread = 2e5;       // multiplications that pay for waking one, forward
