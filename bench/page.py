@@ -109,7 +109,7 @@ def table(rows, columns):
 
 def figure(key, spread):
     return lambda row: "" if row[key] is None else (
-        f"{row[key]:.3g} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
+        f"{row[key]:.{'0f' if row[key] >= 1000 else '3g'}} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
 
 
 def readme_block(rows):
