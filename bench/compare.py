@@ -18,10 +18,13 @@ from options import Parser
 from table import Table
 
 TYPES = ("float32", "float64", "bfloat16", "float16")
-# In the order of the table: the module that measures each, by a function of its name. docs/performance.md says what.
+# In the order of the table: the module that measures each on a CPU, by a function of its name. docs/performance.md says
+# what.
 PARTS = {"calls": "parts_own", "torch": "parts_torch", "short": "parts_torch", "sizes": "parts_torch",
          "decode": "parts_torch", "masks": "parts_own", "scaling": "parts_own", "beside": "parts_torch",
          "rules": "parts_own", "long": "parts_own"}  # fmt: skip
+# Those of a GPU, in gpu.py.
+GPU_PARTS = ("calls", "torch", "decode", "masks", "packed", "bias", "long")
 NEEDS = {"calls": "calls", "decode": "kernels"}  # a part's C++ program: the option that names it
 
 
@@ -38,9 +41,13 @@ def parse_arguments():
     parser = Parser("compare", description=__doc__,
                     epilog="example: bench/compare --device cpu --json bench/results/cpu.json")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
-                        help="cuda: the parts `torch` and `decode`, beside PyTorch, with --rounds and --types")
+                        help="cuda: the parts " + ", ".join(GPU_PARTS) + ", with --rounds and --types; minutes, most "
+                             "them for the compilation of `masks`' peer")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: all)")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
+                        metavar="PART", help=f"what to measure: {', '.join(PARTS)} (default: all of the device's)")
+    parser.add_argument("--add", action="store_true",
+                        help="keep what --json's file has of other parts, as measured before")
     parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
     parser.add_argument("--rounds", type=number(1, 1000), default=7, metavar="N", help="timed rounds a row (default 7)")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES,
@@ -48,27 +55,42 @@ def parse_arguments():
     parser.add_argument("--threads", nargs="+", type=number(1, 1024), metavar="N",
                         default=[1, os.cpu_count()],
                         help="of the parts torch, short, decode and masks (default: one, and all)")  # fmt: skip
+    parser.add_argument("--gpu-calls", metavar="PROGRAM", type=Path,
+                        default=measure.PROJECT / "build-gpu/bench/bench_gpu_calls",
+                        help="tiny calls from C++ on a GPU (default: the one that bench/compare builds)")
     for name, what in (("calls", "tiny calls from C++"), ("kernels", "reading memory, in C++")):
         parser.add_argument(f"--{name}", metavar="PROGRAM", type=Path,
                             default=measure.PROJECT / f"build-bench/bench/bench_{name}",
                             help=f"{what} (default: the one that bench/compare builds)")  # fmt: skip
     parser.add_argument("--publish", metavar="FILE", type=Path,
-                        help="measure nothing: write the rows of this earlier --json file into README.md and "
-                             "docs/performance.md")
+                        help="measure nothing: write the rows of this earlier --json file, of either device, into "
+                             "README.md and docs/performance.md")
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
+    offered = GPU_PARTS if arguments.device == "cuda" else tuple(PARTS)
+    arguments.parts = arguments.parts or list(offered)
+    for part in arguments.parts:
+        if part not in offered:
+            parser.error(f"--parts: no '{part}' on {arguments.device}, expected one of {', '.join(offered)}")
+    if arguments.add and not (arguments.json and arguments.json.exists()):
+        parser.error("--add: needs --json with a file that is there")
     if arguments.json and (arguments.json.is_dir() or not os.access(arguments.json.parent, os.W_OK)):
         parser.error(f"--json: {arguments.json} cannot be written")
     return arguments
 
 
-def measure_parts(table, arguments):
-    for part in PARTS:
+def measure_parts(table, arguments, measured):
+    """measured: {part: the function that measures it}."""
+    for part, function in measured.items():
         if part in arguments.parts:
             table.part = part
-            getattr(importlib.import_module(PARTS[part]), part)(table, arguments)
+            function(table, arguments)
             if arguments.json:
                 table.write(arguments.json)
+
+
+def function_of(part):
+    return getattr(importlib.import_module(PARTS[part]), part)
 
 
 def main():
@@ -86,16 +108,13 @@ def main():
     if on_gpu:
         import gpu
 
-        table = Table(arguments.device, gpu.name())
-        for part, measured in (("torch", gpu.beside_torch), ("decode", gpu.decode)):
-            if part in arguments.parts:
-                table.part = part
-                measured(table, arguments)
-        if arguments.json:
-            table.write(arguments.json)
+        table, measured = Table(arguments.device, gpu.name()), gpu.PARTS
     else:
         table = Table(arguments.device)
-        measure_parts(table, arguments)
+        measured = {part: function_of(part) for part in PARTS if part in arguments.parts}
+    if arguments.add:
+        table.earlier = [row for row in page.read(arguments.json) if row["part"] not in arguments.parts]
+    measure_parts(table, arguments, measured)
     if arguments.build:
         table.part = "build"
         table.add("cold build of library and program, two jobs", measure.build_time(), "s", type="", d=0, threads=2,

@@ -1,9 +1,16 @@
-"""The rows of bench/compare --device cuda: anyflash beside PyTorch's own kernels on one NVIDIA GPU, forward, backward
-and decoding. 16k tokens over the
-batch, 2048 channels over the heads; of float32 and float64 4 x 16 heads of 4096 tokens. Times are those of the GPU's
-events."""
+"""What bench/compare --device cuda measures: anyflash beside PyTorch's own kernels on one NVIDIA GPU. The rows of masks
+are in gpu_masks.py.
 
+16k tokens over the batch, 2048 channels over the heads; of float32 and float64 4 x 16 heads of 4096 tokens. TFLOP/s are
+those of useful operations: 4 d for each visible pair forward, 10 d backward. Times are those of the GPU's events, each
+call beside its peer's in turns.
+"""
+
+import functools
+import inspect
+import json
 import statistics
+import subprocess
 
 import measure
 import torch
@@ -16,22 +23,20 @@ PEERS = {"bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
          "float16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
          "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, (2, 2)),
          "float64": ("torch math", SDPBackend.MATH, (2.5, 1.3))}  # fmt: skip
+OPERATIONS = {"forward": 4, "backward": 10}  # for each visible pair and channel
+attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def name():
     return f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
 
 
-def shapes(type_):
-    """(batch, heads, sequence, d)"""
-    if type_ in ("float32", "float64"):
-        return [(4, 16, 4096, 64), (4, 16, 4096, 128)]
-    sequences = (512, 2048, 8192, 16384) if type_ == "bfloat16" else (8192,)
-    return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in sequences]
-
-
-def seconds(call):
+def seconds(call, idle=False):
+    """Of one call. The GPU is still busy when it is asked for, as in a model, so what the host does meanwhile is not in
+    it; idle: the GPU waits for the host."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if not idle:
+        torch.cuda._sleep(1_000_000)  # cycles: about half a millisecond
     begin.record()
     call()
     end.record()
@@ -39,41 +44,70 @@ def seconds(call):
     return begin.elapsed_time(end) / 1e3
 
 
-def interleaved(calls, rounds):
-    for call in calls * 2:  # plans are made, memory is taken
+def interleaved(calls, rounds, idle=False):
+    """For each call its seconds, one a round; after two rounds in which plans are made and memory is taken."""
+    for call in calls * 2:
         call()
     torch.cuda.synchronize()
-    times = [[seconds(call) for call in calls] for _ in range(rounds)]
+    times = [[seconds(call, idle) for call in calls] for _ in range(rounds)]
     return [list(of_call) for of_call in zip(*times)]
 
 
-def forward_calls(q, k, v, causal, backend):
-    out, rule = torch.empty_like(q), af.causal() if causal else af.full()
+def random(*shape, type_="bfloat16"):
+    return torch.randn(*shape, device="cuda", dtype=getattr(torch, type_))
 
-    def ours():
-        af.attention(q, k, v, rule=rule, out=out)
 
-    def theirs():
+def add_rates(table, what, direction, calls, work, arguments, *, idle=False, rounds=None, **columns):
+    """A row of useful TFLOP/s. work: visible pairs times channels."""
+    mine, theirs = interleaved(calls, rounds or arguments.rounds, idle)
+    table.rates(f"{direction}{', ' * bool(what)}{what}", mine, theirs, OPERATIONS[direction] * work / 1e12, "TFLOP/s",
+                **columns)  # fmt: skip
+
+
+def our_call(direction, q, k, v, dout, **options):
+    if direction == "forward":
+        out = torch.empty_like(q)
+        return lambda: af.attention(q, k, v, out=out, **options)
+    out, lse = af.attention(q, k, v, return_lse=True, **options)
+    return lambda: af.attention_backward(dout, q, k, v, out, lse, **options)
+
+
+def peer_call(direction, q, k, v, dout, function):
+    """function(q, k, v): a peer's forward pass. Backward is the gradients alone."""
+    if direction == "forward":
+        return lambda: function(q, k, v)
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    result = function(*inputs)
+    return lambda: torch.autograd.grad(result, inputs, dout, retain_graph=True)
+
+
+def by_backend(backend, **options):
+    def function(q, k, v):
         with sdpa_kernel(backend):
-            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return attention(q, k, v, **options)
 
-    return [ours, theirs]
+    return function
 
 
-def backward_calls(q, k, v, causal, backend):
-    rule = af.causal() if causal else af.full()
-    out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
-    dout, inputs = torch.randn_like(out), [x.detach().requires_grad_() for x in (q, k, v)]
-    with sdpa_kernel(backend):
-        result = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal)
+def shapes(type_):
+    """(batch, heads, sequence, d)"""
+    if type_ in ("float32", "float64"):
+        return [(4, 16, 4096, 64), (4, 16, 4096, 128)]
+    sequences = (2048, 4096, 8192, 16384) if type_ == "bfloat16" else (8192,)
+    return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in sequences]
 
-    def ours():
-        af.attention_backward(dout, q, k, v, out, lse, rule=rule)
 
-    def theirs():
-        torch.autograd.grad(result, inputs, dout, retain_graph=True)
-
-    return [ours, theirs]
+def beside_torch(table, arguments):
+    for type_, (peer, backend, limits) in PEERS.items():
+        if type_ not in arguments.types:
+            continue
+        for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
+            tensors = [random(b, h, s, d, type_=type_) for _ in range(4)]
+            for direction, least in zip(OPERATIONS, limits):
+                calls = [our_call(direction, *tensors, rule=af.causal() if causal else af.full()),
+                         peer_call(direction, *tensors, by_backend(backend, is_causal=causal))]  # fmt: skip
+                add_rates(table, "", direction, calls, b * h * s * s * d / (2 if causal else 1), arguments, type=type_,
+                          d=d, causal=causal, sequence=s, peer=peer, least=least)  # fmt: skip
 
 
 # (batch, query heads, key heads, keys, d), bfloat16
@@ -81,11 +115,18 @@ DECODE = ((1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128), (64, 32, 8, 4096, 128
           (16, 16, 16, 8192, 64), (64, 8, 1, 4096, 256), (1, 64, 8, 16384, 128), (256, 32, 8, 1024, 128),
           (8, 32, 8, 1000, 128))  # fmt: skip
 DECODE_PEERS = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
+PAGED = ((16, 32, 8, 8192, 128), (64, 32, 8, 4096, 128))
+SLOW_PEER = 3e12  # bytes a second: where the peer reads less, half as much again is wanted
 
 
 def decode_seconds(call, kv):
     """A call's time, of as many in a row as there are copies of K and V, so that none is in a cache."""
-    return seconds(lambda: [call(k, v) for k, v in kv]) / len(kv)
+    return seconds(lambda: [call(*one) for one in kv]) / len(kv)
+
+
+def in_turns(calls, kvs, rounds):
+    times = [[decode_seconds(call, kv) for call, kv in zip(calls, kvs)] for _ in range(rounds + 2)]
+    return [list(of_call) for of_call in zip(*times[2:])]
 
 
 def decode(table, arguments):
@@ -94,44 +135,118 @@ def decode(table, arguments):
         return
     for b, h, h_kv, n, d in DECODE:
         read = 2 * b * h_kv * n * d * 2
-        copies = max(2, 2**29 // read)
-        q = torch.randn(b, h, 1, d, device="cuda", dtype=torch.bfloat16)
-        kv = [tuple(torch.randn(b, h_kv, n, d, device="cuda", dtype=q.dtype) for _ in "kv") for _ in range(copies)]
-        out = torch.empty_like(q)
-
-        def ours(k, v):
-            af.attention(q, k, v, out=out)
-
-        best = None
+        q = random(b, h, 1, d)
+        kv = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(max(2, 2**29 // read))]
+        ours = functools.partial(af.attention, q, out=torch.empty_like(q))
+        timed = {}
         for peer, backend in DECODE_PEERS.items():
-
-            def theirs(k, v):
-                with sdpa_kernel(backend):
-                    torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=h != h_kv)
-
-            mine, others = ([], [])
-            for turn in range(arguments.rounds + 2):
-                pair = decode_seconds(ours, kv), decode_seconds(theirs, kv)
-                if turn >= 2:
-                    mine.append(pair[0]), others.append(pair[1])
-            if best is None or statistics.median(others) < statistics.median(best[2]):
-                best = peer, mine, others
-        peer, mine, others = best
+            theirs = functools.partial(by_backend(backend, enable_gqa=h != h_kv), q)
+            timed[peer] = in_turns([ours, theirs], [kv, kv], arguments.rounds)
+        peer = min(timed, key=lambda name: statistics.median(timed[name][1]))
+        mine, others = timed[peer]
         table.rates(f"decode, batch {b}, {h} / {h_kv} heads, K and V read", mine, others, read / 1e9, "GB/s",
-                    type="bfloat16", d=d, sequence=n, peer=peer, least=1.0)  # fmt: skip
+                    type="bfloat16", d=d, sequence=n, peer=peer,
+                    least=1.5 if read / statistics.median(others) < SLOW_PEER else 1.0)  # fmt: skip
+    for (b, h, h_kv, n, d), page in ((shape, page) for shape in PAGED for page in (16, 64)):
+        read = 2 * b * h_kv * n * d * 2
+        q, lengths = random(b, h, 1, d), torch.full((b,), n, device="cuda", dtype=torch.int32)
+        copies = max(2, 2**29 // read)
+        plain = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(copies)]
+        pages = [(random(b * n // page, page, h_kv, d), random(b * n // page, page, h_kv, d),
+                  torch.randperm(b * n // page, device="cuda", dtype=torch.int32).view(b, -1))
+                 for _ in range(copies)]  # fmt: skip
+        ours = functools.partial(af.attention, q, out=torch.empty_like(q))
+        paged = lambda k, v, table: ours(k, v, page_table=table, key_lengths=lengths)  # noqa: E731
+        table.rates(f"decode, pages of {page}, batch {b}, {h} / {h_kv} heads, K and V read",
+                    *in_turns([paged, ours], [pages, plain], arguments.rounds), read / 1e9, "GB/s", type="bfloat16",
+                    d=d, sequence=n, peer="without pages", least=0.95)  # fmt: skip
 
 
-def beside_torch(table, arguments):
-    for type_, (peer, backend, limits) in PEERS.items():
-        if type_ not in arguments.types:
-            continue
-        for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
-            q, k, v = (torch.randn(b, h, s, d, device="cuda", dtype=getattr(torch, type_)) for _ in range(3))
-            directions = [("forward", forward_calls, 4), ("backward", backward_calls, 10)]
-            for (direction, calls, operations), least in zip(directions, limits):
-                mine, others = interleaved(calls(q, k, v, causal, backend), arguments.rounds)
-                work = operations * b * h * s * s * d * (0.5 if causal else 1) / 1e12
-                table.add(direction, work / statistics.median(mine), "TFLOP/s", type=type_, d=d, causal=causal,
-                          sequence=s, spread=measure.spread(mine), peer=peer,
-                          peer_figure=work / statistics.median(others), peer_spread=measure.spread(others),
-                          ratio=measure.median_ratio(mine, others), least=least if s > 512 else None)  # fmt: skip
+def packed(table, arguments):
+    """32k tokens in documents of 1k to 4k, 16 heads; beside PyTorch's attention for packed sequences."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    lengths, d, h = [1024, 4096, 2048, 3072, 1536, 2560, 3584, 1792, 4096, 2304, 3200, 3456], 128, 16
+    cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    tensors, on_gpu, longest = [random(int(cu[-1]), h, d) for _ in range(4)], cu.cuda(), max(lengths)
+    for causal in (False, True):
+        named = inspect.signature(varlen_attn).parameters
+        mask = dict(is_causal=causal) if "is_causal" in named else dict(window_size=(-1, 0 if causal else -1))
+        theirs = lambda q, k, v: varlen_attn(q, k, v, on_gpu, on_gpu, longest, longest, **mask)  # noqa: E731
+        options = dict(layout="thd", cu_seqlens_q=cu.numpy(), cu_seqlens_k=cu.numpy(),
+                       rule=af.causal() if causal else af.full())  # fmt: skip
+        work = h * d * sum(n * n for n in lengths) / (2 if causal else 1)
+        for direction in OPERATIONS:
+            calls = [our_call(direction, *tensors, **options), peer_call(direction, *tensors, theirs)]
+            add_rates(table, "documents of 1k to 4k, packed", direction, calls, work, arguments, type="bfloat16", d=d,
+                      causal=causal, sequence=int(cu[-1]), peer="torch varlen", least=1.1)  # fmt: skip
+
+
+def bias(table, arguments):
+    """A bias, whose gradient is made too, and a mask of any pairs: 1 x 16 heads of 4096 tokens, all pairs counted.
+    cuDNN, the peer, makes no gradient of a bias."""
+    h, n, d = 16, 4096, 128
+    tensors = [random(1, h, n, d) for _ in range(4)]
+    columns = dict(type="bfloat16", d=d, sequence=n, peer="torch cuDNN", least=0.9)
+    for what, heads in (("a bias of each head", h), ("a bias of all heads", 1)):
+        values = random(1, heads, n, n)
+        theirs = by_backend(SDPBackend.CUDNN_ATTENTION, attn_mask=values)
+        for direction in OPERATIONS:
+            calls = [our_call(direction, *tensors, bias=values), peer_call(direction, *tensors, theirs)]
+            add_rates(table, what, direction, calls, h * n * n * d, arguments, **columns)
+    mask = torch.rand(n, n) < 0.5
+    rule = af.dense(mask.numpy())
+    plan = af.plan(*tensors[:3], rule=rule)
+    theirs = by_backend(SDPBackend.CUDNN_ATTENTION, attn_mask=mask.cuda()[None, None])
+    for direction in OPERATIONS:
+        calls = [our_call(direction, *tensors, rule=rule, plan=plan), peer_call(direction, *tensors, theirs)]
+        add_rates(table, "a mask of half the pairs", direction, calls, h * n * n * d, arguments, **columns)
+
+
+def calls(table, arguments):
+    """What the host does for a call on tiny input, while the GPU has enough to do: from C++ and from Python."""
+    columns = dict(type="float32", d=16, causal=True, sequence=8)
+    done = subprocess.run([arguments.gpu_calls], capture_output=True, text=True, check=True)
+    for what, times in json.loads(done.stdout).items():
+        table.add(f"tiny {what} from C++, host side", statistics.median(times) * 1e6, "us",
+                  spread=measure.spread(times), most=8 if what == "forward" else None, **columns)  # fmt: skip
+    q = random(1, 1, 8, 16, type_="float32")
+    out, rule, loops = torch.empty_like(q), af.causal(), 200
+
+    def many():
+        for _ in range(loops):
+            af.attention(q, q, q, rule=rule, out=out)
+
+    times = []
+    for _ in range(9):
+        times.append(measure.once(many) / loops)
+        torch.cuda.synchronize()
+    table.add("tiny forward from Python, host side", statistics.median(times[2:]) * 1e6, "us",
+              spread=measure.spread(times[2:]), **columns)  # fmt: skip
+
+
+def long(table, arguments):
+    """A million tokens, one head; the memory that a call takes beside its tensors."""
+    n, d = 2**20, 128
+    tensors = [random(1, 1, n, d) for _ in range(4)]
+    plan = af.plan(*tensors[:3], rule=af.causal())
+    for direction in OPERATIONS:
+        calls = [our_call(direction, *tensors, rule=af.causal()),
+                 peer_call(direction, *tensors, by_backend(SDPBackend.FLASH_ATTENTION, is_causal=True))]  # fmt: skip
+        add_rates(table, "a million tokens", direction, calls, n * n * d / 2, arguments,
+                  rounds=min(arguments.rounds, 3), type="bfloat16", d=d, causal=True, sequence=n, peer="torch flash",
+                  least=1.1)  # fmt: skip
+        table.add(f"{direction}, a million tokens, memory beside tensors",
+                  getattr(plan, f"{direction}_workspace") / 1e6, "MB", type="bfloat16", d=d, causal=True,
+                  sequence=n)  # fmt: skip
+
+
+def masks(table, arguments):
+    import gpu_masks
+
+    gpu_masks.masks(table, arguments)
+
+
+# In the order of the table.
+PARTS = {"calls": calls, "torch": beside_torch, "decode": decode, "masks": masks, "packed": packed, "bias": bias,
+         "long": long}  # fmt: skip

@@ -7,14 +7,17 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
+GPU_RECORD = PROJECT / "bench" / "results" / "cuda.json"
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
 BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
-         for name in ("figures", "roofline")}  # fmt: skip
+         for name in ("figures", "roofline", "GPU figures")}  # fmt: skip
 # Headings of the parts of bench/compare.
 TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequences", "sizes": "Other head sizes",
           "decode": "Decoding", "masks": "Masks given as rules", "scaling": "Two threads", "beside": "After PyTorch",
-          "rules": "Time follows the rule", "long": "Long sequences", "build": "Cold build"}  # fmt: skip
-FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself")  # rows beside these peers
+          "rules": "Time follows the rule", "long": "Long sequences", "packed": "Packed sequences",
+          "bias": "A bias or a mask of any pairs", "build": "Cold build"}  # fmt: skip
+GPU_ORDER = ("calls", "torch", "decode", "masks", "packed", "bias", "long")
+FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself", "without pages")  # rows beside these peers
 HEADER = (f"{'what':<58} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
           f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit")  # fmt: skip
 
@@ -73,10 +76,21 @@ def short(rows):
             row["d"] in (64, 128)]  # fmt: skip
 
 
+def in_order(rows):
+    """Those of a GPU by the order of their parts, which may have been measured one by one."""
+    if not on_gpu(rows):
+        return rows
+    return sorted(rows, key=lambda row: GPU_ORDER.index(row["part"]))
+
+
+def on_gpu(rows):
+    return bool(rows) and rows[0]["device"] == "cuda"
+
+
 def read(path):
     try:
         rows = json.loads(Path(path).read_text())
-        if not short(rows):
+        if not on_gpu(rows) and not short(rows):
             raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the "
                              "README shows")  # fmt: skip
         blocks(rows)
@@ -95,7 +109,7 @@ def table(rows, columns):
 
 def figure(key, spread):
     return lambda row: "" if row[key] is None else (
-        f"{row[key]:.3g} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
+        f"{row[key]:.{'0f' if row[key] >= 1000 else '3g'}} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
 
 
 def readme_block(rows):
@@ -113,19 +127,39 @@ def performance_block(rows):
     """A table for each part; one for all rows of a record that tells no parts apart."""
     keys = ("type", "d", "mask", "sequence", "threads")
     columns = {"what": lambda row: row["what"].replace("|", "\\|"),
-               **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)},
+               **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)
+                  if key != "threads" or not on_gpu(rows)},
                "figure (spread)": figure("figure", "spread"), "peer": lambda row: row["peer"],
                "its figure (spread)": figure("peer_figure", "peer_spread"),
                "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
                "limit": limit}  # fmt: skip
     text = f"{rows[0]['machine']}, {rows[0]['date']}."
     for part, group in itertools.groupby(rows, lambda row: row.get("part")):
-        text += (f"\n\n### {TITLES[part]}" if part else "") + f"\n\n{table(list(group), columns)}"
+        title = f"{TITLES[part]}, on a GPU" if on_gpu(rows) else TITLES.get(part)
+        text += (f"\n\n### {title}" if part else "") + f"\n\n{table(list(group), columns)}"
     return f"{text}\n\n```text{summary(rows)}\n```"
+
+
+def gpu_readme_block(rows):
+    """Of the rows that have a limit, the range of ratios beside each peer, of both directions, and the fastest row."""
+    lines = []
+    of_interest = [row for row in rows if row["part"] in ("torch", "masks", "packed", "bias") and row["least_ratio"] and
+                   row["type"] == "bfloat16"]  # fmt: skip
+    for (peer, direction), group in itertools.groupby(
+            sorted(of_interest, key=lambda row: (row["peer"], row["what"].split(",")[0] != "forward")),
+            key=lambda row: (row["peer"], row["what"].split(",")[0])):  # fmt: skip
+        group = list(group)
+        ratios, fastest = [row["ratio"] for row in group], max(row["figure"] for row in group)
+        lines.append(f"| {direction}, {len(group)} rows | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | "
+                     f"{fastest:.0f} TFLOP/s |")  # fmt: skip
+    return (f"{rows[0]['machine']}, {rows[0]['date']}, bfloat16, useful operations:\n\n"
+            "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n" + "\n".join(lines))  # fmt: skip
 
 
 def blocks(rows):
     """What stands in the marked block of each of PAGES; rows: None where none are recorded."""
+    if on_gpu(rows):
+        return [gpu_readme_block(rows), performance_block(rows)]
     if rows is None:
         return ["No figures are recorded yet: `bench/compare --device cpu` measures them."] * 2
     return [readme_block(rows), performance_block(rows)]
@@ -138,4 +172,4 @@ def write_block(path, name, block):
 
 def publish(rows, pages=PAGES):
     for path, block in zip(pages, blocks(rows)):
-        write_block(path, "figures", block)
+        write_block(path, "GPU figures" if on_gpu(rows) else "figures", block)

@@ -13,6 +13,7 @@ class Table:
         self.rows, self.device, self.date = [], device, time.strftime("%Y-%m-%d")
         self.machine = machine or measure.processor()
         self.part = ""  # that is being measured
+        self.earlier = []  # rows of other runs, which stay in the file
         print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
 
     def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None,
@@ -40,4 +41,4 @@ class Table:
                  peer_spread=measure.spread(theirs), ratio=measure.median_ratio(ours, theirs), **columns)  # fmt: skip
 
     def write(self, path):
-        path.write_text(json.dumps(self.rows, indent=1) + "\n")
+        path.write_text(json.dumps(page.in_order(self.earlier + self.rows), indent=1) + "\n")

@@ -111,13 +111,22 @@ cuda_compiler() {
   export CUDACXX
 }
 
-# gpu_build: builds the library and its Python package for NVIDIA GPUs into build-gpu, for the interpreter
-# ANYFLASH_TEST_PYTHON (python3 if not set), which becomes $python; and the program (ANYFLASH_GPU_CLI=OFF leaves it out).
+# gpu_architectures: what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES, else this machine's GPU.
+gpu_architectures() {
+  local found=${ANYFLASH_CUDA_ARCHITECTURES:-}
+  [[ $found ]] || found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)-real
+  echo "${found/#90-real/90a-real}"
+}
+
+# gpu_build OPTIONS...: builds the library and its Python package for the machine's NVIDIA GPU into build-gpu, for the
+# interpreter ANYFLASH_TEST_PYTHON (python3 if not set), which becomes $python; and the program (ANYFLASH_GPU_CLI=OFF
+# leaves it out).
 gpu_build() {
   python=$(command -v "${ANYFLASH_TEST_PYTHON:-python3}") || die "no interpreter ${ANYFLASH_TEST_PYTHON:-python3}"
   say "the library for NVIDIA GPUs"
   cmake -S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_CUDA=ON \
-    -DANYFLASH_CLI="${ANYFLASH_GPU_CLI:-ON}" -DANYFLASH_PYTHON=ON -DPython_EXECUTABLE="$python" >/dev/null
+    -DANYFLASH_CUDA_ARCHITECTURES="$(gpu_architectures)" -DANYFLASH_CLI="${ANYFLASH_GPU_CLI:-ON}" -DANYFLASH_PYTHON=ON \
+    -DPython_EXECUTABLE="$python" "$@" >/dev/null
   cmake --build build-gpu -j "$(nproc)"
   export PYTHONPATH=$PWD/build-gpu/python
 }

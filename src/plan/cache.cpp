@@ -17,6 +17,9 @@ std::size_t bytes_of(const ExecutionPlan& plan) {
   std::size_t bytes = sizeof(plan) + plan.groups.capacity() * sizeof(MaskGroup);
   for (const auto& group : plan.groups) {
     bytes += bytes_of(group.keys_of_query_block) + bytes_of(group.queries_of_key_block);
+    if (group.program.has_documents) {  // two numbers an entry
+      bytes += 8 * std::size_t(rules::volume(group.program.q_size()) + rules::volume(group.program.k_size()));
+    }
   }
   return bytes;
 }
@@ -53,6 +56,14 @@ std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::
   entries_.push_back({hash, key, plan, bytes, ++uses_});
   bytes_ += bytes;
   return plan;
+}
+
+bool PlanCache::asked_before(const PlanKey& key) {
+  const auto hash = std::hash<PlanKey>{}(key);
+  const std::lock_guard lock(mutex_);
+  if (std::find(asked_.begin(), asked_.end(), hash) != asked_.end()) return true;
+  asked_[next_asked_++ % asked_.size()] = hash;
+  return false;
 }
 
 std::size_t PlanCache::plans() {

@@ -1,6 +1,7 @@
 // Plans kept for the next call of the same kind: a call on tiny input has no time to make one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -11,7 +12,7 @@
 
 namespace anyflash::planning {
 
-/// All that a plan without tables depends on, as bytes.
+/// All that a plan depends on, as bytes.
 using PlanKey = std::string;
 
 std::size_t bytes_of(const ExecutionPlan& plan);
@@ -26,6 +27,8 @@ class PlanCache {
   /// Keeps the plan and returns it, or the one that another thread was faster to insert.
   std::shared_ptr<const ExecutionPlan> insert(const PlanKey& key, std::shared_ptr<const ExecutionPlan> plan);
   std::size_t plans();
+  /// Has this been asked with the key before, not long ago?
+  bool asked_before(const PlanKey& key);
 
   // Around a fork (threads.cpp).
   void lock() { mutex_.lock(); }
@@ -42,6 +45,8 @@ class PlanCache {
   Entry* entry(std::size_t hash, const PlanKey& key);
 
   std::mutex mutex_;
+  std::array<std::size_t, most_plans> asked_{};  // hashes, the last ones; a wrong answer costs a little time
+  std::size_t next_asked_ = 0;
   std::vector<Entry> entries_;  // few: looked through from front to back
   std::size_t bytes_ = 0;
   std::uint64_t uses_ = 0;

@@ -171,7 +171,7 @@ std::shared_ptr<const ExecutionPlan> new_plan(const Problem& problem, const Tile
   const auto cut = empty || blind ? cuts.front() : chosen_cut(problem, menu, facts.stride, cuts, *plan);
   plan->query_grid = cut.queries;
   plan->key_grid = cut.keys;
-  const auto questions = facts.tables ? std::max(usual_questions, cut.keys.count()) : usual_questions;
+  const auto questions = facts.matrices ? std::max(usual_questions, cut.keys.count()) : usual_questions;
   if (!blind) find_runs(*plan, k_sizes, questions, problem.direction == Direction::backward);
   return plan;
 }
@@ -186,18 +186,28 @@ void append(PlanKey& key, const Numbers&... numbers) {
 
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu, bool keep) {
   const int threads = planning::plan_threads(problem.threads);
-  const auto facts = rules::facts(problem.rule, planning::shapes_of(problem));
+  const auto shapes = planning::shapes_of(problem);
+  const auto facts = rules::facts(problem.rule, shapes);
   const bool lengths = problem.key_lengths.given() && !problem.tables_on_device;
-  if (facts.tables || lengths) return planning::new_plan(problem, menu, facts, threads, keep);
+  const auto make = [&](bool kept) { return planning::new_plan(problem, menu, facts, threads, kept); };
+  if (lengths || (facts.tables && problem.tables_on_device)) return make(keep);
 
   thread_local planning::PlanKey key;  // keeps its memory
   key.clear();
-  planning::append(key, problem.tables_on_device ? problem.batch : 0, problem.direction, problem.dimensions, problem.q_size, problem.k_size, problem.align, threads,
-               menu.key_rows, menu.tile_cost, menu.query_rows.size());
+  planning::append(key, problem.tables_on_device || facts.tables ? problem.batch : 0, problem.direction,
+                   problem.dimensions, problem.q_size, problem.k_size, problem.align, threads, menu.key_rows,
+                   menu.tile_cost, menu.query_rows.size());
   for (const auto rows : menu.query_rows) planning::append(key, rows);
-  key += facts.key;
-  if (auto known = planning::plan_cache().find(key)) return known;
-  return planning::plan_cache().insert(key, planning::new_plan(problem, menu, facts, threads, true));
+  auto& cache = planning::plan_cache();
+  if (!facts.tables) {
+    key += facts.key;
+    if (auto known = cache.find(key)) return known;
+    return cache.insert(key, make(true));
+  }
+  // The layers of a model have the same documents, a step later there are others: what is asked for twice is kept.
+  if (!rules::append_with_tables(rules::with_lengths(problem.rule, shapes), key)) return make(keep);
+  if (auto known = cache.find(key)) return known;
+  return keep || cache.asked_before(key) ? cache.insert(key, make(true)) : make(false);
 }
 
 }  // namespace anyflash

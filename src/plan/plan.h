@@ -105,7 +105,8 @@ inline int threads_of(const Problem& problem, const ExecutionPlan& plan) {
   return std::max(problem.threads > 0 ? std::min(problem.threads, plan.threads) : plan.threads, 1);
 }
 
-/// Makes the plan for a problem, or returns the cached one (rules without tables are cached by rule, shape and menu).
+/// Makes the plan for a problem, or returns the cached one (those of rules without tables, and, from the second
+/// call on, with documents alone, are cached by rule, documents, shape and menu).
 /// The boxes depend on the rule, the sizes, the alignment and the menu; not on threads or on what else is in the batch.
 /// The rule is one that rules::check has passed on these shapes. keep: the plan will outlive the call.
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu, bool keep = false);

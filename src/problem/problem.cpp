@@ -124,7 +124,8 @@ class Reader {
   }
 
   void ask_for_gradients() {
-    static char nowhere;
+    alignas(64) static char nowhere;
+    problem_.dq = problem_.q, problem_.dk = problem_.k, problem_.dv = problem_.v;  // they will lie as those do
     problem_.dq.data = problem_.dk.data = problem_.dv.data = &nowhere;
     if (options_.bias.given()) {
       problem_.dbias = bias_of(options_.bias);

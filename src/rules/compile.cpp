@@ -290,6 +290,7 @@ void add_axes(const Node& node, TableAxes& axes) {
   const bool places = node.kind == NodeKind::blocks || node.kind == NodeKind::dense;
   axes.tables |= ids || places || node.kind == NodeKind::documents_packed;
   axes.documents |= ids || node.kind == NodeKind::documents_packed;
+  axes.matrices |= places;
   axes.batch_axis |= has_batch_axis(node);
   for (const auto* table : {&node.table_q, &node.table_k}) {
     if (!table->given()) continue;
@@ -362,6 +363,7 @@ Facts facts(const Rule& rule, const Shapes& shapes) {
   const auto axes = table_axes(whole);
   Facts facts;
   facts.tables = axes.tables;
+  facts.matrices = axes.matrices;
   facts.batch_varies = axes.batch > 1;
   facts.heads_vary = axes.heads > 1;
   facts.on_device = axes.on_device;

@@ -28,6 +28,7 @@ struct TableAxes {
   bool batch_axis = false;            ///< a table has an axis for the batch, be it of size 1
   bool on_device = false, on_cpu = false;  ///< one is in the memory of a GPU, of the CPU
   bool documents = false;             ///< there are documents
+  bool matrices = false;              ///< there are bitmaps or masks
   std::int64_t batch = 1, heads = 1;  ///< the largest sizes
 };
 TableAxes table_axes(const Rule& rule);
@@ -39,6 +40,7 @@ Rule without_batch_tables(const Rule& rule);
 struct Facts {
   bool tables = false;        ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`. They go by
                               ///< the place in memory, so blocks of plain runs suit them best
+  bool matrices = false;      ///< blocks or dense: a question about a tile may have to read all of it
   bool batch_varies = false;  ///< a table has a batch axis (of more than 1)
   bool heads_vary = false;    ///< a table has a heads axis
   bool on_device = false;     ///< a table is in the memory of a GPU
@@ -55,6 +57,10 @@ void check(const Rule& rule, const Shapes& shapes);
 /// Of what the rule's document ids, cumulative lengths and bitmaps hold. Dense masks have no part in it: they are read
 /// where they are, and reading all of one could cost more than a call does.
 std::uint64_t tables_hash(const Rule& rule);
+
+/// Appends to `key` what makes the rule mean what it means, its tables' numbers too. False, and `key` is of no use, if
+/// that is a bitmap or a mask, which programs read where they are, if it is in the memory of a GPU, or long.
+bool append_with_tables(const Rule& rule, std::string& key);
 
 /// The rule with the shapes' cu_seqlens, if they are given.
 Rule with_lengths(const Rule& rule, const Shapes& shapes);

@@ -16,14 +16,23 @@ struct IdRun {
 };
 using IdRuns = std::vector<IdRun>;
 
-IdRuns runs_of_ids(const TensorView& ids, std::int64_t count) {
+template <typename T>
+IdRuns runs_of_ids(const T* ids, std::int64_t stride, std::int64_t count) {
   IdRuns runs;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto id = integer_at(ids, i);
-    if (runs.empty() || runs.back().id != id) runs.push_back({id, std::int32_t(i), std::int32_t(i)});
-    runs.back().end = std::int32_t(i + 1);
+  for (std::int64_t i = 0; i < count;) {
+    const T id = ids[i * stride];
+    const auto start = i;
+    while (++i < count && ids[i * stride] == id) {
+    }
+    runs.push_back({id, std::int32_t(start), std::int32_t(i)});
   }
   return runs;
+}
+
+IdRuns runs_of_ids(const TensorView& ids, std::int64_t count) {
+  if (ids.type == ElementType::int64)
+    return runs_of_ids(static_cast<const std::int64_t*>(ids.data), ids.strides[0], count);
+  return runs_of_ids(static_cast<const std::int32_t*>(ids.data), ids.strides[0], count);
 }
 
 IdRuns runs_of_lengths(const TensorView& lengths, std::int64_t count) {

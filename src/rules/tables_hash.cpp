@@ -1,4 +1,4 @@
-// Has a table changed since a plan was made of it?
+// What tables hold: has one changed since a plan was made of it, is it another's equal?
 #include "rules/compile.h"
 #include "rules/node.h"
 
@@ -32,7 +32,48 @@ void add(const Node& node, std::uint64_t& hash) {
   }
 }
 
+constexpr std::size_t longest_key = 4 << 20;
+
+void append_numbers(const TensorView& table, std::string& key) {
+  const auto bytes = element_size(table.type), columns = std::size_t(table.shape[table.rank - 1]);
+  const auto rows = table.rank == 2 ? table.shape[0] : 1;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto first = table.rank == 2 ? row * table.strides[0] : 0, step = table.strides[table.rank - 1];
+    const auto* from = static_cast<const char*>(table.data) + first * std::int64_t(bytes);
+    if (step == 1 || columns < 2) {
+      key.append(from, columns * bytes);
+    } else {
+      for (std::size_t i = 0; i < columns; ++i) key.append(from + std::int64_t(i) * step * std::int64_t(bytes), bytes);
+    }
+  }
+}
+
+bool append_tables(const Node& node, std::string& key) {
+  if (node.left && !append_tables(*node.left, key)) return false;
+  if (node.right && !append_tables(*node.right, key)) return false;
+  if (node.kind == NodeKind::blocks || node.kind == NodeKind::dense) return false;
+  const auto &q = node.table_q, &k = node.table_k;
+  if (!q.given()) return true;
+  const bool same =
+      q.data == k.data && q.type == k.type && q.rank == k.rank && q.shape == k.shape && q.strides == k.strides;
+  for (const auto* table : {&q, &k}) {
+    if (table->device.kind != DeviceKind::cpu) return false;
+    if (key.size() + std::size_t(table->elements()) * 8 > longest_key) return false;
+    const std::int64_t about[] = {same, std::int64_t(table->type), table->rank, table->shape[0],
+                                  table->rank == 2 ? table->shape[1] : 0};
+    key.append(reinterpret_cast<const char*>(about), sizeof(about));
+    if (table->elements() > 0) append_numbers(*table, key);
+    if (same) break;
+  }
+  return true;
+}
+
 }  // namespace
+
+bool append_with_tables(const Rule& rule, std::string& key) {
+  key += rule.text();
+  return append_tables(rule.node(), key);
+}
 
 std::uint64_t tables_hash(const Rule& rule) {
   std::uint64_t hash = 1;

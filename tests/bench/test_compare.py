@@ -12,6 +12,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
 import page  # noqa: E402
+from table import Table  # noqa: E402
 
 COLUMNS = {"what", "device", "type", "d", "causal", "sequence", "figure", "unit", "peer", "peer_figure", "ratio"}
 
@@ -29,6 +30,9 @@ def run(*arguments):
     (["--threads", "1", "9999"], "argument --threads: '9999', expected a whole number from 1 to 1024"),
     (["--types", "int8"], "argument --types: invalid choice: 'int8'"),
     (["--parts", "all"], "argument --parts: invalid choice: 'all'"),
+    (["--device", "cuda", "--parts", "scaling"], "--parts: no 'scaling' on cuda, expected one of calls, torch, decode"),
+    (["--parts", "packed"], "--parts: no 'packed' on cpu, expected one of calls, torch, short"),
+    (["--add"], "--add: needs --json with a file that is there"),
     (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
     (["--json", "/"], "--json: / cannot be written"),
     (["--calls", "/no/program", "--parts", "calls"], "--calls: no program /no/program"),
@@ -113,6 +117,32 @@ def test_a_record_with_parts_has_a_table_for_each():
     assert readme.count("| forward, d64, ") == 2 and "11.1 GFLOP/s, math path | 9.00 |" in readme
 
 
+GPU = dict(device="cuda", type="bfloat16", unit="TFLOP/s", threads=0, machine="A GPU, PyTorch 3.0")
+GPU_ROWS = [row(1.2, 1.1, part="torch", peer="torch flash", figure=600.0, **GPU),
+            row(1.5, 1.1, part="torch", peer="torch flash", figure=500.0, **GPU),
+            row(1.3, 1.1, part="torch", peer="torch flash", what="backward", figure=550.0, **GPU),
+            row(0.9, 1, part="masks", peer="FlexAttention", what="forward, a rule", **GPU)]
+
+
+def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
+    pages = [Path(shutil.copy(path, tmp_path)) for path in page.PAGES]
+    page.publish(ROWS, pages)
+    page.publish(GPU_ROWS, pages)
+    readme, performance = (path.read_text() for path in pages)
+    assert "| forward, 2 rows | torch flash | 1.20 to 1.50 | 600 TFLOP/s |" in readme
+    assert "| backward, 1 rows | torch flash | 1.30 to 1.30 | 550 TFLOP/s |" in readme
+    assert "### Masks given as rules, on a GPU" in performance and "at least 1 x, MISSED |" in performance
+    assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |" in performance, "the rows of the CPU stay"
+
+
+def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
+    table = Table("cuda", "A GPU")
+    table.part, table.earlier = "torch", [GPU_ROWS[3]]
+    table.add("forward", 700.0, "TFLOP/s", ratio=1.6)
+    table.write(tmp_path / "rows.json")
+    assert [(row["part"], row["figure"]) for row in page.read(tmp_path / "rows.json")] == [("torch", 700), ("masks", 100)]
+
+
 def test_a_file_with_the_rows_is_read(tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps(ROWS))
     assert page.read(tmp_path / "rows.json") == ROWS
@@ -120,5 +150,6 @@ def test_a_file_with_the_rows_is_read(tmp_path):
 
 def test_the_documents_show_the_record():
     recorded = page.read(page.RECORD) if page.RECORD.exists() else None
-    for path, block in zip(page.PAGES, page.blocks(recorded)):
-        assert block in path.read_text(), f"{path.name}: run bench/compare --publish {page.RECORD.relative_to(PROJECT)}"
+    for record, rows in (page.RECORD, recorded), (page.GPU_RECORD, page.read(page.GPU_RECORD)):
+        for path, block in zip(page.PAGES, page.blocks(rows)):
+            assert block in path.read_text(), f"{path.name}: run bench/compare --publish {record.relative_to(PROJECT)}"

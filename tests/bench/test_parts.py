@@ -3,6 +3,7 @@ the faster counts. PyTorch's place is taken by the textbook formula in NumPy, on
 
 import importlib
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -218,7 +219,12 @@ def test_rows_of_two_threads(monkeypatch, capsys, processors, count):
 
 
 def test_every_part_has_a_function_and_a_title():
-    assert set(compare.PARTS) | {"build"} == set(page.TITLES)
+    assert {*compare.PARTS, *compare.GPU_PARTS, "build"} == set(page.TITLES)
+    gpu = (PROJECT / "bench" / "gpu.py").read_text()
+    for part in compare.GPU_PARTS:
+        function = re.search(rf'^PARTS = {{.*?"{part}": (\w+)', gpu, re.M | re.S)[1]
+        assert f"\ndef {function}(table, arguments):" in gpu
+    assert page.GPU_ORDER == compare.GPU_PARTS
     for part, module in compare.PARTS.items():
         assert f"\ndef {part}(table, arguments):" in (PROJECT / "bench" / f"{module}.py").read_text()
 
@@ -228,5 +234,5 @@ def test_rows_are_written_after_each_part(tmp_path, monkeypatch):
     monkeypatch.setattr(parts_own, "long", lambda table, given: pytest.fail("stopped"))
     given = arguments(parts=["masks", "long"], json=tmp_path / "rows.json")
     with pytest.raises(pytest.fail.Exception):
-        compare.measure_parts(Table("cpu"), given)
+        compare.measure_parts(Table("cpu"), given, {part: compare.function_of(part) for part in given.parts})
     assert [(row["part"], row["what"]) for row in json.loads(given.json.read_text())] == [("masks", "one")]

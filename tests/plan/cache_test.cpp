@@ -58,6 +58,64 @@ TEST(Cache, TellsApartWhatDiffers) {
   }
 }
 
+TensorView view_of(std::vector<std::int32_t>& ids) {
+  return {ids.data(), ElementType::int32, {std::int64_t(ids.size())}};
+}
+
+TEST(Cache, KeepsThePlanOfDocumentsThatComeTwice) {
+  std::vector<std::int32_t> ids(300), others(300);
+  for (int i = 0; i < 300; ++i) ids[i] = i / 70, others[i] = i / 71;
+  const auto plan = [&](std::vector<std::int32_t>& of) {
+    return make_plan(problem_1d(documents(view_of(of), view_of(of)) & causal(), 300, 300), test_menu());
+  };
+  const auto first = plan(ids), second = plan(ids), third = plan(ids);
+  EXPECT_FALSE(first->kept) << "they may never come again";
+  EXPECT_NE(first, second);
+  EXPECT_TRUE(second->kept);
+  EXPECT_EQ(second, third);
+  EXPECT_NE(plan(others), second);
+  auto copy = ids;
+  EXPECT_EQ(plan(copy), second) << "the same documents elsewhere in memory";
+  copy[299] = 9;
+  EXPECT_NE(plan(copy), second) << "what they hold counts, not where they are";
+  EXPECT_EQ(plan(ids), second);
+  auto keys = ids;
+  keys[0] = 3;
+  const auto mixed = [&] {
+    return make_plan(problem_1d(documents(view_of(ids), view_of(keys)) & causal(), 300, 300), test_menu());
+  };
+  mixed();
+  EXPECT_NE(mixed(), second) << "those of the keys count too";
+}
+
+TEST(Cache, TellsDocumentsOfBatchEntriesApart) {
+  std::vector<std::int32_t> ids(600);
+  for (int i = 0; i < 600; ++i) ids[i] = i / 50;
+  const auto plan = [&](std::int64_t batch) {
+    auto problem = problem_1d(documents({ids.data(), ElementType::int32, {batch, 600 / batch}},
+                                        {ids.data(), ElementType::int32, {batch, 600 / batch}}),
+                              std::int32_t(600 / batch), std::int32_t(600 / batch));
+    problem.batch = batch;
+    make_plan(problem, test_menu());
+    return make_plan(problem, test_menu());
+  };
+  EXPECT_EQ(plan(2)->batch_groups, 2);
+  EXPECT_EQ(plan(1)->batch_groups, 1);
+  EXPECT_EQ(plan(3)->batch_groups, 3);
+}
+
+TEST(Cache, LeavesBitmapsWhereTheyAre) {
+  std::vector<std::uint8_t> bitmap(25, 1);
+  const auto plan = [&] {
+    const TensorView view{bitmap.data(), ElementType::uint8, {5, 5}};
+    return make_plan(problem_1d(blocks(view, 64, 64), 300, 300), test_menu());
+  };
+  plan();
+  const auto second = plan();
+  EXPECT_FALSE(second->kept);
+  EXPECT_NE(plan(), second);
+}
+
 TEST(Cache, ForgetsTheLeastRecentlyUsed) {
   const auto kept = make_plan(problem_1d(local(5), 300, 300), test_menu());
   const auto forgotten = make_plan(problem_1d(local(6), 300, 300), test_menu());

@@ -1,32 +1,88 @@
 #include "cuda/hopper/backward.h"
 
+#include <algorithm>
+
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/portable/launch.h"
+#include "problem/tensor.h"
 
 namespace anyflash::cuda {
 namespace {
 
-/// What a call works in: dQ's sums, the number that reports a NaN, lse, delta and dlse.
+/// Who makes the bias's gradient, and how.
+enum class BiasGradient : std::uint8_t {
+  none,      ///< nobody
+  stored,    ///< the kernel stores dS
+  summed,    ///< the kernel adds dS to float32 sums
+  portable,  ///< the portable kernel: of a bias that is broadcast along queries or keys, or added to capped scores
+};
+
+/// Does the copy engine take it, as 16-bit numbers?
+bool copied(const Bias& bias) {
+  if (element_size(bias.type) != 2 || bias.stride[3] != 1 || reinterpret_cast<std::uintptr_t>(bias.data) % 16 != 0)
+    return false;
+  for (int i = 0; i < 3; ++i)
+    if (bias.stride[i] < 0 || (bias.size[i] > 1 && bias.stride[i] % 8 != 0)) return false;
+  return true;
+}
+
+std::int64_t bias_sum_bytes(const Problem& problem, const ExecutionPlan& plan) {
+  return problem.dbias.size[0] * problem.dbias.size[1] * plan.query_grid.count() * plan.key_grid.count() * 4096 * 4;
+}
+
+BiasGradient bias_gradient(const Problem& problem, const ExecutionPlan& plan) {
+  const auto& bias = problem.dbias;
+  if (!bias.given()) return BiasGradient::none;
+  if (problem.softcap > 0 || bias.size[2] != problem.queries() || bias.size[3] != problem.keys())
+    return BiasGradient::portable;
+  const bool whole = bias.size[0] == problem.batch && bias.size[1] == problem.heads_q;
+  if (whole && bias.type == problem.type && copied(bias) && copied(problem.bias)) return BiasGradient::stored;
+  const auto numbers = bias.size[0] * bias.size[1] * bias.size[2] * bias.size[3];
+  return bias_sum_bytes(problem, plan) <= 4 * 4 * numbers ? BiasGradient::summed : BiasGradient::portable;
+}
+
+/// What a call works in: dQ's sums, the bias gradient's, what is counted and reported, lse, delta and dlse.
 struct Space {
-  std::int64_t sums = 0, rows = 0;
+  std::int64_t sums = 0, bias = 0, rows = 0;
   static constexpr std::int64_t report = 256;
-  std::int64_t bytes() const { return sums + report + 3 * rows; }
+  std::int64_t bytes() const { return sums + bias + report + 3 * rows; }
 };
 
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   Space space;
   space.rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 4;
   space.sums = space.rows * padded_depth(problem);
+  if (bias_gradient(problem, plan) == BiasGradient::summed) space.bias = bias_sum_bytes(problem, plan);
   return space;
 }
 
-GroupBackwardKernels kernels_of(const Problem& problem, bool general) {
+/// Are all tiles visited?
+bool visits_all(const ExecutionPlan& plan) {
+  for (const auto& group : plan.groups) {
+    std::int64_t tiles = 0;
+    for (const auto& run : group.queries_of_key_block.runs) tiles += run.count;
+    if (tiles != plan.query_grid.count() * plan.key_grid.count()) return false;
+  }
+  return true;
+}
+
+/// A bias's gradient becomes 0.
+void clear(const Bias& bias, cudaStream_t stream) {
+  const auto pitch = bias.stride[2] * 2, width = bias.size[3] * 2;
+  for (std::int64_t b = 0; b < bias.size[0]; ++b)
+    for (std::int64_t h = 0; h < bias.size[1]; ++h)
+      check(cudaMemset2DAsync(bias.data + (b * bias.stride[0] + h * bias.stride[1]) * 2,
+                              bias.size[2] > 1 ? pitch : width, 0, width, bias.size[2], stream),
+            "clearing dbias");
+}
+
+GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
   const int depth = padded_depth(problem);
-  return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth, general)
-                                              : group_backward_kernels_bfloat16(depth, general);
+  return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth, kind)
+                                              : group_backward_kernels_bfloat16(depth, kind);
 }
 
 /// Whole vectors, if it is given.
@@ -61,7 +117,6 @@ std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPla
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
                                    DevicePlan& masks, char* workspace, cudaStream_t stream) {
   const auto space = space_of(problem, plan);
-  const auto kernels = kernels_of(problem, common.general);
   GroupBackwardArgs args{};
   static_cast<BackwardArgs&>(args) = common;
   for (int side = 0; side < 2; ++side) {
@@ -71,25 +126,43 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
                     args.sides[side].heads, problem.batch))
         return {};
   }
-  char* const rows = workspace + space.sums + Space::report;
+  const auto bias = bias_gradient(problem, plan);
+  args.bias_copied = problem.bias.given() && copied(problem.bias) && map_bias(args.bias_map, problem.bias);
+  const bool single = problem.bias.given() && !args.bias_copied;
+  const auto kernels =
+      kernels_of(problem, !common.general ? ScoreKind::scaled : single ? ScoreKind::any : ScoreKind::finished);
+  args.bias_stored = bias == BiasGradient::stored;
+  if (args.bias_stored && !(args.bias_copied && map_bias(args.bias_gradient_map, problem.dbias))) return {};
+  char* const report = workspace + space.sums + space.bias;
+  char* const rows = report + Space::report;
   const auto numbers = [&](int n) { return reinterpret_cast<float*>(rows + n * space.rows); };
   args.has_dlse = problem.dlse.given();
   args.sums = reinterpret_cast<float*>(workspace);
+  args.bias_sums = bias == BiasGradient::summed ? reinterpret_cast<float*>(workspace + space.sums) : nullptr;
   args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
   args.words = masks.words(false);
   args.factor = static_cast<float>(common.scale), args.cap = static_cast<float>(common.softcap);
   args.cap_inverse = args.cap > 0 ? 1.0f / args.cap : 0.0f;
-  args.careful = reinterpret_cast<std::int32_t*>(workspace + space.sums);
-  check(cudaMemsetAsync(workspace, 0, space.sums + Space::report, stream), "clearing sums");
+  args.careful = reinterpret_cast<std::int32_t*>(report), args.next_task = args.careful + 1;
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
-  if (query_blocks > 0) launch(prepare_rows_kernel(), query_blocks, 64, 0, &args, stream);
+  if (query_blocks > 0) {
+    launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
+  } else {
+    check(cudaMemsetAsync(report, 0, Space::report, stream), "clearing a counter");
+  }
+  if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
+  if (args.bias_stored && !visits_all(plan)) clear(problem.dbias, stream);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
-  if (const auto tasks = problem.batch * keys.heads * parts; tasks > 0)
-    launch(kernels.gradients, tasks, kernels.threads, kernels.bytes, &args, stream);
+  args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
+  if (args.tasks > 0)
+    launch(kernels.gradients, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernels.threads,
+           kernels.bytes, &args, stream);
   if (queries.gradients[0].data && query_blocks > 0) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream);
-  return {true, args.words ? args.careful : nullptr};
+  if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
+  const bool hides = args.words || problem.bias.given();  // a bias of -inf does, too
+  return {true, args.bias_stored || args.bias_sums, hides ? args.careful : nullptr};
 }
 
 }  // namespace anyflash::cuda

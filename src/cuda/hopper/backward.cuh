@@ -1,14 +1,17 @@
 // The backward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-2, Dao 2023, algorithm 2).
 //
-// A block of threads takes two neighbouring key blocks of one head, 128 keys, and walks the query blocks that see them,
+// A task is two neighbouring key blocks of one head, 128 keys. A block of threads walks the query blocks that see them,
 // kQueries queries at a time, of each query head that shares the key head:
 //   S^T = K Q^T;  P^T = exp(S^T - lse), hidden pairs 0;  dV += P^T dO;
 //   dP^T = V dO^T;  dS^T = P^T (dP^T - delta);  dK += dS^T Q;  dQ += dS K.
 // Keys are rows: each of two warpgroups owns a key block, and P^T and dS^T are operands from its registers. dS goes
 // through shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late,
 // so that none waits for the other. The halves are added to float32 sums in global memory, in no order, by the copy
-// engine. A third warpgroup serves both, two tiles ahead (backward_loader.cuh). Bound by the
-// tensor cores, by shared memory, which feeds them, and by the additions.
+// engine. A third warpgroup serves both, two tiles ahead (backward_loader.cuh), and takes tasks until there are none.
+// Bound by the tensor cores, by shared memory, which feeds them, and by the additions.
+//
+// dS of a tile is the bias's gradient there: it leaves from shared memory, or, where that is summed over batch entries
+// or heads, is added to float32 sums.
 //
 // A hidden row that is not finite makes NaN of its zero P or dS. A result that holds a NaN is reported; the portable
 // kernel then makes all of them again, with care.
@@ -31,24 +34,19 @@ class GroupBackwardBlock {
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
 
   __device__ __forceinline__ GroupBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
-    const auto& side = args.sides[keys];
-    const auto task = static_cast<std::int32_t>(blockIdx.x), pairs = (side.blocks + 1) / 2, head = task / pairs;
-    first_block_ = task % pairs * 2;  // under causal rules the first blocks are the longest
-    b_ = head / side.heads, key_head_ = head % side.heads;
-  }
+      : args_(args), shared_(shared), group_(uniform(threadIdx.x / 128)) {}
 
   __device__ __forceinline__ void run() {
-    load_and_compute<Sizes>(args_, shared_, b_, key_head_, first_block_, [&] { compute(); });
+    load_and_compute<Sizes>(args_, shared_, [&] { compute(); });
   }
 
  private:
-  __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
+  __device__ __forceinline__ unsigned group() const { return group_; }
   /// This lane's first key; the second is 8 behind it.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 * 16 + lane_number() / 4; }
 
   /// c = this warpgroup's rows of `keys` (K or V) times the rows of `queries` (Q or dO).
-  __device__ __forceinline__ static void key_products(float (&c)[kQueryTiles][4], std::uint64_t keys,
+  __device__ __forceinline__ static void key_products(float (&c)[kQueryTiles][4], std::uint32_t keys,
                                                       const E* queries) {
     const auto b = describe_tile(queries, 0);
     products_begin();
@@ -70,13 +68,13 @@ class GroupBackwardBlock {
 
   /// c = this warpgroup's part of dS K.
   __device__ __forceinline__ void query_gradient(float (&c)[8][4], int buffer) const {
-    const E* const part = shared_.scores[buffer] + (kCells == 2 ? group() * kKeys * 64 : 0);
+    const E* const part = shared_.scores[buffer] + (kCells == 2 ? group() * kKeys * 64 : 0);  // of two panels of keys
     const auto a = describe_tile(part, 0);
     const auto b = describe_tile(shared_.k + (kCells == 2 ? 0 : group() * kKeys * 64), 0);
     products_begin();
 #pragma unroll
     for (int m = 0; m < kKeys / 16; ++m)
-      multiply<true, true>(c, a + rows_from(16 * m), b + rows_from(16 * m), m > 0, E());
+      multiply<false, true>(c, a + columns_from<64>(16 * m), b + rows_from(16 * m), m > 0, E());
     products_commit();
   }
 
@@ -101,86 +99,100 @@ class GroupBackwardBlock {
   }
 
   __device__ __forceinline__ void compute() {
-    float s[kQueryTiles][4], grad_k[kDepthTiles][4], grad_v[kDepthTiles][4];
-#pragma unroll
-    for (int j = 0; j < kDepthTiles; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) grad_k[j][e] = grad_v[j][e] = 0;
-    const auto k = describe_tile(shared_.k + group() * 64 * 64, 0), v = describe_tile(shared_.v + group() * 64 * 64, 0);
-    shared_.keys.wait(0);
-    shared_.full[0].wait(0);
-    std::int32_t tile = shared_.tile[0], last_tile = -1;
-    std::uint32_t last_cells = 0;
     int stage = 0, buffer = 0, last_buffer = kScoreBuffers - 1;
     unsigned parity = 0, buffer_parity = 0, last_parity = 0, sums_parity = 0;
-    if (tile >= 0) {
-      key_products(s, k, shared_.q[0]);
-      products_wait_for<0>();
-      keep(s);
-      do {
-        float p_gradient[kQueryTiles][4];
-        std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-        if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
-          weigh_generally(s, p, stage, tile);
-          key_products(p_gradient, v, shared_.dout[stage]);
-        } else {
-          key_products(p_gradient, v, shared_.dout[stage]);
-          weigh(s, stage);
-          pack<E>(p, s);
-        }
-        if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
-        products_wait_for<kLate ? 0 : 1>();
-        keep(p_gradient);
-        score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
-        pack<E>(ds, p_gradient);
-        shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
-        store_scores(ds, buffer);
-        if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
-        query_products(grad_k, ds, shared_.q[stage]);
-
-        float q_gradient[8][4];
-        products_wait_for<1>();  // dV: its operands' registers are needed
-        if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
-        query_gradient(q_gradient, last_buffer);
-
-        const std::uint32_t cells = shared_.cells[stage];
-        const int next_stage = stage ^ 1;
-        const unsigned next_parity = parity ^ (stage == kStages - 1);
-        shared_.full[next_stage].wait(next_parity);
-        const std::int32_t next_tile = shared_.tile[next_stage];
-        products_wait_for<1>();                     // dK's operands' registers are needed
-        key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
-        products_wait_for<1>();
-        keep(q_gradient);
-        if (lane_number() == 0) {
-          shared_.empty[stage].arrive();
-          if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
-        }
-        if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+    const auto k = describe_tile(shared_.k + group() * 64 * 64, 0), v = describe_tile(shared_.v + group() * 64 * 64, 0);
+    for (unsigned task = 0;; ++task) {
+      shared_.keys_full.wait(task % 2);
+      if (uniform(shared_.first_block) < 0) break;
+      float s[kQueryTiles][4], grad_k[kDepthTiles][4], grad_v[kDepthTiles][4];
+#pragma unroll
+      for (int j = 0; j < kDepthTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) grad_k[j][e] = grad_v[j][e] = 0;
+      shared_.full[stage].wait(parity);
+      std::int32_t tile = uniform(shared_.tile[stage]), last_tile = -1;
+      std::uint32_t last_cells = 0;
+      if (tile >= 0) {
+        key_products(s, k, shared_.q[stage]);
         products_wait_for<0>();
         keep(s);
-        keep(grad_k);
-        keep(grad_v);
-        last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
-        if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
-        tile = next_tile, stage = next_stage, parity = next_parity;
-      } while (tile >= 0);
-      float q_gradient[8][4];
-      shared_.scores_full[last_buffer].wait(last_parity);
-      query_gradient(q_gradient, last_buffer);
-      products_wait_for<0>();
-      keep(q_gradient);
-      add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+        do {
+          float p_gradient[kQueryTiles][4];
+          std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
+          if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
+            weigh_generally(s, p, stage, buffer, tile);
+            key_products(p_gradient, v, shared_.dout[stage]);
+          } else {
+            key_products(p_gradient, v, shared_.dout[stage]);
+            weigh(s, stage);
+            pack<E>(p, s);
+          }
+          if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
+          products_wait_for<kLate ? 0 : 1>();
+          keep(p_gradient);
+          score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
+          if constexpr (Sizes::kGeneral) {
+            if (args_.bias_sums) add_bias_gradient(p_gradient, stage, tile);
+          }
+          pack<E>(ds, p_gradient);
+          shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+          store_scores(ds, buffer, tile);
+          if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
+          query_products(grad_k, ds, shared_.q[stage]);
+
+          float q_gradient[8][4];
+          products_wait_for<1>();  // dV: its operands' registers are needed
+          if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
+          query_gradient(q_gradient, last_buffer);
+
+          const std::uint32_t cells = shared_.cells[stage];
+          const int next_stage = stage ^ 1;
+          const unsigned next_parity = parity ^ (stage == kStages - 1);
+          shared_.full[next_stage].wait(next_parity);
+          const std::int32_t next_tile = uniform(shared_.tile[next_stage]);
+          products_wait_for<1>();                     // dK's operands' registers are needed
+          key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
+          products_wait_for<1>();
+          keep(q_gradient);
+          if (lane_number() == 0) {
+            shared_.empty[stage].arrive();
+            if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
+          }
+          if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+          products_wait_for<0>();
+          keep(s);
+          keep(grad_k);
+          keep(grad_v);
+          last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
+          if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
+          tile = next_tile, stage = next_stage, parity = next_parity;
+        } while (tile >= 0);
+        float q_gradient[8][4];
+        shared_.scores_full[last_buffer].wait(last_parity);
+        query_gradient(q_gradient, last_buffer);
+        products_wait_for<0>();
+        keep(q_gradient);
+        if (lane_number() == 0) shared_.scores_empty[last_buffer].arrive();
+        add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+      }
+      const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block + static_cast<std::int32_t>(group()),
+                           static_cast<std::int32_t>(row() % 64)};
+      __syncwarp();
+      if (lane_number() == 0) shared_.empty[stage].arrive(), shared_.keys_empty.arrive();
+      parity ^= stage == kStages - 1, stage ^= 1;
+      store_key_gradients<E>(grad_k, args_, place, 0, 0, args_.factor);
+      store_key_gradients<E>(grad_v, args_, place, 1, 0, 1.0f);
     }
     if (Sizes::kStaged) {
       shared_.sums_empty[group()].wait(sums_parity ^ 1);
       if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = -1;
+      __syncwarp();
       if (lane_number() == 0) shared_.sums_written[group()].arrive();
     }
     if (threadIdx.x == 0) shared_.done = true;
+    __syncwarp();
     if (lane_number() == 0) shared_.scores_written[buffer].arrive();
-    store(grad_k, 0, args_.factor);
-    store(grad_v, 1, 1.0f);
   }
 
   /// Scores become P.
@@ -200,7 +212,7 @@ class GroupBackwardBlock {
 
   /// The same where scores need more than a scale: scores become P, `p`, and P times the soft cap's derivative, s.
   __device__ __forceinline__ void weigh_generally(float (&s)[kQueryTiles][4], std::uint32_t (&p)[kQueries / 16][4],
-                                                  int stage, std::int32_t tile) const {
+                                                  int stage, int buffer, std::int32_t tile) const {
     const std::uint32_t cells = shared_.cells[stage] >> group();
     const unsigned first = 2 * (lane_number() % 4);
 #pragma unroll
@@ -212,34 +224,49 @@ class GroupBackwardBlock {
         a = all ? 0 : words[0] >> first, b = all ? 0 : words[8] >> first;
       }
       const BiasPlace place(args_, tile, cell * 64 + static_cast<int>(first),
-                            first_block_ * 64 + static_cast<std::int32_t>(row()));
+                            shared_.first_block * 64 + static_cast<std::int32_t>(row()));
       auto& scores = reinterpret_cast<float(&)[8][4]>(s[8 * cell]);
       auto& packed = reinterpret_cast<std::uint32_t(&)[4][4]>(p[4 * cell]);
       const float* const lse = shared_.lse[stage] + 64 * cell;
-      args_.cap > 0 ? general_probabilities<E, true>(scores, packed, args_, place, lse, a, b)
-                    : general_probabilities<E, false>(scores, packed, args_, place, lse, a, b);
+      const E* const copied = shared_.scores[buffer] + (2 * cell + group()) * 4096;
+      constexpr bool c = Sizes::kCopied;
+      args_.cap > 0 ? general_probabilities<E, true, c>(scores, packed, args_, place, copied, 0, lse, a, b)
+                    : general_probabilities<E, false, c>(scores, packed, args_, place, copied, 0, lse, a, b);
     }
   }
 
-  __device__ __forceinline__ void store_scores(const std::uint32_t (&x)[kQueries / 16][4], int buffer) {
-    const unsigned row = threadIdx.x / 32 * 16 + lane_number() % 16, half = lane_number() / 16;
-    E* const to = shared_.scores[buffer] + row * 64;
+  __device__ __forceinline__ void store_scores(const std::uint32_t (&x)[kQueries / 16][4], int buffer,
+                                               [[maybe_unused]] std::int32_t tile) {
+    E* const to = shared_.scores[buffer] + group() * 4096 + score_place();
 #pragma unroll
     for (int m = 0; m < kQueries / 16; ++m)
-      store_matrices(to + m / 4 * (kKeys * 64) + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);
+      store_matrices_transposed(to + m / 4 * (kKeys * 64) + m % 4 * 1024, x[m]);
+    if constexpr (Sizes::kGeneral) {
+      if (threadIdx.x == 0) shared_.scores_tile[buffer] = tile;
+    }
     __syncwarp();
     if (lane_number() == 0) shared_.scores_written[buffer].arrive();
   }
 
-  /// This warpgroup's rows of dK (n = 0) or dV.
-  __device__ __forceinline__ void store(const float (&x)[kDepthTiles][4], int n, float factor) const {
-    const auto block = first_block_ + static_cast<std::int32_t>(group());
-    store_key_gradients<E>(x, args_, {b_, key_head_, block, static_cast<std::int32_t>(row() % 64)}, n, 0, factor);
+  /// ds: of a tile, before it is rounded.
+  __device__ __forceinline__ void add_bias_gradient(const float (&ds)[kQueryTiles][4], int stage,
+                                                    std::int32_t tile) const {
+    const std::uint32_t cells = shared_.cells[stage] >> (16 + group());
+    const auto block = shared_.first_block + static_cast<std::int32_t>(group());
+    if (block >= args_.sides[keys].blocks) return;
+#pragma unroll
+    for (int cell = 0; cell < kCells; ++cell) {
+      if (cells >> 2 * cell & 1) continue;  // all hidden
+      float* const to = bias_sums_of(args_, tile, cell, block);
+      if (!to) continue;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) add_to_memory(to + threadIdx.x % 128 * 4 + j * 512, ds[8 * cell + j]);
+    }
   }
 
   const GroupBackwardArgs& args_;
   Shared& shared_;
-  std::int32_t b_, key_head_, first_block_;
+  const unsigned group_;
 };
 
 }  // namespace anyflash::cuda

@@ -17,11 +17,12 @@ std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPla
 
 /// What has become of a call.
 struct GroupBackwardResult {
-  bool made;                      ///< false: nothing, the portable kernel has to make the gradients
+  bool made;                      ///< false: nothing, the portable kernels have to make the gradients
+  bool made_bias;                 ///< that of the bias, too
   const std::int32_t* remake_if;  ///< if not null: it has to make all again, with care, if this is not 0 in the end
 };
 
-/// Queues them, if the copy engine takes all tensors; args.terms are made before.
+/// Queues them and args.terms, if the copy engine takes all tensors.
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
                                    DevicePlan& masks, char* workspace, cudaStream_t stream);
 

@@ -2,8 +2,8 @@
 
 namespace anyflash::cuda {
 
-GroupBackwardKernels group_backward_kernels_float16(int depth, bool general) {
-  return group_backward_kernels_of<__half>(depth, general);
+GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind) {
+  return group_backward_kernels_of<__half>(depth, kind);
 }
 
 }  // namespace anyflash::cuda

@@ -3,6 +3,7 @@
 
 #include "cuda/hopper/backward.cuh"
 #include "cuda/hopper/backward_kernels.h"
+#include "cuda/hopper/backward_prepare.cuh"
 #include "cuda/hopper/backward_sums.cuh"
 #include "cuda/hopper/backward_wide.cuh"
 
@@ -23,24 +24,27 @@ template <class Block>
 GroupBackwardKernels group_backward_kernels_of() {
   using Sizes = typename Block::Sizes;
   static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a block of threads can have");
-  return {reinterpret_cast<const void*>(&group_backward_kernel<Block>),
+  return {reinterpret_cast<const void*>(&prepare_rows<typename Sizes::Element, Sizes::kDepth>),
+          reinterpret_cast<const void*>(&group_backward_kernel<Block>),
           reinterpret_cast<const void*>(&store_query_gradients<typename Sizes::Element, Sizes::kDepth>),
+          reinterpret_cast<const void*>(&store_bias_sums<typename Sizes::Element>),
           Sizes::kThreads,
           static_cast<int>(sizeof(typename Block::Shared)),
-          Sizes::kKeys / 64,
-          Sizes::kCells};
+          Sizes::kKeys / 64};
 }
 
-template <class E, bool kGeneral>
+template <class E, ScoreKind kind>
 GroupBackwardKernels group_backward_kernels_of(int depth) {
-  if (depth == 64) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 64, 128, kGeneral>>>();
-  if (depth == 128) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 128, 64, kGeneral>>>();
-  return group_backward_kernels_of<WideBackwardBlock<WideBackwardSizes<E, kGeneral>>>();
+  if (depth == 64) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 64, 128, kind>>>();
+  if (depth == 128) return group_backward_kernels_of<GroupBackwardBlock<GroupBackwardSizes<E, 128, 64, kind>>>();
+  return group_backward_kernels_of<WideBackwardBlock<WideBackwardSizes<E, kind>>>();
 }
 
 template <class E>
-GroupBackwardKernels group_backward_kernels_of(int depth, bool general) {
-  return general ? group_backward_kernels_of<E, true>(depth) : group_backward_kernels_of<E, false>(depth);
+GroupBackwardKernels group_backward_kernels_of(int depth, ScoreKind kind) {
+  return kind == ScoreKind::scaled     ? group_backward_kernels_of<E, ScoreKind::scaled>(depth)
+         : kind == ScoreKind::finished ? group_backward_kernels_of<E, ScoreKind::finished>(depth)
+                                       : group_backward_kernels_of<E, ScoreKind::any>(depth);
 }
 
 }  // namespace anyflash::cuda

@@ -4,16 +4,21 @@
 namespace anyflash::cuda {
 
 struct GroupBackwardKernels {
-  const void *gradients, *store_queries;  ///< dK, dV and the sums of dQ; dQ from its sums
-  int threads, bytes;                     ///< of the first; bytes of shared memory
-  int key_blocks;                         ///< that a block of threads takes
-  int query_blocks;                       ///< that it takes at a time
+  const void* prepare;                       ///< the numbers of rows; dQ's sums, zero
+  const void *gradients, *store_queries;     ///< dK, dV and the sums of dQ and of the bias's gradient; dQ from its sums
+  const void* store_bias;                    ///< the bias's gradient from its sums
+  int threads, bytes;                        ///< of `gradients`; bytes of shared memory
+  int key_blocks;                            ///< of a task
 };
 
-/// general: scores need more than a scale.
-GroupBackwardKernels group_backward_kernels_float16(int depth, bool general);
-GroupBackwardKernels group_backward_kernels_bfloat16(int depth, bool general);
+/// What scores need.
+enum class ScoreKind {
+  scaled,   ///< a scale
+  finished, ///< that, a soft cap and a bias that the copy engine brings
+  any,      ///< that, and a bias that is read one number at a time
+};
 
-const void* prepare_rows_kernel();
+GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind);
+GroupBackwardKernels group_backward_kernels_bfloat16(int depth, ScoreKind kind);
 
 }  // namespace anyflash::cuda

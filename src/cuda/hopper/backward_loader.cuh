@@ -1,41 +1,46 @@
 // What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
-// It walks the runs of neighbouring key blocks at once; one warp has the copy engine load K and V once, then Q, dO and
-// the numbers of their rows, tile by tile. One warp shows the scores that the other warpgroups have written: who does
-// that waits for all that it has asked of memory; those who add to dQ's sums could not afford it. Two warps have the
-// copy engine add to the sums.
+// It takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once; one warp has the
+// copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile. One warp shows the
+// scores that the other warpgroups have written: who does that waits for all that it has asked of memory; those who add
+// to dQ's sums could not afford it. It also has dS stored, which is the bias's gradient. Two warps have the copy engine
+// add to the sums.
+//
+// A tile's bias lies where its dS will be: each lane's numbers of the one are where those of the other go.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"
+#include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/instructions.cuh"
 #include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/backward_shared.cuh"
 
 namespace anyflash::cuda {
 
-/// general: scores need more than a scale.
-template <class E, int depth, int queries, bool general>
+template <class E, int depth, int queries, ScoreKind kind>
 struct GroupBackwardSizes {
   using Element = E;
-  static constexpr bool kGeneral = general;
+  static constexpr bool kGeneral = kind != ScoreKind::scaled, kCopied = kind == ScoreKind::finished;
   static constexpr int kDepth = depth, kQueries = queries, kKeys = 128;
   static constexpr int kCells = queries / 64;  ///< query blocks of a tile
   static constexpr int kStages = 2, kScoreBuffers = 3, kThreads = 3 * 128;
-  static constexpr bool kSpare = depth == 64 && !general;  ///< registers, for the warps that load
+  static constexpr bool kSpare = depth == 64 && !kGeneral;  ///< registers, for the warps that load
   static constexpr int kRegisters = kSpare ? 232 : 240, kLoaderRegisters = kSpare ? 40 : 24;
   static constexpr int kScores = kQueries * kKeys;  ///< numbers of a buffer: dS
+  static constexpr int kGradients = 0;              ///< where dS begins in it
   static constexpr bool kStaged = depth > 64;       ///< dQ is added from shared memory
   static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
 };
 
 /// Of head sizes up to 256.
-template <class E, bool general>
+template <class E, ScoreKind kind>
 struct WideBackwardSizes {
   using Element = E;
-  static constexpr bool kGeneral = general;
+  static constexpr bool kGeneral = kind != ScoreKind::scaled, kCopied = kind == ScoreKind::finished;
   static constexpr int kDepth = 256, kQueries = 64, kKeys = 64, kCells = 1;
   static constexpr int kStages = 2, kScoreBuffers = 2, kThreads = 3 * 128;
   static constexpr int kRegisters = 240, kLoaderRegisters = 24;
-  static constexpr int kScores = 2 * kQueries * kKeys;  ///< P, then dS
+  static constexpr int kScores = 2 * kQueries * kKeys;  ///< P^T, then dS
+  static constexpr int kGradients = kQueries * kKeys;
   static constexpr bool kStaged = false;
 };
 
@@ -49,28 +54,31 @@ struct GroupBackwardShared {
   alignas(1024) E v[Sizes::kKeys * Sizes::kDepth];
   alignas(1024) E q[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E dout[kStages][Sizes::kQueries * Sizes::kDepth];
-  alignas(1024) E scores[kScoreBuffers][Sizes::kScores];  ///< dS^T or P^T: panels of 64 queries
+  alignas(1024) E scores[kScoreBuffers][Sizes::kScores];  ///< dS: for each query block and key block 64 x 64
+  static_assert(Sizes::kQueries % 4 == 0);  // else what the copy engine writes would not be aligned
   // P = exp(S - lse), dS = P (dP - delta + dlse); inf, 0 and 0 of a row that has no gradient.
   float lse[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries], dlse[kStages][Sizes::kQueries];
   Word words[kStages][Sizes::kCells][Sizes::kKeys];
+  std::int32_t scores_tile[kScoreBuffers];  ///< whose scores are in a buffer
   std::int32_t tile[kStages];  ///< its first query block among those of all heads, -1 behind the last
   /// Bit c: query block c is visited; 8 + 2c + w: it hides some pairs from key block w, 16 + 2c + w: all.
   std::uint32_t cells[kStages];
   alignas(kStaged ? 1024 : 16) float sums[2][kStaged ? 4096 : 1];  ///< parts of dQ, of each warpgroup
   std::int32_t sums_tile[2];                                       ///< whose they are, -1 behind the last
   Barrier sums_written[2], sums_empty[2];
-  bool done;  ///< no more scores will be written
-  Barrier keys, full[kStages], empty[kStages];
+  std::int32_t b, key_head, first_block;  ///< the task; first_block -1: there are no more
+  bool done;                              ///< no more scores will be written
+  Barrier keys_full, keys_empty, full[kStages], empty[kStages];
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
 
-  /// One thread's work, before a barrier of the block.
-  __device__ __forceinline__ void begin() {
+  /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient.
+  __device__ __forceinline__ void begin(bool stored) {
     done = false;
-    keys.begin(1);
+    keys_full.begin(1), keys_empty.begin(8);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin(8);
     for (int i = 0; i < kScoreBuffers; ++i)
-      scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(8);
+      scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(stored ? 9 : 8);
     for (int i = 0; i < 2; ++i) sums_written[i].begin(4), sums_empty[i].begin(1);
     barriers_begun();
   }
@@ -84,12 +92,10 @@ class GroupLoader {
   static constexpr int kBlocks = Shared::kBlocks;
   using Runs = MergedRuns<kBlocks, Sizes::kCells>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
-  static constexpr int kStages = Sizes::kStages, kCells = Sizes::kCells;
+  static constexpr int kStages = Sizes::kStages, kCells = Sizes::kCells, kScoreBuffers = Sizes::kScoreBuffers;
 
-  /// first_block: of the kBlocks key blocks, of a key head.
-  __device__ __forceinline__ GroupLoader(const GroupBackwardArgs& args, Shared& shared, std::int32_t b,
-                                         std::int32_t key_head, std::int32_t first_block)
-      : args_(args), shared_(shared), b_(b), key_head_(key_head), first_block_(first_block) {}
+  __device__ __forceinline__ GroupLoader(const GroupBackwardArgs& args, Shared& shared)
+      : args_(args), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
     const int warp = static_cast<int>(threadIdx.x % 128 / 32);
@@ -99,63 +105,137 @@ class GroupLoader {
   }
 
  private:
+  __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
+
   __device__ __forceinline__ void copy() {
-    constexpr int kRowBytes = kDepth * int(sizeof(E));
-    const bool leads = lane_number() == 0;
-    if (leads) {
-      shared_.keys.arrive_and_expect(2 * kKeys * kRowBytes);
-      copy_tile<kKeys>(shared_.k, keys, 0, key_head_, first_block_, shared_.keys);
-      copy_tile<kKeys>(shared_.v, keys, 1, key_head_, first_block_, shared_.keys);
-    }
-    int count = 0;
-    for (auto h = key_head_ * args_.group_heads; h < (key_head_ + 1) * args_.group_heads; ++h) {
-      const auto& list = group_of(args_, b_, h).queries_of_key_block;
+    auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
+    for (unsigned n = 0;; ++n) {
+      const Task next(args_, task);
       Runs runs;
-      runs.open(list, first_block_, args_.sides[keys].blocks);
-      for (;; ++count) {
+      if (task < args_.tasks) open(runs, next.b, next.key_head * args_.group_heads, next.first_block);
+      shared_.keys_empty.wait(n % 2 ^ 1);
+      if (task >= args_.tasks) {
+        if (leads()) shared_.first_block = -1, shared_.keys_full.arrive();
+        return;
+      }
+      load_keys(next);
+      load_tiles(runs);
+      if (leads()) task = static_cast<std::int32_t>(gridDim.x) + atomicAdd(args_.next_task, 1);
+      task = __shfl_sync(0xffffffffu, task, 0);
+    }
+  }
+
+  struct Task {
+    std::int32_t b, key_head, first_block;
+    __device__ __forceinline__ Task(const GroupBackwardArgs& args, std::int32_t task) {
+      const auto& side = args.sides[keys];
+      const auto parts = (side.blocks + kBlocks - 1) / kBlocks, head = task / parts;
+      b = head / side.heads, key_head = head - b * side.heads;
+      first_block = (task - head * parts) * kBlocks;  // under causal rules the first blocks are the longest
+    }
+  };
+
+  __device__ __forceinline__ void open(Runs& runs, std::int32_t b, std::int32_t h, std::int32_t first_block) const {
+    runs.open(group_of(args_, b, h).queries_of_key_block, first_block, args_.sides[keys].blocks);
+  }
+
+  __device__ __forceinline__ void load_keys(const Task& task) {
+    if (leads()) {
+      shared_.b = task.b, shared_.key_head = task.key_head, shared_.first_block = task.first_block;
+      shared_.keys_full.arrive_and_expect(2 * kKeys * kDepth * int(sizeof(E)));
+    }
+    __syncwarp();
+    const Part<kKeys> part;
+    if (part.exists())
+      copy_rows(part.of(shared_.k, shared_.v), args_.maps[keys][part.tensor()], part.channel(),
+                origin_of(args_.cuts[keys], task.first_block + part.block()), task.key_head, task.b, shared_.keys_full);
+  }
+
+  /// A lane's share of the copies of two tensors' rows of neighbouring blocks: a block's rows, 64 channels. Of blocks
+  /// that do not exist come zeros.
+  template <int kRows>
+  struct Part {
+    static constexpr unsigned kOfBlocks = kRows / 64, kOfTensor = kOfBlocks * (kDepth / 64);
+    static constexpr int kAll = 2 * kOfTensor;
+    static_assert(kAll <= 16);
+
+    __device__ __forceinline__ static bool exists() { return lane_number() < kAll; }
+    __device__ __forceinline__ static int tensor() { return lane_number() < kOfTensor ? 0 : 1; }
+    __device__ __forceinline__ static int block() { return static_cast<int>(lane_number() % kOfBlocks); }
+    __device__ __forceinline__ static int channel() {
+      return static_cast<int>(lane_number() % kOfTensor / kOfBlocks * 64);
+    }
+    __device__ __forceinline__ static E* of(E* first, E* second) {
+      return (tensor() == 0 ? first : second) + channel() * kRows + block() * 4096;
+    }
+  };
+
+  /// All that a tile needs is found before there is room for it: the copies are then asked for at once, by a lane each.
+  /// runs: those of the first query head.
+  __device__ __forceinline__ void load_tiles(Runs& runs) {
+    const auto b = shared_.b;
+    for (auto n = 0; n < args_.group_heads; ++n) {
+      const auto h = shared_.key_head * args_.group_heads + n;
+      if (n > 0) open(runs, b, h, shared_.first_block);
+      const auto* const table = group_of(args_, b, h).queries_of_key_block.words;
+      for (;;) {
         std::int32_t words[kCells];
         const auto block = runs.find(words);
         if (block < 0) break;
-        const int stage = count % kStages;
-        auto& full = shared_.full[stage];
-        const auto first = (b_ * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block;
+        const auto first = (b * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block;
         const auto cells = cells_of(words);
-        shared_.empty[stage].wait(count / kStages % 2 ^ 1);
-        if (leads) {
-          const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
-          shared_.tile[stage] = first, shared_.cells[stage] = cells;
-          full.arrive_and_expect(2 * kQueries * kRowBytes + (args_.has_dlse ? 3 : 2) * rows * 4 +
-                                 __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512);
-          copy_tile<kQueries>(shared_.q[stage], queries, 0, h, block, full);
-          copy_tile<kQueries>(shared_.dout[stage], queries, 1, h, block, full);
-          copy_bytes(shared_.lse[stage], args_.lse + std::int64_t{first} * 64, rows * 4, full);
-          copy_bytes(shared_.delta[stage], args_.delta + std::int64_t{first} * 64, rows * 4, full);
-          if (args_.has_dlse) copy_bytes(shared_.dlse[stage], args_.dlse + std::int64_t{first} * 64, rows * 4, full);
+        const Part<kQueries> part;
+        const auto at = place_of(args_.maps[queries][0], origin_of(args_.cuts[queries], block + part.block()), h, b);
+        auto& full = shared_.full[stage_];
+        shared_.empty[stage_].wait(parity_ ^ 1);
+        const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
+        if (leads()) {
+          shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
+          full.arrive_and_expect(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
+                                 __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512 +
+                                 (Sizes::kCopied && args_.bias_copied ? kCells * kBlocks * 8192 : 0));
         }
         __syncwarp();
+        const auto lane = static_cast<int>(lane_number());
+        if (part.exists()) {
+          copy_box(part.of(shared_.q[stage_], shared_.dout[stage_]), &args_.maps[queries][part.tensor()].map,
+                   part.channel(), at[0], at[1], at[2], at[3], full);
+        } else if (lane < part.kAll + (args_.has_dlse ? 3 : 2)) {
+          const int n = lane - part.kAll;
+          copy_bytes(n == 0 ? shared_.lse[stage_] : n == 1 ? shared_.delta[stage_] : shared_.dlse[stage_],
+                     (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{first} * 64, rows * 4,
+                     full);
+        }
 #pragma unroll
         for (int cell = 0; cell < kCells; ++cell)
-          if (const auto at = words[cell]; at < Runs::hidden)
-            copy_bytes(&shared_.words[stage][cell][lane_number() * 64],
-                       at < 0 ? args_.words + std::int64_t{~at} * 64 : list.words + std::int64_t{at} * 64, 512, full);
+          if (const auto tile = words[cell]; tile < Runs::hidden)
+            copy_bytes(&shared_.words[stage_][cell][lane * 64],
+                       tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512, full);
+        if constexpr (Sizes::kCopied) {
+          if (args_.bias_copied) load_bias(h, block, full);
+        }
+        step();
       }
     }
-    const int stage = count % kStages;
-    shared_.empty[stage].wait(count / kStages % 2 ^ 1);
-    if (leads) shared_.tile[stage] = -1, shared_.full[stage].arrive();
+    shared_.empty[stage_].wait(parity_ ^ 1);
+    if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();
+    step();
   }
 
-  /// kRows rows of neighbouring blocks, zeros where there are none.
-  template <int kRows>
-  __device__ __forceinline__ void copy_tile(E* to, Side which, int n, std::int32_t h, std::int32_t block,
-                                            Barrier& barrier) const {
-#pragma unroll
-    for (int row = 0; row < kRows; row += 64) {
-      const auto origin = origin_of(args_.cuts[which], block + row / 64);
-#pragma unroll
-      for (int c = 0; c < kDepth; c += 64)
-        copy_rows(to + c * kRows + row * 64, args_.maps[which][n], c, origin, h, b_, barrier);
+  /// The bias of a tile, to where its scores will be; lane n has part n copied.
+  __device__ __forceinline__ void load_bias(std::int32_t h, std::int32_t block, Barrier& full) {
+    shared_.scores_empty[buffer_].wait(buffer_parity_ ^ 1);
+    if (const auto n = static_cast<int>(lane_number()); n < kCells * kBlocks) {
+      const int cell = n / kBlocks, w = n % kBlocks;
+      copy_box(shared_.scores[buffer_] + Sizes::kGradients + n * 4096, &args_.bias_map, (shared_.first_block + w) * 64,
+               args_.bias.query != 0 ? (block + cell) * 64 : 0, args_.bias.head != 0 ? h : 0,
+               args_.bias.batch != 0 ? shared_.b : 0, 0, full);
     }
+    if (++buffer_ == kScoreBuffers) buffer_ = 0, buffer_parity_ ^= 1;
+  }
+
+  __device__ __forceinline__ void step() {
+    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
 
   __device__ __forceinline__ void show_scores() {
@@ -163,9 +243,24 @@ class GroupLoader {
     for (unsigned parity = 0;; parity ^= buffer == 0) {
       shared_.scores_written[buffer].wait(parity);
       if (shared_.done) return;
+      const auto tile = shared_.scores_tile[buffer], first_block = shared_.first_block;  // before they are overwritten
       show(shared_.scores_full[buffer]);
-      if (++buffer == Sizes::kScoreBuffers) buffer = 0;
+      if constexpr (Sizes::kCopied) {
+        if (args_.bias_stored && leads()) store_bias_gradient(tile, first_block, buffer);
+      }
+      if (++buffer == kScoreBuffers) buffer = 0;
     }
+  }
+
+  __device__ __forceinline__ void store_bias_gradient(std::int32_t tile, std::int32_t first_block, int buffer) {
+    const auto& side = args_.sides[queries];
+    const auto head = tile / side.blocks, block = tile - head * side.blocks, b = head / side.heads;
+    for (int n = 0; n < kCells * kBlocks; ++n)
+      store_box(&args_.bias_gradient_map, shared_.scores[buffer] + Sizes::kGradients + n * 4096,
+                (first_block + n % kBlocks) * 64, (block + n / kBlocks) * 64, head - b * side.heads, b, 0);
+    stores_commit();
+    stores_read();
+    shared_.scores_empty[buffer].arrive();
   }
 
   /// Adds the parts of dQ that a warpgroup writes.
@@ -206,19 +301,19 @@ class GroupLoader {
 
   const GroupBackwardArgs& args_;
   Shared& shared_;
-  std::int32_t b_, key_head_, first_block_;
+  int stage_ = 0, buffer_ = 0;
+  unsigned parity_ = 0, buffer_parity_ = 0;
 };
 
 /// What a block's warpgroups do: the last one loads, the others compute.
 template <class Sizes, class Compute>
 __device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, GroupBackwardShared<Sizes>& shared,
-                                                 std::int32_t b, std::int32_t key_head, std::int32_t block,
                                                  const Compute& compute) {
-  if (threadIdx.x == 0) shared.begin();
+  if (threadIdx.x == 0) shared.begin(args.bias_stored);
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<Sizes::kLoaderRegisters>();
-    GroupLoader<Sizes>(args, shared, b, key_head, block).run();
+    GroupLoader<Sizes>(args, shared).run();
   } else {
     take_registers<Sizes::kRegisters>();
     compute();

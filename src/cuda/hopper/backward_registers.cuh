@@ -4,6 +4,7 @@
 
 #include "cuda/hopper/backward_args.h"
 #include "cuda/hopper/registers.cuh"
+#include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/backward_shared.cuh"
 
 namespace anyflash::cuda {
@@ -60,17 +61,51 @@ struct BiasPlace {
   }
 };
 
-/// Products become P, `p`, and P times the soft cap's derivative, s. a, b: the words of the lane's two keys, from its
-/// first column on. The scores are those of ScoreTerms::finish, to the bit.
-template <class E, bool kCapped, int kTiles>
+/// Where this lane's row of a 64 x 64 tile of queries and keys is, for the four 8 x 8 matrices that are 16 queries and
+/// its warp's 16 keys: those of the first 8 queries, then those of the others, in both the first 8 keys first. As they
+/// lie in registers, keys being rows there, they are transposed.
+__device__ __forceinline__ unsigned score_place() {
+  const unsigned lane = lane_number(), row = lane / 16 * 8 + lane % 8;
+  return row * 64 + ((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) ^ lane % 8) * 8;
+}
+
+/// 16-bit biases of 16 queries and a warp's keys, by the copy engine's hand: `from`, see score_place.
+template <class T>
+__device__ __forceinline__ void read_copied(float (&x)[2][4], const void* from) {
+  std::uint32_t pairs[4];
+  load_matrices_transposed(pairs, from);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    float2 y;
+    if constexpr (std::is_same_v<T, __half>) {
+      y = __half22float2(*reinterpret_cast<const __half2*>(&pairs[n]));
+    } else {
+      y = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pairs[n]));
+    }
+    x[n / 2][n % 2 * 2] = y.x, x[n / 2][n % 2 * 2 + 1] = y.y;
+  }
+}
+
+/// Products become P, `p`, and P times the soft cap's derivative, s. copied: the tile of biases, of which the first
+/// column is query first_query. a, b: the words of the lane's two keys, from its first column on. The scores are those
+/// of ScoreTerms::finish, to the bit.
+template <class E, bool kCapped, bool kCopied, int kTiles>
 __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std::uint32_t (&p)[kTiles / 2][4],
                                                       const GroupBackwardArgs& args, const BiasPlace& place,
-                                                      const float* lse, Word a, Word b) {
+                                                      const E* copied, int first_query, const float* lse, Word a,
+                                                      Word b) {
   lse += 2 * (lane_number() % 4);
+  const bool rows = args.bias.query != 0;  // else one row stands for all queries
+  const unsigned lane = lane_number();
+  copied += rows ? first_query * 64 + score_place() : (threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * 8;
+  const int step = rows ? 1024 : 0;
 #pragma unroll
   for (int first = 0; first < kTiles; first += 2) {
     float x[2][4] = {};
-    if (args.bias.data) {
+    if constexpr (kCopied) {
+      const E* const from = copied + first / 2 * step;
+      if (args.bias_copied) args.bias.type == 0 ? read_copied<__half>(x, from) : read_copied<__nv_bfloat16>(x, from);
+    } else if (args.bias.data) {
       args.bias.type == 0   ? place.read<__half>(x, first)
       : args.bias.type == 1 ? place.read<__nv_bfloat16>(x, first)
                             : place.read<float>(x, first);
@@ -122,6 +157,18 @@ __device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const flo
     for (int e = 0; e < 4; ++e) x[j][e] *= p[j][e];
 }
 
+/// Where the sums of the bias's gradient of a tile's query block `cell` and a key block are; null if that query block
+/// does not exist.
+__device__ __forceinline__ float* bias_sums_of(const GroupBackwardArgs& args, std::int32_t tile, int cell,
+                                               std::int32_t key_block) {
+  const auto& side = args.sides[Side::queries];
+  const auto head = tile / side.blocks, block = tile - head * side.blocks + cell;
+  if (block >= side.blocks) return nullptr;
+  const auto b = args.bias_size[0] == 1 ? 0 : head / side.heads, h = args.bias_size[1] == 1 ? 0 : head % side.heads;
+  const auto query_block = (std::int64_t{b} * args.bias_size[1] + h) * side.blocks + block;
+  return args.bias_sums + (query_block * args.sides[Side::keys].blocks + key_block) * 4096;
+}
+
 /// P of hidden pairs becomes 0. a, b: the words of the lane's two keys, from the lane's first column on.
 template <int kTiles>
 __device__ __forceinline__ void hide(float (&p)[kTiles][4], Word a, Word b) {
@@ -139,6 +186,21 @@ struct KeyPlace {
   std::int32_t b, key_head, block, row;
 };
 
+/// Lane t of each four has number t of four tiles' rows of four; in the end it has tile t's row.
+__device__ __forceinline__ void transpose_quads(std::uint32_t (&x)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool high = lane_number() & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const auto sent = high ? x[i] : x[i | bit];
+      const auto got = __shfl_xor_sync(0xffffffffu, sent, bit);
+      (high ? x[i] : x[i | bit]) = got;
+    }
+  }
+}
+
 /// A warpgroup's rows of dK (n = 0) or dV, from a channel on.
 template <class E, int kTiles>
 __device__ __forceinline__ void store_key_gradients(const float (&x)[kTiles][4], const GroupBackwardArgs& args,
@@ -153,17 +215,21 @@ __device__ __forceinline__ void store_key_gradients(const float (&x)[kTiles][4],
     for (int e = 0; e < 4; ++e) zero += 0 * x[j][e];
   if (zero != zero) *args.careful = 1;
   E* const data = head_data<E>(rows, at.b, at.key_head);
-  const auto box = box_of(side.grid, side.plain, at.block);
+  const rules::Box box{origin_of(args.cuts[keys], at.block), side.grid.extent, side.grid.step};
+  first_channel += static_cast<int>(lane_number() % 4 * 8);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const auto c = entry_of(box, at.row + half * 8);
-    if (!rules::inside(c, side.grid.size)) continue;
-    E* const to = data + c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    const bool exists = rules::inside(c, side.grid.size);
+    E* const to = data + c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2] + first_channel;
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      const int channel = first_channel + 8 * j + 2 * static_cast<int>(lane_number() % 4);
-      if (channel < args.channels[n])
-        *reinterpret_cast<std::uint32_t*>(to + channel) = pair<E>(x[j][2 * half] * factor, x[j][2 * half + 1] * factor);
+    for (int j = 0; j < kTiles; j += 4) {
+      std::uint32_t chunk[4];  // 8 channels
+#pragma unroll
+      for (int i = 0; i < 4; ++i) chunk[i] = pair<E>(x[j + i][2 * half] * factor, x[j + i][2 * half + 1] * factor);
+      transpose_quads(chunk);
+      if (exists && first_channel + 8 * j < args.channels[n])
+        *reinterpret_cast<uint4*>(to + 8 * j) = uint4{chunk[0], chunk[1], chunk[2], chunk[3]};
     }
   }
 }

@@ -1,6 +1,7 @@
-// From the float32 sums of dQ to its rows. The backward kernel's warpgroups add to the sums in the order of their own
-// registers: those of a query block are panels of 64 channels; a panel is [tile of 8 columns][thread][4], a thread's
-// four numbers being columns 2t and 2t + 1 of rows g and g + 8 of its warp's 16.
+// From the float32 sums of dQ to its rows, and of the bias's gradient to its numbers. The backward kernel's warpgroups
+// add to the sums in the order of their own registers: those of a query block are panels of 64 channels; a panel is
+// [tile of 8 columns][thread][4], a thread's four numbers being columns 2t and 2t + 1 of rows g and g + 8 of its warp's
+// 16. In the bias's tiles of 64 queries and keys rows are keys, columns queries.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"
@@ -42,6 +43,32 @@ __global__ void __launch_bounds__(128) store_query_gradients(const __grid_consta
     if (channel >= args.channels[0] || !rules::inside(c, side.grid.size)) continue;
     *reinterpret_cast<uint4*>(data + c[0] * stride[0] + c[1] * stride[1] + c[2] * stride[2] + channel) =
         *reinterpret_cast<const uint4*>(rows + row * kStride + channel);
+  }
+}
+
+/// The sums of the bias's gradient to where it is: one block of threads for each 64 queries and 64 keys.
+template <class E>
+__global__ void __launch_bounds__(128) store_bias_sums(const __grid_constant__ GroupBackwardArgs args) {
+  __shared__ float tile[64][65];
+  const unsigned lane = lane_number(), warp = threadIdx.x / 32;
+  const auto* const sums = reinterpret_cast<const float4*>(args.bias_sums + blockIdx.x * std::int64_t{4096});
+#pragma unroll
+  for (unsigned j = 0; j < 8; ++j) {
+    const float4 x = sums[j * 128 + threadIdx.x];
+    const unsigned query = 8 * j + 2 * (lane % 4), key = 16 * warp + lane / 4;
+    tile[query][key] = x.x, tile[query + 1][key] = x.y, tile[query][key + 8] = x.z, tile[query + 1][key + 8] = x.w;
+  }
+  __syncthreads();
+  const auto key_blocks = args.sides[keys].blocks, query_blocks = args.sides[queries].blocks;
+  const auto row = static_cast<std::int32_t>(blockIdx.x) / key_blocks, head = row / query_blocks;
+  const auto key_block = static_cast<std::int32_t>(blockIdx.x) - row * key_blocks;
+  const auto& to = args.dbias;
+  const auto begin = head / args.bias_size[1] * to.batch + head % args.bias_size[1] * to.head;
+  const auto first_query = (row - head * query_blocks) * 64, first_key = key_block * 64;
+  for (int i = threadIdx.x; i < 4096; i += 128) {
+    const auto query = first_query + i / 64, key = first_key + i % 64;
+    if (query < args.bias_size[2] && key < args.bias_size[3])
+      write_number(to, begin + query * to.query + key * to.key, tile[i / 64][i % 64]);
   }
 }
 

@@ -24,15 +24,10 @@ class WideBackwardBlock {
   static constexpr int kChannelTiles = 16;  ///< of 8 channels, of half the head size
 
   __device__ __forceinline__ WideBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
-    const auto& side = args.sides[keys];
-    const auto task = static_cast<std::int32_t>(blockIdx.x), head = task / side.blocks;
-    block_ = task % side.blocks;  // under causal rules the first blocks are the longest
-    b_ = head / side.heads, key_head_ = head % side.heads;
-  }
+      : args_(args), shared_(shared), group_(uniform(threadIdx.x / 128)) {}
 
   __device__ __forceinline__ void run() {
-    load_and_compute<Sizes>(args_, shared_, b_, key_head_, block_, [&] { compute(); });
+    load_and_compute<Sizes>(args_, shared_, [&] { compute(); });
   }
 
  private:
@@ -40,62 +35,75 @@ class WideBackwardBlock {
   using Packed = std::uint32_t[kTiles / 2][4];
   using Gradient = float[kChannelTiles][4];
 
-  __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
+  __device__ __forceinline__ unsigned group() const { return group_; }
   /// This lane's first key; the second is 8 behind it.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
 
   __device__ __forceinline__ void compute() {
-    Scores p, ds;
-    Packed packed;  // P, where p is more than that
-    Gradient grad_k, grad_v;
-    clear(grad_k);
-    clear(grad_v);
-    shared_.keys.wait(0);
-    shared_.full[0].wait(0);
-    std::int32_t tile = shared_.tile[0];
-    unsigned count = 0;
-    if (tile >= 0) {
-      Scores more_p, more_ds;
-      score_products(p, more_p, shared_.k, shared_.q[0]);
-      score_products(ds, more_ds, shared_.v, shared_.dout[0]);
-      products_wait_for<0>();
-      add(p, more_p), add(ds, more_ds);
-      weigh(p, packed, 0, tile);
-      for (; tile >= 0; ++count) {
-        const unsigned stage = count % 2, next = stage ^ 1;
-        score_gradients(ds, p, stage);
-        if constexpr (!Sizes::kGeneral) pack<E>(packed, p);
-        store_scores(shared_.scores[stage], packed);
-        pack<E>(packed, ds);
-        store_scores(shared_.scores[stage] + kKeys * kQueries, packed);
-        __syncwarp();
-        if (lane_number() == 0) shared_.scores_written[stage].arrive();
-        shared_.scores_full[stage].wait(count / 2 % 2);
-        Gradient grad_q;
-        query_gradient(grad_q, stage);
-        key_gradient(grad_v, shared_.scores[stage], shared_.dout[stage]);
-        key_gradient(grad_k, shared_.scores[stage] + kKeys * kQueries, shared_.q[stage]);
-        products_wait_for<2>();
-        keep(grad_q);
-        add_query_gradient(grad_q, tile);
-        shared_.full[next].wait((count + 1) / 2 % 2);
-        tile = shared_.tile[next];
-        score_products(p, more_p, shared_.k, shared_.q[next]);  // behind the last tile: of what lies there, for nothing
-        score_products(ds, more_ds, shared_.v, shared_.dout[next]);
-        products_wait_for<2>();
-        keep(grad_v), keep(grad_k);
-        if (lane_number() == 0) shared_.empty[stage].arrive();
-        products_wait_for<1>();
-        add(p, more_p);
-        weigh(p, packed, next, tile);
+    unsigned count = 0, made = 0;  // stages and buffers of scores so far: a stage says that a task ends
+    for (unsigned task = 0;; ++task) {
+      shared_.keys_full.wait(task % 2);
+      if (uniform(shared_.first_block) < 0) break;
+      Scores p, ds;
+      Packed packed;  // P, where p is more than that
+      Gradient grad_k, grad_v;
+      clear(grad_k);
+      clear(grad_v);
+      shared_.full[count % 2].wait(count / 2 % 2);
+      std::int32_t tile = uniform(shared_.tile[count % 2]);
+      if (tile >= 0) {
+        Scores more_p, more_ds;
+        score_products(p, more_p, shared_.k, shared_.q[count % 2]);
+        score_products(ds, more_ds, shared_.v, shared_.dout[count % 2]);
         products_wait_for<0>();
-        add(ds, more_ds);
+        add(p, more_p), add(ds, more_ds);
+        weigh(p, packed, count % 2, made % 2, tile);
+        for (; tile >= 0; ++count, ++made) {
+          const unsigned stage = count % 2, next = stage ^ 1, buffer = made % 2;
+          score_gradients(ds, p, stage);
+          if constexpr (Sizes::kGeneral) {
+            if (args_.bias_sums) add_bias_gradient(ds, tile);
+            if (threadIdx.x == 0) shared_.scores_tile[buffer] = tile;
+          }
+          if constexpr (!Sizes::kGeneral) pack<E>(packed, p);
+          store_weights(shared_.scores[buffer], packed);
+          pack<E>(packed, ds);
+          store_gradients(shared_.scores[buffer] + Sizes::kGradients, packed);
+          __syncwarp();
+          if (lane_number() == 0) shared_.scores_written[buffer].arrive();
+          shared_.scores_full[buffer].wait(made / 2 % 2);
+          Gradient grad_q;
+          query_gradient(grad_q, buffer);
+          key_gradient<false>(grad_v, shared_.scores[buffer], shared_.dout[stage]);
+          key_gradient<true>(grad_k, shared_.scores[buffer] + Sizes::kGradients, shared_.q[stage]);
+          products_wait_for<2>();
+          keep(grad_q);
+          add_query_gradient(grad_q, tile);
+          shared_.full[next].wait((count + 1) / 2 % 2);
+          tile = uniform(shared_.tile[next]);
+          // Behind the last tile: of what lies there, for nothing.
+          score_products(p, more_p, shared_.k, shared_.q[next]);
+          score_products(ds, more_ds, shared_.v, shared_.dout[next]);
+          products_wait_for<2>();
+          keep(grad_v), keep(grad_k);
+          if (lane_number() == 0) shared_.empty[stage].arrive(), shared_.scores_empty[buffer].arrive();
+          products_wait_for<1>();
+          add(p, more_p);
+          weigh(p, packed, next, buffer ^ 1, tile);
+          products_wait_for<0>();
+          add(ds, more_ds);
+        }
       }
+      const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block, static_cast<std::int32_t>(row())};
+      __syncwarp();
+      if (lane_number() == 0) shared_.empty[count % 2].arrive(), shared_.keys_empty.arrive();
+      ++count;
+      store_key_gradients<E>(grad_k, args_, place, 0, group() * 128, args_.factor);
+      store_key_gradients<E>(grad_v, args_, place, 1, group() * 128, 1.0f);
     }
     if (threadIdx.x == 0) shared_.done = true;
-    if (lane_number() == 0) shared_.scores_written[count % 2].arrive();
-    store(grad_k, 0, args_.factor);
-    store(grad_v, 1, 1.0f);
+    __syncwarp();
+    if (lane_number() == 0) shared_.scores_written[made % 2].arrive();
   }
 
   __device__ __forceinline__ static void clear(Gradient& x) {
@@ -106,7 +114,7 @@ class WideBackwardBlock {
   }
 
   /// c + rest = K or V times this warpgroup's 32 rows of Q or dO. In two chains, as in the forward pass (products.cuh).
-  __device__ __forceinline__ static void score_products(Scores& c, Scores& rest, const E* keys, const E* queries) {
+  __device__ __forceinline__ void score_products(Scores& c, Scores& rest, const E* keys, const E* queries) const {
     const auto a = describe_tile(keys, 0), b = describe_tile(queries + group() * 32 * 64, 0);
     products_begin();
 #pragma unroll
@@ -123,23 +131,26 @@ class WideBackwardBlock {
       for (int e = 0; e < 4; ++e) c[j][e] += rest[j][e];
   }
 
-  /// c += P^T or dS^T times this warpgroup's channels of dO or Q.
-  __device__ __forceinline__ static void key_gradient(Gradient& c, const E* scores, const E* queries) {
+  /// c += P^T times this warpgroup's channels of dO, or dS (as it is in shared memory), transposed, times those of Q.
+  template <bool kTransposed>
+  __device__ __forceinline__ void key_gradient(Gradient& c, const E* scores, const E* queries) const {
     const auto a = describe_tile(scores, 0), b = describe_tile(queries + group() * 2 * kQueries * 64, kQueries * 128);
     products_begin();
 #pragma unroll
     for (int m = 0; m < kQueries; m += 16)
-      multiply<false, true>(c, a + columns_from<kKeys>(m), b + rows_from(m), true, E());
+      multiply<kTransposed, true>(c, a + (kTransposed ? rows_from(m) : columns_from<kKeys>(m)), b + rows_from(m), true,
+                                  E());
     products_commit();
   }
 
   /// c = dS times this warpgroup's channels of K.
-  __device__ __forceinline__ void query_gradient(Gradient& c, unsigned stage) const {
-    const auto a = describe_tile(shared_.scores[stage] + kKeys * kQueries, 0);
+  __device__ __forceinline__ void query_gradient(Gradient& c, unsigned buffer) const {
+    const auto a = describe_tile(shared_.scores[buffer] + Sizes::kGradients, 0);
     const auto b = describe_tile(shared_.k + group() * 2 * kKeys * 64, kKeys * 128);
     products_begin();
 #pragma unroll
-    for (int m = 0; m < kKeys; m += 16) multiply<true, true>(c, a + rows_from(m), b + rows_from(m), m > 0, E());
+    for (int m = 0; m < kKeys; m += 16)
+      multiply<false, true>(c, a + columns_from<kQueries>(m), b + rows_from(m), m > 0, E());
     products_commit();
   }
 
@@ -151,17 +162,21 @@ class WideBackwardBlock {
 
   /// Scores become P; where they need more than a scale, P times the soft cap's derivative, and `packed` P.
   __device__ __forceinline__ void weigh(Scores& s, [[maybe_unused]] Packed& packed, unsigned stage,
-                                        [[maybe_unused]] std::int32_t tile) {
+                                        [[maybe_unused]] unsigned buffer, [[maybe_unused]] std::int32_t tile) {
     const bool partial = shared_.cells[stage] >> 8;  // of one key block, none is hidden wholly
     const Word* const words = shared_.words[stage][0] + row();
     const unsigned first = group() * 32 + 2 * (lane_number() % 4);
     const float* const lse = shared_.lse[stage] + group() * 32;
     if constexpr (Sizes::kGeneral) {
       if (tile < 0) return;
-      const BiasPlace place(args_, tile, static_cast<int>(first), block_ * 64 + static_cast<std::int32_t>(row()));
+      const BiasPlace place(args_, tile, static_cast<int>(first),
+                            shared_.first_block * 64 + static_cast<std::int32_t>(row()));
+      const E* const copied = shared_.scores[buffer] + Sizes::kGradients;
+      const auto first_query = static_cast<int>(group() * 32);
       const Word a = partial ? words[0] >> first : rules::all_bits, b = partial ? words[8] >> first : rules::all_bits;
-      args_.cap > 0 ? general_probabilities<E, true>(s, packed, args_, place, lse, a, b)
-                    : general_probabilities<E, false>(s, packed, args_, place, lse, a, b);
+      constexpr bool c = Sizes::kCopied;
+      args_.cap > 0 ? general_probabilities<E, true, c>(s, packed, args_, place, copied, first_query, lse, a, b)
+                    : general_probabilities<E, false, c>(s, packed, args_, place, copied, first_query, lse, a, b);
     } else {
       probabilities(s, lse, args_.factor);
       if (partial) hide(s, words[0] >> first, words[8] >> first);
@@ -173,22 +188,30 @@ class WideBackwardBlock {
                           args_.has_dlse ? shared_.dlse[stage] + group() * 32 : nullptr);
   }
 
-  /// This warpgroup's half of P^T or dS^T.
-  __device__ __forceinline__ static void store_scores(E* to, const Packed& a) {
+  /// This warpgroup's half of P^T.
+  __device__ __forceinline__ void store_weights(E* to, const Packed& a) const {
     const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
 #pragma unroll
     for (unsigned m = 0; m < kTiles / 2; ++m)
       store_matrices(to + row * 64 + ((4 * group() + 2 * m + half) ^ row % 8) * 8, a[m]);
   }
+  /// This warpgroup's half of dS.
+  __device__ __forceinline__ void store_gradients(E* to, const Packed& a) const {
+    to += group() * 2048 + score_place();
+#pragma unroll
+    for (unsigned m = 0; m < kTiles / 2; ++m) store_matrices_transposed(to + m * 1024, a[m]);
+  }
 
-  __device__ __forceinline__ void store(const Gradient& x, int n, float factor) const {
-    store_key_gradients<E>(x, args_, {b_, key_head_, block_, static_cast<std::int32_t>(row())}, n, group() * 128,
-                           factor);
+  /// ds: of a tile, before it is rounded.
+  __device__ __forceinline__ void add_bias_gradient(const Scores& ds, std::int32_t tile) const {
+    float* const to = bias_sums_of(args_, tile, 0, shared_.first_block) + group() * 2048 + threadIdx.x % 128 * 4;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) add_to_memory(to + j * 512, ds[j]);
   }
 
   const GroupBackwardArgs& args_;
   Shared& shared_;
-  std::int32_t b_, key_head_, block_;
+  const unsigned group_;
 };
 
 }  // namespace anyflash::cuda

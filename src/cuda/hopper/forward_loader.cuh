@@ -109,12 +109,12 @@ class GroupForwardLoader {
     for (;;) {
       std::int32_t words[1];
       const auto block = runs.find(words);
+      const auto origin = origin_of(args_.keys, max(block, 0));  // before there is room: then nothing waits for it
+      const auto visits = __ballot_sync(0xffffffffu, words[0] != runs.hidden);
+      const auto partial = __ballot_sync(0xffffffffu, words[0] < runs.hidden);
       (Sizes::kApart ? shared_.keys_empty : shared_.values_empty)[stage_].wait(parity_ ^ 1);
       auto &keys_full = shared_.keys_full[stage_], &values_full = shared_.values_full[stage_];
       if (block < 0) break;
-      const auto visits = __ballot_sync(0xffffffffu, words[0] != runs.hidden);
-      const auto partial = __ballot_sync(0xffffffffu, words[0] < runs.hidden);
-      const auto origin = origin_of(args_.keys, block);
       const auto load_values = [&] {
         values_full.arrive_and_expect(kBytes);
         copy(shared_.v[stage_], args_.v_map, origin, key_head, values_full);

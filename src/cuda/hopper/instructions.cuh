@@ -10,11 +10,15 @@
 namespace anyflash::cuda {
 
 /// Describes a tile in shared memory whose rows of 128 bytes are swizzled, groups of 8 rows one behind the other;
-/// `panels`: bytes between its panels of 64 columns (for operands that are read along their rows).
-__device__ __forceinline__ std::uint64_t describe_tile(const void* tile, std::uint32_t panels) {
-  constexpr std::uint64_t swizzle_128 = std::uint64_t{1} << 62, group = std::uint64_t{1024 >> 4} << 32;
-  return swizzle_128 | group | std::uint64_t{panels >> 4} << 16 | (shared_address(tile) & 0x3ffff) >> 4;
+/// `panels`: bytes between its panels of 64 columns (for operands that are read along their rows). This is the lower
+/// half of the descriptor: the upper one says the above of all tiles, in ANYFLASH_DESCRIPTOR.
+__device__ __forceinline__ std::uint32_t describe_tile(const void* tile, std::uint32_t panels) {
+  return panels >> 4 << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
+
+/// In an instruction's text: `name` becomes the descriptor with the lower half `low`. Above it: 128 bytes are swizzled
+/// (1 << 30), a group is 1024 >> 4.
+#define ANYFLASH_DESCRIPTOR(name, low) ".reg .b64 " name "; mov.b64 " name ", {" low ", 1073741888};\n"
 
 /// Before products that read registers which ordinary instructions have written.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -49,7 +49,16 @@ bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& 
   if (!rows.vectors) return false;
   const auto along = [&](int i) { return Axis{grid.size[i], rows.sequence[i], grid.extent[i], grid.step[i]}; };
   const Axis channel{channels, 1, 64};
-  map.heads = 0;
+  map.heads = map.log_step = 0;
+  const auto step = grid.step[2];
+  if (grid.size[0] == 1 && grid.size[1] == 1 && grid.extent[2] == 64 && step > 1 && (step & (step - 1)) == 0 &&
+      grid.size[2] % step == 0) {
+    // Neighbours on two axes: of a box that counts every step-th row the copy engine goes through all rows.
+    while (1 << map.log_step < step) ++map.log_step;
+    return encode(map.map, rows.data, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
+                  {channel, {grid.size[2] / step, rows.sequence[2] * step, 64}, {step, rows.sequence[2]},
+                   {heads, rows.head}, {batch, rows.batch}});
+  }
   if (grid.size[0] == 1 && grid.extent[0] == 1) {
     return encode(map.map, rows.data, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
                   {channel, along(2), along(1), {heads, rows.head}, {batch, rows.batch}});

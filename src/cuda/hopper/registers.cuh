@@ -9,11 +9,11 @@ namespace anyflash::cuda {
 
 /// Where columns c .. c + 15, c a multiple of 16, of a swizzled tile begin, in the 16 bytes that descriptors count.
 template <int kRows>
-__device__ __forceinline__ constexpr std::uint64_t columns_from(int c) {
+__device__ __forceinline__ constexpr std::uint32_t columns_from(int c) {
   return c / 64 * (kRows * 128 / 16) + c % 64 * 2 / 16;
 }
 /// The same of rows.
-__device__ __forceinline__ constexpr std::uint64_t rows_from(int r) { return r * 128 / 16; }
+__device__ __forceinline__ constexpr std::uint32_t rows_from(int r) { return r * 128 / 16; }
 
 template <class E>
 __device__ __forceinline__ std::uint32_t pair(float a, float b) {

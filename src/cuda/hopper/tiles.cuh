@@ -11,6 +11,13 @@ namespace anyflash::cuda {
 
 using rules::Int3, rules::TileClass, rules::Word;
 
+/// Makes known to the compiler that all threads of a warp have the same number: what follows from it, such as where
+/// operands of products are, then takes the instructions and registers that a warp has once.
+template <class T>
+__device__ __forceinline__ T uniform(T x) {
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+
 /// The runs of kBlocks neighbouring blocks, by a warp: lane w has block w's. A tile is kCells neighbouring blocks of
 /// the other side.
 template <int kBlocks, int kCells>
@@ -20,40 +27,48 @@ class MergedRuns {
 
   __device__ __forceinline__ void open(const DeviceRuns& list, std::int32_t first_block, std::int32_t blocks) {
     const auto block = first_block + static_cast<std::int32_t>(lane_number());
-    next_ = end_ = list.runs;
-    if (lane_number() < kBlocks && block < blocks)
-      next_ = list.runs + list.start[block], end_ = list.runs + list.start[block + 1];
-    ahead_.count = 0;
-    fetch();
+    next_ = reinterpret_cast<const int4*>(list.runs);
+    left_ = 0;
+    if (lane_number() < kBlocks && block < blocks) {
+      const auto start = list.start[block];
+      next_ += start, left_ = static_cast<std::int32_t>(list.start[block + 1] - start);
+    }
     fetch();
   }
 
   /// The first block of the next tile that any of the blocks visits, -1 if there is none. words: of this lane's block
   /// and each of the tile's: as DeviceRun's, or one of the above.
   __device__ __forceinline__ std::int32_t find(std::int32_t (&words)[kCells]) {
-    const auto block = __reduce_min_sync(0xffffffffu, run_.count > 0 ? run_.first / kCells * kCells : full);
+    const auto block = __reduce_min_sync(0xffffffffu, count_ > 0 ? first_ / kCells * kCells : full);
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
       words[cell] = hidden;
-      if (run_.count == 0 || run_.first != block + cell) continue;
-      words[cell] = run_.kind == TileClass::full ? full : run_.words;
-      ++run_.first;
-      if (run_.words < 0) --run_.words;  // those that are not in the table follow one another downwards
-      if (--run_.count == 0) fetch();
+      if (count_ == 0 || first_ != block + cell) continue;
+      words[cell] = words_;
+      ++first_;
+      if (words_ < 0) --words_;  // those that are not in the table follow one another downwards
+      if (--count_ == 0) fetch();
     }
     return block == full ? -1 : block;
   }
 
  private:
-  /// A run ahead, so that it is there when it is needed.
+  static_assert(sizeof(DeviceRun) == sizeof(int4), "a run is read at once");
+
+  /// What is a little ahead comes near meanwhile: a run that is waited for would hold up every tile of a narrow rule,
+  /// and one that is read ahead takes registers that nobody has.
   __device__ __forceinline__ void fetch() {
-    run_ = ahead_;
-    ahead_.count = 0;
-    if (next_ != end_) ahead_ = *next_++;
+    count_ = 0;
+    if (left_ == 0) return;
+    if (left_ > 8) asm volatile("prefetch.global.L1 [%0];" ::"l"(next_ + 8));
+    const int4 run = __ldg(next_);
+    ++next_, --left_;
+    first_ = run.x, count_ = run.y, words_ = (run.z & 255) == int(TileClass::full) ? full : run.w;
   }
 
-  DeviceRun run_, ahead_;  ///< what is left of a run, and the next; count 0: there is none
-  const DeviceRun *next_, *end_;
+  std::int32_t first_, count_, words_;  ///< what is left of a run; count 0: there is none
+  const int4* next_;
+  std::int32_t left_;  ///< runs from there on
 };
 
 /// The first entry of a block; of one that does not exist, a place beyond the sequence.
@@ -65,28 +80,36 @@ __device__ __forceinline__ Int3 origin_of(const Cut& cut, std::int32_t block) {
   Int3 origin{};
 #pragma unroll
   for (int i = 2; i >= 0; --i) {
-    const auto chunks = static_cast<unsigned>(cut.chunks[i]), step = static_cast<unsigned>(grid.step[i]);
-    const unsigned all = chunks * step;
-    auto at = rest;
-    rest = all == 1 ? rest : rest / all;
-    at -= rest * all;
-    const unsigned residue = step == 1 ? 0 : at / chunks;
-    origin[i] = static_cast<std::int32_t>(residue + (at - residue * chunks) * grid.extent[i] * step);
-    if (rest == 0) break;
+    const auto blocks = cut.by_blocks[i].divisor, chunks = cut.by_chunks[i].divisor;
+    const auto row = cut.by_blocks[i].quotient(rest), at = rest - row * blocks;
+    const auto residue = cut.by_chunks[i].quotient(at);
+    origin[i] = static_cast<std::int32_t>(residue + (at - residue * chunks) * grid.extent[i] * grid.step[i]);
+    rest = row;
   }
   return origin;
+}
+
+/// Where a block begins along the axes of a map behind the channels.
+struct MapPlace {
+  std::int32_t v[4];
+  __device__ __forceinline__ std::int32_t operator[](int i) const { return v[i]; }
+};
+__device__ __forceinline__ MapPlace place_of(const RowMap& rows, Int3 origin, std::int32_t h, std::int32_t b) {
+  if (rows.log_step > 0) return {{origin[2] >> rows.log_step, origin[2] & ((1 << rows.log_step) - 1), h, b}};
+  const bool joined = rows.heads > 0;
+  return {{origin[2], origin[1], joined ? origin[0] : h, joined ? b * rows.heads + h : b}};
 }
 
 /// Copies 64 channels, from c on, of a block of rows.
 __device__ __forceinline__ void copy_rows(void* to, const RowMap& rows, int c, Int3 origin, std::int32_t h,
                                           std::int32_t b, Barrier& barrier) {
-  const bool joined = rows.heads > 0;
-  copy_box(to, &rows.map, c, origin[2], origin[1], joined ? origin[0] : h, joined ? b * rows.heads + h : b, barrier);
+  const auto at = place_of(rows, origin, h, b);
+  copy_box(to, &rows.map, c, at[0], at[1], at[2], at[3], barrier);
 }
 __device__ __forceinline__ void store_rows(const RowMap& rows, const void* from, int c, Int3 origin, std::int32_t h,
                                            std::int32_t b) {
-  const bool joined = rows.heads > 0;
-  store_box(&rows.map, from, c, origin[2], origin[1], joined ? origin[0] : h, joined ? b * rows.heads + h : b);
+  const auto at = place_of(rows, origin, h, b);
+  store_box(&rows.map, from, c, at[0], at[1], at[2], at[3]);
 }
 
 }  // namespace anyflash::cuda

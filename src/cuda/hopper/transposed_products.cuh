@@ -34,22 +34,23 @@ __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
 // tiles: of 8 columns. registers: 4 a tile; behind those of the results come the other operands, named by their texts.
 #define ANYFLASH_PRODUCTS(E, type, tiles, columns, registers, a_text, b_text, sum_text, ways)                         \
   template <bool kTransposedA, bool kTransposedB>                                                                     \
-  __device__ __forceinline__ void multiply(float (&c)[tiles][4], std::uint64_t a, std::uint64_t b, bool sum, E) {     \
+  __device__ __forceinline__ void multiply(float (&c)[tiles][4], std::uint32_t a, std::uint32_t b, bool sum, E) {     \
     asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n"                                              \
+                 ANYFLASH_DESCRIPTOR("a", a_text) ANYFLASH_DESCRIPTOR("b", b_text)                                    \
                  "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
-                 " {" ANYFLASH_REGISTERS_##registers "}, " a_text ", " b_text ", sum, 1, 1, " ways "; }"              \
+                 " {" ANYFLASH_REGISTERS_##registers "}, a, b, sum, 1, 1, " ways "; }"                                \
                  : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
-                 : "l"(a), "l"(b), "r"(int(sum)), "n"(int(kTransposedA)), "n"(int(kTransposedB)));                    \
+                 : "r"(a), "r"(b), "r"(int(sum)), "n"(int(kTransposedA)), "n"(int(kTransposedB)));                    \
   }
 #define ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, tiles, columns, registers, a_text, b_text, sum_text, way)             \
   template <bool kTransposedB>                                                                                        \
-  __device__ __forceinline__ void multiply(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b,        \
+  __device__ __forceinline__ void multiply(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint32_t b,        \
                                            bool sum, E) {                                                             \
-    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n"                                              \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n" ANYFLASH_DESCRIPTOR("b", b_text)             \
                  "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
-                 " {" ANYFLASH_REGISTERS_##registers "}, {" a_text "}, " b_text ", sum, 1, 1, " way "; }"             \
+                 " {" ANYFLASH_REGISTERS_##registers "}, {" a_text "}, b, sum, 1, 1, " way "; }"                      \
                  : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(sum)), "n"(int(kTransposedB)));        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int(sum)), "n"(int(kTransposedB)));        \
   }
 #define ANYFLASH_ALL_PRODUCTS(E, type)                                                                                \
   ANYFLASH_PRODUCTS(E, type, 4, "32", 16, "%16", "%17", "%18", "%19, %20")                                            \
@@ -67,6 +68,13 @@ ANYFLASH_ALL_PRODUCTS(__nv_bfloat16, "bf16")
 /// Four 8 x 8 matrices of 16-bit numbers to shared memory, from registers as load_matrices fills them.
 __device__ __forceinline__ void store_matrices(void* row, const std::uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
+/// The same, each matrix transposed.
+__device__ __forceinline__ void store_matrices_transposed(void* row, const std::uint32_t (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
                : "memory");
 }

@@ -178,7 +178,6 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const StreamMemory memory(backward_workspace(problem, plan), stream);
   Parts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
-  launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
   const auto make = [&](std::int64_t keys, std::int64_t queries, std::int64_t bias, const std::int32_t* only_if) {
     args.key_tasks = keys, args.query_tasks = queries, args.tasks = keys + queries + bias, args.only_if = only_if;
     if (args.tasks > 0)
@@ -190,10 +189,11 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
     groups = group_backward(problem, plan, args, masks, parts.take<char>(group_backward_workspace(problem, plan)),
                             stream);
   if (!groups.made) {
+    launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
     make(tasks.keys, tasks.queries, tasks.bias, nullptr);
   } else {
-    make(0, 0, tasks.bias, nullptr);
-    if (groups.remake_if) make(tasks.keys, tasks.queries, 0, groups.remake_if);
+    if (!groups.made_bias) make(0, 0, tasks.bias, nullptr);
+    if (groups.remake_if) make(tasks.keys, tasks.queries, groups.made_bias ? tasks.bias : 0, groups.remake_if);
   }
   if (problem.dsink.given()) sum_sinks(args, stream);
 }
