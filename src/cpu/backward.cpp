@@ -1,6 +1,7 @@
 // The backward pass on the CPU: dQ, dK, dV, dBias, dSink, whichever are wanted, exactly and bitwise repeatably.
 //
-//   1. for each query row, once: delta = dO . O, with dlse and lse (backward_rows-inl.h), and its share of dSink
+//   1. for each query row, once: delta = dO . O, with dlse and lse (backward_rows-inl.h), what lse lacks where it is
+//      large (backward_rest-inl.h), and its share of dSink
 //   2. for each key block: five products a tile, one pass (backward_task-inl.h), ordered by backward_schedule.h
 //   3. for each tile of the bias, if its gradient is wanted (backward_bias-inl.h)
 //
@@ -40,6 +41,7 @@
 #include "cpu/backward_rows-inl.h"
 #include "cpu/backward_tile-inl.h"
 #include "cpu/backward_block-inl.h"
+#include "cpu/backward_rest-inl.h"
 #include "cpu/backward_task-inl.h"
 #include "cpu/backward_bias-inl.h"
 
@@ -111,6 +113,8 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
     const auto block = walked(plan.query_grid, i % query_blocks);
     const auto h = i / query_blocks % problem.heads_q, b = i / query_blocks / problem.heads_q;
     FindRowTerms<E>(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
+    FindRests<E>(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
+    if (problem.dsink.given()) FindSinkTerm(problem, b, h, block, terms);
     if (problem.dq.given()) ZeroUnseenRows(problem, plan, b, h, block, &memory[thread * thread_memory]);
   });
   if (products) {

@@ -38,7 +38,7 @@ class BlockPair {
   std::uint64_t k_bad;
   // After `compute`.
   E *p, *ds;                   ///< (64 queries, 64 keys), Pairs along the queries
-  T* ds_numbers;               ///< dS as numbers, if not `of_products`
+  T *p_numbers, *ds_numbers;   ///< P and dS as numbers, if not `of_products`
   E *p_left, *ds_left;         ///< left operands (64 keys, 64 queries), kLeftRow and kLeftStep apart
   E* ds_rows;                  ///< left operand (64 queries, 64 keys)
   std::uint64_t words[kTile];  ///< bit j of words[i]: the pair is visible and the query has a gradient
@@ -57,7 +57,7 @@ class BlockPair {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     const auto take_factors = [&](std::int64_t width) { return reinterpret_cast<E*>(take(Depth<E>(kTile) * width)); };
     k_right = take_factors(d_qk_), k_t = take_factors(d_qk_), v_t = take_factors(d_v_);
-    s_ = take(kTile * kTile), ds_numbers = take(kTile * kTile), slope_ = take(kTile * kTile);
+    p_numbers = s_ = take(kTile * kTile), ds_numbers = take(kTile * kTile), slope_ = take(kTile * kTile);
     p_left = p = reinterpret_cast<E*>(s_), ds_left = ds_rows = ds = reinterpret_cast<E*>(ds_numbers);
     if constexpr (kIsPair<E>) {
       ds_rows = take_factors(kTile);
@@ -139,8 +139,8 @@ class BlockPair {
     if (with_ds) multiply(kind == TileClass::full, problem_.d_v, dout, d_v_, v_t, ds_numbers);
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, s_, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
-    const TileTerms<T> terms{&terms_.lse[at], &terms_.delta[at], &terms_.dlse[at], masked ? words : nullptr, spans,
-                             sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
+    const TileTerms<T> terms{&terms_.lse[at], &terms_.rest[at], &terms_.delta[at], &terms_.dlse[at],
+                             masked ? words : nullptr, spans, sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
                              of_products ? static_cast<T>(problem_.scale) : T(1)};
     WithTileKind(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {

@@ -1,5 +1,5 @@
 // Sums over rows in a thread's own memory, and the numbers of each query row that the backward pass computes once:
-// delta, dlse, lse.
+// delta, dlse, lse and its rest.
 
 #include "hwy/highway.h"
 
@@ -55,8 +55,6 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
   DotRows<E>(dout, out, width, memory + 2 * kTile * width, delta);
   const auto at = terms.at(b, h, block);
   std::uint64_t live = 0;
-  double sink_sum = 0;
-  const double sink = problem.dsink.given() ? ReadHeadNumber(problem.sink, b, h) : 0;
   for (int row = 0; row < kTile; ++row) {
     T lse = 0, dlse = 0;
     const Int3 c = box.entry(row);
@@ -71,15 +69,28 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
       } else {
         live |= std::uint64_t{1} << row;
         if (problem.dlse.given()) dlse = statistic(problem.dlse);
-        if (problem.dsink.given()) sink_sum += std::exp(sink - double(lse)) * (double(dlse) - double(delta[row]));
       }
     }
     terms.lse[at + row] = lse;
+    terms.rest[at + row] = 0;
     terms.dlse[at + row] = dlse;
     terms.delta[at + row] = delta[row];
   }
   terms.live[terms.block(b, h, block)] = live;
-  if (problem.dsink.given()) terms.sink[terms.block(b, h, block)] = sink_sum;
+}
+
+/// A query block's share of dSink.
+template <class T>
+void FindSinkTerm(const Problem& problem, std::int64_t b, std::int64_t h, std::int32_t block, RowTerms<T>& terms) {
+  const double sink = ReadHeadNumber(problem.sink, b, h);
+  const auto at = terms.at(b, h, block), live = static_cast<std::int64_t>(terms.live[terms.block(b, h, block)]);
+  double sum = 0;
+  for (int row = 0; row < kTile; ++row) {
+    if ((live >> row & 1) == 0) continue;
+    const double p = std::exp(sink - double(terms.lse[at + row]) - double(terms.rest[at + row]));
+    sum += p * (double(terms.dlse[at + row]) - double(terms.delta[at + row]));
+  }
+  terms.sink[terms.block(b, h, block)] = sum;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -14,6 +14,7 @@ template <class T>
 struct RowTerms {
   std::int64_t heads = 0, blocks = 0;
   T* lse;               // 0 for dead rows
+  T* rest;              // what lse lacks of the true one; 0 where it is small enough to be exact
   T *delta, *dlse;      // delta = dO . O; of dead rows not used
   std::uint64_t* live;  // a query block's rows that have a gradient: inside, and lse > -inf
   double* sink;         // a query block's share of dSink
@@ -22,6 +23,7 @@ struct RowTerms {
       : heads(problem.heads_q), blocks(plan.query_grid.count()) {
     const auto count = problem.batch * heads * blocks;
     lse = parts.take<T>(count * kTile);
+    rest = parts.take<T>(count * kTile);
     delta = parts.take<T>(count * kTile);
     dlse = parts.take<T>(count * kTile);
     live = parts.take<std::uint64_t>(count);

@@ -2,6 +2,7 @@
 //
 //   P = exp(S - lse)      dS = P * (dP - delta + dlse)
 //
+// A large lse is rounded: its rest is subtracted after it.
 // Pairs that the mask hides are zeroed by selection, so that a NaN there goes nowhere. With a soft cap, S before the
 // bias is cap * tanh(x / cap), and the gradient with respect to x has the further factor 1 - tanh^2.
 
@@ -24,7 +25,7 @@ namespace HWY_NAMESPACE {
 /// What turns the products of one tile into P and dS.
 template <class T>
 struct TileTerms {
-  const T* lse;                ///< (64)
+  const T *lse, *rest;         ///< (64)
   const T *delta, *dlse;       ///< (64)
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
   const Span* spans;           ///< with words, for each kSpanRows rows: what the products have filled
@@ -39,8 +40,7 @@ void ZeroOutside(std::size_t begin, std::size_t end, T* row, std::size_t width =
   std::fill(row + end, row + width, T(0));
 }
 
-/// A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then. A NaN
-/// stays.
+/// A score lies above its row's lse by a rounding at most: P is 1 then. A NaN stays.
 template <class D, class V>
 HWY_INLINE V AtMostZero(D d, V x) {
   return hn::IfThenZeroElse(hn::Gt(x, hn::Zero(d)), x);
@@ -49,12 +49,12 @@ HWY_INLINE V AtMostZero(D d, V x) {
 /// What a row of a tile has in common.
 template <class D, class T = hn::TFromD<D>>
 struct RowOfTile {
-  hn::Vec<D> lse, delta, dlse;
+  hn::Vec<D> lse, rest, delta, dlse;
   std::uint64_t word;
 
   RowOfTile(D d, const TileTerms<T>& terms, int row)
-      : lse(hn::Set(d, terms.lse[row])), delta(hn::Set(d, terms.delta[row])), dlse(hn::Set(d, terms.dlse[row])),
-        word(terms.words ? terms.words[row] : 0) {}
+      : lse(hn::Set(d, terms.lse[row])), rest(hn::Set(d, terms.rest[row])), delta(hn::Set(d, terms.delta[row])),
+        dlse(hn::Set(d, terms.dlse[row])), word(terms.words ? terms.words[row] : 0) {}
 };
 
 /// p, ds: a vector of each, at column `col` of a row; `at` is where it lies in s, dp and the slope.
@@ -62,7 +62,7 @@ template <class E, class Kind, class D, class V, class T>
 HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>& row, std::size_t col, std::size_t at,
                              const T* s, const T* dp, V& p, V& ds) {
   const auto score = hn::Mul(hn::Load(d, s + at), hn::Set(d, terms.score_scale));
-  p = SoftmaxExp(d, AtMostZero(d, hn::Sub(score, row.lse)));
+  p = SoftmaxExp(d, AtMostZero(d, hn::Sub(hn::Sub(score, row.lse), row.rest)));
   [[maybe_unused]] auto visible = hn::FirstN(d, 0);
   if constexpr (Kind::masked) {
     const std::uint64_t bits = row.word >> col;

@@ -63,17 +63,19 @@ class FewRowsTask {
     k_t_ = reinterpret_cast<E*>(take(Depth<E>(kTile) * d_qk_));
     v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(shape_.rows * kTile);
     row_max_ = take(shape_.rows * kSumLanes), row_sum_ = take(shape_.rows * kSumLanes), shift_ = take(shape_.rows);
+    factor_ = take(shape_.rows);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = FewRows(problem, plan).rows;
-    return even(rows) * d_qk + rows * (kTile + 2 * kSumLanes + 1) + (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
+    return even(rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) + (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
   }
 
   /// before: the rows' ends after a first walk over all parts, null in that.
   void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result, const RowEnd<T>* before) {
     b_ = b, g_ = g;
     load_queries();
-    const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_, ScaleLeft<T>(problem_)};
+    T* const factor = before ? factor_ : nullptr;
+    const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_, ScaleLeft<T>(problem_), factor};
     before ? state.clear(shape_.rows, before) : state.clear(shape_.rows);
     const auto& group = plan_.group(b, g * shape_.group);
     std::int32_t blocks[kPartBlocks];
@@ -81,7 +83,8 @@ class FewRowsTask {
     const auto count = blocks_of(group.keys_of_query_block, part, blocks, kinds);
     for (int i = 0; i < count; ++i)
       visit(group.program, blocks[i], i + 1 < count ? blocks[i + 1] : -1, kinds[i], state);
-    for (std::int64_t row = 0; row < shape_.rows; ++row) result.ends[row] = SettleRow(row, state);
+    for (std::int64_t row = 0; row < shape_.rows; ++row)  // those of a second walk are added as they are
+      result.ends[row] = before ? RowEnd<T>{T(0), T(0)} : SettleRow(row, state);
   }
 
  private:
@@ -271,7 +274,7 @@ class FewRowsTask {
   const Box query_box_;
   T *q_, *k_;  // q_ holds E once loaded
   E* k_t_;
-  T *v_, *v_clean_, *s_, *row_max_, *row_sum_, *shift_;
+  T *v_, *v_clean_, *s_, *row_max_, *row_sum_, *shift_, *factor_;
   Ahead ahead_;
   std::int64_t b_ = 0, g_ = 0;
 };
@@ -306,13 +309,15 @@ bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows&
     for (std::int32_t query = 0; query < queries; ++query) {
       const auto row = i * queries + query;
       T* const out = first.out + row * width;
-      RowEnd<T>& end = ends[row] = JoinRow(shape, row, width, first);
-      good &= FinishRow(problem, plan, b, h, 0, query, end, out);
+      const RowEnd<T> end = JoinRow(shape, row, width, first);
       if (again) {
+        Rescale(T(2), out, width);
         KeepStored(problem, address[query], out);
-      } else {
-        StoreStatistics(problem, plan, b, h, 0, query, end);
+        continue;
       }
+      ends[row] = end;
+      good &= FinishRow(problem, plan, b, h, 0, query, ends[row], out);
+      StoreStatistics(problem, plan, b, h, 0, query, ends[row]);
     }
     StoreRows(first.out + i * queries * width, width, problem.out, problem.type, address, queries, problem.d_v);
   }

@@ -68,11 +68,12 @@ class ForwardTask {
     T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
     ends_ = reinterpret_cast<RowEnd<T>*>(take(rows_ * 2));
     state_ = {take(rows_), row_max, row_sum, out_, d_v_, ScaleLeft<T>(problem)};
+    factor_ = take(rows_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
     return Panels<T, E>::memory_size(problem, plan) +
-           rows * (d_qk + d_v + kTile + (kIsPair<E> ? kPRow : 0) + 2 * kSumLanes + 3) + kPRow * d_v;
+           rows * (d_qk + d_v + kTile + (kIsPair<E> ? kPRow : 0) + 2 * kSumLanes + 4) + kPRow * d_v;
   }
 
   /// next: the query block of this head that is likely to follow, or -1.
@@ -81,9 +82,11 @@ class ForwardTask {
     block_ = block, query_box_ = plan_.query_grid.box(block);
     look_ahead(next);
     load_queries();
+    state_.factor = nullptr;
     state_.clear(used_rows_);
     walk();
     if (!finish(false)) {
+      state_.factor = factor_;
       state_.clear(used_rows_, ends_);
       walk();
       finish(true);
@@ -210,14 +213,16 @@ class ForwardTask {
     const RowAddresses address(problem_.out, b_, h_, query_box_, problem_.q_size);
     bool good = true;
     for (std::int32_t row = 0; row < used_rows_; ++row) {
+      if (again) {
+        if (!address.exists(row)) continue;
+        Rescale(T(2), out_ + row * d_v_, d_v_);
+        KeepStored(problem_, address[row], out_ + row * d_v_);
+        continue;
+      }
       RowEnd<T>& end = ends_[row] = SettleRow(row, state_);
       if (!address.exists(row)) continue;
       good &= FinishRow(problem_, plan_, b_, h_, block_, row, end, out_ + row * d_v_);
-      if (again) {
-        KeepStored(problem_, address[row], out_ + row * d_v_);
-      } else {
-        StoreStatistics(problem_, plan_, b_, h_, block_, row, end);
-      }
+      StoreStatistics(problem_, plan_, b_, h_, block_, row, end);
     }
     StoreRows(out_, d_v_, problem_.out, problem_.type, address, used_rows_, problem_.d_v);
     return good;
@@ -235,6 +240,7 @@ class ForwardTask {
   E *v_clean_, *p_;
   RowState<T> state_;
   RowEnd<T>* ends_;
+  T* factor_;
   TileWords<kMaxQueryRows> tile_words_;
   const std::uint64_t* words_ = nullptr;  // of the tile in work
   Ahead ahead_;

@@ -42,7 +42,8 @@ struct RowState {
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
   std::int64_t width;
-  T scale = 1;  ///< of scores
+  T scale = 1;          ///< of scores
+  T* factor = nullptr;  ///< (rows): of P, in a second walk
 
   void clear(std::int64_t rows) const {
     std::fill_n(shift, rows, -kInfinity<T>);
@@ -50,13 +51,13 @@ struct RowState {
     std::fill_n(row_sum, rows * kSumLanes, T(0));
     std::fill_n(out, rows * width, T(0));
   }
-  /// For a second walk, whose shifts lie above the rows' LSE: P sums to less than 1, so that no sum of P V exceeds the
-  /// values. The shift takes the maximum's place to the end.
+  /// For a second walk, whose P sums to a half, so that no sum of P V exceeds the values. (A shift above the LSE would
+  /// do the same, but where scores are large there is none that is not far above it.)
   void clear(std::int64_t rows, const RowEnd<T>* ends) const {
     clear(rows);
     for (std::int64_t row = 0; row < rows; ++row) {
-      const T lse = ends[row].lse();
-      shift[row] = std::max(lse + 1, std::nextafter(lse, kInfinity<T>));
+      shift[row] = ends[row].largest;
+      factor[row] = ends[row].sum == 0 ? T(0) : T(0.5) / ends[row].sum;
       std::fill_n(row_max + row * kSumLanes, kSumLanes, shift[row]);
     }
   }
@@ -145,6 +146,8 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t ro
     x[i] = SoftmaxExp(d, hn::Sub(x[i], hn::Set(d, shift)));
     sum = hn::Add(sum, x[i]);
   }
+  if (HWY_UNLIKELY(state.factor != nullptr))
+    for (int i = 0; i < kVectors; ++i) x[i] = hn::Mul(x[i], hn::Set(d, state.factor[row]));
   StoreP(d, x, p);
   T* sums = state.row_sum + row * kSumLanes;
   hn::Store(hn::Add(hn::Load(d, sums), sum), d, sums);

@@ -1,0 +1,63 @@
+// What a rounded lse lacks. P = exp(S - lse) is as wrong as lse is rounded: where scores are large, P of a row may sum
+// to anything between 1 / n and n in place of 1. For blocks with such rows the sum is found first, by a walk over
+// their keys, and its logarithm is the rest that is subtracted after lse.
+
+#include <cmath>
+#include <cstdint>
+
+#include "cpu/tuning.h"
+#include "hwy/highway.h"
+
+#if defined(ANYFLASH_CPU_BACKWARD_REST_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ANYFLASH_CPU_BACKWARD_REST_INL_H_
+#undef ANYFLASH_CPU_BACKWARD_REST_INL_H_
+#else
+#define ANYFLASH_CPU_BACKWARD_REST_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace anyflash::cpu {
+namespace HWY_NAMESPACE {
+
+/// log(sum), if rounding can have made that of lse. Else it is not all of the row's keys that the call is about: lse is
+/// of more of them, and right as it is.
+template <class T>
+T RestOf(T lse, double sum) {
+  const T distance = std::nextafter(std::abs(lse), std::numeric_limits<T>::infinity()) - std::abs(lse);
+  const double rest = std::log(sum);
+  return std::abs(rest) <= 2 * double(distance) ? static_cast<T>(rest) : T(0);
+}
+
+/// Fills terms.rest of query block `block` of (b, h), whose other terms are known. memory: BlockPair's.
+template <class E, class T>
+void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
+               T* memory, RowTerms<T>& terms) {
+  const auto at = terms.at(b, h, block);
+  const auto far = [&](int row) { return std::abs(terms.lse[at + row]) >= T(tuning::kFarLse); };  // dead rows have 0
+  bool any = false;
+  for (int row = 0; row < kTile; ++row) any |= far(row);
+  if (!any) return;
+  double sums[kTile] = {};
+  BlockPair<T, E> blocks(problem, plan, terms, memory);
+  blocks.load_queries(b, h, block);
+  const auto& [start, runs] = plan.group(b, h).keys_of_query_block;
+  for (auto i = start[block]; i < start[block + 1]; ++i)
+    for (std::int32_t key = runs[i].first; key < runs[i].first + runs[i].count; ++key) {
+      blocks.load_keys(b, h / (problem.heads_q / problem.heads_kv), key, false);
+      blocks.compute(b, h, runs[i].kind, false, false);
+      for (int row = 0; row < kTile; ++row)
+        for (int col = 0; col < kTile; ++col) sums[row] += blocks.p_numbers[row * kTile + col];
+    }
+  for (int row = 0; row < kTile; ++row) {
+    if (!far(row)) continue;
+    const T lse = terms.lse[at + row];
+    if (problem.sink.given()) sums[row] += std::exp(ReadHeadNumber(problem.sink, b, h) - double(lse));
+    terms.rest[at + row] = RestOf(lse, sums[row]);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace anyflash::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // ANYFLASH_CPU_BACKWARD_REST_INL_H_
