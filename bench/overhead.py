@@ -4,6 +4,9 @@ Through anyflash.torch beside PyTorch's scaled_dot_product_attention, forward al
 and forward with backward; from NumPy; and from C++ (build-bench/bench/bench_calls, if it is there). Calls run in
 turns, so that what slows the machine down slows all of them. Then what imports take. Exits with 1 where a limit is
 missed. With --framework the same through anyflash.tensorflow or anyflash.jax.
+
+With --device cuda the tensors are on a GPU (PyTorch and JAX): a round's calls are queued one after the other and then
+waited for, beside anyflash.attention on the same tensors by DLPack. No limit is set there.
 """
 
 import importlib
@@ -22,7 +25,7 @@ MODULE, FRAMEWORK = "anyflash.torch", "torch"
 IMPORT_LIMIT = 0.05  # seconds over the framework's own
 
 
-def calls():
+def calls(device="cpu"):
     """{name: call without arguments}."""
     import torch
     import torch.nn.functional as F
@@ -31,14 +34,15 @@ def calls():
     import anyflash.torch
 
     torch.set_num_threads(1)
-    q, k, v, dout = (torch.randn(1, 1, 8, 16) for _ in range(4))
-    arrays = [x.numpy() for x in (q, k, v)]
+    q, k, v, dout = (torch.randn(1, 1, 8, 16, device=device) for _ in range(4))
+    arrays = [x.numpy() for x in (q, k, v)] if device == "cpu" else (q, k, v)
     rule = af.causal()
     with_grad = q.clone().requires_grad_()
     ours = lambda q: anyflash.torch.attention(q, k, v, rule=rule)  # noqa: E731
     override = lambda q: anyflash.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
     theirs = lambda q: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
-    found = {"NumPy, forward": lambda: af.attention(*arrays, rule=rule, threads=1)}
+    plain = "NumPy, forward" if device == "cpu" else "DLPack, forward"
+    found = {plain: lambda: af.attention(*arrays, rule=rule, threads=1)}
     for name, call in (("anyflash.torch.attention", ours), ("the override", override), ("PyTorch's own", theirs)):
         found |= {
             f"{name}, forward": lambda call=call: call(q),
@@ -48,13 +52,21 @@ def calls():
     return found
 
 
-def timed(calls):
+def wait():
+    """For the GPU."""
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def timed(calls, wait=lambda: None):
     """{name: microseconds, one a round}."""
 
     def many(call):
         def run():
             for _ in range(LOOPS):
                 call()
+            wait()
 
         return run
 
@@ -74,11 +86,20 @@ def main():
     parser = Parser("overhead", description=__doc__)
     parser.add_argument("--framework", choices=["torch", "tensorflow", "jax"], default="torch",
                         help="default: torch")  # fmt: skip
-    name = parser.parse_args().framework
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
+    given = parser.parse_args()
+    name, on_gpu = given.framework, given.device == "cuda"
+    if on_gpu and name == "tensorflow":
+        parser.error("--device cuda: of torch and jax alone")
     chosen = sys.modules[__name__] if name == "torch" else importlib.import_module(f"overhead_{name}")
     version = importlib.import_module(chosen.FRAMEWORK).__version__
     print(f"{measure.processor()}; {chosen.FRAMEWORK} {version}; "
           f"fastest of {ROUNDS} rounds of {LOOPS} calls (median)")  # fmt: skip
+    if on_gpu:
+        results = timed(chosen.calls("cuda"), chosen.wait)
+        for name, microseconds in results.items():
+            print(f"{name:50} {min(microseconds):7.2f} us  ({statistics.median(microseconds):.2f})")
+        return 0
     results = timed(chosen.calls())
     base = results["NumPy, forward"]
     if CALLS.is_file():

@@ -6,8 +6,12 @@ OURS = "anyflash.jax.attention, forward"
 MODULE, FRAMEWORK = "anyflash.jax", "jax"
 
 
-def calls():
-    """{name: call without arguments}."""
+def wait():
+    """Each call is waited for."""
+
+
+def calls(device="cpu"):
+    """{name: call without arguments}. JAX's default device is the one that is asked for."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -31,7 +35,10 @@ def calls():
         compiled = jax.jit(function)
         return lambda: jax.block_until_ready(compiled(*given))
 
-    found = {"NumPy, forward": lambda: af.attention(*arrays, rule=rule, threads=1)}
+    assert given[0].device.platform == {"cpu": "cpu", "cuda": "gpu"}[device]
+    arrays = arrays if device == "cpu" else given
+    plain = "NumPy, forward" if device == "cpu" else "DLPack, forward"
+    found = {plain: lambda: af.attention(*arrays, rule=rule, threads=1)}
     for name, call in (("anyflash.jax.attention", ours), ("JAX's own", theirs)):
         found |= {
             f"{name}, forward": waited(call),

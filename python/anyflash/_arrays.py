@@ -48,8 +48,6 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         )
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
-    if framework == "torch" and getattr(array, "is_cuda", False):  # no wait: the call goes to PyTorch's own stream
-        return sys.modules["torch"].utils.dlpack.to_dlpack(array)
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if framework in ("jax", "jaxlib") and hasattr(array, "_trace"):
@@ -58,6 +56,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
     try:
+        if framework == "torch" and getattr(array, "is_cuda", False):  # no wait: the call goes to PyTorch's own stream
+            return sys.modules["torch"].utils.dlpack.to_dlpack(array)
         device = int(array.__dlpack_device__()[0])
         if device not in (_CPU, _CUDA, _PINNED, _MANAGED):
             kind = _DEVICES.get(device, f"DLPack type {device}")

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <bit>
+#include <cctype>
 #include <charconv>
 #include <memory>
 #include <mutex>
@@ -41,6 +42,7 @@ struct Call {
   Names results, operands;
   std::string rule_text;
   bool has_tables = false;
+  bool tables_on_host = false;  ///< of a call on a GPU
   Options options;  ///< all but tensors, and the rule if it has tables
 };
 
@@ -84,6 +86,16 @@ int place_in(const char* const (&words)[count], std::string_view line) {
   fail_call("'" + shown(line) + "'");
 }
 
+/// Is this one of the words of a rule's text?
+bool names(std::string_view text, std::string_view word) {
+  const auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  for (auto at = text.find(word); at != text.npos; at = text.find(word, at + 1)) {
+    const auto end = at + word.size();
+    if ((at == 0 || !in_word(text[at - 1])) && (end == text.size() || !in_word(text[end]))) return true;
+  }
+  return false;
+}
+
 Call read_call(std::string_view text) {
   Call call;
   call.results = names_in(next_line(text));
@@ -97,6 +109,10 @@ Call read_call(std::string_view text) {
   call.options.threads = integer_in(next_line(text));
   if (!text.empty()) fail_call("more lines");
   for (const auto& name : call.operands.names) call.has_tables |= name[0] == ':';
+  // The library takes ids of documents from the CPU alone, cumulative ones beside key_lengths too, and all tables of a
+  // call from one place.
+  call.tables_on_host = names(call.rule_text, "documents") ||
+                        (names(call.rule_text, "documents_packed") && call.operands.place("key_lengths") >= 0);
   if (!call.has_tables) call.options.rule = parse_rule(call.rule_text);
   return call;
 }
@@ -171,14 +187,14 @@ class Tensors {
   Device device_;
 };
 
-/// What the library wants on the CPU: lengths, page tables, tables of rules. From a GPU they are copied, which waits
-/// for the stream.
-class HostTables {
+/// Lengths, page tables, tables of rules: where XLA has them, or, if the library wants them on the CPU, copies, for
+/// which the call waits for the stream.
+class TablePlaces {
  public:
-  explicit HostTables(void* stream) : stream_(stream) {}
+  TablePlaces(const Call& call, void* stream) : on_host_(call.tables_on_host), stream_(stream) {}
 
   TensorView operator()(TensorView view) {
-    if (!view.given() || view.device.kind == DeviceKind::cpu) return view;
+    if (!on_host_ || !view.given() || view.device.kind == DeviceKind::cpu) return view;
 #ifdef ANYFLASH_HAS_CUDA
     const auto bytes = std::size_t(view.elements()) * element_size(view.type);
     memory_.push_back(std::make_unique<std::int64_t[]>(bytes / sizeof(std::int64_t) + 1));
@@ -193,11 +209,12 @@ class HostTables {
   }
 
  private:
+  bool on_host_;
   [[maybe_unused]] void* stream_;
   std::vector<std::unique_ptr<std::int64_t[]>> memory_;
 };
 
-Options options_of(const Call& call, const Tensors& operands, HostTables& on_host, void* stream) {
+Options options_of(const Call& call, const Tensors& operands, TablePlaces& placed, void* stream) {
   Options options = call.options;
   if (call.has_tables) {
     std::vector<std::pair<std::string, TensorView>> tables;  // one that is named twice is one table
@@ -205,23 +222,23 @@ Options options_of(const Call& call, const Tensors& operands, HostTables& on_hos
       for (const auto& [known, view] : tables) {
         if (known == name) return view;
       }
-      return tables.emplace_back(name, on_host(operands[":" + name])).second;
+      return tables.emplace_back(name, placed(operands[":" + name])).second;
     });
   }
   options.bias = operands["bias"];
   options.alibi_slopes = operands["alibi_slopes"];
   options.sink = operands["sink"];
-  options.cu_seqlens_q = on_host(operands["cu_seqlens_q"]);
-  options.cu_seqlens_k = on_host(operands["cu_seqlens_k"]);
-  options.key_lengths = on_host(operands["key_lengths"]);
-  options.page_table = on_host(operands["page_table"]);
+  options.cu_seqlens_q = placed(operands["cu_seqlens_q"]);
+  options.cu_seqlens_k = placed(operands["cu_seqlens_k"]);
+  options.key_lengths = placed(operands["key_lengths"]);
+  options.page_table = placed(operands["page_table"]);
   options.stream = stream;
   return options;
 }
 
 void run_forward(const Call& call, const Tensors& operands, const Tensors& results, void* stream) {
-  HostTables on_host(stream);
-  const auto options = options_of(call, operands, on_host, stream);
+  TablePlaces placed(call, stream);
+  const auto options = options_of(call, operands, placed, stream);
   ForwardOutputs outputs;
   outputs.out = results["out"];
   outputs.lse = results["lse"];
@@ -231,8 +248,8 @@ void run_forward(const Call& call, const Tensors& operands, const Tensors& resul
 }
 
 void run_backward(const Call& call, const Tensors& operands, const Tensors& results, void* stream) {
-  HostTables on_host(stream);
-  const auto options = options_of(call, operands, on_host, stream);
+  TablePlaces placed(call, stream);
+  const auto options = options_of(call, operands, placed, stream);
   const BackwardInputs inputs{operands["dout"], operands["out"], operands["lse"], operands["dlse"]};
   const Gradients gradients{results["dq"], results["dk"], results["dv"], results["dbias"], results["dsink"]};
   backward(inputs, operands["q"], operands["k"], operands["v"], gradients, options);

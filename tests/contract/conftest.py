@@ -13,7 +13,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from hypothesis import HealthCheck, Phase, settings  # noqa: E402
 
+from devices import DEVICE, require_gpu_of_pytorch  # noqa: E402
 from profiles import many  # noqa: E402
+
+if DEVICE == "cuda":
+    require_gpu_of_pytorch()
 
 settings.register_profile(
     "contract",

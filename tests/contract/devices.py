@@ -10,7 +10,10 @@ import numpy as np
 
 DEVICE = os.environ.get("ANYFLASH_TEST_DEVICE", "cpu")
 assert DEVICE in ("cpu", "cuda"), f"ANYFLASH_TEST_DEVICE: {DEVICE}, expected cpu or cuda"
-if DEVICE == "cuda":
+
+
+def require_gpu_of_pytorch():
+    """Nothing is skipped where there is no GPU."""
     import torch
 
     assert torch.cuda.is_available(), "ANYFLASH_TEST_DEVICE is cuda, but PyTorch finds no GPU"

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+from devices import DEVICE
 
 from anyflash.compat import flash_attn
 
@@ -38,7 +39,7 @@ def textbook(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slo
     scores = torch.einsum("bnhd,bmhd->bhnm", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    i, j = torch.arange(n)[:, None] + m - n, torch.arange(m)[None]
+    i, j = torch.arange(n, device=DEVICE)[:, None] + m - n, torch.arange(m, device=DEVICE)[None]
     if alibi_slopes is not None:
         slopes = alibi_slopes.expand(q.shape[0], -1).double()
         scores = scores - slopes[:, :, None, None] * (i - j).abs()
@@ -50,15 +51,20 @@ def textbook(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slo
         hidden = hidden | (j > i + right)
     scores = scores.masked_fill(hidden, float("-inf"))
     lse = scores.logsumexp(-1)
-    p = torch.where(hidden.all(-1)[:, None] if m else torch.tensor(True), 0.0, scores.softmax(-1)).nan_to_num(0.0)
+    blind = hidden.all(-1)[:, None] if m else torch.tensor(True, device=DEVICE)
+    p = torch.where(blind, 0.0, scores.softmax(-1)).nan_to_num(0.0)
     return torch.einsum("bhnm,bmhd->bnhd", p, v), lse
+
+
+def integers(numbers):
+    return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
 
 
 def close(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4])
+SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4], device=DEVICE)
 OPTIONS = [
     {}, dict(causal=True), dict(window_size=(2, 1)), dict(window_size=(3, -1)), dict(window_size=(-1, 2)),
     dict(window_size=[2, 5], causal=True), dict(softcap=1.5), dict(softmax_scale=0.7, causal=True),
@@ -80,7 +86,7 @@ def test_func_and_its_gradients(qkv, options, n, m):
     close(out, expected)
     close(lse, rows)
     assert probabilities is None
-    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=DEVICE).reshape(out.shape)
     close(torch.autograd.grad((out * weights).sum(), tensors), torch.autograd.grad((expected * weights).sum(), tensors))
     close(flash_attn.flash_attn_func(*tensors, **options), out)
 
@@ -91,7 +97,7 @@ def test_packed(qkv):
     close(flash_attn.flash_attn_qkvpacked_func(alike, causal=True), textbook(*alike.unbind(2), causal=True)[0])
     close(flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), window_size=(1, 1)),
           textbook(q, k, v, window_size=(1, 1))[0])  # fmt: skip
-    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    ends = integers([0, 2, 6])
     one = alike[0]
     close(flash_attn.flash_attn_varlen_qkvpacked_func(one, ends, 4, causal=True),
           flash_attn.flash_attn_varlen_func(*one.unbind(1), ends, ends, 4, 4, causal=True))  # fmt: skip
@@ -102,7 +108,7 @@ def test_packed(qkv):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_varlen_and_its_gradients(qkv, options):
     tensors = [x[0].detach().requires_grad_() for x in qkv(10, 12)]
-    ends_q, ends_k = torch.tensor([0, 4, 10], dtype=torch.int32), torch.tensor([0, 7, 12], dtype=torch.int32)
+    ends_q, ends_k = integers([0, 4, 10]), integers([0, 7, 12])
     out, lse, _ = flash_attn.flash_attn_varlen_func(*tensors, ends_q, ends_k, 6, 7, return_attn_probs=True, **options)
     q, k, v = tensors
     parts = []
@@ -120,8 +126,8 @@ def test_varlen_and_its_gradients(qkv, options):
 def test_varlen_with_pages(qkv, numbers):
     q = numbers(5, 4, 8)
     pages_k, pages_v = numbers(6, 4, 2, 8), numbers(6, 4, 2, 8)
-    table = torch.tensor([[5, 0], [2, 3]], dtype=torch.int32)
-    ends_q, ends_k = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 7, 12], dtype=torch.int32)
+    table = integers([[5, 0], [2, 3]])
+    ends_q, ends_k = integers([0, 2, 5]), integers([0, 7, 12])
     out = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, ends_q, ends_k, 3, 7, causal=True, block_table=table)
     for i, (a, b, n) in enumerate([(0, 2, 7), (2, 5, 5)]):
         k, v = (pages[table[i].long()].flatten(0, 1)[None, :n] for pages in (pages_k, pages_v))
@@ -149,11 +155,11 @@ CACHE_OPTIONS = [{}, dict(causal=True), dict(window_size=(4, 0)), dict(alibi_slo
 def test_kvcache(numbers, options, interleaved, way):
     q, k, v = numbers(2, 3, 4, 8), numbers(2, 3, 2, 8), numbers(2, 3, 2, 8)
     cos, sin = numbers(20, 3), numbers(20, 3)
-    lengths, leftpad = torch.tensor([5, 0], dtype=torch.int32), torch.tensor([2, 0], dtype=torch.int32)
+    lengths, leftpad = integers([5, 0]), integers([2, 0])
     given = dict(cache_seqlens=lengths, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved)
     if way == "pages":
         k_cache, v_cache = numbers(7, 4, 2, 8), numbers(7, 4, 2, 8)
-        table = torch.tensor([[6, 1, 3], [0, 5, 2]], dtype=torch.int32)
+        table = integers([[6, 1, 3], [0, 5, 2]])
         given["block_table"] = table
         entry = lambda cache, b: cache[table[b].long()].flatten(0, 1)  # noqa: E731
     elif way == "plain":
@@ -161,7 +167,7 @@ def test_kvcache(numbers, options, interleaved, way):
         entry = lambda cache, b: cache[b]  # noqa: E731
     else:
         k_cache, v_cache = numbers(3, 12, 2, 8), numbers(3, 12, 2, 8)
-        places = torch.tensor([2, 0], dtype=torch.int32)
+        places = integers([2, 0])
         given |= dict(cache_batch_idx=places, cache_leftpad=leftpad)
         entry = lambda cache, b: cache[int(places[b])]  # noqa: E731
     padded = "cache_leftpad" in given
@@ -192,8 +198,8 @@ def test_kvcache_alone(numbers):
     )
 
 
-X = torch.zeros(2, 5, 4, 8)
-ENDS = torch.tensor([0, 5], dtype=torch.int32)
+X = torch.zeros(2, 5, 4, 8, device=DEVICE)
+ENDS = torch.tensor([0, 5], dtype=torch.int32)  # on the CPU, where it is looked at
 WRONG = {
     "dropout_p: 0.1, expected 0: dropout is not offered": lambda: flash_attn.flash_attn_func(X, X, X, 0.1),
     "window_size: 3, expected two integers": lambda: flash_attn.flash_attn_func(X, X, X, window_size=3),
@@ -207,7 +213,7 @@ WRONG = {
     "cache_seqlens: not given": lambda: flash_attn.flash_attn_with_kvcache(X, X.clone(), X.clone(), X, X),
     "k_cache: batch 1, expected 2": lambda: flash_attn.flash_attn_with_kvcache(X, X[:1], X[:1]),
     "rotary_cos: 3 positions, expected at least 7": lambda: flash_attn.flash_attn_with_kvcache(
-        X, torch.zeros(2, 9, 4, 8), torch.zeros(2, 9, 4, 8), X, X, torch.zeros(3, 4), torch.zeros(3, 4),
+        X, torch.cat([X, X], 1), torch.cat([X, X], 1), X, X, X[0, :3, 0, :4], X[0, :3, 0, :4],
         cache_seqlens=2, causal=True),
     "block_table: given with cache_batch_idx": lambda: flash_attn.flash_attn_with_kvcache(
         X, X, X, cache_batch_idx=torch.zeros(2), block_table=torch.zeros(2, 1)),

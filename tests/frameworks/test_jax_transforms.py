@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from devices import DEVICE
 
 import anyflash as af
 from anyflash.jax import attention
@@ -150,6 +151,7 @@ def run(program, *arguments, **options):
     return done.stdout
 
 
+@pytest.mark.of_the_cpu
 def test_shard_map_over_batch_and_heads():
     """On four devices, which are the CPU four times: results, gradients, and no communication."""
     run("""
@@ -196,12 +198,14 @@ x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 2, 50, 16)), jnp.fl
 rule = af.local(9) & af.documents(np.arange(50) // 20)
 call = lambda x: attention(x, x, x, rule=rule, softcap=3.0, scale=0.3)
 out = jax.jit(call)(x)
-assert np.array_equal(out, af.attention(*[np.asarray(x)] * 3, rule=rule, softcap=3.0, scale=0.3))
+expected = af.attention(*[np.asarray(x)] * 3, rule=rule, softcap=3.0, scale=0.3)
+assert abs(np.asarray(out) - expected).max() <= float(sys.argv[2])
 print(len(hits) > 0)
 """
 
 
 def test_programs_kept_on_disk(tmp_path):
     """They hold all that they need: a later process runs them without having traced the call."""
-    assert run(KEPT, tmp_path) == "False\n"
-    assert run(KEPT, tmp_path) == "True\n"
+    bound = 0 if DEVICE == "cpu" else 1e-5  # from what the CPU gives
+    assert run(KEPT, tmp_path, bound) == "False\n"
+    assert run(KEPT, tmp_path, bound) == "True\n"

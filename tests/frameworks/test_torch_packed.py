@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import DEVICE
 
 import anyflash.torch._packed as packed
 from anyflash.torch import flash_attention_qkv_packed
@@ -12,7 +13,7 @@ CHUNKS = [(1, 1), (4, 3), (3, 8), (6, 2), (48, 1), (1, 48)]
 
 def textbook(qkv):
     q, k, v = qkv
-    scores = (q @ k.mT).masked_fill(torch.ones(q.shape[1], q.shape[1]).triu(1).bool(), float("-inf"))
+    scores = (q @ k.mT).masked_fill(torch.ones(q.shape[1], q.shape[1], device=DEVICE).triu(1).bool(), float("-inf"))
     return scores.softmax(-1) @ v
 
 
@@ -38,7 +39,7 @@ def test_values_and_gradients(numbers, monkeypatch, dtype, chunks, in_chunks):
 
 @pytest.mark.parametrize("chunks, fits", [(1, True), (512, False)])
 def test_the_chunks_decide(chunks, fits):
-    qkv = torch.empty(3, 2, 8192, 64)
+    qkv = torch.empty(3, 2, 8192, 64, device=DEVICE)
     assert packed._fits(qkv, chunks * chunks) == fits
 
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from devices import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
@@ -33,7 +34,7 @@ def with_gradients(function, tensors, mask, options):
         mask = mask.detach().clone().requires_grad_()
         tensors.append(mask)
     out = function(*tensors[:3], attn_mask=mask, **options)
-    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).reshape(out.shape)
     return out, torch.autograd.grad((out * weights).sum(), tensors, allow_unused=True, materialize_grads=True)
 
 
@@ -59,7 +60,7 @@ def sdpa_calls(draw):
     d, d_v = draw(st.integers(1, 16)), draw(st.integers(1, 16))
     dtype = draw(st.sampled_from([torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16]))
     torch.manual_seed(draw(st.integers(0, 2**16)))
-    q, k, v = (torch.randn(*lead, n, c).to(dtype) for n, c in ((queries, d), (keys, d), (keys, d_v)))
+    q, k, v = (torch.randn(*lead, n, c).to(DEVICE, dtype) for n, c in ((queries, d), (keys, d), (keys, d_v)))
     options = {}
     if draw(st.booleans()):
         options["scale"] = draw(st.sampled_from([0.3, 1.0, -0.5]))
@@ -71,8 +72,8 @@ def sdpa_calls(draw):
         full = [*lead, queries, keys]
         shape = [size if draw(st.booleans()) else 1 for size in full]
         shape = shape[draw(st.integers(0, len(lead))) :]
-        hidden = torch.rand(shape) < 0.3
-        mask = ~hidden if kind == "boolean" else torch.randn(shape).to(dtype)
+        hidden = (torch.rand(shape) < 0.3).to(DEVICE)
+        mask = ~hidden if kind == "boolean" else torch.randn(shape).to(DEVICE, dtype)
         if kind == "added with -inf":
             mask = mask.masked_fill(hidden, float("-inf"))
             if not mask.isfinite().any():
@@ -99,7 +100,7 @@ def test_causal_is_top_left(numbers):
 
 
 def test_a_query_that_sees_no_key_gives_0_as_in_pytorch(numbers):
-    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask = torch.ones(5, 5, dtype=torch.bool, device=DEVICE)
     mask[2] = False
     q = numbers(1, 2, 5, 8)
     check(q, q, q, mask)
@@ -123,7 +124,7 @@ NOT_COVERED = {
 @pytest.mark.parametrize("reason", NOT_COVERED)
 def test_left_to_pytorch_and_logged_once(left_to_pytorch, reason):
     options, shape, dtype = NOT_COVERED[reason]
-    q = torch.randn(shape).to(dtype)
+    q = torch.randn(shape).to(DEVICE, dtype)
     for _ in range(2):
         if options is None:
             with pytest.raises(RuntimeError):
@@ -142,14 +143,18 @@ def test_heads_that_broadcast_are_left_to_pytorch(left_to_pytorch, numbers):
     assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: batches and heads that broadcast"]
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda q: dict(attn_mask=torch.ones(3, 3, dtype=torch.bool)),
-    lambda q: dict(attn_mask=torch.ones(5, 5, dtype=torch.bool), is_causal=True),
+WRONG = [
+    lambda q: dict(attn_mask=torch.ones(3, 3, dtype=torch.bool, device=DEVICE)),
     lambda q: dict(key=q[..., :4]),
     lambda q: dict(value=q.double()),
-])  # fmt: skip
+]  # fmt: skip
+if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it takes both
+    WRONG.append(lambda q: dict(attn_mask=torch.ones(5, 5, dtype=torch.bool, device=DEVICE), is_causal=True))
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_input_is_refused_by_pytorch(left_to_pytorch, wrong):
-    q = torch.zeros(1, 2, 5, 8)
+    q = torch.zeros(1, 2, 5, 8, device=DEVICE)
     given = dict(query=q, key=q, value=q) | wrong(q)
     with pytest.raises(RuntimeError) as expected:
         OWN(**given)
@@ -173,18 +178,19 @@ def test_in_place_for_a_block():
 
 def test_auto_stays_and_layers_of_pytorch_use_it():
     program = """
-import torch, anyflash.torch.auto
+import sys, torch, anyflash.torch.auto
 from anyflash.torch import _sdpa, sdpa
 with sdpa(): pass
 assert torch.nn.functional.scaled_dot_product_attention is _sdpa.scaled_dot_product_attention
 calls = []
 real, _sdpa.attention = _sdpa.attention, lambda *a, **o: calls.append(1) or real(*a, **o)
-layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
-x = torch.randn(2, 5, 16, dtype=torch.float64)
+made = dict(dtype=torch.float64, device=sys.argv[1])
+layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, **made)
+x = torch.randn(2, 5, 16, **made)
 ours = layer(x)
 with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
     torch.nn.functional.scaled_dot_product_attention = _sdpa._pytorch_s_own
     assert (ours - layer(x)).abs().max() < 1e-12 and calls
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-c", program, DEVICE], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -1,10 +1,12 @@
 """anyflash.torch.attention against the contract's reference: results and, through autograd, gradients, as an eager
 call and through the operator that graphs hold."""
 
+from functools import partial
+
 import pytest
 import torch
 from cases import Case, Laid, same_bits
-from devices import as_tensor, from_device
+from devices import DEVICE, as_tensor, from_device
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
@@ -18,7 +20,7 @@ from test_core import CALLS
 class TorchLaid(Laid):
     """A case's tensors as PyTorch's."""
 
-    place = staticmethod(as_tensor)
+    place = staticmethod(partial(as_tensor, device=DEVICE))
 
     def differentiable(self):
         return [self.q, self.k, self.v, self.options.get("bias"), self.options.get("sink")]
@@ -40,7 +42,8 @@ class TorchLaid(Laid):
         return tuple(map(from_device, (out, lse, l, m)))
 
     def backward(self, out, lse, **changes):
-        given = [as_tensor(self.dout)] if self.dlse is None else [as_tensor(self.dout), self.dlse]
+        dout = as_tensor(self.dout, DEVICE)
+        given = [dout] if self.dlse is None else [dout, self.dlse]
         tensors = self.differentiable()
         made = iter(torch.autograd.grad(self.results, [x for x in tensors if x is not None], given))
         return af.Gradients(*(None if x is None else from_device(next(made)) for x in tensors))

@@ -1,17 +1,21 @@
 """Wrong input: the library's one line, as ValueError or TypeError, eagerly and in graphs."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 
 import anyflash as af
 from anyflash.torch import attention, flash_attention_qkv_packed
 
-X = torch.zeros(1, 2, 5, 8)
+zeros = partial(torch.zeros, device=DEVICE)
+X = zeros(1, 2, 5, 8)
 WRONG = {
     "channels": (ValueError, "key: head size 4, expected 8 as in query", lambda: attention(X, X[..., :4], X)),
     "heads": (ValueError, "key: ",
-        lambda: attention(X.expand(1, 2, 5, 8), torch.zeros(1, 3, 5, 8), torch.zeros(1, 3, 5, 8))),
+        lambda: attention(X.expand(1, 2, 5, 8), zeros(1, 3, 5, 8), zeros(1, 3, 5, 8))),
     "rank": (ValueError, "query: rank 2", lambda: attention(X[0, 0], X[0, 0], X[0, 0])),
     "types differ": (TypeError, "key: ", lambda: attention(X, X.double(), X)),
     "integers": (TypeError, "query: type int", lambda: attention(X.int(), X.int(), X.int())),
@@ -28,24 +32,24 @@ WRONG = {
     "layout": (ValueError, "layout: 'sbhd', expected", lambda: attention(X, X, X, layout="sbhd")),
     "return_lse": (ValueError, "return_lse: 'l', expected True, False or 'lm'",
         lambda: attention(X, X, X, return_lse="l")),
-    "bias": (ValueError, "bias: ", lambda: attention(X, X, X, bias=torch.zeros(5, 5))),
-    "sink": (ValueError, "sink: ", lambda: attention(X, X, X, sink=torch.zeros(3))),
-    "slopes": (ValueError, "alibi_slopes: ", lambda: attention(X, X, X, alibi_slopes=torch.zeros(3))),
+    "bias": (ValueError, "bias: ", lambda: attention(X, X, X, bias=zeros(5, 5))),
+    "sink": (ValueError, "sink: ", lambda: attention(X, X, X, sink=zeros(3))),
+    "slopes": (ValueError, "alibi_slopes: ", lambda: attention(X, X, X, alibi_slopes=zeros(3))),
     "softcap": (ValueError, "softcap: ", lambda: attention(X, X, X, softcap=float("nan"))),
     "lengths": (ValueError, "key_lengths: ", lambda: attention(X, X, X, key_lengths=torch.tensor([7]))),
     "plan": (TypeError, "plan: type int", lambda: attention(X, X, X, plan=3)),
     "sparse": (ValueError, "query: ", lambda: attention(X.to_sparse(), X, X)),
-    "out": (ValueError, "out: ", lambda: attention(X, X, X, out=torch.zeros(3))),
+    "out": (ValueError, "out: ", lambda: attention(X, X, X, out=zeros(3))),
     "out with gradient": (ValueError, "out: given where a gradient is recorded",
                           lambda: attention(X.clone().requires_grad_(), X, X, out=torch.zeros_like(X))),
     "packed's rank": (ValueError, "qkv: shape (2, 5, 8), expected (3, heads, length, channels)",
                       lambda: flash_attention_qkv_packed(X[0], 1, 1)),
     "packed's chunks of queries": (ValueError, "num_chunks_q: 2, expected a positive divisor of the length 5",
-                                   lambda: flash_attention_qkv_packed(torch.zeros(3, 2, 5, 8), 2, 1)),
+                                   lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), 2, 1)),
     "packed's chunks of keys": (ValueError, "num_chunks_kv: 0, expected a positive divisor of the length 5",
-                                lambda: flash_attention_qkv_packed(torch.zeros(3, 2, 5, 8), 1, 0)),
+                                lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), 1, 0)),
     "packed's types": (TypeError, "num_chunks_kv: type float, expected an integer",
-                       lambda: flash_attention_qkv_packed(torch.zeros(3, 2, 5, 8), 1, 1.0)),
+                       lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), 1, 1.0)),
     "packed no tensor": (TypeError, "qkv: type list", lambda: flash_attention_qkv_packed([], 1, 1)),
 }  # fmt: skip
 

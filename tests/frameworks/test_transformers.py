@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 import transformers
+from devices import DEVICE
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import anyflash.transformers
@@ -38,7 +39,7 @@ def make(name):
         own = copy.deepcopy(config)
         own._attn_implementation = implementation
         torch.manual_seed(0)
-        models.append(kind(own).eval())
+        models.append(kind(own).eval().to(DEVICE))
         assert models[-1].config._attn_implementation == implementation
     for parameter in models[0].parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -55,7 +56,7 @@ def calls(monkeypatch):
     return seen
 
 
-IDS = torch.randint(1, 99, (2, 13), generator=torch.Generator().manual_seed(0))
+IDS = torch.randint(1, 99, (2, 13), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 MASKS = {"none": None, "left": torch.ones_like(IDS), "right": torch.ones_like(IDS)}
 MASKS["left"][0, :5] = 0
 MASKS["right"][0, -5:] = 0
@@ -113,8 +114,8 @@ def test_trains():
 
 def test_masks_of_their_own(pair):
     """Four axes, boolean or added."""
-    seen = torch.ones(2, 1, 13, 13, dtype=torch.bool).tril(2)
-    added = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+    seen = torch.ones(2, 1, 13, 13, dtype=torch.bool, device=DEVICE).tril(2)
+    added = torch.zeros(seen.shape, device=DEVICE).masked_fill_(~seen, torch.finfo(torch.float32).min)
     eager, ours = pair
     with torch.no_grad():
         expected = eager(IDS, attention_mask=added)[0]
@@ -128,7 +129,7 @@ def test_dropout_is_left_to_transformers(calls, caplog, monkeypatch):
     kind, config = MODELS["llama"]
     own = copy.deepcopy(config)
     own._attn_implementation, own.attention_dropout = "anyflash", 0.5
-    model = kind(own).train()
+    model = kind(own).train().to(DEVICE)
     model(IDS)
     assert not calls
     assert [r.getMessage() for r in caplog.records if r.name == "anyflash.transformers"] == [
@@ -139,7 +140,7 @@ def test_dropout_is_left_to_transformers(calls, caplog, monkeypatch):
     own = copy.deepcopy(config)
     own._attn_implementation, own.attention_dropout = "anyflash", 0.5
     with pytest.raises(ValueError, match="^dropout: 0.5 with a soft cap or sinks, expected 0"):
-        kind(own).train()(IDS)
+        kind(own).train().to(DEVICE)(IDS)
 
 
 def test_other_names_with_flash_are_still_flash_attention():

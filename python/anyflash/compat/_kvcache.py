@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _rules
 from ..torch import attention
-from ._shared import host, options, window_of
+from ._shared import options, place_of, window_of
 
 
 def flash_attn_with_kvcache(
@@ -53,23 +53,29 @@ def flash_attn_with_kvcache(
     if block_table is not None and (cache_batch_idx is not None or cache_leftpad is not None):
         raise ValueError("block_table: given with cache_batch_idx or cache_leftpad, expected it alone")
     with torch.no_grad():
-        table = _table(q, k_cache, cache_batch_idx, block_table)
-        room = table.shape[1] * k_cache.shape[1]
-        lengths = _lengths(q, cache_seqlens, room)
-        leftpad = _entries(q, cache_leftpad, "cache_leftpad")
+        place = place_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+        table = _table(q, k_cache, cache_batch_idx, block_table, place)
+        room = k_cache.shape[1] * (1 if table is None else table.shape[1])
+        lengths, bounds = _lengths(q, cache_seqlens, room, place)
+        leftpad = _entries(q, cache_leftpad, "cache_leftpad", place)
         if k is not None and v is not None:
             if rotary_cos is not None and rotary_sin is not None:
-                start = lengths if leftpad is None else lengths - leftpad
+                start, ends = lengths, bounds
+                if leftpad is not None:
+                    start = lengths - leftpad
+                    ends = _bounds(start)
                 local = causal or max(window_of(window_size)) >= 0
-                k = _rotated(k, rotary_cos, rotary_sin, rotary_interleaved, start, True)
-                q = _rotated(q, rotary_cos, rotary_sin, rotary_interleaved, start, local)
-            _write(k_cache, v_cache, k, v, table, lengths, room)
+                k = _rotated(k, rotary_cos, rotary_sin, rotary_interleaved, start, ends, True)
+                q = _rotated(q, rotary_cos, rotary_sin, rotary_interleaved, start, ends, local)
+            _write(k_cache, v_cache, k, v, table, lengths, bounds, room)
             lengths = lengths + k.shape[1]
         if leftpad is not None:
-            places = torch.arange(room, dtype=leftpad.dtype)
+            places = torch.arange(room, dtype=leftpad.dtype, device=place)
             call["rule"] = call["rule"] & _rules.dense((places >= leftpad[:, None])[:, None, None])
-        return attention(q, k_cache, v_cache, layout="bshd", page_table=table, key_lengths=lengths.int(),
-                         alibi_slopes=alibi_slopes, return_lse=return_softmax_lse, **call)  # fmt: skip
+        all_of_it = cache_seqlens is None and table is None and leftpad is None
+        return attention(q, k_cache, v_cache, layout="bshd", page_table=table,
+                         key_lengths=None if all_of_it else lengths.int(), alibi_slopes=alibi_slopes,
+                         return_lse=return_softmax_lse, **call)  # fmt: skip
 
 
 def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lengths: Any) -> None:
@@ -110,59 +116,85 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
             )
 
 
-def _entries(q: Tensor, indices: Any, name: str) -> Any:
-    indices = host(indices)
-    if indices is not None and tuple(indices.shape) != (q.shape[0],):
+_Bounds = tuple[int, int] | None  # the least and the most of numbers; None if they are on a GPU, where nobody looks
+
+
+def _bounds(numbers: Tensor) -> _Bounds:
+    if numbers.is_cuda:
+        return None
+    return (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
+
+
+def _entries(q: Tensor, indices: Any, name: str, place: torch.device) -> Any:
+    if indices is None:
+        return None
+    if tuple(indices.shape) != (q.shape[0],):
         raise ValueError(f"{name}: shape {tuple(indices.shape)}, expected ({q.shape[0]},)")
-    return indices
+    return indices.to(place)
 
 
-def _table(q: Tensor, k_cache: Tensor, cache_batch_idx: Any, block_table: Any) -> Tensor:
-    """A cache without pages has pages as long as itself, one for each entry."""
+def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, block_table: Any, place: torch.device) -> Tensor | None:
+    """Entries of a cache without pages, if they are not in the order of the batch, are pages as long as it is."""
     if block_table is not None:
-        return host(block_table)
-    places = _entries(q, cache_batch_idx, "cache_batch_idx")
-    if places is None:
-        if k_cache.shape[0] != q.shape[0]:
-            raise ValueError(f"k_cache: batch {k_cache.shape[0]}, expected {q.shape[0]} as in q, or cache_batch_idx")
-        places = torch.arange(q.shape[0])
-    return places[:, None].int()
+        return block_table.to(place)
+    places = _entries(q, batch_idx, "cache_batch_idx", place)
+    if places is not None:
+        return places[:, None].int()
+    if k_cache.shape[0] != q.shape[0]:
+        raise ValueError(f"k_cache: batch {k_cache.shape[0]}, expected {q.shape[0]} as in q, or cache_batch_idx")
+    return None
 
 
-def _lengths(q: Tensor, cache_seqlens: Any, room: int) -> Tensor:
+def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> tuple[Tensor, _Bounds]:
     if cache_seqlens is None or isinstance(cache_seqlens, int):
-        return torch.full((q.shape[0],), room if cache_seqlens is None else cache_seqlens, dtype=torch.int32)
+        length = room if cache_seqlens is None else cache_seqlens
+        if not 0 <= length <= room:
+            raise ValueError(f"cache_seqlens: {length}, expected 0 to {room}")
+        return torch.full((q.shape[0],), length, dtype=torch.int32, device=place), (length, length)
     if not isinstance(cache_seqlens, Tensor):
         raise TypeError(f"cache_seqlens: type {type(cache_seqlens).__name__}, expected an integer or a torch.Tensor")
-    return _entries(q, cache_seqlens, "cache_seqlens")
+    lengths = _entries(q, cache_seqlens, "cache_seqlens", place)
+    return lengths, _bounds(lengths)
 
 
-def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, room: int) -> None:
-    places = lengths[:, None].long() + torch.arange(k.shape[1])
-    if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < room:
-        raise ValueError(
-            f"cache_seqlens: {k.shape[1]} new keys go up to {int(places.max()) + 1}, expected room for them in {room}"
-        )
-    page_size = k_cache.shape[1]
-    pages = table.long().gather(1, places // page_size)
-    if pages.numel() and not 0 <= int(pages.min()) <= int(pages.max()) < k_cache.shape[0]:
-        raise ValueError(f"block_table: page {int(pages.max())}, expected 0 to {k_cache.shape[0] - 1}")
-    where = pages.to(k.device), (places % page_size).to(k.device)
+def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor,
+           bounds: _Bounds, room: int) -> None:  # fmt: skip
+    """New keys whose places nobody has looked at go to the nearest that exist."""
+    batch, new = k.shape[:2]
+    if batch == 0 or new == 0:
+        return
+    least, most = bounds or (0, 0)
+    if least < 0 or most + new > room:
+        raise ValueError(f"cache_seqlens: {new} new keys go up to {most + new}, expected room for them in {room}")
+    places = (lengths[:, None].long() + torch.arange(new, device=lengths.device)).clamp(0, room - 1)
+    pages = torch.arange(batch, device=places.device)[:, None]
+    if table is not None:
+        count, page_size = k_cache.shape[:2]
+        pages, places = table.long().gather(1, places // page_size), places % page_size
+        least, most = _bounds(pages) or (0, 0)
+        if least < 0 or most >= count:
+            raise ValueError(f"block_table: page {most}, expected 0 to {count - 1}")
+        pages = pages.clamp(0, count - 1)
+    where = pages.to(k.device), places.to(k.device)
     k_cache[where] = k
     v_cache[where] = v
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tensor, moves: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tensor, ends: _Bounds,
+             moves: bool) -> Tensor:  # fmt: skip
     """Rotary embedding (Su et al., RoFormer, 2021) of the first 2 * cos.shape[1] channels of x (batch, sequence, heads,
-    channels) from each entry's position on, or all at it."""
-    half = cos.shape[-1]
+    channels) from each entry's position on, or all at it. ends: the least and the most of start."""
+    half, rows = cos.shape[-1], x.shape[1]
     if tuple(sin.shape) != tuple(cos.shape) or cos.dim() != 2 or 2 * half > x.shape[-1]:
         raise ValueError(
             f"rotary_cos: shape {tuple(cos.shape)}, expected (positions, at most {x.shape[-1] // 2}), sin alike"
         )
-    places = start[:, None].long() + (torch.arange(x.shape[1]) if moves else torch.zeros(x.shape[1], dtype=torch.long))
-    if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < cos.shape[0]:
-        raise ValueError(f"rotary_cos: {cos.shape[0]} positions, expected at least {int(places.max()) + 1}")
+    steps = torch.arange(rows, device=start.device) * int(moves)
+    least, most = ends or (0, 0)
+    most += rows if moves else 1
+    if start.numel() and rows and (least < 0 or most > cos.shape[0]):
+        raise ValueError(f"rotary_cos: {cos.shape[0]} positions, expected at least {most}")
+    places = (start[:, None].long() + steps).clamp(0, max(cos.shape[0] - 1, 0))
     wide = torch.promote_types(x.dtype, torch.float32)
     c, s = (table[places.to(table.device)][:, :, None].to(wide) for table in (cos, sin))
     rotated, rest = x[..., : 2 * half].to(wide), x[..., 2 * half :]

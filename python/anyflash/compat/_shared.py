@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import _rules
@@ -27,6 +28,8 @@ def window_of(window_size: Sequence[int]) -> tuple[int, int]:
     return left, right
 
 
-def host(indices: Tensor | None) -> Tensor | None:
-    """Lengths and page tables where the library reads them."""
-    return indices.cpu() if isinstance(indices, Tensor) else indices
+def place_of(q: Tensor, *indices: Any) -> torch.device:
+    """Where a call's lengths and tables belong, which the library takes from one place alone: the GPU of q, where
+    nobody waits for them, unless those that are given are all on the CPU."""
+    on_cpu = [one.is_cpu for one in indices if isinstance(one, Tensor)]
+    return torch.device("cpu") if not q.is_cuda or (on_cpu and all(on_cpu)) else q.device

@@ -10,7 +10,11 @@ channels); causal and windows are bottom-right aligned, the last query at the la
 - softmax_lse of a query that sees no key is -inf;
 - S_dmask, the third result with return_attn_probs=True, is None, as there without dropout;
 - deterministic and num_splits change nothing: results are repeatable to the bit;
-- lengths (cu_seqlens, cache_seqlens) and page tables are read on the CPU, so there they cost no wait for a GPU.
+- lengths (cu_seqlens, cache_seqlens) and page tables may be on the CPU beside tensors on a GPU: then they are checked,
+  and on Hopper GPUs more kernels serve the call.
+
+On a GPU nobody waits for lengths and tables that are there, and calls with them may be captured in a CUDA graph. Nobody
+checks them either: lengths count as the nearest that is possible, new keys beyond a cache go to its last place.
 
 Wrong input raises ValueError or TypeError with one line.
 """
@@ -18,6 +22,7 @@ Wrong input raises ValueError or TypeError with one line.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -25,7 +30,8 @@ from torch import Tensor
 
 from ..torch import attention
 from ._kvcache import flash_attn_with_kvcache
-from ._shared import host, options
+from ._rows import in_rows
+from ._shared import options, place_of
 
 __all__ = [
     "flash_attn_func",
@@ -116,20 +122,33 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
 ) -> Any:
     """Attention inside sequences that lie end to end: q (queries, heads, channels), k and v (keys, heads of keys,
-    channels), cu_seqlens (batch + 1,) int32 their cumulative lengths. max_seqlen_q and max_seqlen_k are not needed.
+    channels), cu_seqlens (batch + 1,) int32 their cumulative lengths.
 
     block_table (batch, pages), int32: k and v are (pages, page size, heads of keys, channels). Forward only.
+
+    max_seqlen_q and max_seqlen_k are needed with block_table and with alibi_slopes of each sequence, where lengths are
+    on a GPU: queries (without block_table keys and values too) are then copied to rows of max_seqlen for the call.
+    Where those would be more than four times as many as the queries, the lengths are copied to the CPU, which waits for
+    the GPU, and sequences go one by one; not so in a stream that is captured.
 
     Returns out as q, or (out, softmax_lse (heads, queries), None) if return_attn_probs. Differentiable without
     block_table.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     slopes_by_batch = alibi_slopes is not None and alibi_slopes.dim() == 2
-    cu_q, cu_k = host(cu_seqlens_q), host(cu_seqlens_k)
-    if block_table is None and not slopes_by_batch:
+    place = place_of(q, cu_seqlens_q, cu_seqlens_k, block_table)
+    cu_q, cu_k, pages = _moved(place, cu_seqlens_q, cu_seqlens_k, block_table)
+    if pages is None and not slopes_by_batch:
         return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
                                   alibi_slopes=alibi_slopes, return_lse=return_attn_probs, **call))  # fmt: skip
-    return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, host(block_table), return_attn_probs, call)
+    _check_entries(cu_q, cu_k, alibi_slopes, pages)
+    if place.type == "cuda":
+        sizes = _integer("max_seqlen_q", max_seqlen_q), _integer("max_seqlen_k", max_seqlen_k)
+        if (cu_q.numel() - 1) * sizes[0] <= 4 * q.shape[0] or torch.cuda.is_current_stream_capturing():
+            made = in_rows(q, k, v, cu_q, cu_k, sizes, pages, alibi_slopes=alibi_slopes, **call)
+            return (*made, None) if return_attn_probs else made[0]
+        cu_q, cu_k, pages = _moved(torch.device("cpu"), cu_q, cu_k, pages)
+    return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, pages, return_attn_probs, call)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -189,18 +208,32 @@ def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ..
     return tuple(packed.unbind(-3))
 
 
-def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any, with_lse: bool,
-                call: dict[str, Any]) -> Any:  # fmt: skip
-    """What one call of layout thd does not offer: slopes of each sequence, pages."""
+def _moved(place: torch.device, *indices: Any) -> list[Any]:
+    return [x.to(place) if isinstance(x, Tensor) else x for x in indices]
+
+
+def _integer(name: str, number: Any) -> int:
+    try:
+        return index(number)
+    except TypeError:
+        raise TypeError(f"{name}: type {type(number).__name__}, expected an integer") from None
+
+
+def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any) -> None:
     entries = cu_q.numel() - 1
     for name, tensor in (("cu_seqlens_k", cu_k), ("block_table", pages), ("alibi_slopes", slopes)):
         size = None if tensor is None else tensor.shape[0] - (name == "cu_seqlens_k")
         if size not in (None, entries) and not (name == "alibi_slopes" and slopes.dim() == 1):
             raise ValueError(f"{name}: {size} sequences, expected {entries} as in cu_seqlens_q")
+
+
+def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any, with_lse: bool,
+                call: dict[str, Any]) -> Any:  # fmt: skip
+    """What one call of layout thd does not offer: slopes of each sequence, pages."""
     if int(cu_q[-1]) != q.shape[0]:
         raise ValueError(f"cu_seqlens_q: ends at {int(cu_q[-1])}, expected {q.shape[0]}, the length of query")
     outs, rows = [], []
-    for i in range(entries):
+    for i in range(cu_q.numel() - 1):
         start, end, first, last = (int(x) for x in (*cu_q[i : i + 2], *cu_k[i : i + 2]))
         own = dict(alibi_slopes=slopes[i] if slopes is not None and slopes.dim() == 2 else slopes)
         keys, values = k, v

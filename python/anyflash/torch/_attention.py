@@ -56,7 +56,8 @@ def attention(
         Rule compiles anew. Tables that change from call to call are given by name: rule="documents(ids, ids)",
         tables={"ids": ids}.
     tables : {name: tensor}, optional
-        The tables that a rule's text names, on the CPU.
+        The tables that a rule's text names: on the CPU, or, with all lengths of the call, on q's GPU (not the ids of
+        documents).
     threads : int
         0: torch.get_num_threads().
     plan, out

@@ -75,14 +75,27 @@ def _written(part: Any, found: list[torch.Tensor]) -> str:
     return text
 
 
-def _constant(function: Any) -> Any:
+def constant(function: Any) -> Any:
     """torch.compile calls it while it traces and keeps what it gave, as long as the rule is the same object. This is
     torch._dynamo.assume_constant_result, of which the import takes seconds."""
     function._dynamo_marked_constant = True
     return function
 
 
-@_constant
+def _register() -> None:
+    """Before 2.15, torch.compile takes only such objects as arguments of a constant function that are registered as
+    constants, and those must have an equality: theirs is identity, as it was."""
+    pytree, version = torch.utils._pytree, tuple(map(int, torch.__version__.split(".")[:2]))
+    if version < (2, 15) and hasattr(pytree, "register_constant"):
+        setattr(Rule, "__eq__", lambda self, other: self is other)
+        setattr(Rule, "__hash__", object.__hash__)
+        pytree.register_constant(Rule)
+
+
+_register()
+
+
+@constant
 def _text(rule: Any, first: int) -> str:
     """Of a Rule, its tables named from t<first> on."""
     if not isinstance(rule, Rule):
@@ -90,11 +103,11 @@ def _text(rule: Any, first: int) -> str:
     return str(re.sub(r"\bt(\d+)\b", lambda name: f"t{int(name[1]) + first}", rule._parts[0]))
 
 
-@_constant
+@constant
 def _count(rule: Rule) -> int:
     return len(rule._parts[1])
 
 
-@_constant
+@constant
 def _table(rule: Rule, i: int) -> torch.Tensor:
     return as_tensor(rule._parts[1][f"t{i}"])

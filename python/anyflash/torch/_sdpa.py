@@ -13,10 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _attention as _plain
 from .. import _rules
 from ._attention import attention
+from ._rule import constant
 
 _log = logging.getLogger("anyflash.torch")
 _pytorch_s_own = F.scaled_dot_product_attention
@@ -95,16 +97,22 @@ def _is_plain(tensor: Any) -> bool:
     return type(tensor) in _PLAIN or type(tensor).__name__ == "FakeTensor"
 
 
-@functools.cache
+@constant
 def _reason_of_gpu(index: int, backward: bool) -> str:
-    """What anyflash says of a small call there; "" if it works."""
-    small = torch.zeros(1, 1, 1, 8, device=torch.device("cuda", index))
-    try:
-        out, lse = _plain.attention(small, small, small, return_lse=True)
-        if backward:
-            _plain.attention_backward(out, small, small, small, out, lse)
-    except (ValueError, TypeError) as error:
-        return str(error)
+    """What anyflash says of a small call there; "" if it works. Where a graph is made it is asked all the same."""
+    return _asked(index, backward)
+
+
+@functools.cache
+def _asked(index: int, backward: bool) -> str:
+    with _disable_current_modes():  # tensors are true ones
+        small = torch.zeros(1, 1, 1, 8, device=torch.device("cuda", index))
+        try:
+            out, lse = _plain.attention(small, small, small, return_lse=True)
+            if backward:
+                _plain.attention_backward(out, small, small, small, out, lse)
+        except (ValueError, TypeError) as error:
+            return str(error)
     return ""
 
 

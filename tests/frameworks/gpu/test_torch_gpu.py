@@ -1,0 +1,332 @@
+"""What is particular to a GPU in PyTorch's front ends: streams, graphs, memory, and lengths that nobody waits for.
+Collected only where ANYFLASH_TEST_DEVICE is cuda; without a GPU they fail."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import anyflash as af
+from anyflash.compat import flash_attn
+from anyflash.torch import _attention, _sdpa, attention, flash_attention_qkv_packed, scaled_dot_product_attention, sdpa
+
+BOUNDS = {torch.bfloat16: 3e-2, torch.float32: 2e-5}
+
+
+def randoms(*shapes, dtype, seed=0):
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return [torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for shape in shapes]
+
+
+def on_gpu(numbers, dtype=torch.int32):
+    return torch.tensor(numbers, dtype=dtype, device="cuda")
+
+
+def with_gradients(call, *tensors):
+    """The result of a call and the gradients of its tensors."""
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    out = call(*tensors)
+    return [out.detach(), *torch.autograd.grad(out.float().sin().sum(), tensors)]
+
+
+def plain(dtype):
+    q, k, v = randoms(*[(2, 4, 200, 64)] * 3, dtype=dtype)
+    return dict(q=q, k=k, v=v), lambda t: with_gradients(lambda *x: attention(*x, rule=af.causal()), t.q, t.k, t.v), {}
+
+
+def with_key_lengths(dtype):
+    q, k, v = randoms((3, 4, 70, 64), (3, 2, 300, 64), (3, 2, 300, 64), dtype=dtype)
+    call = lambda t: with_gradients(lambda *x: attention(*x, key_lengths=t.lengths), t.q, t.k, t.v)  # noqa: E731
+    return dict(q=q, k=k, v=v, lengths=on_gpu([300, 0, 77])), call, dict(lengths=[1, 299, 64])
+
+
+def with_a_mask(dtype):
+    q, k, v = randoms(*[(2, 4, 150, 64)] * 3, dtype=dtype)
+    mask = torch.rand(2, 1, 150, 150, device="cuda") < 0.5
+    call = lambda *x, mask: scaled_dot_product_attention(*x, attn_mask=mask)  # noqa: E731
+    return dict(q=q, k=k, v=v, mask=mask), lambda t: with_gradients(
+        lambda *x: call(*x, mask=t.mask), t.q, t.k, t.v), dict(mask=mask.logical_not().tolist())  # fmt: skip
+
+
+def with_a_dense_rule(dtype):
+    given, _, changes = with_a_mask(dtype)
+    return given, lambda t: with_gradients(lambda *x: attention(*x, rule=af.dense(t.mask)), t.q, t.k, t.v), changes
+
+
+def packed(dtype):
+    (qkv,) = randoms((3, 2, 96, 32), dtype=dtype)
+    return dict(q=qkv), lambda t: with_gradients(lambda x: flash_attention_qkv_packed(x, 2, 3), t.q), {}
+
+
+def varlen(dtype, **options):
+    q, k, v = randoms((300, 4, 64), (340, 2, 64), (340, 2, 64), dtype=dtype)
+    given = dict(q=q, k=k, v=v, ends_q=on_gpu([0, 3, 3, 200, 300]), ends_k=on_gpu([0, 120, 121, 340, 340]))
+    new = dict(ends_q=[0, 100, 160, 160, 300], ends_k=[0, 100, 160, 160, 340])
+    call = lambda t, *x: flash_attn.flash_attn_varlen_func(  # noqa: E731
+        *x, t.ends_q, t.ends_k, 200, 240, causal=True, **options)  # fmt: skip
+    return given, lambda t: with_gradients(lambda *x: call(t, *x), t.q, t.k, t.v), new
+
+
+def varlen_with_slopes(dtype):
+    return varlen(dtype, alibi_slopes=torch.rand(4, 4, device="cuda"))
+
+
+def varlen_with_pages(dtype):
+    q, k, v = randoms((40, 4, 64), (30, 16, 2, 64), (30, 16, 2, 64), dtype=dtype)
+    table = torch.randperm(30, device="cuda").int().reshape(3, 10)
+    given = dict(q=q, k=k, v=v, table=table, ends_q=on_gpu([0, 1, 20, 40]), ends_k=on_gpu([0, 100, 119, 270]))
+    return given, lambda t: flash_attn.flash_attn_varlen_func(
+        t.q, t.k, t.v, t.ends_q, t.ends_k, 20, 160, causal=True, block_table=t.table, return_attn_probs=True
+    )[:2], dict(ends_q=[0, 20, 40, 40], ends_k=[0, 20, 180, 180])  # fmt: skip
+
+
+def kvcache(dtype, **options):
+    """New keys, rotated, behind lengths that differ."""
+    q, k, v, k_cache, v_cache = randoms(
+        (2, 3, 4, 64), (2, 3, 2, 64), (2, 3, 2, 64), (2, 200, 2, 64), (2, 200, 2, 64), dtype=dtype
+    )
+    angles = torch.rand(200, 16, device="cuda")
+    given = dict(q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, lengths=on_gpu([150, 0]))
+
+    def call(t):
+        out = flash_attn.flash_attn_with_kvcache(
+            t.q, t.k_cache, t.v_cache, t.k, t.v, angles.cos(), angles.sin(), causal=True, return_softmax_lse=True,
+            **dict(cache_seqlens=t.lengths) | options)  # fmt: skip
+        return *out, t.k_cache, t.v_cache
+
+    return given, call, dict(lengths=[7, 197])
+
+
+def kvcache_of_one_length(dtype):
+    given, call, _ = kvcache(dtype, cache_seqlens=50)
+    return given, call, {}
+
+
+def kvcache_in_pages(dtype):
+    given, call, new = kvcache(dtype, block_table=torch.randperm(26, device="cuda").int().reshape(2, 13))
+    for name in ("k_cache", "v_cache"):
+        (given[name],) = randoms((26, 16, 2, 64), dtype=dtype)
+    return given, call, new
+
+
+def kvcache_with_places(dtype):
+    return kvcache(dtype, cache_batch_idx=on_gpu([1, 0]), cache_leftpad=on_gpu([5, 0]))
+
+
+CASES = [plain, with_key_lengths, with_a_mask, with_a_dense_rule, packed, varlen, varlen_with_slopes, varlen_with_pages,
+         kvcache, kvcache_of_one_length, kvcache_in_pages, kvcache_with_places]  # fmt: skip
+
+
+def close(got, expected, dtype):
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=BOUNDS[dtype], atol=BOUNDS[dtype])
+
+
+@pytest.fixture
+def no_waiting():
+    """PyTorch raises where it would wait for the GPU."""
+
+    class Forbidden:
+        def __enter__(self):
+            torch.cuda.set_sync_debug_mode("error")
+
+        def __exit__(self, *_):
+            torch.cuda.set_sync_debug_mode("default")
+
+    return Forbidden()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_nobody_waits(case, dtype, no_waiting):
+    given, call, _ = case(dtype)
+    given = SimpleNamespace(**given)
+    expected = [x.clone() for x in call(given)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    with no_waiting:
+        got = call(given)
+    done = torch.cuda.Event()
+    done.record()
+    assert not done.query()
+    close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_replayed_in_a_graph(case, dtype):
+    """With other numbers, other lengths and masks; what is written in place is written anew."""
+    given, call, changes = case(dtype)
+    given = SimpleNamespace(**given)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # as PyTorch asks for: gradients remember the stream of their first use
+        call(given)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call(given)
+    given.q.neg_()
+    for name, numbers in changes.items():
+        tensor = getattr(given, name)
+        tensor.copy_(torch.tensor(numbers, dtype=tensor.dtype))
+    before = {name: x.clone() for name, x in vars(given).items() if name.endswith("_cache")}
+    graph.replay()
+    got = [x.clone() for x in results]
+    for name, x in before.items():
+        getattr(given, name).copy_(x)
+    close(got, call(given), dtype)
+
+
+def test_gradients_on_a_stream_of_their_own():
+    """Inputs that are written late, on a stream that only the call's own stream waits for."""
+    q, k, v, dout = randoms(*[(2, 4, 1000, 64)] * 4, dtype=torch.bfloat16)
+    expected = with_gradients(lambda *x: attention(*x), q, k, v)
+    late = [torch.zeros_like(x).requires_grad_() for x in (q, k, v)]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        with torch.no_grad():
+            for x, of in zip(late, (q, k, v)):
+                x.copy_(of)
+        out = attention(*late)
+        loss = out.float().sin().sum()
+    got = torch.autograd.grad(loss, late)  # PyTorch runs it on the forward pass' stream, and makes this one wait
+    close(got, expected[1:], torch.bfloat16)
+    side.synchronize()
+    close([out.detach()], expected[:1], torch.bfloat16)
+
+
+def test_compiled_with_graphs_of_pytorch_s_own():
+    q, k, v = randoms(*[(1, 2, 100, 64)] * 3, dtype=torch.float32)
+    call = lambda q, k, v: attention(q * 2, k, v, rule=af.causal()).relu()  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, mode="reduce-overhead")
+    for step in range(4):
+        close([compiled(q + step, k, v)], [call(q + step, k, v)], torch.float32)
+
+
+@pytest.mark.parametrize("way", ["compiled", "exported", "exported, strict"])
+def test_the_override_is_asked_first_in_a_graph(way):
+    """Whether a GPU is covered is found by a call on it, be it that tensors are not true ones just then."""
+
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    qkv = tuple(randoms(*[(1, 2, 20, 8)] * 3, dtype=torch.float32))
+    torch._dynamo.reset()
+    _sdpa._asked.cache_clear()
+    with sdpa():
+        if way == "compiled":
+            graphs = []
+            backend = lambda graph, inputs: graphs.append(graph) or graph  # noqa: E731
+            made = torch.compile(Model(), fullgraph=True, backend=backend)
+            close([made(*qkv)], [Model()(*qkv)], torch.float32)
+        else:
+            exported = torch.export.export(Model(), qkv, strict=way.endswith("strict"))
+            made, graphs = exported.module(), [exported.graph_module]
+            close([made(*qkv)], [Model()(*qkv)], torch.float32)
+    assert "anyflash.attention" in graphs[0].code and _sdpa._asked(0, False) == ""
+
+
+def test_no_copies():
+    """Peak memory of calls on views of one packed tensor: their results. What they work in beside that is in the
+    library's own pool, and told by a plan."""
+
+    def peak(call):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = call()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        return result
+
+    peaks = []
+    qkv = torch.randn(2, 4096, 3, 8, 64, device="cuda", dtype=torch.bfloat16).permute(2, 0, 3, 1, 4)
+    q, k, v = (x.detach().requires_grad_() for x in qkv)
+    one = 2 * 8 * 4096 * 64 * 2  # bytes of q, of out, of each gradient
+    rows = 2 * 8 * 4096 * 4
+    out = peak(lambda: attention(q, k, v, rule=af.local(16)))
+    with pytest.MonkeyPatch.context() as patch:
+        gradients = _attention._gradients
+        patch.setattr(_attention, "_gradients", lambda *given: peak(lambda: gradients(*given)))
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    forward, backward = peaks
+    assert one + rows <= forward <= one + rows + 4096 and 3 * one <= backward <= 3 * one + 4096
+    plan = af.plan(*(x.detach() for x in (q, k, v)), rule=af.local(16))
+    assert plan.forward_workspace < one / 4 and plan.backward_workspace < 3 * one  # sums of dq in float32
+
+
+WRONG = {
+    "key: on cpu, expected cuda:0": lambda q: attention(q, q.cpu(), q),
+    "bias: on cpu, expected cuda:0": lambda q: attention(q, q, q, bias=torch.zeros(1, 1, 1, 5)),
+    "key: on cuda:0, expected cpu": lambda q: attention(q.cpu(), q, q),
+    "rule": lambda q: attention(
+        q, q, q, rule="documents(a, a)", tables={"a": on_gpu([0] * 5)}),  # ids are read on the CPU
+    "cache_seqlens: 7, expected 0 to 5": lambda q: flash_attn.flash_attn_with_kvcache(q, q, q, cache_seqlens=7),
+    "cache_seqlens: 2 new keys go up to 6": lambda q: flash_attn.flash_attn_with_kvcache(
+        q, q.clone(), q.clone(), q[:, :2], q[:, :2], cache_seqlens=torch.tensor([4])),  # on the CPU it is looked at
+    "block_table: 2 sequences, expected 1": lambda q: flash_attn.flash_attn_varlen_func(
+        q[0], q, q, on_gpu([0, 5]), on_gpu([0, 5]), 5, 5, block_table=on_gpu([[0], [0]])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", WRONG)
+def test_wrong_input(start):
+    with pytest.raises(ValueError) as raised:
+        WRONG[start](torch.zeros(1, 5, 5, 8, device="cuda"))
+    assert str(raised.value).startswith(start) and "\n" not in str(raised.value)
+
+
+def test_whatever_lengths_hold_does_no_harm():
+    for bad in ([-5, 10**6], [2**31 - 1, -(2**31)], [200, 199]):
+        for case in (kvcache, kvcache_in_pages):
+            given, call, _ = case(torch.float32)
+            given["lengths"] = on_gpu(bad)
+            call(SimpleNamespace(**given))
+    given, call, _ = kvcache(torch.float32, block_table=on_gpu([[99, -1] * 7, [2**31 - 1, -(2**31)] * 7]))
+    given["k_cache"], given["v_cache"] = randoms(*[(26, 16, 2, 64)] * 2, dtype=torch.float32)
+    call(SimpleNamespace(**given))
+    for bad in ([0, 40, 3, 40], [9, 4, 2, 1], [-7, 10**9, -3, 50], [0, 0, 0, 0]):
+        for case in (varlen, varlen_with_pages):
+            given, call, _ = case(torch.float32)
+            given["ends_q"] = given["ends_k"] = on_gpu(bad)
+            call(SimpleNamespace(**given))
+    given, call, _ = varlen(torch.float32, alibi_slopes=torch.rand(4, 4, device="cuda"))
+    given["ends_q"] = given["ends_k"] = on_gpu([-7, 10**9, -3, 50, 20])
+    call(SimpleNamespace(**given))
+    torch.cuda.synchronize()
+    assert attention(*randoms(*[(1, 1, 5, 8)] * 3, dtype=torch.float32)).isfinite().all()
+
+
+@pytest.mark.parametrize("case", [varlen, varlen_with_slopes, varlen_with_pages, kvcache])
+def test_lengths_on_the_cpu_give_the_same(case):
+    given, call, _ = case(torch.float32)
+    others = {name: x.cpu() if x.dtype == torch.int32 else x.clone() for name, x in given.items()}
+    close(call(SimpleNamespace(**given)), call(SimpleNamespace(**others)), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["slopes", "pages"])
+def test_sequences_of_very_different_lengths(name):
+    """As rows of a batch they would be nine times as many queries; they go one by one."""
+    ends = on_gpu([0, 1, 2, 3, 4, 5, 6, 7, 8, 308])
+    q, k, v = randoms((308, 4, 32), (320, 2, 32), (320, 2, 32), dtype=torch.float32)
+    options = dict(alibi_slopes=torch.rand(9, 4, device="cuda")) if name == "slopes" else {}
+    if name == "pages":
+        k, v = k.reshape(20, 16, 2, 32), v.reshape(20, 16, 2, 32)
+        options["block_table"] = torch.arange(9 * 20, device="cuda").int().reshape(9, 20) % 20
+    got, expected = (flash_attn.flash_attn_varlen_func(q, k, v, at, at, 300, 300, causal=True, return_attn_probs=True,
+                                                       **options)[:2] for at in (ends, ends.cpu()))  # fmt: skip
+    close(got, expected, torch.float32)
+
+
+def test_no_sequence_sees_another_s_nan():
+    """Neither in the results nor in the gradients, though rows of a batch hold copies of what lies around."""
+    (x,) = randoms((12, 2, 16), dtype=torch.float32)
+    x[3:7] = torch.nan
+    ends = on_gpu([0, 3, 7, 12])
+    made = with_gradients(lambda *x: flash_attn.flash_attn_varlen_func(
+        *x, ends, ends, 6, 6, alibi_slopes=torch.rand(3, 2, device="cuda")), x, x, x)  # fmt: skip
+    for one in made:
+        assert one[3:7].isnan().all() and one[:3].isfinite().all() and one[7:].isfinite().all()
