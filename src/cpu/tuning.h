@@ -25,7 +25,7 @@ constexpr std::int64_t kMostFewRows = 16;                    // queries times he
 constexpr std::int64_t kPartBlocks = 16;                     // key blocks of a part of theirs
 
 // Backward.
-constexpr double kFarLse = 128;  // from here on P may be off by the rounding of lse: it is summed first
+constexpr double kFarLse = 32;  // from here on P may be off by the rounding of lse: it is summed first
 constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;         // of loaded query blocks a thread keeps at most,
 constexpr std::int64_t kKeptQueryBytesOfTiles = std::int64_t{8} << 20;  // and where the tiles of AMX multiply them
 
