@@ -83,13 +83,32 @@ DECODE = ((1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128), (64, 32, 8, 4096, 128
 DECODE_PEERS = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
+DECODE_PAGES = (64, 16)
+
+
+def in_pages(x, page, order):
+    """(batch, heads, keys, d) as (pages, page, heads, d): page i of the batch at order[i]."""
+    b, heads, keys, d = x.shape
+    x = torch.nn.functional.pad(x, (0, 0, 0, -keys % page)).transpose(1, 2).reshape(-1, page, heads, d)
+    pages = torch.empty_like(x)
+    pages[order] = x
+    return pages
+
+
 def decode_seconds(call, kv):
     """A call's time, of as many in a row as there are copies of K and V, so that none is in a cache."""
     return seconds(lambda: [call(k, v) for k, v in kv]) / len(kv)
 
 
+def decode_turns(mine, its, rounds):
+    """Times of two (call, copies of K and V) in turns, after two of each to warm up."""
+    pairs = [(decode_seconds(*mine), decode_seconds(*its)) for _ in range(rounds + 2)]
+    return [list(times) for times in zip(*pairs[2:])]
+
+
 def decode(table, arguments):
-    """One query, K and V read; each peer beside ours in turns, the better one is the row's."""
+    """One query, K and V read; each peer beside ours in turns, the better one is the row's. Then ours in pages, with the
+    page table and the lengths on the GPU, beside ours without."""
     if "bfloat16" not in arguments.types:
         return
     for b, h, h_kv, n, d in DECODE:
@@ -98,9 +117,10 @@ def decode(table, arguments):
         q = torch.randn(b, h, 1, d, device="cuda", dtype=torch.bfloat16)
         kv = [tuple(torch.randn(b, h_kv, n, d, device="cuda", dtype=q.dtype) for _ in "kv") for _ in range(copies)]
         out = torch.empty_like(q)
+        columns = dict(type="bfloat16", d=d, sequence=n)
 
-        def ours(k, v):
-            af.attention(q, k, v, out=out)
+        def ours(k, v, **tables):
+            af.attention(q, k, v, out=out, **tables)
 
         best = None
         for peer, backend in DECODE_PEERS.items():
@@ -109,16 +129,20 @@ def decode(table, arguments):
                 with sdpa_kernel(backend):
                     torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=h != h_kv)
 
-            mine, others = ([], [])
-            for turn in range(arguments.rounds + 2):
-                pair = decode_seconds(ours, kv), decode_seconds(theirs, kv)
-                if turn >= 2:
-                    mine.append(pair[0]), others.append(pair[1])
+            mine, others = decode_turns((ours, kv), (theirs, kv), arguments.rounds)
             if best is None or statistics.median(others) < statistics.median(best[2]):
                 best = peer, mine, others
         peer, mine, others = best
-        table.rates(f"decode, batch {b}, {h} / {h_kv} heads, K and V read", mine, others, read / 1e9, "GB/s",
-                    type="bfloat16", d=d, sequence=n, peer=peer, least=1.0)  # fmt: skip
+        heads = f"batch {b}, {h} / {h_kv} heads, K and V read"
+        table.rates(f"decode, {heads}", mine, others, read / 1e9, "GB/s", peer=peer, least=1.0, **columns)
+        for page in DECODE_PAGES:
+            order = torch.randperm(b * -(-n // page), device="cuda")
+            tables = dict(page_table=order.reshape(b, -1).int(),
+                          key_lengths=torch.full((b,), n, device="cuda", dtype=torch.int32))  # fmt: skip
+            paged = [tuple(in_pages(x, page, order) for x in pair) for pair in kv]
+            mine, others = decode_turns((lambda k, v: ours(k, v, **tables), paged), (ours, kv), arguments.rounds)
+            table.rates(f"decode in pages of {page}, {heads}", mine, others, read / 1e9, "GB/s", peer="no pages",
+                        least=0.95, **columns)  # fmt: skip
 
 
 def beside_torch(table, arguments):
