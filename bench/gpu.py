@@ -107,8 +107,8 @@ def decode_turns(mine, its, rounds):
 
 
 def decode(table, arguments):
-    """One query, K and V read; each peer beside ours in turns, the better one is the row's. Then ours in pages, with the
-    page table and the lengths on the GPU, beside ours without."""
+    """One query, K and V read; each peer beside ours in turns, the better one is the row's. Then ours in pages, with
+    the page table and the lengths on the GPU, beside ours without."""
     if "bfloat16" not in arguments.types:
         return
     for b, h, h_kv, n, d in DECODE:
