@@ -44,7 +44,7 @@ struct Options {
   TensorView cu_seqlens_k;
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
-  bool deterministic = false;    ///< bitwise repeatable; else dq of 16-bit types on Hopper is not
+  bool deterministic = false;    ///< bitwise repeatable; else dq on Hopper is not, but in float64
   /// Tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's default one; the call returns
   /// before it is done.
   void* stream = nullptr;

@@ -97,7 +97,7 @@ def attention(
         True: (out, lse). "lm": (out, l, m) with m the row's maximum, l = sum of exp(S - m), lse = m + log(l).
         Each is (batch, heads, queries), float32, or float64 for float64.
     deterministic : bool
-        Bitwise repeatable. So is everything else but dq of 16-bit types on Hopper GPUs, which then takes longer.
+        Bitwise repeatable. So is everything else but dq on Hopper GPUs, float64 apart, which then takes longer.
     plan : Plan, optional
         Of anyflash.plan, for the same shapes and options. If not given, one is looked up or made.
     out : array, optional

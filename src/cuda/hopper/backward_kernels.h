@@ -13,6 +13,7 @@ struct GroupBackwardKernels {
 /// general: scores need more than a scale.
 GroupBackwardKernels group_backward_kernels_float16(int depth, bool general);
 GroupBackwardKernels group_backward_kernels_bfloat16(int depth, bool general);
+GroupBackwardKernels group_backward_kernels_float32();  ///< up to 64 channels, scores that need no more than a scale
 
 const void* prepare_rows_kernel();
 

@@ -11,8 +11,8 @@ __global__ void __launch_bounds__(64) prepare_rows(const __grid_constant__ Group
   const bool live = args.terms.live[blockIdx.x] >> threadIdx.x & 1;
   const auto of = [&](const void* numbers) { return static_cast<const float*>(numbers)[at]; };
   args.lse[at] = live ? of(args.terms.lse) : __int_as_float(0x7f800000);
-  args.delta[at] = live ? of(args.terms.delta) : 0.0f;
-  args.dlse[at] = live ? of(args.terms.dlse) : 0.0f;
+  args.delta[at] = live ? of(args.terms.delta) * args.product_size : 0.0f;
+  args.dlse[at] = live ? of(args.terms.dlse) * args.product_size : 0.0f;
 }
 
 }  // namespace
