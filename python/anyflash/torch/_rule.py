@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from .._core import Rule
 from .._frontend import refuse_tables
 from ._traced import TracedRule
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _of_text: dict[str, Rule] = {}  # of rules without tables
 _MOST = 1024  # of those that are remembered
 
@@ -75,10 +76,10 @@ def _written(part: Any, found: list[torch.Tensor]) -> str:
     return text
 
 
-def constant(function: Any) -> Any:
+def constant(function: _Function) -> _Function:
     """torch.compile calls it while it traces and keeps what it gave, as long as the rule is the same object. This is
     torch._dynamo.assume_constant_result, of which the import takes seconds."""
-    function._dynamo_marked_constant = True
+    setattr(function, "_dynamo_marked_constant", True)
     return function
 
 
