@@ -159,10 +159,11 @@ def test_gradients_beside_tensorflow_s(dimensions, rule, graph):
         np.testing.assert_allclose(one, other, atol=1e-12)
 
 
-def test_equal_scores_share_the_gradient_of_their_maximum():
+@pytest.mark.parametrize("key", (1.0, 0.0))
+def test_equal_scores_share_the_gradient_of_their_maximum(key):
     """As in tf.reduce_max."""
     q, _, v = tensors(1)
-    k = tf.zeros_like(v[:, :1]) + tf.ones((3, 1), tf.float64)
+    k = tf.zeros_like(v[:, :1]) + tf.fill((3, 1), tf.constant(key, tf.float64))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(k)
         ours, theirs = full_1d(q, k, v, "none_front", True)[2], textbook(("full",), 1, q, k, v, "none_front")[2]

@@ -82,9 +82,9 @@ def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, weight: Any, dq
         root = tf.sqrt(tf.cast(tf.shape(q)[channel], weight.dtype))
         each = tf.expand_dims(weight / root, channel)
         to_q = tf.cast(each * tf.cast(k_at, weight.dtype), q.dtype)
-        share = tf.math.divide_no_nan(each, tf.expand_dims(count, channel))  # count is nothing to m, which is huge
-        dout = tf.cast(share * tf.cast(q, weight.dtype), q.dtype)
-        to_k = _backward(q, k, k, [], [], [], dout, k_at, m, [], call=sharp)[2]
+        dout = tf.cast(each * tf.cast(q, weight.dtype), q.dtype)
+        lse = m + tf.math.log(count)  # the logarithm is nothing to an m that is huge: then P is summed there
+        to_k = _backward(q, k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
         return dq + to_q, dk + to_k
 
     return tf.cond(tf.reduce_any(weight != 0), through, lambda: (dq, dk))
