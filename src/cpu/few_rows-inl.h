@@ -311,7 +311,6 @@ bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows&
       T* const out = first.out + row * width;
       const RowEnd<T> end = JoinRow(shape, row, width, first);
       if (again) {
-        Rescale(T(2), out, width);
         KeepStored(problem, address[query], out);
         continue;
       }

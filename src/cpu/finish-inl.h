@@ -80,13 +80,13 @@ bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b
   return nan || hn::AllTrue(d, hn::Eq(different, hn::Zero(d)));
 }
 
-/// Of a second walk only what has overflowed in the first is taken: out (d_v) becomes what is stored `at` there, where
-/// that is finite, or where the second is NaN (0 times an infinity of V).
+/// Of a second walk, whose P sums to a half, only what has overflowed in the first is taken: out (d_v), its sums,
+/// becomes what is stored `at` there, where that is finite, or where the second is NaN (0 times an infinity of V).
 template <class T>
 void KeepStored(const Problem& problem, std::int64_t at, T* out) {
   for (std::int64_t i = 0; i < problem.d_v; ++i) {
     const double stored = ReadNumber(problem.out.data, problem.type, at + i * problem.out.channel);
-    if (std::isfinite(stored) || out[i] != out[i]) out[i] = static_cast<T>(stored);
+    out[i] = std::isfinite(stored) || out[i] != out[i] ? static_cast<T>(stored) : 2 * out[i];
   }
 }
 

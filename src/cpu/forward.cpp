@@ -214,9 +214,7 @@ class ForwardTask {
     bool good = true;
     for (std::int32_t row = 0; row < used_rows_; ++row) {
       if (again) {
-        if (!address.exists(row)) continue;
-        Rescale(T(2), out_ + row * d_v_, d_v_);
-        KeepStored(problem_, address[row], out_ + row * d_v_);
+        if (address.exists(row)) KeepStored(problem_, address[row], out_ + row * d_v_);
         continue;
       }
       RowEnd<T>& end = ends_[row] = SettleRow(row, state_);
