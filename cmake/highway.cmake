@@ -1,4 +1,4 @@
-# Highway 1.2 or newer: an installed package, or its sources (get_highway.py), of which four files become part of the library.
+# Highway 1.2 or newer: an installed package, or its sources (get_highway.py), of which three files become part of the library.
 # Sets ANYFLASH_HIGHWAY to what the library links.
 find_package(hwy 1.2 CONFIG QUIET)
 if(hwy_FOUND)
@@ -18,7 +18,7 @@ if(NOT EXISTS "${highway}/hwy/highway.h")
   endif()
 endif()
 add_library(anyflash_highway OBJECT ${highway}/hwy/abort.cc ${highway}/hwy/aligned_allocator.cc
-                                    ${highway}/hwy/per_target.cc ${highway}/hwy/targets.cc)
+                                    ${highway}/hwy/targets.cc)
 target_include_directories(anyflash_highway SYSTEM PUBLIC ${highway})
 target_compile_definitions(anyflash_highway PUBLIC HWY_STATIC_DEFINE)
 set_target_properties(anyflash_highway PROPERTIES CXX_VISIBILITY_PRESET hidden)  # no business of those who link the library

@@ -23,7 +23,7 @@ class Ahead {
   void clear() { count_ = fetched_ = 0, line_ = 0; }
 
   /// Rows whose channels are neighbours; others, and more than fit, are left to their load.
-  void add(const Operand& operand, ElementType type, const RowAddresses& address, std::int64_t channels) {
+  HWY_NOINLINE void add(const Operand& operand, ElementType type, const RowAddresses& address, std::int64_t channels) {
     if (operand.channel != 1) return;
     const auto size = static_cast<std::int64_t>(element_size(type));
     const auto* data = reinterpret_cast<const char*>(operand.data);
@@ -32,7 +32,8 @@ class Ahead {
   }
 
   /// The same of even rows.
-  void add(const Operand& operand, ElementType type, const EvenRows& rows, int count, std::int64_t channels) {
+  HWY_NOINLINE void add(const Operand& operand, ElementType type, const EvenRows& rows, int count,
+                        std::int64_t channels) {
     const auto size = static_cast<std::int64_t>(element_size(type));
     const auto* const data = reinterpret_cast<const char*>(operand.data) + rows.first * size;
     if (rows.line == channels && count_ < kMost) {

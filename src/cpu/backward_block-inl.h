@@ -78,7 +78,7 @@ class BlockPair {
   }
 
   /// Loads a key block of key/value head g. V is left out if only P is wanted.
-  void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v) {
+  HWY_NOINLINE void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v) {
     key_box_ = plan_.key_grid.box(block);
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(k_right);
     LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, rows, d_qk_);
@@ -90,7 +90,7 @@ class BlockPair {
     TransposeOperand(rows_, d_v_, v_t);
   }
 
-  void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
+  HWY_NOINLINE void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
     query_box_ = plan_.query_grid.box(block);
     query_block_ = block;
     const auto name = terms_.block(b, h, block), kept = kept_.find(name), slot = kept >= 0 ? kept : kept_.put(name);
@@ -132,7 +132,7 @@ class BlockPair {
 
   /// p = P and, if wanted, ds = dS of the loaded blocks: the gradient of the scores, or (`of_products`) that of the
   /// products q k^T, as operands.
-  void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
+  HWY_NOINLINE void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
     const auto at = terms_.at(b, h, query_block_);
     const bool masked = find_words(b, h, kind), plain = PlainScores(problem_);
     multiply(kind == TileClass::full || !plain, problem_.d_qk, q, d_qk_, k_t, s_);

@@ -71,7 +71,8 @@ class FewRowsTask {
   }
 
   /// before: the rows' ends after a first walk over all parts, null in that.
-  void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result, const RowEnd<T>* before) {
+  HWY_NOINLINE void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result,
+                        const RowEnd<T>* before) {
     b_ = b, g_ = g;
     load_queries();
     T* const factor = before ? factor_ : nullptr;

@@ -58,8 +58,8 @@ inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, 
 /// Entry `row` of a block of (b, h). end: of its keys, becomes that with the sink. out: (padded d_v) sum of P V, becomes
 /// the result. False if that is not finite, though the sum of P is: V is not, or a sum of P V has overflowed.
 template <class T>
-bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
-               std::int32_t row, RowEnd<T>& end, T* out) {
+HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h,
+                            std::int32_t block, std::int32_t row, RowEnd<T>& end, T* out) {
   const hn::ScalableTag<T> d;
   const auto width = padded(problem.d_v);
   if (problem.sink.given() && (end.sum != 0 || SeesAKey(plan, b, h, block, row)))

@@ -94,7 +94,7 @@ class ForwardTask {
   }
 
  private:
-  void walk() {
+  HWY_NOINLINE void walk() {
     const auto& group = plan_.group(b_, h_);
     const auto& list = group.keys_of_query_block;
     for (auto i = list.start[block_]; i < list.start[block_ + 1]; ++i) {
@@ -209,7 +209,7 @@ class ForwardTask {
   }
 
   /// Stores the results. False if a second walk is wanted.
-  bool finish(bool again) {
+  HWY_NOINLINE bool finish(bool again) {
     const RowAddresses address(problem_.out, b_, h_, query_box_, problem_.q_size);
     bool good = true;
     for (std::int32_t row = 0; row < used_rows_; ++row) {

@@ -125,8 +125,8 @@ HWY_INLINE void WithMemoryType(ElementType type, const F& f) {
 /// Where the rows of a box of (b, h) lie: offsets in elements. Rows outside `size` are padding, and are never read.
 class RowAddresses {
  public:
-  RowAddresses(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
-             const Pages* pages = nullptr) {
+  HWY_NOINLINE RowAddresses(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
+                            const Pages* pages = nullptr) {
     if (pages && pages->table) {
       find_in_pages(operand, b, h, box, size, *pages);
       return;
@@ -249,8 +249,8 @@ HWY_INLINE void StoreRow(const T* HWY_RESTRICT from, std::int64_t stride, std::i
 /// to (rows, width): the first `rows` rows, channels padded with zeros, padding rows zero. Where the channels are not
 /// neighbours but the rows are (bhds), squares are transposed.
 template <class T>
-void LoadRows(const Operand& operand, ElementType type, const RowAddresses& address, std::int32_t rows,
-              std::int64_t channels, T* to, std::int64_t width) {
+HWY_NOINLINE void LoadRows(const Operand& operand, ElementType type, const RowAddresses& address, std::int32_t rows,
+                           std::int64_t channels, T* to, std::int64_t width) {
   WithMemoryType<T>(type, [&]<class Memory>(Memory*) HWY_ATTR {
     constexpr int n = 16 / sizeof(T);
     const auto* data = reinterpret_cast<const Memory*>(operand.data);
@@ -286,8 +286,8 @@ void LoadRows(const Operand& operand, ElementType type, std::int64_t b, std::int
 
 /// The reverse: those of the first `rows` rows that exist are written, rounded to nearest.
 template <class T>
-void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type, const RowAddresses& address,
-               std::int32_t rows, std::int64_t channels) {
+HWY_NOINLINE void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type,
+                            const RowAddresses& address, std::int32_t rows, std::int64_t channels) {
   WithMemoryType<T>(type, [&]<class Memory>(Memory*) HWY_ATTR {
     constexpr int n = 16 / sizeof(T);
     auto* data = reinterpret_cast<Memory*>(operand.data);
