@@ -19,13 +19,14 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-/// log(sum), if rounding can have made that of lse. Else it is not all of the row's keys that the call is about: lse is
-/// of more of them, and right as it is.
+/// log(sum), if rounding can have made that of lse: half a unit of its last place, and a little for the sum that it is
+/// the logarithm of. Else it is not all of the row's keys that the call is about: lse is of more of them, and right as
+/// it is.
 template <class T>
 T RestOf(T lse, double sum) {
   const T distance = std::nextafter(std::abs(lse), std::numeric_limits<T>::infinity()) - std::abs(lse);
   const double rest = std::log(sum);
-  return std::abs(rest) <= 2 * double(distance) ? static_cast<T>(rest) : T(0);
+  return std::abs(rest) <= 0.75 * double(distance) ? static_cast<T>(rest) : T(0);
 }
 
 /// Fills terms.rest of query block `block` of (b, h), whose other terms are known. memory: BlockPair's.
@@ -37,7 +38,7 @@ void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b
   bool any = false;
   for (int row = 0; row < kTile; ++row) any |= far(row);
   if (!any) return;
-  double sums[kTile] = {};
+  double sums[kTile] = {}, behind[kTile] = {};  // what a sum lacks (Kahan): it must be better than lse
   BlockPair<T, E> blocks(problem, plan, terms, memory);
   blocks.load_queries(b, h, block);
   const auto& [start, runs] = plan.group(b, h).keys_of_query_block;
@@ -45,8 +46,13 @@ void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b
     for (std::int32_t key = runs[i].first; key < runs[i].first + runs[i].count; ++key) {
       blocks.load_keys(b, h / (problem.heads_q / problem.heads_kv), key, false);
       blocks.compute(b, h, runs[i].kind, false, false);
-      for (int row = 0; row < kTile; ++row)
-        for (int col = 0; col < kTile; ++col) sums[row] += blocks.p_numbers[row * kTile + col];
+      for (int row = 0; row < kTile; ++row) {
+        double of_tile = 0;
+        for (int col = 0; col < kTile; ++col) of_tile += blocks.p_numbers[row * kTile + col];
+        const double more = of_tile + behind[row], sum = sums[row] + more;
+        behind[row] = more - (sum - sums[row]);
+        sums[row] = sum;
+      }
     }
   for (int row = 0; row < kTile; ++row) {
     if (!far(row)) continue;

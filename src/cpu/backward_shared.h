@@ -14,7 +14,7 @@ template <class T>
 struct RowTerms {
   std::int64_t heads = 0, blocks = 0;
   T* lse;               // 0 for dead rows
-  T* rest;              // what lse lacks of the true one; 0 where it is small enough to be exact
+  T* rest;              // what lse lacks of the true one; 0 where |lse| is below tuning::kFarLse and rounds little
   T *delta, *dlse;      // delta = dO . O; of dead rows not used
   std::uint64_t* live;  // a query block's rows that have a gradient: inside, and lse > -inf
   double* sink;         // a query block's share of dSink

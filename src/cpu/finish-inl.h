@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "cpu/numbers.h"
 #include "cpu/pairs-inl.h"
@@ -84,9 +85,14 @@ HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, s
 /// becomes what is stored `at` there, where that is finite, or where the second is NaN (0 times an infinity of V).
 template <class T>
 void KeepStored(const Problem& problem, std::int64_t at, T* out) {
+  constexpr T most = std::numeric_limits<T>::max();  // a mean of finite values is one, however it is rounded
   for (std::int64_t i = 0; i < problem.d_v; ++i) {
     const double stored = ReadNumber(problem.out.data, problem.type, at + i * problem.out.channel);
-    out[i] = std::isfinite(stored) || out[i] != out[i] ? static_cast<T>(stored) : 2 * out[i];
+    if (std::isfinite(stored) || out[i] != out[i]) {
+      out[i] = static_cast<T>(stored);
+    } else {
+      out[i] = std::isfinite(out[i]) ? std::clamp(2 * out[i], -most, most) : out[i];
+    }
   }
 }
 

@@ -6,7 +6,7 @@
 // A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it
 // packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Values near
 // the type's largest number can overflow in out, which is divided last: such a task walks again, with P that sums to
-// less than 1. Calls of few queries go another way (few_rows-inl.h).
+// a half. Calls of few queries go another way (few_rows-inl.h).
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>

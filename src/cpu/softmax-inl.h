@@ -57,8 +57,7 @@ struct RowState {
     clear(rows);
     for (std::int64_t row = 0; row < rows; ++row) {
       shift[row] = ends[row].largest;
-      factor[row] = ends[row].sum == 0 ? T(0) : T(0.5) / ends[row].sum;
-      std::fill_n(row_max + row * kSumLanes, kSumLanes, shift[row]);
+      factor[row] = T(0.5) / ends[row].sum;  // a sum of 0: its results, of 0, are kept
     }
   }
 };

@@ -1,4 +1,4 @@
-"""bench_kernels: every loop runs on every instruction set and counts its operations; the machine's limits are told."""
+"""bench_kernels: every loop runs on every instruction set and tells its operations and a speed; the machine's limits."""
 
 import json
 import os

@@ -139,6 +139,19 @@ def test_values_near_the_largest_number_at_large_scores(queries, score):
     np.testing.assert_allclose(out, np.full_like(out, v[0, 0, 0, 0]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+@pytest.mark.parametrize("keys", (2, 3, 40, 1000))
+@pytest.mark.parametrize("type_", (np.float32, np.float64))
+def test_a_mean_of_the_largest_number(queries, keys, type_):
+    """However its weights are rounded, it is no infinity."""
+    rng, largest = np.random.default_rng(keys), np.finfo(type_).max
+    q, k = (rng.standard_normal((1, 2, n, 8)).astype(type_) for n in (queries, keys))
+    v = np.full((1, 2, keys, 2), largest * (ROOM / keys if ROOM < 1 else 1), type_)
+    v[..., 1] *= -1
+    out = from_device(on_device(af.attention, q, k, v))
+    np.testing.assert_allclose(out, np.broadcast_to(v[:, :, :1], out.shape), rtol=100 * np.finfo(type_).eps)
+
+
 @pytest.mark.parametrize("queries", (3, 40))
 @pytest.mark.parametrize("value", (np.nan, np.inf, 3e38))
 def test_what_stands_beside_a_number_that_overflows(queries, value):
@@ -192,28 +205,44 @@ def test_values_that_are_not_finite_under_the_lowest_bias(queries, value):
 # On a GPU P comes from lse as it is rounded (docs/guide.md, Limits).
 @pytest.mark.parametrize("score", (0, 1e3, -1e4, 1e7, -1e9, "lowest") if DEVICE == "cpu" else (0,))
 def test_gradients_at_large_scores(queries, type_, score):
-    """The scores are whole numbers and all of a row alike, but for rounding by the largest of them: P is known."""
+    """The scores are whole numbers and the bias of a row alike: P is known but for the rounding of the largest."""
     rng = np.random.default_rng(3)
-    q, k, dout = (rng.integers(-3, 4, (1, 1, n, 8)).astype(type_) for n in (queries, 70, queries))
-    v = rng.standard_normal((1, 1, 70, 8)).astype(type_)
+    q, k, dout = (rng.integers(-3, 4, (2, h, n, 8)).astype(type_) for h, n in ((4, queries), (2, 70), (4, queries)))
+    v = rng.standard_normal((2, 2, 70, 8)).astype(type_)
     bias = np.full((1, 1, 1, 1), np.finfo(type_).min if score == "lowest" else score, type_)
-    sink = np.array([bias.item()], type_)
-    options = dict(scale=1.0, bias=bias, sink=sink, rule=af.full())
+    sink = np.full(4, bias.item(), type_)
+    mask = np.tri(queries, 70, 70 - queries, bool)
+    options = dict(scale=1.0, bias=bias, sink=sink, rule=af.causal(), align="none_end")
     out, lse = attention(q, k, v, return_lse=True, **options)
     grads = attention_backward(dout, q, k, v, out, lse, **options)
-    scores = (q @ np.swapaxes(k, -1, -2) + bias).astype(np.float64)
-    largest = np.maximum(scores.max(-1, keepdims=True), sink[0])
-    p, p_sink = np.exp(scores - largest), np.exp(sink[0].astype(np.float64) - largest)
+    shared, k, v = k, k.repeat(2, 1), v.repeat(2, 1)
+    scores = np.where(mask, (q @ np.swapaxes(k, -1, -2) + bias).astype(np.float64), -np.inf)
+    largest = np.maximum(scores.max(-1, keepdims=True), bias.item())
+    p, p_sink = np.exp(scores - largest), np.exp(bias.item() - largest)
     total = p.sum(-1, keepdims=True) + p_sink
     p, p_sink = p / total, p_sink / total
     dp = dout.astype(np.float64) @ np.swapaxes(v, -1, -2)
     delta = (p * dp).sum(-1, keepdims=True)
     ds = p * (dp - delta)
-    expected = dict(dq=ds @ k, dk=np.swapaxes(ds, -1, -2) @ q, dv=np.swapaxes(p, -1, -2) @ dout,
+    of_group = lambda x: x.reshape(2, 2, 2, *x.shape[2:]).sum(2)
+    expected = dict(dq=ds @ k, dk=of_group(np.swapaxes(ds, -1, -2) @ q), dv=of_group(np.swapaxes(p, -1, -2) @ dout),
                     dsink=-(p_sink * delta).sum((0, 2, 3)))  # fmt: skip
+    assert expected["dk"].shape == shared.shape
     for name, x in expected.items():
         error = np.abs(getattr(grads, name) - x).max()
         assert error <= (2e-5 if type_ == np.float32 else 2e-13) * max(np.abs(x).max(), 1), name
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU P comes from lse as it is rounded (docs/guide.md, Limits)")
+@pytest.mark.parametrize("keys", (1025, 100_000))
+@pytest.mark.parametrize("type_", (np.float32, np.float64))
+def test_gradients_of_many_keys_at_large_scores(keys, type_):
+    """All keys weigh the same. A sum of P that rounds as lse does would mend nothing."""
+    q, k, v = (np.zeros((1, 1, n, 1), type_) for n in (1, keys, keys))
+    bias = np.full((1, 1, 1, 1), 1e4, type_)
+    out, lse = attention(q, k, v, bias=bias, return_lse=True)
+    dv = attention_backward(np.ones_like(out), q, k, v, out, lse, bias=bias).dv
+    np.testing.assert_allclose(dv, 1 / keys, rtol=20 * np.finfo(type_).eps)
 
 
 def test_gradients_by_a_share_of_the_keys():
@@ -227,3 +256,14 @@ def test_gradients_by_a_share_of_the_keys():
         part = attention_backward(dout, q, k[:, :, share], v[:, :, share], out, lse, bias=bias)
         np.testing.assert_allclose(part.dv, whole.dv[:, :, share], rtol=2e-4, atol=2e-5)
         np.testing.assert_allclose(part.dk, whole.dk[:, :, share], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("others", (2, 5, 50))
+def test_gradients_by_a_share_with_most_of_the_weight(others):
+    """The other keys weigh so many units in the last place of lse: it is not to be taken for rounded."""
+    lse, unit = np.full((1, 1, 1), 1000, np.float32), float(np.spacing(np.float32(1000)))
+    q, k = np.zeros((1, 1, 1, 1), np.float32), np.zeros((1, 1, 64, 1), np.float32)
+    v, out = np.zeros((1, 1, 64, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32)
+    bias = np.full((1, 1, 1, 1), 1000 - np.log(64) - others * unit, np.float32)
+    dv = attention_backward(np.ones_like(out), q, k, v, out, lse, bias=bias).dv
+    np.testing.assert_allclose(dv, np.exp(bias.item() - 1000.0), rtol=1e-6)
