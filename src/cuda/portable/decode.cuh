@@ -8,8 +8,8 @@
 // neither do the bits. Bound by reading K and V.
 //
 // Results are divided by their sums wherever they are joined, so that nothing large is added up. A group whose result is
-// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then with P divided by its sum
-// from the start, for values near the end of their type.
+// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then, for values near the end of
+// their type, with P that sums to a half in the rows whose sums of P V have overflowed.
 #pragma once
 
 #include "cuda/portable/decode_shared.cuh"
@@ -39,8 +39,8 @@ class DecodeBlock {
         shared_.q, Source<E>{call_.q, queries, call_.d_qk}, DecodeQueries{args_, task_});
     copies_commit();
     if (!attend(Known<false>(), false)) {
-      bool divided = false;
-      while (!attend(Known<true>(), divided) && !divided) divided = true;
+      bool halved = false;
+      while (!attend(Known<true>(), halved) && !halved) halved = true;
     }
     join();
   }
@@ -59,10 +59,10 @@ class DecodeBlock {
     }
   };
 
-  /// One pass over the keys, with care or without, perhaps with P divided by its sum, which is known from the one
-  /// before. False if the group's results are not finite.
+  /// One pass over the keys, with care or without. halved: P of rows that have overflowed in the pass before, which
+  /// tells their maxima and sums, sums to a half. False if the group's results are not finite.
   template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool divided) {
+  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
     const auto* const start = mask_.keys_of_query_block.start;
     const bool last = task_.part == args_.parts - 1;
     Steps now{Walk(mask_.keys_of_query_block.runs + start[0], static_cast<std::int32_t>(start[1] - start[0]),
@@ -70,7 +70,7 @@ class DecodeBlock {
     Steps ahead = now;
 #pragma unroll 1
     for (int n = 0; n + 1 < kStages; ++n) bring(ahead, n);
-    clear_rows(divided);
+    clear_rows(halved);
     if (careful) {
       wait_for_group();
     } else {  // the queries have come
@@ -122,11 +122,15 @@ class DecodeBlock {
     }
   }
 
-  __device__ __forceinline__ void clear_rows(bool divided) {
+  __device__ __forceinline__ void clear_rows(bool halved) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T shift = -infinity();
-      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
+      weight_[i] = 1;
+      if (halved) {
+        const T sum = quad_sum(sum_[i]);
+        if (overflowed(i)) shift = shift_[i], weight_[i] = T(0.5) / sum;  // others keep their bits
+      }
       shift_[i] = shift, sum_[i] = 0, seen_[i] = shows_[i] = false;
     }
     clear(o_);
@@ -200,6 +204,12 @@ class DecodeBlock {
       for (int i = 0; i < kSlots; ++i) seen_[i] = true;
     }
     softmax(s);
+    if (careful) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+        for (int n = 0; n < 2 * kKeyTiles; ++n) s[i][n / 2][n % 2] *= weight_[i];
+    }
     if (careful) add_hidden_values(s, tile, steps);
     Products::template values<typename Shared::ValueTile>(o_, s, tile.v);
   }
@@ -367,7 +377,7 @@ class DecodeBlock {
       if (!task_.exists(args_, row)) continue;
       if (lane % 4 == 0) {
         shared_.largest[group_][row] = shift_[i], shared_.sum[group_][row] = sum;
-        shared_.seen[group_][row] = seen_[i];
+        shared_.seen[group_][row] = seen_[i], shared_.weight[group_][row] = T(1) / weight_[i];
       }
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
@@ -392,7 +402,8 @@ class DecodeBlock {
     }
   }
 
-  /// What each group's results of a row are multiplied by; the row's own numbers.
+  /// What each group's results of a row are multiplied by: their share, and what is there for P that sums to a half.
+  /// The row's own numbers.
   __device__ __forceinline__ void weigh(int row) {
     T largest = -infinity(), sum = 0;
     bool seen = false;
@@ -400,7 +411,7 @@ class DecodeBlock {
     for (int g = 0; g < kGroups; ++g) {
       const T own = shared_.sum[g][row];
       const T weight = own == T(0) ? T(0) : exp((shared_.largest[g][row] - largest) * scale());
-      shared_.weight[g][row] = weight;
+      shared_.weight[g][row] *= weight;
       sum += own * weight;
     }
     for (int g = 0; g < kGroups; ++g)
@@ -434,6 +445,7 @@ class DecodeBlock {
   const DeviceGroup& mask_;
   const std::int32_t size_;  // keys that there are
   T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
+  T weight_[kSlots];               // what P is multiplied by, in passes with care
   bool seen_[kSlots], shows_[kSlots];  // shows_: in a pass with care, the row sees a value that is not finite
   T o_[kSlots][kValueTiles][2];
 };
