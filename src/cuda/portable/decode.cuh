@@ -192,7 +192,7 @@ class DecodeBlock {
   template <class Careful>
   __device__ __forceinline__ void take(const Steps& steps, Stage& tile, Careful careful) {
     T s[kSlots][kKeyTiles][2];
-    Products::template scores<kRows, kDepth>(s, own_rows(), tile.k);
+    Products::template scores<kRows, kDepth>(s, own_rows(), tile.k, careful);
     if (careful && !Products::exact_infinities)
       mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
           s, own_rows(), tile.k, rows_not_finite<typename Shared::KeyTile>(tile.k));
@@ -211,7 +211,7 @@ class DecodeBlock {
         for (int n = 0; n < 2 * kKeyTiles; ++n) s[i][n / 2][n % 2] *= weight_[i];
     }
     if (careful) add_hidden_values(s, tile, steps);
-    Products::template values<typename Shared::ValueTile>(o_, s, tile.v);
+    Products::template values<typename Shared::ValueTile>(o_, s, tile.v, careful);
   }
 
   /// The rows of Q, for products that look for those of their warp behind those of the warps before it.
