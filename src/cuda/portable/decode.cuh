@@ -8,8 +8,8 @@
 // neither do the bits. Bound by reading K and V.
 //
 // Results are divided by their sums wherever they are joined, so that nothing large is added up. A group whose result is
-// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then, for values near the end of
-// their type, with P that sums to a half in the rows whose sums of P V have overflowed.
+// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then, for values near the end
+// of their type, with P that sums to a half in the rows whose sums of P V have overflowed.
 #pragma once
 
 #include "cuda/portable/decode_shared.cuh"
