@@ -1,0 +1,1 @@
+sed -i "s/cpu::tile_menu, cpu::workspace, cpu::allocate_workspace, cpu::forward,/cuda::tile_menu, cuda::workspace, cuda::allocate_workspace, cuda::forward,/; s/cpu::backward, cpu::fill, \[/cuda::backward, cuda::fill, [/" ${EMU:?}/src/backends.cpp
