@@ -1,8 +1,10 @@
 // What a call costs beside the arithmetic: attention on tiny input, forward and backward.
 #include <anyflash/anyflash.h>
+#include <anyflash/devices.h>
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <vector>
 
 namespace {
@@ -55,3 +57,14 @@ void tiny_backward(benchmark::State& state) {
 BENCHMARK(tiny_backward)->Unit(benchmark::kMicrosecond);
 
 }  // namespace
+
+int main(int argc, char** argv) try {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::AddCustomContext("instruction_set", anyflash::instruction_set());
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+} catch (const anyflash::Error& error) {
+  std::fprintf(stderr, "bench_calls: %s\n", error.what());
+  return 1;
+}

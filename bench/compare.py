@@ -14,7 +14,7 @@ from pathlib import Path
 
 import measure
 import page
-from options import Parser
+from options import Parser, is_program
 from table import Table
 
 TYPES = ("float32", "float64", "bfloat16", "float16")
@@ -74,6 +74,8 @@ def parse_arguments():
             parser.error(f"--parts: no '{part}' on {arguments.device}, expected one of {', '.join(offered)}")
     if arguments.add and not (arguments.json and arguments.json.exists()):
         parser.error("--add: needs --json with a file that is there")
+    if arguments.add:
+        page.read(arguments.json, to_publish=False)
     if arguments.json and (arguments.json.is_dir() or not os.access(arguments.json.parent, os.W_OK)):
         parser.error(f"--json: {arguments.json} cannot be written")
     return arguments
@@ -89,6 +91,16 @@ def measure_parts(table, arguments, measured):
                 table.write(arguments.json)
 
 
+def earlier_rows(arguments, machine):
+    """Those of --json's file that are not measured anew."""
+    rows = page.read(arguments.json, to_publish=False)
+    for row in rows:
+        if row["machine"] != machine:
+            raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of {row['machine']}, this is {machine}")
+    anew = [*arguments.parts, *["build"] * arguments.build]
+    return [row for row in rows if row["part"] not in anew]
+
+
 def function_of(part):
     return getattr(importlib.import_module(PARTS[part]), part)
 
@@ -102,8 +114,8 @@ def main():
         return
     on_gpu = arguments.device == "cuda"
     for part, option in NEEDS.items():
-        if not on_gpu and part in arguments.parts and not os.access(getattr(arguments, option), os.X_OK):
-            program = getattr(arguments, option)
+        program = getattr(arguments, option)
+        if not on_gpu and part in arguments.parts and not is_program(program):
             raise SystemExit(f"bench/compare: --{option}: no program {program}; bench/compare builds it")
     if on_gpu:
         import gpu
@@ -113,7 +125,7 @@ def main():
         table = Table(arguments.device)
         measured = {part: function_of(part) for part in PARTS if part in arguments.parts}
     if arguments.add:
-        table.earlier = [row for row in page.read(arguments.json) if row["part"] not in arguments.parts]
+        table.earlier = earlier_rows(arguments, table.machine)
     measure_parts(table, arguments, measured)
     if arguments.build:
         table.part = "build"

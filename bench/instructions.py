@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from options import Parser
+from options import Parser, is_program
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "instructions.json"
@@ -40,7 +40,7 @@ def parse_arguments():
                         help="the record (default: bench/results/instructions.json)")
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
-    if not os.access(arguments.program, os.X_OK) or arguments.program.is_dir():
+    if not is_program(arguments.program):
         fail(f"--program: no program {arguments.program}")
     if arguments.record and (arguments.file.is_dir() or not os.access(arguments.file.parent, os.W_OK)):
         fail(f"--file: {arguments.file} cannot be written")

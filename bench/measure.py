@@ -89,11 +89,16 @@ def tiny_call():
 
 def report_of_program(program, *options):
     """What a program on Google Benchmark measured: its rows, several of each benchmark, and what it says of itself."""
-    run = subprocess.run([program, "--benchmark_format=json", *options], capture_output=True, text=True)
-    if run.returncode != 0:
-        raise SystemExit(f"{program} failed: {run.stderr.strip()}")
-    report = json.loads(run.stdout)
-    return [row for row in report["benchmarks"] if row["run_type"] == "iteration"], report["context"]
+    try:
+        run = subprocess.run([program, "--benchmark_format=json", *options], capture_output=True, text=True)
+        if run.returncode != 0:
+            raise SystemExit(f"{program} failed: {(run.stderr.split(chr(10))[0] or f'status {run.returncode}').strip()}")
+        report = json.loads(run.stdout)
+        return [row for row in report["benchmarks"] if row["run_type"] == "iteration"], report["context"]
+    except OSError as error:
+        raise SystemExit(f"{program}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError):
+        raise SystemExit(f"{program}: not a program on Google Benchmark: it gave no report") from None
 
 
 def tiny_calls_from_cpp(program):

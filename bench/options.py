@@ -1,6 +1,7 @@
 """What the command lines of the scripts here share: a wrong option is told in one line."""
 
 import argparse
+import os
 
 
 class Parser(argparse.ArgumentParser):
@@ -12,3 +13,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise SystemExit(f"{self.prog}: {message}")
+
+
+def is_program(path):
+    return os.access(path, os.X_OK) and not path.is_dir()

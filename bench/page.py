@@ -77,28 +77,33 @@ def short(rows):
 
 
 def in_order(rows):
-    """Those of a GPU by the order of their parts, which may have been measured one by one."""
-    if not on_gpu(rows):
-        return rows
-    return sorted(rows, key=lambda row: GPU_ORDER.index(row["part"]))
+    """By the order of their parts, which may have been measured one by one."""
+    order = GPU_ORDER if on_gpu(rows) else tuple(TITLES)
+    return sorted(rows, key=lambda row: order.index(row["part"]))
 
 
 def on_gpu(rows):
     return bool(rows) and rows[0]["device"] == "cuda"
 
 
-def read(path):
+def read(path, to_publish=True):
+    """The rows of a record. to_publish: it must have those that the README shows."""
     try:
         rows = json.loads(Path(path).read_text())
-        if not on_gpu(rows) and not short(rows):
+        if to_publish and not on_gpu(rows) and not short(rows):
             raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the "
                              "README shows")  # fmt: skip
-        blocks(rows)
+        blocks(rows) if to_publish else performance_block(rows)
         return rows
     except OSError as error:
         raise SystemExit(f"bench/compare: {path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise SystemExit(f"bench/compare: {path}: not a file that bench/compare --json wrote") from None
+
+
+def measured(rows):
+    """Where and when: parts may be of several days."""
+    return f"{rows[0]['machine']}, {' and '.join(sorted({row['date'] for row in rows}))}"
 
 
 def table(rows, columns):
@@ -119,7 +124,7 @@ def readme_block(rows):
                           "anyflash (spread)": figure("figure", "spread"),
                           "PyTorch (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
                           "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
-    return (f"{rows[0]['machine']}, {rows[0]['date']}, one thread, float32, 1x4x2048; "
+    return (f"{measured(shown)}, one thread, float32, 1x4x2048; "
             f"{shown[0]['peer'].removesuffix(' math')}:\n\n{lines}")  # fmt: skip
 
 
@@ -133,7 +138,7 @@ def performance_block(rows):
                "its figure (spread)": figure("peer_figure", "peer_spread"),
                "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
                "limit": limit}  # fmt: skip
-    text = f"{rows[0]['machine']}, {rows[0]['date']}."
+    text = f"{measured(rows)}."
     for part, group in itertools.groupby(rows, lambda row: row.get("part")):
         title = f"{TITLES[part]}, on a GPU" if on_gpu(rows) else TITLES.get(part)
         text += (f"\n\n### {title}" if part else "") + f"\n\n{table(list(group), columns)}"
@@ -152,7 +157,7 @@ def gpu_readme_block(rows):
         ratios, fastest = [row["ratio"] for row in group], max(row["figure"] for row in group)
         lines.append(f"| {direction}, {len(group)} rows | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | "
                      f"{fastest:.0f} TFLOP/s |")  # fmt: skip
-    return (f"{rows[0]['machine']}, {rows[0]['date']}, bfloat16, useful operations:\n\n"
+    return (f"{measured(rows)}, bfloat16, useful operations:\n\n"
             "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n" + "\n".join(lines))  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import measure
 import page
-from options import Parser
+from options import Parser, is_program
 
 PICTURE = measure.PROJECT / "docs" / "pictures" / "roofline"
 PAGE = measure.PROJECT / "docs" / "performance.md"
@@ -36,19 +36,24 @@ def parse_arguments():
     arguments = parser.parse_args()
     if arguments.json:
         read(arguments.json)
-    if not os.access(arguments.output.parent, os.W_OK):
+    if arguments.output.is_dir() or not os.access(arguments.output.parent, os.W_OK):
         parser.error(f"--output: {arguments.output} cannot be written")
     return arguments
 
 
 def read(path):
-    """The rows of a record that can be drawn."""
+    """The rows of a record that can be drawn, which must be of the machine whose limits are drawn with them."""
+    here = measure.processor()
     try:
-        rows = points(json.loads(path.read_text()))
+        record = json.loads(path.read_text())
+        rows = points(record)
+        others = {row.get("machine", here) for row in record} - {here}
     except OSError as error:
         raise SystemExit(f"bench/roofline: --json: {path}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise SystemExit(f"bench/roofline: --json: {path}: not a file that bench/compare --json wrote") from None
+    if others:
+        raise SystemExit(f"bench/roofline: --json: {path}: rows of {others.pop()}, this is {here}")
     if not rows:
         raise SystemExit(f"bench/roofline: --json: {path}: no rows with their operations for each byte; measure anew")
     return rows
@@ -177,7 +182,7 @@ def main():
     arguments = parse_arguments()
     if arguments.check:
         return
-    if not os.access(arguments.kernels, os.X_OK):
+    if not is_program(arguments.kernels):
         raise SystemExit(f"bench/roofline: --kernels: no program {arguments.kernels}; bench/roofline builds it")
     rows = read(arguments.json) if arguments.json else few_rows()
     machine = {}

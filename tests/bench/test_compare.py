@@ -5,12 +5,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
+import compare  # noqa: E402
+import measure  # noqa: E402
 import page  # noqa: E402
 from table import Table  # noqa: E402
 
@@ -36,6 +39,8 @@ def run(*arguments):
     (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
     (["--json", "/"], "--json: / cannot be written"),
     (["--calls", "/no/program", "--parts", "calls"], "--calls: no program /no/program"),
+    (["--calls", "/tmp", "--parts", "calls"], "--calls: no program /tmp"),
+    (["--add", "--json", __file__], "not a file that bench/compare --json wrote"),
     (["--kernels", "/no/program", "--parts", "decode"], "--kernels: no program /no/program"),
     (["--publish", "no.json"], "no.json: No such file or directory"),
     (["--publish", __file__], "not a file that bench/compare --json wrote"),
@@ -46,6 +51,27 @@ def test_wrong_options(arguments, message):
     assert done.returncode == 1
     assert done.stderr.startswith("bench/compare: ") and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("text", ["[" * 100000, "[]", "{}", "[1]"], ids=["deep", "empty", "an object", "numbers"])
+def test_a_record_that_is_none(tmp_path, text):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        page.read(tmp_path / "rows.json", to_publish=False)
+    assert str(caught.value) == f"bench/compare: {tmp_path / 'rows.json'}: not a file that bench/compare --json wrote"
+
+
+@pytest.mark.parametrize("script, reason", [
+    ("echo no report", "not a program on Google Benchmark: it gave no report"),
+    ("echo '{}'", "not a program on Google Benchmark: it gave no report"),
+    ("echo one >&2; echo two >&2; exit 3", "failed: one"), ("exit 3", "failed: status 3")])  # fmt: skip
+def test_a_program_that_gives_no_report_is_told_in_one_line(tmp_path, script, reason):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    with pytest.raises(SystemExit) as caught:
+        measure.report_of_program(program)
+    assert str(caught.value) in (f"{program}: {reason}", f"{program} {reason}")
 
 
 def test_rows_of_long_sequences(tmp_path):
@@ -141,6 +167,31 @@ def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
     table.add("forward", 700.0, "TFLOP/s", ratio=1.6)
     table.write(tmp_path / "rows.json")
     assert [(row["part"], row["figure"]) for row in page.read(tmp_path / "rows.json")] == [("torch", 700), ("masks", 100)]
+
+
+def earlier_of(tmp_path, rows, parts, build=False, machine="A machine, 2 threads"):
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    given = SimpleNamespace(json=tmp_path / "rows.json", parts=parts, build=build)
+    return [row["part"] for row in compare.earlier_rows(given, machine)]
+
+
+def test_what_is_kept_of_parts_measured_before(tmp_path):
+    """Rows beside PyTorch need not be among them; a cold build counts as a part."""
+    rows = [row(1, part="masks"), row(1, part="rules"), row(1, part="build")]
+    assert earlier_of(tmp_path, rows, ["masks"]) == ["rules", "build"]
+    assert earlier_of(tmp_path, rows, ["masks"], build=True) == ["rules"]
+    with pytest.raises(SystemExit) as caught:
+        earlier_of(tmp_path, rows, ["masks"], machine="Another, 64 threads")
+    assert str(caught.value) == (f"bench/compare: --add: {tmp_path / 'rows.json'} has rows of A machine, 2 threads, this "
+                                 "is Another, 64 threads")  # fmt: skip
+
+
+def test_parts_stand_in_their_order_with_all_their_days():
+    rows = page.in_order([row(1, part="build"), row(1, part="masks", date="2030-01-02"), row(1.2, 1.15, part="torch")])
+    assert [row["part"] for row in rows] == ["torch", "masks", "build"]
+    readme, performance = page.blocks(rows)
+    assert performance.startswith("A machine, 2 threads, 2030-01-01 and 2030-01-02.\n")
+    assert readme.startswith("A machine, 2 threads, 2030-01-01, one thread")
 
 
 def test_a_file_with_the_rows_is_read(tmp_path):

@@ -73,7 +73,9 @@ def test_the_machine_s_limits(kernels):
     assert all(1 < speed < 1e4 for speed in measure.read_bandwidth(kernels, 1))
 
 
-def test_a_wrong_option_or_instruction_set_is_told(kernels):
+@pytest.mark.parametrize("program", ["bench_kernels", "bench_calls"])
+def test_a_wrong_option_or_instruction_set_is_told(kernels, program):
     for arguments, environment in ((["--frobnicate"], {}), ([], dict(ANYFLASH_ISA="NOPE"))):
-        done = subprocess.run([kernels, *arguments], env=os.environ | environment, capture_output=True, text=True)
+        done = subprocess.run([kernels.with_name(program), *arguments], env=os.environ | environment,
+                              capture_output=True, text=True)  # fmt: skip
         assert done.returncode == 1 and ("frobnicate" in done.stderr or "NOPE" in done.stderr), done.stderr

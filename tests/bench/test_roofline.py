@@ -96,11 +96,15 @@ def test_the_page_has_a_place_for_it(tmp_path):
     (["--json", __file__], "not a file that bench/compare --json wrote"),
     (["--json", "EMPTY"], "no rows with their operations for each byte; measure anew"),
     (["--output", "/no/where"], "--output: /no/where cannot be written"),
+    (["--output", "."], "--output: . cannot be written"),
     (["--kernels", "/no/program"], "--kernels: no program /no/program"),
+    (["--kernels", "/tmp"], "--kernels: no program /tmp"),
+    (["--json", "ELSEWHERE"], "rows of Another, 64 threads, this is "),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
 ])  # fmt: skip
 def test_wrong_options(arguments, message, tmp_path):
     (tmp_path / "EMPTY").write_text("[]")
-    done = run(*(tmp_path / "EMPTY" if argument == "EMPTY" else argument for argument in arguments))
+    (tmp_path / "ELSEWHERE").write_text(json.dumps([row("forward", "GFLOP/s", 60.0, 500.0, machine="Another, 64 threads")]))
+    done = run(*(tmp_path / argument if argument in ("EMPTY", "ELSEWHERE") else argument for argument in arguments))
     assert done.returncode == 1 and message in done.stderr, done.stderr
     assert done.stderr.startswith("bench/roofline: ") and done.stderr.count("\n") == 1
