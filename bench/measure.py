@@ -92,7 +92,8 @@ def report_of_program(program, *options):
     try:
         run = subprocess.run([program, "--benchmark_format=json", *options], capture_output=True, text=True)
         if run.returncode != 0:
-            raise SystemExit(f"{program} failed: {(run.stderr.split(chr(10))[0] or f'status {run.returncode}').strip()}")
+            said = run.stderr.strip().splitlines()
+            raise SystemExit(f"{program} failed: {said[0] if said else f'status {run.returncode}'}")
         report = json.loads(run.stdout)
         return [row for row in report["benchmarks"] if row["run_type"] == "iteration"], report["context"]
     except OSError as error:

@@ -82,8 +82,8 @@ class Case:
         raise NotImplementedError
 
     def beside(self, what, paths=None):
-        """(anyflash's call, the peer's fastest, its name). Results are compared first; the peer's paths (those named, or
-        all) are then timed a few times in turns: one time alone may be one that something else disturbed."""
+        """(anyflash's call, the peer's fastest, its name). Results are compared first; the peer's paths (those named,
+        or all) are then timed a few times in turns: one time alone may be one that something else disturbed."""
         ours = self.call(what)
         theirs = {name: call for name, call in self.peer_calls(what).items() if paths is None or name in paths}
         expected = ours()

@@ -182,8 +182,8 @@ def test_what_is_kept_of_parts_measured_before(tmp_path):
     assert earlier_of(tmp_path, rows, ["masks"], build=True) == ["rules"]
     with pytest.raises(SystemExit) as caught:
         earlier_of(tmp_path, rows, ["masks"], machine="Another, 64 threads")
-    assert str(caught.value) == (f"bench/compare: --add: {tmp_path / 'rows.json'} has rows of A machine, 2 threads, this "
-                                 "is Another, 64 threads")  # fmt: skip
+    assert str(caught.value) == (f"bench/compare: --add: {tmp_path / 'rows.json'} has rows of A machine, 2 threads, "
+                                 "this is Another, 64 threads")  # fmt: skip
 
 
 def test_parts_stand_in_their_order_with_all_their_days():

@@ -104,7 +104,8 @@ def test_the_page_has_a_place_for_it(tmp_path):
 ])  # fmt: skip
 def test_wrong_options(arguments, message, tmp_path):
     (tmp_path / "EMPTY").write_text("[]")
-    (tmp_path / "ELSEWHERE").write_text(json.dumps([row("forward", "GFLOP/s", 60.0, 500.0, machine="Another, 64 threads")]))
+    elsewhere = row("forward", "GFLOP/s", 60.0, 500.0, machine="Another, 64 threads")
+    (tmp_path / "ELSEWHERE").write_text(json.dumps([elsewhere]))
     done = run(*(tmp_path / argument if argument in ("EMPTY", "ELSEWHERE") else argument for argument in arguments))
     assert done.returncode == 1 and message in done.stderr, done.stderr
     assert done.stderr.startswith("bench/roofline: ") and done.stderr.count("\n") == 1
