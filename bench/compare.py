@@ -47,7 +47,8 @@ def parse_arguments():
     parser.add_argument("--parts", nargs="+", choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
                         metavar="PART", help=f"what to measure: {', '.join(PARTS)} (default: all of the device's)")
     parser.add_argument("--add", action="store_true",
-                        help="keep what --json's file has of other parts, as measured before")
+                        help="keep what --json's file has of other parts, and beside PyTorch of other types, as measured "
+                             "before")
     parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
     parser.add_argument("--rounds", type=number(1, 1000), default=7, metavar="N", help="timed rounds a row (default 7)")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES,
@@ -55,6 +56,11 @@ def parse_arguments():
     parser.add_argument("--threads", nargs="+", type=number(1, 1024), metavar="N",
                         default=[1, os.cpu_count()],
                         help="of the parts torch, short, decode and masks (default: one, and all)")  # fmt: skip
+    parser.add_argument("--heads", type=number(1, 1024), metavar="N",
+                        help="of the part torch on a CPU, alone: so many heads (default 4)")
+    parser.add_argument("--sequence", type=number(1, 1 << 20), metavar="N",
+                        help="of the part torch on a CPU, alone: so many tokens (default 2048). A record with --heads or "
+                             "--sequence is published in a block of its own")
     parser.add_argument("--gpu-calls", metavar="PROGRAM", type=Path,
                         default=measure.PROJECT / "build-gpu/bench/bench_gpu_calls",
                         help="tiny calls from C++ on a GPU (default: the one that bench/compare builds)")
@@ -72,6 +78,8 @@ def parse_arguments():
     for part in arguments.parts:
         if part not in offered:
             parser.error(f"--parts: no '{part}' on {arguments.device}, expected one of {', '.join(offered)}")
+    if (arguments.heads or arguments.sequence) and (arguments.device != "cpu" or arguments.parts != ["torch"]):
+        parser.error("--heads, --sequence: only with --parts torch on a CPU")
     if arguments.add and not (arguments.json and arguments.json.exists()):
         parser.error("--add: needs --json with a file that is there")
     if arguments.add:
@@ -92,13 +100,16 @@ def measure_parts(table, arguments, measured):
 
 
 def earlier_rows(arguments, machine):
-    """Those of --json's file that are not measured anew."""
+    """Those of --json's file that are not measured anew: other parts, and other types beside PyTorch."""
     rows = page.read(arguments.json, to_publish=False)
     for row in rows:
         if row["machine"] != machine:
             raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of {row['machine']}, this is {machine}")
+    if page.of_own_shape(rows) != bool(arguments.heads or arguments.sequence):
+        raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of other heads or another sequence")
     anew = [*arguments.parts, *["build"] * arguments.build]
-    return [row for row in rows if row["part"] not in anew]
+    return [row for row in rows if row["part"] not in anew or
+            row["part"] == "torch" and row["type"] not in arguments.types]  # fmt: skip
 
 
 def function_of(part):

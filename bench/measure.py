@@ -156,5 +156,10 @@ def processor():
     return f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} threads"
 
 
+def has_amx():
+    """Whether the processor multiplies tiles of bfloat16."""
+    return " amx_bf16 " in Path("/proc/cpuinfo").read_text().replace("\n", " ")
+
+
 if __name__ == "__main__":
     print(peak_memory(sys.argv[1], int(sys.argv[2])))

@@ -8,9 +8,10 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
 GPU_RECORD = PROJECT / "bench" / "results" / "cuda.json"
+AMX_RECORD = PROJECT / "bench" / "results" / "cpu-amx.json"  # of another machine, and of a shape of its own
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
 BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
-         for name in ("figures", "roofline", "GPU figures")}  # fmt: skip
+         for name in ("figures", "roofline", "GPU figures", "AMX figures")}  # fmt: skip
 # Headings of the parts of bench/compare.
 TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequences", "sizes": "Other head sizes",
           "decode": "Decoding", "masks": "Masks given as rules", "scaling": "Two threads", "beside": "After PyTorch",
@@ -82,6 +83,11 @@ def in_order(rows):
     return sorted(rows, key=lambda row: order.index(row["part"]))
 
 
+def of_own_shape(rows):
+    """Whether options chose the heads and the tokens."""
+    return bool(rows) and all(row.get("shape") for row in rows)
+
+
 def on_gpu(rows):
     return bool(rows) and rows[0]["device"] == "cuda"
 
@@ -90,7 +96,7 @@ def read(path, to_publish=True):
     """The rows of a record. to_publish: it must have those that the README shows."""
     try:
         rows = json.loads(Path(path).read_text())
-        if to_publish and not on_gpu(rows) and not short(rows):
+        if to_publish and not on_gpu(rows) and not of_own_shape(rows) and not short(rows):
             raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the "
                              "README shows")  # fmt: skip
         blocks(rows) if to_publish else performance_block(rows)
@@ -141,7 +147,10 @@ def performance_block(rows):
     text = f"{measured(rows)}."
     for part, group in itertools.groupby(rows, lambda row: row.get("part")):
         title = f"{TITLES[part]}, on a GPU" if on_gpu(rows) else TITLES.get(part)
-        text += (f"\n\n### {title}" if part else "") + f"\n\n{table(list(group), columns)}"
+        group = list(group)
+        if of_own_shape(rows):
+            title += f", {' and '.join(sorted({row['shape'] for row in group}))}"
+        text += (f"\n\n### {title}" if part else "") + f"\n\n{table(group, columns)}"
     return f"{text}\n\n```text{summary(rows)}\n```"
 
 
@@ -162,9 +171,12 @@ def gpu_readme_block(rows):
 
 
 def blocks(rows):
-    """What stands in the marked block of each of PAGES; rows: None where none are recorded."""
+    """What stands in the marked block of each of PAGES, None where there is no such block; rows: None where none are
+    recorded."""
     if on_gpu(rows):
         return [gpu_readme_block(rows), performance_block(rows)]
+    if of_own_shape(rows):
+        return [None, performance_block(rows)]
     if rows is None:
         return ["No figures are recorded yet: `bench/compare --device cpu` measures them."] * 2
     return [readme_block(rows), performance_block(rows)]
@@ -176,5 +188,7 @@ def write_block(path, name, block):
 
 
 def publish(rows, pages=PAGES):
+    name = "GPU figures" if on_gpu(rows) else "AMX figures" if of_own_shape(rows) else "figures"
     for path, block in zip(pages, blocks(rows)):
-        write_block(path, "GPU figures" if on_gpu(rows) else "figures", block)
+        if block is not None:
+            write_block(path, name, block)

@@ -8,7 +8,7 @@ import timed_case
 import measure
 import peers
 
-SEQUENCE = 2048  # of the parts torch and sizes: batch 1, 4 heads
+HEADS, SEQUENCE = 4, 2048  # of the parts torch and sizes: batch 1
 SHORT = (32, 12, (64, 128, 512))  # batch, heads, sequences
 SIZES = ((40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 192), (256, 256), (128, 32))  # d_qk, d_v
 DECODE_KEYS = (4096, 65536)
@@ -21,15 +21,18 @@ def thread_counts(arguments):
     return sorted(set(arguments.threads))
 
 
-def row(table, arguments, case, what, name, least, paths=None):
+def row(table, arguments, case, what, name, least, paths=None, **more):
     """A row of GFLOP/s."""
     ours, theirs, peer = case.beside(what, paths)
     mine, its = measure.interleaved([ours, theirs], arguments.rounds)
-    table.rates(name, mine, its, case.flops(what) / 1e9, "GFLOP/s", peer=peer, least=least, **case.columns(what))
+    table.rates(name, mine, its, case.flops(what) / 1e9, "GFLOP/s", peer=peer, least=least, **case.columns(what),
+                **more)  # fmt: skip
 
 
-def goal(type_, what, d, causal):
-    """How many times PyTorch's speed a row of the part torch is to reach."""
+def goal(type_, what, d, causal, amx=False):
+    """How many times PyTorch's speed a row of the part torch is to reach; amx: on a processor with AMX's tiles."""
+    if amx and type_ in ("float32", "bfloat16"):
+        return 2.5 if (type_, what) == ("bfloat16", "backward") else 1.2
     if type_ == "float64":
         return 1.5
     if what == "backward":
@@ -40,16 +43,18 @@ def goal(type_, what, d, causal):
 
 
 def torch(table, arguments):
+    heads, sequence, amx = arguments.heads or HEADS, arguments.sequence or SEQUENCE, measure.has_amx()
+    more = dict(shape=f"1x{heads}x{sequence}") if arguments.heads or arguments.sequence else {}
     for threads in thread_counts(arguments):
         for type_, d, causal in ((t, d, c) for t in arguments.types for d in (64, 128) for c in CAUSAL):
-            case = peers.Case(type=type_, queries=(SEQUENCE,), d=d, causal=causal, threads=threads)
+            case = peers.Case(type=type_, heads=heads, queries=(sequence,), d=d, causal=causal, threads=threads)
             for what in timed_case.DIRECTIONS:
-                least = goal(type_, what, d, causal)
+                least = goal(type_, what, d, causal, amx)
                 if (type_, what) == ("float16", "backward"):  # 25 is beside the path that PyTorch takes by itself
-                    row(table, arguments, case, what, what, least, [peers.NAME])
-                    row(table, arguments, case, what, f"{what}, beside its fastest path", 1)
+                    row(table, arguments, case, what, what, least, [peers.NAME], **more)
+                    row(table, arguments, case, what, f"{what}, beside its fastest path", 1, **more)
                 else:
-                    row(table, arguments, case, what, what, least)
+                    row(table, arguments, case, what, what, least, **more)
 
 
 def short(table, arguments):

@@ -18,14 +18,15 @@ class Table:
 
     def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None,
             peer="", peer_figure=None, peer_spread=None, ratio=None, least=None, most=None,
-            intensity=None):  # fmt: skip
-        """least: of the ratio; most: of the figure; intensity: useful operations for each byte that must be moved."""
+            intensity=None, shape=None):  # fmt: skip
+        """least: of the ratio; most: of the figure; intensity: useful operations for each byte that must be moved;
+        shape: batch x heads x tokens, where options chose them."""
         held = (least is None or ratio >= least) and (most is None or figure <= most)
         self.rows.append(dict(what=what, device=self.device, type=type, d=d, causal=causal, sequence=sequence,
                               figure=figure, unit=unit, peer=peer, peer_figure=peer_figure, ratio=ratio,
                               threads=threads, spread=spread, peer_spread=peer_spread, least_ratio=least, most=most,
                               held=held, machine=self.machine, date=self.date, part=self.part,
-                              intensity=intensity))  # fmt: skip
+                              intensity=intensity) | ({"shape": shape} if shape else {}))  # fmt: skip
         print(page.line(self.rows[-1]), flush=True)
 
     def rates(self, what, ours, theirs, work, unit, **columns):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import numpy as np
 
@@ -13,6 +14,7 @@ TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-1
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 DIRECTIONS = ("forward", "backward")
 TRIALS = 3  # of each of a peer's paths, of which the fastest is taken
+FAR_SLOWER, LONG = 3, 0.3  # a path is not tried again if its first call took so many times another's, and so many seconds
 
 
 class Case:
@@ -83,12 +85,17 @@ class Case:
 
     def beside(self, what, paths=None):
         """(anyflash's call, the peer's fastest, its name). Results are compared first; the peer's paths (those named,
-        or all) are then timed a few times in turns: one time alone may be one that something else disturbed."""
+        or all) are then timed a few times in turns: one time alone may be one that something else disturbed, unless it
+        is long and far from the other's."""
         ours = self.call(what)
         theirs = {name: call for name, call in self.peer_calls(what).items() if paths is None or name in paths}
-        expected = ours()
+        expected, first = ours(), {}
         for name, call in theirs.items():
-            self.compare(what, expected, call(), name)
+            start = time.perf_counter()
+            result = call()
+            first[name] = time.perf_counter() - start
+            self.compare(what, expected, result, name)
+        theirs = {name: theirs[name] for name in theirs if first[name] < max(LONG, FAR_SLOWER * min(first.values()))}
         seconds = dict(zip(theirs, measure.interleaved(theirs.values(), TRIALS))) if len(theirs) > 1 else {}
         name = min(theirs, key=lambda name: min(seconds.get(name, (0,))))
         return ours, theirs[name], name

@@ -35,6 +35,10 @@ def run(*arguments):
     (["--parts", "all"], "argument --parts: invalid choice: 'all'"),
     (["--device", "cuda", "--parts", "scaling"], "--parts: no 'scaling' on cuda, expected one of calls, torch, decode"),
     (["--parts", "packed"], "--parts: no 'packed' on cpu, expected one of calls, torch, short"),
+    (["--heads", "0", "--parts", "torch"], "argument --heads: '0', expected a whole number from 1 to 1024"),
+    (["--heads", "16"], "--heads, --sequence: only with --parts torch on a CPU"),
+    (["--sequence", "4096", "--parts", "torch", "short"], "--heads, --sequence: only with --parts torch on a CPU"),
+    (["--sequence", "64", "--parts", "torch", "--device", "cuda"], "--heads, --sequence: only with --parts torch on a CPU"),
     (["--add"], "--add: needs --json with a file that is there"),
     (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
     (["--json", "/"], "--json: / cannot be written"),
@@ -161,6 +165,26 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |" in performance, "the rows of the CPU stay"
 
 
+AMX_ROWS = [row(1.4, 1.2, part="torch", type=type_, sequence=4096, threads=16, shape="1x16x4096", machine="A server")
+            for type_ in ("bfloat16", "float32")]  # fmt: skip
+
+
+def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path):
+    """Beside those of the CPU; the README shows none of them."""
+    pages = [Path(shutil.copy(path, tmp_path)) for path in page.PAGES]
+    page.publish(ROWS, pages)
+    readme, before = (path.read_text() for path in pages)
+    (tmp_path / "rows.json").write_text(json.dumps(AMX_ROWS))
+    page.publish(page.read(tmp_path / "rows.json"), pages)
+    assert pages[0].read_text() == readme
+    performance = pages[1].read_text()
+    found = page.BLOCK["AMX figures"].search(performance)
+    assert "A server, 2030-01-01.\n\n### Beside PyTorch, 1x16x4096\n" in found[0]
+    assert found[0].count("| forward | ") == 2 and "| 1.40 | at least 1.2 x |" in found[0]
+    assert page.BLOCK["AMX figures"].split(performance) == page.BLOCK["AMX figures"].split(before)
+    assert "A machine" in page.BLOCK["figures"].search(performance)[0]
+
+
 def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
     table = Table("cuda", "A GPU")
     table.part, table.earlier = "torch", [GPU_ROWS[3]]
@@ -169,9 +193,9 @@ def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
     assert [(row["part"], row["figure"]) for row in page.read(tmp_path / "rows.json")] == [("torch", 700), ("masks", 100)]
 
 
-def earlier_of(tmp_path, rows, parts, build=False, machine="A machine, 2 threads"):
+def earlier_of(tmp_path, rows, parts, build=False, machine="A machine, 2 threads", types=compare.TYPES, heads=None):
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    given = SimpleNamespace(json=tmp_path / "rows.json", parts=parts, build=build)
+    given = SimpleNamespace(json=tmp_path / "rows.json", parts=parts, build=build, types=types, heads=heads, sequence=None)
     return [row["part"] for row in compare.earlier_rows(given, machine)]
 
 
@@ -184,6 +208,21 @@ def test_what_is_kept_of_parts_measured_before(tmp_path):
         earlier_of(tmp_path, rows, ["masks"], machine="Another, 64 threads")
     assert str(caught.value) == (f"bench/compare: --add: {tmp_path / 'rows.json'} has rows of A machine, 2 threads, "
                                  "this is Another, 64 threads")  # fmt: skip
+
+
+def test_types_beside_torch_that_are_not_measured_anew_are_kept(tmp_path):
+    rows = [row(1, part="torch"), row(1, part="torch", type="bfloat16"), row(1, part="decode")]
+    assert earlier_of(tmp_path, rows, ["torch"], types=("float32",)) == ["torch", "decode"]
+    assert earlier_of(tmp_path, rows, ["torch", "decode"], types=("float64",)) == ["torch", "torch"]
+
+
+def test_rows_of_two_shapes_are_not_put_together(tmp_path):
+    kept = earlier_of(tmp_path, AMX_ROWS, ["torch"], machine="A server", types=("float32",), heads=16)
+    assert kept == ["torch"]
+    for rows, machine, heads in (AMX_ROWS, "A server", None), ([row(1, part="torch")], "A machine, 2 threads", 16):
+        with pytest.raises(SystemExit) as caught:
+            earlier_of(tmp_path, rows, ["torch"], machine=machine, heads=heads)
+        assert str(caught.value).endswith("rows.json has rows of other heads or another sequence")
 
 
 def test_parts_stand_in_their_order_with_all_their_days():
@@ -201,6 +240,7 @@ def test_a_file_with_the_rows_is_read(tmp_path):
 
 def test_the_documents_show_the_record():
     recorded = page.read(page.RECORD) if page.RECORD.exists() else None
-    for record, rows in (page.RECORD, recorded), (page.GPU_RECORD, page.read(page.GPU_RECORD)):
+    amx = [(page.AMX_RECORD, page.read(page.AMX_RECORD))] if page.AMX_RECORD.exists() else []
+    for record, rows in (page.RECORD, recorded), (page.GPU_RECORD, page.read(page.GPU_RECORD)), *amx:
         for path, block in zip(page.PAGES, page.blocks(rows)):
-            assert block in path.read_text(), f"{path.name}: run bench/compare --publish {record.relative_to(PROJECT)}"
+            assert block is None or block in path.read_text(), f"{path.name}: run bench/compare --publish {record.relative_to(PROJECT)}"

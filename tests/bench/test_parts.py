@@ -66,7 +66,8 @@ def parts_torch(monkeypatch):
 
 
 def arguments(**more):
-    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None) | more)
+    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None, heads=None,
+                                  sequence=None) | more)
 
 
 def rows_of(part, given):
@@ -84,6 +85,32 @@ def test_rows_beside_torch(parts_torch):
     assert [row["least_ratio"] for row in rows] == [1.15, 1.2, 1.4, 1.45, 1.1, 1.2, 1.35, 1.45] + [1.5] * 8
     assert all(row["unit"] == "GFLOP/s" and row["peer"] in PATHS for row in rows)
     assert all(row["ratio"] == pytest.approx(row["figure"] / row["peer_figure"]) for row in rows)  # of one round
+
+
+def test_rows_of_a_shape_that_options_choose(parts_torch):
+    """A record knows it; by default there is nothing to know."""
+    rows = rows_of(parts_torch.torch, arguments(types=("float32",), heads=3, sequence=40))
+    assert {(row["shape"], row["sequence"]) for row in rows} == {("1x3x40", 40)} and len(rows) == 8
+    rows += rows_of(parts_torch.torch, arguments(types=("float32",), heads=3))
+    assert rows[-1]["shape"] == "1x3x96" and rows[-1]["intensity"] > 0
+    assert not any("shape" in row for row in rows_of(parts_torch.torch, arguments(types=("float32",))))
+
+
+def test_goals_on_a_processor_with_amx(parts_torch, monkeypatch):
+    monkeypatch.setattr(parts_torch.measure, "has_amx", lambda: True)
+    rows = rows_of(parts_torch.torch, arguments(types=("float32", "float64")))
+    assert [row["least_ratio"] for row in rows] == [1.2] * 8 + [1.5] * 8
+    goals = {what: {parts_torch.goal("bfloat16", what, d, causal, True) for d in (64, 128) for causal in (False, True)}
+             for what in timed_case.DIRECTIONS}  # fmt: skip
+    assert goals == {"forward": {1.2}, "backward": {2.5}}
+    assert parts_torch.goal("float16", "backward", 64, False, True) == 25
+
+
+@pytest.mark.parametrize("flags, found", [("avx512_bf16 amx_bf16 amx_tile", True), ("fpu amx_bf16", True),
+                                          ("avx512_bf16 amx_tile", False)])  # fmt: skip
+def test_a_processor_with_amx_is_known(monkeypatch, flags, found):
+    monkeypatch.setattr(timed_case.measure.Path, "read_text", lambda self: f"flags\t\t: {flags}\nbugs\t: none\n")
+    assert timed_case.measure.has_amx() is found
 
 
 @pytest.mark.parametrize("limits, held", [
@@ -128,6 +155,20 @@ def test_a_path_that_was_disturbed_once_is_still_the_peer(monkeypatch):
         monkeypatch.setattr(Textbook, "compare", lambda *rest: None)
         monkeypatch.setattr(timed_case.measure, "once", lambda call: next(times))
         assert Textbook(queries=(32,)).beside("forward")[2] == PATHS[0]
+
+
+@pytest.mark.parametrize("seconds, tries", [((0.1, 0.5), 0), ((0.1, 0.25), 5), ((0.2, 0.5), 5)])
+def test_a_long_path_that_is_far_slower_is_not_tried_again(monkeypatch, seconds, tries):
+    """By its first call; a short one, or one not far from the other, may have been disturbed."""
+    called = []
+    monkeypatch.setattr(Textbook, "peer_calls", lambda self, what: {
+        path: lambda i=i: called.append(i) for i, path in enumerate(PATHS)})
+    monkeypatch.setattr(Textbook, "compare", lambda *rest: None)
+    # Before and after the first call of each path, then before and after each other.
+    clock = iter([0, seconds[0], 0, seconds[1]] + [0, 1, 0, 2] * timed_case.TRIALS)
+    monkeypatch.setattr(timed_case.time, "perf_counter", lambda: next(clock))
+    assert Textbook(queries=(32,)).beside("forward")[2] == PATHS[0]
+    assert called.count(1) == max(tries, 1)
 
 
 @pytest.mark.parametrize("what", ["forward", "backward"])
