@@ -62,8 +62,9 @@ int main(int argc, char** argv) try {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::AddCustomContext("instruction_set", anyflash::instruction_set());
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  if (benchmark::RunSpecifiedBenchmarks() > 0) return 0;
+  std::fprintf(stderr, "bench_calls: no benchmark has such a name\n");
+  return 1;
 } catch (const anyflash::Error& error) {
   std::fprintf(stderr, "bench_calls: %s\n", error.what());
   return 1;

@@ -112,8 +112,16 @@ def earlier_rows(arguments, machine):
             row["part"] == "torch" and row["type"] not in arguments.types]  # fmt: skip
 
 
+def imported(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SystemExit(f"bench/compare: {str(error).splitlines()[0]}; bench/compare (not compare.py) sets up what it "
+                         "needs") from None
+
+
 def function_of(part):
-    return getattr(importlib.import_module(PARTS[part]), part)
+    return getattr(imported(PARTS[part]), part)
 
 
 def main():
@@ -129,8 +137,7 @@ def main():
         if not on_gpu and part in arguments.parts and not is_program(program):
             raise SystemExit(f"bench/compare: --{option}: no program {program}; bench/compare builds it")
     if on_gpu:
-        import gpu
-
+        gpu = imported("gpu")
         table, measured = Table(arguments.device, gpu.name()), gpu.PARTS
     else:
         table = Table(arguments.device)

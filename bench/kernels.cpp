@@ -12,11 +12,14 @@
 #include <time.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -334,12 +337,20 @@ HWY_EXPORT(register_all);
 int main(int argc, char** argv) try {
   std::vector<char*> rest;
   for (int i = 0; i < argc; ++i) {
-    int threads = 0;
-    if (std::sscanf(argv[i], "--machine_threads=%d", &threads) == 1 && threads > 0) {
-      anyflash::bench::thread_counts() = {threads};
-    } else {
+    constexpr std::string_view option = "--machine_threads=";
+    const std::string_view argument = argv[i];
+    if (!argument.starts_with(option)) {
       rest.push_back(argv[i]);
+      continue;
     }
+    const char* end = argument.data() + argument.size();
+    int threads = 0;
+    const auto [rest_of_it, error] = std::from_chars(argument.data() + option.size(), end, threads);
+    if (error != std::errc() || rest_of_it != end || threads < 1 || threads > 1024) {
+      std::fprintf(stderr, "bench_kernels: %s: expected a whole number from 1 to 1024\n", argv[i]);
+      return 1;
+    }
+    anyflash::bench::thread_counts() = {threads};
   }
   auto& counts = anyflash::bench::thread_counts();
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
@@ -348,8 +359,9 @@ int main(int argc, char** argv) try {
   if (benchmark::ReportUnrecognizedArguments(count, rest.data())) return 1;
   benchmark::AddCustomContext("instruction_set", anyflash::instruction_set());
   HWY_DYNAMIC_DISPATCH(anyflash::bench::register_all)();
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  if (benchmark::RunSpecifiedBenchmarks() > 0) return 0;
+  std::fprintf(stderr, "bench_kernels: no benchmark has such a name\n");
+  return 1;
 } catch (const anyflash::Error& error) {
   std::fprintf(stderr, "bench_kernels: %s\n", error.what());
   return 1;

@@ -1,6 +1,7 @@
 """bench/compare: wrong options, its rows, its summary, and the tables it writes into the documents."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_wrong_options(arguments, message):
     assert done.returncode == 1
     assert done.stderr.startswith("bench/compare: ") and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize("module, arguments", [
+    ("torch", ["--parts", "torch"]), ("anyflash", ["--parts", "masks"]), ("torch", ["--device", "cuda"])])  # fmt: skip
+def test_a_missing_module_is_told_in_one_line(tmp_path, module, arguments):
+    """Its place is taken by one that cannot be imported."""
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")")
+    done = subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *arguments], capture_output=True, text=True,
+                          env=os.environ | dict(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"))  # fmt: skip
+    assert done.returncode == 1 and done.stderr == (
+        f"bench/compare: No module named '{module}'; bench/compare (not compare.py) sets up what it needs\n")
 
 
 @pytest.mark.parametrize("text", ["[" * 100000, "[]", "{}", "[1]"], ids=["deep", "empty", "an object", "numbers"])

@@ -73,6 +73,18 @@ def test_the_machine_s_limits(kernels):
     assert all(1 < speed < 1e4 for speed in measure.read_bandwidth(kernels, 1))
 
 
+@pytest.mark.parametrize("option, message", [
+    ("--machine_threads=2x", "bench_kernels: --machine_threads=2x: expected a whole number from 1 to 1024"),
+    ("--machine_threads=0", "bench_kernels: --machine_threads=0: expected a whole number from 1 to 1024"),
+    ("--machine_threads=", "bench_kernels: --machine_threads=: expected a whole number from 1 to 1024"),
+    ("--benchmark_filter=[", "bench_kernels: no benchmark has such a name"),
+    ("--benchmark_filter=none", "bench_kernels: no benchmark has such a name"),
+])  # fmt: skip
+def test_a_wrong_number_or_name_is_told(kernels, option, message):
+    done = subprocess.run([kernels, option], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == message
+
+
 @pytest.mark.parametrize("program", ["bench_kernels", "bench_calls"])
 def test_a_wrong_option_or_instruction_set_is_told(kernels, program):
     for arguments, environment in ((["--frobnicate"], {}), ([], dict(ANYFLASH_ISA="NOPE"))):
