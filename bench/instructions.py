@@ -3,7 +3,7 @@
 Each case is a run of the anyflash program under valgrind, with AVX2 and one thread; only what happens inside the
 library's forward or backward calls is counted: three calls, the first of which makes the plan.
 Compared with the record, a count may differ by 3 %. More is an error in either direction: a gain is to be recorded, or
-the next loss would hide behind it. Counts of another compiler say nothing about those recorded, and are not compared.
+the next loss would hide behind it. Where another compiler made the program, a count may differ by 10 %.
 """
 
 import json
@@ -19,7 +19,7 @@ from options import Parser, is_program
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "instructions.json"
 PROGRAM = PROJECT / "build-release" / "src" / "cli" / "anyflash"
-TOLERANCE = 0.03
+TOLERANCE, OF_ANOTHER_COMPILER = 0.03, 0.10
 INSTRUCTION_SET = "AVX2"
 # direction, type, rule, sequence; head size 64, one head.
 CASES = (("forward", "float32", "full()", "192"), ("backward", "float32", "full()", "192"),
@@ -90,12 +90,12 @@ def main():
     if arguments.check:
         return
     compiler = compiler_of(arguments.program)
-    recorded = {}
+    recorded, tolerance = {}, TOLERANCE
     if not arguments.record:
         by, recorded = read(arguments.file)
         if by != compiler:
-            print(f"not compared: the record is of {by}, this program is of {compiler}")
-            return
+            tolerance = OF_ANOTHER_COMPILER
+            print(f"up to {100 * tolerance:.0f} % allowed: the record is of {by}, this program is of {compiler}")
     counts, changed = {}, 0
     for case in CASES:
         name = " ".join(case)
@@ -104,7 +104,7 @@ def main():
         if name in recorded:
             change = counts[name] / recorded[name] - 1
             line += f"{recorded[name]:>14,} recorded {100 * change:+7.2f} %"
-            if abs(change) > TOLERANCE:
+            if abs(change) > tolerance:
                 changed += 1
                 line += "  CHANGED"
         print(line, flush=True)
@@ -112,7 +112,7 @@ def main():
         arguments.file.write_text(json.dumps({"compiler": compiler, "instruction_set": INSTRUCTION_SET,
                                               "counts": counts}, indent=1) + "\n")  # fmt: skip
     if changed:
-        fail(f"{changed} of {len(CASES)} counts changed by more than {100 * TOLERANCE:.0f} %; "
+        fail(f"{changed} of {len(CASES)} counts changed by more than {100 * tolerance:.0f} %; "
              "where that is right, bench/instructions --record writes the new ones")  # fmt: skip
 
 

@@ -75,12 +75,17 @@ def test_a_changed_count_fails(run, tmp_path, counts, changed):
                            "bench/instructions --record writes the new ones\n" if changed else "")  # fmt: skip
 
 
-def test_counts_of_another_compiler_are_not_compared(run, tmp_path):
-    record(tmp_path, (1, 1, 1, 1), "GCC: (GNU) 14.1.0")
+@pytest.mark.parametrize("counts, changed", [
+    ((1090000, 2000000, 2760000, 4000000), 0),  # faster by 8.3, slower by 8.7 %
+    ((1000000, 1800000, 3000000, 4500000), 2),  # slower by 11.1, faster by 11.1 %
+])  # fmt: skip
+def test_counts_of_another_compiler_may_differ_more(run, tmp_path, counts, changed):
+    record(tmp_path, counts, "GCC: (GNU) 14.1.0")
     done = run()
-    assert done.returncode == 0 and not (tmp_path / "log").exists()
-    assert done.stdout == ("not compared: the record is of GCC: (GNU) 14.1.0, this program is of "
-                           "GCC: (Debian 12.2.0-14) 12.2.0\n")  # fmt: skip
+    assert done.returncode == (1 if changed else 0) and done.stdout.count("CHANGED") == changed
+    assert done.stdout.startswith("up to 10 % allowed: the record is of GCC: (GNU) 14.1.0, this program is of "
+                                  "GCC: (Debian 12.2.0-14) 12.2.0\n")  # fmt: skip
+    assert ("changed by more than 10 %" in done.stderr) == bool(changed)
 
 
 @pytest.mark.parametrize("name, compiler", [
