@@ -18,6 +18,7 @@ TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequ
           "rules": "Time follows the rule", "long": "Long sequences", "packed": "Packed sequences",
           "bias": "A bias or a mask of any pairs", "build": "Cold build"}  # fmt: skip
 GPU_ORDER = ("calls", "torch", "decode", "masks", "packed", "bias", "long")
+PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
 FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself", "without pages")  # rows beside these peers
 HEADER = (f"{'what':<58} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
           f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit")  # fmt: skip
@@ -123,6 +124,14 @@ def figure(key, spread):
         f"{row[key]:.{'0f' if row[key] >= 1000 else '3g'}} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
 
 
+def share_of_peak(rows):
+    """A sentence about PyTorch's own matrix product, from rows that have it, for it is a part of the ratios."""
+    shares = [f"{percent(row['ratio'])} in {row['type']}" for row in rows
+              if row["what"].startswith(PRODUCT) and row["ratio"]]  # fmt: skip
+    return ("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's peak on one thread: "
+            f"{', '.join(shares)}.") if shares else ""  # fmt: skip
+
+
 def readme_block(rows):
     shown = short(rows)
     peer = figure("peer_figure", "peer_spread")
@@ -131,7 +140,7 @@ def readme_block(rows):
                           "PyTorch (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
                           "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
     return (f"{measured(shown)}, one thread, float32, 1x4x2048; "
-            f"{shown[0]['peer'].removesuffix(' math')}:\n\n{lines}")  # fmt: skip
+            f"{shown[0]['peer'].removesuffix(' math')}:\n\n{lines}{share_of_peak(rows)}")  # fmt: skip
 
 
 def performance_block(rows):

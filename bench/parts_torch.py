@@ -6,7 +6,10 @@ import statistics
 
 import timed_case
 import measure
+import page
 import peers
+import roofline
+from options import is_program
 
 HEADS, SEQUENCE = 4, 2048  # of the parts torch and sizes: batch 1
 SHORT = (32, 12, (64, 128, 512))  # batch, heads, sequences
@@ -55,6 +58,23 @@ def torch(table, arguments):
                     row(table, arguments, case, what, f"{what}, beside its fastest path", 1, **more)
                 else:
                     row(table, arguments, case, what, what, least, **more)
+    if not more and is_program(arguments.kernels):
+        products(table, arguments)
+
+
+def products(table, arguments):
+    """PyTorch's own matrix product beside the peak of multiply-adds, on one thread: what is to be had from the machine."""
+    size = peers.PRODUCT
+    speeds, pairs_by = measure.machine_speeds(arguments.kernels, 1, "peak")
+    peaks = {loop.removeprefix("peak/"): figures for loop, figures in speeds.items()}
+    peaks |= {"pairs": None} if pairs_by == "tiles" else {}
+    for type_ in arguments.types:
+        (seconds,) = measure.interleaved([peers.product(1, type_)], arguments.rounds)
+        speed, peak = 2 * size**3 / 1e9 / statistics.median(seconds), roofline.peak_of(type_, peaks)
+        beside = {} if peak is None else dict(peer="FMA peak", peer_figure=max(peak), peer_spread=measure.spread(peak),
+                                              ratio=speed / max(peak))  # fmt: skip
+        table.add(f"{page.PRODUCT}, {size} x {size} x {size}", speed, "GFLOP/s", spread=measure.spread(seconds), type=type_,
+                  d=0, threads=1, **beside)  # fmt: skip
 
 
 def short(table, arguments):

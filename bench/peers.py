@@ -5,6 +5,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import timed_case
 
+PRODUCT = 1024  # rows and columns of the factors of product()
 NAME = f"torch {torch.__version__.split('+')[0]}"
 
 
@@ -40,8 +41,8 @@ class Case(timed_case.Case):
         return lambda: torch.autograd.grad(out, leaves, self.dout, retain_graph=True)
 
 
-def product(threads):
+def product(threads, type="float32"):
     """An operation of PyTorch's own on so many threads, as a model has between two attentions."""
     torch.set_num_threads(threads)
-    a = torch.ones(1024, 1024)
-    return lambda: a @ a
+    a = torch.ones(PRODUCT, PRODUCT, dtype=getattr(torch, type))
+    return lambda: torch.mm(a, a)

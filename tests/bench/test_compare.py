@@ -159,6 +159,17 @@ def test_a_record_with_parts_has_a_table_for_each():
     assert readme.count("| forward, d64, ") == 2 and "11.1 GFLOP/s, math path | 9.00 |" in readme
 
 
+def test_the_readme_tells_the_share_of_the_peak_that_pytorch_s_product_reaches():
+    product = dict(what="torch.mm, 1024 x 1024 x 1024", part="torch", d=0, peer="FMA peak")
+    rows = [row(1.2, 1.15, part="torch"), row(0.45, **product), row(0.4, type="float64", **product),
+            row(1, type="bfloat16", **product) | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
+    readme, performance = page.blocks(rows)
+    assert readme.endswith("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's peak "
+                           "on one thread: 45 % in float32, 40 % in float64.")  # fmt: skip
+    assert "| FMA peak |" in performance and "worst ratio: 1.20" in performance
+    assert "peak" not in page.blocks(rows[:1])[0]
+
+
 GPU = dict(device="cuda", type="bfloat16", unit="TFLOP/s", threads=0, machine="A GPU, PyTorch 3.0")
 GPU_ROWS = [row(1.2, 1.1, part="torch", peer="torch flash", figure=600.0, **GPU),
             row(1.5, 1.1, part="torch", peer="torch flash", figure=500.0, **GPU),

@@ -55,7 +55,8 @@ class Textbook(timed_case.Case):
 @pytest.fixture
 def parts_torch(monkeypatch):
     """The module, with the textbook as its peer, and small shapes."""
-    peers = SimpleNamespace(NAME="textbook 1.0", Case=Textbook, product=lambda threads: lambda: time.sleep(0))
+    peers = SimpleNamespace(NAME="textbook 1.0", Case=Textbook, PRODUCT=10,
+                            product=lambda threads, type="float32": lambda: time.sleep(1e-6))
     monkeypatch.setitem(sys.modules, "peers", peers)
     monkeypatch.delitem(sys.modules, "parts_torch", raising=False)
     module = importlib.import_module("parts_torch")
@@ -66,7 +67,7 @@ def parts_torch(monkeypatch):
 
 
 def arguments(**more):
-    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None, heads=None,
+    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None, kernels=Path("none"), heads=None,
                                   sequence=None) | more)
 
 
@@ -94,6 +95,25 @@ def test_rows_of_a_shape_that_options_choose(parts_torch):
     rows += rows_of(parts_torch.torch, arguments(types=("float32",), heads=3))
     assert rows[-1]["shape"] == "1x3x96" and rows[-1]["intensity"] > 0
     assert not any("shape" in row for row in rows_of(parts_torch.torch, arguments(types=("float32",))))
+
+
+@pytest.mark.parametrize("pairs_by, beside", [("instruction", 3e3), ("tiles", None), ("nothing", 2e3)])
+def test_rows_of_the_peer_s_own_product(parts_torch, monkeypatch, pairs_by, beside):
+    """Beside the peak of its type, where that is measured; they have no limit."""
+    peaks = {"peak/float32": [1e3, 2e3], "peak/float64": [1e3, 5e2]} | ({"peak/pairs": [3e3]} if beside == 3e3 else {})
+    monkeypatch.setattr(parts_torch.measure, "machine_speeds", lambda *asked: (peaks, pairs_by))
+    rows = rows_of(parts_torch.products, arguments(types=compare.TYPES, rounds=3))
+    assert [(row["type"], row["peer_figure"]) for row in rows] == list(zip(compare.TYPES, (2e3, 1e3, beside, 2e3)))
+    assert {(row["what"], row["threads"], row["least_ratio"]) for row in rows} == {("torch.mm, 10 x 10 x 10", 1, None)}
+    assert all(row["ratio"] == (row["peer_figure"] and row["figure"] / row["peer_figure"]) for row in rows)
+
+
+def test_the_peer_s_own_product_needs_the_program(parts_torch, monkeypatch):
+    """It is left out without it, and where options choose the shape."""
+    monkeypatch.setattr(parts_torch, "products", lambda table, given: table.add("product", 1.0, "GFLOP/s"))
+    last = lambda **more: rows_of(parts_torch.torch, arguments(types=("float32",), **more))[-1]["what"]
+    assert last() == "backward" and last(kernels=Path(sys.executable)) == "product"
+    assert last(kernels=Path(sys.executable), heads=2) == "backward"
 
 
 def test_goals_on_a_processor_with_amx(parts_torch, monkeypatch):
