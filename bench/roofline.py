@@ -101,12 +101,32 @@ def limits(program, threads):
     speeds, pairs_by = measure.machine_speeds(program, threads)
     reading = max(speeds.pop("read"))
     peaks = {loop.removeprefix("peak/"): max(times) for loop, times in speeds.items()}
+    if pairs_by == "instruction" and "pairs" not in peaks:
+        raise SystemExit(f"bench/roofline: {program}: no peak of pairs, which bfloat16 needs; build it anew")
     return peaks | ({"pairs": None} if pairs_by == "tiles" else {}), reading
 
 
 def peak_of(type_, peaks):
     """None if it is not measured. Where nothing multiplies pairs, bfloat16 is computed in float32."""
     return peaks.get(PEAKS[type_], peaks["float32"])
+
+
+def roof_of(row, peaks, reading):
+    """None if the peak of its type is not measured."""
+    peak = peak_of(row["type"], peaks)
+    return None if peak is None else min(peak, row["intensity"] * reading)
+
+
+def above(rows, machine):
+    """Marks that lie above their roof, each in a line: then the limits were measured on a slower machine."""
+    lines = []
+    for row in rows:
+        roof = roof_of(row, *machine[row["threads"]])
+        for whose, speed in (("", row["ours"]), ("PyTorch's ", row["peers"])):
+            if roof is not None and speed is not None and speed > roof:
+                lines.append(f"{whose}{row['kind']} {row['type']}, {row['threads']} thread{'s' * (row['threads'] > 1)}: "
+                             f"{speed:.1f} of {roof:.1f} GFLOP/s")  # fmt: skip
+    return lines
 
 
 def in_words(peaks):
@@ -120,7 +140,7 @@ def draw_panel(axes, threads, rows, peaks, reading):
     for name, peak in ((name, peak) for name, peak in peaks.items() if peak is not None):
         corner = peak / reading
         axes.plot([min(ends[0], corner), corner, max(ends[1], corner)], [min(ends[0], corner) * reading, peak, peak],
-                  color="#888", linewidth=1, zorder=1)  # fmt: skip
+                  color=COLOURS["bfloat16" if name == "pairs" else name], linewidth=1, zorder=1)  # fmt: skip
         axes.annotate(f"{'bfloat16 pairs' if name == 'pairs' else name}: {peak:.0f} GFLOP/s", (corner * 0.9, peak),
                       ha="right", va="center", fontsize=8, color="#555")  # fmt: skip
     axes.annotate(f"memory:\n{reading:.0f} GB/s", (ends[0], ends[0] * reading), ha="left", va="top", fontsize=8,
@@ -171,10 +191,9 @@ def block(title, machine):
 def line(row, peaks, reading):
     """What main prints of a row: without a part of the roof where its peak is not measured."""
     text = f"  {row['kind']:<9}{row['type']:<9}{row['intensity']:9.1f} operations a byte {row['ours']:8.1f}"
-    peak = peak_of(row["type"], peaks)
-    if peak is None:
+    roof = roof_of(row, peaks, reading)
+    if roof is None:
         return f"{text} GFLOP/s"
-    roof = min(peak, row["intensity"] * reading)
     return f"{text} of {roof:8.1f} GFLOP/s, {100 * row['ours'] / roof:4.0f} %"
 
 
@@ -191,6 +210,9 @@ def main():
         print(f"{threads} thread{'s' * (threads > 1)}: {reading:.1f} GB/s read, peak {in_words(peaks)}", flush=True)
         for row in (row for row in rows if row["threads"] == threads):
             print(line(row, peaks, reading), flush=True)
+    if found := above(rows, machine):
+        raise SystemExit(f"bench/roofline: {len(found)} marks above their roof, nothing written; the limits need a machine "
+                         f"as quiet as the rows had: {found[0]}")  # fmt: skip
     title = f"{measure.processor()}, {time.strftime('%Y-%m-%d')}"
     draw(rows, machine, title, arguments.output)
     print(f"wrote {arguments.output}.svg and {arguments.output}.png")
