@@ -47,8 +47,8 @@ def parse_arguments():
     parser.add_argument("--parts", nargs="+", choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
                         metavar="PART", help=f"what to measure: {', '.join(PARTS)} (default: all of the device's)")
     parser.add_argument("--add", action="store_true",
-                        help="keep what --json's file has of other parts, and beside PyTorch of other types, as measured "
-                             "before")
+                        help="keep what --json's file has of other parts, and beside PyTorch of other types, as "
+                             "measured before")
     parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
     parser.add_argument("--rounds", type=number(1, 1000), default=7, metavar="N", help="timed rounds a row (default 7)")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES,
@@ -59,8 +59,8 @@ def parse_arguments():
     parser.add_argument("--heads", type=number(1, 1024), metavar="N",
                         help="of the part torch on a CPU, alone: so many heads (default 4)")
     parser.add_argument("--sequence", type=number(1, 1 << 20), metavar="N",
-                        help="of the part torch on a CPU, alone: so many tokens (default 2048). A record with --heads or "
-                             "--sequence is published in a block of its own")
+                        help="of the part torch on a CPU, alone: so many tokens (default 2048). A record with --heads "
+                             "or --sequence is published in a block of its own")
     parser.add_argument("--gpu-calls", metavar="PROGRAM", type=Path,
                         default=measure.PROJECT / "build-gpu/bench/bench_gpu_calls",
                         help="tiny calls from C++ on a GPU (default: the one that bench/compare builds)")
@@ -140,8 +140,8 @@ def main():
         gpu = imported("gpu")
         table, measured = Table(arguments.device, gpu.name()), gpu.PARTS
     else:
-        table = Table(arguments.device)
         measured = {part: function_of(part) for part in PARTS if part in arguments.parts}
+        table = Table(arguments.device)
     if arguments.add:
         table.earlier = earlier_rows(arguments, table.machine)
     measure_parts(table, arguments, measured)

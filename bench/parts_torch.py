@@ -63,7 +63,7 @@ def torch(table, arguments):
 
 
 def products(table, arguments):
-    """PyTorch's own matrix product beside the peak of multiply-adds, on one thread: what is to be had from the machine."""
+    """PyTorch's own matrix product beside the peak of multiply-adds, on one thread."""
     size = peers.PRODUCT
     speeds, pairs_by = measure.machine_speeds(arguments.kernels, 1, "peak")
     peaks = {loop.removeprefix("peak/"): figures for loop, figures in speeds.items()}
@@ -73,8 +73,8 @@ def products(table, arguments):
         speed, peak = 2 * size**3 / 1e9 / statistics.median(seconds), roofline.peak_of(type_, peaks)
         beside = {} if peak is None else dict(peer="FMA peak", peer_figure=max(peak), peer_spread=measure.spread(peak),
                                               ratio=speed / max(peak))  # fmt: skip
-        table.add(f"{page.PRODUCT}, {size} x {size} x {size}", speed, "GFLOP/s", spread=measure.spread(seconds), type=type_,
-                  d=0, threads=1, **beside)  # fmt: skip
+        table.add(f"{page.PRODUCT}, {size} x {size} x {size}", speed, "GFLOP/s", spread=measure.spread(seconds),
+                  type=type_, d=0, threads=1, **beside)  # fmt: skip
 
 
 def short(table, arguments):

@@ -124,7 +124,8 @@ def above(rows, machine):
         roof = roof_of(row, *machine[row["threads"]])
         for whose, speed in (("", row["ours"]), ("PyTorch's ", row["peers"])):
             if roof is not None and speed is not None and speed > roof:
-                lines.append(f"{whose}{row['kind']} {row['type']}, {row['threads']} thread{'s' * (row['threads'] > 1)}: "
+                threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
+                lines.append(f"{whose}{row['kind']} {row['type']}, {threads}: "
                              f"{speed:.1f} of {roof:.1f} GFLOP/s")  # fmt: skip
     return lines
 
@@ -211,8 +212,8 @@ def main():
         for row in (row for row in rows if row["threads"] == threads):
             print(line(row, peaks, reading), flush=True)
     if found := above(rows, machine):
-        raise SystemExit(f"bench/roofline: {len(found)} marks above their roof, nothing written; the limits need a machine "
-                         f"as quiet as the rows had: {found[0]}")  # fmt: skip
+        raise SystemExit(f"bench/roofline: {len(found)} marks above their roof, nothing written; the limits need a "
+                         f"machine as quiet as the rows had: {found[0]}")  # fmt: skip
     title = f"{measure.processor()}, {time.strftime('%Y-%m-%d')}"
     draw(rows, machine, title, arguments.output)
     print(f"wrote {arguments.output}.svg and {arguments.output}.png")

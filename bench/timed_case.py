@@ -14,7 +14,8 @@ TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-1
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 DIRECTIONS = ("forward", "backward")
 TRIALS = 3  # of each of a peer's paths, of which the fastest is taken
-FAR_SLOWER, LONG = 3, 0.3  # a path is not tried again if its first call took so many times another's, and so many seconds
+# A path is not tried again if its first call took so many times another's, and so many seconds.
+FAR_SLOWER, LONG = 3, 0.3
 
 
 class Case:

@@ -39,7 +39,7 @@ def run(*arguments):
     (["--heads", "0", "--parts", "torch"], "argument --heads: '0', expected a whole number from 1 to 1024"),
     (["--heads", "16"], "--heads, --sequence: only with --parts torch on a CPU"),
     (["--sequence", "4096", "--parts", "torch", "short"], "--heads, --sequence: only with --parts torch on a CPU"),
-    (["--sequence", "64", "--parts", "torch", "--device", "cuda"], "--heads, --sequence: only with --parts torch on a CPU"),
+    (["--sequence", "64", "--parts", "torch", "--device", "cuda"], "--sequence: only with --parts torch on a CPU"),
     (["--add"], "--add: needs --json with a file that is there"),
     (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
     (["--json", "/"], "--json: / cannot be written"),
@@ -63,8 +63,9 @@ def test_wrong_options(arguments, message):
 def test_a_missing_module_is_told_in_one_line(tmp_path, module, arguments):
     """Its place is taken by one that cannot be imported."""
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")")
-    done = subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *arguments], capture_output=True, text=True,
-                          env=os.environ | dict(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"))  # fmt: skip
+    environment = os.environ | dict(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    done = subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *arguments], capture_output=True,
+                          text=True, env=environment)  # fmt: skip
     assert done.returncode == 1 and done.stderr == (
         f"bench/compare: No module named '{module}'; bench/compare (not compare.py) sets up what it needs\n")
 
@@ -164,8 +165,8 @@ def test_the_readme_tells_the_share_of_the_peak_that_pytorch_s_product_reaches()
     rows = [row(1.2, 1.15, part="torch"), row(0.45, **product), row(0.4, type="float64", **product),
             row(1, type="bfloat16", **product) | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
     readme, performance = page.blocks(rows)
-    assert readme.endswith("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's peak "
-                           "on one thread: 45 % in float32, 40 % in float64.")  # fmt: skip
+    assert readme.endswith("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's "
+                           "peak on one thread: 45 % in float32, 40 % in float64.")  # fmt: skip
     assert "| FMA peak |" in performance and "worst ratio: 1.20" in performance
     assert "peak" not in page.blocks(rows[:1])[0]
 
@@ -218,7 +219,8 @@ def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
 
 def earlier_of(tmp_path, rows, parts, build=False, machine="A machine, 2 threads", types=compare.TYPES, heads=None):
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    given = SimpleNamespace(json=tmp_path / "rows.json", parts=parts, build=build, types=types, heads=heads, sequence=None)
+    given = SimpleNamespace(json=tmp_path / "rows.json", parts=parts, build=build, types=types, heads=heads,
+                            sequence=None)  # fmt: skip
     return [row["part"] for row in compare.earlier_rows(given, machine)]
 
 
@@ -266,4 +268,5 @@ def test_the_documents_show_the_record():
     amx = [(page.AMX_RECORD, page.read(page.AMX_RECORD))] if page.AMX_RECORD.exists() else []
     for record, rows in (page.RECORD, recorded), (page.GPU_RECORD, page.read(page.GPU_RECORD)), *amx:
         for path, block in zip(page.PAGES, page.blocks(rows)):
-            assert block is None or block in path.read_text(), f"{path.name}: run bench/compare --publish {record.relative_to(PROJECT)}"
+            shown = block is None or block in path.read_text()
+            assert shown, f"{path.name}: run bench/compare --publish {record.relative_to(PROJECT)}"

@@ -67,8 +67,8 @@ def parts_torch(monkeypatch):
 
 
 def arguments(**more):
-    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None, kernels=Path("none"), heads=None,
-                                  sequence=None) | more)
+    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None,
+                                  kernels=Path("none"), heads=None, sequence=None) | more)
 
 
 def rows_of(part, given):

@@ -84,8 +84,8 @@ def test_nothing_is_drawn_with_marks_above_their_roof(tmp_path, kernels):
     (tmp_path / "rows.json").write_text(json.dumps(ROWS + high))
     done = run("--json", tmp_path / "rows.json", "--kernels", kernels, "--output", tmp_path / "picture")
     assert done.returncode == 1 and not list(tmp_path.glob("picture*"))
-    assert done.stderr == ("bench/roofline: 3 marks above their roof, nothing written; the limits need a machine as quiet as "
-                           "the rows had: forward float32, 1 thread: 101.0 of 100.0 GFLOP/s\n")  # fmt: skip
+    assert done.stderr == ("bench/roofline: 3 marks above their roof, nothing written; the limits need a machine as "
+                           "quiet as the rows had: forward float32, 1 thread: 101.0 of 100.0 GFLOP/s\n")  # fmt: skip
 
 
 def test_bfloat16_has_a_roof_of_its_own(monkeypatch):
@@ -104,8 +104,9 @@ def test_bfloat16_has_a_roof_of_its_own(monkeypatch):
 def recorded_limits():
     """What the page says of the machine, as roofline.limits gives it."""
     machine = {}
-    for threads, peaks, tiles, reading in re.findall(r"^- (\d+) threads?: peak (.*) GFLOP/s(.*); memory (\d+) GB/s$",
-                                                     page.BLOCK["roofline"].search(roofline.PAGE.read_text())[0], re.M):  # fmt: skip
+    text = page.BLOCK["roofline"].search(roofline.PAGE.read_text())[0]
+    line = r"^- (\d+) threads?: peak (.*) GFLOP/s(.*); memory (\d+) GB/s$"
+    for threads, peaks, tiles, reading in re.findall(line, text, re.M):
         # Half more than the rounded number: a mark may lie at the roof.
         peaks = {name: float(peak) + 0.5 for name, peak in re.findall(r"(\w+) (\d+)", peaks)}
         machine[int(threads)] = peaks | ({"pairs": None} if tiles else {}), int(reading) + 0.5
@@ -114,7 +115,7 @@ def recorded_limits():
 
 @pytest.mark.parametrize("type_", [
     "float32", "float64", "float16", pytest.param("bfloat16", marks=pytest.mark.xfail(
-        strict=True, reason="the picture is older than the peak of pairs: run bench/roofline --json, remove this mark"))])
+        strict=True, reason="the picture is older than the peak of pairs: run bench/roofline, drop this mark"))])
 def test_no_recorded_mark_lies_above_its_roof(type_):
     machine = recorded_limits()
     rows = [row for row in roofline.points(json.loads(page.RECORD.read_text())) if row["type"] == type_]
