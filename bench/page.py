@@ -126,8 +126,9 @@ def figure(key, spread):
 
 def share_of_peak(rows):
     """A sentence about PyTorch's own matrix product, from rows that have it, for it is a part of the ratios."""
+    types = ("float32", "float64")
     shares = [f"{percent(row['ratio'])} in {row['type']}" for row in rows
-              if row["what"].startswith(PRODUCT) and row["ratio"]]  # fmt: skip
+              if row["what"].startswith(PRODUCT) and row["ratio"] and row["type"] in types]  # fmt: skip
     return ("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's peak on one "
             f"thread: {', '.join(shares)}.") if shares else ""  # fmt: skip
 

@@ -69,7 +69,7 @@ def products(table, arguments):
     peaks = {loop.removeprefix("peak/"): figures for loop, figures in speeds.items()}
     peaks |= {"pairs": None} if pairs_by == "tiles" else {}
     for type_ in arguments.types:
-        (seconds,) = measure.interleaved([peers.product(1, type_)], arguments.rounds)
+        (seconds,) = measure.interleaved([peers.product(1, type_)], min(3, arguments.rounds))  # float16: seconds
         speed, peak = 2 * size**3 / 1e9 / statistics.median(seconds), roofline.peak_of(type_, peaks)
         beside = {} if peak is None else dict(peer="FMA peak", peer_figure=max(peak), peer_spread=measure.spread(peak),
                                               ratio=speed / max(peak))  # fmt: skip

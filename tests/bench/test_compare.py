@@ -163,6 +163,7 @@ def test_a_record_with_parts_has_a_table_for_each():
 def test_the_readme_tells_the_share_of_the_peak_that_pytorch_s_product_reaches():
     product = dict(what="torch.mm, 1024 x 1024 x 1024", part="torch", d=0, peer="FMA peak")
     rows = [row(1.2, 1.15, part="torch"), row(0.45, **product), row(0.4, type="float64", **product),
+            row(0.01, type="float16", **product),
             row(1, type="bfloat16", **product) | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
     readme, performance = page.blocks(rows)
     assert readme.endswith("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's "
