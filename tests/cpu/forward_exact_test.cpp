@@ -40,6 +40,22 @@ TEST(ForwardExact, AnyNumberOfThreads) {
   }
 }
 
+TEST(ForwardExact, FewQueriesOfOneHead) {
+  for (auto type : all_types) {
+    Case c = base(type);
+    c.batch = c.heads_q = c.heads_kv = 1;
+    c.q_shape = {200}, c.k_shape = {900};
+    c.options.align = anyflash::Align::none_end;
+    c.fill(1);
+    c.options.threads = 1;
+    const Forward one = forward(c);
+    for (const int threads : {2, 4}) {
+      c.options.threads = threads;
+      EXPECT_TRUE(same_bits(forward(c), one)) << threads << " threads, " << anyflash::element_name(type);
+    }
+  }
+}
+
 TEST(ForwardExact, CachesOfAnySize) {
   const auto share = anyflash::cpu::cache_share().load();
   EXPECT_GT(share, 0);
