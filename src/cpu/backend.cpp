@@ -87,6 +87,14 @@ char* kept_memory(std::int64_t bytes) {
   return memory.get();
 }
 
+/// Queries that would be one block, and one thread's, are cut where that costs a thread alone next to nothing: the keys
+/// are some, and it keeps them all packed.
+bool cut_few_queries(const Problem& problem) {
+  const auto bytes = (padded(problem.d_qk) + padded(problem.d_v)) * (problem.type == ElementType::float64 ? 8 : 4);
+  return problem.dimensions == 1 && problem.queries() <= kMaxQueryRows && problem.keys() >= tuning::kKeysOfFewQueries &&
+         problem.keys() * bytes <= tuning::kPanelBytes;
+}
+
 }  // namespace
 
 void choose_instruction_set() {
@@ -103,7 +111,8 @@ TileMenu tile_menu(const Problem& problem) {
   menu.key_rows = 64;
   menu.tile_cost = tuning::kTileCost;
   const auto* const rows = tuning::kQueryRows;
-  menu.query_rows.assign(rows, problem.direction == Direction::forward ? std::end(tuning::kQueryRows) : rows + 1);
+  const bool all = problem.direction == Direction::forward && !cut_few_queries(problem);
+  menu.query_rows.assign(rows, all ? std::end(tuning::kQueryRows) : rows + 1);
   return menu;
 }
 

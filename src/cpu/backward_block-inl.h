@@ -5,6 +5,7 @@
 // operand is read in rows; dQ = dS K reads K in rows, dV = P^T dO and dK = dS^T Q read dO and Q. Padding rows and
 // channels are zero.
 
+#include "cpu/caches.h"
 #include "cpu/spans.h"
 #include "cpu/tile_words.h"
 #include "cpu/walk.h"
@@ -165,7 +166,7 @@ class BlockPair {
     const auto bytes = kTile * (padded(problem.d_qk) + padded(problem.d_v)) * static_cast<std::int64_t>(sizeof(T));
     const auto met = most_met(plan, &MaskGroup::queries_of_key_block) * problem.heads_q / problem.heads_kv;
     const auto wanted = std::min(2 * met, plan.query_grid.count() * problem.heads_q / problem.heads_kv);
-    const auto most = kLeftRow == 1 ? tuning::kKeptQueryBytes : tuning::kKeptQueryBytesOfTiles;
+    const auto most = fit_to_caches(kLeftRow == 1 ? tuning::kKeptQueryBytes : tuning::kKeptQueryBytesOfTiles);
     return wanted > 0 && wanted * bytes <= most && wanted <= KeptBlocks::most ? wanted : 1;
   }
 

@@ -2,6 +2,7 @@
 // the query blocks that it takes one after the other mostly meet the same keys: some times as many as a query block
 // meets, so that narrow rules stay in the nearer caches.
 
+#include "cpu/caches.h"
 #include "cpu/pairs-inl.h"
 #include "cpu/tuning.h"
 #include "cpu/walk.h"
@@ -78,7 +79,7 @@ class Panels {
     return Depth<E>(kTile) * (padded(problem.d_qk) + padded(problem.d_v));
   }
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
-    const auto fit = tuning::kPanelBytes / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
+    const auto fit = fit_to_caches(tuning::kPanelBytes) / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
     const auto wanted = tuning::kPanelTimes * most_met(plan, &MaskGroup::keys_of_query_block);
     return std::max<std::int64_t>(1, std::min({fit, wanted, plan.key_grid.count(), KeptBlocks::most}));
   }

@@ -8,6 +8,7 @@ namespace anyflash::cpu::tuning {
 
 // The plan's choice of boxes.
 constexpr int kQueryRows[] = {64, 128, 256};  // of a query block, forward; backward takes the first
+constexpr std::int64_t kKeysOfFewQueries = 512;  // from here on forward too takes the first for up to 256 queries
 constexpr double kTileCost = 2048.0;          // pairs that a tile costs beside its own: about 32 rows of them
 
 // Partial tiles (spans.h).
@@ -18,7 +19,7 @@ constexpr int kSpanKeys = 8;           // keys of a product that sums over queri
 // Forward.
 constexpr int kShiftLag = 4;  // how far what is subtracted from a row's scores may lie below their maximum before the
                               // row is scaled down; its sums are up to exp(kShiftLag) larger for it
-constexpr std::int64_t kPanelBytes = std::int64_t{4} << 20;  // of packed key blocks a thread keeps at most,
+constexpr std::int64_t kPanelBytes = std::int64_t{4} << 20;  // of packed key blocks a thread keeps at most (caches.h),
 constexpr std::int64_t kPanelTimes = 8;                      // and as many as this many query blocks meet
 constexpr std::int64_t kStrip = 8;                           // query blocks across a strip of the walk
 constexpr std::int64_t kMostFewRows = 16;                    // queries times heads of a group that count as few
@@ -26,8 +27,9 @@ constexpr std::int64_t kPartBlocks = 16;                     // key blocks of a 
 
 // Backward.
 constexpr double kFarLse = 32;  // from here on P may be off by the rounding of lse: it is summed first
-constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;         // of loaded query blocks a thread keeps at most,
-constexpr std::int64_t kKeptQueryBytesOfTiles = std::int64_t{8} << 20;  // and where the tiles of AMX multiply them
+constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;         // of loaded query blocks a thread keeps,
+constexpr std::int64_t kKeptQueryBytesOfTiles = std::int64_t{8} << 20;  // where the tiles of AMX multiply them (both:
+                                                                        // at most, see caches.h)
 
 // Threads.
 constexpr double kProductsOfThread = 2e5;       // multiplications that pay for waking one, forward

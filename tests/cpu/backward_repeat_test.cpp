@@ -1,7 +1,9 @@
-// Gradients are bitwise the same for any number of threads and any batch size, with and without waiting between tasks.
+// Gradients are bitwise the same for any number of threads, any batch size and caches of any size, with and without
+// waiting between tasks.
 #include <gtest/gtest.h>
 
 #include "backward_support.h"
+#include "cpu/caches.h"
 
 namespace {
 
@@ -41,6 +43,22 @@ TEST(BackwardRepeat, AnyNumberOfThreads) {
       c.options.threads = threads;
       expect_same(gradients(c, forward), one);
     }
+  }
+}
+
+TEST(BackwardRepeat, CachesOfAnySize) {
+  const auto share = anyflash::cpu::cache_share().load();
+  for (const auto type : {ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
+    Case c = base(1, 4, 2);
+    c.type = type;
+    c.fill(1);
+    const Result forward = reference(c), usual = gradients(c, forward);
+    for (const std::int64_t other : {0, 1 << 16, 1 << 20, 1 << 30}) {
+      SCOPED_TRACE(other);
+      anyflash::cpu::cache_share() = other;
+      expect_same(gradients(c, forward), usual);
+    }
+    anyflash::cpu::cache_share() = share;
   }
 }
 

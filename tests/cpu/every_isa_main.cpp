@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {
-  if (std::getenv("ANYFLASH_ISA")) {
+  if (std::getenv("ANYFLASH_ISA") || anyflash::instruction_sets().size() == 1) {
     testing::InitGoogleTest(&argc, argv);
     return RUN_ALL_TESTS();
   }

@@ -1,10 +1,11 @@
-// What must hold to the bit: the same results for any number of threads and whatever else is in the batch; hidden keys
-// change nothing; NaN and infinity show where the formula has them; rows that see nothing.
+// What must hold to the bit: the same results for any number of threads, caches of any size and whatever else is in the
+// batch; hidden keys change nothing; NaN and infinity show where the formula has them; rows that see nothing.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
 #include "cpu/backend.h"
+#include "cpu/caches.h"
 #include "forward_support.h"
 
 namespace {
@@ -36,6 +37,38 @@ TEST(ForwardExact, AnyNumberOfThreads) {
       c.options.threads = threads;
       EXPECT_TRUE(same_bits(forward(c), one)) << threads << " threads, " << anyflash::element_name(type);
     }
+  }
+}
+
+TEST(ForwardExact, FewQueriesOfOneHead) {
+  for (auto type : all_types) {
+    Case c = base(type);
+    c.batch = c.heads_q = c.heads_kv = 1;
+    c.q_shape = {200}, c.k_shape = {900};
+    c.options.align = anyflash::Align::none_end;
+    c.fill(1);
+    c.options.threads = 1;
+    const Forward one = forward(c);
+    for (const int threads : {2, 4}) {
+      c.options.threads = threads;
+      EXPECT_TRUE(same_bits(forward(c), one)) << threads << " threads, " << anyflash::element_name(type);
+    }
+  }
+}
+
+TEST(ForwardExact, CachesOfAnySize) {
+  const auto share = anyflash::cpu::cache_share().load();
+  EXPECT_GT(share, 0);
+  for (auto type : all_types) {
+    Case c = base(type);
+    c.q_shape = {900};
+    c.fill(1);
+    const Forward usual = forward(c);
+    for (const std::int64_t other : {0, 1 << 16, 1 << 20, 1 << 30}) {
+      anyflash::cpu::cache_share() = other;
+      EXPECT_TRUE(same_bits(forward(c), usual)) << other << " bytes, " << anyflash::element_name(type);
+    }
+    anyflash::cpu::cache_share() = share;
   }
 }
 

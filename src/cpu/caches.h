@@ -1,0 +1,20 @@
+// How much of the machine's caches a thread can count on. What threads keep at hand is sized by it; results are not.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace anyflash::cpu {
+
+/// Bytes of the second and third cache, each divided by the processors that share it: as the system says, asked once;
+/// very many if it does not say. Tests set it.
+std::atomic<std::int64_t>& cache_share();
+
+/// A number of bytes that was measured to be best where a thread has `kEnoughCache`: as many, or fewer in proportion.
+inline std::int64_t fit_to_caches(std::int64_t bytes) {
+  constexpr std::int64_t kEnoughCache = std::int64_t{4} << 20, kUnit = 1024;
+  return bytes / kUnit * std::min(cache_share().load(std::memory_order_relaxed), kEnoughCache) / (kEnoughCache / kUnit);
+}
+
+}  // namespace anyflash::cpu
