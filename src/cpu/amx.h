@@ -8,6 +8,15 @@ namespace anyflash::cpu::amx {
 /// Asks the system for the tiles, once.
 bool available();
 
+/// While there is one on a thread, nothing but `multiply` touches that thread's tiles: they are configured once, not for
+/// each product.
+struct Alone {
+  Alone();
+  ~Alone();
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+};
+
 /// c (rows, n) = or += a (rows, k) b (k, n). Elements of a and b are pairs of bfloat16 along k; c is float32. Rows of
 /// a, b and c are a_row, ldb and ldc elements apart. n: whole vectors of 16.
 void multiply(bool add, std::int64_t rows, std::int64_t k, std::int64_t n, const std::uint32_t* a, std::int64_t a_row,

@@ -101,15 +101,18 @@ void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp
 }
 
 #if ANYFLASH_PAIRS
-/// The memory of s and dp becomes P and dS in Pairs of rows, (32, 64); ds_rows: dS in Pairs along each row, (64, 32).
+/// The memory of s and dp becomes P and dS in Pairs of rows, (32, 64); ds_rows: dS in Pairs along each row, (64, 32),
+/// ds_line apart.
 template <class Kind>
-void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows, Ahead& ahead) {
+void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows, std::int64_t ds_line,
+                 Ahead& ahead) {
   const hn::ScalableTag<float> d;
   const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
   const hn::Half<decltype(narrow)> half;
   const PairsOfVectors interleave;
   auto *const p_to = reinterpret_cast<Pair*>(s), *const ds_to = reinterpret_cast<Pair*>(dp);
   auto* const neighbours = reinterpret_cast<hwy::bfloat16_t*>(ds_rows);
+  const auto line = static_cast<std::size_t>(2 * ds_line);
   for (int row = 0; row < kTile; row += 2) {
     const RowOfTile first(d, terms, row), second(d, terms, row + 1);
     const auto [begin, width] = Kind::masked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
@@ -123,8 +126,8 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
       if constexpr (Kind::gradient) {
         const auto both = NarrowTwo(d, ds0, ds1);
         interleave.store(both, ds_to + to);
-        hn::StoreU(hn::LowerHalf(half, both), half, neighbours + at);
-        hn::StoreU(hn::UpperHalf(half, both), half, neighbours + below);
+        hn::StoreU(hn::LowerHalf(half, both), half, neighbours + row * line + col);
+        hn::StoreU(hn::UpperHalf(half, both), half, neighbours + (row + 1) * line + col);
       }
     }
     ahead.fetch(2);
@@ -132,7 +135,7 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
       ZeroOutside(begin, end, p_to + row / 2 * kTile);
       if constexpr (Kind::gradient) {
         ZeroOutside(begin, end, ds_to + row / 2 * kTile);
-        for (int i = row; i < row + 2; ++i) ZeroOutside(begin / 2, end / 2, ds_rows + i * kTile / 2, kTile / 2);
+        for (int i = row; i < row + 2; ++i) ZeroOutside(begin / 2, end / 2, ds_rows + i * ds_line, kTile / 2);
       }
     }
   }

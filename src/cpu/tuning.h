@@ -28,9 +28,11 @@ constexpr std::int64_t kPartBlocks = 16;                     // key blocks of a 
 constexpr double kFarLse = 32;  // from here on P may be off by the rounding of lse: it is summed first
 constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;         // of loaded query blocks a thread keeps at most,
 constexpr std::int64_t kKeptQueryBytesOfTiles = std::int64_t{8} << 20;  // and where the tiles of AMX multiply them
+constexpr std::int64_t kKeyBlocksOfTiles = 4;                           // key blocks that are taken together there
 
 // Threads.
 constexpr double kProductsOfThread = 2e5;       // multiplications that pay for waking one, forward
+constexpr std::int64_t kTasksOfThread = 4;      // so many at least before they take several key blocks
 constexpr std::int64_t kTilesOfThread = 2;      // tiles that do, backward
 constexpr std::int64_t kMostBlocksAtOnce = 16;  // query blocks that a thread takes at a time
 
