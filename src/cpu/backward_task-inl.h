@@ -19,8 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-using tuning::kSpanKeys;
-
 template <class T, class E>
 class KeyBlockTask {
  public:
@@ -43,7 +41,7 @@ class KeyBlockTask {
     return problem.heads_q / problem.heads_kv * plan.query_grid.count() * kTile * padded(problem.d_qk);
   }
   /// Key blocks that are best taken at once.
-  static constexpr std::int64_t together() { return kLeftRow == 1 ? 1 : tuning::kKeyBlocksOfTiles; }
+  static constexpr std::int64_t together() { return kInTiles<E> ? tuning::kKeyBlocksOfTiles : 1; }
 
   /// dq: the group's buffer, (heads of the group, query blocks, 64, padded channels). count: at most `together`.
   void run(std::int64_t group, std::int32_t first_key_block, std::int32_t count, T* dq) {
@@ -59,7 +57,8 @@ class KeyBlockTask {
       blocks_.use_keys(first_key_block + slot, slot);
       const auto store = [&](const T* sums, std::int64_t width, const Operand& to, std::int64_t channels) {
         if (!to.given()) return;
-        const T* const sum = sums + slot * kTile * width;
+        const T* sum = sums + slot * kTile * width;
+        if constexpr (kInTiles<E>) TransposeRows(width, sum, kTile, blocks_.scratch()), sum = blocks_.scratch();
         StoreRows(sum, width, to, problem_.type, b, g, blocks_.key_box(), problem_.k_size, channels);
       };
       store(dk_, d_qk_, problem_.dk, problem_.d_qk);
@@ -68,6 +67,10 @@ class KeyBlockTask {
   }
 
  private:
+  static constexpr auto kQueryBlocks = BlockPair<T, E>::kQueryBlocks;
+  /// Keys of a partial tile's products that sum over queries.
+  static constexpr int kKeys = kInTiles<E> ? tuning::kSpanStep : tuning::kSpanKeys;
+
   bool with_ds() const { return problem_.dq.given() || problem_.dk.given(); }
 
   /// A walk over the query blocks that a key block meets.
@@ -77,6 +80,7 @@ class KeyBlockTask {
 
     bool done() const { return run == end; }
     std::int32_t block() const { return run->first + i; }
+    bool meets(std::int32_t next) const { return !done() && block() == next; }
     void advance() {
       if (++i == run->count) ++run, i = 0;
     }
@@ -95,49 +99,86 @@ class KeyBlockTask {
       for (std::int32_t slot = 0; slot < count_; ++slot)
         if (!walks[slot].done()) next = std::min(next, walks[slot].block());
       if (next == none) return;
-      add_query_block(b, h, head, next, walks);
+      add_query_blocks(b, h, head, next, walks);
     }
   }
 
-  /// The tiles of a query block and those of the key blocks that see it.
-  void add_query_block(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block, Walk* walks) {
-    blocks_.load_queries(b, h, query_block);
-    QuerySum sum(*this, b, h, head, query_block);
+  /// The tiles of query blocks `first` .. first + kQueryBlocks - 1 and those of the key blocks that see them.
+  void add_query_blocks(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t first, Walk* walks) {
+    QuerySum sums[] = {{*this, b, h, head}, {*this, b, h, head}};
     for (std::int32_t slot = 0; slot < count_; ++slot) {
-      if (walks[slot].done() || walks[slot].block() != query_block) continue;
-      const auto kind = walks[slot].run->kind;
-      walks[slot].advance();
-      blocks_.use_keys(first_key_block_ + slot, slot);
-      blocks_.compute(b, h, kind, with_ds(), true);
-      const bool whole = kind == TileClass::full;
-      if (problem_.dv.given()) {
-        T* const dv = dv_ + slot * kTile * d_v_;
-        add_transposed(whole, blocks_.p_left, blocks_.dout_right, d_v_, dv);
-        add_not_finite(blocks_.dout_bad, blocks_.p, blocks_.dout, d_v_, dv);
+      Walk& walk = walks[slot];
+      Waiting waiting;
+      for (std::int32_t at = 0; at < kQueryBlocks; ++at) {
+        if (!walk.meets(first + at)) continue;
+        const auto kind = walk.run->kind;
+        walk.advance();
+        blocks_.load_queries(b, h, first + at, at);
+        blocks_.use_keys(first_key_block_ + slot, slot);
+        blocks_.compute(b, h, kind, with_ds(), true);
+        const bool whole = kind == TileClass::full;
+        if (kInTiles<E> && whole && !blocks_.q_bad && !blocks_.dout_bad) {
+          waiting.take(blocks_);
+          if (at > 0 || !walk.meets(first + 1)) add_waiting(slot, waiting);
+        } else {
+          add_waiting(slot, waiting);
+          add_tile(slot, whole);
+        }
+        if (problem_.dq.given()) sums[at].add(first + at, whole);
       }
-      if (problem_.dk.given()) {
-        T* const dk = dk_ + slot * kTile * d_qk_;
-        add_transposed(whole, blocks_.ds_left, blocks_.q_right, d_qk_, dk);
-        add_not_finite(blocks_.q_bad, blocks_.ds, blocks_.q, d_qk_, dk);
-      }
-      if (problem_.dq.given()) sum.add(whole);
     }
-    if (problem_.dq.given()) sum.finish();
+    for (std::int32_t at = 0; at < kQueryBlocks; ++at) sums[at].finish();
+  }
+
+  /// To dV and dK, the shares of the tile just computed.
+  void add_tile(std::int32_t slot, bool whole) {
+    if (problem_.dv.given()) {
+      T* const dv = dv_ + slot * kTile * d_v_;
+      add_transposed(whole, blocks_.p, blocks_.dout_right, d_v_, dv);
+      add_not_finite(blocks_.dout_bad, blocks_.p, blocks_.dout, d_v_, dv);
+    }
+    if (problem_.dk.given()) {
+      T* const dk = dk_ + slot * kTile * d_qk_;
+      add_transposed(whole, blocks_.ds, blocks_.q_right, d_qk_, dk);
+      add_not_finite(blocks_.q_bad, blocks_.ds, blocks_.q, d_qk_, dk);
+    }
+  }
+
+  /// Operands of shares of dV and dK that become one product: whole tiles of a key block and up to kQueryBlocks others.
+  struct Waiting {
+    amx::Factors dv[kQueryBlocks], dk[kQueryBlocks];
+    std::size_t count = 0;
+
+    void take(const BlockPair<T, E>& blocks) {
+      const auto words = [](const E* pairs) { return reinterpret_cast<const std::uint32_t*>(pairs); };
+      dv[count] = {words(blocks.dout_right), words(blocks.p)};
+      dk[count++] = {words(blocks.q_right), words(blocks.ds)};
+    }
+  };
+
+  void add_waiting(std::int32_t slot, Waiting& waiting) {
+    if (!kInTiles<E> || waiting.count == 0) return;
+    const auto add = [&](const amx::Factors* factors, std::int64_t width, T* sums) {
+      if constexpr (kInTiles<E>)
+        amx::multiply(true, width, kTile / 2, kTile, {factors, waiting.count}, kTile / 2, kTile,
+                      sums + slot * kTile * width, kTile);
+    };
+    if (problem_.dv.given()) add(waiting.dv, d_v_, dv_);
+    if (problem_.dk.given()) add(waiting.dk, d_qk_, dk_);
+    waiting.count = 0;
   }
 
   /// dQ of a query block: what this task adds to it, when its turn has come. Whole tiles beside each other are one
   /// product.
   class QuerySum {
    public:
-    QuerySum(KeyBlockTask& task, std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t query_block)
-        : task_(task), b_(b), h_(h), query_block_(query_block),
-          turn_(task.schedule_.turn(task.group_, head, query_block)),
-          sum_(task.dq_buffer_ + (head * task.plan_.query_grid.count() + query_block) * kTile * task.d_qk_) {}
+    QuerySum(KeyBlockTask& task, std::int64_t b, std::int64_t h, std::int64_t head)
+        : task_(task), b_(b), h_(h), head_(head) {}
 
     /// dS K of the tile just computed.
-    void add(bool whole) {
+    void add(std::int32_t query_block, bool whole) {
       const auto& blocks = task_.blocks_;
-      if (!started_) start(blocks.key_block());
+      if (!turn_) start(query_block, blocks.key_block());
       ++tiles_;
       if (whole && !blocks.k_bad) {
         if (waiting_ > 0 && blocks.ds_rows != ds_ + waiting_ * Depth<E>(kTile)) add_waiting();
@@ -152,23 +193,26 @@ class KeyBlockTask {
     }
 
     void finish() {
-      if (!started_) return;
+      if (!turn_) return;
       add_waiting();
       if (rank_.index + tiles_ == rank_.total) {
         const auto& problem = task_.problem_;
-        StoreRows(sum_, task_.d_qk_, problem.dq, problem.type, b_, h_, task_.blocks_.query_box(), problem.q_size,
-                  problem.d_qk);
+        const Box box = task_.plan_.query_grid.box(query_block_);
+        StoreRows(sum_, task_.d_qk_, problem.dq, problem.type, b_, h_, box, problem.q_size, problem.d_qk);
       }
-      turn_.add(tiles_);
+      turn_->add(tiles_);
     }
 
    private:
-    void start(std::int32_t key_block) {
-      rank_ = rank_of(task_.plan_.group(b_, h_).keys_of_query_block, query_block_, key_block);
-      started_ = true, any_ = rank_.index > 0;
+    void start(std::int32_t query_block, std::int32_t key_block) {
+      query_block_ = query_block;
+      turn_ = &task_.schedule_.turn(task_.group_, head_, query_block);
+      sum_ = task_.dq_buffer_ + (head_ * task_.plan_.query_grid.count() + query_block) * kTile * task_.d_qk_;
+      rank_ = rank_of(task_.plan_.group(b_, h_).keys_of_query_block, query_block, key_block);
+      any_ = rank_.index > 0;
     }
     void add_waiting() {
-      if (!waited_) turn_.wait_for(rank_.index);
+      if (!waited_) turn_->wait_for(rank_.index);
       waited_ = true;
       if (waiting_ == 0) return;
       const auto depth = waiting_ * Depth<E>(kTile), width = task_.d_qk_, line = task_.blocks_.ds_line;
@@ -178,26 +222,31 @@ class KeyBlockTask {
     }
 
     KeyBlockTask& task_;
-    const std::int64_t b_, h_;
-    const std::int32_t query_block_;
-    Turn& turn_;
-    T* const sum_;
+    const std::int64_t b_, h_, head_;
+    std::int32_t query_block_ = 0;
+    Turn* turn_ = nullptr;  ///< null before the first tile
+    T* sum_ = nullptr;
     Rank rank_;
     const E *ds_ = nullptr, *k_ = nullptr;  ///< of the tiles that wait
     std::int32_t tiles_ = 0, waiting_ = 0;
-    bool started_ = false, waited_ = false, any_ = false;
+    bool waited_ = false, any_ = false;
   };
 
-  /// sum (64 keys, width) += weights^T rows; both are operands of the tile.
+  /// sum (64 keys, width) += weights^T rows; both are operands of the tile. In tiles all three are transposed.
   void add_transposed(bool whole, const E* weights, const E* rows, std::int64_t width, T* sum) {
-    if (whole) {
-      Gemm<true>(kTile, Depth<E>(kTile), width, weights, kLeftRow, kLeftStep, rows, width, sum, width);
-    } else {
-      for (int key = 0; key < kTile; key += kSpanKeys) {
-        const auto [first, count] = rows_that_see(key);
-        Gemm<true>(kSpanKeys, Depth<E>(count), width, weights + Depth<E>(first) * kLeftStep + key * kLeftRow,
-                   kLeftRow, kLeftStep, rows + Depth<E>(first) * width, width, sum + key * width, width);
+    const auto of_keys = [&](int key, int keys, int first, int count) {
+      const auto depth = Depth<E>(count);
+      const E* const left = weights + Depth<E>(first) * kTile + key;
+      if constexpr (kInTiles<E>) {
+        Gemm<true>(width, depth, keys, rows + Depth<E>(first), kTile / 2, 1, left, kTile, sum + key, kTile);
+      } else {
+        Gemm<true>(keys, depth, width, left, 1, kTile, rows + Depth<E>(first) * width, width, sum + key * width, width);
       }
+    };
+    if (whole) return of_keys(0, kTile, 0, kTile);
+    for (int key = 0; key < kTile; key += kKeys) {
+      const auto [first, count] = rows_that_see(key);
+      of_keys(key, kKeys, first, count);
     }
   }
 
@@ -209,15 +258,16 @@ class KeyBlockTask {
       for (auto seen = blocks_.words[i]; seen; seen &= seen - 1) {
         const int j = std::countr_zero(seen);
         for (std::int64_t c = 0; c < width; ++c)
-          sum[j * width + c] += InColumn(weights, kTile, i, j) * InRow(rows + i * Depth<E>(width), c);
+          sum[kInTiles<E> ? c * kTile + j : j * width + c] +=
+              InColumn(weights, kTile, i, j) * InRow(rows + i * Depth<E>(width), c);
       }
     }
   }
 
-  /// The rows from the first to the last that see one of keys key .. key + kSpanKeys - 1, whole groups of kSpanRows.
+  /// The rows from the first to the last that see one of keys key .. key + kKeys - 1, whole groups of kSpanRows.
   std::pair<int, int> rows_that_see(int key) const {
     constexpr int groups = kTile / kSpanRows;
-    const auto sees = [&](int i) { return (blocks_.seen[i] >> key & ((1u << kSpanKeys) - 1)) != 0; };
+    const auto sees = [&](int i) { return (blocks_.seen[i] >> key & ((1u << kKeys) - 1)) != 0; };
     int first = 0, end = groups;
     while (first < end && !sees(first)) ++first;
     while (end > first && !sees(end - 1)) --end;
@@ -250,14 +300,12 @@ class KeyBlockTask {
     }
   }
 
-  static constexpr auto kLeftRow = BlockPair<T, E>::kLeftRow, kLeftStep = BlockPair<T, E>::kLeftStep;
-
   const Problem& problem_;
   const ExecutionPlan& plan_;
   BackwardSchedule& schedule_;
   BlockPair<T, E> blocks_;
   const std::int64_t group_heads_, d_qk_, d_v_;
-  T *dk_, *dv_;
+  T *dk_, *dv_;  // (64 keys, channels) for each key block; in tiles (channels, 64 keys)
   T* dq_buffer_ = nullptr;
   std::int64_t group_ = 0;
   std::int32_t first_key_block_ = 0, count_ = 0;
