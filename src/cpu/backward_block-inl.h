@@ -159,7 +159,7 @@ class BlockPair {
     const TileTerms<T> terms{&terms_.lse[at], &terms_.rest[at], &terms_.delta[at], &terms_.dlse[at],
                              masked ? words : nullptr, spans, sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
                              of_products ? static_cast<T>(problem_.scale) : T(1)};
-    WithTileKind(terms, with_ds, [&]<class Kind>() {
+    WithTileKind<E>(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {
         if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows, ds_line, ahead_);
       }
