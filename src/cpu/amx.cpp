@@ -31,8 +31,14 @@ struct alignas(64) Configuration {
   std::uint8_t rows[16] = {};
 };
 
+/// What `configure` last set in this thread's `Alone`: 0 at its start, and -1 outside it, where other code may set its
+/// own between two products.
+thread_local int known_rows = -1;
+
 /// Registers: 0 to 3 hold two by two tiles of c, 4 and 5 of a, 6 and 7 of b.
 void configure(int first_rows) {
+  if (known_rows == first_rows) return;
+  if (known_rows >= 0) known_rows = first_rows;
   Configuration configuration;
   std::fill_n(configuration.row_bytes, 8, std::uint16_t{4 * kSide});
   std::fill_n(configuration.rows, 8, std::uint8_t{kSide});
@@ -68,10 +74,10 @@ void last_step(std::int64_t rows, std::int64_t count, const std::uint32_t* a, st
   step<kBelow, kBeside>(left, kSide, right, columns);
 }
 
-/// `rows` x 16 or 32 numbers of c; more than 16 rows are 32.
+/// `rows` x 16 or 32 numbers of c, from the elements a_first and b_first of the factors on; more than 16 rows are 32.
 template <bool kBelow, bool kBeside>
-void block(bool add, std::int64_t rows, std::int64_t k, const std::uint32_t* a, std::int64_t a_row,
-           const std::uint32_t* b, std::int64_t ldb, float* c, std::int64_t ldc) {
+void block(bool add, std::int64_t rows, std::int64_t k, std::span<const Factors> factors, std::int64_t a_first,
+           std::int64_t a_row, std::int64_t b_first, std::int64_t ldb, float* c, std::int64_t ldc) {
   float *const below = c + kSide * ldc, *const beside = c + kSide;
   _tile_zero(0);
   _tile_zero(1);
@@ -84,29 +90,74 @@ void block(bool add, std::int64_t rows, std::int64_t k, const std::uint32_t* a, 
     if constexpr (kBelow && kBeside) _tile_loadd(3, below + kSide, ldc * 4);
   }
   const auto whole = k / kSide * kSide;
-  for (std::int64_t i = 0; i < whole; i += kSide) step<kBelow, kBeside>(a + i, a_row, b + i * ldb, ldb);
-  if (whole < k) last_step<kBelow, kBeside>(rows, k - whole, a + whole, a_row, b + whole * ldb, ldb);
+  for (const Factors& of : factors) {
+    const auto *const a = of.a + a_first, *const b = of.b + b_first;
+    for (std::int64_t i = 0; i < whole; i += kSide) step<kBelow, kBeside>(a + i, a_row, b + i * ldb, ldb);
+    if (whole < k) last_step<kBelow, kBeside>(rows, k - whole, a + whole, a_row, b + whole * ldb, ldb);
+  }
   _tile_stored(0, c, ldc * 4);
   if constexpr (kBeside) _tile_stored(1, beside, ldc * 4);
   if constexpr (kBelow) _tile_stored(2, below, ldc * 4);
   if constexpr (kBelow && kBeside) _tile_stored(3, below + kSide, ldc * 4);
 }
 
+/// c = or += a b where k is two steps, for whole pairs of tiles: two by two tiles of a stay in registers while the
+/// columns of b pass by.
+template <bool kAdd>
+void two_steps(std::int64_t rows, std::int64_t n, const std::uint32_t* a, std::int64_t a_row, const std::uint32_t* b,
+               std::int64_t ldb, float* c, std::int64_t ldc) {
+  for (std::int64_t row = 0; row < rows; row += 2 * kSide) {
+    const auto *const left = a + row * a_row, *const left_below = left + kSide * a_row;
+    _tile_loadd(4, left, a_row * 4);
+    _tile_loadd(5, left + kSide, a_row * 4);
+    _tile_loadd(6, left_below, a_row * 4);
+    _tile_loadd(7, left_below + kSide, a_row * 4);
+    for (std::int64_t col = 0; col < n; col += kSide) {
+      float *const to = c + row * ldc + col, *const below = to + kSide * ldc;
+      if constexpr (kAdd) {
+        _tile_loadd(0, to, ldc * 4);
+        _tile_loadd(1, below, ldc * 4);
+      } else {
+        _tile_zero(0);
+        _tile_zero(1);
+      }
+      _tile_loadd(2, b + col, ldb * 4);
+      _tile_dpbf16ps(0, 4, 2);
+      _tile_dpbf16ps(1, 6, 2);
+      _tile_loadd(3, b + col + kSide * ldb, ldb * 4);
+      _tile_dpbf16ps(0, 5, 3);
+      _tile_dpbf16ps(1, 7, 3);
+      _tile_stored(0, to, ldc * 4);
+      _tile_stored(1, below, ldc * 4);
+    }
+  }
+}
+
 }  // namespace
+
+Alone::Alone() { known_rows = 0; }
+Alone::~Alone() { known_rows = -1; }
 
 bool available() {
   static const bool answer = ask();
   return answer;
 }
 
-void multiply(bool add, std::int64_t rows, std::int64_t k, std::int64_t n, const std::uint32_t* a, std::int64_t a_row,
-              const std::uint32_t* b, std::int64_t ldb, float* c, std::int64_t ldc) {
-  const auto whole = rows / kSide * kSide, pairs = whole / (2 * kSide) * 2 * kSide;
+void multiply(bool add, std::int64_t rows, std::int64_t k, std::int64_t n, std::span<const Factors> factors,
+              std::int64_t a_row, std::int64_t ldb, float* c, std::int64_t ldc) {
+  constexpr auto pair = 2 * kSide;
+  if (factors.size() == 1 && k == pair && rows % pair == 0 && n % pair == 0) {
+    const auto [a, b] = factors[0];
+    configure(kSide);
+    return add ? two_steps<true>(rows, n, a, a_row, b, ldb, c, ldc)
+               : two_steps<false>(rows, n, a, a_row, b, ldb, c, ldc);
+  }
+  const auto whole = rows / kSide * kSide, pairs = whole / pair * pair;
   const auto all_columns = [&]<bool kBelow>(std::int64_t row, std::int64_t count) {
     std::int64_t col = 0;
     for (; col + 2 * kSide <= n; col += 2 * kSide)
-      block<kBelow, true>(add, count, k, a + row * a_row, a_row, b + col, ldb, c + row * ldc + col, ldc);
-    if (col < n) block<kBelow, false>(add, count, k, a + row * a_row, a_row, b + col, ldb, c + row * ldc + col, ldc);
+      block<kBelow, true>(add, count, k, factors, row * a_row, a_row, col, ldb, c + row * ldc + col, ldc);
+    if (col < n) block<kBelow, false>(add, count, k, factors, row * a_row, a_row, col, ldb, c + row * ldc + col, ldc);
   };
   if (whole > 0) configure(kSide);
   for (std::int64_t row = 0; row < pairs; row += 2 * kSide) all_columns.template operator()<true>(row, 2 * kSide);
@@ -123,9 +174,11 @@ void multiply(bool add, std::int64_t rows, std::int64_t k, std::int64_t n, const
 
 namespace anyflash::cpu::amx {
 
+Alone::Alone() {}
+Alone::~Alone() {}
 bool available() { return false; }
-void multiply(bool, std::int64_t, std::int64_t, std::int64_t, const std::uint32_t*, std::int64_t, const std::uint32_t*,
-              std::int64_t, float*, std::int64_t) {}
+void multiply(bool, std::int64_t, std::int64_t, std::int64_t, std::span<const Factors>, std::int64_t, std::int64_t,
+              float*, std::int64_t) {}
 
 }  // namespace anyflash::cpu::amx
 

@@ -21,6 +21,7 @@
 #define HWY_TARGET_INCLUDE "cpu/backward.cpp"
 #include "hwy/foreach_target.h"
 
+#include "cpu/amx.h"
 #include "cpu/backend.h"
 #include "cpu/backward_schedule.h"
 #include "cpu/backward_shared.h"
@@ -99,12 +100,13 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
 
   Parts parts(workspace);
   RowTerms<T> terms(problem, plan, parts);
-  const auto thread_memory =
-      std::max(KeyBlockTask<T, E>::memory_size(problem, plan), BiasTask<T, E>::memory_size(problem, plan));
-  T* const memory = parts.take<T>(thread_memory * threads);
   const auto heads_in_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
   BackwardSchedule schedule(products ? groups : 0, heads_in_group, query_blocks, std::max<std::int64_t>(key_blocks, 1),
-                            threads, parts);
+                            KeyBlockTask<T, E>::together(), threads, parts);
+  const auto together = schedule.together();
+  const auto thread_memory =
+      std::max(KeyBlockTask<T, E>::memory_size(problem, plan, together), BiasTask<T, E>::memory_size(problem, plan));
+  T* const memory = parts.take<T>(thread_memory * threads);
   const auto buffer_size = products && problem.dq.given() ? KeyBlockTask<T, E>::buffer_size(problem, plan) : 0;
   T* const buffers = parts.take<T>(buffer_size * schedule.slots());
   if (!workspace) return parts.bytes();
@@ -121,10 +123,12 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
 #pragma omp parallel num_threads(schedule.threads()) if (schedule.threads() > 1)
     {
       const int thread = omp_get_thread_num();
+      const amx::Alone tiles;
       KeyBlockTask<T, E> task(problem, plan, terms, schedule, &memory[thread * thread_memory]);
       for (BackwardSchedule::Task next; schedule.next(thread, next);) {
-        for (std::int32_t i = 0; i < next.key_blocks; ++i)
-          task.run(next.group, next.first_key_block + i, &buffers[next.slot * buffer_size]);
+        const auto end = next.first_key_block + next.key_blocks;
+        for (auto first = next.first_key_block; first < end; first += together)
+          task.run(next.group, first, std::min(together, end - first), &buffers[next.slot * buffer_size]);
         schedule.finish(next);
       }
     }

@@ -31,70 +31,87 @@ class BlockPair {
  public:
   // After `load_queries`.
   E *q, *dout;              ///< left operands (64 queries, channels)
-  E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries
+  E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries; `kInTiles` left
+                            ///< operands (channels, 64 queries), since tiles take these in rows alone
   std::uint64_t q_bad, dout_bad;
-  // After `load_keys`.
+  // After `use_keys`.
   E *k_t, *v_t;  ///< right operands (d_qk, 64 keys), (d_v, 64 keys), whole
-  E* k_right;    ///< right operand (64 keys, d_qk)
+  E* k_right;    ///< right operand (64 keys, d_qk); the next key block's follows it
   std::uint64_t k_bad;
   // After `compute`.
   E *p, *ds;                   ///< (64 queries, 64 keys), Pairs along the queries
   T *p_numbers, *ds_numbers;   ///< P and dS as numbers, if not `of_products`
-  E *p_left, *ds_left;         ///< left operands (64 keys, 64 queries), kLeftRow and kLeftStep apart
-  E* ds_rows;                  ///< left operand (64 queries, 64 keys)
+  E* ds_rows;                  ///< left operand (64 queries, 64 keys), ds_line apart; the next key block's beside it
   std::uint64_t words[kTile];  ///< bit j of words[i]: the pair is visible and the query has a gradient
   std::uint64_t seen[kTile / kSpanRows];  ///< of a partial tile: the keys that one of kSpanRows queries sees
   Span spans[kTile / kSpanRows];          ///< of a partial tile: their span; p and ds are zero outside it
 
-#if ANYFLASH_PAIRS_IN_TILES
-  static constexpr std::int64_t kLeftRow = kIsPair<E> ? kTile / 2 : 1, kLeftStep = kIsPair<E> ? 1 : kTile;
-#else
-  static constexpr std::int64_t kLeftRow = 1, kLeftStep = kTile;
-#endif
+  static constexpr std::int32_t kQueryBlocks = kInTiles<E> ? 2 : 1;  ///< that can be loaded, each with its tile
 
-  BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory)
-      : problem_(problem), plan_(plan), terms_(terms), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        kept_(kept_count(problem, plan)) {
+  /// key_blocks: how many are loaded at a time.
+  BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory,
+            std::int64_t key_blocks = 1)
+      : ds_line(Depth<E>(kTile) * key_blocks), problem_(problem), plan_(plan), terms_(terms),
+        d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)), kept_(kept_count(problem, plan)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     const auto take_factors = [&](std::int64_t width) { return reinterpret_cast<E*>(take(Depth<E>(kTile) * width)); };
-    k_right = take_factors(d_qk_), k_t = take_factors(d_qk_), v_t = take_factors(d_v_);
-    p_numbers = s_ = take(kTile * kTile), ds_numbers = take(kTile * kTile), slope_ = take(kTile * kTile);
-    p_left = p = reinterpret_cast<E*>(s_), ds_left = ds_rows = ds = reinterpret_cast<E*>(ds_numbers);
+    k_rights_ = take_factors(key_blocks * d_qk_), k_ts_ = take_factors(key_blocks * d_qk_);
+    v_ts_ = take_factors(key_blocks * d_v_);
+    tiles_ = take(kQueryBlocks * 2 * kTile * kTile), slope_ = take(kTile * kTile);
+    use_tile(0);
+    all_ds_rows_ = ds;
     if constexpr (kIsPair<E>) {
-      ds_rows = take_factors(kTile);
-      if (kLeftRow != 1) p_left = take_factors(kTile), ds_left = take_factors(kTile);
+      all_ds_rows_ = take_factors(kQueryBlocks * key_blocks * kTile);
     } else {
       q_clean_ = take(kTile * d_qk_), dout_clean_ = take(kTile * d_v_);
     }
     rows_ = take(kTile * (kIsPair<E> ? std::max(d_qk_, d_v_) : d_v_));
     queries_ = take(kept_.count() * kTile * (d_qk_ + d_v_));
   }
-  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
+  static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan, std::int64_t key_blocks = 1) {
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
-    const std::int64_t kept = kTile * kept_count(problem, plan) * (d_qk + d_v), tiles = 3 * kTile * kTile;
-    const auto operands = Depth<E>(kTile) * (2 * d_qk + d_v);
-    if (kIsPair<E>)
-      return kept + tiles + operands + (kLeftRow == 1 ? 1 : 3) * kTile * kTile / 2 + kTile * std::max(d_qk, d_v);
+    const std::int64_t kept = kTile * kept_count(problem, plan) * (d_qk + d_v);
+    const std::int64_t tiles = (2 * kQueryBlocks + 1) * kTile * kTile;
+    const auto operands = key_blocks * Depth<E>(kTile) * (2 * d_qk + d_v);
+    if (kIsPair<E>) {
+      const auto packed = kQueryBlocks * key_blocks * kTile * kTile / 2;
+      return kept + tiles + operands + packed + kTile * std::max(d_qk, d_v);
+    }
     return kept + tiles + operands + kTile * (d_qk + 2 * d_v);
   }
 
-  /// Loads a key block of key/value head g. V is left out if only P is wanted.
-  HWY_NOINLINE void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v) {
-    key_box_ = plan_.key_grid.box(block);
+  /// Loads a key block of key/value head g as one of those loaded, and uses it. V is left out if only P is wanted.
+  HWY_NOINLINE void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v, std::int32_t slot = 0) {
+    use_keys(block, slot);
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(k_right);
     LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, rows, d_qk_);
     if constexpr (kIsPair<E>) k_bad = RowsNotFinite(rows, d_qk_), right_operand(rows, d_qk_, k_bad, k_right);
     TransposeOperand(rows, d_qk_, k_t);  // Pairs are made of the rows in their place
     if constexpr (!kIsPair<E>) k_bad = CleanRows(rows, d_qk_, rows);
+    all_k_bad_[slot] = k_bad;
     if (!with_v) return;
     LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, rows_, d_v_);
     TransposeOperand(rows_, d_v_, v_t);
   }
 
-  HWY_NOINLINE void load_queries(std::int64_t b, std::int64_t h, std::int32_t block) {
+  /// Makes a loaded key block the one that `compute` takes, after the query block.
+  void use_keys(std::int32_t block, std::int32_t slot) {
+    key_box_ = plan_.key_grid.box(block), key_block_ = block;
+    k_right = k_rights_ + slot * Depth<E>(kTile) * d_qk_, k_t = k_ts_ + slot * Depth<E>(kTile) * d_qk_;
+    v_t = v_ts_ + slot * Depth<E>(kTile) * d_v_;
+    ds_rows = all_ds_rows_ + (at_ * kTile * ds_line + slot * Depth<E>(kTile));
+    k_bad = all_k_bad_[slot];
+  }
+
+  /// Loads a query block if it is not there. at < kQueryBlocks; at 1 it comes beside the one at 0, with a tile of its
+  /// own.
+  HWY_NOINLINE void load_queries(std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t at = 0) {
     query_box_ = plan_.query_grid.box(block);
     query_block_ = block;
-    const auto name = terms_.block(b, h, block), kept = kept_.find(name), slot = kept >= 0 ? kept : kept_.put(name);
+    if constexpr (kQueryBlocks > 1) use_tile(at);
+    const auto name = terms_.block(b, h, block), kept = kept_.find(name);
+    const auto slot = kept >= 0 ? kept : kept_.put(name, at == 0 ? -1 : first_slot_);
+    if (at == 0) first_slot_ = slot;
     T* memory = queries_ + slot * kTile * (d_qk_ + d_v_);
     auto& [bad_of_q, bad_of_dout] = bad_[slot];
     const auto take = [&](std::int64_t count) { return reinterpret_cast<E*>(std::exchange(memory, memory + count)); };
@@ -143,31 +160,38 @@ class BlockPair {
     const TileTerms<T> terms{&terms_.lse[at], &terms_.rest[at], &terms_.delta[at], &terms_.dlse[at],
                              masked ? words : nullptr, spans, sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
                              of_products ? static_cast<T>(problem_.scale) : T(1)};
-    WithTileKind(terms, with_ds, [&]<class Kind>() {
+    WithTileKind<E>(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {
-        if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows, ahead_);
+        if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows, ds_line, ahead_);
       }
       FinishRows<E, Kind>(terms, s_, ds_numbers, ahead_);
     });
-    if constexpr (kIsPair<E> && kLeftRow != 1) {
-      if (!of_products) return;
-      TransposeWords<kTile / 2>(p, kTile, p_left);
-      if (with_ds) TransposeWords<kTile / 2>(ds, kTile, ds_left);
-    }
   }
 
   const Box& query_box() const { return query_box_; }
   const Box& key_box() const { return key_box_; }
+  std::int32_t key_block() const { return key_block_; }
+  /// For rows of a block as numbers, between two loads.
+  T* scratch() const { return rows_; }
+
+  const std::int64_t ds_line;  ///< Pairs, or numbers, between the rows of ds_rows
 
  private:
-  /// Query blocks kept: as many as two key blocks meet, or one, if they do not fit. Measured: docs/design-log.md.
+  /// Query blocks kept: as many as two key blocks meet, or kQueryBlocks, if they do not fit. Measured:
+  /// docs/design-log.md.
   static std::int64_t kept_count(const Problem& problem, const ExecutionPlan& plan) {
-    if (problem.heads_kv == 0) return 1;
+    if (problem.heads_kv == 0) return kQueryBlocks;
     const auto bytes = kTile * (padded(problem.d_qk) + padded(problem.d_v)) * static_cast<std::int64_t>(sizeof(T));
     const auto met = most_met(plan, &MaskGroup::queries_of_key_block) * problem.heads_q / problem.heads_kv;
     const auto wanted = std::min(2 * met, plan.query_grid.count() * problem.heads_q / problem.heads_kv);
-    const auto most = fit_to_caches(kLeftRow == 1 ? tuning::kKeptQueryBytes : tuning::kKeptQueryBytesOfTiles);
-    return wanted > 0 && wanted * bytes <= most && wanted <= KeptBlocks::most ? wanted : 1;
+    const auto most = fit_to_caches(kInTiles<E> ? tuning::kKeptQueryBytesOfTiles : tuning::kKeptQueryBytes);
+    return wanted > kQueryBlocks && wanted * bytes <= most && wanted <= KeptBlocks::most ? wanted : kQueryBlocks;
+  }
+
+  void use_tile(std::int32_t at) {
+    at_ = at;
+    p_numbers = s_ = tiles_ + at * 2 * kTile * kTile, ds_numbers = s_ + kTile * kTile;
+    p = reinterpret_cast<E*>(s_), ds = reinterpret_cast<E*>(ds_numbers);
   }
 
   /// Rows of a query block as left operand and, of Pairs, as right operand; returns those that are not finite.
@@ -178,7 +202,13 @@ class BlockPair {
     const auto bad = RowsNotFinite(rows, width);
     if constexpr (kIsPair<E>) {
       PairNeighbours(rows, kTile * width, left);
-      right_operand(rows, width, bad, right);
+      if constexpr (kInTiles<E>) {
+        E* const pairs = reinterpret_cast<E*>(rows);  // in their place
+        right_operand(rows, width, bad, pairs);
+        TransposeWords<kTile / 2>(pairs, width, right);
+      } else {
+        right_operand(rows, width, bad, right);
+      }
     }
     return bad;
   }
@@ -224,11 +254,14 @@ class BlockPair {
   const std::int64_t d_qk_, d_v_;
   KeptBlocks kept_;
   std::pair<std::uint64_t, std::uint64_t> bad_[KeptBlocks::most];  // of the kept blocks, q's and dout's
-  T *s_, *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
+  E *k_rights_, *k_ts_, *v_ts_, *all_ds_rows_;
+  std::uint64_t all_k_bad_[tuning::kKeyBlocksOfTiles] = {};
+  T *tiles_, *s_, *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
   TileWords<kTile> tile_words_;
   Ahead ahead_;
   Box query_box_{}, key_box_{};
-  std::int32_t query_block_ = 0;
+  std::int32_t query_block_ = 0, key_block_ = 0, at_ = 0;
+  std::int64_t first_slot_ = -1;  // of the query block at 0
 };
 
 }  // namespace HWY_NAMESPACE

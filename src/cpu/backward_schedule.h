@@ -15,6 +15,7 @@
 #include <memory>
 #include <thread>
 
+#include "cpu/tuning.h"
 #include "cpu/workspace.h"
 #include "plan/plan.h"
 
@@ -61,32 +62,36 @@ class BackwardSchedule {
     std::int64_t slot;  ///< which of the query gradient buffers the group uses
   };
 
-  /// key_blocks >= 1.
+  /// key_blocks >= 1. together: as many of them as a thread had best take at once.
   BackwardSchedule(std::int64_t groups, std::int64_t heads_in_group, std::int64_t query_blocks, std::int64_t key_blocks,
-                   int threads, Parts& parts)
+                   std::int64_t together, int threads, Parts& parts)
       : groups_(groups), heads_(heads_in_group), query_blocks_(query_blocks),
         key_blocks_(static_cast<std::int32_t>(key_blocks)) {
     // Whole groups where handing them out leaves no thread idle for more than a tenth of the time.
     const auto rounds = (groups + threads - 1) / threads;
     whole_groups_ = rounds * threads * 10 <= groups * 11;
-    tasks_ = whole_groups_ ? groups : groups * key_blocks;
+    if (!whole_groups_) together = std::min(together, groups * key_blocks / (threads * tuning::kTasksOfThread));
+    together_ = static_cast<std::int32_t>(std::clamp<std::int64_t>(together, 1, key_blocks));
+    parts_ = (key_blocks + together_ - 1) / together_;
+    tasks_ = whole_groups_ ? groups : groups * parts_;
     threads_ = static_cast<int>(std::clamp<std::int64_t>(tasks_, 1, threads));
     // A thread's own buffers, or buffers for as many groups as the threads' tasks are likely to lie in.
-    slots_ = whole_groups_ ? threads_ : std::min<std::int64_t>(groups, 1 + (threads_ + key_blocks - 1) / key_blocks);
+    slots_ = whole_groups_ ? threads_ : std::min<std::int64_t>(groups, 1 + (threads_ + parts_ - 1) / parts_);
     turns_ = turns(groups * heads_in_group * query_blocks, parts);
     finished_ = turns(groups, parts);
   }
 
   int threads() const { return threads_; }
   std::int64_t slots() const { return slots_; }
+  std::int32_t together() const { return together_; }
 
   /// The next task for a thread, false if there is none. Waits until the task's buffers are free.
   bool next(int thread, Task& task) {
     const auto ticket = next_.fetch_add(1, std::memory_order_relaxed);
     if (ticket >= tasks_) return false;
-    task.group = whole_groups_ ? ticket : ticket / key_blocks_;
-    task.first_key_block = whole_groups_ ? 0 : static_cast<std::int32_t>(ticket % key_blocks_);
-    task.key_blocks = whole_groups_ ? key_blocks_ : 1;
+    task.group = whole_groups_ ? ticket : ticket / parts_;
+    task.first_key_block = whole_groups_ ? 0 : static_cast<std::int32_t>(ticket % parts_) * together_;
+    task.key_blocks = whole_groups_ ? key_blocks_ : std::min(together_, key_blocks_ - task.first_key_block);
     task.slot = whole_groups_ ? thread : task.group % slots_;
     if (!whole_groups_ && task.group >= slots_) finished_[task.group - slots_].wait_for(key_blocks_);
     return true;
@@ -106,7 +111,8 @@ class BackwardSchedule {
   }
 
   std::int64_t groups_, heads_, query_blocks_, tasks_ = 0, slots_ = 1;
-  std::int32_t key_blocks_;
+  std::int64_t parts_ = 1;
+  std::int32_t key_blocks_, together_ = 1;
   int threads_ = 1;
   bool whole_groups_ = false;
   std::atomic<std::int64_t> next_{0};

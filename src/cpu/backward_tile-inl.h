@@ -41,8 +41,9 @@ void ZeroOutside(std::size_t begin, std::size_t end, T* row, std::size_t width =
 }
 
 /// A score lies above its row's lse by a rounding at most: P is 1 then. A NaN stays.
-template <class D, class V>
+template <class E, class D, class V>
 HWY_INLINE V AtMostZero(D d, V x) {
+  if constexpr (kInTiles<E>) return hn::Min(hn::Zero(d), x);  // of AVX-512: the second, if one is a NaN
   return hn::IfThenZeroElse(hn::Gt(x, hn::Zero(d)), x);
 }
 
@@ -62,7 +63,9 @@ template <class E, class Kind, class D, class V, class T>
 HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>& row, std::size_t col, std::size_t at,
                              const T* s, const T* dp, V& p, V& ds) {
   const auto score = hn::Mul(hn::Load(d, s + at), hn::Set(d, terms.score_scale));
-  p = SoftmaxExp(d, AtMostZero(d, hn::Sub(hn::Sub(score, row.lse), row.rest)));
+  auto distance = hn::Sub(score, row.lse);
+  if constexpr (!Kind::plain) distance = hn::Sub(distance, row.rest);
+  p = SoftmaxExp(d, AtMostZero<E>(d, distance));
   [[maybe_unused]] auto visible = hn::FirstN(d, 0);
   if constexpr (Kind::masked) {
     const std::uint64_t bits = row.word >> col;
@@ -70,8 +73,9 @@ HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>&
     p = hn::IfThenElseZero(visible, p);
   }
   if constexpr (Kind::gradient) {
-    ds = hn::Mul(hn::Mul(p, hn::Set(d, terms.gradient_scale)),
-                 hn::Add(hn::Sub(hn::Load(d, dp + at), row.delta), row.dlse));
+    auto change = hn::Sub(hn::Load(d, dp + at), row.delta);
+    if constexpr (!Kind::plain) change = hn::Add(change, row.dlse);
+    ds = hn::Mul(hn::Mul(p, hn::Set(d, terms.gradient_scale)), change);
     if constexpr (Kind::sloped) ds = hn::Mul(ds, hn::Load(d, terms.slope + at));
     if constexpr (Kind::masked) ds = hn::IfThenElseZero(visible, ds);
   }
@@ -101,15 +105,18 @@ void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp
 }
 
 #if ANYFLASH_PAIRS
-/// The memory of s and dp becomes P and dS in Pairs of rows, (32, 64); ds_rows: dS in Pairs along each row, (64, 32).
+/// The memory of s and dp becomes P and dS in Pairs of rows, (32, 64); ds_rows: dS in Pairs along each row, (64, 32),
+/// ds_line apart.
 template <class Kind>
-void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows, Ahead& ahead) {
+void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows, std::int64_t ds_line,
+                 Ahead& ahead) {
   const hn::ScalableTag<float> d;
   const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
   const hn::Half<decltype(narrow)> half;
   const PairsOfVectors interleave;
   auto *const p_to = reinterpret_cast<Pair*>(s), *const ds_to = reinterpret_cast<Pair*>(dp);
   auto* const neighbours = reinterpret_cast<hwy::bfloat16_t*>(ds_rows);
+  const auto line = static_cast<std::size_t>(2 * ds_line);
   for (int row = 0; row < kTile; row += 2) {
     const RowOfTile first(d, terms, row), second(d, terms, row + 1);
     const auto [begin, width] = Kind::masked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
@@ -123,8 +130,8 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
       if constexpr (Kind::gradient) {
         const auto both = NarrowTwo(d, ds0, ds1);
         interleave.store(both, ds_to + to);
-        hn::StoreU(hn::LowerHalf(half, both), half, neighbours + at);
-        hn::StoreU(hn::UpperHalf(half, both), half, neighbours + below);
+        hn::StoreU(hn::LowerHalf(half, both), half, neighbours + row * line + col);
+        hn::StoreU(hn::UpperHalf(half, both), half, neighbours + (row + 1) * line + col);
       }
     }
     ahead.fetch(2);
@@ -132,21 +139,33 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
       ZeroOutside(begin, end, p_to + row / 2 * kTile);
       if constexpr (Kind::gradient) {
         ZeroOutside(begin, end, ds_to + row / 2 * kTile);
-        for (int i = row; i < row + 2; ++i) ZeroOutside(begin / 2, end / 2, ds_rows + i * kTile / 2, kTile / 2);
+        for (int i = row; i < row + 2; ++i) ZeroOutside(begin / 2, end / 2, ds_rows + i * ds_line, kTile / 2);
       }
     }
   }
 }
 #endif
 
-template <bool kMasked, bool kGradient, bool kSlope>
+/// plain: rest and dlse are 0 in every row.
+template <bool kMasked, bool kGradient, bool kSlope, bool kPlain = false>
 struct TileKind {
-  static constexpr bool masked = kMasked, gradient = kGradient, sloped = kSlope;
+  static constexpr bool masked = kMasked, gradient = kGradient, sloped = kSlope, plain = kPlain;
 };
 
+template <class T>
+bool AllZero(const T* of_rows) {
+  bool any = false;
+  for (int row = 0; row < kTile; ++row) any |= of_rows[row] != T(0);
+  return !any;
+}
+
 /// finish.operator()<Kind>() for a tile of these terms.
-template <class T, class F>
+template <class E, class T, class F>
 void WithTileKind(const TileTerms<T>& terms, bool gradient, const F& finish) {
+  if constexpr (kInTiles<E>) {  // the commonest apart: its bits are the same
+    if (gradient && !terms.words && !terms.slope && AllZero(terms.rest) && AllZero(terms.dlse))
+      return finish.template operator()<TileKind<false, true, false, true>>();
+  }
   const auto masked_or_not = [&]<bool kGradient, bool kSlope>() {
     terms.words ? finish.template operator()<TileKind<true, kGradient, kSlope>>()
                 : finish.template operator()<TileKind<false, kGradient, kSlope>>();

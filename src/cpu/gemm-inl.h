@@ -44,6 +44,9 @@ constexpr int kGemmVectors = 2;
 enum class Pair : std::uint32_t {};
 template <class E>
 constexpr bool kIsPair = std::is_same_v<E, Pair>;
+/// Whether the tiles of AMX multiply E.
+template <class E>
+constexpr bool kInTiles = kIsPair<E> && ANYFLASH_PAIRS_IN_TILES;
 /// What products of E are summed in.
 template <class E>
 using SumOf = std::conditional_t<kIsPair<E>, float, E>;
@@ -137,7 +140,8 @@ void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const E* a, std::in
 #if ANYFLASH_PAIRS_IN_TILES
   if constexpr (kIsPair<E>) {
     const auto words = [](const E* pairs) { return reinterpret_cast<const std::uint32_t*>(pairs); };
-    return amx::multiply(kAdd, rows, k, n, words(a), a_row, words(b), ldb, c, ldc);
+    const amx::Factors factors[] = {{words(a), words(b)}};
+    return amx::multiply(kAdd, rows, k, n, factors, a_row, ldb, c, ldc);
   }
 #endif
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));

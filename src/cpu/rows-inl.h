@@ -343,6 +343,19 @@ void TransposeRows(const T* rows, std::int64_t width, T* to) {
     }
 }
 
+/// The same of `count` rows, whole vectors too.
+template <class T>
+void TransposeRows(std::int64_t count, const T* rows, std::int64_t width, T* to) {
+  const hn::ScalableTag<T> d;
+  constexpr int n = 16 / sizeof(T), lanes = static_cast<int>(hn::MaxLanes(d));
+  for (std::int64_t r = 0; r < count; r += lanes)
+    for (std::int64_t c = 0; c < width; c += n) {
+      hn::Vec<hn::ScalableTag<T>> columns[n];
+      LoadTransposed(d, rows + r * width + c, width, columns);
+      for (int i = 0; i < n; ++i) hn::Store(columns[i], d, to + (c + i) * count + r);
+    }
+}
+
 /// Which of 64 rows hold a NaN or an infinity.
 template <class T>
 std::uint64_t RowsNotFinite(const T* rows, std::int64_t width) {

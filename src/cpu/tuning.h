@@ -30,9 +30,11 @@ constexpr double kFarLse = 32;  // from here on P may be off by the rounding of 
 constexpr std::int64_t kKeptQueryBytes = std::int64_t{2} << 20;         // of loaded query blocks a thread keeps,
 constexpr std::int64_t kKeptQueryBytesOfTiles = std::int64_t{8} << 20;  // where the tiles of AMX multiply them (both:
                                                                         // at most, see caches.h)
+constexpr std::int64_t kKeyBlocksOfTiles = 4;                           // key blocks that are taken together there
 
 // Threads.
 constexpr double kProductsOfThread = 2e5;       // multiplications that pay for waking one, forward
+constexpr std::int64_t kTasksOfThread = 4;      // so many at least before they take several key blocks
 constexpr std::int64_t kTilesOfThread = 2;      // tiles that do, backward
 constexpr std::int64_t kMostBlocksAtOnce = 16;  // query blocks that a thread takes at a time
 

@@ -35,11 +35,11 @@ class KeptBlocks {
     const auto at = std::find(names_.begin(), names_.begin() + count_, name);
     return at == names_.begin() + count_ ? -1 : at - names_.begin();
   }
-  /// The slot of a block that is loaded now, in place of the oldest.
-  std::int64_t put(std::int64_t name) {
-    const auto slot = next_;
+  /// The slot of a block that is loaded now, in place of the oldest, or of the next if that is in slot `held`.
+  std::int64_t put(std::int64_t name, std::int64_t held = -1) {
+    const auto slot = next_ == held ? (next_ + 1) % count_ : next_;
     names_[slot] = name;
-    next_ = (next_ + 1) % count_;
+    next_ = (slot + 1) % count_;
     return slot;
   }
 
