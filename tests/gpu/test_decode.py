@@ -84,6 +84,53 @@ def test_values_near_the_end_of_their_type(dtype):
     assert torch.allclose(out, v[:, :, :1].expand_as(out), rtol=1e-5)
 
 
+def in_pages(x, page, order):
+    """(batch, heads, keys, d) as (pages, page, heads, d), page i of all at order[i]."""
+    b, heads, keys, d = x.shape
+    x = torch.nn.functional.pad(x, (0, 0, 0, -keys % page), value=torch.nan).transpose(1, 2)
+    pages = torch.empty_like(x.reshape(-1, page, heads, d))
+    pages[order] = x.reshape(-1, page, heads, d)
+    return pages
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("heads, keys, d", [(4, 150, 64), (4, 130, 128), (4, 100, 256), (40, 130, 128), (2, 3000, 128)])
+def test_tasks_that_follow_one_another(heads, keys, d, dtype):
+    """More of them than run at once. Some batch entries hold NaN behind their keys, so a pass with care stands between
+    two others; some are empty. Lengths in either memory, with pages and without: the same bits."""
+    b, kv_heads = 160, 2
+    q, k, v = randoms(b, heads, kv_heads, 1, keys, d, dtype=dtype)
+    lengths = torch.arange(b, dtype=torch.int32) * 37 % (keys + 1)
+    for i in range(0, b, 3):
+        k[i, :, lengths[i]:], v[i, :, lengths[i]:] = torch.nan, torch.nan
+    got, lse = af.attention(q, k, v, key_lengths=lengths, return_lse=True)
+    for i in range(0, b, 7):
+        n = int(lengths[i])
+        expected, expected_lse = reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], causal=False)
+        assert (got[i] - expected[0]).abs().max() < TYPES[dtype]
+        assert torch.equal(lse[i].isinf(), expected_lse[0].isinf())
+        assert not n or (lse[i] - expected_lse[0]).abs().max() < TYPES[dtype]
+    assert torch.equal(af.attention(q, k, v, key_lengths=lengths.cuda()), got)
+    for page in (16, 64, 24):
+        order = torch.randperm(b * -(-keys // page), device="cuda")
+        pages = dict(page_table=order.reshape(b, -1).int(), key_lengths=lengths.cuda())
+        paged = af.attention(q, in_pages(k, page, order), in_pages(v, page, order), **pages)
+        assert torch.allclose(paged, got, rtol=0, atol=TYPES[dtype]) and (keys % page or torch.equal(paged, got))
+    one = af.attention(q[3:4], k[3:4], v[3:4], key_lengths=lengths[3:4])
+    assert torch.equal(one, got[3:4])
+
+
+def test_one_query_sees_all_keys_of_its_length():
+    """A causal rule, aligned at the end, with lengths on the device: no mask has to be asked."""
+    q, k, v = randoms(3, 8, 2, 1, 700, 64)
+    lengths = torch.tensor([0, 333, 700])
+    for rule, align in ((af.causal(), "none_end"), (af.full(), "none_front")):
+        got = af.attention(q, k, v, rule=rule, align=align, key_lengths=lengths.cuda())
+        assert torch.equal(got, af.attention(q, k, v, rule=rule, align=align, key_lengths=lengths))
+    first = af.attention(q, k, v, rule=af.causal(), align="none_front", key_lengths=lengths.cuda())  # sees one key
+    assert torch.equal(first[1:], v[1:, :, :1].repeat_interleave(4, 1))
+
+
 def test_rows_that_see_nothing():
     q, k, v = randoms(2, 4, 2, 2, 300, 64)
     sink = torch.zeros(4, device="cuda")

@@ -81,22 +81,6 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-/// A barrier of some whole warps of a block of threads, by its number from 1 to 15.
-__device__ __forceinline__ void wait_for_threads(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-/// The same, and whether the condition holds for one of the threads.
-__device__ __forceinline__ bool any_of_threads(int barrier, int threads, bool one) {
-  int any;
-  asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.s32 p, %1, 0;\n bar.red.or.pred q, %2, %3, p;\n selp.s32 %0, 1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(one)), "r"(barrier), "r"(threads)
-      : "memory");
-  return any != 0;
-}
-
 /// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -109,6 +93,14 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4],
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(shared_address(row)));
+}
+
+/// An 8 x 8 matrix of 16-bit numbers over a warp, transposed; a lane has the numbers 2 (lane % 4) and the next of row
+/// lane / 4.
+__device__ __forceinline__ std::uint32_t transposed_matrix(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 /// c (16 x 8) += a (16 x 16) b (16 x 8), float16. c01: the lane's numbers of row g, c23: of row g + 8.

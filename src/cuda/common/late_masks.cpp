@@ -10,11 +10,6 @@ namespace {
 
 constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
 
-Integers integers_of(const TensorView& view) {
-  if (!view.given()) return {nullptr, false, 0, 0};
-  return {static_cast<const char*>(view.data), view.type == ElementType::int64, view.shape[0], view.strides[0]};
-}
-
 /// How far the atoms' tables move from one batch entry (head) to the next.
 void find_strides(const Problem& problem, const rules::Program& first, std::int64_t b, std::int64_t h,
                   std::int64_t (&strides)[rules::max_atoms]) {
@@ -57,6 +52,11 @@ void take_documents(const Problem& problem, LateArgs& args, Taken& memory) {
 }
 
 }  // namespace
+
+Integers integers_of(const TensorView& view) {
+  if (!view.given()) return {nullptr, false, 0, 0};
+  return {static_cast<const char*>(view.data), view.type == ElementType::int64, view.shape[0], view.strides[0]};
+}
 
 LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {
   LateArgs args{};

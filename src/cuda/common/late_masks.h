@@ -23,6 +23,9 @@ struct Integers {
   }
 };
 
+/// Of a tensor in device memory, if it is given.
+Integers integers_of(const TensorView& view);
+
 /// The documents of one side, as DocumentSide has them, but for writing.
 struct LateSide {
   std::int32_t *segment_of, *document_of;

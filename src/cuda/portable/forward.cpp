@@ -152,6 +152,7 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
       double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts * args.value_parts;
   check_tasks(tasks);
   const auto pages = bring_pages(problem, args, stream);
+  if (few && decode_needs_no_masks(problem, plan, general)) return decode(problem, plan, args, general, stream);
   DevicePlan masks(problem, plan, stream);
   args.groups = masks.groups();
   if (few) return decode(problem, plan, args, general, stream);

@@ -63,6 +63,16 @@ struct WarpProducts {
   __device__ __forceinline__ static void show() {}
 };
 
+/// Two numbers, rounded to 16 bits.
+__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __half) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
 /// float16 and bfloat16 on mma.m16n8k16 (two m16n8k8 on sm_75), sums in float32.
 template <class E>
 struct HalfProducts : WarpProducts<E, 16, 16> {
@@ -151,14 +161,8 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
     }
   }
 
-  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2]) { return packed(x, E()); }
-  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2], __half) {
-    const __half2 pair = __floats2half2_rn(x[0], x[1]);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2], __nv_bfloat16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x[0], x[1]);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2]) {
+    return packed_pair(x[0], x[1], E());
   }
 };
 

@@ -1,0 +1,286 @@
+// What the kernels of few queries know of a task's rows: the largest product, the sum and O of the keys so far, the
+// softmax of a tile, and the join of what a block's warps leave.
+#pragma once
+
+#include "cuda/portable/decode_shared.cuh"
+
+namespace anyflash::cuda {
+
+template <class E, class Sizes>
+class DecodeRows {
+ public:
+  using Shared = DecodeShared<E, Sizes>;
+  using Products = typename Shared::Products;
+  using T = typename Shared::T;
+  using Stage = typename Shared::Stage;
+  static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8, kDepth = Sizes::kDepth;
+  static constexpr int kValueTiles = kDepth / 8, kRows = Sizes::kRows, kWarps = Sizes::kWarps;
+  static constexpr int kStages = Sizes::kStages;
+
+ protected:
+  __device__ __forceinline__ DecodeRows(const DecodeArgs& args, Shared& shared)
+      : args_(args), call_(args.call), shared_(shared), warp_(static_cast<int>(threadIdx.x / 32)) {}
+
+  /// What a warp knows of its rows.
+  struct Results {
+    T shift[kSlots], sum[kSlots], o[kSlots][kValueTiles][2];
+    bool seen[kSlots];
+  };
+
+  __device__ __forceinline__ void give(Results& results) const {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      results.shift[i] = shift_[i], results.sum[i] = sum_[i], results.seen[i] = seen_[i];
+    }
+    copy(results.o, o_);
+  }
+  __device__ __forceinline__ void take_over(const Results& results) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      shift_[i] = results.shift[i], sum_[i] = results.sum[i], seen_[i] = results.seen[i];
+    }
+    copy(o_, results.o);
+  }
+
+  // A lane copies 16 bytes at a time: the same channels of every kStep-th row.
+  static constexpr int kNumbers = 16 / sizeof(E), kChunks = kDepth / kNumbers;
+  static constexpr int kStep = kChunks < 32 ? 32 / kChunks : 1, kParts = kChunks > 32 ? kChunks / 32 : 1;
+  static_assert(kKeys % kStep == 0 && (kChunks % 32 == 0 || 32 % kChunks == 0));
+
+  /// The lane's first row and channels of a key head; of pages, in the first one.
+  __device__ __forceinline__ const E* lane_rows(const Rows& rows, const DecodeTask& task, int first_channel) const {
+    const int lane = static_cast<int>(lane_number());
+    return reinterpret_cast<const E*>(rows.data) + first_channel + (call_.paged ? 0 : task.b * rows.batch) +
+           task.head * rows.head + lane / kChunks * rows.sequence[2] + lane % kChunks * kNumbers;
+  }
+
+  /// The rows of Q, for products that look for those of their warp behind those of the warps before it.
+  __device__ __forceinline__ const E* own_rows() const {
+    return shared_.q - warp_ * kRows * Shared::QueryTile::kStride;
+  }
+  __device__ __forceinline__ static int row_of(int i) { return 8 * i + static_cast<int>(lane_number() / 4); }
+
+  /// s becomes P; the rows' sums follow.
+  __device__ __forceinline__ void softmax(T (&s)[kSlots][kKeyTiles][2]) {
+    T largest[kSlots];  // of the lane's own keys: that of a row is looked for only where it may rise
+    bool high = false;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      largest[i] = s[i][0][0];
+#pragma unroll
+      for (int n = 1; n < 2 * kKeyTiles; ++n) largest[i] = fmax(largest[i], s[i][n / 2][n % 2]);
+      high |= largest[i] > shift_[i];
+    }
+    if (__any_sync(0xffffffffu, high)) raise(largest);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const T shift = shift_[i] == -infinity() ? T(0) : shift_[i];  // exp(-inf - 0) = 0, and a NaN stays one
+      T sum = 0;
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyTiles; ++n) {
+        auto& x = s[i][n / 2][n % 2];
+        x = exponential(x, shift);
+        sum += x;
+      }
+      sum_[i] += sum;
+    }
+  }
+
+  /// exp((x - shift) scale). The difference comes first: the largest score's P is 1 to the bit, however large it is.
+  __device__ __forceinline__ T exponential(T x, T shift) const {
+    if constexpr (sizeof(E) > 2) {
+      return exp((x - shift) * (sizeof(T) == 8 ? static_cast<T>(call_.unit) : call_.unit32));
+    } else {
+      return exp2_approximately((x - shift) * call_.unit32);
+    }
+  }
+
+  __device__ __forceinline__ void raise(T (&largest)[kSlots]) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      largest[i] = fmax(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
+      largest[i] = fmax(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
+      const bool rise = largest[i] > shift_[i];
+      const T factor = rise && shift_[i] != -infinity() ? exp((shift_[i] - largest[i]) * scale()) : T(1);
+      if (rise) shift_[i] = largest[i];
+      sum_[i] *= factor;
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] *= factor, o_[i][j][1] *= factor;
+    }
+  }
+  __device__ __forceinline__ static T quad_sum(T x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+  }
+  __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(call_.scale); }
+  __device__ __forceinline__ static T infinity() { return FinishedRow<T>::infinity(); }
+
+  __device__ __forceinline__ bool finite() const {
+    T zero = 0;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      zero += T(0) * sum_[i];
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+    }
+    return zero == zero;
+  }
+
+  __device__ __forceinline__ void clear_rows(bool divided) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      T shift = -infinity();
+      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
+      shift_[i] = shift, sum_[i] = 0, seen_[i] = shows_[i] = false;
+    }
+    clear(o_);
+  }
+
+  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
+  __device__ __forceinline__ bool overflowed(int i) const {
+    T zero = 0;
+#pragma unroll
+    for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+    const T sum = quad_sum(sum_[i]);
+    return quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+  }
+
+  /// O += P V for rows of V that hold a NaN or an infinity, for the queries that see them; they become 0 in the tile.
+  /// first: the tile's first key; sees(i, key): does slot i see key `key` of the tile?
+  template <class Sees>
+  __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], int first, E* v,
+                                                    const Sees& sees) {
+    const int lane = static_cast<int>(lane_number());
+    const auto bad = rows_not_finite<typename Shared::ValueTile>(v);
+    __syncwarp();
+#pragma unroll 1
+    for (auto left = bad; left != 0; left &= left - 1)
+      for (int c = lane; c < kDepth; c += 32) v[Shared::ValueTile::at(rules::lowest_bit(left), c)] = zero<E>();
+    __syncwarp();
+    const auto begin = [&](int key) { return key_at(call_, task_, call_.v, first + key); };
+    const auto value = [&](std::int64_t at, int c) {
+      const int channel = task_.first_value + c;
+      return channel < call_.d_v
+                 ? static_cast<T>(reinterpret_cast<const E*>(call_.v.data)[at + channel * call_.v.channel])
+                 : T(0);
+    };
+    for (auto left = bad; left != 0; left &= left - 1) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) shows_[i] |= sees(i, rules::lowest_bit(left));
+    }
+    add_not_finite(o_, p, bad, sees, begin, value);
+  }
+
+  /// Which rows of a tile hold a NaN or an infinity.
+  template <class Tile>
+  __device__ __forceinline__ unsigned long long rows_not_finite(const E* tile) const {
+    unsigned long long bad = 0;
+#pragma unroll 1
+    for (int row = 0; row < kKeys; ++row) {
+      bool own = false;
+      for (int c = static_cast<int>(lane_number()); c < kDepth; c += 32)
+        own |= !is_finite(static_cast<T>(tile[Tile::at(row, c)]));
+      if (__any_sync(0xffffffffu, own)) bad |= 1ull << row;
+    }
+    return bad;
+  }
+
+  // --- The end -------------------------------------------------------------------------------------------------------
+
+  /// What the warps leave, in their order, over a stage of each that is free. put(own, first, rows): the warp's numbers
+  /// of the kJoinRows rows from `first` on.
+  template <class Put>
+  __device__ __forceinline__ void join(int free_stage, const Put& put) {
+    constexpr int kJoinRows = Shared::kJoinRows;
+    const int lane = static_cast<int>(lane_number()), rows = min(kRows, args_.rows - task_.first_row);
+    const int channels = min(call_.d_v - task_.first_value, kDepth);
+    __syncwarp();  // nobody reads the stage any more
+    if (lane == 0) shared_.free[warp_] = free_stage;
+#pragma unroll
+    for (int first = 0; first < kRows; first += kJoinRows) {
+      put(*reinterpret_cast<typename Shared::Results*>(&shared_.stages[warp_][free_stage]), first, rows);
+      __syncthreads();
+      const int end = min(first + kJoinRows, rows);
+      if (const int row = first + static_cast<int>(threadIdx.x); row < end) weigh(row);
+      __syncthreads();
+      for (int n = first * kDepth + static_cast<int>(threadIdx.x); n < end * kDepth; n += Sizes::kThreads) {
+        const int row = n / kDepth, channel = n % kDepth;
+        if (channel >= channels) continue;
+        T o = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+          const T weight = shared_.weight[w][row];  // 0: nothing was seen, and 0 times what is there may be NaN
+          const auto& its = *reinterpret_cast<const typename Shared::Results*>(&shared_.stages[w][shared_.free[w]]);
+          if (weight != T(0)) o += its[row - first][channel] * weight;
+        }
+        leave(row, task_.first_value + channel, o);
+      }
+      __syncthreads();  // the stages are free again
+    }
+  }
+  __device__ __forceinline__ void join(int free_stage) {
+    join(free_stage, [&](typename Shared::Results& own, int first, int rows) {
+      const int lane = static_cast<int>(lane_number());
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) {
+        if (8 * i < first || 8 * i >= first + Shared::kJoinRows) continue;
+        const T sum = quad_sum(sum_[i]);
+        const int row = row_of(i);
+        if (row >= rows) continue;
+        if (lane % 4 == 0) note(row, shift_[i], sum, seen_[i]);
+#pragma unroll
+        for (int j = 0; j < kValueTiles; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) own[row - first][8 * j + 2 * (lane % 4) + e] = o_[i][j][e];
+      }
+    });
+  }
+  __device__ __forceinline__ void note(int row, T largest, T sum, bool seen) {
+    shared_.largest[warp_][row] = largest, shared_.sum[warp_][row] = sum, shared_.seen[warp_][row] = seen;
+  }
+
+  /// What each warp's results of a row are multiplied by; the row's own numbers.
+  __device__ __forceinline__ void weigh(int row) {
+    T largest = -infinity(), sum = 0;
+    bool seen = false;
+    for (int w = 0; w < kWarps; ++w) largest = fmax(largest, shared_.largest[w][row]), seen |= shared_.seen[w][row];
+    for (int w = 0; w < kWarps; ++w) {
+      const T own = shared_.sum[w][row];
+      const T weight = own == T(0) ? T(0) : exp((shared_.largest[w][row] - largest) * scale());
+      shared_.weight[w][row] = weight;
+      sum += own * weight;
+    }
+    for (int w = 0; w < kWarps; ++w)
+      if (shared_.weight[w][row] != T(0)) shared_.weight[w][row] /= sum;
+    if (args_.parts > 1) {
+      if (task_.first_value != 0) return;
+      T* const to = reinterpret_cast<T*>(args_.statistics) + 3 * task_.place(args_, row);
+      to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
+    } else {
+      const FinishedRow<T> finished(args_, task_.b, task_.query_head(args_, row), task_.query(args_, row), largest,
+                                    scale(), sum, seen, task_.first_value == 0);
+      for (int w = 0; w < kWarps; ++w) shared_.weight[w][row] *= finished.empty ? T(0) : finished.factor;
+    }
+  }
+
+  __device__ __forceinline__ void leave(int row, int channel, T o) const {
+    if (args_.parts > 1) {
+      reinterpret_cast<T*>(args_.results)[task_.place(args_, row) * call_.d_v + channel] = o;
+      return;
+    }
+    const auto& out = call_.out;
+    reinterpret_cast<E*>(out.data)[task_.b * out.batch + task_.query_head(args_, row) * out.head +
+                                   task_.query(args_, row) * out.sequence[2] + channel * out.channel] = rounded<E>(o);
+  }
+
+  const DecodeArgs& args_;
+  const ForwardArgs& call_;
+  Shared& shared_;
+  const int warp_;
+  DecodeTask task_;
+  T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
+  bool seen_[kSlots], shows_[kSlots];  // shows_: in a pass with care, the row sees a value that is not finite
+  T o_[kSlots][kValueTiles][2];
+};
+
+}  // namespace anyflash::cuda
