@@ -115,7 +115,7 @@ def test_tasks_that_follow_one_another(heads, keys, d, dtype):
         order = torch.randperm(b * -(-keys // page), device="cuda")
         pages = dict(page_table=order.reshape(b, -1).int(), key_lengths=lengths.cuda())
         paged = af.attention(q, in_pages(k, page, order), in_pages(v, page, order), **pages)
-        assert torch.allclose(paged, got, rtol=0, atol=TYPES[dtype]) and (keys % page or torch.equal(paged, got))
+        assert torch.allclose(paged, got, rtol=0, atol=TYPES[dtype]) and (page == 24 or torch.equal(paged, got))
     one = af.attention(q[3:4], k[3:4], v[3:4], key_lengths=lengths[3:4])
     assert torch.equal(one, got[3:4])
 
