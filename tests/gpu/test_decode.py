@@ -120,6 +120,20 @@ def test_tasks_that_follow_one_another(heads, keys, d, dtype):
     assert torch.equal(one, got[3:4])
 
 
+@pytest.mark.parametrize("heads", [2, 16, 40])
+def test_lengths_far_below_the_room(heads):
+    """Most parts have no key; what lies there is not read."""
+    q, k, v = randoms(4, heads, 2, 1, 9000, 128)
+    lengths = torch.tensor([0, 1, 3000, 9000])
+    for i, n in enumerate(lengths):
+        k[i, :, n:], v[i, :, n:] = torch.nan, torch.nan
+    got, lse = af.attention(q, k, v, key_lengths=lengths.cuda(), return_lse=True)
+    assert not got[0].any() and (lse[0] == -torch.inf).all()
+    for i, n in enumerate(lengths[1:], 1):
+        expected, expected_lse = reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], causal=False)
+        assert (got[i] - expected[0]).abs().max() < 3e-2 and (lse[i] - expected_lse[0]).abs().max() < 3e-2
+
+
 def test_one_query_sees_all_keys_of_its_length():
     """A causal rule, aligned at the end, with lengths on the device: no mask has to be asked."""
     q, k, v = randoms(3, 8, 2, 1, 700, 64)

@@ -96,33 +96,37 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
         begun = true;
       }
       task_ = DecodeTask(args_, number, kRows, kDepth);
-      load_few_queries<typename Shared::QueryTile, kRows, kDepth, Sizes::kThreads>(args_, task_, shared_.q);
-      __syncthreads();
-      this->take_queries();
-      if (!attend(Known<false>(), false)) {
-        attend_again(number);
-        begun = false;
+      if (args_.parts > 1 && !keys_of(task_, 0).more()) {
+        this->leave_nothing();
+      } else {
+        load_few_queries<typename Shared::QueryTile, kRows, kDepth, Sizes::kThreads>(args_, task_, shared_.q);
+        __syncthreads();
+        this->take_queries();
+        if (!attend(Known<false>(), false)) {
+          attend_again(number);
+          begun = false;
+        }
+        this->join(stage_ == 0 ? kStages - 1 : stage_ - 1, seen_);
       }
-      this->join(stage_ == 0 ? kStages - 1 : stage_ - 1, seen_);
       number += static_cast<std::int32_t>(gridDim.x);
       if (number >= args_.tasks) break;
     }
   }
 
  private:
-  /// The warp's keys of a task: every kWarps-th tile, so that a block reads what lies together at one time.
+  /// A warp's keys of a task: every kWarps-th tile, so that a block reads what lies together at one time.
   struct Keys {
     int key, end;
     __device__ __forceinline__ bool more() const { return key < end; }
     __device__ __forceinline__ void step() { key += kKeys * kWarps; }
   };
 
-  __device__ __forceinline__ Keys keys_of(const DecodeTask& task) const {
+  __device__ __forceinline__ Keys keys_of(const DecodeTask& task, int warp) const {
     const auto size = decode_keys(args_, task.b);
     const auto end = args_.by_length ? (size + 63) / 64 : args_.end_block;
     const auto first = args_.first_block + task.part * args_.part_blocks;
     const auto last = task.part == args_.parts - 1 ? end : min(end, first + args_.part_blocks);
-    return {first * 64 + warp_ * kKeys, min(last * 64, size)};
+    return {first * 64 + warp * kKeys, min(last * 64, size)};
   }
 
   // --- Keys and values ahead -----------------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
   __device__ __forceinline__ void open(std::int32_t number) {
     for (; number < args_.tasks; number += static_cast<std::int32_t>(gridDim.x)) {
       const DecodeTask task(args_, number, kRows, kDepth);
-      ahead_ = keys_of(task);
+      ahead_ = keys_of(task, warp_);
       if (!ahead_.more()) continue;
       k_ = this->lane_rows(call_.k, task, 0), v_ = this->lane_rows(call_.v, task, task.first_value);
       channels_ = call_.d_v - task.first_value;
@@ -213,7 +217,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
     seen_ = false;
     const auto size = decode_keys(args_, task_.b);
 #pragma unroll 1
-    for (Keys now = keys_of(task_); now.more(); now.step()) {
+    for (Keys now = keys_of(task_, warp_); now.more(); now.step()) {
       copies_wait<kStages - 2>();
       __syncwarp();  // the tile is there, the one before is free
       bring(stage_ == 0 ? kStages - 1 : stage_ - 1);

@@ -239,6 +239,18 @@ class DecodeRows {
     shared_.largest[warp_][row] = largest, shared_.sum[warp_][row] = sum, shared_.seen[warp_][row] = seen;
   }
 
+  /// Of a part without keys, which there are many of where lengths are far below what there is room for: it has no
+  /// results, and nobody looks for them.
+  __device__ __forceinline__ void leave_nothing() const {
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < min(kRows, args_.rows - task_.first_row) && task_.first_value == 0)
+      leave_statistics(row, -infinity(), 0, false);
+  }
+  __device__ __forceinline__ void leave_statistics(int row, T largest, T sum, bool seen) const {
+    T* const to = reinterpret_cast<T*>(args_.statistics) + 3 * task_.place(args_, row);
+    to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
+  }
+
   /// What each warp's results of a row are multiplied by; the row's own numbers.
   __device__ __forceinline__ void weigh(int row) {
     T largest = -infinity(), sum = 0;
@@ -253,9 +265,7 @@ class DecodeRows {
     for (int w = 0; w < kWarps; ++w)
       if (shared_.weight[w][row] != T(0)) shared_.weight[w][row] /= sum;
     if (args_.parts > 1) {
-      if (task_.first_value != 0) return;
-      T* const to = reinterpret_cast<T*>(args_.statistics) + 3 * task_.place(args_, row);
-      to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
+      if (task_.first_value == 0) leave_statistics(row, largest, sum, seen);
     } else {
       const FinishedRow<T> finished(args_, task_.b, task_.query_head(args_, row), task_.query(args_, row), largest,
                                     scale(), sum, seen, task_.first_value == 0);
