@@ -155,6 +155,7 @@ class GroupBackwardBlock {
           key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
           products_wait_for<1>();
           keep(q_gradient);
+          __syncwarp();  // every lane has read its cells
           if (lane_number() == 0) {
             shared_.empty[stage].arrive();
             if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
