@@ -97,7 +97,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
       }
       task_ = DecodeTask(args_, number, kRows, kDepth);
       if (args_.parts > 1 && !keys_of(task_, 0).more()) {
-        this->leave_nothing();
+        this->leave_nothing(kRows);
       } else {
         load_few_queries<typename Shared::QueryTile, kRows, kDepth, Sizes::kThreads>(args_, task_, shared_.q);
         __syncthreads();
@@ -122,11 +122,8 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
   };
 
   __device__ __forceinline__ Keys keys_of(const DecodeTask& task, int warp) const {
-    const auto size = decode_keys(args_, task.b);
-    const auto end = args_.by_length ? (size + 63) / 64 : args_.end_block;
-    const auto first = args_.first_block + task.part * args_.part_blocks;
-    const auto last = task.part == args_.parts - 1 ? end : min(end, first + args_.part_blocks);
-    return {first * 64 + warp * kKeys, min(last * 64, size)};
+    const auto span = span_of(args_, task);
+    return {span.first + warp * kKeys, span.end};
   }
 
   // --- Keys and values ahead -----------------------------------------------------------------------------------------
@@ -228,7 +225,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
       } else {
         this->find_scores(s, tile.k);
       }
-      const auto word = word_of(now.key, size);
+      const auto word = word_of_keys<kKeys>(args_, now.key, size);
       if (word != rules::all_bits) this->hide(s, word);
       seen_ |= word != 0;
       this->softmax(s);
@@ -252,19 +249,6 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
     }
     copies_wait<0>();
     __syncwarp();
-  }
-
-  /// Bit i: is key + i seen? All bits where all keys of the tile are.
-  __device__ __forceinline__ rules::Word word_of(int key, int size) const {
-    rules::Word word = rules::all_bits;
-    if (args_.by_length) {
-      if (size - key < kKeys) word = rules::low_bits(size - key);
-    } else {
-#pragma unroll
-      for (int n = 0; n < DecodeArgs::partial_blocks; ++n)
-        if (key / 64 == args_.partial[n]) word = args_.words[n] >> (key % 64) & rules::low_bits(kKeys);
-    }
-    return word;
   }
 
   // Of the next tile to bring; number_: its task's, as many as there are if nothing is left.

@@ -2,12 +2,14 @@
 // softmax of a tile, and the join of what a block's warps leave.
 #pragma once
 
-#include "cuda/portable/decode_shared.cuh"
+#include "cuda/portable/decode_end.cuh"
 
 namespace anyflash::cuda {
 
 template <class E, class Sizes>
-class DecodeRows {
+class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps> {
+  using Base = DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>;
+
  public:
   using Shared = DecodeShared<E, Sizes>;
   using Products = typename Shared::Products;
@@ -18,8 +20,11 @@ class DecodeRows {
   static constexpr int kStages = Sizes::kStages;
 
  protected:
+  using Base::args_, Base::call_, Base::shared_, Base::warp_, Base::task_, Base::scale, Base::infinity;
+  using Base::note, Base::weigh, Base::leave;
+
   __device__ __forceinline__ DecodeRows(const DecodeArgs& args, Shared& shared)
-      : args_(args), call_(args.call), shared_(shared), warp_(static_cast<int>(threadIdx.x / 32)) {}
+      : Base(args, shared, static_cast<int>(threadIdx.x / 32)) {}
 
   /// What a warp knows of its rows.
   struct Results {
@@ -112,8 +117,6 @@ class DecodeRows {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
   }
-  __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(call_.scale); }
-  __device__ __forceinline__ static T infinity() { return FinishedRow<T>::infinity(); }
 
   __device__ __forceinline__ bool finite() const {
     T zero = 0;
@@ -235,59 +238,7 @@ class DecodeRows {
       }
     });
   }
-  __device__ __forceinline__ void note(int row, T largest, T sum, bool seen) {
-    shared_.largest[warp_][row] = largest, shared_.sum[warp_][row] = sum, shared_.seen[warp_][row] = seen;
-  }
 
-  /// Of a part without keys, which there are many of where lengths are far below what there is room for: it has no
-  /// results, and nobody looks for them.
-  __device__ __forceinline__ void leave_nothing() const {
-    const int row = static_cast<int>(threadIdx.x);
-    if (row < min(kRows, args_.rows - task_.first_row) && task_.first_value == 0)
-      leave_statistics(row, -infinity(), 0, false);
-  }
-  __device__ __forceinline__ void leave_statistics(int row, T largest, T sum, bool seen) const {
-    T* const to = reinterpret_cast<T*>(args_.statistics) + 3 * task_.place(args_, row);
-    to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
-  }
-
-  /// What each warp's results of a row are multiplied by; the row's own numbers.
-  __device__ __forceinline__ void weigh(int row) {
-    T largest = -infinity(), sum = 0;
-    bool seen = false;
-    for (int w = 0; w < kWarps; ++w) largest = fmax(largest, shared_.largest[w][row]), seen |= shared_.seen[w][row];
-    for (int w = 0; w < kWarps; ++w) {
-      const T own = shared_.sum[w][row];
-      const T weight = own == T(0) ? T(0) : exp((shared_.largest[w][row] - largest) * scale());
-      shared_.weight[w][row] = weight;
-      sum += own * weight;
-    }
-    for (int w = 0; w < kWarps; ++w)
-      if (shared_.weight[w][row] != T(0)) shared_.weight[w][row] /= sum;
-    if (args_.parts > 1) {
-      if (task_.first_value == 0) leave_statistics(row, largest, sum, seen);
-    } else {
-      const FinishedRow<T> finished(args_, task_.b, task_.query_head(args_, row), task_.query(args_, row), largest,
-                                    scale(), sum, seen, task_.first_value == 0);
-      for (int w = 0; w < kWarps; ++w) shared_.weight[w][row] *= finished.empty ? T(0) : finished.factor;
-    }
-  }
-
-  __device__ __forceinline__ void leave(int row, int channel, T o) const {
-    if (args_.parts > 1) {
-      reinterpret_cast<T*>(args_.results)[task_.place(args_, row) * call_.d_v + channel] = o;
-      return;
-    }
-    const auto& out = call_.out;
-    reinterpret_cast<E*>(out.data)[task_.b * out.batch + task_.query_head(args_, row) * out.head +
-                                   task_.query(args_, row) * out.sequence[2] + channel * out.channel] = rounded<E>(o);
-  }
-
-  const DecodeArgs& args_;
-  const ForwardArgs& call_;
-  Shared& shared_;
-  const int warp_;
-  DecodeTask task_;
   T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
   bool seen_[kSlots], shows_[kSlots];  // shows_: in a pass with care, the row sees a value that is not finite
   T o_[kSlots][kValueTiles][2];

@@ -191,6 +191,32 @@ __device__ __forceinline__ std::int32_t decode_keys(const DecodeArgs& args, std:
   return static_cast<std::int32_t>(length < 0 ? 0 : length < args.keys ? length : args.keys);
 }
 
+/// In plain calls: the keys of a task's part.
+struct DecodeSpan {
+  std::int32_t first, end;
+};
+__device__ __forceinline__ DecodeSpan span_of(const DecodeArgs& args, const DecodeTask& task) {
+  const auto size = decode_keys(args, task.b);
+  const auto end = args.by_length ? (size + 63) / 64 : args.end_block;
+  const auto first = args.first_block + task.part * args.part_blocks;
+  const auto last = task.part == args.parts - 1 ? end : min(end, first + args.part_blocks);
+  return {first * 64, min(last * 64, size)};
+}
+
+/// In plain calls: which of kKeys keys from `key` on are seen? All bits where all are. size: keys of the batch entry.
+template <int kKeys>
+__device__ __forceinline__ rules::Word word_of_keys(const DecodeArgs& args, int key, int size) {
+  rules::Word word = rules::all_bits;
+  if (args.by_length) {
+    if (size - key < kKeys) word = rules::low_bits(size - key);
+  } else {
+#pragma unroll
+    for (int n = 0; n < DecodeArgs::partial_blocks; ++n)
+      if (key / 64 == args.partial[n]) word = args.words[n] >> (key % 64) & rules::low_bits(kKeys);
+  }
+  return word;
+}
+
 /// The rows of Q, those of all heads that share a key head, to their tile, by all threads; zeros in rows and channels
 /// that do not exist. Not by copies that are waited for in turn, which would stand behind those of keys.
 template <class Tile, int kRows, int kDepth, int kThreads, class E>
