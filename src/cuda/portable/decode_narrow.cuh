@@ -41,7 +41,10 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
 #pragma unroll
     for (int e = 0; e < kQueries; ++e) {
       T shift = -infinity();
-      if (divided && overflowed(e)) shift = shift_[e] + log(column_sum(sum_[e])) / this->scale();
+      if (divided) {  // all lanes add up; rows that have not overflowed keep their bits
+        const T sum = column_sum(sum_[e]);
+        if (overflowed(e)) shift = shift_[e] + log(sum) / this->scale();
+      }
       shift_[e] = shift, sum_[e] = 0, shows_[e] = false;
     }
 #pragma unroll

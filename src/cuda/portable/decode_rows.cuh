@@ -133,7 +133,10 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T shift = -infinity();
-      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
+      if (divided) {  // all lanes add up; rows that have not overflowed keep their bits
+        const T sum = quad_sum(sum_[i]);
+        if (overflowed(i)) shift = shift_[i] + log(sum) / scale();
+      }
       shift_[i] = shift, sum_[i] = 0, seen_[i] = shows_[i] = false;
     }
     clear(o_);

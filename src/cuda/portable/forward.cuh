@@ -227,7 +227,10 @@ class ForwardBlock {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T shift = -infinity();
-      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
+      if (divided) {  // all lanes add up; rows that have not overflowed keep their bits
+        const T sum = quad_sum(sum_[i]);
+        if (overflowed(i)) shift = shift_[i] + log(sum) / scale();
+      }
       shift_[i] = shift, shows_[i] = false, largest_[i] = -infinity(), sum_[i] = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] = o_[i][j][1] = 0;
