@@ -6,6 +6,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/late_masks.h"
 #include "cuda/common/memory.h"
+#include "cuda/hopper/decode.h"
 #include "cuda/portable/decode_args.h"
 #include "cuda/portable/decode_kernels.h"
 #include "cuda/portable/launch.h"
@@ -144,14 +145,14 @@ std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan)
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
             cudaStream_t stream) {
   const auto cut = cut_of(problem, plan);
-  DecodeArgs args{};
+  BulkDecodeArgs args{};
   args.call = call, args.general = general;
   args.queries = static_cast<std::int32_t>(problem.queries());
   args.rows = static_cast<std::int32_t>(rows_of(problem));
   find_keys(problem, plan, args);
   auto kernels = kernels_of(problem, false);
   const bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
-  if (plain) kernels = kernels_of(problem, true);
+  if (plain && !take_bulk_decode(problem, args, kernels)) kernels = kernels_of(problem, true);
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;
   args.parts = static_cast<std::int32_t>(cut.parts), args.part_blocks = static_cast<std::int32_t>(cut.part_blocks);
   args.call.value_parts = static_cast<std::int32_t>((problem.d_v + kernels.values - 1) / kernels.values);
