@@ -84,6 +84,50 @@ def test_values_near_the_end_of_their_type(dtype):
     assert torch.allclose(out, v[:, :, :1].expand_as(out), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("heads", [6, 12, 30])
+def test_some_rows_overflow(heads, dtype):
+    """Sums of P V that are divided last do so where many keys share a row, and do not where one key has all."""
+    q, k, v = randoms(2, heads, 1, 1, 3000, 64, dtype=dtype)
+    q[:, ::2] = 0
+    q[:, 1::2] *= 1000
+    v.fill_(torch.finfo(dtype).max * 0.9)
+    out = af.attention(q, k, v)
+    assert torch.allclose(out, v[:, :, :1].expand_as(out), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert torch.equal(af.attention(q[1:], k[1:], v[1:]), out[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d, d_v", [(64, 24), (72, 128), (128, 64), (200, 256), (256, 304)])
+@pytest.mark.parametrize("heads", [1, 7, 12, 27, 48])
+def test_any_number_of_rows(heads, d, d_v, dtype):
+    """Of plain calls, in one part and in several, and with keys that a window hides."""
+    q, k, v = randoms(2, heads, 1, 1, 6000, d, d_v, dtype)
+    for keys in (1, 100, 6000):
+        out, lse = af.attention(q, k[:, :, :keys], v[:, :, :keys], return_lse=True)
+        expected, expected_lse = reference(q, k[:, :, :keys], v[:, :, :keys])
+        assert (out - expected).abs().max() < TYPES[dtype] and (lse - expected_lse).abs().max() < TYPES[dtype]
+    near, far = k.clone(), v.clone()
+    near[:, :, :899], far[:, :, :899] = torch.nan, torch.inf
+    out = af.attention(q, near, far, rule=af.window(5100, 0), align="none_end")
+    assert (out - reference(q, k[:, :, 899:], v[:, :, 899:])[0]).abs().max() < TYPES[dtype]
+
+
+@pytest.mark.parametrize("heads", [4, 32])
+def test_calls_on_many_streams_join_their_own_parts(heads):
+    q, k, v = randoms(4, heads, 1, 1, 20000, 128)
+    expected = af.attention(q, k, v)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        got = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                got.append(af.attention(q, k, v))
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, expected) for x in got)
+
+
 def in_pages(x, page, order):
     """(batch, heads, keys, d) as (pages, page, heads, d), page i of all at order[i]."""
     b, heads, keys, d = x.shape

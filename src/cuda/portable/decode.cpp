@@ -2,6 +2,8 @@
 #include "cuda/portable/decode.h"
 
 #include <algorithm>
+#include <atomic>
+#include <random>
 
 #include "cuda/common/device.h"
 #include "cuda/common/late_masks.h"
@@ -68,6 +70,15 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
   const auto parts = std::min<std::int64_t>((bytes + part_bytes - 1) / part_bytes, DecodeArgs::most_parts);
   const auto part_blocks = (blocks + parts - 1) / parts;
   return {(blocks + part_blocks - 1) / part_blocks, part_blocks};
+}
+
+/// Bytes of DecodeArgs::done, with room for any number of row parts.
+std::int64_t done_bytes(const Problem& problem) { return problem.batch * problem.heads_kv * (most_rows / 8) * 8; }
+
+/// One that no other call of the process has, and that memory will hardly hold by chance.
+unsigned long long next_call_number() {
+  static std::atomic<unsigned long long> next{std::random_device()() * 0x100000001ull};
+  return next.fetch_add(1, std::memory_order_relaxed) << 16;
 }
 
 /// Bytes of what the parts leave: of their results, without their statistics.
@@ -139,7 +150,7 @@ std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan)
   const auto cut = cut_of(problem, plan);
   if (cut.parts == 1) return 0;
   const auto results = result_bytes(problem, cut);
-  return results + results / problem.d_v * 3;
+  return done_bytes(problem) + results + results / problem.d_v * 3;
 }
 
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
@@ -152,12 +163,20 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   find_keys(problem, plan, args);
   auto kernels = kernels_of(problem, false);
   const bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
-  if (plain && !take_bulk_decode(problem, args, kernels)) kernels = kernels_of(problem, true);
+  const bool bulk = plain && take_bulk_decode(problem, args, kernels);
+  if (plain && !bulk) kernels = kernels_of(problem, true);
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;
   args.parts = static_cast<std::int32_t>(cut.parts), args.part_blocks = static_cast<std::int32_t>(cut.part_blocks);
   args.call.value_parts = static_cast<std::int32_t>((problem.d_v + kernels.values - 1) / kernels.values);
   const StreamMemory memory(decode_workspace(problem, plan), stream);
-  if (args.parts > 1) args.results = memory.get(), args.statistics = memory.get() + result_bytes(problem, cut);
+  const bool captured = capturing(stream);
+  if (args.parts > 1) {
+    args.results = memory.get() + done_bytes(problem), args.statistics = args.results + result_bytes(problem, cut);
+    if (kJoinByLast && bulk && args.call.value_parts == 1 && !captured) {
+      args.done = reinterpret_cast<unsigned long long*>(memory.get());
+      args.call_number = next_call_number();
+    }
+  }
   const auto tasks = double(problem.batch) * double(problem.heads_kv) * double(args.parts) * args.row_parts *
                      args.call.value_parts;
   const auto rows = double(problem.batch) * double(problem.heads_q) * args.queries;
@@ -170,8 +189,8 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const bool early = facts.major >= 9;
   // Not in a graph: what stands in front of it there may be no kernel.
   launch(parts, std::min<std::int64_t>(args.tasks, at_once), kernels.threads, kernels.shared_bytes, &args, stream,
-         early && !capturing(stream));
-  if (args.parts > 1) {
+         early && !captured);
+  if (args.parts > 1 && !args.done) {
     launch(kernels.join, static_cast<std::int64_t>(rows), DecodeKernels::join_threads, 0, &args, stream, early);
   }
 }

@@ -5,10 +5,47 @@
 
 namespace anyflash::cuda {
 
+/// What each part's results of a row are multiplied by, to `weights`, by a warp; stores the row's statistics.
+template <class T>
+__device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t b, std::int32_t h, std::int32_t query,
+                                            std::int64_t first_place, T* weights) {
+  constexpr int kOwn = DecodeArgs::most_parts / 32;  // of a lane
+  const int lane = static_cast<int>(lane_number());
+  const T scale = args.general ? T(1) : static_cast<T>(args.call.scale);
+  const T* const statistics = reinterpret_cast<const T*>(args.statistics) + 3 * first_place;
+  T own_largest[kOwn], share[kOwn], largest = -FinishedRow<T>::infinity(), sum = 0;
+  bool seen = false;
+#pragma unroll
+  for (int n = 0; n < kOwn; ++n) {
+    const bool exists = lane + 32 * n < args.parts;
+    const T* const at = statistics + std::int64_t{3} * args.rows * (exists ? lane + 32 * n : 0);
+    own_largest[n] = __ldcg(at), share[n] = exists ? __ldcg(at + 1) : T(0);
+    seen |= exists && __ldcg(at + 2) != T(0);
+    if (exists) largest = fmax(largest, own_largest[n]);
+  }
+  for (int n = 16; n > 0; n /= 2) largest = fmax(largest, __shfl_xor_sync(0xffffffffu, largest, n));
+  seen = __any_sync(0xffffffffu, seen);
+#pragma unroll
+  for (int n = 0; n < kOwn; ++n) {
+    if (share[n] != T(0)) share[n] *= exp((own_largest[n] - largest) * scale);
+    sum += share[n];
+  }
+  for (int n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
+  const FinishedRow<T> finished(args, b, h, query, largest, scale, sum, seen, lane == 0);
+#pragma unroll
+  for (int n = 0; n < kOwn; ++n)
+    if (lane + 32 * n < args.parts)
+      weights[lane + 32 * n] = share[n] != T(0) && !finished.empty ? share[n] / sum * finished.factor : T(0);
+}
+
+/// The parts of a row are added up in so many sums, which are then added up.
+inline constexpr int kJoinSums = 8;
+
 /// Joins what the parts leave of a row, in their order: a block of threads a (batch, query head, query).
 template <class E, class T, int kThreads>
 __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
-  constexpr int kWarps = kThreads / 32, kChannels = 4, kOwn = DecodeArgs::most_parts / 32;  // of a lane at a time
+  constexpr int kWarps = kThreads / 32, kChannels = 4;  // of a lane at a time
+  static_assert(kWarps == kJoinSums);
   __shared__ T weights[DecodeArgs::most_parts], results[kWarps][32 * kChannels];
   const auto& call = args.call;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -18,33 +55,7 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
   const auto head = std::int64_t{b} * (call.heads / call.group_heads) + h / call.group_heads;
   const auto place = [&](int part) { return (head * args.parts + part) * args.rows + row; };
   wait_for_kernel_before();
-  const T scale = args.general ? T(1) : static_cast<T>(call.scale);
-  if (warp == 0) {
-    const T* const statistics = reinterpret_cast<const T*>(args.statistics);
-    T own_largest[kOwn], share[kOwn], largest = -FinishedRow<T>::infinity(), sum = 0;
-    bool seen = false;
-#pragma unroll
-    for (int n = 0; n < kOwn; ++n) {
-      const bool exists = lane + 32 * n < args.parts;
-      const T* const at = statistics + 3 * place(exists ? lane + 32 * n : 0);
-      own_largest[n] = at[0], share[n] = exists ? at[1] : T(0);
-      seen |= exists && at[2] != T(0);
-      if (exists) largest = fmax(largest, own_largest[n]);
-    }
-    for (int n = 16; n > 0; n /= 2) largest = fmax(largest, __shfl_xor_sync(0xffffffffu, largest, n));
-    seen = __any_sync(0xffffffffu, seen);
-#pragma unroll
-    for (int n = 0; n < kOwn; ++n) {
-      if (share[n] != T(0)) share[n] *= exp((own_largest[n] - largest) * scale);
-      sum += share[n];
-    }
-    for (int n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
-    const FinishedRow<T> finished(args, b, h, query, largest, scale, sum, seen, lane == 0);
-#pragma unroll
-    for (int n = 0; n < kOwn; ++n)
-      if (lane + 32 * n < args.parts)
-        weights[lane + 32 * n] = share[n] != T(0) && !finished.empty ? share[n] / sum * finished.factor : T(0);
-  }
+  if (warp == 0) weigh_parts(args, b, h, query, place(0), weights);
   __syncthreads();
   const T* const from = reinterpret_cast<const T*>(args.results);
   E* const out = reinterpret_cast<E*>(call.out.data) + b * call.out.batch + h * call.out.head +
@@ -70,6 +81,44 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
     }
     __syncthreads();
   }
+}
+
+/// The same to the bit, of one row by one warp, of at most kDepth channels. weights: room for those of all parts.
+template <class E, int kDepth>
+__device__ __forceinline__ void join_row(const DecodeArgs& args, const DecodeTask& task, int row, float* weights) {
+  constexpr int kChannels = kDepth / 32;  // of a lane
+  const auto& call = args.call;
+  const int lane = static_cast<int>(lane_number());
+  const auto h = task.query_head(args, row), query = task.query(args, row);
+  DecodeTask first = task;
+  first.part = 0;
+  const auto place = first.place(args, row);
+  weigh_parts(args, task.b, h, query, place, weights);
+  __syncwarp();
+  const float* const from = reinterpret_cast<const float*>(args.results) + place * call.d_v + lane;
+  const auto step = std::int64_t{args.rows} * call.d_v;  // from one part to the next
+  float o[kChannels][kJoinSums] = {};
+#pragma unroll 2
+  for (int part = 0; part < args.parts; part += kJoinSums) {
+#pragma unroll
+    for (int w = 0; w < kJoinSums; ++w) {
+      const float weight = part + w < args.parts ? weights[part + w] : 0.0f;
+      const float* const at = from + (part + w) * step;
+#pragma unroll
+      for (int n = 0; n < kChannels; ++n)
+        if (lane + 32 * n < call.d_v && weight != 0.0f) o[n][w] += __ldcg(at + 32 * n) * weight;
+    }
+  }
+  E* const out = reinterpret_cast<E*>(call.out.data) + task.b * call.out.batch + h * call.out.head +
+                 query * call.out.sequence[2];
+#pragma unroll
+  for (int n = 0; n < kChannels; ++n) {
+    float all = 0;
+#pragma unroll
+    for (int w = 0; w < kJoinSums; ++w) all += o[n][w];
+    if (lane + 32 * n < call.d_v) out[(lane + 32 * n) * call.out.channel] = rounded<E>(all);
+  }
+  __syncwarp();  // the weights are read
 }
 
 }  // namespace anyflash::cuda
