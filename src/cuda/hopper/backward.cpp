@@ -4,6 +4,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/late_masks.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/portable/launch.h"
@@ -61,6 +62,7 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
 
 /// Are all tiles visited?
 bool visits_all(const ExecutionPlan& plan) {
+  if (plan.late) return false;  // nobody knows
   for (const auto& group : plan.groups) {
     std::int64_t tiles = 0;
     for (const auto& run : group.queries_of_key_block.runs) tiles += run.count;
@@ -94,7 +96,7 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
                            [[maybe_unused]] const BackwardArgs& args) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
   if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
-  if (plan.late) return false;  // nobody has counted the tiles whose words it would have to ask for
+  if (plan.late && late_word_tiles(problem, plan) == 0) return false;
   if (problem.deterministic || problem.alibi.given() || facts_of(problem.device).major != 9) return false;
   if (problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0) return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
@@ -104,7 +106,8 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
   for (const auto& side : args.sides)
     for (int n = 0; n < 2; ++n)
       if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
-  return word_bytes(plan, false) <= 4 * space_of(problem, plan).sums;  // linear in the sequences, whatever the rule
+  // Linear in the sequences, whatever the rule.
+  return word_bytes(problem, plan, false) <= 4 * space_of(problem, plan).sums;
 #else
   return false;
 #endif
@@ -140,7 +143,6 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   args.sums = reinterpret_cast<float*>(workspace);
   args.bias_sums = bias == BiasGradient::summed ? reinterpret_cast<float*>(workspace + space.sums) : nullptr;
   args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
-  args.words = masks.words(false);
   args.factor = static_cast<float>(common.scale), args.cap = static_cast<float>(common.softcap);
   args.cap_inverse = args.cap > 0 ? 1.0f / args.cap : 0.0f;
   args.careful = reinterpret_cast<std::int32_t*>(report), args.next_task = args.careful + 1;
@@ -151,6 +153,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   } else {
     check(cudaMemsetAsync(report, 0, Space::report, stream), "clearing a counter");
   }
+  args.words = masks.words(false, args.careful), args.late = plan.late;
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
   if (args.bias_stored && !visits_all(plan)) clear(problem.dbias, stream);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);

@@ -109,6 +109,7 @@ class GroupLoader {
 
   __device__ __forceinline__ void copy() {
     auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
+    if (args_.late && *args_.careful != 0) task = args_.tasks;
     for (unsigned n = 0;; ++n) {
       const Task next(args_, task);
       Runs runs;

@@ -4,6 +4,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/late_masks.h"
 #include "cuda/hopper/forward_args.h"
 #include "cuda/hopper/forward_kernels.h"
 #include "cuda/hopper/maps.h"
@@ -26,9 +27,10 @@ bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const Exec
   if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
   if (facts_of(problem.device).major != 9 || problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)
     return false;
-  if (plan.late || problem.pages.page_size > 0 || problem.alibi.given()) return false;
+  if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
+  if (plan.late && late_word_tiles(problem, plan) == 0) return false;
   const auto results = problem.batch * problem.heads_q * problem.queries() * problem.d_v * 2;
-  return word_bytes(plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
+  return word_bytes(problem, plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
 #else
   return false;
 #endif
@@ -59,8 +61,10 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   GroupForwardArgs args{};
   static_cast<ForwardArgs&>(args) = common;
   if (!map_all(problem, plan, kernel, args)) return {};
-  args.words = masks.words(true);
+  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
+  args.words = masks.words(true, args.careful);
+  args.late = plan.late;
   args.queries = cut_of(plan.query_grid, args.query_rows), args.keys = cut_of(plan.key_grid, args.key_rows);
   args.factor = static_cast<float>(problem.scale);
   args.cap = static_cast<float>(problem.softcap);
@@ -71,7 +75,6 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   const auto head_bytes = problem.keys() * (problem.d_qk + problem.d_v) * 2;
   const auto near = std::max(cached_bytes / head_bytes, std::int64_t{1}) * args.group_heads;
   args.near_heads = static_cast<std::int32_t>(std::min(near, heads));
-  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
          &args, stream);

@@ -16,6 +16,7 @@ struct GroupForwardArgs : ForwardArgs {
   std::int32_t head_parts;  ///< tasks of a head
   std::int32_t near_heads;  ///< heads whose keys and values fit the cache together: their tasks are taken in turns
   std::int32_t* next_task;  ///< 0 at first
+  bool late;  ///< masks were found on the device: careful may be 1 from the start, and then all is left to others
   std::int32_t* careful;    ///< becomes 1 if a result is not finite: the fault may be a hidden value's
 };
 
