@@ -3,9 +3,9 @@
 //
 // A block of threads stays and takes one task after the other. One warp has the copy engine bring keys and values, tile
 // by tile, as far ahead as shared memory holds, also beyond the end of a task (decode_loader.cuh); so loads never wait
-// for the end of a task, and the other warps spend nothing on them. Of a tile each of those takes 16 keys, with all rows
-// or, over 16 rows, half of them, and keeps O, the largest product and the sum of its rows. Both products are made the
-// other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says why), for 8 or 16 rows. What the
+// for the end of a task, and the other warps spend nothing on them. Of a tile each of those takes 16 keys, with all
+// rows or, over 16 rows, half of them, and keeps O, the largest product and the sum of its rows. Both products are made
+// the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says why), for 8 or 16 rows. What the
 // warps leave is joined in shared memory, what the parts leave by the block that is the last of them, to the bit as the
 // kernel of decode_join.cuh does. Bound by reading K and V.
 //
@@ -161,7 +161,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
     __syncwarp();
   }
 
-  // --- Keys and values where the tensors are, for passes with care ----------------------------------------------------
+  // --- Keys and values where the tensors are, for passes with care ---------------------------------------------------
 
   /// Keys g and g + 8 from a key on; zeros behind the last one.
   struct FarKeys {

@@ -2,6 +2,8 @@
 
 namespace anyflash::cuda {
 
-BulkDecodeKernel bulk_decode_kernel_bfloat16(int depth, int rows) { return bulk_decode_kernel_of<__nv_bfloat16>(depth, rows); }
+BulkDecodeKernel bulk_decode_kernel_bfloat16(int depth, int rows) {
+  return bulk_decode_kernel_of<__nv_bfloat16>(depth, rows);
+}
 
 }  // namespace anyflash::cuda

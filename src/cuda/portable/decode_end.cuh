@@ -23,8 +23,8 @@ class DecodeEnd {
     shared_.largest[warp_][row] = largest, shared_.sum[warp_][row] = sum, shared_.seen[warp_][row] = seen;
   }
 
-  /// The rows, most_rows of them, of a part without keys, which there are many of where lengths are far below what there is room for: it has no
-  /// results, and nobody looks for them.
+  /// Of a part without keys, which there are many of where lengths are far below what there is room for: it has no
+  /// results, and nobody looks for them. most_rows: of the task.
   __device__ __forceinline__ void leave_nothing(int most_rows) const {
     const int row = static_cast<int>(threadIdx.x);
     if (row < min(most_rows, args_.rows - task_.first_row) && task_.first_value == 0)

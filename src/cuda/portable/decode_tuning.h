@@ -52,12 +52,12 @@ template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1, 
 /// share of what is read for a batch entry.
 inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32, kPartsOfEntry = 512;
 
-/// Plain calls of 16-bit types on Hopper take the kernel that the copy engine loads for (hopper/decode.cuh), else that of
-/// decode_plain.cuh.
+/// Plain calls of 16-bit types on Hopper take the kernel that the copy engine loads for (hopper/decode.cuh), else that
+/// of decode_plain.cuh.
 inline constexpr bool kBulkDecode = true;
 
-/// There, and of at most 256 channels of v, the last part of a row to be done joins all, else a second kernel does. In a
-/// stream that is captured a second kernel does: what is replayed has the same number each time.
+/// There, and of at most 256 channels of v, the last part of a row to be done joins all, else a second kernel does. In
+/// a stream that is captured a second kernel does: what is replayed has the same number each time.
 inline constexpr bool kJoinByLast = true;
 
 }  // namespace anyflash::cuda
