@@ -18,10 +18,14 @@ bool take_bulk_decode([[maybe_unused]] const Problem& problem, [[maybe_unused]] 
   if (args.box_rows < 16) return false;
   const auto rows = paged ? pages.page_size : static_cast<std::int32_t>(problem.keys());
   const Grid grid{{{1, 1, rows}}, {{1, 1, args.box_rows}}, {{1, 1, 1}}};
-  const std::int64_t entries = paged ? pages.pages : problem.batch;
-  if (!map_rows(args.maps[0], args.call.k, problem.d_qk, grid, problem.heads_kv, entries) ||
-      !map_rows(args.maps[1], args.call.v, problem.d_v, grid, problem.heads_kv, entries))
-    return false;
+  for (int i = 0; i < 2; ++i) {
+    const auto& tensor = i == 0 ? args.call.k : args.call.v;
+    args.one_entry[i] = tensor.batch == 0, args.one_head[i] = tensor.head == 0;
+    const std::int64_t entries = args.one_entry[i] ? 1 : paged ? pages.pages : problem.batch;
+    if (!map_rows(args.maps[i], tensor, i == 0 ? problem.d_qk : problem.d_v, grid,
+                  args.one_head[i] ? 1 : problem.heads_kv, entries))
+      return false;
+  }
   const auto kernel = problem.type == ElementType::float16
                           ? bulk_decode_kernel_float16(padded_depth(problem), args.rows)
                           : bulk_decode_kernel_bfloat16(padded_depth(problem), args.rows);
