@@ -86,9 +86,16 @@ std::int64_t result_bytes(const Problem& problem, const Cut& cut) {
   return problem.batch * problem.heads_kv * cut.parts * rows_of(problem) * problem.d_v * number_bytes(problem);
 }
 
+/// The program of a mask, which batch entries without keys do not have.
+const rules::Program& program_of(const ExecutionPlan& plan) {
+  for (const auto& group : plan.groups)
+    if (rules::volume(group.program.k_size()) > 0) return group.program;
+  return plan.groups[0].program;
+}
+
 /// Does every query see all keys that its batch entry has?
 bool sees_all(const Problem& problem, const ExecutionPlan& plan) {
-  const auto& program = plan.groups[0].program;
+  const auto& program = program_of(plan);
   const auto all = [&](const rules::Atom& atom) {
     return atom.kind == rules::AtomKind::causal && !atom.negated && problem.queries() == 1 &&
            problem.align == Align::none_end;
