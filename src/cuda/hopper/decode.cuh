@@ -93,11 +93,10 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
 
   // --- A task --------------------------------------------------------------------------------------------------------
 
-  /// One pass over the warp's keys, with care or without, perhaps with P divided by its sum, which is known from the
-  /// one before. False if the results are not finite.
+  /// One pass over the warp's keys, as in DecodeBlock. False if the results are not finite.
   template <bool kCareful>
-  __device__ __forceinline__ bool attend(const DecodeSpan& span, bool divided) {
-    clear_rows(divided);
+  __device__ __forceinline__ bool attend(const DecodeSpan& span, bool halved) {
+    clear_rows(halved);
     seen_ = false;
     const auto size = decode_keys(args_, task_.b);
 #pragma unroll 1
@@ -120,6 +119,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
         softmax(s);
         if constexpr (kCareful) {
           const FarValues values(*this, own, span.end);
+          halve(s);
           add_hidden_values(s, values, own, word);
           add_values(s, [&](Fragment& a, int m) { values.load(a, m); });
         } else {
@@ -300,6 +300,14 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
       }
   }
 
+  /// In passes with care.
+  __device__ __forceinline__ void halve(Scores& p) const {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) p[i][n] *= weight_[i][n % 2];
+  }
+
   /// load(a, m): values, transposed, of channels from 16 m on.
   template <class Load>
   __device__ __forceinline__ void add_values(const Scores& p, const Load& load) {
@@ -345,15 +353,16 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
 
   // --- Rows ----------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void clear_rows(bool divided) {
+  __device__ __forceinline__ void clear_rows(bool halved) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float shift = -infinity();
-        if (divided) {  // all lanes add up; rows that have not overflowed keep their bits
+        weight_[i][e] = 1;
+        if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
           const float sum = column_sum(sum_[i][e]);
-          if (overflowed(i, e)) shift = shift_[i][e] + logf(sum) / scale();
+          if (overflowed(i, e)) shift = shift_[i][e], weight_[i][e] = 0.5f / sum;
         }
         shift_[i][e] = shift, sum_[i][e] = 0, shows_[i][e] = false;
       }
@@ -405,7 +414,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
           const float sum = column_sum(sum_[i][e]);
           const int row = first_row_ + 8 * i + 2 * t() + e;
           if (row < first || row >= end) continue;
-          if (g() == 0) this->note(row, shift_[i][e], sum, seen_);
+          if (g() == 0) this->note(row, shift_[i][e], sum, seen_, weight_[i][e]);
           auto& own = shared_.results[warp_][row - first];
 #pragma unroll
           for (int n = 0; n < 2 * kSteps; ++n) own[8 * n + g()] = o_[i][n / 2][n % 2][e];
@@ -461,6 +470,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
   unsigned parity_ = 0;
   std::uint32_t q_[kGroups][kSteps][2];
   float shift_[kGroups][2], sum_[kGroups][2];  // sum_: of this lane's keys alone
+  float weight_[kGroups][2];                   // what P is multiplied by, in passes with care
   bool shows_[kGroups][2];  // in a pass with care, the row sees a value that is not finite
   bool seen_;               // does the task's warp see a key?
   float o_[kGroups][kSteps][2][2];  // channels g and g + 8 of 16, queries

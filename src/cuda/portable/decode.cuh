@@ -9,8 +9,8 @@
 // depend on the batch, and joins go in one order, so neither do the bits. Bound by reading K and V.
 //
 // Results are divided by their sums wherever they are joined, so that nothing large is added up. A warp whose result is
-// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then with P divided by its sum
-// from the start, for values near the end of their type.
+// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then, for values near the end
+// of their type, with P that sums to a half in the rows whose sums of P V have overflowed.
 #pragma once
 
 #include "cuda/portable/decode_rows.cuh"
@@ -169,11 +169,11 @@ class DecodeBlock : DecodeRows<E, Sizes> {
 
   // --- A task --------------------------------------------------------------------------------------------------------
 
-  /// One pass over the warp's keys, with care or without, perhaps with P divided by its sum, which is known from the
-  /// one before. False if the results are not finite.
+  /// One pass over the warp's keys, with care or without. halved: P of rows that have overflowed in the pass before,
+  /// which tells their maxima and sums, sums to a half. False if the results are not finite.
   template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool divided) {
-    this->clear_rows(divided);
+  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
+    this->clear_rows(halved);
     bool last;
     do {
       if constexpr (kStages == 1) {
@@ -210,15 +210,15 @@ class DecodeBlock : DecodeRows<E, Sizes> {
 
   /// With care; what is under way is lost.
   __device__ __forceinline__ void attend_again(std::int32_t number) {
-    bool divided = false;
+    bool halved = false;
 #pragma unroll 1
     while (true) {
       copies_wait<0>();
       __syncwarp();
       open(number, true);
       fill();
-      if (attend(Known<true>(), divided) || divided) break;
-      divided = true;
+      if (attend(Known<true>(), halved) || halved) break;
+      halved = true;
     }
     copies_wait<0>();
     __syncwarp();
@@ -253,6 +253,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     }
     softmax(s);
     if (careful) {
+      this->halve(s);
       this->add_hidden_values(s, tile.first, rows.v, [&](int i, int key) {
         return !tile.partial || shared_.words[warp_][row_of(i)] >> (tile.first % 64 + key) & 1;
       });

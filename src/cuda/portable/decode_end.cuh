@@ -19,8 +19,10 @@ class DecodeEnd {
   __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(call_.scale); }
   __device__ __forceinline__ static T infinity() { return FinishedRow<T>::infinity(); }
 
-  __device__ __forceinline__ void note(int row, T largest, T sum, bool seen) {
+  /// weight: what P has been multiplied by.
+  __device__ __forceinline__ void note(int row, T largest, T sum, bool seen, T weight) {
     shared_.largest[warp_][row] = largest, shared_.sum[warp_][row] = sum, shared_.seen[warp_][row] = seen;
+    shared_.weight[warp_][row] = T(1) / weight;
   }
 
   /// Of a part without keys, which there are many of where lengths are far below what there is room for: it has no
@@ -35,7 +37,8 @@ class DecodeEnd {
     to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
   }
 
-  /// What each warp's results of a row are multiplied by; the row's own numbers.
+  /// What each warp's results of a row are multiplied by: their share, and what is there for P that sums to a half.
+  /// The row's own numbers.
   __device__ __forceinline__ void weigh(int row) {
     T largest = -infinity(), sum = 0;
     bool seen = false;
@@ -43,7 +46,7 @@ class DecodeEnd {
     for (int w = 0; w < kWarps; ++w) {
       const T own = shared_.sum[w][row];
       const T weight = own == T(0) ? T(0) : exp((shared_.largest[w][row] - largest) * scale());
-      shared_.weight[w][row] = weight;
+      shared_.weight[w][row] *= weight;
       sum += own * weight;
     }
     for (int w = 0; w < kWarps; ++w)

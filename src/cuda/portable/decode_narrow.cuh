@@ -37,13 +37,14 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     for (int c = 0; c < kDepth / 32; ++c) load_matrices(q_[c], q + 32 * c);
   }
 
-  __device__ __forceinline__ void clear_rows(bool divided) {
+  __device__ __forceinline__ void clear_rows(bool halved) {
 #pragma unroll
     for (int e = 0; e < kQueries; ++e) {
       T shift = -infinity();
-      if (divided) {  // all lanes add up; rows that have not overflowed keep their bits
+      weight_[e] = 1;
+      if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
         const T sum = column_sum(sum_[e]);
-        if (overflowed(e)) shift = shift_[e] + log(sum) / this->scale();
+        if (overflowed(e)) shift = shift_[e], weight_[e] = 0.5f / sum;
       }
       shift_[e] = shift, sum_[e] = 0, shows_[e] = false;
     }
@@ -87,6 +88,12 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
       s[e] = this->exponential(s[e], shift), s[e + 2] = this->exponential(s[e + 2], shift);
       sum_[e] += s[e] + s[e + 2];
     }
+  }
+
+  /// In passes with care.
+  __device__ __forceinline__ void halve(Scores& p) const {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) p[n] *= weight_[n % kQueries];
   }
 
   __device__ __forceinline__ void add_values(const Scores& p, const E* v) {
@@ -156,7 +163,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
         const float sum = column_sum(sum_[e]);
         const int row = 2 * static_cast<int>(lane_number() % 4) + e;
         if (row >= rows) continue;
-        if (g == 0) this->note(row, shift_[e], sum, seen);
+        if (g == 0) this->note(row, shift_[e], sum, seen, weight_[e]);
 #pragma unroll
         for (int n = 0; n < 2 * kChannelTiles; ++n) own[row][8 * n + g] = o_[n / 2][n % 2][e];
       }
@@ -187,6 +194,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
 
   std::uint32_t q_[kDepth / 32][4];
   float shift_[kQueries], sum_[kQueries];  // sum_: of this lane's keys alone
+  float weight_[kQueries];                 // what P is multiplied by, in passes with care
   bool shows_[kQueries];  // in a pass with care, the row sees a value that is not finite
   float o_[kChannelTiles][2][kQueries];  // channels g and g + 8 of 16, queries
 };

@@ -209,8 +209,8 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
 
   /// One pass over the warp's keys, as in DecodeBlock. False if the results are not finite.
   template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool divided) {
-    this->clear_rows(divided);
+  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
+    this->clear_rows(halved);
     seen_ = false;
     const auto size = decode_keys(args_, task_.b);
 #pragma unroll 1
@@ -229,7 +229,10 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
       if (word != rules::all_bits) this->hide(s, word);
       seen_ |= word != 0;
       this->softmax(s);
-      if (careful) this->add_hidden_values(s, now.key, tile.v, word);
+      if (careful) {
+        this->halve(s);
+        this->add_hidden_values(s, now.key, tile.v, word);
+      }
       this->add_values(s, tile.v);
       stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
     }
@@ -238,14 +241,14 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
 
   /// With care; what is under way is lost.
   __device__ __forceinline__ void attend_again(std::int32_t number) {
-    bool divided = false;
+    bool halved = false;
 #pragma unroll 1
     while (true) {
       copies_wait<0>();
       __syncwarp();
       fill(number, true);
-      if (attend(Known<true>(), divided) || divided) break;
-      divided = true;
+      if (attend(Known<true>(), halved) || halved) break;
+      halved = true;
     }
     copies_wait<0>();
     __syncwarp();

@@ -129,17 +129,26 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     return zero == zero;
   }
 
-  __device__ __forceinline__ void clear_rows(bool divided) {
+  __device__ __forceinline__ void clear_rows(bool halved) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T shift = -infinity();
-      if (divided) {  // all lanes add up; rows that have not overflowed keep their bits
+      weight_[i] = 1;
+      if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
         const T sum = quad_sum(sum_[i]);
-        if (overflowed(i)) shift = shift_[i] + log(sum) / scale();
+        if (overflowed(i)) shift = shift_[i], weight_[i] = T(0.5) / sum;
       }
       shift_[i] = shift, sum_[i] = 0, seen_[i] = shows_[i] = false;
     }
     clear(o_);
+  }
+
+  /// In passes with care.
+  __device__ __forceinline__ void halve(T (&p)[kSlots][kKeyTiles][2]) const {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight_[i];
   }
 
   /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
@@ -233,7 +242,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
         const T sum = quad_sum(sum_[i]);
         const int row = row_of(i);
         if (row >= rows) continue;
-        if (lane % 4 == 0) note(row, shift_[i], sum, seen_[i]);
+        if (lane % 4 == 0) note(row, shift_[i], sum, seen_[i], weight_[i]);
 #pragma unroll
         for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
@@ -243,6 +252,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   }
 
   T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
+  T weight_[kSlots];               // what P is multiplied by, in passes with care
   bool seen_[kSlots], shows_[kSlots];  // shows_: in a pass with care, the row sees a value that is not finite
   T o_[kSlots][kValueTiles][2];
 };

@@ -10,7 +10,8 @@
 //
 // A hidden V that is not finite makes NaN of its zero P. So a block whose result is not finite is done again with care:
 // rows of V with such numbers are left out and added only to the queries that see them. Where that does not help, values
-// near the end of their type may have overflowed in a sum that is divided last: once more, with P divided first.
+// near the end of their type may have overflowed in a sum that is divided last: once more, with P that sums to a half,
+// and numbers that were not finite are taken from there.
 #pragma once
 
 #include "cuda/portable/forward_shared.cuh"
@@ -38,22 +39,37 @@ class ForwardBlock {
     load_queries();
     __syncthreads();
     if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
-    if constexpr (kGeneral) {
-      bool careful = false, divided = false;
-      while (!attend(careful, divided) && !divided) divided = careful, careful = true;
-    } else if (!attend(Known<false>(), false)) {  // code of its own, since the rare case would slow the usual one down
-      bool divided = false;
-      while (!attend(Known<true>(), divided) && !divided) divided = true;
+    bool good = false, careful = false;
+    if constexpr (!kGeneral)  // code of its own, since the rare case would slow the usual one down
+      good = attend(Known<false>(), false), careful = true;
+    for (bool halved = false;;) {
+      if (!good) {
+        if constexpr (kGeneral) {
+          good = attend(careful, halved);
+        } else {
+          good = attend(Known<true>(), halved);
+        }
+      }
+      if (halved) return mend_results();
+      if (!good && !careful) {
+        careful = true;
+        continue;
+      }
+      store();
+      if (good) return;
+      __syncthreads();  // what leaves through the queries' memory has left
+      load_queries();
+      halved = true;
     }
-    store();
   }
 
  private:
-  /// One pass over the keys, with care or without, perhaps with P divided by its sum, which is known from the one before.
-  /// False if the result is not finite, which may be a hidden value's fault, or that of a sum that is divided last.
+  /// One pass over the keys, with care or without. halved: P sums to a half; the rows' maxima and sums are known from
+  /// the pass before. False if the result is not finite, though the sum of P is: a hidden value's fault, or that of a
+  /// sum that is divided last.
   template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool divided) {
-    clear(divided);
+  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
+    clear(halved);
     Walk<kKeys> walk(shared_);
     if (walk.more()) load_keys(walk, careful);
     copies_commit();
@@ -89,17 +105,13 @@ class ForwardBlock {
       if (walk.more()) load_keys(walk, careful);
       copies_commit();
       softmax(s);
+      if (careful && halved) halve(s);
       if (careful) add_hidden_values(s, block, first_key, partial);  // first, lest P be kept for it in every pass
       Products::template values<typename Shared::ValueTile>(o_, s, shared_.v);
       if (careful) __syncthreads();  // before the words are written anew
     }
     __syncthreads();  // words and tiles may be written anew
-    bool again = !careful && !finite();
-    if (careful) {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) again |= overflowed(i);
-    }
-    return !__syncthreads_or(again);
+    return !__syncthreads_or(careful ? overflowed() : !finite());
   }
 
   /// One thread's work for all of them.
@@ -223,15 +235,11 @@ class ForwardBlock {
     }
   }
 
-  __device__ __forceinline__ void clear(bool divided) {
+  __device__ __forceinline__ void clear(bool halved) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      T shift = -infinity();
-      if (divided) {  // all lanes add up; rows that have not overflowed keep their bits
-        const T sum = quad_sum(sum_[i]);
-        if (overflowed(i)) shift = shift_[i] + log(sum) / scale();
-      }
-      shift_[i] = shift, shows_[i] = false, largest_[i] = -infinity(), sum_[i] = 0;
+      shift_[i] = halved ? quad_largest(largest_[i]) : -infinity();
+      largest_[i] = -infinity(), sum_[i] = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] = o_[i][j][1] = 0;
     }
@@ -264,6 +272,17 @@ class ForwardBlock {
           sum[e] += s[i][j][e];
         }
       sum_[i] += sum[0] + sum[1];
+    }
+  }
+
+  /// P sums to a half then. (A shift above the lse would do the same, but where scores are large there is none that is
+  /// not far above it.)
+  __device__ __forceinline__ void halve(T (&p)[kSlots][kKeyTiles][2]) const {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const T weight = shared_.weights[row_of(i)];
+#pragma unroll
+      for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight;
     }
   }
 
@@ -303,13 +322,18 @@ class ForwardBlock {
                           : static_cast<T>(__int_as_float(0x7f800000));
   }
 
-  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
-  __device__ __forceinline__ bool overflowed(int i) const {
-    T zero = 0;
+  /// Is a result not finite although its row's sum is?
+  __device__ __forceinline__ bool overflowed() const {
+    bool any = false;
 #pragma unroll
-    for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
-    const T sum = quad_sum(sum_[i]);
-    return quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+    for (int i = 0; i < kSlots; ++i) {
+      T zero = 0;
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+      const T sum = quad_sum(sum_[i]);
+      any |= zero != zero && is_finite(sum);
+    }
+    return any;
   }
 
   __device__ __forceinline__ bool finite() const {
@@ -336,10 +360,6 @@ class ForwardBlock {
     const auto value = [&](std::int64_t at, int c) {
       return shared_.task.first_value + c < args_.d_v ? static_cast<T>(shared_.values[at + c * args_.v.channel]) : T(0);
     };
-    for (auto left = shared_.v_not_finite; left != 0; left &= left - 1) {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) shows_[i] |= sees(i, rules::lowest_bit(left));
-    }
     add_not_finite(o_, p, shared_.v_not_finite, sees, row_at, value);
   }
 
@@ -350,14 +370,14 @@ class ForwardBlock {
     E* const rows = shared_.q;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      T largest = quad_largest(largest_[i]), sum = quad_sum(sum_[i]), factor = 1;
+      T largest = quad_largest(largest_[i]), sum = quad_sum(sum_[i]), factor = 1, change = 1;  // change: the sink's
       if (sum != T(0) && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
       largest *= scale();
       if (args_.sink.data && (sum != T(0) || sees_a_key(args_, shared_, shared_.task, row_of(i)))) {
         const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head),
                 together = larger_of(largest, sink);
         if (together != -infinity()) {
-          const T change = exp(largest - together);
+          change = exp(largest - together);
           factor *= change;
           sum = sum * change + exp(sink - together);
           largest = together;
@@ -365,20 +385,20 @@ class ForwardBlock {
       }
       const bool empty = sum == T(0);  // sees no key, or only such with a score of -inf, and no sink above it
       if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
-      const T quotient = factor / sum;  // P that has been divided is multiplied by a large factor and divided again
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(empty ? T(0) : factor > T(1) ? o_[i][j][e] * quotient : o_[i][j][e] * factor / sum);
+              rounded<E>(empty ? T(0) : o_[i][j][e] * factor / sum);
+      // Should there be another pass. In it P is not scaled down from its maximum.
+      if (lane_number() % 4 == 0) shared_.weights[row_of(i)] = empty ? T(0) : T(0.5) * change / sum;
       store_statistics(row_of(i), empty, largest, sum);
     }
     __syncthreads();
-    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
+    const int first_row = own_first_row();
     const E* const from = rows + Shared::ResultTile::at(first_row, 0);
-    E* const out = data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) +
-                   shared_.task.first_value * args_.out.channel;
+    E* const out = out_data();
     const int channels = args_.d_v - shared_.task.first_value;
     int first;
     if (plain_queries(first) && args_.out.vectors && channels >= Sizes::kValues) {
@@ -388,6 +408,31 @@ class ForwardBlock {
       store_rows<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride>(
           from, args_.out, out, PartRows{args_, shared_.task}, first_row, channels);
     }
+  }
+
+  /// Of the rows that this warp stores.
+  __device__ __forceinline__ static int own_first_row() { return static_cast<int>(threadIdx.x / 32 * (8 * kSlots)); }
+  /// Of this head, from the first channel on that is the block's.
+  __device__ __forceinline__ E* out_data() const {
+    return data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) +
+           shared_.task.first_value * args_.out.channel;
+  }
+
+  /// Of a pass whose P sums to a half, only what has overflowed in the pass before is taken.
+  __device__ __forceinline__ void mend_results() {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          shared_.q[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
+              rounded<E>(T(2) * o_[i][j][e]);
+    __syncthreads();
+    const int first_row = own_first_row();
+    replace_not_finite<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride, T>(
+        shared_.q + Shared::ResultTile::at(first_row, 0), args_.out, out_data(), PartRows{args_, shared_.task},
+        first_row, args_.d_v - shared_.task.first_value);
   }
 
   __device__ __forceinline__ void store_statistics(int row, bool empty, T largest, T sum) const {
@@ -406,7 +451,6 @@ class ForwardBlock {
   const ForwardArgs& args_;
   Shared& shared_;
   T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
-  bool shows_[kSlots];  // in a pass with care: the row sees a value that is not finite
   T o_[kSlots][kValueTiles][2];
 };
 

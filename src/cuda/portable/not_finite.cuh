@@ -13,6 +13,21 @@ __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
 }
 
+/// Numbers of kRows rows in memory that are not finite are replaced by those `from` a tile, if these are no NaN (0 times
+/// an infinity), by one warp. first: the row of the places that is row 0 of the tile. T: what is computed in.
+template <int kRows, int kWidth, int kStride, class T, class E, class Places>
+__device__ __noinline__ void replace_not_finite(const E* from, const Rows& rows, E* data, const Places& places,
+                                                int first, int channels) {
+  for (int i = static_cast<int>(lane_number()); i < kRows * kWidth; i += 32) {
+    const int row = i / kWidth, channel = i % kWidth;
+    std::int64_t at;
+    if (channel >= channels || !places.find(rows, first + row, at)) continue;
+    E& stored = data[at + channel * rows.channel];
+    const E other = from[row * kStride + channel];
+    if (!is_finite(static_cast<T>(stored)) && static_cast<T>(other) == static_cast<T>(other)) stored = other;
+  }
+}
+
 /// mask: which rows of a tile hold a NaN or an infinity. kClean: they become 0. Called by all threads.
 template <class Products, class Tile, int kRows, int kWidth, bool kClean, class E>
 __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) {
