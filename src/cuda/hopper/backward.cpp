@@ -118,7 +118,8 @@ std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPla
 }
 
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
-                                   DevicePlan& masks, char* workspace, cudaStream_t stream) {
+                                   DevicePlan& masks, char* workspace,
+                                   const std::function<void(BackwardArgs&)>& find_rests, cudaStream_t stream) {
   const auto space = space_of(problem, plan);
   GroupBackwardArgs args{};
   static_cast<BackwardArgs&>(args) = common;
@@ -146,10 +147,12 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   args.factor = static_cast<float>(common.scale), args.cap = static_cast<float>(common.softcap);
   args.cap_inverse = args.cap > 0 ? 1.0f / args.cap : 0.0f;
   args.careful = reinterpret_cast<std::int32_t*>(report), args.next_task = args.careful + 1;
+  args.terms.any_far = args.careful + 2;
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
   if (query_blocks > 0) {
     launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
+    find_rests(args);
   } else {
     check(cudaMemsetAsync(report, 0, Space::report, stream), "clearing a counter");
   }

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+
 #include "cuda/common/device_plan.h"
 #include "cuda/hopper/backward_args.h"
 #include "plan/plan.h"
@@ -22,8 +24,9 @@ struct GroupBackwardResult {
   const std::int32_t* remake_if;  ///< if not null: it has to make all again, with care, if this is not 0 in the end
 };
 
-/// Queues them and args.terms, if the copy engine takes all tensors.
+/// Queues them and args.terms, if the copy engine takes all tensors. find_rests: queues what finds terms.rest.
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
-                                   DevicePlan& masks, char* workspace, cudaStream_t stream);
+                                   DevicePlan& masks, char* workspace,
+                                   const std::function<void(BackwardArgs&)>& find_rests, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

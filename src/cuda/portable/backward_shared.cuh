@@ -111,7 +111,7 @@ struct GradientShared {
   /// What comes in for a step.
   struct Stage {
     alignas(Products::alignment) E tiles[kHeld][OtherTile::kSize];
-    alignas(16) T terms[3][64];  // lse, delta and dlse of the step's query block
+    alignas(16) T terms[4][64];  // lse, delta, dlse and rest of the step's query block
     Word live;                   // its rows that have a gradient
     Word words[Sizes::kRows];    // of a partial tile
     // Where scores need more than a scale: coordinates of its rows, and where biases lie, -1: does not exist.
