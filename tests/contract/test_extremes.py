@@ -262,3 +262,35 @@ def test_gradients_by_a_share_with_most_of_the_weight(others):
     bias = np.full((1, 1, 1, 1), 1000 - np.log(64) - others * unit, np.float32)
     dv = attention_backward(np.ones_like(out), q, k, v, out, lse, bias=bias).dv
     np.testing.assert_allclose(dv, np.exp(bias.item() - 1000.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", (-136, -118, 50, 100))
+@pytest.mark.parametrize("name", ("q", "k", "v", "dout"))
+@pytest.mark.parametrize("d", (64, 100))
+def test_tensors_of_any_size(name, exponent, d):
+    """A tensor that is 2^exponent times as large gives the same results, or such that are as many times larger. Where
+    float32 is multiplied in pieces, they must neither vanish nor overflow."""
+    rng = np.random.default_rng(2)
+    rows = {"q": 130, "k": 150, "v": 150, "dout": 130}
+    tensors = {key: rng.standard_normal((1, 2, n, d), np.float32) for key, n in rows.items()}
+    factor = np.float32(2.0**exponent)
+    tensors[name] = tensors[name] * factor / factor  # what is left of its bits when it is so small
+
+    def results(q, k, v, dout, scale):
+        out, lse = attention(q, k, v, scale=scale, return_lse=True)
+        grads = attention_backward(dout, q, k, v, out, lse, scale=scale)
+        return {"out": out, "lse": lse, "dq": grads.dq, "dk": grads.dk, "dv": grads.dv}
+
+    expected = results(**tensors, scale=0.125)
+    scale, larger = 0.125, {"v": ("out", "dq", "dk"), "dout": ("dq", "dk", "dv")}.get(name, ())
+    if name in "qk":  # the scale makes up for it, and the other tensor for what a scale cannot
+        other = max(-exponent - 110, 0)
+        tensors["k" if name == "q" else "q"] *= np.float32(2.0**other)
+        scale *= 2.0 ** -(exponent + other)
+        del expected["dq"], expected["dk"]
+    tensors[name] = tensors[name] * factor
+    got = results(**tensors, scale=scale)
+    for key, value in expected.items():
+        truth = value.astype(np.float64) * (2.0**exponent if key in larger else 1)
+        tolerance = 2e-6 * np.abs(truth).max() + 2.0**-141  # sums of numbers that are multiples of 2^-149
+        np.testing.assert_allclose(got[key], truth, rtol=0, atol=tolerance, err_msg=key)

@@ -134,23 +134,6 @@ __device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], co
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// c (16 x 8) += a (16 x 8) b (8 x 8), tf32.
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                              std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// x rounded to tf32, ties away from zero.
-__device__ __forceinline__ std::uint32_t to_tf32(float x) {
-  std::uint32_t y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
-}
-
 /// c (8 x 8) += a (8 x 4) b (4 x 8), float64.
 __device__ __forceinline__ void multiply_64(double (&c)[2], double a, double b) {
   asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"

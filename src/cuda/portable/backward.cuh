@@ -279,9 +279,9 @@ class GradientBlock {
     const E* const own = shared_.own[at];
     E* const other = step.stage.tiles[at];
     if (Products::swaps && own_ == keys) {
-      Products::template scores<kRows, kDepth, true>(x, own, other);
+      Products::template scores<kRows, kDepth, true>(x, own, other, careful);
     } else {
-      Products::template scores<kRows, kDepth>(x, own, other);
+      Products::template scores<kRows, kDepth>(x, own, other, careful);
     }
     if (!careful || Products::exact_infinities) return;
     mark_not_finite<Products, OtherTile, kColumns, kDepth, false>(other, shared_.not_finite[at]);
@@ -310,7 +310,7 @@ class GradientBlock {
       };
       add_not_finite(sum, weights, not_finite, sees, row_at, value);
     }
-    Products::template values<OtherTile>(sum, weights, tile);
+    Products::template values<OtherTile>(sum, weights, tile, careful);
   }
 
   /// What slot i of this lane sees of the other side's block, and has a gradient.

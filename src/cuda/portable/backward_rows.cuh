@@ -65,6 +65,10 @@ class RowTermsBlock {
       __syncthreads();
       T part[kSlots][kTiles][2];
       Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out);
+      if constexpr (!Products::exact_infinities) {
+        if (__syncthreads_or(holds_nan(part)))
+          Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
+      }
       chunk == 0 ? copy(sum, part) : add(sum, part);
     }
 #pragma unroll
@@ -74,6 +78,15 @@ class RowTermsBlock {
         const int row = Products::template row_of<kSlots>(i), column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         if (row == first + column) shared_.delta[first_row + row] = sum[i][n / 2][n % 2];
       }
+  }
+
+  __device__ __forceinline__ static bool holds_nan(const T (&x)[kSlots][kTiles][2]) {
+    bool holds = false;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) holds |= x[i][n / 2][n % 2] != x[i][n / 2][n % 2];
+    return holds;
   }
 
   template <class To, int kCount>

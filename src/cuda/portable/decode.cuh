@@ -240,7 +240,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
   template <class Careful>
   __device__ __forceinline__ void take(const DecodeTile& tile, Stage& rows, Careful careful) {
     T s[kSlots][kKeyTiles][2];
-    Products::template scores<kRows, kDepth>(s, own_rows(), rows.k);
+    Products::template scores<kRows, kDepth>(s, own_rows(), rows.k, careful);
     if (careful && !Products::exact_infinities)
       mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
           s, own_rows(), rows.k, this->template rows_not_finite<typename Shared::KeyTile>(rows.k));
@@ -258,7 +258,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
         return !tile.partial || shared_.words[warp_][row_of(i)] >> (tile.first % 64 + key) & 1;
       });
     }
-    Products::template values<typename Shared::ValueTile>(o_, s, rows.v);
+    Products::template values<typename Shared::ValueTile>(o_, s, rows.v, careful);
   }
 
   __device__ __forceinline__ void finish_scores(T (&s)[kSlots][kKeyTiles][2], int first_key) {

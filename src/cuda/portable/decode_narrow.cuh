@@ -53,7 +53,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
   }
 
   /// In two sums, one after the other's latency, neither longer than the tensor cores add up well.
-  __device__ __forceinline__ void find_scores(Scores& s, const E* k) const {
+  __device__ __forceinline__ void find_scores(Scores& s, const E* k, bool) const {
     const unsigned lane = lane_number();
     k += lane % 16 * KeyTile::kStride + lane / 16 * 8;
     float sums[2][2][2] = {};
@@ -69,8 +69,6 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
 #pragma unroll
     for (int n = 0; n < 4; ++n) s[n] = sums[0][n / 2][n % 2] + sums[1][n / 2][n % 2];
   }
-
-  __device__ __forceinline__ void find_scores_with_care(Scores& s, const E* k) const { find_scores(s, k); }
 
   __device__ __forceinline__ static void hide(Scores& s, rules::Word word) {
     const auto own = static_cast<std::uint32_t>(word >> (lane_number() / 4));
@@ -96,7 +94,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     for (int n = 0; n < 4; ++n) p[n] *= weight_[n % kQueries];
   }
 
-  __device__ __forceinline__ void add_values(const Scores& p, const E* v) {
+  __device__ __forceinline__ void add_values(const Scores& p, const E* v, bool) {
     const std::uint32_t b0 = transposed_matrix(packed_pair(p[0], p[1], E()));
     const std::uint32_t b1 = transposed_matrix(packed_pair(p[2], p[3], E()));
     const unsigned lane = lane_number();

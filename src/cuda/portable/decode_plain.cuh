@@ -24,15 +24,12 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   __device__ __forceinline__ PlainDecodeRows(const DecodeArgs& args, Shared& shared) : Base(args, shared) {}
 
   __device__ __forceinline__ void take_queries() {}
-  __device__ __forceinline__ void find_scores(Scores& s, const E* k) const {
-    Products::template scores<kRows, kDepth>(s, this->own_rows(), k);
-  }
-  __device__ __forceinline__ void find_scores_with_care(Scores& s, const E* k) const {
-    find_scores(s, k);
-    if constexpr (!Products::exact_infinities) {
+  template <class Careful>
+  __device__ __forceinline__ void find_scores(Scores& s, const E* k, Careful careful) const {
+    Products::template scores<kRows, kDepth>(s, this->own_rows(), k, careful);
+    if (careful && !Products::exact_infinities)
       mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
           s, this->own_rows(), k, this->template rows_not_finite<typename Shared::KeyTile>(k));
-    }
   }
   __device__ __forceinline__ static void hide(Scores& s, rules::Word word) {
     const auto own = static_cast<std::uint32_t>(word >> (2 * (lane_number() % 4)));
@@ -46,8 +43,8 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
           for (int i = 0; i < kSlots; ++i) s[i][j][e] = -Base::infinity();
         }
   }
-  __device__ __forceinline__ void add_values(const Scores& p, const E* v) {
-    Products::template values<typename Shared::ValueTile>(this->o_, p, v);
+  __device__ __forceinline__ void add_values(const Scores& p, const E* v, bool careful) {
+    Products::template values<typename Shared::ValueTile>(this->o_, p, v, careful);
   }
   __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, E* v, rules::Word word) {
     Base::add_hidden_values(p, first, v, [&](int, int key) { return word >> key & 1; });
@@ -220,11 +217,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
       bring(stage_ == 0 ? kStages - 1 : stage_ - 1);
       auto& tile = shared_.stages[warp_][stage_];
       typename Base::Scores s;
-      if (careful) {
-        this->find_scores_with_care(s, tile.k);
-      } else {
-        this->find_scores(s, tile.k);
-      }
+      this->find_scores(s, tile.k, careful);
       const auto word = word_of_keys<kKeys>(args_, now.key, size);
       if (word != rules::all_bits) this->hide(s, word);
       seen_ |= word != 0;
@@ -233,7 +226,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
         this->halve(s);
         this->add_hidden_values(s, now.key, tile.v, word);
       }
-      this->add_values(s, tile.v);
+      this->add_values(s, tile.v, careful);
       stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
     }
     return !__any_sync(0xffffffffu, careful ? this->any_overflowed() : !this->finite());

@@ -88,7 +88,7 @@ class ForwardBlock {
       load_values(walk);
       copies_commit();
       T s[kSlots][kKeyTiles][2];
-      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k);
+      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k, careful);
       if (careful && !Products::exact_infinities)
         mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, Sizes::kDepth>(
             s, shared_.q, shared_.k, shared_.k_not_finite);
@@ -107,7 +107,7 @@ class ForwardBlock {
       softmax(s);
       if (careful && halved) halve(s);
       if (careful) add_hidden_values(s, block, first_key, partial);  // first, lest P be kept for it in every pass
-      Products::template values<typename Shared::ValueTile>(o_, s, shared_.v);
+      Products::template values<typename Shared::ValueTile>(o_, s, shared_.v, careful);
       if (careful) __syncthreads();  // before the words are written anew
     }
     __syncthreads();  // words and tiles may be written anew

@@ -46,7 +46,8 @@ __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) 
   __syncthreads();
 }
 
-/// Products of rows that are not finite, again, with IEEE arithmetic. x, y: the tiles; y_not_finite: rows of y.
+/// Products of rows that are not finite, and such as are NaN, again, with IEEE arithmetic. x, y: the tiles;
+/// y_not_finite: rows of y.
 template <class Products, class XTile, class YTile, int kDepth, int kSlots, int kTiles, class T, class E>
 __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
                                             unsigned long long y_not_finite) {
@@ -62,7 +63,7 @@ __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* 
 #pragma unroll 1
     for (int n = 0; n < 2 * kTiles; ++n) {
       const int column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
-      if (!bad && !(y_not_finite >> column & 1)) continue;
+      if (!bad && row[n] == row[n] && !(y_not_finite >> column & 1)) continue;
       T sum = 0;  // channels beyond the tensors' are 0 in both tiles
       for (int c = 0; c < kDepth; ++c) sum += of_x(c) * static_cast<T>(y[YTile::at(column, c)]);
       row[n] = sum;
