@@ -9,6 +9,7 @@ namespace anyflash::cuda {
 struct GroupForwardArgs : ForwardArgs {
   Cut queries, keys;
   RowMap q_map, k_map, v_map, out_map;  ///< boxes of 64 channels of a block's rows
+  const char* pieces[3];                ///< of float32: blocks of q, k and v (pieces.h)
   CUtensorMap bias_map;                 ///< boxes of 64 queries and 128 bytes of keys
   const std::uint64_t* words;  ///< of the tiles that have none in the plan's tables: 64 each
   float factor, cap, cap_inverse;  ///< the scale, the soft cap
