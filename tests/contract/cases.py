@@ -269,7 +269,7 @@ def run(case, tensors=None, backward=True, **changes):
 
 
 def run_for_bits(case, tensors=None, backward=True, **changes):
-    """The same, if bits are to be compared: some gradients of 16-bit types are repeatable on GPUs only if asked to be."""
+    """The same, if bits are to be compared: some gradients are repeatable on GPUs only if asked to be."""
     return run(case, tensors, backward, **{"deterministic": True, **changes})
 
 

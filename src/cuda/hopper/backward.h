@@ -24,9 +24,14 @@ struct GroupBackwardResult {
   const std::int32_t* remake_if;  ///< if not null: it has to make all again, with care, if this is not 0 in the end
 };
 
-/// Queues them and args.terms, if the copy engine takes all tensors. find_rests: queues what finds terms.rest.
+/// What the portable kernels do for these: they queue what fills args.terms, and then terms.rest.
+struct PortableTerms {
+  std::function<void(BackwardArgs&)> find, find_rests;
+};
+
+/// Queues them and args.terms, if the copy engine takes all tensors.
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
-                                   DevicePlan& masks, char* workspace,
-                                   const std::function<void(BackwardArgs&)>& find_rests, cudaStream_t stream);
+                                   DevicePlan& masks, char* workspace, const PortableTerms& terms,
+                                   cudaStream_t stream);
 
 }  // namespace anyflash::cuda

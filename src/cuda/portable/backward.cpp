@@ -171,7 +171,8 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   auto args = args_of(problem, plan);
   const auto tasks = tasks_of(problem, kernels, args);
   check_tasks(double(tasks.keys) + double(tasks.queries) + double(tasks.bias));
-  check_tasks(double(query_blocks(problem, plan)));
+  const auto blocks = query_blocks(problem, plan);
+  check_tasks(double(blocks));
   allow_shared_memory(kernels.terms, kernels.terms_bytes, problem.device.index);
   allow_shared_memory(kernels.gradients, kernels.gradients_bytes, problem.device.index);
   allow_shared_memory(kernels.rests, kernels.gradients_bytes, problem.device.index);
@@ -181,8 +182,11 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const StreamMemory memory(backward_workspace(problem, plan), stream);
   Parts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
+  const auto find_terms = [&](BackwardArgs& of) {
+    if (blocks > 0) launch(kernels.terms, blocks, kernels.threads, kernels.terms_bytes, &of, stream);
+  };
   const auto find_rests = [&](BackwardArgs& of) {
-    if (const auto blocks = query_blocks(problem, plan); blocks > 0)
+    if (blocks > 0)
       launch(kernels.rests, launched_blocks(blocks, true, problem.device), kernels.threads, kernels.gradients_bytes, &of,
              stream);
   };
@@ -195,9 +199,9 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   GroupBackwardResult groups{};
   if (group_backward_serves(problem, plan, args))
     groups = group_backward(problem, plan, args, masks, parts.take<char>(group_backward_workspace(problem, plan)),
-                            find_rests, stream);
+                            {find_terms, find_rests}, stream);
   if (!groups.made) {
-    launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
+    find_terms(args);
     find_rests(args);
     make(tasks.keys, tasks.queries, tasks.bias, nullptr);
   } else {
