@@ -337,8 +337,8 @@ class PieceBackwardBlock {
   std::int32_t b_, key_head_, first_block_;
 };
 
-/// What the kernel needs before it begins, from the portable kernel's numbers of rows; dQ's sums, zero. One block of 128
-/// threads for each query block of each head.
+/// What the kernel needs before it begins, from the portable kernel's numbers of rows; dQ's sums, zero. One block of
+/// 128 threads for each query block of each head.
 static __global__ void __launch_bounds__(128) prepare_piece_rows(const __grid_constant__ GroupBackwardArgs args) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.careful = 0, *args.terms.any_far = 0;
   auto* const sums = reinterpret_cast<float4*>(args.sums + blockIdx.x * std::int64_t{4096});

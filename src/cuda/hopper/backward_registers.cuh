@@ -9,8 +9,8 @@
 
 namespace anyflash::cuda {
 
-/// exp(score - lse - rest). A row with one key gets 1, however large its score is, if the score is the forward pass's to
-/// the bit: so nothing is folded together. Where it is not, it may lie above lse by a rounding, which may be much.
+/// exp(score - lse - rest). A row with one key gets 1, however large its score is, if the score is the forward pass's
+/// to the bit: so nothing is folded together. Where it is not, it may lie above lse by a rounding, which may be much.
 __device__ __forceinline__ float probability(float score, float lse, float rest) {
   float x = __fadd_rn(__fadd_rn(score, -lse), -rest);
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
@@ -99,8 +99,8 @@ __device__ __forceinline__ void read_copied(float (&x)[2][4], const void* from) 
 }
 
 /// Products become P, `p`, and P times the soft cap's derivative, s. copied: the tile of biases, of which the first
-/// column is query first_query. rest: null: 0 of all columns. a, b: the words of the lane's two keys, from its first column on. The scores are those
-/// of ScoreTerms::finish, to the bit.
+/// column is query first_query. rest: null: 0 of all columns. a, b: the words of the lane's two keys, from its first
+/// column on. The scores are those of ScoreTerms::finish, to the bit.
 template <class E, bool kCapped, bool kCopied, int kTiles>
 __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std::uint32_t (&p)[kTiles / 2][4],
                                                       const GroupBackwardArgs& args, const BiasPlace& place,

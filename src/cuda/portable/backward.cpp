@@ -187,8 +187,8 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   };
   const auto find_rests = [&](BackwardArgs& of) {
     if (blocks > 0)
-      launch(kernels.rests, launched_blocks(blocks, true, problem.device), kernels.threads, kernels.gradients_bytes, &of,
-             stream);
+      launch(kernels.rests, launched_blocks(blocks, true, problem.device), kernels.threads, kernels.gradients_bytes,
+             &of, stream);
   };
   const auto make = [&](std::int64_t keys, std::int64_t queries, std::int64_t bias, const std::int32_t* only_if) {
     args.key_tasks = keys, args.query_tasks = queries, args.tasks = keys + queries + bias, args.only_if = only_if;

@@ -27,7 +27,7 @@ struct RowTerms {
   std::int32_t* any_far;     ///< becomes 1 if there is such a row; null: nobody asks
 };
 
-/// From here on, either way, P = exp(S - lse) is off by the rounding of lse in units that its type has: it is summed first.
+/// From here on, either way, P = exp(S - lse) may be off by the rounding of lse: it is summed first.
 template <class E>
 constexpr float kFarLse = sizeof(E) == 2 ? 1024 : 32;
 

@@ -9,9 +9,9 @@
 // sizes. A row's arithmetic depends on its own block alone, so results are the same to the bit in every run and batch.
 //
 // A hidden V that is not finite makes NaN of its zero P. So a block whose result is not finite is done again with care:
-// rows of V with such numbers are left out and added only to the queries that see them. Where that does not help, values
-// near the end of their type may have overflowed in a sum that is divided last: once more, with P that sums to a half,
-// and numbers that were not finite are taken from there.
+// rows of V with such numbers are left out and added only to the queries that see them. Where that does not help,
+// values near the end of their type may have overflowed in a sum that is divided last: once more, with P that sums to a
+// half, and numbers that were not finite are taken from there.
 #pragma once
 
 #include "cuda/portable/forward_shared.cuh"

@@ -13,8 +13,8 @@ __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
 }
 
-/// Numbers of kRows rows in memory that are not finite are replaced by those `from` a tile, if these are no NaN (0 times
-/// an infinity), by one warp. first: the row of the places that is row 0 of the tile. T: what is computed in.
+/// Numbers of kRows rows in memory that are not finite are replaced by those `from` a tile, if these are no NaN (0
+/// times an infinity), by one warp. first: the row of the places that is row 0 of the tile. T: what is computed in.
 template <int kRows, int kWidth, int kStride, class T, class E, class Places>
 __device__ __noinline__ void replace_not_finite(const E* from, const Rows& rows, E* data, const Places& places,
                                                 int first, int channels) {
