@@ -240,6 +240,30 @@ def test_gradients_of_many_keys_at_large_scores(keys, type_):
     np.testing.assert_allclose(dv, 1 / keys, rtol=20 * np.finfo(type_).eps)
 
 
+@pytest.mark.parametrize("queries", (40, 130))
+@pytest.mark.parametrize("type_, tolerance", [(np.float32, 2e-5), (np.float64, 2e-13), (ml_dtypes.bfloat16, 2e-2)])
+@pytest.mark.parametrize("score", (1e3, -1e4, 1e5))
+def test_gradients_at_large_products(queries, type_, tolerance, score):
+    """The same without a bias: one channel makes the scores large. In the last quarter of the queries it is 0."""
+    rng = np.random.default_rng(5)
+    q, k, dout = (rng.integers(-3, 4, (1, 2, n, 16)).astype(type_) for n in (queries, 150, queries))
+    v = rng.standard_normal((1, 2, 150, 16)).astype(type_)
+    q[..., 8:], k[..., 8:] = 0, 0
+    q[..., : queries * 3 // 4, 8], k[..., 8] = score, 1
+    out, lse = attention(q, k, v, scale=1.0, return_lse=True)
+    grads = attention_backward(dout, q, k, v, out, lse, scale=1.0)
+    q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))
+    p = q @ np.swapaxes(k, -1, -2)
+    p = np.exp(p - p.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = dout @ np.swapaxes(v, -1, -2)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    expected = dict(dq=ds @ k, dk=np.swapaxes(ds, -1, -2) @ q[..., :8], dv=np.swapaxes(p, -1, -2) @ dout)
+    for name, x in expected.items():
+        error = np.abs(getattr(grads, name)[..., : x.shape[-1]].astype(np.float64) - x).max()
+        assert error <= tolerance * max(np.abs(x).max(), 1), name
+
+
 def test_gradients_by_a_share_of_the_keys():
     """lse is of all keys, the call about half of them, as where a sequence is spread over machines."""
     rng = np.random.default_rng(4)
