@@ -52,7 +52,7 @@ struct ForwardShared {
   static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
   struct Extras {
     std::int32_t x[3][Sizes::kRows], y[3][Sizes::kKeys];
-    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // -1: does not exist
+    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // perhaps nowhere
   };
   struct Nothing {};
 
@@ -125,7 +125,7 @@ __device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& 
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
     Int3 c;
     const bool exists = task.query(args, row, c);
-    shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : -1;
+    shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : nowhere;
     const auto x = exists ? rules::query_coordinate(shared.program, c) : rules::Coordinate{};
     for (int n = 0; n < 3; ++n) shared.extras.x[n][row] = static_cast<std::int32_t>(x[n]);
   }
@@ -138,7 +138,7 @@ __device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& sh
   if (key >= kKeys) return;
   const Int3 c = entry_of(box_of(args.key_grid, args.key_rows, block), first + key);
   const bool exists = rules::inside(c, shared.program.k_size());
-  shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : -1;
+  shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : nowhere;
   const auto y = exists ? rules::key_coordinate(shared.program, c) : rules::Coordinate{};
   for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<std::int32_t>(y[n]);
 }

@@ -26,7 +26,7 @@ struct ScoreTerms {
     head_ = b * bias.batch + h * bias.head;
   }
 
-  /// row_at, key_at: where the pair's bias lies, a sum of two; -1: the row or key does not exist. gap(n): the
+  /// row_at, key_at: where the pair's bias lies, a sum of two; nowhere: the row or key does not exist. gap(n): the
   /// difference of the pair's coordinates in dimension n. derivative: the soft cap's.
   template <class Gap>
   __device__ __forceinline__ T finish(T product, std::int64_t row_at, std::int64_t key_at, const Gap& gap,
@@ -37,7 +37,7 @@ struct ScoreTerms {
       derivative = fma(-capped, capped, T(1));
       x = rounded_product(capped, cap);
     }
-    if (bias.data && row_at >= 0 && key_at >= 0) x += read_number<T>(bias, head_ + row_at + key_at);
+    if (bias.data && row_at != nowhere && key_at != nowhere) x += read_number<T>(bias, head_ + row_at + key_at);
     if (has_alibi) {
       T distance = 0;
       for (int n = first_dimension; n < 3; ++n) distance += abs(gap(n));
