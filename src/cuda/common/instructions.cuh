@@ -16,6 +16,16 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 
 __device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
 
+/// Two numbers, rounded to 16 bits, a in the lower half.
+__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __half) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
 /// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
 __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800

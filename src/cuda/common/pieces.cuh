@@ -6,10 +6,7 @@
 // both are joined in the ordinary adders.
 #pragma once
 
-#include <cuda_bf16.h>
-
-#include <cstdint>
-
+#include "cuda/common/instructions.cuh"
 #include "cuda/common/pieces.h"
 
 namespace anyflash::cuda {
@@ -23,20 +20,14 @@ inline constexpr int kLateChunk = 2;      ///< the first 16 terms whose high pro
 __host__ __device__ constexpr int first_piece(int n) { return n == 0 || n == 4 ? 1 : n == 2 ? 2 : 0; }
 __host__ __device__ constexpr int second_piece(int n) { return n == 0 || n == 3 ? 1 : n == 1 ? 2 : 0; }
 
-/// Two bfloat16, a in the lower half.
-__device__ __forceinline__ std::uint32_t bfloat16_pair(float a, float b) {
-  const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const std::uint32_t*>(&x);
-}
-
 /// The pieces of two numbers. Near the end of its range the high piece stays finite; those of an infinity make NaN.
 __device__ __forceinline__ void split(float a, float b, std::uint32_t& high, std::uint32_t& middle,
                                       std::uint32_t& low) {
   asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(high) : "f"(b), "f"(a));
   a -= __uint_as_float(high << 16), b -= __uint_as_float(high & 0xffff0000u);
-  middle = bfloat16_pair(a, b);
+  middle = packed_pair(a, b, __nv_bfloat16());
   a -= __uint_as_float(middle << 16), b -= __uint_as_float(middle & 0xffff0000u);
-  low = bfloat16_pair(a, b);
+  low = packed_pair(a, b, __nv_bfloat16());
 }
 
 }  // namespace anyflash::cuda

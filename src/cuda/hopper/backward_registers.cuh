@@ -2,6 +2,8 @@
 // channels.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/hopper/backward_args.h"
 #include "cuda/hopper/registers.cuh"
 #include "cuda/hopper/tiles.cuh"
@@ -241,7 +243,8 @@ __device__ __forceinline__ void store_key_gradients(const float (&x)[kTiles][4],
     for (int j = 0; j < kTiles; j += 4) {
       std::uint32_t chunk[4];  // 8 channels
 #pragma unroll
-      for (int i = 0; i < 4; ++i) chunk[i] = pair<E>(x[j + i][2 * half] * factor, x[j + i][2 * half + 1] * factor);
+      for (int i = 0; i < 4; ++i)
+        chunk[i] = packed_pair(x[j + i][2 * half] * factor, x[j + i][2 * half + 1] * factor, E());
       transpose_quads(chunk);
       if (exists && first_channel + 8 * j < args.channels[n])
         *reinterpret_cast<uint4*>(to + 8 * j) = uint4{chunk[0], chunk[1], chunk[2], chunk[3]};

@@ -65,16 +65,6 @@ struct WarpProducts {
   __device__ __forceinline__ static void show() {}
 };
 
-/// Two numbers, rounded to 16 bits.
-__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __half) {
-  const __half2 pair = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
 /// float16 and bfloat16 on mma.m16n8k16 (two m16n8k8 on sm_75), sums in float32.
 template <class E>
 struct HalfProducts : WarpProducts<E, 16, 16> {
