@@ -57,7 +57,7 @@ class PieceBackwardBlock {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) shared_.begin();
-    __syncthreads();
+    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
     if (threadIdx.x >= 256) {
       give_registers<kLoaderRegisters>();
       if (threadIdx.x < 256 + 32) load();
