@@ -69,7 +69,7 @@ class RestsBlock : GradientBlock<E, Sizes> {
   __device__ __forceinline__ bool attend(bool careful) {
     bool nan = false;
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) sums_[i] = 0;
+    for (int i = 0; i < kSlots; ++i) sums_[i] = behind_[i] = 0;
     if (shared_.run_count > 0) {
       this->open_entry(true);
       this->walk_runs([&](const Step& step, const Walk<kColumns>& walk) { add(step, walk, careful); });
@@ -104,7 +104,9 @@ class RestsBlock : GradientBlock<E, Sizes> {
         const T p = this->exponential(rounded_product(s[i][n / 2][n % 2], scale) - lse);
         if (word >> (n / 2 * 8 + n % 2) & 1) sum += p;
       }
-      sums_[i] += static_cast<double>(sum);
+      const double more = static_cast<double>(sum) + behind_[i], together = sums_[i] + more;
+      behind_[i] = more - (together - sums_[i]);
+      sums_[i] = together;
     }
   }
 
@@ -123,12 +125,13 @@ class RestsBlock : GradientBlock<E, Sizes> {
   }
   __device__ __forceinline__ T sink() const { return read_number<T>(args_.sink, shared_.task.h * args_.sink.head); }
 
-  /// log(sum), if rounding can have made that of lse. Else it is not all of the row's keys that the call is about: lse
-  /// is of more of them, and right as it is.
+  /// log(sum), if rounding can have made that of lse: half a unit of its last place, and a little for the sum that it
+  /// is the logarithm of. Else it is not all of the row's keys that the call is about: lse is of more of them, and right
+  /// as it is.
   __device__ __forceinline__ static T rest_of(T lse, double sum) {
     const T distance = nextafter(abs(lse), T(1) / T(0)) - abs(lse);
     const double rest = log(sum);
-    return abs(rest) <= 2 * double(distance) ? static_cast<T>(rest) : T(0);
+    return abs(rest) <= 0.75 * double(distance) ? static_cast<T>(rest) : T(0);
   }
 
   /// The query block's share of dsink, again.
@@ -144,7 +147,7 @@ class RestsBlock : GradientBlock<E, Sizes> {
     args_.terms.sink[number] = sum;
   }
 
-  double sums_[kSlots];
+  double sums_[kSlots], behind_[kSlots];  // behind_: what a sum lacks (Kahan): it must be better than lse
 };
 
 }  // namespace anyflash::cuda
