@@ -425,12 +425,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
       for (int n = static_cast<int>(threadIdx.x); n < (end - first) * kDepth; n += kThreads) {
         const int row = n / kDepth, channel = n % kDepth;
         if (channel >= channels) continue;
-        float o = 0;
-#pragma unroll
-        for (int w = 0; w < Sizes::kKeyWarps; ++w) {
-          const float weight = shared_.weight[w][first + row];  // 0: nothing was seen, and what is there may be NaN
-          if (weight != 0.0f) o += shared_.results[w][row][channel] * weight;
-        }
+        const float o = this->mean(first + row, [&](int w) { return shared_.results[w][row][channel]; });
         this->leave(first + row, task_.first_value + channel, o);
       }
       sync_threads<kThreads>(1);  // the results are read

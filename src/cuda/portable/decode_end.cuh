@@ -60,6 +60,22 @@ class DecodeEnd {
     }
   }
 
+  /// The mean of what the warps have of a row and channel. number(w): the one of warp w.
+  template <class Number>
+  __device__ __forceinline__ T mean(int row, const Number& number) const {
+    T o = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const T weight = shared_.weight[w][row];  // 0: nothing was seen, and 0 times what is there may be NaN
+      if (weight != T(0)) o += number(w) * weight;
+    }
+    return finite_mean(o, [&] {
+      bool all = true;
+      for (int w = 0; w < kWarps; ++w) all &= shared_.weight[w][row] == T(0) || is_finite(number(w));
+      return all;
+    });
+  }
+
   __device__ __forceinline__ void leave(int row, int channel, T o) const {
     if (args_.parts > 1) {
       reinterpret_cast<T*>(args_.results)[task_.place(args_, row) * call_.d_v + channel] = o;

@@ -38,6 +38,16 @@ __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t
       weights[lane + 32 * n] = share[n] != T(0) && !finished.empty ? share[n] / sum * finished.factor : T(0);
 }
 
+/// The mean of what the parts have of a channel. at: the first one's; step: from one part to the next.
+template <class T>
+__device__ __forceinline__ T mean_of_parts(T mean, int parts, const T* weights, const T* at, std::int64_t step) {
+  return finite_mean(mean, [&] {
+    bool all = true;
+    for (int part = 0; part < parts; ++part) all &= weights[part] == T(0) || is_finite(__ldcg(at + part * step));
+    return all;
+  });
+}
+
 /// The parts of a row are added up in so many sums, which are then added up.
 inline constexpr int kJoinSums = 8;
 
@@ -53,11 +63,12 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
   const auto query = task % args.queries, h = task / args.queries % call.heads, b = task / args.queries / call.heads;
   const auto row = h % call.group_heads * args.queries + query;
   const auto head = std::int64_t{b} * (call.heads / call.group_heads) + h / call.group_heads;
-  const auto place = [&](int part) { return (head * args.parts + part) * args.rows + row; };
+  const auto place = head * args.parts * args.rows + row;  // of the first part
   wait_for_kernel_before();
-  if (warp == 0) weigh_parts(args, b, h, query, place(0), weights);
+  if (warp == 0) weigh_parts(args, b, h, query, place, weights);
   __syncthreads();
-  const T* const from = reinterpret_cast<const T*>(args.results);
+  const T* const from = reinterpret_cast<const T*>(args.results) + place * call.d_v;
+  const auto step = std::int64_t{args.rows} * call.d_v;  // from one part to the next
   E* const out = reinterpret_cast<E*>(call.out.data) + b * call.out.batch + h * call.out.head +
                  query * call.out.sequence[2];
   for (int first = 0; first < call.d_v; first += 32 * kChannels) {
@@ -65,7 +76,7 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
 #pragma unroll 4
     for (int part = warp; part < args.parts; part += kWarps) {
       const T weight = weights[part];
-      const T* const at = from + place(part) * call.d_v + first + lane;
+      const T* const at = from + part * step + first + lane;
 #pragma unroll
       for (int n = 0; n < kChannels; ++n)
         if (first + lane + 32 * n < call.d_v && weight != T(0)) o[n] += at[32 * n] * weight;
@@ -77,6 +88,7 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
       T all = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) all += results[w][c];
+      all = mean_of_parts(all, args.parts, weights, from + first + c, step);
       out[(first + c) * call.out.channel] = rounded<E>(all);
     }
     __syncthreads();
@@ -116,7 +128,9 @@ __device__ __forceinline__ void join_row(const DecodeArgs& args, const DecodeTas
     float all = 0;
 #pragma unroll
     for (int w = 0; w < kJoinSums; ++w) all += o[n][w];
-    if (lane + 32 * n < call.d_v) out[(lane + 32 * n) * call.out.channel] = rounded<E>(all);
+    if (lane + 32 * n >= call.d_v) continue;
+    all = mean_of_parts(all, args.parts, weights, from + 32 * n, step);
+    out[(lane + 32 * n) * call.out.channel] = rounded<E>(all);
   }
   __syncwarp();  // the weights are read
 }

@@ -221,13 +221,10 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
       for (int n = first * kDepth + static_cast<int>(threadIdx.x); n < end * kDepth; n += Sizes::kThreads) {
         const int row = n / kDepth, channel = n % kDepth;
         if (channel >= channels) continue;
-        T o = 0;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) {
-          const T weight = shared_.weight[w][row];  // 0: nothing was seen, and 0 times what is there may be NaN
+        const T o = this->mean(row, [&](int w) {
           const auto& its = *reinterpret_cast<const typename Shared::Results*>(&shared_.stages[w][shared_.free[w]]);
-          if (weight != T(0)) o += its[row - first][channel] * weight;
-        }
+          return its[row - first][channel];
+        });
         leave(row, task_.first_value + channel, o);
       }
       __syncthreads();  // the stages are free again

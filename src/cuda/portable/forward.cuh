@@ -427,7 +427,7 @@ class ForwardBlock {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           shared_.q[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(T(2) * o_[i][j][e]);
+              rounded<E>(finite_mean(T(2) * o_[i][j][e], [&] { return is_finite(o_[i][j][e]); }));
     __syncthreads();
     const int first_row = own_first_row();
     replace_not_finite<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride, T>(

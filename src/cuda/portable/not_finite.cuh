@@ -2,6 +2,8 @@
 // rows of V that hold a NaN or an infinity are left out of the product, and added to the rows that see them.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "rules/bits.h"
@@ -11,6 +13,13 @@ namespace anyflash::cuda {
 template <class T>
 __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
+}
+
+/// A mean of finite numbers is finite, however it is rounded. all_finite(): are they?
+template <class T, class AllFinite>
+__device__ __forceinline__ T finite_mean(T mean, const AllFinite& all_finite) {
+  if (!isinf(mean) || !all_finite()) return mean;
+  return copysign(sizeof(T) == 8 ? static_cast<T>(DBL_MAX) : static_cast<T>(FLT_MAX), mean);
 }
 
 /// Numbers of kRows rows in memory that are not finite are replaced by those `from` a tile, if these are no NaN (0
