@@ -126,8 +126,8 @@ class RestsBlock : GradientBlock<E, Sizes> {
   __device__ __forceinline__ T sink() const { return read_number<T>(args_.sink, shared_.task.h * args_.sink.head); }
 
   /// log(sum), if rounding can have made that of lse: half a unit of its last place, and a little for the sum that it
-  /// is the logarithm of. Else it is not all of the row's keys that the call is about: lse is of more of them, and right
-  /// as it is.
+  /// is the logarithm of. Else it is not all of the row's keys that the call is about: lse is of more of them, and
+  /// right as it is.
   __device__ __forceinline__ static T rest_of(T lse, double sum) {
     const T distance = nextafter(abs(lse), T(1) / T(0)) - abs(lse);
     const double rest = log(sum);
