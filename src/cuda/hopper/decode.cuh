@@ -20,7 +20,6 @@
 #include "cuda/hopper/decode_loader.cuh"
 #include "cuda/hopper/instructions.cuh"
 #include "cuda/portable/decode_end.cuh"
-#include "cuda/portable/decode_join.cuh"
 
 namespace anyflash::cuda {
 
@@ -52,7 +51,6 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
         if (!attend<false>(span, false) && !attend<true>(span, false)) attend<true>(span, true);
         join();
       }
-      if (args_.done) join_parts_if_last();
     }
   }
 
@@ -430,34 +428,6 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
       }
       sync_threads<kThreads>(1);  // the results are read
     }
-  }
-
-  /// The block whose part of the rows is the last to be done joins all parts, a warp each row.
-  __device__ __forceinline__ void join_parts_if_last() {
-    sync_threads<kThreads>(1);  // what this part leaves is written
-    if (threadIdx.x == 0) {
-      const auto heads = call_.heads / call_.group_heads;
-      auto* const done = args_.done + (std::int64_t{task_.b} * heads + task_.head) * args_.row_parts +
-                         task_.first_row / kRows;
-      __threadfence();
-      auto found = __ldcg(done);
-      while (true) {
-        const auto before = found >> 16 == args_.call_number >> 16 ? found : args_.call_number;
-        const auto held = atomicCAS(done, found, before + 1);
-        if (held == found) {
-          shared_.last = static_cast<int>(before + 1 - args_.call_number) == args_.parts;
-          break;
-        }
-        found = held;
-      }
-      __threadfence();
-    }
-    sync_threads<kThreads>(1);
-    if (!shared_.last) return;
-    const int warp = static_cast<int>(threadIdx.x / 32), rows = min(kRows, args_.rows - task_.first_row);
-    float* const weights = &shared_.results[0][0][0] + warp * DecodeArgs::most_parts;
-    for (int row = warp; row < rows; row += Sizes::kWarps) join_row<E, kDepth>(args_, task_, row, weights);
-    sync_threads<kThreads>(1);  // the weights are read
   }
 
   const int first_row_;  // of the warp's

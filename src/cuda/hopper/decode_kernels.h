@@ -7,6 +7,7 @@ struct BulkDecodeKernel {
   const void* function;
   int rows;            ///< of a task
   int threads, bytes;  ///< of a block; shared memory
+  int blocks;          ///< on a multiprocessor
 };
 
 /// depth: padded head size, 64, 128 or 256. rows: that share a key head.

@@ -30,8 +30,6 @@ struct BulkDecodeShared {
   T results[kKeyWarps][Sizes::kJoinRows][Sizes::kDepth + 8];  ///< neighbouring rows lie in other banks
   T largest[kKeyWarps][Sizes::kRows], sum[kKeyWarps][Sizes::kRows], weight[kKeyWarps][Sizes::kRows];
   bool seen[kKeyWarps][Sizes::kRows];
-  bool last;  ///< is this part the last one of its rows to be done?
-  static_assert(sizeof(results) >= Sizes::kWarps * DecodeArgs::most_parts * sizeof(T), "weights of parts lie there");
   Barrier full[Sizes::kStages], empty[Sizes::kStages];
 
   /// One thread's work, before a barrier of the block.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/portable/backward.cuh"
+#include "cuda/portable/softmax.cuh"
 
 namespace anyflash::cuda {
 
@@ -76,8 +77,7 @@ class RestsBlock : GradientBlock<E, Sizes> {
     }
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      sums_[i] += __shfl_xor_sync(0xffffffffu, sums_[i], 1);
-      sums_[i] += __shfl_xor_sync(0xffffffffu, sums_[i], 2);
+      sums_[i] = quad_sum(sums_[i]);
       nan |= sums_[i] != sums_[i];
     }
     return !__syncthreads_or(nan);
@@ -126,12 +126,12 @@ class RestsBlock : GradientBlock<E, Sizes> {
   __device__ __forceinline__ T sink() const { return read_number<T>(args_.sink, shared_.task.h * args_.sink.head); }
 
   /// log(sum), if rounding can have made that of lse: half a unit of its last place, and a little for the sum that it
-  /// is the logarithm of. Else it is not all of the row's keys that the call is about: lse is of more of them, and
-  /// right as it is.
+  /// is the logarithm of; of 16-bit types more, since the forward pass may add up a score's products otherwise. Else it
+  /// is not all of the row's keys that the call is about: lse is of more of them, and right as it is.
   __device__ __forceinline__ static T rest_of(T lse, double sum) {
     const T distance = nextafter(abs(lse), T(1) / T(0)) - abs(lse);
     const double rest = log(sum);
-    return abs(rest) <= 0.75 * double(distance) ? static_cast<T>(rest) : T(0);
+    return abs(rest) <= (sizeof(E) == 2 ? 2 : 0.75) * double(distance) ? static_cast<T>(rest) : T(0);
   }
 
   /// The query block's share of dsink, again.

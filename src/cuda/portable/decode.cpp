@@ -2,8 +2,6 @@
 #include "cuda/portable/decode.h"
 
 #include <algorithm>
-#include <atomic>
-#include <random>
 
 #include "cuda/common/device.h"
 #include "cuda/common/late_masks.h"
@@ -70,15 +68,6 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
   const auto parts = std::min<std::int64_t>((bytes + part_bytes - 1) / part_bytes, DecodeArgs::most_parts);
   const auto part_blocks = (blocks + parts - 1) / parts;
   return {(blocks + part_blocks - 1) / part_blocks, part_blocks};
-}
-
-/// Bytes of DecodeArgs::done, with room for any number of row parts.
-std::int64_t done_bytes(const Problem& problem) { return problem.batch * problem.heads_kv * (most_rows / 8) * 8; }
-
-/// One that no other call of the process has, and that memory will hardly hold by chance.
-unsigned long long next_call_number() {
-  static std::atomic<unsigned long long> next{std::random_device()() * 0x100000001ull};
-  return next.fetch_add(1, std::memory_order_relaxed) << 16;
 }
 
 /// Bytes of what the parts leave: of their results, without their statistics.
@@ -157,7 +146,7 @@ std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan)
   const auto cut = cut_of(problem, plan);
   if (cut.parts == 1) return 0;
   const auto results = result_bytes(problem, cut);
-  return done_bytes(problem) + results + results / problem.d_v * 3;
+  return results + results / problem.d_v * 3;
 }
 
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
@@ -178,11 +167,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const StreamMemory memory(decode_workspace(problem, plan), stream);
   const bool captured = capturing(stream);
   if (args.parts > 1) {
-    args.results = memory.get() + done_bytes(problem), args.statistics = args.results + result_bytes(problem, cut);
-    if (kJoinByLast && bulk && args.call.value_parts == 1 && !captured) {
-      args.done = reinterpret_cast<unsigned long long*>(memory.get());
-      args.call_number = next_call_number();
-    }
+    args.results = memory.get(), args.statistics = args.results + result_bytes(problem, cut);
   }
   const auto tasks = double(problem.batch) * double(problem.heads_kv) * double(args.parts) * args.row_parts *
                      args.call.value_parts;
@@ -195,9 +180,10 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const auto at_once = std::int64_t{facts.multiprocessors} * kernels.blocks;
   const bool early = facts.major >= 9;
   // Not in a graph: what stands in front of it there may be no kernel.
-  launch(parts, std::min<std::int64_t>(args.tasks, at_once), kernels.threads, kernels.shared_bytes, &args, stream,
+  const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
+  launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream,
          early && !captured);
-  if (args.parts > 1 && !args.done) {
+  if (args.parts > 1) {
     launch(kernels.join, static_cast<std::int64_t>(rows), DecodeKernels::join_threads, 0, &args, stream, early);
   }
 }

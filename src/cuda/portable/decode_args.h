@@ -21,11 +21,6 @@ struct DecodeArgs {
   std::int32_t tasks;
   char *results, *statistics;  // null: one part
 
-  // Of each (batch, key head, row part): the number of a call, and in the 16 bits below how many of its parts are done;
-  // of older calls, or anything, at first. The last part to be done joins all. Null: a second kernel joins.
-  unsigned long long* done;
-  unsigned long long call_number;  // its 16 lower bits are 0
-
   std::int32_t keys;  // that there are, of the longest batch entry
 
   // Every query sees all keys of its batch entry, and that may have fewer: `lengths` says how many, or its mask.

@@ -19,8 +19,8 @@ __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t
   for (int n = 0; n < kOwn; ++n) {
     const bool exists = lane + 32 * n < args.parts;
     const T* const at = statistics + std::int64_t{3} * args.rows * (exists ? lane + 32 * n : 0);
-    own_largest[n] = __ldcg(at), share[n] = exists ? __ldcg(at + 1) : T(0);
-    seen |= exists && __ldcg(at + 2) != T(0);
+    own_largest[n] = *at, share[n] = exists ? at[1] : T(0);
+    seen |= exists && at[2] != T(0);
     if (exists) largest = fmax(largest, own_largest[n]);
   }
   for (int n = 16; n > 0; n /= 2) largest = fmax(largest, __shfl_xor_sync(0xffffffffu, largest, n));
@@ -93,46 +93,6 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
     }
     __syncthreads();
   }
-}
-
-/// The same to the bit, of one row by one warp, of at most kDepth channels. weights: room for those of all parts.
-template <class E, int kDepth>
-__device__ __forceinline__ void join_row(const DecodeArgs& args, const DecodeTask& task, int row, float* weights) {
-  constexpr int kChannels = kDepth / 32;  // of a lane
-  const auto& call = args.call;
-  const int lane = static_cast<int>(lane_number());
-  const auto h = task.query_head(args, row), query = task.query(args, row);
-  DecodeTask first = task;
-  first.part = 0;
-  const auto place = first.place(args, row);
-  weigh_parts(args, task.b, h, query, place, weights);
-  __syncwarp();
-  const float* const from = reinterpret_cast<const float*>(args.results) + place * call.d_v + lane;
-  const auto step = std::int64_t{args.rows} * call.d_v;  // from one part to the next
-  float o[kChannels][kJoinSums] = {};
-#pragma unroll 2
-  for (int part = 0; part < args.parts; part += kJoinSums) {
-#pragma unroll
-    for (int w = 0; w < kJoinSums; ++w) {
-      const float weight = part + w < args.parts ? weights[part + w] : 0.0f;
-      const float* const at = from + (part + w) * step;
-#pragma unroll
-      for (int n = 0; n < kChannels; ++n)
-        if (lane + 32 * n < call.d_v && weight != 0.0f) o[n][w] += __ldcg(at + 32 * n) * weight;
-    }
-  }
-  E* const out = reinterpret_cast<E*>(call.out.data) + task.b * call.out.batch + h * call.out.head +
-                 query * call.out.sequence[2];
-#pragma unroll
-  for (int n = 0; n < kChannels; ++n) {
-    float all = 0;
-#pragma unroll
-    for (int w = 0; w < kJoinSums; ++w) all += o[n][w];
-    if (lane + 32 * n >= call.d_v) continue;
-    all = mean_of_parts(all, args.parts, weights, from + 32 * n, step);
-    out[(lane + 32 * n) * call.out.channel] = rounded<E>(all);
-  }
-  __syncwarp();  // the weights are read
 }
 
 }  // namespace anyflash::cuda

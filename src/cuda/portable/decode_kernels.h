@@ -11,6 +11,7 @@ struct DecodeKernels {
   int rows, values;   ///< of a task, and channels of v
   int threads, shared_bytes, blocks;  ///< blocks: of threads, on a multiprocessor
   const void* join;   ///< of what the parts leave
+  bool in_turns = true;  ///< blocks stay and take tasks in turns: else each has one, when the GPU has room for it
   static constexpr int join_threads = 256;
 };
 

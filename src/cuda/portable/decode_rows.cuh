@@ -103,8 +103,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   __device__ __forceinline__ void raise(T (&largest)[kSlots]) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      largest[i] = fmax(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
-      largest[i] = fmax(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
+      largest[i] = quad_largest(largest[i]);
       const bool rise = largest[i] > shift_[i];
       const T factor = rise && shift_[i] != -infinity() ? exp((shift_[i] - largest[i]) * scale()) : T(1);
       if (rise) shift_[i] = largest[i];
@@ -112,10 +111,6 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] *= factor, o_[i][j][1] *= factor;
     }
-  }
-  __device__ __forceinline__ static T quad_sum(T x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
   }
 
   __device__ __forceinline__ bool finite() const {

@@ -8,6 +8,7 @@
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "cuda/portable/scores.cuh"
+#include "cuda/portable/softmax.cuh"
 #include "cuda/portable/walk.cuh"
 #include "rules/coordinates.h"
 #include "rules/words.h"

@@ -56,8 +56,4 @@ inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32
 /// of decode_plain.cuh.
 inline constexpr bool kBulkDecode = true;
 
-/// There, and of at most 256 channels of v, the last part of a row to be done joins all, else a second kernel does. In
-/// a stream that is captured a second kernel does: what is replayed has the same number each time.
-inline constexpr bool kJoinByLast = true;
-
 }  // namespace anyflash::cuda

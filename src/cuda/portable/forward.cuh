@@ -104,7 +104,7 @@ class ForwardBlock {
       walk.step(shared_);
       if (walk.more()) load_keys(walk, careful);
       copies_commit();
-      softmax(s);
+      rows_.step(s, o_, SoftmaxTerms{*this});
       if (careful && halved) halve(s);
       if (careful) add_hidden_values(s, block, first_key, partial);  // first, lest P be kept for it in every pass
       Products::template values<typename Shared::ValueTile>(o_, s, shared_.v, careful);
@@ -135,10 +135,18 @@ class ForwardBlock {
   __device__ __forceinline__ const DeviceGroup& group() const {
     return group_of(args_, shared_.task.b, shared_.task.h);
   }
-  __device__ __forceinline__ T unit() const { return sizeof(T) == 8 ? static_cast<T>(args_.unit) : args_.unit32; }
-  /// Of what softmax() is given.
+  /// Of what the softmax is given.
   __device__ __forceinline__ T scale() const { return kGeneral ? T(1) : static_cast<T>(args_.scale); }
-  __device__ __forceinline__ T lag() const { return sizeof(T) == 8 ? static_cast<T>(args_.lag) : args_.lag32; }
+  struct SoftmaxTerms {
+    const ForwardBlock& block;
+    __device__ __forceinline__ T scale() const { return block.scale(); }
+    __device__ __forceinline__ T unit() const {
+      return sizeof(T) == 8 ? static_cast<T>(block.args_.unit) : block.args_.unit32;
+    }
+    __device__ __forceinline__ T lag() const {
+      return sizeof(T) == 8 ? static_cast<T>(block.args_.lag) : block.args_.lag32;
+    }
+  };
 
   /// The row of the block that slot i of this lane is.
   __device__ __forceinline__ int row_of(int i) const { return Products::template row_of<kSlots>(i); }
@@ -204,14 +212,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) const {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const Word word = shared_.words[row_of(i)] >> (first_key + 2 * (lane_number() % 4));
-#pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (!(word >> (8 * j + e) & 1)) s[i][j][e] = -infinity();
-    }
+    for (int i = 0; i < kSlots; ++i) hide_pairs(s[i], shared_.words[row_of(i)] >> first_key);
   }
 
   /// From products to scores.
@@ -238,40 +239,10 @@ class ForwardBlock {
   __device__ __forceinline__ void clear(bool halved) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      shift_[i] = halved ? quad_largest(largest_[i]) : -infinity();
-      largest_[i] = -infinity(), sum_[i] = 0;
+      rows_.shift[i] = halved ? quad_largest(rows_.largest[i]) : -infinity<T>();
+      rows_.largest[i] = -infinity<T>(), rows_.sum[i] = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] = o_[i][j][1] = 0;
-    }
-  }
-
-  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores is their maximum so far, or less by no
-  /// more than lag(): then a tile needs no maximum across lanes.
-  __device__ __forceinline__ void softmax(T (&s)[kSlots][kKeyTiles][2]) {
-    T largest[kSlots];
-    bool high = false;
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      largest[i] = s[i][0][0];
-#pragma unroll
-      for (int n = 1; n < 2 * kKeyTiles; ++n) largest[i] = larger_of(largest[i], s[i][n / 2][n % 2]);
-      high |= largest[i] > shift_[i] + lag();
-      largest_[i] = larger_of(largest_[i], largest[i]);
-    }
-    if (__any_sync(0xffffffffu, high)) raise(largest);
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
-      const T shift = shift_[i] == -infinity() ? T(0) : shift_[i];
-      T sum[2] = {};  // of this tile alone: long sums of small numbers lose less so
-#pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          s[i][j][e] = exponential(s[i][j][e], shift);
-          sum[e] += s[i][j][e];
-        }
-      sum_[i] += sum[0] + sum[1];
     }
   }
 
@@ -286,42 +257,6 @@ class ForwardBlock {
     }
   }
 
-  /// exp((x - shift) scale). The difference comes first: the largest score's P is 1 to the bit, however large it is.
-  __device__ __forceinline__ T exponential(T x, T shift) const {
-    if constexpr (sizeof(E) > 2) {
-      return exp((x - shift) * unit());
-    } else {
-      return exp2_approximately((x - shift) * unit());
-    }
-  }
-
-  /// Rows whose scores have outgrown their shift get a new one, whatever the other rows of the warp do.
-  __device__ __forceinline__ void raise(T (&largest)[kSlots]) {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const T tile = quad_largest(largest[i]);
-      const bool rise = tile > shift_[i] + lag();
-      const T factor = rise && shift_[i] != -infinity() ? exp((shift_[i] - tile) * scale()) : T(1);
-      if (rise) shift_[i] = tile;
-      sum_[i] *= factor;
-#pragma unroll
-      for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] *= factor, o_[i][j][1] *= factor;
-    }
-  }
-
-  __device__ __forceinline__ static T quad_largest(T x) {
-    x = larger_of(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return larger_of(x, __shfl_xor_sync(0xffffffffu, x, 2));
-  }
-  __device__ __forceinline__ static T quad_sum(T x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-  }
-  __device__ __forceinline__ static T infinity() {
-    return sizeof(T) == 8 ? static_cast<T>(__longlong_as_double(0x7ff0000000000000ll))
-                          : static_cast<T>(__int_as_float(0x7f800000));
-  }
-
   /// Is a result not finite although its row's sum is?
   __device__ __forceinline__ bool overflowed() const {
     bool any = false;
@@ -330,7 +265,7 @@ class ForwardBlock {
       T zero = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
-      const T sum = quad_sum(sum_[i]);
+      const T sum = quad_sum(rows_.sum[i]);
       any |= zero != zero && is_finite(sum);
     }
     return any;
@@ -340,7 +275,7 @@ class ForwardBlock {
     T zero = 0;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      zero += T(0) * sum_[i];
+      zero += T(0) * rows_.sum[i];
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
     }
@@ -370,13 +305,14 @@ class ForwardBlock {
     E* const rows = shared_.q;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      T largest = quad_largest(largest_[i]), sum = quad_sum(sum_[i]), factor = 1, change = 1;  // change: the sink's
-      if (sum != T(0) && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
+      T largest = quad_largest(rows_.largest[i]), sum = quad_sum(rows_.sum[i]);
+      T factor = 1, change = 1;  // change: the sink's
+      if (sum != T(0) && rows_.shift[i] != largest) factor = exp((rows_.shift[i] - largest) * scale()), sum *= factor;
       largest *= scale();
       if (args_.sink.data && (sum != T(0) || sees_a_key(args_, shared_, shared_.task, row_of(i)))) {
         const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head),
                 together = larger_of(largest, sink);
-        if (together != -infinity()) {
+        if (together != -infinity<T>()) {
           change = exp(largest - together);
           factor *= change;
           sum = sum * change + exp(sink - together);
@@ -384,7 +320,7 @@ class ForwardBlock {
         }
       }
       const bool empty = sum == T(0);  // sees no key, or only such with a score of -inf, and no sink above it
-      if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
+      if (sum != sum && largest != infinity<T>()) largest = sum;  // a NaN among the scores, which comparisons pass over
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
@@ -443,14 +379,14 @@ class ForwardBlock {
       if (to.data)
         reinterpret_cast<T*>(to.data)[shared_.task.b * to.batch + shared_.task.h * to.head + at * to.query] = x;
     };
-    store(args_.row_max, empty ? -infinity() : largest);
+    store(args_.row_max, empty ? -infinity<T>() : largest);
     store(args_.row_sum, sum);
-    store(args_.lse, empty ? -infinity() : largest + log(sum));
+    store(args_.lse, empty ? -infinity<T>() : largest + log(sum));
   }
 
   const ForwardArgs& args_;
   Shared& shared_;
-  T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
+  OnlineSoftmax<E, T, kSlots> rows_;
   T o_[kSlots][kValueTiles][2];
 };
 

@@ -9,6 +9,7 @@
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "cuda/portable/scores.cuh"
+#include "cuda/portable/softmax.cuh"
 #include "cuda/portable/tuning.h"
 #include "cuda/portable/walk.cuh"
 #include "rules/coordinates.h"
@@ -17,9 +18,6 @@
 namespace anyflash::cuda {
 
 using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
-
-__device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
-__device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
 
 /// What a block of threads is to do: part of a query block of one head, some channels of its values.
 struct Task {

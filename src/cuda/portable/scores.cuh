@@ -10,6 +10,13 @@ namespace anyflash::cuda {
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
+/// 1 - tanh(x)^2. In float64 without the difference, which loses what tanh has rounded where it is near 1.
+__device__ __forceinline__ float derivative_of_tanh(float, float tanh_x) { return fmaf(-tanh_x, tanh_x, 1.0f); }
+__device__ __forceinline__ double derivative_of_tanh(double x, double) {
+  const double u = exp(-2 * fabs(x));
+  return 4 * u / ((1 + u) * (1 + u));
+}
+
 /// What the scores of a head have in common.
 template <class T>
 struct ScoreTerms {
@@ -33,8 +40,8 @@ struct ScoreTerms {
                                       T& derivative) const {
     T x = rounded_product(product, scale);
     if (cap > 0) {
-      const T capped = tanh(rounded_product(x, cap_inverse));
-      derivative = fma(-capped, capped, T(1));
+      const T share = rounded_product(x, cap_inverse), capped = tanh(share);
+      derivative = derivative_of_tanh(share, capped);
       x = rounded_product(capped, cap);
     }
     if (bias.data && row_at != nowhere && key_at != nowhere) x += read_number<T>(bias, head_ + row_at + key_at);
