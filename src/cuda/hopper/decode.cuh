@@ -229,25 +229,29 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
 
   // --- A tile --------------------------------------------------------------------------------------------------------
 
-  /// load(a, n): keys' channels from 16 n on. In two sums, one after the other's latency, neither longer than the
-  /// tensor cores add up well.
+  /// load(a, n): keys' channels from 16 n on. In chains as products.cuh makes them: the backward pass needs the same
+  /// scores.
   template <class Load>
   __device__ __forceinline__ void find_scores(Scores& s, const Load& load) const {
-    float sums[2][kGroups][2][2] = {};
+    constexpr int kChains = kSteps > 8 ? 2 : 1;
+    float sums[kChains][kGroups][2][2] = {};
     Fragment a[3];
-    load(a[0], 0);
-    load(a[1], 1);
+    const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains in turns
+    load(a[0], step(0));
+    load(a[1], step(1));
 #pragma unroll
     for (int n = 0; n < kSteps; ++n) {
-      if (n + 2 < kSteps) load(a[(n + 2) % 3], n + 2);
+      if (n + 2 < kSteps) load(a[(n + 2) % 3], step(n + 2));
 #pragma unroll
       for (int i = 0; i < kGroups; ++i)
-        multiply_16(sums[n % 2][i][0], sums[n % 2][i][1], a[n % 3], q_[i][n][0], q_[i][n][1], E());
+        multiply_16(sums[n % kChains][i][0], sums[n % kChains][i][1], a[n % 3], q_[i][step(n)][0], q_[i][step(n)][1],
+                    E());
     }
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
 #pragma unroll
-      for (int n = 0; n < 4; ++n) s[i][n] = sums[0][i][n / 2][n % 2] + sums[1][i][n / 2][n % 2];
+      for (int n = 0; n < 4; ++n)
+        s[i][n] = kChains == 1 ? sums[0][i][n / 2][n % 2] : sums[0][i][n / 2][n % 2] + sums[1][i][n / 2][n % 2];
   }
 
   __device__ __forceinline__ static void hide(Scores& s, rules::Word word) {

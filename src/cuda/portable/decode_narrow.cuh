@@ -52,22 +52,26 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     for (int m = 0; m < kChannelTiles; ++m) o_[m][0][0] = o_[m][0][1] = o_[m][1][0] = o_[m][1][1] = 0;
   }
 
-  /// In two sums, one after the other's latency, neither longer than the tensor cores add up well.
+  /// In chains as products.cuh makes them: the backward pass needs the same scores.
   __device__ __forceinline__ void find_scores(Scores& s, const E* k, bool) const {
     const unsigned lane = lane_number();
     k += lane % 16 * KeyTile::kStride + lane / 16 * 8;
-    float sums[2][2][2] = {};
+    constexpr int kSteps = kDepth / 16, kChains = kSteps > 8 ? 2 : 1;
+    float sums[kChains][2][2] = {};
     std::uint32_t a[3][4];
-    constexpr int kSteps = kDepth / 16;
-    load_matrices(a[0], k);
-    load_matrices(a[1], k + 16);
+    const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains in turns
+    load_matrices(a[0], k + 16 * step(0));
+    load_matrices(a[1], k + 16 * step(1));
 #pragma unroll
     for (int n = 0; n < kSteps; ++n) {
-      if (n + 2 < kSteps) load_matrices(a[(n + 2) % 3], k + 16 * (n + 2));
-      multiply_16(sums[n % 2][0], sums[n % 2][1], a[n % 3], q_[n / 2][n % 2 * 2], q_[n / 2][n % 2 * 2 + 1], E());
+      const int m = step(n);
+      if (n + 2 < kSteps) load_matrices(a[(n + 2) % 3], k + 16 * step(n + 2));
+      multiply_16(sums[n % kChains][0], sums[n % kChains][1], a[n % 3], q_[m / 2][m % 2 * 2], q_[m / 2][m % 2 * 2 + 1],
+                  E());
     }
 #pragma unroll
-    for (int n = 0; n < 4; ++n) s[n] = sums[0][n / 2][n % 2] + sums[1][n / 2][n % 2];
+    for (int n = 0; n < 4; ++n)
+      s[n] = kChains == 1 ? sums[0][n / 2][n % 2] : sums[0][n / 2][n % 2] + sums[1][n / 2][n % 2];
   }
 
   __device__ __forceinline__ static void hide(Scores& s, rules::Word word) {
