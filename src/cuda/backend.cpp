@@ -34,7 +34,8 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   const auto own = few       ? decode_workspace(problem, plan)
                    : forward ? forward_workspace(problem, plan)
                              : backward_workspace(problem, plan);
-  return own + pages + (few ? 0 : word_bytes(plan, forward)) + static_cast<std::int64_t>(device_bytes(problem, plan));
+  return own + pages + (few ? 0 : word_bytes(problem, plan, forward)) +
+         static_cast<std::int64_t>(device_bytes(problem, plan));
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {

@@ -7,6 +7,8 @@
 The first is the specification's. The largest of a few errors is a matter of chance, so it is decided over many draws,
 and the largest of many could hide that every error has doubled. The second shows that; of few errors it is chance too.
 The third is what all errors have in common, relative to the results: numbers cut off in place of rounded show there.
+Errors of one draw may hang together (one rounded number in all of them), so the standard error is also that of the
+draws' factors.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Errors:
     count: int
     along: np.longdouble  # the sum of errors times results
     power: np.longdouble  # the sum of squared results
+    spread: float = 0.0  # the standard error of `factor`, by how it differs from draw to draw
 
     @staticmethod
     @np.errstate(all="ignore")
@@ -54,7 +57,7 @@ class Errors:
 
     @property
     def factor_error(self):
-        return self.mean / float(np.sqrt(self.power)) if self.power else 0.0
+        return max(self.spread, self.mean / float(np.sqrt(self.power))) if self.power else 0.0
 
 
 @dataclass
@@ -88,10 +91,11 @@ class Measured:
 
 def _all(errors):
     errors = list(errors)
-    return Errors(
-        float(np.max([e.largest for e in errors])),
-        *(sum(getattr(e, name) for e in errors) for name in ("squares", "count", "along", "power")),
-    )
+    squares, count, along, power = (sum(getattr(e, name) for e in errors)
+                                    for name in ("squares", "count", "along", "power"))  # fmt: skip
+    apart = sum((e.along - along / power * e.power) ** 2 for e in errors) if power else 0
+    return Errors(float(np.max([e.largest for e in errors])), squares, count, along, power,
+                  float(np.sqrt(apart) / power) if power else 0.0)  # fmt: skip
 
 
 def together(draws):

@@ -269,7 +269,7 @@ def run(case, tensors=None, backward=True, **changes):
 
 
 def run_for_bits(case, tensors=None, backward=True, **changes):
-    """The same, if bits are to be compared: some gradients of 16-bit types are repeatable on GPUs only if asked to be."""
+    """The same, if bits are to be compared: some gradients are repeatable on GPUs only if asked to be."""
     return run(case, tensors, backward, **{"deterministic": True, **changes})
 
 
@@ -314,7 +314,7 @@ def measure(case, tensors=None, backward=True, fused=(False,), **changes):
 def more_draws(case):
     """8 to 32; a large case, which takes long (in longdouble, for float64, most of all), has many numbers in each."""
     terms = case.batch * case.heads_q * np.prod(case.q_shape) * np.prod(case.k_shape) * (case.d_qk + case.d_v)
-    return int(np.clip((1e9 if case.type != "float64" else 5e7) / max(terms, 1), 8, 32))
+    return int(np.clip((1e9 if case.type != "float64" else 2e8) / max(terms, 1), 8, 32))
 
 
 def misses(measured):

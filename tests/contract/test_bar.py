@@ -82,3 +82,18 @@ def test_a_common_factor_is_a_miss(type):
     assert compare("out", textbook, truth, [textbook], type).miss() is None
     shrunk = textbook * (1 - 0.3 * 2.0 ** -MANTISSA[type])
     assert compare("out", shrunk, truth, [textbook], type).miss().startswith("common factor ")
+
+
+def draw_with_one_factor(seed, shift):
+    """All errors of a draw are one relative error, ours and the textbook's another; shift: of ours, in every draw."""
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(50)
+    ours, textbook = (truth * (1 + factor) for factor in 1e-5 * rng.standard_normal(2) + (1e-5 * shift, 0))
+    return compare("out", ours, truth, [textbook], "float32")
+
+
+def test_errors_that_hang_together_in_a_draw_are_no_common_factor_of_all():
+    for first in range(0, 640, 32):
+        assert together([draw_with_one_factor(first + i, 0) for i in range(32)]).miss() is None
+    shifted = together([draw_with_one_factor(i, 1.2) for i in range(128)])
+    assert shifted.miss().startswith("common factor ")

@@ -73,6 +73,7 @@ struct Tensor {
 struct Shape {
   std::int64_t queries, keys, d_qk, d_v;
   bool odd;
+  std::int64_t heads = 1;  // of keys
 };
 
 int calls = 0;
@@ -83,12 +84,13 @@ void run(ElementType type, const Shape& shape, Options options, bool hidden_nan 
     return images ? Tensor(type, {1, heads, rows / 10, 10, channels}, shape.odd)
                   : Tensor(type, {1, heads, rows, channels}, shape.odd);
   };
-  auto q = tensor(2, shape.queries, shape.d_qk), k = tensor(1, shape.keys, shape.d_qk);
-  auto v = tensor(1, shape.keys, shape.d_v), out = tensor(2, shape.queries, shape.d_v);
-  auto dout = tensor(2, shape.queries, shape.d_v);
-  auto dq = tensor(2, shape.queries, shape.d_qk), dk = tensor(1, shape.keys, shape.d_qk);
-  auto dv = tensor(1, shape.keys, shape.d_v);
-  Tensor lse(statistic, {1, 2, shape.queries}), dlse(statistic, {1, 2, shape.queries});
+  const auto heads = 2 * shape.heads;
+  auto q = tensor(heads, shape.queries, shape.d_qk), k = tensor(shape.heads, shape.keys, shape.d_qk);
+  auto v = tensor(shape.heads, shape.keys, shape.d_v), out = tensor(heads, shape.queries, shape.d_v);
+  auto dout = tensor(heads, shape.queries, shape.d_v);
+  auto dq = tensor(heads, shape.queries, shape.d_qk), dk = tensor(shape.heads, shape.keys, shape.d_qk);
+  auto dv = tensor(shape.heads, shape.keys, shape.d_v);
+  Tensor lse(statistic, {1, heads, shape.queries}), dlse(statistic, {1, heads, shape.queries});
   if (hidden_nan) {
     const auto nan = std::numeric_limits<double>::quiet_NaN();
     k.set((shape.keys - 1) * shape.d_qk, nan), v.set((shape.keys - 1) * shape.d_v, nan);
@@ -122,15 +124,20 @@ void all_options(ElementType type, const Shape& shape) {
       options.softcap = 5;
       options.bias = bias.view, options.sink = sink.view, options.alibi_slopes = slopes.view;
       run(type, shape, options);
+      options.alibi_slopes = {};  // which some kernels leave to others
+      run(type, shape, options);
     }
 }
 
 }  // namespace
 
-int main() {
+/// Arguments: `few` or `many` runs the calls of few queries, or the others, alone.
+int main(int argc, char** argv) {
+  const auto wanted = [&](const char* part) { return argc < 2 || std::strcmp(argv[1], part) == 0; };
   for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
     for (const Shape& shape : {Shape{130, 150, 64, 64, false}, Shape{70, 130, 40, 100, true},
                                Shape{130, 70, 256, 256, false}, Shape{65, 66, 200, 300, true}}) {
+      if (!wanted("many")) break;
       run(type, shape, with(full()));
       run(type, shape, with(causal()));
       run(type, shape, with(causal() & local(20)));
@@ -138,13 +145,17 @@ int main() {
       all_options(type, shape);
     }
     for (const Shape& shape : {Shape{1, 130, 64, 64, false}, Shape{20, 150, 128, 128, false}, Shape{3, 130, 200, 300, true}}) {
+      if (!wanted("few")) break;
       run(type, shape, with(full()));  // few queries
       run(type, shape, with(causal() & local(100)));
       run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), true);
       all_options(type, shape);
     }
-    run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
-    run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), false, true);
+    if (wanted("few")) {
+      run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
+      run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front), true);  // many tasks
+    }
+    if (wanted("many")) run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), false, true);
   }
   std::printf("grid: %d calls\n", calls);
 }

@@ -84,6 +84,111 @@ def test_values_near_the_end_of_their_type(dtype):
     assert torch.allclose(out, v[:, :, :1].expand_as(out), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("heads", [6, 12, 30])
+def test_some_rows_overflow(heads, dtype):
+    """Sums of P V that are divided last do so where many keys share a row, and do not where one key has all."""
+    q, k, v = randoms(2, heads, 1, 1, 3000, 64, dtype=dtype)
+    q[:, ::2] = 0
+    q[:, 1::2] *= 1000
+    v.fill_(torch.finfo(dtype).max * 0.9)
+    out = af.attention(q, k, v)
+    assert torch.allclose(out, v[:, :, :1].expand_as(out), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert torch.equal(af.attention(q[1:], k[1:], v[1:]), out[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d, d_v", [(64, 24), (72, 128), (128, 64), (200, 256), (256, 304)])
+@pytest.mark.parametrize("heads", [1, 7, 12, 27, 48])
+def test_any_number_of_rows(heads, d, d_v, dtype):
+    """Of plain calls, in one part and in several, and with keys that a window hides."""
+    q, k, v = randoms(2, heads, 1, 1, 6000, d, d_v, dtype)
+    for keys in (1, 100, 6000):
+        out, lse = af.attention(q, k[:, :, :keys], v[:, :, :keys], return_lse=True)
+        expected, expected_lse = reference(q, k[:, :, :keys], v[:, :, :keys])
+        assert (out - expected).abs().max() < TYPES[dtype] and (lse - expected_lse).abs().max() < TYPES[dtype]
+    near, far = k.clone(), v.clone()
+    near[:, :, :899], far[:, :, :899] = torch.nan, torch.inf
+    out = af.attention(q, near, far, rule=af.window(5100, 0), align="none_end")
+    assert (out - reference(q, k[:, :, 899:], v[:, :, 899:])[0]).abs().max() < TYPES[dtype]
+
+
+@pytest.mark.parametrize("heads", [4, 32])
+def test_calls_on_many_streams_join_their_own_parts(heads):
+    q, k, v = randoms(4, heads, 1, 1, 20000, 128)
+    expected = af.attention(q, k, v)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        got = []
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                got.append(af.attention(q, k, v))
+        torch.cuda.synchronize()
+        assert all(torch.equal(x, expected) for x in got)
+
+
+def in_pages(x, page, order):
+    """(batch, heads, keys, d) as (pages, page, heads, d), page i of all at order[i]."""
+    b, heads, keys, d = x.shape
+    x = torch.nn.functional.pad(x, (0, 0, 0, -keys % page), value=torch.nan).transpose(1, 2)
+    pages = torch.empty_like(x.reshape(-1, page, heads, d))
+    pages[order] = x.reshape(-1, page, heads, d)
+    return pages
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("heads, keys, d", [(4, 150, 64), (4, 130, 128), (4, 100, 256), (40, 130, 128), (2, 3000, 128)])
+def test_tasks_that_follow_one_another(heads, keys, d, dtype):
+    """More of them than run at once. Some batch entries hold NaN behind their keys, so a pass with care stands between
+    two others; some are empty. Lengths in either memory, with pages and without: the same bits."""
+    b, kv_heads = 160, 2
+    q, k, v = randoms(b, heads, kv_heads, 1, keys, d, dtype=dtype)
+    lengths = torch.arange(b, dtype=torch.int32) * 37 % (keys + 1)
+    for i in range(0, b, 3):
+        k[i, :, lengths[i]:], v[i, :, lengths[i]:] = torch.nan, torch.nan
+    got, lse = af.attention(q, k, v, key_lengths=lengths, return_lse=True)
+    for i in range(0, b, 7):
+        n = int(lengths[i])
+        expected, expected_lse = reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], causal=False)
+        assert (got[i] - expected[0]).abs().max() < TYPES[dtype]
+        assert torch.equal(lse[i].isinf(), expected_lse[0].isinf())
+        assert not n or (lse[i] - expected_lse[0]).abs().max() < TYPES[dtype]
+    assert torch.equal(af.attention(q, k, v, key_lengths=lengths.cuda()), got)
+    for page in (16, 64, 24):
+        order = torch.randperm(b * -(-keys // page), device="cuda")
+        pages = dict(page_table=order.reshape(b, -1).int(), key_lengths=lengths.cuda())
+        paged = af.attention(q, in_pages(k, page, order), in_pages(v, page, order), **pages)
+        assert torch.allclose(paged, got, rtol=0, atol=TYPES[dtype]) and (page == 24 or torch.equal(paged, got))
+    one = af.attention(q[3:4], k[3:4], v[3:4], key_lengths=lengths[3:4])
+    assert torch.equal(one, got[3:4])
+
+
+@pytest.mark.parametrize("heads", [2, 16, 40])
+def test_lengths_far_below_the_room(heads):
+    """Most parts have no key; what lies there is not read."""
+    q, k, v = randoms(4, heads, 2, 1, 9000, 128)
+    lengths = torch.tensor([0, 1, 3000, 9000])
+    for i, n in enumerate(lengths):
+        k[i, :, n:], v[i, :, n:] = torch.nan, torch.nan
+    got, lse = af.attention(q, k, v, key_lengths=lengths.cuda(), return_lse=True)
+    assert not got[0].any() and (lse[0] == -torch.inf).all()
+    for i, n in enumerate(lengths[1:], 1):
+        expected, expected_lse = reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], causal=False)
+        assert (got[i] - expected[0]).abs().max() < 3e-2 and (lse[i] - expected_lse[0]).abs().max() < 3e-2
+
+
+def test_one_query_sees_all_keys_of_its_length():
+    """A causal rule, aligned at the end, with lengths on the device: no mask has to be asked."""
+    q, k, v = randoms(3, 8, 2, 1, 700, 64)
+    lengths = torch.tensor([0, 333, 700])
+    for rule, align in ((af.causal(), "none_end"), (af.full(), "none_front")):
+        got = af.attention(q, k, v, rule=rule, align=align, key_lengths=lengths.cuda())
+        assert torch.equal(got, af.attention(q, k, v, rule=rule, align=align, key_lengths=lengths))
+    first = af.attention(q, k, v, rule=af.causal(), align="none_front", key_lengths=lengths.cuda())  # sees one key
+    assert torch.equal(first[1:], v[1:, :, :1].repeat_interleave(4, 1))
+
+
 def test_rows_that_see_nothing():
     q, k, v = randoms(2, 4, 2, 2, 300, 64)
     sink = torch.zeros(4, device="cuda")

@@ -202,7 +202,10 @@ WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of
           plan.key_grid,
           static_cast<std::int32_t>(own.count()),
           of_queries,
-          reinterpret_cast<std::uint64_t*>(words)};
+          reinterpret_cast<std::uint64_t*>(words),
+          nullptr,
+          0,
+          nullptr};
 }
 
 /// Of a plan that is kept, words are too, unless they take more.
@@ -232,12 +235,12 @@ class KeptMemory {
   }
   const char* get() const { return static_cast<const char*>(data_); }
 
-  const std::uint64_t* words(const ExecutionPlan& plan, bool of_queries) const {
+  const std::uint64_t* words(const ExecutionPlan& plan, bool of_queries, std::int64_t bytes) const {
     const std::lock_guard lock(mutex_);
     auto& words = words_[of_queries];
     if (!words) {
       at_once([&](cudaStream_t stream) {
-        const auto status = cudaMalloc(&words, word_bytes(plan, of_queries));
+        const auto status = cudaMalloc(&words, bytes);
         if (status == cudaSuccess)
           ask_all_words(word_args(plan, reinterpret_cast<const DeviceGroup*>(data_), of_queries,
                                   static_cast<char*>(words)),
@@ -273,7 +276,7 @@ class KeptMemory {
 }  // namespace
 
 DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream)
-    : plan_(plan), stream_(stream) {
+    : problem_(problem), plan_(plan), stream_(stream) {
   const int device = problem.device.index;
   if (plan.late) {
     std::int64_t bytes = 0;
@@ -281,7 +284,7 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaSt
     memory_ = std::make_unique<StreamMemory>(bytes, stream);
     const auto args = late_args(problem, plan, memory_->get(), bytes);
     find_late_masks(args, stream);
-    groups_ = args.groups;
+    groups_ = args.groups, numbered_ = args.numbered;
     return;
   }
   if (plan.kept) {
@@ -306,18 +309,23 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaSt
   groups_ = reinterpret_cast<const DeviceGroup*>(memory_->get());
 }
 
-const std::uint64_t* DevicePlan::words(bool of_queries) {
-  const auto bytes = word_bytes(plan_, of_queries);
+const std::uint64_t* DevicePlan::words(bool of_queries, std::int32_t* too_many) {
+  const auto bytes = word_bytes(problem_, plan_, of_queries);
   if (bytes == 0) return nullptr;
   if (kept_ && bytes <= most_kept_words)
-    return static_cast<const KeptMemory*>(kept_.get())->words(plan_, of_queries);
+    return static_cast<const KeptMemory*>(kept_.get())->words(plan_, of_queries, bytes);
   words_ = std::make_unique<StreamMemory>(bytes, stream_);
-  ask_all_words(word_args(plan_, groups_, of_queries, words_->get()), static_cast<std::int64_t>(plan_.groups.size()),
-                stream_);
+  auto args = word_args(plan_, groups_, of_queries, words_->get());
+  if (plan_.late) {
+    args.numbered = numbered_ + (of_queries ? 0 : 1), args.most_tiles = late_word_tiles(problem_, plan_);
+    args.too_many = too_many;
+  }
+  ask_all_words(args, plan_.batch_groups * plan_.head_groups, stream_);
   return reinterpret_cast<const std::uint64_t*>(words_->get());
 }
 
-std::int64_t word_bytes(const ExecutionPlan& plan, bool of_queries) {
+std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries) {
+  if (plan.late) return late_word_tiles(problem, plan) * 512;
   std::int64_t bytes = 0;
   for (const auto& group : plan.groups)
     for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)

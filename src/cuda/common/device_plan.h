@@ -23,19 +23,23 @@ class DevicePlan {
 
   /// The words of all tiles that have none in the tables, by the number in their runs, 64 for each; of_queries: a word
   /// for each query, else for each key. They are asked for on the stream, or, of a kept plan, were once.
-  const std::uint64_t* words(bool of_queries);
+  /// too_many: becomes 1, on the stream, if they were found on the device and there is not room for all; then there are
+  /// none.
+  const std::uint64_t* words(bool of_queries, std::int32_t* too_many);
 
  private:
+  const Problem& problem_;
   const ExecutionPlan& plan_;
   cudaStream_t stream_;
   std::unique_ptr<StreamMemory> memory_;
   std::shared_ptr<const void> kept_;
   const DeviceGroup* groups_ = nullptr;
+  const unsigned long long* numbered_ = nullptr;  // LateArgs::numbered
   std::unique_ptr<StreamMemory> words_;
 };
 
 /// Bytes for such words, at most.
-std::int64_t word_bytes(const ExecutionPlan& plan, bool of_queries);
+std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries);
 
 /// Bytes that it takes in each call.
 std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan);

@@ -16,6 +16,16 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 
 __device__ __forceinline__ unsigned lane_number() { return threadIdx.x % 32; }
 
+/// Two numbers, rounded to 16 bits, a in the lower half.
+__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __half) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+__device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
 /// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
 __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -81,22 +91,6 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-/// A barrier of some whole warps of a block of threads, by its number from 1 to 15.
-__device__ __forceinline__ void wait_for_threads(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-/// The same, and whether the condition holds for one of the threads.
-__device__ __forceinline__ bool any_of_threads(int barrier, int threads, bool one) {
-  int any;
-  asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.s32 p, %1, 0;\n bar.red.or.pred q, %2, %3, p;\n selp.s32 %0, 1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(one)), "r"(barrier), "r"(threads)
-      : "memory");
-  return any != 0;
-}
-
 /// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -109,6 +103,14 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4],
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(shared_address(row)));
+}
+
+/// An 8 x 8 matrix of 16-bit numbers over a warp, transposed; a lane has the numbers 2 (lane % 4) and the next of row
+/// lane / 4.
+__device__ __forceinline__ std::uint32_t transposed_matrix(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 /// c (16 x 8) += a (16 x 16) b (16 x 8), float16. c01: the lane's numbers of row g, c23: of row g + 8.
@@ -140,23 +142,6 @@ __device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], co
       "{%0, %1, %2, %3};"
       : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// c (16 x 8) += a (16 x 8) b (8 x 8), tf32.
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                              std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// x rounded to tf32, ties away from zero.
-__device__ __forceinline__ std::uint32_t to_tf32(float x) {
-  std::uint32_t y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
 }
 
 /// c (8 x 8) += a (8 x 4) b (4 x 8), float64.

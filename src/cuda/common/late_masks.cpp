@@ -3,17 +3,15 @@
 #include <algorithm>
 
 #include "plan/facts.h"
+#include "problem/tensor.h"
 #include "rules/compile.h"
 
 namespace anyflash::cuda {
 namespace {
 
 constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
-
-Integers integers_of(const TensorView& view) {
-  if (!view.given()) return {nullptr, false, 0, 0};
-  return {static_cast<const char*>(view.data), view.type == ElementType::int64, view.shape[0], view.strides[0]};
-}
+constexpr bool late_on_hopper = true;            // masks that are found on the device are Hopper's kernels' too
+constexpr std::int64_t partial_of_a_block = 8;  // tiles, of all blocks together
 
 /// How far the atoms' tables move from one batch entry (head) to the next.
 void find_strides(const Problem& problem, const rules::Program& first, std::int64_t b, std::int64_t h,
@@ -58,6 +56,24 @@ void take_documents(const Problem& problem, LateArgs& args, Taken& memory) {
 
 }  // namespace
 
+Integers integers_of(const TensorView& view) {
+  if (!view.given()) return {nullptr, false, 0, 0};
+  return {static_cast<const char*>(view.data), view.type == ElementType::int64, view.shape[0], view.strides[0]};
+}
+
+std::int64_t late_word_tiles([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
+#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+  if (!late_on_hopper || !plan.late || element_size(problem.type) != 2) return 0;
+  const auto& program = plan.groups[0].program;
+  const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
+                                  [](const rules::Atom& atom) { return atom.data != nullptr; });
+  if (tables) return 0;
+  return plan.batch_groups * plan.head_groups * partial_of_a_block * (plan.query_grid.count() + plan.key_grid.count());
+#else
+  return 0;
+#endif
+}
+
 LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {
   LateArgs args{};
   Taken taken{memory};
@@ -84,6 +100,7 @@ LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memo
     args.runs[side] = taken.take<DeviceRun>(groups * args.blocks[side] * args.most_runs);
   }
   if (args.program.has_documents) take_documents(problem, args, taken);
+  if (late_word_tiles(problem, plan) > 0) args.numbered = taken.take<unsigned long long>(2);
   bytes = taken.bytes;
   return args;
 }

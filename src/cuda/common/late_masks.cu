@@ -66,6 +66,23 @@ class Runs {
     write();
     for (auto i = written_ + lane; i < most_; i += 32) to_[i] = {0, 0, TileClass::partial, -1};
   }
+  /// Partial tiles get numbers that no others of their side have, as long as there are some.
+  __device__ void number(int lane, unsigned long long& numbered) {
+    __syncwarp();
+    for (std::int32_t first = 0; first < written_; first += 32) {
+      const bool partial = first + lane < written_ && to_[first + lane].kind != TileClass::full;
+      const auto own = partial ? to_[first + lane].count : 0;
+      auto end = static_cast<unsigned long long>(own);
+      for (int n = 1; n < 32; n *= 2) {
+        const auto before = __shfl_up_sync(0xffffffffu, end, n);
+        if (lane >= n) end += before;
+      }
+      unsigned long long begin = 0;
+      if (lane == 31) begin = atomicAdd(&numbered, end);
+      begin = __shfl_sync(0xffffffffu, begin, 31) + end - own;
+      if (partial) to_[first + lane].words = begin + own <= most_numbers ? ~static_cast<std::int32_t>(begin) : -1;
+    }
+  }
 
  private:
   __device__ void write() {
@@ -74,6 +91,8 @@ class Runs {
     ++written_;
     open_.count = 0;
   }
+
+  static constexpr unsigned long long most_numbers = 0x7fffffff;
 
   DeviceRun* to_;
   std::int32_t most_, written_ = 0;
@@ -142,6 +161,7 @@ __global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t
     }
   }
   runs.finish(lane);
+  if (args.numbered) runs.number(lane, args.numbered[side]);
 }
 
 }  // namespace
@@ -153,6 +173,7 @@ void find_late_masks(const LateArgs& args, cudaStream_t stream) {
     documents_kernel<<<static_cast<unsigned>((most + threads - 1) / threads), threads, 0, stream>>>(args);
     check(cudaGetLastError(), "launching a kernel");
   }
+  if (args.numbered) check(cudaMemsetAsync(args.numbered, 0, 16, stream), "clearing counters");
   const auto chunks = static_cast<std::int32_t>((std::int64_t{args.blocks[0]} + args.blocks[1] + warps - 1) / warps);
   const auto tasks = std::int64_t{args.batch_groups} * args.head_groups * chunks;
   if (tasks > 0x7fffffff) throw Error(Error::Kind::unsupported, "query: more than 2^31 blocks of masks on cuda");

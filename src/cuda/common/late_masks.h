@@ -23,6 +23,9 @@ struct Integers {
   }
 };
 
+/// Of a tensor in device memory, if it is given.
+Integers integers_of(const TensorView& view);
+
 /// The documents of one side, as DocumentSide has them, but for writing.
 struct LateSide {
   std::int32_t *segment_of, *document_of;
@@ -45,7 +48,15 @@ struct LateArgs {
   DeviceRun* runs[2];
   LateSide documents[2];
   rules::Axis* axes;
+  /// Of each side, how many tiles have been given numbers, as the runs of plans that the host makes have them. Null:
+  /// none are.
+  unsigned long long* numbered;
 };
+
+/// Partial tiles of a side that a call of Hopper's kernels has room for words of; 0: they do not serve such a plan.
+/// What lengths alone say hides pairs of few tiles: where documents or lengths end, and along the edges of a rule. If
+/// there are more in the end, the portable kernels make all.
+std::int64_t late_word_tiles(const Problem& problem, const ExecutionPlan& plan);
 
 /// Describes a call's masks; memory: late_bytes of it, or null where only the bytes are asked for.
 LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes);

@@ -16,10 +16,15 @@ __global__ void __launch_bounds__(64) words_kernel(const __grid_constant__ WordA
   const auto& list = args.of_queries ? group.keys_of_query_block : group.queries_of_key_block;
   const auto& own = args.of_queries ? args.query_grid : args.key_grid;
   const auto& other = args.of_queries ? args.key_grid : args.query_grid;
+  if (args.numbered && *args.numbered > static_cast<unsigned long long>(args.most_tiles)) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *args.too_many = 1;
+    return;
+  }
   rules::Int3 entry;
   bool exists = false, loaded = false;
   for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
     const DeviceRun run = list.runs[i];
+    if (run.count == 0) break;
     if (run.kind == rules::TileClass::full || run.words >= 0) continue;
     if (!loaded) {
       load_program<64>(group, program);
@@ -32,7 +37,10 @@ __global__ void __launch_bounds__(64) words_kernel(const __grid_constant__ WordA
       rules::Word word = 0;
       if (exists) {
         const auto cell = other.box(run.first + n);
-        word = args.of_queries ? rules::word(program, entry, cell) : rules::word_of_queries(program, entry, cell);
+        const bool inside = rules::inside(cell.origin, args.of_queries ? program.k_size() : program.q_size());
+        word = !inside           ? 0
+               : args.of_queries ? rules::word(program, entry, cell)
+                                 : rules::word_of_queries(program, entry, cell);
       }
       args.words[(std::int64_t{~run.words} + n) * 64 + threadIdx.x] = word;
     }

@@ -4,13 +4,17 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/late_masks.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
+#include "cuda/hopper/pieces.h"
 #include "cuda/portable/launch.h"
 #include "problem/tensor.h"
 
 namespace anyflash::cuda {
 namespace {
+
+bool in_pieces(const Problem& problem) { return problem.type == ElementType::float32; }
 
 /// Who makes the bias's gradient, and how.
 enum class BiasGradient : std::uint8_t {
@@ -44,23 +48,38 @@ BiasGradient bias_gradient(const Problem& problem, const ExecutionPlan& plan) {
   return bias_sum_bytes(problem, plan) <= 4 * 4 * numbers ? BiasGradient::summed : BiasGradient::portable;
 }
 
-/// What a call works in: dQ's sums, the bias gradient's, what is counted and reported, lse, delta and dlse.
+/// What a call works in: dQ's sums, the bias gradient's, what is counted and reported, lse, delta and dlse, pieces of
+/// float32.
 struct Space {
-  std::int64_t sums = 0, bias = 0, rows = 0;
+  std::int64_t sums = 0, bias = 0, rows = 0, pieces = 0;
   static constexpr std::int64_t report = 256;
-  std::int64_t bytes() const { return sums + bias + report + 3 * rows; }
+  std::int64_t first_pieces() const { return sums + bias + report + 3 * rows; }
+  std::int64_t bytes() const { return first_pieces() + pieces; }
 };
+
+/// q, dout, k and v, to be split. Returns the bytes that their pieces take.
+std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
+  pieces.depth = padded_depth(problem);
+  pieces.tensors[0] = piece_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
+  pieces.tensors[1] = piece_rows_of(problem, problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
+  pieces.tensors[2] = piece_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
+  pieces.tensors[3] = piece_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
+  return place_pieces(pieces, 4, problem.batch, memory);
+}
 
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   Space space;
   space.rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 4;
   space.sums = space.rows * padded_depth(problem);
   if (bias_gradient(problem, plan) == BiasGradient::summed) space.bias = bias_sum_bytes(problem, plan);
+  PieceArgs pieces;
+  if (in_pieces(problem)) space.pieces = pieces_of(problem, plan, nullptr, pieces);
   return space;
 }
 
 /// Are all tiles visited?
 bool visits_all(const ExecutionPlan& plan) {
+  if (plan.late) return false;  // nobody knows
   for (const auto& group : plan.groups) {
     std::int64_t tiles = 0;
     for (const auto& run : group.queries_of_key_block.runs) tiles += run.count;
@@ -80,6 +99,7 @@ void clear(const Bias& bias, cudaStream_t stream) {
 }
 
 GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
+  if (in_pieces(problem)) return group_backward_kernels_float32();
   const int depth = padded_depth(problem);
   return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth, kind)
                                               : group_backward_kernels_bfloat16(depth, kind);
@@ -93,18 +113,21 @@ bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan,
                            [[maybe_unused]] const BackwardArgs& args) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
-  if (plan.late) return false;  // nobody has counted the tiles whose words it would have to ask for
+  if (problem.type == ElementType::float64) return false;
+  if (plan.late && late_word_tiles(problem, plan) == 0) return false;
   if (problem.deterministic || problem.alibi.given() || facts_of(problem.device).major != 9) return false;
-  if (problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0) return false;
+  if (in_pieces(problem) ? padded_depth(problem) > 64 || args.general || !bears_pieces(args.scale)
+                         : problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0)
+    return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   if (problem.bias.given() &&
       (problem.bias.type == ElementType::float64 || !args.sides[0].plain || !args.sides[1].plain))
     return false;
   for (const auto& side : args.sides)
-    for (int n = 0; n < 2; ++n)
+    for (int n = 0; n < 2 && !in_pieces(problem); ++n)
       if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
-  return word_bytes(plan, false) <= 4 * space_of(problem, plan).sums;  // linear in the sequences, whatever the rule
+  // Linear in the sequences, whatever the rule.
+  return word_bytes(problem, plan, false) <= 4 * space_of(problem, plan).sums;
 #else
   return false;
 #endif
@@ -115,13 +138,14 @@ std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPla
 }
 
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
-                                   DevicePlan& masks, char* workspace, cudaStream_t stream) {
+                                   DevicePlan& masks, char* workspace, const PortableTerms& terms,
+                                   cudaStream_t stream) {
   const auto space = space_of(problem, plan);
   GroupBackwardArgs args{};
   static_cast<BackwardArgs&>(args) = common;
   for (int side = 0; side < 2; ++side) {
     args.cuts[side] = cut_of(args.sides[side].grid, args.sides[side].plain);
-    for (int n = 0; n < 2; ++n)
+    for (int n = 0; n < 2 && !in_pieces(problem); ++n)
       if (!map_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n], args.sides[side].grid,
                     args.sides[side].heads, problem.batch))
         return {};
@@ -140,28 +164,40 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   args.sums = reinterpret_cast<float*>(workspace);
   args.bias_sums = bias == BiasGradient::summed ? reinterpret_cast<float*>(workspace + space.sums) : nullptr;
   args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
-  args.words = masks.words(false);
   args.factor = static_cast<float>(common.scale), args.cap = static_cast<float>(common.softcap);
   args.cap_inverse = args.cap > 0 ? 1.0f / args.cap : 0.0f;
   args.careful = reinterpret_cast<std::int32_t*>(report), args.next_task = args.careful + 1;
+  args.terms.any_far = args.careful + 2;
+  if (in_pieces(problem)) {
+    PieceArgs pieces;
+    pieces_of(problem, plan, workspace + space.first_pieces(), pieces);
+    for (int n = 0; n < 4; ++n) args.pieces[n / 2][n % 2] = pieces.tensors[n].to;
+    split_rows(pieces, 4, problem.batch, stream);
+    constexpr float product = kPieceScale * kPieceScale;
+    args.key_factors[0] = args.factor / (product * kPieceScale), args.key_factors[1] = 1 / product;
+    args.factor /= product;
+    terms.find(args);
+  }
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
   if (query_blocks > 0) {
     launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
+    terms.find_rests(args);
   } else {
     check(cudaMemsetAsync(report, 0, Space::report, stream), "clearing a counter");
   }
+  args.words = masks.words(false, args.careful), args.late = plan.late;
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
   if (args.bias_stored && !visits_all(plan)) clear(problem.dbias, stream);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
-  if (args.tasks > 0)
-    launch(kernels.gradients, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernels.threads,
-           kernels.bytes, &args, stream);
+  const auto blocks = in_pieces(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);
+  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
   if (queries.gradients[0].data && query_blocks > 0) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
-  const bool hides = args.words || problem.bias.given();  // a bias of -inf does, too
+  // A bias of -inf hides, too; pieces make NaN of infinities.
+  const bool hides = args.words || problem.bias.given() || in_pieces(problem);
   return {true, args.bias_stored || args.bias_sums, hides ? args.careful : nullptr};
 }
 

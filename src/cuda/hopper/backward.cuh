@@ -125,7 +125,7 @@ class GroupBackwardBlock {
             key_products(p_gradient, v, shared_.dout[stage]);
           } else {
             key_products(p_gradient, v, shared_.dout[stage]);
-            weigh(s, stage);
+            weigh(s, stage, tile);
             pack<E>(p, s);
           }
           if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
@@ -155,6 +155,7 @@ class GroupBackwardBlock {
           key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
           products_wait_for<1>();
           keep(q_gradient);
+          __syncwarp();  // every lane has read its cells
           if (lane_number() == 0) {
             shared_.empty[stage].arrive();
             if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
@@ -196,8 +197,8 @@ class GroupBackwardBlock {
   }
 
   /// Scores become P.
-  __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage) const {
-    probabilities(s, shared_.lse[stage], args_.factor);
+  __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile) const {
+    probabilities(s, shared_.lse[stage], rests_of(args_, tile), shared_.any_far, args_.factor);
     const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
     if (!cells) return;
 #pragma unroll
@@ -228,10 +229,11 @@ class GroupBackwardBlock {
       auto& scores = reinterpret_cast<float(&)[8][4]>(s[8 * cell]);
       auto& packed = reinterpret_cast<std::uint32_t(&)[4][4]>(p[4 * cell]);
       const float* const lse = shared_.lse[stage] + 64 * cell;
+      const float* const rest = shared_.any_far ? rests_of(args_, tile) + 64 * cell : nullptr;
       const E* const copied = shared_.scores[buffer] + (2 * cell + group()) * 4096;
       constexpr bool c = Sizes::kCopied;
-      args_.cap > 0 ? general_probabilities<E, true, c>(scores, packed, args_, place, copied, 0, lse, a, b)
-                    : general_probabilities<E, false, c>(scores, packed, args_, place, copied, 0, lse, a, b);
+      args_.cap > 0 ? general_probabilities<E, true, c>(scores, packed, args_, place, copied, 0, lse, rest, a, b)
+                    : general_probabilities<E, false, c>(scores, packed, args_, place, copied, 0, lse, rest, a, b);
     }
   }
 

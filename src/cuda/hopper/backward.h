@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+
 #include "cuda/common/device_plan.h"
 #include "cuda/hopper/backward_args.h"
 #include "plan/plan.h"
@@ -22,8 +24,14 @@ struct GroupBackwardResult {
   const std::int32_t* remake_if;  ///< if not null: it has to make all again, with care, if this is not 0 in the end
 };
 
+/// What the portable kernels do for these: they queue what fills args.terms, and then terms.rest.
+struct PortableTerms {
+  std::function<void(BackwardArgs&)> find, find_rests;
+};
+
 /// Queues them and args.terms, if the copy engine takes all tensors.
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
-                                   DevicePlan& masks, char* workspace, cudaStream_t stream);
+                                   DevicePlan& masks, char* workspace, const PortableTerms& terms,
+                                   cudaStream_t stream);
 
 }  // namespace anyflash::cuda

@@ -68,13 +68,14 @@ struct GroupBackwardShared {
   Barrier sums_written[2], sums_empty[2];
   std::int32_t b, key_head, first_block;  ///< the task; first_block -1: there are no more
   bool done;                              ///< no more scores will be written
+  bool any_far;                           ///< as in RowTerms
   Barrier keys_full, keys_empty, full[kStages], empty[kStages];
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
 
-  /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient.
-  __device__ __forceinline__ void begin(bool stored) {
-    done = false;
+  /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
+  __device__ __forceinline__ void begin(bool stored, bool far) {
+    done = false, any_far = far;
     keys_full.begin(1), keys_empty.begin(8);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin(8);
     for (int i = 0; i < kScoreBuffers; ++i)
@@ -109,6 +110,7 @@ class GroupLoader {
 
   __device__ __forceinline__ void copy() {
     auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
+    if (args_.late && *args_.careful != 0) task = args_.tasks;
     for (unsigned n = 0;; ++n) {
       const Task next(args_, task);
       Runs runs;
@@ -309,7 +311,7 @@ class GroupLoader {
 template <class Sizes, class Compute>
 __device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, GroupBackwardShared<Sizes>& shared,
                                                  const Compute& compute) {
-  if (threadIdx.x == 0) shared.begin(args.bias_stored);
+  if (threadIdx.x == 0) shared.begin(args.bias_stored, *args.terms.any_far != 0);
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<Sizes::kLoaderRegisters>();

@@ -21,7 +21,7 @@ class PrepareBlock {
     alignas(16) E rows[2][64 * kStride];  ///< dO, O
     float delta[64];
     double sink[64];
-    std::uint32_t live[4];  ///< of each warp's rows
+    std::uint32_t live[4], far[4];  ///< of each warp's rows
   };
 
   __device__ __forceinline__ PrepareBlock(const GroupBackwardArgs& args, Shared& shared)
@@ -33,7 +33,7 @@ class PrepareBlock {
   }
 
   __device__ __forceinline__ void run() {
-    if (blockIdx.x == 0 && threadIdx.x == 0) *args_.careful = 0, *args_.next_task = 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *args_.careful = 0, *args_.next_task = 0, *args_.terms.any_far = 0;
     load(0);
     auto* const sums = reinterpret_cast<float4*>(args_.sums + blockIdx.x * std::int64_t{64 * kDepth});
 #pragma unroll
@@ -141,7 +141,8 @@ class PrepareBlock {
     const unsigned lane = lane_number();
     const bool live = exists_ && lse_ != __int_as_float(0xff800000);
     const auto all = __ballot_sync(0xffffffffu, live);
-    if (lane == 0) shared_.live[threadIdx.x / 32] = all;
+    const auto far = __ballot_sync(0xffffffffu, live && fabsf(lse_) >= kFarLse<E>);
+    if (lane == 0) shared_.live[threadIdx.x / 32] = all, shared_.far[threadIdx.x / 32] = far;
     if (lane >= 16) return;
     const int row = first_row() + static_cast<int>(lane);
     const float delta = shared_.delta[row], dlse = live ? dlse_ : 0.0f;
@@ -155,15 +156,19 @@ class PrepareBlock {
     static_cast<float*>(args_.terms.lse)[at] = live ? lse_ : 0.0f;
     static_cast<float*>(args_.terms.delta)[at] = delta;
     static_cast<float*>(args_.terms.dlse)[at] = dlse;
+    static_cast<float*>(args_.terms.rest)[at] = 0;
     args_.lse[at] = live ? lse_ : __int_as_float(0x7f800000);
     args_.delta[at] = live ? delta : 0.0f;
     args_.dlse[at] = dlse;
   }
 
   __device__ __forceinline__ void store_block() {
-    std::uint64_t live = 0;
-    for (int warp = 0; warp < 4; ++warp) live |= std::uint64_t{shared_.live[warp]} << 16 * warp;
-    args_.terms.live[blockIdx.x] = live;
+    std::uint64_t live = 0, far = 0;
+    for (int warp = 0; warp < 4; ++warp) {
+      live |= std::uint64_t{shared_.live[warp]} << 16 * warp;
+      far |= std::uint64_t{shared_.far[warp]} << 16 * warp;
+    }
+    args_.terms.live[blockIdx.x] = live, args_.terms.far[blockIdx.x] = far;
     if (!args_.terms.sink) return;
     double sum = 0;
     for (int row = 0; row < 64; ++row) sum += shared_.sink[row];

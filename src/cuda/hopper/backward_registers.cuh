@@ -2,6 +2,8 @@
 // channels.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/hopper/backward_args.h"
 #include "cuda/hopper/registers.cuh"
 #include "cuda/hopper/tiles.cuh"
@@ -9,26 +11,38 @@
 
 namespace anyflash::cuda {
 
-/// exp(score - lse). A row with one key gets 1, however large its score is, if the score is the forward pass's to the
-/// bit: so nothing is folded together. Where it is not, it may lie above lse by a rounding, which may be much.
-__device__ __forceinline__ float probability(float score, float lse) {
-  float x = __fadd_rn(score, -lse);
+/// exp(score - lse - rest). A row with one key gets 1, however large its score is, if the score is the forward pass's
+/// to the bit: so nothing is folded together. Where it is not, it may lie above lse by a rounding, which may be much.
+__device__ __forceinline__ float probability(float score, float lse, float rest) {
+  float x = __fadd_rn(__fadd_rn(score, -lse), -rest);
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
   return exp2_approximately(x * 1.44269504f);
 }
 
-/// Products become P. lse: of the first column.
-template <int kTiles>
-__device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* lse, float factor) {
-  lse += 2 * (lane_number() % 4);
+/// Products become P. lse, rest: of the first column. kFar: else all rests are 0.
+template <bool kFar, int kTiles>
+__device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* lse, const float* rest,
+                                              float factor) {
+  lse += 2 * (lane_number() % 4), rest += 2 * (lane_number() % 4);
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
     const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j);
-    s[j][0] = probability(rounded_product(s[j][0], factor), x.x);
-    s[j][1] = probability(rounded_product(s[j][1], factor), x.y);
-    s[j][2] = probability(rounded_product(s[j][2], factor), x.x);
-    s[j][3] = probability(rounded_product(s[j][3], factor), x.y);
+    const float2 y = kFar ? *reinterpret_cast<const float2*>(rest + 8 * j) : float2{0, 0};
+    s[j][0] = probability(rounded_product(s[j][0], factor), x.x, y.x);
+    s[j][1] = probability(rounded_product(s[j][1], factor), x.y, y.y);
+    s[j][2] = probability(rounded_product(s[j][2], factor), x.x, y.x);
+    s[j][3] = probability(rounded_product(s[j][3], factor), x.y, y.y);
   }
+}
+template <int kTiles>
+__device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* lse, const float* rest, bool far,
+                                              float factor) {
+  far ? probabilities<true>(s, lse, rest, factor) : probabilities<false>(s, lse, rest, factor);
+}
+
+/// The rests of a tile's rows, in global memory: they are rarely needed.
+__device__ __forceinline__ const float* rests_of(const GroupBackwardArgs& args, std::int32_t tile) {
+  return static_cast<const float*>(args.terms.rest) + std::int64_t{tile} * 64;
 }
 
 /// Where the biases of a lane's pairs lie: of its first column (a query) and its first row (a key).
@@ -87,14 +101,15 @@ __device__ __forceinline__ void read_copied(float (&x)[2][4], const void* from) 
 }
 
 /// Products become P, `p`, and P times the soft cap's derivative, s. copied: the tile of biases, of which the first
-/// column is query first_query. a, b: the words of the lane's two keys, from its first column on. The scores are those
-/// of ScoreTerms::finish, to the bit.
+/// column is query first_query. rest: null: 0 of all columns. a, b: the words of the lane's two keys, from its first
+/// column on. The scores are those of ScoreTerms::finish, to the bit.
 template <class E, bool kCapped, bool kCopied, int kTiles>
 __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std::uint32_t (&p)[kTiles / 2][4],
                                                       const GroupBackwardArgs& args, const BiasPlace& place,
-                                                      const E* copied, int first_query, const float* lse, Word a,
-                                                      Word b) {
+                                                      const E* copied, int first_query, const float* lse,
+                                                      const float* rest, Word a, Word b) {
   lse += 2 * (lane_number() % 4);
+  if (rest) rest += 2 * (lane_number() % 4);
   const bool rows = args.bias.query != 0;  // else one row stands for all queries
   const unsigned lane = lane_number();
   copied += rows ? first_query * 64 + score_place() : (threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * 8;
@@ -113,6 +128,7 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float2 of_row = *reinterpret_cast<const float2*>(lse + 8 * (first + j));
+      const float2 rest_of_row = rest ? *reinterpret_cast<const float2*>(rest + 8 * (first + j)) : float2{0, 0};
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& product = s[first + j][e];
@@ -124,7 +140,8 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
         }
         if (args.bias.data) y += x[j][e];
         const bool seen = (e < 2 ? a : b) >> (8 * (first + j) + e % 2) & 1;
-        x[j][e] = seen ? probability(y, e % 2 == 0 ? of_row.x : of_row.y) : 0.0f;
+        x[j][e] = seen ? probability(y, e % 2 == 0 ? of_row.x : of_row.y, e % 2 == 0 ? rest_of_row.x : rest_of_row.y)
+                       : 0.0f;
         product = x[j][e] * derivative;
       }
     }
@@ -226,7 +243,8 @@ __device__ __forceinline__ void store_key_gradients(const float (&x)[kTiles][4],
     for (int j = 0; j < kTiles; j += 4) {
       std::uint32_t chunk[4];  // 8 channels
 #pragma unroll
-      for (int i = 0; i < 4; ++i) chunk[i] = pair<E>(x[j + i][2 * half] * factor, x[j + i][2 * half + 1] * factor);
+      for (int i = 0; i < 4; ++i)
+        chunk[i] = packed_pair(x[j + i][2 * half] * factor, x[j + i][2 * half + 1] * factor, E());
       transpose_quads(chunk);
       if (exists && first_channel + 8 * j < args.channels[n])
         *reinterpret_cast<uint4*>(to + 8 * j) = uint4{chunk[0], chunk[1], chunk[2], chunk[3]};

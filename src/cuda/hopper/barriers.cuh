@@ -41,6 +41,11 @@ struct Barrier {
   }
 };
 
+/// Brings a map near the copy engine.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 /// A box of a tensor of five dimensions, as the map says, from a coordinate on; zeros where it is beyond the tensor.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c, int x, int y, int z, int w,
                                          Barrier& barrier) {

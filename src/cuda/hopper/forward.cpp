@@ -4,9 +4,11 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/late_masks.h"
 #include "cuda/hopper/forward_args.h"
 #include "cuda/hopper/forward_kernels.h"
 #include "cuda/hopper/maps.h"
+#include "cuda/hopper/pieces.h"
 #include "cuda/portable/launch.h"
 
 namespace anyflash::cuda {
@@ -17,21 +19,41 @@ constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tas
 
 GroupForwardKernel kernel_of(const Problem& problem, bool general) {
   const int depth = padded_depth(problem);
-  return problem.type == ElementType::float16 ? group_forward_kernel_float16(depth, general)
-                                              : group_forward_kernel_bfloat16(depth, general);
+  switch (problem.type) {
+    case ElementType::float16:
+      return group_forward_kernel_float16(depth, general);
+    case ElementType::bfloat16:
+      return group_forward_kernel_bfloat16(depth, general);
+    default:
+      return group_forward_kernel_float32(depth, general);
+  }
 }
+
+bool in_pieces(const Problem& problem) { return problem.type == ElementType::float32; }
 
 bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (problem.type != ElementType::float16 && problem.type != ElementType::bfloat16) return false;
-  if (facts_of(problem.device).major != 9 || problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)
+  if (problem.type == ElementType::float64 || facts_of(problem.device).major != 9) return false;
+  if (in_pieces(problem) ? padded_depth(problem) > 128 || problem.d_v > 128 || !bears_pieces(problem.scale)
+                         : problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)
     return false;
-  if (plan.late || problem.pages.page_size > 0 || problem.alibi.given()) return false;
-  const auto results = problem.batch * problem.heads_q * problem.queries() * problem.d_v * 2;
-  return word_bytes(plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
+  if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
+  if (plan.late && late_word_tiles(problem, plan) == 0) return false;
+  const auto results =
+      problem.batch * problem.heads_q * problem.queries() * problem.d_v * int(element_size(problem.type));
+  return word_bytes(problem, plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
 #else
   return false;
 #endif
+}
+
+/// q, k and v, to be split. Returns the bytes that their pieces take.
+std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
+  pieces.depth = padded_depth(problem);
+  pieces.tensors[0] = piece_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
+  pieces.tensors[1] = piece_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
+  pieces.tensors[2] = piece_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
+  return place_pieces(pieces, 3, problem.batch, memory);
 }
 
 /// False if the copy engine does not take a tensor.
@@ -40,6 +62,7 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const GroupForwa
   if (problem.bias.given() && (!args.query_rows || !args.key_rows || !map_bias(args.bias_map, problem.bias) ||
                                static_cast<int>(element_size(problem.bias.type)) > kernel.bias_bytes))
     return false;
+  if (in_pieces(problem)) return true;
   return map_rows(args.q_map, args.q, problem.d_qk, plan.query_grid, problem.heads_q, problem.batch) &&
          map_rows(args.k_map, args.k, problem.d_qk, plan.key_grid, problem.heads_kv, problem.batch) &&
          map_rows(args.v_map, args.v, problem.d_v, plan.key_grid, problem.heads_kv, problem.batch) &&
@@ -49,7 +72,9 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const GroupForwa
 }  // namespace
 
 std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  return serves(problem, plan) ? report_bytes : 0;
+  if (!serves(problem, plan)) return 0;
+  PieceArgs pieces;
+  return report_bytes + (in_pieces(problem) ? pieces_of(problem, plan, nullptr, pieces) : 0);
 }
 
 GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
@@ -59,8 +84,10 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   GroupForwardArgs args{};
   static_cast<ForwardArgs&>(args) = common;
   if (!map_all(problem, plan, kernel, args)) return {};
-  args.words = masks.words(true);
+  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
+  args.words = masks.words(true, args.careful);
+  args.late = plan.late;
   args.queries = cut_of(plan.query_grid, args.query_rows), args.keys = cut_of(plan.key_grid, args.key_rows);
   args.factor = static_cast<float>(problem.scale);
   args.cap = static_cast<float>(problem.softcap);
@@ -68,10 +95,18 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   args.head_parts = (args.query_blocks + kernel.blocks - 1) / kernel.blocks;
   const auto heads = problem.batch * problem.heads_q;
   args.tasks = static_cast<std::int32_t>(heads * args.head_parts);
-  const auto head_bytes = problem.keys() * (problem.d_qk + problem.d_v) * 2;
-  const auto near = std::max(cached_bytes / head_bytes, std::int64_t{1}) * args.group_heads;
+  const auto head_bytes = problem.keys() * (problem.d_qk + problem.d_v) * (in_pieces(problem) ? 6 : 2);
+  const auto near = std::max(cached_bytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}) * args.group_heads;
   args.near_heads = static_cast<std::int32_t>(std::min(near, heads));
-  check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
+  if (in_pieces(problem)) {
+    PieceArgs pieces;
+    pieces_of(problem, plan, workspace + report_bytes, pieces);
+    for (int n = 0; n < 3; ++n) args.pieces[n] = pieces.tensors[n].to;
+    split_rows(pieces, 3, problem.batch, stream);
+    constexpr float product = kPieceScale * kPieceScale;
+    args.factor /= product;
+    if (!general) args.unit32 /= product, args.lag32 *= product;
+  }
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
          &args, stream);

@@ -1,4 +1,5 @@
-// The forward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-3, Shah et al. 2024).
+// The forward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-3, Shah et al. 2024), and for float32 in pieces
+// of bfloat16 (common/pieces.cuh).
 //
 // A task is two or three neighbouring query blocks of a head, 64 queries each. A warpgroup takes one of them and walks
 // the key blocks, 64 keys, that it visits:
@@ -7,6 +8,10 @@
 // scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a warpgroup of its own
 // loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's scores lags behind their
 // maximum (portable/forward.cuh). Bound by the tensor cores, at 64 channels by the exponentials too.
+//
+// Pieces of q, k and v are in the workspace, 2^16 times as large, so that the smallest float32 has all three; those of
+// P, made in registers, are too. The sums of a tile leave the tensor cores, which cut off where float32 rounds. There
+// are no registers for the next tile's scores beside them. Results are the portable kernel's to the bit.
 //
 // A hidden V that is not finite makes NaN of its zero P, and values near the end of their type may overflow in a sum
 // that is divided last. A result that is not finite is reported; the portable kernel then makes all of them again, with
@@ -25,13 +30,16 @@ class GroupForwardBlock {
  public:
   using Sizes = BlockSizes;
   using E = typename Sizes::Element;
+  using Operand = typename Sizes::Operand;
   using Shared = GroupForwardShared<Sizes>;
+  static constexpr bool kPieced = Sizes::kParts > 1;
   static constexpr int kDepth = Sizes::kDepth, kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
-  static constexpr int kTiles = 8;                                 ///< of 8 keys
-  static constexpr int kPart = kDepth < 128 ? kDepth : 128;        ///< channels of one product of values
+  static constexpr int kTiles = 8;                                  ///< of 8 keys
+  static constexpr int kPart = kDepth < 128 || kPieced ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
-  static constexpr bool kHeld = kDepth <= 128;     ///< Q is in registers
-  static constexpr bool kAhead = kDepth <= 128;    ///< the next scores are made beside this tile's O += P V
+  static constexpr bool kHeld = Sizes::kHeld;
+  static constexpr bool kAhead = kDepth <= 128 && !kPieced;  ///< the next scores are made beside this tile's O += P V
+  static constexpr int kPieceSize = 64 * kDepth;             ///< numbers of a tile's piece
 
   __device__ __forceinline__ GroupForwardBlock(const GroupForwardArgs& args, Shared& shared)
       : args_(args), shared_(shared) {}
@@ -58,7 +66,7 @@ class GroupForwardBlock {
 
  private:
   using Scores = float[kTiles][4];
-  using Weights = std::uint32_t[kTiles / 2][4];
+  using Weights = std::uint32_t[Sizes::kParts][kTiles / 2][4];
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
   /// This lane's first row of its query block; the second is 8 behind it.
@@ -67,9 +75,9 @@ class GroupForwardBlock {
 
   __device__ __forceinline__ void load_queries() {
     const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
-    const E* const from = shared_.q[group()] + row * 64;
+    const Operand* const from = shared_.q[group()] + row * 64;
 #pragma unroll
-    for (unsigned m = 0; m < kDepth / 16; ++m)
+    for (unsigned m = 0; m < Sizes::kParts * kDepth / 16; ++m)
       load_matrices(q_[m], from + m / 4 * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8);
   }
 
@@ -103,7 +111,7 @@ class GroupForwardBlock {
       float factor[2];
       score_products(s, stage_);
       if (finish(s, stage_, tile, factor)) rescale(factor);
-      pack<E>(p, s);
+      pack(p, s);
       if constexpr (kAhead) {
         for (;;) {
           int next = stage_;
@@ -122,14 +130,18 @@ class GroupForwardBlock {
           keep_results();
           release(shared_.values_empty[stage_]);
           if (raised) rescale(factor);
-          pack<E>(p, s);
+          pack(p, s);
           stage_ = next, parity_ = next_parity;
         }
       }
       shared_.values_full[stage_].wait(parity_);
-      issue_values(p, stage_);
-      products_wait_for<0>();
-      keep_results();
+      if constexpr (kPieced) {
+        add_values(p, stage_);
+      } else {
+        issue_values(p, stage_);
+        products_wait_for<0>();
+        keep_results();
+      }
       release(shared_.values_empty[stage_]);
       step(stage_, parity_);
     }
@@ -150,7 +162,9 @@ class GroupForwardBlock {
 
   /// Q K^T. Over 128 channels in two chains (products.cuh of the portable kernels says why).
   __device__ __forceinline__ void score_products(Scores& s, int stage) {
-    if constexpr (kHeld) {
+    if constexpr (kPieced) {
+      piece_scores(s, stage);
+    } else if constexpr (kHeld) {
       issue_scores(s, stage);
       products_wait_for<0>();
       keep(s);
@@ -177,15 +191,102 @@ class GroupForwardBlock {
     for (int m = 0; m < kDepth / 16; ++m) multiply<false>(s, q_[m], b + columns_from<64>(16 * m), m > 0, E());
     products_commit();
   }
+
+  /// The same in pieces, chains of 64 channels; PieceProducts of the portable kernels makes them so too, to the bit.
+  __device__ __forceinline__ void piece_scores(Scores& s, int stage) const {
+    constexpr int kChains = kDepth / kPieceTerms;
+    Scores high[kChains], small[kChains];
+    const auto b = describe_tile(shared_.k[stage], 0);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < kDepth / 16; ++m) {
+      const int chain = 16 * m / kPieceTerms, place = 16 * m % kPieceTerms;
+#pragma unroll
+      for (int n = 0; n < kSmallProducts; ++n)
+        multiply_pieces(small[chain], first_piece(n), second_piece(n), m, b, place + n > 0);
+      if (place < 16 * kLateChunk) multiply_pieces(high[chain], 0, 0, m, b, place > 0);
+      if (place + 16 < kPieceTerms) continue;
+#pragma unroll
+      for (int late = kPieceTerms / 16 - 1 - kLateChunk; late >= 0; --late)
+        multiply_pieces(small[chain], 0, 0, m - late, b, true);
+    }
+    products_commit();
+    products_wait_for<0>();
+#pragma unroll
+    for (int chain = 0; chain < kChains; ++chain) {
+      keep(high[chain]), keep(small[chain]);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float sum = high[chain][j][e] + small[chain][j][e];
+          s[j][e] = chain == 0 ? sum : s[j][e] + sum;
+        }
+    }
+  }
+  /// Channels 16m and on of a piece of Q and one of K.
+  __device__ __forceinline__ void multiply_pieces(Scores& s, int first, int second, int m, std::uint32_t keys,
+                                                  bool sum) const {
+    const auto b = keys + second * (kPieceSize * 2 / 16) + columns_from<64>(16 * m);
+    if constexpr (kHeld) {
+      multiply<false>(s, q_[first * (kDepth / 16) + m], b, sum, Operand());
+    } else {
+      const auto a = describe_tile(shared_.q[group()] + first * kPieceSize, 0) + columns_from<64>(16 * m);
+      multiply<false, false>(s, a, b, sum, Operand());
+    }
+  }
+  /// O += P V in pieces.
+  __device__ __forceinline__ void add_values(const Weights& p, int stage) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      float high[kPartTiles][4], small[kPartTiles][4];
+      const auto b = describe_tile(shared_.v[stage] + part * kPart * 64, 64 * 128);
+      products_begin();
+#pragma unroll
+      for (int m = 0; m < kTiles / 2; ++m) {
+#pragma unroll
+        for (int n = 0; n < kSmallProducts; ++n)
+          multiply<true>(small, p[first_piece(n)][m], b + second_piece(n) * (kPieceSize * 2 / 16) + rows_from(16 * m),
+                         m + n > 0, Operand());
+        if (m < kLateChunk) multiply<true>(high, p[0][m], b + rows_from(16 * m), m > 0, Operand());
+      }
+#pragma unroll
+      for (int m = kLateChunk; m < kTiles / 2; ++m)
+        multiply<true>(small, p[0][m], b + rows_from(16 * m), true, Operand());
+      products_commit();
+      products_wait_for<0>();
+      keep(high), keep(small);
+#pragma unroll
+      for (int j = 0; j < kPartTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_[part][j][e] += high[j][e] + small[j][e];
+    }
+  }
+
   __device__ __forceinline__ void issue_values(const Weights& p, int stage) {
     products_begin();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
       const auto b = describe_tile(shared_.v[stage] + n * kPart * 64, 64 * 128);
 #pragma unroll
-      for (int m = 0; m < kTiles / 2; ++m) multiply<true>(o_[n], p[m], b + rows_from(16 * m), true, E());
+      for (int m = 0; m < kTiles / 2; ++m) multiply<true>(o_[n], p[0][m], b + rows_from(16 * m), true, E());
     }
     products_commit();
+  }
+
+  /// From P to operands.
+  __device__ __forceinline__ static void pack(Weights& p, const Scores& s) {
+    if constexpr (kPieced) {
+#pragma unroll
+      for (int m = 0; m < kTiles / 2; ++m)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const float* const x = &s[2 * m + n / 2][n % 2 * 2];
+          split(x[0] * kPieceScale, x[1] * kPieceScale, p[0][m][n], p[1][m][n], p[2][m][n]);
+        }
+    } else {
+      cuda::pack<E>(p[0], s);
+    }
   }
 
   // --- From products to P --------------------------------------------------------------------------------------------
@@ -296,7 +397,7 @@ class GroupForwardBlock {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = s[j][2 * r + e];
-          x = exp2_approximately((x - shift) * unit);
+          x = kPieced ? expf((x - shift) * unit) : exp2_approximately((x - shift) * unit);
           sum[e] += x;
         }
       sum_[r] += sum[0] + sum[1];
@@ -344,7 +445,11 @@ class GroupForwardBlock {
       }
       zero += 0 * sum;
       if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
-      factor[r] = sum == 0 ? 0.0f : __fdividef(change, sum);
+      if constexpr (kPieced) {
+        divide(r, change, sum);
+      } else {
+        factor[r] = sum == 0 ? 0.0f : __fdividef(change, sum);
+      }
       store_statistics(static_cast<int>(row()) + 8 * r, largest, sum);
     }
 #pragma unroll
@@ -354,8 +459,36 @@ class GroupForwardBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) zero += 0 * o_[n][j][e];
     if (zero != zero) *args_.careful = 1;
-    rescale(factor);
-    store_results();
+    if constexpr (kPieced) {
+      store_plainly();
+    } else {
+      rescale(factor);
+      store_results();
+    }
+  }
+
+  /// Row r of a result in pieces.
+  __device__ __forceinline__ void divide(int r, float factor, float sum) {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n)
+#pragma unroll
+      for (int j = 0; j < kPartTiles; ++j)
+#pragma unroll
+        for (int e = 2 * r; e < 2 * r + 2; ++e) {
+          float& x = o_[n][j][e];
+          x = sum == 0 ? 0.0f : x * (1.0f / (kPieceScale * kPieceScale)) * factor / sum;
+        }
+  }
+  __device__ __forceinline__ void store_plainly() {
+    if constexpr (!kHeld) release(shared_.queries_empty);
+    if (block_ >= args_.query_blocks) return;
+    const auto& rows = args_.out;
+    float* const data = reinterpret_cast<float*>(rows.data) + b_ * rows.batch + h_ * rows.head;
+    const rules::Box box{origin_of(args_.queries, block_), args_.query_grid.extent, args_.query_grid.step};
+#pragma unroll
+    for (int n = 0; n < kParts; ++n)
+      store_float_rows(o_[n], rows, data + n * kPart * rows.channel, args_.d_v - n * kPart, box,
+                       args_.query_grid.size, static_cast<int>(row()), 1.0f, args_.careful);
   }
 
   __device__ __forceinline__ void store_results() {
@@ -368,7 +501,7 @@ class GroupForwardBlock {
 #pragma unroll
     for (unsigned n = 0; n < kParts; ++n) {
       std::uint32_t x[kPartTiles / 2][4];
-      pack<E>(x, o_[n]);
+      cuda::pack<E>(x, o_[n]);
 #pragma unroll
       for (unsigned m = 0; m < kPartTiles / 2; ++m)
         store_matrices(to + (n * (kPart / 64) + m / 4) * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);
@@ -405,7 +538,7 @@ class GroupForwardBlock {
   std::int32_t b_, h_, block_;
   int stage_ = 0;
   unsigned parity_ = 0;
-  std::uint32_t q_[kHeld ? kDepth / 16 : 1][4];
+  std::uint32_t q_[kHeld ? Sizes::kParts * kDepth / 16 : 1][4];
   float shift_[2], largest_[2], sum_[2];  // largest_ and sum_ of this lane's keys alone
   unsigned sees_;                         // bit r: row r sees a key
   float o_[kParts][kPartTiles][4];

@@ -29,9 +29,14 @@ GroupForwardKernel group_forward_kernel_of() {
 template <class E, bool kGeneral>
 GroupForwardKernel group_forward_kernel_of(int depth) {
   constexpr bool g = kGeneral;
-  if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, 64, g, 3, g ? 2 : 6, 152, 56, 4>>();
-  if (depth == 128) return group_forward_kernel_of<GroupForwardSizes<E, 128, g, 2, g ? 2 : 4, 232, 40, 4>>();
-  return group_forward_kernel_of<GroupForwardSizes<E, 256, g, 2, 2, 232, 40, 2>>();
+  if constexpr (std::is_same_v<E, float>) {
+    if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, 64, g, 2, g ? 2 : 3, 232, 40, 4>>();
+    return group_forward_kernel_of<GroupForwardSizes<E, 128, g, 2, 1, 232, 40, 4>>();
+  } else {
+    if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, 64, g, 3, g ? 2 : 6, 152, 56, 4>>();
+    if (depth == 128) return group_forward_kernel_of<GroupForwardSizes<E, 128, g, 2, g ? 2 : 4, 232, 40, 4>>();
+    return group_forward_kernel_of<GroupForwardSizes<E, 256, g, 2, 2, 232, 40, 2>>();
+  }
 }
 
 template <class E>

@@ -3,29 +3,42 @@
 // tile by tile, as far ahead as there are stages; also beyond a task's end.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/common/pieces.cuh"
 #include "cuda/hopper/forward_args.h"
+#include "cuda/hopper/pieces.h"
 #include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/walk.cuh"
 
 namespace anyflash::cuda {
 
+/// What products multiply: float32 numbers in pieces.
+template <class E>
+using OperandOf = std::conditional_t<std::is_same_v<E, float>, __nv_bfloat16, E>;
+
 /// blocks: query blocks of a task, each the work of a warpgroup. registers: of their threads, and of those that load.
 template <class E, int depth, bool general, int blocks, int stages, int registers, int loader_registers, int bias_bytes>
 struct GroupForwardSizes {
   using Element = E;
+  using Operand = OperandOf<E>;
+  static constexpr int kParts = std::is_same_v<E, float> ? kPieces : 1;  ///< operands that are the sum of a number
   static constexpr int kDepth = depth, kBlocks = blocks, kStages = stages, kRegisters = registers;
   static constexpr int kLoaderRegisters = loader_registers;
   static constexpr int kThreads = 128 * (blocks + 1);
   static constexpr bool kGeneral = general;              ///< scores need more than a positive scale
   static constexpr bool kApart = stages < 3 && depth <= 128;  ///< keys and values come and go each for themselves
   static constexpr int kBiasBytes = general ? bias_bytes : 0;  ///< of the largest type of a bias
-  static constexpr bool kOwnResults = depth <= 128;      ///< results leave through memory of their own; queries go on
+  /// Results leave through memory of their own, so that the next queries may come.
+  static constexpr bool kOwnResults = depth <= 128 && kParts == 1;
+  static constexpr bool kHeld = depth * kParts <= 192;   ///< Q is in registers
 };
 
 template <class Sizes>
 struct GroupForwardShared {
-  using E = typename Sizes::Element;
-  static constexpr int kBlocks = Sizes::kBlocks, kStages = Sizes::kStages, kTile = 64 * Sizes::kDepth;
+  using E = typename Sizes::Operand;
+  static constexpr int kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
+  static constexpr int kTile = 64 * Sizes::kDepth * Sizes::kParts;  ///< part by part
   static constexpr int kBias = 4096 * Sizes::kBiasBytes;
   static constexpr std::int32_t last = 1 << 30;
 
@@ -56,14 +69,17 @@ template <class Sizes>
 class GroupForwardLoader {
  public:
   using Shared = GroupForwardShared<Sizes>;
-  using E = typename Sizes::Element;
+  using E = typename Sizes::Operand;
   static constexpr int kDepth = Sizes::kDepth, kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
+  static constexpr bool kPieced = Sizes::kParts > 1;
+  static constexpr int kBytes = Shared::kTile * int(sizeof(E));  ///< of a tile
 
   __device__ __forceinline__ GroupForwardLoader(const GroupForwardArgs& args, Shared& shared)
       : args_(args), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
     std::int32_t task = blockIdx.x;  // the first ones; the others as they come
+    if (args_.late && *args_.careful != 0) task = args_.tasks;
     for (unsigned n = 0;; ++n) {
       shared_.queries_empty.wait(n % 2 ^ 1);
       if (task >= args_.tasks) {
@@ -90,7 +106,11 @@ class GroupForwardLoader {
       shared_.queries_full.arrive_and_expect(sizeof(shared_.q));
     }
     __syncwarp();
-    if (const auto w = lane_number(); w < kBlocks) {
+    if (const auto w = lane_number(); kPieced && w < kBlocks) {
+      const auto block = min(first_block_ + static_cast<std::int32_t>(w), args_.query_blocks - 1);
+      copy_pieces(shared_.q[w], 0, (std::int64_t{b_} * args_.heads + h_) * args_.query_blocks + block,
+                  shared_.queries_full);
+    } else if (w < kBlocks) {
       const auto origin = origin_of(args_.queries, first_block_ + w);
 #pragma unroll
       for (int c = 0; c < kDepth; c += 64)
@@ -99,7 +119,6 @@ class GroupForwardLoader {
   }
 
   __device__ __forceinline__ void load_tiles() {
-    constexpr int kBytes = 64 * kDepth * int(sizeof(E));
     const auto& group = group_of(args_, b_, h_);
     const auto key_head = h_ / args_.group_heads;
     const auto& list = group.keys_of_query_block;
@@ -115,14 +134,22 @@ class GroupForwardLoader {
       (Sizes::kApart ? shared_.keys_empty : shared_.values_empty)[stage_].wait(parity_ ^ 1);
       auto &keys_full = shared_.keys_full[stage_], &values_full = shared_.values_full[stage_];
       if (block < 0) break;
+      const auto load = [&](E* to, const RowMap& map, int n, Barrier& full) {
+        if constexpr (kPieced) {
+          const auto heads = args_.heads / args_.group_heads;
+          copy_pieces(to, n, (std::int64_t{b_} * heads + key_head) * args_.keys.blocks + block, full);
+        } else {
+          copy(to, map, origin, key_head, full);
+        }
+      };
       const auto load_values = [&] {
         values_full.arrive_and_expect(kBytes);
-        copy(shared_.v[stage_], args_.v_map, origin, key_head, values_full);
+        load(shared_.v[stage_], args_.v_map, 2, values_full);
       };
       if (leads()) {
         shared_.tile[stage_] = static_cast<std::int32_t>(visits | partial << 8);
         keys_full.arrive_and_expect(kBytes + __popc(partial) * 512 + __popc(visits) * bias_copies * 8192);
-        copy(shared_.k[stage_], args_.k_map, origin, key_head, keys_full);
+        load(shared_.k[stage_], args_.k_map, 1, keys_full);
         if constexpr (!Sizes::kApart) load_values();
       }
       __syncwarp();
@@ -152,6 +179,10 @@ class GroupForwardLoader {
   __device__ __forceinline__ void copy(E* to, const RowMap& rows, Int3 origin, std::int32_t head, Barrier& full) const {
 #pragma unroll
     for (int c = 0; c < kDepth; c += 64) copy_rows(to + c * 64, rows, c, origin, head, b_, full);
+  }
+  /// A block of q, k or v by its number, as pieces.h has it.
+  __device__ __forceinline__ void copy_pieces(E* to, int n, std::int64_t block, Barrier& full) const {
+    copy_bytes(to, args_.pieces[n] + block * kBytes, kBytes, full);
   }
   __device__ __forceinline__ void load_bias(int w, std::int32_t key_block, int copies, Barrier& full) const {
     const auto query = args_.bias.query != 0 ? (first_block_ + w) * 64 : 0;

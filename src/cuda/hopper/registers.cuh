@@ -1,9 +1,8 @@
 // Between results of products in registers and operands of the next, and places in swizzled tiles.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/hopper/transposed_products.cuh"
+#include "cuda/portable/rows.cuh"
 
 namespace anyflash::cuda {
 
@@ -15,24 +14,44 @@ __device__ __forceinline__ constexpr std::uint32_t columns_from(int c) {
 /// The same of rows.
 __device__ __forceinline__ constexpr std::uint32_t rows_from(int r) { return r * 128 / 16; }
 
-template <class E>
-__device__ __forceinline__ std::uint32_t pair(float a, float b) {
-  if constexpr (std::is_same_v<E, __half>) {
-    const __half2 x = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const std::uint32_t*>(&x);
-  } else {
-    const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const std::uint32_t*>(&x);
-  }
-}
-
 /// From results of products to operands.
 template <class E, int kTiles>
 __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const float (&x)[kTiles][4]) {
 #pragma unroll
   for (int m = 0; m < kTiles / 2; ++m)
 #pragma unroll
-    for (int n = 0; n < 4; ++n) to[m][n] = pair<E>(x[2 * m + n / 2][n % 2 * 2], x[2 * m + n / 2][n % 2 * 2 + 1]);
+    for (int n = 0; n < 4; ++n)
+      to[m][n] = packed_pair(x[2 * m + n / 2][n % 2 * 2], x[2 * m + n / 2][n % 2 * 2 + 1], E());
+}
+
+/// A lane's two rows of results of products, `row` and the one 8 behind it of a box, become float32 rows that may lie
+/// anyhow. Sets `careful` if one is not finite.
+template <int kTiles>
+__device__ __forceinline__ void store_float_rows(const float (&x)[kTiles][4], const Rows& rows, float* data,
+                                                 int channels, const rules::Box& box, rules::Int3 size, int row,
+                                                 float factor, std::int32_t* careful) {
+  const bool pairs = rows.vectors && channels % 2 == 0;
+  float zero = 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) zero += 0 * x[j][2 * r] + 0 * x[j][2 * r + 1];
+    const auto c = entry_of(box, row + 8 * r);
+    if (!rules::inside(c, size)) continue;
+    float* const to = data + c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      const int channel = 8 * j + 2 * static_cast<int>(lane_number() % 4);
+      const float a = x[j][2 * r] * factor, b = x[j][2 * r + 1] * factor;
+      if (pairs && channel < channels) {
+        *reinterpret_cast<float2*>(to + channel) = make_float2(a, b);
+      } else {
+        if (channel < channels) to[channel * rows.channel] = a;
+        if (channel + 1 < channels) to[(channel + 1) * rows.channel] = b;
+      }
+    }
+  }
+  if (zero != zero) *careful = 1;
 }
 
 }  // namespace anyflash::cuda

@@ -66,7 +66,9 @@ RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, Parts& part
   terms.lse = parts.take<void>(row_bytes);
   terms.delta = parts.take<void>(row_bytes);
   terms.dlse = parts.take<void>(row_bytes);
+  terms.rest = parts.take<void>(row_bytes);
   terms.live = parts.take<std::uint64_t>(blocks * 8);
+  terms.far = parts.take<std::uint64_t>(blocks * 8);
   terms.sink = parts.take<double>(problem.dsink.given() ? blocks * 8 : 0);
   return terms;
 }
@@ -169,15 +171,25 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   auto args = args_of(problem, plan);
   const auto tasks = tasks_of(problem, kernels, args);
   check_tasks(double(tasks.keys) + double(tasks.queries) + double(tasks.bias));
-  check_tasks(double(query_blocks(problem, plan)));
+  const auto blocks = query_blocks(problem, plan);
+  check_tasks(double(blocks));
   allow_shared_memory(kernels.terms, kernels.terms_bytes, problem.device.index);
   allow_shared_memory(kernels.gradients, kernels.gradients_bytes, problem.device.index);
+  allow_shared_memory(kernels.rests, kernels.gradients_bytes, problem.device.index);
 
   DevicePlan masks(problem, plan, stream);
   args.groups = masks.groups();
   const StreamMemory memory(backward_workspace(problem, plan), stream);
   Parts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
+  const auto find_terms = [&](BackwardArgs& of) {
+    if (blocks > 0) launch(kernels.terms, blocks, kernels.threads, kernels.terms_bytes, &of, stream);
+  };
+  const auto find_rests = [&](BackwardArgs& of) {
+    if (blocks > 0)
+      launch(kernels.rests, launched_blocks(blocks, true, problem.device), kernels.threads, kernels.gradients_bytes,
+             &of, stream);
+  };
   const auto make = [&](std::int64_t keys, std::int64_t queries, std::int64_t bias, const std::int32_t* only_if) {
     args.key_tasks = keys, args.query_tasks = queries, args.tasks = keys + queries + bias, args.only_if = only_if;
     if (args.tasks > 0)
@@ -187,9 +199,10 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   GroupBackwardResult groups{};
   if (group_backward_serves(problem, plan, args))
     groups = group_backward(problem, plan, args, masks, parts.take<char>(group_backward_workspace(problem, plan)),
-                            stream);
+                            {find_terms, find_rests}, stream);
   if (!groups.made) {
-    launch(kernels.terms, query_blocks(problem, plan), kernels.threads, kernels.terms_bytes, &args, stream);
+    find_terms(args);
+    find_rests(args);
     make(tasks.keys, tasks.queries, tasks.bias, nullptr);
   } else {
     if (!groups.made_bias) make(0, 0, tasks.bias, nullptr);

@@ -3,6 +3,7 @@
 // A block of threads holds kRows rows of one side and walks the plan's runs of the other side's blocks, kColumns rows
 // at a time. With X the own rows and Y the other ones, first q or k, second dout or v:
 //   S = X1 Y1^T and dP = X2 Y2^T (products.cuh), from them P = exp(S - lse) and dS = P (dP - delta + dlse);
+//   (a large lse is rounded: backward_rests.cuh);
 //   the own side's gradients:  first += dS Y1, and of keys also second += P Y2.
 // So dk and dv of a key block, over all queries and query heads that see it, and dq of a query block are the same code
 // with the sides changed over. Nothing is added across blocks of threads: no atomics, no buffer for dq, the same bits
@@ -50,7 +51,7 @@ class GradientBlock {
     return Sizes::kResident ? 1 : 1 + (args.channels[1] + kDepth - 1) / kDepth;
   }
 
- private:
+ protected:
   using Tile = T[kSlots][kTiles][2];
   using Stage = typename Shared::Stage;
   struct Step;
@@ -69,13 +70,15 @@ class GradientBlock {
       __syncthreads();
       open_entry(!held || role_ == Role::bias);
       held = true;
-      walk_runs(careful);
+      walk_runs([&](const Step& step, const Walk<kColumns>& walk) { visit(step, walk, careful); });
     }
     return !__syncthreads_or(not_a_number());
   }
 
-  /// The steps of an entry, each loaded while the one before is worked on, if there are two stages.
-  __device__ __forceinline__ void walk_runs(bool careful) {
+  /// visit(step, its walk): the steps of an entry, each loaded while the one before is worked on, if there are two
+  /// stages.
+  template <class Visit>
+  __device__ __forceinline__ void walk_runs(const Visit& visit) {
     Walk<kColumns> coming(shared_), walk = coming;
     int stage = 0;
     for (bool loaded = false;;) {
@@ -90,7 +93,7 @@ class GradientBlock {
       }
       if (Sizes::kStages == 1 || loaded) {
         const int at = Sizes::kStages == 1 ? stage : stage ^ 1;
-        visit({shared_.stages[at], walk.block, walk.first(), walk.kind != TileClass::full}, walk, careful);
+        visit({shared_.stages[at], walk.block, walk.first(), walk.kind != TileClass::full}, walk);
       }
       if (!coming.more()) break;
       walk = coming;
@@ -195,10 +198,11 @@ class GradientBlock {
         (std::int64_t{shared_.task.b} * args_.sides[queries].heads + shared_.task.h) * args_.sides[queries].blocks +
         query_block;
     constexpr int kNumbers = 16 / sizeof(T), kChunks = 64 / kNumbers;
-    for (int i = threadIdx.x; i < 3 * kChunks; i += kThreads) {
+    for (int i = threadIdx.x; i < 4 * kChunks; i += kThreads) {
       const auto* const from = static_cast<const T*>(i < kChunks       ? args_.terms.lse
                                                      : i < 2 * kChunks ? args_.terms.delta
-                                                                       : args_.terms.dlse);
+                                                     : i < 3 * kChunks ? args_.terms.dlse
+                                                                       : args_.terms.rest);
       copy_16(&stage.terms[0][0] + i * kNumbers, from + at * 64 + i % kChunks * kNumbers);
     }
     if (threadIdx.x == 0) copy_8(&stage.live, args_.terms.live + at);
@@ -275,9 +279,9 @@ class GradientBlock {
     const E* const own = shared_.own[at];
     E* const other = step.stage.tiles[at];
     if (Products::swaps && own_ == keys) {
-      Products::template scores<kRows, kDepth, true>(x, own, other);
+      Products::template scores<kRows, kDepth, true>(x, own, other, careful);
     } else {
-      Products::template scores<kRows, kDepth>(x, own, other);
+      Products::template scores<kRows, kDepth>(x, own, other, careful);
     }
     if (!careful || Products::exact_infinities) return;
     mark_not_finite<Products, OtherTile, kColumns, kDepth, false>(other, shared_.not_finite[at]);
@@ -306,7 +310,7 @@ class GradientBlock {
       };
       add_not_finite(sum, weights, not_finite, sees, row_at, value);
     }
-    Products::template values<OtherTile>(sum, weights, tile);
+    Products::template values<OtherTile>(sum, weights, tile, careful);
   }
 
   /// What slot i of this lane sees of the other side's block, and has a gradient.
@@ -316,24 +320,30 @@ class GradientBlock {
     return step.stage.live >> (shared_.task.first_row + row_of(i)) & 1 ? word : 0;
   }
 
+  /// Products become scores, but for their scale, where they need more than that. derivatives: the soft cap's.
+  __device__ __forceinline__ void finish(Tile& s, T (&derivatives)[kSlots][2 * kTiles], const Step& step) const {
+    if (!args_.general) return;
+    T scores[kSlots][2 * kTiles];
+    int rows[kSlots];
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      rows[i] = row_of(i);
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) scores[i][n] = s[i][n / 2][n % 2];
+    }
+    finish_scores<Shared, T, kSlots, kTiles>(args_, shared_, step.stage, rows, scores, derivatives);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = scores[i][n];
+  }
+  /// Of what finish() leaves.
+  __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(args_.scale); }
+
   /// s becomes P, dp becomes dS; 0 where the mask hides the pair, whatever was there.
   __device__ __forceinline__ void weigh(Tile& s, Tile& dp, const Step& step) {
     T derivatives[kSlots][2 * kTiles];  // in memory, used where there is a soft cap
-    if (args_.general) {
-      T scores[kSlots][2 * kTiles];
-      int rows[kSlots];
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) {
-        rows[i] = row_of(i);
-#pragma unroll
-        for (int n = 0; n < 2 * kTiles; ++n) scores[i][n] = s[i][n / 2][n % 2];
-      }
-      finish_scores<Shared, T, kSlots, kTiles>(args_, shared_, step.stage, rows, scores, derivatives);
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i)
-#pragma unroll
-        for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = scores[i][n];
-    }
+    finish(s, derivatives, step);
     own_ == queries ? weigh_pairs<true>(s, dp, step) : weigh_pairs<false>(s, dp, step);
     if (args_.softcap > 0 && role_ != Role::bias) {
 #pragma unroll
@@ -355,7 +365,7 @@ class GradientBlock {
 
   template <bool kOwnQueries>
   __device__ __forceinline__ void weigh_pairs(Tile& s, Tile& dp, const Step& step) const {
-    const T scale = args_.general ? T(1) : static_cast<T>(args_.scale);
+    const T scale = this->scale();
     const int first_row = shared_.task.first_row;
 #pragma unroll
     for (int n = 0; n < 2 * kTiles; ++n)
@@ -364,7 +374,7 @@ class GradientBlock {
         const int query =
             kOwnQueries ? first_row + row_of(i) : step.first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         T &p = s[i][n / 2][n % 2], &ds = dp[i][n / 2][n % 2];
-        const T x = rounded_product(p, scale) - step.stage.terms[0][query];
+        const T x = rounded_product(p, scale) - step.stage.terms[0][query] - step.stage.terms[3][query];
         // A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
         p = exponential(x > T(0) ? T(0) : x);
         ds = p * (ds - step.stage.terms[1][query] + step.stage.terms[2][query]);

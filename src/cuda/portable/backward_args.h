@@ -20,9 +20,16 @@ struct BackwardSide {
 /// r. In the workspace, in the type that is computed in.
 struct RowTerms {
   void *lse, *delta, *dlse;  ///< delta = dO . O
+  void* rest;                ///< what lse lacks of the true one; 0 where it is small enough to be exact
   std::uint64_t* live;       ///< of each query block: the rows that have a gradient, those inside with lse > -inf
+  std::uint64_t* far;        ///< of each query block: the rows whose rest has to be found (backward_rests.cuh)
   double* sink;              ///< of each query block: its share of dsink
+  std::int32_t* any_far;     ///< becomes 1 if there is such a row; null: nobody asks
 };
+
+/// From here on, either way, P = exp(S - lse) may be off by the rounding of lse: it is summed first.
+template <class E>
+constexpr float kFarLse = sizeof(E) == 2 ? 1024 : 32;
 
 struct BackwardArgs {
   BackwardSide sides[2];  // queries, keys

@@ -6,8 +6,8 @@
 namespace anyflash::cuda {
 
 struct BackwardKernels {
-  const void *terms, *gradients;              ///< numbers of query rows; then all gradients
-  int threads, terms_bytes, gradients_bytes;  ///< bytes of shared memory
+  const void *terms, *rests, *gradients;      ///< numbers of query rows; those that are rarely needed; all gradients
+  int threads, terms_bytes, gradients_bytes;  ///< bytes of shared memory, the last of `rests` too
   int rows;                                   ///< of a block's own side
   int depth;                                  ///< channels of a tile
   bool resident;                              ///< a block of threads makes both gradients of its keys

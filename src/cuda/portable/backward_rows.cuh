@@ -25,7 +25,7 @@ class RowTermsBlock {
     alignas(Products::alignment) E out[OutTile::kSize];
     T delta[64];
     double sink[64];
-    unsigned long long live;
+    unsigned long long live, far;
   };
 
   __device__ __forceinline__ RowTermsBlock(const BackwardArgs& args, Shared& shared) : args_(args), shared_(shared) {
@@ -40,12 +40,12 @@ class RowTermsBlock {
     for (int first_row = 0; first_row < 64; first_row += kRows)
 #pragma unroll 1
       for (int first = 0; first < kRows; first += kColumns) multiply(first_row, first);
-    if (threadIdx.x == 0) shared_.live = 0;
+    if (threadIdx.x == 0) shared_.live = shared_.far = 0;
     __syncthreads();
     for (int row = threadIdx.x; row < 64; row += kThreads) store(row);
     __syncthreads();
     if (threadIdx.x != 0) return;
-    args_.terms.live[blockIdx.x] = shared_.live;
+    args_.terms.live[blockIdx.x] = shared_.live, args_.terms.far[blockIdx.x] = shared_.far;
     if (!args_.terms.sink) return;
     double sum = 0;
     for (int row = 0; row < 64; ++row) sum += shared_.sink[row];
@@ -65,6 +65,10 @@ class RowTermsBlock {
       __syncthreads();
       T part[kSlots][kTiles][2];
       Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out);
+      if constexpr (!Products::exact_infinities) {
+        if (__syncthreads_or(holds_nan(part)))
+          Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
+      }
       chunk == 0 ? copy(sum, part) : add(sum, part);
     }
 #pragma unroll
@@ -74,6 +78,15 @@ class RowTermsBlock {
         const int row = Products::template row_of<kSlots>(i), column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         if (row == first + column) shared_.delta[first_row + row] = sum[i][n / 2][n % 2];
       }
+  }
+
+  __device__ __forceinline__ static bool holds_nan(const T (&x)[kSlots][kTiles][2]) {
+    bool holds = false;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) holds |= x[i][n / 2][n % 2] != x[i][n / 2][n % 2];
+    return holds;
   }
 
   template <class To, int kCount>
@@ -111,6 +124,7 @@ class RowTermsBlock {
         lse = 0;
       } else {
         atomicOr(&shared_.live, 1ull << row);
+        if (abs(lse) >= T(kFarLse<E>)) atomicOr(&shared_.far, 1ull << row);
         if (args_.dlse.data) dlse = read(args_.dlse);
         if (args_.terms.sink) {
           const auto logit = read_number<T>(args_.sink, h_ * args_.sink.head);
@@ -122,6 +136,7 @@ class RowTermsBlock {
     static_cast<T*>(args_.terms.lse)[at] = lse;
     static_cast<T*>(args_.terms.delta)[at] = delta;
     static_cast<T*>(args_.terms.dlse)[at] = dlse;
+    static_cast<T*>(args_.terms.rest)[at] = 0;
     shared_.sink[row] = sink;
   }
 

@@ -111,10 +111,10 @@ struct GradientShared {
   /// What comes in for a step.
   struct Stage {
     alignas(Products::alignment) E tiles[kHeld][OtherTile::kSize];
-    alignas(16) T terms[3][64];  // lse, delta and dlse of the step's query block
+    alignas(16) T terms[4][64];  // lse, delta, dlse and rest of the step's query block
     Word live;                   // its rows that have a gradient
     Word words[Sizes::kRows];    // of a partial tile
-    // Where scores need more than a scale: coordinates of its rows, and where biases lie, -1: does not exist.
+    // Where scores need more than a scale: coordinates of its rows, and where biases lie, perhaps nowhere.
     std::int32_t at[3][Sizes::kColumns];
     std::int64_t bias[Sizes::kColumns];
   };
@@ -185,7 +185,7 @@ __device__ __noinline__ void find_extras(const BackwardArgs& args, const Program
     Int3 c;
     const bool exists = rows.coordinate(row, c);
     bias[row] = exists ? rules::flat_index(c, grid.size) * (side == queries ? args.bias.query : args.bias.key)
-                       : std::int64_t{-1};
+                       : nowhere;
     rules::Coordinate x{};
     if (exists) x = side == queries ? rules::query_coordinate(program, c) : rules::key_coordinate(program, c);
     for (int n = 0; n < 3; ++n) at[n][row] = static_cast<std::int32_t>(x[n]);
@@ -221,7 +221,7 @@ __device__ __noinline__ void store_bias(const BackwardArgs& args, const Shared& 
     const BlockRows rows{box_of(args.sides[side].grid, args.sides[side].plain, block), args.sides[side].grid.size,
                          entry};
     Int3 c;
-    if (!rows.coordinate(0, c)) return std::int64_t{-1};
+    if (!rows.coordinate(0, c)) return nowhere;
     return rules::flat_index(c, args.sides[side].grid.size) * (side == queries ? args.dbias.query : args.dbias.key);
   };
   const int rows = own_whole ? 1 : kRows, columns = other_whole ? 1 : 64;
@@ -229,7 +229,7 @@ __device__ __noinline__ void store_bias(const BackwardArgs& args, const Shared& 
     const int row = i / columns, column = i % columns;
     const auto own_at = own_whole ? 0 : place(task.own, task.block, task.first_row + row);
     const auto other_at = other_whole ? 0 : place(static_cast<Side>(1 - task.own), task.other_block, column);
-    if (own_at < 0 || other_at < 0) continue;
+    if (own_at == nowhere || other_at == nowhere) continue;
     double all = 0;  // of sums of rows: one long sum would round more
     for (int r = row; r < (own_whole ? kRows : row + 1); ++r) {
       double of_row = 0;

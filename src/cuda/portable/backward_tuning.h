@@ -35,7 +35,7 @@ template <> struct GradientTiles<2, 128, Tiling::small> : GradientSizes<2, 4, 32
 template <> struct GradientTiles<2, 256, Tiling::small> : GradientSizes<2, 4, 32, 256> {};
 
 template <> struct GradientTiles<4,  64, Tiling::large> : GradientSizes<4, 2, 16,  64, 2, 4> {};
-template <> struct GradientTiles<4, 128, Tiling::large> : GradientSizes<4, 2, 32, 128, 1, 2, false> {};
+template <> struct GradientTiles<4, 128, Tiling::large> : GradientSizes<2, 4, 32, 128, 1, 3, false> {};
 template <> struct GradientTiles<4, 256, Tiling::large> : GradientSizes<2, 4, 32, 256, 1, 2> {};
 template <> struct GradientTiles<4,  64, Tiling::small> : GradientSizes<2, 4, 32,  64> {};
 template <> struct GradientTiles<4, 128, Tiling::small> : GradientSizes<2, 2, 16, 128> {};

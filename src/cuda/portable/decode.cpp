@@ -4,10 +4,13 @@
 #include <algorithm>
 
 #include "cuda/common/device.h"
+#include "cuda/common/late_masks.h"
 #include "cuda/common/memory.h"
+#include "cuda/hopper/decode.h"
 #include "cuda/portable/decode_args.h"
 #include "cuda/portable/decode_kernels.h"
 #include "cuda/portable/launch.h"
+#include "rules/words.h"
 
 namespace anyflash::cuda {
 namespace {
@@ -29,16 +32,22 @@ DecodeKernels kernels_of(ElementType type, DecodeKind kind) {
   }
 }
 
-DecodeKernels kernels_of(const Problem& problem) {
+DecodeKernels kernels_of(const Problem& problem, bool plain) {
   const int depth = padded_depth(problem);
 #if !defined(ANYFLASH_CUDA_SMALL_TILES)
   const auto& facts = facts_of(problem.device);
-  const bool wide = element_size(problem.type) == 2 && depth <= 128 && rows_of(problem) > 16;
-  const auto large = kernels_of(problem.type, {depth, wide ? DecodeTiling::wide : DecodeTiling::large});
-  if (facts.major >= 8 && large.shared_bytes <= facts.shared_bytes) return large;
+  const auto rows = rows_of(problem);
+  const bool half = element_size(problem.type) == 2;
+  const auto tiling = half && plain && rows <= 8          ? DecodeTiling::narrow
+                      : half && depth <= 128 && rows > 16 ? DecodeTiling::wide
+                                                          : DecodeTiling::large;
+  const auto kernels = kernels_of(problem.type, {depth, tiling});
+  if (facts.major >= 8 && kernels.shared_bytes <= facts.shared_bytes) return kernels;
 #endif
   return kernels_of(problem.type, {depth, DecodeTiling::small});
 }
+
+std::int64_t number_bytes(const Problem& problem) { return problem.type == ElementType::float64 ? 8 : 4; }
 
 /// Parts, and key blocks of each: by what the masks show, or by the sizes alone where masks differ in the batch, since
 /// results must not depend on what else is in it.
@@ -52,16 +61,74 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
     for (const auto& run : plan.groups[0].keys_of_query_block.runs) blocks += run.count;
   if (blocks == 0) blocks = plan.key_grid.count();
   const auto block_bytes = static_cast<std::int64_t>(64 * (problem.d_qk + problem.d_v) * element_size(problem.type));
-  const auto part_blocks = std::max((kPartBytes + block_bytes - 1) / block_bytes,
-                                    (blocks + DecodeArgs::most_parts - 1) / DecodeArgs::most_parts);
+  const auto bytes = blocks * block_bytes;
+  const auto part_bytes =
+      std::max({std::int64_t{kPartBytes}, kPartBlocks * block_bytes, bytes * problem.heads_kv / kPartsOfEntry,
+                kPartResults * rows_of(problem) * problem.d_v * number_bytes(problem)});
+  const auto parts = std::min<std::int64_t>((bytes + part_bytes - 1) / part_bytes, DecodeArgs::most_parts);
+  const auto part_blocks = (blocks + parts - 1) / parts;
   return {(blocks + part_blocks - 1) / part_blocks, part_blocks};
 }
-
-std::int64_t number_bytes(const Problem& problem) { return problem.type == ElementType::float64 ? 8 : 4; }
 
 /// Bytes of what the parts leave: of their results, without their statistics.
 std::int64_t result_bytes(const Problem& problem, const Cut& cut) {
   return problem.batch * problem.heads_kv * cut.parts * rows_of(problem) * problem.d_v * number_bytes(problem);
+}
+
+/// The program of a mask, which batch entries without keys do not have.
+const rules::Program& program_of(const ExecutionPlan& plan) {
+  for (const auto& group : plan.groups)
+    if (rules::volume(group.program.k_size()) > 0) return group.program;
+  return plan.groups[0].program;
+}
+
+/// Does every query see all keys that its batch entry has?
+bool sees_all(const Problem& problem, const ExecutionPlan& plan) {
+  const auto& program = program_of(plan);
+  const auto all = [&](const rules::Atom& atom) {
+    return atom.kind == rules::AtomKind::causal && !atom.negated && problem.queries() == 1 &&
+           problem.align == Align::none_end;
+  };
+  return !program.has_documents && program.conjunction &&
+         std::all_of(program.atoms, program.atoms + program.atom_count, all);
+}
+
+/// Do all queries see the same key blocks, one behind the other, and all keys of each but few? They are noted.
+bool find_blocks(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& args) {
+  const auto& group = plan.groups[0];
+  const auto& program = group.program;
+  const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
+                                  [](const rules::Atom& atom) { return atom.data != nullptr; });
+  // Whatever could differ in a batch takes the other kernel in every batch.
+  if (plan.late || problem.key_lengths.given() || program.has_documents || tables) return false;
+  int partial = 0;
+  args.first_block = args.end_block = 0, args.partial[0] = args.partial[1] = -1;
+  for (const auto& run : group.keys_of_query_block.runs) {
+    if (args.end_block == 0) args.first_block = args.end_block = run.first;
+    if (run.first != args.end_block) return false;
+    args.end_block += run.count;
+    if (run.kind == TileClass::full) continue;
+    if (run.count > 1 || args.queries > 1 || partial == DecodeArgs::partial_blocks) return false;
+    args.partial[partial] = run.first;
+    args.words[partial++] = rules::word(program, {{0, 0, 0}}, plan.key_grid.box(run.first));
+  }
+  return true;
+}
+
+/// What the kernels are told of the keys that there are.
+void find_keys(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& args) {
+  args.keys = plan.late ? static_cast<std::int32_t>(problem.keys()) : plan.groups[0].program.axis[2].k_size;
+  args.by_length = sees_all(problem, plan);
+  args.length_in_mask = !plan.late && plan.batch_groups > 1;
+  args.lengths = integers_of(plan.late ? problem.key_lengths : TensorView());
+}
+
+/// Is the call one for the kernel of plain calls? Then its key blocks are noted.
+bool is_plain(const Problem& problem, const ExecutionPlan& plan, const DecodeKernels& kernels, DecodeArgs& args) {
+  const auto& call = args.call;
+  return !args.general && call.k.vectors && call.v.vectors && call.whole_channels &&
+         (!call.paged || call.pages.page_size % kernels.keys == 0) &&
+         (args.by_length || find_blocks(problem, plan, args));
 }
 
 }  // namespace
@@ -69,6 +136,10 @@ std::int64_t result_bytes(const Problem& problem, const Cut& cut) {
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
   return problem.dimensions == 1 && rows_of(problem) <= most_rows && plan.head_groups == 1 &&
          plan.query_grid.count() == 1 && plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
+}
+
+bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general) {
+  return plan.late && !general && sees_all(problem, plan);
 }
 
 std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan) {
@@ -80,24 +151,39 @@ std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan)
 
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
             cudaStream_t stream) {
-  const auto kernels = kernels_of(problem);
   const auto cut = cut_of(problem, plan);
-  DecodeArgs args{call, general, 0, 0, 0, 0, 0, nullptr, nullptr};
+  BulkDecodeArgs args{};
+  args.call = call, args.general = general;
   args.queries = static_cast<std::int32_t>(problem.queries());
   args.rows = static_cast<std::int32_t>(rows_of(problem));
+  find_keys(problem, plan, args);
+  auto kernels = kernels_of(problem, false);
+  const bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
+  const bool bulk = plain && take_bulk_decode(problem, args, kernels);
+  if (plain && !bulk) kernels = kernels_of(problem, true);
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;
   args.parts = static_cast<std::int32_t>(cut.parts), args.part_blocks = static_cast<std::int32_t>(cut.part_blocks);
   args.call.value_parts = static_cast<std::int32_t>((problem.d_v + kernels.values - 1) / kernels.values);
   const StreamMemory memory(decode_workspace(problem, plan), stream);
-  if (args.parts > 1) args.results = memory.get(), args.statistics = memory.get() + result_bytes(problem, cut);
+  const bool captured = capturing(stream);
+  if (args.parts > 1) {
+    args.results = memory.get(), args.statistics = args.results + result_bytes(problem, cut);
+  }
   const auto tasks = double(problem.batch) * double(problem.heads_kv) * double(args.parts) * args.row_parts *
                      args.call.value_parts;
   const auto rows = double(problem.batch) * double(problem.heads_q) * args.queries;
-  check_tasks(std::max(tasks, rows));
-  allow_shared_memory(kernels.parts, kernels.shared_bytes, problem.device.index);
-  launch(kernels.parts, static_cast<std::int64_t>(tasks), kernels.threads, kernels.shared_bytes, &args, stream);
+  check_tasks(std::max(tasks, rows) + 0x10000);  // blocks of threads count on beyond the last one
+  args.tasks = static_cast<std::int32_t>(tasks);
+  const auto* const parts = plain ? kernels.plain : kernels.parts;
+  allow_shared_memory(parts, kernels.shared_bytes, problem.device.index);
+  const auto& facts = facts_of(problem.device);
+  const auto at_once = std::int64_t{facts.multiprocessors} * kernels.blocks;
+  const bool early = facts.major >= 9;
+  // Not in a graph: what stands in front of it there may be no kernel.
+  const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
+  launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream,
+         early && !captured);
   if (args.parts > 1) {
-    const bool early = facts_of(problem.device).major >= 9;
     launch(kernels.join, static_cast<std::int64_t>(rows), DecodeKernels::join_threads, 0, &args, stream, early);
   }
 }

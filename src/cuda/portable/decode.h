@@ -10,10 +10,14 @@ namespace anyflash::cuda {
 
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan);
 
+/// Are there no masks but lengths in device memory, which the kernels read themselves?
+bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general);
+
 /// Bytes that the call works in.
 std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan);
 
-/// Queues the call. call: as for the forward kernel, with the masks. general: scores need more than a positive scale.
+/// Queues the call. call: as for the forward kernel, with the masks if it needs them. general: scores need more than a
+/// positive scale.
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
             cudaStream_t stream);
 

@@ -1,8 +1,12 @@
 // The kernels of few queries, and the table of those of one element type.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/portable/decode.cuh"
+#include "cuda/portable/decode_join.cuh"
 #include "cuda/portable/decode_kernels.h"
+#include "cuda/portable/decode_plain.cuh"
 
 namespace anyflash::cuda {
 
@@ -19,12 +23,13 @@ __host__ __device__ constexpr bool decode_offered(DecodeTiling tiling) {
 #endif
 }
 
-template <class E, int kDepth, DecodeTiling tiling>
+template <class E, int kDepth, DecodeTiling tiling, bool kPlain>
 __global__ void __launch_bounds__(DecodeTiles<sizeof(E), kDepth, tiling>::kThreads,
                                   DecodeTiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     decode_kernel(const __grid_constant__ DecodeArgs args) {
   if constexpr (decode_offered(tiling)) {
-    using Block = DecodeBlock<E, DecodeTiles<sizeof(E), kDepth, tiling>>;
+    using Sizes = DecodeTiles<sizeof(E), kDepth, tiling>;
+    using Block = std::conditional_t<kPlain, PlainDecodeBlock<E, Sizes>, DecodeBlock<E, Sizes>>;
     extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
   } else {
@@ -42,17 +47,28 @@ DecodeKernels decode_kernels_of() {
   using Sizes = DecodeTiles<sizeof(E), kDepth, tiling>;
   using Shared = DecodeShared<E, Sizes>;
   static_assert(tiling != DecodeTiling::small || sizeof(Shared) <= 64 << 10, "for 64 KB of shared memory");
-  return {reinterpret_cast<const void*>(&decode_kernel<E, kDepth, tiling>),
+  const void *parts = nullptr, *plain = nullptr;
+  if constexpr (tiling != DecodeTiling::narrow)
+    parts = reinterpret_cast<const void*>(&decode_kernel<E, kDepth, tiling, false>);
+  if constexpr (tiling != DecodeTiling::small)
+    plain = reinterpret_cast<const void*>(&decode_kernel<E, kDepth, tiling, true>);
+  return {parts,
+          plain,
+          Sizes::kKeys,
           Sizes::kRows,
           kDepth,
           Sizes::kThreads,
           static_cast<int>(sizeof(Shared)),
+          Sizes::kBlocksPerMultiprocessor,
           reinterpret_cast<const void*>(&join_kernel<E>)};
 }
 
 template <class E, int kDepth>
 DecodeKernels decode_kernels_of(DecodeTiling tiling) {
   if (tiling == DecodeTiling::small) return decode_kernels_of<E, kDepth, DecodeTiling::small>();
+  if constexpr (sizeof(E) == 2) {
+    if (tiling == DecodeTiling::narrow) return decode_kernels_of<E, kDepth, DecodeTiling::narrow>();
+  }
   if constexpr (sizeof(E) == 2 && kDepth <= 128) {
     if (tiling == DecodeTiling::wide) return decode_kernels_of<E, kDepth, DecodeTiling::wide>();
   }

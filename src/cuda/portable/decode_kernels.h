@@ -6,14 +6,17 @@
 namespace anyflash::cuda {
 
 struct DecodeKernels {
-  const void* parts;  ///< a part of the keys, for some rows of a key head
-  int rows, values;   ///< of a block of threads, and channels of v
-  int threads, shared_bytes;
+  const void *parts, *plain;  ///< a part of the keys, for some rows of a key head; of plain calls alone. Null: none
+  int keys;                   ///< of a tile
+  int rows, values;   ///< of a task, and channels of v
+  int threads, shared_bytes, blocks;  ///< blocks: of threads, on a multiprocessor
   const void* join;   ///< of what the parts leave
-  static constexpr int join_threads = 128;
+  bool in_turns = true;  ///< blocks stay and take tasks in turns: else each has one, when the GPU has room for it
+  static constexpr int join_threads = 256;
 };
 
-/// depth: padded head size, 64, 128 or 256. There is no `wide` but for 16 bits and up to 128.
+/// depth: padded head size, 64, 128 or 256. There is no `narrow` but for 16 bits, no `wide` but for 16 bits and up to
+/// 128.
 struct DecodeKind {
   int depth;
   DecodeTiling tiling;

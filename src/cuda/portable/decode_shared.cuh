@@ -8,6 +8,7 @@
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "cuda/portable/scores.cuh"
+#include "cuda/portable/softmax.cuh"
 #include "cuda/portable/walk.cuh"
 #include "rules/coordinates.h"
 #include "rules/words.h"
@@ -18,8 +19,8 @@ namespace anyflash::cuda {
 struct DecodeTask {
   std::int32_t b, head, part, first_row, first_value;  // head: of keys
 
-  __device__ __forceinline__ DecodeTask(const DecodeArgs& args, int rows, int values) {
-    auto task = static_cast<std::int32_t>(blockIdx.x);
+  DecodeTask() = default;
+  __device__ __forceinline__ DecodeTask(const DecodeArgs& args, std::int32_t task, int rows, int values) {
     first_value = task % args.call.value_parts * values;
     task /= args.call.value_parts;
     first_row = task % args.row_parts * rows;
@@ -46,6 +47,14 @@ struct DecodeTask {
   }
 };
 
+/// Of a stage: keys from `first` on; the words of their block if that is partial, as find_few_words takes them, or the
+/// keys that the block has (by_length).
+struct DecodeTile {
+  std::int32_t first, words;
+  bool exists, partial;
+  bool last;  // of the warp's in its task
+};
+
 template <class E, class Sizes>
 struct DecodeShared {
   using Products = typename ProductsOf<E>::type;
@@ -57,30 +66,33 @@ struct DecodeShared {
     alignas(16) E k[KeyTile::kSize];
     alignas(16) E v[ValueTile::kSize];
   };
-  /// What the groups leave, over their stages.
-  struct Results {
-    T o[Sizes::kGroups][Sizes::kRows][Sizes::kDepth + 8];  // so that neighbouring rows lie in other banks
-  };
+  /// What a warp leaves of two slots at most, over a stage that is free.
+  static constexpr int kJoinSlots = Sizes::kSlots < 2 ? Sizes::kSlots : 2, kJoinRows = 8 * kJoinSlots;
+  using Results = T[kJoinRows][Sizes::kDepth + 8];  // so that neighbouring rows lie in other banks
 
   alignas(16) E q[QueryTile::kSize];
-  alignas(16) Stage stages[Sizes::kGroups][Sizes::kStages];
-  rules::Word words[Sizes::kGroups][Sizes::kRows];  // of a partial key block
-  T largest[Sizes::kGroups][Sizes::kRows], sum[Sizes::kGroups][Sizes::kRows], weight[Sizes::kGroups][Sizes::kRows];
-  bool seen[Sizes::kGroups][Sizes::kRows];
-  static_assert(sizeof(Results) <= sizeof(stages));
+  alignas(16) Stage stages[Sizes::kWarps][Sizes::kStages];
+  DecodeTile tiles[Sizes::kWarps][Sizes::kStages];
+  rules::Word words[Sizes::kWarps][Sizes::kRows];  // of a partial key block
+  T largest[Sizes::kWarps][Sizes::kRows], sum[Sizes::kWarps][Sizes::kRows], weight[Sizes::kWarps][Sizes::kRows];
+  bool seen[Sizes::kWarps][Sizes::kRows];
+  std::int32_t free[Sizes::kWarps];  // the stage that a warp's results lie over
+  DeviceRun runs[Sizes::kWarps];     // of a task that goes by its length
+  static_assert(sizeof(Results) <= sizeof(Stage) && Sizes::kSlots % kJoinSlots == 0);
 };
 
-/// A group's steps along the key blocks of a part: every kGroups-th that is visited.
-template <int kGroups>
+/// A warp's steps along the key blocks of a part: every kWarps-th that is visited.
+template <int kWarps>
 struct BlockWalk {
   const DeviceRun* run;
   std::int32_t runs, blocks;  // runs after this one; blocks of the part from this one on
   std::int32_t block, left, words;
   rules::TileClass kind;
 
+  BlockWalk() = default;
   /// skip: visited blocks before the part; count: the part's.
   __device__ __forceinline__ BlockWalk(const DeviceRun* first, std::int32_t run_count, std::int32_t skip,
-                                       std::int32_t count, int group)
+                                       std::int32_t count, int warp)
       : run(first), runs(run_count), blocks(count), block(0), left(0) {
     const int lane = static_cast<int>(lane_number());
     while (skip > 0 && runs > 0) {  // 32 runs at once
@@ -99,11 +111,11 @@ struct BlockWalk {
     }
     open();
     block += skip, left -= skip;
-    advance(group);
+    advance(warp);
   }
   __device__ __forceinline__ bool more() const { return left > 0 && blocks > 0; }
   __device__ __forceinline__ bool partial() const { return kind != rules::TileClass::full; }
-  __device__ __forceinline__ void step() { advance(kGroups); }
+  __device__ __forceinline__ void step() { advance(kWarps); }
 
  private:
   __device__ __forceinline__ void open() {
@@ -120,28 +132,17 @@ struct BlockWalk {
   }
 };
 
-/// Rows of Q: those of all heads that share a key head.
-struct DecodeQueries {
-  const DecodeArgs& args;
-  DecodeTask task;  // a copy, since the block's own has no address
-  __device__ __forceinline__ bool find(const Rows& rows, int r, std::int64_t& at) const {
-    const bool exists = task.exists(args, r);
-    at = exists ? task.query_head(args, r) * rows.head + task.query(args, r) * rows.sequence[2] : 0;
-    return exists;
-  }
-};
-
-// What follows is called, not inlined. No part of the block's object is handed on by its address, or all of it, the sums
-// too, would lie in memory.
+// Most of what follows is called, not inlined. No part of the block's object is handed on by its address, or all of it,
+// the sums too, would lie in memory.
 
 /// A lane's products become scores. first_key: of the tile.
 template <class T, int kSlots, int kNumbers>
-__device__ __noinline__ void finish_few_scores(const DecodeArgs& args, const rules::Program& program,
-                                               DecodeTask task, int first_row, int first_key,
+__device__ __noinline__ void finish_few_scores(const DecodeArgs& args, DecodeTask task, int first_key,
                                                T (&s)[kSlots][kNumbers]) {
+  const auto& program = *group_of(args.call, task.b, 0).program;
 #pragma unroll 1
   for (int i = 0; i < kSlots; ++i) {
-    const int row = first_row + 8 * i + static_cast<int>(lane_number() / 4);
+    const int row = 8 * i + static_cast<int>(lane_number() / 4);
     if (!task.exists(args, row)) continue;
     const ScoreTerms<T> terms(args.call, task.b, task.query_head(args, row));
     const auto query = task.query(args, row);
@@ -160,13 +161,13 @@ __device__ __noinline__ void finish_few_scores(const DecodeArgs& args, const rul
 
 /// The words of some rows of a key block, by a warp, to shared memory. tile: its words' number in the table, negative:
 /// the program is asked.
-static __device__ __noinline__ void find_few_words(const DecodeArgs& args, const DeviceGroup& group, DecodeTask task,
-                                                   int first_row, int rows, std::int32_t block, std::int32_t tile,
-                                                   rules::Word* to) {
-  const int row = first_row + static_cast<int>(lane_number());
-  if (static_cast<int>(lane_number()) >= rows) return;
+static __device__ __noinline__ void find_few_words(const DecodeArgs& args, DecodeTask task, int rows,
+                                                   std::int32_t block, std::int32_t tile, rules::Word* to) {
+  const int row = static_cast<int>(lane_number());
+  if (row >= rows) return;
   rules::Word word = 0;
   if (task.exists(args, row)) {
+    const auto& group = group_of(args.call, task.b, 0);
     const auto query = task.query(args, row);
     word = tile >= 0 ? group.keys_of_query_block.words[std::int64_t{tile} * args.call.query_grid.extent[2] + query]
                      : rules::word(*group.program, {{0, 0, query}}, box_of(args.call.key_grid, true, block));
@@ -183,11 +184,77 @@ __device__ __forceinline__ std::int64_t key_at(const ForwardArgs& call, const De
   return page * rows.batch + head + key % call.pages.page_size * rows.sequence[2];
 }
 
-/// Keys or values from `first` on to a tile, any strides and pages; zeros in rows and channels that do not exist.
-/// thread: of kThreads.
-template <class Tile, int kKeys, int kDepth, int kThreads, class E>
+/// The keys that a batch entry has.
+__device__ __forceinline__ std::int32_t decode_keys(const DecodeArgs& args, std::int32_t b) {
+  if (args.length_in_mask) return group_of(args.call, b, 0).program->axis[2].k_size;
+  if (!args.lengths.data) return args.keys;
+  const auto length = args.lengths.at(b);
+  return static_cast<std::int32_t>(length < 0 ? 0 : length < args.keys ? length : args.keys);
+}
+
+/// In plain calls: the keys of a task's part.
+struct DecodeSpan {
+  std::int32_t first, end;
+};
+__device__ __forceinline__ DecodeSpan span_of(const DecodeArgs& args, const DecodeTask& task) {
+  const auto size = decode_keys(args, task.b);
+  const auto end = args.by_length ? (size + 63) / 64 : args.end_block;
+  const auto first = args.first_block + task.part * args.part_blocks;
+  const auto last = task.part == args.parts - 1 ? end : min(end, first + args.part_blocks);
+  return {first * 64, min(last * 64, size)};
+}
+
+/// In plain calls: which of kKeys keys from `key` on are seen? All bits where all are. size: keys of the batch entry.
+template <int kKeys>
+__device__ __forceinline__ rules::Word word_of_keys(const DecodeArgs& args, int key, int size) {
+  rules::Word word = rules::all_bits;
+  if (args.by_length) {
+    if (size - key < kKeys) word = rules::low_bits(size - key);
+  } else {
+#pragma unroll
+    for (int n = 0; n < DecodeArgs::partial_blocks; ++n)
+      if (key / 64 == args.partial[n]) word = args.words[n] >> (key % 64) & rules::low_bits(kKeys);
+  }
+  return word;
+}
+
+/// The rows of Q, those of all heads that share a key head, to their tile, by all threads; zeros in rows and channels
+/// that do not exist. Not by copies that are waited for in turn, which would stand behind those of keys.
+template <class Tile, int kRows, int kDepth, int kThreads, class E>
+__device__ __noinline__ void load_few_queries(const DecodeArgs& args, DecodeTask task, E* to) {
+  constexpr int kNumbers = 16 / sizeof(E), kChunks = kDepth / kNumbers;
+  const auto& rows = args.call.q;
+  const int channels = args.call.d_qk;
+  const E* const data = reinterpret_cast<const E*>(rows.data) + task.b * rows.batch;
+  const auto row_at = [&](int row) {
+    return task.query_head(args, row) * rows.head + task.query(args, row) * rows.sequence[2];
+  };
+  if (rows.vectors && channels % kNumbers == 0) {
+#pragma unroll 2
+    for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
+      const int row = i / kChunks, channel = i % kChunks * kNumbers;
+      uint4 x = {0, 0, 0, 0};
+      if (task.exists(args, row) && channel < channels)
+        x = *reinterpret_cast<const uint4*>(data + row_at(row) + channel);
+      *reinterpret_cast<uint4*>(to + Tile::at(row, channel)) = x;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kRows * kDepth; i += kThreads) {
+    const int row = i / kDepth, channel = i % kDepth;
+    const bool exists = task.exists(args, row) && channel < channels;
+    to[Tile::at(row, channel)] = exists ? data[row_at(row) + channel * rows.channel] : zero<E>();
+  }
+}
+
+/// Keys or values from `first` on to a tile, by a warp, any strides and pages; zeros in rows and channels that do not
+/// exist.
+template <class Tile, int kKeys, int kDepth, class E>
 __device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows& rows, DecodeTask task, E* to,
-                                            int first_channel, int channels, int first, int size, int thread) {
+                                            int first_channel, int channels, int first, int size) {
+  constexpr int kThreads = 32;
+  const int thread = static_cast<int>(lane_number());
   constexpr int kNumbers = 16 / sizeof(E), kChunks = kDepth / kNumbers;
   const E* const data = reinterpret_cast<const E*>(rows.data) + first_channel * rows.channel;
   if (rows.vectors) {

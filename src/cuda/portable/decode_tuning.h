@@ -1,51 +1,59 @@
 // Tile sizes of the kernels of few queries, in one table, by bytes of an element and padded head size.
 //
-// `row_warps` warps have 8 * slots rows each and share their keys; there are `groups` of them, each of which takes key
-// blocks of its own, `keys` keys at a time, with `stages` times as much in flight or at hand. `small` fits into the 64
-// KB of shared memory of sm_75; `wide` is for more than 16 rows. docs/design-log.md has the figures.
+// Each of `warps` warps has all 8 * slots rows and takes key blocks of its own, `keys` keys at a time, with `stages`
+// times as much in flight or at hand. `small` fits into the 64 KB of shared memory of sm_75; `wide` is for more than 16
+// rows, `narrow` for plain calls of up to 8. docs/design-log.md has the figures.
 #pragma once
 
 namespace anyflash::cuda {
 
-template <int slots, int row_warps, int groups, int keys, int stages, int d, int blocks_per_multiprocessor>
+template <int slots, int warps, int keys, int stages, int d, int blocks_per_multiprocessor>
 struct DecodeSizes {
-  static constexpr int kSlots = slots, kRowWarps = row_warps, kGroups = groups, kKeys = keys, kStages = stages;
-  static constexpr int kDepth = d, kWarps = row_warps * groups, kRows = 8 * slots * row_warps, kThreads = 32 * kWarps;
+  static constexpr int kSlots = slots, kWarps = warps, kKeys = keys, kStages = stages;
+  static constexpr int kDepth = d, kRows = 8 * slots, kThreads = 32 * warps;
   static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
-  static_assert(64 % keys == 0 && 8 * slots <= 32 && kRows <= kThreads);
+  static_assert(64 % keys == 0 && kRows <= 32, "words of a block's rows are found by a warp at once");
 };
 
-enum class DecodeTiling { small, large, wide };
+enum class DecodeTiling { small, large, wide, narrow };
 
 template <int bytes, int d, DecodeTiling>
 struct DecodeTiles;
 
 // clang-format off
-template <> struct DecodeTiles<2,  64, DecodeTiling::large> : DecodeSizes<2, 1, 4, 32, 3,  64, 2> {};
-template <> struct DecodeTiles<2, 128, DecodeTiling::large> : DecodeSizes<2, 1, 4, 16, 3, 128, 2> {};
-template <> struct DecodeTiles<2, 256, DecodeTiling::large> : DecodeSizes<2, 1, 4, 16, 3, 256, 1> {};
-template <> struct DecodeTiles<2,  64, DecodeTiling::wide>  : DecodeSizes<2, 2, 4, 16, 3,  64, 2> {};
-template <> struct DecodeTiles<2, 128, DecodeTiling::wide>  : DecodeSizes<2, 2, 4, 16, 3, 128, 1> {};
-template <> struct DecodeTiles<2,  64, DecodeTiling::small> : DecodeSizes<2, 1, 4, 16, 2,  64, 1> {};
-template <> struct DecodeTiles<2, 128, DecodeTiling::small> : DecodeSizes<2, 1, 4, 16, 1, 128, 1> {};
-template <> struct DecodeTiles<2, 256, DecodeTiling::small> : DecodeSizes<2, 1, 2, 16, 1, 256, 1> {};
+template <> struct DecodeTiles<2,  64, DecodeTiling::large> : DecodeSizes<2, 4, 16, 6,  64, 2> {};
+template <> struct DecodeTiles<2, 128, DecodeTiling::large> : DecodeSizes<2, 4, 16, 3, 128, 2> {};
+template <> struct DecodeTiles<2, 256, DecodeTiling::large> : DecodeSizes<2, 4, 16, 3, 256, 1> {};
+template <> struct DecodeTiles<2,  64, DecodeTiling::wide>  : DecodeSizes<4, 4, 16, 5,  64, 2> {};
+template <> struct DecodeTiles<2, 128, DecodeTiling::wide>  : DecodeSizes<4, 8, 16, 2, 128, 1> {};
+template <> struct DecodeTiles<2,  64, DecodeTiling::narrow> : DecodeSizes<1, 4, 16, 6,  64, 2> {};
+template <> struct DecodeTiles<2, 128, DecodeTiling::narrow> : DecodeSizes<1, 4, 16, 3, 128, 2> {};
+template <> struct DecodeTiles<2, 256, DecodeTiling::narrow> : DecodeSizes<1, 4, 16, 3, 256, 1> {};
+template <> struct DecodeTiles<2,  64, DecodeTiling::small> : DecodeSizes<2, 4, 16, 2,  64, 1> {};
+template <> struct DecodeTiles<2, 128, DecodeTiling::small> : DecodeSizes<2, 4, 16, 1, 128, 1> {};
+template <> struct DecodeTiles<2, 256, DecodeTiling::small> : DecodeSizes<2, 2, 16, 1, 256, 1> {};
 
-template <> struct DecodeTiles<4,  64, DecodeTiling::large> : DecodeSizes<2, 1, 4, 16, 3,  64, 2> {};
-template <> struct DecodeTiles<4, 128, DecodeTiling::large> : DecodeSizes<2, 1, 4, 16, 3, 128, 1> {};
-template <> struct DecodeTiles<4, 256, DecodeTiling::large> : DecodeSizes<2, 1, 2, 16, 3, 256, 1> {};
-template <> struct DecodeTiles<4,  64, DecodeTiling::small> : DecodeSizes<2, 1, 4, 16, 1,  64, 1> {};
-template <> struct DecodeTiles<4, 128, DecodeTiling::small> : DecodeSizes<2, 1, 2, 16, 1, 128, 1> {};
-template <> struct DecodeTiles<4, 256, DecodeTiling::small> : DecodeSizes<2, 1, 1, 16, 1, 256, 1> {};
+template <> struct DecodeTiles<4,  64, DecodeTiling::large> : DecodeSizes<2, 4, 16, 3,  64, 2> {};
+template <> struct DecodeTiles<4, 128, DecodeTiling::large> : DecodeSizes<2, 4, 16, 3, 128, 1> {};
+template <> struct DecodeTiles<4, 256, DecodeTiling::large> : DecodeSizes<2, 2, 16, 3, 256, 1> {};
+template <> struct DecodeTiles<4,  64, DecodeTiling::small> : DecodeSizes<2, 4, 16, 1,  64, 1> {};
+template <> struct DecodeTiles<4, 128, DecodeTiling::small> : DecodeSizes<2, 2, 16, 1, 128, 1> {};
+template <> struct DecodeTiles<4, 256, DecodeTiling::small> : DecodeSizes<2, 1, 16, 1, 256, 1> {};
 
-template <> struct DecodeTiles<8,  64, DecodeTiling::large> : DecodeSizes<1, 1, 4,  8, 3,  64, 2> {};
-template <> struct DecodeTiles<8, 128, DecodeTiling::large> : DecodeSizes<1, 1, 4,  8, 3, 128, 1> {};
-template <> struct DecodeTiles<8, 256, DecodeTiling::large> : DecodeSizes<1, 1, 2,  8, 3, 256, 1> {};
-template <> struct DecodeTiles<8,  64, DecodeTiling::small> : DecodeSizes<1, 1, 4,  8, 1,  64, 1> {};
-template <> struct DecodeTiles<8, 128, DecodeTiling::small> : DecodeSizes<1, 1, 2,  8, 1, 128, 1> {};
-template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1, 1,  8, 1, 256, 1> {};
+template <> struct DecodeTiles<8,  64, DecodeTiling::large> : DecodeSizes<1, 4,  8, 3,  64, 2> {};
+template <> struct DecodeTiles<8, 128, DecodeTiling::large> : DecodeSizes<1, 4,  8, 3, 128, 1> {};
+template <> struct DecodeTiles<8, 256, DecodeTiling::large> : DecodeSizes<1, 2,  8, 3, 256, 1> {};
+template <> struct DecodeTiles<8,  64, DecodeTiling::small> : DecodeSizes<1, 4,  8, 1,  64, 1> {};
+template <> struct DecodeTiles<8, 128, DecodeTiling::small> : DecodeSizes<1, 2,  8, 1, 128, 1> {};
+template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1,  8, 1, 256, 1> {};
 // clang-format on
 
-/// A part reads at least so many bytes of keys and values.
-inline constexpr int kPartBytes = 512 << 10;
+/// A part reads at least so many bytes of keys and values, so many key blocks, so many times what it leaves, and such a
+/// share of what is read for a batch entry.
+inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32, kPartsOfEntry = 512;
+
+/// Plain calls of 16-bit types on Hopper take the kernel that the copy engine loads for (hopper/decode.cuh), else that
+/// of decode_plain.cuh.
+inline constexpr bool kBulkDecode = true;
 
 }  // namespace anyflash::cuda

@@ -49,7 +49,7 @@ ForwardKind kind_of(const Problem& problem) {
   const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, true});
   const bool fits = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
 #if defined(ANYFLASH_CUDA_HAS_GROUPS)
-  const bool groups = facts.major == 9 && element_size(problem.type) == 2;
+  const bool groups = facts.major == 9 && element_size(problem.type) <= 4;
 #else
   constexpr bool groups = false;
 #endif
@@ -152,6 +152,7 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
       double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts * args.value_parts;
   check_tasks(tasks);
   const auto pages = bring_pages(problem, args, stream);
+  if (few && decode_needs_no_masks(problem, plan, general)) return decode(problem, plan, args, general, stream);
   DevicePlan masks(problem, plan, stream);
   args.groups = masks.groups();
   if (few) return decode(problem, plan, args, general, stream);

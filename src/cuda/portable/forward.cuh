@@ -9,8 +9,9 @@
 // sizes. A row's arithmetic depends on its own block alone, so results are the same to the bit in every run and batch.
 //
 // A hidden V that is not finite makes NaN of its zero P. So a block whose result is not finite is done again with care:
-// rows of V with such numbers are left out and added only to the queries that see them. Where that does not help, values
-// near the end of their type may have overflowed in a sum that is divided last: once more, with P divided first.
+// rows of V with such numbers are left out and added only to the queries that see them. Where that does not help,
+// values near the end of their type may have overflowed in a sum that is divided last: once more, with P that sums to a
+// half, and numbers that were not finite are taken from there.
 #pragma once
 
 #include "cuda/portable/forward_shared.cuh"
@@ -38,22 +39,37 @@ class ForwardBlock {
     load_queries();
     __syncthreads();
     if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
-    if constexpr (kGeneral) {
-      bool careful = false, divided = false;
-      while (!attend(careful, divided) && !divided) divided = careful, careful = true;
-    } else if (!attend(Known<false>(), false)) {  // code of its own, since the rare case would slow the usual one down
-      bool divided = false;
-      while (!attend(Known<true>(), divided) && !divided) divided = true;
+    bool good = false, careful = false;
+    if constexpr (!kGeneral)  // code of its own, since the rare case would slow the usual one down
+      good = attend(Known<false>(), false), careful = true;
+    for (bool halved = false;;) {
+      if (!good) {
+        if constexpr (kGeneral) {
+          good = attend(careful, halved);
+        } else {
+          good = attend(Known<true>(), halved);
+        }
+      }
+      if (halved) return mend_results();
+      if (!good && !careful) {
+        careful = true;
+        continue;
+      }
+      store();
+      if (good) return;
+      __syncthreads();  // what leaves through the queries' memory has left
+      load_queries();
+      halved = true;
     }
-    store();
   }
 
  private:
-  /// One pass over the keys, with care or without, perhaps with P divided by its sum, which is known from the one before.
-  /// False if the result is not finite, which may be a hidden value's fault, or that of a sum that is divided last.
+  /// One pass over the keys, with care or without. halved: P sums to a half; the rows' maxima and sums are known from
+  /// the pass before. False if the result is not finite, though the sum of P is: a hidden value's fault, or that of a
+  /// sum that is divided last.
   template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool divided) {
-    clear(divided);
+  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
+    clear(halved);
     Walk<kKeys> walk(shared_);
     if (walk.more()) load_keys(walk, careful);
     copies_commit();
@@ -72,7 +88,7 @@ class ForwardBlock {
       load_values(walk);
       copies_commit();
       T s[kSlots][kKeyTiles][2];
-      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k);
+      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k, careful);
       if (careful && !Products::exact_infinities)
         mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, Sizes::kDepth>(
             s, shared_.q, shared_.k, shared_.k_not_finite);
@@ -88,18 +104,14 @@ class ForwardBlock {
       walk.step(shared_);
       if (walk.more()) load_keys(walk, careful);
       copies_commit();
-      softmax(s);
+      rows_.step(s, o_, SoftmaxTerms{*this});
+      if (careful && halved) halve(s);
       if (careful) add_hidden_values(s, block, first_key, partial);  // first, lest P be kept for it in every pass
-      Products::template values<typename Shared::ValueTile>(o_, s, shared_.v);
+      Products::template values<typename Shared::ValueTile>(o_, s, shared_.v, careful);
       if (careful) __syncthreads();  // before the words are written anew
     }
     __syncthreads();  // words and tiles may be written anew
-    bool again = !careful && !finite();
-    if (careful) {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) again |= overflowed(i);
-    }
-    return !__syncthreads_or(again);
+    return !__syncthreads_or(careful ? overflowed() : !finite());
   }
 
   /// One thread's work for all of them.
@@ -123,10 +135,18 @@ class ForwardBlock {
   __device__ __forceinline__ const DeviceGroup& group() const {
     return group_of(args_, shared_.task.b, shared_.task.h);
   }
-  __device__ __forceinline__ T unit() const { return sizeof(T) == 8 ? static_cast<T>(args_.unit) : args_.unit32; }
-  /// Of what softmax() is given.
+  /// Of what the softmax is given.
   __device__ __forceinline__ T scale() const { return kGeneral ? T(1) : static_cast<T>(args_.scale); }
-  __device__ __forceinline__ T lag() const { return sizeof(T) == 8 ? static_cast<T>(args_.lag) : args_.lag32; }
+  struct SoftmaxTerms {
+    const ForwardBlock& block;
+    __device__ __forceinline__ T scale() const { return block.scale(); }
+    __device__ __forceinline__ T unit() const {
+      return sizeof(T) == 8 ? static_cast<T>(block.args_.unit) : block.args_.unit32;
+    }
+    __device__ __forceinline__ T lag() const {
+      return sizeof(T) == 8 ? static_cast<T>(block.args_.lag) : block.args_.lag32;
+    }
+  };
 
   /// The row of the block that slot i of this lane is.
   __device__ __forceinline__ int row_of(int i) const { return Products::template row_of<kSlots>(i); }
@@ -192,14 +212,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ void hide(T (&s)[kSlots][kKeyTiles][2], int first_key) const {
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const Word word = shared_.words[row_of(i)] >> (first_key + 2 * (lane_number() % 4));
-#pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-          if (!(word >> (8 * j + e) & 1)) s[i][j][e] = -infinity();
-    }
+    for (int i = 0; i < kSlots; ++i) hide_pairs(s[i], shared_.words[row_of(i)] >> first_key);
   }
 
   /// From products to scores.
@@ -223,97 +236,46 @@ class ForwardBlock {
     }
   }
 
-  __device__ __forceinline__ void clear(bool divided) {
+  __device__ __forceinline__ void clear(bool halved) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      T shift = -infinity();
-      if (divided && overflowed(i)) shift = shift_[i] + log(quad_sum(sum_[i])) / scale();  // others keep their bits
-      shift_[i] = shift, shows_[i] = false, largest_[i] = -infinity(), sum_[i] = 0;
+      rows_.shift[i] = halved ? quad_largest(rows_.largest[i]) : -infinity<T>();
+      rows_.largest[i] = -infinity<T>(), rows_.sum[i] = 0;
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] = o_[i][j][1] = 0;
     }
   }
 
-  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores is their maximum so far, or less by no
-  /// more than lag(): then a tile needs no maximum across lanes.
-  __device__ __forceinline__ void softmax(T (&s)[kSlots][kKeyTiles][2]) {
-    T largest[kSlots];
-    bool high = false;
+  /// P sums to a half then. (A shift above the lse would do the same, but where scores are large there is none that is
+  /// not far above it.)
+  __device__ __forceinline__ void halve(T (&p)[kSlots][kKeyTiles][2]) const {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      largest[i] = s[i][0][0];
+      const T weight = shared_.weights[row_of(i)];
 #pragma unroll
-      for (int n = 1; n < 2 * kKeyTiles; ++n) largest[i] = larger_of(largest[i], s[i][n / 2][n % 2]);
-      high |= largest[i] > shift_[i] + lag();
-      largest_[i] = larger_of(largest_[i], largest[i]);
+      for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight;
     }
-    if (__any_sync(0xffffffffu, high)) raise(largest);
+  }
+
+  /// Is a result not finite although its row's sum is?
+  __device__ __forceinline__ bool overflowed() const {
+    bool any = false;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
-      const T shift = shift_[i] == -infinity() ? T(0) : shift_[i];
-      T sum[2] = {};  // of this tile alone: long sums of small numbers lose less so
+      T zero = 0;
 #pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          s[i][j][e] = exponential(s[i][j][e], shift);
-          sum[e] += s[i][j][e];
-        }
-      sum_[i] += sum[0] + sum[1];
+      for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+      const T sum = quad_sum(rows_.sum[i]);
+      any |= zero != zero && is_finite(sum);
     }
-  }
-
-  /// exp((x - shift) scale). The difference comes first: the largest score's P is 1 to the bit, however large it is.
-  __device__ __forceinline__ T exponential(T x, T shift) const {
-    if constexpr (sizeof(E) > 2) {
-      return exp((x - shift) * unit());
-    } else {
-      return exp2_approximately((x - shift) * unit());
-    }
-  }
-
-  /// Rows whose scores have outgrown their shift get a new one, whatever the other rows of the warp do.
-  __device__ __forceinline__ void raise(T (&largest)[kSlots]) {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const T tile = quad_largest(largest[i]);
-      const bool rise = tile > shift_[i] + lag();
-      const T factor = rise && shift_[i] != -infinity() ? exp((shift_[i] - tile) * scale()) : T(1);
-      if (rise) shift_[i] = tile;
-      sum_[i] *= factor;
-#pragma unroll
-      for (int j = 0; j < kValueTiles; ++j) o_[i][j][0] *= factor, o_[i][j][1] *= factor;
-    }
-  }
-
-  __device__ __forceinline__ static T quad_largest(T x) {
-    x = larger_of(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return larger_of(x, __shfl_xor_sync(0xffffffffu, x, 2));
-  }
-  __device__ __forceinline__ static T quad_sum(T x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-  }
-  __device__ __forceinline__ static T infinity() {
-    return sizeof(T) == 8 ? static_cast<T>(__longlong_as_double(0x7ff0000000000000ll))
-                          : static_cast<T>(__int_as_float(0x7f800000));
-  }
-
-  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
-  __device__ __forceinline__ bool overflowed(int i) const {
-    T zero = 0;
-#pragma unroll
-    for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
-    const T sum = quad_sum(sum_[i]);
-    return quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+    return any;
   }
 
   __device__ __forceinline__ bool finite() const {
     T zero = 0;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      zero += T(0) * sum_[i];
+      zero += T(0) * rows_.sum[i];
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
     }
@@ -333,10 +295,6 @@ class ForwardBlock {
     const auto value = [&](std::int64_t at, int c) {
       return shared_.task.first_value + c < args_.d_v ? static_cast<T>(shared_.values[at + c * args_.v.channel]) : T(0);
     };
-    for (auto left = shared_.v_not_finite; left != 0; left &= left - 1) {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) shows_[i] |= sees(i, rules::lowest_bit(left));
-    }
     add_not_finite(o_, p, shared_.v_not_finite, sees, row_at, value);
   }
 
@@ -347,35 +305,36 @@ class ForwardBlock {
     E* const rows = shared_.q;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      T largest = quad_largest(largest_[i]), sum = quad_sum(sum_[i]), factor = 1;
-      if (sum != T(0) && shift_[i] != largest) factor = exp((shift_[i] - largest) * scale()), sum *= factor;
+      T largest = quad_largest(rows_.largest[i]), sum = quad_sum(rows_.sum[i]);
+      T factor = 1, change = 1;  // change: the sink's
+      if (sum != T(0) && rows_.shift[i] != largest) factor = exp((rows_.shift[i] - largest) * scale()), sum *= factor;
       largest *= scale();
       if (args_.sink.data && (sum != T(0) || sees_a_key(args_, shared_, shared_.task, row_of(i)))) {
         const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head),
                 together = larger_of(largest, sink);
-        if (together != -infinity()) {
-          const T change = exp(largest - together);
+        if (together != -infinity<T>()) {
+          change = exp(largest - together);
           factor *= change;
           sum = sum * change + exp(sink - together);
           largest = together;
         }
       }
       const bool empty = sum == T(0);  // sees no key, or only such with a score of -inf, and no sink above it
-      if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
-      const T quotient = factor / sum;  // P that has been divided is multiplied by a large factor and divided again
+      if (sum != sum && largest != infinity<T>()) largest = sum;  // a NaN among the scores, which comparisons pass over
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(empty ? T(0) : factor > T(1) ? o_[i][j][e] * quotient : o_[i][j][e] * factor / sum);
+              rounded<E>(empty ? T(0) : o_[i][j][e] * factor / sum);
+      // Should there be another pass. In it P is not scaled down from its maximum.
+      if (lane_number() % 4 == 0) shared_.weights[row_of(i)] = empty ? T(0) : T(0.5) * change / sum;
       store_statistics(row_of(i), empty, largest, sum);
     }
     __syncthreads();
-    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
+    const int first_row = own_first_row();
     const E* const from = rows + Shared::ResultTile::at(first_row, 0);
-    E* const out = data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) +
-                   shared_.task.first_value * args_.out.channel;
+    E* const out = out_data();
     const int channels = args_.d_v - shared_.task.first_value;
     int first;
     if (plain_queries(first) && args_.out.vectors && channels >= Sizes::kValues) {
@@ -387,6 +346,31 @@ class ForwardBlock {
     }
   }
 
+  /// Of the rows that this warp stores.
+  __device__ __forceinline__ static int own_first_row() { return static_cast<int>(threadIdx.x / 32 * (8 * kSlots)); }
+  /// Of this head, from the first channel on that is the block's.
+  __device__ __forceinline__ E* out_data() const {
+    return data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) +
+           shared_.task.first_value * args_.out.channel;
+  }
+
+  /// Of a pass whose P sums to a half, only what has overflowed in the pass before is taken.
+  __device__ __forceinline__ void mend_results() {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          shared_.q[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
+              rounded<E>(finite_mean(T(2) * o_[i][j][e], [&] { return is_finite(o_[i][j][e]); }));
+    __syncthreads();
+    const int first_row = own_first_row();
+    replace_not_finite<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride, T>(
+        shared_.q + Shared::ResultTile::at(first_row, 0), args_.out, out_data(), PartRows{args_, shared_.task},
+        first_row, args_.d_v - shared_.task.first_value);
+  }
+
   __device__ __forceinline__ void store_statistics(int row, bool empty, T largest, T sum) const {
     if (lane_number() % 4 != 0 || shared_.task.first_value != 0 || !(args_.lse.data || args_.row_sum.data)) return;
     const auto at = place_of(args_, shared_.task, row);
@@ -395,15 +379,14 @@ class ForwardBlock {
       if (to.data)
         reinterpret_cast<T*>(to.data)[shared_.task.b * to.batch + shared_.task.h * to.head + at * to.query] = x;
     };
-    store(args_.row_max, empty ? -infinity() : largest);
+    store(args_.row_max, empty ? -infinity<T>() : largest);
     store(args_.row_sum, sum);
-    store(args_.lse, empty ? -infinity() : largest + log(sum));
+    store(args_.lse, empty ? -infinity<T>() : largest + log(sum));
   }
 
   const ForwardArgs& args_;
   Shared& shared_;
-  T shift_[kSlots], largest_[kSlots], sum_[kSlots];  // largest_ and sum_ of this lane's keys alone
-  bool shows_[kSlots];  // in a pass with care: the row sees a value that is not finite
+  OnlineSoftmax<E, T, kSlots> rows_;
   T o_[kSlots][kValueTiles][2];
 };
 

@@ -15,9 +15,9 @@ struct PageTable {
 
   /// Page `page` of batch entry b. One that does not exist, which nobody can tell before, counts as the first.
   ANYFLASH_HD std::int64_t at(std::int32_t b, std::int32_t n) const {
-    const auto found = table[b * batch + n * page];
-    return found >= 0 && found < pages ? found : 0;
+    return within(table[b * batch + n * page]);
   }
+  ANYFLASH_HD std::int64_t within(std::int32_t found) const { return found >= 0 && found < pages ? found : 0; }
 };
 
 struct ForwardArgs {

@@ -13,7 +13,7 @@ __host__ __device__ constexpr bool offered(Tiling tiling) {
 #if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
   return tiling == Tiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  return tiling == (sizeof(E) == 2 ? Tiling::group : Tiling::large);
+  return tiling == (sizeof(E) <= 4 ? Tiling::group : Tiling::large);
 #elif defined(__CUDA_ARCH__)
   return tiling == Tiling::small || (tiling == Tiling::large && __CUDA_ARCH__ >= 800);
 #else
@@ -55,7 +55,7 @@ ForwardKernel forward_kernel_of(bool general) {
 template <class E, int kDepth>
 ForwardKernel forward_kernel_of(ForwardKind kind) {
   if (kind.tiling == Tiling::small) return forward_kernel_of<E, kDepth, Tiling::small, true>();
-  if constexpr (sizeof(E) == 2) {
+  if constexpr (sizeof(E) <= 4) {
     if (kind.tiling == Tiling::group) return forward_kernel_of<E, kDepth, Tiling::group>(kind.general);
   }
   return forward_kernel_of<E, kDepth, Tiling::large>(kind.general);

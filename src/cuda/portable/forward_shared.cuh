@@ -9,6 +9,7 @@
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "cuda/portable/scores.cuh"
+#include "cuda/portable/softmax.cuh"
 #include "cuda/portable/tuning.h"
 #include "cuda/portable/walk.cuh"
 #include "rules/coordinates.h"
@@ -17,9 +18,6 @@
 namespace anyflash::cuda {
 
 using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
-
-__device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
-__device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
 
 /// What a block of threads is to do: part of a query block of one head, some channels of its values.
 struct Task {
@@ -52,7 +50,7 @@ struct ForwardShared {
   static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
   struct Extras {
     std::int32_t x[3][Sizes::kRows], y[3][Sizes::kKeys];
-    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // -1: does not exist
+    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // perhaps nowhere
   };
   struct Nothing {};
 
@@ -60,6 +58,7 @@ struct ForwardShared {
   alignas(Products::alignment) E k[KeyTile::kSize];
   alignas(Products::alignment) E v[ValueTile::kSize];
   Word words[Sizes::kRows];
+  T weights[Sizes::kRows];  // of P, where it is to sum to a half
   unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
   Program program;
   // What the main loop needs rarely is kept here, not in registers.
@@ -124,7 +123,7 @@ __device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& 
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
     Int3 c;
     const bool exists = task.query(args, row, c);
-    shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : -1;
+    shared.extras.bias_row[row] = exists ? rules::flat_index(c, args.query_grid.size) * args.bias.query : nowhere;
     const auto x = exists ? rules::query_coordinate(shared.program, c) : rules::Coordinate{};
     for (int n = 0; n < 3; ++n) shared.extras.x[n][row] = static_cast<std::int32_t>(x[n]);
   }
@@ -137,7 +136,7 @@ __device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& sh
   if (key >= kKeys) return;
   const Int3 c = entry_of(box_of(args.key_grid, args.key_rows, block), first + key);
   const bool exists = rules::inside(c, shared.program.k_size());
-  shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : -1;
+  shared.extras.bias_key[key] = exists ? rules::flat_index(c, args.key_grid.size) * args.bias.key : nowhere;
   const auto y = exists ? rules::key_coordinate(shared.program, c) : rules::Coordinate{};
   for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<std::int32_t>(y[n]);
 }

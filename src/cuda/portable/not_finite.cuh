@@ -2,6 +2,8 @@
 // rows of V that hold a NaN or an infinity are left out of the product, and added to the rows that see them.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "rules/bits.h"
@@ -11,6 +13,28 @@ namespace anyflash::cuda {
 template <class T>
 __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
+}
+
+/// A mean of finite numbers is finite, however it is rounded. all_finite(): are they?
+template <class T, class AllFinite>
+__device__ __forceinline__ T finite_mean(T mean, const AllFinite& all_finite) {
+  if (!isinf(mean) || !all_finite()) return mean;
+  return copysign(sizeof(T) == 8 ? static_cast<T>(DBL_MAX) : static_cast<T>(FLT_MAX), mean);
+}
+
+/// Numbers of kRows rows in memory that are not finite are replaced by those `from` a tile, if these are no NaN (0
+/// times an infinity), by one warp. first: the row of the places that is row 0 of the tile. T: what is computed in.
+template <int kRows, int kWidth, int kStride, class T, class E, class Places>
+__device__ __noinline__ void replace_not_finite(const E* from, const Rows& rows, E* data, const Places& places,
+                                                int first, int channels) {
+  for (int i = static_cast<int>(lane_number()); i < kRows * kWidth; i += 32) {
+    const int row = i / kWidth, channel = i % kWidth;
+    std::int64_t at;
+    if (channel >= channels || !places.find(rows, first + row, at)) continue;
+    E& stored = data[at + channel * rows.channel];
+    const E other = from[row * kStride + channel];
+    if (!is_finite(static_cast<T>(stored)) && static_cast<T>(other) == static_cast<T>(other)) stored = other;
+  }
 }
 
 /// mask: which rows of a tile hold a NaN or an infinity. kClean: they become 0. Called by all threads.
@@ -31,7 +55,8 @@ __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) 
   __syncthreads();
 }
 
-/// Products of rows that are not finite, again, with IEEE arithmetic. x, y: the tiles; y_not_finite: rows of y.
+/// Products of rows that are not finite, and such as are NaN, again, with IEEE arithmetic. x, y: the tiles;
+/// y_not_finite: rows of y.
 template <class Products, class XTile, class YTile, int kDepth, int kSlots, int kTiles, class T, class E>
 __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
                                             unsigned long long y_not_finite) {
@@ -47,7 +72,7 @@ __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* 
 #pragma unroll 1
     for (int n = 0; n < 2 * kTiles; ++n) {
       const int column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
-      if (!bad && !(y_not_finite >> column & 1)) continue;
+      if (!bad && row[n] == row[n] && !(y_not_finite >> column & 1)) continue;
       T sum = 0;  // channels beyond the tensors' are 0 in both tiles
       for (int c = 0; c < kDepth; ++c) sum += of_x(c) * static_cast<T>(y[YTile::at(column, c)]);
       row[n] = sum;

@@ -11,9 +11,11 @@
 //   scores<kRows, kDepth, kSwapped>(s, q, k)   s = Q K^T, Q having kRows rows; kSwapped: `q` are keys and `k` queries,
 //                             and s comes out as its transpose would, to the bit
 //   values<Tile>(o, p, v)     o += P V, V being such a tile
+// Both may make NaN of finite numbers, unless they are told, last, that the pass is one with care.
 #pragma once
 
 #include "cuda/common/instructions.cuh"
+#include "cuda/common/pieces.cuh"
 
 namespace anyflash::cuda {
 
@@ -71,7 +73,7 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
   static constexpr int chain = 128;  ///< the tensor cores cut off where float32 rounds: longer sums are made in two
 
   template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, const E* k) {
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, const E* k, bool = false) {
     constexpr int q_stride = WarpProducts<E, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
     static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 && kDepth <= 2 * chain);
@@ -90,7 +92,7 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
 
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const E* v) {
+                                                const E* v, bool = false) {
     constexpr int v_stride = Tile::kStride;
     static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && kTiles % 2 == 0);
     const unsigned lane = lane_number();
@@ -151,111 +153,187 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
     }
   }
 
-  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2]) { return packed(x, E()); }
-  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2], __half) {
-    const __half2 pair = __floats2half2_rn(x[0], x[1]);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2], __nv_bfloat16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x[0], x[1]);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
+  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2]) {
+    return packed_pair(x[0], x[1], E());
   }
 };
 
 #if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)
 
-/// float32 on the tensor cores: each operand is split in two tf32 (high + low, 22 bits), the products high high, high
-/// low and low high are summed (Ootomo and Yokota 2022). V has a third part, so that P = 1 returns V to the bit. The
-/// tensor cores cut off where float32 rounds, so a sum leaves them after 8 terms and goes on in the ordinary adders.
-struct Tf32Products : WarpProducts<float, 16, 16> {
+/// float32 on the tensor cores, in pieces of bfloat16 (pieces.cuh). Numbers are made 2^16 times as large, so that the
+/// smallest ones have their pieces too. Where that is too much, the result is NaN; with care they stay as they are.
+struct PieceProducts : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = false, swaps = true;
 
   template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k) {
-    constexpr int q_stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
-    q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
-    static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 8 == 0);
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
+                                                bool careful = false) {
+    constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
+    static_assert(kSlots % 2 == 0 && kDepth % kPieceTerms == 0);
     const unsigned lane = lane_number();
-    q += lane % 16 * q_stride + lane / 16 * 4;
-    k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 4;
+    // Column 2t of A's first 8 is channel t, column 2t + 1 channel t + 4: loads of 8 x 8 matrices of 16 bits bring them
+    // so. It does not matter to a sum over 16.
+    q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
+    k += lane % 8 * stride + lane / 8 * 4;
     clear(s);
-#pragma unroll 2
-    for (int c = 0; c < kDepth; c += 8) {
-      std::uint32_t a_high[kSlots / 2][4], a_low[kSlots / 2][4];
+    const float size = careful ? 1.0f : kPieceScale;
+    const float inverse = careful ? 1.0f : 1.0f / (kPieceScale * kPieceScale);
+#pragma unroll 1
+    for (int c = 0; c < kDepth; c += kPieceTerms)
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i) {
-        std::uint32_t a[4];
-        load_matrices(a, q + 16 * i * q_stride + c);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) split(a[n], a_high[i][n], a_low[i][n]);
-      }
-#pragma unroll
-      for (int j = 0; j < kTiles; j += 2) {
-        std::uint32_t b[4], high[4], low[4];
-        load_matrices(b, k + 8 * j * k_stride + c);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) split(b[n], high[n], low[n]);
-#pragma unroll
-        for (int i = 0; i < kSlots / 2; ++i)
-#pragma unroll
-          for (int n = 0; n < 2; ++n) {
-            float sum[4] = {};
-            if (kSwapped) multiply_tf32(sum, a_high[i], low[2 * n], low[2 * n + 1]);
-            multiply_tf32(sum, a_low[i], high[2 * n], high[2 * n + 1]);
-            if (!kSwapped) multiply_tf32(sum, a_high[i], low[2 * n], low[2 * n + 1]);
-            multiply_tf32(sum, a_high[i], high[2 * n], high[2 * n + 1]);
-            add(s[2 * i][j + n], s[2 * i + 1][j + n], sum);
-          }
-      }
-    }
+      for (int i = 0; i < kSlots / 2; ++i)
+        add_chain<kSwapped, stride>(s[2 * i], s[2 * i + 1], q + 16 * i * stride + c, k + c, size,
+                                     inverse);
   }
 
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const float* v) {
+                                                const float* v, bool careful = false) {
     constexpr int v_stride = Tile::kStride;
+    static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && 8 * kKeyTiles <= kPieceTerms);
     const unsigned lane = lane_number();
-    // Column t of A is key 2t, column t + 4 key 2t + 1: what a lane has of P needs no exchange.
     v += 2 * (lane % 4) * v_stride + lane / 4;
+    // With care the sums are what they are, but small weights keep their pieces beside large values.
+    const float weight_size = careful ? 256.0f : kPieceScale, size = careful ? 1.0f / 256.0f : kPieceScale;
+    const float inverse = careful ? 1.0f : 1.0f / (kPieceScale * kPieceScale);
 #pragma unroll
-    for (int key = 0; key < kKeyTiles; ++key) {
-      std::uint32_t high[kSlots / 2][4], low[kSlots / 2][4];
+    for (int i = 0; i < kSlots / 2; ++i) {
+      Operand a[kKeyTiles / 2];
 #pragma unroll
-      for (int i = 0; i < kSlots / 2; ++i)
+      for (int m = 0; m < kKeyTiles / 2; ++m)
 #pragma unroll
-        for (int n = 0; n < 4; ++n) split(__float_as_uint(p[2 * i + n % 2][key][n / 2]), high[i][n], low[i][n]);
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        std::uint32_t b[2][3];
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          const float x = v[(8 * key + n) * v_stride + 8 * j];
-          b[n][0] = to_tf32(x);
-          const float rest = x - __uint_as_float(b[n][0]);
-          b[n][1] = to_tf32(rest);
-          b[n][2] = to_tf32(rest - __uint_as_float(b[n][1]));
+        for (int n = 0; n < 4; ++n) {
+          const float(&x)[2] = p[2 * i + n % 2][2 * m + n / 2];
+          split(x[0], x[1], a[m], n, weight_size);
         }
 #pragma unroll
-        for (int i = 0; i < kSlots / 2; ++i) {
-          float sum[4] = {};
-          multiply_tf32(sum, high[i], b[0][2], b[1][2]);
-          multiply_tf32(sum, low[i], b[0][0], b[1][0]);
-          multiply_tf32(sum, high[i], b[0][1], b[1][1]);
-          multiply_tf32(sum, high[i], b[0][0], b[1][0]);
-          add(o[2 * i][j], o[2 * i + 1][j], sum);
+      for (int j = 0; j < kTiles; ++j) {
+        Sums sums;
+        std::uint32_t late[kChunks][2];
+#pragma unroll
+        for (int m = 0; m < kKeyTiles / 2; ++m) {
+          Operand b;
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const float* const at = v + (16 * m + 8 * n) * v_stride + 8 * j;
+            split(at[0], at[v_stride], b, n, size);
+          }
+          multiply<false>(sums, a[m], b, m, late[m]);
+        }
+#pragma unroll
+        for (int m = kLateChunk; m < kKeyTiles / 2; ++m) sums.add_late(a[m].pieces[0], late[m]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = o[2 * i + e / 2][j][e % 2];
+          x = fmaf(sums.sum(e), inverse, x);
         }
       }
     }
   }
 
  private:
-  __device__ __forceinline__ static void split(std::uint32_t x, std::uint32_t& high, std::uint32_t& low) {
-    high = to_tf32(__uint_as_float(x));
-    low = to_tf32(__uint_as_float(x) - __uint_as_float(high));
+  static constexpr int kChunks = kPieceTerms / 16;
+
+  struct Operand {
+    std::uint32_t pieces[kPieces][4];  // of B the first two
+  };
+  struct Sums {
+    float high[2][2] = {}, small[2][2] = {};
+    __device__ __forceinline__ void add_late(const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+      multiply_16(small[0], small[1], a, b[0], b[1], __nv_bfloat16());
+    }
+    __device__ __forceinline__ float sum(int e) const { return high[e / 2][e % 2] + small[e / 2][e % 2]; }
+    /// An infinite sum becomes NaN: it may be one for its size alone.
+    __device__ __forceinline__ void add_to(float (&c01)[2], float (&c23)[2], float inverse) const {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = e < 2 ? c01[e] : c23[e - 2];
+        x += fmaf(sum(e), 0.0f, sum(e) * inverse);
+      }
+    }
+  };
+
+  __device__ __forceinline__ static void split(float x, float y, Operand& to, int n, float size) {
+    cuda::split(x * size, y * size, to.pieces[0][n], to.pieces[1][n], to.pieces[2][n]);
   }
-  __device__ __forceinline__ static void add(float (&c01)[2], float (&c23)[2], const float (&sum)[4]) {
-    c01[0] += sum[0], c01[1] += sum[1], c23[0] += sum[2], c23[1] += sum[3];
+
+  /// s += the products over 64 channels, of 16 rows; q, k: this lane's.
+  template <bool kSwapped, int kStride, int kTiles>
+  __device__ __forceinline__ static void add_chain(float (&s01)[kTiles][2], float (&s23)[kTiles][2], const float* q,
+                                                   const float* k, float size, float inverse) {
+    if constexpr (kTiles > 4) {  // the rows' pieces are made once
+      Operand a[kChunks];
+#pragma unroll
+      for (int m = 0; m < kChunks; ++m) a[m] = row_pieces(q + 16 * m, size);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        Sums sums;
+        std::uint32_t late[kChunks][2];
+#pragma unroll
+        for (int m = 0; m < kChunks; ++m)
+          multiply<kSwapped>(sums, a[m], column_pieces(k + 8 * j * kStride + 16 * m, size), m, late[m]);
+#pragma unroll
+        for (int m = kLateChunk; m < kChunks; ++m) sums.add_late(a[m].pieces[0], late[m]);
+        sums.add_to(s01[j], s23[j], inverse);
+      }
+    } else {  // for two tiles at a time: there are no registers for all of them
+      static_assert(kTiles % 2 == 0);
+#pragma unroll
+      for (int j = 0; j < kTiles; j += 2) {
+        Sums sums[2];
+        std::uint32_t rows[kChunks][4], late[2][kChunks][2];
+#pragma unroll
+        for (int m = 0; m < kChunks; ++m) {
+          const Operand a = row_pieces(q + 16 * m, size);
+#pragma unroll
+          for (int n = 0; n < 4; ++n) rows[m][n] = a.pieces[0][n];
+#pragma unroll
+          for (int n = 0; n < 2; ++n)
+            multiply<kSwapped>(sums[n], a, column_pieces(k + 8 * (j + n) * kStride + 16 * m, size), m, late[n][m]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int m = kLateChunk; m < kChunks; ++m) sums[n].add_late(rows[m], late[n][m]);
+          sums[n].add_to(s01[j + n], s23[j + n], inverse);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ static Operand row_pieces(const float* q, float size) {
+    Operand to;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t x[4];
+      load_matrices(x, q + 8 * half);
+      split(__uint_as_float(x[0]), __uint_as_float(x[2]), to, 2 * half, size);
+      split(__uint_as_float(x[1]), __uint_as_float(x[3]), to, 2 * half + 1, size);
+    }
+    return to;
+  }
+  __device__ __forceinline__ static Operand column_pieces(const float* k, float size) {
+    std::uint32_t x[4];
+    load_matrices(x, k);
+    Operand to;
+    split(__uint_as_float(x[0]), __uint_as_float(x[1]), to, 0, size);
+    split(__uint_as_float(x[2]), __uint_as_float(x[3]), to, 1, size);
+    return to;
+  }
+
+  /// a: of queries; if swapped, of keys. m: of 16 terms, which. late: the high pieces of b, for later.
+  template <bool kSwapped>
+  __device__ __forceinline__ static void multiply(Sums& sums, const Operand& a, const Operand& b, int m,
+                                                  std::uint32_t (&late)[2]) {
+#pragma unroll
+    for (int n = 0; n < kSmallProducts; ++n) {
+      const auto& x = a.pieces[kSwapped ? second_piece(n) : first_piece(n)];
+      const auto& y = b.pieces[kSwapped ? first_piece(n) : second_piece(n)];
+      multiply_16(sums.small[0], sums.small[1], x, y[0], y[1], __nv_bfloat16());
+    }
+    late[0] = b.pieces[0][0], late[1] = b.pieces[0][1];
+    if (m < kLateChunk)
+      multiply_16(sums.high[0], sums.high[1], a.pieces[0], late[0], late[1], __nv_bfloat16());
   }
 };
 
@@ -265,7 +343,8 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
   static constexpr bool exact_infinities = true, swaps = false;
 
   template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, const double* k) {
+  __device__ __forceinline__ static void scores(double (&s)[kSlots][kTiles][2], const double* q, const double* k,
+                                                bool = false) {
     constexpr int q_stride = WarpProducts<double, 32, 16>::template KeyTile<kRows, kDepth>::kStride,
                   k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
@@ -308,7 +387,7 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
 
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(double (&o)[kSlots][kTiles][2], const double (&p)[kSlots][kKeyTiles][2],
-                                                const double* v) {
+                                                const double* v, bool = false) {
     constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4) * v_stride + lane / 4;  // column 4n + t of A is key 2t + n % 2 of tile n / 2
@@ -359,7 +438,7 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   static constexpr bool exact_infinities = true, swaps = false;
 
   template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
-  __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, const E* k) {
+  __device__ __forceinline__ static void scores(T (&s)[kSlots][kTiles][2], const E* q, const E* k, bool = false) {
     constexpr int q_stride = WarpProducts < E, sizeof(E) == 8 ? 32 : 16,
                   16 > ::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
@@ -385,7 +464,7 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
 
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
-                                                const E* v) {
+                                                const E* v, bool = false) {
     constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4);
@@ -425,7 +504,7 @@ struct ProductsOf<__nv_bfloat16> {
 };
 template <>
 struct ProductsOf<float> {
-  using type = Tf32Products;
+  using type = PieceProducts;
 };
 template <>
 struct ProductsOf<double> {

@@ -6,6 +6,9 @@
 
 namespace anyflash::cuda {
 
+/// Where what does not exist lies. (Strides may be negative, and so may places.)
+inline constexpr std::int64_t nowhere = INT64_MIN;
+
 /// Element i of a tensor of any floating-point type.
 template <class T>
 __device__ __forceinline__ T read_number(const Numbers& numbers, std::int64_t i) {

@@ -10,6 +10,13 @@ namespace anyflash::cuda {
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
+/// 1 - tanh(x)^2. In float64 without the difference, which loses what tanh has rounded where it is near 1.
+__device__ __forceinline__ float derivative_of_tanh(float, float tanh_x) { return fmaf(-tanh_x, tanh_x, 1.0f); }
+__device__ __forceinline__ double derivative_of_tanh(double x, double) {
+  const double u = exp(-2 * fabs(x));
+  return 4 * u / ((1 + u) * (1 + u));
+}
+
 /// What the scores of a head have in common.
 template <class T>
 struct ScoreTerms {
@@ -26,18 +33,18 @@ struct ScoreTerms {
     head_ = b * bias.batch + h * bias.head;
   }
 
-  /// row_at, key_at: where the pair's bias lies, a sum of two; -1: the row or key does not exist. gap(n): the
+  /// row_at, key_at: where the pair's bias lies, a sum of two; nowhere: the row or key does not exist. gap(n): the
   /// difference of the pair's coordinates in dimension n. derivative: the soft cap's.
   template <class Gap>
   __device__ __forceinline__ T finish(T product, std::int64_t row_at, std::int64_t key_at, const Gap& gap,
                                       T& derivative) const {
     T x = rounded_product(product, scale);
     if (cap > 0) {
-      const T capped = tanh(rounded_product(x, cap_inverse));
-      derivative = fma(-capped, capped, T(1));
+      const T share = rounded_product(x, cap_inverse), capped = tanh(share);
+      derivative = derivative_of_tanh(share, capped);
       x = rounded_product(capped, cap);
     }
-    if (bias.data && row_at >= 0 && key_at >= 0) x += read_number<T>(bias, head_ + row_at + key_at);
+    if (bias.data && row_at != nowhere && key_at != nowhere) x += read_number<T>(bias, head_ + row_at + key_at);
     if (has_alibi) {
       T distance = 0;
       for (int n = first_dimension; n < 3; ++n) distance += abs(gap(n));

@@ -34,9 +34,12 @@ template <> struct Tiles<2,  64, Tiling::small> : TileSizes<2, 4, 64,  64,  64> 
 template <> struct Tiles<2, 128, Tiling::small> : TileSizes<2, 4, 32, 128, 128> {};
 template <> struct Tiles<2, 256, Tiling::small> : TileSizes<2, 2, 32, 256, 256> {};
 
-template <> struct Tiles<4,  64, Tiling::large>  : TileSizes<4, 4, 64,  64,  64> {};
-template <> struct Tiles<4, 128, Tiling::large>  : TileSizes<4, 4, 32, 128, 128, 2> {};
+template <> struct Tiles<4,  64, Tiling::large>  : TileSizes<2, 4, 64,  64,  64, 2> {};
+template <> struct Tiles<4, 128, Tiling::large>  : TileSizes<2, 4, 32, 128, 128, 2> {};
 template <> struct Tiles<4, 256, Tiling::large>  : TileSizes<2, 4, 32, 256, 128> {};
+template <> struct Tiles<4,  64, Tiling::group>  : TileSizes<2, 4, 64,  64,  64, 2> {};
+template <> struct Tiles<4, 128, Tiling::group>  : TileSizes<2, 4, 64, 128, 128, 2> {};
+template <> struct Tiles<4, 256, Tiling::group>  : TileSizes<2, 4, 32, 256, 128> {};
 template <> struct Tiles<4,  64, Tiling::small> : TileSizes<2, 4, 32,  64,  64> {};
 template <> struct Tiles<4, 128, Tiling::small> : TileSizes<2, 4, 16, 128, 128> {};
 template <> struct Tiles<4, 256, Tiling::small> : TileSizes<2, 2, 16, 256, 128> {};

@@ -1,0 +1,448 @@
+// Decoding on Hopper (sm_90a) for plain calls of 16-bit types: portable/decode_plain.cuh says which those are, and
+// portable/decode.cuh what tasks and parts are.
+//
+// A block of threads stays and takes one task after the other. One warp has the copy engine bring keys and values, tile
+// by tile, as far ahead as shared memory holds, also beyond the end of a task (decode_loader.cuh); so loads never wait
+// for the end of a task, and the other warps spend nothing on them. Of a tile each of those takes 16 keys, with all
+// rows or, over 16 rows, half of them, and keeps O, the largest product and the sum of its rows. Both products are made
+// the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says why), for 8 or 16 rows. What the
+// warps leave is joined in shared memory, what the parts leave by the block that is the last of them, to the bit as the
+// kernel of decode_join.cuh does. Bound by reading K and V.
+//
+// A warp whose result is not finite goes over its keys again, with care (portable/not_finite.cuh), by the same
+// products in the same order, so that other rows keep their bits: it reads keys and values itself, since the tiles have
+// gone. That is slow, and rare.
+//
+// With g = lane / 4 and t = lane % 4, a lane has the scores of keys g and g + 8 and channels g and g + 8 of every 16 of
+// O, of queries 2t and 2t + 1 of every 8.
+#pragma once
+
+#include "cuda/hopper/decode_loader.cuh"
+#include "cuda/hopper/instructions.cuh"
+#include "cuda/portable/decode_end.cuh"
+
+namespace anyflash::cuda {
+
+template <class Sizes>
+class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes>, Sizes::kKeyWarps> {
+  using Base = DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes>, Sizes::kKeyWarps>;
+  using Base::args_, Base::call_, Base::shared_, Base::warp_, Base::task_, Base::scale, Base::infinity;
+
+ public:
+  using E = typename Sizes::Element;
+  using Shared = BulkDecodeShared<Sizes>;
+  static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kRows = Sizes::kRows, kGroups = Sizes::kGroups;
+  static constexpr int kSteps = kDepth / 16;  ///< of 16 channels
+  static constexpr int kThreads = 32 * Sizes::kWarps;
+
+  __device__ __forceinline__ BulkDecodeRows(const BulkDecodeArgs& args, Shared& shared)
+      : Base(args, shared, static_cast<int>(threadIdx.x / 32) % Sizes::kKeyWarps),
+        first_row_(static_cast<int>(threadIdx.x / 32) / Sizes::kKeyWarps * (8 * kGroups)) {}
+
+  __device__ __forceinline__ void run() {
+    for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
+         number += static_cast<std::int32_t>(gridDim.x)) {
+      task_ = DecodeTask(args_, number, kRows, kDepth);
+      const auto span = span_of(args_, task_);
+      if (args_.parts > 1 && span.first >= span.end) {
+        this->leave_nothing(kRows);
+      } else {
+        take_queries();
+        if (!attend<false>(span, false) && !attend<true>(span, false)) attend<true>(span, true);
+        join();
+      }
+    }
+  }
+
+ private:
+  using Scores = float[kGroups][4];    // key g of query 2t, of 2t + 1; key g + 8 of them
+  using Fragment = std::uint32_t[4];   // 16 x 16 numbers of K, or of V^T
+
+  __device__ __forceinline__ static int g() { return static_cast<int>(lane_number() / 4); }
+  __device__ __forceinline__ static int t() { return static_cast<int>(lane_number() % 4); }
+
+  /// The rows of Q, as operands; zeros in rows and channels that do not exist.
+  __device__ __forceinline__ void take_queries() {
+    const auto& rows = call_.q;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const int row = first_row_ + 8 * i + g();
+      const bool exists = task_.exists(args_, row);
+      const E* const from = reinterpret_cast<const E*>(rows.data) +
+                            (exists ? task_.b * rows.batch + task_.query_head(args_, row) * rows.head +
+                                          task_.query(args_, row) * rows.sequence[2]
+                                    : 0);
+#pragma unroll
+      for (int n = 0; n < 2 * kSteps; ++n) {
+        const int channel = 8 * n + 2 * t();
+        std::uint32_t x = 0;
+        if (exists && channel < call_.d_qk) {
+          x = rows.vectors ? *reinterpret_cast<const std::uint32_t*>(from + channel)
+                           : two(from[channel * rows.channel], from[(channel + 1) * rows.channel]);
+        }
+        q_[i][n / 2][n % 2] = x;
+      }
+    }
+  }
+  __device__ __forceinline__ static std::uint32_t two(E a, E b) {
+    return *reinterpret_cast<const std::uint16_t*>(&a) |
+           static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
+  }
+
+  // --- A task --------------------------------------------------------------------------------------------------------
+
+  /// One pass over the warp's keys, as in DecodeBlock. False if the results are not finite.
+  template <bool kCareful>
+  __device__ __forceinline__ bool attend(const DecodeSpan& span, bool halved) {
+    clear_rows(halved);
+    seen_ = false;
+    const auto size = decode_keys(args_, task_.b);
+#pragma unroll 1
+    for (int first = span.first; first < span.end; first += kKeys) {
+      const int own = first + 16 * warp_;
+      if constexpr (!kCareful) shared_.full[stage_].wait(parity_);
+      if (own < span.end) {
+        Scores s;
+        if constexpr (kCareful) {
+          const FarKeys keys(*this, own, span.end);
+          find_scores(s, [&](Fragment& a, int n) { keys.load(a, n); });
+        } else {
+          const auto* const k = shared_.k[stage_] + (16 * warp_ + static_cast<int>(lane_number()) % 16) * 64;
+          const int half = static_cast<int>(lane_number()) / 16;
+          find_scores(s, [&](Fragment& a, int n) { load_matrices(a, k + place(n, half)); });
+        }
+        const auto word = word_of_keys<16>(args_, own, size);
+        if (word != rules::all_bits) hide(s, word);
+        seen_ |= word != 0;
+        softmax(s);
+        if constexpr (kCareful) {
+          const FarValues values(*this, own, span.end);
+          halve(s);
+          add_hidden_values(s, values, own, word);
+          add_values(s, [&](Fragment& a, int m) { values.load(a, m); });
+        } else {
+          if (own + 16 > span.end) clear_values(span.end - own);
+          const int row = static_cast<int>(lane_number()) % 8 + static_cast<int>(lane_number()) / 16 * 8;
+          const auto* const v = shared_.v[stage_] + (16 * warp_ + row) * 64;
+          const int half = static_cast<int>(lane_number()) / 8 % 2;
+          add_values(s, [&](Fragment& a, int m) { load_matrices_transposed(a, v + place(m, half)); });
+        }
+      }
+      if constexpr (!kCareful) {
+        __syncwarp();
+        if (lane_number() == 0) shared_.empty[stage_].arrive();
+        if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
+      }
+    }
+    bool again = !kCareful && !finite();
+    if constexpr (kCareful) {
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) again |= overflowed(i, 0) | overflowed(i, 1);
+    }
+    return !__any_sync(0xffffffffu, again);
+  }
+
+  /// Where 8 of the 16 channels from 16 n on lie, in a row whose number is lane % 8 above a multiple of 8.
+  __device__ __forceinline__ static int place(int n, int half) {
+    return n / 4 * (kKeys * 64) + ((2 * (n % 4) + half) ^ static_cast<int>(lane_number()) % 8) * 8;
+  }
+
+  /// What lies in the tile behind the last key may be anything.
+  __device__ __forceinline__ void clear_values(int keys) const {
+    auto* const v = shared_.v[stage_];
+    for (int i = static_cast<int>(lane_number()); i < (16 - keys) * (kDepth / 8); i += 32) {
+      const int row = 16 * warp_ + keys + i / (kDepth / 8), chunk = i % (kDepth / 8);
+      *reinterpret_cast<uint4*>(v + chunk / 8 * (kKeys * 64) + row * 64 + (chunk % 8 ^ row % 8) * 8) =
+          uint4{0, 0, 0, 0};
+    }
+    show_to_products();  // and to the copy engine, before it writes there again
+    __syncwarp();
+  }
+
+  // --- Keys and values where the tensors are, for passes with care ---------------------------------------------------
+
+  /// Keys g and g + 8 from a key on; zeros behind the last one.
+  struct FarKeys {
+    const E* row[2];
+    int channels;
+
+    __device__ __forceinline__ FarKeys(const BulkDecodeRows& rows, int own, int end) : channels(rows.call_.d_qk) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = own + g() + 8 * i;
+        row[i] = key < end ? reinterpret_cast<const E*>(rows.call_.k.data) +
+                                 key_at(rows.call_, rows.task_, rows.call_.k, key)
+                           : nullptr;
+      }
+    }
+    __device__ __forceinline__ void load(Fragment& a, int n) const {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int channel = 16 * n + i / 2 * 8 + 2 * t();
+        const E* const from = row[i % 2];
+        a[i] = from && channel < channels ? *reinterpret_cast<const std::uint32_t*>(from + channel) : 0;
+      }
+    }
+  };
+
+  /// Keys 2t, 2t + 1, 2t + 8 and 2t + 9 from a key on; zeros behind the last one and in rows that are not finite.
+  struct FarValues {
+    const E* row[4];
+    int channels;
+    unsigned bad;  // bit i: row i holds a NaN or an infinity
+
+    __device__ __forceinline__ FarValues(const BulkDecodeRows& rows, int own, int end)
+        : channels(rows.call_.d_v - rows.task_.first_value), bad(0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = own + key_of(i);
+        row[i] = key < end ? reinterpret_cast<const E*>(rows.call_.v.data) + rows.task_.first_value +
+                                 key_at(rows.call_, rows.task_, rows.call_.v, key)
+                           : nullptr;
+        bool own_bad = false;
+        if (row[i]) {
+#pragma unroll 1
+          for (int c = g(); c < min(channels, kDepth); c += 8) own_bad |= !is_finite(static_cast<float>(row[i][c]));
+        }
+        const auto lanes = __ballot_sync(0xffffffffu, own_bad);
+        if (lanes & 0x11111111u << t()) row[i] = nullptr;
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          if (lanes & 0x11111111u << n) bad |= 1u << (2 * n + i % 2 + i / 2 * 8);
+      }
+    }
+    __device__ __forceinline__ static int key_of(int i) { return 2 * t() + i % 2 + i / 2 * 8; }
+    __device__ __forceinline__ void load(Fragment& a, int m) const {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int channel = 16 * m + i % 2 * 8 + g();
+        E pair[2];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const E* const from = row[i / 2 * 2 + n];
+          pair[n] = from && channel < channels ? from[channel] : zero<E>();
+        }
+        a[i] = two(pair[0], pair[1]);
+      }
+    }
+  };
+
+  // --- A tile --------------------------------------------------------------------------------------------------------
+
+  /// load(a, n): keys' channels from 16 n on. In chains as products.cuh makes them: the backward pass needs the same
+  /// scores.
+  template <class Load>
+  __device__ __forceinline__ void find_scores(Scores& s, const Load& load) const {
+    constexpr int kChains = kSteps > 8 ? 2 : 1;
+    float sums[kChains][kGroups][2][2] = {};
+    Fragment a[3];
+    const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains in turns
+    load(a[0], step(0));
+    load(a[1], step(1));
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      if (n + 2 < kSteps) load(a[(n + 2) % 3], step(n + 2));
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i)
+        multiply_16(sums[n % kChains][i][0], sums[n % kChains][i][1], a[n % 3], q_[i][step(n)][0], q_[i][step(n)][1],
+                    E());
+    }
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+        s[i][n] = kChains == 1 ? sums[0][i][n / 2][n % 2] : sums[0][i][n / 2][n % 2] + sums[1][i][n / 2][n % 2];
+  }
+
+  __device__ __forceinline__ static void hide(Scores& s, rules::Word word) {
+    const auto own = static_cast<std::uint32_t>(word >> g());
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      if (!(own & 1)) s[i][0] = s[i][1] = -infinity();
+      if (!(own >> 8 & 1)) s[i][2] = s[i][3] = -infinity();
+    }
+  }
+
+  /// s becomes P; the rows' sums follow.
+  __device__ __forceinline__ void softmax(Scores& s) {
+    float largest[kGroups][2];
+    bool high = false;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        largest[i][e] = fmaxf(s[i][e], s[i][e + 2]);
+        high |= largest[i][e] > shift_[i][e];
+      }
+    if (__any_sync(0xffffffffu, high)) raise(largest);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float shift = shift_[i][e] == -infinity() ? 0.0f : shift_[i][e];  // exp(-inf - 0) = 0, a NaN stays one
+        s[i][e] = exp2_approximately((s[i][e] - shift) * call_.unit32);
+        s[i][e + 2] = exp2_approximately((s[i][e + 2] - shift) * call_.unit32);
+        sum_[i][e] += s[i][e] + s[i][e + 2];
+      }
+  }
+  __device__ __forceinline__ void raise(const float (&own)[kGroups][2]) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float largest = own[i][e];
+#pragma unroll
+        for (int n = 4; n < 32; n *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, n));
+        const bool rise = largest > shift_[i][e];
+        const float factor = rise && shift_[i][e] != -infinity() ? expf((shift_[i][e] - largest) * scale()) : 1.0f;
+        if (rise) shift_[i][e] = largest;
+        sum_[i][e] *= factor;
+#pragma unroll
+        for (int m = 0; m < kSteps; ++m) o_[i][m][0][e] *= factor, o_[i][m][1][e] *= factor;
+      }
+  }
+
+  /// In passes with care.
+  __device__ __forceinline__ void halve(Scores& p) const {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) p[i][n] *= weight_[i][n % 2];
+  }
+
+  /// load(a, m): values, transposed, of channels from 16 m on.
+  template <class Load>
+  __device__ __forceinline__ void add_values(const Scores& p, const Load& load) {
+    std::uint32_t b[kGroups][2];
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      b[i][0] = transposed_matrix(packed_pair(p[i][0], p[i][1], E()));
+      b[i][1] = transposed_matrix(packed_pair(p[i][2], p[i][3], E()));
+    }
+    Fragment a[3];
+    load(a[0], 0);
+    load(a[1], 1);
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) {
+      if (m + 2 < kSteps) load(a[(m + 2) % 3], m + 2);
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) multiply_16(o_[i][m][0], o_[i][m][1], a[m % 3], b[i][0], b[i][1], E());
+    }
+  }
+
+  /// O += P V for rows of V that hold a NaN or an infinity, if the queries see them.
+  __device__ __forceinline__ void add_hidden_values(const Scores& p, const FarValues& values, int first,
+                                                    rules::Word word) {
+#pragma unroll 1
+    for (auto left = values.bad; left != 0; left &= left - 1) {
+      const int row = __ffs(static_cast<int>(left)) - 1;
+      if (!(word >> row & 1)) continue;
+      const E* const at = reinterpret_cast<const E*>(call_.v.data) + key_at(call_, task_, call_.v, first + row);
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float weight = __shfl_sync(0xffffffffu, row < 8 ? p[i][e] : p[i][e + 2], row % 8 * 4 + t());
+          shows_[i][e] = true;
+#pragma unroll
+          for (int n = 0; n < 2 * kSteps; ++n) {
+            const int channel = task_.first_value + 8 * n + g();
+            if (channel < call_.d_v) o_[i][n / 2][n % 2][e] += weight * static_cast<float>(at[channel]);
+          }
+        }
+    }
+  }
+
+  // --- Rows ----------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void clear_rows(bool halved) {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float shift = -infinity();
+        weight_[i][e] = 1;
+        if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
+          const float sum = column_sum(sum_[i][e]);
+          if (overflowed(i, e)) shift = shift_[i][e], weight_[i][e] = 0.5f / sum;
+        }
+        shift_[i][e] = shift, sum_[i][e] = 0, shows_[i][e] = false;
+      }
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+      for (int m = 0; m < kSteps; ++m) o_[i][m][0][0] = o_[i][m][0][1] = o_[i][m][1][0] = o_[i][m][1][1] = 0;
+  }
+
+  __device__ __forceinline__ bool finite() const {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      zero += 0.0f * sum_[i][0] + 0.0f * sum_[i][1];
+#pragma unroll
+      for (int m = 0; m < kSteps; ++m)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) zero += 0.0f * o_[i][m][n / 2][n % 2];
+    }
+    return zero == zero;
+  }
+
+  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
+  __device__ __forceinline__ bool overflowed(int i, int e) const {
+    float zero = 0;
+#pragma unroll
+    for (int m = 0; m < kSteps; ++m) zero += 0.0f * o_[i][m][0][e] + 0.0f * o_[i][m][1][e];
+    const float sum = column_sum(sum_[i][e]);
+    return column_sum(zero) != 0.0f && !shows_[i][e] && sum > 0.0f && sum < infinity();  // zero is that, or NaN
+  }
+
+  /// Over the lanes that have the same queries.
+  __device__ __forceinline__ static float column_sum(float x) {
+#pragma unroll
+    for (int n = 4; n < 32; n *= 2) x += __shfl_xor_sync(0xffffffffu, x, n);
+    return x;
+  }
+
+  /// What the warps leave, in the order of their keys.
+  __device__ __forceinline__ void join() {
+    const int rows = min(kRows, args_.rows - task_.first_row), channels = min(call_.d_v - task_.first_value, kDepth);
+#pragma unroll 1
+    for (int first = 0; first < rows; first += Sizes::kJoinRows) {
+      const int end = min(first + Sizes::kJoinRows, rows);
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float sum = column_sum(sum_[i][e]);
+          const int row = first_row_ + 8 * i + 2 * t() + e;
+          if (row < first || row >= end) continue;
+          if (g() == 0) this->note(row, shift_[i][e], sum, seen_, weight_[i][e]);
+          auto& own = shared_.results[warp_][row - first];
+#pragma unroll
+          for (int n = 0; n < 2 * kSteps; ++n) own[8 * n + g()] = o_[i][n / 2][n % 2][e];
+        }
+      sync_threads<kThreads>(1);
+      if (const int row = first + static_cast<int>(threadIdx.x); row < end) this->weigh(row);
+      sync_threads<kThreads>(1);
+      for (int n = static_cast<int>(threadIdx.x); n < (end - first) * kDepth; n += kThreads) {
+        const int row = n / kDepth, channel = n % kDepth;
+        if (channel >= channels) continue;
+        const float o = this->mean(first + row, [&](int w) { return shared_.results[w][row][channel]; });
+        this->leave(first + row, task_.first_value + channel, o);
+      }
+      sync_threads<kThreads>(1);  // the results are read
+    }
+  }
+
+  const int first_row_;  // of the warp's
+  int stage_ = 0;
+  unsigned parity_ = 0;
+  std::uint32_t q_[kGroups][kSteps][2];
+  float shift_[kGroups][2], sum_[kGroups][2];  // sum_: of this lane's keys alone
+  float weight_[kGroups][2];                   // what P is multiplied by, in passes with care
+  bool shows_[kGroups][2];  // in a pass with care, the row sees a value that is not finite
+  bool seen_;               // does the task's warp see a key?
+  float o_[kGroups][kSteps][2][2];  // channels g and g + 8 of 16, queries
+};
+
+}  // namespace anyflash::cuda

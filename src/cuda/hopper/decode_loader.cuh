@@ -1,0 +1,112 @@
+// What blocks of threads of Hopper's decoding kernel have in shared memory, and the warp that loads: it asks the copy
+// engine for keys and values, tile by tile, as far ahead as there are stages, through all tasks of its block.
+#pragma once
+
+#include "cuda/hopper/barriers.cuh"
+#include "cuda/hopper/decode_args.h"
+#include "cuda/portable/decode_shared.cuh"
+
+namespace anyflash::cuda {
+
+/// 16 keys of a tile are a warp's, or those of row_warps, each of which has 8 * groups rows. join_rows: of which what
+/// the warps leave is joined at a time. registers: 0, or those of a thread, taken from a warpgroup that loads.
+template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>
+struct BulkDecodeSizes {
+  using Element = E;
+  static constexpr int kDepth = depth, kGroups = groups, kRowWarps = row_warps, kKeyWarps = key_warps;
+  static constexpr int kStages = stages, kKeys = 16 * key_warps, kRows = 8 * groups * row_warps;
+  static constexpr int kWarps = row_warps * key_warps, kJoinRows = join_rows, kRegisters = registers;
+  static constexpr int kThreads = 32 * (kWarps + (registers > 0 ? 4 : 1)), kLoaderRegisters = 40;
+  static_assert(kKeys % 64 == 0 && kRows % kJoinRows == 0 && (registers == 0 || kWarps % 4 == 0));
+};
+
+template <class Sizes>
+struct BulkDecodeShared {
+  using E = typename Sizes::Element;
+  using T = float;
+  static constexpr int kTile = Sizes::kKeys * Sizes::kDepth, kKeyWarps = Sizes::kKeyWarps;
+  alignas(1024) E k[Sizes::kStages][kTile];  ///< panels of 64 channels of all keys, swizzled
+  alignas(1024) E v[Sizes::kStages][kTile];
+  T results[kKeyWarps][Sizes::kJoinRows][Sizes::kDepth + 8];  ///< neighbouring rows lie in other banks
+  T largest[kKeyWarps][Sizes::kRows], sum[kKeyWarps][Sizes::kRows], weight[kKeyWarps][Sizes::kRows];
+  bool seen[kKeyWarps][Sizes::kRows];
+  Barrier full[Sizes::kStages], empty[Sizes::kStages];
+
+  /// One thread's work, before a barrier of the block.
+  __device__ __forceinline__ void begin() {
+    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin(Sizes::kWarps);
+    barriers_begun();
+  }
+};
+
+template <class Sizes>
+class BulkDecodeLoader {
+ public:
+  using Shared = BulkDecodeShared<Sizes>;
+  static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kStages = Sizes::kStages;
+
+  __device__ __forceinline__ BulkDecodeLoader(const BulkDecodeArgs& args, Shared& shared)
+      : args_(args), shared_(shared), log_boxes_(rules::lowest_bit(kKeys / args.box_rows)) {}
+
+  __device__ __forceinline__ void run() {
+    // A lane's boxes are always the same rows and channels of a tile of one of the two tensors.
+    const int lane = static_cast<int>(lane_number()), boxes = 1 << log_boxes_;
+    const int box = lane & (boxes - 1), panel = (lane >> log_boxes_) % kPanels;
+    const int tensor = (lane >> log_boxes_) / kPanels;
+    const bool one_entry = args_.one_entry[tensor & 1], one_head = args_.one_head[tensor & 1];
+    const auto place = static_cast<std::int64_t>(panel) * kKeys * 64 + box * args_.box_rows * 64;
+    for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
+         number += static_cast<std::int32_t>(gridDim.x)) {
+      const DecodeTask task(args_, number, Sizes::kRows, kDepth);
+      const auto span = span_of(args_, task);
+      const int channel = panel * 64 + (tensor == 1 ? task.first_value : 0);
+      if (args_.call.paged) next_ = page_of(task, span, lane);
+      int n = 0;  // of the tile's first box in the task
+      for (int first = span.first; first < span.end; first += kKeys, n += boxes) {
+        std::int32_t row = first + box * args_.box_rows, entry = task.b;
+        const bool exists = tensor < 2 && row < span.end;
+        if (args_.call.paged) {
+          if (n % 32 == 0) now_ = next_, next_ = page_of(task, span, n + 32 + lane);
+          entry = __shfl_sync(0xffffffffu, now_.page, n % 32 + box);
+          row = __shfl_sync(0xffffffffu, now_.row, n % 32 + box);
+        }
+        const auto all = __ballot_sync(0xffffffffu, exists);
+        shared_.empty[stage_].wait(parity_ ^ 1);
+        auto& full = shared_.full[stage_];
+        if (lane == 0) full.arrive_and_expect(__popc(all) * args_.box_rows * 128);
+        __syncwarp();
+        if (exists) {
+          copy_box((tensor == 0 ? shared_.k : shared_.v)[stage_] + place, &args_.maps[tensor].map, channel, row, 0,
+                   one_head ? 0 : task.head, one_entry ? 0 : entry, full);
+        }
+        if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kPanels = kDepth / 64;
+  static_assert(kKeys / 16 * kPanels * 2 <= 32, "a lane for each box of the smallest pages");
+
+  /// Where a box of a task is.
+  struct Place {
+    std::int32_t page, row;
+  };
+  __device__ __forceinline__ Place page_of(const DecodeTask& task, const DecodeSpan& span, int n) const {
+    const auto& pages = args_.call.pages;
+    const auto key = span.first + n * args_.box_rows;
+    if (key >= span.end) return {0, 0};
+    const auto page = static_cast<unsigned>(key) / static_cast<unsigned>(pages.page_size);
+    return {static_cast<std::int32_t>(pages.at(task.b, static_cast<std::int32_t>(page))),
+            key - static_cast<std::int32_t>(page) * pages.page_size};
+  }
+
+  const BulkDecodeArgs& args_;
+  Shared& shared_;
+  const int log_boxes_;  ///< of a tile's rows
+  Place now_, next_;     ///< lane n has box n of 32
+  int stage_ = 0;
+  unsigned parity_ = 0;
+};
+
+}  // namespace anyflash::cuda

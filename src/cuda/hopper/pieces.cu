@@ -1,0 +1,88 @@
+// Splits float32 rows into pieces. Bound by memory: 4 bytes are read and 6 written for each number.
+#include "cuda/common/errors.h"
+#include "cuda/common/pieces.cuh"
+#include "cuda/hopper/pieces.h"
+#include "cuda/portable/launch.h"
+#include "cuda/portable/rows.cuh"
+
+namespace anyflash::cuda {
+namespace {
+
+constexpr int threads = 256;
+constexpr float limit = 0x1p40f;  // sums of products of scaled numbers below it do not overflow
+
+/// What is too large becomes NaN, so that it shows.
+__device__ __forceinline__ float scaled(float x) {
+  return fabsf(x) < limit ? x * kPieceScale : __int_as_float(0x7fc00000);
+}
+
+/// A block of threads for each block of rows.
+__global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_constant__ PieceArgs args) {
+  int n = 0;
+  while (blockIdx.x >= args.first_block[n + 1]) ++n;
+  const auto& tensor = args.tensors[n];
+  const auto& rows = tensor.rows;
+  const auto at = static_cast<std::int64_t>(blockIdx.x) - args.first_block[n], head = at / tensor.blocks;
+  const auto box = box_of(tensor.grid, tensor.plain, static_cast<std::int32_t>(at % tensor.blocks));
+  const float* const data =
+      reinterpret_cast<const float*>(rows.data) + head / tensor.heads * rows.batch + head % tensor.heads * rows.head;
+  const int chunks = args.depth / 8, piece = args.depth * 128;  // of 8 channels; bytes of a tile
+  char* const to = tensor.to + at * (kPieces * piece);
+  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring threads read neighbours
+  for (int i = threadIdx.x; i < 64 * chunks; i += threads) {
+    const int row = along_rows ? i % 64 : i / chunks, chunk = along_rows ? i / 64 : i % chunks;
+    const auto c = entry_of(box, row);
+    const auto* const from = data + c[0] * rows.sequence[0] + c[1] * rows.sequence[1] + c[2] * rows.sequence[2];
+    const int left = rules::inside(c, tensor.grid.size) ? tensor.channels - 8 * chunk : 0;
+    float x[8];
+    if (rows.vectors && left >= 8) {
+      *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(from + 8 * chunk);
+      *reinterpret_cast<float4*>(x + 4) = *reinterpret_cast<const float4*>(from + 8 * chunk + 4);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = e < left ? from[(8 * chunk + e) * rows.channel] : 0.0f;
+    }
+    uint4 pieces[kPieces];
+    std::uint32_t(&words)[kPieces][4] = reinterpret_cast<std::uint32_t(&)[kPieces][4]>(pieces);
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      split(scaled(x[2 * e]), scaled(x[2 * e + 1]), words[0][e], words[1][e], words[2][e]);
+    char* const place = to + chunk / 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16;
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) *reinterpret_cast<uint4*>(place + p * piece) = pieces[p];
+  }
+}
+
+}  // namespace
+
+PieceRows piece_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
+                        std::int64_t channels) {
+  return {rows_of(problem, operand),
+          grid,
+          static_cast<std::int32_t>(grid.count()),
+          static_cast<std::int32_t>(heads),
+          static_cast<std::int32_t>(channels),
+          plain_rows(problem, grid),
+          nullptr};
+}
+
+std::int64_t place_pieces(PieceArgs& args, int tensors, std::int64_t batch, char* memory) {
+  std::int64_t bytes = 0;
+  for (int n = 0; n < tensors; ++n) {
+    auto& tensor = args.tensors[n];
+    tensor.to = memory ? memory + bytes : nullptr;
+    bytes += batch * tensor.heads * tensor.blocks * args.depth * std::int64_t{64 * 2 * kPieces};
+  }
+  return bytes;
+}
+
+void split_rows(PieceArgs args, int tensors, std::int64_t batch, cudaStream_t stream) {
+  std::int64_t blocks = 0;
+  for (int n = 0; n <= kMostPieceRows; ++n) {
+    args.first_block[n] = blocks;
+    if (n < tensors) blocks += batch * args.tensors[n].heads * args.tensors[n].blocks;
+  }
+  if (blocks > 0) launch(reinterpret_cast<const void*>(&split_rows_kernel), blocks, threads, 0, &args, stream);
+}
+
+}  // namespace anyflash::cuda

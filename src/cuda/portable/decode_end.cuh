@@ -1,0 +1,96 @@
+// The end of a task of few queries: what each warp's results of a row are multiplied by, and where the row's go.
+#pragma once
+
+#include "cuda/portable/decode_shared.cuh"
+
+namespace anyflash::cuda {
+
+/// Shared: has largest, sum, seen and weight of each warp's rows. kWarps: that share the keys of a row.
+template <class E, class Shared, int kWarps>
+class DecodeEnd {
+ public:
+  using T = typename Shared::T;
+
+ protected:
+  /// warp: of those that share the keys.
+  __device__ __forceinline__ DecodeEnd(const DecodeArgs& args, Shared& shared, int warp)
+      : args_(args), call_(args.call), shared_(shared), warp_(warp) {}
+
+  __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(call_.scale); }
+  __device__ __forceinline__ static T infinity() { return FinishedRow<T>::infinity(); }
+
+  /// weight: what P has been multiplied by.
+  __device__ __forceinline__ void note(int row, T largest, T sum, bool seen, T weight) {
+    shared_.largest[warp_][row] = largest, shared_.sum[warp_][row] = sum, shared_.seen[warp_][row] = seen;
+    shared_.weight[warp_][row] = T(1) / weight;
+  }
+
+  /// Of a part without keys, which there are many of where lengths are far below what there is room for: it has no
+  /// results, and nobody looks for them. most_rows: of the task.
+  __device__ __forceinline__ void leave_nothing(int most_rows) const {
+    const int row = static_cast<int>(threadIdx.x);
+    if (row < min(most_rows, args_.rows - task_.first_row) && task_.first_value == 0)
+      leave_statistics(row, -infinity(), 0, false);
+  }
+  __device__ __forceinline__ void leave_statistics(int row, T largest, T sum, bool seen) const {
+    T* const to = reinterpret_cast<T*>(args_.statistics) + 3 * task_.place(args_, row);
+    to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
+  }
+
+  /// What each warp's results of a row are multiplied by: their share, and what is there for P that sums to a half.
+  /// The row's own numbers.
+  __device__ __forceinline__ void weigh(int row) {
+    T largest = -infinity(), sum = 0;
+    bool seen = false;
+    for (int w = 0; w < kWarps; ++w) largest = fmax(largest, shared_.largest[w][row]), seen |= shared_.seen[w][row];
+    for (int w = 0; w < kWarps; ++w) {
+      const T own = shared_.sum[w][row];
+      const T weight = own == T(0) ? T(0) : exp((shared_.largest[w][row] - largest) * scale());
+      shared_.weight[w][row] *= weight;
+      sum += own * weight;
+    }
+    for (int w = 0; w < kWarps; ++w)
+      if (shared_.weight[w][row] != T(0)) shared_.weight[w][row] /= sum;
+    if (args_.parts > 1) {
+      if (task_.first_value == 0) leave_statistics(row, largest, sum, seen);
+    } else {
+      const FinishedRow<T> finished(args_, task_.b, task_.query_head(args_, row), task_.query(args_, row), largest,
+                                    scale(), sum, seen, task_.first_value == 0);
+      for (int w = 0; w < kWarps; ++w) shared_.weight[w][row] *= finished.empty ? T(0) : finished.factor;
+    }
+  }
+
+  /// The mean of what the warps have of a row and channel. number(w): the one of warp w.
+  template <class Number>
+  __device__ __forceinline__ T mean(int row, const Number& number) const {
+    T o = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const T weight = shared_.weight[w][row];  // 0: nothing was seen, and 0 times what is there may be NaN
+      if (weight != T(0)) o += number(w) * weight;
+    }
+    return finite_mean(o, [&] {
+      bool all = true;
+      for (int w = 0; w < kWarps; ++w) all &= shared_.weight[w][row] == T(0) || is_finite(number(w));
+      return all;
+    });
+  }
+
+  __device__ __forceinline__ void leave(int row, int channel, T o) const {
+    if (args_.parts > 1) {
+      reinterpret_cast<T*>(args_.results)[task_.place(args_, row) * call_.d_v + channel] = o;
+      return;
+    }
+    const auto& out = call_.out;
+    reinterpret_cast<E*>(out.data)[task_.b * out.batch + task_.query_head(args_, row) * out.head +
+                                   task_.query(args_, row) * out.sequence[2] + channel * out.channel] = rounded<E>(o);
+  }
+
+  const DecodeArgs& args_;
+  const ForwardArgs& call_;
+  Shared& shared_;
+  const int warp_;
+  DecodeTask task_;
+};
+
+}  // namespace anyflash::cuda
