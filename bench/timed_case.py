@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 
 import numpy as np
 
@@ -87,16 +86,16 @@ class Case:
     def beside(self, what, paths=None):
         """(anyflash's call, the peer's fastest, its name). Results are compared first; the peer's paths (those named,
         or all) are then timed a few times in turns: one time alone may be one that something else disturbed, unless it
-        is long and far from the other's."""
+        is long and far from the other's. The first call is not timed: threads start in it."""
         ours = self.call(what)
         theirs = {name: call for name, call in self.peer_calls(what).items() if paths is None or name in paths}
-        expected, first = ours(), {}
+        expected = ours()
         for name, call in theirs.items():
-            start = time.perf_counter()
-            result = call()
-            first[name] = time.perf_counter() - start
-            self.compare(what, expected, result, name)
-        theirs = {name: theirs[name] for name in theirs if first[name] < max(LONG, FAR_SLOWER * min(first.values()))}
+            self.compare(what, expected, call(), name)
+        if len(theirs) > 1:
+            second = {name: measure.once(call) for name, call in theirs.items()}
+            most = max(LONG, FAR_SLOWER * min(second.values()))
+            theirs = {name: call for name, call in theirs.items() if second[name] < most}
         seconds = dict(zip(theirs, measure.interleaved(theirs.values(), TRIALS))) if len(theirs) > 1 else {}
         name = min(theirs, key=lambda name: min(seconds.get(name, (0,))))
         return ours, theirs[name], name
@@ -105,6 +104,10 @@ class Case:
         pairs = {"out": (ours, theirs)} if what == "forward" else dict(zip(("dq", "dk", "dv"), zip(ours, theirs)))
         for tensor, (mine, its) in pairs.items():
             mine, its = self.numbers(mine), self.numbers(its)
+            for whose, numbers in (("anyflash's", mine), (f"{name}'s", its)):
+                if not np.isfinite(numbers).all():
+                    raise SystemExit(f"bench/compare: {tensor} of {self.type} {tuple(self.q.shape)}, causal "
+                                     f"{self.causal}: {whose} is not finite")
             difference = np.abs(mine - its).max() / np.abs(its).max()
             if not difference <= TOLERANCE[self.type]:
                 raise SystemExit(f"bench/compare: {tensor} of {self.type} {tuple(self.q.shape)}, causal {self.causal}: "
