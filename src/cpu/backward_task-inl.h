@@ -119,7 +119,7 @@ class KeyBlockTask {
         const bool whole = kind == TileClass::full;
         if (kInTiles<E> && whole && !blocks_.q_bad && !blocks_.dout_bad) {
           waiting.take(blocks_);
-          if (at > 0 || !walk.meets(first + 1)) add_waiting(slot, waiting);
+          if (at + 1 == kQueryBlocks || !walk.meets(first + at + 1)) add_waiting(slot, waiting);
         } else {
           add_waiting(slot, waiting);
           add_tile(slot, whole);
