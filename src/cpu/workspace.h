@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <string>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <anyflash/tensor.h>
 
 #include "hwy/aligned_allocator.h"
@@ -18,6 +22,16 @@ constexpr int kMaxQueryRows = 256;
 /// Row length of a thread's own copy of rows: whole vectors of any instruction set, so that no kernel has a remainder.
 inline std::int64_t padded(std::int64_t channels) { return (channels + 15) / 16 * 16; }
 
+/// Asks for the whole large pages in it: memory that is new to a call costs as much as it has pages.
+inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
+#ifdef __linux__
+  constexpr std::uintptr_t page = std::uintptr_t{2} << 20;
+  const auto first = reinterpret_cast<std::uintptr_t>(memory), end = first + bytes;
+  const auto from = (first + page - 1) / page * page, to = end / page * page;
+  if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);  // it may be refused
+#endif
+}
+
 /// `count` numbers, aligned to vectors. Throws Error if there is no memory.
 template <class T>
 hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
@@ -26,6 +40,7 @@ hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
     const auto bytes = std::to_string(count * sizeof(T));
     throw Error(Error::Kind::memory, "no memory for a workspace of " + bytes + " bytes");
   }
+  prefer_large_pages(memory.get(), static_cast<std::size_t>(count) * sizeof(T));
   return memory;
 }
 
