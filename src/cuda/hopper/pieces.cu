@@ -18,6 +18,7 @@ __device__ __forceinline__ float scaled(float x) {
 
 /// A block of threads for each block of rows.
 __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_constant__ PieceArgs args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   int n = 0;
   while (blockIdx.x >= args.first_block[n + 1]) ++n;
   const auto& tensor = args.tensors[n];
@@ -51,6 +52,9 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) *reinterpret_cast<uint4*>(place + p * piece) = pieces[p];
   }
+#else
+  __trap();  // the host asks no other GPU for it
+#endif
 }
 
 }  // namespace
