@@ -113,9 +113,7 @@ def recorded_limits():
     return machine
 
 
-@pytest.mark.parametrize("type_", [
-    "float32", "float64", "float16", pytest.param("bfloat16", marks=pytest.mark.xfail(
-        strict=True, reason="the picture is older than the peak of pairs: run bench/roofline, drop this mark"))])
+@pytest.mark.parametrize("type_", ["float32", "float64", "float16", "bfloat16"])
 def test_no_recorded_mark_lies_above_its_roof(type_):
     machine = recorded_limits()
     rows = [row for row in roofline.points(json.loads(page.RECORD.read_text())) if row["type"] == type_]
