@@ -10,7 +10,7 @@ namespace anyflash::cuda {
 bool take_bulk_decode([[maybe_unused]] const Problem& problem, [[maybe_unused]] BulkDecodeArgs& args,
                       [[maybe_unused]] DecodeKernels& kernels) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (!kBulkDecode || element_size(problem.type) != 2 || facts_of(problem.device).major != 9) return false;
+  if (element_size(problem.type) != 2 || facts_of(problem.device).major != 9) return false;
   const auto& pages = args.call.pages;
   const bool paged = args.call.paged;
   args.box_rows = 64;

@@ -1,13 +1,13 @@
 // Decoding on Hopper (sm_90a) for plain calls of 16-bit types: portable/decode_plain.cuh says which those are, and
 // portable/decode.cuh what tasks and parts are.
 //
-// A block of threads stays and takes one task after the other. One warp has the copy engine bring keys and values, tile
-// by tile, as far ahead as shared memory holds, also beyond the end of a task (decode_loader.cuh); so loads never wait
-// for the end of a task, and the other warps spend nothing on them. Of a tile each of those takes 16 keys, with all
-// rows or, over 16 rows, half of them, and keeps O, the largest product and the sum of its rows. Both products are made
-// the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says why), for 8 or 16 rows. What the
-// warps leave is joined in shared memory, what the parts leave by the block that is the last of them, to the bit as the
-// kernel of decode_join.cuh does. Bound by reading K and V.
+// A block of threads has one task, or, where a multiprocessor has room for one block alone, stays and takes one after
+// the other. One warp has the copy engine bring keys and values, tile by tile, as far ahead as shared memory holds, also
+// beyond the end of a task (decode_loader.cuh); so the other warps spend nothing on loads. Of a tile each of those takes
+// 16 keys, with all rows or, over 16 rows, half of them, and keeps O, the largest product and the sum of its rows. Both
+// products are made the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says why), for 8 or
+// 16 rows. What the warps leave is joined in shared memory, what the parts leave by the kernel of decode_join.cuh. Bound
+// by reading K and V.
 //
 // A warp whose result is not finite goes over its keys again, with care (portable/not_finite.cuh), by the same
 // products in the same order, so that other rows keep their bits: it reads keys and values itself, since the tiles have

@@ -52,8 +52,4 @@ template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1, 
 /// share of what is read for a batch entry.
 inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32, kPartsOfEntry = 512;
 
-/// Plain calls of 16-bit types on Hopper take the kernel that the copy engine loads for (hopper/decode.cuh), else that
-/// of decode_plain.cuh.
-inline constexpr bool kBulkDecode = true;
-
 }  // namespace anyflash::cuda
