@@ -35,6 +35,9 @@ struct alignas(64) Configuration {
 /// own between two products.
 thread_local int known_rows = -1;
 
+/// GCC's intrinsics do not tell that they read memory: without this, what was stored there may come later, or never.
+void finish_stores(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
+
 /// Registers: 0 to 3 hold two by two tiles of c, 4 and 5 of a, 6 and 7 of b.
 void configure(int first_rows) {
   if (known_rows == first_rows) return;
@@ -43,6 +46,7 @@ void configure(int first_rows) {
   std::fill_n(configuration.row_bytes, 8, std::uint16_t{4 * kSide});
   std::fill_n(configuration.rows, 8, std::uint8_t{kSide});
   for (const int of_first_rows : {0, 1, 4}) configuration.rows[of_first_rows] = static_cast<std::uint8_t>(first_rows);
+  finish_stores(&configuration);
   _tile_loadconfig(&configuration);
 }
 
@@ -71,6 +75,7 @@ void last_step(std::int64_t rows, std::int64_t count, const std::uint32_t* a, st
   alignas(64) std::uint32_t left[2 * kSide * kSide] = {}, right[kSide * columns] = {};
   for (std::int64_t row = 0; row < rows; ++row) std::copy_n(a + row * a_row, count, left + row * kSide);
   for (std::int64_t row = 0; row < count; ++row) std::copy_n(b + row * ldb, columns, right + row * columns);
+  finish_stores(left), finish_stores(right);
   step<kBelow, kBeside>(left, kSide, right, columns);
 }
 
@@ -146,6 +151,7 @@ bool available() {
 void multiply(bool add, std::int64_t rows, std::int64_t k, std::int64_t n, std::span<const Factors> factors,
               std::int64_t a_row, std::int64_t ldb, float* c, std::int64_t ldc) {
   constexpr auto pair = 2 * kSide;
+  finish_stores(c);
   if (factors.size() == 1 && k == pair && rows % pair == 0 && n % pair == 0) {
     const auto [a, b] = factors[0];
     configure(kSide);

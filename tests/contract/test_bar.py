@@ -33,14 +33,14 @@ def test_doubled_errors_are_a_miss(type, monkeypatch):
     monkeypatch.setattr(cases, "run", errs_by(1))
     check(CALL.but(type=type))
     monkeypatch.setattr(cases, "run", errs_by(2))
-    with pytest.raises(AssertionError, match="^over 32 draws: .*root mean square"):
+    with pytest.raises(AssertionError, match="^over 128 draws: .*root mean square"):
         check(CALL.but(type=type))
 
 
 @pytest.mark.parametrize("type", FLOATS)
 def test_errors_of_three_times_the_textbook_s_are_a_miss(type, monkeypatch):
     monkeypatch.setattr(cases, "run", errs_by(3))
-    with pytest.raises(AssertionError, match="^over 32 draws: "):
+    with pytest.raises(AssertionError, match="^over 128 draws: "):
         check(CALL.but(type=type))
 
 

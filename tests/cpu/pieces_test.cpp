@@ -49,6 +49,12 @@ void CheckGemm(std::int64_t rows, std::int64_t k, std::int64_t n, bool transpose
 }
 
 #if ANYFLASH_PAIRS
+/// What lies below the stack's end is NaN then, for those who forget to write there.
+HWY_NOINLINE void SpoilStack() {
+  volatile std::uint32_t words[8192];
+  for (auto& word : words) word = ~0u;
+}
+
 /// Pairs: what is multiplied is rounded to bfloat16, left operands in rows or, as rows of Pairs, in columns.
 template <bool kAdd>
 void CheckPairs(std::int64_t rows, std::int64_t k, std::int64_t n, bool transposed) {
@@ -67,6 +73,7 @@ void CheckPairs(std::int64_t rows, std::int64_t k, std::int64_t n, bool transpos
       left[i * a_row + e / 2 * a_k] = pair(a.data[i * k + e], a.data[i * k + e + 1]);
   const auto right = allocate<Pair>(kTile / 2 * n);
   PairRows(b.data.get(), n, right.get());
+  SpoilStack();
   Gemm<kAdd>(rows, k / 2, n, left.data(), a_row, a_k, right.get(), n, c.data.get(), n);
   for (std::int64_t i = 0; i < rows; ++i)
     for (std::int64_t j = 0; j < n; ++j) {
