@@ -55,6 +55,20 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       "l"(map), "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state))
       : "memory");
 }
+/// The same of what is not needed again: it leaves the second cache first. policy: read_once().
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c, int x, int y, int z, int w,
+                                         Barrier& barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)),
+      "l"(map), "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state)), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ std::uint64_t read_once() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 /// The reverse; what is beyond the tensor is left out.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, const void* from, int c, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),

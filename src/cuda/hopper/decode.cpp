@@ -23,7 +23,7 @@ bool take_bulk_decode([[maybe_unused]] const Problem& problem, [[maybe_unused]] 
     args.one_entry[i] = tensor.batch == 0, args.one_head[i] = tensor.head == 0;
     const std::int64_t entries = args.one_entry[i] ? 1 : paged ? pages.pages : problem.batch;
     if (!map_rows(args.maps[i], tensor, i == 0 ? problem.d_qk : problem.d_v, grid,
-                  args.one_head[i] ? 1 : problem.heads_kv, entries))
+                  args.one_head[i] ? 1 : problem.heads_kv, entries, true))
       return false;
   }
   const auto kernel = problem.type == ElementType::float16

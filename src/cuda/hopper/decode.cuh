@@ -134,6 +134,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
         if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
       }
     }
+    raise(largest_, 0);
     bool again = !kCareful && !finite();
     if constexpr (kCareful) {
 #pragma unroll
@@ -263,7 +264,8 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
     }
   }
 
-  /// s becomes P; the rows' sums follow.
+  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores lags behind their maximum by no more than lag32: else most
+  /// tiles of a short part, which have some row's largest score so far, would scale O.
   __device__ __forceinline__ void softmax(Scores& s) {
     float largest[kGroups][2];
     bool high = false;
@@ -272,9 +274,10 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         largest[i][e] = fmaxf(s[i][e], s[i][e + 2]);
-        high |= largest[i][e] > shift_[i][e];
+        high |= largest[i][e] > shift_[i][e] + call_.lag32;
+        largest_[i][e] = fmaxf(largest_[i][e], largest[i][e]);
       }
-    if (__any_sync(0xffffffffu, high)) raise(largest);
+    if (__any_sync(0xffffffffu, high)) raise(largest, call_.lag32);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
 #pragma unroll
@@ -285,7 +288,8 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
         sum_[i][e] += s[i][e] + s[i][e + 2];
       }
   }
-  __device__ __forceinline__ void raise(const float (&own)[kGroups][2]) {
+  /// Rows whose largest number is more than `lag` above their shift get it as their shift. own: of this lane's keys.
+  __device__ __forceinline__ void raise(const float (&own)[kGroups][2], float lag) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
 #pragma unroll
@@ -293,7 +297,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
         float largest = own[i][e];
 #pragma unroll
         for (int n = 4; n < 32; n *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, n));
-        const bool rise = largest > shift_[i][e];
+        const bool rise = largest > shift_[i][e] + lag;
         const float factor = rise && shift_[i][e] != -infinity() ? expf((shift_[i][e] - largest) * scale()) : 1.0f;
         if (rise) shift_[i][e] = largest;
         sum_[i][e] *= factor;
@@ -366,7 +370,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
           const float sum = column_sum(sum_[i][e]);
           if (overflowed(i, e)) shift = shift_[i][e], weight_[i][e] = 0.5f / sum;
         }
-        shift_[i][e] = shift, sum_[i][e] = 0, shows_[i][e] = false;
+        shift_[i][e] = shift, largest_[i][e] = -infinity(), sum_[i][e] = 0, shows_[i][e] = false;
       }
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
@@ -438,7 +442,8 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
   int stage_ = 0;
   unsigned parity_ = 0;
   std::uint32_t q_[kGroups][kSteps][2];
-  float shift_[kGroups][2], sum_[kGroups][2];  // sum_: of this lane's keys alone
+  float shift_[kGroups][2];                      // what is subtracted from a row's scores
+  float largest_[kGroups][2], sum_[kGroups][2];  // of this lane's keys alone
   float weight_[kGroups][2];                   // what P is multiplied by, in passes with care
   bool shows_[kGroups][2];  // in a pass with care, the row sees a value that is not finite
   bool seen_;               // does the task's warp see a key?

@@ -54,6 +54,7 @@ class BulkDecodeLoader {
     const int box = lane & (boxes - 1), panel = (lane >> log_boxes_) % kPanels;
     const int tensor = (lane >> log_boxes_) / kPanels;
     const bool one_entry = args_.one_entry[tensor & 1], one_head = args_.one_head[tensor & 1];
+    const auto policy = read_once();
     const auto place = static_cast<std::int64_t>(panel) * kKeys * 64 + box * args_.box_rows * 64;
     for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
          number += static_cast<std::int32_t>(gridDim.x)) {
@@ -77,7 +78,7 @@ class BulkDecodeLoader {
         __syncwarp();
         if (exists) {
           copy_box((tensor == 0 ? shared_.k : shared_.v)[stage_] + place, &args_.maps[tensor].map, channel, row, 0,
-                   one_head ? 0 : task.head, one_entry ? 0 : entry, full);
+                   one_head ? 0 : task.head, one_entry ? 0 : entry, full, policy);
         }
         if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
       }

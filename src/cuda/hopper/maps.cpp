@@ -15,7 +15,8 @@ struct Axis {
 };
 
 /// Axis 0's elements are neighbours.
-bool encode(CUtensorMap& map, char* data, CUtensorMapDataType type, int bytes, const Axis (&axes)[5]) {
+bool encode(CUtensorMap& map, char* data, CUtensorMapDataType type, int bytes, const Axis (&axes)[5],
+            CUtensorMapL2promotion ahead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   static const auto function = [] {
     void* found_function = nullptr;
     cudaDriverEntryPointQueryResult found{};
@@ -38,14 +39,13 @@ bool encode(CUtensorMap& map, char* data, CUtensorMapDataType type, int bytes, c
     strides[i - 1] = static_cast<cuuint64_t>(stride);
   }
   return function(&map, type, 5, data, sizes, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_SWIZZLE_128B, ahead, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace
 
 bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& grid, std::int64_t heads,
-              std::int64_t batch) {
+              std::int64_t batch, bool once) {
   if (!rows.vectors) return false;
   const auto along = [&](int i) { return Axis{grid.size[i], rows.sequence[i], grid.extent[i], grid.step[i]}; };
   const Axis channel{channels, 1, 64};
@@ -61,7 +61,8 @@ bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& 
   }
   if (grid.size[0] == 1 && grid.extent[0] == 1) {
     return encode(map.map, rows.data, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
-                  {channel, along(2), along(1), {heads, rows.head}, {batch, rows.batch}});
+                  {channel, along(2), along(1), {heads, rows.head}, {batch, rows.batch}},
+                  once ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
   }
   if (heads > 1 && batch > 1 && rows.batch != heads * rows.head) return false;
   map.heads = static_cast<std::int32_t>(heads);

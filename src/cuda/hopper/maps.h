@@ -9,9 +9,10 @@ namespace anyflash::cuda {
 
 /// Rows of heads of 16-bit types: boxes of 64 channels of a block of the grid. False if the copy engine does not take
 /// them: rows that do not begin on 16 bytes, steps over 8, no way to count heads and batch entries together where the
-/// sequence has three dimensions.
+/// sequence has three dimensions. once: each row is read once, in order: the memory is not asked for more at a time than
+/// a box has (rows of one sequence alone).
 bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& grid, std::int64_t heads,
-              std::int64_t batch);
+              std::int64_t batch, bool once = false);
 
 /// A bias of rows of 16 or 32 bits, key by key: boxes of 128 bytes of 64 queries. False as above, or if one number
 /// stands for all keys.

@@ -49,25 +49,52 @@ DecodeKernels kernels_of(const Problem& problem, bool plain) {
 
 std::int64_t number_bytes(const Problem& problem) { return problem.type == ElementType::float64 ? 8 : 4; }
 
-/// Parts, and key blocks of each: by what the masks show, or by the sizes alone where masks differ in the batch, since
+/// Key blocks that are visited: by what the masks show, or by the sizes alone where masks differ in the batch, since
 /// results must not depend on what else is in it.
-struct Cut {
-  std::int64_t parts, part_blocks;
-};
-
-Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
+std::int64_t visited_blocks(const Problem& problem, const ExecutionPlan& plan) {
   std::int64_t blocks = 0;
   if (plan.late || (plan.batch_groups == 1 && !problem.key_lengths.given()))  // late: what is seen with all keys
     for (const auto& run : plan.groups[0].keys_of_query_block.runs) blocks += run.count;
-  if (blocks == 0) blocks = plan.key_grid.count();
-  const auto block_bytes = static_cast<std::int64_t>(64 * (problem.d_qk + problem.d_v) * element_size(problem.type));
-  const auto bytes = blocks * block_bytes;
+  return blocks > 0 ? blocks : plan.key_grid.count();
+}
+
+/// Parts, and key blocks of each.
+struct Cut {
+  std::int64_t parts, part_blocks;
+
+  Cut(std::int64_t blocks, std::int64_t wanted) {
+    wanted = std::clamp<std::int64_t>(wanted, 1, DecodeArgs::most_parts);
+    part_blocks = std::max<std::int64_t>((blocks + wanted - 1) / wanted, 1);
+    parts = std::max<std::int64_t>((blocks + part_blocks - 1) / part_blocks, 1);
+  }
+};
+
+std::int64_t block_bytes(const Problem& problem) {
+  return static_cast<std::int64_t>(64 * (problem.d_qk + problem.d_v) * element_size(problem.type));
+}
+
+/// The same in any batch.
+Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
+  const auto blocks = visited_blocks(problem, plan), bytes = blocks * block_bytes(problem);
   const auto part_bytes =
-      std::max({std::int64_t{kPartBytes}, kPartBlocks * block_bytes, bytes * problem.heads_kv / kPartsOfEntry,
+      std::max({std::int64_t{kPartBytes}, kPartBlocks * block_bytes(problem), bytes * problem.heads_kv / kPartsOfEntry,
                 kPartResults * rows_of(problem) * problem.d_v * number_bytes(problem)});
-  const auto parts = std::min<std::int64_t>((bytes + part_bytes - 1) / part_bytes, DecodeArgs::most_parts);
-  const auto part_blocks = (blocks + parts - 1) / parts;
-  return {(blocks + part_blocks - 1) / part_blocks, part_blocks};
+  return {blocks, (bytes + part_bytes - 1) / part_bytes};
+}
+
+/// As many parts as give every multiprocessor a task. Where lengths may differ, parts are short enough for one long entry
+/// not to be waited for.
+Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
+  const auto blocks = visited_blocks(problem, plan), bytes = blocks * block_bytes(problem);
+  if (bytes <= kPartBytes) return {blocks, 1};
+  const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
+  const std::int64_t multiprocessors = facts_of(problem.device).multiprocessors;
+  if (plan.late || problem.key_lengths.given()) {
+    const auto share = bytes * heads / (kUnevenTasks * multiprocessors);
+    return {blocks, bytes / std::clamp<std::int64_t>(share, kPartBytes, kMostUnevenBytes)};
+  }
+  const auto parts = (multiprocessors + heads / 2) / heads;
+  return {blocks, std::min({parts, bytes / kLeastEvenBytes, std::int64_t{kMostEvenParts}})};
 }
 
 /// Bytes of what the parts leave: of their results, without their statistics.
@@ -143,15 +170,14 @@ bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bo
 }
 
 std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  const auto cut = cut_of(problem, plan);
-  if (cut.parts == 1) return 0;
-  const auto results = result_bytes(problem, cut);
-  return results + results / problem.d_v * 3;
+  std::int64_t most = 0;
+  for (const auto& cut : {cut_of(problem, plan), cut_for_machine(problem, plan)})
+    if (cut.parts > 1) most = std::max(most, result_bytes(problem, cut));
+  return most + most / problem.d_v * 3;
 }
 
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
             cudaStream_t stream) {
-  const auto cut = cut_of(problem, plan);
   BulkDecodeArgs args{};
   args.call = call, args.general = general;
   args.queries = static_cast<std::int32_t>(problem.queries());
@@ -161,6 +187,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
   const bool bulk = plain && take_bulk_decode(problem, args, kernels);
   if (plain && !bulk) kernels = kernels_of(problem, true);
+  const auto cut = bulk && !problem.deterministic ? cut_for_machine(problem, plan) : cut_of(problem, plan);
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;
   args.parts = static_cast<std::int32_t>(cut.parts), args.part_blocks = static_cast<std::int32_t>(cut.part_blocks);
   args.call.value_parts = static_cast<std::int32_t>((problem.d_v + kernels.values - 1) / kernels.values);
