@@ -198,7 +198,7 @@ class GroupBackwardBlock {
 
   /// Scores become P.
   __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile) const {
-    probabilities(s, shared_.lse[stage], rests_of(args_, tile), shared_.any_far, args_.factor);
+    probabilities(s, shared_.lse[stage], rests_of(args_, shared_.any_far, tile, 0), args_.factor);
     const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
     if (!cells) return;
 #pragma unroll
@@ -229,7 +229,7 @@ class GroupBackwardBlock {
       auto& scores = reinterpret_cast<float(&)[8][4]>(s[8 * cell]);
       auto& packed = reinterpret_cast<std::uint32_t(&)[4][4]>(p[4 * cell]);
       const float* const lse = shared_.lse[stage] + 64 * cell;
-      const float* const rest = shared_.any_far ? rests_of(args_, tile) + 64 * cell : nullptr;
+      const float* const rest = rests_of(args_, shared_.any_far, tile, 64 * cell);
       const E* const copied = shared_.scores[buffer] + (2 * cell + group()) * 4096;
       constexpr bool c = Sizes::kCopied;
       args_.cap > 0 ? general_probabilities<E, true, c>(scores, packed, args_, place, copied, 0, lse, rest, a, b)

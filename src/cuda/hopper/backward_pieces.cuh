@@ -167,7 +167,7 @@ class PieceBackwardBlock {
         row_products(dp, shared_.v[group()], shared_.dout);
         products_wait_for<1>();
         join(p, s);
-        weigh(p, stage, far ? rests_of(args_, tile) : nullptr, visits >> 8 & 1);
+        weigh(p, stage, rests_of(args_, far, tile, 0), visits >> 8 & 1);
         products_wait_for<0>();
         join(ds, dp);
       }

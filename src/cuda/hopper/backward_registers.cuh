@@ -11,38 +11,44 @@
 
 namespace anyflash::cuda {
 
-/// exp(score - lse - rest). A row with one key gets 1, however large its score is, if the score is the forward pass's
-/// to the bit: so nothing is folded together. Where it is not, it may lie above lse by a rounding, which may be much.
+inline constexpr float kLog2E = 1.44269504f;
+
+/// exp(score - lse) / 2^rest. A row with one key gets 1, however large its score is, if the score is the forward pass's
+/// to the bit: so score and lse are not folded into anything. Where it is not, it may lie above lse by a rounding, which
+/// may be much.
 __device__ __forceinline__ float probability(float score, float lse, float rest) {
-  float x = __fadd_rn(__fadd_rn(score, -lse), -rest);
+  float x = fmaf(__fadd_rn(score, -lse), kLog2E, -rest);
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
-  return exp2_approximately(x * 1.44269504f);
+  return exp2_approximately(x);
 }
 
-/// Products become P. lse, rest: of the first column. kFar: else all rests are 0.
-template <bool kFar, int kTiles>
+/// Of two columns, as `probability` takes them. rests: null: 0 of all columns.
+__device__ __forceinline__ float2 rests_at(const float* rests, int column) {
+  if (!rests) return {0, 0};
+  const float2 x = *reinterpret_cast<const float2*>(rests + column);
+  return {x.x * kLog2E, x.y * kLog2E};
+}
+
+/// Products become P. lse, rest: of the first column; rest: null: 0 of all columns.
+template <int kTiles>
 __device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* lse, const float* rest,
                                               float factor) {
-  lse += 2 * (lane_number() % 4), rest += 2 * (lane_number() % 4);
+  const int column = 2 * static_cast<int>(lane_number() % 4);
+  lse += column;
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j);
-    const float2 y = kFar ? *reinterpret_cast<const float2*>(rest + 8 * j) : float2{0, 0};
+    const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j), y = rests_at(rest, column + 8 * j);
     s[j][0] = probability(rounded_product(s[j][0], factor), x.x, y.x);
     s[j][1] = probability(rounded_product(s[j][1], factor), x.y, y.y);
     s[j][2] = probability(rounded_product(s[j][2], factor), x.x, y.x);
     s[j][3] = probability(rounded_product(s[j][3], factor), x.y, y.y);
   }
 }
-template <int kTiles>
-__device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* lse, const float* rest, bool far,
-                                              float factor) {
-  far ? probabilities<true>(s, lse, rest, factor) : probabilities<false>(s, lse, rest, factor);
-}
 
-/// The rests of a tile's rows, in global memory: they are rarely needed.
-__device__ __forceinline__ const float* rests_of(const GroupBackwardArgs& args, std::int32_t tile) {
-  return static_cast<const float*>(args.terms.rest) + std::int64_t{tile} * 64;
+/// The rests of a tile's rows from `first` on, in global memory: they are rarely needed. Null if there are none.
+__device__ __forceinline__ const float* rests_of(const GroupBackwardArgs& args, bool any, std::int32_t tile,
+                                                 int first) {
+  return any ? static_cast<const float*>(args.terms.rest) + std::int64_t{tile} * 64 + first : nullptr;
 }
 
 /// Where the biases of a lane's pairs lie: of its first column (a query) and its first row (a key).
@@ -109,7 +115,6 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
                                                       const E* copied, int first_query, const float* lse,
                                                       const float* rest, Word a, Word b) {
   lse += 2 * (lane_number() % 4);
-  if (rest) rest += 2 * (lane_number() % 4);
   const bool rows = args.bias.query != 0;  // else one row stands for all queries
   const unsigned lane = lane_number();
   copied += rows ? first_query * 64 + score_place() : (threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * 8;
@@ -128,7 +133,7 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float2 of_row = *reinterpret_cast<const float2*>(lse + 8 * (first + j));
-      const float2 rest_of_row = rest ? *reinterpret_cast<const float2*>(rest + 8 * (first + j)) : float2{0, 0};
+      const float2 rest_of_row = rests_at(rest, 2 * static_cast<int>(lane % 4) + 8 * (first + j));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& product = s[first + j][e];

@@ -175,11 +175,11 @@ class WideBackwardBlock {
       const auto first_query = static_cast<int>(group() * 32);
       const Word a = partial ? words[0] >> first : rules::all_bits, b = partial ? words[8] >> first : rules::all_bits;
       constexpr bool c = Sizes::kCopied;
-      const float* const rest = shared_.any_far ? rests_of(args_, tile) + first_query : nullptr;
+      const float* const rest = rests_of(args_, shared_.any_far, tile, first_query);
       args_.cap > 0 ? general_probabilities<E, true, c>(s, packed, args_, place, copied, first_query, lse, rest, a, b)
                     : general_probabilities<E, false, c>(s, packed, args_, place, copied, first_query, lse, rest, a, b);
     } else {
-      probabilities(s, lse, rests_of(args_, max(tile, 0)) + group() * 32, shared_.any_far, args_.factor);
+      probabilities(s, lse, rests_of(args_, shared_.any_far, max(tile, 0), group() * 32), args_.factor);
       if (partial) hide(s, words[0] >> first, words[8] >> first);
     }
   }
