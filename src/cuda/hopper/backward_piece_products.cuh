@@ -1,5 +1,5 @@
-// What a warpgroup of Hopper's backward kernels for float32 in pieces of bfloat16 (common/pieces.cuh) does with tiles of
-// 64 x 64 numbers: their products, six for one, and the numbers in its registers, where rows are keys and columns
+// What a warpgroup of Hopper's backward kernels for float32 in pieces of bfloat16 (common/pieces.cuh) does with tiles
+// of 64 x 64 numbers: their products, six for one, and the numbers in its registers, where rows are keys and columns
 // queries or channels. Sums leave the tensor cores after a tile, in two parts that are joined in the ordinary adders.
 #pragma once
 
@@ -43,7 +43,8 @@ class PieceTiles {
   __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPiece * 2 / 16); }
 
   /// Rows of K or V times rows of Q or dO, as in the forward pass and in PieceProducts, to the bit.
-  __device__ __forceinline__ static void row_products(Sums& sums, const PieceTile& key_tile, const PieceTile& query_tile) {
+  __device__ __forceinline__ static void row_products(Sums& sums, const PieceTile& key_tile,
+                                                      const PieceTile& query_tile) {
     const auto a = describe_tile(&key_tile, 0), b = describe_tile(&query_tile, 0);
     products_begin();
 #pragma unroll
@@ -168,8 +169,8 @@ class PieceTiles {
     const auto& rows = side.gradients[n];
     if (!rows.data || block >= side.blocks) return;
     store_float_rows(x, rows, head_data<float>(rows, b, key_head) + first * rows.channel, args.channels[n] - first,
-                     box_of(side.grid, side.plain, block), side.grid.size, static_cast<int>(row()),
-                     args.key_factors[n], args.careful);
+                     box_of(side.grid, side.plain, block), side.grid.size, static_cast<int>(row()), args.key_factors[n],
+                     args.careful);
   }
 };
 

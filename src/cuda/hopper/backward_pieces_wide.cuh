@@ -1,16 +1,16 @@
 // The backward pass on Hopper (sm_90a) for float32 in pieces of bfloat16 (common/pieces.cuh) and head sizes up to 128;
 // backward.cuh says what is computed, backward_pieces.cuh how up to 64 channels are.
 //
-// A block of threads takes one key block of a head and walks the query blocks that see it. Two warpgroups share its work
-// by products: one makes S^T, P^T and dV, the other dP^T, dS^T and dK. So each has one gradient of 64 keys and 128
+// A block of threads takes one key block of a head and walks the query blocks that see it. Two warpgroups share its
+// work by products: one makes S^T, P^T and dV, the other dP^T, dS^T and dK. So each has one gradient of 64 keys and 128
 // channels in its registers, and the operand whose products are added to it. P^T goes from the one to the other through
 // shared memory; dS^T follows in pieces, in the same place, since each makes 64 channels of dQ = dS K, which are added
-// to float32 sums in global memory, in no order. While one makes P^T of its sums, or dS^T, the other has the tensor
-// cores to itself.
+// to float32 sums in global memory, in no order, while the next tile's first products are under way. While one makes
+// P^T of its sums, or dS^T, the other has the tensor cores to itself.
 //
 // Shared memory holds K, V and one tile of Q and dO, in halves of 64 channels, which are loaded by themselves: as soon
 // as both warpgroups are done with one, the next tile's comes. Bound by the tensor cores, six products for one, and by
-// shared memory, which feeds them.
+// the additions to dQ's sums.
 #pragma once
 
 #include "cuda/hopper/backward_piece_products.cuh"
@@ -115,7 +115,8 @@ class WidePieceBackwardBlock : PieceTiles {
     constexpr int kBytes = PieceTile::kPiece * 2;
     const char* const from = pieces + std::int64_t{block} * (2 * PieceTile::kBytes) + half * kBytes;
 #pragma unroll
-    for (int n = 0; n < kPieces; ++n) copy_bytes(to.numbers + n * PieceTile::kPiece, from + 2 * n * kBytes, kBytes, full);
+    for (int n = 0; n < kPieces; ++n)
+      copy_bytes(to.numbers + n * PieceTile::kPiece, from + 2 * n * kBytes, kBytes, full);
   }
 
   /// words: as MergedRuns finds them.
@@ -129,8 +130,9 @@ class WidePieceBackwardBlock : PieceTiles {
     if (n == 0) {
       copy_bytes(shared_.lse, args_.lse + first, 256, full);
       if (is_partial(words))
-        copy_bytes(shared_.words, words < 0 ? args_.words + std::int64_t{~words} * 64 : list.words + std::int64_t{words} * 64,
-                   512, full);
+        copy_bytes(shared_.words,
+                   words < 0 ? args_.words + std::int64_t{~words} * 64 : list.words + std::int64_t{words} * 64, 512,
+                   full);
     } else {
       copy_bytes(shared_.delta, args_.delta + first, 256, full);
       if (args_.has_dlse) copy_bytes(shared_.dlse, args_.dlse + first, 256, full);
@@ -139,21 +141,22 @@ class WidePieceBackwardBlock : PieceTiles {
 
   // --- The warpgroups that compute, one for each n -------------------------------------------------------------------
 
-  template <class Number>
-  __device__ __forceinline__ void compute(Number n) {
+  __device__ __forceinline__ void compute(unsigned n) {
     const unsigned other = n ^ 1;
-    Tile gradient[2];  // n 0: dV, 1: dK
+    Tile gradient[2], query_gradient;  // n 0: dV, 1: dK; 64 channels of dQ of the last tile
     clear(gradient[0]);
     clear(gradient[1]);
+    std::int32_t last_tile = -1;
     const bool far = *args_.terms.any_far != 0;
     shared_.keys_full[n].wait(0);
-    shared_.keys_full[0].wait(0);
+    shared_.keys_full[0].wait(0);  // dQ is made of K
     for (unsigned parity = 0;; parity ^= 1) {
       shared_.rows_full[n][0].wait(parity);
       const auto tile = uniform(shared_.tile[n]);
       if (tile < 0) break;
       Tile x;
-      score_products(x, n, parity);
+      score_products(x, n, parity, [&] { add_query_gradient(query_gradient, last_tile, n); });
+      last_tile = tile;
       Weights weights;
       if (n == 0) {
         weigh(x, shared_.lse, rests_of(args_, far, tile, 0), shared_.partial ? shared_.words : nullptr, args_.factor);
@@ -185,18 +188,20 @@ class WidePieceBackwardBlock : PieceTiles {
       tile_products<true>(sums, shared_.ds, shared_.keys[0][n]);
       products_wait_for<0>();
       release(shared_.ds_empty);
-      join(x, sums);
-      add_to_sums(args_.sums + std::int64_t{tile} * 8192 + n * 4096, x);
+      join(query_gradient, sums);
     }
+    add_query_gradient(query_gradient, last_tile, n);
     store_gradient(gradient[0], args_, b_, key_head_, block_, other, 0);
     store_gradient(gradient[1], args_, b_, key_head_, block_, other, 64);
   }
 
   /// S^T or dP^T. A chain of products for each half, as in the forward pass and in PieceProducts, to the bit.
-  template <class Number>
-  __device__ __forceinline__ void score_products(Tile& x, Number n, unsigned parity) {
+  /// meanwhile(): done while the first ones are under way.
+  template <class Work>
+  __device__ __forceinline__ void score_products(Tile& x, unsigned n, unsigned parity, const Work& meanwhile) {
     Sums first, second;
     row_products(first, shared_.keys[n][0], shared_.rows[n][0]);
+    meanwhile();
     shared_.rows_full[n][1].wait(parity);
     row_products(second, shared_.keys[n][1], shared_.rows[n][1]);
     products_wait_for<1>();
@@ -205,10 +210,16 @@ class WidePieceBackwardBlock : PieceTiles {
     add(x, second);
   }
 
+  /// tile -1: there was none.
+  __device__ __forceinline__ void add_query_gradient(const Tile& x, std::int32_t tile, unsigned n) const {
+    if (tile >= 0) add_to_sums(args_.sums + std::int64_t{tile} * 8192 + n * 4096, x);
+  }
+
   __device__ __forceinline__ void show_weights(const Tile& p) {
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      *reinterpret_cast<float4*>(shared_.weights[j][threadIdx.x % 128]) = make_float4(p[j][0], p[j][1], p[j][2], p[j][3]);
+      *reinterpret_cast<float4*>(shared_.weights[j][threadIdx.x % 128]) =
+          make_float4(p[j][0], p[j][1], p[j][2], p[j][3]);
     release(shared_.weights_full);
   }
   __device__ __forceinline__ void times_weights(Tile& x) const {
