@@ -55,10 +55,24 @@ def test_every_option(dtype):
 
 def test_same_bits_in_every_run_and_batch():
     q, k, v = randoms(3, 8, 2, 1, 9000, 128)
-    once = af.attention(q, k, v)
-    for _ in range(3):
-        assert torch.equal(af.attention(q, k, v), once)
-    assert torch.equal(af.attention(q[1:2], k[1:2], v[1:2]), once[1:2])
+    for deterministic in (False, True):
+        once = af.attention(q, k, v, deterministic=deterministic)
+        for _ in range(3):
+            assert torch.equal(af.attention(q, k, v, deterministic=deterministic), once)
+    assert torch.equal(af.attention(q[1:2], k[1:2], v[1:2], deterministic=True), once[1:2])
+
+
+@pytest.mark.parametrize("batch, keys", [(1, 70000), (2, 20000), (20, 9000), (200, 3000)])
+@pytest.mark.parametrize("lengths", [False, True])
+def test_parts_by_the_machine(batch, keys, lengths):
+    """One query of each head, in as many parts as suit the batch."""
+    q, k, v = randoms(batch, 8, 1, 1, keys, 128)
+    of_each = torch.arange(keys, keys - batch, -1, dtype=torch.int32, device="cuda") if lengths else None
+    got = af.attention(q, k, v, key_lengths=of_each)
+    for b in {0, batch - 1}:
+        n = keys - b if lengths else keys
+        p = torch.softmax(q[b].double() @ k[b, :, :n].double().mT / 128**0.5, -1)
+        assert torch.allclose(got[b].double(), p @ v[b, :, :n].double(), rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -99,8 +99,8 @@ void clear(const Bias& bias, cudaStream_t stream) {
 }
 
 GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
-  if (in_pieces(problem)) return group_backward_kernels_float32();
   const int depth = padded_depth(problem);
+  if (in_pieces(problem)) return group_backward_kernels_float32(depth);
   return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth, kind)
                                               : group_backward_kernels_bfloat16(depth, kind);
 }
@@ -116,7 +116,7 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
   if (problem.type == ElementType::float64) return false;
   if (plan.late && late_word_tiles(problem, plan) == 0) return false;
   if (problem.deterministic || problem.alibi.given() || facts_of(problem.device).major != 9) return false;
-  if (in_pieces(problem) ? padded_depth(problem) > 64 || args.general || !bears_pieces(args.scale)
+  if (in_pieces(problem) ? padded_depth(problem) > 128 || args.general || !bears_pieces(args.scale)
                          : problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0)
     return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;

@@ -20,8 +20,8 @@ enum class ScoreKind {
 
 GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind);
 GroupBackwardKernels group_backward_kernels_bfloat16(int depth, ScoreKind kind);
-/// Up to 64 channels, scores that need no more than a scale. `prepare` expects the portable kernel's numbers of rows,
+/// Up to 128 channels, scores that need no more than a scale. `prepare` expects the portable kernel's numbers of rows,
 /// and a task is a block of threads.
-GroupBackwardKernels group_backward_kernels_float32();
+GroupBackwardKernels group_backward_kernels_float32(int depth);
 
 }  // namespace anyflash::cuda

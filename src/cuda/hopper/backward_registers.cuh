@@ -155,11 +155,10 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
   }
 }
 
-/// dP becomes dS. delta, dlse (null: 0): of the first column. The larger difference comes first: where dP and delta
+/// dP becomes dS / P. delta, dlse (null: 0): of the first column. The larger difference comes first: where dP and delta
 /// cancel, dlse is what is left.
 template <int kTiles>
-__device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
-                                                const float* dlse) {
+__device__ __forceinline__ void differences(float (&x)[kTiles][4], const float* delta, const float* dlse) {
   const auto column = 2 * (lane_number() % 4);
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
@@ -173,6 +172,13 @@ __device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const flo
       x[j][0] += y.x, x[j][1] += y.y, x[j][2] += y.x, x[j][3] += y.y;
     }
   }
+}
+
+/// dP becomes dS.
+template <int kTiles>
+__device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
+                                                const float* dlse) {
+  differences(x, delta, dlse);
 #pragma unroll
   for (int j = 0; j < kTiles; ++j)
 #pragma unroll

@@ -264,8 +264,8 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
     }
   }
 
-  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores lags behind their maximum by no more than lag32: else most
-  /// tiles of a short part, which have some row's largest score so far, would scale O.
+  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores lags behind their maximum by no more
+  /// than lag32: else most tiles of a short part, in which some row's maximum rises, would scale O.
   __device__ __forceinline__ void softmax(Scores& s) {
     float largest[kGroups][2];
     bool high = false;

@@ -1,0 +1,177 @@
+// What a warpgroup of Hopper's backward kernels for float32 in pieces of bfloat16 (common/pieces.cuh) does with tiles
+// of 64 x 64 numbers: their products, six for one, and the numbers in its registers, where rows are keys and columns
+// queries or channels. Sums leave the tensor cores after a tile, in two parts that are joined in the ordinary adders.
+#pragma once
+
+#include "cuda/common/pieces.cuh"
+#include "cuda/hopper/backward_args.h"
+#include "cuda/hopper/backward_registers.cuh"
+#include "cuda/hopper/tiles.cuh"
+
+namespace anyflash::cuda {
+
+/// A tile in shared memory: piece behind piece, each swizzled rows of 64 numbers.
+struct alignas(1024) PieceTile {
+  static constexpr int kPiece = 64 * 64, kBytes = kPieces * kPiece * 2;
+  __nv_bfloat16 numbers[kPieces * kPiece];
+};
+
+class PieceTiles {
+ protected:
+  using Operand = __nv_bfloat16;
+  using Tile = float[8][4];
+  struct Sums {
+    Tile high, small;
+  };
+  using Weights = std::uint32_t[kPieces][4][4];
+
+  /// This lane's first row of a tile; the second is 8 behind it.
+  __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
+
+  __device__ __forceinline__ static void clear(Tile& x) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[j][e] = 0;
+  }
+
+  __device__ __forceinline__ static void release(Barrier& empty) {
+    __syncwarp();
+    if (lane_number() == 0) empty.arrive();
+  }
+
+  __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPiece * 2 / 16); }
+
+  /// Rows of K or V times rows of Q or dO, as in the forward pass and in PieceProducts, to the bit.
+  __device__ __forceinline__ static void row_products(Sums& sums, const PieceTile& key_tile,
+                                                      const PieceTile& query_tile) {
+    const auto a = describe_tile(&key_tile, 0), b = describe_tile(&query_tile, 0);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const auto at = columns_from<64>(16 * m);
+#pragma unroll
+      for (int n = 0; n < kSmallProducts; ++n)
+        multiply<false, false>(sums.small, a + piece(second_piece(n)) + at, b + piece(first_piece(n)) + at, m + n > 0,
+                               Operand());
+      if (m < kLateChunk) multiply<false, false>(sums.high, a + at, b + at, m > 0, Operand());
+    }
+#pragma unroll
+    for (int m = kLateChunk; m < 4; ++m)
+      multiply<false, false>(sums.small, a + columns_from<64>(16 * m), b + columns_from<64>(16 * m), true, Operand());
+    products_commit();
+  }
+
+  /// P^T times rows of dO, or dS^T times rows of Q.
+  __device__ __forceinline__ static void weighted_rows(Sums& sums, const Weights& weights, const PieceTile& rows) {
+    const auto b = describe_tile(&rows, 0);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const auto at = rows_from(16 * m);
+#pragma unroll
+      for (int n = 0; n < kSmallProducts; ++n)
+        multiply<true>(sums.small, weights[first_piece(n)][m], b + piece(second_piece(n)) + at, m + n > 0, Operand());
+      if (m < kLateChunk) multiply<true>(sums.high, weights[0][m], b + at, m > 0, Operand());
+    }
+#pragma unroll
+    for (int m = kLateChunk; m < 4; ++m)
+      multiply<true>(sums.small, weights[0][m], b + rows_from(16 * m), true, Operand());
+    products_commit();
+  }
+
+  /// dS^T times rows of Q; transposed, dS times rows of K.
+  template <bool kTransposed>
+  __device__ __forceinline__ static void tile_products(Sums& sums, const PieceTile& scores, const PieceTile& rows) {
+    const auto a = describe_tile(&scores, 0), b = describe_tile(&rows, 0);
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const auto a_at = kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m), b_at = rows_from(16 * m);
+#pragma unroll
+      for (int n = 0; n < kSmallProducts; ++n)
+        multiply<kTransposed, true>(sums.small, a + piece(first_piece(n)) + a_at, b + piece(second_piece(n)) + b_at,
+                                    m + n > 0, Operand());
+      if (m < kLateChunk) multiply<kTransposed, true>(sums.high, a + a_at, b + b_at, m > 0, Operand());
+    }
+#pragma unroll
+    for (int m = kLateChunk; m < 4; ++m) {
+      const auto a_at = kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m), b_at = rows_from(16 * m);
+      multiply<kTransposed, true>(sums.small, a + a_at, b + b_at, true, Operand());
+    }
+    products_commit();
+  }
+
+  __device__ __forceinline__ static void join(Tile& to, Sums& sums) {
+    keep(sums.high), keep(sums.small);
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) to[j][e] = sums.high[j][e] + sums.small[j][e];
+  }
+  __device__ __forceinline__ static void add(Tile& to, Sums& sums) {
+    keep(sums.high), keep(sums.small);
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) to[j][e] += sums.high[j][e] + sums.small[j][e];
+  }
+
+  /// Scores become P. rest: of the tile's queries, null: 0. words: of its keys, null: no pair is hidden.
+  __device__ __forceinline__ static void weigh(Tile& s, const float* lse, const float* rest, const Word* words,
+                                               float factor) {
+    const unsigned first = 2 * (lane_number() % 4);
+    lse += first;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 x = *reinterpret_cast<const float2*>(lse + 8 * j);
+      const float2 y = rest ? *reinterpret_cast<const float2*>(rest + first + 8 * j) : float2{0, 0};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float below = __fadd_rn(rounded_product(s[j][e], factor), e % 2 == 0 ? -x.x : -x.y);
+        below = __fadd_rn(below, e % 2 == 0 ? -y.x : -y.y);
+        asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(below));  // above by a rounding at most, which may be much
+        s[j][e] = expf(below);
+      }
+    }
+    if (words) hide(s, words[row()] >> first, words[row() + 8] >> first);
+  }
+
+  /// A tile, `size` times as large, as an operand.
+  __device__ __forceinline__ static void split_operand(Weights& to, const Tile& x, float size) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float* const pair = &x[2 * m + n / 2][n % 2 * 2];
+        split(pair[0] * size, pair[1] * size, to[0][m][n], to[1][m][n], to[2][m][n]);
+      }
+  }
+  __device__ __forceinline__ static void store_operand(PieceTile& to, const Weights& x) {
+    const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n)
+        store_matrices(to.numbers + n * PieceTile::kPiece + row * 64 + ((2 * m + half) ^ row % 8) * 8, x[n][m]);
+  }
+
+  /// Adds a tile to sums in global memory, in the order of the warpgroup's registers (backward_sums.cuh).
+  __device__ __forceinline__ static void add_to_sums(float* to, const Tile& x) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) add_to_memory(to + j * 512 + threadIdx.x % 128 * 4, x[j]);
+  }
+
+  /// 64 channels, from `first` on, of a key block's rows of dK (n = 0) or dV.
+  __device__ __forceinline__ static void store_gradient(const Tile& x, const GroupBackwardArgs& args, std::int32_t b,
+                                                        std::int32_t key_head, std::int32_t block, int n, int first) {
+    const auto& side = args.sides[keys];
+    const auto& rows = side.gradients[n];
+    if (!rows.data || block >= side.blocks) return;
+    store_float_rows(x, rows, head_data<float>(rows, b, key_head) + first * rows.channel, args.channels[n] - first,
+                     box_of(side.grid, side.plain, block), side.grid.size, static_cast<int>(row()), args.key_factors[n],
+                     args.careful);
+  }
+};
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,48 @@
+// What stands before and behind Hopper's backward kernels for float32 in pieces: the numbers of rows, dQ's sums. One
+// block of 128 threads for each query block of each head. Bound by memory.
+#pragma once
+
+#include "cuda/common/pieces.h"
+#include "cuda/hopper/backward_args.h"
+#include "cuda/hopper/registers.cuh"
+#include "cuda/portable/backward_shared.cuh"
+
+namespace anyflash::cuda {
+
+/// What the kernel needs before it begins, from the portable kernel's numbers of rows; dQ's sums, zero.
+template <int kDepth>
+__global__ void __launch_bounds__(128) prepare_piece_rows(const __grid_constant__ GroupBackwardArgs args) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) *args.careful = 0, *args.terms.any_far = 0;
+  auto* const sums = reinterpret_cast<float4*>(args.sums + blockIdx.x * std::int64_t{64 * kDepth});
+#pragma unroll
+  for (int j = 0; j < kDepth / 8; ++j) sums[j * 128 + threadIdx.x] = float4{0, 0, 0, 0};
+  if (threadIdx.x >= 64) return;
+  const auto at = blockIdx.x * std::int64_t{64} + threadIdx.x;
+  const bool live = args.terms.live[blockIdx.x] >> threadIdx.x & 1;
+  const auto of = [&](const void* numbers) { return static_cast<const float*>(numbers)[at]; };
+  constexpr float product = kPieceScale * kPieceScale;  // so many times too large dP comes out
+  args.lse[at] = live ? of(args.terms.lse) : __int_as_float(0x7f800000);
+  args.delta[at] = live ? of(args.terms.delta) * product : 0.0f;
+  args.dlse[at] = live ? of(args.terms.dlse) * product : 0.0f;
+}
+
+/// dQ from its sums.
+template <int kDepth>
+__global__ void __launch_bounds__(128) store_piece_query_gradients(const __grid_constant__ GroupBackwardArgs args) {
+  const auto& side = args.sides[queries];
+  const auto& rows = side.gradients[0];
+  const auto block = static_cast<std::int32_t>(blockIdx.x) % side.blocks;
+  const auto head = static_cast<std::int32_t>(blockIdx.x) / side.blocks;
+  const auto* const sums = reinterpret_cast<const float4*>(args.sums + blockIdx.x * std::int64_t{64 * kDepth});
+  float x[kDepth / 8][4];
+#pragma unroll
+  for (int j = 0; j < kDepth / 8; ++j) {
+    const float4 four = sums[j * 128 + threadIdx.x];
+    x[j][0] = four.x, x[j][1] = four.y, x[j][2] = four.z, x[j][3] = four.w;
+  }
+  store_float_rows(x, rows, head_data<float>(rows, head / side.heads, head % side.heads), args.channels[0],
+                   box_of(side.grid, side.plain, block), side.grid.size,
+                   static_cast<int>(threadIdx.x / 32 * 16 + lane_number() / 4), args.key_factors[0], args.careful);
+}
+
+}  // namespace anyflash::cuda

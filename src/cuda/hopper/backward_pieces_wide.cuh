@@ -1,0 +1,238 @@
+// The backward pass on Hopper (sm_90a) for float32 in pieces of bfloat16 (common/pieces.cuh) and head sizes up to 128;
+// backward.cuh says what is computed, backward_pieces.cuh how up to 64 channels are.
+//
+// A block of threads takes one key block of a head and walks the query blocks that see it. Two warpgroups share its
+// work by products: one makes S^T, P^T and dV, the other dP^T, dS^T and dK. So each has one gradient of 64 keys and 128
+// channels in its registers, and the operand whose products are added to it. P^T goes from the one to the other through
+// shared memory; dS^T follows in pieces, in the same place, since each makes 64 channels of dQ = dS K, which are added
+// to float32 sums in global memory, in no order, while the next tile's first products are under way. While one makes
+// P^T of its sums, or dS^T, the other has the tensor cores to itself.
+//
+// Shared memory holds K, V and one tile of Q and dO, in halves of 64 channels, which are loaded by themselves: as soon
+// as both warpgroups are done with one, the next tile's comes. Bound by the tensor cores, six products for one, and by
+// the additions to dQ's sums.
+#pragma once
+
+#include "cuda/hopper/backward_piece_products.cuh"
+
+namespace anyflash::cuda {
+
+/// Index n of what follows: 0: K and Q, of which S is made, 1: V and dO, of which dP is.
+struct WidePieceBackwardShared {
+  PieceTile keys[2][2], rows[2][2];  ///< [n][half of the channels]
+  union {
+    float weights[8][128][4];  ///< P^T, in the order of a warpgroup's registers
+    PieceTile ds;              ///< dS^T
+  };
+  alignas(16) float lse[64], delta[64], dlse[64];
+  Word words[64];
+  std::int32_t tile[2];  ///< its query block among those of all heads, -1 behind the last
+  bool partial;          ///< some of the tile's pairs are hidden
+  Barrier keys_full[2], rows_full[2][2], rows_empty[2][2], weights_full, ds_full, ds_empty;
+
+  /// One thread's work, before a barrier of the block.
+  __device__ __forceinline__ void begin() {
+    for (int n = 0; n < 2; ++n) {
+      keys_full[n].begin(1);
+      for (int half = 0; half < 2; ++half) rows_full[n][half].begin(1), rows_empty[n][half].begin(8);
+    }
+    weights_full.begin(4), ds_full.begin(4), ds_empty.begin(8);
+    barriers_begun();
+  }
+};
+
+template <class E>  // float32: a template lest other GPUs' code be made of it
+class WidePieceBackwardBlock : PieceTiles {
+ public:
+  using Shared = WidePieceBackwardShared;
+  static constexpr int kKeyBlocks = 1, kThreads = 3 * 128, kRegisters = 232, kLoaderRegisters = 40;
+
+  __device__ __forceinline__ WidePieceBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
+      : args_(args), shared_(shared) {
+    const auto& side = args.sides[keys];
+    const auto task = static_cast<std::int32_t>(blockIdx.x), head = task / side.blocks;
+    block_ = task % side.blocks;  // under causal rules the first blocks are the longest
+    b_ = head / side.heads, key_head_ = head % side.heads;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.begin();
+    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
+    const auto warp = uniform(threadIdx.x / 32);
+    if (warp >= 8) {
+      give_registers<kLoaderRegisters>();
+      if (warp < 10) load(warp - 8);
+    } else {
+      take_registers<kRegisters>();
+      compute(warp / 4);
+    }
+  }
+
+ private:
+  // --- The warps that load, one for each n ---------------------------------------------------------------------------
+
+  __device__ __forceinline__ void load(unsigned n) {
+    const bool leads = lane_number() == 0;
+    const auto& keys_side = args_.sides[keys];
+    if (leads) {
+      const auto block = (b_ * keys_side.heads + key_head_) * keys_side.blocks + block_;
+      shared_.keys_full[n].arrive_and_expect(2 * PieceTile::kBytes);
+      for (int half = 0; half < 2; ++half)
+        copy(shared_.keys[n][half], args_.pieces[keys][n], block, half, shared_.keys_full[n]);
+    }
+    unsigned parity = 1;
+    for (auto h = key_head_ * args_.group_heads; h < (key_head_ + 1) * args_.group_heads; ++h) {
+      const auto& list = group_of(args_, b_, h).queries_of_key_block;
+      MergedRuns<1, 1> runs;
+      runs.open(list, block_, keys_side.blocks);
+      for (;; parity ^= 1) {
+        std::int32_t words[1];
+        const auto block = runs.find(words);
+        if (block < 0) break;
+        if (!leads) continue;
+        const auto tile = (b_ * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block;
+        for (int half = 0; half < 2; ++half) {
+          auto& full = shared_.rows_full[n][half];
+          shared_.rows_empty[n][half].wait(parity);
+          if (half == 0) {
+            shared_.tile[n] = tile;
+            if (n == 0) shared_.partial = is_partial(words[0]);
+          }
+          full.arrive_and_expect(PieceTile::kBytes + (half == 0 ? numbers_bytes(n, words[0]) : 0));
+          copy(shared_.rows[n][half], args_.pieces[queries][n], tile, half, full);
+          if (half == 0) load_numbers(n, list, tile, words[0], full);
+        }
+      }
+    }
+    if (!leads) return;
+    shared_.rows_empty[n][0].wait(parity);
+    shared_.tile[n] = -1, shared_.rows_full[n][0].arrive();
+  }
+
+  /// block: among those of all heads, an image of all channels (pieces.h).
+  __device__ __forceinline__ static void copy(PieceTile& to, const char* pieces, std::int32_t block, int half,
+                                              Barrier& full) {
+    constexpr int kBytes = PieceTile::kPiece * 2;
+    const char* const from = pieces + std::int64_t{block} * (2 * PieceTile::kBytes) + half * kBytes;
+#pragma unroll
+    for (int n = 0; n < kPieces; ++n)
+      copy_bytes(to.numbers + n * PieceTile::kPiece, from + 2 * n * kBytes, kBytes, full);
+  }
+
+  /// words: as MergedRuns finds them.
+  __device__ __forceinline__ static bool is_partial(std::int32_t words) { return words < MergedRuns<1, 1>::hidden; }
+  __device__ __forceinline__ int numbers_bytes(unsigned n, std::int32_t words) const {
+    return n == 0 ? 256 + is_partial(words) * 512 : (args_.has_dlse ? 2 : 1) * 256;
+  }
+  __device__ __forceinline__ void load_numbers(unsigned n, const DeviceRuns& list, std::int32_t tile,
+                                               std::int32_t words, Barrier& full) {
+    const auto first = std::int64_t{tile} * 64;
+    if (n == 0) {
+      copy_bytes(shared_.lse, args_.lse + first, 256, full);
+      if (is_partial(words))
+        copy_bytes(shared_.words,
+                   words < 0 ? args_.words + std::int64_t{~words} * 64 : list.words + std::int64_t{words} * 64, 512,
+                   full);
+    } else {
+      copy_bytes(shared_.delta, args_.delta + first, 256, full);
+      if (args_.has_dlse) copy_bytes(shared_.dlse, args_.dlse + first, 256, full);
+    }
+  }
+
+  // --- The warpgroups that compute, one for each n -------------------------------------------------------------------
+
+  __device__ __forceinline__ void compute(unsigned n) {
+    const unsigned other = n ^ 1;
+    Tile gradient[2], query_gradient;  // n 0: dV, 1: dK; 64 channels of dQ of the last tile
+    clear(gradient[0]);
+    clear(gradient[1]);
+    std::int32_t last_tile = -1;
+    const bool far = *args_.terms.any_far != 0;
+    shared_.keys_full[n].wait(0);
+    shared_.keys_full[0].wait(0);  // dQ is made of K
+    for (unsigned parity = 0;; parity ^= 1) {
+      shared_.rows_full[n][0].wait(parity);
+      const auto tile = uniform(shared_.tile[n]);
+      if (tile < 0) break;
+      Tile x;
+      score_products(x, n, parity, [&] { add_query_gradient(query_gradient, last_tile, n); });
+      last_tile = tile;
+      Weights weights;
+      if (n == 0) {
+        weigh(x, shared_.lse, rests_of(args_, far, tile, 0), shared_.partial ? shared_.words : nullptr, args_.factor);
+        shared_.ds_empty.wait(parity ^ 1);
+        show_weights(x);
+        split_operand(weights, x, kPieceScale);
+      } else {
+        differences(x, shared_.delta, args_.has_dlse ? shared_.dlse : nullptr);
+        shared_.weights_full.wait(parity);
+        times_weights(x);
+        split_operand(weights, x, 1.0f);
+        sync_threads<128>(1);  // all have read P
+        store_operand(shared_.ds, weights);
+        show_to_products();
+        release(shared_.ds_full);
+      }
+      release(shared_.rows_empty[n][0]);
+      release(shared_.rows_empty[n][1]);
+      Sums sums;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shared_.rows_full[other][half].wait(parity);
+        weighted_rows(sums, weights, shared_.rows[other][half]);
+        products_wait_for<0>();
+        release(shared_.rows_empty[other][half]);
+        add(gradient[half], sums);
+      }
+      shared_.ds_full.wait(parity);
+      tile_products<true>(sums, shared_.ds, shared_.keys[0][n]);
+      products_wait_for<0>();
+      release(shared_.ds_empty);
+      join(query_gradient, sums);
+    }
+    add_query_gradient(query_gradient, last_tile, n);
+    store_gradient(gradient[0], args_, b_, key_head_, block_, other, 0);
+    store_gradient(gradient[1], args_, b_, key_head_, block_, other, 64);
+  }
+
+  /// S^T or dP^T. A chain of products for each half, as in the forward pass and in PieceProducts, to the bit.
+  /// meanwhile(): done while the first ones are under way.
+  template <class Work>
+  __device__ __forceinline__ void score_products(Tile& x, unsigned n, unsigned parity, const Work& meanwhile) {
+    Sums first, second;
+    row_products(first, shared_.keys[n][0], shared_.rows[n][0]);
+    meanwhile();
+    shared_.rows_full[n][1].wait(parity);
+    row_products(second, shared_.keys[n][1], shared_.rows[n][1]);
+    products_wait_for<1>();
+    join(x, first);
+    products_wait_for<0>();
+    add(x, second);
+  }
+
+  /// tile -1: there was none.
+  __device__ __forceinline__ void add_query_gradient(const Tile& x, std::int32_t tile, unsigned n) const {
+    if (tile >= 0) add_to_sums(args_.sums + std::int64_t{tile} * 8192 + n * 4096, x);
+  }
+
+  __device__ __forceinline__ void show_weights(const Tile& p) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      *reinterpret_cast<float4*>(shared_.weights[j][threadIdx.x % 128]) =
+          make_float4(p[j][0], p[j][1], p[j][2], p[j][3]);
+    release(shared_.weights_full);
+  }
+  __device__ __forceinline__ void times_weights(Tile& x) const {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float4 p = *reinterpret_cast<const float4*>(shared_.weights[j][threadIdx.x % 128]);
+      x[j][0] *= p.x, x[j][1] *= p.y, x[j][2] *= p.z, x[j][3] *= p.w;
+    }
+  }
+
+  const GroupBackwardArgs& args_;
+  Shared& shared_;
+  std::int32_t b_, key_head_, block_;
+};
+
+}  // namespace anyflash::cuda
