@@ -121,11 +121,19 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
           add_hidden_values(s, values, own, word);
           add_values(s, [&](Fragment& a, int m) { values.load(a, m); });
         } else {
-          if (own + 16 > span.end) clear_values(span.end - own);
           const int row = static_cast<int>(lane_number()) % 8 + static_cast<int>(lane_number()) / 16 * 8;
           const auto* const v = shared_.v[stage_] + (16 * warp_ + row) * 64;
           const int half = static_cast<int>(lane_number()) / 8 % 2;
-          add_values(s, [&](Fragment& a, int m) { load_matrices_transposed(a, v + place(m, half)); });
+          const auto load = [&](Fragment& a, int m) { load_matrices_transposed(a, v + place(m, half)); };
+          if (own + 16 <= span.end) {
+            add_values(s, load);
+          } else {  // what lies in the tile behind the last key may be anything
+            const unsigned lower = kept_values(span.end - own - 2 * t()), upper = kept_values(span.end - own - 2 * t() - 8);
+            add_values(s, [&](Fragment& a, int m) {
+              load(a, m);
+              a[0] &= lower, a[1] &= lower, a[2] &= upper, a[3] &= upper;
+            });
+          }
         }
       }
       if constexpr (!kCareful) {
@@ -148,16 +156,9 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
     return n / 4 * (kKeys * 64) + ((2 * (n % 4) + half) ^ static_cast<int>(lane_number()) % 8) * 8;
   }
 
-  /// What lies in the tile behind the last key may be anything.
-  __device__ __forceinline__ void clear_values(int keys) const {
-    auto* const v = shared_.v[stage_];
-    for (int i = static_cast<int>(lane_number()); i < (16 - keys) * (kDepth / 8); i += 32) {
-      const int row = 16 * warp_ + keys + i / (kDepth / 8), chunk = i % (kDepth / 8);
-      *reinterpret_cast<uint4*>(v + chunk / 8 * (kKeys * 64) + row * 64 + (chunk % 8 ^ row % 8) * 8) =
-          uint4{0, 0, 0, 0};
-    }
-    show_to_products();  // and to the copy engine, before it writes there again
-    __syncwarp();
+  /// The bits of two keys' numbers, of which `keys` are wanted, or both if more.
+  __device__ __forceinline__ static unsigned kept_values(int keys) {
+    return keys >= 2 ? 0xffffffffu : keys == 1 ? 0xffffu : 0;
   }
 
   // --- Keys and values where the tensors are, for passes with care ---------------------------------------------------

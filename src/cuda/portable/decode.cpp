@@ -82,19 +82,16 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
   return {blocks, (bytes + part_bytes - 1) / part_bytes};
 }
 
-/// As many parts as give every multiprocessor a task. Where lengths may differ, parts are short enough for one long entry
-/// not to be waited for.
+/// As many parts as give every multiprocessor a task. Where lengths may differ, no part is so long that the others wait
+/// for the longest entry's.
 Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   const auto blocks = visited_blocks(problem, plan), bytes = blocks * block_bytes(problem);
   if (bytes <= kPartBytes) return {blocks, 1};
   const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
-  const std::int64_t multiprocessors = facts_of(problem.device).multiprocessors;
-  if (plan.late || problem.key_lengths.given()) {
-    const auto share = bytes * heads / (kUnevenTasks * multiprocessors);
-    return {blocks, bytes / std::clamp<std::int64_t>(share, kPartBytes, kMostUnevenBytes)};
-  }
-  const auto parts = (multiprocessors + heads / 2) / heads;
-  return {blocks, std::min({parts, bytes / kLeastEvenBytes, std::int64_t{kMostEvenParts}})};
+  const auto each = (facts_of(problem.device).multiprocessors + heads / 2) / heads;
+  const auto parts = std::min({each, bytes / kLeastPartBytes, std::int64_t{kPartsJoined}});
+  const bool even = !plan.late && !problem.key_lengths.given();
+  return {blocks, even ? parts : std::max(parts, bytes / kMostPartBytes)};
 }
 
 /// Bytes of what the parts leave: of their results, without their statistics.
