@@ -50,8 +50,8 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   static_cast<BackwardArgs&>(args) = common;
   for (int side = 0; side < 2; ++side)
     for (int n = 0; n < 2; ++n)
-      if (!map_double_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n], args.sides[side].grid.size[2],
-                           side == 0 ? 16 : 64, args.sides[side].heads, problem.batch))
+      if (!map_double_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n],
+                           args.sides[side].grid.size[2], side == 0 ? 16 : 64, args.sides[side].heads, problem.batch))
         return {};
   char* const report = workspace + space.sums;
   const auto numbers = [&](int n) { return reinterpret_cast<double*>(report + Space::report + n * space.rows); };

@@ -3,10 +3,11 @@
 // A block of threads takes two neighbouring key blocks of a head. Each of two warpgroups owns one of them and walks the
 // query blocks that see it by itself, 32 queries at a time: all of S^T, dP^T, dV, dK and its part of dQ, which is added
 // to sums in global memory, in no order. P^T and dS^T are operands from a warp's registers; dS^T also goes through
-// shared memory, since dQ needs it transposed. One warp loads, two tiles of queries ahead.
+// shared memory, since dQ needs it transposed. One warp loads, two tiles of queries ahead. The warpgroups take turns at
+// S: else they come to run in step, and the tensor cores have nothing to do while both make exponentials.
 //
-// Bound by the tensor cores, 64 cycles for a product of 16 x 8 x 16, and by the exponential: what is float64 waits for
-// them. Operands take two thirds of what shared memory gives.
+// Bound by the tensor cores, 64 cycles for a product of 16 x 8 x 16, and by what else is float64, which takes their
+// time. Operands take two thirds of what shared memory gives.
 #pragma once
 
 #include "cuda/hopper/backward_double_kernels.h"
@@ -73,6 +74,9 @@ class DoubleBackwardBlock {
   }
 
  private:
+  /// By number, each of two: a warpgroup's dS, and its turn to make S.
+  enum NamedBarrier : unsigned { scores = 1, turn = 3 };
+
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
   // --- The warp that loads -------------------------------------------------------------------------------------------
@@ -149,35 +153,38 @@ class DoubleBackwardBlock {
     clear_fragments(grad_k), clear_fragments(grad_v);
     const bool far = *args_.terms.any_far != 0;
     shared_.keys.wait(0);
+    if (group() == 1) arrive_threads<256>(turn);
     for (unsigned count = 0;; ++count) {
       const unsigned stage = count % 2;
       shared_.full[stage].wait(count / 2 % 2);
       const auto tile = shared_.tile[stage];
       if (tile < 0) break;
       const auto visits = shared_.visits[stage] >> group();
+      sync_threads<256>(turn + group());
       if (!(visits & 1)) {
+        arrive_threads<256>(turn + 1 - group());
         release(shared_.empty[stage]);
         continue;
       }
       const E(&q)[2][Shared::kHalf] = shared_.q[stage];
       const E(&dout)[2][Shared::kHalf] = shared_.dout[stage];
-      const E *const lse = shared_.lse[stage], *const delta = shared_.delta[stage];
-      const E* const dlse = args_.has_dlse ? shared_.dlse[stage] : nullptr;
+      const auto of_queries = [](const E* numbers) { return OfQueries<E>{numbers, numbers ? numbers + 16 : nullptr}; };
       E p[4][2][2], ds[4][2][2];
       row_products<4>(p, shared_.k[group()], q[0], q[1]);
-      weigh(p, lse, lse + 16, far ? rests_of(args_, tile) : nullptr, args_.scale);
+      arrive_threads<256>(turn + 1 - group());
+      weigh_scores(p, args_.scale, of_queries(shared_.lse[stage]), of_queries(far ? rests_of(args_, tile) : nullptr));
       if (visits >> 8 & 1) hide_pairs(p, shared_.words[stage][group()]);
       column_products<4>(grad_v, p, 0, dout[0]);
       column_products<4>(grad_v, p, 2, dout[1]);
       row_products<4>(ds, shared_.v[group()], dout[0], dout[1]);
-      score_gradients(ds, p, 0, delta, dlse);
-      score_gradients(ds, p, 2, delta + 16, dlse ? dlse + 16 : nullptr);
-      sync_threads<128>(1 + group());  // the last tile's dS is done with
+      score_gradients(ds, p, of_queries(shared_.delta[stage]),
+                      of_queries(args_.has_dlse ? shared_.dlse[stage] : nullptr));
+      sync_threads<128>(scores + group());  // the last tile's dS is done with
       store_scores(shared_.ds[group()], ds);
       column_products<4>(grad_k, ds, 0, q[0]);
       column_products<4>(grad_k, ds, 2, q[1]);
       release(shared_.empty[stage]);
-      sync_threads<128>(1 + group());
+      sync_threads<128>(scores + group());
       add_query_gradient(args_.sums + std::int64_t{tile} * (kQueries * 64), shared_.ds[group()], shared_.k[group()],
                          threadIdx.x / 32 % 4);
     }
@@ -218,8 +225,8 @@ __global__ void __launch_bounds__(128) prepare_double_rows(const __grid_constant
 
 /// dQ from its sums. One block of threads for each query block of each head, a warp for each part of a tile's.
 template <int kDepth>
-__global__ void __launch_bounds__(4 * kDepth) store_double_query_gradients(
-    const __grid_constant__ DoubleBackwardArgs args) {
+__global__ void __launch_bounds__(4 * kDepth)
+    store_double_query_gradients(const __grid_constant__ DoubleBackwardArgs args) {
   constexpr unsigned kParts = kDepth / 16;
   const unsigned warp = threadIdx.x / 32, part = warp % kParts;
   const double* const sums = args.sums + blockIdx.x * std::int64_t{64 * kDepth} + warp * 512 + lane_number();

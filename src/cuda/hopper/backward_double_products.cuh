@@ -1,9 +1,9 @@
 // Products of float64 from swizzled tiles, for the backward kernels of Hopper, and what is done between them.
 //
-// Tiles lie as the copy engine swizzles them: panels of 16 channels, a row of 128 bytes each, in which 16 bytes at place
-// n are at n ^ row % 8. Loads spread over all banks, along rows as along columns, if fragments count each 8 rows in the
-// order of row_in(). Fragments are those of mma.m16n8k16 (common/instructions.cuh): x[j][r][e] is number e of row
-// lane / 4 + 8r and of the j-th 8 columns.
+// Tiles lie as the copy engine swizzles them: panels of 16 channels, a row of 128 bytes each, in which 16 bytes at
+// place n are at n ^ row % 8. Loads spread over all banks, along rows as along columns, if fragments count each 8 rows
+// in the order of row_in(). Fragments are those of mma.m16n8k16 (common/instructions.cuh): x[j][r][e] is number e of
+// row lane / 4 + 8r and of the j-th 8 columns.
 //
 // A warp has 16 of 64 keys. Products of a tile of 32 queries, which comes in halves, have keys for rows; columns are
 // queries, or channels, of which two tiles of 8 columns take turns: that way a lane loads two neighbours at once.
@@ -11,6 +11,7 @@
 // E is float64, a parameter lest other GPUs' code be made of it.
 #pragma once
 
+#include "cuda/common/exponential.cuh"
 #include "cuda/hopper/barriers.cuh"
 #include "cuda/hopper/tiles.cuh"
 #include "cuda/portable/backward_shared.cuh"
@@ -41,8 +42,8 @@ __device__ __forceinline__ double2 pair_at(const E* tile, unsigned bytes) {
   return *reinterpret_cast<const double2*>(reinterpret_cast<const char*>(tile) + bytes);
 }
 
-/// Rows of K or V times rows of Q or dO, as in the forward pass and in DoubleProducts, to the bit. first, second: halves
-/// of the queries' tile.
+/// Rows of K or V times rows of Q or dO, as in the forward pass and in DoubleProducts, to the bit. first, second:
+/// halves of the queries' tile.
 template <int kPanels, class E>
 __device__ __forceinline__ void row_products(E (&x)[4][2][2], const E* key_tile, const E* first, const E* second) {
   const unsigned lane = lane_number(), r = row_in(lane / 4), t = lane % 4;
@@ -52,7 +53,8 @@ __device__ __forceinline__ void row_products(E (&x)[4][2][2], const E* key_tile,
   for (int n = 0; n < 4; ++n) at[n] = r * 128 + (in_row ^ 32 * n);
   const unsigned first_row = threadIdx.x / 32 % 4 * 16 * 128;
   clear_fragments(x);
-#pragma unroll
+  constexpr int kUnrolled = kPanels <= 4 ? kPanels : 1;  // registers for operands that come early are short
+#pragma unroll kUnrolled
   for (int panel = 0; panel < kPanels; ++panel) {
     E a[8];
 #pragma unroll
@@ -76,7 +78,7 @@ struct ColumnPlaces {
   }
 };
 
-/// sum += weights times 16 rows of a tile. to: the first of the two tiles of weights.
+/// sum += weights times 16 rows of Q or dO. tile: the first of the two tiles of weights.
 template <int kPanels, class E>
 __device__ __forceinline__ void column_products(E (&sum)[2 * kPanels][2][2], const E (&x)[4][2][2], int tile,
                                                 const E* rows) {
@@ -97,33 +99,38 @@ __device__ __forceinline__ void column_products(E (&sum)[2 * kPanels][2][2], con
   }
 }
 
-/// Scores of half a tile become P. lse, rest (null: 0): of its queries.
-template <bool kFar, class E>
-__device__ __forceinline__ void weigh_half(E (&s)[4][2][2], int tile, const E* lse, const E* rest, E scale) {
-#pragma unroll
-  for (int j = 0; j < 2; ++j)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const unsigned query = 8 * j + column_in(e);
-      const E y = lse[query], z = kFar ? rest[query] : E(0);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        E x = rounded_product(s[tile + j][r][e], scale) - y;
-        if (kFar) x -= z;
-        // A positive number becomes 0: it is above by a rounding at most, which may be much. A NaN stays one.
-        if (static_cast<unsigned>(__double2hiint(x)) <= 0x7ff00000u) x = 0;
-        s[tile + j][r][e] = exp(x);
-      }
-    }
-}
+/// A number of each query of a tile, by halves; first null: 0.
 template <class E>
-__device__ __forceinline__ void weigh(E (&s)[4][2][2], const E* first, const E* second, const E* rest, E scale) {
-  if (rest) {
-    weigh_half<true>(s, 0, first, rest, scale);
-    weigh_half<true>(s, 2, second, rest + 16, scale);
-  } else {
-    weigh_half<false>(s, 0, first, rest, scale);
-    weigh_half<false>(s, 2, second, rest, scale);
+struct OfQueries {
+  const E *first, *second;
+  __device__ __forceinline__ bool given() const { return first != nullptr; }
+  __device__ __forceinline__ void add_to(E (&x)[4][2][2], E sign) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const E y = (j < 2 ? first : second)[j % 2 * 8 + column_in(e)];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) x[j][r][e] = sign < 0 ? x[j][r][e] - y : x[j][r][e] + y;
+      }
+  }
+};
+
+/// Products become P = exp(S - lse - rest).
+template <class E>
+__device__ __forceinline__ void weigh_scores(E (&s)[4][2][2], E scale, const OfQueries<E>& lse,
+                                             const OfQueries<E>& rest) {
+  const Exponential exponential;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) s[i / 4][i / 2 % 2][i % 2] = rounded_product(s[i / 4][i / 2 % 2][i % 2], scale);
+  lse.add_to(s, -1);
+  if (rest.given()) rest.add_to(s, -1);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    E& x = s[i / 4][i / 2 % 2][i % 2];
+    // What is above 0 is so by a rounding at most, which may be much. A NaN stays one.
+    if (static_cast<unsigned>(__double2hiint(x)) <= 0x7ff00000u) x = 0;
+    x = exponential(x);
   }
 }
 
@@ -143,22 +150,15 @@ __device__ __forceinline__ void hide_pairs(E (&p)[4][2][2], const std::uint32_t*
   }
 }
 
-/// dP of half a tile becomes dS. delta, dlse (null: 0): of its queries. The larger difference comes first: where dP and
-/// delta cancel, dlse is what is left.
+/// dP becomes dS = P (dP - delta + dlse). The larger difference comes first: where dP and delta cancel, dlse is what is
+/// left.
 template <class E>
-__device__ __forceinline__ void score_gradients(E (&x)[4][2][2], const E (&p)[4][2][2], int tile, const E* delta,
-                                                const E* dlse) {
+__device__ __forceinline__ void score_gradients(E (&x)[4][2][2], const E (&p)[4][2][2], const OfQueries<E>& delta,
+                                                const OfQueries<E>& dlse) {
+  delta.add_to(x, -1);
+  if (dlse.given()) dlse.add_to(x, 1);
 #pragma unroll
-  for (int j = 0; j < 2; ++j)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const unsigned query = 8 * j + column_in(e);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) x[tile + j][r][e] -= delta[query];
-      if (dlse) x[tile + j][0][e] += dlse[query], x[tile + j][1][e] += dlse[query];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) x[tile + j][r][e] *= p[tile + j][r][e];
-    }
+  for (int i = 0; i < 16; ++i) x[i / 4][i / 2 % 2][i % 2] *= p[i / 4][i / 2 % 2][i % 2];
 }
 
 /// A tile of P^T or dS^T in shared memory is two panels of 16 queries, rows and columns as the fragments count them:
@@ -207,7 +207,7 @@ __device__ __forceinline__ void add_query_gradient(E* sums, const E* scores, con
   clear_fragments(sum);
 #pragma unroll
   for (int m = 0; m < 8; m += 2) {
-    E a[8];  // rows are queries 2g and 2g + 1 of the 16: they are neighbours here
+    E a[8];  // its rows g and g + 8 are queries 2g and 2g + 1 of the 16, which are neighbours
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const auto pair = pair_at(scores, scores_at[n % 2] + (m + n / 2) * 1024);

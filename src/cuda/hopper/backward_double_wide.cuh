@@ -38,8 +38,8 @@ template <class E>  // float64: a template lest other GPUs' code be made of it
 class WideDoubleBackwardBlock {
  public:
   using Shared = WideDoubleBackwardShared;
-  static constexpr int kThreads = 3 * 128, kRegisters = 240, kLoaderRegisters = 24, kKeyBlocks = 1, kDepth = Shared::kDepth;
-  static constexpr int kPanels = kDepth / 16, kHalf = Shared::kHalf;
+  static constexpr int kThreads = 3 * 128, kRegisters = 240, kLoaderRegisters = 24, kKeyBlocks = 1;
+  static constexpr int kDepth = Shared::kDepth, kPanels = kDepth / 16, kHalf = Shared::kHalf;
   static constexpr int kQuerySlots = Shared::kQuerySlots, kDoutSlots = Shared::kDoutSlots;
 
   __device__ __forceinline__ WideDoubleBackwardBlock(const DoubleBackwardArgs& args, Shared& shared)
@@ -169,8 +169,9 @@ class WideDoubleBackwardBlock {
       shared_.q_full[query.of[1]].wait(query.parity[1]);
       Scores p;
       row_products<kPanels>(p, shared_.k, shared_.q[query.of[0]], shared_.q[query.of[1]]);
-      cuda::weigh(p, shared_.lse[query.of[0]], shared_.lse[query.of[1]], far ? rests_of(args_, tile) : nullptr,
-                  args_.scale);
+      const E* const rest = far ? rests_of(args_, tile) : nullptr;
+      weigh_scores(p, args_.scale, OfQueries<E>{shared_.lse[query.of[0]], shared_.lse[query.of[1]]},
+                   OfQueries<E>{rest, rest + 16});
       if (shared_.partial[query.of[0]]) hide_pairs(p, shared_.words[query.of[0]]);
 #pragma unroll
       for (int n = 0; n < 2; ++n) release(shared_.q_empty[query.of[n]]);
@@ -208,10 +209,9 @@ class WideDoubleBackwardBlock {
       {
         Scores p;
         read_scores(p, shared_.scores);
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-          score_gradients(x, p, 2 * n, shared_.delta[dout.of[n]],
-                          args_.has_dlse ? shared_.dlse[dout.of[n]] : nullptr);
+        const bool given = args_.has_dlse;
+        score_gradients(x, p, OfQueries<E>{shared_.delta[dout.of[0]], shared_.delta[dout.of[1]]},
+                        OfQueries<E>{given ? shared_.dlse[dout.of[0]] : nullptr, shared_.dlse[dout.of[1]]});
       }
       store_scores(shared_.scores, x);
       arrive_threads<256>(scores_stored);
