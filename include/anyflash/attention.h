@@ -44,7 +44,7 @@ struct Options {
   TensorView cu_seqlens_k;
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
-  /// Bitwise repeatable; else dq (not in float64) and sums of dbias of 16-bit types on Hopper are not.
+  /// Bitwise repeatable; else dq and sums of dbias of 16-bit types on Hopper are not.
   bool deterministic = false;
   /// Tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's default one; the call returns
   /// before it is done.

@@ -206,7 +206,7 @@ SOME_RULES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("d", [64, 72, 128, 200, 256])
 @pytest.mark.parametrize("name", SOME_RULES)
 def test_gradients_are_the_deterministic_ones_but_for_rounding(name, d, dtype):
@@ -216,8 +216,9 @@ def test_gradients_are_the_deterministic_ones_but_for_rounding(name, d, dtype):
     q, k, v = (x.reshape(*x.shape[:2], *shape, d) for x in (q, k[:, :2].contiguous(), v[:, :2].contiguous()))
     dout = torch.randn_like(q)
     one, other = (gradients(q, k, v, dout, rule=rule, deterministic=x) for x in (False, True))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-2
     for got, expected in zip(one[:3], other[:3]):
-        assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
+        assert (got.double() - expected.double()).abs().max() < tolerance * expected.double().abs().max()
 
 
 def biased_gradients(q, k, v, bias, dout, visible):
@@ -312,9 +313,10 @@ def test_a_sum_of_sinks_and_gradients_of_lse():
         assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("d", [64, 128, 256])
-def test_gradients_do_not_show_what_is_hidden(d):
-    q, k, v = tensors(n=700, d=d)
+def test_gradients_do_not_show_what_is_hidden(d, dtype):
+    q, k, v = tensors(n=700, d=d, dtype=dtype)
     dout = torch.randn_like(q[:, :, :500])
     call = lambda: gradients(q[:, :, :500], k, v, dout, rule=af.causal())  # noqa: E731
     expected = call()

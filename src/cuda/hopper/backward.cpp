@@ -5,6 +5,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
 #include "cuda/common/late_masks.h"
+#include "cuda/hopper/backward_double.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/pieces.h"
@@ -113,7 +114,7 @@ bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan,
                            [[maybe_unused]] const BackwardArgs& args) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (problem.type == ElementType::float64) return false;
+  if (problem.type == ElementType::float64) return double_backward_serves(problem, plan, args);
   if (plan.late && late_word_tiles(problem, plan) == 0) return false;
   if (problem.deterministic || problem.alibi.given() || facts_of(problem.device).major != 9) return false;
   if (in_pieces(problem) ? padded_depth(problem) > 128 || args.general || !bears_pieces(args.scale)
@@ -134,12 +135,15 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
 }
 
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  if (problem.type == ElementType::float64) return double_backward_workspace(problem, plan);
   return space_of(problem, plan).bytes();
 }
 
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
                                    DevicePlan& masks, char* workspace, const PortableTerms& terms,
                                    cudaStream_t stream) {
+  if (problem.type == ElementType::float64)
+    return double_backward(problem, plan, common, masks, workspace, terms, stream);
   const auto space = space_of(problem, plan);
   GroupBackwardArgs args{};
   static_cast<BackwardArgs&>(args) = common;

@@ -104,6 +104,12 @@ __device__ __forceinline__ void sync_threads(unsigned number) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(threads) : "memory");
 }
 
+/// Arrives at one without waiting.
+template <int threads>
+__device__ __forceinline__ void arrive_threads(unsigned number) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(threads) : "memory");
+}
+
 template <int registers>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));

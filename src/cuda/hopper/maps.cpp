@@ -70,6 +70,13 @@ bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& 
                 {channel, along(2), along(1), along(0), {heads * batch, heads > 1 ? rows.head : rows.batch}});
 }
 
+bool map_double_rows(CUtensorMap& map, const Rows& rows, std::int64_t channels, std::int64_t length, int box_rows,
+                     std::int64_t heads, std::int64_t batch) {
+  return rows.vectors && encode(map, rows.data, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8,
+                                {{channels, 1, 16}, {length, rows.sequence[2], box_rows}, {1, 1},
+                                 {heads, rows.head}, {batch, rows.batch}});
+}
+
 bool map_bias(CUtensorMap& map, const Bias& bias) {
   const int bytes = static_cast<int>(element_size(bias.type));
   if (bytes > 4 || bias.stride[3] != 1) return false;

@@ -14,6 +14,10 @@ namespace anyflash::cuda {
 bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& grid, std::int64_t heads,
               std::int64_t batch, bool once = false);
 
+/// The same of float64, of a sequence of one dimension: boxes of 16 channels of box_rows rows.
+bool map_double_rows(CUtensorMap& map, const Rows& rows, std::int64_t channels, std::int64_t length, int box_rows,
+                     std::int64_t heads, std::int64_t batch);
+
 /// A bias of rows of 16 or 32 bits, key by key: boxes of 128 bytes of 64 queries. False as above, or if one number
 /// stands for all keys.
 bool map_bias(CUtensorMap& map, const Bias& bias);

@@ -49,7 +49,7 @@ ForwardKind kind_of(const Problem& problem) {
   const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, true});
   const bool fits = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
 #if defined(ANYFLASH_CUDA_HAS_GROUPS)
-  const bool groups = facts.major == 9 && element_size(problem.type) <= 4;
+  const bool groups = facts.major == 9;
 #else
   constexpr bool groups = false;
 #endif

@@ -8,12 +8,11 @@
 namespace anyflash::cuda {
 
 /// Has the GPU that is compiled for a use for this tiling?
-template <class E>
 __host__ __device__ constexpr bool offered(Tiling tiling) {
 #if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
   return tiling == Tiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  return tiling == (sizeof(E) <= 4 ? Tiling::group : Tiling::large);
+  return tiling == Tiling::group;
 #elif defined(__CUDA_ARCH__)
   return tiling == Tiling::small || (tiling == Tiling::large && __CUDA_ARCH__ >= 800);
 #else
@@ -25,7 +24,7 @@ template <class E, int kDepth, Tiling tiling, bool kGeneral>
 __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
                                   Tiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
-  if constexpr (offered<E>(tiling)) {
+  if constexpr (offered(tiling)) {
     if (args.only_if && !*args.only_if) return;
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
     extern __shared__ __align__(1024) char memory[];
@@ -55,9 +54,7 @@ ForwardKernel forward_kernel_of(bool general) {
 template <class E, int kDepth>
 ForwardKernel forward_kernel_of(ForwardKind kind) {
   if (kind.tiling == Tiling::small) return forward_kernel_of<E, kDepth, Tiling::small, true>();
-  if constexpr (sizeof(E) <= 4) {
-    if (kind.tiling == Tiling::group) return forward_kernel_of<E, kDepth, Tiling::group>(kind.general);
-  }
+  if (kind.tiling == Tiling::group) return forward_kernel_of<E, kDepth, Tiling::group>(kind.general);
   return forward_kernel_of<E, kDepth, Tiling::large>(kind.general);
 }
 

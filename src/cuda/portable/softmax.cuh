@@ -2,7 +2,7 @@
 // Gimelshein 2018). Numbers lie as products.cuh says: a row is four neighbouring lanes'.
 #pragma once
 
-#include "cuda/common/instructions.cuh"
+#include "cuda/common/exponential.cuh"
 #include "rules/bits.h"
 
 namespace anyflash::cuda {
@@ -82,7 +82,9 @@ struct OnlineSoftmax {
  private:
   /// Of a difference of scores: that comes first, so the largest score's P is 1 to the bit, however large it is.
   __device__ __forceinline__ static T exponential(T x) {
-    if constexpr (sizeof(E) > 2) {
+    if constexpr (sizeof(E) == 8) {
+      return Exponential()(x);
+    } else if constexpr (sizeof(E) > 2) {
       return exp(x);
     } else {
       return exp2_approximately(x);

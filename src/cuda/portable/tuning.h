@@ -2,8 +2,8 @@
 //
 // A kernel works on kRows = 8 * slots * warps queries, `keys` keys at a time, head sizes up to d (q, k) and `values`
 // channels of v; wider values are the work of several blocks. `small` fits into the 64 KB of shared memory of sm_75,
-// `large` is for GPUs with 100 KB and more, `group` for what Hopper's own kernels leave to these: the same plan serves
-// both, so with their 64 queries.
+// `large` is for GPUs with 100 KB and more, `group` for what Hopper's own kernels leave to these (the same plan serves
+// both, so with their 64 queries) and for Hopper's float64.
 // docs/design-log.md has the figures.
 #pragma once
 
@@ -47,6 +47,9 @@ template <> struct Tiles<4, 256, Tiling::small> : TileSizes<2, 2, 16, 256, 128> 
 template <> struct Tiles<8,  64, Tiling::large>  : TileSizes<2, 4, 64,  64,  64> {};
 template <> struct Tiles<8, 128, Tiling::large>  : TileSizes<2, 4, 32, 128, 128> {};
 template <> struct Tiles<8, 256, Tiling::large>  : TileSizes<1, 4, 16, 256, 128> {};
+template <> struct Tiles<8,  64, Tiling::group>  : TileSizes<2, 8, 64,  64,  64> {};
+template <> struct Tiles<8, 128, Tiling::group>  : TileSizes<2, 8, 32, 128, 128> {};
+template <> struct Tiles<8, 256, Tiling::group>  : TileSizes<1, 4, 16, 256, 128> {};
 template <> struct Tiles<8,  64, Tiling::small> : TileSizes<1, 4, 32,  64,  64> {};
 template <> struct Tiles<8, 128, Tiling::small> : TileSizes<1, 4, 16, 128,  64> {};
 template <> struct Tiles<8, 256, Tiling::small> : TileSizes<1, 2,  8, 256,  64> {};

@@ -1,0 +1,79 @@
+#include "cuda/hopper/backward_double.h"
+
+#include "cuda/common/device.h"
+#include "cuda/common/late_masks.h"
+#include "cuda/hopper/backward_double_kernels.h"
+#include "cuda/hopper/maps.h"
+#include "cuda/portable/launch.h"
+
+namespace anyflash::cuda {
+namespace {
+
+/// What a call works in: dQ's sums, what is reported, lse, delta and dlse.
+struct Space {
+  std::int64_t sums, rows;
+  static constexpr std::int64_t report = 256;
+  std::int64_t bytes() const { return sums + report + 3 * rows; }
+};
+
+Space space_of(const Problem& problem, const ExecutionPlan& plan) {
+  const auto rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 8;
+  return {rows * padded_depth(problem), rows};
+}
+
+/// Rows that the copy engine takes, if they are given.
+bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
+
+}  // namespace
+
+bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
+  if (plan.late && late_word_tiles(problem, plan) == 0) return false;
+  if (problem.deterministic || args.general || facts_of(problem.device).major != 9) return false;
+  if (padded_depth(problem) > 128) return false;
+  if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
+  for (const auto& side : args.sides)
+    if (!side.plain || !whole(side.rows[0]) || !whole(side.rows[1])) return false;
+  // Linear in the sequences, whatever the rule.
+  return word_bytes(problem, plan, false) <= 4 * space_of(problem, plan).sums;
+}
+
+std::int64_t double_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  return space_of(problem, plan).bytes();
+}
+
+GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& common,
+                                    DevicePlan& masks, char* workspace, const PortableTerms& terms,
+                                    cudaStream_t stream) {
+  const auto space = space_of(problem, plan);
+  const auto kernels = double_backward_kernels(padded_depth(problem));
+  DoubleBackwardArgs args{};
+  static_cast<BackwardArgs&>(args) = common;
+  for (int side = 0; side < 2; ++side)
+    for (int n = 0; n < 2; ++n)
+      if (!map_double_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n],
+                           args.sides[side].grid.size[2], side == 0 ? 16 : 64, args.sides[side].heads, problem.batch))
+        return {};
+  char* const report = workspace + space.sums;
+  const auto numbers = [&](int n) { return reinterpret_cast<double*>(report + Space::report + n * space.rows); };
+  args.has_dlse = problem.dlse.given();
+  args.sums = reinterpret_cast<double*>(workspace);
+  args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
+  args.careful = reinterpret_cast<std::int32_t*>(report);
+  args.terms.any_far = args.careful + 1;
+  const auto &queries = args.sides[0], &keys = args.sides[1];
+  const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
+  check(cudaMemsetAsync(report, 0, Space::report, stream), "clearing what is reported");
+  terms.find(args);
+  if (query_blocks > 0) launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
+  terms.find_rests(args);
+  args.words = masks.words(false, args.careful), args.late = plan.late;
+  allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
+  const auto parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
+  const auto blocks = problem.batch * keys.heads * parts;
+  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
+  if (queries.gradients[0].data && query_blocks > 0)
+    launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
+  return {true, false, args.words ? args.careful : nullptr};
+}
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,246 @@
+// The backward pass on Hopper (sm_90a) for float64 and head sizes from 65 to 128; backward_double.cuh says more.
+//
+// A block of threads takes one key block of a head: there are no registers for both gradients of a warp's 16 keys. So
+// one warpgroup makes S^T, P^T and dV, the other one dP^T, dS^T and dK, each from 32 queries at a time; P^T is handed
+// over through shared memory, dS^T takes its place. dQ is shared out to all eight warps. Q, of which the next tile's
+// first half comes early, and dO come in halves of a tile.
+#pragma once
+
+#include "cuda/hopper/backward_double.cuh"
+
+namespace anyflash::cuda {
+
+struct WideDoubleBackwardShared {
+  static constexpr int kDepth = 128, kHalf = 16;         ///< queries of half a tile
+  static constexpr int kQuerySlots = 3, kDoutSlots = 2;  ///< halves that there is room for
+  alignas(1024) double k[64 * kDepth];
+  alignas(1024) double v[64 * kDepth];
+  alignas(1024) double q[kQuerySlots][kHalf * kDepth];
+  alignas(1024) double dout[kDoutSlots][kHalf * kDepth];
+  alignas(1024) double scores[64 * 2 * kHalf];  ///< P^T, then dS^T, of a tile, as the fragments count
+  alignas(16) double lse[kQuerySlots][kHalf], delta[kDoutSlots][kHalf], dlse[kDoutSlots][kHalf];
+  std::uint32_t words[kQuerySlots][64];  ///< of the tile, beside its first half
+  std::int32_t tile[kQuerySlots];        ///< the same: which of all, -1 behind the last
+  bool partial[kQuerySlots];
+  std::int32_t gradient_tile[kDoutSlots];  ///< tile, for those who do not read the others
+  Barrier keys, q_full[kQuerySlots], q_empty[kQuerySlots], dout_full[kDoutSlots], dout_empty[kDoutSlots];
+
+  /// One thread's work, before a barrier of the block.
+  __device__ __forceinline__ void begin() {
+    keys.begin(1);
+    for (int i = 0; i < kQuerySlots; ++i) q_full[i].begin(1), q_empty[i].begin(8);
+    for (int i = 0; i < kDoutSlots; ++i) dout_full[i].begin(1), dout_empty[i].begin(8);
+    barriers_begun();
+  }
+};
+
+template <class E>  // float64: a template lest other GPUs' code be made of it
+class WideDoubleBackwardBlock {
+ public:
+  using Shared = WideDoubleBackwardShared;
+  static constexpr int kThreads = 3 * 128, kRegisters = 240, kLoaderRegisters = 24, kKeyBlocks = 1;
+  static constexpr int kDepth = Shared::kDepth, kPanels = kDepth / 16, kHalf = Shared::kHalf;
+  static constexpr int kQuerySlots = Shared::kQuerySlots, kDoutSlots = Shared::kDoutSlots;
+
+  __device__ __forceinline__ WideDoubleBackwardBlock(const DoubleBackwardArgs& args, Shared& shared)
+      : args_(args), shared_(shared) {
+    const auto& side = args.sides[keys];
+    const auto task = static_cast<std::int32_t>(blockIdx.x), head = task / side.blocks;
+    block_ = task % side.blocks;  // under causal rules the first blocks are the longest
+    b_ = head / side.heads, key_head_ = head % side.heads;
+  }
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) shared_.begin();
+    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
+    if (threadIdx.x >= 256) {
+      give_registers<kLoaderRegisters>();
+      if (threadIdx.x < 256 + 32) load();
+    } else {
+      take_registers<kRegisters>();
+      threadIdx.x < 128 ? weigh() : differentiate();
+    }
+  }
+
+ private:
+  using Scores = E[4][2][2];
+  using Sums = E[kDepth / 8][2][2];
+  enum NamedBarrier : unsigned { weights_stored = 1, scores_stored, scores_done, own_scores_stored };
+
+  // --- The warp that loads -------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void load() {
+    const auto lane = static_cast<int>(lane_number());
+    const auto& keys_side = args_.sides[keys];
+    const auto& queries_side = args_.sides[queries];
+    if (lane == 0) shared_.keys.arrive_and_expect(2 * 64 * kDepth * 8);
+    __syncwarp();
+    if (lane < 2 * kPanels) {
+      const int n = lane / kPanels, panel = lane % kPanels;
+      copy_box((n == 0 ? shared_.k : shared_.v) + panel * 64 * 16, &args_.maps[keys][n], panel * 16, block_ * 64, 0,
+               key_head_, b_, shared_.keys);
+    }
+    unsigned count = 0;  // of halves
+    for (auto h = key_head_ * args_.group_heads; h < (key_head_ + 1) * args_.group_heads; ++h) {
+      const auto& list = group_of(args_, b_, h).queries_of_key_block;
+      MergedRuns<1, 1> runs;
+      runs.open(list, block_, keys_side.blocks);
+      for (;;) {
+        std::int32_t at[1];
+        const auto block = runs.find(at);
+        if (block < 0) break;
+        const auto n = __shfl_sync(0xffffffffu, at[0], 0);
+        const bool partial = n < runs.hidden;
+        Word words[2];
+        if (partial) {
+          const Word* const from = n < 0 ? args_.words + std::int64_t{~n} * 64 : list.words + std::int64_t{n} * 64;
+          words[0] = from[lane], words[1] = from[lane + 32];
+        }
+        const auto first_half = ((b_ * queries_side.heads + h) * queries_side.blocks + block) * 4;
+        const int halves = block * 64 + 32 < queries_side.grid.size[2] ? 4 : 2;  // whole tiles
+#pragma unroll 1
+        for (int half = 0; half < halves; ++half, ++count) {
+          const unsigned slot = count % kQuerySlots, dout_slot = count % kDoutSlots;
+          const auto row = block * 64 + half * kHalf;
+          const auto number = std::int64_t{first_half + half} * kHalf;
+          shared_.q_empty[slot].wait(count / kQuerySlots % 2 ^ 1);
+          if (half % 2 == 0 && partial) {
+            shared_.words[slot][lane] = static_cast<std::uint32_t>(words[0] >> half * kHalf);
+            shared_.words[slot][lane + 32] = static_cast<std::uint32_t>(words[1] >> half * kHalf);
+          }
+          __syncwarp();
+          if (lane == 0) {
+            shared_.tile[slot] = (first_half + half) / 2, shared_.partial[slot] = partial;
+            shared_.q_full[slot].arrive_and_expect((kDepth + 1) * kHalf * 8);
+            copy_bytes(shared_.lse[slot], args_.lse + number, kHalf * 8, shared_.q_full[slot]);
+          }
+          __syncwarp();
+          if (lane < kPanels)
+            copy_box(shared_.q[slot] + lane * kHalf * 16, &args_.maps[queries][0], lane * 16, row, 0, h, b_,
+                     shared_.q_full[slot]);
+          auto& full = shared_.dout_full[dout_slot];
+          shared_.dout_empty[dout_slot].wait(count / kDoutSlots % 2 ^ 1);
+          if (lane == 0) {
+            shared_.gradient_tile[dout_slot] = (first_half + half) / 2;
+            full.arrive_and_expect((kDepth + (args_.has_dlse ? 2 : 1)) * kHalf * 8);
+            copy_bytes(shared_.delta[dout_slot], args_.delta + number, kHalf * 8, full);
+            if (args_.has_dlse) copy_bytes(shared_.dlse[dout_slot], args_.dlse + number, kHalf * 8, full);
+          }
+          __syncwarp();
+          if (lane < kPanels)
+            copy_box(shared_.dout[dout_slot] + lane * kHalf * 16, &args_.maps[queries][1], lane * 16, row, 0, h, b_,
+                     full);
+        }
+      }
+    }
+    const unsigned slot = count % kQuerySlots, dout_slot = count % kDoutSlots;
+    shared_.q_empty[slot].wait(count / kQuerySlots % 2 ^ 1);
+    if (lane == 0) shared_.tile[slot] = -1, shared_.q_full[slot].arrive();
+    shared_.dout_empty[dout_slot].wait(count / kDoutSlots % 2 ^ 1);
+    if (lane == 0) shared_.gradient_tile[dout_slot] = -1, shared_.dout_full[dout_slot].arrive();
+  }
+
+  // --- The warpgroups that compute -----------------------------------------------------------------------------------
+
+  /// The slots of a tile's halves. count: of halves.
+  template <int kSlots>
+  struct Slots {
+    unsigned of[2], parity[2];
+    __device__ __forceinline__ explicit Slots(unsigned count) {
+#pragma unroll
+      for (unsigned n = 0; n < 2; ++n) of[n] = (count + n) % kSlots, parity[n] = (count + n) / kSlots % 2;
+    }
+  };
+  using Query = Slots<kQuerySlots>;
+  using Dout = Slots<kDoutSlots>;
+
+  /// S^T, P^T, dV.
+  __device__ __forceinline__ void weigh() {
+    Sums sum;
+    clear_fragments(sum);
+    const bool far = *args_.terms.any_far != 0;
+    shared_.keys.wait(0);
+    for (unsigned count = 0;; count += 2) {
+      const Query query(count);
+      const Dout dout(count);
+      shared_.q_full[query.of[0]].wait(query.parity[0]);
+      const auto tile = shared_.tile[query.of[0]];
+      if (tile < 0) break;
+      shared_.q_full[query.of[1]].wait(query.parity[1]);
+      Scores p;
+      row_products<kPanels>(p, shared_.k, shared_.q[query.of[0]], shared_.q[query.of[1]]);
+      const E* const rest = far ? rests_of(args_, tile) : nullptr;
+      weigh_scores(p, args_.scale, OfQueries<E>{shared_.lse[query.of[0]], shared_.lse[query.of[1]]},
+                   OfQueries<E>{rest, rest + 16});
+      if (shared_.partial[query.of[0]]) hide_pairs(p, shared_.words[query.of[0]]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) release(shared_.q_empty[query.of[n]]);
+      if (count > 0) sync_threads<256>(scores_done);
+      store_scores(shared_.scores, p);
+      arrive_threads<256>(weights_stored);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        shared_.dout_full[dout.of[n]].wait(dout.parity[n]);
+        column_products<kPanels>(sum, p, 2 * n, shared_.dout[dout.of[n]]);
+        release(shared_.dout_empty[dout.of[n]]);
+      }
+      sync_threads<256>(scores_stored);
+      add_query_gradient(args_.sums + std::int64_t{tile} * (32 * kDepth), shared_.scores, shared_.k, threadIdx.x / 32);
+    }
+    store(sum, 1, 1.0);
+  }
+
+  /// dP^T, dS^T, dK.
+  __device__ __forceinline__ void differentiate() {
+    Sums sum;
+    clear_fragments(sum);
+    shared_.keys.wait(0);
+    for (unsigned count = 0;; count += 2) {
+      const Query query(count);
+      const Dout dout(count);
+      shared_.dout_full[dout.of[0]].wait(dout.parity[0]);
+      const auto tile = shared_.gradient_tile[dout.of[0]];
+      if (tile < 0) break;
+      shared_.dout_full[dout.of[1]].wait(dout.parity[1]);
+      if (count > 0) arrive_threads<256>(scores_done);
+      Scores x;
+      row_products<kPanels>(x, shared_.v, shared_.dout[dout.of[0]], shared_.dout[dout.of[1]]);
+      sync_threads<256>(weights_stored);
+      {
+        Scores p;
+        read_scores(p, shared_.scores);
+        const bool given = args_.has_dlse;
+        score_gradients(x, p, OfQueries<E>{shared_.delta[dout.of[0]], shared_.delta[dout.of[1]]},
+                        OfQueries<E>{given ? shared_.dlse[dout.of[0]] : nullptr, shared_.dlse[dout.of[1]]});
+      }
+      store_scores(shared_.scores, x);
+      arrive_threads<256>(scores_stored);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) release(shared_.dout_empty[dout.of[n]]);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        shared_.q_full[query.of[n]].wait(query.parity[n]);
+        column_products<kPanels>(sum, x, 2 * n, shared_.q[query.of[n]]);
+        release(shared_.q_empty[query.of[n]]);
+      }
+      sync_threads<128>(own_scores_stored);
+      add_query_gradient(args_.sums + std::int64_t{tile} * (32 * kDepth), shared_.scores, shared_.k, threadIdx.x / 32);
+    }
+    store(sum, 0, args_.scale);
+  }
+
+  /// This warp's rows of dK (n = 0) or dV.
+  __device__ __forceinline__ void store(const Sums& x, int n, double factor) const {
+    const auto& side = args_.sides[keys];
+    if (!side.gradients[n].data) return;
+    const int rows[2] = {static_cast<int>(key_row()), static_cast<int>(key_row() + 8)};
+    store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
+                      box_of(side.grid, side.plain, block_), side.grid.size, rows, factor, args_.careful);
+  }
+
+  const DoubleBackwardArgs& args_;
+  Shared& shared_;
+  std::int32_t b_, key_head_, block_;
+};
+
+}  // namespace anyflash::cuda
