@@ -97,8 +97,9 @@ def attention(
         True: (out, lse). "lm": (out, l, m) with m the row's maximum, l = sum of exp(S - m), lse = m + log(l).
         Each is (batch, heads, queries), float32, or float64 for float64.
     deterministic : bool
-        Bitwise repeatable. So is everything else but dq on Hopper GPUs, and there in 16-bit types dbias of a
-        bias that heads or batch entries share; they then take longer.
+        Bitwise repeatable, and the same in any batch. So is everything else but dq on Hopper GPUs, and there in 16-bit
+        types dbias of a bias that heads or batch entries share and, in another batch, calls of few queries; they then
+        take longer.
     plan : Plan, optional
         Of anyflash.plan, for the same shapes and options. If not given, one is looked up or made.
     out : array, optional
