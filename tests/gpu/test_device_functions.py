@@ -206,4 +206,4 @@ def test_online_softmax(call, name, tiles, magnitude, lag, rising, seed):
     assert torch.allclose(total[seen].double(), exact.sum(1), rtol=error, atol=0)
     assert torch.allclose(o[seen].double(), exact.sum(1), rtol=error, atol=0)
     last = exact[:, -SIDE:]
-    assert torch.allclose(p[seen].double(), last, rtol=error, atol=torch.finfo(number).tiny)
+    assert torch.allclose(p[seen].double(), last, rtol=error, atol=1.03 * torch.finfo(number).tiny)  # which may be 0

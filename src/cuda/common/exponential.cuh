@@ -35,7 +35,8 @@ class Exponential {
     high_ = power.x, low_ = __double2hiint(power.y);
   }
 
-  /// By all lanes of a warp. To 0.56 units in the last place; 0 below exp(-708), infinity from exp(708) up.
+  /// By all lanes of a warp. To 0.56 units in the last place; 0 up to 1.02 times the smallest normal number, infinity
+  /// from the inverse of that up.
   __device__ __forceinline__ double operator()(double x) const {
     constexpr double shifter = 6755399441055744.0;  // 1.5 * 2^52: a sum's lowest bits are the number as an integer
     constexpr double unit = 0x1.71547652b82fep+5;   // 32 / ln 2
@@ -52,7 +53,7 @@ class Exponential {
     const int x_high = __double2hiint(x);
     const unsigned size = x_high & 0x7fffffff;
     int y_high = __double2hiint(y) + (step >> 5 << 20), y_low = __double2loint(y);
-    if (size >= 0x40862000) {  // |x| from 708 up
+    if (size >= 0x40862315) {  // |x| from 708.385 up: a step from 1022 ln 2
       y_high = size > 0x7ff00000 ? 0x7ff80000 : x_high < 0 ? 0 : 0x7ff00000;
       y_low = 0;
     }

@@ -42,7 +42,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
   __device__ __forceinline__ void run() {
     for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
          number += static_cast<std::int32_t>(gridDim.x)) {
-      task_ = DecodeTask(args_, number, kRows, kDepth);
+      this->begin(DecodeTask(args_, number, kRows, kDepth));
       const auto span = span_of(args_, task_);
       if (args_.parts > 1 && span.first >= span.end) {
         this->leave_nothing(kRows);
@@ -128,7 +128,8 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
           if (own + 16 <= span.end) {
             add_values(s, load);
           } else {  // what lies in the tile behind the last key may be anything
-            const unsigned lower = kept_values(span.end - own - 2 * t()), upper = kept_values(span.end - own - 2 * t() - 8);
+            const int keys = span.end - own - 2 * t();
+            const unsigned lower = kept_values(keys), upper = kept_values(keys - 8);
             add_values(s, [&](Fragment& a, int m) {
               load(a, m);
               a[0] &= lower, a[1] &= lower, a[2] &= upper, a[3] &= upper;

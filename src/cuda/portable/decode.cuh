@@ -41,7 +41,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     while (true) {
       if (!begun) open(number, false), fill();
       begun = true;
-      task_ = DecodeTask(args_, number, kRows, kDepth);
+      this->begin(DecodeTask(args_, number, kRows, kDepth));
       load_few_queries<typename Shared::QueryTile, kRows, kDepth, Sizes::kThreads>(args_, task_, shared_.q);
       __syncthreads();
       if (!attend(Known<false>(), false)) {

@@ -16,6 +16,15 @@ class DecodeEnd {
   __device__ __forceinline__ DecodeEnd(const DecodeArgs& args, Shared& shared, int warp)
       : args_(args), call_(args.call), shared_(shared), warp_(warp) {}
 
+  /// The task that follows, and where what it leaves goes, if there are several parts. (Found at its end, that would
+  /// keep registers from the loop.)
+  __device__ __forceinline__ void begin(const DecodeTask& task) {
+    task_ = task;
+    const auto place = task.place(args_, 0);
+    results_ = reinterpret_cast<T*>(args_.results) + place * call_.d_v;
+    statistics_ = reinterpret_cast<T*>(args_.statistics) + 3 * place;
+  }
+
   __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(call_.scale); }
   __device__ __forceinline__ static T infinity() { return FinishedRow<T>::infinity(); }
 
@@ -33,7 +42,7 @@ class DecodeEnd {
       leave_statistics(row, -infinity(), 0, false);
   }
   __device__ __forceinline__ void leave_statistics(int row, T largest, T sum, bool seen) const {
-    T* const to = reinterpret_cast<T*>(args_.statistics) + 3 * task_.place(args_, row);
+    T* const to = statistics_ + 3 * row;
     to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
   }
 
@@ -78,7 +87,7 @@ class DecodeEnd {
 
   __device__ __forceinline__ void leave(int row, int channel, T o) const {
     if (args_.parts > 1) {
-      reinterpret_cast<T*>(args_.results)[task_.place(args_, row) * call_.d_v + channel] = o;
+      results_[row * call_.d_v + channel] = o;
       return;
     }
     const auto& out = call_.out;
@@ -91,6 +100,7 @@ class DecodeEnd {
   Shared& shared_;
   const int warp_;
   DecodeTask task_;
+  T *results_, *statistics_;  // of the task's part
 };
 
 }  // namespace anyflash::cuda

@@ -92,7 +92,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
         fill(number, false);
         begun = true;
       }
-      task_ = DecodeTask(args_, number, kRows, kDepth);
+      this->begin(DecodeTask(args_, number, kRows, kDepth));
       if (args_.parts > 1 && !keys_of(task_, 0).more()) {
         this->leave_nothing(kRows);
       } else {
