@@ -44,7 +44,8 @@ struct Options {
   TensorView cu_seqlens_k;
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
-  /// Bitwise repeatable; else dq and sums of dbias of 16-bit types on Hopper are not.
+  /// Bitwise repeatable, and the same in any batch; else, on Hopper, dq and sums of dbias of 16-bit types are not, nor in
+  /// another batch calls of few queries of 16-bit types.
   bool deterministic = false;
   /// Tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's default one; the call returns
   /// before it is done.
