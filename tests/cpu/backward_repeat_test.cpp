@@ -1,5 +1,9 @@
 // Gradients are bitwise the same for any number of threads, any batch size and caches of any size, with and without
-// waiting between tasks.
+// waiting between tasks; also where rules leave holes between the tiles.
+#include <cstdlib>
+#include <random>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "backward_support.h"
@@ -100,6 +104,82 @@ TEST(BackwardRepeat, AnyNumberOfThreadsInBoxes) {
     c.options.threads = threads;
     expect_same(gradients(c, forward), one);
   }
+}
+
+// Where tiles multiply, several key blocks and two query blocks are taken together. Holes leave some of them out: what
+// is put off until its neighbour comes must not get lost, nor be joined with what is no neighbour.
+void expect_holes_to_change_nothing(Case c, unsigned seed) {
+  c.type = ElementType::bfloat16;
+  c.fill(seed);
+  const Result forward = reference(c);
+  c.options.threads = 1;
+  const Result one = gradients(c, forward);
+  EXPECT_LE(relative_error(one.dq, forward.dq), tolerance(c.type)) << "dq";
+  EXPECT_LE(relative_error(one.dk, forward.dk), tolerance(c.type)) << "dk";
+  EXPECT_LE(relative_error(one.dv, forward.dv), tolerance(c.type)) << "dv";
+  for (int threads : {2, 3, 7}) {
+    SCOPED_TRACE(threads);
+    c.options.threads = threads;
+    expect_same(gradients(c, forward), one);
+  }
+  const auto share = anyflash::cpu::cache_share().exchange(0);  // the fewest query blocks are kept
+  for (int threads : {1, 2, 3}) {
+    SCOPED_TRACE(testing::Message() << "small caches, threads " << threads);
+    c.options.threads = threads;
+    expect_same(gradients(c, forward), one);
+  }
+  anyflash::cpu::cache_share() = share;
+}
+
+Case long_sequence(std::int64_t query_blocks, std::int64_t key_blocks) {
+  Case c;
+  c.q_shape = {64 * query_blocks}, c.k_shape = {64 * key_blocks};
+  return c;
+}
+
+/// left_out: (query blocks, key_blocks).
+void expect_left_out_blocks_to_change_nothing(std::int64_t key_blocks, std::vector<std::uint8_t> left_out,
+                                              unsigned seed) {
+  const auto query_blocks = static_cast<std::int64_t>(left_out.size()) / key_blocks;
+  Case c = long_sequence(query_blocks, key_blocks);
+  c.options.rule =
+      ~anyflash::blocks(TensorView(left_out.data(), ElementType::boolean, {query_blocks, key_blocks}), 64, 64);
+  c.sees = [&](auto, auto, std::int64_t i, std::int64_t j) { return !left_out[i / 64 * key_blocks + j / 64]; };
+  expect_holes_to_change_nothing(c, seed);
+}
+
+TEST(BackwardRepeat, BlocksLeftOut) {
+  for (const unsigned seed : {1, 2, 3}) {
+    SCOPED_TRACE(seed);
+    std::vector<std::uint8_t> left_out(9 * 16);
+    std::mt19937 random(seed);
+    for (auto& block : left_out) block = random() % 3 == 0;
+    expect_left_out_blocks_to_change_nothing(16, left_out, seed);
+  }
+}
+
+// The second four key blocks find the first query block loaded; the second one, beside it, must not take its place.
+TEST(BackwardRepeat, QueryBlockThatIsStillLoaded) {
+  expect_left_out_blocks_to_change_nothing(8, {0, 0, 0, 0, 0, 0, 0, 0,  //
+                                               1, 1, 1, 1, 0, 0, 0, 0,  //
+                                               0, 0, 0, 0, 1, 1, 1, 1}, 6);
+}
+
+TEST(BackwardRepeat, WindowBesideFirstKeys) {
+  Case c = long_sequence(11, 11);
+  c.options.rule = anyflash::local(100) | anyflash::sink(64);
+  c.sees = [](auto, auto, std::int64_t i, std::int64_t j) { return j < 64 || std::abs(i - j) < 100; };
+  expect_holes_to_change_nothing(c, 4);
+}
+
+TEST(BackwardRepeat, Documents) {
+  Case c = long_sequence(12, 12);
+  std::vector<std::int32_t> document(c.queries());
+  for (std::size_t i = 0; i < document.size(); ++i) document[i] = i < 192 ? 1 : i < 576 ? 2 : i < 640 ? 3 : 1;
+  const TensorView ids(document.data(), ElementType::int32, {1, c.queries()});
+  c.options.rule = anyflash::documents(ids, ids);
+  c.sees = [&](auto, auto, std::int64_t i, std::int64_t j) { return document[i] == document[j]; };
+  expect_holes_to_change_nothing(c, 5);
 }
 
 }  // namespace
