@@ -22,23 +22,6 @@ std::int64_t listed(const std::string& list) {
   return count;
 }
 
-/// What Linux's files say of the first processor; 0 if they say nothing. They come first since on some virtual machines
-/// sysconf names the third cache of the whole host.
-std::int64_t share_by_files() {
-  std::int64_t share = 0;
-  for (int i = 0; i < 8; ++i) {
-    const auto folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/";
-    int level = 0;
-    std::int64_t kilobytes = 0;
-    std::string users;
-    std::ifstream(folder + "level") >> level;
-    std::ifstream(folder + "size") >> kilobytes;
-    std::ifstream(folder + "shared_cpu_list") >> users;
-    if (level >= 2 && !users.empty()) share += kilobytes * 1024 / listed(users);
-  }
-  return share;
-}
-
 std::int64_t share_by_sysconf() {
 #if defined(_SC_LEVEL2_CACHE_SIZE) && defined(_SC_LEVEL3_CACHE_SIZE)
   const auto known = [](int name) { return std::max<std::int64_t>(sysconf(name), 0); };
@@ -49,13 +32,29 @@ std::int64_t share_by_sysconf() {
 #endif
 }
 
+/// Linux's files come first since on some virtual machines sysconf names the third cache of the whole host.
 std::int64_t ask() {
-  for (const auto share : {share_by_files(), share_by_sysconf()})
+  for (const auto share : {cache_share_in("/sys/devices/system/cpu/cpu0/cache"), share_by_sysconf()})
     if (share > 0) return share;
   return std::numeric_limits<std::int64_t>::max();
 }
 
 }  // namespace
+
+std::int64_t cache_share_in(const std::string& folder) {
+  std::int64_t share = 0;
+  for (int i = 0; i < 8; ++i) {
+    const auto cache = folder + "/index" + std::to_string(i) + "/";
+    int level = 0;
+    std::int64_t kilobytes = 0;
+    std::string users;
+    std::ifstream(cache + "level") >> level;
+    std::ifstream(cache + "size") >> kilobytes;
+    std::ifstream(cache + "shared_cpu_list") >> users;
+    if (level >= 2 && !users.empty()) share += kilobytes * 1024 / listed(users);
+  }
+  return share;
+}
 
 std::atomic<std::int64_t>& cache_share() {
   static std::atomic<std::int64_t> share{ask()};

@@ -4,12 +4,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <string>
 
 namespace anyflash::cpu {
 
 /// Bytes of the second and third cache, each divided by the processors that share it: as the system says, asked once;
 /// very many if it does not say. Tests set it.
 std::atomic<std::int64_t>& cache_share();
+
+/// That number of a processor, as Linux's files in the folder of its caches say; 0 if they say nothing.
+std::int64_t cache_share_in(const std::string& folder);
 
 /// A number of bytes that was measured to be best where a thread has `kEnoughCache`: as many, or fewer in proportion.
 inline std::int64_t fit_to_caches(std::int64_t bytes) {
