@@ -1,5 +1,6 @@
 // A tile register holds 16 rows of 64 bytes. Two by two tiles of c stay in registers while k runs; each step multiplies
-// two tiles of a with two of b (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX).
+// two tiles of a with two of b (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX). Where
+// k is two steps, two by two tiles of a stay instead, while the columns of b and c pass by.
 #include "cpu/amx.h"
 
 #include <algorithm>
@@ -38,7 +39,8 @@ thread_local int known_rows = -1;
 /// GCC's intrinsics do not tell that they read memory: without this, what was stored there may come later, or never.
 void finish_stores(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
 
-/// Registers: 0 to 3 hold two by two tiles of c, 4 and 5 of a, 6 and 7 of b.
+/// Registers of `block`: 0 to 3 hold two by two tiles of c, 4 and 5 of a, 6 and 7 of b; first_rows: of the upper tiles
+/// of c and a. Of `two_steps`, whose tiles are all whole: 0 and 1 of c, 2 and 3 of b, 4 to 7 of a.
 void configure(int first_rows) {
   if (known_rows == first_rows) return;
   if (known_rows >= 0) known_rows = first_rows;

@@ -10,6 +10,7 @@
 
 #include "cpu/amx.h"
 #include "cpu/tuning.h"
+#include "cpu/walk.h"
 #include "cpu/workspace.h"
 
 #include "hwy/highway.h"
@@ -74,6 +75,8 @@ std::string model() {
   return "unknown";
 }
 
+constexpr std::int32_t kKeyRows = 64;  // of a key block
+
 /// `bytes` of the calling thread's own, until it asks again.
 char* kept_memory(std::int64_t bytes) {
   thread_local hwy::AlignedFreeUniquePtr<char[]> memory;
@@ -88,11 +91,11 @@ char* kept_memory(std::int64_t bytes) {
 }
 
 /// Queries that would be one block, and one thread's, are cut where that costs a thread alone next to nothing: the keys
-/// are some, and it keeps them all packed.
+/// are some, and it keeps them all packed (if its caches are large enough: caches.h, which plans do not go by).
 bool cut_few_queries(const Problem& problem) {
   const auto bytes = (padded(problem.d_qk) + padded(problem.d_v)) * (problem.type == ElementType::float64 ? 8 : 4);
   return problem.dimensions == 1 && problem.queries() <= kMaxQueryRows && problem.keys() >= tuning::kKeysOfFewQueries &&
-         problem.keys() * bytes <= tuning::kPanelBytes;
+         problem.keys() <= KeptBlocks::most * kKeyRows && problem.keys() * bytes <= tuning::kPanelBytes;
 }
 
 }  // namespace
@@ -108,7 +111,7 @@ std::vector<DeviceInfo> devices() { return {{Device{}, model(), omp_get_max_thre
 
 TileMenu tile_menu(const Problem& problem) {
   TileMenu menu;
-  menu.key_rows = 64;
+  menu.key_rows = kKeyRows;
   menu.tile_cost = tuning::kTileCost;
   const auto* const rows = tuning::kQueryRows;
   const bool all = problem.direction == Direction::forward && !cut_few_queries(problem);

@@ -21,10 +21,10 @@ class BiasTask {
  public:
   BiasTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
       : problem_(problem), plan_(plan), blocks_(problem, plan, rows, memory),
-        sum_(memory + BlockPair<T, E>::memory_size(problem, plan)), whole_queries_(problem.dbias.size[2] == 1),
+        sum_(memory + LoadedBlocks<T, E>::memory_size(problem, plan)), whole_queries_(problem.dbias.size[2] == 1),
         whole_keys_(problem.dbias.size[3] == 1) {}
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
-    return BlockPair<T, E>::memory_size(problem, plan) + kTile * kTile;
+    return LoadedBlocks<T, E>::memory_size(problem, plan) + kTile * kTile;
   }
 
   /// Tiles of the bias tensor. Along a broadcast axis there is one.
@@ -124,7 +124,7 @@ class BiasTask {
 
   const Problem& problem_;
   const ExecutionPlan& plan_;
-  BlockPair<T, E> blocks_;
+  LoadedBlocks<T, E> blocks_;
   T* sum_;
   const bool whole_queries_, whole_keys_;  ///< the bias has one entry along the axis: its tile stands for all blocks
   Loaded loaded_;

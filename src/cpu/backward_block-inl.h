@@ -1,5 +1,6 @@
-// A pair of blocks in the backward pass: 64 keys and 64 queries, loaded into a thread's own memory as operands of
-// products, and the tile between them: P and dS, recomputed from Q, K and lse.
+// The blocks of 64 keys and of 64 queries that a thread has loaded in the backward pass, in its own memory as operands
+// of products, and the tile between the two in use: P and dS, recomputed from Q, K and lse. Under AMX these are several
+// key blocks and two query blocks, with a tile for each query block.
 //
 // K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right
 // operand is read in rows; dQ = dS K reads K in rows, dV = P^T dO and dK = dS^T Q read dO and Q. Padding rows and
@@ -27,7 +28,7 @@ using tuning::kSpanRows;
 /// T: what is computed in. E: what the products read, T or Pair. Right operands are without the rows that hold a NaN or
 /// an infinity, which are named apart: their share is added pair by pair.
 template <class T, class E>
-class BlockPair {
+class LoadedBlocks {
  public:
   // After `load_queries`.
   E *q, *dout;              ///< left operands (64 queries, channels)
@@ -49,8 +50,8 @@ class BlockPair {
   static constexpr std::int32_t kQueryBlocks = kInTiles<E> ? 2 : 1;  ///< that can be loaded, each with its tile
 
   /// key_blocks: how many are loaded at a time.
-  BlockPair(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory,
-            std::int64_t key_blocks = 1)
+  LoadedBlocks(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory,
+               std::int64_t key_blocks = 1)
       : ds_line(Depth<E>(kTile) * key_blocks), problem_(problem), plan_(plan), terms_(terms),
         d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)), kept_(kept_count(problem, plan)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };

@@ -29,7 +29,7 @@ T RestOf(T lse, double sum) {
   return std::abs(rest) <= 0.75 * double(distance) ? static_cast<T>(rest) : T(0);
 }
 
-/// Fills terms.rest of query block `block` of (b, h), whose other terms are known. memory: BlockPair's.
+/// Fills terms.rest of query block `block` of (b, h), whose other terms are known. memory: that of LoadedBlocks.
 template <class E, class T>
 void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
                T* memory, RowTerms<T>& terms) {
@@ -39,7 +39,7 @@ void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b
   for (int row = 0; row < kTile; ++row) any |= far(row);
   if (!any) return;
   double sums[kTile] = {}, behind[kTile] = {};  // what a sum lacks (Kahan): it must be better than lse
-  BlockPair<T, E> blocks(problem, plan, terms, memory);
+  LoadedBlocks<T, E> blocks(problem, plan, terms, memory);
   blocks.load_queries(b, h, block);
   const auto& [start, runs] = plan.group(b, h).keys_of_query_block;
   for (auto i = start[block]; i < start[block + 1]; ++i)

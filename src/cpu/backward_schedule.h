@@ -1,10 +1,11 @@
 // The order of work of a backward pass: who computes which key block when, and whose turn it is to add to a query
 // gradient.
 //
-// A task is one key block of one group (batch entry, key/value head). The query gradient of a query block is the sum
-// over its key blocks, added one after the other in ascending key block order, whichever thread computed them: so the
-// sum is bitwise the same for any number of threads. Tasks are handed out in ascending order and a task waits for lower
-// ones alone, so the lowest unfinished task always runs on: nothing can block for ever.
+// A task is one key block of one group (batch entry, key/value head), under AMX up to four in a row. The query
+// gradient of a query block is the sum over its key blocks, added one after the other in ascending key block order,
+// whichever thread computed them: so the sum is bitwise the same for any number of threads. Tasks are handed out in
+// ascending order and a task waits for lower ones alone, so the lowest unfinished task always runs on: nothing can
+// block for ever.
 //
 // Where there are many groups a thread takes whole groups and never waits; the order of additions is the same.
 #pragma once

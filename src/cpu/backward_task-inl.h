@@ -28,12 +28,12 @@ class KeyBlockTask {
         blocks_(problem, plan, rows, memory, schedule.together()), group_heads_(problem.heads_q / problem.heads_kv),
         d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
     const auto together = schedule.together();
-    memory += BlockPair<T, E>::memory_size(problem, plan, together);
+    memory += LoadedBlocks<T, E>::memory_size(problem, plan, together);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     dk_ = take(together * kTile * d_qk_), dv_ = take(together * kTile * d_v_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan, std::int64_t together) {
-    return BlockPair<T, E>::memory_size(problem, plan, together) +
+    return LoadedBlocks<T, E>::memory_size(problem, plan, together) +
            together * kTile * (padded(problem.d_qk) + padded(problem.d_v));
   }
   /// Elements of the query gradients of one group.
@@ -67,7 +67,7 @@ class KeyBlockTask {
   }
 
  private:
-  static constexpr auto kQueryBlocks = BlockPair<T, E>::kQueryBlocks;
+  static constexpr auto kQueryBlocks = LoadedBlocks<T, E>::kQueryBlocks;
   /// Keys of a partial tile's products that sum over queries.
   static constexpr int kKeys = kInTiles<E> ? tuning::kSpanStep : tuning::kSpanKeys;
 
@@ -106,9 +106,10 @@ class KeyBlockTask {
   /// The tiles of query blocks `first` .. first + kQueryBlocks - 1 and those of the key blocks that see them.
   void add_query_blocks(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t first, Walk* walks) {
     QuerySum sums[] = {{*this, b, h, head}, {*this, b, h, head}};
+    static_assert(kQueryBlocks <= std::size(sums));
     for (std::int32_t slot = 0; slot < count_; ++slot) {
       Walk& walk = walks[slot];
-      Waiting waiting;
+      PutOff put_off;
       for (std::int32_t at = 0; at < kQueryBlocks; ++at) {
         if (!walk.meets(first + at)) continue;
         const auto kind = walk.run->kind;
@@ -118,10 +119,10 @@ class KeyBlockTask {
         blocks_.compute(b, h, kind, with_ds(), true);
         const bool whole = kind == TileClass::full;
         if (kInTiles<E> && whole && !blocks_.q_bad && !blocks_.dout_bad) {
-          waiting.take(blocks_);
-          if (at + 1 == kQueryBlocks || !walk.meets(first + at + 1)) add_waiting(slot, waiting);
+          put_off.take(blocks_);
+          if (at + 1 == kQueryBlocks || !walk.meets(first + at + 1)) add_put_off(slot, put_off);
         } else {
-          add_waiting(slot, waiting);
+          add_put_off(slot, put_off);
           add_tile(slot, whole);
         }
         if (problem_.dq.given()) sums[at].add(first + at, whole);
@@ -144,28 +145,29 @@ class KeyBlockTask {
     }
   }
 
-  /// Operands of shares of dV and dK that become one product: whole tiles of a key block and up to kQueryBlocks others.
-  struct Waiting {
+  /// Operands of shares of dV and dK that are put off to become one product: whole tiles of a key block with up to
+  /// kQueryBlocks query blocks.
+  struct PutOff {
     amx::Factors dv[kQueryBlocks], dk[kQueryBlocks];
     std::size_t count = 0;
 
-    void take(const BlockPair<T, E>& blocks) {
+    void take(const LoadedBlocks<T, E>& blocks) {
       const auto words = [](const E* pairs) { return reinterpret_cast<const std::uint32_t*>(pairs); };
       dv[count] = {words(blocks.dout_right), words(blocks.p)};
       dk[count++] = {words(blocks.q_right), words(blocks.ds)};
     }
   };
 
-  void add_waiting(std::int32_t slot, Waiting& waiting) {
-    if (!kInTiles<E> || waiting.count == 0) return;
+  void add_put_off(std::int32_t slot, PutOff& put_off) {
+    if (!kInTiles<E> || put_off.count == 0) return;
     const auto add = [&](const amx::Factors* factors, std::int64_t width, T* sums) {
       if constexpr (kInTiles<E>)
-        amx::multiply(true, width, kTile / 2, kTile, {factors, waiting.count}, kTile / 2, kTile,
+        amx::multiply(true, width, kTile / 2, kTile, {factors, put_off.count}, kTile / 2, kTile,
                       sums + slot * kTile * width, kTile);
     };
-    if (problem_.dv.given()) add(waiting.dv, d_v_, dv_);
-    if (problem_.dk.given()) add(waiting.dk, d_qk_, dk_);
-    waiting.count = 0;
+    if (problem_.dv.given()) add(put_off.dv, d_v_, dv_);
+    if (problem_.dk.given()) add(put_off.dk, d_qk_, dk_);
+    put_off.count = 0;
   }
 
   /// dQ of a query block: what this task adds to it, when its turn has come. Whole tiles beside each other are one
@@ -181,12 +183,12 @@ class KeyBlockTask {
       if (!turn_) start(query_block, blocks.key_block());
       ++tiles_;
       if (whole && !blocks.k_bad) {
-        if (waiting_ > 0 && blocks.ds_rows != ds_ + waiting_ * Depth<E>(kTile)) add_waiting();
-        if (waiting_++ == 0) ds_ = blocks.ds_rows, k_ = blocks.k_right;
-        if (task_.count_ == 1) add_waiting();
+        if (put_off_ > 0 && blocks.ds_rows != ds_ + put_off_ * Depth<E>(kTile)) add_put_off();
+        if (put_off_++ == 0) ds_ = blocks.ds_rows, k_ = blocks.k_right;
+        if (task_.count_ == 1) add_put_off();
         return;
       }
-      add_waiting();
+      add_put_off();
       any_ ? task_.template multiply_dq<true>(whole, sum_) : task_.template multiply_dq<false>(whole, sum_);
       any_ = true;
       task_.add_keys_not_finite(sum_);
@@ -194,7 +196,7 @@ class KeyBlockTask {
 
     void finish() {
       if (!turn_) return;
-      add_waiting();
+      add_put_off();
       if (rank_.index + tiles_ == rank_.total) {
         const auto& problem = task_.problem_;
         const Box box = task_.plan_.query_grid.box(query_block_);
@@ -211,14 +213,15 @@ class KeyBlockTask {
       rank_ = rank_of(task_.plan_.group(b_, h_).keys_of_query_block, query_block, key_block);
       any_ = rank_.index > 0;
     }
-    void add_waiting() {
+    /// The tiles put off, when this task's turn has come.
+    void add_put_off() {
       if (!waited_) turn_->wait_for(rank_.index);
       waited_ = true;
-      if (waiting_ == 0) return;
-      const auto depth = waiting_ * Depth<E>(kTile), width = task_.d_qk_, line = task_.blocks_.ds_line;
+      if (put_off_ == 0) return;
+      const auto depth = put_off_ * Depth<E>(kTile), width = task_.d_qk_, line = task_.blocks_.ds_line;
       any_ ? Gemm<true>(kTile, depth, width, ds_, line, 1, k_, width, sum_, width)
            : Gemm<false>(kTile, depth, width, ds_, line, 1, k_, width, sum_, width);
-      any_ = true, waiting_ = 0;
+      any_ = true, put_off_ = 0;
     }
 
     KeyBlockTask& task_;
@@ -227,8 +230,8 @@ class KeyBlockTask {
     Turn* turn_ = nullptr;  ///< null before the first tile
     T* sum_ = nullptr;
     Rank rank_;
-    const E *ds_ = nullptr, *k_ = nullptr;  ///< of the tiles that wait
-    std::int32_t tiles_ = 0, waiting_ = 0;
+    const E *ds_ = nullptr, *k_ = nullptr;  ///< of the tiles put off
+    std::int32_t tiles_ = 0, put_off_ = 0;
     bool waited_ = false, any_ = false;
   };
 
@@ -303,7 +306,7 @@ class KeyBlockTask {
   const Problem& problem_;
   const ExecutionPlan& plan_;
   BackwardSchedule& schedule_;
-  BlockPair<T, E> blocks_;
+  LoadedBlocks<T, E> blocks_;
   const std::int64_t group_heads_, d_qk_, d_v_;
   T *dk_, *dv_;  // (64 keys, channels) for each key block; in tiles (channels, 64 keys)
   T* dq_buffer_ = nullptr;

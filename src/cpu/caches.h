@@ -15,7 +15,8 @@ std::atomic<std::int64_t>& cache_share();
 /// That number of a processor, as Linux's files in the folder of its caches say; 0 if they say nothing.
 std::int64_t cache_share_in(const std::string& folder);
 
-/// A number of bytes that was measured to be best where a thread has `kEnoughCache`: as many, or fewer in proportion.
+/// `bytes`, which were measured to be best where a thread's share is 17 and 21 MiB; below `kEnoughCache`, fewer in
+/// proportion. No smaller share was measured.
 inline std::int64_t fit_to_caches(std::int64_t bytes) {
   constexpr std::int64_t kEnoughCache = std::int64_t{4} << 20, kUnit = 1024;
   return bytes / kUnit * std::min(cache_share().load(std::memory_order_relaxed), kEnoughCache) / (kEnoughCache / kUnit);

@@ -175,7 +175,7 @@ class FewRowsTask {
   /// s = Q K^T.
   void find_products(const rules::Program& program, const Box& keys) {
     const auto rows = keys_in_place(program, keys);
-    if constexpr (!kTiles) {
+    if constexpr (!kInTiles<E>) {
       if (rows.line != 0) return products_in_place(rows);
     }
     if (rows.line != 0) {
@@ -262,7 +262,6 @@ class FewRowsTask {
   }
 
   static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
-  static constexpr bool kTiles = kIsPair<E> && ANYFLASH_PAIRS_IN_TILES;
   static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
                                        : sizeof(T) == 8 ? ElementType::float64
                                                         : ElementType::float32;

@@ -130,14 +130,16 @@ TEST(Workspace, GrowsWithWhatIsAskedOfACall) {
   };
   EXPECT_GT(made(1, 4096, false, 8).forward_workspace(), made(1, 4096, false, 1).forward_workspace());
   EXPECT_GT(made(1, 4096, false, 8).backward_workspace(), made(1, 4096, false, 1).backward_workspace());
-  const auto few = [&](std::int64_t n, std::int64_t keys, int threads) {
-    const TensorView q(nullptr, ElementType::float32, {1, 1, n, 64}), k(nullptr, ElementType::float32, {1, 1, keys, 64});
+  const auto few = [&](std::int64_t n, std::int64_t keys, int threads, std::int64_t d = 64) {
+    const TensorView q(nullptr, ElementType::float32, {1, 1, n, d}), k(nullptr, ElementType::float32, {1, 1, keys, d});
     Options options;
     options.threads = threads;
     return plan(q, k, k, options).forward_workspace();
   };
   EXPECT_GT(few(256, 8192, 4), 3 * few(256, 8192, 1)) << "four threads share 256 queries of one head";
   EXPECT_EQ(few(64, 8192, 4), few(64, 8192, 1)) << "64 queries are one thread's";
+  EXPECT_GT(few(256, 8192, 4, 16), 3 * few(256, 8192, 1, 16)) << "the most key blocks that a thread keeps";
+  EXPECT_EQ(few(256, 8256, 4, 16), few(256, 8256, 1, 16)) << "more than that";
   EXPECT_GT(made(1, 65536, false, 1).backward_workspace(), made(1, 4096, false, 1).backward_workspace());
   EXPECT_EQ(made(0, 4096, true, 1).backward_workspace(), 0);
   const auto half = made(1, 8192, false, 1).backward_workspace();
