@@ -60,7 +60,7 @@ def parse_arguments():
                         help="of the part torch on a CPU, alone: so many heads (default 4)")
     parser.add_argument("--sequence", type=number(1, 1 << 20), metavar="N",
                         help="of the part torch on a CPU, alone: so many tokens (default 2048). A record with --heads "
-                             "or --sequence is published in a block of its own")
+                             "or --sequence is published in a block of its own, if the CPU has AMX")
     parser.add_argument("--gpu-calls", metavar="PROGRAM", type=Path,
                         default=measure.PROJECT / "build-gpu/bench/bench_gpu_calls",
                         help="tiny calls from C++ on a GPU (default: the one that bench/compare builds)")
@@ -105,7 +105,9 @@ def earlier_rows(arguments, machine):
     for row in rows:
         if row["machine"] != machine:
             raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of {row['machine']}, this is {machine}")
-    if page.of_own_shape(rows) != bool(arguments.heads or arguments.sequence):
+    own = bool(arguments.heads or arguments.sequence)
+    heads = {arguments.heads or page.HEADS}
+    if page.of_own_shape(rows) != own or own and {page.heads_of(row) for row in rows} != heads:
         raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of other heads or another sequence")
     anew = [*arguments.parts, *["build"] * arguments.build]
     return [row for row in rows if row["part"] not in anew or

@@ -8,7 +8,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
 GPU_RECORD = PROJECT / "bench" / "results" / "cuda.json"
-AMX_RECORD = PROJECT / "bench" / "results" / "cpu-amx.json"  # of another machine, and of a shape of its own
+AMX_RECORD = PROJECT / "bench" / "results" / "cpu-amx.json"  # of a machine with AMX, and of a shape of its own
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
 BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
          for name in ("figures", "roofline", "GPU figures", "AMX figures")}  # fmt: skip
@@ -19,6 +19,7 @@ TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequ
           "bias": "A bias or a mask of any pairs", "build": "Cold build"}  # fmt: skip
 GPU_ORDER = ("calls", "torch", "decode", "masks", "packed", "bias", "long")
 PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
+HEADS = 4  # of the part torch, if options do not choose them
 FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself", "without pages")  # rows beside these peers
 HEADER = (f"{'what':<58} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
           f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit")  # fmt: skip
@@ -89,6 +90,15 @@ def of_own_shape(rows):
     return bool(rows) and all(row.get("shape") for row in rows)
 
 
+def shape_of(heads, sequence):
+    return f"1x{heads}x{sequence}"
+
+
+def heads_of(row):
+    """Of a row whose shape options chose."""
+    return int(row["shape"].split("x")[1])
+
+
 def on_gpu(rows):
     return bool(rows) and rows[0]["device"] == "cuda"
 
@@ -100,6 +110,9 @@ def read(path, to_publish=True):
         if to_publish and not on_gpu(rows) and not of_own_shape(rows) and not short(rows):
             raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the "
                              "README shows")  # fmt: skip
+        if to_publish and of_own_shape(rows) and not all(row.get("amx") for row in rows):
+            raise SystemExit(f"bench/compare: {path}: rows with --heads or --sequence, which the documents show of a "
+                             "CPU with AMX alone")  # fmt: skip
         blocks(rows) if to_publish else performance_block(rows)
         return rows
     except OSError as error:

@@ -11,7 +11,7 @@ import peers
 import roofline
 from options import is_program
 
-HEADS, SEQUENCE = 4, 2048  # of the parts torch and sizes: batch 1
+SEQUENCE = 2048  # of the parts torch and sizes: batch 1
 SHORT = (32, 12, (64, 128, 512))  # batch, heads, sequences
 SIZES = ((40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 192), (256, 256), (128, 32))  # d_qk, d_v
 DECODE_KEYS = (4096, 65536)
@@ -46,8 +46,8 @@ def goal(type_, what, d, causal, amx=False):
 
 
 def torch(table, arguments):
-    heads, sequence, amx = arguments.heads or HEADS, arguments.sequence or SEQUENCE, measure.has_amx()
-    more = dict(shape=f"1x{heads}x{sequence}") if arguments.heads or arguments.sequence else {}
+    heads, sequence, amx = arguments.heads or page.HEADS, arguments.sequence or SEQUENCE, measure.has_amx()
+    more = dict(shape=page.shape_of(heads, sequence)) if arguments.heads or arguments.sequence else {}
     for threads in thread_counts(arguments):
         for type_, d, causal in ((t, d, c) for t in arguments.types for d in (64, 128) for c in CAUSAL):
             case = peers.Case(type=type_, heads=heads, queries=(sequence,), d=d, causal=causal, threads=threads)

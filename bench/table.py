@@ -12,6 +12,7 @@ class Table:
     def __init__(self, device, machine=None):
         self.rows, self.device, self.date = [], device, time.strftime("%Y-%m-%d")
         self.machine = machine or measure.processor()
+        self.amx = device == "cpu" and measure.has_amx()
         self.part = ""  # that is being measured
         self.earlier = []  # rows of other runs, which stay in the file
         print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
@@ -20,13 +21,14 @@ class Table:
             peer="", peer_figure=None, peer_spread=None, ratio=None, least=None, most=None,
             intensity=None, shape=None):  # fmt: skip
         """least: of the ratio; most: of the figure; intensity: useful operations for each byte that must be moved;
-        shape: batch x heads x tokens, where options chose them."""
+        shape: batch x heads x tokens, where options chose them. A row says if the CPU has AMX."""
         held = (least is None or ratio >= least) and (most is None or figure <= most)
         self.rows.append(dict(what=what, device=self.device, type=type, d=d, causal=causal, sequence=sequence,
                               figure=figure, unit=unit, peer=peer, peer_figure=peer_figure, ratio=ratio,
                               threads=threads, spread=spread, peer_spread=peer_spread, least_ratio=least, most=most,
                               held=held, machine=self.machine, date=self.date, part=self.part,
-                              intensity=intensity) | ({"shape": shape} if shape else {}))  # fmt: skip
+                              intensity=intensity) | ({"shape": shape} if shape else {}) |
+                         ({"amx": True} if self.amx else {}))  # fmt: skip
         print(page.line(self.rows[-1]), flush=True)
 
     def rates(self, what, ours, theirs, work, unit, **columns):

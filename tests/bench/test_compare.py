@@ -190,8 +190,8 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |" in performance, "the rows of the CPU stay"
 
 
-AMX_ROWS = [row(1.4, 1.2, part="torch", type=type_, sequence=4096, threads=16, shape="1x16x4096", machine="A server")
-            for type_ in ("bfloat16", "float32")]  # fmt: skip
+AMX_ROWS = [row(1.4, 1.2, part="torch", type=type_, sequence=4096, threads=16, shape="1x16x4096", machine="A server",
+                amx=True) for type_ in ("bfloat16", "float32")]  # fmt: skip
 
 
 def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path):
@@ -210,6 +210,25 @@ def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path):
     assert "A machine" in page.BLOCK["figures"].search(performance)[0]
 
 
+def test_rows_of_another_shape_of_a_cpu_without_amx_are_not_published(tmp_path):
+    without = [{name: value for name, value in row.items() if name != "amx"} for row in AMX_ROWS]
+    for rows in without, AMX_ROWS[:1] + without[1:], [row | {"amx": False} for row in AMX_ROWS]:
+        (tmp_path / "rows.json").write_text(json.dumps(rows))
+        done = run("--publish", tmp_path / "rows.json")
+        assert done.returncode == 1 and done.stderr == (
+            f"bench/compare: {tmp_path / 'rows.json'}: rows with --heads or --sequence, which the documents show of a "
+            "CPU with AMX alone\n")  # fmt: skip
+    assert len(page.read(tmp_path / "rows.json", to_publish=False)) == 2, "rows may be added to it"
+
+
+@pytest.mark.parametrize("device, has_amx, said", [("cpu", True, True), ("cpu", False, None), ("cuda", True, None)])
+def test_a_row_says_if_the_cpu_has_amx(monkeypatch, device, has_amx, said):
+    monkeypatch.setattr(measure, "has_amx", lambda: has_amx)
+    table = Table(device, "A machine")
+    table.add("forward", 700.0, "GFLOP/s")
+    assert table.rows[0].get("amx") is said
+
+
 def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
     table = Table("cuda", "A GPU")
     table.part, table.earlier = "torch", [GPU_ROWS[3]]
@@ -218,10 +237,11 @@ def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
     assert [(row["part"], row["figure"]) for row in page.read(tmp_path / "rows.json")] == [("torch", 700), ("masks", 100)]
 
 
-def earlier_of(tmp_path, rows, parts, build=False, machine="A machine, 2 threads", types=compare.TYPES, heads=None):
+def earlier_of(tmp_path, rows, parts, build=False, machine="A machine, 2 threads", types=compare.TYPES, heads=None,
+               sequence=None):
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     given = SimpleNamespace(json=tmp_path / "rows.json", parts=parts, build=build, types=types, heads=heads,
-                            sequence=None)  # fmt: skip
+                            sequence=sequence)  # fmt: skip
     return [row["part"] for row in compare.earlier_rows(given, machine)]
 
 
@@ -245,10 +265,16 @@ def test_types_beside_torch_that_are_not_measured_anew_are_kept(tmp_path):
 def test_rows_of_two_shapes_are_not_put_together(tmp_path):
     kept = earlier_of(tmp_path, AMX_ROWS, ["torch"], machine="A server", types=("float32",), heads=16)
     assert kept == ["torch"]
-    for rows, machine, heads in (AMX_ROWS, "A server", None), ([row(1, part="torch")], "A machine, 2 threads", 16):
+    usual = [row | {"shape": "1x4x4096"} for row in AMX_ROWS]
+    assert earlier_of(tmp_path, usual, ["torch"], machine="A server", types=("float32",), sequence=4096) == ["torch"]
+    plain = [row(1, part="torch")]
+    for rows, machine, heads in (
+            (AMX_ROWS, "A server", None), (AMX_ROWS, "A server", 8), (plain, "A machine, 2 threads", 16)):  # fmt: skip
         with pytest.raises(SystemExit) as caught:
             earlier_of(tmp_path, rows, ["torch"], machine=machine, heads=heads)
         assert str(caught.value).endswith("rows.json has rows of other heads or another sequence")
+    with pytest.raises(SystemExit, match="has rows of other heads"):
+        earlier_of(tmp_path, AMX_ROWS, ["torch"], machine="A server", sequence=4096)
 
 
 def test_parts_stand_in_their_order_with_all_their_days():
