@@ -105,9 +105,9 @@ def earlier_rows(arguments, machine):
     for row in rows:
         if row["machine"] != machine:
             raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of {row['machine']}, this is {machine}")
-    own = bool(arguments.heads or arguments.sequence)
-    heads = {arguments.heads or page.HEADS}
-    if page.of_own_shape(rows) != own or own and {page.heads_of(row) for row in rows} != heads:
+    own = arguments.heads or arguments.sequence
+    shape = page.shape_of(arguments.heads or page.HEADS, arguments.sequence or page.SEQUENCE) if own else None
+    if any(row.get("shape") != shape for row in rows):
         raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of other heads or another sequence")
     anew = [*arguments.parts, *["build"] * arguments.build]
     return [row for row in rows if row["part"] not in anew or

@@ -19,7 +19,8 @@ TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequ
           "bias": "A bias or a mask of any pairs", "build": "Cold build"}  # fmt: skip
 GPU_ORDER = ("calls", "torch", "decode", "masks", "packed", "bias", "long")
 PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
-HEADS = 4  # of the part torch, if options do not choose them
+HEADS, SEQUENCE = 4, 2048  # of the part torch, if options do not choose them
+SHAPE = re.compile(r"1x[1-9]\d{0,8}x[1-9]\d{0,8}")  # if they do, of its rows
 FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself", "without pages")  # rows beside these peers
 HEADER = (f"{'what':<58} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
           f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit")  # fmt: skip
@@ -87,16 +88,11 @@ def in_order(rows):
 
 def of_own_shape(rows):
     """Whether options chose the heads and the tokens."""
-    return bool(rows) and all(row.get("shape") for row in rows)
+    return bool(rows) and any(row.get("shape") for row in rows)
 
 
 def shape_of(heads, sequence):
     return f"1x{heads}x{sequence}"
-
-
-def heads_of(row):
-    """Of a row whose shape options chose."""
-    return int(row["shape"].split("x")[1])
 
 
 def on_gpu(rows):
@@ -107,10 +103,12 @@ def read(path, to_publish=True):
     """The rows of a record. to_publish: it must have those that the README shows."""
     try:
         rows = json.loads(Path(path).read_text())
+        if of_own_shape(rows) and (on_gpu(rows) or not all(SHAPE.fullmatch(row["shape"]) for row in rows)):
+            raise ValueError
         if to_publish and not on_gpu(rows) and not of_own_shape(rows) and not short(rows):
             raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the "
                              "README shows")  # fmt: skip
-        if to_publish and of_own_shape(rows) and not all(row.get("amx") for row in rows):
+        if to_publish and of_own_shape(rows) and not all(row.get("amx") is True for row in rows):
             raise SystemExit(f"bench/compare: {path}: rows with --heads or --sequence, which the documents show of a "
                              "CPU with AMX alone")  # fmt: skip
         blocks(rows) if to_publish else performance_block(rows)

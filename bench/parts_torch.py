@@ -11,7 +11,7 @@ import peers
 import roofline
 from options import is_program
 
-SEQUENCE = 2048  # of the parts torch and sizes: batch 1
+SEQUENCE = page.SEQUENCE  # of the parts torch and sizes: batch 1
 SHORT = (32, 12, (64, 128, 512))  # batch, heads, sequences
 SIZES = ((40, 40), (72, 72), (80, 80), (96, 96), (112, 112), (192, 192), (256, 256), (128, 32))  # d_qk, d_v
 DECODE_KEYS = (4096, 65536)

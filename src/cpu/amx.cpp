@@ -36,7 +36,8 @@ struct alignas(64) Configuration {
 /// own between two products.
 thread_local int known_rows = -1;
 
-/// GCC's intrinsics do not tell that they read memory: without this, what was stored there may come later, or never.
+/// GCC's intrinsics do not tell that they read memory: without this in front of them, what was stored there may come
+/// later, or never; without it behind them, what is stored there next may come too early.
 void finish_stores(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
 
 /// Registers of `block`: 0 to 3 hold two by two tiles of c, 4 and 5 of a, 6 and 7 of b; first_rows: of the upper tiles
@@ -79,6 +80,7 @@ void last_step(std::int64_t rows, std::int64_t count, const std::uint32_t* a, st
   for (std::int64_t row = 0; row < count; ++row) std::copy_n(b + row * ldb, columns, right + row * columns);
   finish_stores(left), finish_stores(right);
   step<kBelow, kBeside>(left, kSide, right, columns);
+  finish_stores(left), finish_stores(right);
 }
 
 /// `rows` x 16 or 32 numbers of c, from the elements a_first and b_first of the factors on; more than 16 rows are 32.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -19,7 +20,7 @@ std::int64_t listed(const std::string& list) {
     long first = 0, last = 0;
     count += std::sscanf(part.c_str(), "%ld-%ld", &first, &last) == 2 ? last - first + 1 : 1;
   }
-  return count;
+  return std::max<std::int64_t>(count, 1);
 }
 
 std::int64_t share_by_sysconf() {

@@ -221,6 +221,15 @@ def test_rows_of_another_shape_of_a_cpu_without_amx_are_not_published(tmp_path):
     assert len(page.read(tmp_path / "rows.json", to_publish=False)) == 2, "rows may be added to it"
 
 
+@pytest.mark.parametrize("change", [dict(shape=shape) for shape in ("foo", "1xx4096", [1, 2], "1x" + "9" * 5000 + "x1")] +
+                         [dict(device="cuda")], ids=range(5))  # fmt: skip
+@pytest.mark.parametrize("to_publish", [False, True])
+def test_no_such_shape(tmp_path, change, to_publish):
+    (tmp_path / "rows.json").write_text(json.dumps([row | change for row in AMX_ROWS]))
+    with pytest.raises(SystemExit, match="not a file that bench/compare --json wrote"):
+        page.read(tmp_path / "rows.json", to_publish)
+
+
 @pytest.mark.parametrize("device, has_amx, said", [("cpu", True, True), ("cpu", False, None), ("cuda", True, None)])
 def test_a_row_says_if_the_cpu_has_amx(monkeypatch, device, has_amx, said):
     monkeypatch.setattr(measure, "has_amx", lambda: has_amx)
@@ -263,16 +272,18 @@ def test_types_beside_torch_that_are_not_measured_anew_are_kept(tmp_path):
 
 
 def test_rows_of_two_shapes_are_not_put_together(tmp_path):
-    kept = earlier_of(tmp_path, AMX_ROWS, ["torch"], machine="A server", types=("float32",), heads=16)
+    kept = earlier_of(tmp_path, AMX_ROWS, ["torch"], machine="A server", types=("float32",), heads=16, sequence=4096)
     assert kept == ["torch"]
     usual = [row | {"shape": "1x4x4096"} for row in AMX_ROWS]
     assert earlier_of(tmp_path, usual, ["torch"], machine="A server", types=("float32",), sequence=4096) == ["torch"]
     plain = [row(1, part="torch")]
     for rows, machine, heads in (
-            (AMX_ROWS, "A server", None), (AMX_ROWS, "A server", 8), (plain, "A machine, 2 threads", 16)):  # fmt: skip
+            (AMX_ROWS, "A server", None), (AMX_ROWS, "A server", 8), (AMX_ROWS, "A server", 16),
+            (plain, "A machine, 2 threads", 16), ([*plain, *AMX_ROWS], None, 16)):  # fmt: skip
         with pytest.raises(SystemExit) as caught:
             earlier_of(tmp_path, rows, ["torch"], machine=machine, heads=heads)
-        assert str(caught.value).endswith("rows.json has rows of other heads or another sequence")
+        assert str(caught.value).endswith("rows.json has rows of other heads or another sequence" if machine
+                                          else "not a file that bench/compare --json wrote")  # fmt: skip
     with pytest.raises(SystemExit, match="has rows of other heads"):
         earlier_of(tmp_path, AMX_ROWS, ["torch"], machine="A server", sequence=4096)
 
