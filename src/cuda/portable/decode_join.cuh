@@ -50,8 +50,6 @@ __device__ __forceinline__ T mean_of_parts(T mean, int parts, const T* weights, 
 
 /// The parts of a row are added up in so many sums, which are then added up.
 inline constexpr int kJoinSums = 8;
-/// And of each of these so many parts' numbers are asked for before the parts' weights are known.
-inline constexpr int kJoinAhead = 4;
 
 /// Joins what the parts leave of a row, in their order: a block of threads a (batch, query head, query).
 template <class E, class T, int kThreads>
@@ -67,35 +65,21 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
   const auto head = std::int64_t{b} * (call.heads / call.group_heads) + h / call.group_heads;
   const auto place = head * args.parts * args.rows + row;  // of the first part
   wait_for_kernel_before();
+  if (warp == 0) weigh_parts(args, b, h, query, place, weights);
+  __syncthreads();
   const T* const from = reinterpret_cast<const T*>(args.results) + place * call.d_v;
   const auto step = std::int64_t{args.rows} * call.d_v;  // from one part to the next
   E* const out = reinterpret_cast<E*>(call.out.data) + b * call.out.batch + h * call.out.head +
                  query * call.out.sequence[2];
   for (int first = 0; first < call.d_v; first += 32 * kChannels) {
-    T o[kChannels] = {}, asked[kJoinAhead][kChannels];
-    const auto ask = [&](int part, T (&to)[kChannels]) {
+    T o[kChannels] = {};
+#pragma unroll 4
+    for (int part = warp; part < args.parts; part += kWarps) {
+      const T weight = weights[part];
       const T* const at = from + part * step + first + lane;
 #pragma unroll
       for (int n = 0; n < kChannels; ++n)
-        to[n] = part < args.parts && first + lane + 32 * n < call.d_v ? at[32 * n] : T(0);
-    };
-    const auto add = [&](int part, const T (&numbers)[kChannels]) {
-      const T weight = part < args.parts ? weights[part] : T(0);  // 0: what is there may be anything
-#pragma unroll
-      for (int n = 0; n < kChannels; ++n)
-        if (weight != T(0)) o[n] += numbers[n] * weight;
-    };
-#pragma unroll
-    for (int n = 0; n < kJoinAhead; ++n) ask(warp + n * kWarps, asked[n]);
-    if (first == 0) {
-      if (warp == 0) weigh_parts(args, b, h, query, place, weights);
-      __syncthreads();
-    }
-#pragma unroll
-    for (int n = 0; n < kJoinAhead; ++n) add(warp + n * kWarps, asked[n]);
-    for (int part = warp + kJoinAhead * kWarps; part < args.parts; part += kWarps) {
-      ask(part, asked[0]);
-      add(part, asked[0]);
+        if (first + lane + 32 * n < call.d_v && weight != T(0)) o[n] += at[32 * n] * weight;
     }
 #pragma unroll
     for (int n = 0; n < kChannels; ++n) results[warp][lane + 32 * n] = o[n];
