@@ -19,6 +19,7 @@ from ._transforms import transformed
 _core.use_torch(torch)
 _FULL = full()
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+_CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _tracing, _grad, _autocast = torch._C._get_tracing_state, torch.is_grad_enabled, torch.is_autocast_enabled
 
@@ -101,8 +102,12 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if not _autocast(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
-    wide = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in wide else x for x in (q, k, v))
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in _CAST else x for x in (q, k, v))
+
+
+def autocast_makes_one(*tensors: Tensor) -> bool:
+    """Their types differ, and autocast casts all of them to the same."""
+    return _autocast(tensors[0].device.type) and all(tensor.dtype in _CAST for tensor in tensors)
 
 
 def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any = None) -> bool:
