@@ -94,6 +94,14 @@ def test_grouped_heads(numbers, causal):
     check(numbers(6, 7, 8), numbers(3, 9, 8), numbers(3, 9, 8), enable_gqa=True)
 
 
+@pytest.mark.parametrize("kept", [[0], [1], [0, 1], [2], []])
+def test_masks_that_broadcast_over_one_of_several_batch_axes(numbers, kept):
+    q, k = numbers(2, 3, 2, 5, 8), numbers(2, 3, 2, 7, 8)
+    mask = numbers(*(size if axis in kept else 1 for axis, size in enumerate((2, 3, 2))), 5, 7)
+    check(q, k, k, mask)
+    check(q, k, k, mask > -1)
+
+
 def test_causal_is_top_left(numbers):
     check(numbers(1, 2, 5, 8), numbers(1, 2, 9, 8), numbers(1, 2, 9, 8), is_causal=True)
     check(numbers(1, 2, 9, 8), numbers(1, 2, 5, 8), numbers(1, 2, 5, 8), is_causal=True)
