@@ -46,7 +46,7 @@ def check_indices(name: str, indices: Any, rank: int) -> None:
 
 
 def check_cumulative(name: str, lengths: Any, end: int | None) -> None:
-    """The same of cumulative lengths; on the CPU they are looked at: from 0, without a fall, to `end` if that is given."""
+    """Of cumulative lengths. On the CPU they are looked at: from 0, without a fall, to `end` if given."""
     check_indices(name, lengths, 1)
     if not lengths.numel():
         raise ValueError(f"{name}: no numbers, expected sequences + 1")
