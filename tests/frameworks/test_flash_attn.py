@@ -225,3 +225,32 @@ def test_wrong_input(start):
     with pytest.raises(ValueError) as raised:
         WRONG[start]()
     assert str(raised.value).startswith(start) and "\n" not in str(raised.value)
+
+
+CU = [[0, 9, 5], [1, 3, 5], [0, 3, 4]]  # they fall; begin late; end early
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("side", ["cu_seqlens_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("wrong", CU)
+def test_lengths_are_checked_where_sequences_go_one_by_one(side, wrong):
+    right = torch.tensor([0, 2, 5], dtype=torch.int32)
+    lengths = {"cu_seqlens_q": right, "cu_seqlens_k": right} | {side: torch.tensor(wrong, dtype=torch.int32)}
+    with pytest.raises(ValueError, match=f"^{side}: "):
+        flash_attn.flash_attn_varlen_func(X[0], X[0], X[0], **lengths, max_seqlen_q=5, max_seqlen_k=5,
+                                          alibi_slopes=torch.ones(2, 4))  # fmt: skip
+
+
+NO_INTEGERS = {
+    "cache_seqlens": (torch.tensor([2.5, 3.0]), [2, 3]),
+    "cache_batch_idx": (torch.tensor([0.0, 1.0]), [0, 1]),
+    "cache_leftpad": (torch.tensor([0.5, 1.0]), [0, 1]),
+    "block_table": (torch.tensor([[0.0], [1.0]]), [[0], [1]]),
+}
+
+
+@pytest.mark.parametrize("name", NO_INTEGERS)
+def test_what_is_no_tensor_of_integers(name):
+    for given in NO_INTEGERS[name]:
+        with pytest.raises(TypeError, match=f"^{name}: "):
+            flash_attn.flash_attn_with_kvcache(X, X, X, **{name: given})

@@ -285,6 +285,10 @@ WRONG = {
     "softcap": ("softcap: nan, expected", lambda: attention(X, X, X, softcap=float("nan"))),
     "lengths": ("key_lengths: ", lambda: attention(X, X, X, key_lengths=[9, 9])),
     "threads": ("threads: -1, expected", lambda: attention(X, X, X, threads=-1)),
+    "more in the sync mode": ("sync_mode: 'none_front; rule=causal()', expected no ';'",
+                              lambda: full_1d(X, X, X, "none_front; rule=causal()")),
+    "more in the alignment": ("align: ", lambda: attention(X, X, X, align="none_front; scale=3")),
+    "more in the rule": ("rule: ", lambda: attention(X, X, X, rule="full(); scale=3")),
 }  # fmt: skip
 
 
@@ -303,6 +307,13 @@ def test_the_same_line_in_a_graph(name):
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         tf.function(call)()
     assert any(re.match(r"(\{\{function_node .*\}\} )?" + re.escape(start), x) for x in str(raised.value).splitlines())
+
+
+@pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"softcap": None},
+                                     {"tables": [1], "rule": "full()"}, {"align": None}])  # fmt: skip
+def test_options_of_another_type(options):
+    with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
+        attention(X, X, X, **options)
 
 
 @pytest.mark.parametrize("change", [{"window_size": 2.5}, {"log2_stride_size": "0"}, {"window_size": None}])

@@ -127,3 +127,32 @@ def test_no_gradient_of_slopes(qkv):
     slopes = torch.ones(4, requires_grad=True, device=DEVICE)
     with pytest.raises(ValueError, match="^alibi_slopes: requires a gradient"):
         attention(*(x.requires_grad_() for x in qkv), alibi_slopes=slopes)
+
+
+CHANGED = {
+    "alibi_slopes": (lambda: torch.ones(4, dtype=torch.float64, device=DEVICE), {}),
+    "key_lengths": (lambda: torch.tensor([3, 5]), {}),
+    "ids": (lambda: torch.arange(7) // 3, dict(rule="documents(ids, ids)")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_changed_before_backward_is_found_out(numbers, name):
+    make, options = CHANGED[name]
+    q, given = numbers(2, 4, 7, 8).requires_grad_(), make()
+    options = options | ({"tables": {name: given}} if "rule" in options else {name: given})
+    out = attention(q, q, q, **options)
+    given.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_writing_to_out_is_found_out(numbers):
+    q, weight = numbers(1, 2, 5, 8), numbers(1).requires_grad_()
+    out = torch.ones_like(q)
+    loss = (weight * out).sum()
+    attention(q, q, q, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        attention(q, q, q, out=torch.empty_like(q))

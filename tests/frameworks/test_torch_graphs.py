@@ -4,6 +4,7 @@ tensors, checkpoints. What is expected is the plain call's result, to the bit.""
 import pytest
 import torch
 from devices import DEVICE
+from torch.autograd import forward_ad
 from torch.func import grad, vmap
 
 import anyflash as af
@@ -206,6 +207,16 @@ def test_gradients_of_functions(numbers):
 def test_forward_mode_is_refused(qkv):
     with pytest.raises(RuntimeError, match="forward"):
         torch.func.jvp(lambda q: attention(q, *qkv[1:]), (qkv[0],), (qkv[0],))
+
+
+def test_forward_mode_is_not_dropped(qkv):
+    q, k, v = (x.detach() for x in qkv)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="a forward-mode derivative was asked for"):
+        attention(forward_ad.make_dual(q, q), k, v)
+    with forward_ad.dual_level():
+        assert torch.equal(attention(q, k, v), attention(q, k, v))
+    with pytest.raises(NotImplementedError, match="a forward-mode derivative was asked for"):
+        torch.func.linearize(lambda q: attention(q, k, v), q)
 
 
 def test_autocast(qkv):

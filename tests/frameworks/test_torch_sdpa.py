@@ -94,6 +94,14 @@ def test_grouped_heads(numbers, causal):
     check(numbers(6, 7, 8), numbers(3, 9, 8), numbers(3, 9, 8), enable_gqa=True)
 
 
+@pytest.mark.parametrize("kept", [[0], [1], [0, 1], [2], []])
+def test_masks_that_broadcast_over_one_of_several_batch_axes(numbers, kept):
+    q, k = numbers(2, 3, 2, 5, 8), numbers(2, 3, 2, 7, 8)
+    mask = numbers(*(size if axis in kept else 1 for axis, size in enumerate((2, 3, 2))), 5, 7)
+    check(q, k, k, mask)
+    check(q, k, k, mask > -1)
+
+
 def test_causal_is_top_left(numbers):
     check(numbers(1, 2, 5, 8), numbers(1, 2, 9, 8), numbers(1, 2, 9, 8), is_causal=True)
     check(numbers(1, 2, 9, 8), numbers(1, 2, 5, 8), numbers(1, 2, 5, 8), is_causal=True)
@@ -112,6 +120,32 @@ def test_transposed_and_sliced_inputs_are_not_copied(numbers):
     qkv = numbers(2, 9, 3, 4, 8).permute(2, 0, 3, 1, 4)
     check(*qkv, is_causal=True)
     check(*(x[..., ::2] for x in qkv))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_float32_mask_beside_other_types(numbers, dtype):
+    q, k = numbers(2, 4, 5, 8, dtype=dtype), numbers(2, 4, 9, 8, dtype=dtype)
+    check(q, k, k, numbers(4, 5, 9, dtype=torch.float32))
+
+
+def test_types_that_autocast_makes_one(numbers):
+    q, k, mask = numbers(2, 4, 5, 8, dtype=torch.float32), numbers(2, 4, 9, 8, dtype=torch.float32), numbers(5, 9)
+    v = k.bfloat16()
+    with torch.autocast(DEVICE, torch.bfloat16), patch.object(_sdpa, "attention", wraps=_sdpa.attention) as ours:
+        for given in (None, mask.float(), mask.bfloat16()):
+            out = _sdpa.scaled_dot_product_attention(q, k, v, given)
+            expected = OWN(q, k, v, given)
+            assert out.dtype == expected.dtype == torch.bfloat16
+            torch.testing.assert_close(out, expected, rtol=6e-2, atol=6e-2)
+    assert ours.call_count == 3
+
+
+def test_masks_that_vmap_maps(numbers):
+    q, masks = numbers(2, 4, 5, 8), numbers(3, 5, 5) > -0.5
+    masks[..., 0] = True
+    for each in (masks, masks.double()):
+        out = torch.vmap(lambda mask: _sdpa.scaled_dot_product_attention(q, q, q, mask))(each)
+        torch.testing.assert_close(out, torch.stack([OWN(q, q, q, mask) for mask in each]))
 
 
 NOT_COVERED = {
@@ -141,6 +175,14 @@ def test_heads_that_broadcast_are_left_to_pytorch(left_to_pytorch, numbers):
     q, k = numbers(2, 4, 5, 8), numbers(2, 1, 5, 8)
     assert torch.equal(_sdpa.scaled_dot_product_attention(q, k, k), OWN(q, k, k))
     assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: batches and heads that broadcast"]
+
+
+@pytest.mark.of_the_cpu
+def test_nested_tensors_are_left_to_pytorch(left_to_pytorch, numbers):
+    q = torch.nested.nested_tensor([numbers(2, 5, 8), numbers(2, 3, 8)])
+    for one, expected in zip(_sdpa.scaled_dot_product_attention(q, q, q).unbind(), OWN(q, q, q).unbind()):
+        assert torch.equal(one, expected)
+    assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: nested tensors"]
 
 
 WRONG = [

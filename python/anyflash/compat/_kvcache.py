@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _rules
 from ..torch import attention
-from ._shared import options, place_of, window_of
+from ._shared import check_indices, options, place_of, window_of
 
 
 def flash_attn_with_kvcache(
@@ -79,13 +79,15 @@ def flash_attn_with_kvcache(
 
 
 def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lengths: Any) -> None:
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("k", k), ("v", v)):
-        if tensor is None and name in ("k", "v"):
+    ranks = dict(q=(q, 4), k_cache=(k_cache, 4), v_cache=(v_cache, 4), k=(k, 4), v=(v, 4), rotary_cos=(cos, 2),
+                 rotary_sin=(sin, 2))  # fmt: skip
+    for name, (tensor, rank) in ranks.items():
+        if tensor is None and name in ("k", "v", "rotary_cos", "rotary_sin"):
             continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
-        if tensor.dim() != 4:
-            raise ValueError(f"{name}: rank {tensor.dim()}, expected 4")
+        if tensor.dim() != rank:
+            raise ValueError(f"{name}: rank {tensor.dim()}, expected {rank}")
     if (
         q.shape[3] != k_cache.shape[3]
         or q.dtype != k_cache.dtype
@@ -128,6 +130,7 @@ def _bounds(numbers: Tensor) -> _Bounds:
 def _entries(q: Tensor, indices: Any, name: str, place: torch.device) -> Any:
     if indices is None:
         return None
+    check_indices(name, indices, 1)
     if tuple(indices.shape) != (q.shape[0],):
         raise ValueError(f"{name}: shape {tuple(indices.shape)}, expected ({q.shape[0]},)")
     return indices.to(place)
@@ -136,6 +139,7 @@ def _entries(q: Tensor, indices: Any, name: str, place: torch.device) -> Any:
 def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, block_table: Any, place: torch.device) -> Tensor | None:
     """Entries of a cache without pages, if they are not in the order of the batch, are pages as long as it is."""
     if block_table is not None:
+        check_indices("block_table", block_table, 2)
         return block_table.to(place)
     places = _entries(q, batch_idx, "cache_batch_idx", place)
     if places is not None:
@@ -151,8 +155,6 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> t
         if not 0 <= length <= room:
             raise ValueError(f"cache_seqlens: {length}, expected 0 to {room}")
         return torch.full((q.shape[0],), length, dtype=torch.int32, device=place), (length, length)
-    if not isinstance(cache_seqlens, Tensor):
-        raise TypeError(f"cache_seqlens: type {type(cache_seqlens).__name__}, expected an integer or a torch.Tensor")
     lengths = _entries(q, cache_seqlens, "cache_seqlens", place)
     return lengths, _bounds(lengths)
 

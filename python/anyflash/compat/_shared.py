@@ -33,3 +33,27 @@ def place_of(q: Tensor, *indices: Any) -> torch.device:
     nobody waits for them, unless those that are given are all on the CPU."""
     on_cpu = [one.is_cpu for one in indices if isinstance(one, Tensor)]
     return torch.device("cpu") if not q.is_cuda or (on_cpu and all(on_cpu)) else q.device
+
+
+def check_indices(name: str, indices: Any, rank: int) -> None:
+    """Raises TypeError or ValueError where these are no integers of that rank."""
+    if not isinstance(indices, Tensor):
+        raise TypeError(f"{name}: type {type(indices).__name__}, expected a torch.Tensor")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: {indices.dtype}, expected torch.int32 or torch.int64")
+    if indices.dim() != rank:
+        raise ValueError(f"{name}: rank {indices.dim()}, expected {rank}")
+
+
+def check_cumulative(name: str, lengths: Any, end: int | None) -> None:
+    """Of cumulative lengths. On the CPU they are looked at: from 0, without a fall, to `end` if given."""
+    check_indices(name, lengths, 1)
+    if not lengths.numel():
+        raise ValueError(f"{name}: no numbers, expected sequences + 1")
+    if lengths.is_cuda:
+        return
+    numbers = lengths.tolist()
+    if numbers[0] != 0 or sorted(numbers) != numbers:
+        raise ValueError(f"{name}: expected numbers from 0 on that do not fall")
+    if end is not None and numbers[-1] != end:
+        raise ValueError(f"{name}: ends at {numbers[-1]}, expected {end}")

@@ -32,7 +32,7 @@ from torch import Tensor
 from ..torch import attention
 from ._kvcache import flash_attn_with_kvcache
 from ._rows import in_rows
-from ._shared import options, place_of
+from ._shared import check_cumulative, check_indices, options, place_of
 
 __all__ = [
     "flash_attn_func",
@@ -136,12 +136,17 @@ def flash_attn_varlen_func(
     block_table.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
-    slopes_by_batch = alibi_slopes is not None and alibi_slopes.dim() == 2
+    if block_table is not None:
+        check_indices("block_table", block_table, 2)
+    slopes_by_batch = isinstance(alibi_slopes, Tensor) and alibi_slopes.dim() == 2
     place = place_of(q, cu_seqlens_q, cu_seqlens_k, block_table)
     cu_q, cu_k, pages = _moved(place, cu_seqlens_q, cu_seqlens_k, block_table)
     if pages is None and not slopes_by_batch:
         return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
                                   alibi_slopes=alibi_slopes, return_lse=return_attn_probs, **call))  # fmt: skip
+    for name, lengths, end in (("cu_seqlens_q", cu_q, q.shape[0]),
+                               ("cu_seqlens_k", cu_k, k.shape[0] if pages is None else None)):  # fmt: skip
+        check_cumulative(name, lengths, end)
     _check_entries(cu_q, cu_k, alibi_slopes, pages)
     if place.type == "cuda":
         sizes = _integer("max_seqlen_q", max_seqlen_q), _integer("max_seqlen_k", max_seqlen_k)
@@ -231,8 +236,6 @@ def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any) -> None:
 def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any, with_lse: bool,
                 call: dict[str, Any]) -> Any:  # fmt: skip
     """What one call of layout thd does not offer: slopes of each sequence, pages."""
-    if int(cu_q[-1]) != q.shape[0]:
-        raise ValueError(f"cu_seqlens_q: ends at {int(cu_q[-1])}, expected {q.shape[0]}, the length of query")
     outs, rows = [], []
     for i in range(cu_q.numel() - 1):
         start, end, first, last = (int(x) for x in (*cu_q[i : i + 2], *cu_k[i : i + 2]))

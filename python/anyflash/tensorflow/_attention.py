@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from .._core import Rule
+from .._frontend import check_return_lse
 from .._rules import full
-from ._ops import bhds, channels_last, one_line, rows_type
+from ._ops import bhds, channels_last, constant, integer, invalid, one_line, rows_type, word
 
 _FULL = full()
 _LAYOUTS = {"bhsd": channels_last, "bshd": channels_last, "thd": channels_last, "bhds": bhds}
@@ -53,21 +54,25 @@ def attention(
     Returns out, (out, lse) or (out, l, m), as anyflash.attention. No gradient goes through l and m here, none to
     alibi_slopes; second derivatives raise NotImplementedError.
 
-    Raises tf.errors.InvalidArgumentError with one line.
+    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type.
     """
     if layout not in _LAYOUTS:
-        raise _invalid(f"layout: {str(layout)!r}, expected {', '.join(_LAYOUTS)}")
-    if return_lse not in (False, True, "lm"):
-        raise _invalid(f"return_lse: {return_lse!r}, expected True, False or 'lm'")
+        raise invalid(f"layout: {str(layout)!r}, expected {', '.join(_LAYOUTS)}")
+    try:
+        check_return_lse(return_lse)
+    except ValueError as error:
+        raise invalid(str(error)) from None
     q = q if hasattr(q, "dtype") else tf.convert_to_tensor(q)
     text, of_rule = _parts(rule, tables)
     terms, slopes = _given(bias=bias, sink=sink), _given(alibi_slopes=alibi_slopes)
     others = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,
                     page_table=page_table)  # fmt: skip
     others |= {f"@{name}": tf.convert_to_tensor(table) for name, table in of_rule.items()}
-    call = f"rule={text}; align={align}; layout={layout}; softcap={float(softcap)!r}; threads={threads}"
+    softcap = constant("softcap", softcap, float, "a number")
+    call = f"rule={word('rule', text)}; align={word('align', align)}; layout={layout}"
+    call += f"; softcap={softcap!r}; threads={integer('threads', threads)}"
     if scale is not None:
-        call += f"; scale={float(scale)!r}"
+        call += f"; scale={constant('scale', scale, float, 'a number')!r}"
     if deterministic:
         call += "; deterministic=1"
     if return_lse is True:
@@ -87,10 +92,6 @@ def attention(
     return (out, rows[0]) if return_lse else out
 
 
-def _invalid(line: str) -> tf.errors.InvalidArgumentError:
-    return tf.errors.InvalidArgumentError(None, None, line)
-
-
 def _given(**tensors: Any) -> dict[str, Any]:
     return {name: tf.convert_to_tensor(one) for name, one in tensors.items() if one is not None}
 
@@ -98,11 +99,11 @@ def _given(**tensors: Any) -> dict[str, Any]:
 def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
     """A rule's text, and the tables that it names."""
     if isinstance(rule, str):
-        return rule, tables or {}
+        return rule, constant("tables", tables or {}, dict, "tensors by name")
     if not isinstance(rule, Rule):
-        raise _invalid(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
+        raise invalid(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
     if tables:
-        raise _invalid("tables: given with a Rule, expected with a rule's text alone")
+        raise invalid("tables: given with a Rule, expected with a rule's text alone")
     return rule._parts
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import tensorflow as tf
 
-from ._ops import of_dimensions, one_line, rows_type
+from ._ops import constant, integer, of_dimensions, one_line, rows_type, word
 
 
 def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
@@ -27,7 +26,7 @@ def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m
     float32, or float64 for float64. Gradients of Q, K and V go through all three. A query that sees no key has O = 0,
     l = 0 and m = -inf.
 
-    Raises tf.errors.InvalidArgumentError with one line.
+    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type.
     """
     return _attend(1, Q, K, V, "full()", sync_mode, returning_l_m)
 
@@ -66,13 +65,14 @@ def local_2d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is
 
 
 def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
-    return f"local({operator.index(window_size)}, {operator.index(log2_stride_size)}, {int(bool(is_causal))})"
+    window, log2_stride = integer("window_size", window_size), integer("log2_stride_size", log2_stride_size)
+    return f"local({window}, {log2_stride}, {int(constant('is_causal', is_causal, bool, 'True or False'))})"
 
 
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
     if not hasattr(q, "dtype"):
         q = tf.convert_to_tensor(q)
-    call = f"rule={rule}; align={align}; dimensions={dimensions}"
+    call = f"rule={rule}; align={word('sync_mode', align)}; dimensions={dimensions}"
     try:
         out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q))
     except tf.errors.OpError as error:

@@ -4,10 +4,13 @@ call may hold: call.h there."""
 from __future__ import annotations
 
 import re
+from operator import index
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+
+from .._core import echoed
 
 _library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
 of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d, 3: _library.anyflash_attention3d}
@@ -16,6 +19,31 @@ _backward = _library.anyflash_attention_backward
 _EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
 _DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2, "AnyflashAttention3D": 3}
 SECOND = "anyflash.tensorflow: a second derivative was asked for, expected first derivatives alone"
+
+
+def invalid(line: str) -> tf.errors.InvalidArgumentError:
+    return tf.errors.InvalidArgumentError(None, None, line)
+
+
+def constant(name: str, value: Any, make: Any, expected: str) -> Any:
+    """What stands in the text of a call: make(value)."""
+    try:
+        return make(value)
+    except Exception:  # also TensorFlow's own, of a tensor in a graph
+        raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}") from None
+
+
+def integer(name: str, value: Any) -> int:
+    return int(constant(name, value, index, "an integer"))
+
+
+def word(name: str, value: Any) -> str:
+    """One that does not end its place in the text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: type {type(value).__name__}, expected a word")
+    if ";" in value:
+        raise invalid(f"{name}: {echoed(repr(value))}, expected no ';'")
+    return value
 
 
 def rows_type(q: Any) -> Any:

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
 from .. import _core
 from .._frontend import check_return_lse
 from .._rules import full
-from ._op import NO_SLOPES, SECOND, lse_of, stream_of
+from ._op import NO_SLOPES, SECOND, lse_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
 from ._transforms import transformed
 
 _core.use_torch(torch)
 _FULL = full()
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+_CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _tracing, _grad, _autocast = torch._C._get_tracing_state, torch.is_grad_enabled, torch.is_autocast_enabled
 
@@ -76,6 +78,11 @@ def attention(
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
+        for name, one in (("key", k), ("value", v)):
+            if one is not None and not isinstance(one, Tensor):
+                raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
+        if not torch.compiler.is_compiling():
+            refuse_tangents(q, k, v, bias, alibi_slopes, sink)
         text, names, arrays = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one) for one in (bias, alibi_slopes, sink, cu_seqlens_q,
                    cu_seqlens_k, key_lengths, page_table)]  # fmt: skip
@@ -84,13 +91,21 @@ def attention(
     options = (rule if rule.__class__ is _core.Rule and not tables else given_rule(rule, tables), align, layout, scale,
                bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths,
                page_table, threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
-    if not (_grad() and _requires(q, k, v, bias, sink, alibi_slopes)):
+    records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
+    if isinstance(out, Tensor):
+        if records or (_grad() and out.requires_grad):
+            raise ValueError("out: given where a gradient is recorded, expected none there")
+        made = _core.torch_attention(q, k, v, out, return_lse, options)
+        if not out.is_inference():
+            increment_version(out)  # PyTorch sees no writing from outside
+        return made
+    if not records:
         return _core.torch_attention(q, k, v, out, return_lse, options)
-    if out is not None:
-        raise ValueError("out: given where a gradient is recorded, expected none there")
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise ValueError(NO_SLOPES)
-    made = _Attention.apply(q, k, v, bias, sink, return_lse, options)
+    numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
+    kept = [one for one in numbers if isinstance(one, Tensor) and not one.is_inference()]
+    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, *kept)
     return made if return_lse else made[0]
 
 
@@ -101,8 +116,12 @@ def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     if not _autocast(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
-    wide = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in wide else x for x in (q, k, v))
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype in _CAST else x for x in (q, k, v))
+
+
+def autocast_makes_one(*tensors: Tensor) -> bool:
+    """Their types differ, and autocast casts all of them to the same."""
+    return _autocast(tensors[0].device.type) and all(tensor.dtype in _CAST for tensor in tensors)
 
 
 def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any = None) -> bool:
@@ -129,29 +148,32 @@ def _through_operator(q: Tensor, k: Any, v: Any, rest: tuple[Any, ...], return_l
 
 
 class _Attention(torch.autograd.Function):
-    """(out, lse or l, m); the last is None without statistics of its own."""
+    """(out, lse or l, m); the last is None without statistics of its own. What the options hold beside bias and sink is
+    given once more, as `kept`, for PyTorch to find out where it has been changed before the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any,
+                *kept: Tensor) -> Any:  # fmt: skip
         made = _core.torch_attention(q, k, v, None, return_lse or True, options)
         ctx.set_materialize_grads(False)
         out, lse = made[0], made[1]
         if return_lse == "lm":
             lse = lse_of(made[1], made[2], 2)
             ctx.mark_non_differentiable(*made[1:])
-        ctx.options = options
-        ctx.save_for_backward(q, k, v, bias, sink, out, lse)
+        ctx.options, ctx.kept = options, len(kept)
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse, *kept)
         return made
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any = None, _: Any = None) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 7
-        q, k, v, bias, sink, out, lse = ctx.saved_tensors
+            return (None,) * (7 + ctx.kept)
+        q, k, v, bias, sink, out, lse = ctx.saved_tensors[:7]
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
         wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
-        return *once(_gradients, wanted, ctx.options, dout, dlse, q, k, v, bias, sink, out, lse), None, None
+        made = once(_gradients, wanted, ctx.options, dout, dlse, q, k, v, bias, sink, out, lse)
+        return *made, *[None] * (2 + ctx.kept)
 
 
 def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,

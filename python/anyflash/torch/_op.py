@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _core
 from .._frontend import second_derivative, slopes_without_gradient
 from ._rule import rule_of
 
 SECOND = second_derivative("torch")
+FORWARD_MODE = "anyflash.torch.attention: a forward-mode derivative was asked for, expected reverse-mode ones alone"
 NO_SLOPES = slopes_without_gradient("alibi_slopes.detach()")
 
 _OPTIONS = (
@@ -153,6 +155,15 @@ def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = N
                 grads[i] = made[bit]
     grads[TABLES] = [None] * len(tables)
     return tuple(grads)
+
+
+def refuse_tangents(*tensors: Any) -> None:
+    """PyTorch would leave them out of the operator's results without a word."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(FORWARD_MODE)
 
 
 def refuse(ctx: Any, *grads: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _attention as _plain
 from .. import _rules
-from ._attention import attention
+from ._attention import attention, autocast_makes_one
 from ._rule import constant
 
 _log = logging.getLogger("anyflash.torch")
@@ -66,6 +66,8 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
     """Why the call is not covered: None if it is, "" if it is wrong, as PyTorch will say."""
     if not (_is_plain(q) and _is_plain(k) and _is_plain(v)):
         return f"tensors of type {type(q).__name__}, {type(k).__name__} and {type(v).__name__}"
+    if q.is_nested or k.is_nested or v.is_nested:
+        return "nested tensors"
     if dropout != 0.0:
         return "dropout_p is not 0"
     if q.dtype not in _TYPES:
@@ -78,7 +80,9 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
     rank = len(shape)
     if rank < 2 or len(of_keys) != rank or len(of_values) != rank or (causal and mask is not None):
         return ""
-    if k.dtype != q.dtype or v.dtype != q.dtype or k.device != q.device or v.device != q.device:
+    if k.device != q.device or v.device != q.device:
+        return ""
+    if (k.dtype != q.dtype or v.dtype != q.dtype) and not autocast_makes_one(q, k, v):
         return ""
     if shape[-1] != of_keys[-1] or of_keys[-2] != of_values[-2]:
         return ""
@@ -119,7 +123,9 @@ def _asked(index: int, backward: bool) -> str:
 def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
     if not _is_plain(mask):
         return f"a mask of type {type(mask).__name__}"
-    if (mask.dtype != torch.bool and mask.dtype != q.dtype) or mask.device != q.device or mask.dim() > len(shape):
+    if mask.device != q.device or mask.dim() > len(shape):
+        return ""
+    if mask.dtype not in (torch.bool, torch.float32, q.dtype) and not autocast_makes_one(q, mask):
         return ""
     padded = (1,) * (len(shape) - mask.dim()) + tuple(mask.shape)
     return None if all(own in (1, full) for own, full in zip(padded, shape)) else ""
@@ -136,12 +142,13 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
     elif rank < 4:
         q, k, v, mask = (x if x is None else x[(None,) * (4 - rank)] for x in (q, k, v, mask))
     rule: Any = _CAUSAL if causal else _FULL
+    tables = None
     if mask is not None and mask.dtype == torch.bool:
         if mask.is_cuda:  # a rule's tables are on the CPU
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
         else:
-            rule, mask = _rules.dense(mask), None
-    out: Tensor = attention(q, k, v, rule=rule, scale=scale, bias=mask)
+            rule, tables, mask = "dense(mask)", {"mask": mask}, None
+    out: Tensor = attention(q, k, v, rule=rule, scale=scale, bias=mask, tables=tables)
     return out if rank == 4 else out.reshape(*shape[:-1], v.shape[-1])
 
 

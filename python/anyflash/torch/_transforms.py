@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._op import ARGUMENTS, BIAS, LAYOUT, PAGES, TABLES, _library, differentiate, refuse, save
+from ._op import ARGUMENTS, BIAS, FORWARD_MODE, LAYOUT, PAGES, TABLES, _library, differentiate, refuse, save
 
 _Dims = tuple[Any, ...]
 _FORWARD, _BACKWARD = 0, 4  # where q stands among the operators' arguments
@@ -99,6 +99,10 @@ class _Forward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         call = lambda *args: _Backward.apply(*_flat(_BACKWARD, args))
         return _flat(_FORWARD, differentiate(ctx, grads, call))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(FORWARD_MODE)
 
     @staticmethod
     def vmap(info: Any, dims: _Dims, *flat: Any) -> Any:
