@@ -89,7 +89,7 @@ class GroupBackwardBlock {
         *reinterpret_cast<float4*>(to + j * 512) = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
       if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = tile;
       __syncwarp();
-      if (lane_number() == 0) shared_.sums_written[group()].arrive();
+      shared_.sums_written[group()].arrive_for_warp();
       return;
     }
     if (kCells == 2 && !(cells >> group() & 1)) return;
@@ -156,10 +156,8 @@ class GroupBackwardBlock {
           products_wait_for<1>();
           keep(q_gradient);
           __syncwarp();  // every lane has read its cells
-          if (lane_number() == 0) {
-            shared_.empty[stage].arrive();
-            if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
-          }
+          shared_.empty[stage].arrive_for_warp();
+          if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive_for_warp();
           if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
           products_wait_for<0>();
           keep(s);
@@ -174,13 +172,13 @@ class GroupBackwardBlock {
         query_gradient(q_gradient, last_buffer);
         products_wait_for<0>();
         keep(q_gradient);
-        if (lane_number() == 0) shared_.scores_empty[last_buffer].arrive();
+        shared_.scores_empty[last_buffer].arrive_for_warp();
         add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
       }
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block + static_cast<std::int32_t>(group()),
                            static_cast<std::int32_t>(row() % 64)};
       __syncwarp();
-      if (lane_number() == 0) shared_.empty[stage].arrive(), shared_.keys_empty.arrive();
+      shared_.empty[stage].arrive_for_warp(), shared_.keys_empty.arrive_for_warp();
       parity ^= stage == kStages - 1, stage ^= 1;
       store_key_gradients<E>(grad_k, args_, place, 0, 0, args_.factor);
       store_key_gradients<E>(grad_v, args_, place, 1, 0, 1.0f);
@@ -189,11 +187,11 @@ class GroupBackwardBlock {
       shared_.sums_empty[group()].wait(sums_parity ^ 1);
       if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = -1;
       __syncwarp();
-      if (lane_number() == 0) shared_.sums_written[group()].arrive();
+      shared_.sums_written[group()].arrive_for_warp();
     }
     if (threadIdx.x == 0) shared_.done = true;
     __syncwarp();
-    if (lane_number() == 0) shared_.scores_written[buffer].arrive();
+    shared_.scores_written[buffer].arrive_for_warp();
   }
 
   /// Scores become P.
@@ -247,7 +245,7 @@ class GroupBackwardBlock {
       if (threadIdx.x == 0) shared_.scores_tile[buffer] = tile;
     }
     __syncwarp();
-    if (lane_number() == 0) shared_.scores_written[buffer].arrive();
+    shared_.scores_written[buffer].arrive_for_warp();
   }
 
   /// ds: of a tile, before it is rounded.

@@ -31,7 +31,7 @@ struct DoubleBackwardShared {
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
     keys.begin(1);
-    for (int i = 0; i < 2; ++i) full[i].begin(1), empty[i].begin(8);
+    for (int i = 0; i < 2; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
     barriers_begun();
   }
 };
@@ -43,7 +43,7 @@ __device__ __forceinline__ const double* rests_of(const DoubleBackwardArgs& args
 
 __device__ __forceinline__ void release(Barrier& empty) {
   __syncwarp();
-  if (lane_number() == 0) empty.arrive();
+  empty.arrive_for_warp();
 }
 
 template <class E>  // float64: a template lest other GPUs' code be made of it
@@ -125,10 +125,8 @@ class DoubleBackwardBlock {
               shared_.words[stage][w][lane + 32 * n] = static_cast<std::uint32_t>(words[w][n] >> half * kQueries);
           }
           __syncwarp();
-          if (lane == 0) {
-            shared_.tile[stage] = tile + half, shared_.visits[stage] = seen | partial << 8;
-            full.arrive_and_expect((2 * 64 + (args_.has_dlse ? 3 : 2)) * kQueries * 8);
-          }
+          if (lane == 0) shared_.tile[stage] = tile + half, shared_.visits[stage] = seen | partial << 8;
+          full.arrive_and_expect_for_warp((2 * 64 + (args_.has_dlse ? 3 : 2)) * kQueries * 8);
           __syncwarp();
           if (const int n = lane - 16; n < 0) {
             const int part = lane / 4 % 2, panel = lane % 4;
@@ -143,7 +141,8 @@ class DoubleBackwardBlock {
       }
     }
     shared_.empty[count % 2].wait(count / 2 % 2 ^ 1);
-    if (lane == 0) shared_.tile[count % 2] = -1, shared_.full[count % 2].arrive();
+    if (lane == 0) shared_.tile[count % 2] = -1;
+    shared_.full[count % 2].arrive_for_warp();
   }
 
   // --- The warpgroups that compute -----------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ struct WideDoubleBackwardShared {
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
     keys.begin(1);
-    for (int i = 0; i < kQuerySlots; ++i) q_full[i].begin(1), q_empty[i].begin(8);
-    for (int i = 0; i < kDoutSlots; ++i) dout_full[i].begin(1), dout_empty[i].begin(8);
+    for (int i = 0; i < kQuerySlots; ++i) q_full[i].begin_for_warps(1), q_empty[i].begin_for_warps(8);
+    for (int i = 0; i < kDoutSlots; ++i) dout_full[i].begin(1), dout_empty[i].begin_for_warps(8);
     barriers_begun();
   }
 };
@@ -109,12 +109,10 @@ class WideDoubleBackwardBlock {
             shared_.words[slot][lane + 32] = static_cast<std::uint32_t>(words[1] >> half * kHalf);
           }
           __syncwarp();
-          if (lane == 0) {
-            shared_.tile[slot] = (first_half + half) / 2, shared_.partial[slot] = partial;
-            shared_.q_full[slot].arrive_and_expect((kDepth + 1) * kHalf * 8);
-            copy_bytes(shared_.lse[slot], args_.lse + number, kHalf * 8, shared_.q_full[slot]);
-          }
+          if (lane == 0) shared_.tile[slot] = (first_half + half) / 2, shared_.partial[slot] = partial;
+          shared_.q_full[slot].arrive_and_expect_for_warp((kDepth + 1) * kHalf * 8);
           __syncwarp();
+          if (lane == 0) copy_bytes(shared_.lse[slot], args_.lse + number, kHalf * 8, shared_.q_full[slot]);
           if (lane < kPanels)
             copy_box(shared_.q[slot] + lane * kHalf * 16, &args_.maps[queries][0], lane * 16, row, 0, h, b_,
                      shared_.q_full[slot]);
@@ -135,7 +133,8 @@ class WideDoubleBackwardBlock {
     }
     const unsigned slot = count % kQuerySlots, dout_slot = count % kDoutSlots;
     shared_.q_empty[slot].wait(count / kQuerySlots % 2 ^ 1);
-    if (lane == 0) shared_.tile[slot] = -1, shared_.q_full[slot].arrive();
+    if (lane == 0) shared_.tile[slot] = -1;
+    shared_.q_full[slot].arrive_for_warp();
     shared_.dout_empty[dout_slot].wait(count / kDoutSlots % 2 ^ 1);
     if (lane == 0) shared_.gradient_tile[dout_slot] = -1, shared_.dout_full[dout_slot].arrive();
   }
@@ -177,7 +176,7 @@ class WideDoubleBackwardBlock {
       for (int n = 0; n < 2; ++n) release(shared_.q_empty[query.of[n]]);
       if (count > 0) sync_threads<256>(scores_done);
       store_scores(shared_.scores, p);
-      arrive_threads<256>(weights_stored);
+      hand_over<256>(weights_stored);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         shared_.dout_full[dout.of[n]].wait(dout.parity[n]);
@@ -202,7 +201,7 @@ class WideDoubleBackwardBlock {
       const auto tile = shared_.gradient_tile[dout.of[0]];
       if (tile < 0) break;
       shared_.dout_full[dout.of[1]].wait(dout.parity[1]);
-      if (count > 0) arrive_threads<256>(scores_done);
+      if (count > 0) hand_over<256>(scores_done);
       Scores x;
       row_products<kPanels>(x, shared_.v, shared_.dout[dout.of[0]], shared_.dout[dout.of[1]]);
       sync_threads<256>(weights_stored);
@@ -214,7 +213,7 @@ class WideDoubleBackwardBlock {
                         OfQueries<E>{given ? shared_.dlse[dout.of[0]] : nullptr, shared_.dlse[dout.of[1]]});
       }
       store_scores(shared_.scores, x);
-      arrive_threads<256>(scores_stored);
+      hand_over<256>(scores_stored);
 #pragma unroll
       for (int n = 0; n < 2; ++n) release(shared_.dout_empty[dout.of[n]]);
 #pragma unroll

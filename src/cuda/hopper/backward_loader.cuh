@@ -76,11 +76,11 @@ struct GroupBackwardShared {
   /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
   __device__ __forceinline__ void begin(bool stored, bool far) {
     done = false, any_far = far;
-    keys_full.begin(1), keys_empty.begin(8);
-    for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin(8);
+    keys_full.begin(1), keys_empty.begin_for_warps(8);
+    for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(8);
     for (int i = 0; i < kScoreBuffers; ++i)
-      scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(stored ? 9 : 8);
-    for (int i = 0; i < 2; ++i) sums_written[i].begin(4), sums_empty[i].begin(1);
+      scores_written[i].begin_for_warps(8), scores_full[i].begin_for_warps(1), scores_empty[i].begin_for_warps(8, stored);
+    for (int i = 0; i < 2; ++i) sums_written[i].begin_for_warps(4), sums_empty[i].begin_for_warps(1);
     barriers_begun();
   }
 };
@@ -277,15 +277,15 @@ class GroupLoader {
         add_bytes(args_.sums + std::int64_t{tile} * (64 * kDepth) + which * 4096, shared_.sums[which], 4096 * 4);
         stores_commit();
         stores_read();
-        shared_.sums_empty[which].arrive();
       }
+      shared_.sums_empty[which].arrive_for_warp();
     }
   }
 
   __device__ __forceinline__ static void show(Barrier& barrier) {
     show_to_products();
     __syncwarp();
-    if (lane_number() == 0) barrier.arrive();
+    barrier.arrive_for_warp();
   }
 
   /// As Shared::cells, of each lane's words.

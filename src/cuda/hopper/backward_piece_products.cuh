@@ -37,7 +37,7 @@ class PieceTiles {
 
   __device__ __forceinline__ static void release(Barrier& empty) {
     __syncwarp();
-    if (lane_number() == 0) empty.arrive();
+    empty.arrive_for_warp();
   }
 
   __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPiece * 2 / 16); }

@@ -25,8 +25,8 @@ struct PieceBackwardShared {
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
-    keys.begin(1), dout_full.begin(1), dout_empty.begin(8);
-    for (int i = 0; i < 2; ++i) queries_full[i].begin(1), queries_empty[i].begin(8);
+    keys.begin(1), dout_full.begin(1), dout_empty.begin_for_warps(8);
+    for (int i = 0; i < 2; ++i) queries_full[i].begin(1), queries_empty[i].begin_for_warps(8);
     barriers_begun();
   }
 };

@@ -34,9 +34,9 @@ struct WidePieceBackwardShared {
   __device__ __forceinline__ void begin() {
     for (int n = 0; n < 2; ++n) {
       keys_full[n].begin(1);
-      for (int half = 0; half < 2; ++half) rows_full[n][half].begin(1), rows_empty[n][half].begin(8);
+      for (int half = 0; half < 2; ++half) rows_full[n][half].begin(1), rows_empty[n][half].begin_for_warps(8);
     }
-    weights_full.begin(4), ds_full.begin(4), ds_empty.begin(8);
+    weights_full.begin_for_warps(4), ds_full.begin_for_warps(4), ds_empty.begin_for_warps(8);
     barriers_begun();
   }
 };

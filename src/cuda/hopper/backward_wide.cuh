@@ -70,7 +70,7 @@ class WideBackwardBlock {
           pack<E>(packed, ds);
           store_gradients(shared_.scores[buffer] + Sizes::kGradients, packed);
           __syncwarp();
-          if (lane_number() == 0) shared_.scores_written[buffer].arrive();
+          shared_.scores_written[buffer].arrive_for_warp();
           shared_.scores_full[buffer].wait(made / 2 % 2);
           Gradient grad_q;
           query_gradient(grad_q, buffer);
@@ -86,7 +86,7 @@ class WideBackwardBlock {
           score_products(ds, more_ds, shared_.v, shared_.dout[next]);
           products_wait_for<2>();
           keep(grad_v), keep(grad_k);
-          if (lane_number() == 0) shared_.empty[stage].arrive(), shared_.scores_empty[buffer].arrive();
+          shared_.empty[stage].arrive_for_warp(), shared_.scores_empty[buffer].arrive_for_warp();
           products_wait_for<1>();
           add(p, more_p);
           weigh(p, packed, next, buffer ^ 1, tile);
@@ -96,14 +96,14 @@ class WideBackwardBlock {
       }
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block, static_cast<std::int32_t>(row())};
       __syncwarp();
-      if (lane_number() == 0) shared_.empty[count % 2].arrive(), shared_.keys_empty.arrive();
+      shared_.empty[count % 2].arrive_for_warp(), shared_.keys_empty.arrive_for_warp();
       ++count;
       store_key_gradients<E>(grad_k, args_, place, 0, group() * 128, args_.factor);
       store_key_gradients<E>(grad_v, args_, place, 1, group() * 128, 1.0f);
     }
     if (threadIdx.x == 0) shared_.done = true;
     __syncwarp();
-    if (lane_number() == 0) shared_.scores_written[made % 2].arrive();
+    shared_.scores_written[made % 2].arrive_for_warp();
   }
 
   __device__ __forceinline__ static void clear(Gradient& x) {

@@ -10,16 +10,33 @@
 
 namespace anyflash::cuda {
 
+/// compute-sanitizer's racecheck does not follow what __syncwarp() orders before one lane's arrival for its warp, nor
+/// threads that arrive at a numbered barrier without waiting. In the build that scripts/sanitize-gpu makes for it all
+/// lanes arrive, and threads that hand over wait.
+#ifdef ANYFLASH_FOR_RACECHECK
+inline constexpr bool kForRacecheck = true;
+#else
+inline constexpr bool kForRacecheck = false;
+#endif
+
 /// Complete when as many threads as `arrivals` have arrived; then it begins its next phase. A phase is waited for by
 /// its parity: 0 for the first.
 struct Barrier {
   std::uint64_t state;
+  static constexpr int kLanes = kForRacecheck ? 32 : 1;  ///< that arrive for a warp
 
   __device__ __forceinline__ void begin(int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(arrivals) : "memory");
   }
+  /// The same of warps, by arrive_for_warp(), and of other threads.
+  __device__ __forceinline__ void begin_for_warps(int warps, int threads = 0) { begin(warps * kLanes + threads); }
+
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
+  }
+  /// A whole warp's arrival, behind __syncwarp() if its lanes have read or written themselves.
+  __device__ __forceinline__ void arrive_for_warp() {
+    if (kForRacecheck || lane_number() == 0) arrive();
   }
   /// Arrives when all copies of this thread so far have.
   __device__ __forceinline__ void arrive_with_copies() {
@@ -30,6 +47,12 @@ struct Barrier {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)),
                  "r"(bytes)
                  : "memory");
+  }
+  __device__ __forceinline__ void arrive_and_expect_for_warp(int bytes) {
+    if (lane_number() == 0)
+      arrive_and_expect(bytes);
+    else if (kForRacecheck)
+      arrive();
   }
   __device__ __forceinline__ void wait(unsigned parity) {
     asm volatile(
@@ -108,6 +131,11 @@ __device__ __forceinline__ void sync_threads(unsigned number) {
 template <int threads>
 __device__ __forceinline__ void arrive_threads(unsigned number) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(threads) : "memory");
+}
+/// The same of threads that hand over what they have written, or read, in shared memory.
+template <int threads>
+__device__ __forceinline__ void hand_over(unsigned number) {
+  kForRacecheck ? sync_threads<threads>(number) : arrive_threads<threads>(number);
 }
 
 template <int registers>

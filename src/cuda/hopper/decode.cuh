@@ -139,7 +139,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
       }
       if constexpr (!kCareful) {
         __syncwarp();
-        if (lane_number() == 0) shared_.empty[stage_].arrive();
+        shared_.empty[stage_].arrive_for_warp();
         if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
       }
     }

@@ -34,7 +34,7 @@ struct BulkDecodeShared {
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
-    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin(Sizes::kWarps);
+    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(Sizes::kWarps);
     barriers_begun();
   }
 };

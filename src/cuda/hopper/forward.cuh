@@ -153,7 +153,7 @@ class GroupForwardBlock {
   /// This warp is done with what a barrier stands for.
   __device__ __forceinline__ static void release(Barrier& empty) {
     __syncwarp();
-    if (lane_number() == 0) empty.arrive();
+    empty.arrive_for_warp();
   }
   __device__ __forceinline__ void keep_results() {
 #pragma unroll

@@ -56,10 +56,10 @@ struct GroupForwardShared {
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
-    queries_full.begin(1), queries_empty.begin(4 * kBlocks);
+    queries_full.begin(1), queries_empty.begin_for_warps(4 * kBlocks);
     for (int i = 0; i < kStages; ++i) {
-      keys_full[i].begin(1), keys_empty[i].begin(4 * kBlocks);
-      values_full[i].begin(1), values_empty[i].begin(4 * kBlocks);
+      keys_full[i].begin(1), keys_empty[i].begin_for_warps(4 * kBlocks);
+      values_full[i].begin(1), values_empty[i].begin_for_warps(4 * kBlocks);
     }
     barriers_begun();
   }
