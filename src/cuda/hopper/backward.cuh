@@ -32,6 +32,8 @@ class GroupBackwardBlock {
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
   static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
+  /// In `cells` from a warpgroup's number on: all pairs of its key block are hidden.
+  static constexpr std::uint32_t kAllHidden = kCells == 2 ? 5u << 16 : 1u << 16;
 
   __device__ __forceinline__ GroupBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
       : args_(args), shared_(shared), group_(uniform(threadIdx.x / 128)) {}
@@ -118,40 +120,51 @@ class GroupBackwardBlock {
         products_wait_for<0>();
         keep(s);
         do {
-          float p_gradient[kQueryTiles][4];
-          std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-          if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
-            weigh_generally(s, p, stage, buffer, tile);
-            key_products(p_gradient, v, shared_.dout[stage]);
-          } else {
-            key_products(p_gradient, v, shared_.dout[stage]);
-            weigh(s, stage, tile);
-            pack<E>(p, s);
-          }
-          if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
-          products_wait_for<kLate ? 0 : 1>();
-          keep(p_gradient);
-          score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
-          if constexpr (Sizes::kGeneral) {
-            if (args_.bias_sums) add_bias_gradient(p_gradient, stage, tile);
-          }
-          pack<E>(ds, p_gradient);
-          shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
-          store_scores(ds, buffer, tile);
-          if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
-          query_products(grad_k, ds, shared_.q[stage]);
-
           float q_gradient[8][4];
-          products_wait_for<1>();  // dV: its operands' registers are needed
-          if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
-          query_gradient(q_gradient, last_buffer);
-
           const std::uint32_t cells = shared_.cells[stage];
           const int next_stage = stage ^ 1;
           const unsigned next_parity = parity ^ (stage == kStages - 1);
-          shared_.full[next_stage].wait(next_parity);
-          const std::int32_t next_tile = uniform(shared_.tile[next_stage]);
-          products_wait_for<1>();                     // dK's operands' registers are needed
+          std::int32_t next_tile;
+          if (uniform(cells >> group() & kAllHidden) == kAllHidden) {
+            // Scores of nobody's interest: their dS is 0, and all else is left out.
+            shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+            store_no_scores(buffer, tile);
+            if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
+            query_gradient(q_gradient, last_buffer);
+            shared_.full[next_stage].wait(next_parity);
+            next_tile = uniform(shared_.tile[next_stage]);
+          } else {
+            float p_gradient[kQueryTiles][4];
+            std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
+            if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
+              weigh_generally(s, p, stage, buffer, tile);
+              key_products(p_gradient, v, shared_.dout[stage]);
+            } else {
+              key_products(p_gradient, v, shared_.dout[stage]);
+              weigh(s, stage, tile);
+              pack<E>(p, s);
+            }
+            if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
+            products_wait_for<kLate ? 0 : 1>();
+            keep(p_gradient);
+            score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
+            if constexpr (Sizes::kGeneral) {
+              if (args_.bias_sums) add_bias_gradient(p_gradient, stage, tile);
+            }
+            pack<E>(ds, p_gradient);
+            shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+            store_scores(ds, buffer, tile);
+            if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
+            query_products(grad_k, ds, shared_.q[stage]);
+
+            products_wait_for<1>();  // dV: its operands' registers are needed
+            if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
+            query_gradient(q_gradient, last_buffer);
+
+            shared_.full[next_stage].wait(next_parity);
+            next_tile = uniform(shared_.tile[next_stage]);
+            products_wait_for<1>();  // dK's operands' registers are needed
+          }
           key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
           products_wait_for<1>();
           keep(q_gradient);
@@ -248,6 +261,11 @@ class GroupBackwardBlock {
     }
     __syncwarp();
     if (lane_number() == 0) shared_.scores_written[buffer].arrive();
+  }
+  /// The same of zeros.
+  __device__ __forceinline__ void store_no_scores(int buffer, std::int32_t tile) {
+    constexpr std::uint32_t zeros[kQueries / 16][4] = {};
+    store_scores(zeros, buffer, tile);
   }
 
   /// ds: of a tile, before it is rounded.
