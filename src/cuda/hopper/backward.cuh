@@ -114,34 +114,34 @@ class GroupBackwardBlock {
         for (int e = 0; e < 4; ++e) grad_k[j][e] = grad_v[j][e] = 0;
       shared_.full[stage].wait(parity);
       std::int32_t tile = uniform(shared_.tile[stage]), last_tile = -1;
-      std::uint32_t last_cells = 0;
+      std::uint32_t cells = uniform(shared_.cells[stage]), last_cells = 0;
       if (tile >= 0) {
         key_products(s, k, shared_.q[stage]);
         products_wait_for<0>();
         keep(s);
         do {
           float q_gradient[8][4];
-          const std::uint32_t cells = shared_.cells[stage];
           const int next_stage = stage ^ 1;
           const unsigned next_parity = parity ^ (stage == kStages - 1);
           std::int32_t next_tile;
-          if (uniform(cells >> group() & kAllHidden) == kAllHidden) {
+          std::uint32_t next_cells;
+          if ((cells >> group() & kAllHidden) == kAllHidden) {
             // Scores of nobody's interest: their dS is 0, and all else is left out.
             shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
             store_no_scores(buffer, tile);
             if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
             query_gradient(q_gradient, last_buffer);
             shared_.full[next_stage].wait(next_parity);
-            next_tile = uniform(shared_.tile[next_stage]);
+            next_tile = uniform(shared_.tile[next_stage]), next_cells = uniform(shared_.cells[next_stage]);
           } else {
             float p_gradient[kQueryTiles][4];
             std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
             if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
-              weigh_generally(s, p, stage, buffer, tile);
+              weigh_generally(s, p, stage, buffer, tile, cells);
               key_products(p_gradient, v, shared_.dout[stage]);
             } else {
               key_products(p_gradient, v, shared_.dout[stage]);
-              weigh(s, stage, tile);
+              weigh(s, stage, tile, cells);
               pack<E>(p, s);
             }
             if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
@@ -149,7 +149,7 @@ class GroupBackwardBlock {
             keep(p_gradient);
             score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
             if constexpr (Sizes::kGeneral) {
-              if (args_.bias_sums) add_bias_gradient(p_gradient, stage, tile);
+              if (args_.bias_sums) add_bias_gradient(p_gradient, tile, cells);
             }
             pack<E>(ds, p_gradient);
             shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
@@ -162,13 +162,13 @@ class GroupBackwardBlock {
             query_gradient(q_gradient, last_buffer);
 
             shared_.full[next_stage].wait(next_parity);
-            next_tile = uniform(shared_.tile[next_stage]);
+            next_tile = uniform(shared_.tile[next_stage]), next_cells = uniform(shared_.cells[next_stage]);
             products_wait_for<1>();  // dK's operands' registers are needed
           }
           key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
           products_wait_for<1>();
           keep(q_gradient);
-          __syncwarp();  // every lane has read its cells
+          __syncwarp();
           if (lane_number() == 0) {
             shared_.empty[stage].arrive();
             if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive();
@@ -180,7 +180,7 @@ class GroupBackwardBlock {
           keep(grad_v);
           last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
           if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
-          tile = next_tile, stage = next_stage, parity = next_parity;
+          tile = next_tile, cells = next_cells, stage = next_stage, parity = next_parity;
         } while (tile >= 0);
         float q_gradient[8][4];
         shared_.scores_full[last_buffer].wait(last_parity);
@@ -210,9 +210,10 @@ class GroupBackwardBlock {
   }
 
   /// Scores become P.
-  __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile) const {
+  __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile,
+                                        std::uint32_t cells) const {
     probabilities(s, shared_.lse[stage], rests_of(args_, shared_.any_far, tile, 0), args_.factor);
-    const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
+    cells >>= 8 + group();
     if (!cells) return;
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
@@ -226,8 +227,9 @@ class GroupBackwardBlock {
 
   /// The same where scores need more than a scale: scores become P, `p`, and P times the soft cap's derivative, s.
   __device__ __forceinline__ void weigh_generally(float (&s)[kQueryTiles][4], std::uint32_t (&p)[kQueries / 16][4],
-                                                  int stage, int buffer, std::int32_t tile) const {
-    const std::uint32_t cells = shared_.cells[stage] >> group();
+                                                  int stage, int buffer, std::int32_t tile,
+                                                  std::uint32_t cells) const {
+    cells >>= group();
     const unsigned first = 2 * (lane_number() % 4);
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
@@ -269,9 +271,9 @@ class GroupBackwardBlock {
   }
 
   /// ds: of a tile, before it is rounded.
-  __device__ __forceinline__ void add_bias_gradient(const float (&ds)[kQueryTiles][4], int stage,
-                                                    std::int32_t tile) const {
-    const std::uint32_t cells = shared_.cells[stage] >> (16 + group());
+  __device__ __forceinline__ void add_bias_gradient(const float (&ds)[kQueryTiles][4], std::int32_t tile,
+                                                    std::uint32_t cells) const {
+    cells >>= 16 + group();
     const auto block = shared_.first_block + static_cast<std::int32_t>(group());
     if (block >= args_.sides[keys].blocks) return;
 #pragma unroll
