@@ -154,6 +154,13 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
                     args.sides[side].heads, problem.batch))
         return {};
   }
+  args.key_gradients_copied = !in_pieces(problem);
+  for (int n = 0; n < 2; ++n) {
+    const auto& side = args.sides[1];
+    if (args.key_gradients_copied && side.gradients[n].data)
+      args.key_gradients_copied = map_rows(args.key_gradient_maps[n], side.gradients[n], args.channels[n], side.grid,
+                                           side.heads, problem.batch);
+  }
   const auto bias = bias_gradient(problem, plan);
   args.bias_copied = problem.bias.given() && copied(problem.bias) && map_bias(args.bias_map, problem.bias);
   const bool single = problem.bias.given() && !args.bias_copied;

@@ -32,6 +32,7 @@ class GroupBackwardBlock {
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
   static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
+  static constexpr bool kByCopies = !Sizes::kGeneral;  ///< dK and dV leave by the copy engine, else scores' memory is lent
   /// In `cells` from a warpgroup's number on: all pairs of its key block are hidden.
   static constexpr std::uint32_t kAllHidden = kCells == 2 ? 5u << 16 : 1u << 16;
 
@@ -107,6 +108,7 @@ class GroupBackwardBlock {
     for (unsigned task = 0;; ++task) {
       shared_.keys_full.wait(task % 2);
       if (uniform(shared_.first_block) < 0) break;
+      if (kByCopies && args_.key_gradients_copied && task > 0) shared_.results_read.wait((task - 1) % 2);
       float s[kQueryTiles][4], grad_k[kDepthTiles][4], grad_v[kDepthTiles][4];
 #pragma unroll
       for (int j = 0; j < kDepthTiles; ++j)
@@ -193,10 +195,15 @@ class GroupBackwardBlock {
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block + static_cast<std::int32_t>(group()),
                            static_cast<std::int32_t>(row() % 64)};
       __syncwarp();
-      if (lane_number() == 0) shared_.empty[stage].arrive(), shared_.keys_empty.arrive();
+      if (lane_number() == 0) shared_.keys_empty.arrive();
+      if (kByCopies && args_.key_gradients_copied) {
+        copy_key_gradients(grad_k, grad_v, place, stage, buffer, buffer_parity);
+      } else {
+        if (lane_number() == 0) shared_.empty[stage].arrive();
+        store_key_gradients<E>(grad_k, args_, place, 0, 0, args_.factor);
+        store_key_gradients<E>(grad_v, args_, place, 1, 0, 1.0f);
+      }
       parity ^= stage == kStages - 1, stage ^= 1;
-      store_key_gradients<E>(grad_k, args_, place, 0, 0, args_.factor);
-      store_key_gradients<E>(grad_v, args_, place, 1, 0, 1.0f);
     }
     if (Sizes::kStaged) {
       shared_.sums_empty[group()].wait(sums_parity ^ 1);
@@ -284,6 +291,57 @@ class GroupBackwardBlock {
 #pragma unroll
       for (int j = 0; j < 8; ++j) add_to_memory(to + threadIdx.x % 128 * 4 + j * 512, ds[8 * cell + j]);
     }
+  }
+
+  /// dK and dV leave by the copy engine, by way of memory that is free between two tasks: dK's is that of the stage in
+  /// which the end was told, which is released here; dV's, of each warpgroup, that of the next scores or of those behind.
+  __device__ __forceinline__ void copy_key_gradients(const float (&grad_k)[kDepthTiles][4],
+                                                     const float (&grad_v)[kDepthTiles][4], const KeyPlace& place,
+                                                     int stage, int buffer, unsigned buffer_parity) {
+    if (group() == 1 && ++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
+    E* const k = group() == 0 ? shared_.q[stage] : shared_.dout[stage];
+    E* const v = shared_.scores[buffer];
+    shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+    place_rows(v, grad_v, 1.0f);
+    place_rows(k, grad_k, args_.factor);
+    show_to_products();
+    sync_threads<128>(1 + group());
+    if (threadIdx.x % 128 == 0) {
+      if (place.block < args_.sides[keys].blocks) {
+        const auto origin = origin_of(args_.cuts[keys], place.block);
+#pragma unroll
+        for (int c = 0; c < kDepth; c += 64) {
+          if (c < args_.channels[0] && args_.sides[keys].gradients[0].data)
+            store_rows(args_.key_gradient_maps[0], k + c * 64, c, origin, place.key_head, place.b);
+          if (c < args_.channels[1] && args_.sides[keys].gradients[1].data)
+            store_rows(args_.key_gradient_maps[1], v + c * 64, c, origin, place.key_head, place.b);
+        }
+        stores_commit();
+        stores_read();
+      }
+      shared_.results_read.arrive();
+    }
+    __syncwarp();
+    if (lane_number() == 0) shared_.empty[stage].arrive();
+  }
+
+  /// This warp's rows of a swizzled tile. Reports what is not finite.
+  __device__ __forceinline__ void place_rows(E* to, const float (&x)[kDepthTiles][4], float factor) const {
+    const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
+    to += row * 64;
+    float zero = 0;
+#pragma unroll
+    for (unsigned m = 0; m < kDepthTiles / 2; ++m) {
+      float y[2][4];
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) zero += 0 * x[2 * m + n][e], y[n][e] = x[2 * m + n][e] * factor;
+      std::uint32_t packed[1][4];
+      pack<E>(packed, y);
+      store_matrices(to + m / 4 * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, packed[0]);
+    }
+    if (zero != zero) *args_.careful = 1;
   }
 
   const GroupBackwardArgs& args_;

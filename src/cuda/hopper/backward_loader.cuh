@@ -70,13 +70,14 @@ struct GroupBackwardShared {
   bool done;                              ///< no more scores will be written
   bool any_far;                           ///< as in RowTerms
   Barrier keys_full, keys_empty, full[kStages], empty[kStages];
+  Barrier results_read;  ///< dK and dV, from memory that is not theirs alone
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
 
   /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
   __device__ __forceinline__ void begin(bool stored, bool far) {
     done = false, any_far = far;
-    keys_full.begin(1), keys_empty.begin(8);
+    keys_full.begin(1), keys_empty.begin(8), results_read.begin(2);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(stored ? 9 : 8);
