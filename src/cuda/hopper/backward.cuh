@@ -167,6 +167,7 @@ class GroupBackwardBlock {
             next_tile = uniform(shared_.tile[next_stage]), next_cells = uniform(shared_.cells[next_stage]);
             products_wait_for<1>();  // dK's operands' registers are needed
           }
+          if (next_tile < 0 && lane_number() == 0) shared_.values_empty.arrive();
           key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
           products_wait_for<1>();
           keep(q_gradient);
@@ -191,6 +192,8 @@ class GroupBackwardBlock {
         keep(q_gradient);
         if (lane_number() == 0) shared_.scores_empty[last_buffer].arrive();
         add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+      } else if (lane_number() == 0) {
+        shared_.values_empty.arrive();
       }
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block + static_cast<std::int32_t>(group()),
                            static_cast<std::int32_t>(row() % 64)};

@@ -69,7 +69,7 @@ struct GroupBackwardShared {
   std::int32_t b, key_head, first_block;  ///< the task; first_block -1: there are no more
   bool done;                              ///< no more scores will be written
   bool any_far;                           ///< as in RowTerms
-  Barrier keys_full, keys_empty, full[kStages], empty[kStages];
+  Barrier keys_full, keys_empty, values_empty, full[kStages], empty[kStages];
   Barrier results_read;  ///< dK and dV, from memory that is not theirs alone
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
@@ -77,7 +77,7 @@ struct GroupBackwardShared {
   /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
   __device__ __forceinline__ void begin(bool stored, bool far) {
     done = false, any_far = far;
-    keys_full.begin(1), keys_empty.begin(8), results_read.begin(2);
+    keys_full.begin(1), keys_empty.begin(8), values_empty.begin(8), results_read.begin(2);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(stored ? 9 : 8);
@@ -116,13 +116,14 @@ class GroupLoader {
       const Task next(args_, task);
       Runs runs;
       if (task < args_.tasks) open(runs, next.b, next.key_head * args_.group_heads, next.first_block);
-      shared_.keys_empty.wait(n % 2 ^ 1);
+      shared_.values_empty.wait(n % 2 ^ 1);
       if (task >= args_.tasks) {
+        shared_.keys_empty.wait(n % 2 ^ 1);
         if (leads()) shared_.first_block = -1, shared_.keys_full.arrive();
         return;
       }
-      load_keys(next);
-      load_tiles(runs);
+      load_values(next);
+      load_tiles(runs, next, n % 2 ^ 1);
       if (leads()) task = static_cast<std::int32_t>(gridDim.x) + atomicAdd(args_.next_task, 1);
       task = __shfl_sync(0xffffffffu, task, 0);
     }
@@ -142,16 +143,36 @@ class GroupLoader {
     runs.open(group_of(args_, b, h).queries_of_key_block, first_block, args_.sides[keys].blocks);
   }
 
-  __device__ __forceinline__ void load_keys(const Task& task) {
-    if (leads()) {
-      shared_.b = task.b, shared_.key_head = task.key_head, shared_.first_block = task.first_block;
-      shared_.keys_full.arrive_and_expect(2 * kKeys * kDepth * int(sizeof(E)));
-    }
+  /// V, and K to the second cache: the last dQ still needs the last K.
+  __device__ __forceinline__ void load_values(const Task& task) {
+    if (leads()) shared_.keys_full.expect(kKeys * kDepth * int(sizeof(E)));
     __syncwarp();
     const Part<kKeys> part;
-    if (part.exists())
-      copy_rows(part.of(shared_.k, shared_.v), args_.maps[keys][part.tensor()], part.channel(),
-                origin_of(args_.cuts[keys], task.first_block + part.block()), task.key_head, task.b, shared_.keys_full);
+    if (!part.exists()) return;
+    const auto& rows = args_.maps[keys][part.tensor()];
+    const auto at =
+        place_of(rows, origin_of(args_.cuts[keys], task.first_block + part.block()), task.key_head, task.b);
+    if (part.tensor() == 0) {
+      prefetch_box(&rows.map, part.channel(), at[0], at[1], at[2], at[3]);
+    } else {
+      copy_box(part.of(shared_.k, shared_.v), &rows.map, part.channel(), at[0], at[1], at[2], at[3],
+               shared_.keys_full);
+    }
+  }
+  __device__ __forceinline__ void load_keys(const Task& task, unsigned parity) {
+    const Part<kKeys> part;
+    const auto& rows = args_.maps[keys][0];
+    const auto at =
+        place_of(rows, origin_of(args_.cuts[keys], task.first_block + part.block()), task.key_head, task.b);
+    shared_.keys_empty.wait(parity);
+    if (leads()) {
+      shared_.b = task.b, shared_.key_head = task.key_head, shared_.first_block = task.first_block;
+      shared_.keys_full.arrive_and_expect(kKeys * kDepth * int(sizeof(E)));
+    }
+    __syncwarp();
+    if (part.exists() && part.tensor() == 0)
+      copy_box(part.of(shared_.k, shared_.v), &rows.map, part.channel(), at[0], at[1], at[2], at[3],
+               shared_.keys_full);
   }
 
   /// A lane's share of the copies of two tensors' rows of neighbouring blocks: a block's rows, 64 channels. Of blocks
@@ -174,12 +195,13 @@ class GroupLoader {
   };
 
   /// All that a tile needs is found before there is room for it: the copies are then asked for at once, by a lane each.
-  /// runs: those of the first query head.
-  __device__ __forceinline__ void load_tiles(Runs& runs) {
-    const auto b = shared_.b;
+  /// runs: those of the first query head. K comes behind the first tile, for which there is room before.
+  __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, unsigned keys_parity) {
+    const auto b = task.b;
+    bool keys_wanted = true;
     for (auto n = 0; n < args_.group_heads; ++n) {
-      const auto h = shared_.key_head * args_.group_heads + n;
-      if (n > 0) open(runs, b, h, shared_.first_block);
+      const auto h = task.key_head * args_.group_heads + n;
+      if (n > 0) open(runs, b, h, task.first_block);
       const auto* const table = group_of(args_, b, h).queries_of_key_block.words;
       for (;;) {
         std::int32_t words[kCells];
@@ -215,24 +237,26 @@ class GroupLoader {
             copy_bytes(&shared_.words[stage_][cell][lane * 64],
                        tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512, full);
         if constexpr (Sizes::kCopied) {
-          if (args_.bias_copied) load_bias(h, block, full);
+          if (args_.bias_copied) load_bias(task, h, block, full);
         }
         step();
+        if (keys_wanted) load_keys(task, keys_parity), keys_wanted = false;
       }
     }
+    if (keys_wanted) load_keys(task, keys_parity);
     shared_.empty[stage_].wait(parity_ ^ 1);
     if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();
     step();
   }
 
   /// The bias of a tile, to where its scores will be; lane n has part n copied.
-  __device__ __forceinline__ void load_bias(std::int32_t h, std::int32_t block, Barrier& full) {
+  __device__ __forceinline__ void load_bias(const Task& task, std::int32_t h, std::int32_t block, Barrier& full) {
     shared_.scores_empty[buffer_].wait(buffer_parity_ ^ 1);
     if (const auto n = static_cast<int>(lane_number()); n < kCells * kBlocks) {
       const int cell = n / kBlocks, w = n % kBlocks;
-      copy_box(shared_.scores[buffer_] + Sizes::kGradients + n * 4096, &args_.bias_map, (shared_.first_block + w) * 64,
+      copy_box(shared_.scores[buffer_] + Sizes::kGradients + n * 4096, &args_.bias_map, (task.first_block + w) * 64,
                args_.bias.query != 0 ? (block + cell) * 64 : 0, args_.bias.head != 0 ? h : 0,
-               args_.bias.batch != 0 ? shared_.b : 0, 0, full);
+               args_.bias.batch != 0 ? task.b : 0, 0, full);
     }
     if (++buffer_ == kScoreBuffers) buffer_ = 0, buffer_parity_ ^= 1;
   }
