@@ -204,8 +204,10 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
   const auto blocks = in_pieces(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);
-  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
-  if (queries.gradients[0].data && query_blocks > 0) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream);
+  const bool early = !in_pieces(problem);  // float32's kernels do not wait themselves
+  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early);
+  if (queries.gradients[0].data && query_blocks > 0)
+    launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
   // A bias of -inf hides, too; pieces make NaN of infinities.
   const bool hides = args.words || problem.bias.given() || in_pieces(problem);

@@ -336,6 +336,8 @@ class GroupLoader {
 template <class Sizes, class Compute>
 __device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, GroupBackwardShared<Sizes>& shared,
                                                  const Compute& compute) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   if (threadIdx.x == 0) shared.begin(args.bias_stored, *args.terms.any_far != 0);
   __syncthreads();
   if (threadIdx.x >= 256) {

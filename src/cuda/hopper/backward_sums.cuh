@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(128) store_query_gradients(const __grid_consta
   const auto* const sums = reinterpret_cast<const float4*>(args.sums + index * std::int64_t{64 * kDepth});
   const float scale = args.factor;
   float zero = 0;
+  wait_for_kernel_before();
 #pragma unroll
   for (int panel = 0; panel < kDepth / 64; ++panel) {
     E* const to = rows + (warp * 16 + lane / 4) * kStride + panel * 64 + 2 * (lane % 4);
