@@ -70,6 +70,8 @@ struct GroupBackwardShared {
   bool done;                              ///< no more scores will be written
   bool any_far;                           ///< as in RowTerms
   Barrier keys_full, keys_empty, values_empty, full[kStages], empty[kStages];
+  Barrier task_written, task_read;
+  std::int32_t task;     ///< the next one, from the warp that takes them to the other one that loads
   Barrier results_read;  ///< dK and dV, from memory that is not theirs alone
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
@@ -77,7 +79,7 @@ struct GroupBackwardShared {
   /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
   __device__ __forceinline__ void begin(bool stored, bool far) {
     done = false, any_far = far;
-    keys_full.begin(1), keys_empty.begin(8), values_empty.begin(8), results_read.begin(2);
+    keys_full.begin(1), keys_empty.begin(8), values_empty.begin(8), results_read.begin(2), task_written.begin(1), task_read.begin(1);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(stored ? 9 : 8);
@@ -100,32 +102,41 @@ class GroupLoader {
       : args_(args), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    const int warp = static_cast<int>(threadIdx.x % 128 / 32);
-    if (warp == 0) copy();
-    if (warp == 3) show_scores();
-    if (Sizes::kStaged && (warp == 1 || warp == 2)) add_sums(warp - 1);
+    const int warp = static_cast<int>(uniform(threadIdx.x % 128 / 32));
+    if (warp < 2) copy(warp);
+    if (warp == 2) show_scores();
+    if (Sizes::kStaged && warp == 3 && lane_number() < 2) add_sums(static_cast<int>(lane_number()));
   }
 
  private:
   __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
 
-  __device__ __forceinline__ void copy() {
+  /// which: the stage that this warp fills. Both warps walk all tiles; the first one loads K and V and takes the tasks.
+  __device__ __forceinline__ void copy(const int which) {
     auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
     if (args_.late && *args_.careful != 0) task = args_.tasks;
     for (unsigned n = 0;; ++n) {
       const Task next(args_, task);
       Runs runs;
       if (task < args_.tasks) open(runs, next.b, next.key_head * args_.group_heads, next.first_block);
-      shared_.values_empty.wait(n % 2 ^ 1);
+      if (which == 0) shared_.values_empty.wait(n % 2 ^ 1);
       if (task >= args_.tasks) {
-        shared_.keys_empty.wait(n % 2 ^ 1);
-        if (leads()) shared_.first_block = -1, shared_.keys_full.arrive();
+        if (which == 0) shared_.keys_empty.wait(n % 2 ^ 1);
+        if (which == 0 && leads()) shared_.first_block = -1, shared_.keys_full.arrive();
         return;
       }
-      load_values(next);
-      load_tiles(runs, next, n % 2 ^ 1);
-      if (leads()) task = static_cast<std::int32_t>(gridDim.x) + atomicAdd(args_.next_task, 1);
-      task = __shfl_sync(0xffffffffu, task, 0);
+      if (which == 0) load_values(next);
+      load_tiles(runs, next, which, n % 2 ^ 1);
+      if (which == 0) {
+        if (leads()) task = static_cast<std::int32_t>(gridDim.x) + atomicAdd(args_.next_task, 1);
+        task = uniform(task);
+        shared_.task_read.wait(n % 2 ^ 1);
+        if (leads()) shared_.task = task, shared_.task_written.arrive();
+      } else {
+        shared_.task_written.wait(n % 2);
+        task = uniform(shared_.task);
+        if (leads()) shared_.task_read.arrive();
+      }
     }
   }
 
@@ -196,9 +207,9 @@ class GroupLoader {
 
   /// All that a tile needs is found before there is room for it: the copies are then asked for at once, by a lane each.
   /// runs: those of the first query head. K comes behind the first tile, for which there is room before.
-  __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, unsigned keys_parity) {
+  __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, int which, unsigned keys_parity) {
     const auto b = task.b;
-    bool keys_wanted = true;
+    bool keys_wanted = which == 0;
     for (auto n = 0; n < args_.group_heads; ++n) {
       const auto h = task.key_head * args_.group_heads + n;
       if (n > 0) open(runs, b, h, task.first_block);
@@ -207,45 +218,50 @@ class GroupLoader {
         std::int32_t words[kCells];
         const auto block = runs.find(words);
         if (block < 0) break;
-        const auto first = (b * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block;
-        const auto cells = cells_of(words);
-        const Part<kQueries> part;
-        const auto at = place_of(args_.maps[queries][0], origin_of(args_.cuts[queries], block + part.block()), h, b);
-        auto& full = shared_.full[stage_];
-        shared_.empty[stage_].wait(parity_ ^ 1);
-        const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
-        if (leads()) {
-          shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
-          full.arrive_and_expect(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
-                                 __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512 +
-                                 (Sizes::kCopied && args_.bias_copied ? kCells * kBlocks * 8192 : 0));
-        }
-        __syncwarp();
-        const auto lane = static_cast<int>(lane_number());
-        if (part.exists()) {
-          copy_box(part.of(shared_.q[stage_], shared_.dout[stage_]), &args_.maps[queries][part.tensor()].map,
-                   part.channel(), at[0], at[1], at[2], at[3], full);
-        } else if (lane < part.kAll + (args_.has_dlse ? 3 : 2)) {
-          const int n = lane - part.kAll;
-          copy_bytes(n == 0 ? shared_.lse[stage_] : n == 1 ? shared_.delta[stage_] : shared_.dlse[stage_],
-                     (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{first} * 64, rows * 4,
-                     full);
-        }
+        if (stage_ == which) {
+          const auto first = (b * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block;
+          const auto cells = cells_of(words);
+          const Part<kQueries> part;
+          const auto at = place_of(args_.maps[queries][0], origin_of(args_.cuts[queries], block + part.block()), h, b);
+          auto& full = shared_.full[stage_];
+          shared_.empty[stage_].wait(parity_ ^ 1);
+          const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
+          if (leads()) {
+            shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
+            full.arrive_and_expect(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
+                                   __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512 +
+                                   (Sizes::kCopied && args_.bias_copied ? kCells * kBlocks * 8192 : 0));
+          }
+          __syncwarp();
+          const auto lane = static_cast<int>(lane_number());
+          if (part.exists()) {
+            copy_box(part.of(shared_.q[stage_], shared_.dout[stage_]), &args_.maps[queries][part.tensor()].map,
+                     part.channel(), at[0], at[1], at[2], at[3], full);
+          } else if (lane < part.kAll + (args_.has_dlse ? 3 : 2)) {
+            const int n = lane - part.kAll;
+            copy_bytes(n == 0 ? shared_.lse[stage_] : n == 1 ? shared_.delta[stage_] : shared_.dlse[stage_],
+                       (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{first} * 64, rows * 4,
+                       full);
+          }
 #pragma unroll
-        for (int cell = 0; cell < kCells; ++cell)
-          if (const auto tile = words[cell]; tile < Runs::hidden)
-            copy_bytes(&shared_.words[stage_][cell][lane * 64],
-                       tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512, full);
-        if constexpr (Sizes::kCopied) {
-          if (args_.bias_copied) load_bias(task, h, block, full);
+          for (int cell = 0; cell < kCells; ++cell)
+            if (const auto tile = words[cell]; tile < Runs::hidden)
+              copy_bytes(&shared_.words[stage_][cell][lane * 64],
+                         tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512, full);
+          if constexpr (Sizes::kCopied) {
+            if (args_.bias_copied) load_bias(task, h, block, full);
+          }
         }
+        advance_buffer();
         step();
         if (keys_wanted) load_keys(task, keys_parity), keys_wanted = false;
       }
     }
     if (keys_wanted) load_keys(task, keys_parity);
-    shared_.empty[stage_].wait(parity_ ^ 1);
-    if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();
+    if (stage_ == which) {
+      shared_.empty[stage_].wait(parity_ ^ 1);
+      if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();
+    }
     step();
   }
 
@@ -258,7 +274,9 @@ class GroupLoader {
                args_.bias.query != 0 ? (block + cell) * 64 : 0, args_.bias.head != 0 ? h : 0,
                args_.bias.batch != 0 ? task.b : 0, 0, full);
     }
-    if (++buffer_ == kScoreBuffers) buffer_ = 0, buffer_parity_ ^= 1;
+  }
+  __device__ __forceinline__ void advance_buffer() {
+    if (Sizes::kCopied && ++buffer_ == kScoreBuffers) buffer_ = 0, buffer_parity_ ^= 1;
   }
 
   __device__ __forceinline__ void step() {
@@ -290,20 +308,17 @@ class GroupLoader {
     shared_.scores_empty[buffer].arrive();
   }
 
-  /// Adds the parts of dQ that a warpgroup writes.
+  /// Adds the parts of dQ that a warpgroup writes: the work of one lane.
   __device__ __forceinline__ void add_sums(int which) {
     for (unsigned parity = 0;; parity ^= 1) {
       shared_.sums_written[which].wait(parity);
       const auto tile = shared_.sums_tile[which];
       if (tile < 0) return;
       show_to_products();
-      __syncwarp();
-      if (lane_number() == 0) {
-        add_bytes(args_.sums + std::int64_t{tile} * (64 * kDepth) + which * 4096, shared_.sums[which], 4096 * 4);
-        stores_commit();
-        stores_read();
-        shared_.sums_empty[which].arrive();
-      }
+      add_bytes(args_.sums + std::int64_t{tile} * (64 * kDepth) + which * 4096, shared_.sums[which], 4096 * 4);
+      stores_commit();
+      stores_read();
+      shared_.sums_empty[which].arrive();
     }
   }
 
