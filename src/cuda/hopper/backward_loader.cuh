@@ -28,6 +28,7 @@ struct GroupBackwardSizes {
   static constexpr int kScores = kQueries * kKeys;  ///< numbers of a buffer: dS
   static constexpr int kGradients = 0;              ///< where dS begins in it
   static constexpr bool kStaged = depth > 64;       ///< dQ is added from shared memory
+  static constexpr bool kValuesFirst = true;        ///< there is room for the next V before there is for K
   static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
 };
 
@@ -42,6 +43,7 @@ struct WideBackwardSizes {
   static constexpr int kScores = 2 * kQueries * kKeys;  ///< P^T, then dS
   static constexpr int kGradients = kQueries * kKeys;
   static constexpr bool kStaged = false;
+  static constexpr bool kValuesFirst = false;
 };
 
 template <class Sizes>
@@ -111,32 +113,35 @@ class GroupLoader {
  private:
   __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
 
-  /// which: the stage that this warp fills. Both warps walk all tiles; the first one loads K and V and takes the tasks.
+  /// which: the stage that this warp fills. Both warps walk all tiles; the first one loads K and V and takes the tasks:
+  /// the next one when the last tile of a task has been asked for.
   __device__ __forceinline__ void copy(const int which) {
     auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
     if (args_.late && *args_.careful != 0) task = args_.tasks;
+    Runs runs;
+    Task now(args_, task);
+    if (task < args_.tasks) open(runs, now.b, now.key_head * args_.group_heads, now.first_block);
     for (unsigned n = 0;; ++n) {
-      const Task next(args_, task);
-      Runs runs;
-      if (task < args_.tasks) open(runs, next.b, next.key_head * args_.group_heads, next.first_block);
-      if (which == 0) shared_.values_empty.wait(n % 2 ^ 1);
       if (task >= args_.tasks) {
         if (which == 0) shared_.keys_empty.wait(n % 2 ^ 1);
         if (which == 0 && leads()) shared_.first_block = -1, shared_.keys_full.arrive();
         return;
       }
-      if (which == 0) load_values(next);
-      load_tiles(runs, next, which, n % 2 ^ 1);
+      load_tiles(runs, now, which, n % 2 ^ 1);
       if (which == 0) {
         if (leads()) task = static_cast<std::int32_t>(gridDim.x) + atomicAdd(args_.next_task, 1);
         task = uniform(task);
         shared_.task_read.wait(n % 2 ^ 1);
         if (leads()) shared_.task = task, shared_.task_written.arrive();
       } else {
+        end_tiles(which);
         shared_.task_written.wait(n % 2);
         task = uniform(shared_.task);
         if (leads()) shared_.task_read.arrive();
       }
+      now = Task(args_, task);
+      if (task < args_.tasks) open(runs, now.b, now.key_head * args_.group_heads, now.first_block);
+      if (which == 0) end_tiles(which);
     }
   }
 
@@ -154,36 +159,28 @@ class GroupLoader {
     runs.open(group_of(args_, b, h).queries_of_key_block, first_block, args_.sides[keys].blocks);
   }
 
-  /// V, and K to the second cache: the last dQ still needs the last K.
-  __device__ __forceinline__ void load_values(const Task& task) {
+  /// K and V come at once, or, if there is room for V before there is for K, V and the first tile come first.
+  __device__ __forceinline__ void load_values(MapPlace at, unsigned parity) {
+    const Part<kKeys> part;
+    const auto* const map = &args_.maps[keys][part.tensor()].map;
+    if (part.exists() && part.tensor() == 0) prefetch_box(map, part.channel(), at[0], at[1], at[2], at[3]);
+    shared_.values_empty.wait(parity);
     if (leads()) shared_.keys_full.expect(kKeys * kDepth * int(sizeof(E)));
     __syncwarp();
-    const Part<kKeys> part;
-    if (!part.exists()) return;
-    const auto& rows = args_.maps[keys][part.tensor()];
-    const auto at =
-        place_of(rows, origin_of(args_.cuts[keys], task.first_block + part.block()), task.key_head, task.b);
-    if (part.tensor() == 0) {
-      prefetch_box(&rows.map, part.channel(), at[0], at[1], at[2], at[3]);
-    } else {
-      copy_box(part.of(shared_.k, shared_.v), &rows.map, part.channel(), at[0], at[1], at[2], at[3],
-               shared_.keys_full);
-    }
+    if (part.exists() && part.tensor() == 1)
+      copy_box(part.of(shared_.k, shared_.v), map, part.channel(), at[0], at[1], at[2], at[3], shared_.keys_full);
   }
-  __device__ __forceinline__ void load_keys(const Task& task, unsigned parity) {
+  __device__ __forceinline__ void load_keys(const Task& task, MapPlace at, unsigned parity) {
     const Part<kKeys> part;
-    const auto& rows = args_.maps[keys][0];
-    const auto at =
-        place_of(rows, origin_of(args_.cuts[keys], task.first_block + part.block()), task.key_head, task.b);
     shared_.keys_empty.wait(parity);
     if (leads()) {
       shared_.b = task.b, shared_.key_head = task.key_head, shared_.first_block = task.first_block;
-      shared_.keys_full.arrive_and_expect(kKeys * kDepth * int(sizeof(E)));
+      shared_.keys_full.arrive_and_expect((Sizes::kValuesFirst ? 1 : 2) * kKeys * kDepth * int(sizeof(E)));
     }
     __syncwarp();
-    if (part.exists() && part.tensor() == 0)
-      copy_box(part.of(shared_.k, shared_.v), &rows.map, part.channel(), at[0], at[1], at[2], at[3],
-               shared_.keys_full);
+    if (part.exists() && (!Sizes::kValuesFirst || part.tensor() == 0))
+      copy_box(part.of(shared_.k, shared_.v), &args_.maps[keys][part.tensor()].map, part.channel(), at[0], at[1],
+               at[2], at[3], shared_.keys_full);
   }
 
   /// A lane's share of the copies of two tensors' rows of neighbouring blocks: a block's rows, 64 channels. Of blocks
@@ -206,10 +203,14 @@ class GroupLoader {
   };
 
   /// All that a tile needs is found before there is room for it: the copies are then asked for at once, by a lane each.
-  /// runs: those of the first query head. K comes behind the first tile, for which there is room before.
+  /// runs: those of the first query head.
   __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, int which, unsigned keys_parity) {
     const auto b = task.b;
+    const auto keys_at = place_of(args_.maps[keys][0], origin_of(args_.cuts[keys], task.first_block + Part<kKeys>::block()),
+                                  task.key_head, b);
     bool keys_wanted = which == 0;
+    if (Sizes::kValuesFirst && keys_wanted) load_values(keys_at, keys_parity);
+    if (!Sizes::kValuesFirst && keys_wanted) load_keys(task, keys_at, keys_parity), keys_wanted = false;
     for (auto n = 0; n < args_.group_heads; ++n) {
       const auto h = task.key_head * args_.group_heads + n;
       if (n > 0) open(runs, b, h, task.first_block);
@@ -254,10 +255,14 @@ class GroupLoader {
         }
         advance_buffer();
         step();
-        if (keys_wanted) load_keys(task, keys_parity), keys_wanted = false;
+        if (keys_wanted) load_keys(task, keys_at, keys_parity), keys_wanted = false;
       }
     }
-    if (keys_wanted) load_keys(task, keys_parity);
+    if (keys_wanted) load_keys(task, keys_at, keys_parity);
+  }
+
+  /// Tells that there are no more tiles in a task.
+  __device__ __forceinline__ void end_tiles(int which) {
     if (stage_ == which) {
       shared_.empty[stage_].wait(parity_ ^ 1);
       if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();

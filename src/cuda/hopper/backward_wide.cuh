@@ -96,7 +96,7 @@ class WideBackwardBlock {
       }
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block, static_cast<std::int32_t>(row())};
       __syncwarp();
-      if (lane_number() == 0) shared_.empty[count % 2].arrive(), shared_.keys_empty.arrive(), shared_.values_empty.arrive();
+      if (lane_number() == 0) shared_.empty[count % 2].arrive(), shared_.keys_empty.arrive();
       ++count;
       store_key_gradients<E>(grad_k, args_, place, 0, group() * 128, args_.factor);
       store_key_gradients<E>(grad_v, args_, place, 1, group() * 128, 1.0f);
