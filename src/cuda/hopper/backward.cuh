@@ -8,6 +8,7 @@
 // through shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late,
 // so that none waits for the other. The halves are added to float32 sums in global memory, in no order, by the copy
 // engine. A third warpgroup serves both, two tiles ahead (backward_loader.cuh), and takes tasks until there are none.
+// Where a tile is all hidden from one key block, that block's warpgroup makes its half of dQ alone.
 // Bound by the tensor cores, by shared memory, which feeds them, and by the additions.
 //
 // dS of a tile is the bias's gradient there: it leaves from shared memory, or, where that is summed over batch entries
@@ -32,7 +33,8 @@ class GroupBackwardBlock {
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
   static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
-  static constexpr bool kByCopies = !Sizes::kGeneral;  ///< dK and dV leave by the copy engine, else scores' memory is lent
+  /// dK and dV leave by the copy engine. Not where biases come to the memory that they would leave by.
+  static constexpr bool kByCopies = !Sizes::kGeneral;
   /// In `cells` from a warpgroup's number on: all pairs of its key block are hidden.
   static constexpr std::uint32_t kAllHidden = kCells == 2 ? 5u << 16 : 1u << 16;
 
@@ -127,8 +129,7 @@ class GroupBackwardBlock {
           const unsigned next_parity = parity ^ (stage == kStages - 1);
           std::int32_t next_tile;
           std::uint32_t next_cells;
-          if ((cells >> group() & kAllHidden) == kAllHidden) {
-            // Scores of nobody's interest: their dS is 0, and all else is left out.
+          if ((cells >> group() & kAllHidden) == kAllHidden) {  // dS is 0, and all else is left out
             shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
             store_no_scores(buffer, tile);
             if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
@@ -297,7 +298,8 @@ class GroupBackwardBlock {
   }
 
   /// dK and dV leave by the copy engine, by way of memory that is free between two tasks: dK's is that of the stage in
-  /// which the end was told, which is released here; dV's, of each warpgroup, that of the next scores or of those behind.
+  /// which the end was told, which is released here; dV's is that of the next scores, of the second warpgroup that of
+  /// those behind them.
   __device__ __forceinline__ void copy_key_gradients(const float (&grad_k)[kDepthTiles][4],
                                                      const float (&grad_v)[kDepthTiles][4], const KeyPlace& place,
                                                      int stage, int buffer, unsigned buffer_parity) {

@@ -1,9 +1,10 @@
 // What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
-// It takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once; one warp has the
-// copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile. One warp shows the
-// scores that the other warpgroups have written: who does that waits for all that it has asked of memory; those who add
-// to dQ's sums could not afford it. It also has dS stored, which is the bias's gradient. Two warps have the copy engine
-// add to the sums.
+// It takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once. Two warps have
+// the copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile, in turns: under a
+// rule whose tiles are each a run by itself one warp would take longer than the products. One warp shows the scores that
+// the other warpgroups have written: who does that waits for all that it has asked of memory; those who add to dQ's sums
+// could not afford it. It also has dS stored, which is the bias's gradient. A lane for each warpgroup has the copy
+// engine add to the sums.
 //
 // A tile's bias lies where its dS will be: each lane's numbers of the one are where those of the other go.
 #pragma once
@@ -73,8 +74,8 @@ struct GroupBackwardShared {
   bool any_far;                           ///< as in RowTerms
   Barrier keys_full, keys_empty, values_empty, full[kStages], empty[kStages];
   Barrier task_written, task_read;
-  std::int32_t task;     ///< the next one, from the warp that takes them to the other one that loads
-  Barrier results_read;  ///< dK and dV, from memory that is not theirs alone
+  std::int32_t task;     ///< the next one, from the warp that takes tasks to the other that loads
+  Barrier results_read;  ///< dK and dV, from memory that is others' otherwise
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
 
@@ -159,7 +160,7 @@ class GroupLoader {
     runs.open(group_of(args_, b, h).queries_of_key_block, first_block, args_.sides[keys].blocks);
   }
 
-  /// K and V come at once, or, if there is room for V before there is for K, V and the first tile come first.
+  /// Where there is room for V before there is for K, V and the first tile come first, and K to the second cache.
   __device__ __forceinline__ void load_values(MapPlace at, unsigned parity) {
     const Part<kKeys> part;
     const auto* const map = &args_.maps[keys][part.tensor()].map;
@@ -206,8 +207,9 @@ class GroupLoader {
   /// runs: those of the first query head.
   __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, int which, unsigned keys_parity) {
     const auto b = task.b;
-    const auto keys_at = place_of(args_.maps[keys][0], origin_of(args_.cuts[keys], task.first_block + Part<kKeys>::block()),
-                                  task.key_head, b);
+    const auto keys_at =
+        place_of(args_.maps[keys][0], origin_of(args_.cuts[keys], task.first_block + Part<kKeys>::block()),
+                 task.key_head, b);
     bool keys_wanted = which == 0;
     if (Sizes::kValuesFirst && keys_wanted) load_values(keys_at, keys_parity);
     if (!Sizes::kValuesFirst && keys_wanted) load_keys(task, keys_at, keys_parity), keys_wanted = false;
@@ -248,7 +250,8 @@ class GroupLoader {
           for (int cell = 0; cell < kCells; ++cell)
             if (const auto tile = words[cell]; tile < Runs::hidden)
               copy_bytes(&shared_.words[stage_][cell][lane * 64],
-                         tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512, full);
+                         tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512,
+                         full);
           if constexpr (Sizes::kCopied) {
             if (args_.bias_copied) load_bias(task, h, block, full);
           }
