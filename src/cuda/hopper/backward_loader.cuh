@@ -1,10 +1,10 @@
-// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
-// It takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once. Two warps have
-// the copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile, in turns: under a
-// rule whose tiles are each a run by itself one warp would take longer than the products. One warp shows the scores that
-// the other warpgroups have written: who does that waits for all that it has asked of memory; those who add to dQ's sums
-// could not afford it. It also has dS stored, which is the bias's gradient. A lane for each warpgroup has the copy
-// engine add to the sums.
+// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others. It
+// takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once. Two warps have the
+// copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile, in turns: under a
+// rule whose tiles are each a run by itself one warp would take longer than the products. One warp shows the scores
+// that the other warpgroups have written: who does that waits for all that it has asked of memory; those who add to
+// dQ's sums could not afford it. It also has dS stored, which is the bias's gradient. A lane for each warpgroup has the
+// copy engine add to the sums.
 //
 // A tile's bias lies where its dS will be: each lane's numbers of the one are where those of the other go.
 #pragma once
@@ -82,7 +82,8 @@ struct GroupBackwardShared {
   /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
   __device__ __forceinline__ void begin(bool stored, bool far) {
     done = false, any_far = far;
-    keys_full.begin(1), keys_empty.begin(8), values_empty.begin(8), results_read.begin(2), task_written.begin(1), task_read.begin(1);
+    keys_full.begin(1), keys_empty.begin(8), values_empty.begin(8);
+    task_written.begin(1), task_read.begin(1), results_read.begin(2);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin(8), scores_full[i].begin(1), scores_empty[i].begin(stored ? 9 : 8);
