@@ -221,6 +221,33 @@ def test_gradients_are_the_deterministic_ones_but_for_rounding(name, d, dtype):
         assert (got.double() - expected.double()).abs().max() < tolerance * expected.double().abs().max()
 
 
+def islands():
+    """Blocks of 64 x 64, a quarter of them visible; some key blocks, neighbours or alone, are seen by nobody."""
+    seen = np.random.default_rng(3).random((32, 32)) < 0.25
+    seen[:, [2, 3, 9, 30, 31]] = False
+    return af.blocks(seen, 64, 64)
+
+
+NARROW_RULES = {
+    "picture": (af.local(6), (40, 50)),
+    "volume": (af.local(3), (10, 10, 20)),
+    "steps": (af.local(20, log2_stride=2), (2000,)),
+    "islands": (islands(), (2000,)),
+}
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("name", NARROW_RULES)
+def test_gradients_where_blocks_of_threads_take_several_short_tasks(name, d):
+    rule, shape = NARROW_RULES[name]
+    q, k, v = (x.reshape(2, 24, *shape, d) for x in tensors(b=2, h=24, n=int(np.prod(shape)), d=d))
+    dout = torch.randn_like(q)
+    one, again, other = (gradients(q, k, v, dout, rule=rule, deterministic=x) for x in (False, False, True))
+    assert torch.equal(one.dk, again.dk) and torch.equal(one.dv, again.dv)  # dq's sums are made in no order
+    for got, expected in zip(one[:3], other[:3]):
+        assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
+
+
 def biased_gradients(q, k, v, bias, dout, visible):
     """dq, dk, dv and dbias by PyTorch in float64."""
     inputs = [x.double().requires_grad_() for x in (q, k, v, bias)]

@@ -154,6 +154,13 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
                     args.sides[side].heads, problem.batch))
         return {};
   }
+  args.key_gradients_copied = !in_pieces(problem);
+  for (int n = 0; n < 2; ++n) {
+    const auto& side = args.sides[1];
+    if (args.key_gradients_copied && side.gradients[n].data)
+      args.key_gradients_copied = map_rows(args.key_gradient_maps[n], side.gradients[n], args.channels[n], side.grid,
+                                           side.heads, problem.batch);
+  }
   const auto bias = bias_gradient(problem, plan);
   args.bias_copied = problem.bias.given() && copied(problem.bias) && map_bias(args.bias_map, problem.bias);
   const bool single = problem.bias.given() && !args.bias_copied;
@@ -197,8 +204,10 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
   const auto blocks = in_pieces(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);
-  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
-  if (queries.gradients[0].data && query_blocks > 0) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream);
+  const bool early = !in_pieces(problem);  // float32's kernels do not wait themselves
+  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early);
+  if (queries.gradients[0].data && query_blocks > 0)
+    launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
   // A bias of -inf hides, too; pieces make NaN of infinities.
   const bool hides = args.words || problem.bias.given() || in_pieces(problem);

@@ -8,6 +8,7 @@
 // through shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late,
 // so that none waits for the other. The halves are added to float32 sums in global memory, in no order, by the copy
 // engine. A third warpgroup serves both, two tiles ahead (backward_loader.cuh), and takes tasks until there are none.
+// Where a tile is all hidden from one key block, that block's warpgroup makes its half of dQ alone.
 // Bound by the tensor cores, by shared memory, which feeds them, and by the additions.
 //
 // dS of a tile is the bias's gradient there: it leaves from shared memory, or, where that is summed over batch entries
@@ -32,6 +33,10 @@ class GroupBackwardBlock {
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
   static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
+  /// dK and dV leave by the copy engine. Not where biases come to the memory that they would leave by.
+  static constexpr bool kByCopies = !Sizes::kGeneral;
+  /// In `cells` from a warpgroup's number on: all pairs of its key block are hidden.
+  static constexpr std::uint32_t kAllHidden = kCells == 2 ? 5u << 16 : 1u << 16;
 
   __device__ __forceinline__ GroupBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
       : args_(args), shared_(shared), group_(uniform(threadIdx.x / 128)) {}
@@ -105,6 +110,7 @@ class GroupBackwardBlock {
     for (unsigned task = 0;; ++task) {
       shared_.keys_full.wait(task % 2);
       if (uniform(shared_.first_block) < 0) break;
+      if (kByCopies && args_.key_gradients_copied && task > 0) shared_.results_read.wait((task - 1) % 2);
       float s[kQueryTiles][4], grad_k[kDepthTiles][4], grad_v[kDepthTiles][4];
 #pragma unroll
       for (int j = 0; j < kDepthTiles; ++j)
@@ -112,50 +118,61 @@ class GroupBackwardBlock {
         for (int e = 0; e < 4; ++e) grad_k[j][e] = grad_v[j][e] = 0;
       shared_.full[stage].wait(parity);
       std::int32_t tile = uniform(shared_.tile[stage]), last_tile = -1;
-      std::uint32_t last_cells = 0;
+      std::uint32_t cells = uniform(shared_.cells[stage]), last_cells = 0;
       if (tile >= 0) {
         key_products(s, k, shared_.q[stage]);
         products_wait_for<0>();
         keep(s);
         do {
-          float p_gradient[kQueryTiles][4];
-          std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-          if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
-            weigh_generally(s, p, stage, buffer, tile);
-            key_products(p_gradient, v, shared_.dout[stage]);
-          } else {
-            key_products(p_gradient, v, shared_.dout[stage]);
-            weigh(s, stage, tile);
-            pack<E>(p, s);
-          }
-          if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
-          products_wait_for<kLate ? 0 : 1>();
-          keep(p_gradient);
-          score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
-          if constexpr (Sizes::kGeneral) {
-            if (args_.bias_sums) add_bias_gradient(p_gradient, stage, tile);
-          }
-          pack<E>(ds, p_gradient);
-          shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
-          store_scores(ds, buffer, tile);
-          if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
-          query_products(grad_k, ds, shared_.q[stage]);
-
           float q_gradient[8][4];
-          products_wait_for<1>();  // dV: its operands' registers are needed
-          if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
-          query_gradient(q_gradient, last_buffer);
-
-          const std::uint32_t cells = shared_.cells[stage];
           const int next_stage = stage ^ 1;
           const unsigned next_parity = parity ^ (stage == kStages - 1);
-          shared_.full[next_stage].wait(next_parity);
-          const std::int32_t next_tile = uniform(shared_.tile[next_stage]);
-          products_wait_for<1>();                     // dK's operands' registers are needed
+          std::int32_t next_tile;
+          std::uint32_t next_cells;
+          if ((cells >> group() & kAllHidden) == kAllHidden) {  // dS is 0, and all else is left out
+            shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+            store_no_scores(buffer, tile);
+            if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
+            query_gradient(q_gradient, last_buffer);
+            shared_.full[next_stage].wait(next_parity);
+            next_tile = uniform(shared_.tile[next_stage]), next_cells = uniform(shared_.cells[next_stage]);
+          } else {
+            float p_gradient[kQueryTiles][4];
+            std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
+            if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
+              weigh_generally(s, p, stage, buffer, tile, cells);
+              key_products(p_gradient, v, shared_.dout[stage]);
+            } else {
+              key_products(p_gradient, v, shared_.dout[stage]);
+              weigh(s, stage, tile, cells);
+              pack<E>(p, s);
+            }
+            if constexpr (!kLate) query_products(grad_v, p, shared_.dout[stage]);
+            products_wait_for<kLate ? 0 : 1>();
+            keep(p_gradient);
+            score_gradients(p_gradient, s, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
+            if constexpr (Sizes::kGeneral) {
+              if (args_.bias_sums) add_bias_gradient(p_gradient, tile, cells);
+            }
+            pack<E>(ds, p_gradient);
+            shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+            store_scores(ds, buffer, tile);
+            if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
+            query_products(grad_k, ds, shared_.q[stage]);
+
+            products_wait_for<1>();  // dV: its operands' registers are needed
+            if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
+            query_gradient(q_gradient, last_buffer);
+
+            shared_.full[next_stage].wait(next_parity);
+            next_tile = uniform(shared_.tile[next_stage]), next_cells = uniform(shared_.cells[next_stage]);
+            products_wait_for<1>();  // dK's operands' registers are needed
+          }
+          if (next_tile < 0) shared_.values_empty.arrive_for_warp();
           key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
           products_wait_for<1>();
           keep(q_gradient);
-          __syncwarp();  // every lane has read its cells
+          __syncwarp();
           shared_.empty[stage].arrive_for_warp();
           if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive_for_warp();
           if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
@@ -165,7 +182,7 @@ class GroupBackwardBlock {
           keep(grad_v);
           last_tile = tile, last_cells = cells, last_buffer = buffer, last_parity = buffer_parity;
           if (++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
-          tile = next_tile, stage = next_stage, parity = next_parity;
+          tile = next_tile, cells = next_cells, stage = next_stage, parity = next_parity;
         } while (tile >= 0);
         float q_gradient[8][4];
         shared_.scores_full[last_buffer].wait(last_parity);
@@ -174,14 +191,21 @@ class GroupBackwardBlock {
         keep(q_gradient);
         shared_.scores_empty[last_buffer].arrive_for_warp();
         add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
+      } else {
+        shared_.values_empty.arrive_for_warp();
       }
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block + static_cast<std::int32_t>(group()),
                            static_cast<std::int32_t>(row() % 64)};
       __syncwarp();
-      shared_.empty[stage].arrive_for_warp(), shared_.keys_empty.arrive_for_warp();
+      shared_.keys_empty.arrive_for_warp();
+      if (kByCopies && args_.key_gradients_copied) {
+        copy_key_gradients(grad_k, grad_v, place, stage, buffer, buffer_parity);
+      } else {
+        shared_.empty[stage].arrive_for_warp();
+        store_key_gradients<E>(grad_k, args_, place, 0, 0, args_.factor);
+        store_key_gradients<E>(grad_v, args_, place, 1, 0, 1.0f);
+      }
       parity ^= stage == kStages - 1, stage ^= 1;
-      store_key_gradients<E>(grad_k, args_, place, 0, 0, args_.factor);
-      store_key_gradients<E>(grad_v, args_, place, 1, 0, 1.0f);
     }
     if (Sizes::kStaged) {
       shared_.sums_empty[group()].wait(sums_parity ^ 1);
@@ -195,9 +219,10 @@ class GroupBackwardBlock {
   }
 
   /// Scores become P.
-  __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile) const {
+  __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile,
+                                        std::uint32_t cells) const {
     probabilities(s, shared_.lse[stage], rests_of(args_, shared_.any_far, tile, 0), args_.factor);
-    const std::uint32_t cells = shared_.cells[stage] >> (8 + group());
+    cells >>= 8 + group();
     if (!cells) return;
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
@@ -211,8 +236,9 @@ class GroupBackwardBlock {
 
   /// The same where scores need more than a scale: scores become P, `p`, and P times the soft cap's derivative, s.
   __device__ __forceinline__ void weigh_generally(float (&s)[kQueryTiles][4], std::uint32_t (&p)[kQueries / 16][4],
-                                                  int stage, int buffer, std::int32_t tile) const {
-    const std::uint32_t cells = shared_.cells[stage] >> group();
+                                                  int stage, int buffer, std::int32_t tile,
+                                                  std::uint32_t cells) const {
+    cells >>= group();
     const unsigned first = 2 * (lane_number() % 4);
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
@@ -247,11 +273,16 @@ class GroupBackwardBlock {
     __syncwarp();
     shared_.scores_written[buffer].arrive_for_warp();
   }
+  /// The same of zeros.
+  __device__ __forceinline__ void store_no_scores(int buffer, std::int32_t tile) {
+    constexpr std::uint32_t zeros[kQueries / 16][4] = {};
+    store_scores(zeros, buffer, tile);
+  }
 
   /// ds: of a tile, before it is rounded.
-  __device__ __forceinline__ void add_bias_gradient(const float (&ds)[kQueryTiles][4], int stage,
-                                                    std::int32_t tile) const {
-    const std::uint32_t cells = shared_.cells[stage] >> (16 + group());
+  __device__ __forceinline__ void add_bias_gradient(const float (&ds)[kQueryTiles][4], std::int32_t tile,
+                                                    std::uint32_t cells) const {
+    cells >>= 16 + group();
     const auto block = shared_.first_block + static_cast<std::int32_t>(group());
     if (block >= args_.sides[keys].blocks) return;
 #pragma unroll
@@ -262,6 +293,58 @@ class GroupBackwardBlock {
 #pragma unroll
       for (int j = 0; j < 8; ++j) add_to_memory(to + threadIdx.x % 128 * 4 + j * 512, ds[8 * cell + j]);
     }
+  }
+
+  /// dK and dV leave by the copy engine, by way of memory that is free between two tasks: dK's is that of the stage in
+  /// which the end was told, which is released here; dV's is that of the next scores, of the second warpgroup that of
+  /// those behind them.
+  __device__ __forceinline__ void copy_key_gradients(const float (&grad_k)[kDepthTiles][4],
+                                                     const float (&grad_v)[kDepthTiles][4], const KeyPlace& place,
+                                                     int stage, int buffer, unsigned buffer_parity) {
+    if (group() == 1 && ++buffer == kScoreBuffers) buffer = 0, buffer_parity ^= 1;
+    E* const k = group() == 0 ? shared_.q[stage] : shared_.dout[stage];
+    E* const v = shared_.scores[buffer];
+    shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
+    place_rows(v, grad_v, 1.0f);
+    place_rows(k, grad_k, args_.factor);
+    show_to_products();
+    sync_threads<128>(1 + group());
+    if (threadIdx.x % 128 == 0) {
+      if (place.block < args_.sides[keys].blocks) {
+        const auto origin = origin_of(args_.cuts[keys], place.block);
+#pragma unroll
+        for (int c = 0; c < kDepth; c += 64) {
+          if (c < args_.channels[0] && args_.sides[keys].gradients[0].data)
+            store_rows(args_.key_gradient_maps[0], k + c * 64, c, origin, place.key_head, place.b);
+          if (c < args_.channels[1] && args_.sides[keys].gradients[1].data)
+            store_rows(args_.key_gradient_maps[1], v + c * 64, c, origin, place.key_head, place.b);
+        }
+        stores_commit();
+        stores_read();
+      }
+      shared_.results_read.arrive();
+    }
+    __syncwarp();
+    shared_.empty[stage].arrive_for_warp();
+  }
+
+  /// This warp's rows of a swizzled tile. Reports what is not finite.
+  __device__ __forceinline__ void place_rows(E* to, const float (&x)[kDepthTiles][4], float factor) const {
+    const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
+    to += row * 64;
+    float zero = 0;
+#pragma unroll
+    for (unsigned m = 0; m < kDepthTiles / 2; ++m) {
+      float y[2][4];
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) zero += 0 * x[2 * m + n][e], y[n][e] = x[2 * m + n][e] * factor;
+      std::uint32_t packed[1][4];
+      pack<E>(packed, y);
+      store_matrices(to + m / 4 * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, packed[0]);
+    }
+    if (zero != zero) *args_.careful = 1;
   }
 
   const GroupBackwardArgs& args_;

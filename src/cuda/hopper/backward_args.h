@@ -9,6 +9,8 @@ namespace anyflash::cuda {
 struct GroupBackwardArgs : BackwardArgs {
   Cut cuts[2];             ///< of the sides
   RowMap maps[2][2];       ///< of sides[i].rows[n]: boxes of 64 channels of a block's rows
+  RowMap key_gradient_maps[2];  ///< the same of the gradients of k and v, if they are wanted
+  bool key_gradients_copied;    ///< by them
   const char* pieces[2][2];  ///< of float32: blocks of sides[i].rows[n] (pieces.h), in place of maps
   bool has_dlse;           ///< else it is 0
   float* sums;             ///< of dQ: for each query block of each head 64 padded head sizes, zero at first

@@ -1,9 +1,10 @@
-// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
-// It takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once; one warp has the
-// copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile. One warp shows the
-// scores that the other warpgroups have written: who does that waits for all that it has asked of memory; those who add
-// to dQ's sums could not afford it. It also has dS stored, which is the bias's gradient. Two warps have the copy engine
-// add to the sums.
+// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others. It
+// takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once. Two warps have the
+// copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile, in turns: under a
+// rule whose tiles are each a run by itself one warp would take longer than the products. One warp shows the scores
+// that the other warpgroups have written: who does that waits for all that it has asked of memory; those who add to
+// dQ's sums could not afford it. It also has dS stored, which is the bias's gradient. A lane for each warpgroup has the
+// copy engine add to the sums.
 //
 // A tile's bias lies where its dS will be: each lane's numbers of the one are where those of the other go.
 #pragma once
@@ -28,6 +29,7 @@ struct GroupBackwardSizes {
   static constexpr int kScores = kQueries * kKeys;  ///< numbers of a buffer: dS
   static constexpr int kGradients = 0;              ///< where dS begins in it
   static constexpr bool kStaged = depth > 64;       ///< dQ is added from shared memory
+  static constexpr bool kValuesFirst = true;        ///< there is room for the next V before there is for K
   static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
 };
 
@@ -42,6 +44,7 @@ struct WideBackwardSizes {
   static constexpr int kScores = 2 * kQueries * kKeys;  ///< P^T, then dS
   static constexpr int kGradients = kQueries * kKeys;
   static constexpr bool kStaged = false;
+  static constexpr bool kValuesFirst = false;
 };
 
 template <class Sizes>
@@ -69,18 +72,22 @@ struct GroupBackwardShared {
   std::int32_t b, key_head, first_block;  ///< the task; first_block -1: there are no more
   bool done;                              ///< no more scores will be written
   bool any_far;                           ///< as in RowTerms
-  Barrier keys_full, keys_empty, full[kStages], empty[kStages];
+  Barrier keys_full, keys_empty, values_empty, full[kStages], empty[kStages];
+  Barrier task_written, task_read;
+  std::int32_t task;     ///< the next one, from the warp that takes tasks to the other that loads
+  Barrier results_read;  ///< dK and dV, from memory that is others' otherwise
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
 
   /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
   __device__ __forceinline__ void begin(bool stored, bool far) {
     done = false, any_far = far;
-    keys_full.begin(1), keys_empty.begin_for_warps(8);
+    keys_full.begin(1), keys_empty.begin_for_warps(8), values_empty.begin_for_warps(8);
+    task_written.begin(1), task_read.begin_for_warps(1), results_read.begin(2);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin_for_warps(8), scores_full[i].begin_for_warps(1), scores_empty[i].begin_for_warps(8, stored);
-    for (int i = 0; i < 2; ++i) sums_written[i].begin_for_warps(4), sums_empty[i].begin_for_warps(1);
+    for (int i = 0; i < 2; ++i) sums_written[i].begin_for_warps(4), sums_empty[i].begin(1);
     barriers_begun();
   }
 };
@@ -99,31 +106,44 @@ class GroupLoader {
       : args_(args), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    const int warp = static_cast<int>(threadIdx.x % 128 / 32);
-    if (warp == 0) copy();
-    if (warp == 3) show_scores();
-    if (Sizes::kStaged && (warp == 1 || warp == 2)) add_sums(warp - 1);
+    const int warp = static_cast<int>(uniform(threadIdx.x % 128 / 32));
+    if (warp < 2) copy(warp);
+    if (warp == 2) show_scores();
+    if (Sizes::kStaged && warp == 3 && lane_number() < 2) add_sums(static_cast<int>(lane_number()));
   }
 
  private:
   __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
 
-  __device__ __forceinline__ void copy() {
+  /// which: the stage that this warp fills. Both warps walk all tiles; the first one loads K and V and takes the tasks:
+  /// the next one when the last tile of a task has been asked for.
+  __device__ __forceinline__ void copy(const int which) {
     auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
     if (args_.late && *args_.careful != 0) task = args_.tasks;
+    Runs runs;
+    Task now(args_, task);
+    if (task < args_.tasks) open(runs, now.b, now.key_head * args_.group_heads, now.first_block);
     for (unsigned n = 0;; ++n) {
-      const Task next(args_, task);
-      Runs runs;
-      if (task < args_.tasks) open(runs, next.b, next.key_head * args_.group_heads, next.first_block);
-      shared_.keys_empty.wait(n % 2 ^ 1);
       if (task >= args_.tasks) {
-        if (leads()) shared_.first_block = -1, shared_.keys_full.arrive();
+        if (which == 0) shared_.keys_empty.wait(n % 2 ^ 1);
+        if (which == 0 && leads()) shared_.first_block = -1, shared_.keys_full.arrive();
         return;
       }
-      load_keys(next);
-      load_tiles(runs);
-      if (leads()) task = static_cast<std::int32_t>(gridDim.x) + atomicAdd(args_.next_task, 1);
-      task = __shfl_sync(0xffffffffu, task, 0);
+      load_tiles(runs, now, which, n % 2 ^ 1);
+      if (which == 0) {
+        if (leads()) task = static_cast<std::int32_t>(gridDim.x) + atomicAdd(args_.next_task, 1);
+        task = uniform(task);
+        shared_.task_read.wait(n % 2 ^ 1);
+        if (leads()) shared_.task = task, shared_.task_written.arrive();
+      } else {
+        end_tiles(which);
+        shared_.task_written.wait(n % 2);
+        task = uniform(shared_.task);
+        shared_.task_read.arrive_for_warp();
+      }
+      now = Task(args_, task);
+      if (task < args_.tasks) open(runs, now.b, now.key_head * args_.group_heads, now.first_block);
+      if (which == 0) end_tiles(which);
     }
   }
 
@@ -141,16 +161,28 @@ class GroupLoader {
     runs.open(group_of(args_, b, h).queries_of_key_block, first_block, args_.sides[keys].blocks);
   }
 
-  __device__ __forceinline__ void load_keys(const Task& task) {
+  /// Where there is room for V before there is for K, V and the first tile come first, and K to the second cache.
+  __device__ __forceinline__ void load_values(MapPlace at, unsigned parity) {
+    const Part<kKeys> part;
+    const auto* const map = &args_.maps[keys][part.tensor()].map;
+    if (part.exists() && part.tensor() == 0) prefetch_box(map, part.channel(), at[0], at[1], at[2], at[3]);
+    shared_.values_empty.wait(parity);
+    if (leads()) shared_.keys_full.expect(kKeys * kDepth * int(sizeof(E)));
+    __syncwarp();
+    if (part.exists() && part.tensor() == 1)
+      copy_box(part.of(shared_.k, shared_.v), map, part.channel(), at[0], at[1], at[2], at[3], shared_.keys_full);
+  }
+  __device__ __forceinline__ void load_keys(const Task& task, MapPlace at, unsigned parity) {
+    const Part<kKeys> part;
+    shared_.keys_empty.wait(parity);
     if (leads()) {
       shared_.b = task.b, shared_.key_head = task.key_head, shared_.first_block = task.first_block;
-      shared_.keys_full.arrive_and_expect(2 * kKeys * kDepth * int(sizeof(E)));
+      shared_.keys_full.arrive_and_expect((Sizes::kValuesFirst ? 1 : 2) * kKeys * kDepth * int(sizeof(E)));
     }
     __syncwarp();
-    const Part<kKeys> part;
-    if (part.exists())
-      copy_rows(part.of(shared_.k, shared_.v), args_.maps[keys][part.tensor()], part.channel(),
-                origin_of(args_.cuts[keys], task.first_block + part.block()), task.key_head, task.b, shared_.keys_full);
+    if (part.exists() && (!Sizes::kValuesFirst || part.tensor() == 0))
+      copy_box(part.of(shared_.k, shared_.v), &args_.maps[keys][part.tensor()].map, part.channel(), at[0], at[1],
+               at[2], at[3], shared_.keys_full);
   }
 
   /// A lane's share of the copies of two tensors' rows of neighbouring blocks: a block's rows, 64 channels. Of blocks
@@ -174,66 +206,86 @@ class GroupLoader {
 
   /// All that a tile needs is found before there is room for it: the copies are then asked for at once, by a lane each.
   /// runs: those of the first query head.
-  __device__ __forceinline__ void load_tiles(Runs& runs) {
-    const auto b = shared_.b;
+  __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, int which, unsigned keys_parity) {
+    const auto b = task.b;
+    const auto keys_at =
+        place_of(args_.maps[keys][0], origin_of(args_.cuts[keys], task.first_block + Part<kKeys>::block()),
+                 task.key_head, b);
+    bool keys_wanted = which == 0;
+    if (Sizes::kValuesFirst && keys_wanted) load_values(keys_at, keys_parity);
+    if (!Sizes::kValuesFirst && keys_wanted) load_keys(task, keys_at, keys_parity), keys_wanted = false;
     for (auto n = 0; n < args_.group_heads; ++n) {
-      const auto h = shared_.key_head * args_.group_heads + n;
-      if (n > 0) open(runs, b, h, shared_.first_block);
+      const auto h = task.key_head * args_.group_heads + n;
+      if (n > 0) open(runs, b, h, task.first_block);
       const auto* const table = group_of(args_, b, h).queries_of_key_block.words;
       for (;;) {
         std::int32_t words[kCells];
         const auto block = runs.find(words);
         if (block < 0) break;
-        const auto first = (b * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block;
-        const auto cells = cells_of(words);
-        const Part<kQueries> part;
-        const auto at = place_of(args_.maps[queries][0], origin_of(args_.cuts[queries], block + part.block()), h, b);
-        auto& full = shared_.full[stage_];
-        shared_.empty[stage_].wait(parity_ ^ 1);
-        const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
-        if (leads()) {
-          shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
-          full.arrive_and_expect(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
-                                 __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512 +
-                                 (Sizes::kCopied && args_.bias_copied ? kCells * kBlocks * 8192 : 0));
-        }
-        __syncwarp();
-        const auto lane = static_cast<int>(lane_number());
-        if (part.exists()) {
-          copy_box(part.of(shared_.q[stage_], shared_.dout[stage_]), &args_.maps[queries][part.tensor()].map,
-                   part.channel(), at[0], at[1], at[2], at[3], full);
-        } else if (lane < part.kAll + (args_.has_dlse ? 3 : 2)) {
-          const int n = lane - part.kAll;
-          copy_bytes(n == 0 ? shared_.lse[stage_] : n == 1 ? shared_.delta[stage_] : shared_.dlse[stage_],
-                     (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{first} * 64, rows * 4,
-                     full);
-        }
+        if (stage_ == which) {
+          const auto first = (b * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block;
+          const auto cells = cells_of(words);
+          const Part<kQueries> part;
+          const auto at = place_of(args_.maps[queries][0], origin_of(args_.cuts[queries], block + part.block()), h, b);
+          auto& full = shared_.full[stage_];
+          shared_.empty[stage_].wait(parity_ ^ 1);
+          const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
+          if (leads()) {
+            shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
+            full.arrive_and_expect(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
+                                   __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512 +
+                                   (Sizes::kCopied && args_.bias_copied ? kCells * kBlocks * 8192 : 0));
+          }
+          __syncwarp();
+          const auto lane = static_cast<int>(lane_number());
+          if (part.exists()) {
+            copy_box(part.of(shared_.q[stage_], shared_.dout[stage_]), &args_.maps[queries][part.tensor()].map,
+                     part.channel(), at[0], at[1], at[2], at[3], full);
+          } else if (lane < part.kAll + (args_.has_dlse ? 3 : 2)) {
+            const int n = lane - part.kAll;
+            copy_bytes(n == 0 ? shared_.lse[stage_] : n == 1 ? shared_.delta[stage_] : shared_.dlse[stage_],
+                       (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{first} * 64, rows * 4,
+                       full);
+          }
 #pragma unroll
-        for (int cell = 0; cell < kCells; ++cell)
-          if (const auto tile = words[cell]; tile < Runs::hidden)
-            copy_bytes(&shared_.words[stage_][cell][lane * 64],
-                       tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512, full);
-        if constexpr (Sizes::kCopied) {
-          if (args_.bias_copied) load_bias(h, block, full);
+          for (int cell = 0; cell < kCells; ++cell)
+            if (const auto tile = words[cell]; tile < Runs::hidden)
+              copy_bytes(&shared_.words[stage_][cell][lane * 64],
+                         tile < 0 ? args_.words + std::int64_t{~tile} * 64 : table + std::int64_t{tile} * 64, 512,
+                         full);
+          if constexpr (Sizes::kCopied) {
+            if (args_.bias_copied) load_bias(task, h, block, full);
+          }
         }
+        advance_buffer();
         step();
+        if (keys_wanted) load_keys(task, keys_at, keys_parity), keys_wanted = false;
       }
     }
-    shared_.empty[stage_].wait(parity_ ^ 1);
-    if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();
+    if (keys_wanted) load_keys(task, keys_at, keys_parity);
+  }
+
+  /// Tells that there are no more tiles in a task.
+  __device__ __forceinline__ void end_tiles(int which) {
+    if (stage_ == which) {
+      shared_.empty[stage_].wait(parity_ ^ 1);
+      if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();
+    }
     step();
   }
 
   /// The bias of a tile, to where its scores will be; lane n has part n copied.
-  __device__ __forceinline__ void load_bias(std::int32_t h, std::int32_t block, Barrier& full) {
+  __device__ __forceinline__ void load_bias(const Task& task, std::int32_t h, std::int32_t block, Barrier& full) {
     shared_.scores_empty[buffer_].wait(buffer_parity_ ^ 1);
     if (const auto n = static_cast<int>(lane_number()); n < kCells * kBlocks) {
       const int cell = n / kBlocks, w = n % kBlocks;
-      copy_box(shared_.scores[buffer_] + Sizes::kGradients + n * 4096, &args_.bias_map, (shared_.first_block + w) * 64,
+      copy_box(shared_.scores[buffer_] + Sizes::kGradients + n * 4096, &args_.bias_map, (task.first_block + w) * 64,
                args_.bias.query != 0 ? (block + cell) * 64 : 0, args_.bias.head != 0 ? h : 0,
-               args_.bias.batch != 0 ? shared_.b : 0, 0, full);
+               args_.bias.batch != 0 ? task.b : 0, 0, full);
     }
-    if (++buffer_ == kScoreBuffers) buffer_ = 0, buffer_parity_ ^= 1;
+  }
+  __device__ __forceinline__ void advance_buffer() {
+    if (Sizes::kCopied && ++buffer_ == kScoreBuffers) buffer_ = 0, buffer_parity_ ^= 1;
   }
 
   __device__ __forceinline__ void step() {
@@ -265,20 +317,17 @@ class GroupLoader {
     shared_.scores_empty[buffer].arrive();
   }
 
-  /// Adds the parts of dQ that a warpgroup writes.
+  /// Adds the parts of dQ that a warpgroup writes: the work of one lane.
   __device__ __forceinline__ void add_sums(int which) {
     for (unsigned parity = 0;; parity ^= 1) {
       shared_.sums_written[which].wait(parity);
       const auto tile = shared_.sums_tile[which];
       if (tile < 0) return;
       show_to_products();
-      __syncwarp();
-      if (lane_number() == 0) {
-        add_bytes(args_.sums + std::int64_t{tile} * (64 * kDepth) + which * 4096, shared_.sums[which], 4096 * 4);
-        stores_commit();
-        stores_read();
-      }
-      shared_.sums_empty[which].arrive_for_warp();
+      add_bytes(args_.sums + std::int64_t{tile} * (64 * kDepth) + which * 4096, shared_.sums[which], 4096 * 4);
+      stores_commit();
+      stores_read();
+      shared_.sums_empty[which].arrive();
     }
   }
 
@@ -311,6 +360,8 @@ class GroupLoader {
 template <class Sizes, class Compute>
 __device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, GroupBackwardShared<Sizes>& shared,
                                                  const Compute& compute) {
+  wait_for_kernel_before();
+  let_next_kernel_begin();
   if (threadIdx.x == 0) shared.begin(args.bias_stored, *args.terms.any_far != 0);
   __syncthreads();
   if (threadIdx.x >= 256) {

@@ -25,17 +25,17 @@ class PrepareBlock {
   };
 
   __device__ __forceinline__ PrepareBlock(const GroupBackwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
+      : args_(args), shared_(shared), index_(static_cast<std::int32_t>(gridDim.x - 1 - blockIdx.x)) {
     const auto& side = args.sides[queries];
-    const auto head = static_cast<std::int32_t>(blockIdx.x) / side.blocks;
-    block_ = static_cast<std::int32_t>(blockIdx.x) - head * side.blocks;
+    const auto head = index_ / side.blocks;
+    block_ = index_ - head * side.blocks;
     b_ = head / side.heads, h_ = head - b_ * side.heads;
   }
 
   __device__ __forceinline__ void run() {
-    if (blockIdx.x == 0 && threadIdx.x == 0) *args_.careful = 0, *args_.next_task = 0, *args_.terms.any_far = 0;
+    if (index_ == 0 && threadIdx.x == 0) *args_.careful = 0, *args_.next_task = 0, *args_.terms.any_far = 0;
     load(0);
-    auto* const sums = reinterpret_cast<float4*>(args_.sums + blockIdx.x * std::int64_t{64 * kDepth});
+    auto* const sums = reinterpret_cast<float4*>(args_.sums + index_ * std::int64_t{64 * kDepth});
 #pragma unroll
     for (int i = 0; i < 16 * kDepth; i += 128) sums[i + threadIdx.x] = float4{0, 0, 0, 0};
     find_row();
@@ -152,7 +152,7 @@ class PrepareBlock {
       sink = exp(double(logit) - double(lse_)) * (double(dlse) - double(delta));
     }
     shared_.sink[row] = sink;
-    const auto at = blockIdx.x * std::int64_t{64} + row;
+    const auto at = index_ * std::int64_t{64} + row;
     static_cast<float*>(args_.terms.lse)[at] = live ? lse_ : 0.0f;
     static_cast<float*>(args_.terms.delta)[at] = delta;
     static_cast<float*>(args_.terms.dlse)[at] = dlse;
@@ -168,15 +168,17 @@ class PrepareBlock {
       live |= std::uint64_t{shared_.live[warp]} << 16 * warp;
       far |= std::uint64_t{shared_.far[warp]} << 16 * warp;
     }
-    args_.terms.live[blockIdx.x] = live, args_.terms.far[blockIdx.x] = far;
+    args_.terms.live[index_] = live, args_.terms.far[index_] = far;
     if (!args_.terms.sink) return;
     double sum = 0;
     for (int row = 0; row < 64; ++row) sum += shared_.sink[row];
-    args_.terms.sink[blockIdx.x] = sum;
+    args_.terms.sink[index_] = sum;
   }
 
   const GroupBackwardArgs& args_;
   Shared& shared_;
+  const std::int32_t index_;  ///< of the query block among all; the last ones come first, so that the first are in the
+                              ///< second cache when the next kernel begins with them
   std::int32_t b_, h_, block_;
   bool exists_;
   float lse_, dlse_;

@@ -15,9 +15,11 @@ __global__ void __launch_bounds__(128) store_query_gradients(const __grid_consta
   constexpr int kStride = kDepth + 8, kChunks = kDepth / 8;
   __shared__ __align__(16) E rows[64 * kStride];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto* const sums = reinterpret_cast<const float4*>(args.sums + blockIdx.x * std::int64_t{64 * kDepth});
+  const auto index = static_cast<std::int32_t>(gridDim.x - 1 - blockIdx.x);  // the last sums may be in the second cache
+  const auto* const sums = reinterpret_cast<const float4*>(args.sums + index * std::int64_t{64 * kDepth});
   const float scale = args.factor;
   float zero = 0;
+  wait_for_kernel_before();
 #pragma unroll
   for (int panel = 0; panel < kDepth / 64; ++panel) {
     E* const to = rows + (warp * 16 + lane / 4) * kStride + panel * 64 + 2 * (lane % 4);
@@ -32,8 +34,8 @@ __global__ void __launch_bounds__(128) store_query_gradients(const __grid_consta
   if (zero != zero) *args.careful = 1;
   __syncthreads();
   const auto& side = args.sides[queries];
-  const auto block = static_cast<std::int32_t>(blockIdx.x) % side.blocks;
-  const auto head = static_cast<std::int32_t>(blockIdx.x) / side.blocks;
+  const auto block = index % side.blocks;
+  const auto head = index / side.blocks;
   const auto& stride = side.gradients[0].sequence;
   E* const data = head_data<E>(side.gradients[0], head / side.heads, head % side.heads);
   const auto box = box_of(side.grid, side.plain, block);

@@ -54,6 +54,11 @@ struct Barrier {
     else if (kForRacecheck)
       arrive();
   }
+  /// Puts it off without arriving.
+  __device__ __forceinline__ void expect(int bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(bytes)
+                 : "memory");
+  }
   __device__ __forceinline__ void wait(unsigned parity) {
     asm volatile(
         "{ .reg .pred done;\n"
@@ -86,6 +91,12 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)),
       "l"(map), "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state)), "l"(policy)
       : "memory");
+}
+/// Brings one to the second cache.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(c), "r"(x),
+               "r"(y), "r"(z), "r"(w)
+               : "memory");
 }
 __device__ __forceinline__ std::uint64_t read_once() {
   std::uint64_t policy;
