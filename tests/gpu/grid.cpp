@@ -154,6 +154,11 @@ int main(int argc, char** argv) {
     if (wanted("few")) {
       run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
       run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front), true);  // many tasks
+      for (const Shape& shape : {Shape{20, 150, 64, 64, false}, Shape{20, 150, 200, 304, false},
+                                 Shape{12, 5000, 128, 128, false}}) {
+        run(type, shape, with(full()));  // more than 16 rows of a key head
+        run(type, shape, with(full()), true);
+      }
     }
     if (wanted("many")) run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), false, true);
   }

@@ -112,6 +112,43 @@ def test_some_rows_overflow(heads, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("heads", [6, 12, 30, 60])
+def test_rows_keep_their_bits_beside_such_as_overflow(heads, d, dtype):
+    """Even rows see the first half of the keys alone, whose values overflow in sums, odd rows the second half."""
+    q, k, v = randoms(2, heads, 1, 1, 3000, d, dtype=dtype)
+    k[:, :, :1500, 0], k[:, :, 1500:, 0], v[:, :, :1500, 3] = 30, 0, torch.finfo(dtype).max * 0.9
+    q[..., 0] = -5 * d**0.5
+    expected, expected_lse = af.attention(q, k, v, return_lse=True)
+    assert (expected - reference(q, k[:, :, 1500:], v[:, :, 1500:])[0]).abs().max() < TYPES[dtype]
+    q[:, ::2, :, 0] *= -1
+    out, lse = af.attention(q, k, v, return_lse=True)
+    assert torch.equal(out[:, 1::2], expected[:, 1::2]) and torch.equal(lse[:, 1::2], expected_lse[:, 1::2])
+    assert torch.allclose(out[:, ::2, :, 3], v[:, :, 0, 3].expand(2, heads)[:, ::2, None], rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("heads, kv_heads, queries", [(6, 2, 6), (12, 2, 7), (24, 2, 5), (4, 1, 16)])
+def test_several_queries_that_see_all(heads, kv_heads, queries, d, dtype):
+    """Rows are the queries of all heads of a key head; lengths in device memory, NaN behind them, and pages."""
+    keys, lengths = 1500, torch.tensor([1500, 1, 777], dtype=torch.int32)
+    q, k, v = randoms(3, heads, kv_heads, queries, keys, d, dtype=dtype)
+    for i, n in enumerate(lengths):
+        k[i, :, n:], v[i, :, n:] = torch.nan, torch.nan
+    got, lse = af.attention(q, k, v, key_lengths=lengths.cuda(), return_lse=True)
+    for i, n in enumerate(lengths):
+        expected, expected_lse = reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], causal=False)
+        assert (got[i] - expected[0]).abs().max() < TYPES[dtype]
+        assert (lse[i] - expected_lse[0]).abs().max() < TYPES[dtype]
+    for page in (16, 64):
+        order = torch.randperm(3 * -(-keys // page), device="cuda")
+        paged = af.attention(q, in_pages(k, page, order), in_pages(v, page, order), key_lengths=lengths.cuda(),
+                             page_table=order.reshape(3, -1).int())  # fmt: skip
+        assert torch.equal(paged, got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("d, d_v", [(64, 24), (72, 128), (128, 64), (200, 256), (256, 304)])
 @pytest.mark.parametrize("heads", [1, 7, 12, 27, 48])
 def test_any_number_of_rows(heads, d, d_v, dtype):

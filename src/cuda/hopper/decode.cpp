@@ -31,7 +31,7 @@ bool take_bulk_decode([[maybe_unused]] const Problem& problem, [[maybe_unused]] 
                           : bulk_decode_kernel_bfloat16(padded_depth(problem), args.rows);
   kernels.plain = kernel.function, kernels.rows = kernel.rows, kernels.values = padded_depth(problem);
   kernels.threads = kernel.threads, kernels.shared_bytes = kernel.bytes;
-  kernels.blocks = kernel.blocks, kernels.in_turns = kernel.blocks == 1;
+  kernels.blocks = kernel.blocks, kernels.in_turns = kernel.in_turns;
   return true;
 #else
   return false;

@@ -1,10 +1,10 @@
-// Decoding on Hopper (sm_90a) for plain calls of 16-bit types: portable/decode_plain.cuh says which those are, and
-// portable/decode.cuh what tasks and parts are.
+// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with up to 16 rows: portable/decode_plain.cuh says which
+// calls are plain, and portable/decode.cuh what tasks and parts are.
 //
 // A block of threads has one task, or, where a multiprocessor has room for one block alone, stays and takes one after
 // the other. One warp has the copy engine bring keys and values, tile by tile, as far ahead as shared memory holds, also
 // beyond the end of a task (decode_loader.cuh); so the other warps spend nothing on loads. Of a tile each of those takes
-// 16 keys, with all rows or, over 16 rows, half of them, and keeps O, the largest product and the sum of its rows. Both
+// 16 keys, with all rows or, of 256 channels, 8 of them, and keeps O, the largest product and the sum of its rows. Both
 // products are made the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says why), for 8 or
 // 16 rows. What the warps leave is joined in shared memory, what the parts leave by the kernel of decode_join.cuh. Bound
 // by reading K and V.
@@ -23,12 +23,13 @@
 
 namespace anyflash::cuda {
 
-template <class Sizes>
-class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes>, Sizes::kKeyWarps> {
-  using Base = DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes>, Sizes::kKeyWarps>;
+template <class BlockSizes>
+class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<BlockSizes>, BlockSizes::kKeyWarps> {
+  using Base = DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<BlockSizes>, BlockSizes::kKeyWarps>;
   using Base::args_, Base::call_, Base::shared_, Base::warp_, Base::task_, Base::scale, Base::infinity;
 
  public:
+  using Sizes = BlockSizes;
   using E = typename Sizes::Element;
   using Shared = BulkDecodeShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kRows = Sizes::kRows, kGroups = Sizes::kGroups;
@@ -43,6 +44,8 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
     for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
          number += static_cast<std::int32_t>(gridDim.x)) {
       this->begin(DecodeTask(args_, number, kRows, kDepth));
+      wait_for_kernel_before();
+      let_next_kernel_begin();
       const auto span = span_of(args_, task_);
       if (args_.parts > 1 && span.first >= span.end) {
         this->leave_nothing(kRows);
@@ -78,15 +81,11 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
         std::uint32_t x = 0;
         if (exists && channel < call_.d_qk) {
           x = rows.vectors ? *reinterpret_cast<const std::uint32_t*>(from + channel)
-                           : two(from[channel * rows.channel], from[(channel + 1) * rows.channel]);
+                           : pair_of(from[channel * rows.channel], from[(channel + 1) * rows.channel]);
         }
         q_[i][n / 2][n % 2] = x;
       }
     }
-  }
-  __device__ __forceinline__ static std::uint32_t two(E a, E b) {
-    return *reinterpret_cast<const std::uint16_t*>(&a) |
-           static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
   }
 
   // --- A task --------------------------------------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
           const E* const from = row[i / 2 * 2 + n];
           pair[n] = from && channel < channels ? from[channel] : zero<E>();
         }
-        a[i] = two(pair[0], pair[1]);
+        a[i] = pair_of(pair[0], pair[1]);
       }
     }
   };
@@ -411,7 +410,8 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
 
   /// What the warps leave, in the order of their keys.
   __device__ __forceinline__ void join() {
-    const int rows = min(kRows, args_.rows - task_.first_row), channels = min(call_.d_v - task_.first_value, kDepth);
+    const int rows = min(kRows, args_.rows - task_.first_row);
+    if constexpr (Sizes::kOneTask) sync_threads<kThreads>(1);  // the tiles are done with
 #pragma unroll 1
     for (int first = 0; first < rows; first += Sizes::kJoinRows) {
       const int end = min(first + Sizes::kJoinRows, rows);
@@ -423,20 +423,15 @@ class BulkDecodeRows : DecodeEnd<typename Sizes::Element, BulkDecodeShared<Sizes
           const int row = first_row_ + 8 * i + 2 * t() + e;
           if (row < first || row >= end) continue;
           if (g() == 0) this->note(row, shift_[i][e], sum, seen_, weight_[i][e]);
-          auto& own = shared_.results[warp_][row - first];
+          auto& own = shared_.results()[warp_][row - first];
 #pragma unroll
           for (int n = 0; n < 2 * kSteps; ++n) own[8 * n + g()] = o_[i][n / 2][n % 2][e];
         }
       sync_threads<kThreads>(1);
       if (const int row = first + static_cast<int>(threadIdx.x); row < end) this->weigh(row);
       sync_threads<kThreads>(1);
-      for (int n = static_cast<int>(threadIdx.x); n < (end - first) * kDepth; n += kThreads) {
-        const int row = n / kDepth, channel = n % kDepth;
-        if (channel >= channels) continue;
-        const float o = this->mean(first + row, [&](int w) { return shared_.results[w][row][channel]; });
-        this->leave(first + row, task_.first_value + channel, o);
-      }
-      sync_threads<kThreads>(1);  // the results are read
+      this->template leave_rows<kThreads, kDepth>(first, end, shared_.results());
+      if constexpr (!Sizes::kOneTask) sync_threads<kThreads>(1);  // the results are read
     }
   }
 

@@ -8,6 +8,7 @@ struct BulkDecodeKernel {
   int rows;            ///< of a task
   int threads, bytes;  ///< of a block; shared memory
   int blocks;          ///< on a multiprocessor
+  bool in_turns;       ///< as in DecodeKernels
 };
 
 /// depth: padded head size, 64, 128 or 256. rows: that share a key head.

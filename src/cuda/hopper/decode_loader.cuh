@@ -9,16 +9,26 @@
 namespace anyflash::cuda {
 
 /// 16 keys of a tile are a warp's, or those of row_warps, each of which has 8 * groups rows. join_rows: of which what
-/// the warps leave is joined at a time. registers: 0, or those of a thread, taken from a warpgroup that loads.
+/// the warps leave is joined at a time; 0: all, over the tiles of a block that has one task. registers: 0, or those of
+/// a thread, taken from a warpgroup that loads.
 template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>
 struct BulkDecodeSizes {
   using Element = E;
   static constexpr int kDepth = depth, kGroups = groups, kRowWarps = row_warps, kKeyWarps = key_warps;
   static constexpr int kStages = stages, kKeys = 16 * key_warps, kRows = 8 * groups * row_warps;
-  static constexpr int kWarps = row_warps * key_warps, kJoinRows = join_rows, kRegisters = registers;
+  static constexpr int kWarps = row_warps * key_warps, kRegisters = registers;
+  static constexpr bool kOneTask = join_rows == 0;
+  static constexpr int kJoinRows = kOneTask ? kRows : join_rows;
   static constexpr int kThreads = 32 * (kWarps + (registers > 0 ? 4 : 1)), kLoaderRegisters = 40;
   static_assert(kKeys % 64 == 0 && kRows % kJoinRows == 0 && (registers == 0 || kWarps % 4 == 0));
 };
+
+/// Two numbers as one operand.
+template <class E>
+__device__ __forceinline__ std::uint32_t pair_of(E a, E b) {
+  return *reinterpret_cast<const std::uint16_t*>(&a) |
+         static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
+}
 
 template <class Sizes>
 struct BulkDecodeShared {
@@ -27,7 +37,8 @@ struct BulkDecodeShared {
   static constexpr int kTile = Sizes::kKeys * Sizes::kDepth, kKeyWarps = Sizes::kKeyWarps;
   alignas(1024) E k[Sizes::kStages][kTile];  ///< panels of 64 channels of all keys, swizzled
   alignas(1024) E v[Sizes::kStages][kTile];
-  T results[kKeyWarps][Sizes::kJoinRows][Sizes::kDepth + 8];  ///< neighbouring rows lie in other banks
+  using Results = T[kKeyWarps][Sizes::kJoinRows][Sizes::kDepth + 8];  ///< neighbouring rows lie in other banks
+  alignas(16) char own_results[Sizes::kOneTask ? 16 : sizeof(Results)];
   T largest[kKeyWarps][Sizes::kRows], sum[kKeyWarps][Sizes::kRows], weight[kKeyWarps][Sizes::kRows];
   bool seen[kKeyWarps][Sizes::kRows];
   Barrier full[Sizes::kStages], empty[Sizes::kStages];
@@ -37,12 +48,16 @@ struct BulkDecodeShared {
     for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(Sizes::kWarps);
     barriers_begun();
   }
+  __device__ __forceinline__ Results& results() {
+    return *reinterpret_cast<Results*>(Sizes::kOneTask ? reinterpret_cast<char*>(k) : own_results);
+  }
+  static_assert(!Sizes::kOneTask || sizeof(Results) <= sizeof(k));
 };
 
-template <class Sizes>
+/// Shared: has k, v, full and empty of each stage.
+template <class Sizes, class Shared>
 class BulkDecodeLoader {
  public:
-  using Shared = BulkDecodeShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kStages = Sizes::kStages;
 
   __device__ __forceinline__ BulkDecodeLoader(const BulkDecodeArgs& args, Shared& shared)
@@ -59,7 +74,11 @@ class BulkDecodeLoader {
     for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
          number += static_cast<std::int32_t>(gridDim.x)) {
       const DecodeTask task(args_, number, Sizes::kRows, kDepth);
+      // What does not lie in memory is found before the kernel in front is done.
+      const bool lengths = args_.lengths.data || args_.length_in_mask;
+      if (lengths) wait_for_kernel_before();
       const auto span = span_of(args_, task);
+      if (!lengths) wait_for_kernel_before();
       const int channel = panel * 64 + (tensor == 1 ? task.first_value : 0);
       if (args_.call.paged) next_ = page_of(task, span, lane);
       int n = 0;  // of the tile's first box in the task

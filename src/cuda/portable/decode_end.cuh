@@ -95,6 +95,29 @@ class DecodeEnd {
                                    task_.query(args_, row) * out.sequence[2] + channel * out.channel] = rounded<E>(o);
   }
 
+  /// The means of rows from `first` on, four channels of a thread at a time; of plain calls, whose rows of results all
+  /// begin on 16 bytes. results: [warp][row - first][channel].
+  template <int kThreads, int kDepth, int kRows, int kStride>
+  __device__ __forceinline__ void leave_rows(int first, int end, const T (&results)[kWarps][kRows][kStride]) const {
+    const int channels = min(call_.d_v - task_.first_value, kDepth);
+#pragma unroll 2
+    for (int n = static_cast<int>(threadIdx.x); n < (end - first) * (kDepth / 4); n += kThreads) {
+      const int row = n / (kDepth / 4), channel = n % (kDepth / 4) * 4;
+      if (channel >= channels) continue;
+      T o[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        o[i] = mean(first + row, [&](int w) { return results[w][row][channel + i]; });
+      const int at = task_.first_value + channel;
+      if (args_.parts > 1) {
+        *reinterpret_cast<float4*>(results_ + (first + row) * call_.d_v + at) = make_float4(o[0], o[1], o[2], o[3]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) leave(first + row, at + i, o[i]);
+      }
+    }
+  }
+
   const DecodeArgs& args_;
   const ForwardArgs& call_;
   Shared& shared_;

@@ -65,6 +65,9 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
   const auto head = std::int64_t{b} * (call.heads / call.group_heads) + h / call.group_heads;
   const auto place = head * args.parts * args.rows + row;  // of the first part
   wait_for_kernel_before();
+  // Not before, nor beside many blocks of this kernel: those of the next one would find room on some multiprocessors
+  // alone, and stay there.
+  if (gridDim.x <= kJoinsBeside) let_next_kernel_begin();
   if (warp == 0) weigh_parts(args, b, h, query, place, weights);
   __syncthreads();
   const T* const from = reinterpret_cast<const T*>(args.results) + place * call.d_v;

@@ -56,4 +56,7 @@ inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32
 /// of threads joins in good time, and bytes of a part at most, if lengths may differ.
 inline constexpr int kLeastPartBytes = 256 << 10, kPartsJoined = 64, kMostPartBytes = 4 << 20;
 
+/// Beside at most so many blocks of threads that join, the next kernel's have room on every multiprocessor.
+inline constexpr unsigned kJoinsBeside = 256;
+
 }  // namespace anyflash::cuda
