@@ -43,7 +43,7 @@ struct GroupDecodeShared {
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
-    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin(Sizes::kWarps);
+    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(Sizes::kWarps);
     barriers_begun();
   }
   /// Over the tiles, at the end of a task; neighbouring rows lie in other banks.
@@ -169,7 +169,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       if (first + kKeys > span.end) clear_values(span.end - first);
       add_values(p);
       __syncwarp();
-      if (lane_number() == 0) shared_.empty[stage_].arrive();
+      shared_.empty[stage_].arrive_for_warp();
       if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
     }
   }
