@@ -325,11 +325,12 @@ const std::uint64_t* DevicePlan::words(bool of_queries, std::int32_t* too_many) 
 }
 
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries) {
-  if (plan.late) return late_word_tiles(problem, plan) * 512;
+  const std::int64_t tile = rules::volume((of_queries ? plan.query_grid : plan.key_grid).extent) * 8;
+  if (plan.late) return late_word_tiles(problem, plan) * tile;
   std::int64_t bytes = 0;
   for (const auto& group : plan.groups)
     for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)
-      if (run.kind != TileClass::full) bytes += run.count * std::int64_t{512};
+      if (run.kind != TileClass::full) bytes += run.count * tile;
   return bytes;
 }
 

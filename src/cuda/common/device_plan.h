@@ -21,8 +21,8 @@ class DevicePlan {
 
   const DeviceGroup* groups() const { return groups_; }
 
-  /// The words of all tiles that have none in the tables, by the number in their runs, 64 for each; of_queries: a word
-  /// for each query, else for each key. They are asked for on the stream, or, of a kept plan, were once.
+  /// The words of all tiles that have none in the tables, by the number in their runs; of_queries: a word for each
+  /// query of a tile, else for each key. They are asked for on the stream, or, of a kept plan, were once.
   /// too_many: becomes 1, on the stream, if they were found on the device and there is not room for all; then there are
   /// none.
   const std::uint64_t* words(bool of_queries, std::int32_t* too_many);

@@ -8,8 +8,8 @@
 namespace anyflash::cuda {
 namespace {
 
-/// One block of 64 threads for each block of each mask.
-__global__ void __launch_bounds__(64) words_kernel(const __grid_constant__ WordArgs args) {
+/// One block of threads for each block of each mask, a thread for each row.
+__global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ WordArgs args) {
   __shared__ rules::Program program;
   const auto& group = args.groups[blockIdx.x / args.blocks];
   const auto block = static_cast<std::int32_t>(blockIdx.x % args.blocks);
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(64) words_kernel(const __grid_constant__ WordA
     if (run.count == 0) break;
     if (run.kind == rules::TileClass::full || run.words >= 0) continue;
     if (!loaded) {
-      load_program<64>(group, program);
+      load_program<64>(group, program);  // of 128 threads the others load the end again
       __syncthreads();
       entry = entry_of(own.box(block), static_cast<int>(threadIdx.x));
       exists = rules::inside(entry, args.of_queries ? own.size : program.k_size());
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(64) words_kernel(const __grid_constant__ WordA
                : args.of_queries ? rules::word(program, entry, cell)
                                  : rules::word_of_queries(program, entry, cell);
       }
-      args.words[(std::int64_t{~run.words} + n) * 64 + threadIdx.x] = word;
+      args.words[(std::int64_t{~run.words} + n) * blockDim.x + threadIdx.x] = word;
     }
   }
 }
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(64) words_kernel(const __grid_constant__ WordA
 
 void ask_all_words(const WordArgs& args, std::int64_t groups, cudaStream_t stream) {
   if (groups * args.blocks == 0) return;
-  words_kernel<<<static_cast<unsigned>(groups * args.blocks), 64, 0, stream>>>(args);
+  const auto rows = rules::volume((args.of_queries ? args.query_grid : args.key_grid).extent);
+  words_kernel<<<static_cast<unsigned>(groups * args.blocks), static_cast<unsigned>(rows), 0, stream>>>(args);
   check(cudaGetLastError(), "launching the words");
 }
 

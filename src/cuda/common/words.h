@@ -14,7 +14,7 @@ struct WordArgs {
   rules::Grid query_grid, key_grid;
   std::int32_t blocks;   ///< of the side that has the words, a word for each entry
   bool of_queries;       ///< which that is
-  std::uint64_t* words;  ///< 64 for each tile, by the number in its run
+  std::uint64_t* words;  ///< one for each row of each tile, by the number in its run
   /// Of masks that were found on the device: how many tiles have numbers, for how many there is room, and what becomes
   /// 1 if that is less. Then no words are asked for.
   const unsigned long long* numbered;

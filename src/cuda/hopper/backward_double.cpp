@@ -70,7 +70,9 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const auto parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   const auto blocks = problem.batch * keys.heads * parts;
-  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
+  // One head after the other: one chain of sums over all that share a key head would lose more.
+  for (args.group_head = 0; args.group_head < args.group_heads && blocks > 0; ++args.group_head)
+    launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
   if (queries.gradients[0].data && query_blocks > 0)
     launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
   return {true, false, args.words ? args.careful : nullptr};

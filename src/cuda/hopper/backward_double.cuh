@@ -92,7 +92,8 @@ class DoubleBackwardBlock {
                (first_block_ + w) * 64, 0, key_head_, b_, shared_.keys);
     }
     unsigned count = 0;
-    for (auto h = key_head_ * args_.group_heads; h < (key_head_ + 1) * args_.group_heads; ++h) {
+    const auto h = key_head_ * args_.group_heads + args_.group_head;
+    {
       const auto& list = group_of(args_, b_, h).queries_of_key_block;
       MergedRuns<2, 1> runs;
       runs.open(list, first_block_, keys_side.blocks);
@@ -169,13 +170,13 @@ class DoubleBackwardBlock {
       const E(&dout)[2][Shared::kHalf] = shared_.dout[stage];
       const auto of_queries = [](const E* numbers) { return OfQueries<E>{numbers, numbers ? numbers + 16 : nullptr}; };
       E p[4][2][2], ds[4][2][2];
-      row_products<4>(p, shared_.k[group()], q[0], q[1]);
+      row_products<4, 4>(p, shared_.k[group()], q[0], q[1]);
       arrive_threads<256>(turn + 1 - group());
       weigh_scores(p, args_.scale, of_queries(shared_.lse[stage]), of_queries(far ? rests_of(args_, tile) : nullptr));
       if (visits >> 8 & 1) hide_pairs(p, shared_.words[stage][group()]);
       column_products<4>(grad_v, p, 0, dout[0]);
       column_products<4>(grad_v, p, 2, dout[1]);
-      row_products<4>(ds, shared_.v[group()], dout[0], dout[1]);
+      row_products<4, 4>(ds, shared_.v[group()], dout[0], dout[1]);
       score_gradients(ds, p, of_queries(shared_.delta[stage]),
                       of_queries(args_.has_dlse ? shared_.dlse[stage] : nullptr));
       sync_threads<128>(scores + group());  // the last tile's dS is done with
@@ -196,9 +197,10 @@ class DoubleBackwardBlock {
     const auto& side = args_.sides[keys];
     const auto block = first_block_ + static_cast<std::int32_t>(group());
     if (!side.gradients[n].data || block >= side.blocks) return;
-    const int rows[2] = {static_cast<int>(key_row()), static_cast<int>(key_row() + 8)};
+    const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
     store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
-                      box_of(side.grid, side.plain, block), side.grid.size, rows, factor, args_.careful);
+                      box_of(side.grid, side.plain, block), side.grid.size, rows, factor,
+                      args_.group_head > 0, args_.careful);
   }
 
   const DoubleBackwardArgs& args_;
@@ -241,7 +243,7 @@ __global__ void __launch_bounds__(4 * kDepth)
   for (unsigned r = 0; r < 2; ++r) row[r] = static_cast<int>(warp / kParts * 32 + query_row(part, r));
   store_double_rows(x, rows, head_data<double>(rows, head / side.heads, head % side.heads),
                     static_cast<int>(part / 2 * 32), args.channels[0], box_of(side.grid, side.plain, block),
-                    side.grid.size, row, args.scale, args.careful);
+                    side.grid.size, row, args.scale, false, args.careful);
 }
 
 }  // namespace anyflash::cuda

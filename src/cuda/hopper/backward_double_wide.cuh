@@ -81,7 +81,8 @@ class WideDoubleBackwardBlock {
                key_head_, b_, shared_.keys);
     }
     unsigned count = 0;  // of halves
-    for (auto h = key_head_ * args_.group_heads; h < (key_head_ + 1) * args_.group_heads; ++h) {
+    const auto h = key_head_ * args_.group_heads + args_.group_head;
+    {
       const auto& list = group_of(args_, b_, h).queries_of_key_block;
       MergedRuns<1, 1> runs;
       runs.open(list, block_, keys_side.blocks);
@@ -167,7 +168,7 @@ class WideDoubleBackwardBlock {
       if (tile < 0) break;
       shared_.q_full[query.of[1]].wait(query.parity[1]);
       Scores p;
-      row_products<kPanels>(p, shared_.k, shared_.q[query.of[0]], shared_.q[query.of[1]]);
+      row_products<kPanels, 1>(p, shared_.k, shared_.q[query.of[0]], shared_.q[query.of[1]]);
       const E* const rest = far ? rests_of(args_, tile) : nullptr;
       weigh_scores(p, args_.scale, OfQueries<E>{shared_.lse[query.of[0]], shared_.lse[query.of[1]]},
                    OfQueries<E>{rest, rest + 16});
@@ -203,7 +204,7 @@ class WideDoubleBackwardBlock {
       shared_.dout_full[dout.of[1]].wait(dout.parity[1]);
       if (count > 0) hand_over<256>(scores_done);
       Scores x;
-      row_products<kPanels>(x, shared_.v, shared_.dout[dout.of[0]], shared_.dout[dout.of[1]]);
+      row_products<kPanels, 1>(x, shared_.v, shared_.dout[dout.of[0]], shared_.dout[dout.of[1]]);
       sync_threads<256>(weights_stored);
       {
         Scores p;
@@ -232,9 +233,10 @@ class WideDoubleBackwardBlock {
   __device__ __forceinline__ void store(const Sums& x, int n, double factor) const {
     const auto& side = args_.sides[keys];
     if (!side.gradients[n].data) return;
-    const int rows[2] = {static_cast<int>(key_row()), static_cast<int>(key_row() + 8)};
+    const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
     store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
-                      box_of(side.grid, side.plain, block_), side.grid.size, rows, factor, args_.careful);
+                      box_of(side.grid, side.plain, block_), side.grid.size, rows, factor,
+                      args_.group_head > 0, args_.careful);
   }
 
   const DoubleBackwardArgs& args_;

@@ -6,6 +6,7 @@
 #include "cuda/common/errors.h"
 #include "cuda/common/late_masks.h"
 #include "cuda/hopper/forward_args.h"
+#include "cuda/hopper/forward_double.h"
 #include "cuda/hopper/forward_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/pieces.h"
@@ -14,8 +15,7 @@
 namespace anyflash::cuda {
 namespace {
 
-constexpr std::int64_t report_bytes = 256;       // what is counted and reported
-constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tasks are taken in turns
+constexpr std::int64_t report_bytes = 256;  // what is counted and reported
 
 GroupForwardKernel kernel_of(const Problem& problem, bool general) {
   const int depth = padded_depth(problem);
@@ -33,7 +33,7 @@ bool in_pieces(const Problem& problem) { return problem.type == ElementType::flo
 
 bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (problem.type == ElementType::float64 || facts_of(problem.device).major != 9) return false;
+  if (facts_of(problem.device).major != 9) return false;
   if (in_pieces(problem) ? padded_depth(problem) > 128 || problem.d_v > 128 || !bears_pieces(problem.scale)
                          : problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)
     return false;
@@ -72,6 +72,7 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const GroupForwa
 }  // namespace
 
 std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
+  if (problem.type == ElementType::float64) return double_forward_workspace(problem, plan);
   if (!serves(problem, plan)) return 0;
   PieceArgs pieces;
   return report_bytes + (in_pieces(problem) ? pieces_of(problem, plan, nullptr, pieces) : 0);
@@ -79,6 +80,8 @@ std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan
 
 GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
                                  bool general, DevicePlan& masks, char* workspace, cudaStream_t stream) {
+  if (problem.type == ElementType::float64)
+    return double_forward(problem, plan, common, general, masks, workspace, stream);
   if (!serves(problem, plan)) return {};
   const auto kernel = kernel_of(problem, general);
   GroupForwardArgs args{};
@@ -92,12 +95,7 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   args.factor = static_cast<float>(problem.scale);
   args.cap = static_cast<float>(problem.softcap);
   args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
-  args.head_parts = (args.query_blocks + kernel.blocks - 1) / kernel.blocks;
-  const auto heads = problem.batch * problem.heads_q;
-  args.tasks = static_cast<std::int32_t>(heads * args.head_parts);
-  const auto head_bytes = problem.keys() * (problem.d_qk + problem.d_v) * (in_pieces(problem) ? 6 : 2);
-  const auto near = std::max(cached_bytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}) * args.group_heads;
-  args.near_heads = static_cast<std::int32_t>(std::min(near, heads));
+  order_tasks(args, problem, (args.query_blocks + kernel.blocks - 1) / kernel.blocks, in_pieces(problem) ? 6 : 2);
   if (in_pieces(problem)) {
     PieceArgs pieces;
     pieces_of(problem, plan, workspace + report_bytes, pieces);

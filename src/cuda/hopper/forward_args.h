@@ -1,8 +1,11 @@
 // What the forward kernels of Hopper are given, beside what the portable ones are.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/hopper/row_map.h"
 #include "cuda/portable/forward_args.h"
+#include "problem/problem.h"
 
 namespace anyflash::cuda {
 
@@ -20,5 +23,17 @@ struct GroupForwardArgs : ForwardArgs {
   bool late;  ///< masks were found on the device: careful may be 1 from the start, and then all is left to others
   std::int32_t* careful;    ///< becomes 1 if a result is not finite: the fault may be a hidden value's
 };
+
+/// Cuts heads into tasks, `parts` each. bytes: of a number of keys and values, as the kernel reads them.
+template <class Args>
+void order_tasks(Args& args, const Problem& problem, std::int32_t parts, int bytes) {
+  constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tasks are taken in turns
+  const auto heads = problem.batch * problem.heads_q;
+  args.head_parts = parts;
+  args.tasks = static_cast<std::int32_t>(heads * parts);
+  const auto head_bytes = problem.keys() * (problem.d_qk + problem.d_v) * bytes;
+  const auto near = std::max(cached_bytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}) * args.group_heads;
+  args.near_heads = static_cast<std::int32_t>(std::min(near, heads));
+}
 
 }  // namespace anyflash::cuda

@@ -65,6 +65,18 @@ struct GroupForwardShared {
   }
 };
 
+/// The head of a task, over all batch entries, and the part of its queries. Heads that share the cache take turns; of a
+/// head, the last parts come first: under causal rules the longest.
+struct TaskPlace {
+  std::int32_t head, part;
+};
+template <class Args>
+__device__ __forceinline__ TaskPlace place_of_task(const Args& args, std::int32_t task) {
+  const auto all = args.near_heads * args.head_parts, section = task / all, rest = task % all;
+  const auto heads = min(args.near_heads, args.tasks / args.head_parts - section * args.near_heads);
+  return {section * args.near_heads + rest % heads, args.head_parts - 1 - rest / heads};
+}
+
 template <class Sizes>
 class GroupForwardLoader {
  public:
@@ -95,12 +107,9 @@ class GroupForwardLoader {
 
  private:
   __device__ __forceinline__ void load_queries(std::int32_t task) {
-    // Heads that share the cache take turns; of a head, the last blocks come first: under causal rules the longest.
-    const auto all = args_.near_heads * args_.head_parts, section = task / all, rest = task % all;
-    const auto heads = min(args_.near_heads, args_.tasks / args_.head_parts - section * args_.near_heads);
-    const auto head = section * args_.near_heads + rest % heads;
-    b_ = head / args_.heads, h_ = head % args_.heads;
-    first_block_ = (args_.head_parts - 1 - rest / heads) * kBlocks;
+    const auto at = place_of_task(args_, task);
+    b_ = at.head / args_.heads, h_ = at.head % args_.heads;
+    first_block_ = at.part * kBlocks;
     if (leads()) {
       shared_.b = b_, shared_.h = h_, shared_.first_block = first_block_;
       shared_.queries_full.arrive_and_expect(sizeof(shared_.q));

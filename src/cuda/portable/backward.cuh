@@ -310,7 +310,27 @@ class GradientBlock {
       };
       add_not_finite(sum, weights, not_finite, sees, row_at, value);
     }
-    Products::template values<OtherTile>(sum, weights, tile, careful);
+    if constexpr (sizeof(E) == 8) {
+      add_apart(sum, weights, tile, careful);
+    } else {
+      Products::template values<OtherTile>(sum, weights, tile, careful);
+    }
+  }
+  /// A step's sums by themselves first: one chain over the queries of all heads that share a key loses more than sums
+  /// of each head. (Types of fewer bits round results more, or have their sums leave the tensor cores.)
+  __device__ __forceinline__ static void add_apart(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, E* tile,
+                                                   bool careful) {
+    constexpr int kPart = 2;
+#pragma unroll
+    for (int j = 0; j < kDepthTiles; j += kPart) {
+      T part[kSlots][kPart][2];
+      clear(part);
+      Products::template values<OtherTile>(part, weights, tile + 8 * j, careful);
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+        for (int n = 0; n < 2 * kPart; ++n) sum[i][j + n / 2][n % 2] += part[i][n / 2][n % 2];
+    }
   }
 
   /// What slot i of this lane sees of the other side's block, and has a gradient.

@@ -1,0 +1,12 @@
+// The forward pass of float64 on Hopper, in place of the portable kernel's: what forward.h says, for float64.
+#pragma once
+
+#include "cuda/hopper/forward.h"
+
+namespace anyflash::cuda {
+
+std::int64_t double_forward_workspace(const Problem& problem, const ExecutionPlan& plan);
+GroupForwardResult double_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& args,
+                                  bool general, DevicePlan& masks, char* workspace, cudaStream_t stream);
+
+}  // namespace anyflash::cuda
