@@ -36,8 +36,8 @@ struct DoubleForwardShared {
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
-    queries_full.begin(1), queries_empty.begin(8);
-    for (int i = 0; i < kSlots; ++i) full[i].begin(1), empty[i].begin(8);
+    queries_full.begin(1), queries_empty.begin_for_warps(8);
+    for (int i = 0; i < kSlots; ++i) full[i].begin(1), empty[i].begin_for_warps(8);
     barriers_begun();
   }
 };
@@ -135,8 +135,8 @@ class DoubleForwardLoader {
     shared_.empty[at_.slot].wait(at_.parity ^ 1);
     const auto lane = static_cast<int>(lane_number());
     if (lane == 0) {
-      full.arrive_and_expect(16 * kDepth * 8 + more);
       too(full);
+      full.arrive_and_expect(16 * kDepth * 8 + more);
     }
     __syncwarp();
     if (lane < kPanels)
@@ -186,7 +186,7 @@ class DoubleForwardBlock {
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
   __device__ __forceinline__ static void release(Barrier& empty) {
     __syncwarp();
-    if (lane_number() == 0) empty.arrive();
+    empty.arrive_for_warp();
   }
 
   // --- The walk over the keys ----------------------------------------------------------------------------------------
