@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ Word
     if (run.count == 0) break;
     if (run.kind == rules::TileClass::full || run.words >= 0) continue;
     if (!loaded) {
-      load_program<64>(group, program);  // of 128 threads the others load the end again
+      if (threadIdx.x < 64) load_program<64>(group, program);
       __syncthreads();
       entry = entry_of(own.box(block), static_cast<int>(threadIdx.x));
       exists = rules::inside(entry, args.of_queries ? own.size : program.k_size());
