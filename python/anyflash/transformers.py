@@ -61,6 +61,7 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     keys = key.shape[2]
     rule: Any = _CAUSAL if causal and attention_mask is None and query.shape[2] > 1 else _FULL
+    tables = None
     bias = None if position_bias is None else position_bias[..., :keys]
     if attention_mask is not None:
         mask = attention_mask[..., :keys]
@@ -70,8 +71,9 @@ def attention_forward(
             hidden = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
             bias = hidden if bias is None else bias + hidden
         else:
-            rule = _rules.dense(mask)
-    out = attention(query, key, value, rule=rule, scale=scaling, softcap=softcap or 0.0, bias=bias, sink=s_aux)
+            rule, tables = "dense(mask)", {"mask": mask}
+    out = attention(query, key, value, rule=rule, scale=scaling, softcap=softcap or 0.0, bias=bias, sink=s_aux,
+                    tables=tables)  # fmt: skip
     return out.transpose(1, 2), None
 
 

@@ -198,6 +198,29 @@ def test_kvcache_alone(numbers):
     )
 
 
+LATE = {
+    "scale: nan": dict(softmax_scale=float("nan")), "softcap: -1": dict(softcap=-1.0),
+    "alibi_slopes: ": dict(alibi_slopes=torch.ones(3, device=DEVICE)),
+    "window_size: (None, None), expected two integers": dict(window_size=(None, None)),
+    "block_table: 9 at (1, 0), expected 0 to 1": dict(block_table=torch.tensor([[0], [9]], dtype=torch.int32)),
+    "block_table: 9 at (1, 0), expected 0 to 1 ": dict(block_table=torch.tensor([[0, 0], [9, 1]], dtype=torch.int32),
+                                                       cache_seqlens=torch.tensor([1, 14], dtype=torch.int32)),
+    "cache_batch_idx: 2 at 1, expected 0 to 1": dict(cache_batch_idx=torch.tensor([0, 2])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", LATE)
+def test_kvcache_that_fails_has_written_nothing(start, numbers):
+    q, k, v = numbers(2, 1, 4, 8), numbers(2, 1, 2, 8), numbers(2, 1, 2, 8)
+    caches = [numbers(2, 12, 2, 8) for _ in range(2)]
+    before = [cache.clone() for cache in caches]
+    options = dict(cache_seqlens=torch.tensor([1, 2], dtype=torch.int32)) | LATE[start]
+    with pytest.raises(ValueError) as raised:
+        flash_attn.flash_attn_with_kvcache(q, *caches, k, v, **options)
+    assert str(raised.value).startswith(start.strip()) and "\n" not in str(raised.value)
+    assert all(map(torch.equal, caches, before))
+
+
 X = torch.zeros(2, 5, 4, 8, device=DEVICE)
 ENDS = torch.tensor([0, 5], dtype=torch.int32)  # on the CPU, where it is looked at
 WRONG = {

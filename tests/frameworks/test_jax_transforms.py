@@ -102,6 +102,15 @@ def test_gradients_under_vmap(name):
     same(jax.grad(all_at_once)(parts), jax.grad(apart)(parts))
 
 
+@pytest.mark.parametrize("sink", [False, True])
+def test_vmap_over_nothing(sink):
+    of_map = dict(q=Q[:0], k=K[:0], v=V[:0]) | (dict(sink=numbers(0, 4)) if sink else {})
+    out, lse = jax.vmap(lambda x: call(return_lse=True, **x))(of_map)
+    assert out.shape == (0, *Q.shape[1:-1], V.shape[-1]) and lse.shape == (0, *Q.shape[1:-1])
+    made = jax.vmap(jax.grad(lambda x: call(**x).sum()))(of_map)
+    assert {name: x.shape for name, x in made.items()} == {name: x.shape for name, x in of_map.items()}
+
+
 def test_vmap_in_vmap_along_other_axes():
     q, k, v = numbers(2, 3, 1, 2, 5, 8), numbers(1, 2, 6, 8, 3), numbers(1, 2, 6, 8)
     inner = jax.vmap(lambda q, k, v: attention(q, k, v), in_axes=(0, 4, None), out_axes=1)

@@ -170,6 +170,42 @@ def test_equal_scores_share_the_gradient_of_their_maximum(key):
     np.testing.assert_allclose(tape.gradient(ours, k), tape.gradient(theirs, k), atol=1e-14)
 
 
+SIZES = [(tf.float32, x) for x in (1e-30, 1e-12, 1e-6, 1e-3, 1, 1e4, 1e24)]
+SIZES += [(tf.float64, x) for x in (1e-200, 1e-16, 1e-3, 1, 1e4, 1e200)]
+SIZES += [(tf.float16, x) for x in (1e-6, 1e-3, 1, 1e4)] + [(tf.bfloat16, x) for x in (1e-30, 1e-6, 1, 1e4)]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.9])
+@pytest.mark.parametrize("type, size", SIZES)
+def test_gradients_of_the_maximum_of_scores_of_any_size(type, size, share):
+    """Some scores twice, some queries with 0 alone; a hidden key that is huge or none."""
+    rng = np.random.default_rng(3)
+    # Of few bits, so that scores are exact in every type and those that look equal are.
+    q, k = (rng.integers(-4, 5, shape) / 4 for shape in ((2, 4, 9), (2, 4, 8)))
+    k[..., 5], q[0, :, 3], k[1, :, 0] = k[..., 1], 0, 0
+    powers = [2.0 ** np.round(np.log2(size) * part) for part in (share, 1 - share)]
+    q, k = q * powers[0], k * powers[1]
+    scores = np.einsum("bcq,bck->bqk", q, k)
+    weights = rng.integers(1, 4, (2, 9)) * np.where(np.arange(9) % 4 == 1, 0, 1)
+    top = scores == scores.max(-1, keepdims=True)
+    share_of = top / top.sum(-1, keepdims=True) * weights[..., None] / 2  # 2: the root of the channels
+    expected = np.einsum("bqk,bck->bcq", share_of, k), np.einsum("bqk,bcq->bck", share_of, q)
+    hidden = np.full((2, 4, 2), [np.nan, float(type.max)])
+    for tail in (hidden[..., :0], hidden):
+        given = [tf.constant(x, type) for x in (q, np.concatenate([k, tail], -1))]
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            q_all, k_all = given
+            first = local_1d(q_all[..., :1], k_all, k_all, 8, 0, False, "none_front", True)[2]  # it sees 8 keys
+            rest = full_1d(q_all[..., 1:], k_all[..., :8], k_all[..., :8], returning_l_m=True)[2]
+            m = tf.concat([first, rest], -1)
+            loss = tf.reduce_sum(tf.cast(weights, m.dtype) * m)
+        for one, other in zip(tape.gradient(loss, given), expected):
+            one = one.numpy().astype(np.float64)[..., : other.shape[-1]]
+            bar = {tf.float64: 1e-14, tf.float32: 1e-6, tf.float16: 4e-3, tf.bfloat16: 3e-2}[type]
+            np.testing.assert_allclose(one, other, atol=bar * np.abs(other).max(), rtol=0)
+
+
 def test_two_halves_of_the_keys_merge():
     """l and m are what it takes to join parts, gradients included."""
     q, k, v = tensors(1)
@@ -189,6 +225,30 @@ def test_two_halves_of_the_keys_merge():
     joined = gradients(lambda: merged(lambda k, v: full_1d(q, k, v, returning_l_m=True)))
     for one, other in zip(joined, gradients(lambda: full_1d(q, k, v))):
         np.testing.assert_allclose(one, other, atol=1e-13)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("function, sequence", [(causal_1d, (5,)), (causal_2d, (2, 3))])
+@pytest.mark.parametrize("batch", [(1, 2, 1, 3, 1, 1, 2), (2, 1, 1, 1, 3, 1, 1, 1, 1, 2)])
+def test_many_batch_axes(batch, function, sequence, graph):
+    """As one that is as long; their number unknown in a graph."""
+    rng = np.random.default_rng(0)
+    given = [tf.constant(rng.standard_normal((*batch, d, *sequence))) for d in (3, 3, 4)]
+
+    def run(q, k, v):
+        with tf.GradientTape() as tape:
+            tape.watch([q, k, v])
+            out, l, m = function(q, k, v, "none_end", True)
+            loss = tf.reduce_sum(out**2) + tf.reduce_sum(l**3) + tf.reduce_sum(tf.sin(m))
+        return out, l, m, *tape.gradient(loss, [q, k, v])
+
+    expected = run(*(tf.reshape(x, (-1, *x.shape[len(batch) :])) for x in given))
+    many = tf.function(run, input_signature=[tf.TensorSpec(None, tf.float64)] * 3) if graph else run
+    for one, other in zip(many(*given), expected):
+        assert one.shape == (*batch, *other.shape[1:])
+        np.testing.assert_allclose(tf.reshape(one, other.shape), other, atol=1e-14)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="key: batch .*as in query"):
+        many(given[0], tf.transpose(given[1], (1, 0, *range(2, len(given[1].shape)))), given[2])
 
 
 BLIND = ("causal",), "none_end", 2  # the keys stand at 3 and 4 beside five queries

@@ -156,3 +156,15 @@ def test_writing_to_out_is_found_out(numbers):
         loss.backward()
     with torch.inference_mode():
         attention(q, q, q, out=torch.empty_like(q))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_beside_l_and_m_the_gradients_are_the_same(numbers, monkeypatch, direct):
+    """Through the operator too."""
+    qkv = [numbers(2, 2, 9, 8).requires_grad_() for _ in "qkv"]
+    expected = torch.autograd.grad(attention(*qkv).sin().sum(), qkv)
+    if not direct:
+        monkeypatch.setattr("anyflash.torch._attention.is_direct", lambda *tensors: False)
+    made = torch.autograd.grad(attention(*qkv, return_lse="lm")[0].sin().sum(), qkv)
+    for one, other in zip(made, expected):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -193,6 +193,16 @@ def test_mapped_over_a_batch(numbers):
     assert_same(twice(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
 
 
+def test_mapped_over_nothing(numbers):
+    q, sink = numbers(0, 2, 4, 9, 8), numbers(0, 4)
+    one = lambda q, sink=None: attention(q, q, q, sink=sink, return_lse=True)  # noqa: E731
+    for arguments in ((q,), (q, sink)):
+        out, lse = vmap(one)(*arguments)
+        assert out.shape == q.shape and lse.shape == q.shape[:-1]
+        assert vmap(grad(lambda *x: one(*x)[0].sum()))(*arguments).shape == q.shape
+    assert vmap(one, 1)(q.movedim(0, 1))[0].shape == q.shape
+
+
 def test_gradients_of_functions(numbers):
     q, k, v, sink = numbers(3, 2, 4, 9, 8), numbers(3, 2, 4, 9, 8), numbers(3, 2, 4, 9, 8), numbers(3, 4)
     loss = lambda q, k, v, sink: attention(q, k, v, sink=sink, rule=DOCUMENTS).sin().sum()  # noqa: E731

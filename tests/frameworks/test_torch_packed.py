@@ -46,3 +46,15 @@ def test_the_chunks_decide(chunks, fits):
 def test_other_strides(numbers):
     qkv = numbers(2, 24, 3, 8).permute(2, 0, 1, 3)
     torch.testing.assert_close(flash_attention_qkv_packed(qkv, 4, 6), textbook(qkv))
+
+
+def test_chunks_under_autocast(numbers, monkeypatch):
+    """Both passes take the same numbers."""
+    monkeypatch.setattr("anyflash.torch._packed._fits", lambda *_: False)
+    qkv = (numbers(3, 2, 12, 8).float() * 3).requires_grad_()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = flash_attention_qkv_packed(qkv, 3, 2)
+    expected = flash_attention_qkv_packed(qkv.bfloat16(), 3, 2)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, expected)
+    (made,), (wanted,) = (torch.autograd.grad(x.float().sin().sum(), qkv) for x in (out, expected))
+    assert torch.equal(made, wanted)

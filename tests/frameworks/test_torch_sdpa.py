@@ -171,6 +171,14 @@ def test_left_to_pytorch_and_logged_once(left_to_pytorch, reason):
     assert left_to_pytorch() == [f"scaled_dot_product_attention: left to PyTorch: {reason}"]
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("-inf"), float("nan")])
+def test_an_infinite_scale_is_left_to_pytorch(left_to_pytorch, numbers, scale):
+    q = numbers(1, 2, 5, 8)
+    out = _sdpa.scaled_dot_product_attention(q, q, q, scale=scale)
+    torch.testing.assert_close(out, OWN(q, q, q, scale=scale), equal_nan=True)
+    assert left_to_pytorch() == [f"scaled_dot_product_attention: left to PyTorch: scale {scale}"]
+
+
 def test_heads_that_broadcast_are_left_to_pytorch(left_to_pytorch, numbers):
     q, k = numbers(2, 4, 5, 8), numbers(2, 1, 5, 8)
     assert torch.equal(_sdpa.scaled_dot_product_attention(q, k, k), OWN(q, k, k))

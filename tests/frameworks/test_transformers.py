@@ -123,6 +123,30 @@ def test_masks_of_their_own(pair):
         assert (expected - ours(IDS, attention_mask=seen)[0]).abs().max() <= 1e-4
 
 
+@pytest.mark.parametrize("position_bias", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_mask_and_position_bias(added, position_bias):
+    """The mask may be longer than the keys."""
+    q, k, v = (torch.randn(2, 4, n, 8, dtype=torch.float64, device=DEVICE) for n in (5, 7, 7))
+    mask = torch.ones(2, 1, 5, 9, dtype=torch.bool, device=DEVICE).tril(2)
+    bias = torch.randn(1, 4, 5, 9, dtype=torch.float64, device=DEVICE) if position_bias else None
+    given = torch.zeros(mask.shape, dtype=torch.float64, device=DEVICE).masked_fill_(~mask, -1e4) if added else mask
+    out, _ = anyflash.transformers.attention_forward(torch.nn.Module(), q, k, v, given, position_bias=bias)
+    scores = torch.einsum("bhnd,bhmd->bhnm", q, k) / 8**0.5 + (0 if bias is None else bias[..., :7])
+    p = scores.masked_fill(~mask[..., :7], float("-inf")).softmax(-1)
+    torch.testing.assert_close(out, torch.einsum("bhnm,bhmd->bnhd", p, v))
+
+
+@pytest.mark.of_the_cpu  # on a GPU the mask is copied
+def test_a_mask_that_changes_before_the_backward_pass_is_found_out():
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    out, _ = anyflash.transformers.attention_forward(torch.nn.Module(), q, q, q, mask)
+    mask.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_dropout_is_left_to_transformers(calls, caplog, monkeypatch):
     monkeypatch.setattr(anyflash.transformers, "_told", False)
     caplog.set_level(logging.WARNING, "anyflash.transformers")

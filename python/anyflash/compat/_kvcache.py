@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _rules
+from .. import _core, _rules
 from ..torch import attention
 from ._shared import check_indices, options, place_of, window_of
 
@@ -46,7 +46,8 @@ def flash_attn_with_kvcache(
     first query being at position cache_seqlens - cache_leftpad; without causal and window all queries are there.
     rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
 
-    Returns out as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one line.
+    Returns out as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one line; the
+    caches are then as they were.
     """
     call = options(0.0, softmax_scale, causal, window_size, softcap)
     _check_shapes(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
@@ -58,6 +59,10 @@ def flash_attn_with_kvcache(
         room = k_cache.shape[1] * (1 if table is None else table.shape[1])
         lengths, bounds = _lengths(q, cache_seqlens, room, place)
         leftpad = _entries(q, cache_leftpad, "cache_leftpad", place)
+        new = 0 if k is None else k.shape[1]
+        if table is not None:
+            _check_pages(table, lengths + new, k_cache, "cache_batch_idx" if block_table is None else "block_table")
+        call |= dict(layout="bshd", page_table=table, alibi_slopes=alibi_slopes)
         if k is not None and v is not None:
             if rotary_cos is not None and rotary_sin is not None:
                 start, ends = lengths, bounds
@@ -67,15 +72,15 @@ def flash_attn_with_kvcache(
                 local = causal or max(window_of(window_size)) >= 0
                 k = _rotated(k, rotary_cos, rotary_sin, rotary_interleaved, start, ends, True)
                 q = _rotated(q, rotary_cos, rotary_sin, rotary_interleaved, start, ends, local)
+            _check_call(q, k_cache, v_cache, None if table is None else lengths.int(), call)
             _write(k_cache, v_cache, k, v, table, lengths, bounds, room)
-            lengths = lengths + k.shape[1]
+            lengths = lengths + new
         if leftpad is not None:
             places = torch.arange(room, dtype=leftpad.dtype, device=place)
             call["rule"] = call["rule"] & _rules.dense((places >= leftpad[:, None])[:, None, None])
         all_of_it = cache_seqlens is None and table is None and leftpad is None
-        return attention(q, k_cache, v_cache, layout="bshd", page_table=table,
-                         key_lengths=None if all_of_it else lengths.int(), alibi_slopes=alibi_slopes,
-                         return_lse=return_softmax_lse, **call)  # fmt: skip
+        return attention(q, k_cache, v_cache, key_lengths=None if all_of_it else lengths.int(),
+                         return_lse=bool(return_softmax_lse), **call)  # fmt: skip
 
 
 def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lengths: Any) -> None:
@@ -118,6 +123,17 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
             )
 
 
+def _check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Any, call: dict[str, Any]) -> None:
+    """Raises what the call of attention would, before anything is written."""
+    if torch.compiler.is_compiling():
+        return
+    names = ("rule", "align", "layout", "scale", "bias", "softcap", "alibi_slopes", "sink", "deterministic", "plan",
+             "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")  # fmt: skip
+    given = [call.get(name) if name != "key_lengths" else lengths for name in names]
+    q, k_cache, v_cache, *given = (x.detach() if isinstance(x, Tensor) else x for x in (q, k_cache, v_cache, *given))
+    _core.result_shapes(q, k_cache, v_cache, (*given, 0, 0))
+
+
 _Bounds = tuple[int, int] | None  # the least and the most of numbers; None if they are on a GPU, where nobody looks
 
 
@@ -149,6 +165,19 @@ def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, block_table: Any, place: 
     return None
 
 
+def _check_pages(table: Tensor, lengths: Tensor, k_cache: Tensor, name: str) -> None:
+    """On the CPU: those that lengths reach are there."""
+    if table.is_cuda or not table.numel():
+        return
+    count, size = k_cache.shape[:2]
+    used = torch.arange(table.shape[1]) * size < lengths[:, None]
+    wrong = (used & ((table < 0) | (table >= count))).nonzero()
+    if wrong.numel():
+        entry, page = wrong[0].tolist()
+        place = f"{entry}" if name == "cache_batch_idx" else f"({entry}, {page})"
+        raise ValueError(f"{name}: {int(table[entry, page])} at {place}, expected 0 to {count - 1}")
+
+
 def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> tuple[Tensor, _Bounds]:
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         length = room if cache_seqlens is None else cache_seqlens
@@ -173,9 +202,6 @@ def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor
     if table is not None:
         count, page_size = k_cache.shape[:2]
         pages, places = table.long().gather(1, places // page_size), places % page_size
-        least, most = _bounds(pages) or (0, 0)
-        if least < 0 or most >= count:
-            raise ValueError(f"block_table: page {most}, expected 0 to {count - 1}")
         pages = pages.clamp(0, count - 1)
     where = pages.to(k.device), places.to(k.device)
     k_cache[where] = k

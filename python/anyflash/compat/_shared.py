@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def options(dropout_p: float, softmax_scale: float | None, causal: bool, window_
 
 def window_of(window_size: Sequence[int]) -> tuple[int, int]:
     try:
-        left, right = window_size
+        left, right = map(index, window_size)
     except (TypeError, ValueError):
         raise ValueError(f"window_size: {window_size!r}, expected two integers, left and right") from None
     return left, right

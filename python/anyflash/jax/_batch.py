@@ -38,7 +38,7 @@ def mapped(handler: _Handler, call: Call, results: tuple[str, ...], names: tuple
             made = _one_by_one(run, is_mapped, arrays)
         else:
             longer = run(*(_lengthened(way, size, array) for way, array in zip(ways, arrays)))
-            made = tuple(one.reshape(size, one.shape[0] // size, *one.shape[1:]) for one in longer)
+            made = tuple(one.reshape(size, sizes["q"], *one.shape[1:]) for one in longer)
         return made, (True,) * len(results)
 
     return run

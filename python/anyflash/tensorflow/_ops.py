@@ -64,9 +64,10 @@ def _of_dimensions(op: Any, dout: Any, *drows: Any) -> list[Any]:
     if len(rows) == 1:
         return list(_backward(q, k, v, [], [], [], dout, out, rows[0], [], call=call)[:3])
     (l, m), (dl, dm) = rows, drows
-    dlse = tf.where(l > 0, dl * l, 0)
+    dlse = tf.math.multiply_no_nan(dl, l)  # tf.where takes no more than eight axes
     dq, dk, dv, _ = _backward(q, k, v, [], [], [], dout, out, m + tf.math.log(l), [dlse], call=call)
-    return [*_through_maximum(dimensions, call, q, k, tf.where(l > 0, dm - dlse, 0), dq, dk), dv]
+    weight = tf.math.multiply_no_nan(dm - dlse, tf.cast(l > 0, l.dtype))
+    return [*_through_maximum(dimensions, call, q, k, m, weight, dq, dk), dv]
 
 
 for _name in _DIMENSIONS:
@@ -100,19 +101,39 @@ tf.RegisterGradient("AnyflashAttentionBackward")(_refuse)
 # elsewhere, shared by those that are equal. The first term is a gradient of lse. H is what P becomes where the scale
 # grows beyond bounds, so the second one is made of calls with a large scale: H K forward, and H^T Q as a gradient of
 # values.
-def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, weight: Any, dq: Any, dk: Any) -> Any:
+def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, m: Any, weight: Any, dq: Any, dk: Any) -> Any:
     """dq and dk with the second term, of which `weight` is dm - dl l: nothing where l and m are used as l exp(m)."""
 
     def through() -> Any:
-        sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**60 if q.dtype == tf.float64 else 2.0**30}"
-        k_at, (count, m) = of_dimensions[dimensions](q, k, k, call=sharp, rows=2, S=weight.dtype)
+        sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**600 if q.dtype == tf.float64 else 2.0**70}"
         channel = -dimensions - 1
+        even = _evened(q, m, channel)
+        k_at, (count, top) = of_dimensions[dimensions](even, k, k, call=sharp, rows=2, S=weight.dtype)
         root = tf.sqrt(tf.cast(tf.shape(q)[channel], weight.dtype))
         each = tf.expand_dims(weight / root, channel)
         to_q = tf.cast(each * tf.cast(k_at, weight.dtype), q.dtype)
         dout = tf.cast(each * tf.cast(q, weight.dtype), q.dtype)
-        lse = m + tf.math.log(count)  # the logarithm is nothing to an m that is huge: then P is summed there
-        to_k = _backward(q, k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
+        lse = top + tf.math.log(count)  # the logarithm is nothing to an m that is huge: then P is summed there
+        to_k = _backward(even, k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
         return dq + to_q, dk + to_k
 
     return tf.cond(tf.reduce_any(weight != 0), through, lambda: (dq, dk))
+
+
+def _evened(q: Any, m: Any, channel: int) -> Any:
+    """Queries times powers of two of their own, which leave a row's maximum where it is: those that bring the query's
+    greatest number and then the maximum near 1, as far as nothing overflows or gets lost."""
+    wide = m.dtype == tf.float64
+    most = 900 if wide else 14 if q.dtype == tf.float16 else 100
+    of_q = _power_of_two(tf.cast(tf.reduce_max(tf.abs(q), channel, True), m.dtype), most, most)
+    if q.dtype == tf.float16:  # of which the smallest numbers are not far away
+        return q / tf.cast(tf.minimum(of_q, 1), q.dtype)
+    of_m = _power_of_two(tf.abs(tf.expand_dims(m, channel) / of_q), *((200, 400) if wide else (30, 60)))
+    return q / tf.cast(of_q, q.dtype) / tf.cast(of_m, q.dtype)
+
+
+def _power_of_two(numbers: Any, down: int, up: int) -> Any:
+    """The greatest that is not above the number, from 2^-down to 2^up."""
+    bits, exponent = (tf.int64, 0x7FF << 52) if numbers.dtype == tf.float64 else (tf.int32, 0xFF << 23)
+    power = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(numbers, bits), tf.constant(exponent, bits)), numbers.dtype)
+    return tf.clip_by_value(power, 2.0**-down, 2.0**up)

@@ -74,7 +74,7 @@ def attention(
 
     Raises ValueError or TypeError with one line, as anyflash.attention.
     """
-    q, k, v = _cast(q, k, v)
+    q, k, v = cast(q, k, v)
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
@@ -109,7 +109,8 @@ def attention(
     return made if return_lse else made[0]
 
 
-def _cast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+def cast(q: Any, k: Any = None, v: Any = None) -> tuple[Any, Any, Any]:
+    """As autocast wants them."""
     if not isinstance(q, Tensor):
         raise TypeError(f"query: type {type(q).__name__}, expected a torch.Tensor")
     device = "cuda" if q.is_cuda else "cpu"

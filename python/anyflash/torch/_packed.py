@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import _attention as _plain
 from .. import _rules
-from ._attention import attention, is_direct, once
+from ._attention import attention, cast, is_direct, once
 
 _CAUSAL = _rules.causal()
 _NARROW = (torch.float16, torch.bfloat16)
@@ -38,6 +38,7 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
             raise TypeError(f"{name}: type {type(chunks).__name__}, expected an integer")
         if chunks < 1 or qkv.shape[2] % chunks:
             raise ValueError(f"{name}: {chunks}, expected a positive divisor of the length {qkv.shape[2]}")
+    qkv = cast(qkv)[0]  # once, for both passes
     whole = torch.compiler.is_compiling() or not is_direct(qkv) or not (torch.is_grad_enabled() and qkv.requires_grad)
     if whole or _fits(qkv, num_chunks_q * num_chunks_kv):
         return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ def scaled_dot_product_attention(
     own words.
     """
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if reason is None and scale is not None and not abs(scale) < inf:
+        reason = f"scale {scale}"
     if reason is None:
         if query.dim() == 4 and attn_mask is None:
             return attention(query, key, value, rule=_CAUSAL if is_causal else _FULL, scale=scale)

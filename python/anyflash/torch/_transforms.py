@@ -38,20 +38,28 @@ def _is_one_call(first: int, dims: _Dims, args: tuple[Any, ...]) -> bool:
     )
 
 
+def _of_one(tensor: Tensor, dim: int | None) -> list[int]:
+    """The shape of a tensor in each of the calls."""
+    return [size for axis, size in enumerate(tensor.shape) if dim is None or axis != dim % tensor.dim()]
+
+
 def _one_call(op: Callable[..., Any], size: int, dims: _Dims, args: tuple[Any, ...], first: int) -> list[Tensor]:
     folded = [_folded(size, dim, tensor) for dim, tensor in zip(dims[: first + 3], args)]
     results = op(*folded, *args[first + 3 :])
-    return [one.unflatten(0, (size, -1)) if one.dim() > 1 else one.expand(size, 0) for one in results]
+    batch = _of_one(args[first], dims[first])[0]
+    return [one.unflatten(0, (size, batch)) if one.dim() > 1 else one.expand(size, 0) for one in results]
 
 
 def _one_by_one(op: Callable[..., Any], size: int, dims: _Dims, args: tuple[Any, ...]) -> list[Tensor]:
     def nth(i: int, dim: Any, value: Any) -> Any:
         if isinstance(value, list):
             return [nth(i, one_dim, one) for one_dim, one in zip(dim or [None] * len(value), value)]
-        return value.select(dim, i) if isinstance(value, Tensor) and dim is not None else value
+        if not isinstance(value, Tensor) or dim is None:
+            return value
+        return value.select(dim, i) if size else value.new_zeros(_of_one(value, dim))  # for the results' shapes
 
-    calls = [op(*(nth(i, dim, value) for dim, value in zip(dims, args))) for i in range(size)]
-    return [torch.stack(results) for results in zip(*calls)]
+    calls = [op(*(nth(i, dim, value) for dim, value in zip(dims, args))) for i in range(size or 1)]
+    return [torch.stack(results)[:size] for results in zip(*calls)]
 
 
 def _map(op: Callable[..., Any], first: int) -> Callable[..., Any]:

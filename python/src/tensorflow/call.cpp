@@ -45,9 +45,9 @@ std::vector<std::string> parts_of(std::string_view text, char separator) {
   return parts;
 }
 
-std::string text_of_shape(const TensorView& view, int axes) {
+std::string text_of_shape(const std::vector<std::int64_t>& shape, int axes) {
   std::string text = "(";
-  for (int i = 0; i < axes; ++i) text += (i > 0 ? ", " : "") + std::to_string(view.shape[i]);
+  for (int i = 0; i < axes; ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
   return text + (axes == 1 ? ",)" : ")");
 }
 
@@ -85,8 +85,8 @@ Call::Call(const Text& text, Context& context)
     : options(text.options), text_(text) {
   const char* names[] = {"query", "key", "value"};
   TensorView* seen[] = {&q, &k, &v};
-  for (int i = 0; i < 3; ++i) given[i] = context.next(names[i]);
-  for (int i = 0; i < 3; ++i) *seen[i] = text.dimensions > 0 ? flattened(given[i], names[i]) : given[i];
+  for (int i = 0; i < 3; ++i) given[i] = context.next_shaped(names[i]);
+  for (int i = 0; i < 3; ++i) *seen[i] = like_out(given[i], names[i]);
   if (text.sharpening != 1 && q.rank > 2) {
     const auto scale = options.scale.value_or(static_cast<double>(1 / std::sqrt(static_cast<long double>(q.shape[2]))));
     options.scale = scale * text.sharpening;
@@ -94,28 +94,28 @@ Call::Call(const Text& text, Context& context)
   read_extras(context);
 }
 
-TensorView Call::flattened(const TensorView& tensor, const char* name) const {
-  const auto& query = given[0];
-  const int dimensions = text_.dimensions, batch_rank = query.rank - dimensions - 1;
+TensorView Call::flattened(const Shaped& tensor, const char* name) const {
+  const auto &shape = tensor.shape, &query = given[0].shape;
+  const int dimensions = text_.dimensions, batch_rank = int(query.size()) - dimensions - 1;
   if (batch_rank < 0) {
-    fail(name, "rank " + std::to_string(tensor.rank) + ", expected at least " + std::to_string(dimensions + 1));
+    fail(name, "rank " + std::to_string(shape.size()) + ", expected at least " + std::to_string(dimensions + 1));
   }
-  if (tensor.rank != query.rank) {
-    fail(name, "rank " + std::to_string(tensor.rank) + ", expected " + std::to_string(query.rank) + " as in query");
+  if (shape.size() != query.size()) {
+    fail(name, "rank " + std::to_string(shape.size()) + ", expected " + std::to_string(query.size()) + " as in query");
   }
-  TensorView view = tensor;
+  TensorView view = tensor.view;
   view.rank = dimensions + 3;
   view.shape = {1, 1};
   bool same = true;
   for (int i = 0; i < batch_rank; ++i) {
-    view.shape[0] *= tensor.shape[i];
-    same = same && tensor.shape[i] == query.shape[i];
+    view.shape[0] *= shape[i];
+    same = same && shape[i] == query[i];
   }
   if (!same) {
-    fail(name, "batch " + text_of_shape(tensor, batch_rank) + ", expected " + text_of_shape(query, batch_rank) +
+    fail(name, "batch " + text_of_shape(shape, batch_rank) + ", expected " + text_of_shape(query, batch_rank) +
                    " as in query");
   }
-  for (int i = 0; i <= dimensions; ++i) view.shape[2 + i] = tensor.shape[batch_rank + i];
+  for (int i = 0; i <= dimensions; ++i) view.shape[2 + i] = shape[batch_rank + i];
   view.set_row_major_strides();
   return view;
 }
@@ -153,20 +153,20 @@ void Call::read_extras(Context& context) {
   });
 }
 
-TensorView Call::like_out(const TensorView& tensor, const char* name) const {
-  return text_.dimensions > 0 ? flattened(tensor, name) : tensor;
+TensorView Call::like_out(const Shaped& tensor, const char* name) const {
+  return text_.dimensions > 0 ? flattened(tensor, name) : tensor.whole(name);
 }
 
 std::vector<std::int64_t> Call::shape_of_out(const ResultShapes& shapes) const {
   if (text_.dimensions == 0) return shapes.out;
-  std::vector<std::int64_t> shape(given[0].shape.begin(), given[0].shape.begin() + given[0].rank);
-  shape[given[0].rank - text_.dimensions - 1] = v.shape[2];
+  auto shape = given[0].shape;
+  shape.end()[-text_.dimensions - 1] = v.shape[2];
   return shape;
 }
 
 std::vector<std::int64_t> Call::shape_of_rows(const ResultShapes& shapes) const {
   if (text_.dimensions == 0) return shapes.lse;
-  std::vector<std::int64_t> shape(given[0].shape.begin(), given[0].shape.begin() + given[0].rank);
+  auto shape = given[0].shape;
   shape.erase(shape.end() - text_.dimensions - 1);
   return shape;
 }

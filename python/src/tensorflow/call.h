@@ -35,7 +35,7 @@ class Call {
   Call(const Text& text, Context& context);
 
   TensorView q, k, v;
-  std::array<TensorView, 3> given;  ///< the same as TensorFlow has them
+  std::array<Shaped, 3> given;  ///< the same as TensorFlow has them
   Options options;
   struct Term {
     std::string name;
@@ -44,14 +44,14 @@ class Call {
   std::vector<Term> terms;  ///< bias and sink, in the order of the inputs
 
   /// A tensor shaped as `out`: the library's view of it.
-  TensorView like_out(const TensorView& tensor, const char* name) const;
+  TensorView like_out(const Shaped& tensor, const char* name) const;
   /// Of out and of statistics, as TensorFlow is to see them.
   std::vector<std::int64_t> shape_of_out(const ResultShapes& shapes) const;
   std::vector<std::int64_t> shape_of_rows(const ResultShapes& shapes) const;
 
  private:
   void read_extras(Context& context);
-  TensorView flattened(const TensorView& tensor, const char* name) const;
+  TensorView flattened(const Shaped& tensor, const char* name) const;
 
   const Text& text_;
 };

@@ -32,7 +32,7 @@ void run_forward(const Text& text, Context& context) {
   ForwardOutputs outputs;
   outputs.out = call.like_out(context.make(call.shape_of_out(shapes), call.q.type, "out"), "out");
   const auto rows = [&](const char* name) {
-    return reshaped(context.make(call.shape_of_rows(shapes), statistic_type(call.q), name), shapes.lse, name);
+    return reshaped(context.make(call.shape_of_rows(shapes), statistic_type(call.q), name).view, shapes.lse, name);
   };
   const int statistics = context.outputs() - 1;
   if (statistics == 1) outputs.lse = rows("lse");
@@ -46,10 +46,10 @@ void run_forward(const Text& text, Context& context) {
 }
 
 /// A new output for the gradient of a tensor, and the library's view of it.
-TensorView gradient(Context& context, const TensorView& as_given, const TensorView& as_seen, const char* name) {
-  const auto made = context.make({as_given.shape.begin(), as_given.shape.begin() + as_given.rank}, as_given.type, name);
+TensorView gradient(Context& context, const std::vector<std::int64_t>& shape, const TensorView& as_seen,
+                    const char* name) {
   auto view = as_seen;
-  view.data = made.data;
+  view.data = context.make(shape, as_seen.type, name).view.data;
   return view;
 }
 
@@ -57,19 +57,20 @@ void run_backward(const Text& text, Context& context) {
   const Call call(text, context);
   const auto shapes = result_shapes(call.q, call.k, call.v, call.options);
   BackwardInputs inputs;
-  inputs.dout = call.like_out(context.next("dout"), "dout");
-  inputs.out = call.like_out(context.next("out"), "out");
-  inputs.lse = reshaped(context.next("lse"), shapes.lse, "lse");
-  if (context.has_more()) inputs.dlse = reshaped(context.next("dlse"), shapes.lse, "dlse");
+  inputs.dout = call.like_out(context.next_shaped("dout"), "dout");
+  inputs.out = call.like_out(context.next_shaped("out"), "out");
+  inputs.lse = reshaped(context.next_shaped("lse").view, shapes.lse, "lse");
+  if (context.has_more()) inputs.dlse = reshaped(context.next_shaped("dlse").view, shapes.lse, "dlse");
   backward(inputs, call.q, call.k, call.v, {}, call.options);  // asked for none yet: checks the call
 
   Gradients gradients;
-  gradients.dq = gradient(context, call.given[0], call.q, "dq");
-  gradients.dk = gradient(context, call.given[1], call.k, "dk");
-  gradients.dv = gradient(context, call.given[2], call.v, "dv");
+  gradients.dq = gradient(context, call.given[0].shape, call.q, "dq");
+  gradients.dk = gradient(context, call.given[1].shape, call.k, "dk");
+  gradients.dv = gradient(context, call.given[2].shape, call.v, "dv");
   for (const auto& term : call.terms) {
     (term.name == "bias" ? gradients.dbias : gradients.dsink) =
-        gradient(context, term.view, term.view, term.name.c_str());
+        gradient(context, {term.view.shape.begin(), term.view.shape.begin() + term.view.rank}, term.view,
+                 term.name.c_str());
   }
   const GpuTurn turn(call.q.device);
   backward(inputs, call.q, call.k, call.v, gradients, call.options);

@@ -1,6 +1,9 @@
 #include "tensors.h"
 
+#include <algorithm>
+#include <functional>
 #include <new>
+#include <numeric>
 
 namespace anyflash::tensorflow {
 namespace {
@@ -41,13 +44,11 @@ void Status::set_to_what_was_thrown() {
   }
 }
 
-TensorView view_of(const TF_Tensor* tensor, Device device, const char* name) {
-  TensorView view;
-  view.rank = TF_NumDims(tensor);
-  if (view.rank > TensorView::max_rank) {
-    throw Error(Error::Kind::value, std::string(name) + ": rank " + std::to_string(view.rank) + ", expected at most " +
-                                        std::to_string(TensorView::max_rank));
-  }
+Shaped shaped_of(const TF_Tensor* tensor, Device device, const char* name) {
+  Shaped shaped;
+  auto& [view, shape] = shaped;
+  for (int i = 0; i < TF_NumDims(tensor); ++i) shape.push_back(TF_Dim(tensor, i));
+  view.rank = std::min(int(shape.size()), TensorView::max_rank);
   const auto theirs = TF_TensorType(tensor);
   bool known = false;
   for (const auto& [type, ours] : types) {
@@ -56,10 +57,21 @@ TensorView view_of(const TF_Tensor* tensor, Device device, const char* name) {
     known = true;
   }
   if (!known) throw Error(Error::Kind::type, std::string(name) + ": TensorFlow's type " + std::to_string(theirs));
-  for (int i = 0; i < view.rank; ++i) view.shape[i] = TF_Dim(tensor, i);
+  std::copy(shape.end() - view.rank, shape.end(), view.shape.begin());
+  if (view.rank > 0) {
+    view.shape[0] = std::accumulate(shape.begin(), shape.end() - view.rank + 1, std::int64_t{1}, std::multiplies<>());
+  }
   view.set_row_major_strides();
   view.device = device;
   view.data = TF_TensorData(tensor);
+  return shaped;
+}
+
+TensorView Shaped::whole(const char* name) const {
+  if (int(shape.size()) > view.rank) {
+    throw Error(Error::Kind::value, std::string(name) + ": rank " + std::to_string(shape.size()) +
+                                        ", expected at most " + std::to_string(TensorView::max_rank));
+  }
   return view;
 }
 
@@ -70,24 +82,28 @@ Context::Context(TF_OpKernelContext* context, DeviceKind kind)
   tensors_.reserve(inputs_ + TF_NumOutputs(context));
 }
 
-TensorView Context::next(const char* name, bool host) {
+Shaped Context::next_shaped(const char* name, bool host) {
   if (next_ >= inputs_) throw Error(Error::Kind::value, std::string(name) + ": not given");
   TF_Tensor* tensor = nullptr;
   Status status;
   TF_GetInput(context_, next_++, &tensor, status);
   status.check(name);
   tensors_.emplace_back(tensor);
-  return view_of(tensor, host ? Device{} : device_, name);
+  return shaped_of(tensor, host ? Device{} : device_, name);
 }
 
-TensorView Context::make(const std::vector<std::int64_t>& shape, ElementType type, const char* name) {
+TensorView Context::next(const char* name, bool host) {
+  return next_shaped(name, host).whole(name);
+}
+
+Shaped Context::make(const std::vector<std::int64_t>& shape, ElementType type, const char* name) {
   std::size_t bytes = element_size(type);
   for (const auto size : shape) bytes *= std::size_t(size);
   Status status;
   tensors_.emplace_back(
       TF_AllocateOutput(context_, made_++, type_of(type), shape.data(), int(shape.size()), bytes, status));
   if (!status.ok()) throw Error(Error::Kind::memory, std::string(name) + ": " + TF_Message(status));
-  return view_of(tensors_.back().get(), device_, name);
+  return shaped_of(tensors_.back().get(), device_, name);
 }
 
 }  // namespace anyflash::tensorflow

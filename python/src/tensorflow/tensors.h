@@ -34,8 +34,15 @@ struct DeleteTensor {
 };
 using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 
-/// Throws Error if the rank or the type is none that a view has.
-TensorView view_of(const TF_Tensor* tensor, Device device, const char* name);
+/// A tensor of any rank, row-major. Where that is more than a view has, the view's leading axes are joined.
+struct Shaped {
+  TensorView view;
+  std::vector<std::int64_t> shape;
+  TensorView whole(const char* name) const;  ///< the view; throws Error if axes were joined
+};
+
+/// Throws Error if the type is none that a view has.
+Shaped shaped_of(const TF_Tensor* tensor, Device device, const char* name);
 
 /// The inputs of a kernel's call, and the outputs that it makes.
 class Context {
@@ -43,11 +50,12 @@ class Context {
   Context(TF_OpKernelContext* context, DeviceKind kind);
 
   /// The next input that has not been asked for. Those of `host` are in the host's memory on every device.
-  TensorView next(const char* name, bool host = false);
+  Shaped next_shaped(const char* name, bool host = false);
+  TensorView next(const char* name, bool host = false);  ///< throws Error if no view has its rank
   bool has_more() const { return next_ < inputs_; }
   int outputs() const { return TF_NumOutputs(context_); }
   /// The next output, uninitialised.
-  TensorView make(const std::vector<std::int64_t>& shape, ElementType type, const char* name);
+  Shaped make(const std::vector<std::int64_t>& shape, ElementType type, const char* name);
 
  private:
   TF_OpKernelContext* context_;
