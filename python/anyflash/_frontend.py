@@ -14,6 +14,13 @@ def refuse_tables(tables: Mapping[str, Any] | None) -> None:
         raise ValueError("tables: given with a Rule, expected with a rule's text alone")
 
 
+def given_tables(tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Of a call whose rule is a text."""
+    if not isinstance(tables, (Mapping, type(None))):
+        raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
+    return tables or {}
+
+
 def check_return_lse(return_lse: Any) -> None:
     if not isinstance(return_lse, (bool, str)) or return_lse not in (False, True, "lm"):
         raise ValueError(f"return_lse: {echoed(repr(return_lse))}, expected True, False or 'lm'")

@@ -27,6 +27,8 @@ WRONG = {
     "no key": (ValueError, "key: ", lambda: attention(X)),
     "rule": (TypeError, "rule: type int", lambda: attention(X, X, X, rule=3)),
     "rule's text": (ValueError, "rule: ", lambda: attention(X, X, X, rule="casual()")),
+    "tables of no names": (TypeError, "tables: type list, expected arrays by name",
+                           lambda: attention(X, X, X, rule="documents(a, a)", tables=[X])),
     "tables": (ValueError, "tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
     "no table": (ValueError, "tables: no array 'a'", lambda: attention(X, X, X, rule="documents(a, a)")),
     "table of words": (TypeError, "tables: a: type ",

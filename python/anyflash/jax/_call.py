@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from .. import _core
+from .._frontend import given_tables
 
 NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _TITLES = {"q": "query", "k": "key", "v": "value"}
@@ -71,7 +72,7 @@ def rule_parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, dict[s
     if isinstance(rule, str):
         text = " ".join(rule.split())
         named = set(re.findall(r"\w+", text))
-        return text, {name: table for name, table in (tables or {}).items() if name in named}
+        return text, {name: table for name, table in given_tables(tables).items() if name in named}
     if not isinstance(rule, _core.Rule):
         kind = _core.echoed(type(rule).__name__)
         raise TypeError(f"rule: type {kind}, expected a rule such as anyflash.causal(), or its text")

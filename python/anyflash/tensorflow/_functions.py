@@ -6,7 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ._ops import constant, integer, of_dimensions, one_line, rows_type, word
+from .._core import echoed
+from ._ops import constant, integer, invalid, of_dimensions, one_line, rows_type, word
+
+_SYNC_MODES = ("none_front", "none_end", "scale_front", "scale_end")
 
 
 def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
@@ -72,7 +75,9 @@ def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
     if not hasattr(q, "dtype"):
         q = tf.convert_to_tensor(q)
-    call = f"rule={rule}; align={word('sync_mode', align)}; dimensions={dimensions}"
+    if word("sync_mode", align) not in _SYNC_MODES:
+        raise invalid(f"sync_mode: {echoed(repr(align))}, expected {', '.join(_SYNC_MODES[:-1])} or {_SYNC_MODES[-1]}")
+    call = f"rule={rule}; align={align}; dimensions={dimensions}"
     try:
         out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q))
     except tf.errors.OpError as error:

@@ -11,7 +11,7 @@ import torch
 
 from .. import _core
 from .._core import Rule
-from .._frontend import refuse_tables
+from .._frontend import given_tables, refuse_tables
 from ._traced import TracedRule
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -34,7 +34,8 @@ def rule_of(text: str, names: str = "", tables: Sequence[Any] = ()) -> Rule:
 def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
     """A call's rule, which may be given as a text with its tables; if it is neither, that is told where it is used."""
     if isinstance(rule, str):
-        return _core.parse_rule(rule, dict(tables)) if tables else rule_of(rule)
+        given = given_tables(tables)
+        return _core.parse_rule(rule, dict(given)) if given else rule_of(rule)
     refuse_tables(tables)
     return rule
 
@@ -49,7 +50,7 @@ def as_tensor(array: Any) -> torch.Tensor:
 def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, list[torch.Tensor]]:
     """(text, names, tables) of a call's rule, as rule_of takes them; a Rule's tables are shared with it, not copied."""
     if isinstance(rule, str):
-        given = tables or {}
+        given = given_tables(tables)
         return rule, " ".join(given), [as_tensor(table) for table in given.values()]
     refuse_tables(tables)
     found: list[torch.Tensor] = []
