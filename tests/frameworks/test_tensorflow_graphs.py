@@ -317,6 +317,13 @@ def test_options_of_another_type(options):
         attention(X, X, X, **options)
 
 
+@pytest.mark.parametrize("call", [full_1d, attention])
+def test_numpy_beside_tensors_of_another_type(call):
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        call(np.zeros(X.shape), X, X)
+    assert "lse" not in str(raised.value) and "double" in str(raised.value), raised.value
+
+
 @pytest.mark.parametrize("change", [{"window_size": 2.5}, {"log2_stride_size": "0"}, {"window_size": None}])
 def test_windows_are_whole_numbers(change):
     with pytest.raises(TypeError):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from .._core import Rule
 from .._frontend import check_return_lse
 from .._rules import full
-from ._ops import bhds, channels_last, constant, integer, invalid, one_line, rows_type, word
+from ._ops import bhds, channels_last, constant, integer, invalid, one_line, rows_type, tensor, word
 
 _FULL = full()
 _LAYOUTS = {"bhsd": channels_last, "bshd": channels_last, "thd": channels_last, "bhds": bhds}
@@ -62,7 +62,7 @@ def attention(
         check_return_lse(return_lse)
     except ValueError as error:
         raise invalid(str(error)) from None
-    q = q if hasattr(q, "dtype") else tf.convert_to_tensor(q)
+    q = tensor(q)
     text, of_rule = _parts(rule, tables)
     terms, slopes = _given(bias=bias, sink=sink), _given(alibi_slopes=alibi_slopes)
     others = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from .._core import echoed
-from ._ops import constant, integer, invalid, of_dimensions, one_line, rows_type, word
+from ._ops import constant, integer, invalid, of_dimensions, one_line, rows_type, tensor, word
 
 _SYNC_MODES = ("none_front", "none_end", "scale_front", "scale_end")
 
@@ -73,8 +73,7 @@ def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
 
 
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
-    if not hasattr(q, "dtype"):
-        q = tf.convert_to_tensor(q)
+    q = tensor(q)
     if word("sync_mode", align) not in _SYNC_MODES:
         raise invalid(f"sync_mode: {echoed(repr(align))}, expected {', '.join(_SYNC_MODES[:-1])} or {_SYNC_MODES[-1]}")
     call = f"rule={rule}; align={align}; dimensions={dimensions}"

@@ -8,6 +8,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from .._core import echoed
@@ -44,6 +45,11 @@ def word(name: str, value: Any) -> str:
     if ";" in value:
         raise invalid(f"{name}: {echoed(repr(value))}, expected no ';'")
     return value
+
+
+def tensor(q: Any) -> Any:
+    """With TensorFlow's own type: an op would cast NumPy's numbers to that of its other inputs."""
+    return tf.convert_to_tensor(q) if isinstance(q, np.ndarray) or not hasattr(q, "dtype") else q
 
 
 def rows_type(q: Any) -> Any:
