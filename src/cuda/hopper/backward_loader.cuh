@@ -86,7 +86,8 @@ struct GroupBackwardShared {
     task_written.begin(1), task_read.begin_for_warps(1), results_read.begin(2);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(8);
     for (int i = 0; i < kScoreBuffers; ++i)
-      scores_written[i].begin_for_warps(8), scores_full[i].begin_for_warps(1), scores_empty[i].begin_for_warps(8, stored);
+      scores_written[i].begin_for_warps(8), scores_full[i].begin_for_warps(1),
+          scores_empty[i].begin_for_warps(8, stored);
     for (int i = 0; i < 2; ++i) sums_written[i].begin_for_warps(4), sums_empty[i].begin(1);
     barriers_begun();
   }

@@ -48,6 +48,7 @@ struct Barrier {
                  "r"(bytes)
                  : "memory");
   }
+  /// The same of a whole warp, as arrive_for_warp().
   __device__ __forceinline__ void arrive_and_expect_for_warp(int bytes) {
     if (lane_number() == 0)
       arrive_and_expect(bytes);

@@ -5,8 +5,8 @@
 // padded to 64, and takes the tiles of 64 keys in their order: S = Q K^T, the online softmax, O += P V, as in
 // forward.cuh, with keys and values read where the copy engine has put them. So nothing has to be joined in the block.
 // Q is in shared memory, P in registers. Warps that have no rows make the products alone. Two blocks on a
-// multiprocessor (of 256 channels one) fill each other's time. Bound by reading K and V: of the 1800 cycles that memory needs for a
-// tile of 128 channels the products take 600.
+// multiprocessor (of 256 channels one) fill each other's time. Bound by reading K and V: of the 1800 cycles that memory
+// needs for a tile of 128 channels the products take 600.
 //
 // A warp whose result is not finite goes over its keys again, with care, by mma.sync in the same order, which gives the
 // same bits to its other rows: it reads keys and values itself, since the tiles have gone.
