@@ -4,6 +4,7 @@
 #include <anyflash/attention.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,8 @@
 #include <initializer_list>
 #include <limits>
 #include <random>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -131,10 +134,21 @@ void all_options(ElementType type, const Shape& shape) {
 
 }  // namespace
 
-/// Arguments: `few` or `many` runs the calls of few queries, or the others, alone.
+/// Arguments: `few` or `many`, the calls of few queries or the others; the name of an element type. What is not given
+/// means all.
 int main(int argc, char** argv) {
-  const auto wanted = [&](const char* part) { return argc < 2 || std::strcmp(argv[1], part) == 0; };
-  for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
+  std::vector<std::string_view> parts, types;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view name = argv[i];
+    (name == "few" || name == "many" ? parts : types).push_back(name);
+  }
+  const auto among = [](const auto& names, std::string_view name) {
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const auto wanted = [&](std::string_view part) { return among(parts, part); };
+  for (const auto& [name, type] : {std::pair("float16", ElementType::float16), {"bfloat16", ElementType::bfloat16},
+                                   {"float32", ElementType::float32}, {"float64", ElementType::float64}}) {
+    if (!among(types, name)) continue;
     for (const Shape& shape :
          {Shape{130, 150, 64, 64, false}, Shape{70, 130, 40, 100, true}, Shape{300, 200, 128, 128, false},
           Shape{130, 70, 256, 256, false}, Shape{65, 66, 200, 300, true}}) {
@@ -164,4 +178,5 @@ int main(int argc, char** argv) {
     if (wanted("many")) run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), false, true);
   }
   std::printf("grid: %d calls\n", calls);
+  return calls == 0;
 }
