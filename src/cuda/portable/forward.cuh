@@ -110,7 +110,8 @@ class ForwardBlock {
       Products::template values<typename Shared::ValueTile>(o_, s, shared_.v, careful);
       if (careful) __syncthreads();  // before the words are written anew
     }
-    __syncthreads();  // words and tiles may be written anew
+    copies_wait<0>();  // of the queries, where they see no key
+    __syncthreads();   // words and tiles may be written anew
     return !__syncthreads_or(careful ? overflowed() : !finite());
   }
 
