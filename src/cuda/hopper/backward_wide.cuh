@@ -86,7 +86,8 @@ class WideBackwardBlock {
           score_products(ds, more_ds, shared_.v, shared_.dout[next]);
           products_wait_for<2>();
           keep(grad_v), keep(grad_k);
-          shared_.empty[stage].arrive_for_warp(), shared_.scores_empty[buffer].arrive_for_warp();
+          shared_.empty[stage].arrive_for_warp();
+          if constexpr (Sizes::kCopied) shared_.scores_empty[buffer].arrive_for_warp();  // who brings a bias waits
           products_wait_for<1>();
           add(p, more_p);
           weigh(p, packed, next, buffer ^ 1, tile);

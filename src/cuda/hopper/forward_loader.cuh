@@ -48,8 +48,9 @@ struct GroupForwardShared {
   alignas(kBias > 0 ? 1024 : 16) char bias[kBias > 0 ? kStages : 1][kBias > 0 ? kBlocks : 1][kBias > 0 ? kBias : 16];
   alignas(Sizes::kOwnResults ? 1024 : 16) E results[Sizes::kOwnResults ? kBlocks : 1][Sizes::kOwnResults ? kTile : 8];
   Word words[kStages][kBlocks][64];
-  std::int32_t tile[kStages];   ///< bit w: block w of the task visits it; 8 + w: it hides some pairs; or `last`
-  std::int32_t b, h, first_block;  ///< the task; first_block -1: there are no more
+  std::int32_t tile[kStages];  ///< bit w: block w of the task visits it; 8 + w: it hides some pairs; or `last`
+  alignas(16) std::int32_t b;  ///< the task; what other barriers guard is not read together with it
+  std::int32_t h, first_block;  ///< first_block -1: there are no more
   Barrier queries_full, queries_empty;
   Barrier keys_full[kStages], values_full[kStages];
   Barrier keys_empty[kStages], values_empty[kStages];  ///< the second of both, unless they are apart
