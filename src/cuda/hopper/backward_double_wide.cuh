@@ -24,12 +24,14 @@ struct WideDoubleBackwardShared {
   bool partial[kQuerySlots];
   std::int32_t gradient_tile[kDoutSlots];  ///< tile, for those who do not read the others
   Barrier keys, q_full[kQuerySlots], q_empty[kQuerySlots], dout_full[kDoutSlots], dout_empty[kDoutSlots];
+  Barrier weights_stored, scores_stored, scores_done;  ///< P^T or dS^T of a tile
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
     keys.begin(1);
     for (int i = 0; i < kQuerySlots; ++i) q_full[i].begin_for_warps(1), q_empty[i].begin_for_warps(8);
     for (int i = 0; i < kDoutSlots; ++i) dout_full[i].begin(1), dout_empty[i].begin_for_warps(8);
+    weights_stored.begin_for_warps(4), scores_stored.begin_for_warps(4), scores_done.begin_for_warps(8);
     barriers_begun();
   }
 };
@@ -65,7 +67,6 @@ class WideDoubleBackwardBlock {
  private:
   using Scores = E[4][2][2];
   using Sums = E[kDepth / 8][2][2];
-  enum NamedBarrier : unsigned { weights_stored = 1, scores_stored, scores_done, own_scores_stored };
 
   // --- The warp that loads -------------------------------------------------------------------------------------------
 
@@ -175,17 +176,16 @@ class WideDoubleBackwardBlock {
       if (shared_.partial[query.of[0]]) hide_pairs(p, shared_.words[query.of[0]]);
 #pragma unroll
       for (int n = 0; n < 2; ++n) release(shared_.q_empty[query.of[n]]);
-      if (count > 0) sync_threads<256>(scores_done);
+      shared_.scores_done.wait(count / 2 % 2 ^ 1);  // of the tile before
       store_scores(shared_.scores, p);
-      hand_over<256>(weights_stored);
+      release(shared_.weights_stored);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         shared_.dout_full[dout.of[n]].wait(dout.parity[n]);
         column_products<kPanels>(sum, p, 2 * n, shared_.dout[dout.of[n]]);
         release(shared_.dout_empty[dout.of[n]]);
       }
-      sync_threads<256>(scores_stored);
-      add_query_gradient(args_.sums + std::int64_t{tile} * (32 * kDepth), shared_.scores, shared_.k, threadIdx.x / 32);
+      share_out(tile, count);
     }
     store(sum, 1, 1.0);
   }
@@ -202,10 +202,9 @@ class WideDoubleBackwardBlock {
       const auto tile = shared_.gradient_tile[dout.of[0]];
       if (tile < 0) break;
       shared_.dout_full[dout.of[1]].wait(dout.parity[1]);
-      if (count > 0) hand_over<256>(scores_done);
       Scores x;
       row_products<kPanels, 1>(x, shared_.v, shared_.dout[dout.of[0]], shared_.dout[dout.of[1]]);
-      sync_threads<256>(weights_stored);
+      shared_.weights_stored.wait(count / 2 % 2);
       {
         Scores p;
         read_scores(p, shared_.scores);
@@ -214,7 +213,7 @@ class WideDoubleBackwardBlock {
                         OfQueries<E>{given ? shared_.dlse[dout.of[0]] : nullptr, shared_.dlse[dout.of[1]]});
       }
       store_scores(shared_.scores, x);
-      hand_over<256>(scores_stored);
+      release(shared_.scores_stored);
 #pragma unroll
       for (int n = 0; n < 2; ++n) release(shared_.dout_empty[dout.of[n]]);
 #pragma unroll
@@ -223,10 +222,16 @@ class WideDoubleBackwardBlock {
         column_products<kPanels>(sum, x, 2 * n, shared_.q[query.of[n]]);
         release(shared_.q_empty[query.of[n]]);
       }
-      sync_threads<128>(own_scores_stored);
-      add_query_gradient(args_.sums + std::int64_t{tile} * (32 * kDepth), shared_.scores, shared_.k, threadIdx.x / 32);
+      share_out(tile, count);
     }
     store(sum, 0, args_.scale);
+  }
+
+  /// This warp's share of a tile's dQ.
+  __device__ __forceinline__ void share_out(std::int32_t tile, unsigned count) {
+    shared_.scores_stored.wait(count / 2 % 2);
+    add_query_gradient(args_.sums + std::int64_t{tile} * (32 * kDepth), shared_.scores, shared_.k, threadIdx.x / 32);
+    release(shared_.scores_done);
   }
 
   /// This warp's rows of dK (n = 0) or dV.

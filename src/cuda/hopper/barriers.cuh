@@ -10,9 +10,9 @@
 
 namespace anyflash::cuda {
 
-/// compute-sanitizer's racecheck does not follow what __syncwarp() orders before one lane's arrival for its warp, nor
-/// threads that arrive at a numbered barrier without waiting. In the build that scripts/sanitize-gpu makes for it all
-/// lanes arrive, and threads that hand over wait.
+/// compute-sanitizer's racecheck does not follow what __syncwarp() orders before one lane's arrival for its warp. In the
+/// build that scripts/sanitize-gpu makes for it all lanes arrive. (Nor does it follow numbered barriers at which warps
+/// meet from different places of the code.)
 #ifdef ANYFLASH_FOR_RACECHECK
 inline constexpr bool kForRacecheck = true;
 #else
@@ -144,12 +144,6 @@ template <int threads>
 __device__ __forceinline__ void arrive_threads(unsigned number) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(threads) : "memory");
 }
-/// The same of threads that hand over what they have written, or read, in shared memory.
-template <int threads>
-__device__ __forceinline__ void hand_over(unsigned number) {
-  kForRacecheck ? sync_threads<threads>(number) : arrive_threads<threads>(number);
-}
-
 template <int registers>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
