@@ -41,11 +41,6 @@ __device__ __forceinline__ const double* rests_of(const DoubleBackwardArgs& args
   return static_cast<const double*>(args.terms.rest) + std::int64_t{tile} * 32;
 }
 
-__device__ __forceinline__ void release(Barrier& empty) {
-  __syncwarp();
-  empty.arrive_for_warp();
-}
-
 template <class E>  // float64: a template lest other GPUs' code be made of it
 class DoubleBackwardBlock {
  public:

@@ -150,11 +150,6 @@ class GroupForwardBlock {
   __device__ __forceinline__ static void step(int& stage, unsigned& parity) {
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
-  /// This warp is done with what a barrier stands for.
-  __device__ __forceinline__ static void release(Barrier& empty) {
-    __syncwarp();
-    empty.arrive_for_warp();
-  }
   __device__ __forceinline__ void keep_results() {
 #pragma unroll
     for (int n = 0; n < kParts; ++n) keep(o_[n]);
