@@ -32,7 +32,7 @@ class GroupBackwardBlock {
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
   static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
-  static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
+  static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8, kThreads = Sizes::kThreads;
   /// dK and dV leave by the copy engine. Not where biases come to the memory that they would leave by.
   static constexpr bool kByCopies = !Sizes::kGeneral;
   /// In `cells` from a warpgroup's number on: all pairs of its key block are hidden.

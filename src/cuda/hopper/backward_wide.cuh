@@ -20,6 +20,7 @@ class WideBackwardBlock {
   using E = typename Sizes::Element;
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
+  static constexpr int kThreads = Sizes::kThreads;
   static constexpr int kTiles = 4;          ///< of 8 queries, of half a tile's scores
   static constexpr int kChannelTiles = 16;  ///< of 8 channels, of half the head size
 

@@ -34,6 +34,7 @@ class GroupForwardBlock {
   using Shared = GroupForwardShared<Sizes>;
   static constexpr bool kPieced = Sizes::kParts > 1;
   static constexpr int kDepth = Sizes::kDepth, kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
+  static constexpr int kThreads = Sizes::kThreads;
   static constexpr int kTiles = 8;                                  ///< of 8 keys
   static constexpr int kPart = kDepth < 128 || kPieced ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
