@@ -32,7 +32,7 @@ class GroupBackwardBlock {
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
   static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
-  static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8;
+  static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8, kThreads = Sizes::kThreads;
   /// dK and dV leave by the copy engine. Not where biases come to the memory that they would leave by.
   static constexpr bool kByCopies = !Sizes::kGeneral;
   /// In `cells` from a warpgroup's number on: all pairs of its key block are hidden.
@@ -93,8 +93,7 @@ class GroupBackwardBlock {
       for (int j = 0; j < 8; ++j)
         *reinterpret_cast<float4*>(to + j * 512) = make_float4(c[j][0], c[j][1], c[j][2], c[j][3]);
       if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = tile;
-      __syncwarp();
-      shared_.sums_written[group()].arrive_for_warp();
+      release(shared_.sums_written[group()]);
       return;
     }
     if (kCells == 2 && !(cells >> group() & 1)) return;
@@ -172,8 +171,7 @@ class GroupBackwardBlock {
           key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
           products_wait_for<1>();
           keep(q_gradient);
-          __syncwarp();
-          shared_.empty[stage].arrive_for_warp();
+          release(shared_.empty[stage]);
           if (last_tile >= 0) shared_.scores_empty[last_buffer].arrive_for_warp();
           if (last_tile >= 0) add_query_gradient(q_gradient, last_tile, last_cells, sums_parity), sums_parity ^= 1;
           products_wait_for<0>();
@@ -196,8 +194,7 @@ class GroupBackwardBlock {
       }
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block + static_cast<std::int32_t>(group()),
                            static_cast<std::int32_t>(row() % 64)};
-      __syncwarp();
-      shared_.keys_empty.arrive_for_warp();
+      release(shared_.keys_empty);
       if (kByCopies && args_.key_gradients_copied) {
         copy_key_gradients(grad_k, grad_v, place, stage, buffer, buffer_parity);
       } else {
@@ -210,12 +207,10 @@ class GroupBackwardBlock {
     if (Sizes::kStaged) {
       shared_.sums_empty[group()].wait(sums_parity ^ 1);
       if (threadIdx.x % 128 == 0) shared_.sums_tile[group()] = -1;
-      __syncwarp();
-      shared_.sums_written[group()].arrive_for_warp();
+      release(shared_.sums_written[group()]);
     }
     if (threadIdx.x == 0) shared_.done = true;
-    __syncwarp();
-    shared_.scores_written[buffer].arrive_for_warp();
+    release(shared_.scores_written[buffer]);
   }
 
   /// Scores become P.
@@ -270,8 +265,7 @@ class GroupBackwardBlock {
     if constexpr (Sizes::kGeneral) {
       if (threadIdx.x == 0) shared_.scores_tile[buffer] = tile;
     }
-    __syncwarp();
-    shared_.scores_written[buffer].arrive_for_warp();
+    release(shared_.scores_written[buffer]);
   }
   /// The same of zeros.
   __device__ __forceinline__ void store_no_scores(int buffer, std::int32_t tile) {
@@ -324,8 +318,7 @@ class GroupBackwardBlock {
       }
       shared_.results_read.arrive();
     }
-    __syncwarp();
-    shared_.empty[stage].arrive_for_warp();
+    release(shared_.empty[stage]);
   }
 
   /// This warp's rows of a swizzled tile. Reports what is not finite.

@@ -12,6 +12,7 @@
 
 #include "cuda/hopper/backward_double_kernels.h"
 #include "cuda/hopper/backward_double_products.cuh"
+#include "cuda/hopper/backward_task.cuh"
 
 namespace anyflash::cuda {
 
@@ -41,39 +42,17 @@ __device__ __forceinline__ const double* rests_of(const DoubleBackwardArgs& args
   return static_cast<const double*>(args.terms.rest) + std::int64_t{tile} * 32;
 }
 
-__device__ __forceinline__ void release(Barrier& empty) {
-  __syncwarp();
-  empty.arrive_for_warp();
-}
-
 template <class E>  // float64: a template lest other GPUs' code be made of it
-class DoubleBackwardBlock {
+class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwardShared, 2, 240, 24> {
  public:
-  using Shared = DoubleBackwardShared;
-  static constexpr int kThreads = 3 * 128, kRegisters = 240, kLoaderRegisters = 24, kKeyBlocks = 2;
+  using BackwardTask::BackwardTask;
   static constexpr int kQueries = Shared::kQueries;
 
-  __device__ __forceinline__ DoubleBackwardBlock(const DoubleBackwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
-    const auto& side = args.sides[keys];
-    const auto task = static_cast<std::int32_t>(blockIdx.x), pairs = (side.blocks + 1) / 2, head = task / pairs;
-    first_block_ = task % pairs * 2;  // under causal rules the first blocks are the longest
-    b_ = head / side.heads, key_head_ = head % side.heads;
-  }
-
-  __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) shared_.begin();
-    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
-    if (threadIdx.x >= 256) {
-      give_registers<kLoaderRegisters>();
-      if (threadIdx.x < 256 + 32) load();
-    } else {
-      take_registers<kRegisters>();
-      compute();
-    }
-  }
+  __device__ __forceinline__ void run() { load_and_compute(*this); }
 
  private:
+  friend BackwardTask;
+
   /// By number, each of two: a warpgroup's dS, and its turn to make S.
   enum NamedBarrier : unsigned { scores = 1, turn = 3 };
 
@@ -202,10 +181,6 @@ class DoubleBackwardBlock {
                       box_of(side.grid, side.plain, block), side.grid.size, rows, factor,
                       args_.group_head > 0, args_.careful);
   }
-
-  const DoubleBackwardArgs& args_;
-  Shared& shared_;
-  std::int32_t b_, key_head_, first_block_;
 };
 
 /// What the kernel needs before it begins, from the portable kernel's numbers of rows; dQ's sums, zero. One block of

@@ -37,34 +37,17 @@ struct WideDoubleBackwardShared {
 };
 
 template <class E>  // float64: a template lest other GPUs' code be made of it
-class WideDoubleBackwardBlock {
+class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoubleBackwardShared, 1, 240, 24> {
  public:
-  using Shared = WideDoubleBackwardShared;
-  static constexpr int kThreads = 3 * 128, kRegisters = 240, kLoaderRegisters = 24, kKeyBlocks = 1;
+  using BackwardTask::BackwardTask;
   static constexpr int kDepth = Shared::kDepth, kPanels = kDepth / 16, kHalf = Shared::kHalf;
   static constexpr int kQuerySlots = Shared::kQuerySlots, kDoutSlots = Shared::kDoutSlots;
 
-  __device__ __forceinline__ WideDoubleBackwardBlock(const DoubleBackwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
-    const auto& side = args.sides[keys];
-    const auto task = static_cast<std::int32_t>(blockIdx.x), head = task / side.blocks;
-    block_ = task % side.blocks;  // under causal rules the first blocks are the longest
-    b_ = head / side.heads, key_head_ = head % side.heads;
-  }
-
-  __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) shared_.begin();
-    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
-    if (threadIdx.x >= 256) {
-      give_registers<kLoaderRegisters>();
-      if (threadIdx.x < 256 + 32) load();
-    } else {
-      take_registers<kRegisters>();
-      threadIdx.x < 128 ? weigh() : differentiate();
-    }
-  }
+  __device__ __forceinline__ void run() { load_and_compute(*this); }
 
  private:
+  friend BackwardTask;
+
   using Scores = E[4][2][2];
   using Sums = E[kDepth / 8][2][2];
 
@@ -78,15 +61,15 @@ class WideDoubleBackwardBlock {
     __syncwarp();
     if (lane < 2 * kPanels) {
       const int n = lane / kPanels, panel = lane % kPanels;
-      copy_box((n == 0 ? shared_.k : shared_.v) + panel * 64 * 16, &args_.maps[keys][n], panel * 16, block_ * 64, 0,
-               key_head_, b_, shared_.keys);
+      copy_box((n == 0 ? shared_.k : shared_.v) + panel * 64 * 16, &args_.maps[keys][n], panel * 16, first_block_ * 64,
+               0, key_head_, b_, shared_.keys);
     }
     unsigned count = 0;  // of halves
     const auto h = key_head_ * args_.group_heads + args_.group_head;
     {
       const auto& list = group_of(args_, b_, h).queries_of_key_block;
       MergedRuns<1, 1> runs;
-      runs.open(list, block_, keys_side.blocks);
+      runs.open(list, first_block_, keys_side.blocks);
       for (;;) {
         std::int32_t at[1];
         const auto block = runs.find(at);
@@ -154,6 +137,8 @@ class WideDoubleBackwardBlock {
   };
   using Query = Slots<kQuerySlots>;
   using Dout = Slots<kDoutSlots>;
+
+  __device__ __forceinline__ void compute() { threadIdx.x < 128 ? weigh() : differentiate(); }
 
   /// S^T, P^T, dV.
   __device__ __forceinline__ void weigh() {
@@ -240,13 +225,9 @@ class WideDoubleBackwardBlock {
     if (!side.gradients[n].data) return;
     const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
     store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
-                      box_of(side.grid, side.plain, block_), side.grid.size, rows, factor,
-                      args_.group_head > 0, args_.careful);
+                      box_of(side.grid, side.plain, first_block_), side.grid.size, rows, factor, args_.group_head > 0,
+                      args_.careful);
   }
-
-  const DoubleBackwardArgs& args_;
-  Shared& shared_;
-  std::int32_t b_, key_head_, block_;
 };
 
 }  // namespace anyflash::cuda

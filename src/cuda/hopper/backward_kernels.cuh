@@ -6,30 +6,19 @@
 #include "cuda/hopper/backward_prepare.cuh"
 #include "cuda/hopper/backward_sums.cuh"
 #include "cuda/hopper/backward_wide.cuh"
+#include "cuda/hopper/kernel.cuh"
 
 namespace anyflash::cuda {
 
 template <class Block>
-__global__ void __launch_bounds__(Block::Sizes::kThreads, 1)
-    group_backward_kernel(const __grid_constant__ GroupBackwardArgs args) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char memory[];
-  Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
-#else
-  __trap();  // the host asks no other GPU for it
-#endif
-}
-
-template <class Block>
 GroupBackwardKernels group_backward_kernels_of() {
   using Sizes = typename Block::Sizes;
-  static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a block of threads can have");
   return {reinterpret_cast<const void*>(&prepare_rows<typename Sizes::Element, Sizes::kDepth>),
-          reinterpret_cast<const void*>(&group_backward_kernel<Block>),
+          group_kernel_of<Block, GroupBackwardArgs>(),
           reinterpret_cast<const void*>(&store_query_gradients<typename Sizes::Element, Sizes::kDepth>),
           reinterpret_cast<const void*>(&store_bias_sums<typename Sizes::Element>),
-          Sizes::kThreads,
-          static_cast<int>(sizeof(typename Block::Shared)),
+          Block::kThreads,
+          shared_bytes<Block>(),
           Sizes::kKeys / 64};
 }
 

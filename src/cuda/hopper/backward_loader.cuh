@@ -334,8 +334,7 @@ class GroupLoader {
 
   __device__ __forceinline__ static void show(Barrier& barrier) {
     show_to_products();
-    __syncwarp();
-    barrier.arrive_for_warp();
+    release(barrier);
   }
 
   /// As Shared::cells, of each lane's words.

@@ -35,11 +35,6 @@ class PieceTiles {
       for (int e = 0; e < 4; ++e) x[j][e] = 0;
   }
 
-  __device__ __forceinline__ static void release(Barrier& empty) {
-    __syncwarp();
-    empty.arrive_for_warp();
-  }
-
   __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPiece * 2 / 16); }
 
   /// Rows of K or V times rows of Q or dO, as in the forward pass and in PieceProducts, to the bit.

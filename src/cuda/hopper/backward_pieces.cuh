@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/hopper/backward_piece_products.cuh"
+#include "cuda/hopper/backward_task.cuh"
 
 namespace anyflash::cuda {
 
@@ -32,32 +33,15 @@ struct PieceBackwardShared {
 };
 
 template <class E>  // float32: a template lest other GPUs' code be made of it
-class PieceBackwardBlock : PieceTiles {
+class PieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs, PieceBackwardShared, 2, 232, 40> {
  public:
-  using Shared = PieceBackwardShared;
-  static constexpr int kKeyBlocks = 2, kThreads = 3 * 128, kRegisters = 232, kLoaderRegisters = 40;
+  using BackwardTask::BackwardTask;
 
-  __device__ __forceinline__ PieceBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
-    const auto& side = args.sides[keys];
-    const auto task = static_cast<std::int32_t>(blockIdx.x), pairs = (side.blocks + 1) / 2, head = task / pairs;
-    first_block_ = task % pairs * 2;  // under causal rules the first blocks are the longest
-    b_ = head / side.heads, key_head_ = head % side.heads;
-  }
-
-  __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) shared_.begin();
-    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
-    if (threadIdx.x >= 256) {
-      give_registers<kLoaderRegisters>();
-      if (threadIdx.x < 256 + 32) load();
-    } else {
-      take_registers<kRegisters>();
-      compute();
-    }
-  }
+  __device__ __forceinline__ void run() { load_and_compute(*this); }
 
  private:
+  friend BackwardTask;
+
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
   // --- The warp that loads -------------------------------------------------------------------------------------------
@@ -179,10 +163,6 @@ class PieceBackwardBlock : PieceTiles {
     store_gradient(grad_k, args_, b_, key_head_, block, 0, 0);
     store_gradient(grad_v, args_, b_, key_head_, block, 1, 0);
   }
-
-  const GroupBackwardArgs& args_;
-  Shared& shared_;
-  std::int32_t b_, key_head_, first_block_;
 };
 
 }  // namespace anyflash::cuda

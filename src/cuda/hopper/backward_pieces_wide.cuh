@@ -14,6 +14,7 @@
 #pragma once
 
 #include "cuda/hopper/backward_piece_products.cuh"
+#include "cuda/hopper/backward_task.cuh"
 
 namespace anyflash::cuda {
 
@@ -42,18 +43,9 @@ struct WidePieceBackwardShared {
 };
 
 template <class E>  // float32: a template lest other GPUs' code be made of it
-class WidePieceBackwardBlock : PieceTiles {
+class WidePieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs, WidePieceBackwardShared, 1, 232, 40> {
  public:
-  using Shared = WidePieceBackwardShared;
-  static constexpr int kKeyBlocks = 1, kThreads = 3 * 128, kRegisters = 232, kLoaderRegisters = 40;
-
-  __device__ __forceinline__ WidePieceBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
-      : args_(args), shared_(shared) {
-    const auto& side = args.sides[keys];
-    const auto task = static_cast<std::int32_t>(blockIdx.x), head = task / side.blocks;
-    block_ = task % side.blocks;  // under causal rules the first blocks are the longest
-    b_ = head / side.heads, key_head_ = head % side.heads;
-  }
+  using BackwardTask::BackwardTask;
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) shared_.begin();
@@ -75,7 +67,7 @@ class WidePieceBackwardBlock : PieceTiles {
     const bool leads = lane_number() == 0;
     const auto& keys_side = args_.sides[keys];
     if (leads) {
-      const auto block = (b_ * keys_side.heads + key_head_) * keys_side.blocks + block_;
+      const auto block = (b_ * keys_side.heads + key_head_) * keys_side.blocks + first_block_;
       shared_.keys_full[n].arrive_and_expect(2 * PieceTile::kBytes);
       for (int half = 0; half < 2; ++half)
         copy(shared_.keys[n][half], args_.pieces[keys][n], block, half, shared_.keys_full[n]);
@@ -84,7 +76,7 @@ class WidePieceBackwardBlock : PieceTiles {
     for (auto h = key_head_ * args_.group_heads; h < (key_head_ + 1) * args_.group_heads; ++h) {
       const auto& list = group_of(args_, b_, h).queries_of_key_block;
       MergedRuns<1, 1> runs;
-      runs.open(list, block_, keys_side.blocks);
+      runs.open(list, first_block_, keys_side.blocks);
       for (;; parity ^= 1) {
         std::int32_t words[1];
         const auto block = runs.find(words);
@@ -191,8 +183,8 @@ class WidePieceBackwardBlock : PieceTiles {
       join(query_gradient, sums);
     }
     add_query_gradient(query_gradient, last_tile, n);
-    store_gradient(gradient[0], args_, b_, key_head_, block_, other, 0);
-    store_gradient(gradient[1], args_, b_, key_head_, block_, other, 64);
+    store_gradient(gradient[0], args_, b_, key_head_, first_block_, other, 0);
+    store_gradient(gradient[1], args_, b_, key_head_, first_block_, other, 64);
   }
 
   /// S^T or dP^T. A chain of products for each half, as in the forward pass and in PieceProducts, to the bit.
@@ -229,10 +221,6 @@ class WidePieceBackwardBlock : PieceTiles {
       x[j][0] *= p.x, x[j][1] *= p.y, x[j][2] *= p.z, x[j][3] *= p.w;
     }
   }
-
-  const GroupBackwardArgs& args_;
-  Shared& shared_;
-  std::int32_t b_, key_head_, block_;
 };
 
 }  // namespace anyflash::cuda

@@ -20,6 +20,7 @@ class WideBackwardBlock {
   using E = typename Sizes::Element;
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
+  static constexpr int kThreads = Sizes::kThreads;
   static constexpr int kTiles = 4;          ///< of 8 queries, of half a tile's scores
   static constexpr int kChannelTiles = 16;  ///< of 8 channels, of half the head size
 
@@ -69,8 +70,7 @@ class WideBackwardBlock {
           store_weights(shared_.scores[buffer], packed);
           pack<E>(packed, ds);
           store_gradients(shared_.scores[buffer] + Sizes::kGradients, packed);
-          __syncwarp();
-          shared_.scores_written[buffer].arrive_for_warp();
+          release(shared_.scores_written[buffer]);
           shared_.scores_full[buffer].wait(made / 2 % 2);
           Gradient grad_q;
           query_gradient(grad_q, buffer);
@@ -96,15 +96,13 @@ class WideBackwardBlock {
         }
       }
       const KeyPlace place{shared_.b, shared_.key_head, shared_.first_block, static_cast<std::int32_t>(row())};
-      __syncwarp();
-      shared_.empty[count % 2].arrive_for_warp(), shared_.keys_empty.arrive_for_warp();
+      release(shared_.empty[count % 2]), shared_.keys_empty.arrive_for_warp();
       ++count;
       store_key_gradients<E>(grad_k, args_, place, 0, group() * 128, args_.factor);
       store_key_gradients<E>(grad_v, args_, place, 1, group() * 128, 1.0f);
     }
     if (threadIdx.x == 0) shared_.done = true;
-    __syncwarp();
-    shared_.scores_written[made % 2].arrive_for_warp();
+    release(shared_.scores_written[made % 2]);
   }
 
   __device__ __forceinline__ static void clear(Gradient& x) {

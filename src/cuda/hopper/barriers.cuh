@@ -70,6 +70,12 @@ struct Barrier {
   }
 };
 
+/// A whole warp's arrival, behind all that its lanes have read and written.
+__device__ __forceinline__ void release(Barrier& barrier) {
+  __syncwarp();
+  barrier.arrive_for_warp();
+}
+
 /// Brings a map near the copy engine.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -137,8 +137,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
         }
       }
       if constexpr (!kCareful) {
-        __syncwarp();
-        shared_.empty[stage_].arrive_for_warp();
+        release(shared_.empty[stage_]);
         if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
       }
     }

@@ -168,8 +168,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       pack<E>(p, s);
       if (first + kKeys > span.end) clear_values(span.end - first);
       add_values(p);
-      __syncwarp();
-      shared_.empty[stage_].arrive_for_warp();
+      release(shared_.empty[stage_]);
       if (++stage_ == Sizes::kStages) stage_ = 0, parity_ ^= 1;
     }
   }

@@ -4,6 +4,7 @@
 #include "cuda/hopper/decode.cuh"
 #include "cuda/hopper/decode_group.cuh"
 #include "cuda/hopper/decode_kernels.h"
+#include "cuda/hopper/kernel.cuh"
 
 namespace anyflash::cuda {
 
@@ -36,10 +37,8 @@ __global__ void __launch_bounds__(Rows::Sizes::kThreads, bulk_decode_blocks<type
 template <class Rows>
 BulkDecodeKernel bulk_decode_kernel_of() {
   using Sizes = typename Rows::Sizes;
-  using Shared = typename Rows::Shared;
-  static_assert(sizeof(Shared) <= 227 << 10, "more shared memory than a block of threads can have");
   return {reinterpret_cast<const void*>(&bulk_decode_kernel<Rows>), Sizes::kRows, Sizes::kThreads,
-          static_cast<int>(sizeof(Shared)), bulk_decode_blocks<Shared>, !Sizes::kOneTask};
+          shared_bytes<Rows>(), bulk_decode_blocks<typename Rows::Shared>, !Sizes::kOneTask};
 }
 
 template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>

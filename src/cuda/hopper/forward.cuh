@@ -21,6 +21,7 @@
 #include "cuda/hopper/forward_loader.cuh"
 #include "cuda/hopper/registers.cuh"
 #include "cuda/portable/scores.cuh"
+#include "cuda/portable/softmax.cuh"
 #include "cuda/portable/tuning.h"
 
 namespace anyflash::cuda {
@@ -34,6 +35,7 @@ class GroupForwardBlock {
   using Shared = GroupForwardShared<Sizes>;
   static constexpr bool kPieced = Sizes::kParts > 1;
   static constexpr int kDepth = Sizes::kDepth, kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
+  static constexpr int kThreads = Sizes::kThreads;
   static constexpr int kTiles = 8;                                  ///< of 8 keys
   static constexpr int kPart = kDepth < 128 || kPieced ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
@@ -71,7 +73,7 @@ class GroupForwardBlock {
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
   /// This lane's first row of its query block; the second is 8 behind it.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
-  __device__ __forceinline__ static float infinity() { return __int_as_float(0x7f800000); }
+  __device__ __forceinline__ static float infinity() { return cuda::infinity<float>(); }
 
   __device__ __forceinline__ void load_queries() {
     const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
@@ -149,11 +151,6 @@ class GroupForwardBlock {
 
   __device__ __forceinline__ static void step(int& stage, unsigned& parity) {
     if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-  /// This warp is done with what a barrier stands for.
-  __device__ __forceinline__ static void release(Barrier& empty) {
-    __syncwarp();
-    empty.arrive_for_warp();
   }
   __device__ __forceinline__ void keep_results() {
 #pragma unroll
@@ -414,15 +411,6 @@ class GroupForwardBlock {
   }
   /// Of what soften() is given.
   __device__ __forceinline__ float scale() const { return Sizes::kGeneral ? 1.0f : args_.factor; }
-
-  __device__ __forceinline__ static float quad_largest(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-  }
-  __device__ __forceinline__ static float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-  }
 
   // --- The end of a task ---------------------------------------------------------------------------------------------
 

@@ -184,10 +184,6 @@ class DoubleForwardBlock {
   using Scores = E[4][2][2];
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
-  __device__ __forceinline__ static void release(Barrier& empty) {
-    __syncwarp();
-    empty.arrive_for_warp();
-  }
 
   // --- The walk over the keys ----------------------------------------------------------------------------------------
 

@@ -3,26 +3,15 @@
 
 #include "cuda/hopper/forward.cuh"
 #include "cuda/hopper/forward_kernels.h"
+#include "cuda/hopper/kernel.cuh"
 
 namespace anyflash::cuda {
-
-template <class Block>
-__global__ void __launch_bounds__(Block::Sizes::kThreads, 1)
-    group_forward_kernel(const __grid_constant__ GroupForwardArgs args) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char memory[];
-  Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
-#else
-  __trap();  // the host asks no other GPU for it
-#endif
-}
 
 template <class Sizes>
 GroupForwardKernel group_forward_kernel_of() {
   using Block = GroupForwardBlock<Sizes>;
-  static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a block of threads can have");
-  return {reinterpret_cast<const void*>(&group_forward_kernel<Block>), Sizes::kThreads,
-          static_cast<int>(sizeof(typename Block::Shared)), Sizes::kBlocks, Sizes::kBiasBytes};
+  return {group_kernel_of<Block, GroupForwardArgs>(), Block::kThreads, shared_bytes<Block>(), Sizes::kBlocks,
+          Sizes::kBiasBytes};
 }
 
 // Query blocks of a task, stages, registers, bytes of a bias. docs/design-log.md has the figures.
