@@ -109,6 +109,19 @@ def test_what_is_not_finite(d):
     assert (out == 0).all() and (lse == -torch.inf).all()
 
 
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("queries, keys, align", [(300, 333, "none_front"), (400, 290, "none_end")])
+def test_what_nobody_sees_changes_no_bit(queries, keys, align, d):
+    q, k, v = (numbers(1, 2, n, d, seed=seed) for seed, n in enumerate((queries, keys, keys)))
+    options = dict(rule=af.causal(), align=align, return_lse=True)
+    expected = af.attention(q, k, v, **options)
+    q[:, :, : max(0, queries - keys)] = torch.nan
+    k[:, :, queries:] = v[:, :, queries:] = torch.nan
+    got = af.attention(q, k, v, **options)
+    assert q.isnan().any() or (k.isnan().any() and v.isnan().any())
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
 def test_large_scores():
     """A row's maximum leaps: the largest score's P is 1 to the bit, whatever comes before and behind."""
     n, d = 300, 64

@@ -17,6 +17,7 @@
 #include "cuda/hopper/double_products.cuh"
 #include "cuda/hopper/forward_double_kernels.h"
 #include "cuda/hopper/forward_loader.cuh"
+#include "cuda/hopper/instructions.cuh"
 #include "cuda/portable/scores.cuh"
 #include "cuda/portable/softmax.cuh"
 
@@ -33,11 +34,12 @@ struct DoubleForwardShared {
   std::int32_t key_block[kKnown];                 ///< 2n: block n; 2n + 1: and it hides some pairs; -1: the task ends
   std::int32_t b, h, block;                       ///< the task; block -1: there are no more
   Barrier queries_full, queries_empty, full[kSlots], empty[kSlots];
+  Barrier copied;  ///< rows of which some are to be cleared before they are full
 
   /// One thread's work, before a barrier of the block.
   __device__ __forceinline__ void begin() {
-    queries_full.begin(1), queries_empty.begin_for_warps(8);
-    for (int i = 0; i < kSlots; ++i) full[i].begin(1), empty[i].begin_for_warps(8);
+    queries_full.begin(1), queries_empty.begin_for_warps(8), copied.begin_for_warps(1);
+    for (int i = 0; i < kSlots; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
     barriers_begun();
   }
 };
@@ -104,50 +106,73 @@ class DoubleForwardLoader {
       const Word* const words = n >= runs.hidden ? nullptr
                                 : n < 0          ? args_.words + std::int64_t{~n} * 128
                                                  : list.words + std::int64_t{n} * 128;
+      const Word seen = words ? seen_by_any(words) | ~rules::low_bits(args_.key_grid.size[2] - block * 64)
+                              : rules::all_bits;  // of keys that do not exist come zeros
       for (int first = block * 64; first < block * 64 + 64 && first < args_.key_grid.size[2]; first += 32) {
+        const auto unseen = [&](int row) { return ~static_cast<unsigned>(seen >> row % 64) & 0xffff; };
         const bool begins = first == block * 64;
         load(
-            args_.k_map, first,
+            args_.k_map, first, unseen(first),
             [&](Barrier& full) {
               if (!begins) return;
               shared_.key_block[blocks_ % Shared::kKnown] = 2 * block + (words ? 1 : 0);
               if (words) copy_bytes(shared_.words[blocks_ % Shared::kKnown], words, 1024, full);
             },
             words && begins ? 1024 : 0);
-        load(args_.k_map, first + 16);
-        load(args_.v_map, first);
-        load(args_.v_map, first + 16);
+        load(args_.k_map, first + 16, unseen(first + 16));
+        load(args_.v_map, first, unseen(first));
+        load(args_.v_map, first + 16, unseen(first + 16));
       }
       ++blocks_;
     }
     shared_.empty[at_.slot].wait(at_.parity ^ 1);
-    if (lane_number() == 0) shared_.key_block[blocks_ % Shared::kKnown] = -1, shared_.full[at_.slot].arrive();
+    if (lane_number() == 0) shared_.key_block[blocks_ % Shared::kKnown] = -1;
+    shared_.full[at_.slot].arrive_for_warp();
     at_.step(), ++blocks_;
+  }
+
+  /// Of a key block, those that a query of the block sees.
+  __device__ __forceinline__ static Word seen_by_any(const Word* words) {
+    Word seen = 0;
+#pragma unroll
+    for (unsigned n = 0; n < 128; n += 32) seen |= words[n + lane_number()];
+    const auto low = __reduce_or_sync(0xffffffffu, static_cast<std::uint32_t>(seen));
+    return Word{__reduce_or_sync(0xffffffffu, static_cast<std::uint32_t>(seen >> 32))} << 32 | low;
   }
 
   struct Nothing {
     __device__ __forceinline__ void operator()(Barrier&) const {}
   };
-  /// 16 rows; too: what the first lane does besides, which is so many bytes more.
+  /// 16 rows. Those that no query of the block sees become 0: they may hold NaN. too: what the first lane does besides,
+  /// which is so many bytes more.
   template <class Too = Nothing>
-  __device__ __forceinline__ void load(const CUtensorMap& map, int row, const Too& too = Too(), int more = 0) {
+  __device__ __forceinline__ void load(const CUtensorMap& map, int row, unsigned unseen, const Too& too = Too(),
+                                       int more = 0) {
+    const auto lane = lane_number();
+    auto* const rows = shared_.rows[at_.slot];
     auto& full = shared_.full[at_.slot];
+    auto& copied = unseen == 0 ? full : shared_.copied;
     shared_.empty[at_.slot].wait(at_.parity ^ 1);
-    const auto lane = static_cast<int>(lane_number());
-    if (lane == 0) {
-      too(full);
-      full.arrive_and_expect(16 * kDepth * 8 + more);
-    }
+    if (lane == 0) too(copied);
+    copied.arrive_and_expect_for_warp(16 * kDepth * 8 + more);
     __syncwarp();
-    if (lane < kPanels)
-      copy_box(shared_.rows[at_.slot] + lane * 256, &map, lane * 16, row, 0, h_ / args_.group_heads, b_, full);
+    if (lane < kPanels) copy_box(rows + lane * 256, &map, lane * 16, row, 0, h_ / args_.group_heads, b_, copied);
+    if (unseen != 0) {
+      copied.wait(cleared_++ % 2);
+      for (; unseen != 0; unseen &= unseen - 1)
+        for (unsigned n = lane; n < kPanels * 8; n += 32)
+          *reinterpret_cast<double2*>(rows + n / 8 * 256 + (__ffs(unseen) - 1) * 16 + n % 8 * 2) = make_double2(0, 0);
+      show_to_products();  // the copy engine comes here again
+      __syncwarp();
+      full.arrive_for_warp();
+    }
     at_.step();
   }
 
   const DoubleForwardArgs& args_;
   Shared& shared_;
   std::int32_t b_, h_, block_;
-  unsigned blocks_ = 0;
+  unsigned blocks_ = 0, cleared_ = 0;
   SlotCounter<Shared::kSlots> at_;
 };
 
@@ -214,7 +239,7 @@ class DoubleForwardBlock {
     if (!sees_any(words, first)) return pass();
     Scores s;
     score_products(s);
-    note_not_finite(s);
+    note_not_finite(s, words, first);
     if (words) hide(s, words, first, -infinity<E>());
     follow(s);
     soften(s);
@@ -300,12 +325,19 @@ class DoubleForwardBlock {
     }
   }
 
-  /// Exponentials are made of finite scores alone.
-  __device__ __forceinline__ void note_not_finite(const Scores& s) {
+  /// Exponentials are made of finite scores alone, but for rows that see none of the keys.
+  __device__ __forceinline__ void note_not_finite(const Scores& s, const Word* words, int first) {
     int most = 0;
 #pragma unroll
     for (int n = 0; n < 16; ++n) most = max(most, __double2hiint(s[n / 4][n / 2 % 2][n % 2]) & 0x7fffffff);
-    if (most >= 0x7ff00000) *args_.careful = 1;
+    if (most < 0x7ff00000) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (words && seen_of(words, r, first) == 0) continue;
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        if ((__double2hiint(s[n / 2][r][n % 2]) & 0x7fffffff) >= 0x7ff00000) *args_.careful = 1;
+    }
   }
 
   /// Scores become P, but for those that are hidden.
