@@ -78,9 +78,9 @@ class BackwardSchedule {
     if (!whole_groups_) together = std::min(together, groups * key_blocks / (threads * tuning::kTasksOfThread));
     together_ = static_cast<std::int32_t>(std::clamp<std::int64_t>(together, 1, key_blocks));
     parts_ = (key_blocks + together_ - 1) / together_;
-    shares_.emplace(whole_groups_ ? groups : 0, parts_, parts);
     tasks_ = whole_groups_ ? groups : groups * parts_;
     threads_ = static_cast<int>(std::clamp<std::int64_t>(tasks_, 1, threads));
+    shares_.emplace(whole_groups_ ? groups : 0, parts_, threads_, parts);
     // A thread's own buffers, or buffers for as many groups as the threads' tasks are likely to lie in.
     slots_ = whole_groups_ ? threads_ : std::min<std::int64_t>(groups, 1 + (threads_ + parts_ - 1) / parts_);
     turns_ = turns(groups * heads_in_group * query_blocks, parts);

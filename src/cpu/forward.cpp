@@ -266,7 +266,7 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   auto* const workers = parts.take<ForwardTask<T, E>>(threads);
   // The queries of a key/value head meet the same keys.
   const auto heads_of_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
-  Shares shares(problem.batch * problem.heads_kv, heads_of_group * blocks, parts);
+  Shares shares(problem.batch * problem.heads_kv, heads_of_group * blocks, threads, parts);
   static_assert(std::is_trivially_destructible_v<ForwardTask<T, E>>);
   if (!workspace) return parts.bytes();
   for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);

@@ -13,9 +13,9 @@ namespace anyflash::cpu {
 namespace {
 
 struct Memory {
-  explicit Memory(std::int64_t groups) {
+  explicit Memory(std::int64_t groups, int threads) {
     Parts counted(nullptr);
-    const Shares shares(groups, 1, counted);
+    const Shares shares(groups, 1, threads, counted);
     bytes.resize(static_cast<std::size_t>(counted.bytes() + HWY_ALIGNMENT));
     const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
     start = bytes.data() + (HWY_ALIGNMENT - address % HWY_ALIGNMENT);
@@ -25,9 +25,9 @@ struct Memory {
 };
 
 TEST(Shares, OneThreadTakesGroupAfterGroup) {
-  Memory memory(3);
+  Memory memory(3, 1);
   Parts parts(memory.start);
-  Shares shares(3, 5, parts);
+  Shares shares(3, 5, 1, parts);
   Shares::Share share;
   for (std::int64_t group = 0; group < 3; ++group)
     for (std::int64_t first = 0; first < 5; first += 2) {
@@ -42,9 +42,9 @@ TEST(Shares, OneThreadTakesGroupAfterGroup) {
 }
 
 TEST(Shares, WhoIsDoneHelpsWhereMostIsLeft) {
-  Memory memory(3);
+  Memory memory(3, 3);
   Parts parts(memory.start);
-  Shares shares(3, 4, parts);
+  Shares shares(3, 4, 3, parts);
   Shares::Share share[3];
   for (int thread = 0; thread < 3; ++thread) ASSERT_TRUE(shares.next(thread, 1, share[thread]));
   for (int i = 0; i < 2; ++i) ASSERT_TRUE(shares.next(1, 1, share[1]));
@@ -56,9 +56,9 @@ TEST(Shares, WhoIsDoneHelpsWhereMostIsLeft) {
 }
 
 TEST(Shares, NoGroups) {
-  Memory memory(0);
+  Memory memory(0, 2);
   Parts parts(memory.start);
-  Shares shares(0, 4, parts);
+  Shares shares(0, 4, 2, parts);
   Shares::Share share;
   EXPECT_FALSE(shares.next(0, 1, share));
 }
@@ -66,9 +66,9 @@ TEST(Shares, NoGroups) {
 TEST(Shares, ManyThreadsTakeEveryPartOnce) {
   constexpr int kThreads = 8, kGroups = 11, kParts = 37;
   for (int round = 0; round < 50; ++round) {
-    Memory memory(kGroups);
+    Memory memory(kGroups, kThreads);
     Parts parts(memory.start);
-    Shares shares(kGroups, kParts, parts);
+    Shares shares(kGroups, kParts, kThreads, parts);
     std::vector<std::atomic<int>> taken(kGroups * kParts), done(kGroups);
     std::atomic<int> early{0};
     std::vector<std::thread> pool;
