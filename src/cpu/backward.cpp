@@ -127,9 +127,7 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
       const amx::Alone tiles;
       KeyBlockTask<T, E> task(problem, plan, terms, schedule, &memory[thread * thread_memory]);
       for (BackwardSchedule::Task next; schedule.next(thread, next);) {
-        const auto end = next.first_key_block + next.key_blocks;
-        for (auto first = next.first_key_block; first < end; first += together)
-          task.run(next.group, first, std::min(together, end - first), &buffers[next.slot * buffer_size]);
+        task.run(next.group, next.first_key_block, next.key_blocks, &buffers[next.slot * buffer_size]);
         schedule.finish(next);
       }
     }

@@ -7,15 +7,18 @@
 // ascending order and a task waits for lower ones alone, so the lowest unfinished task always runs on: nothing can
 // block for ever.
 //
-// Where there are many groups a thread takes whole groups and never waits; the order of additions is the same.
+// Where there are many groups a thread takes one for itself, whose query blocks it keeps, and waits for nobody until
+// others, when all groups are taken, help it (shares.h); the order of additions is the same.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 
+#include "cpu/shares.h"
 #include "cpu/tuning.h"
 #include "cpu/workspace.h"
 #include "plan/plan.h"
@@ -61,6 +64,7 @@ class BackwardSchedule {
     std::int64_t group;
     std::int32_t first_key_block, key_blocks;
     std::int64_t slot;  ///< which of the query gradient buffers the group uses
+    Shares::Share share;
   };
 
   /// key_blocks >= 1. together: as many of them as a thread had best take at once.
@@ -76,6 +80,7 @@ class BackwardSchedule {
     parts_ = (key_blocks + together_ - 1) / together_;
     tasks_ = whole_groups_ ? groups : groups * parts_;
     threads_ = static_cast<int>(std::clamp<std::int64_t>(tasks_, 1, threads));
+    shares_.emplace(whole_groups_ ? groups : 0, parts_, threads_, parts);
     // A thread's own buffers, or buffers for as many groups as the threads' tasks are likely to lie in.
     slots_ = whole_groups_ ? threads_ : std::min<std::int64_t>(groups, 1 + (threads_ + parts_ - 1) / parts_);
     turns_ = turns(groups * heads_in_group * query_blocks, parts);
@@ -86,15 +91,22 @@ class BackwardSchedule {
   std::int64_t slots() const { return slots_; }
   std::int32_t together() const { return together_; }
 
-  /// The next task for a thread, false if there is none. Waits until the task's buffers are free.
+  /// The next task for a thread, false if there is none. task: its last one. Waits until the task's buffers are free.
   bool next(int thread, Task& task) {
+    const auto take = [&](std::int64_t group, std::int64_t part, std::int64_t slot) {
+      task.group = group, task.slot = slot;
+      task.first_key_block = static_cast<std::int32_t>(part) * together_;
+      task.key_blocks = std::min(together_, key_blocks_ - task.first_key_block);
+    };
+    if (whole_groups_) {
+      if (!shares_->next(thread, 1, task.share)) return false;
+      take(task.share.group, task.share.first, task.share.owner);
+      return true;
+    }
     const auto ticket = next_.fetch_add(1, std::memory_order_relaxed);
     if (ticket >= tasks_) return false;
-    task.group = whole_groups_ ? ticket : ticket / parts_;
-    task.first_key_block = whole_groups_ ? 0 : static_cast<std::int32_t>(ticket % parts_) * together_;
-    task.key_blocks = whole_groups_ ? key_blocks_ : std::min(together_, key_blocks_ - task.first_key_block);
-    task.slot = whole_groups_ ? thread : task.group % slots_;
-    if (!whole_groups_ && task.group >= slots_) finished_[task.group - slots_].wait_for(key_blocks_);
+    take(ticket / parts_, ticket % parts_, ticket / parts_ % slots_);
+    if (task.group >= slots_) finished_[task.group - slots_].wait_for(key_blocks_);
     return true;
   }
   void finish(const Task& task) { finished_[task.group].add(task.key_blocks); }
@@ -118,6 +130,7 @@ class BackwardSchedule {
   bool whole_groups_ = false;
   std::atomic<std::int64_t> next_{0};
   Turn *turns_, *finished_;
+  std::optional<Shares> shares_;  // of whole groups
 };
 
 }  // namespace anyflash::cpu

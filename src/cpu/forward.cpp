@@ -24,6 +24,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/numbers.h"
+#include "cpu/shares.h"
 #include "cpu/spans.h"
 #include "cpu/tile_words.h"
 #include "cpu/tuning.h"
@@ -263,16 +264,24 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
   auto* const workers = parts.take<ForwardTask<T, E>>(threads);
+  // The queries of a key/value head meet the same keys.
+  const auto heads_of_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
+  Shares shares(problem.batch * problem.heads_kv, heads_of_group * blocks, threads, parts);
   static_assert(std::is_trivially_destructible_v<ForwardTask<T, E>>);
   if (!workspace) return parts.bytes();
   for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);
   // Later query blocks first: under causal rules they are the longest. Where there are many, a thread takes a few.
-  const auto chunk = static_cast<int>(std::clamp<std::int64_t>(tasks / (threads * 32), 1, tuning::kMostBlocksAtOnce));
-#pragma omp parallel for schedule(dynamic, chunk) num_threads(threads) if (threads > 1)
-  for (std::int64_t i = 0; i < tasks; ++i) {
-    const auto head = i / blocks, left = blocks - 1 - i % blocks;
-    workers[omp_get_thread_num()].run(head / problem.heads_q, head % problem.heads_q, walked(plan.query_grid, left),
-                                      left > 0 ? walked(plan.query_grid, left - 1) : -1);
+  const auto chunk = std::clamp<std::int64_t>(tasks / (threads * 32), 1, tuning::kMostBlocksAtOnce);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const int thread = omp_get_thread_num();
+    for (Shares::Share share; shares.next(thread, chunk, share);) {
+      for (auto i = share.first; i < share.first + share.count; ++i) {
+        const auto head = share.group * heads_of_group + i / blocks, left = blocks - 1 - i % blocks;
+        workers[thread].run(head / problem.heads_q, head % problem.heads_q, walked(plan.query_grid, left),
+                            left > 0 ? walked(plan.query_grid, left - 1) : -1);
+      }
+    }
   }
   return parts.bytes();
 }

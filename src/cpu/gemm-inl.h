@@ -32,6 +32,10 @@ constexpr int kGemmRows = 8;
 constexpr int kGemmRows = 6;
 #endif
 constexpr int kGemmVectors = 2;
+// Patches of wide rows, which load fewer numbers for each product: measured on Intel's cores (docs/design-log.md).
+#undef ANYFLASH_WIDE_PATCHES
+#define ANYFLASH_WIDE_PATCHES (HWY_TARGET == HWY_AVX3)
+constexpr int kWideRows = 6, kWideVectors = 4;
 
 // Whether kernels of this instruction set can be asked for Pairs: multiplied by one of its own instructions, or with
 // AVX3 by the tiles of AMX, where the machine has them. (Tiles take left operands in rows alone: a_k is 1.)
@@ -129,7 +133,12 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std
     for (; row + kRows <= rows; row += kRows)
       GemmPatch<kAdd, kRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
   };
-  patches.template operator()<kGemmRows>();
+  if constexpr (kVectors == kWideVectors) {
+    for (; row + kWideRows <= rows && rows - row != 8; row += kWideRows)  // 8 are twice 4
+      GemmPatch<kAdd, kWideRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
+  } else {
+    patches.template operator()<kGemmRows>();
+  }
   patches.template operator()<4>();
   patches.template operator()<1>();
 }
@@ -146,6 +155,10 @@ void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const E* a, std::in
 #endif
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   std::int64_t col = 0;
+#if ANYFLASH_WIDE_PATCHES
+  for (; col + kWideVectors * lanes <= n; col += kWideVectors * lanes)
+    GemmColumns<kAdd, kWideVectors>(rows, k, a, a_row, a_k, b + col, ldb, c + col, ldc);
+#endif
   for (; col + kGemmVectors * lanes <= n; col += kGemmVectors * lanes)
     GemmColumns<kAdd, kGemmVectors>(rows, k, a, a_row, a_k, b + col, ldb, c + col, ldc);
   for (; col < n; col += lanes) GemmColumns<kAdd, 1>(rows, k, a, a_row, a_k, b + col, ldb, c + col, ldc);
