@@ -40,6 +40,7 @@ WRONG = {
     "bias": (ValueError, "bias: ", lambda: attention(X, X, X, bias=zeros(5, 5))),
     "sink": (ValueError, "sink: ", lambda: attention(X, X, X, sink=zeros(3))),
     "slopes": (ValueError, "alibi_slopes: ", lambda: attention(X, X, X, alibi_slopes=zeros(3))),
+    "slopes in a list": (TypeError, "alibi_slopes: type list", lambda: attention(X, X, X, alibi_slopes=[1.0, 2.0])),
     "softcap": (ValueError, "softcap: ", lambda: attention(X, X, X, softcap=float("nan"))),
     "lengths": (ValueError, "key_lengths: ", lambda: attention(X, X, X, key_lengths=torch.tensor([7]))),
     "plan": (TypeError, "plan: type int", lambda: attention(X, X, X, plan=3)),
