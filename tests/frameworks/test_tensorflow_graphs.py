@@ -311,10 +311,22 @@ def test_the_same_line_in_a_graph(name):
 
 
 @pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"softcap": None},
-                                     {"tables": [1], "rule": "full()"}, {"align": None}])  # fmt: skip
+                                     {"tables": [1], "rule": "full()"}, {"align": None}, {"layout": ["bhsd"]},
+                                     {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"}])  # fmt: skip
 def test_options_of_another_type(options):
     with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
         attention(X, X, X, **options)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "deterministic", "threads"])
+def test_options_are_no_tensors_of_a_graph(name):
+    @tf.function
+    def call(option):
+        return attention(X, X, X, **{name: option})
+
+    with pytest.raises(TypeError) as raised:
+        call(tf.constant(1))
+    assert f"{name}: type SymbolicTensor, expected " in str(raised.value)
 
 
 @pytest.mark.parametrize("call", [full_1d, attention])

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._core import Rule
-from .._frontend import check_return_lse
+from .._core import Rule, echoed
+from .._frontend import check_return_lse, given_tables
 from .._rules import full
 from ._ops import bhds, channels_last, constant, integer, invalid, one_line, rows_type, tensor, word
 
@@ -56,8 +56,8 @@ def attention(
 
     Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type.
     """
-    if layout not in _LAYOUTS:
-        raise invalid(f"layout: {str(layout)!r}, expected {', '.join(_LAYOUTS)}")
+    if word("layout", layout) not in _LAYOUTS:
+        raise invalid(f"layout: {echoed(repr(layout))}, expected {', '.join(_LAYOUTS)}")
     try:
         check_return_lse(return_lse)
     except ValueError as error:
@@ -73,7 +73,7 @@ def attention(
     call += f"; softcap={softcap!r}; threads={integer('threads', threads)}"
     if scale is not None:
         call += f"; scale={constant('scale', scale, float, 'a number')!r}"
-    if deterministic:
+    if constant("deterministic", deterministic, bool, "True or False"):
         call += "; deterministic=1"
     if return_lse is True:
         call += "; returns=lse"
@@ -99,7 +99,7 @@ def _given(**tensors: Any) -> dict[str, Any]:
 def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
     """A rule's text, and the tables that it names."""
     if isinstance(rule, str):
-        return rule, constant("tables", tables or {}, dict, "tensors by name")
+        return rule, given_tables(tables)
     if not isinstance(rule, Rule):
         raise invalid(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
     if tables:
