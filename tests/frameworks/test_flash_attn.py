@@ -190,6 +190,17 @@ def test_kvcache(numbers, options, interleaved, way):
         close(lse[b], rows[0])
 
 
+@pytest.mark.of_the_cpu
+def test_a_rotation_needs_positions_behind_the_padding_alone(numbers):
+    q, cache, new = numbers(1, 1, 4, 8), numbers(1, 12, 2, 8), numbers(1, 1, 2, 8)
+    cos, sin = numbers(3, 4), numbers(3, 4)
+    call = lambda pad: flash_attn.flash_attn_with_kvcache(  # noqa: E731
+        q, cache.clone(), cache.clone(), new, new, cos, sin, integers([8]), cache_leftpad=integers([pad]))
+    assert call(6).shape == q.shape
+    with pytest.raises(ValueError, match="^rotary_cos: 3 positions, expected at least 4"):
+        call(5)
+
+
 def test_kvcache_alone(numbers):
     q, cache = numbers(2, 1, 4, 8), numbers(2, 9, 2, 8)
     close(flash_attn.flash_attn_with_kvcache(q, cache, cache), textbook(q, cache, cache)[0])
@@ -205,6 +216,8 @@ LATE = {
     "block_table: 9 at (1, 0), expected 0 to 1": dict(block_table=torch.tensor([[0], [9]], dtype=torch.int32)),
     "block_table: 9 at (1, 0), expected 0 to 1 ": dict(block_table=torch.tensor([[0, 0], [9, 1]], dtype=torch.int32),
                                                        cache_seqlens=torch.tensor([1, 14], dtype=torch.int32)),
+    "block_table: 9 at (1, 1), expected 0 to 1": dict(block_table=torch.tensor([[0, 0], [1, 9]], dtype=torch.int32),
+                                                      cache_seqlens=torch.tensor([1, 12], dtype=torch.int32)),
     "block_table: 3 sequences, expected 2": dict(block_table=torch.zeros(3, 1, dtype=torch.int32)),
     "cache_batch_idx: 2 at 1, expected 0 to 1": dict(cache_batch_idx=torch.tensor([0, 2])),
     "cache_batch_idx: 4294967296 at 0, expected 0 to 1": dict(cache_batch_idx=torch.tensor([2**32, 1])),
