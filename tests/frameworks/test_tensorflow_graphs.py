@@ -288,6 +288,8 @@ WRONG = {
     "more in the sync mode": ("sync_mode: 'none_front; rule=causal()', expected no ';'",
                               lambda: full_1d(X, X, X, "none_front; rule=causal()")),
     "more in the alignment": ("align: ", lambda: attention(X, X, X, align="none_front; scale=3")),
+    "more in a table's name": ("tables: name 'a; scale=3', expected a word", lambda: attention(
+        X, X, X, rule="documents(ids, ids)", tables={"ids": [0] * 5, "a; scale=3": [0] * 5})),
     "more in the rule": ("rule: ", lambda: attention(X, X, X, rule="full(); scale=3")),
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -58,10 +58,7 @@ def attention(
     """
     if word("layout", layout) not in _LAYOUTS:
         raise invalid(f"layout: {echoed(repr(layout))}, expected {', '.join(_LAYOUTS)}")
-    try:
-        check_return_lse(return_lse)
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    _checked(check_return_lse, return_lse)
     q = tensor(q)
     text, of_rule = _parts(rule, tables)
     terms, slopes = _given(bias=bias, sink=sink), _given(alibi_slopes=alibi_slopes)
@@ -92,6 +89,13 @@ def attention(
     return (out, rows[0]) if return_lse else out
 
 
+def _checked(check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise invalid(str(error)) from None
+
+
 def _given(**tensors: Any) -> dict[str, Any]:
     return {name: tf.convert_to_tensor(one) for name, one in tensors.items() if one is not None}
 
@@ -99,7 +103,8 @@ def _given(**tensors: Any) -> dict[str, Any]:
 def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
     """A rule's text, and the tables that it names."""
     if isinstance(rule, str):
-        return rule, given_tables(tables)
+        given: Mapping[str, Any] = _checked(given_tables, tables)
+        return rule, given
     if not isinstance(rule, Rule):
         raise invalid(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
     if tables:
