@@ -49,8 +49,8 @@ def scaled_dot_product_attention(
     True where a key takes part, or added to the scores, with a gradient of its own. A query that sees no key gives 0.
 
     Not covered: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
-    values), other devices than CPU and CUDA, subclasses of Tensor, and what PyTorch refuses, which it then does in its
-    own words.
+    values), a scale that is not finite, other devices than CPU and CUDA, nested tensors, subclasses of Tensor, and what
+    PyTorch refuses, which it then does in its own words.
     """
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None and scale is not None:
