@@ -18,6 +18,11 @@ def given_tables(tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Of a call whose rule is a text."""
     if not isinstance(tables, (Mapping, type(None))):
         raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
+    for name in tables or ():
+        if not isinstance(name, str):
+            raise TypeError(f"tables: a name of type {echoed(type(name).__name__)}, expected a word")
+        if not name.isidentifier():
+            raise ValueError(f"tables: name {echoed(repr(name))}, expected a word")
     return tables or {}
 
 

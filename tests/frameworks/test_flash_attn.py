@@ -190,6 +190,17 @@ def test_kvcache(numbers, options, interleaved, way):
         close(lse[b], rows[0])
 
 
+@pytest.mark.of_the_cpu
+def test_a_rotation_needs_positions_behind_the_padding_alone(numbers):
+    q, cache, new = numbers(1, 1, 4, 8), numbers(1, 12, 2, 8), numbers(1, 1, 2, 8)
+    cos, sin = numbers(3, 4), numbers(3, 4)
+    call = lambda pad: flash_attn.flash_attn_with_kvcache(  # noqa: E731
+        q, cache.clone(), cache.clone(), new, new, cos, sin, integers([8]), cache_leftpad=integers([pad]))
+    assert call(6).shape == q.shape
+    with pytest.raises(ValueError, match="^rotary_cos: 3 positions, expected at least 4"):
+        call(5)
+
+
 def test_kvcache_alone(numbers):
     q, cache = numbers(2, 1, 4, 8), numbers(2, 9, 2, 8)
     close(flash_attn.flash_attn_with_kvcache(q, cache, cache), textbook(q, cache, cache)[0])
@@ -205,7 +216,12 @@ LATE = {
     "block_table: 9 at (1, 0), expected 0 to 1": dict(block_table=torch.tensor([[0], [9]], dtype=torch.int32)),
     "block_table: 9 at (1, 0), expected 0 to 1 ": dict(block_table=torch.tensor([[0, 0], [9, 1]], dtype=torch.int32),
                                                        cache_seqlens=torch.tensor([1, 14], dtype=torch.int32)),
+    "block_table: 9 at (1, 1), expected 0 to 1": dict(block_table=torch.tensor([[0, 0], [1, 9]], dtype=torch.int32),
+                                                      cache_seqlens=torch.tensor([1, 12], dtype=torch.int32)),
+    "block_table: 3 sequences, expected 2": dict(block_table=torch.zeros(3, 1, dtype=torch.int32)),
     "cache_batch_idx: 2 at 1, expected 0 to 1": dict(cache_batch_idx=torch.tensor([0, 2])),
+    "cache_batch_idx: 4294967296 at 0, expected 0 to 1": dict(cache_batch_idx=torch.tensor([2**32, 1])),
+    "cache_seqlens: -1 to 2, expected 0 to 12": dict(cache_seqlens=torch.tensor([-1, 2])),
 }  # fmt: skip
 
 
@@ -221,6 +237,24 @@ def test_kvcache_that_fails_has_written_nothing(start, numbers):
     assert all(map(torch.equal, caches, before))
 
 
+def test_lengths_beyond_the_cache_are_named(numbers):
+    cache = numbers(2, 12, 2, 8)
+    for lengths in (torch.tensor([2**32, 2]), torch.tensor([2, 13])):
+        with pytest.raises(ValueError, match=f"^cache_seqlens: 2 to {lengths.max()}, expected 0 to 12"):
+            flash_attn.flash_attn_with_kvcache(numbers(2, 1, 4, 8), cache, cache, cache_seqlens=lengths)
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("slopes", [None, torch.ones(0, 4)])
+def test_no_sequences(slopes):
+    q, k, v, none = (torch.zeros(*shape) for shape in ((0, 4, 8), (0, 2, 8), (0, 2, 16), (1,)))
+    for dtype in (torch.bfloat16, torch.float64):
+        given = (*(x.to(dtype) for x in (q, k, v)), none.int(), none.int())
+        out, lse, _ = flash_attn.flash_attn_varlen_func(*given, 0, 0, alibi_slopes=slopes, return_attn_probs=1)
+        assert out.shape == (0, 4, 16) and lse.shape == (4, 0)
+        assert out.dtype == dtype and lse.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+
+
 X = torch.zeros(2, 5, 4, 8, device=DEVICE)
 ENDS = torch.tensor([0, 5], dtype=torch.int32)  # on the CPU, where it is looked at
 WRONG = {
@@ -231,6 +265,11 @@ WRONG = {
     "cu_seqlens_q: ": lambda: flash_attn.flash_attn_varlen_func(X[0], X[0], X[0], ENDS + 1, ENDS, 5, 5),
     "block_table: 2 sequences, expected 1": lambda: flash_attn.flash_attn_varlen_func(
         X[0], X, X, ENDS, ENDS, 5, 5, block_table=torch.zeros(2, 1, dtype=torch.int32)),
+    "block_table: 9 at (1, 0), expected 0 to 1": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, torch.tensor([0, 2, 5]), torch.tensor([0, 2, 5]), 5, 5,
+        block_table=torch.tensor([[0], [9]], dtype=torch.int32)),
+    "v: 4 keys, expected 5 as in k": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X[0], X[0, :4], ENDS, ENDS, 5, 5, alibi_slopes=torch.ones(1, 4)),
     "cache_seqlens: 5 new keys go up to 7, expected room": lambda: flash_attn.flash_attn_with_kvcache(
         X, X.clone(), X.clone(), X, X, cache_seqlens=2),
     "cache_seqlens: not given": lambda: flash_attn.flash_attn_with_kvcache(X, X.clone(), X.clone(), X, X),
@@ -277,3 +316,11 @@ def test_what_is_no_tensor_of_integers(name):
     for given in NO_INTEGERS[name]:
         with pytest.raises(TypeError, match=f"^{name}: "):
             flash_attn.flash_attn_with_kvcache(X, X, X, **{name: given})
+
+
+def test_what_is_no_tensor_of_queries_or_narrow_pages():
+    with pytest.raises(TypeError, match="^q: type list, expected a torch.Tensor"):
+        flash_attn.flash_attn_varlen_func([1.0], X[0], X[0], ENDS, ENDS, 5, 5)
+    pages = torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(TypeError, match="^block_table: torch.int64, expected torch.int32"):
+        flash_attn.flash_attn_varlen_func(X[0], X, X, ENDS, ENDS, 5, 5, block_table=pages)

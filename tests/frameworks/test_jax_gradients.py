@@ -125,6 +125,17 @@ def test_only_what_is_asked_for_is_computed(qkv):
     assert results_of_calls(jax.jit(gradient((0, 1, 2, 3))), q, k, v, bias) == ["out lse", "dq dk dv dbias"]
 
 
+def test_gradients_of_one_argument_after_another(qkv):
+    """What JAX keeps of a call is not only good for what was asked for last."""
+    arrays = *qkv, numbers(2, 4, 5, 6), numbers(4)
+    loss = lambda q, k, v, bias, sink: jnp.sin(attention(q, k, v, bias=bias, sink=sink)).sum()
+    expected = jax.grad(loss, range(5))(*arrays)
+    in_turn = lambda *arrays: [jax.grad(loss, i)(*arrays) for i in (*range(5), *range(5))]
+    for made in in_turn(*arrays), jax.jit(in_turn)(*arrays):
+        for one, other in zip(made, (*expected, *expected)):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_gradient_of_lse_alone(qkv):
     q, k, v = qkv
     dq, dk, dv = jax.grad(lambda *x: attention(*x, return_lse=True)[1].sum(), (0, 1, 2))(q, k, v)
@@ -138,8 +149,10 @@ def test_gradient_of_lse_alone(qkv):
 def test_no_gradient_through_l_and_m(qkv):
     out = lambda *x: attention(*x, return_lse="lm")[0].sum()
     all_three = lambda *x: sum(y.sum() for y in attention(*x, return_lse="lm"))
-    for got, expected in zip(jax.grad(all_three, (0, 1, 2))(*qkv), jax.grad(out, (0, 1, 2))(*qkv)):
+    plain = lambda *x: attention(*x).sum()
+    for got, expected, same in zip(*(jax.grad(each, (0, 1, 2))(*qkv) for each in (all_three, out, plain))):
         np.testing.assert_array_equal(got, expected)
+        np.testing.assert_allclose(got, same, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("transform", [

@@ -288,6 +288,8 @@ WRONG = {
     "more in the sync mode": ("sync_mode: 'none_front; rule=causal()', expected no ';'",
                               lambda: full_1d(X, X, X, "none_front; rule=causal()")),
     "more in the alignment": ("align: ", lambda: attention(X, X, X, align="none_front; scale=3")),
+    "more in a table's name": ("tables: name 'a; scale=3', expected a word", lambda: attention(
+        X, X, X, rule="documents(ids, ids)", tables={"ids": [0] * 5, "a; scale=3": [0] * 5})),
     "more in the rule": ("rule: ", lambda: attention(X, X, X, rule="full(); scale=3")),
 }  # fmt: skip
 
@@ -311,10 +313,22 @@ def test_the_same_line_in_a_graph(name):
 
 
 @pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"softcap": None},
-                                     {"tables": [1], "rule": "full()"}, {"align": None}])  # fmt: skip
+                                     {"tables": [1], "rule": "full()"}, {"align": None}, {"layout": ["bhsd"]},
+                                     {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"}])  # fmt: skip
 def test_options_of_another_type(options):
     with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
         attention(X, X, X, **options)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "deterministic", "threads"])
+def test_options_are_no_tensors_of_a_graph(name):
+    @tf.function
+    def call(option):
+        return attention(X, X, X, **{name: option})
+
+    with pytest.raises(TypeError) as raised:
+        call(tf.constant(1))
+    assert f"{name}: type SymbolicTensor, expected " in str(raised.value)
 
 
 @pytest.mark.parametrize("call", [full_1d, attention])

@@ -147,6 +147,16 @@ def test_what_is_changed_before_backward_is_found_out(numbers, name):
         out.sum().backward()
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+def test_cumulative_lengths_that_are_changed_before_backward_are_found_out(numbers, name):
+    q = numbers(7, 4, 8).requires_grad_()
+    given = {side: torch.tensor([0, 3, 7]) for side in ("cu_seqlens_q", "cu_seqlens_k")}
+    out = attention(q, q, q, layout="thd", **given)
+    given[name][1] = 5
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_writing_to_out_is_found_out(numbers):
     q, weight = numbers(1, 2, 5, 8), numbers(1).requires_grad_()
     out = torch.ones_like(q)

@@ -179,6 +179,16 @@ def test_an_infinite_scale_is_left_to_pytorch(left_to_pytorch, numbers, scale):
     assert left_to_pytorch() == [f"scaled_dot_product_attention: left to PyTorch: scale {scale}"]
 
 
+def test_a_scale_that_float32_does_not_hold_is_left_to_pytorch(left_to_pytorch, numbers):
+    q = numbers(1, 2, 5, 8)
+    _sdpa.scaled_dot_product_attention(q, q, q, scale=1e40)
+    assert not left_to_pytorch()
+    q = q.float()
+    out = _sdpa.scaled_dot_product_attention(q, q, q, scale=1e40)
+    torch.testing.assert_close(out, OWN(q, q, q, scale=1e40), equal_nan=True)
+    assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: scale 1e+40"]
+
+
 def test_heads_that_broadcast_are_left_to_pytorch(left_to_pytorch, numbers):
     q, k = numbers(2, 4, 5, 8), numbers(2, 1, 5, 8)
     assert torch.equal(_sdpa.scaled_dot_product_attention(q, k, k), OWN(q, k, k))
@@ -196,6 +206,7 @@ def test_nested_tensors_are_left_to_pytorch(left_to_pytorch, numbers):
 WRONG = [
     lambda q: dict(attn_mask=torch.ones(3, 3, dtype=torch.bool, device=DEVICE)),
     lambda q: dict(key=q[..., :4]),
+    lambda q: dict(scale="1"),
     lambda q: dict(value=q.double()),
 ]  # fmt: skip
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it takes both
@@ -206,9 +217,9 @@ if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it t
 def test_wrong_input_is_refused_by_pytorch(left_to_pytorch, wrong):
     q = torch.zeros(1, 2, 5, 8, device=DEVICE)
     given = dict(query=q, key=q, value=q) | wrong(q)
-    with pytest.raises(RuntimeError) as expected:
+    with pytest.raises((RuntimeError, TypeError)) as expected:
         OWN(**given)
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises(expected.type) as raised:
         _sdpa.scaled_dot_product_attention(**given)
     assert str(raised.value) == str(expected.value) and not left_to_pytorch()
 

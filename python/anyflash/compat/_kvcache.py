@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _core, _rules
 from ..torch import attention
-from ._shared import check_indices, options, place_of, window_of
+from ._shared import check_indices, check_pages, check_table, check_tensor, options, place_of, window_of
 
 
 def flash_attn_with_kvcache(
@@ -61,7 +61,8 @@ def flash_attn_with_kvcache(
         leftpad = _entries(q, cache_leftpad, "cache_leftpad", place)
         new = 0 if k is None else k.shape[1]
         if table is not None:
-            _check_pages(table, lengths + new, k_cache, "cache_batch_idx" if block_table is None else "block_table")
+            check_pages(table, lengths + new, k_cache, "cache_batch_idx" if block_table is None else "block_table")
+            table = table.int()
         call |= dict(layout="bshd", page_table=table, alibi_slopes=alibi_slopes)
         if k is not None and v is not None:
             if rotary_cos is not None and rotary_sin is not None:
@@ -89,8 +90,7 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
     for name, (tensor, rank) in ranks.items():
         if tensor is None and name in ("k", "v", "rotary_cos", "rotary_sin"):
             continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
+        check_tensor(name, tensor)
         if tensor.dim() != rank:
             raise ValueError(f"{name}: rank {tensor.dim()}, expected {rank}")
     if (
@@ -155,27 +155,14 @@ def _entries(q: Tensor, indices: Any, name: str, place: torch.device) -> Any:
 def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, block_table: Any, place: torch.device) -> Tensor | None:
     """Entries of a cache without pages, if they are not in the order of the batch, are pages as long as it is."""
     if block_table is not None:
-        check_indices("block_table", block_table, 2)
+        check_table(block_table, q.shape[0])
         return block_table.to(place)
     places = _entries(q, batch_idx, "cache_batch_idx", place)
     if places is not None:
-        return places[:, None].int()
+        return places[:, None]
     if k_cache.shape[0] != q.shape[0]:
         raise ValueError(f"k_cache: batch {k_cache.shape[0]}, expected {q.shape[0]} as in q, or cache_batch_idx")
     return None
-
-
-def _check_pages(table: Tensor, lengths: Tensor, k_cache: Tensor, name: str) -> None:
-    """On the CPU: those that lengths reach are there."""
-    if table.is_cuda or not table.numel():
-        return
-    count, size = k_cache.shape[:2]
-    used = torch.arange(table.shape[1]) * size < lengths[:, None]
-    wrong = (used & ((table < 0) | (table >= count))).nonzero()
-    if wrong.numel():
-        entry, page = wrong[0].tolist()
-        place = f"{entry}" if name == "cache_batch_idx" else f"({entry}, {page})"
-        raise ValueError(f"{name}: {int(table[entry, page])} at {place}, expected 0 to {count - 1}")
 
 
 def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> tuple[Tensor, _Bounds]:
@@ -185,7 +172,10 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> t
             raise ValueError(f"cache_seqlens: {length}, expected 0 to {room}")
         return torch.full((q.shape[0],), length, dtype=torch.int32, device=place), (length, length)
     lengths = _entries(q, cache_seqlens, "cache_seqlens", place)
-    return lengths, _bounds(lengths)
+    bounds = _bounds(lengths)
+    if bounds is not None and not 0 <= bounds[0] <= bounds[1] <= room:
+        raise ValueError(f"cache_seqlens: {bounds[0]} to {bounds[1]}, expected 0 to {room}")
+    return lengths, bounds
 
 
 def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor,
@@ -194,8 +184,8 @@ def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor
     batch, new = k.shape[:2]
     if batch == 0 or new == 0:
         return
-    least, most = bounds or (0, 0)
-    if least < 0 or most + new > room:
+    most = bounds[1] if bounds else 0
+    if most + new > room:
         raise ValueError(f"cache_seqlens: {new} new keys go up to {most + new}, expected room for them in {room}")
     places = (lengths[:, None].long() + torch.arange(new, device=lengths.device)).clamp(0, room - 1)
     pages = torch.arange(batch, device=places.device)[:, None]

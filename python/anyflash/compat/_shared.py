@@ -36,14 +36,40 @@ def place_of(q: Tensor, *indices: Any) -> torch.device:
     return torch.device("cpu") if not q.is_cuda or (on_cpu and all(on_cpu)) else q.device
 
 
+def check_tensor(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
+
+
 def check_indices(name: str, indices: Any, rank: int) -> None:
     """Raises TypeError or ValueError where these are no integers of that rank."""
-    if not isinstance(indices, Tensor):
-        raise TypeError(f"{name}: type {type(indices).__name__}, expected a torch.Tensor")
+    check_tensor(name, indices)
     if indices.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: {indices.dtype}, expected torch.int32 or torch.int64")
     if indices.dim() != rank:
         raise ValueError(f"{name}: rank {indices.dim()}, expected {rank}")
+
+
+def check_table(table: Any, entries: int) -> None:
+    """Of a block_table, which has a row for each entry."""
+    check_indices("block_table", table, 2)
+    if table.dtype != torch.int32:
+        raise TypeError(f"block_table: {table.dtype}, expected torch.int32")
+    if table.shape[0] != entries:
+        raise ValueError(f"block_table: {table.shape[0]} sequences, expected {entries}")
+
+
+def check_pages(table: Tensor, lengths: Tensor, pages: Tensor, name: str) -> None:
+    """On the CPU: those that lengths reach are there. name: block_table, or cache_batch_idx of one page each."""
+    if table.is_cuda or not table.numel():
+        return
+    count, size = pages.shape[:2]
+    used = torch.arange(table.shape[1]) * size < lengths[:, None]
+    wrong = (used & ((table < 0) | (table >= count))).nonzero()
+    if wrong.numel():
+        entry, page = wrong[0].tolist()
+        place = f"{entry}" if name == "cache_batch_idx" else f"({entry}, {page})"
+        raise ValueError(f"{name}: {int(table[entry, page])} at {place}, expected 0 to {count - 1}")
 
 
 def check_cumulative(name: str, lengths: Any, end: int | None) -> None:

@@ -32,7 +32,7 @@ from torch import Tensor
 from ..torch import attention
 from ._kvcache import flash_attn_with_kvcache
 from ._rows import in_rows
-from ._shared import check_cumulative, check_indices, options, place_of
+from ._shared import check_cumulative, check_pages, check_table, check_tensor, options, place_of
 
 __all__ = [
     "flash_attn_func",
@@ -66,7 +66,8 @@ def flash_attn_func(
     Returns out as q, or (out, softmax_lse (batch, heads, queries), None) if return_attn_probs. Differentiable.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
-    return _results(attention(q, k, v, layout="bshd", alibi_slopes=alibi_slopes, return_lse=return_attn_probs, **call))
+    return _results(attention(q, k, v, layout="bshd", alibi_slopes=alibi_slopes,
+                              return_lse=bool(return_attn_probs), **call))  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -136,18 +137,25 @@ def flash_attn_varlen_func(
     block_table.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
-    if block_table is not None:
-        check_indices("block_table", block_table, 2)
+    check_tensor("q", q)
     slopes_by_batch = isinstance(alibi_slopes, Tensor) and alibi_slopes.dim() == 2
     place = place_of(q, cu_seqlens_q, cu_seqlens_k, block_table)
     cu_q, cu_k, pages = _moved(place, cu_seqlens_q, cu_seqlens_k, block_table)
     if pages is None and not slopes_by_batch:
         return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-                                  alibi_slopes=alibi_slopes, return_lse=return_attn_probs, **call))  # fmt: skip
+                                  alibi_slopes=alibi_slopes, return_lse=bool(return_attn_probs), **call))  # fmt: skip
+    check_tensor("k", k)
+    check_tensor("v", v)
     for name, lengths, end in (("cu_seqlens_q", cu_q, q.shape[0]),
                                ("cu_seqlens_k", cu_k, k.shape[0] if pages is None else None)):  # fmt: skip
         check_cumulative(name, lengths, end)
-    _check_entries(cu_q, cu_k, alibi_slopes, pages)
+    if k.shape[0] != v.shape[0]:
+        raise ValueError(f"v: {v.shape[0]} {'keys' if pages is None else 'pages'}, expected {k.shape[0]} as in k")
+    if pages is not None:
+        check_table(pages, cu_q.numel() - 1)
+    _check_entries(cu_q, cu_k, alibi_slopes)
+    if pages is not None:
+        check_pages(pages, cu_k.diff(), k, "block_table")
     if place.type == "cuda":
         sizes = _integer("max_seqlen_q", max_seqlen_q), _integer("max_seqlen_k", max_seqlen_k)
         if (cu_q.numel() - 1) * sizes[0] <= 4 * q.shape[0] or torch.cuda.is_current_stream_capturing():
@@ -205,8 +213,7 @@ def _results(made: Any) -> Any:
 
 
 def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ...]:
-    if not isinstance(packed, Tensor):
-        raise TypeError(f"{name}: type {type(packed).__name__}, expected a torch.Tensor")
+    check_tensor(name, packed)
     if packed.dim() != rank or packed.shape[-3] != count:
         raise ValueError(
             f"{name}: shape {tuple(packed.shape)}, expected rank {rank} with {count} at the third axis from the end"
@@ -225,9 +232,9 @@ def _integer(name: str, number: Any) -> int:
         raise TypeError(f"{name}: type {type(number).__name__}, expected an integer") from None
 
 
-def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any) -> None:
+def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any) -> None:
     entries = cu_q.numel() - 1
-    for name, tensor in (("cu_seqlens_k", cu_k), ("block_table", pages), ("alibi_slopes", slopes)):
+    for name, tensor in (("cu_seqlens_k", cu_k), ("alibi_slopes", slopes)):
         size = None if tensor is None else tensor.shape[0] - (name == "cu_seqlens_k")
         if size not in (None, entries) and not (name == "alibi_slopes" and slopes.dim() == 1):
             raise ValueError(f"{name}: {size} sequences, expected {entries} as in cu_seqlens_q")
@@ -248,6 +255,7 @@ def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slo
         out, lse = attention(q[None, start:end], keys, values, layout="bshd", return_lse=True, **own, **call)
         outs.append(out[0])
         rows.append(lse[0])
-    out = torch.cat(outs) if outs else torch.zeros_like(q)
-    lse = torch.cat(rows, 1) if rows else q.new_zeros((q.shape[1], 0), dtype=torch.float32)
+    rows_of = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = torch.cat(outs) if outs else q.new_zeros((*q.shape[:2], v.shape[-1]))
+    lse = torch.cat(rows, 1) if rows else q.new_zeros((q.shape[1], 0), dtype=rows_of)
     return (out, lse, None) if with_lse else out

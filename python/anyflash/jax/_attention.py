@@ -130,15 +130,17 @@ def _forward(call: Call, return_lse: bool | str, primals: tuple[Any, ...]) -> tu
         check_backward(call, arrays)
     made = _forward_once(call, _RESULTS[return_lse or True], call.names, tuple(arrays.values()))
     lse = made[2] + jnp.log(made[1]) if return_lse == "lm" else made[1]
-    # A tree holds nothing for JAX to trace in an empty tuple: this is how what is wanted gets to _backward.
-    return made if return_lse else made[:1], (arrays, made[0], lse, {name: () for name in wanted})
+    # What is wanted gets to _backward as the shape of an array of no numbers. The tree must not depend on it: JAX keeps
+    # one for all that is wanted of a call in turn.
+    bits = sum(1 << i for i, name in enumerate(_DIFFERENTIABLE) if name in wanted)
+    return made if return_lse else made[:1], (arrays, made[0], lse, jnp.zeros((bits, 0)))
 
 
 def _backward(call: Call, return_lse: bool | str, saved: Any, gradients: tuple[Any, ...]) -> tuple[Any]:
     arrays, out, lse, wanted = saved
     arrays = {name: arrays[name] for name in call.names}  # JAX sorts a dictionary
     dout, dlse = gradients[0], gradients[1] if return_lse is True else None
-    names = [name for name in _DIFFERENTIABLE if name in wanted]
+    names = [name for i, name in enumerate(_DIFFERENTIABLE) if wanted.shape[0] >> i & 1]
     none = [one is None or isinstance(one, SymbolicZero) for one in (dout, dlse)]
     if not names or all(none):
         return ((None,) * len(arrays),)

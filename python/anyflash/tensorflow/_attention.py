@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from .._core import Rule
-from .._frontend import check_return_lse
+from .._core import Rule, echoed
+from .._frontend import check_return_lse, given_tables
 from .._rules import full
 from ._ops import bhds, channels_last, constant, integer, invalid, one_line, rows_type, tensor, word
 
@@ -56,12 +56,9 @@ def attention(
 
     Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type.
     """
-    if layout not in _LAYOUTS:
-        raise invalid(f"layout: {str(layout)!r}, expected {', '.join(_LAYOUTS)}")
-    try:
-        check_return_lse(return_lse)
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    if word("layout", layout) not in _LAYOUTS:
+        raise invalid(f"layout: {echoed(repr(layout))}, expected {', '.join(_LAYOUTS)}")
+    _checked(check_return_lse, return_lse)
     q = tensor(q)
     text, of_rule = _parts(rule, tables)
     terms, slopes = _given(bias=bias, sink=sink), _given(alibi_slopes=alibi_slopes)
@@ -73,7 +70,7 @@ def attention(
     call += f"; softcap={softcap!r}; threads={integer('threads', threads)}"
     if scale is not None:
         call += f"; scale={constant('scale', scale, float, 'a number')!r}"
-    if deterministic:
+    if constant("deterministic", deterministic, bool, "True or False"):
         call += "; deterministic=1"
     if return_lse is True:
         call += "; returns=lse"
@@ -92,6 +89,13 @@ def attention(
     return (out, rows[0]) if return_lse else out
 
 
+def _checked(check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise invalid(str(error)) from None
+
+
 def _given(**tensors: Any) -> dict[str, Any]:
     return {name: tf.convert_to_tensor(one) for name, one in tensors.items() if one is not None}
 
@@ -99,7 +103,8 @@ def _given(**tensors: Any) -> dict[str, Any]:
 def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
     """A rule's text, and the tables that it names."""
     if isinstance(rule, str):
-        return rule, constant("tables", tables or {}, dict, "tensors by name")
+        given: Mapping[str, Any] = _checked(given_tables, tables)
+        return rule, given
     if not isinstance(rule, Rule):
         raise invalid(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
     if tables:

@@ -74,6 +74,7 @@ def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
 
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
     q = tensor(q)
+    returning_l_m = constant("returning_l_m", returning_l_m, bool, "True or False")
     if word("sync_mode", align) not in _SYNC_MODES:
         raise invalid(f"sync_mode: {echoed(repr(align))}, expected {', '.join(_SYNC_MODES[:-1])} or {_SYNC_MODES[-1]}")
     call = f"rule={rule}; align={align}; dimensions={dimensions}"

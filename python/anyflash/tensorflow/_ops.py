@@ -29,9 +29,12 @@ def invalid(line: str) -> tf.errors.InvalidArgumentError:
 def constant(name: str, value: Any, make: Any, expected: str) -> Any:
     """What stands in the text of a call: make(value)."""
     try:
-        return make(value)
+        made = make(value)
     except Exception:  # also TensorFlow's own, of a tensor in a graph
-        raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}") from None
+        made = None
+    if made is None or tf.is_tensor(made):  # AutoGraph makes a float of a tensor another tensor
+        raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}")
+    return made
 
 
 def integer(name: str, value: Any) -> int:

@@ -101,7 +101,7 @@ def attention(
         return made
     if not records:
         return _core.torch_attention(q, k, v, out, return_lse, options)
-    if alibi_slopes is not None and alibi_slopes.requires_grad:
+    if isinstance(alibi_slopes, Tensor) and alibi_slopes.requires_grad:
         raise ValueError(NO_SLOPES)
     numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
     kept = [one for one in numbers if isinstance(one, Tensor) and not one.is_inference()]
@@ -134,7 +134,7 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
 
 def _requires(*tensors: Any) -> bool:
     for tensor in tensors:
-        if tensor is not None and tensor.requires_grad:
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
             return True
     return False
 

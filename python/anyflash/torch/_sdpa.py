@@ -8,7 +8,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from ._rule import constant
 _log = logging.getLogger("anyflash.torch")
 _pytorch_s_own = F.scaled_dot_product_attention
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_LARGEST = torch.finfo(torch.float32).max, torch.finfo(torch.float64).max
 _PLAIN = (Tensor, torch.nn.Parameter)
 _CAUSAL, _FULL = _rules.causal(), _rules.full()
 _told: set[str] = set()
@@ -49,12 +49,12 @@ def scaled_dot_product_attention(
     True where a key takes part, or added to the scores, with a gradient of its own. A query that sees no key gives 0.
 
     Not covered: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
-    values), other devices than CPU and CUDA, subclasses of Tensor, and what PyTorch refuses, which it then does in its
-    own words.
+    values), a scale that is not finite, other devices than CPU and CUDA, nested tensors, subclasses of Tensor, and what
+    PyTorch refuses, which it then does in its own words.
     """
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    if reason is None and scale is not None and not abs(scale) < inf:
-        reason = f"scale {scale}"
+    if reason is None and scale is not None:
+        reason = _reason_of_scale(scale, query.dtype)
     if reason is None:
         if query.dim() == 4 and attn_mask is None:
             return attention(query, key, value, rule=_CAUSAL if is_causal else _FULL, scale=scale)
@@ -132,6 +132,15 @@ def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
         return ""
     padded = (1,) * (len(shape) - mask.dim()) + tuple(mask.shape)
     return None if all(own in (1, full) for own, full in zip(padded, shape)) else ""
+
+
+def _reason_of_scale(scale: Any, dtype: torch.dtype) -> str | None:
+    """It must be finite in the type of the scores."""
+    try:
+        finite = abs(scale) <= (_LARGEST[1] if dtype == torch.float64 else _LARGEST[0])
+    except TypeError:
+        return ""
+    return None if finite else f"scale {scale}"
 
 
 def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, scale: float | None) -> Tensor:
