@@ -64,6 +64,27 @@ def test_a_call_is_replayed_in_a_graph(kept):
     assert torch.equal(out, af.attention(q, k, v, rule=rule))
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_graph_outlives_its_plan(given):
+    """Other plans push it out of the cache and take the memory that it might have left; or the caller lets it go."""
+    q, k, v = tensors()
+    rule = af.causal() & af.local(131)
+    plan = af.plan(q, k, v, rule=rule) if given else None
+    out = torch.empty_like(q)
+    af.attention(q, k, v, rule=rule, plan=plan, out=out)
+    expected = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        af.attention(q, k, v, rule=rule, plan=plan, out=out)
+    del plan
+    for window in range(2, 152):
+        af.attention(q, k, v, rule=af.local(window))
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
 def test_tables_in_a_graph_need_a_plan():
     """Those of documents that nobody has asked for before."""
     q, k, v = tensors()
@@ -168,6 +189,27 @@ def test_gradients_are_replayed_in_a_graph():
     torch.cuda.synchronize()
     for got, expected in zip(made, backward()):
         assert (got is None and expected is None) or torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("heads", [None, 1, 4])
+def test_gradients_in_any_order_are_replayed_in_a_graph(heads):
+    """Without a bias, with one that all heads share, whose gradient is summed, and with one of each head."""
+    q, k, v = tensors(n=320)
+    dout = torch.randn_like(q)
+    bias = None if heads is None else torch.randn(2 if heads == 4 else 1, heads, 320, 320, device="cuda").bfloat16()
+    options = dict(rule=af.causal() & af.local(100), bias=bias)
+    out, lse = af.attention(q, k, v, return_lse=True, **options)
+    backward = lambda: af.attention_backward(dout, q, k, v, out, lse, **options)  # noqa: E731
+    backward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = backward()
+    dout.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for got, expected in zip(made[:4], backward()):
+        if expected is not None:
+            assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
