@@ -311,11 +311,12 @@ BIASES = {
 @pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", BIASES)
 def test_gradients_of_a_bias(name, type_, d):
-    """Sizes whose rows begin on 16 bytes and others, more and fewer queries than keys, rules that leave blocks out;
-    the inputs bfloat16, one key head for two heads."""
+    """Sizes whose rows begin on 16 bytes and others, more and fewer queries than keys, one query, rules that leave blocks
+    out; the inputs bfloat16, one key head for two heads."""
     for n, m, rule, visible in ((256, 448, af.full(), lambda i, j: i >= 0), (323, 200, af.full(), lambda i, j: i >= 0),
                                 (448, 448, af.causal(), lambda i, j: i >= j),
-                                (520, 392, af.local(70), lambda i, j: abs(i - j) < 70)):  # fmt: skip
+                                (520, 392, af.local(70), lambda i, j: abs(i - j) < 70),
+                                (1, 448, af.local(70), lambda i, j: abs(i - j) < 70)):  # fmt: skip
         q, dout = (x[:, :, :n].contiguous() for x in tensors(b=3, n=n, d=d)[:2])
         k, v = (x.contiguous() for x in tensors(b=3, h=2, n=m, d=d, seed=1)[:2])
         shape = [size if own else 1 for size, own in zip((3, 4, n, m), BIASES[name])]
@@ -437,6 +438,17 @@ def test_memory_of_backward_is_linear_in_the_sequence():
         workspace = af.plan(q, k, v, rule=rule, bias=bias).backward_workspace
         assert 64 * 4 * n < workspace < 400 * n
         gradients(q, k, v, torch.randn_like(q), rule=rule, bias=bias)
+
+
+def test_too_little_memory_for_a_workspace_is_an_error_and_no_more():
+    """The pieces of float32 keys that heads share in memory, but not there: 206 GB. Nothing has been written then."""
+    q, k = (torch.ones(1, 1, n, 64, device="cuda").expand(1, 2**15, n, 64) for n in (65, 2**14))
+    out = torch.full(q.shape, 7.0, device="cuda")
+    with pytest.raises(MemoryError, match="^cuda: allocating device memory failed: "):
+        af.attention(q, k, k, out=out)
+    assert (out == 7).all()
+    q, k, v = tensors()
+    assert close(af.attention(q, k, v, rule=af.causal()), reference(q, k, v))
 
 
 def test_too_little_memory_is_an_error_and_no_more():
