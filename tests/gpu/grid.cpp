@@ -1,7 +1,7 @@
 // Calls every CUDA kernel on small tensors, forward and backward: each type and head size, plain and with all options,
-// rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite, biases that the
-// copy engine takes, lengths and pages in device memory, nothing to do. What it computes is checked elsewhere; this is
-// what scripts/sanitize-gpu watches. Prints the number of calls.
+// rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite, biases that
+// the copy engine takes, lengths and pages in device memory, nothing to do. What it computes is checked elsewhere; this
+// is what scripts/sanitize-gpu watches. Prints the number of calls.
 #include <anyflash/attention.h>
 #include <cuda_runtime_api.h>
 

@@ -245,7 +245,8 @@ class KeptMemory {
     auto& words = words_[of_queries];
     if (!words) {
       words = made(bytes, [&](void* data, cudaStream_t stream) {
-        ask_all_words(word_args(plan, reinterpret_cast<const DeviceGroup*>(data_), of_queries, static_cast<char*>(data)),
+        const auto* const groups = reinterpret_cast<const DeviceGroup*>(data_);
+        ask_all_words(word_args(plan, groups, of_queries, static_cast<char*>(data)),
                       static_cast<std::int64_t>(plan.groups.size()), stream);
       });
     }
@@ -253,8 +254,8 @@ class KeptMemory {
   }
 
  private:
-  /// What work(data, stream) makes there; waited for. Not in any stream of the caller's, so that it may happen while one
-  /// of them is captured.
+  /// Memory with what work(memory, stream) puts there, waited for. Not in any stream of the caller's, so that it may
+  /// happen while one of them is captured.
   template <class Work>
   static void* made(std::size_t bytes, const Work& work) {
     struct Attempt {
