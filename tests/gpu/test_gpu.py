@@ -442,6 +442,8 @@ def test_memory_of_backward_is_linear_in_the_sequence():
 
 def test_too_little_memory_for_a_workspace_is_an_error_and_no_more():
     """The pieces of float32 keys that heads share in memory, but not there: 206 GB. Nothing has been written then."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("other GPUs' kernels need no such workspace")
     q, k = (torch.ones(1, 1, n, 64, device="cuda").expand(1, 2**15, n, 64) for n in (65, 2**14))
     out = torch.full(q.shape, 7.0, device="cuda")
     with pytest.raises(MemoryError, match="^cuda: allocating device memory failed: "):
