@@ -114,7 +114,11 @@ cuda_compiler() {
 # gpu_architectures: what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES, else this machine's GPU.
 gpu_architectures() {
   local found=${ANYFLASH_CUDA_ARCHITECTURES:-}
-  [[ $found ]] || found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)-real
+  if [[ -z $found ]]; then
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .) || true
+    [[ $found =~ ^[0-9]+$ ]] || die "no NVIDIA GPU: nvidia-smi finds none"
+    found+=-real
+  fi
   echo "${found/#90-real/90a-real}"
 }
 
@@ -123,9 +127,11 @@ gpu_architectures() {
 # leaves it out).
 gpu_build() {
   python=$(command -v "${ANYFLASH_TEST_PYTHON:-python3}") || die "no interpreter ${ANYFLASH_TEST_PYTHON:-python3}"
+  local architectures
+  architectures=$(gpu_architectures)  # by itself: so the script ends where there is no GPU
   say "the library for NVIDIA GPUs"
   cmake -S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_CUDA=ON \
-    -DANYFLASH_CUDA_ARCHITECTURES="$(gpu_architectures)" -DANYFLASH_CLI="${ANYFLASH_GPU_CLI:-ON}" -DANYFLASH_PYTHON=ON \
+    -DANYFLASH_CUDA_ARCHITECTURES="$architectures" -DANYFLASH_CLI="${ANYFLASH_GPU_CLI:-ON}" -DANYFLASH_PYTHON=ON \
     -DPython_EXECUTABLE="$python" "$@" >/dev/null
   cmake --build build-gpu -j "$(nproc)"
   export PYTHONPATH=$PWD/build-gpu/python

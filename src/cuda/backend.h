@@ -13,8 +13,8 @@ namespace anyflash::cuda {
 std::vector<DeviceInfo> devices();
 TileMenu tile_menu(const Problem& problem);
 
-/// Beside the call's tensors: of plans that do not outlive it the masks, the page table, and backward's numbers of
-/// query rows. Taken inside the call, in the order of its stream, so there is nothing to allocate before.
+/// Beside the call's tensors: masks that are no part of a kept plan, words, the page table, and what the kernels work in.
+/// Taken inside the call, in the order of its stream, so there is nothing to allocate before.
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan);
 Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
+#include <vector>
 
 namespace anyflash::planning {
 namespace {
@@ -43,6 +45,7 @@ std::shared_ptr<const ExecutionPlan> PlanCache::find(const PlanKey& key) {
 std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::shared_ptr<const ExecutionPlan> plan) {
   const auto hash = std::hash<PlanKey>{}(key);
   const auto bytes = bytes_of(*plan) + key.size();
+  std::vector<std::shared_ptr<const ExecutionPlan>> gone;  // let go behind the lock: a GPU's companion waits for it
   const std::lock_guard lock(mutex_);
   if (auto* found = entry(hash, key)) return found->plan;
   if (bytes > most_bytes) return plan;
@@ -50,6 +53,7 @@ std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::
     const auto oldest = std::min_element(entries_.begin(), entries_.end(),
                                          [](const Entry& a, const Entry& b) { return a.last_use < b.last_use; });
     bytes_ -= oldest->bytes;
+    gone.push_back(std::move(oldest->plan));
     *oldest = std::move(entries_.back());
     entries_.pop_back();
   }

@@ -1,6 +1,7 @@
 // Calls every CUDA kernel on small tensors, forward and backward: each type and head size, plain and with all options,
-// rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite. What it computes is
-// checked elsewhere; this is what scripts/sanitize-gpu watches. Prints the number of calls.
+// rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite, biases that
+// the copy engine takes, lengths and pages in device memory, nothing to do. What it computes is checked elsewhere; this
+// is what scripts/sanitize-gpu watches. Prints the number of calls.
 #include <anyflash/attention.h>
 #include <cuda_runtime_api.h>
 
@@ -132,6 +133,55 @@ void all_options(ElementType type, const Shape& shape) {
     }
 }
 
+/// Without a soft cap, which leaves the gradient to the portable kernel: one bias for each head, one for all.
+void biases(ElementType type, const Shape& shape) {
+  for (const std::int64_t heads : {2, 1}) {
+    Tensor bias(type, {1, heads, shape.queries, shape.keys});
+    auto options = with(causal() & local(100));
+    options.bias = bias.view;
+    run(type, shape, options);
+  }
+}
+
+/// An int32 array on the GPU.
+TensorView integers(std::initializer_list<std::int32_t> numbers, std::initializer_list<std::int64_t> shape) {
+  TensorView view(nullptr, ElementType::int32, shape, gpu);
+  must(cudaMalloc(&view.data, numbers.size() * sizeof(std::int32_t)));
+  must(cudaMemcpy(view.data, numbers.begin(), numbers.size() * sizeof(std::int32_t), cudaMemcpyHostToDevice));
+  return view;
+}
+
+/// Masks that are found on the device.
+void late(ElementType type, const Shape& shape) {
+  auto options = with(causal());
+  options.key_lengths = integers({static_cast<std::int32_t>(shape.keys) - 9}, {1});
+  run(type, shape, options);
+  options.deterministic = true;
+  run(type, shape, options);
+}
+
+/// Two documents, one behind the other, whose lengths are on the device.
+void packed(ElementType type) {
+  Tensor q(type, {300, 2, 64}), k(type, {300, 1, 64}), v(type, {300, 1, 64}), out(type, {300, 2, 64});
+  auto options = with(causal());
+  options.layout = Layout::thd;
+  options.cu_seqlens_q = options.cu_seqlens_k = integers({0, 130, 300}, {3});
+  forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
+  ++calls;
+  must(cudaDeviceSynchronize());
+}
+
+void paged(ElementType type, std::int64_t queries, std::int64_t page_size) {
+  Tensor q(type, {1, 4, queries, 64}), out(type, {1, 4, queries, 64});
+  Tensor k(type, {3, page_size, 2, 64}), v(type, {3, page_size, 2, 64});
+  auto options = with(causal());
+  options.page_table = integers({2, 0, 1}, {1, 3});
+  options.key_lengths = integers({static_cast<std::int32_t>(3 * page_size) - 5}, {1});
+  forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
+  ++calls;
+  must(cudaDeviceSynchronize());
+}
+
 }  // namespace
 
 /// Arguments: `few` or `many`, the calls of few queries or the others; the name of an element type. What is not given
@@ -158,6 +208,13 @@ int main(int argc, char** argv) {
       run(type, shape, with(causal() & local(20)));
       run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), true);
       all_options(type, shape);
+      biases(type, shape);
+      late(type, shape);
+    }
+    if (wanted("many")) {
+      packed(type);
+      paged(type, 130, 64);
+      run(type, {130, 0, 64, 64, false}, with(full()));  // results that need no arithmetic
     }
     for (const Shape& shape : {Shape{1, 130, 64, 64, false}, Shape{20, 150, 128, 128, false}, Shape{3, 130, 200, 300, true}}) {
       if (!wanted("few")) break;
@@ -167,6 +224,10 @@ int main(int argc, char** argv) {
       all_options(type, shape);
     }
     if (wanted("few")) {
+      late(type, {1, 130, 64, 64, false});
+      late(type, {20, 150, 128, 128, false});
+      for (const std::int64_t queries : {1, 10})  // of two heads: up to 16 rows, and more
+        for (const std::int64_t page_size : {24, 64}) paged(type, queries, page_size);
       run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
       run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front), true);  // many tasks
       for (const Shape& shape : {Shape{20, 150, 64, 64, false}, Shape{20, 150, 200, 304, false},

@@ -64,6 +64,27 @@ def test_a_call_is_replayed_in_a_graph(kept):
     assert torch.equal(out, af.attention(q, k, v, rule=rule))
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_graph_outlives_its_plan(given):
+    """Other plans push it out of the cache and take the memory that it might have left; or the caller lets it go."""
+    q, k, v = tensors()
+    rule = af.causal() & af.local(131)
+    plan = af.plan(q, k, v, rule=rule) if given else None
+    out = torch.empty_like(q)
+    af.attention(q, k, v, rule=rule, plan=plan, out=out)
+    expected = out.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        af.attention(q, k, v, rule=rule, plan=plan, out=out)
+    del plan
+    for window in range(2, 152):
+        af.attention(q, k, v, rule=af.local(window))
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
 def test_tables_in_a_graph_need_a_plan():
     """Those of documents that nobody has asked for before."""
     q, k, v = tensors()
@@ -170,6 +191,27 @@ def test_gradients_are_replayed_in_a_graph():
         assert (got is None and expected is None) or torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("heads", [None, 1, 4])
+def test_gradients_in_any_order_are_replayed_in_a_graph(heads):
+    """Without a bias, with one that all heads share, whose gradient is summed, and with one of each head."""
+    q, k, v = tensors(n=320)
+    dout = torch.randn_like(q)
+    bias = None if heads is None else torch.randn(2 if heads == 4 else 1, heads, 320, 320, device="cuda").bfloat16()
+    options = dict(rule=af.causal() & af.local(100), bias=bias)
+    out, lse = af.attention(q, k, v, return_lse=True, **options)
+    backward = lambda: af.attention_backward(dout, q, k, v, out, lse, **options)  # noqa: E731
+    backward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = backward()
+    dout.neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for got, expected in zip(made[:4], backward()):
+        if expected is not None:
+            assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_gradients_have_the_same_bits_in_every_run_and_batch(dtype):
     q, k, v = tensors(b=3, n=777, dtype=dtype)
@@ -269,11 +311,12 @@ BIASES = {
 @pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", BIASES)
 def test_gradients_of_a_bias(name, type_, d):
-    """Sizes whose rows begin on 16 bytes and others, more and fewer queries than keys, rules that leave blocks out;
-    the inputs bfloat16, one key head for two heads."""
+    """Sizes whose rows begin on 16 bytes and others, more and fewer queries than keys, one query, rules that leave blocks
+    out; the inputs bfloat16, one key head for two heads."""
     for n, m, rule, visible in ((256, 448, af.full(), lambda i, j: i >= 0), (323, 200, af.full(), lambda i, j: i >= 0),
                                 (448, 448, af.causal(), lambda i, j: i >= j),
-                                (520, 392, af.local(70), lambda i, j: abs(i - j) < 70)):  # fmt: skip
+                                (520, 392, af.local(70), lambda i, j: abs(i - j) < 70),
+                                (1, 448, af.local(70), lambda i, j: abs(i - j) < 70)):  # fmt: skip
         q, dout = (x[:, :, :n].contiguous() for x in tensors(b=3, n=n, d=d)[:2])
         k, v = (x.contiguous() for x in tensors(b=3, h=2, n=m, d=d, seed=1)[:2])
         shape = [size if own else 1 for size, own in zip((3, 4, n, m), BIASES[name])]
@@ -395,6 +438,19 @@ def test_memory_of_backward_is_linear_in_the_sequence():
         workspace = af.plan(q, k, v, rule=rule, bias=bias).backward_workspace
         assert 64 * 4 * n < workspace < 400 * n
         gradients(q, k, v, torch.randn_like(q), rule=rule, bias=bias)
+
+
+def test_too_little_memory_for_a_workspace_is_an_error_and_no_more():
+    """The pieces of float32 keys that heads share in memory, but not there: 206 GB. Nothing has been written then."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("other GPUs' kernels need no such workspace")
+    q, k = (torch.ones(1, 1, n, 64, device="cuda").expand(1, 2**15, n, 64) for n in (65, 2**14))
+    out = torch.full(q.shape, 7.0, device="cuda")
+    with pytest.raises(MemoryError, match="^cuda: allocating device memory failed: "):
+        af.attention(q, k, k, out=out)
+    assert (out == 7).all()
+    q, k, v = tensors()
+    assert close(af.attention(q, k, v, rule=af.causal()), reference(q, k, v))
 
 
 def test_too_little_memory_is_an_error_and_no_more():

@@ -147,6 +147,21 @@ TEST(Cache, IsBoundedInBytes) {
   EXPECT_EQ(cache.plans(), 2u);
 }
 
+TEST(Cache, LetsPlansGoWithoutItsLock) {
+  PlanCache cache;
+  bool gone = false;
+  {
+    const auto plan = std::make_shared<ExecutionPlan>();
+    plan->companions.of(0, [&] {  // as a GPU's, which waits for the GPU; here it would wait for ever
+      return std::shared_ptr<const void>(&cache, [&](const void*) { gone = cache.plans() > 0; });
+    });
+    cache.insert("first", plan);
+  }
+  for (std::size_t n = 0; n < PlanCache::most_plans; ++n)
+    cache.insert(std::to_string(n), std::make_shared<ExecutionPlan>());
+  EXPECT_TRUE(gone);
+}
+
 TEST(Cache, ServesManyThreads) {
   std::vector<std::thread> threads;
   std::vector<std::shared_ptr<const ExecutionPlan>> plans(8 * 50);

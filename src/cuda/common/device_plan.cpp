@@ -4,12 +4,15 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "cuda/common/device.h"
 #include "cuda/common/late_masks.h"
 #include "cuda/common/words.h"
 #include "plan/facts.h"
@@ -105,10 +108,12 @@ class Builder {
     image.point(list_at + offsetof(DeviceRuns, words), image.add(words_));
   }
 
-  /// For tiles that have no words in a table: those of each side are numbered, over all masks: ~ the first's number.
+  /// For tiles that have no words in a table: those of each side are numbered, over all masks: ~ the first's number. If
+  /// numbers do not suffice nobody goes by them: so many words are never made (word_bytes).
   template <CellOf of>
   std::int32_t asked(std::int32_t tiles) {
     auto& next = asked_[of == CellOf::keys];
+    if (tiles > std::numeric_limits<std::int32_t>::max() - next) return -1;
     const auto first = next;
     next += tiles;
     return ~first;
@@ -219,18 +224,18 @@ class KeptMemory {
     int current = 0;
     cudaGetDevice(&current);
     cudaSetDevice(device_);
+    auto mode = cudaStreamCaptureModeRelaxed;  // another thread, or this one, may be capturing a stream
+    cudaThreadExchangeStreamCaptureMode(&mode);
     for (auto* const data : {data_, words_[0], words_[1]})
       if (data) cudaFree(data);  // waits for the device: calls may still be under way, on any stream
+    cudaThreadExchangeStreamCaptureMode(&mode);
     cudaSetDevice(current);
   }
 
   void upload(Image& image) {
-    at_once([&](cudaStream_t stream) {
-      auto status = cudaMalloc(&data_, image.size());
-      if (status == cudaSuccess)
-        status = cudaMemcpyAsync(data_, image.placed(static_cast<char*>(data_)), image.size(), cudaMemcpyHostToDevice,
-                                 stream);
-      return status;
+    data_ = made(image.size(), [&](void* data, cudaStream_t stream) {
+      check(cudaMemcpyAsync(data, image.placed(static_cast<char*>(data)), image.size(), cudaMemcpyHostToDevice, stream),
+            "bringing a plan to the device");
     });
   }
   const char* get() const { return static_cast<const char*>(data_); }
@@ -239,32 +244,37 @@ class KeptMemory {
     const std::lock_guard lock(mutex_);
     auto& words = words_[of_queries];
     if (!words) {
-      at_once([&](cudaStream_t stream) {
-        const auto status = cudaMalloc(&words, bytes);
-        if (status == cudaSuccess)
-          ask_all_words(word_args(plan, reinterpret_cast<const DeviceGroup*>(data_), of_queries,
-                                  static_cast<char*>(words)),
-                        static_cast<std::int64_t>(plan.groups.size()), stream);
-        return status;
+      words = made(bytes, [&](void* data, cudaStream_t stream) {
+        const auto* const groups = reinterpret_cast<const DeviceGroup*>(data_);
+        ask_all_words(word_args(plan, groups, of_queries, static_cast<char*>(data)),
+                      static_cast<std::int64_t>(plan.groups.size()), stream);
       });
     }
     return static_cast<const std::uint64_t*>(words);
   }
 
  private:
-  /// Queues work and waits for it; not in any stream of the caller's, so that it may happen while one of them is
-  /// captured.
+  /// Memory with what work(memory, stream) puts there, waited for. Not in any stream of the caller's, so that it may
+  /// happen while one of them is captured.
   template <class Work>
-  static void at_once(const Work& work) {
-    auto mode = cudaStreamCaptureModeRelaxed;
-    check(cudaThreadExchangeStreamCaptureMode(&mode), "leaving the capture mode");
-    cudaStream_t stream = nullptr;
-    auto status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    if (status == cudaSuccess) status = work(stream);
-    if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
-    if (stream) cudaStreamDestroy(stream);
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    check(status, "bringing a plan to the device");
+  static void* made(std::size_t bytes, const Work& work) {
+    struct Attempt {
+      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+      cudaStream_t stream = nullptr;
+      void* data = nullptr;
+
+      Attempt() { check(cudaThreadExchangeStreamCaptureMode(&mode), "leaving the capture mode"); }
+      ~Attempt() {
+        if (stream) cudaStreamDestroy(stream);
+        if (data) cudaFree(data);
+        cudaThreadExchangeStreamCaptureMode(&mode);
+      }
+    } attempt;
+    check(cudaStreamCreateWithFlags(&attempt.stream, cudaStreamNonBlocking), "making a stream for a plan");
+    check(cudaMalloc(&attempt.data, bytes), "allocating device memory for a plan");
+    work(attempt.data, attempt.stream);
+    check(cudaStreamSynchronize(attempt.stream), "bringing a plan to the device");
+    return std::exchange(attempt.data, nullptr);
   }
 
   int device_;
@@ -273,6 +283,20 @@ class KeptMemory {
   mutable void* words_[2] = {};
 };
 
+/// What a graph has been captured with stays for good: it is read in every replay, and nobody tells which was the last.
+void keep_for_graphs(const std::shared_ptr<const void>& memory) {
+  static std::mutex mutex;
+  static auto& all = *new std::set<std::shared_ptr<const void>>;  // never destroyed: the process may be ending
+  const std::lock_guard lock(mutex);
+  all.insert(memory);
+}
+
+/// Throws Error unless a rule's tables that are said to be on the device are.
+void check_tables(const LateArgs& args, Device device) {
+  for (const auto& lengths : args.cu_seqlens) check_pointer("rule: a table", lengths.data, device);
+  for (int i = 0; i < args.program.atom_count; ++i) check_pointer("rule: a table", args.program.atoms[i].data, device);
+}
+
 }  // namespace
 
 DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream)
@@ -280,7 +304,7 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaSt
   const int device = problem.device.index;
   if (plan.late) {
     std::int64_t bytes = 0;
-    late_args(problem, plan, nullptr, bytes);
+    check_tables(late_args(problem, plan, nullptr, bytes), problem.device);
     memory_ = std::make_unique<StreamMemory>(bytes, stream);
     const auto args = late_args(problem, plan, memory_->get(), bytes);
     find_late_masks(args, stream);
@@ -294,6 +318,7 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaSt
       memory->upload(builder.image);
       return std::static_pointer_cast<const void>(memory);
     });
+    if (capturing(stream)) keep_for_graphs(kept_);
     groups_ = reinterpret_cast<const DeviceGroup*>(static_cast<const KeptMemory*>(kept_.get())->get());
     return;
   }

@@ -11,8 +11,8 @@
 namespace anyflash::cuda {
 
 /// The groups of a plan, as kernels take them. Those of lengths and tables in device memory are found in each call; of
-/// another kept plan they stay in device memory as long as the plan lives; of
-/// any other one for what is queued on the stream while this object lives.
+/// another kept plan they stay in device memory as long as the plan lives, or for good once a graph reads them; of any
+/// other one for what is queued on the stream while this object lives.
 class DevicePlan {
  public:
   /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is captured for a graph

@@ -10,7 +10,6 @@ namespace anyflash::cuda {
 namespace {
 
 constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
-constexpr bool late_on_hopper = true;            // masks that are found on the device are Hopper's kernels' too
 constexpr std::int64_t partial_of_a_block = 8;  // tiles, of all blocks together
 
 /// How far the atoms' tables move from one batch entry (head) to the next.
@@ -63,7 +62,7 @@ Integers integers_of(const TensorView& view) {
 
 std::int64_t late_word_tiles([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
 #if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (!late_on_hopper || !plan.late || element_size(problem.type) != 2) return 0;
+  if (!plan.late || element_size(problem.type) != 2) return 0;
   const auto& program = plan.groups[0].program;
   const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
                                   [](const rules::Atom& atom) { return atom.data != nullptr; });

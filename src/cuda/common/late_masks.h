@@ -58,7 +58,7 @@ struct LateArgs {
 /// there are more in the end, the portable kernels make all.
 std::int64_t late_word_tiles(const Problem& problem, const ExecutionPlan& plan);
 
-/// Describes a call's masks; memory: late_bytes of it, or null where only the bytes are asked for.
+/// Describes a call's masks; memory: `bytes` of it, or null where only those are asked for.
 LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes);
 
 /// Queues what finds them.

@@ -5,6 +5,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
 #include "cuda/common/late_masks.h"
+#include "cuda/common/memory.h"
 #include "cuda/hopper/backward_double.h"
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
@@ -199,13 +200,17 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   }
   args.words = masks.words(false, args.careful), args.late = plan.late;
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
-  if (args.bias_stored && !visits_all(plan)) clear(problem.dbias, stream);
+  const bool clears = args.bias_stored && !visits_all(plan);
+  if (clears) clear(problem.dbias, stream);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
   const auto blocks = in_pieces(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);
   const bool early = !in_pieces(problem);  // float32's kernels do not wait themselves
-  if (blocks > 0) launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early);
+  // In a graph only a kernel may let another one begin before it is done.
+  const bool behind_kernel = !(args.bias_sums || clears) || !capturing(stream);
+  if (blocks > 0)
+    launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early && behind_kernel);
   if (queries.gradients[0].data && query_blocks > 0)
     launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);

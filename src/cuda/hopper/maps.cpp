@@ -20,8 +20,12 @@ bool encode(CUtensorMap& map, char* data, CUtensorMapDataType type, int bytes, c
   static const auto function = [] {
     void* found_function = nullptr;
     cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
     const auto status =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found_function, 12000, cudaEnableDefault, &found);
+#else
+    const auto status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found_function, cudaEnableDefault, &found);
+#endif
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
         status == cudaSuccess && found == cudaDriverEntryPointSuccess ? found_function : nullptr);
   }();

@@ -82,6 +82,7 @@ void allow_shared_memory(const void* function, int bytes, int device) {
     one.devices |= std::uint64_t{1} << device;
     return;
   }
+  check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "preparing a kernel");
 }
 
 std::int64_t launched_blocks(std::int64_t tasks, bool rarely_needed, Device device) {
