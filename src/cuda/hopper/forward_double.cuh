@@ -11,7 +11,8 @@
 // halves of numbers, as integers. Operands take 56 % of what shared memory gives.
 //
 // What is subtracted from a row's scores lags behind their maximum (portable/forward.cuh); statistics go by it too. A
-// result that is not finite is reported, and the portable kernel makes all of them again, with care.
+// score or result that is not finite is reported, and the portable kernel makes all of them again, with care. What
+// nobody sees is not: rows of keys and values that no query of the block sees are cleared as they come.
 #pragma once
 
 #include "cuda/hopper/double_products.cuh"
