@@ -93,8 +93,7 @@ def shapes(type_):
     """(batch, heads, sequence, d)"""
     if type_ in ("float32", "float64"):
         return [(4, 16, 4096, 64), (4, 16, 4096, 128)]
-    sequences = (2048, 4096, 8192, 16384) if type_ == "bfloat16" else (8192,)
-    return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in sequences]
+    return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in (2048, 4096, 8192, 16384)]
 
 
 def beside_torch(table, arguments):

@@ -176,6 +176,18 @@ def masks(table, arguments):
                     add_rates(table, f"{name}, {what}", direction, [lambda: next(many)(), calls[1]], heads * D * pairs,
                               arguments, idle=True, **columns | dict(least=least if count == 1 else None))  # fmt: skip
         torch.cuda.empty_cache()
+    masked_tiles(table, arguments)
+
+
+def masked_tiles(table, arguments):
+    """What masking the tiles on the diagonal costs: causal, beside the same tiles, all of whose pairs are visible."""
+    heads, tokens, tile = 16, 16384, 128
+    tensors = [random(1, heads, tokens, D) for _ in range(4)]
+    unmasked = af.blocks(np.tri(tokens // tile, dtype=bool), tile, tile)
+    calls = [our_call("forward", *tensors, rule=af.causal()),
+             our_call("forward", *tensors, rule=unmasked, plan=af.plan(*tensors[:3], rule=unmasked))]  # fmt: skip
+    add_rates(table, "tiles masked", "forward", calls, heads * D * tokens**2 / 2, arguments, type="bfloat16", d=D,
+              causal=True, sequence=tokens, peer="the same tiles, unmasked", least=0.97)  # fmt: skip
 
 
 if __name__ == "__main__":
