@@ -151,6 +151,7 @@ void print_all(std::vector<Line>& lines, const std::string& type, const Bar& bar
 }
 
 void check_random(const CheckArguments& arguments) {
+  synchronize(arguments.call.device);  // throws if it is not there
   const auto rules = rules_to_check(arguments.call.rule);
   const auto types = arguments.call.type.empty() ? float_type_names() : std::vector{arguments.call.type};
   Progress progress(int(rules.size() * types.size() * std::size(alignments)) * rounds_of(arguments));

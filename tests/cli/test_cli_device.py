@@ -18,6 +18,7 @@ def test_no_gpu(anyflash, name):
     assert not (anyflash.folder / "out.npz").exists()
     assert NO_GPU.match(anyflash.fails("bench", "--shape", "16", "--device", name))
     assert NO_GPU.match(anyflash.fails("check", "-i", "in.npz", "--device", name))
+    assert NO_GPU.match(anyflash.fails("check", "--device", name))
     assert "cuda" not in anyflash.succeeds("devices")
 
 
