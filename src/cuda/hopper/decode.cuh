@@ -41,9 +41,9 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
         first_row_(static_cast<int>(threadIdx.x / 32) / Sizes::kKeyWarps * (8 * kGroups)) {}
 
   __device__ __forceinline__ void run() {
-    for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
-         number += static_cast<std::int32_t>(gridDim.x)) {
-      this->begin(DecodeTask(args_, number, kRows, kDepth));
+    // Where each block has one task, int may not count beyond the last one.
+    for (auto number = blockIdx.x; number < static_cast<unsigned>(args_.tasks); number += gridDim.x) {
+      this->begin(DecodeTask(args_, static_cast<std::int32_t>(number), kRows, kDepth));
       wait_for_kernel_before();
       let_next_kernel_begin();
       const auto span = span_of(args_, task_);

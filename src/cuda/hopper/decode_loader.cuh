@@ -71,9 +71,8 @@ class BulkDecodeLoader {
     const bool one_entry = args_.one_entry[tensor & 1], one_head = args_.one_head[tensor & 1];
     const auto policy = read_once();
     const auto place = static_cast<std::int64_t>(panel) * kKeys * 64 + box * args_.box_rows * 64;
-    for (auto number = static_cast<std::int32_t>(blockIdx.x); number < args_.tasks;
-         number += static_cast<std::int32_t>(gridDim.x)) {
-      const DecodeTask task(args_, number, Sizes::kRows, kDepth);
+    for (auto number = blockIdx.x; number < static_cast<unsigned>(args_.tasks); number += gridDim.x) {
+      const DecodeTask task(args_, static_cast<std::int32_t>(number), Sizes::kRows, kDepth);
       // What does not lie in memory is found before the kernel in front is done.
       const bool lengths = args_.lengths.data || args_.length_in_mask;
       if (lengths) wait_for_kernel_before();

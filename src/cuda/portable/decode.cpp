@@ -197,7 +197,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const auto tasks = double(problem.batch) * double(problem.heads_kv) * double(args.parts) * args.row_parts *
                      args.call.value_parts;
   const auto rows = double(problem.batch) * double(problem.heads_q) * args.queries;
-  check_tasks(std::max(tasks, rows) + 0x10000);  // blocks of threads count on beyond the last one
+  check_tasks(std::max(tasks, rows));
   args.tasks = static_cast<std::int32_t>(tasks);
   const auto* const parts = plain ? kernels.plain : kernels.parts;
   allow_shared_memory(parts, kernels.shared_bytes, problem.device.index);

@@ -28,8 +28,9 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
     if (args.only_if && !*args.only_if) return;
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
     extern __shared__ __align__(1024) char memory[];
-    for (std::int32_t task = blockIdx.x; task < args.tasks; task += gridDim.x) {
-      Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(task);
+    // int may not count beyond the last task.
+    for (auto task = blockIdx.x; task < static_cast<unsigned>(args.tasks); task += gridDim.x) {
+      Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(static_cast<std::int32_t>(task));
       __syncthreads();  // its memory may be written anew
     }
   } else {

@@ -61,7 +61,8 @@ void check_table_pointers(const Problem& problem) {
 }
 
 void check_tasks(double tasks) {
-  if (tasks > std::numeric_limits<std::int32_t>::max()) {
+  constexpr double counted_beyond = 0x10000;  // the last one, by blocks of threads that take several
+  if (tasks + counted_beyond > std::numeric_limits<std::int32_t>::max()) {
     throw Error(Error::Kind::unsupported,
                 "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
   }
