@@ -1,8 +1,11 @@
 #include "cuda/common/device.h"
 
+#include <cuda.h>
+
 #include <array>
 #include <mutex>
 
+#include "cuda/common/driver.h"
 #include "cuda/common/errors.h"
 
 namespace anyflash::cuda {
@@ -13,6 +16,29 @@ DeviceFacts ask(int index) {
   check(cudaGetDeviceProperties(&properties, index), "asking for a device's properties");
   return {properties.name, properties.major, properties.minor, properties.multiProcessorCount,
           static_cast<int>(properties.sharedMemPerBlockOptin)};
+}
+
+/// What makes a GPU a thread's and lets it go again. Not cudaSetDevice: to go back by that makes a context on a GPU
+/// that the process may not use.
+struct ContextFunctions {
+  decltype(&cuDevicePrimaryCtxRetain) retain = driver_function<decltype(retain)>("cuDevicePrimaryCtxRetain");
+  decltype(&cuCtxPushCurrent) push = driver_function<decltype(push)>("cuCtxPushCurrent");
+  decltype(&cuCtxPopCurrent) pop = driver_function<decltype(pop)>("cuCtxPopCurrent");
+};
+
+const ContextFunctions& context_functions() {
+  static const ContextFunctions functions;
+  return functions;
+}
+
+/// Makes the context that the run-time library has on a GPU the thread's. False: that failed.
+bool push_context(int index) {
+  static std::array<std::once_flag, most_devices> asked;
+  static std::array<CUcontext, most_devices> contexts;  // never released: nor does the run-time library
+  const auto& [retain, push, pop] = context_functions();
+  if (!retain || !push || !pop) return false;
+  std::call_once(asked[index], [&, &retain = retain] { retain(&contexts[index], index); });
+  return contexts[index] && push(contexts[index]) == CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -49,12 +75,14 @@ DeviceScope::DeviceScope(int index) {
   int current = 0;
   check(cudaGetDevice(&current), "asking for the current device");
   if (current == index) return;
-  check(cudaSetDevice(index), "choosing a device");
-  before_ = current;
+  if (!push_context(index))
+    throw Error(Error::Kind::device, "cuda: choosing " + device_name({DeviceKind::cuda, index}) + " failed");
+  other_ = true;
 }
 
 DeviceScope::~DeviceScope() {
-  if (before_ >= 0) cudaSetDevice(before_);
+  CUcontext context;
+  if (other_) context_functions().pop(&context);
 }
 
 void check_pointer(const char* name, const void* data, Device device) {

@@ -32,7 +32,7 @@ class DeviceScope {
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
-  int before_ = -1;  // -1: the same
+  bool other_ = false;  // than the thread's own
 };
 
 /// Throws Error unless `data` points to memory of the GPU: "key: in host memory, expected memory of cuda:0".

@@ -221,15 +221,15 @@ class KeptMemory {
  public:
   explicit KeptMemory(int device) : device_(device) {}
   ~KeptMemory() {
-    int current = 0;
-    cudaGetDevice(&current);
-    cudaSetDevice(device_);
-    auto mode = cudaStreamCaptureModeRelaxed;  // another thread, or this one, may be capturing a stream
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    for (auto* const data : {data_, words_[0], words_[1]})
-      if (data) cudaFree(data);  // waits for the device: calls may still be under way, on any stream
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaSetDevice(current);
+    try {
+      const DeviceScope scope(device_);
+      auto mode = cudaStreamCaptureModeRelaxed;  // another thread, or this one, may be capturing a stream
+      cudaThreadExchangeStreamCaptureMode(&mode);
+      for (auto* const data : {data_, words_[0], words_[1]})
+        if (data) cudaFree(data);  // waits for the device: calls may still be under way, on any stream
+      cudaThreadExchangeStreamCaptureMode(&mode);
+    } catch (const Error&) {  // the process is ending: its memory goes anyway
+    }
   }
 
   void upload(Image& image) {

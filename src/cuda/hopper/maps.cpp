@@ -1,9 +1,6 @@
 #include "cuda/hopper/maps.h"
 
-#include <cuda_runtime_api.h>
-
-#include <algorithm>
-
+#include "cuda/common/driver.h"
 #include "problem/tensor.h"
 
 namespace anyflash::cuda {
@@ -17,18 +14,7 @@ struct Axis {
 /// Axis 0's elements are neighbours.
 bool encode(CUtensorMap& map, char* data, CUtensorMapDataType type, int bytes, const Axis (&axes)[5],
             CUtensorMapL2promotion ahead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
-  static const auto function = [] {
-    void* found_function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    const auto status =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found_function, 12000, cudaEnableDefault, &found);
-#else
-    const auto status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found_function, cudaEnableDefault, &found);
-#endif
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
-        status == cudaSuccess && found == cudaDriverEntryPointSuccess ? found_function : nullptr);
-  }();
+  static const auto function = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   if (!function || reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return false;
   cuuint64_t sizes[5], strides[4];
   cuuint32_t boxes[5], steps[5];
