@@ -71,6 +71,14 @@ const DeviceFacts& facts_of(Device device) {
   return found;
 }
 
+bool has_groups([[maybe_unused]] Device device) {
+#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+  return facts_of(device).major == 9;
+#else
+  return false;
+#endif
+}
+
 DeviceScope::DeviceScope(int index) {
   int current = 0;
   check(cudaGetDevice(&current), "asking for the current device");

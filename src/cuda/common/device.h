@@ -23,6 +23,9 @@ int device_count();
 /// Throws Error if there is no such GPU, or none that the kernels run on.
 const DeviceFacts& facts_of(Device device);
 
+/// Is it a Hopper, and are Hopper's own kernels built?
+bool has_groups(Device device);
+
 /// Makes a GPU the calling thread's, until the end of its scope.
 class DeviceScope {
  public:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/common/device.h"
+#include "cuda/common/memory_parts.h"
 #include "plan/facts.h"
 #include "problem/tensor.h"
 #include "rules/compile.h"
@@ -20,21 +22,8 @@ void find_strides(const Problem& problem, const rules::Program& first, std::int6
   for (int i = 0; i < first.atom_count; ++i) strides[i] = next.atoms[i].data - first.atoms[i].data;
 }
 
-/// Takes parts of a piece of memory; without one it only counts.
-struct Taken {
-  char* memory;
-  std::int64_t bytes = 0;
-
-  template <class T>
-  T* take(std::int64_t count) {
-    const auto at = bytes;
-    bytes += (count * static_cast<std::int64_t>(sizeof(T)) + 15) / 16 * 16;
-    return memory ? reinterpret_cast<T*>(memory + at) : nullptr;
-  }
-};
-
 /// The table of cumulative lengths, the call's or the rule's.
-void take_documents(const Problem& problem, LateArgs& args, Taken& memory) {
+void take_documents(const Problem& problem, LateArgs& args, MemoryParts& memory) {
   const auto [q, k] = rules::packed_lengths(rules::with_lengths(problem.rule, planning::shapes_of(problem)));
   args.cu_seqlens[0] = integers_of(q), args.cu_seqlens[1] = integers_of(k);
   const auto segments = q.shape[0] - 1 + 2;  // the entries behind the last document are one more, on either side
@@ -60,22 +49,18 @@ Integers integers_of(const TensorView& view) {
   return {static_cast<const char*>(view.data), view.type == ElementType::int64, view.shape[0], view.strides[0]};
 }
 
-std::int64_t late_word_tiles([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
-#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (!plan.late || element_size(problem.type) != 2) return 0;
+std::int64_t late_word_tiles(const Problem& problem, const ExecutionPlan& plan) {
+  if (!plan.late || element_size(problem.type) != 2 || !has_groups(problem.device)) return 0;
   const auto& program = plan.groups[0].program;
   const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
                                   [](const rules::Atom& atom) { return atom.data != nullptr; });
   if (tables) return 0;
   return plan.batch_groups * plan.head_groups * partial_of_a_block * (plan.query_grid.count() + plan.key_grid.count());
-#else
-  return 0;
-#endif
 }
 
 LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes) {
   LateArgs args{};
-  Taken taken{memory};
+  MemoryParts taken(memory);
   args.program = plan.groups[0].program;
   if (plan.batch_groups > 1) find_strides(problem, args.program, 1, 0, args.batch_stride);
   if (plan.head_groups > 1) find_strides(problem, args.program, 0, 1, args.head_stride);
@@ -100,7 +85,7 @@ LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memo
   }
   if (args.program.has_documents) take_documents(problem, args, taken);
   if (late_word_tiles(problem, plan) > 0) args.numbered = taken.take<unsigned long long>(2);
-  bytes = taken.bytes;
+  bytes = taken.bytes();
   return args;
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/hopper/backward_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/pieces.h"
+#include "cuda/hopper/report.h"
 #include "cuda/portable/launch.h"
 #include "problem/tensor.h"
 
@@ -54,8 +55,7 @@ BiasGradient bias_gradient(const Problem& problem, const ExecutionPlan& plan) {
 /// float32.
 struct Space {
   std::int64_t sums = 0, bias = 0, rows = 0, pieces = 0;
-  static constexpr std::int64_t report = 256;
-  std::int64_t first_pieces() const { return sums + bias + report + 3 * rows; }
+  std::int64_t first_pieces() const { return sums + bias + report_bytes + 3 * rows; }
   std::int64_t bytes() const { return first_pieces() + pieces; }
 };
 
@@ -112,12 +112,11 @@ bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 
 }  // namespace
 
-bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan,
-                           [[maybe_unused]] const BackwardArgs& args) {
-#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
+bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
+  if (!has_groups(problem.device)) return false;
   if (problem.type == ElementType::float64) return double_backward_serves(problem, plan, args);
   if (plan.late && late_word_tiles(problem, plan) == 0) return false;
-  if (problem.deterministic || problem.alibi.given() || facts_of(problem.device).major != 9) return false;
+  if (problem.deterministic || problem.alibi.given()) return false;
   if (in_pieces(problem) ? padded_depth(problem) > 128 || args.general || !bears_pieces(args.scale)
                          : problem.d_v > 256 || args.channels[0] % 8 != 0 || args.channels[1] % 8 != 0)
     return false;
@@ -130,9 +129,6 @@ bool group_backward_serves([[maybe_unused]] const Problem& problem, [[maybe_unus
       if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
   // Linear in the sequences, whatever the rule.
   return word_bytes(problem, plan, false) <= 4 * space_of(problem, plan).sums;
-#else
-  return false;
-#endif
 }
 
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
@@ -170,7 +166,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   args.bias_stored = bias == BiasGradient::stored;
   if (args.bias_stored && !(args.bias_copied && map_bias(args.bias_gradient_map, problem.dbias))) return {};
   char* const report = workspace + space.sums + space.bias;
-  char* const rows = report + Space::report;
+  char* const rows = report + report_bytes;
   const auto numbers = [&](int n) { return reinterpret_cast<float*>(rows + n * space.rows); };
   args.has_dlse = problem.dlse.given();
   args.sums = reinterpret_cast<float*>(workspace);
@@ -196,7 +192,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
     launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
     terms.find_rests(args);
   } else {
-    check(cudaMemsetAsync(report, 0, Space::report, stream), "clearing a counter");
+    check(cudaMemsetAsync(report, 0, report_bytes, stream), "clearing a counter");
   }
   args.words = masks.words(false, args.careful), args.late = plan.late;
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");

@@ -4,6 +4,7 @@
 #include "cuda/common/late_masks.h"
 #include "cuda/hopper/backward_double_kernels.h"
 #include "cuda/hopper/maps.h"
+#include "cuda/hopper/report.h"
 #include "cuda/portable/launch.h"
 
 namespace anyflash::cuda {
@@ -12,8 +13,7 @@ namespace {
 /// What a call works in: dQ's sums, what is reported, lse, delta and dlse.
 struct Space {
   std::int64_t sums, rows;
-  static constexpr std::int64_t report = 256;
-  std::int64_t bytes() const { return sums + report + 3 * rows; }
+  std::int64_t bytes() const { return sums + report_bytes + 3 * rows; }
 };
 
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
@@ -28,7 +28,7 @@ bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 
 bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
   if (plan.late && late_word_tiles(problem, plan) == 0) return false;
-  if (problem.deterministic || args.general || facts_of(problem.device).major != 9) return false;
+  if (problem.deterministic || args.general) return false;
   if (padded_depth(problem) > 128) return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   for (const auto& side : args.sides)
@@ -54,7 +54,7 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
                            args.sides[side].grid.size[2], side == 0 ? 16 : 64, args.sides[side].heads, problem.batch))
         return {};
   char* const report = workspace + space.sums;
-  const auto numbers = [&](int n) { return reinterpret_cast<double*>(report + Space::report + n * space.rows); };
+  const auto numbers = [&](int n) { return reinterpret_cast<double*>(report + report_bytes + n * space.rows); };
   args.has_dlse = problem.dlse.given();
   args.sums = reinterpret_cast<double*>(workspace);
   args.lse = numbers(0), args.delta = numbers(1), args.dlse = numbers(2);
@@ -62,7 +62,7 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   args.terms.any_far = args.careful + 1;
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
-  check(cudaMemsetAsync(report, 0, Space::report, stream), "clearing what is reported");
+  check(cudaMemsetAsync(report, 0, report_bytes, stream), "clearing what is reported");
   terms.find(args);
   if (query_blocks > 0) launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);

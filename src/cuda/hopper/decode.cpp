@@ -7,10 +7,8 @@
 
 namespace anyflash::cuda {
 
-bool take_bulk_decode([[maybe_unused]] const Problem& problem, [[maybe_unused]] BulkDecodeArgs& args,
-                      [[maybe_unused]] DecodeKernels& kernels) {
-#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (element_size(problem.type) != 2 || facts_of(problem.device).major != 9) return false;
+bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels) {
+  if (element_size(problem.type) != 2 || !has_groups(problem.device)) return false;
   const auto& pages = args.call.pages;
   const bool paged = args.call.paged;
   args.box_rows = 64;
@@ -33,9 +31,6 @@ bool take_bulk_decode([[maybe_unused]] const Problem& problem, [[maybe_unused]] 
   kernels.threads = kernel.threads, kernels.shared_bytes = kernel.bytes;
   kernels.blocks = kernel.blocks, kernels.in_turns = kernel.in_turns;
   return true;
-#else
-  return false;
-#endif
 }
 
 }  // namespace anyflash::cuda

@@ -10,12 +10,11 @@
 #include "cuda/hopper/forward_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/pieces.h"
+#include "cuda/hopper/report.h"
 #include "cuda/portable/launch.h"
 
 namespace anyflash::cuda {
 namespace {
-
-constexpr std::int64_t report_bytes = 256;  // what is counted and reported
 
 GroupForwardKernel kernel_of(const Problem& problem, bool general) {
   const int depth = padded_depth(problem);
@@ -31,9 +30,8 @@ GroupForwardKernel kernel_of(const Problem& problem, bool general) {
 
 bool in_pieces(const Problem& problem) { return problem.type == ElementType::float32; }
 
-bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
-#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (facts_of(problem.device).major != 9) return false;
+bool serves(const Problem& problem, const ExecutionPlan& plan) {
+  if (!has_groups(problem.device)) return false;
   if (in_pieces(problem) ? padded_depth(problem) > 128 || problem.d_v > 128 || !bears_pieces(problem.scale)
                          : problem.d_v > 256 || problem.d_qk % 8 != 0 || problem.d_v % 8 != 0)
     return false;
@@ -42,9 +40,6 @@ bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const Exec
   const auto results =
       problem.batch * problem.heads_q * problem.queries() * problem.d_v * int(element_size(problem.type));
   return word_bytes(problem, plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
-#else
-  return false;
-#endif
 }
 
 /// q, k and v, to be split. Returns the bytes that their pieces take.

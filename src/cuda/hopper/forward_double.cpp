@@ -7,24 +7,19 @@
 #include "cuda/hopper/forward_args.h"
 #include "cuda/hopper/forward_double_kernels.h"
 #include "cuda/hopper/maps.h"
+#include "cuda/hopper/report.h"
 #include "cuda/portable/launch.h"
 
 namespace anyflash::cuda {
 namespace {
 
-constexpr std::int64_t report_bytes = 256;  // what is counted and reported
-
 /// But for where its rows lie, and if scores are general.
-bool serves([[maybe_unused]] const Problem& problem, [[maybe_unused]] const ExecutionPlan& plan) {
-#if defined(ANYFLASH_CUDA_HAS_GROUPS) && !defined(ANYFLASH_CUDA_SMALL_TILES)
-  if (plan.late || facts_of(problem.device).major != 9) return false;
+bool serves(const Problem& problem, const ExecutionPlan& plan) {
+  if (plan.late || !has_groups(problem.device)) return false;
   if (padded_depth(problem) > 128 || problem.d_v > 128 || problem.pages.page_size > 0) return false;
   if (rules::volume(plan.query_grid.extent) != 128 || !ScaledExponentialTerms::bear(problem.scale)) return false;
   const auto results = problem.batch * problem.heads_q * problem.queries() * problem.d_v * 8;
   return word_bytes(problem, plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
-#else
-  return false;
-#endif
 }
 
 }  // namespace

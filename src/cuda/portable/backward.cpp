@@ -7,6 +7,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/memory_parts.h"
 #include "cuda/hopper/backward.h"
 #include "cuda/portable/backward_args.h"
 #include "cuda/portable/backward_kernels.h"
@@ -38,38 +39,21 @@ BackwardKernels kernels_of(const Problem& problem) {
   return kernels_of(problem.type, kind);
 }
 
-/// Takes parts of a piece of memory; without one it only counts.
-class Parts {
- public:
-  explicit Parts(char* memory) : memory_(memory) {}
-  template <class T>
-  T* take(std::int64_t bytes) {
-    const auto at = bytes_;
-    bytes_ += (bytes + 255) / 256 * 256;
-    return bytes > 0 && memory_ ? reinterpret_cast<T*>(memory_ + at) : nullptr;
-  }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  char* memory_;
-  std::int64_t bytes_ = 0;
-};
-
 std::int64_t query_blocks(const Problem& problem, const ExecutionPlan& plan) {
   return problem.batch * problem.heads_q * plan.query_grid.count();
 }
 
-RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, Parts& parts) {
+RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, MemoryParts& parts) {
   const auto blocks = query_blocks(problem, plan);
   const auto row_bytes = blocks * 64 * (problem.type == ElementType::float64 ? 8 : 4);
   RowTerms terms{};
-  terms.lse = parts.take<void>(row_bytes);
-  terms.delta = parts.take<void>(row_bytes);
-  terms.dlse = parts.take<void>(row_bytes);
-  terms.rest = parts.take<void>(row_bytes);
-  terms.live = parts.take<std::uint64_t>(blocks * 8);
-  terms.far = parts.take<std::uint64_t>(blocks * 8);
-  terms.sink = parts.take<double>(problem.dsink.given() ? blocks * 8 : 0);
+  terms.lse = parts.take<char>(row_bytes);
+  terms.delta = parts.take<char>(row_bytes);
+  terms.dlse = parts.take<char>(row_bytes);
+  terms.rest = parts.take<char>(row_bytes);
+  terms.live = parts.take<std::uint64_t>(blocks);
+  terms.far = parts.take<std::uint64_t>(blocks);
+  terms.sink = parts.take<double>(problem.dsink.given() ? blocks : 0);
   return terms;
 }
 
@@ -156,7 +140,7 @@ TileMenu backward_menu(const Problem&) {
 }
 
 std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  Parts parts(nullptr);
+  MemoryParts parts(nullptr);
   terms_of(problem, plan, parts);
   if (group_backward_serves(problem, plan, args_of(problem, plan)))
     parts.take<char>(group_backward_workspace(problem, plan));
@@ -180,7 +164,7 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   DevicePlan masks(problem, plan, stream);
   args.groups = masks.groups();
   const StreamMemory memory(backward_workspace(problem, plan), stream);
-  Parts parts(memory.get());
+  MemoryParts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
   const auto find_terms = [&](BackwardArgs& of) {
     if (blocks > 0) launch(kernels.terms, blocks, kernels.threads, kernels.terms_bytes, &of, stream);

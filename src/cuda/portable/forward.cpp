@@ -48,12 +48,7 @@ ForwardKind kind_of(const Problem& problem) {
   const auto& facts = facts_of(problem.device);
   const auto large = kernel_of(problem.type, {kind.depth, Tiling::large, true});
   const bool fits = facts.major >= 8 && large.shared_bytes <= facts.shared_bytes;
-#if defined(ANYFLASH_CUDA_HAS_GROUPS)
-  const bool groups = facts.major == 9;
-#else
-  constexpr bool groups = false;
-#endif
-  kind.tiling = groups ? Tiling::group : fits ? Tiling::large : Tiling::small;
+  kind.tiling = has_groups(problem.device) ? Tiling::group : fits ? Tiling::large : Tiling::small;
 #endif
   kind.general |= kind.tiling == Tiling::small;
   return kind;

@@ -1,0 +1,27 @@
+// Some arrays in one piece of memory.
+#pragma once
+
+#include <cstdint>
+
+namespace anyflash::cuda {
+
+/// Takes parts of a piece of memory, each from 256 bytes on; without one (null) it only counts.
+class MemoryParts {
+ public:
+  explicit MemoryParts(char* memory) : memory_(memory) {}
+
+  /// Null if it only counts, or of no numbers.
+  template <class T>
+  T* take(std::int64_t count) {
+    const auto at = bytes_;
+    bytes_ += (count * static_cast<std::int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return count > 0 && memory_ ? reinterpret_cast<T*>(memory_ + at) : nullptr;
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  char* memory_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace anyflash::cuda
