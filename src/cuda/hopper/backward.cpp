@@ -90,13 +90,22 @@ bool visits_all(const ExecutionPlan& plan) {
   return true;
 }
 
-/// A bias's gradient becomes 0.
+/// A bias's gradient becomes 0. Rows of neighbouring axes that lie at one distance are cleared at once.
 void clear(const Bias& bias, cudaStream_t stream) {
-  const auto pitch = bias.stride[2] * 2, width = bias.size[3] * 2;
-  for (std::int64_t b = 0; b < bias.size[0]; ++b)
-    for (std::int64_t h = 0; h < bias.size[1]; ++h)
-      check(cudaMemset2DAsync(bias.data + (b * bias.stride[0] + h * bias.stride[1]) * 2,
-                              bias.size[2] > 1 ? pitch : width, 0, width, bias.size[2], stream),
+  struct Axis {
+    std::int64_t size, stride;
+  } axes[3] = {{1, bias.size[3]}, {1, 0}, {1, 0}};
+  int last = -1;
+  for (int i = 2; i >= 0; --i) {
+    if (bias.size[i] == 1) continue;
+    if (last >= 0 && bias.stride[i] == axes[last].size * axes[last].stride) axes[last].size *= bias.size[i];
+    else axes[++last] = {bias.size[i], bias.stride[i]};
+  }
+  const auto& [rows, inner, outer] = axes;
+  for (std::int64_t o = 0; o < outer.size; ++o)
+    for (std::int64_t i = 0; i < inner.size; ++i)
+      check(cudaMemset2DAsync(bias.data + (o * outer.stride + i * inner.stride) * 2, rows.stride * 2, 0,
+                              bias.size[3] * 2, rows.size, stream),
             "clearing dbias");
 }
 
