@@ -134,14 +134,18 @@ def test_a_plan_is_for_one_of_them():
 
 
 def test_a_process_of_the_second_leaves_the_first_alone():
-    """It makes no context there, which would take hundreds of MB."""
+    """It makes no context there, which would take hundreds of MB; nor in a new thread, whose current GPU is the first."""
     program = """
-import ctypes
+import ctypes, threading
 import anyflash as af, torch
-q, k, v = (torch.randn(1, 2, 100, 64, device="cuda:1") for _ in range(3))
+q, k, v, out = (torch.randn(1, 2, 100, 64, device="cuda:1") for _ in range(4))
 torch.cuda.set_device(1)
-af.attention(q, k, v, rule=af.causal())
+expected = af.attention(q, k, v, rule=af.causal())
+thread = threading.Thread(target=lambda: af.attention(q, k, v, rule=af.causal(), out=out))
+thread.start()
+thread.join()
 torch.cuda.synchronize(1)
+assert torch.equal(out, expected)
 flags, active = ctypes.c_uint(), ctypes.c_int()
 assert ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active)) == 0
 print(active.value)
