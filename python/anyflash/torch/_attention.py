@@ -104,8 +104,9 @@ def attention(
     if isinstance(alibi_slopes, Tensor) and alibi_slopes.requires_grad:
         raise ValueError(NO_SLOPES)
     numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
-    kept = [one for one in numbers if isinstance(one, Tensor) and not one.is_inference()]
-    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, *kept)
+    kept = [one if isinstance(one, Tensor) and not one.is_inference() else None for one in numbers]
+    text = (rule, dict(tables)) if tables else None
+    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, text, *kept)
     return made if return_lse else made[0]
 
 
@@ -150,31 +151,46 @@ def _through_operator(q: Tensor, k: Any, v: Any, rest: tuple[Any, ...], return_l
 
 class _Attention(torch.autograd.Function):
     """(out, lse or l, m); the last is None without statistics of its own. What the options hold beside bias and sink is
-    given once more, as `kept`, for PyTorch to find out where it has been changed before the backward pass."""
+    given once more, as `kept`, for PyTorch to find out where it has been changed before the backward pass: slopes,
+    lengths, and the tables of `text`, a rule's text with its tables by name. None where there is nothing to watch."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any,
-                *kept: Tensor) -> Any:  # fmt: skip
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any, text: Any,
+                *kept: Any) -> Any:  # fmt: skip
         made = _core.torch_attention(q, k, v, None, return_lse or True, options)
         ctx.set_materialize_grads(False)
         out, lse = made[0], made[1]
         if return_lse == "lm":
             lse = lse_of(made[1], made[2], 2)
             ctx.mark_non_differentiable(*made[1:])
-        ctx.options, ctx.kept = options, len(kept)
+        ctx.options, ctx.text, ctx.kept = options, text, len(kept)
         ctx.save_for_backward(q, k, v, bias, sink, out, lse, *kept)
         return made
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any = None, _: Any = None) -> Any:
         if dout is None and dlse is None:
-            return (None,) * (7 + ctx.kept)
-        q, k, v, bias, sink, out, lse = ctx.saved_tensors[:7]
+            return (None,) * (8 + ctx.kept)
+        q, k, v, bias, sink, out, lse, *kept = ctx.saved_tensors
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
         wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
-        made = once(_gradients, wanted, ctx.options, dout, dlse, q, k, v, bias, sink, out, lse)
-        return *made, *[None] * (2 + ctx.kept)
+        options = _with_saved(ctx.options, ctx.text, kept)
+        made = once(_gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
+        return *made, *[None] * (3 + ctx.kept)
+
+
+def _with_saved(options: Any, text: Any, kept: list[Any]) -> Any:
+    """The options with what PyTorch has saved of them: hooks (torch.autograd.graph.saved_tensors_hooks) may have copied
+    it, and what was given may have changed since."""
+    own = [options[i] for i in (6, 10, 11, 12)]
+    slopes, *lengths = [one if saved is None else saved for one, saved in zip(own, kept)]
+    rule = options[0]
+    if text is not None:
+        tables = {name: one if saved is None else saved for (name, one), saved in zip(text[1].items(), kept[4:])}
+        if any(tables[name] is not one for name, one in text[1].items()):
+            rule = _core.parse_rule(text[0], tables)
+    return (rule, *options[1:6], slopes, *options[7:10], *lengths, *options[13:])
 
 
 def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
