@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from ._frontend import NESTED
 
 _CPU, _CUDA, _PINNED, _MANAGED = 1, 2, 3, 13  # DLDeviceType
 _DEVICES = {10: "ROCm", 8: "Metal", 14: "oneAPI"}
@@ -46,6 +47,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise ValueError(
             f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
         )
+    if framework == "torch" and array.is_nested:
+        raise ValueError(f"{start}{NESTED}")
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from .. import _core
-from .._frontend import check_return_lse
+from .._frontend import NESTED, check_return_lse
 from .._rules import full
 from ._op import NO_SLOPES, SECOND, lse_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
@@ -19,6 +19,7 @@ from ._transforms import transformed
 
 _core.use_torch(torch)
 _FULL = full()
+_TENSORS = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
@@ -86,6 +87,7 @@ def attention(
         text, names, arrays = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one) for one in (bias, alibi_slopes, sink, cu_seqlens_q,
                    cu_seqlens_k, key_lengths, page_table)]  # fmt: skip
+        refuse_nested(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
         return _through_operator(q, k, v, rest, return_lse)
     options = (rule if rule.__class__ is _core.Rule and not tables else given_rule(rule, tables), align, layout, scale,
@@ -131,6 +133,13 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
     return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
             and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
             and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
+
+
+def refuse_nested(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
+    """For where the library's own check is not reached."""
+    for name, tensor in zip(names, tensors):
+        if tensor is not None and tensor.is_nested:
+            raise ValueError(f"{name}: {NESTED}")
 
 
 def _requires(*tensors: Any) -> bool:
