@@ -29,7 +29,7 @@ def invalid(line: str) -> tf.errors.InvalidArgumentError:
 def constant(name: str, value: Any, make: Any, expected: str) -> Any:
     """What stands in the text of a call: make(value)."""
     try:
-        made = make(value)
+        made = None if isinstance(value, str) else make(value)
     except Exception:  # also TensorFlow's own, of a tensor in a graph
         made = None
     if made is None or tf.is_tensor(made):  # AutoGraph makes a float of a tensor another tensor
