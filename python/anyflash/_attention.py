@@ -175,7 +175,8 @@ def attention_backward(
         The gradient of lse, if anything was made of it.
     rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k,
     key_lengths, threads
-        As in attention, with the same values. page_table is refused: caches are for forward calls only.
+        As in attention, with the same values: the arrays among them, a rule's tables too, are read again, and nothing
+        tells that they have changed since. page_table is refused: caches are for forward calls only.
 
     Returns
     -------
