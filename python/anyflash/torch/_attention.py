@@ -107,8 +107,8 @@ def attention(
         raise ValueError(NO_SLOPES)
     numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
     kept = [one if isinstance(one, Tensor) and not one.is_inference() else None for one in numbers]
-    text = (rule, dict(tables)) if tables else None
-    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, text, *kept)
+    named = (rule, dict(tables)) if tables else None
+    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, named, *kept)
     return made if return_lse else made[0]
 
 
