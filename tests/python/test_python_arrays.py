@@ -187,7 +187,8 @@ def cupy(monkeypatch):
 
     ndarray.__module__ = "cupy"
     module.ndarray, module.calls, module.empty = ndarray, calls, np.empty
-    module.cuda = types.SimpleNamespace(Device=Device, get_current_stream=lambda gpu: types.SimpleNamespace(ptr=6 + gpu))
+    stream = lambda gpu: types.SimpleNamespace(ptr=6 + gpu)
+    module.cuda = types.SimpleNamespace(Device=Device, get_current_stream=stream)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(_arrays._core, "synchronize", lambda *place: calls.append(place))
     return module
