@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _core
+from ._frontend import NESTED
 
 _CPU, _CUDA, _PINNED, _MANAGED = 1, 2, 3, 13  # DLDeviceType
 _DEVICES = {10: "ROCm", 8: "Metal", 14: "oneAPI"}
@@ -46,6 +47,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise ValueError(
             f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
         )
+    if framework == "torch" and array.is_nested:
+        raise ValueError(f"{start}{NESTED}")
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
@@ -97,18 +100,32 @@ def _gpu_of(array: Any) -> int | None:
     return index if kind in (_CUDA, _MANAGED) else None
 
 
-def stream_of(array: Any) -> int:
-    """Where a call on this array is queued: 0, CUDA's default stream, where there is no better one (or no GPU)."""
+def _meets_others(array: Any, others: tuple[Any, ...]) -> bool:
+    """Arrays of another framework than `array`, which is on a GPU, are on one too: each frees its memory and orders its
+    work for itself alone."""
+    own = _framework(array)
+    return any(one is not None and not isinstance(one, np.ndarray) and _framework(one) != own
+               and _gpu_of(one) is not None for one in others)  # fmt: skip
+
+
+def stream_of(array: Any, *others: Any) -> int:
+    """Where a call on this array and others is queued: 0, CUDA's default stream, where there is no better one (or no
+    GPU). Where frameworks meet it is that one too, and what they have queued on their own streams has been done."""
     if isinstance(array, np.ndarray) or _gpu_of(array) is None:
         return 0
-    return _own_stream(array) or 0
+    if not _meets_others(array, others):
+        return _own_stream(array) or 0
+    for one in (array, *others):
+        if (gpu := _gpu_of(one)) is not None and (stream := _own_stream(one)):
+            _core.synchronize(gpu, stream)
+    return 0
 
 
-def settle(array: Any) -> None:
-    """After a call on arrays of a framework that does not know of our stream: waits for it, lest their memory be used
-    for something else meanwhile."""
+def settle(array: Any, *others: Any) -> None:
+    """After a call on arrays of a framework that does not know of our stream, or of several ones: waits for it, lest
+    their memory be used for something else meanwhile."""
     gpu = _gpu_of(array)
-    if gpu is not None and _own_stream(array) is None:
+    if gpu is not None and (_own_stream(array) is None or _meets_others(array, others)):
         _core.synchronize(gpu, 0)
 
 

@@ -124,12 +124,13 @@ def attention(
 
     Source: Dao, FlashAttention-2 (2023), algorithm 1.
     """
+    others = (k, v, bias, alibi_slopes, sink, out, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table)
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q))  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q, *others))  # fmt: skip
     result = _core.attention(q, k, v, out, return_lse, options)
     if isinstance(q, ndarray):
         return result
-    settle(q)
+    settle(q, *others)
     if return_lse:
         first, *rest = result
         return (first if out is not None else same_kind(q, first), *(same_kind(q, one) for one in rest))
@@ -175,7 +176,8 @@ def attention_backward(
         The gradient of lse, if anything was made of it.
     rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k,
     key_lengths, threads
-        As in attention, with the same values. page_table is refused: caches are for forward calls only.
+        As in attention, with the same values: the arrays among them, a rule's tables too, are read again, and nothing
+        tells that they have changed since. page_table is refused: caches are for forward calls only.
 
     Returns
     -------
@@ -190,10 +192,11 @@ def attention_backward(
 
     Source: Dao, FlashAttention-2 (2023), algorithm 2.
     """
+    others = (k, v, bias, alibi_slopes, sink, dout, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, key_lengths)
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q))  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q, *others))  # fmt: skip
     made = _core.attention_backward(dout, q, k, v, out, lse, dlse, options)
-    settle(q)
+    settle(q, *others)
     owners = (q, k, v, bias, sink)
     return Gradients(*(
         one if one is None or isinstance(owner, ndarray) else same_kind(owner, one)

@@ -7,6 +7,8 @@ from typing import Any
 
 from ._core import echoed
 
+NESTED = "a nested tensor, expected a plain one"
+
 
 def refuse_tables(tables: Mapping[str, Any] | None) -> None:
     """Of a call whose rule is a Rule."""

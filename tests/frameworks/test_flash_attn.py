@@ -303,6 +303,18 @@ def test_lengths_are_checked_where_sequences_go_one_by_one(side, wrong):
                                           alibi_slopes=torch.ones(2, 4))  # fmt: skip
 
 
+def test_nested_tensors_are_refused():
+    nested = torch.nested.nested_tensor([X[0], X[0, :3]], layout=torch.jagged)
+    calls = {
+        "query": lambda: flash_attn.flash_attn_func(nested, X, X),
+        "qkv": lambda: flash_attn.flash_attn_qkvpacked_func(nested),
+        "q": lambda: flash_attn.flash_attn_with_kvcache(nested, X, X),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"^{name}: a nested tensor, expected a plain one$"):
+            call()
+
+
 NO_INTEGERS = {
     "cache_seqlens": (torch.tensor([2.5, 3.0]), [2, 3]),
     "cache_batch_idx": (torch.tensor([0.0, 1.0]), [0, 1]),

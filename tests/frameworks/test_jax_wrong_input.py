@@ -61,6 +61,7 @@ WRONG = {
     "a traced switch": (TypeError, "deterministic: type DynamicJaxprTracer, expected True or False",
                         lambda: traced(lambda switch: attention(X, X, X, deterministic=switch), True)),
     "scale": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="large")),
+    "a scale in text": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="3")),
     "threads": (ValueError, "threads: -1, expected", lambda: attention(X, X, X, threads=-1)),
     "threads' type": (TypeError, "threads: type float, expected an integer", lambda: attention(X, X, X, threads=1.5)),
     "lengths": (TypeError, "key_lengths: type float32", lambda: attention(X, X, X, key_lengths=jnp.ones(1))),

@@ -206,6 +206,21 @@ def test_gradients_of_the_maximum_of_scores_of_any_size(type, size, share):
             np.testing.assert_allclose(one, other, atol=bar * np.abs(other).max(), rtol=0)
 
 
+@pytest.mark.parametrize("type, size", [(tf.float32, -100), (tf.float32, -113), (tf.float64, -997),
+                                        (tf.bfloat16, -100)], ids=str)  # fmt: skip
+def test_the_gradient_of_the_maximum_where_all_keys_are_small(type, size):
+    """Each query's own key has the greatest score, though hardly greater than any other."""
+    k = np.eye(6) * 2.0**size
+    q = np.eye(6)[::-1] + 0.5
+    with tf.GradientTape() as tape:
+        given = tf.constant(q, type), tf.constant(k, type)
+        tape.watch(given)
+        loss = tf.reduce_sum(full_1d(*given, tf.ones((2, 6), type), returning_l_m=True)[2])
+    expected = np.eye(6)[::-1] * 2.0**size, q[:, ::-1]
+    for one, other in zip(tape.gradient(loss, given), expected):
+        np.testing.assert_allclose(tf.cast(one, tf.float64), other / 6**0.5, rtol=4e-3, atol=0)
+
+
 def test_two_halves_of_the_keys_merge():
     """l and m are what it takes to join parts, gradients included."""
     q, k, v = tensors(1)

@@ -274,7 +274,6 @@ WRONG = {
                lambda: local_2d(X, X, X, **ONE | {"window_size": 0})),
     "stride": ("rule: column 1: local: log2_stride 31, expected",
                lambda: local_2d(X, X, X, **ONE | {"log2_stride_size": 31})),
-    "rule": ("rule: type int, expected a rule", lambda: attention(X, X, X, rule=3)),
     "rule's text": ("rule: ", lambda: attention(X, X, X, rule="casual()")),
     "no table": ("tables: no tensor 'ids'", lambda: attention(X, X, X, rule="documents(ids, ids)")),
     "tables": ("tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
@@ -285,7 +284,7 @@ WRONG = {
     "softcap": ("softcap: nan, expected", lambda: attention(X, X, X, softcap=float("nan"))),
     "lengths": ("key_lengths: ", lambda: attention(X, X, X, key_lengths=[9, 9])),
     "threads": ("threads: -1, expected", lambda: attention(X, X, X, threads=-1)),
-    "more in the sync mode": ("sync_mode: 'none_front; rule=causal()', expected no ';'",
+    "more in the sync mode": ("sync_mode: 'none_front; rule=causal()', expected none_front, none_end",
                               lambda: full_1d(X, X, X, "none_front; rule=causal()")),
     "more in the alignment": ("align: ", lambda: attention(X, X, X, align="none_front; scale=3")),
     "more in a table's name": ("tables: name 'a; scale=3', expected a word", lambda: attention(
@@ -312,12 +311,20 @@ def test_the_same_line_in_a_graph(name):
     assert any(re.match(before + re.escape(start), x) for x in str(raised.value).splitlines())
 
 
-@pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"softcap": None},
+@pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"scale": "3"},
+                                     {"softcap": None}, {"deterministic": "no"}, {"rule": 3},
                                      {"tables": [1], "rule": "full()"}, {"align": None}, {"layout": ["bhsd"]},
                                      {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"}])  # fmt: skip
 def test_options_of_another_type(options):
     with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
         attention(X, X, X, **options)
+
+
+def test_sync_modes_and_tables_of_another_type():
+    with pytest.raises(TypeError, match="^sync_mode: type int, expected a word$"):
+        causal_1d(X, X, X, 1)
+    with pytest.raises(TypeError, match="^tables: ids: type NoneType, expected a tensor$"):
+        attention(X, X, X, rule="documents(ids, ids)", tables={"ids": None})
 
 
 @pytest.mark.parametrize("name", ["scale", "softcap", "deterministic", "threads"])

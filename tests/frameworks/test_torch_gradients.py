@@ -157,6 +157,33 @@ def test_cumulative_lengths_that_are_changed_before_backward_are_found_out(numbe
         out.sum().backward()
 
 
+COPIED = CHANGED | {
+    "bias": (lambda: torch.ones(1, 4, 7, 1, dtype=torch.float64, device=DEVICE).cumsum(1), {}),
+    "sink": (lambda: torch.ones(4, dtype=torch.float64, device=DEVICE), {}),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_the_backward_pass_reads_what_hooks_have_copied(numbers, name):
+    make, options = COPIED[name]
+    q, given = numbers(2, 4, 7, 8).requires_grad_(), make()
+    options = options | ({"tables": {name: given}} if "rule" in options else {name: given})
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copy: copy):
+        loss = attention(q, q, q, **options).sin().sum()
+    expected = torch.autograd.grad(loss, q, retain_graph=True)[0]
+    given[..., 0] += 3
+    torch.testing.assert_close(torch.autograd.grad(loss, q)[0], expected, rtol=0, atol=0)
+
+
+def test_the_backward_pass_reads_the_cumulative_lengths_that_hooks_have_copied(numbers):
+    q, lengths = numbers(7, 4, 8).requires_grad_(), torch.tensor([0, 3, 7])
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda copy: copy):
+        loss = attention(q, q, q, layout="thd", cu_seqlens_q=lengths, cu_seqlens_k=lengths).sin().sum()
+    expected = torch.autograd.grad(loss, q, retain_graph=True)[0]
+    lengths[1] = 5
+    torch.testing.assert_close(torch.autograd.grad(loss, q)[0], expected, rtol=0, atol=0)
+
+
 def test_writing_to_out_is_found_out(numbers):
     q, weight = numbers(1, 2, 5, 8), numbers(1).requires_grad_()
     out = torch.ones_like(q)

@@ -12,6 +12,12 @@ from anyflash.torch import attention, flash_attention_qkv_packed
 
 zeros = partial(torch.zeros, device=DEVICE)
 X = zeros(1, 2, 5, 8)
+
+
+def nested(layout=torch.strided):
+    return torch.nested.nested_tensor([zeros(2, 3, 8), zeros(2, 5, 8)], layout=layout)
+
+
 WRONG = {
     "channels": (ValueError, "key: head size 4, expected 8 as in query", lambda: attention(X, X[..., :4], X)),
     "heads": (ValueError, "key: ",
@@ -49,6 +55,15 @@ WRONG = {
     "lengths": (ValueError, "key_lengths: ", lambda: attention(X, X, X, key_lengths=torch.tensor([7]))),
     "plan": (TypeError, "plan: type int", lambda: attention(X, X, X, plan=3)),
     "sparse": (ValueError, "query: ", lambda: attention(X.to_sparse(), X, X)),
+    "nested": (ValueError, "query: a nested tensor", lambda: attention(nested(), X, X)),
+    "nested, jagged": (ValueError, "key: a nested tensor", lambda: attention(X, nested(torch.jagged), X)),
+    "nested bias": (ValueError, "bias: a nested tensor", lambda: attention(X, X, X, bias=nested())),
+    "nested table": (ValueError, "tables: m a nested tensor",
+                     lambda: attention(X, X, X, rule="dense(m)", tables={"m": nested()})),
+    "nested, vmap": (ValueError, "value: a nested tensor",
+                     lambda: torch.func.vmap(lambda x: attention(x, X, nested()))(X[None])),
+    "packed nested": (ValueError, "qkv: a nested tensor", lambda: flash_attention_qkv_packed(nested(), 1, 1)),
+    "nested, not in the front end": (ValueError, "query: a nested tensor", lambda: af.attention(nested(), X, X)),
     "out": (ValueError, "out: ", lambda: attention(X, X, X, out=zeros(3))),
     "out with gradient": (ValueError, "out: given where a gradient is recorded",
                           lambda: attention(X.clone().requires_grad_(), X, X, out=torch.zeros_like(X))),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import anyflash as af
+from anyflash import _arrays
 from anyflash._arrays import aligned_empty
 from python_helpers import Exporter, numbers
 
@@ -100,7 +101,8 @@ def test_bfloat16_of_any_exporter(qkv):
 def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
     """The way PyTorch's tensors go, on a stand-in: what from_dlpack of its module makes is returned."""
     torch = types.ModuleType("torch")
-    members = {"__module__": "torch", "requires_grad": False, "negated": False, "is_neg": lambda self: self.negated}
+    members = {"__module__": "torch", "requires_grad": False, "is_nested": False, "negated": False}
+    members["is_neg"] = lambda self: self.negated
     tensor = type("Tensor", (Exporter,), members)
     torch.from_dlpack = lambda exporter: tensor(np.from_dlpack(exporter))
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -161,3 +163,52 @@ def test_memory_for_other_frameworks_starts_on_a_boundary(shape):
     made = aligned_empty(shape, np.dtype("float32"))
     assert made.shape == shape and made.flags.c_contiguous
     assert made.size == 0 or made.ctypes.data % 64 == 0  # NumPy may give an empty array any address
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """What of CuPy is asked for, with arrays that are on a GPU by their own account alone: their calls are noted."""
+    module, calls = types.ModuleType("cupy"), []
+
+    class ndarray:  # noqa: N801
+        device, dtype = types.SimpleNamespace(id=1), np.dtype(np.float32)
+
+        def __dlpack_device__(self):
+            return 2, 1
+
+        def __dlpack__(self, stream=None):  # as before CuPy 14
+            calls.append(stream)
+
+    class Device:
+        def __init__(self, index):
+            calls.append(index)
+
+        __enter__ = __exit__ = lambda *_: None
+
+    ndarray.__module__ = "cupy"
+    module.ndarray, module.calls, module.empty = ndarray, calls, np.empty
+    stream = lambda gpu: types.SimpleNamespace(ptr=6 + gpu)
+    module.cuda = types.SimpleNamespace(Device=Device, get_current_stream=stream)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(_arrays._core, "synchronize", lambda *place: calls.append(place))
+    return module
+
+
+def test_cupy_s_arrays_go_to_their_gpu_s_current_stream_and_nobody_waits(cupy):
+    array = cupy.ndarray()
+    assert _arrays.stream_of(array, array, None, np.zeros(3)) == 7
+    _arrays.settle(array, array, None, np.zeros(3))
+    _arrays.capsule_of(array, "query", False)
+    assert cupy.calls == [-1]
+    assert _arrays.device_empty("out", array, 1, (2, 3), "float16").dtype == np.float16
+    assert _arrays.device_empty("out", array, 1, (2, 3), "bfloat16").dtype == array.dtype
+    assert cupy.calls == [-1, 1, 1]
+
+
+def test_where_frameworks_meet_on_a_gpu_calls_wait_for_each_other(cupy):
+    array, other = cupy.ndarray(), Exporter(np.zeros(3), device=(2, 1))
+    assert _arrays.stream_of(array, None, other) == 0
+    assert cupy.calls == [(1, 7)]  # what CuPy has queued
+    _arrays.settle(array, None, other)
+    assert cupy.calls == [(1, 7), (1, 0)]
+    assert _arrays.stream_of(other, array) == 0 and cupy.calls[2:] == [(1, 7)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _rules
+from .._frontend import NESTED
 
 
 def options(dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
@@ -39,6 +40,8 @@ def place_of(q: Tensor, *indices: Any) -> torch.device:
 def check_tensor(name: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.is_nested:
+        raise ValueError(f"{name}: {NESTED}")
 
 
 def check_indices(name: str, indices: Any, rank: int) -> None:

@@ -74,7 +74,7 @@ def attention(
     arrays = {name: operand(name, array) for name, array in given if array is not None or name == "q"}
     arrays |= {f":{name}": operand(f":{name}", table) for name, table in named.items()}
     call = Call(
-        tuple(arrays), text, _constant("align", align, _word, "a word"), _constant("layout", layout, _word, "a word"),
+        tuple(arrays), text, _constant("align", align, str, "a word"), _constant("layout", layout, str, "a word"),
         None if scale is None else _constant("scale", scale, float, "a number"),
         _constant("softcap", softcap, float, "a number"),
         _constant("deterministic", deterministic, bool, "True or False"),
@@ -87,16 +87,12 @@ def attention(
 def _constant(name: str, value: Any, make: Any, expected: str) -> Any:
     """What a compiled program has as a constant: make(value)."""
     try:
-        return make(value)
-    except Exception:  # also JAX's own, if it is traced
-        kind = echoed(type(value).__name__)
-        raise TypeError(f"{name}: type {kind}, expected {expected}, known when the call is traced") from None
-
-
-def _word(word: Any) -> str:
-    if not isinstance(word, str):
-        raise TypeError
-    return word
+        if isinstance(value, str) is (make is str):
+            return make(value)
+    except Exception:  # JAX's own too, if it is traced
+        pass
+    kind = echoed(type(value).__name__)
+    raise TypeError(f"{name}: type {kind}, expected {expected}, known when the call is traced")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

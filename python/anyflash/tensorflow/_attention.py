@@ -104,9 +104,12 @@ def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[st
     """A rule's text, and the tables that it names."""
     if isinstance(rule, str):
         given: Mapping[str, Any] = _checked(given_tables, tables)
+        for name, table in given.items():
+            if table is None:
+                raise TypeError(f"tables: {name}: type NoneType, expected a tensor")
         return rule, given
     if not isinstance(rule, Rule):
-        raise invalid(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
+        raise TypeError(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
     if tables:
         raise invalid("tables: given with a Rule, expected with a rule's text alone")
     return rule._parts

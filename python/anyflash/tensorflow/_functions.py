@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from .._core import echoed
-from ._ops import constant, integer, invalid, of_dimensions, one_line, rows_type, tensor, word
+from ._ops import constant, integer, invalid, of_dimensions, one_line, rows_type, tensor
 
 _SYNC_MODES = ("none_front", "none_end", "scale_front", "scale_end")
 
@@ -75,7 +75,9 @@ def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
     q = tensor(q)
     returning_l_m = constant("returning_l_m", returning_l_m, bool, "True or False")
-    if word("sync_mode", align) not in _SYNC_MODES:
+    if not isinstance(align, str):
+        raise TypeError(f"sync_mode: type {type(align).__name__}, expected a word")
+    if align not in _SYNC_MODES:
         raise invalid(f"sync_mode: {echoed(repr(align))}, expected {', '.join(_SYNC_MODES[:-1])} or {_SYNC_MODES[-1]}")
     call = f"rule={rule}; align={align}; dimensions={dimensions}"
     try:

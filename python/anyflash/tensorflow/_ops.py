@@ -29,7 +29,7 @@ def invalid(line: str) -> tf.errors.InvalidArgumentError:
 def constant(name: str, value: Any, make: Any, expected: str) -> Any:
     """What stands in the text of a call: make(value)."""
     try:
-        made = make(value)
+        made = None if isinstance(value, str) else make(value)
     except Exception:  # also TensorFlow's own, of a tensor in a graph
         made = None
     if made is None or tf.is_tensor(made):  # AutoGraph makes a float of a tensor another tensor
@@ -116,29 +116,35 @@ def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, m: Any, weight:
     def through() -> Any:
         sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**600 if q.dtype == tf.float64 else 2.0**70}"
         channel = -dimensions - 1
-        even = _evened(q, m, channel)
-        k_at, (count, top) = of_dimensions[dimensions](even, k, k, call=sharp, rows=2, S=weight.dtype)
+        even, even_k = _evened(q, k, m, channel)
+        k_at, (count, top) = of_dimensions[dimensions](even, even_k, k, call=sharp, rows=2, S=weight.dtype)
         root = tf.sqrt(tf.cast(tf.shape(q)[channel], weight.dtype))
         each = tf.expand_dims(weight / root, channel)
         to_q = tf.cast(each * tf.cast(k_at, weight.dtype), q.dtype)
         dout = tf.cast(each * tf.cast(q, weight.dtype), q.dtype)
         lse = top + tf.math.log(count)  # the logarithm is nothing to an m that is huge: then P is summed there
-        to_k = _backward(even, k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
+        to_k = _backward(even, even_k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
         return dq + to_q, dk + to_k
 
     return tf.cond(tf.reduce_any(weight != 0), through, lambda: (dq, dk))
 
 
-def _evened(q: Any, m: Any, channel: int) -> Any:
-    """Queries times powers of two of their own, which leave a row's maximum where it is: those that bring the query's
-    greatest number and then the maximum near 1, as far as nothing overflows or gets lost."""
+def _evened(q: Any, k: Any, m: Any, channel: int) -> Any:
+    """Queries and keys times powers of two, each query's own and the same for all keys of a sequence, which leave a
+    row's maximum where it is: those that bring the query's greatest number, the keys' if they are small, and then the
+    maximum near 1, as far as nothing overflows or gets lost."""
     wide = m.dtype == tf.float64
     most = 900 if wide else 14 if q.dtype == tf.float16 else 100
-    of_q = _power_of_two(tf.cast(tf.reduce_max(tf.abs(q), channel, True), m.dtype), most, most)
+    of_q = _power_of_two(_greatest(q, [channel], m.dtype), most, most)
     if q.dtype == tf.float16:  # of which the smallest numbers are not far away
-        return q / tf.cast(tf.minimum(of_q, 1), q.dtype)
-    of_m = _power_of_two(tf.abs(tf.expand_dims(m, channel) / of_q), *((200, 400) if wide else (30, 60)))
-    return q / tf.cast(of_q, q.dtype) / tf.cast(of_m, q.dtype)
+        return q / tf.cast(tf.minimum(of_q, 1), q.dtype), k
+    of_k = _power_of_two(_greatest(k, list(range(channel, 0)), m.dtype), most, 0)
+    of_m = _power_of_two(tf.abs(tf.expand_dims(m, channel) / of_q / of_k), *((200, 400) if wide else (30, 60)))
+    return q / tf.cast(of_q, q.dtype) / tf.cast(of_m, q.dtype), k / tf.cast(of_k, k.dtype)
+
+
+def _greatest(numbers: Any, axes: list[int], type: Any) -> Any:
+    return tf.cast(tf.reduce_max(tf.abs(numbers), axes, True), type)
 
 
 def _power_of_two(numbers: Any, down: int, up: int) -> Any:

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from .. import _core
-from .._frontend import check_return_lse
+from .._frontend import NESTED, check_return_lse
 from .._rules import full
 from ._op import NO_SLOPES, SECOND, lse_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
@@ -19,6 +19,7 @@ from ._transforms import transformed
 
 _core.use_torch(torch)
 _FULL = full()
+_TENSORS = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
@@ -86,6 +87,7 @@ def attention(
         text, names, arrays = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one) for one in (bias, alibi_slopes, sink, cu_seqlens_q,
                    cu_seqlens_k, key_lengths, page_table)]  # fmt: skip
+        refuse_nested(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
         return _through_operator(q, k, v, rest, return_lse)
     options = (rule if rule.__class__ is _core.Rule and not tables else given_rule(rule, tables), align, layout, scale,
@@ -104,8 +106,9 @@ def attention(
     if isinstance(alibi_slopes, Tensor) and alibi_slopes.requires_grad:
         raise ValueError(NO_SLOPES)
     numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
-    kept = [one for one in numbers if isinstance(one, Tensor) and not one.is_inference()]
-    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, *kept)
+    kept = [one if isinstance(one, Tensor) and not one.is_inference() else None for one in numbers]
+    named = (rule, dict(tables)) if tables else None
+    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, named, *kept)
     return made if return_lse else made[0]
 
 
@@ -132,6 +135,13 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
             and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
 
 
+def refuse_nested(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
+    """For where the library's own check is not reached."""
+    for name, tensor in zip(names, tensors):
+        if tensor is not None and tensor.is_nested:
+            raise ValueError(f"{name}: {NESTED}")
+
+
 def _requires(*tensors: Any) -> bool:
     for tensor in tensors:
         if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -150,31 +160,46 @@ def _through_operator(q: Tensor, k: Any, v: Any, rest: tuple[Any, ...], return_l
 
 class _Attention(torch.autograd.Function):
     """(out, lse or l, m); the last is None without statistics of its own. What the options hold beside bias and sink is
-    given once more, as `kept`, for PyTorch to find out where it has been changed before the backward pass."""
+    given once more, as `kept`, for PyTorch to find out where it has been changed before the backward pass: slopes,
+    lengths, and the tables of `text`, a rule's text with its tables by name. None where there is nothing to watch."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any,
-                *kept: Tensor) -> Any:  # fmt: skip
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any, text: Any,
+                *kept: Any) -> Any:  # fmt: skip
         made = _core.torch_attention(q, k, v, None, return_lse or True, options)
         ctx.set_materialize_grads(False)
         out, lse = made[0], made[1]
         if return_lse == "lm":
             lse = lse_of(made[1], made[2], 2)
             ctx.mark_non_differentiable(*made[1:])
-        ctx.options, ctx.kept = options, len(kept)
+        ctx.options, ctx.text, ctx.kept = options, text, len(kept)
         ctx.save_for_backward(q, k, v, bias, sink, out, lse, *kept)
         return made
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any = None, _: Any = None) -> Any:
         if dout is None and dlse is None:
-            return (None,) * (7 + ctx.kept)
-        q, k, v, bias, sink, out, lse = ctx.saved_tensors[:7]
+            return (None,) * (8 + ctx.kept)
+        q, k, v, bias, sink, out, lse, *kept = ctx.saved_tensors
         if dout is None:
             dout = out.new_zeros(()).expand(out.shape)
         wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
-        made = once(_gradients, wanted, ctx.options, dout, dlse, q, k, v, bias, sink, out, lse)
-        return *made, *[None] * (2 + ctx.kept)
+        options = _with_saved(ctx.options, ctx.text, kept)
+        made = once(_gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
+        return *made, *[None] * (3 + ctx.kept)
+
+
+def _with_saved(options: Any, text: Any, kept: list[Any]) -> Any:
+    """The options with what PyTorch has saved of them: hooks (torch.autograd.graph.saved_tensors_hooks) may have copied
+    it, and what was given may have changed since."""
+    own = [options[i] for i in (6, 10, 11, 12)]
+    slopes, *lengths = [one if saved is None else saved for one, saved in zip(own, kept)]
+    rule = options[0]
+    if text is not None:
+        tables = {name: one if saved is None else saved for (name, one), saved in zip(text[1].items(), kept[4:])}
+        if any(tables[name] is not one for name, one in text[1].items()):
+            rule = _core.parse_rule(text[0], tables)
+    return (rule, *options[1:6], slopes, *options[7:10], *lengths, *options[13:])
 
 
 def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,

@@ -128,11 +128,10 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     out, first, second = output
     if inputs[SLOPES] is not None and inputs[SLOPES].requires_grad:
         raise ValueError(NO_SLOPES)
-    ctx.statistics = inputs[-1]
-    if ctx.statistics == 2:
+    if inputs[-1] == 2:
         ctx.mark_non_differentiable(first, second)
     tensors, ctx.others = inputs[: PAGES + 1], inputs[NAMES:-1]
-    ctx.save_for_backward(out, lse_of(first, second, ctx.statistics), *tensors, *inputs[TABLES])
+    ctx.save_for_backward(out, lse_of(first, second, inputs[-1]), *tensors, *inputs[TABLES])
 
 
 def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = None) -> tuple[Any, ...]:
@@ -146,7 +145,6 @@ def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = N
     grads: list[Any] = [None] * ARGUMENTS
     if wanted and (dout is not None or dlse is not None):
         dout = torch.zeros_like(out) if dout is None else dout
-        dlse = None if ctx.statistics == 2 else dlse
         made = (backward or torch.ops.anyflash.attention_backward)(
             dout, dlse, out, lse, q, k, v, *tensors[3:], list(tables), *ctx.others, wanted
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import _attention as _plain
 from .. import _rules
-from ._attention import attention, cast, is_direct, once
+from ._attention import attention, cast, is_direct, once, refuse_nested
 
 _CAUSAL = _rules.causal()
 _NARROW = (torch.float16, torch.bfloat16)
@@ -31,6 +31,7 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     """
     if not isinstance(qkv, Tensor):
         raise TypeError(f"qkv: type {type(qkv).__name__}, expected a torch.Tensor")
+    refuse_nested(("qkv",), (qkv,))
     if qkv.dim() != 4 or qkv.shape[0] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)}, expected (3, heads, length, channels)")
     for name, chunks in (("num_chunks_q", num_chunks_q), ("num_chunks_kv", num_chunks_kv)):

@@ -40,7 +40,7 @@ def _is_one_call(first: int, dims: _Dims, args: tuple[Any, ...]) -> bool:
 
 def _of_one(tensor: Tensor, dim: int | None) -> list[int]:
     """The shape of a tensor in each of the calls."""
-    return [size for axis, size in enumerate(tensor.shape) if dim is None or axis != dim % tensor.dim()]
+    return [size for axis, size in enumerate(tensor.shape) if dim is None or axis != dim]
 
 
 def _one_call(op: Callable[..., Any], size: int, dims: _Dims, args: tuple[Any, ...], first: int) -> list[Tensor]:
