@@ -82,14 +82,14 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
   return {blocks, (bytes + part_bytes - 1) / part_bytes};
 }
 
-/// As many parts as give every multiprocessor a task; one, if heads give most of them one, which then read about as fast
-/// as all. Where lengths may differ, no part is so long that the others wait for the longest entry's.
+/// As many parts as give every multiprocessor a task and none two; one, if heads give most of them one, which then read
+/// about as fast as all. Where lengths may differ, no part is so long that others wait for the longest entry's.
 Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   const auto blocks = visited_blocks(problem, plan), bytes = blocks * block_bytes(problem);
   if (bytes <= kPartBytes) return {blocks, 1};
   const std::int64_t heads = std::max<std::int64_t>(problem.batch * problem.heads_kv, 1);
   const std::int64_t machine = facts_of(problem.device).multiprocessors;
-  const auto each = 5 * heads >= 3 * machine ? 1 : (machine + heads / 2) / heads;
+  const auto each = 5 * heads >= 3 * machine ? 1 : machine / heads;
   const auto parts = std::min({each, bytes / kLeastPartBytes, std::int64_t{kPartsJoined}});
   const bool even = !plan.late && !problem.key_lengths.given();
   return {blocks, even ? parts : std::max(parts, bytes / kMostPartBytes)};

@@ -70,22 +70,28 @@ template <class E>
 struct HalfProducts : WarpProducts<E, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = true, swaps = false;
-  static constexpr int chain = 128;  ///< the tensor cores cut off where float32 rounds: longer sums are made in two
+  /// Channels of one sum: 8 steps of the tensor cores, which cut off where float32 rounds. Longer ones sum up such.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  static constexpr int chain = 64;
+#else
+  static constexpr int chain = 128;
+#endif
 
   template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const E* q, const E* k, bool = false) {
     constexpr int q_stride = WarpProducts<E, 16, 16>::template KeyTile<kRows, kDepth>::kStride, k_stride = q_stride;
     q += threadIdx.x / 32 * (8 * kSlots) * q_stride;
-    static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 && kDepth <= 2 * chain);
+    static_assert(kSlots % 2 == 0 && kTiles % 2 == 0 && kDepth % 16 == 0 && (kDepth < chain || kDepth % chain == 0));
     const unsigned lane = lane_number();
     q += lane % 16 * q_stride + lane / 16 * 8;
     k += (lane % 8 + lane / 16 * 8) * k_stride + lane / 8 % 2 * 8;
     clear(s);
     add_products < kDepth<chain ? kDepth : chain>(s, q, q_stride, k, k_stride);
-    if constexpr (kDepth > chain) {
+#pragma unroll
+    for (int c = chain; c < kDepth; c += chain) {
       float rest[kSlots][kTiles][2];
       clear(rest);
-      add_products<kDepth - chain>(rest, q + chain, q_stride, k + chain, k_stride);
+      add_products<chain>(rest, q + c, q_stride, k + c, k_stride);
       add(s, rest);
     }
   }
@@ -462,9 +468,28 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
     }
   }
 
+  /// The sums of a tile by themselves first: one chain over all keys loses more than tensor cores do.
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
                                                 const E* v, bool = false) {
+    constexpr int kPart = kTiles < 8 ? kTiles : 8;
+    static_assert(kTiles % kPart == 0);
+#pragma unroll
+    for (int j = 0; j < kTiles; j += kPart) {
+      T sum[kSlots][kPart][2];
+      clear(sum);
+      add_values<Tile>(sum, p, v + 8 * j);
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+        for (int n = 0; n < 2 * kPart; ++n) o[i][j + n / 2][n % 2] += sum[i][n / 2][n % 2];
+    }
+  }
+
+ private:
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void add_values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
+                                                    const E* v) {
     constexpr int v_stride = Tile::kStride;
     const unsigned lane = lane_number();
     v += 2 * (lane % 4);
