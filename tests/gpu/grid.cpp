@@ -133,10 +133,12 @@ void all_options(ElementType type, const Shape& shape) {
     }
 }
 
-/// Without a soft cap, which leaves the gradient to the portable kernel: one bias for each head, one for all.
+/// Without a soft cap, which leaves the gradient to the portable kernel: one bias for each head, one for all, one row
+/// for all queries.
 void biases(ElementType type, const Shape& shape) {
-  for (const std::int64_t heads : {2, 1}) {
-    Tensor bias(type, {1, heads, shape.queries, shape.keys});
+  const std::pair<std::int64_t, std::int64_t> sizes[] = {{2, shape.queries}, {1, shape.queries}, {2, 1}};
+  for (const auto& [heads, queries] : sizes) {
+    Tensor bias(type, {1, heads, queries, shape.keys});
     auto options = with(causal() & local(100));
     options.bias = bias.view;
     run(type, shape, options);

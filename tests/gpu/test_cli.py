@@ -46,7 +46,6 @@ def test_no_such_gpu(run):
 
 
 def test_too_little_memory(run):
-    line = run("bench", "--shape", "4194304", "--heads", "64", "--head-size", "256", "--type", "float16",
+    line = run("bench", "--shape", "4194304", "--heads", "4096", "--head-size", "256", "--type", "float16",
                "--rule", "local(1)", "--device", "cuda", "--direction", "forward", code=1)  # fmt: skip
-    # of the GPU, or of the machine where that has less
-    assert ("not enough memory" in line or "of memory" in line) and line.count("\n") == 1
+    assert "of memory" in line and line.count("\n") == 1  # of the machine: it is asked first

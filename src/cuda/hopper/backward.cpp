@@ -168,7 +168,11 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
                                            side.heads, problem.batch);
   }
   const auto bias = bias_gradient(problem, plan);
-  args.bias_copied = problem.bias.given() && copied(problem.bias) && map_bias(args.bias_map, problem.bias);
+  // One row for all queries: where two warpgroups share a tile (backward_wide.cuh), one would read it from where the
+  // other already stores dS.
+  const bool shared_row = padded_depth(problem) > 128 && args.bias.query == 0;
+  args.bias_copied =
+      problem.bias.given() && !shared_row && copied(problem.bias) && map_bias(args.bias_map, problem.bias);
   const bool single = problem.bias.given() && !args.bias_copied;
   const auto kernels =
       kernels_of(problem, !common.general ? ScoreKind::scaled : single ? ScoreKind::any : ScoreKind::finished);
