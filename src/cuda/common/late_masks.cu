@@ -1,6 +1,7 @@
 // Masks from lengths and tables in device memory. What such tables hold is not checked, since nobody could be told in
 // time; so lengths and places are brought into the range in which nothing is read beyond its end.
 #include <algorithm>
+#include <cstddef>
 
 #include "cuda/common/errors.h"
 #include "cuda/common/late_masks.h"
@@ -64,7 +65,7 @@ class Runs {
   /// What is not used ends the walk.
   __device__ void finish(int lane) {
     write();
-    for (auto i = written_ + lane; i < most_; i += 32) to_[i] = {0, 0, TileClass::partial, -1};
+    for (auto i = written_ + lane; i < most_; i += 32) store(i, {0, 0, TileClass::partial, -1});
   }
   /// Partial tiles get numbers that no others of their side have, as long as there are some.
   __device__ void number(int lane, unsigned long long& numbered) {
@@ -87,9 +88,14 @@ class Runs {
  private:
   __device__ void write() {
     if (open_.count == 0) return;
-    if (threadIdx.x % 32 == 0) to_[written_] = open_;
+    if (threadIdx.x % 32 == 0) store(written_, open_);
     ++written_;
     open_.count = 0;
+  }
+  /// With the bytes between its members, since a run is read at once.
+  __device__ void store(std::int32_t i, const DeviceRun& run) {
+    static_assert(sizeof(DeviceRun) == 16 && offsetof(DeviceRun, kind) == 8);
+    reinterpret_cast<int4*>(to_)[i] = {run.first, run.count, static_cast<int>(run.kind), run.words};
   }
 
   static constexpr unsigned long long most_numbers = 0x7fffffff;

@@ -80,6 +80,11 @@ class GradientBlock {
   template <class Visit>
   __device__ __forceinline__ void walk_runs(const Visit& visit) {
     Walk<kColumns> coming(shared_), walk = coming;
+    if (!coming.more()) {  // masks that were found on the device: nobody else waits for the own rows
+      copies_commit();
+      copies_wait<0>();
+      return;
+    }
     int stage = 0;
     for (bool loaded = false;;) {
       if (Sizes::kStages == 1 && !coming.more()) break;
