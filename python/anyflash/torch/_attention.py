@@ -20,6 +20,7 @@ from ._transforms import transformed
 _core.use_torch(torch)
 _FULL = full()
 _TENSORS = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
+_KEPT = (6, 10, 11, 12)  # of slopes and lengths among the extension's options
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
@@ -172,7 +173,7 @@ class _Attention(torch.autograd.Function):
         if return_lse == "lm":
             lse = lse_of(made[1], made[2], 2)
             ctx.mark_non_differentiable(*made[1:])
-        ctx.options, ctx.text, ctx.kept = options, text, len(kept)
+        (ctx.options, ctx.text), ctx.kept = _without_saved(options, text, kept), len(kept)
         ctx.save_for_backward(q, k, v, bias, sink, out, lse, *kept)
         return made
 
@@ -189,22 +190,35 @@ class _Attention(torch.autograd.Function):
         return *made, *[None] * (3 + ctx.kept)
 
 
-def _with_saved(options: Any, text: Any, kept: list[Any]) -> Any:
-    """The options with what PyTorch has saved of them: hooks (torch.autograd.graph.saved_tensors_hooks) may have copied
-    it, and what was given may have changed since."""
-    own = [options[i] for i in (6, 10, 11, 12)]
-    slopes, *lengths = [one if saved is None else saved for one, saved in zip(own, kept)]
-    rule = options[0]
+def _without_saved(options: Any, text: Any, kept: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The options and the text without what PyTorch saves of them, and frees after the backward pass."""
+    left = list(options)
+    left[4] = left[7] = None  # bias and sink
+    for place, saved in zip(_KEPT, kept):
+        if saved is not None:
+            left[place] = None
+    if text is not None:
+        left[0] = None
+        text = text[0], {name: one if saved is None else None for (name, one), saved in zip(text[1].items(), kept[4:])}
+    return left, text
+
+
+def _with_saved(options: Any, text: Any, kept: list[Any]) -> list[Any]:
+    """Those of _without_saved with what PyTorch has saved, of which hooks (torch.autograd.graph.saved_tensors_hooks)
+    may have made copies. Bias and sink are still left out."""
+    whole = list(options)
+    for place, saved in zip(_KEPT, kept):
+        if saved is not None:
+            whole[place] = saved
     if text is not None:
         tables = {name: one if saved is None else saved for (name, one), saved in zip(text[1].items(), kept[4:])}
-        if any(tables[name] is not one for name, one in text[1].items()):
-            rule = _core.parse_rule(text[0], tables)
-    return (rule, *options[1:6], slopes, *options[7:10], *lengths, *options[13:])
+        whole[0] = _core.parse_rule(text[0], tables)
+    return whole
 
 
 def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
                out: Tensor, lse: Tensor) -> Any:  # fmt: skip
-    """The options hold bias and sink as they were given; those that come here are the saved ones."""
+    """The options are those of _with_saved."""
     options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q))
     return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
 
