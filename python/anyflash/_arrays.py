@@ -47,10 +47,6 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise ValueError(
             f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
         )
-    if framework == "torch" and array.is_nested:
-        raise ValueError(f"{start}{NESTED}")
-    if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
-        raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
     if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if framework in ("jax", "jaxlib") and hasattr(array, "_trace"):
@@ -58,6 +54,10 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
+    if framework == "torch" and array.is_nested:
+        raise ValueError(f"{start}{NESTED}")
+    if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
+        raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
     try:
         if framework == "torch" and getattr(array, "is_cuda", False):  # no wait: the call goes to PyTorch's own stream
             return sys.modules["torch"].utils.dlpack.to_dlpack(array)

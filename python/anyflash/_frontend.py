@@ -12,20 +12,25 @@ NESTED = "a nested tensor, expected a plain one"
 
 def refuse_tables(tables: Mapping[str, Any] | None) -> None:
     """Of a call whose rule is a Rule."""
+    _check_mapping(tables)
     if tables:
         raise ValueError("tables: given with a Rule, expected with a rule's text alone")
 
 
 def given_tables(tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Of a call whose rule is a text."""
-    if not isinstance(tables, (Mapping, type(None))):
-        raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
+    _check_mapping(tables)
     for name in tables or ():
         if not isinstance(name, str):
             raise TypeError(f"tables: a name of type {echoed(type(name).__name__)}, expected a word")
         if not name.isidentifier():
             raise ValueError(f"tables: name {echoed(repr(name))}, expected a word")
     return tables or {}
+
+
+def _check_mapping(tables: Any) -> None:
+    if not isinstance(tables, (Mapping, type(None))):
+        raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
 
 
 def check_return_lse(return_lse: Any) -> None:
@@ -37,5 +42,5 @@ def second_derivative(module: str) -> str:
     return f"anyflash.{module}.attention: a second derivative was asked for, expected first derivatives alone"
 
 
-def slopes_without_gradient(remedy: str) -> str:
-    return f"alibi_slopes: requires a gradient, and none is computed; pass {remedy}"
+def without_gradient(name: str, remedy: str) -> str:
+    return f"{name}: requires a gradient, and none is computed; pass {remedy}"

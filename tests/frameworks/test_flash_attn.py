@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from devices import DEVICE
@@ -313,6 +314,29 @@ def test_nested_tensors_are_refused():
     for name, call in calls.items():
         with pytest.raises(ValueError, match=f"^{name}: a nested tensor, expected a plain one$"):
             call()
+
+
+PAGED = dict(block_table=torch.zeros(1, 1, dtype=torch.int32))
+ONE_BY_ONE = {
+    "alibi_slopes: type ndarray, expected a torch.Tensor": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, ENDS, ENDS, 5, 5, alibi_slopes=np.ones(4), **PAGED),
+    "alibi_slopes: rank 0, expected": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, ENDS, ENDS, 5, 5, alibi_slopes=X.sum(), **PAGED),
+    "k: rank 0, expected 4": lambda: flash_attn.flash_attn_varlen_func(X[0], X.sum(), X, ENDS, ENDS, 5, 5, **PAGED),
+    "v: rank 3, expected 4": lambda: flash_attn.flash_attn_varlen_func(X[0], X, X[0], ENDS, ENDS, 5, 5, **PAGED),
+    "cu_seqlens_k: torch.sparse_coo, expected torch.strided": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, ENDS, ENDS.to_sparse(), 5, 5, **PAGED),
+    "key_lengths: 1099511627776 ": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, ENDS, torch.tensor([0, 2**40]), 5, 5, **PAGED),
+}  # fmt: skip
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("start", ONE_BY_ONE)
+def test_wrong_input_where_sequences_go_one_by_one(start):
+    with pytest.raises((ValueError, TypeError)) as raised:
+        ONE_BY_ONE[start]()
+    assert str(raised.value).startswith(start) and "\n" not in str(raised.value)
 
 
 NO_INTEGERS = {

@@ -314,7 +314,8 @@ def test_the_same_line_in_a_graph(name):
 @pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"scale": "3"},
                                      {"softcap": None}, {"deterministic": "no"}, {"rule": 3},
                                      {"tables": [1], "rule": "full()"}, {"align": None}, {"layout": ["bhsd"]},
-                                     {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"}])  # fmt: skip
+                                     {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"},
+                                     {"tables": np.zeros(5)}])  # fmt: skip
 def test_options_of_another_type(options):
     with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
         attention(X, X, X, **options)

@@ -1,5 +1,7 @@
 """Gradients by finite differences in float64, for every option, and what has none."""
 
+import weakref
+
 import pytest
 import torch
 from devices import DEVICE
@@ -182,6 +184,27 @@ def test_the_backward_pass_reads_the_cumulative_lengths_that_hooks_have_copied(n
     expected = torch.autograd.grad(loss, q, retain_graph=True)[0]
     lengths[1] = 5
     torch.testing.assert_close(torch.autograd.grad(loss, q)[0], expected, rtol=0, atol=0)
+
+
+KEPT = {
+    "bias": (lambda: torch.randn(2, 4, 7, 7, device=DEVICE), lambda x: dict(bias=x)),
+    "sink": (lambda: torch.randn(4, device=DEVICE), lambda x: dict(sink=x)),
+    "alibi_slopes": (lambda: torch.randn(4, device=DEVICE), lambda x: dict(alibi_slopes=x)),
+    "key_lengths": (lambda: torch.tensor([3, 5]), lambda x: dict(key_lengths=x)),
+    "a mask": (lambda: torch.rand(7, 7) > 0.3, lambda x: dict(rule="dense(mask)", tables={"mask": x})),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_backward_pass_lets_go_of_what_was_saved(numbers, name):
+    make, options = KEPT[name]
+    q, given = numbers(2, 4, 7, 8).requires_grad_(), make()
+    out = attention(q, q, q, **options(given))
+    kept = weakref.ref(given)
+    del given
+    assert kept() is not None
+    out.sum().backward()
+    assert kept() is None and out.requires_grad
 
 
 def test_writing_to_out_is_found_out(numbers):

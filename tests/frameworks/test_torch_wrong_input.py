@@ -64,6 +64,26 @@ WRONG = {
                      lambda: torch.func.vmap(lambda x: attention(x, X, nested()))(X[None])),
     "packed nested": (ValueError, "qkv: a nested tensor", lambda: flash_attention_qkv_packed(nested(), 1, 1)),
     "nested, not in the front end": (ValueError, "query: a nested tensor", lambda: af.attention(nested(), X, X)),
+    "bias no tensor": (TypeError, "bias: type list, expected a torch.Tensor", lambda: attention(X, X, X, bias=[1.0])),
+    "sink no tensor": (TypeError, "sink: type dtype, expected", lambda: attention(X, X, X, sink=torch.float32)),
+    "slopes no tensor": (TypeError, "alibi_slopes: type Size, expected",
+                         lambda: attention(X, X, X, alibi_slopes=X.shape)),
+    "a module, not in the front end": (TypeError, "key: type Identity, expected",
+                                       lambda: af.attention(X, torch.nn.Identity(), X)),
+    "return_lse with gradient": (ValueError, "return_lse: tensor(",
+                                 lambda: attention(X.clone().requires_grad_(), X, X, return_lse=zeros(2))),
+    "tables in a tensor": (TypeError, "tables: type Tensor, expected arrays by name",
+                           lambda: attention(X, X, X, tables=X)),
+    "scale with gradient": (ValueError, "scale: requires a gradient, and none is computed; pass scale.detach()",
+                            lambda: attention(X, X, X, scale=torch.tensor(0.5, requires_grad=True))),
+    "softcap with gradient": (ValueError, "softcap: requires a gradient", lambda: torch.func.grad(
+        lambda cap: attention(X, X, X, softcap=cap).sum())(torch.tensor(0.5))),
+    "rank, vmap": (ValueError, "query: rank 0, expected",
+                   lambda: torch.func.vmap(lambda x: attention(x, X, X))(zeros(3))),
+    "bias' rank, vmap": (ValueError, "bias: rank 0, expected 4",
+                         lambda: torch.func.vmap(lambda x: attention(x, X, X, bias=zeros(())))(X[None])),
+    "value's rank, meta": (ValueError, "value: rank 0, expected 4 as in query",
+                           lambda: attention(*[X.to("meta")] * 2, torch.zeros((), device="meta"))),
     "out": (ValueError, "out: ", lambda: attention(X, X, X, out=zeros(3))),
     "out with gradient": (ValueError, "out: given where a gradient is recorded",
                           lambda: attention(X.clone().requires_grad_(), X, X, out=torch.zeros_like(X))),
@@ -98,6 +118,19 @@ def test_the_same_line_through_the_operator(name, monkeypatch):
     with pytest.raises(kind) as raised:
         call()
     assert str(raised.value).startswith(start)
+
+
+OF_ANOTHER_TYPE = [dict(align=3), dict(layout=None), dict(scale="3"), dict(softcap=None), dict(threads="3"),
+                   dict(threads=1.5), dict(scale=10**400)]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OF_ANOTHER_TYPE, ids=lambda option: next(iter(option)))
+def test_options_of_another_type_are_told_alike_under_transforms(option):
+    with pytest.raises((TypeError, ValueError)) as expected:
+        attention(X, X, X, **option)
+    with pytest.raises(expected.type) as raised:
+        torch.func.grad(lambda x: attention(x, X, X, **option).sum())(X)
+    assert str(raised.value) == str(expected.value)
 
 
 def test_nothing_is_written(numbers):

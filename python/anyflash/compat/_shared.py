@@ -42,6 +42,8 @@ def check_tensor(name: str, tensor: Any) -> None:
         raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.is_nested:
         raise ValueError(f"{name}: {NESTED}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name}: {tensor.layout}, expected torch.strided")
 
 
 def check_indices(name: str, indices: Any, rank: int) -> None:

@@ -144,8 +144,13 @@ def flash_attn_varlen_func(
     if pages is None and not slopes_by_batch:
         return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
                                   alibi_slopes=alibi_slopes, return_lse=bool(return_attn_probs), **call))  # fmt: skip
-    check_tensor("k", k)
-    check_tensor("v", v)
+    of_keys = 3 if pages is None else 4
+    for name, tensor, rank in (("q", q, 3), ("k", k, of_keys), ("v", v, of_keys)):
+        check_tensor(name, tensor)
+        if tensor.dim() != rank:
+            raise ValueError(f"{name}: rank {tensor.dim()}, expected {rank}")
+    if alibi_slopes is not None:
+        check_tensor("alibi_slopes", alibi_slopes)
     for name, lengths, end in (("cu_seqlens_q", cu_q, q.shape[0]),
                                ("cu_seqlens_k", cu_k, k.shape[0] if pages is None else None)):  # fmt: skip
         check_cumulative(name, lengths, end)
@@ -234,9 +239,11 @@ def _integer(name: str, number: Any) -> int:
 
 def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any) -> None:
     entries = cu_q.numel() - 1
-    for name, tensor in (("cu_seqlens_k", cu_k), ("alibi_slopes", slopes)):
-        size = None if tensor is None else tensor.shape[0] - (name == "cu_seqlens_k")
-        if size not in (None, entries) and not (name == "alibi_slopes" and slopes.dim() == 1):
+    given = {"cu_seqlens_k": cu_k.numel() - 1}
+    if slopes is not None and slopes.dim() == 2:
+        given["alibi_slopes"] = slopes.shape[0]
+    for name, size in given.items():
+        if size != entries:
             raise ValueError(f"{name}: {size} sequences, expected {entries} as in cu_seqlens_q")
 
 
@@ -251,7 +258,7 @@ def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slo
         if pages is None:
             keys, values = k[None, first:last], v[None, first:last]
         else:
-            own |= dict(page_table=pages[i : i + 1], key_lengths=torch.tensor([last - first], dtype=torch.int32))
+            own |= dict(page_table=pages[i : i + 1], key_lengths=torch.tensor([last - first]))
         out, lse = attention(q[None, start:end], keys, values, layout="bshd", return_lse=True, **own, **call)
         outs.append(out[0])
         rows.append(lse[0])

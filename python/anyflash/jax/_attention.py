@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .._core import echoed
-from .._frontend import check_return_lse, refuse_tables, second_derivative, slopes_without_gradient
+from .._frontend import check_return_lse, refuse_tables, second_derivative, without_gradient
 from .._rules import full
 from . import _batch
 from ._call import NAMES, Call, check_backward, operand, rule_parts, vary_alike
@@ -121,7 +121,7 @@ def _forward(call: Call, return_lse: bool | str, primals: tuple[Any, ...]) -> tu
     arrays = {name: primal.value for name, primal in zip(call.names, primals)}
     wanted = {name for name, primal in zip(call.names, primals) if primal.perturbed}
     if "alibi_slopes" in wanted:
-        raise ValueError(slopes_without_gradient("jax.lax.stop_gradient(alibi_slopes)"))
+        raise ValueError(without_gradient("alibi_slopes", "jax.lax.stop_gradient(alibi_slopes)"))
     if "page_table" in arrays:
         check_backward(call, arrays)
     made = _forward_once(call, _RESULTS[return_lse or True], call.names, tuple(arrays.values()))

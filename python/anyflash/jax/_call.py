@@ -17,6 +17,7 @@ from .._frontend import given_tables
 
 NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _TITLES = {"q": "query", "k": "key", "v": "value"}
+_NOT_OF_JAX = (np.void, np.longdouble, np.clongdouble)
 _Shape = tuple[int, ...]
 
 for _platform, _handlers in _core.jax_handlers().items():
@@ -60,8 +61,8 @@ def operand(name: str, array: Any) -> Any:
     if not isinstance(array, np.ndarray):
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{title(name)}: type {kind}, expected an array of JAX or NumPy")
-    if array.dtype.kind in "OUSMm":
-        raise TypeError(f"{title(name)}: type {array.dtype}, expected numbers")
+    if array.dtype.kind in "OUSMm" or array.dtype.type in _NOT_OF_JAX or not array.dtype.isnative:
+        raise TypeError(f"{title(name)}: type {array.dtype}, expected numbers of JAX's types")
     if array.dtype == np.int64 and not jax.config.jax_enable_x64 and (array != array.astype(np.int32)).any():
         raise ValueError(f"{title(name)}: numbers beyond int32, expected jax_enable_x64 with them")
     return array

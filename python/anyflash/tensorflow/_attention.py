@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from .._core import Rule, echoed
-from .._frontend import check_return_lse, given_tables
+from .._frontend import check_return_lse, given_tables, refuse_tables
 from .._rules import full
 from ._ops import bhds, channels_last, constant, integer, invalid, one_line, rows_type, tensor, word
 
@@ -110,8 +110,7 @@ def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[st
         return rule, given
     if not isinstance(rule, Rule):
         raise TypeError(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
-    if tables:
-        raise invalid("tables: given with a Rule, expected with a rule's text alone")
+    _checked(refuse_tables, tables)
     return rule._parts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from .. import _core
-from .._frontend import NESTED, check_return_lse
+from .._frontend import NESTED, check_return_lse, without_gradient
 from .._rules import full
 from ._op import NO_SLOPES, SECOND, lse_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
@@ -19,6 +20,7 @@ from ._transforms import transformed
 
 _core.use_torch(torch)
 _FULL = full()
+_KEPT = (6, 10, 11, 12)  # of slopes and lengths among the extension's options
 _TENSORS = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
@@ -67,8 +69,8 @@ def attention(
         Not in graphs, nor under torch.func; out not where a gradient is recorded.
 
     Returns out, (out, lse) or (out, l, m), as anyflash.attention. out lies in memory as q does (the order of its
-    strides) if it has q's shape. No gradient goes through l and m, none to alibi_slopes; second derivatives raise
-    NotImplementedError. On a GPU the call is queued on PyTorch's current stream.
+    strides) if it has q's shape. No gradient goes through l and m, none to alibi_slopes, scale and softcap; second
+    derivatives raise NotImplementedError. On a GPU the call is queued on PyTorch's current stream.
 
     Works in torch.compile(fullgraph=True), torch.export and torch.func (vmap, grad, vjp); under autocast q, k and v are
     cast as scaled_dot_product_attention's are.
@@ -76,6 +78,8 @@ def attention(
     Raises ValueError or TypeError with one line, as anyflash.attention.
     """
     q, k, v = cast(q, k, v)
+    if scale is not None or softcap.__class__ is not float:
+        _refuse_gradients(scale=scale, softcap=softcap)
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
@@ -84,15 +88,19 @@ def attention(
                 raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
         if not torch.compiler.is_compiling():
             refuse_tangents(q, k, v, bias, alibi_slopes, sink)
+            align, layout, scale, softcap, deterministic, threads = _constants(
+                align, layout, scale, softcap, deterministic, threads
+            )
         text, names, arrays = parts_of(rule, tables)
-        tensors = [None if one is None else as_tensor(one) for one in (bias, alibi_slopes, sink, cu_seqlens_q,
-                   cu_seqlens_k, key_lengths, page_table)]  # fmt: skip
+        tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
+                   sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
         refuse_nested(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
         return _through_operator(q, k, v, rest, return_lse)
-    options = (rule if rule.__class__ is _core.Rule and not tables else given_rule(rule, tables), align, layout, scale,
-               bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths,
-               page_table, threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
+    plain = rule.__class__ is _core.Rule and tables is None
+    options = (rule if plain else given_rule(rule, tables), align, layout, scale, bias, softcap, alibi_slopes, sink,
+               deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
+               threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
     if isinstance(out, Tensor):
         if records or (_grad() and out.requires_grad):
@@ -105,6 +113,7 @@ def attention(
         return _core.torch_attention(q, k, v, out, return_lse, options)
     if isinstance(alibi_slopes, Tensor) and alibi_slopes.requires_grad:
         raise ValueError(NO_SLOPES)
+    check_return_lse(return_lse)
     numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
     kept = [one if isinstance(one, Tensor) and not one.is_inference() else None for one in numbers]
     named = (rule, dict(tables)) if tables else None
@@ -142,6 +151,33 @@ def refuse_nested(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
             raise ValueError(f"{name}: {NESTED}")
 
 
+def _refuse_gradients(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, Tensor) and number.requires_grad and _grad():
+            raise ValueError(without_gradient(name, f"{name}.detach()"))
+
+
+def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic: Any, threads: Any) -> tuple[Any, ...]:
+    """As the operator wants them; of others what the extension says, since PyTorch would raise a RuntimeError."""
+    for name, word in (("align", align), ("layout", layout)):
+        if not isinstance(word, str):
+            raise TypeError(f"{name}: type {type(word).__name__}, expected str")
+    scale, softcap = None if scale is None else _number("scale", scale), _number("softcap", softcap)
+    try:
+        return align, layout, scale, softcap, bool(deterministic), index(threads)
+    except TypeError:
+        raise TypeError(f"threads: type {type(threads).__name__}, expected an integer") from None
+
+
+def _number(name: str, value: Any) -> float:
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name}: type {type(value).__name__}, expected a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a number that float64 holds") from None
+
+
 def _requires(*tensors: Any) -> bool:
     for tensor in tensors:
         if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -172,7 +208,7 @@ class _Attention(torch.autograd.Function):
         if return_lse == "lm":
             lse = lse_of(made[1], made[2], 2)
             ctx.mark_non_differentiable(*made[1:])
-        ctx.options, ctx.text, ctx.kept = options, text, len(kept)
+        (ctx.options, ctx.text), ctx.kept = _without_saved(options, text, kept), len(kept)
         ctx.save_for_backward(q, k, v, bias, sink, out, lse, *kept)
         return made
 
@@ -189,22 +225,35 @@ class _Attention(torch.autograd.Function):
         return *made, *[None] * (3 + ctx.kept)
 
 
-def _with_saved(options: Any, text: Any, kept: list[Any]) -> Any:
-    """The options with what PyTorch has saved of them: hooks (torch.autograd.graph.saved_tensors_hooks) may have copied
-    it, and what was given may have changed since."""
-    own = [options[i] for i in (6, 10, 11, 12)]
-    slopes, *lengths = [one if saved is None else saved for one, saved in zip(own, kept)]
-    rule = options[0]
+def _without_saved(options: Any, text: Any, kept: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The options and the text without what PyTorch saves of them, and frees after the backward pass."""
+    left = list(options)
+    left[4] = left[7] = None  # bias and sink
+    for place, saved in zip(_KEPT, kept):
+        if saved is not None:
+            left[place] = None
+    if text is not None:
+        left[0] = None
+        text = text[0], {name: one if saved is None else None for (name, one), saved in zip(text[1].items(), kept[4:])}
+    return left, text
+
+
+def _with_saved(options: Any, text: Any, kept: list[Any]) -> list[Any]:
+    """Those of _without_saved with what PyTorch has saved, of which hooks (torch.autograd.graph.saved_tensors_hooks)
+    may have made copies. Bias and sink are still left out."""
+    whole = list(options)
+    for place, saved in zip(_KEPT, kept):
+        if saved is not None:
+            whole[place] = saved
     if text is not None:
         tables = {name: one if saved is None else saved for (name, one), saved in zip(text[1].items(), kept[4:])}
-        if any(tables[name] is not one for name, one in text[1].items()):
-            rule = _core.parse_rule(text[0], tables)
-    return (rule, *options[1:6], slopes, *options[7:10], *lengths, *options[13:])
+        whole[0] = _core.parse_rule(text[0], tables)
+    return whole
 
 
 def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
                out: Tensor, lse: Tensor) -> Any:  # fmt: skip
-    """The options hold bias and sink as they were given; those that come here are the saved ones."""
+    """The options are those of _with_saved."""
     options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q))
     return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
 

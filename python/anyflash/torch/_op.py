@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _core
-from .._frontend import second_derivative, slopes_without_gradient
+from .._frontend import second_derivative, without_gradient
 from ._rule import rule_of
 
 SECOND = second_derivative("torch")
 FORWARD_MODE = "anyflash.torch.attention: a forward-mode derivative was asked for, expected reverse-mode ones alone"
-NO_SLOPES = slopes_without_gradient("alibi_slopes.detach()")
+NO_SLOPES = without_gradient("alibi_slopes", "alibi_slopes.detach()")
 
 _OPTIONS = (
     "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
@@ -89,6 +89,8 @@ def _shapes(q: Tensor, v: Any, layout: str, paged: bool) -> tuple[tuple[Any, ...
         return tuple(q.shape[1:]), tuple(q.shape[1:3])
     if v is None:
         raise ValueError(f"value: not given, expected one in the layout {layout}")
+    if not paged and v.dim() != q.dim():
+        raise ValueError(f"value: rank {v.dim()}, expected {q.dim()} as in query")
     d_v = v.shape[2] if layout == "bhds" and not paged else v.shape[-1]
     if layout == "thd":
         return (*q.shape[:-1], d_v), (q.shape[1], q.shape[0])

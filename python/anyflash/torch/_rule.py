@@ -40,8 +40,10 @@ def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
     return rule
 
 
-def as_tensor(array: Any) -> torch.Tensor:
+def as_tensor(array: Any, name: str) -> torch.Tensor:
     """Sharing memory, where PyTorch can: it knows no negative strides."""
+    if not isinstance(array, (torch.Tensor, np.ndarray)) and not hasattr(array, "__dlpack__"):
+        raise TypeError(f"{name}: type {type(array).__name__}, expected a torch.Tensor")
     if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
         array = array.copy()
     return torch.as_tensor(array)
@@ -51,7 +53,7 @@ def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, lis
     """(text, names, tables) of a call's rule, as rule_of takes them; a Rule's tables are shared with it, not copied."""
     if isinstance(rule, str):
         given = given_tables(tables)
-        return rule, " ".join(given), [as_tensor(table) for table in given.values()]
+        return rule, " ".join(given), [as_tensor(table, f"tables: {name}") for name, table in given.items()]
     refuse_tables(tables)
     found: list[torch.Tensor] = []
     text = _written(rule, found)
@@ -70,7 +72,7 @@ def _written(part: Any, found: list[torch.Tensor]) -> str:
     if isinstance(part, (tuple, list)):
         return f"[{', '.join([str(int(one)) for one in part])}]"
     if isinstance(part, (torch.Tensor, np.ndarray)):
-        found.append(as_tensor(part))
+        found.append(as_tensor(part, "rule"))
         return f"t{len(found) - 1}"
     text: str = _text(part, len(found))
     found.extend([_table(part, i) for i in range(_count(part))])
@@ -112,4 +114,4 @@ def _count(rule: Rule) -> int:
 
 @constant
 def _table(rule: Rule, i: int) -> torch.Tensor:
-    return as_tensor(rule._parts[1][f"t{i}"])
+    return as_tensor(rule._parts[1][f"t{i}"], "rule")

@@ -79,6 +79,8 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
         return f"{q.layout} tensors on {q.device.type}"
     if q.is_cuda and (reason := _reason_of_gpu(q.get_device(), torch.is_grad_enabled())):
         return reason
+    if not isinstance(causal, bool):
+        return ""
     shape, of_keys, of_values = q.shape, k.shape, v.shape
     rank = len(shape)
     if rank < 2 or len(of_keys) != rank or len(of_values) != rank or (causal and mask is not None):
@@ -135,10 +137,12 @@ def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
 
 
 def _reason_of_scale(scale: Any, dtype: torch.dtype) -> str | None:
-    """It must be finite in the type of the scores."""
+    """It must be finite in the type of the scores. PyTorch takes some tensors for numbers, none with a gradient."""
+    if isinstance(scale, Tensor):
+        return ""
     try:
         finite = abs(scale) <= (_LARGEST[1] if dtype == torch.float64 else _LARGEST[0])
-    except TypeError:
+    except (TypeError, ValueError):
         return ""
     return None if finite else f"scale {scale}"
 

@@ -25,14 +25,15 @@ def _folded(size: int, dim: int | None, tensor: Any) -> Any:
 
 
 def _is_one_call(first: int, dims: _Dims, args: tuple[Any, ...]) -> bool:
-    """Only q, k, v and what belongs to the results is mapped, and nothing else has a batch axis."""
+    """Only q, k, v and what belongs to the results is mapped, each with a batch, and nothing else has a batch axis."""
     options, mapped = args[first:], dims[first:]
     bias, slopes, others = options[BIAS], options[BIAS + 1], options[BIAS + 2 : PAGES + 1]
     return (
         options[LAYOUT] in ("bhsd", "bshd", "bhds")
+        and all(one is None or one.dim() > (dim is not None) for dim, one in zip(dims[: first + 3], args))
         and not options[TABLES]
         and all(dim is None for dim in mapped[BIAS : PAGES + 1])
-        and (bias is None or bias.shape[0] == 1)
+        and (bias is None or (bias.dim() == 4 and bias.shape[0] == 1))
         and (slopes is None or slopes.dim() == 1)
         and all(tensor is None for tensor in others[1:])  # the first one is sink, of heads alone
     )
