@@ -1,7 +1,8 @@
 // Calls every CUDA kernel on small tensors, forward and backward: each type and head size, plain and with all options,
 // rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite, biases that
-// the copy engine takes, lengths and pages in device memory, nothing to do. What it computes is checked elsewhere; this
-// is what scripts/sanitize-gpu watches. Prints the number of calls.
+// the copy engine takes, results that are not wanted, lengths and pages in device memory, more tasks than
+// multiprocessors, nothing to do. What it computes is checked elsewhere; this is what scripts/sanitize-gpu watches.
+// Prints the number of calls.
 #include <anyflash/attention.h>
 #include <cuda_runtime_api.h>
 
@@ -78,15 +79,25 @@ struct Shape {
   std::int64_t queries, keys, d_qk, d_v;
   bool odd;
   std::int64_t heads = 1;  // of keys
+  std::int64_t batch = 1;
+};
+
+/// How a call differs from the usual one.
+struct How {
+  bool hidden_nan = false;  ///< the last key
+  int dimensions = 1;
+  bool dlse = true, dq = true, dk = true, dv = true;  ///< are given
+  bool statistics = false;                            ///< the rows' sums and maxima are asked for
 };
 
 int calls = 0;
 
-void run(ElementType type, const Shape& shape, Options options, bool hidden_nan = false, bool images = false) {
+void run(ElementType type, const Shape& shape, Options options, const How& how = {}) {
   const auto statistic = type == ElementType::float64 ? type : ElementType::float32;
   const auto tensor = [&](std::int64_t heads, std::int64_t rows, std::int64_t channels) {
-    return images ? Tensor(type, {1, heads, rows / 10, 10, channels}, shape.odd)
-                  : Tensor(type, {1, heads, rows, channels}, shape.odd);
+    if (how.dimensions == 3) return Tensor(type, {shape.batch, heads, rows / 40, 4, 10, channels}, shape.odd);
+    if (how.dimensions == 2) return Tensor(type, {shape.batch, heads, rows / 10, 10, channels}, shape.odd);
+    return Tensor(type, {shape.batch, heads, rows, channels}, shape.odd);
   };
   const auto heads = 2 * shape.heads;
   auto q = tensor(heads, shape.queries, shape.d_qk), k = tensor(shape.heads, shape.keys, shape.d_qk);
@@ -94,20 +105,23 @@ void run(ElementType type, const Shape& shape, Options options, bool hidden_nan 
   auto dout = tensor(heads, shape.queries, shape.d_v);
   auto dq = tensor(heads, shape.queries, shape.d_qk), dk = tensor(shape.heads, shape.keys, shape.d_qk);
   auto dv = tensor(shape.heads, shape.keys, shape.d_v);
-  Tensor lse(statistic, {1, heads, shape.queries}), dlse(statistic, {1, heads, shape.queries});
-  if (hidden_nan) {
+  const std::initializer_list<std::int64_t> rows = {shape.batch, heads, shape.queries};
+  Tensor lse(statistic, rows), dlse(statistic, rows), sum(statistic, rows), largest(statistic, rows);
+  if (how.hidden_nan) {
     const auto nan = std::numeric_limits<double>::quiet_NaN();
     k.set((shape.keys - 1) * shape.d_qk, nan), v.set((shape.keys - 1) * shape.d_v, nan);
   }
-  forward(q.view, k.view, v.view, {out.view, lse.view, {}, {}}, options);
-  Gradients gradients{dq.view, dk.view, dv.view, {}, {}};
+  const auto given = [](bool yes, const Tensor& tensor) { return yes ? tensor.view : TensorView(); };
+  forward(q.view, k.view, v.view, {out.view, lse.view, given(how.statistics, sum), given(how.statistics, largest)},
+          options);
+  Gradients gradients{given(how.dq, dq), given(how.dk, dk), given(how.dv, dv), {}, {}};
   if (options.bias.given()) {
     auto dbias = options.bias;
     must(cudaMalloc(&dbias.data, dbias.elements() * element_size(dbias.type)));
     gradients.dbias = dbias;
   }
   if (options.sink.given()) must(cudaMalloc(&(gradients.dsink = options.sink).data, 2 * sizeof(float)));
-  backward({dout.view, out.view, lse.view, dlse.view}, q.view, k.view, v.view, gradients, options);
+  backward({dout.view, out.view, lse.view, given(how.dlse, dlse)}, q.view, k.view, v.view, gradients, options);
   calls += 2;
   must(cudaDeviceSynchronize());
 }
@@ -116,6 +130,12 @@ Options with(Rule rule, Align align = Align::none_end) {
   Options options;
   options.rule = std::move(rule);
   options.align = align;
+  return options;
+}
+
+Options with_bias(Rule rule, const TensorView& bias, Align align = Align::none_end) {
+  auto options = with(std::move(rule), align);
+  options.bias = bias;
   return options;
 }
 
@@ -145,6 +165,53 @@ void biases(ElementType type, const Shape& shape) {
   }
 }
 
+/// Where rows of biases are whole vectors, which the copy engine takes: biases of each type, for each head, for all,
+/// for all batch entries, one row for all queries; no bias, but a soft cap. Of two batch entries; with tiles that are
+/// skipped, and without.
+void copied_biases(ElementType type, const Shape& shape) {
+  for (const auto bias_type : {ElementType::float16, ElementType::bfloat16, ElementType::float32}) {
+    const Shape sizes[] = {{shape.queries, 0, 0, 0, false, 2, 2},
+                           {shape.queries, 0, 0, 0, false, 2, 1},
+                           {shape.queries, 0, 0, 0, false, 1, 2},
+                           {shape.queries, 0, 0, 0, false, 1, 1},
+                           {1, 0, 0, 0, false, 2, 2},
+                           {1, 0, 0, 0, false, 1, 1}};
+    for (const auto& size : sizes) {
+      Tensor bias(bias_type, {size.batch, size.heads, size.queries, shape.keys});
+      auto options = with(causal() & local(100));
+      options.bias = bias.view;
+      run(type, shape, options);
+      if (&size != &sizes[0] && &size != &sizes[4]) continue;
+      run(type, shape, with_bias(full(), bias.view));
+      options.softcap = 5;
+      run(type, shape, options);
+    }
+  }
+  auto options = with(causal());
+  options.softcap = 5;
+  run(type, shape, options);
+}
+
+/// What else Hopper's kernels are asked for: results that are not wanted, statistics, rows whose lse is large, heads
+/// for more tasks than multiprocessors, of which some see nothing, tiles that are whole or skipped, a NaN in the
+/// latter.
+void rare_calls(ElementType type, const Shape& shape) {
+  run(type, shape, with(causal()), {.dlse = false, .statistics = true});
+  run(type, shape, with(causal()), {.dq = false});
+  run(type, shape, with(causal()), {.dk = false});
+  run(type, shape, with(causal()), {.dv = false});
+  run(type, shape, with(tiles(64, 1), Align::none_front), {.hidden_nan = true});
+  auto far = with(causal());
+  far.scale = 200;
+  run(type, shape, far);
+  far.softcap = 3000;
+  run(type, shape, far);
+  const Shape many{70, 136, shape.d_qk, shape.d_v, false, 140};
+  run(type, many, with(causal(), Align::none_front));
+  Tensor bias(type, {1, 280, 70, 136});
+  run(type, many, with_bias(causal(), bias.view, Align::none_front));
+}
+
 /// An int32 array on the GPU.
 TensorView integers(std::initializer_list<std::int32_t> numbers, std::initializer_list<std::int64_t> shape) {
   TensorView view(nullptr, ElementType::int32, shape, gpu);
@@ -158,6 +225,7 @@ void late(ElementType type, const Shape& shape) {
   auto options = with(causal());
   options.key_lengths = integers({static_cast<std::int32_t>(shape.keys) - 9}, {1});
   run(type, shape, options);
+  run(type, shape, options, {.hidden_nan = true});
   options.deterministic = true;
   run(type, shape, options);
 }
@@ -198,8 +266,10 @@ int main(int argc, char** argv) {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
   };
   const auto wanted = [&](std::string_view part) { return among(parts, part); };
-  for (const auto& [name, type] : {std::pair("float16", ElementType::float16), {"bfloat16", ElementType::bfloat16},
-                                   {"float32", ElementType::float32}, {"float64", ElementType::float64}}) {
+  for (const auto& [name, type] : {std::pair("float16", ElementType::float16),
+                                   {"bfloat16", ElementType::bfloat16},
+                                   {"float32", ElementType::float32},
+                                   {"float64", ElementType::float64}}) {
     if (!among(types, name)) continue;
     for (const Shape& shape :
          {Shape{130, 150, 64, 64, false}, Shape{70, 130, 40, 100, true}, Shape{300, 200, 128, 128, false},
@@ -208,37 +278,55 @@ int main(int argc, char** argv) {
       run(type, shape, with(full()));
       run(type, shape, with(causal()));
       run(type, shape, with(causal() & local(20)));
-      run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), true);
+      run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), {.hidden_nan = true});
       all_options(type, shape);
       biases(type, shape);
       late(type, shape);
+    }
+    for (const std::int64_t depth : {64, 128, 256}) {
+      if (!wanted("many")) break;
+      if (type != ElementType::float64) copied_biases(type, {130, 152, depth, depth, false, 1, 2});
+      rare_calls(type, {130, 152, depth, depth, false});
+      run(type, {320, 320, depth, depth, false}, with(local(3), Align::none_front), {.dimensions = 2});
+      run(type, {320, 320, depth, depth, false, 2, 2}, with(local(3), Align::none_front), {.dimensions = 3});
+      run(type, {512, 512, depth, depth, false}, with(local(16, 4), Align::none_front));  // every 16th row
     }
     if (wanted("many")) {
       packed(type);
       paged(type, 130, 64);
       run(type, {130, 0, 64, 64, false}, with(full()));  // results that need no arithmetic
     }
-    for (const Shape& shape : {Shape{1, 130, 64, 64, false}, Shape{20, 150, 128, 128, false}, Shape{3, 130, 200, 300, true}}) {
+    for (const Shape& shape :
+         {Shape{1, 130, 64, 64, false}, Shape{20, 150, 128, 128, false}, Shape{3, 130, 200, 300, true}}) {
       if (!wanted("few")) break;
       run(type, shape, with(full()));  // few queries
       run(type, shape, with(causal() & local(100)));
-      run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), true);
+      run(type, shape, with(~full() | prefix(shape.keys - 1), Align::none_front), {.hidden_nan = true});
       all_options(type, shape);
     }
+    for (const std::int64_t depth : {64, 128, 256})
+      for (const std::int64_t queries : {1, 8}) {  // of two heads: up to 8 rows, and up to 16
+        if (!wanted("few")) break;
+        run(type, {queries, 152, depth, depth, false}, with(full()));
+        run(type, {queries, 152, depth, depth, false}, with(full()), {.hidden_nan = true});
+        run(type, {queries, 152, depth, depth, false, 280}, with(full()));  // more tasks than multiprocessors
+        late(type, {queries, 152, depth, depth, false});
+      }
     if (wanted("few")) {
       late(type, {1, 130, 64, 64, false});
       late(type, {20, 150, 128, 128, false});
       for (const std::int64_t queries : {1, 10})  // of two heads: up to 16 rows, and more
         for (const std::int64_t page_size : {24, 64}) paged(type, queries, page_size);
       run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
-      run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front), true);  // many tasks
-      for (const Shape& shape : {Shape{20, 150, 64, 64, false}, Shape{20, 150, 200, 304, false},
-                                 Shape{12, 5000, 128, 128, false}}) {
+      run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front),
+          {.hidden_nan = true});  // many tasks
+      for (const Shape& shape :
+           {Shape{20, 150, 64, 64, false}, Shape{20, 150, 200, 304, false}, Shape{12, 5000, 128, 128, false}}) {
         run(type, shape, with(full()));  // more than 16 rows of a key head
-        run(type, shape, with(full()), true);
+        run(type, shape, with(full()), {.hidden_nan = true});
       }
     }
-    if (wanted("many")) run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), false, true);
+    if (wanted("many")) run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), {.dimensions = 2});
   }
   std::printf("grid: %d calls\n", calls);
   return calls == 0;

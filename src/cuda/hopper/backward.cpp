@@ -223,8 +223,9 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   if (queries.gradients[0].data && query_blocks > 0)
     launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
-  // A bias of -inf hides, too; pieces make NaN of infinities.
-  const bool hides = args.words || problem.bias.given() || in_pieces(problem);
+  // A bias of -inf hides, too; pieces make NaN of infinities. Without words a tile of several blocks may still hold
+  // some that the plan skips.
+  const bool hides = args.words || problem.bias.given() || in_pieces(problem) || !visits_all(plan);
   return {true, args.bias_stored || args.bias_sums, hides ? args.careful : nullptr};
 }
 

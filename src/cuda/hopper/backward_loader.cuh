@@ -72,6 +72,7 @@ struct GroupBackwardShared {
   std::int32_t b, key_head, first_block;  ///< the task; first_block -1: there are no more
   bool done;                              ///< no more scores will be written
   bool any_far;                           ///< as in RowTerms
+  bool left;                              ///< masks are too many: all is left to others
   Barrier keys_full, keys_empty, values_empty, full[kStages], empty[kStages];
   Barrier task_written, task_read;
   std::int32_t task;     ///< the next one, from the warp that takes tasks to the other that loads
@@ -79,15 +80,17 @@ struct GroupBackwardShared {
   // Written: in shared memory. Full: shown to the products too.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
 
-  /// One thread's work, before a barrier of the block. stored: dS leaves as the bias's gradient. far: see any_far.
-  __device__ __forceinline__ void begin(bool stored, bool far) {
-    done = false, any_far = far;
+  /// One thread's work, before a barrier of the block.
+  __device__ __forceinline__ void begin(const GroupBackwardArgs& args) {
+    done = false, any_far = *args.terms.any_far != 0;
+    // Asked once: another block may report a NaN between two warps' asking.
+    left = args.late && *args.careful != 0;
     keys_full.begin(1), keys_empty.begin_for_warps(8), values_empty.begin_for_warps(8);
     task_written.begin(1), task_read.begin_for_warps(1), results_read.begin(2);
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin_for_warps(8), scores_full[i].begin_for_warps(1),
-          scores_empty[i].begin_for_warps(8, stored);
+          scores_empty[i].begin_for_warps(8, args.bias_stored);
     for (int i = 0; i < 2; ++i) sums_written[i].begin_for_warps(4), sums_empty[i].begin(1);
     barriers_begun();
   }
@@ -120,7 +123,7 @@ class GroupLoader {
   /// the next one when the last tile of a task has been asked for.
   __device__ __forceinline__ void copy(const int which) {
     auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
-    if (args_.late && *args_.careful != 0) task = args_.tasks;
+    if (shared_.left) task = args_.tasks;
     Runs runs;
     Task now(args_, task);
     if (task < args_.tasks) open(runs, now.b, now.key_head * args_.group_heads, now.first_block);
@@ -231,6 +234,9 @@ class GroupLoader {
           auto& full = shared_.full[stage_];
           shared_.empty[stage_].wait(parity_ ^ 1);
           const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
+          if constexpr (kCells > 1) {
+            if (rows < kQueries) clear_numbers();
+          }
           if (leads()) {
             shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
             full.arrive_and_expect(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
@@ -264,6 +270,14 @@ class GroupLoader {
       }
     }
     if (keys_wanted) load_keys(task, keys_at, keys_parity);
+  }
+
+  /// Of a tile's second query block, which does not exist: P is 0 there, but 0 times what lay there may be NaN.
+  __device__ __forceinline__ void clear_numbers() {
+    for (auto row = 64 + lane_number(); row < kQueries; row += 32)
+      shared_.delta[stage_][row] = shared_.dlse[stage_][row] = 0;
+    show_to_products();  // later the copy engine writes there
+    __syncwarp();
   }
 
   /// Tells that there are no more tiles in a task.
@@ -362,7 +376,7 @@ __device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, 
                                                  const Compute& compute) {
   wait_for_kernel_before();
   let_next_kernel_begin();
-  if (threadIdx.x == 0) shared.begin(args.bias_stored, *args.terms.any_far != 0);
+  if (threadIdx.x == 0) shared.begin(args);
   __syncthreads();
   if (threadIdx.x >= 256) {
     give_registers<Sizes::kLoaderRegisters>();

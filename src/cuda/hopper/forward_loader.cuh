@@ -92,7 +92,7 @@ class GroupForwardLoader {
 
   __device__ __forceinline__ void run() {
     std::int32_t task = blockIdx.x;  // the first ones; the others as they come
-    if (args_.late && *args_.careful != 0) task = args_.tasks;
+    if (args_.late && uniform(*args_.careful) != 0) task = args_.tasks;
     for (unsigned n = 0;; ++n) {
       shared_.queries_empty.wait(n % 2 ^ 1);
       if (task >= args_.tasks) {
