@@ -318,3 +318,24 @@ def test_tensors_of_any_size(name, exponent, d):
         truth = value.astype(np.float64) * (2.0**exponent if key in larger else 1)
         tolerance = 2e-6 * np.abs(truth).max() + 2.0**-141  # sums of numbers that are multiples of 2^-149
         np.testing.assert_allclose(got[key], truth, rtol=0, atol=tolerance, err_msg=key)
+
+
+@pytest.mark.parametrize("type_", (np.float16, ml_dtypes.bfloat16, np.float32))
+@pytest.mark.parametrize("d", (64, 128, 256))
+@pytest.mark.parametrize("name", ("dout", "k"))
+def test_not_finite_beside_whole_tiles_of_others(type_, d, name):
+    """Blocks of 64 see themselves alone: no tile is partial, but a kernel may take several blocks at once."""
+    rng = np.random.default_rng(d)
+    q, k, v, dout = (rng.standard_normal((1, 2, 320, d)).astype(type_) for _ in range(4))
+    rule = af.blocks(np.eye(5, dtype=bool), 64, 64)
+
+    def gradients():
+        out, lse = attention(q, k, v, rule=rule, return_lse=True)
+        return [x.astype(np.float64) for x in attention_backward(dout, q, k, v, out, lse, rule=rule)[:3]]
+
+    clean = gradients()
+    others = np.arange(320) // 64 != 1
+    {"dout": dout, "k": k}[name][:, :, 64:128] = np.nan
+    for one, before in zip(gradients(), clean):
+        np.testing.assert_allclose(one[:, :, others], before[:, :, others], rtol=2e-2, atol=2e-2)
+        assert np.isnan(one[:, :, ~others]).any()
