@@ -54,7 +54,8 @@ def attention(
     Returns out, (out, lse) or (out, l, m), as anyflash.attention. No gradient goes through l and m here, none to
     alibi_slopes; second derivatives raise NotImplementedError.
 
-    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type.
+    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type; for what is no tensor
+    TensorFlow raises its own ValueError or TypeError.
     """
     if word("layout", layout) not in _LAYOUTS:
         raise invalid(f"layout: {echoed(repr(layout))}, expected {', '.join(_LAYOUTS)}")

@@ -29,7 +29,8 @@ def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m
     float32, or float64 for float64. Gradients of Q, K and V go through all three. A query that sees no key has O = 0,
     l = 0 and m = -inf.
 
-    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type.
+    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type; for what is no tensor
+    TensorFlow raises its own ValueError or TypeError.
     """
     return _attend(1, Q, K, V, "full()", sync_mode, returning_l_m)
 
