@@ -87,7 +87,7 @@ struct GroupBackwardShared {
     left = args.late && *args.careful != 0;
     keys_full.begin(1), keys_empty.begin_for_warps(8), values_empty.begin_for_warps(8);
     task_written.begin(1), task_read.begin_for_warps(1), results_read.begin(2);
-    for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(8);
+    for (int i = 0; i < kStages; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
     for (int i = 0; i < kScoreBuffers; ++i)
       scores_written[i].begin_for_warps(8), scores_full[i].begin_for_warps(1),
           scores_empty[i].begin_for_warps(8, args.bias_stored);
@@ -237,12 +237,10 @@ class GroupLoader {
           if constexpr (kCells > 1) {
             if (rows < kQueries) clear_numbers();
           }
-          if (leads()) {
-            shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
-            full.arrive_and_expect(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
-                                   __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512 +
-                                   (Sizes::kCopied && args_.bias_copied ? kCells * kBlocks * 8192 : 0));
-          }
+          if (leads()) shared_.tile[stage_] = first, shared_.cells[stage_] = cells;
+          full.arrive_and_expect_for_warp(2 * kQueries * kDepth * int(sizeof(E)) + (args_.has_dlse ? 3 : 2) * rows * 4 +
+                                          __popc((cells >> 8 & ~(cells >> 16)) & 255) * 512 +
+                                          (Sizes::kCopied && args_.bias_copied ? kCells * kBlocks * 8192 : 0));
           __syncwarp();
           const auto lane = static_cast<int>(lane_number());
           if (part.exists()) {
@@ -284,7 +282,8 @@ class GroupLoader {
   __device__ __forceinline__ void end_tiles(int which) {
     if (stage_ == which) {
       shared_.empty[stage_].wait(parity_ ^ 1);
-      if (leads()) shared_.tile[stage_] = -1, shared_.full[stage_].arrive();
+      if (leads()) shared_.tile[stage_] = -1;
+      shared_.full[stage_].arrive_for_warp();
     }
     step();
   }

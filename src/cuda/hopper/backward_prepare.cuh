@@ -157,6 +157,7 @@ class PrepareBlock {
     static_cast<float*>(args_.terms.delta)[at] = delta;
     static_cast<float*>(args_.terms.dlse)[at] = dlse;
     static_cast<float*>(args_.terms.rest)[at] = 0;
+    if (blockIdx.x == 0) static_cast<float*>(args_.terms.rest)[at + 64] = 0;
     args_.lse[at] = live ? lse_ : __int_as_float(0x7f800000);
     args_.delta[at] = live ? delta : 0.0f;
     args_.dlse[at] = dlse;

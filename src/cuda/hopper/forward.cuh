@@ -102,6 +102,8 @@ class GroupForwardBlock {
         if constexpr (Sizes::kApart) {
           release(shared_.keys_empty[stage_]);
           shared_.values_full[stage_].wait(parity_);  // lest it be released twice before the others do so once
+        } else if (tile == Shared::last) {
+          shared_.values_full[stage_].wait(parity_);  // synccheck wants each phase waited for
         }
         release(shared_.values_empty[stage_]);
         step(stage_, parity_);

@@ -45,12 +45,12 @@ std::int64_t query_blocks(const Problem& problem, const ExecutionPlan& plan) {
 
 RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, MemoryParts& parts) {
   const auto blocks = query_blocks(problem, plan);
-  const auto row_bytes = blocks * 64 * (problem.type == ElementType::float64 ? 8 : 4);
+  const std::int64_t block_bytes = 64 * (problem.type == ElementType::float64 ? 8 : 4), row_bytes = blocks * block_bytes;
   RowTerms terms{};
   terms.lse = parts.take<char>(row_bytes);
   terms.delta = parts.take<char>(row_bytes);
   terms.dlse = parts.take<char>(row_bytes);
-  terms.rest = parts.take<char>(row_bytes);
+  terms.rest = parts.take<char>(row_bytes + block_bytes);
   terms.live = parts.take<std::uint64_t>(blocks);
   terms.far = parts.take<std::uint64_t>(blocks);
   terms.sink = parts.take<double>(problem.dsink.given() ? blocks : 0);

@@ -20,7 +20,8 @@ struct BackwardSide {
 /// r. In the workspace, in the type that is computed in.
 struct RowTerms {
   void *lse, *delta, *dlse;  ///< delta = dO . O
-  void* rest;                ///< what lse lacks of the true one; 0 where it is small enough to be exact
+  void* rest;                ///< what lse lacks of the true one; 0 where it is small enough to be exact; a block more,
+                             ///< of no queries, for tiles of two query blocks
   std::uint64_t* live;       ///< of each query block: the rows that have a gradient, those inside with lse > -inf
   std::uint64_t* far;        ///< of each query block: the rows whose rest has to be found (backward_rests.cuh)
   double* sink;              ///< of each query block: its share of dsink
