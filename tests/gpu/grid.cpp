@@ -258,13 +258,13 @@ void paged(ElementType type, std::int64_t queries, std::int64_t page_size) {
 
 }  // namespace
 
-/// Arguments: `few` or `many`, the calls of few queries or the others; the name of an element type. What is not given
-/// means all.
+/// Arguments: `few`, the calls of few queries, `shapes` or `depths`, two parts of the others; the name of an element
+/// type. What is not given means all.
 int main(int argc, char** argv) {
   std::vector<std::string_view> parts, types;
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
-    (name == "few" || name == "many" ? parts : types).push_back(name);
+    (name == "few" || name == "shapes" || name == "depths" ? parts : types).push_back(name);
   }
   const auto among = [](const auto& names, std::string_view name) {
     return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
@@ -278,7 +278,7 @@ int main(int argc, char** argv) {
     for (const Shape& shape :
          {Shape{130, 150, 64, 64, false}, Shape{70, 130, 40, 100, true}, Shape{300, 200, 128, 128, false},
           Shape{130, 70, 256, 256, false}, Shape{65, 66, 200, 300, true}}) {
-      if (!wanted("many")) break;
+      if (!wanted("shapes")) break;
       run(type, shape, with(full()));
       run(type, shape, with(causal()));
       run(type, shape, with(causal() & local(20)));
@@ -288,14 +288,14 @@ int main(int argc, char** argv) {
       late(type, shape);
     }
     for (const std::int64_t depth : {64, 128, 256}) {
-      if (!wanted("many")) break;
+      if (!wanted("depths")) break;
       if (type != ElementType::float64) copied_biases(type, {130, 152, depth, depth, false, 1, 2});
       rare_calls(type, {130, 152, depth, depth, false});
       run(type, {320, 320, depth, depth, false}, with(local(3), Align::none_front), {.dimensions = 2});
       run(type, {320, 320, depth, depth, false, 2, 2}, with(local(3), Align::none_front), {.dimensions = 3});
       run(type, {512, 512, depth, depth, false}, with(local(16, 4), Align::none_front));  // every 16th row
     }
-    if (wanted("many")) {
+    if (wanted("depths")) {
       packed(type);
       paged(type, 130, 64);
       run(type, {130, 0, 64, 64, false}, with(full()));  // results that need no arithmetic
@@ -331,7 +331,7 @@ int main(int argc, char** argv) {
         run(type, shape, with(full()), {.hidden_nan = true});
       }
     }
-    if (wanted("many")) run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), {.dimensions = 2});
+    if (wanted("depths")) run(type, {300, 300, 24, 24, false}, with(local(3), Align::none_front), {.dimensions = 2});
   }
   std::printf("grid: %d calls\n", calls);
   return calls == 0;

@@ -87,7 +87,7 @@ class WideBackwardBlock {
           products_wait_for<2>();
           keep(grad_v), keep(grad_k);
           shared_.empty[stage].arrive_for_warp();
-          if constexpr (Sizes::kCopied) shared_.scores_empty[buffer].arrive_for_warp();  // who brings a bias waits
+          if (Sizes::kCopied && args_.bias_copied) shared_.scores_empty[buffer].arrive_for_warp();  // who brings it waits
           products_wait_for<1>();
           add(p, more_p);
           weigh(p, packed, next, buffer ^ 1, tile);
