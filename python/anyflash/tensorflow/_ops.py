@@ -32,7 +32,7 @@ def constant(name: str, value: Any, make: Any, expected: str) -> Any:
         made = None if isinstance(value, str) else make(value)
     except Exception:  # also TensorFlow's own, of a tensor in a graph
         made = None
-    if made is None or tf.is_tensor(made):  # AutoGraph makes a float of a tensor another tensor
+    if type(made) not in (bool, int, float):  # AutoGraph makes a float of a tensor another tensor
         raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}")
     return made
 
