@@ -87,7 +87,8 @@ class WideBackwardBlock {
           products_wait_for<2>();
           keep(grad_v), keep(grad_k);
           shared_.empty[stage].arrive_for_warp();
-          if (Sizes::kCopied && args_.bias_copied) shared_.scores_empty[buffer].arrive_for_warp();  // who brings it waits
+          // Who brings a bias waits for it.
+          if (Sizes::kCopied && args_.bias_copied) shared_.scores_empty[buffer].arrive_for_warp();
           products_wait_for<1>();
           add(p, more_p);
           weigh(p, packed, next, buffer ^ 1, tile);

@@ -45,7 +45,8 @@ std::int64_t query_blocks(const Problem& problem, const ExecutionPlan& plan) {
 
 RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, MemoryParts& parts) {
   const auto blocks = query_blocks(problem, plan);
-  const std::int64_t block_bytes = 64 * (problem.type == ElementType::float64 ? 8 : 4), row_bytes = blocks * block_bytes;
+  const std::int64_t block_bytes = 64 * (problem.type == ElementType::float64 ? 8 : 4);
+  const auto row_bytes = blocks * block_bytes;
   RowTerms terms{};
   terms.lse = parts.take<char>(row_bytes);
   terms.delta = parts.take<char>(row_bytes);
