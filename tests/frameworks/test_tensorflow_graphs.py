@@ -262,6 +262,8 @@ WRONG = {
                                lambda: full_1d(X, X, tf.reshape(X, (3, 2, 8, 5)))),
     "keys and values": ("value: ", lambda: full_1d(X, X, X[..., :4])),
     "rank": ("query: rank 1, expected at least 2", lambda: full_1d(X[0, 0, 0], X, X)),
+    "rank of a number": ("query: rank 0, expected 4", lambda: attention(tf.constant(1.0), X, X)),
+    "rank of NumPy's number": ("query: rank 0, expected 4", lambda: attention(np.float32(1), X, X)),
     "ranks differ": ("key: rank 3, expected 4 as in query", lambda: full_1d(X, X[0], X)),
     "rank in two dimensions": ("query: rank 2, expected at least 3", lambda: full_2d(X[0, 0], X, X)),
     "too many channels": ("query: head size 300, expected 1 to 256", lambda: full_1d(*[tf.ones((300, 2))] * 3)),
@@ -302,7 +304,8 @@ def test_one_line(name):
     assert line.startswith(start) and "\n" not in line and "[Op:" not in line and len(line) > 10, line
 
 
-@pytest.mark.parametrize("name", ["channels", "batch", "rank", "sync mode", "window", "bias", "softcap"])
+@pytest.mark.parametrize("name", ["channels", "batch", "rank", "rank of a number", "rank of NumPy's number", "sync mode",
+                                  "window", "bias", "softcap"])  # fmt: skip
 def test_the_same_line_in_a_graph(name):
     start, call = WRONG[name]
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:

@@ -116,8 +116,9 @@ def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[st
 
 
 def _shape_of_rows(q: Any, layout: str) -> Any:
-    """(batch, heads, queries), or (heads, tokens); what is not known of q is None."""
-    if q.rank is None:
+    """(batch, heads, queries), or (heads, tokens); what is not known of q is None. Of a wrong rank the op tells when
+    it runs."""
+    if q.rank is None or q.rank < 3:
         return None
     if layout == "thd":
         return (q[1], q[0])

@@ -52,7 +52,7 @@ def word(name: str, value: Any) -> str:
 
 def tensor(q: Any) -> Any:
     """With TensorFlow's own type: an op would cast NumPy's numbers to that of its other inputs."""
-    return tf.convert_to_tensor(q) if isinstance(q, np.ndarray) or not hasattr(q, "dtype") else q
+    return tf.convert_to_tensor(q) if isinstance(q, (np.ndarray, np.generic)) or not hasattr(q, "dtype") else q
 
 
 def rows_type(q: Any) -> Any:

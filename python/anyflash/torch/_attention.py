@@ -97,10 +97,12 @@ def attention(
         refuse_nested(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
         return _through_operator(q, k, v, rest, return_lse)
+    if threads.__class__ is int and threads == 0:
+        threads = torch.get_num_threads()
     plain = rule.__class__ is _core.Rule and tables is None
     options = (rule if plain else given_rule(rule, tables), align, layout, scale, bias, softcap, alibi_slopes, sink,
                deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
-               threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
+               threads, stream_of(q))  # fmt: skip
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
     if isinstance(out, Tensor):
         if records or (_grad() and out.requires_grad):
