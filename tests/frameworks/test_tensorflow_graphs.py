@@ -304,8 +304,8 @@ def test_one_line(name):
     assert line.startswith(start) and "\n" not in line and "[Op:" not in line and len(line) > 10, line
 
 
-@pytest.mark.parametrize("name", ["channels", "batch", "rank", "rank of a number", "rank of NumPy's number", "sync mode",
-                                  "window", "bias", "softcap"])  # fmt: skip
+@pytest.mark.parametrize("name", ["channels", "batch", "rank", "rank of a number", "rank of NumPy's number",
+                                  "sync mode", "window", "bias", "softcap"])  # fmt: skip
 def test_the_same_line_in_a_graph(name):
     start, call = WRONG[name]
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
