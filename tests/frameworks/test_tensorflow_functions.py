@@ -159,6 +159,19 @@ def test_gradients_beside_tensorflow_s(dimensions, rule, graph):
         np.testing.assert_allclose(one, other, atol=1e-12)
 
 
+def test_a_function_s_gradients_under_a_tape_that_lasts():
+    """TensorFlow differentiates what stands in the function twice then, as it traces it."""
+    given = tensors(1)
+    made = []
+    for attend in (tf.function(call), lambda rule, *others: textbook(rule, *others[:-1])):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(given)
+            loss = tf.reduce_sum(tf.sin(all_numbers(attend(("causal",), 1, *given, "none_front", True))))
+        made.append([tape.gradient(loss, one) for one in given])
+    for one, other in zip(*made):
+        np.testing.assert_allclose(one, other, atol=1e-12)
+
+
 @pytest.mark.parametrize("key", (1.0, 0.0))
 def test_equal_scores_share_the_gradient_of_their_maximum(key):
     """As in tf.reduce_max."""

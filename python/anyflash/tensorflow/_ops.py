@@ -112,6 +112,8 @@ tf.RegisterGradient("AnyflashAttentionBackward")(_refuse)
 # values.
 def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, m: Any, weight: Any, dq: Any, dk: Any) -> Any:
     """dq and dk with the second term, of which `weight` is dm - dl l: nothing where l and m are used as l exp(m)."""
+    # Beside two tapes, or one that lasts, TensorFlow derives a cond's gradient as it builds it: a second one here.
+    q, k, m, weight = map(tf.stop_gradient, (q, k, m, weight))
 
     def through() -> Any:
         sharp = f"{tf.compat.as_str(call)}; sharpening={2.0**600 if q.dtype == tf.float64 else 2.0**70}"
@@ -124,9 +126,10 @@ def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, m: Any, weight:
         dout = tf.cast(each * tf.cast(q, weight.dtype), q.dtype)
         lse = top + tf.math.log(count)  # the logarithm is nothing to an m that is huge: then P is summed there
         to_k = _backward(even, even_k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
-        return dq + to_q, dk + to_k
+        return to_q, to_k
 
-    return tf.cond(tf.reduce_any(weight != 0), through, lambda: (dq, dk))
+    to_q, to_k = tf.cond(tf.reduce_any(weight != 0), through, lambda: (tf.zeros_like(q), tf.zeros_like(k)))
+    return dq + to_q, dk + to_k
 
 
 def _evened(q: Any, k: Any, m: Any, channel: int) -> Any:
