@@ -160,12 +160,11 @@ def test_gradients_beside_tensorflow_s(dimensions, rule, graph):
 
 
 def test_a_function_s_gradients_under_a_tape_that_lasts():
-    """TensorFlow differentiates what stands in the function twice then, as it traces it."""
-    given = tensors(1)
+    """TensorFlow differentiates what stands in the function twice then, as it traces it, where variables are in it."""
+    given = [tf.Variable(one) for one in tensors(1)]
     made = []
     for attend in (tf.function(call), lambda rule, *others: textbook(rule, *others[:-1])):
         with tf.GradientTape(persistent=True) as tape:
-            tape.watch(given)
             loss = tf.reduce_sum(tf.sin(all_numbers(attend(("causal",), 1, *given, "none_front", True))))
         made.append([tape.gradient(loss, one) for one in given])
     for one, other in zip(*made):
