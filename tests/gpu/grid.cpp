@@ -1,7 +1,8 @@
-// Calls every CUDA kernel on small tensors, forward and backward: each type and head size, plain and with all options,
-// rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite, biases that
-// the copy engine takes, results that are not wanted, lengths and pages in device memory, more tasks than
-// multiprocessors, nothing to do. What it computes is checked elsewhere; this is what scripts/sanitize-gpu watches.
+// Calls each kernel that a GPU has on small tensors, forward and backward: each type and head size, plain and with all
+// options, rows that are whole vectors and rows that are not, boxes, few queries, a hidden key that is not finite,
+// biases that the copy engine takes, results that are not wanted, lengths, pages and rules' tables in device memory,
+// more tasks than multiprocessors, nothing to do. What it computes is checked elsewhere; this is what
+// scripts/sanitize-gpu watches.
 // Prints the number of calls.
 #include <anyflash/attention.h>
 #include <cuda_runtime_api.h>
@@ -232,16 +233,26 @@ void late(ElementType type, const Shape& shape) {
   run(type, shape, options, {.hidden_nan = true});
   options.deterministic = true;
   run(type, shape, options);
+  Tensor bias(type, {1, 2, shape.queries, shape.keys});
+  options.bias = bias.view;
+  run(type, shape, options);
+  TensorView table(nullptr, ElementType::boolean, {2, shape.queries, shape.keys}, gpu);  // of each head
+  must(cudaMalloc(&table.data, table.elements()));
+  must(cudaMemset(table.data, 1, table.elements()));
+  run(type, shape, with(dense(table)));
 }
 
 /// Two documents, one behind the other, whose lengths are on the device.
 void packed(ElementType type) {
   Tensor q(type, {300, 2, 64}), k(type, {300, 1, 64}), v(type, {300, 1, 64}), out(type, {300, 2, 64});
+  Tensor lse(type == ElementType::float64 ? type : ElementType::float32, {2, 300});
   auto options = with(causal());
   options.layout = Layout::thd;
   options.cu_seqlens_q = options.cu_seqlens_k = integers({0, 130, 300}, {3});
-  forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
-  ++calls;
+  forward(q.view, k.view, v.view, {out.view, lse.view, {}, {}}, options);
+  Tensor dq(type, {300, 2, 64}), dk(type, {300, 1, 64}), dv(type, {300, 1, 64});
+  backward({out.view, out.view, lse.view, {}}, q.view, k.view, v.view, {dq.view, dk.view, dv.view, {}, {}}, options);
+  calls += 2;
   must(cudaDeviceSynchronize());
 }
 

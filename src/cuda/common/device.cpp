@@ -31,14 +31,18 @@ const ContextFunctions& context_functions() {
   return functions;
 }
 
-/// Makes the context that the run-time library has on a GPU the thread's. False: that failed.
-bool push_context(int index) {
+/// Makes the context that the run-time library has on a GPU the thread's.
+void push_context(int index) {
   static std::array<std::once_flag, most_devices> asked;
   static std::array<CUcontext, most_devices> contexts;  // never released: nor does the run-time library
   const auto& [retain, push, pop] = context_functions();
-  if (!retain || !push || !pop) return false;
-  std::call_once(asked[index], [&, &retain = retain] { retain(&contexts[index], index); });
-  return contexts[index] && push(contexts[index]) == CUDA_SUCCESS;
+  const auto must = [&](bool worked) {
+    if (!worked) throw Error(Error::Kind::device, "cuda: choosing " + device_name({DeviceKind::cuda, index}) + " failed");
+  };
+  must(retain && push && pop);
+  // Where this throws, the next call asks again.
+  std::call_once(asked[index], [&, &retain = retain] { must(retain(&contexts[index], index) == CUDA_SUCCESS); });
+  must(push(contexts[index]) == CUDA_SUCCESS);
 }
 
 }  // namespace
@@ -83,8 +87,7 @@ DeviceScope::DeviceScope(int index) {
   int current = 0;
   check(cudaGetDevice(&current), "asking for the current device");
   if (current == index) return;
-  if (!push_context(index))
-    throw Error(Error::Kind::device, "cuda: choosing " + device_name({DeviceKind::cuda, index}) + " failed");
+  push_context(index);
   other_ = true;
 }
 

@@ -509,7 +509,7 @@ class GroupForwardBlock {
   }
 
   __device__ __forceinline__ void store_statistics(int row, float largest, float sum) const {
-    if (lane_number() % 4 != 0 || block_ >= args_.query_blocks || !(args_.lse.data || args_.row_sum.data)) return;
+    if (lane_number() % 4 != 0 || block_ >= args_.query_blocks || !args_.wants_statistics()) return;
     const auto& grid = args_.query_grid;
     const auto c = entry_of({origin_of(args_.queries, block_), grid.extent, grid.step}, row);
     if (!rules::inside(c, grid.size)) return;

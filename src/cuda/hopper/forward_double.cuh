@@ -378,10 +378,11 @@ class DoubleForwardBlock {
       high |= most >= limit_[r];
     }
     if (__any_sync(0xffffffffu, high)) raise(s);
-    if (!args_.row_max.data) return;
+    if (!wants_largest()) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) largest_[r] = larger_of(largest_[r], largest_of(s, r));
   }
+  __device__ __forceinline__ bool wants_largest() const { return args_.row_max.data || args_.row_sum.data; }
   __device__ __forceinline__ static E largest_of(const Scores& s, int r) {
     E x = s[0][r][0];
 #pragma unroll
@@ -465,7 +466,7 @@ class DoubleForwardBlock {
 
   __device__ __forceinline__ void store_statistics(int row, int r, E top, E sum) const {
     E largest = quad_largest(largest_[r]);  // by all lanes
-    if (lane_number() % 4 != 0 || !(args_.lse.data || args_.row_sum.data)) return;
+    if (lane_number() % 4 != 0 || !args_.wants_statistics()) return;
     const auto& grid = args_.query_grid;
     const auto c = entry_of(box_of(grid, true, block_), row);
     if (!rules::inside(c, grid.size)) return;
@@ -475,7 +476,7 @@ class DoubleForwardBlock {
     };
     const bool empty = sum == 0;  // sees no key, or only such with a score of -inf, and no sink above it
     store(args_.lse, empty ? -infinity<E>() : top + log(sum));
-    if (!args_.row_max.data) return;
+    if (!wants_largest()) return;
     largest = rounded_product(largest, args_.scale);
     if (args_.sink.data && sees_ >> r & 1)
       largest = larger_of(largest, read_number<E>(args_.sink, h_ * args_.sink.head));

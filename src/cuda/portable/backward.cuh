@@ -131,7 +131,9 @@ class GradientBlock {
     std::int32_t first = 0, end = shared_.run_count;  // the last run that begins at the block or before it
     while (first < end) {
       const auto middle = (first + end) / 2;
-      shared_.runs[middle].first <= block ? first = middle + 1 : end = middle;
+      const auto& run = shared_.runs[middle];
+      const bool fills = run.count == 0;  // what is left of a list found on the device, behind its runs
+      !fills && run.first <= block ? first = middle + 1 : end = middle;
     }
     if (first > 0) shared_.only = shared_.runs[first - 1];
     const bool visited = first > 0 && block - shared_.only.first < shared_.only.count;

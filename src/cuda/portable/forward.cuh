@@ -373,7 +373,7 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void store_statistics(int row, bool empty, T largest, T sum) const {
-    if (lane_number() % 4 != 0 || shared_.task.first_value != 0 || !(args_.lse.data || args_.row_sum.data)) return;
+    if (lane_number() % 4 != 0 || shared_.task.first_value != 0 || !args_.wants_statistics()) return;
     const auto at = place_of(args_, shared_.task, row);
     if (at < 0) return;
     const auto store = [&](const Numbers& to, T x) {
