@@ -185,7 +185,8 @@ def gpu_readme_block(rows):
             key=lambda row: (row["peer"], row["what"].split(",")[0])):  # fmt: skip
         group = list(group)
         ratios, fastest = [row["ratio"] for row in group], max(row["figure"] for row in group)
-        lines.append(f"| {direction}, {len(group)} rows | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | "
+        count = "1 row" if len(group) == 1 else f"{len(group)} rows"
+        lines.append(f"| {direction}, {count} | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | "
                      f"{fastest:.0f} TFLOP/s |")  # fmt: skip
     return (f"{measured(rows)}, bfloat16, useful operations:\n\n"
             "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n" + "\n".join(lines))  # fmt: skip
