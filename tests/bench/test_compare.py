@@ -185,7 +185,7 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     page.publish(GPU_ROWS, pages)
     readme, performance = (path.read_text() for path in pages)
     assert "| forward, 2 rows | torch flash | 1.20 to 1.50 | 600 TFLOP/s |" in readme
-    assert "| backward, 1 rows | torch flash | 1.30 to 1.30 | 550 TFLOP/s |" in readme
+    assert "| backward, 1 row | torch flash | 1.30 to 1.30 | 550 TFLOP/s |" in readme
     assert "### Masks given as rules, on a GPU" in performance and "at least 1 x, MISSED |" in performance
     assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |" in performance, "the rows of the CPU stay"
 
