@@ -2,6 +2,7 @@
 #include <anyflash/attention.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <new>
 #include <stdexcept>
@@ -51,8 +52,21 @@ void run(const Problem& problem, const ExecutionPlan& plan) {
   (problem.direction == Direction::forward ? backend.forward : backend.backward)(problem, plan, workspace.get());
 }
 
-void fill(const Problem& problem, const TensorView& view, double value) {
-  if (view.given() && view.elements() > 0) backend_of(problem.device).fill(problem, view, value);
+struct Result {
+  const char* name;
+  const TensorView& view;
+  double value = 0;
+
+  bool wanted() const { return view.given() && view.elements() > 0; }
+};
+
+/// What a call without pairs gives.
+void fill(const Problem& problem, std::initializer_list<Result> results) {
+  const auto& backend = backend_of(problem.device);
+  for (const auto& result : results)
+    if (result.wanted()) backend.check(result.name, result.view.data, problem.device);
+  for (const auto& result : results)
+    if (result.wanted()) backend.fill(problem, result.view, result.value);
 }
 
 }  // namespace
@@ -82,10 +96,10 @@ void forward(const TensorView& q, const TensorView& k, const TensorView& v, cons
     const auto plan = plan_for(problem, options.plan);
     if (problem.has_pairs()) return run(problem, *plan);
     constexpr double infinity = std::numeric_limits<double>::infinity();
-    fill(problem, outputs.out, 0);
-    fill(problem, outputs.lse, -infinity);
-    fill(problem, outputs.row_max, -infinity);
-    fill(problem, outputs.row_sum, 0);
+    fill(problem, {{"out", outputs.out},
+                   {"lse", outputs.lse, -infinity},
+                   {"row_max", outputs.row_max, -infinity},
+                   {"row_sum", outputs.row_sum}});
   });
 }
 
@@ -95,11 +109,15 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
     backend_of(q.device);
     const auto problem = backward_problem(inputs, q, k, v, gradients, options);
     check_rule(problem);
-    const auto all = {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dbias, &gradients.dsink};
-    if (std::none_of(all.begin(), all.end(), [](const TensorView* gradient) { return gradient->given(); })) return;
+    const std::initializer_list<Result> all = {{"dq", gradients.dq},
+                                               {"dk", gradients.dk},
+                                               {"dv", gradients.dv},
+                                               {"dbias", gradients.dbias},
+                                               {"dsink", gradients.dsink}};
+    if (std::none_of(all.begin(), all.end(), [](const Result& gradient) { return gradient.view.given(); })) return;
     const auto plan = plan_for(problem, options.plan);
     if (problem.has_pairs()) return run(problem, *plan);
-    for (const auto* gradient : all) fill(problem, *gradient, 0);
+    fill(problem, all);
   });
 }
 

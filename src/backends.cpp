@@ -23,11 +23,11 @@ std::shared_ptr<void> cpu_memory(Device, std::size_t bytes) {
 
 constexpr Backend backends[] = {
     {DeviceKind::cpu, cpu::devices, cpu::tile_menu, cpu::workspace, cpu::allocate_workspace, cpu::forward,
-     cpu::backward, cpu::fill, [](Device, void*) {}, cpu_memory,
+     cpu::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, cpu_memory,
      [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 #if defined(ANYFLASH_HAS_CUDA)
     {DeviceKind::cuda, cuda::devices, cuda::tile_menu, cuda::workspace, cuda::allocate_workspace, cuda::forward,
-     cuda::backward, cuda::fill, cuda::synchronize, cuda::memory, cuda::copy},
+     cuda::backward, cuda::check_memory, cuda::fill, cuda::synchronize, cuda::memory, cuda::copy},
 #endif
 };
 

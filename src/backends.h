@@ -25,6 +25,8 @@ struct Backend {
   Workspace (*allocate)(const Problem&, const ExecutionPlan&);  ///< that workspace; throws Error if there is no memory
   void (*forward)(const Problem&, const ExecutionPlan&, char* workspace);
   void (*backward)(const Problem&, const ExecutionPlan&, char* workspace);
+  /// Throws Error unless the data of a tensor, which it names, is in the device's memory, as far as that can be told.
+  void (*check)(const char* name, const void* data, Device);
   void (*fill)(const Problem&, const TensorView&, double value);  ///< a result that needs no arithmetic; of 16 bits: 0
   void (*synchronize)(Device, void* stream);                      ///< waits for what was queued
   std::shared_ptr<void> (*memory)(Device, std::size_t bytes);     ///< what device_memory gives

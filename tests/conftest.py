@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+# Tests that run side by side share a GPU's memory: a framework takes what it needs, not most of it at once.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
 collect_ignore = [] if os.environ.get("ANYFLASH_TEST_DEVICE") == "cuda" else ["gpu"]  # scripts/test --gpu
 if not os.environ.get("ANYFLASH_TEST_FRAMEWORKS"):  # set where they are installed: scripts/test does, last
     collect_ignore.append("frameworks")

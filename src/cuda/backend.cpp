@@ -30,16 +30,20 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
                          ? problem.batch * (problem.keys() / problem.pages.page_size) * 4
                          : 0;
   const bool forward = problem.direction == Direction::forward;
-  const bool few = forward && decode_serves(problem, plan);
-  const auto own = few       ? decode_workspace(problem, plan)
-                   : forward ? forward_workspace(problem, plan)
-                             : backward_workspace(problem, plan);
-  return own + pages + (few ? 0 : word_bytes(problem, plan, forward)) +
-         static_cast<std::int64_t>(device_bytes(problem, plan));
+  const auto own = forward && decode_serves(problem, plan) ? decode_workspace(problem, plan)
+                   : forward                               ? forward_workspace(problem, plan)
+                                                           : backward_workspace(problem, plan);
+  return own + pages + static_cast<std::int64_t>(device_bytes(problem, plan));
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {
   return {nullptr, [](char*) {}};
+}
+
+void check_memory(const char* name, const void* data, Device device) {
+  facts_of(device);
+  const DeviceScope scope(device.index);
+  check_pointer(name, data, device);
 }
 
 void synchronize(Device device, void* stream) {
@@ -57,7 +61,13 @@ std::shared_ptr<void> memory(Device device, std::size_t bytes) {
     if (status != cudaErrorMemoryAllocation) check(status, "allocating device memory");
     throw Error(Error::Kind::memory, device_name(device) + ": not enough memory for " + std::to_string(bytes) + " bytes");
   }
-  return {data, [](void* given) { cudaFree(given); }};
+  return {data, [device](void* given) {
+            try {
+              const DeviceScope own(device.index);
+              cudaFree(given);
+            } catch (const Error&) {  // the process is ending: its memory goes anyway
+            }
+          }};
 }
 
 void copy(void* to, const void* from, std::size_t bytes, Device device) {

@@ -22,6 +22,9 @@ Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 
+/// Throws Error if a pointer, which it names, is known to point elsewhere than into the device's memory.
+void check_memory(const char* name, const void* data, Device device);
+
 /// Every element of a floating-point tensor becomes `value`, in the order of the problem's stream. 16-bit ones: 0
 /// alone.
 void fill(const Problem& problem, const TensorView& view, double value);

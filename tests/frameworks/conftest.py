@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # tests run side by side
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 

@@ -24,6 +24,11 @@ namespace {
 
 using rules::CellOf, rules::Program;
 
+/// How many tiles have words that lie in no table: one for each key (0), one for each query (1).
+struct WordTiles {
+  std::int64_t of[2] = {};
+};
+
 /// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning
 /// until that is known.
 class Image {
@@ -56,67 +61,56 @@ class Image {
   std::vector<std::pair<std::size_t, std::size_t>> pointers_;
 };
 
-class Builder {
+/// The runs of one side of a mask, of a plan that is kept with tables of words, and the numbers of all other tiles.
+class Lists {
  public:
-  explicit Builder(const ExecutionPlan& plan) {
-    std::vector<DeviceGroup> groups(plan.groups.size());
-    groups_ = image.add(groups);
-    for (std::size_t g = 0; g < groups.size(); ++g) {
-      const auto& group = plan.groups[g];
-      const auto at = groups_ + g * sizeof(DeviceGroup);
-      add<CellOf::keys>(plan, group, at + offsetof(DeviceGroup, keys_of_query_block));
-      add<CellOf::queries>(plan, group, at + offsetof(DeviceGroup, queries_of_key_block));
-      image.point(at + offsetof(DeviceGroup, program), add(group.program));
-    }
-  }
+  explicit Lists(const ExecutionPlan& plan) : plan_(plan) {}
 
-  Image image;
-
- private:
-  static constexpr std::size_t most_word_tiles = 4096;
-
-  /// The runs of blocks of one side, `of`, for each block of the other. Where a rule goes by the difference of
+  /// Of the runs of blocks of one side, `of`, for each block of the other. Where a rule goes by the difference of
   /// coordinates, whole tiles at the same difference share their words: of a plan that is kept, those are asked for
   /// here, once.
   template <CellOf of>
-  void add(const ExecutionPlan& plan, const MaskGroup& group, std::size_t list_at) {
+  void find(const MaskGroup& group) {
     constexpr bool keys = of == CellOf::keys;
     const auto& list = keys ? group.keys_of_query_block : group.queries_of_key_block;
-    const auto &own = keys ? plan.query_grid : plan.key_grid, &other = keys ? plan.key_grid : plan.query_grid;
-    const bool shared = plan.kept && planning::by_difference(group.program);
-    start_.clear(), runs_.clear(), words_.clear();
+    const auto &own = keys ? plan_.query_grid : plan_.key_grid, &other = keys ? plan_.key_grid : plan_.query_grid;
+    const bool shared = plan_.kept && planning::by_difference(group.program);
+    start.clear(), runs.clear(), words.clear();
     std::map<std::array<std::int64_t, 3>, std::int32_t> known;
     for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
-      start_.push_back(static_cast<std::int64_t>(runs_.size()));
+      start.push_back(static_cast<std::int64_t>(runs.size()));
       for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
         const auto& run = list.runs[i];
         if (run.kind == rules::TileClass::full || !shared) {
-          runs_.push_back(
+          runs.push_back(
               {run.first, run.count, run.kind, run.kind == rules::TileClass::full ? -1 : asked<of>(run.count)});
           continue;
         }
         const auto rows = own.box(static_cast<std::int32_t>(block));
         for (auto cell = run.first; cell < run.first + run.count; ++cell) {
-          const auto words = words_of<of>(group.program, rows, other.box(cell), known);
-          runs_.push_back({cell, 1, run.kind, words < 0 ? asked<of>(1) : words});
+          const auto found = words_of<of>(group.program, rows, other.box(cell), known);
+          runs.push_back({cell, 1, run.kind, found < 0 ? asked<of>(1) : found});
         }
       }
     }
-    start_.push_back(static_cast<std::int64_t>(runs_.size()));
-    image.point(list_at + offsetof(DeviceRuns, start), image.add(start_));
-    image.point(list_at + offsetof(DeviceRuns, runs), image.add(runs_));
-    image.point(list_at + offsetof(DeviceRuns, words), image.add(words_));
+    start.push_back(static_cast<std::int64_t>(runs.size()));
   }
+
+  std::vector<std::int64_t> start;
+  std::vector<DeviceRun> runs;
+  std::vector<rules::Word> words;
+  WordTiles word_tiles;  ///< of all that was found
+
+ private:
+  static constexpr std::size_t most_word_tiles = 4096;
 
   /// For tiles that have no words in a table: those of each side are numbered, over all masks: ~ the first's number. If
   /// numbers do not suffice nobody goes by them: so many words are never made (word_bytes).
   template <CellOf of>
   std::int32_t asked(std::int32_t tiles) {
-    auto& next = asked_[of == CellOf::keys];
-    if (tiles > std::numeric_limits<std::int32_t>::max() - next) return -1;
-    const auto first = next;
-    next += tiles;
-    return ~first;
+    auto& next = word_tiles.of[of == CellOf::keys];
+    const auto first = std::exchange(next, next + tiles);
+    return next > std::numeric_limits<std::int32_t>::max() ? -1 : ~static_cast<std::int32_t>(first);
   }
 
   template <CellOf of>
@@ -130,10 +124,38 @@ class Builder {
       difference[i] = program.axis[i].query(queries.origin[i]) - program.axis[i].key(key_box.origin[i]);
     if (const auto found = known.find(difference); found != known.end()) return found->second;
     if (known.size() == most_word_tiles) return -1;
-    rules::CellWords<of> words(program, cell);
+    rules::CellWords<of> cell_words(program, cell);
     const auto count = static_cast<std::int32_t>(rules::volume(rows.extent));
-    for (std::int32_t row = 0; row < count; ++row) words_.push_back(words(rows.entry(row)));
+    for (std::int32_t row = 0; row < count; ++row) words.push_back(cell_words(rows.entry(row)));
     return known.emplace(difference, static_cast<std::int32_t>(known.size())).first->second;
+  }
+
+  const ExecutionPlan& plan_;
+};
+
+class Builder {
+ public:
+  explicit Builder(const ExecutionPlan& plan) : lists_(plan) {
+    std::vector<DeviceGroup> groups(plan.groups.size());
+    groups_ = image.add(groups);
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const auto& group = plan.groups[g];
+      const auto at = groups_ + g * sizeof(DeviceGroup);
+      add<CellOf::keys>(group, at + offsetof(DeviceGroup, keys_of_query_block));
+      add<CellOf::queries>(group, at + offsetof(DeviceGroup, queries_of_key_block));
+      image.point(at + offsetof(DeviceGroup, program), add(group.program));
+    }
+  }
+
+  Image image;
+
+ private:
+  template <CellOf of>
+  void add(const MaskGroup& group, std::size_t at) {
+    lists_.find<of>(group);
+    image.point(at + offsetof(DeviceRuns, start), image.add(lists_.start));
+    image.point(at + offsetof(DeviceRuns, runs), image.add(lists_.runs));
+    image.point(at + offsetof(DeviceRuns, words), image.add(lists_.words));
   }
 
   std::size_t add(const Program& program) {
@@ -192,10 +214,7 @@ class Builder {
   }
 
   std::size_t groups_;
-  std::int32_t asked_[2] = {};
-  std::vector<std::int64_t> start_;
-  std::vector<DeviceRun> runs_;
-  std::vector<rules::Word> words_;
+  Lists lists_;
   std::map<std::pair<const void*, std::int64_t>, std::size_t> arrays_;
   std::map<std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t, std::int64_t>, std::size_t> tables_;
 };
@@ -213,8 +232,27 @@ WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of
           nullptr};
 }
 
-/// Of a plan that is kept, words are too, unless they take more.
-constexpr std::int64_t most_kept_words = 64 << 20;
+/// Of a plan that is kept, words are too, unless they take much.
+bool keeps_words(const ExecutionPlan& plan, std::int64_t bytes) {
+  return plan.kept && !plan.late && bytes <= 64 << 20;
+}
+
+std::int64_t word_tiles(const ExecutionPlan& plan, bool of_queries) {
+  if (plan.kept) {
+    constexpr int host = -1;  // beside what companions has of devices
+    const auto found = plan.companions.of(host, [&] {
+      Lists lists(plan);
+      for (const auto& group : plan.groups) lists.find<CellOf::keys>(group), lists.find<CellOf::queries>(group);
+      return std::static_pointer_cast<const void>(std::make_shared<WordTiles>(lists.word_tiles));
+    });
+    return static_cast<const WordTiles*>(found.get())->of[of_queries];
+  }
+  std::int64_t tiles = 0;  // all that are visited in part
+  for (const auto& group : plan.groups)
+    for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)
+      if (run.kind != TileClass::full) tiles += run.count;
+  return tiles;
+}
 
 /// Memory that stays until all work that reads it is done.
 class KeptMemory {
@@ -334,29 +372,28 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaSt
   groups_ = reinterpret_cast<const DeviceGroup*>(memory_->get());
 }
 
-const std::uint64_t* DevicePlan::words(bool of_queries, std::int32_t* too_many) {
+const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32_t* too_many) {
   const auto bytes = word_bytes(problem_, plan_, of_queries);
   if (bytes == 0) return nullptr;
-  if (kept_ && bytes <= most_kept_words)
+  if (keeps_words(plan_, bytes))
     return static_cast<const KeptMemory*>(kept_.get())->words(plan_, of_queries, bytes);
-  words_ = std::make_unique<StreamMemory>(bytes, stream_);
-  auto args = word_args(plan_, groups_, of_queries, words_->get());
+  auto args = word_args(plan_, groups_, of_queries, memory);
   if (plan_.late) {
     args.numbered = numbered_ + (of_queries ? 0 : 1), args.most_tiles = late_word_tiles(problem_, plan_);
     args.too_many = too_many;
   }
   ask_all_words(args, plan_.batch_groups * plan_.head_groups, stream_);
-  return reinterpret_cast<const std::uint64_t*>(words_->get());
+  return reinterpret_cast<const std::uint64_t*>(memory);
 }
 
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries) {
-  const std::int64_t tile = rules::volume((of_queries ? plan.query_grid : plan.key_grid).extent) * 8;
-  if (plan.late) return late_word_tiles(problem, plan) * tile;
-  std::int64_t bytes = 0;
-  for (const auto& group : plan.groups)
-    for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)
-      if (run.kind != TileClass::full) bytes += run.count * tile;
-  return bytes;
+  const auto tiles = plan.late ? late_word_tiles(problem, plan) : word_tiles(plan, of_queries);
+  return tiles * rules::volume((of_queries ? plan.query_grid : plan.key_grid).extent) * 8;
+}
+
+std::int64_t word_workspace(const Problem& problem, const ExecutionPlan& plan, bool of_queries) {
+  const auto bytes = word_bytes(problem, plan, of_queries);
+  return keeps_words(plan, bytes) ? 0 : bytes;
 }
 
 std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan) {

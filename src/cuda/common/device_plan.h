@@ -21,11 +21,12 @@ class DevicePlan {
 
   const DeviceGroup* groups() const { return groups_; }
 
-  /// The words of all tiles that have none in the tables, by the number in their runs; of_queries: a word for each
-  /// query of a tile, else for each key. They are asked for on the stream, or, of a kept plan, were once.
+  /// The words of all tiles that have none in the tables, by the number in their runs, null where all have; of_queries:
+  /// a word for each query of a tile, else for each key. They are asked for on the stream, to `memory`
+  /// (word_workspace), or, of a kept plan, were once.
   /// too_many: becomes 1, on the stream, if they were found on the device and there is not room for all; then there are
   /// none.
-  const std::uint64_t* words(bool of_queries, std::int32_t* too_many);
+  const std::uint64_t* words(bool of_queries, char* memory, std::int32_t* too_many);
 
  private:
   const Problem& problem_;
@@ -35,13 +36,15 @@ class DevicePlan {
   std::shared_ptr<const void> kept_;
   const DeviceGroup* groups_ = nullptr;
   const unsigned long long* numbered_ = nullptr;  // LateArgs::numbered
-  std::unique_ptr<StreamMemory> words_;
 };
 
-/// Bytes for such words, at most.
+/// Bytes of such words, at most.
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries);
 
-/// Bytes that it takes in each call.
+/// Of these, what a call makes for itself.
+std::int64_t word_workspace(const Problem& problem, const ExecutionPlan& plan, bool of_queries);
+
+/// Bytes that a DevicePlan takes in each call.
 std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan);
 
 }  // namespace anyflash::cuda

@@ -51,11 +51,12 @@ BiasGradient bias_gradient(const Problem& problem, const ExecutionPlan& plan) {
   return bias_sum_bytes(problem, plan) <= 4 * 4 * numbers ? BiasGradient::summed : BiasGradient::portable;
 }
 
-/// What a call works in: dQ's sums, the bias gradient's, what is counted and reported, lse, delta and dlse, pieces of
-/// float32.
+/// What a call works in: dQ's sums, the bias gradient's, what is counted and reported, lse, delta and dlse, words,
+/// pieces of float32.
 struct Space {
-  std::int64_t sums = 0, bias = 0, rows = 0, pieces = 0;
-  std::int64_t first_pieces() const { return sums + bias + report_bytes + 3 * rows; }
+  std::int64_t sums = 0, bias = 0, rows = 0, words = 0, pieces = 0;
+  std::int64_t first_words() const { return sums + bias + report_bytes + 3 * rows; }
+  std::int64_t first_pieces() const { return first_words() + words; }
   std::int64_t bytes() const { return first_pieces() + pieces; }
 };
 
@@ -74,6 +75,7 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   space.rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 4;
   space.sums = space.rows * padded_depth(problem);
   if (bias_gradient(problem, plan) == BiasGradient::summed) space.bias = bias_sum_bytes(problem, plan);
+  space.words = word_workspace(problem, plan, false);
   PieceArgs pieces;
   if (in_pieces(problem)) space.pieces = pieces_of(problem, plan, nullptr, pieces);
   return space;
@@ -120,6 +122,14 @@ GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
 bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 
 }  // namespace
+
+bool hides_pairs(const ExecutionPlan& plan) {
+  const auto partial = [](const auto& run) { return run.kind != TileClass::full; };
+  return !visits_all(plan) || std::any_of(plan.groups.begin(), plan.groups.end(), [&](const auto& group) {
+    const auto& runs = group.queries_of_key_block.runs;
+    return std::any_of(runs.begin(), runs.end(), partial);
+  });
+}
 
 bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
   if (!has_groups(problem.device)) return false;
@@ -201,13 +211,9 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   }
   const auto &queries = args.sides[0], &keys = args.sides[1];
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
-  if (query_blocks > 0) {
-    launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
-    terms.find_rests(args);
-  } else {
-    check(cudaMemsetAsync(report, 0, report_bytes, stream), "clearing a counter");
-  }
-  args.words = masks.words(false, args.careful), args.late = plan.late;
+  launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
+  terms.find_rests(args);
+  args.words = masks.words(false, workspace + space.first_words(), args.careful), args.late = plan.late;
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
   const bool clears = args.bias_stored && !visits_all(plan);
   if (clears) clear(problem.dbias, stream);
@@ -218,14 +224,12 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   const bool early = !in_pieces(problem);  // float32's kernels do not wait themselves
   // In a graph only a kernel may let another one begin before it is done.
   const bool behind_kernel = !(args.bias_sums || clears) || !capturing(stream);
-  if (blocks > 0)
-    launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early && behind_kernel);
-  if (queries.gradients[0].data && query_blocks > 0)
+  launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early && behind_kernel);
+  if (queries.gradients[0].data)
     launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
-  // A bias of -inf hides, too; pieces make NaN of infinities. Without words a tile of several blocks may still hold
-  // some that the plan skips.
-  const bool hides = args.words || problem.bias.given() || in_pieces(problem) || !visits_all(plan);
+  // A bias of -inf hides, too; pieces make NaN of infinities.
+  const bool hides = problem.bias.given() || in_pieces(problem) || hides_pairs(plan);
   return {true, args.bias_stored || args.bias_sums, hides ? args.careful : nullptr};
 }
 

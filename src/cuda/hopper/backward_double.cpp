@@ -1,7 +1,7 @@
 #include "cuda/hopper/backward_double.h"
 
 #include "cuda/common/device.h"
-#include "cuda/common/late_masks.h"
+#include "cuda/hopper/backward.h"
 #include "cuda/hopper/backward_double_kernels.h"
 #include "cuda/hopper/maps.h"
 #include "cuda/hopper/report.h"
@@ -10,15 +10,16 @@
 namespace anyflash::cuda {
 namespace {
 
-/// What a call works in: dQ's sums, what is reported, lse, delta and dlse.
+/// What a call works in: dQ's sums, what is reported, lse, delta and dlse, words.
 struct Space {
-  std::int64_t sums, rows;
-  std::int64_t bytes() const { return sums + report_bytes + 3 * rows; }
+  std::int64_t sums, rows, words;
+  std::int64_t first_words() const { return sums + report_bytes + 3 * rows; }
+  std::int64_t bytes() const { return first_words() + words; }
 };
 
 Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   const auto rows = problem.batch * problem.heads_q * plan.query_grid.count() * 64 * 8;
-  return {rows * padded_depth(problem), rows};
+  return {rows * padded_depth(problem), rows, word_workspace(problem, plan, false)};
 }
 
 /// Rows that the copy engine takes, if they are given.
@@ -27,8 +28,7 @@ bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 }  // namespace
 
 bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
-  if (plan.late && late_word_tiles(problem, plan) == 0) return false;
-  if (problem.deterministic || args.general) return false;
+  if (plan.late || problem.deterministic || args.general) return false;
   if (padded_depth(problem) > 128) return false;
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   for (const auto& side : args.sides)
@@ -64,18 +64,18 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
   check(cudaMemsetAsync(report, 0, report_bytes, stream), "clearing what is reported");
   terms.find(args);
-  if (query_blocks > 0) launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
+  launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);
-  args.words = masks.words(false, args.careful), args.late = plan.late;
+  args.words = masks.words(false, workspace + space.first_words(), args.careful);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const auto parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   const auto blocks = problem.batch * keys.heads * parts;
   // One head after the other: one chain of sums over all that share a key head would lose more.
-  for (args.group_head = 0; args.group_head < args.group_heads && blocks > 0; ++args.group_head)
+  for (args.group_head = 0; args.group_head < args.group_heads; ++args.group_head)
     launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
-  if (queries.gradients[0].data && query_blocks > 0)
+  if (queries.gradients[0].data)
     launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
-  return {true, false, args.words ? args.careful : nullptr};
+  return {true, false, hides_pairs(plan) ? args.careful : nullptr};
 }
 
 }  // namespace anyflash::cuda

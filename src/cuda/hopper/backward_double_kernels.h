@@ -14,7 +14,6 @@ struct DoubleBackwardArgs : BackwardArgs {
   double *lse, *delta, *dlse;   ///< of rows in block order: dS = P (dP - delta + dlse); inf, 0, 0: no gradient
   const std::uint64_t* words;   ///< of the tiles that have none in the plan's tables: 64 each, one for each key
   std::int32_t group_head;  ///< of the query heads that share a key head, the launch's; those behind the first add
-  bool late;  ///< masks were found on the device: careful may be 1 from the start, and then all is left to others
   std::int32_t* careful;        ///< becomes 1 if a result holds a NaN: it may be a hidden row's
 };
 

@@ -49,7 +49,7 @@ class WidePieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) shared_.begin();
-    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
+    __syncthreads();
     const auto warp = uniform(threadIdx.x / 32);
     if (warp >= 8) {
       give_registers<kLoaderRegisters>();

@@ -28,7 +28,7 @@ class BackwardTask {
   template <class Block>
   __device__ __forceinline__ void load_and_compute(Block& block) {
     if (threadIdx.x == 0) shared_.begin();
-    if (__syncthreads_or(args_.late && *args_.careful != 0)) return;
+    __syncthreads();
     if (threadIdx.x >= 256) {
       give_registers<kLoaderRegisters>();
       if (threadIdx.x < 256 + 32) block.load();

@@ -42,6 +42,13 @@ bool serves(const Problem& problem, const ExecutionPlan& plan) {
   return word_bytes(problem, plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
 }
 
+/// What a call works in: what is counted and reported, words, pieces of float32.
+struct Space {
+  std::int64_t words, pieces;
+  std::int64_t first_pieces() const { return report_bytes + words; }
+  std::int64_t bytes() const { return first_pieces() + pieces; }
+};
+
 /// q, k and v, to be split. Returns the bytes that their pieces take.
 std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
   pieces.depth = padded_depth(problem);
@@ -49,6 +56,12 @@ std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* 
   pieces.tensors[1] = piece_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
   pieces.tensors[2] = piece_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
   return place_pieces(pieces, 3, problem.batch, memory);
+}
+
+Space space_of(const Problem& problem, const ExecutionPlan& plan) {
+  PieceArgs pieces;
+  return {word_workspace(problem, plan, true),
+          in_pieces(problem) ? pieces_of(problem, plan, nullptr, pieces) : std::int64_t{0}};
 }
 
 /// False if the copy engine does not take a tensor.
@@ -68,9 +81,7 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const GroupForwa
 
 std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.type == ElementType::float64) return double_forward_workspace(problem, plan);
-  if (!serves(problem, plan)) return 0;
-  PieceArgs pieces;
-  return report_bytes + (in_pieces(problem) ? pieces_of(problem, plan, nullptr, pieces) : 0);
+  return serves(problem, plan) ? space_of(problem, plan).bytes() : 0;
 }
 
 GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
@@ -84,7 +95,7 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   if (!map_all(problem, plan, kernel, args)) return {};
   check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
-  args.words = masks.words(true, args.careful);
+  args.words = masks.words(true, workspace + report_bytes, args.careful);
   args.late = plan.late;
   args.queries = cut_of(plan.query_grid, args.query_rows), args.keys = cut_of(plan.key_grid, args.key_rows);
   args.factor = static_cast<float>(problem.scale);
@@ -93,7 +104,7 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   order_tasks(args, problem, (args.query_blocks + kernel.blocks - 1) / kernel.blocks, in_pieces(problem) ? 6 : 2);
   if (in_pieces(problem)) {
     PieceArgs pieces;
-    pieces_of(problem, plan, workspace + report_bytes, pieces);
+    pieces_of(problem, plan, workspace + space_of(problem, plan).first_pieces(), pieces);
     for (int n = 0; n < 3; ++n) args.pieces[n] = pieces.tensors[n].to;
     split_rows(pieces, 3, problem.batch, stream);
     constexpr float product = kPieceScale * kPieceScale;

@@ -25,7 +25,7 @@ bool serves(const Problem& problem, const ExecutionPlan& plan) {
 }  // namespace
 
 std::int64_t double_forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  return serves(problem, plan) ? report_bytes : 0;
+  return serves(problem, plan) ? report_bytes + word_workspace(problem, plan, true) : 0;
 }
 
 GroupForwardResult double_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
@@ -40,7 +40,7 @@ GroupForwardResult double_forward(const Problem& problem, const ExecutionPlan& p
     return {};
   check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
-  args.words = masks.words(true, args.careful);
+  args.words = masks.words(true, workspace + report_bytes, args.careful);
   args.exponential = ScaledExponentialTerms(problem.scale);
   order_tasks(args, problem, args.query_blocks, 8);
   const auto kernel = double_forward_kernel(padded_depth(problem));

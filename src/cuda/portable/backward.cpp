@@ -2,7 +2,6 @@
 #include "cuda/portable/backward.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
@@ -56,17 +55,6 @@ RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, MemoryParts
   terms.far = parts.take<std::uint64_t>(blocks);
   terms.sink = parts.take<double>(problem.dsink.given() ? blocks : 0);
   return terms;
-}
-
-void check_pointers(const Problem& problem) {
-  const std::pair<const char*, const void*> all[] = {
-      {"dout", problem.dout.data}, {"query", problem.q.data},     {"key", problem.k.data},
-      {"value", problem.v.data},   {"out", problem.out.data},     {"lse", problem.lse.data},
-      {"dlse", problem.dlse.data}, {"bias", problem.bias.data},   {"alibi_slopes", problem.alibi.data},
-      {"sink", problem.sink.data}, {"dq", problem.dq.data},       {"dk", problem.dk.data},
-      {"dv", problem.dv.data},     {"dbias", problem.dbias.data}, {"dsink", problem.dsink.data}};
-  for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
-  if (problem.tables_on_device) check_table_pointers(problem);
 }
 
 /// Blocks of threads that take the gradients of keys, of queries and of the bias.
@@ -168,12 +156,11 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   MemoryParts parts(memory.get());
   args.terms = terms_of(problem, plan, parts);
   const auto find_terms = [&](BackwardArgs& of) {
-    if (blocks > 0) launch(kernels.terms, blocks, kernels.threads, kernels.terms_bytes, &of, stream);
+    launch(kernels.terms, blocks, kernels.threads, kernels.terms_bytes, &of, stream);
   };
   const auto find_rests = [&](BackwardArgs& of) {
-    if (blocks > 0)
-      launch(kernels.rests, launched_blocks(blocks, true, problem.device), kernels.threads, kernels.gradients_bytes,
-             &of, stream);
+    launch(kernels.rests, launched_blocks(blocks, true, problem.device), kernels.threads, kernels.gradients_bytes, &of,
+           stream);
   };
   const auto make = [&](std::int64_t keys, std::int64_t queries, std::int64_t bias, const std::int32_t* only_if) {
     args.key_tasks = keys, args.query_tasks = queries, args.tasks = keys + queries + bias, args.only_if = only_if;

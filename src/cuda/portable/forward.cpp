@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "cuda/common/device.h"
@@ -78,16 +77,6 @@ std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& a
   args.pages = {reinterpret_cast<const std::int32_t*>(memory->get()), entry_pages, 1,
                 static_cast<std::int32_t>(pages.page_size), static_cast<std::int32_t>(pages.pages)};
   return memory;
-}
-
-void check_pointers(const Problem& problem) {
-  const std::pair<const char*, const void*> all[] = {
-      {"query", problem.q.data},         {"key", problem.k.data},     {"value", problem.v.data},
-      {"out", problem.out.data},         {"lse", problem.lse.data},   {"row_sum", problem.row_sum.data},
-      {"row_max", problem.row_max.data}, {"bias", problem.bias.data}, {"alibi_slopes", problem.alibi.data},
-      {"sink", problem.sink.data}};
-  if (problem.tables_on_device) check_table_pointers(problem);
-  for (const auto& [name, data] : all) check_pointer(name, data, problem.device);
 }
 
 ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const ForwardKernel& kernel, bool general) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
@@ -53,11 +54,24 @@ bool plain_rows(const Problem& problem, const rules::Grid& grid) {
   return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;
 }
 
-void check_table_pointers(const Problem& problem) {
-  check_pointer("key_lengths", problem.key_lengths.data, problem.device);
-  check_pointer("page_table", problem.pages.table, problem.device);
-  check_pointer("cu_seqlens_q", problem.cu_seqlens_q.data, problem.device);
-  check_pointer("cu_seqlens_k", problem.cu_seqlens_k.data, problem.device);
+void check_pointers(const Problem& problem) {
+  const std::pair<const char*, const void*> tensors[] = {
+      {"dout", problem.dout.data},       {"query", problem.q.data},
+      {"key", problem.k.data},           {"value", problem.v.data},
+      {"out", problem.out.data},         {"lse", problem.lse.data},
+      {"row_sum", problem.row_sum.data}, {"row_max", problem.row_max.data},
+      {"dlse", problem.dlse.data},       {"bias", problem.bias.data},
+      {"alibi_slopes", problem.alibi.data}, {"sink", problem.sink.data},
+      {"dq", problem.dq.data},           {"dk", problem.dk.data},
+      {"dv", problem.dv.data},           {"dbias", problem.dbias.data},
+      {"dsink", problem.dsink.data}};
+  for (const auto& [name, data] : tensors) check_pointer(name, data, problem.device);
+  if (!problem.tables_on_device) return;
+  const std::pair<const char*, const void*> tables[] = {{"key_lengths", problem.key_lengths.data},
+                                                        {"page_table", problem.pages.table},
+                                                        {"cu_seqlens_q", problem.cu_seqlens_q.data},
+                                                        {"cu_seqlens_k", problem.cu_seqlens_k.data}};
+  for (const auto& [name, data] : tables) check_pointer(name, data, problem.device);
 }
 
 void check_tasks(double tasks) {

@@ -20,8 +20,8 @@ int padded_depth(const Problem& problem);
 /// Are a grid's blocks plain rows: of a sequence of one dimension, without a step?
 bool plain_rows(const Problem& problem, const rules::Grid& grid);
 
-/// Throws Error unless lengths and page tables that are said to be on the device are.
-void check_table_pointers(const Problem& problem);
+/// Throws Error unless all tensors, and tables that are said to be, are on the device.
+void check_pointers(const Problem& problem);
 
 /// Throws Error if a call is more blocks than a launch takes.
 void check_tasks(double tasks);
