@@ -3,7 +3,7 @@ are in gpu_masks.py.
 
 16k tokens over the batch, 2048 channels over the heads; of float32 and float64 4 x 16 heads of 4096 tokens. TFLOP/s are
 those of useful operations: 4 d for each visible pair forward, 10 d backward. Times are those of the GPU's events, each
-call beside its peer's in turns.
+call beside its peer's in turns; that both give the same is looked at first.
 """
 
 import functools
@@ -24,6 +24,8 @@ PEERS = {"bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
          "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, (2, 2)),
          "float64": ("torch math", SDPBackend.MATH, (2.5, 1.3))}  # fmt: skip
 OPERATIONS = {"forward": 4, "backward": 10}  # for each visible pair and channel
+# How far two results of a type may differ, relative to the largest number: TF32 may be in PyTorch's float32.
+TOLERANCES = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float32: 3e-3, torch.float64: 1e-9}
 attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -57,8 +59,21 @@ def random(*shape, type_="bfloat16"):
     return torch.randn(*shape, device="cuda", dtype=getattr(torch, type_))
 
 
-def add_rates(table, what, direction, calls, work, arguments, *, idle=False, rounds=None, **columns):
-    """A row of useful TFLOP/s. work: visible pairs times channels."""
+def check(what, ours, theirs):
+    """Ends the run if a call's results, a tensor or dq, dk, dv and others, are not a peer's."""
+    ours, theirs = ([x] if isinstance(x, torch.Tensor) else x for x in (ours, theirs))
+    for tensor, mine, its in zip(("out",) if len(ours) == 1 else ("dq", "dk", "dv"), ours, theirs):
+        its = its.reshape(mine.shape).double()
+        difference = ((mine - its).abs().max() / its.abs().max()).item()
+        if not difference <= TOLERANCES[mine.dtype]:
+            raise SystemExit(f"bench/compare: {what}, {tensor}: differs from the peer's by {difference:.1e} of its "
+                             f"largest, expected at most {TOLERANCES[mine.dtype]:.0e}")  # fmt: skip
+
+
+def add_rates(table, what, direction, calls, work, arguments, *, same=True, idle=False, rounds=None, **columns):
+    """A row of useful TFLOP/s. work: visible pairs times channels; same: both calls have the same results."""
+    if same:
+        check(f"{direction} {what}, {columns}", *(call() for call in calls))
     mine, theirs = interleaved(calls, rounds or arguments.rounds, idle)
     table.rates(f"{direction}{', ' * bool(what)}{what}", mine, theirs, OPERATIONS[direction] * work / 1e12, "TFLOP/s",
                 **columns)  # fmt: skip
@@ -140,6 +155,7 @@ def decode(table, arguments):
         timed = {}
         for peer, backend in DECODE_PEERS.items():
             theirs = functools.partial(by_backend(backend, enable_gqa=h != h_kv), q)
+            check(f"decode, {b, h, h_kv, n, d}, {peer}", ours(*kv[0]), theirs(*kv[0]))
             timed[peer] = in_turns([ours, theirs], [kv, kv], arguments.rounds)
         peer = min(timed, key=lambda name: statistics.median(timed[name][1]))
         mine, others = timed[peer]
@@ -156,6 +172,8 @@ def decode(table, arguments):
                  for _ in range(copies)]  # fmt: skip
         ours = functools.partial(af.attention, q, out=torch.empty_like(q))
         paged = lambda k, v, table: ours(k, v, page_table=table, key_lengths=lengths)  # noqa: E731
+        in_a_row = [x[pages[0][2]].flatten(1, 2).movedim(2, 1) for x in pages[0][:2]]
+        check(f"decode, pages of {page}, {b, h, h_kv, n, d}", paged(*pages[0]).clone(), ours(*in_a_row))
         table.rates(f"decode, pages of {page}, batch {b}, {h} / {h_kv} heads, K and V read",
                     *in_turns([paged, ours], [pages, plain], arguments.rounds), read / 1e9, "GB/s", type="bfloat16",
                     d=d, sequence=n, peer="without pages", least=0.95)  # fmt: skip

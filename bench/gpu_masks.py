@@ -3,7 +3,7 @@ channels.
 
 FlexAttention's masks are made before, and it is compiled before, which takes most of this part's time: each mask in a
 process of its own, all at once; the compiler's results are then found in its cache. Useful operations alone count, so
-both are paid for visible pairs. Results are compared first.
+both are paid for visible pairs.
 """
 
 import functools
@@ -21,7 +21,6 @@ import anyflash as af
 
 D = 128
 NEVER_KEPT = 80  # calls in turn, each with documents of its own: more than the library remembers
-TOLERANCE = 3e-2  # of results of bfloat16, relative to the largest
 
 
 def coordinates(i, shape):
@@ -135,15 +134,6 @@ def compile_one(name):
     torch.cuda.synchronize()
 
 
-def check(name, ours, theirs):
-    for tensor, mine, its in zip(("out",) if len(ours) == 1 else ("dq", "dk", "dv"), ours, theirs):
-        its = its.reshape(mine.shape).double()
-        difference = ((mine.double() - its).abs().max() / its.abs().max()).item()
-        if not difference <= TOLERANCE:
-            raise SystemExit(f"bench/compare: {name}, {tensor}: differs from FlexAttention by {difference:.1e} of its "
-                             f"largest, expected at most {TOLERANCE:.0e}")  # fmt: skip
-
-
 def calls_of_documents(direction, q, k, v, dout, count):
     """Without a plan; of the same documents under other ids."""
     rules = [af.documents(documents(q.shape[2], 12) + n) for n in range(count)]
@@ -167,8 +157,6 @@ def masks(table, arguments):
         columns = dict(type="bfloat16", d=D, sequence=tokens, peer="FlexAttention", least=least)
         for direction in OPERATIONS:
             calls = [our_call(direction, *tensors, **options), peer_call(direction, *flat, theirs)]
-            results = [call() for call in calls]
-            check(name, *([[x] for x in results] if direction == "forward" else [results[0][:3], results[1]]))
             add_rates(table, name, direction, calls, heads * D * pairs, arguments, **columns)
             if name == "12 documents":
                 for what, count in (("without a plan", 1), ("new ones in each call", NEVER_KEPT)):
@@ -187,7 +175,7 @@ def masked_tiles(table, arguments):
     calls = [our_call("forward", *tensors, rule=af.causal()),
              our_call("forward", *tensors, rule=unmasked, plan=af.plan(*tensors[:3], rule=unmasked))]  # fmt: skip
     add_rates(table, "tiles masked", "forward", calls, heads * D * tokens**2 / 2, arguments, type="bfloat16", d=D,
-              causal=True, sequence=tokens, peer="the same tiles, unmasked", least=0.97)  # fmt: skip
+              causal=True, sequence=tokens, same=False, peer="the same tiles, unmasked", least=0.97)  # fmt: skip
 
 
 if __name__ == "__main__":

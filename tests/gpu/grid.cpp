@@ -236,7 +236,7 @@ void late(ElementType type, const Shape& shape) {
   Tensor bias(type, {1, 2, shape.queries, shape.keys});
   options.bias = bias.view;
   run(type, shape, options);
-  TensorView table(nullptr, ElementType::boolean, {2, shape.queries, shape.keys}, gpu);  // of each head
+  TensorView table(nullptr, ElementType::boolean, {1, 2, shape.queries, shape.keys}, gpu);  // of each head
   must(cudaMalloc(&table.data, table.elements()));
   must(cudaMemset(table.data, 1, table.elements()));
   run(type, shape, with(dense(table)));
