@@ -86,7 +86,7 @@ def test_func_and_its_gradients(qkv, options, n, m):
     expected, rows = textbook(*tensors, **options)
     close(out, expected)
     close(lse, rows)
-    assert probabilities is None
+    assert probabilities.shape == (0,)
     weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=DEVICE).reshape(out.shape)
     close(torch.autograd.grad((out * weights).sum(), tensors), torch.autograd.grad((expected * weights).sum(), tensors))
     close(flash_attn.flash_attn_func(*tensors, **options), out)
@@ -238,6 +238,24 @@ def test_kvcache_that_fails_has_written_nothing(start, numbers):
     assert all(map(torch.equal, caches, before))
 
 
+def unwritable(cache, way):
+    if way == "share memory":
+        return cache[:, :1].expand_as(cache)
+    with torch.inference_mode():
+        return cache.clone()
+
+
+@pytest.mark.parametrize("way", ["share memory", "inference mode"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_cache_that_cannot_be_written(numbers, way, side):
+    caches = [numbers(2, 12, 2, 8) for _ in range(2)]
+    caches[side] = unwritable(caches[side], way)
+    before, new = [cache.clone() for cache in caches], numbers(2, 1, 2, 8)
+    with pytest.raises(ValueError, match=f"^{'kv'[side]}_cache: .*{way}"):
+        flash_attn.flash_attn_with_kvcache(numbers(2, 1, 4, 8), *caches, new, new, cache_seqlens=3)
+    assert all(map(torch.equal, caches, before))
+
+
 def test_lengths_beyond_the_cache_are_named(numbers):
     cache = numbers(2, 12, 2, 8)
     for lengths in (torch.tensor([2**32, 2]), torch.tensor([2, 13])):
@@ -251,8 +269,9 @@ def test_no_sequences(slopes):
     q, k, v, none = (torch.zeros(*shape) for shape in ((0, 4, 8), (0, 2, 8), (0, 2, 16), (1,)))
     for dtype in (torch.bfloat16, torch.float64):
         given = (*(x.to(dtype) for x in (q, k, v)), none.int(), none.int())
-        out, lse, _ = flash_attn.flash_attn_varlen_func(*given, 0, 0, alibi_slopes=slopes, return_attn_probs=1)
-        assert out.shape == (0, 4, 16) and lse.shape == (4, 0)
+        out, lse, dropped = flash_attn.flash_attn_varlen_func(
+            *given, 0, 0, alibi_slopes=slopes, return_attn_probs=1)  # fmt: skip
+        assert dropped.shape == (0,) and out.shape == (0, 4, 16) and lse.shape == (4, 0)
         assert out.dtype == dtype and lse.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
 
 
@@ -278,6 +297,12 @@ WRONG = {
     "rotary_cos: 3 positions, expected at least 7": lambda: flash_attn.flash_attn_with_kvcache(
         X, torch.cat([X, X], 1), torch.cat([X, X], 1), X, X, X[0, :3, 0, :4], X[0, :3, 0, :4],
         cache_seqlens=2, causal=True),
+    "cache_leftpad: [4, 0], expected 0 to cache_seqlens [3, 3]": lambda: flash_attn.flash_attn_with_kvcache(
+        X, X, X, cache_seqlens=torch.tensor([3, 3]), cache_leftpad=torch.tensor([4, 0])),
+    "block_table: room for 5 keys, expected 9": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, ENDS, torch.tensor([0, 9]), 5, 9, block_table=torch.zeros(1, 1, dtype=torch.int32)),
+    "block_table: given where a gradient is recorded": lambda: flash_attn.flash_attn_varlen_func(
+        X[0].clone().requires_grad_(), X, X, ENDS, ENDS, 5, 5, block_table=torch.zeros(1, 1, dtype=torch.int32)),
     "block_table: given with cache_batch_idx": lambda: flash_attn.flash_attn_with_kvcache(
         X, X, X, cache_batch_idx=torch.zeros(2), block_table=torch.zeros(2, 1)),
 }  # fmt: skip
@@ -326,7 +351,7 @@ ONE_BY_ONE = {
     "v: rank 3, expected 4": lambda: flash_attn.flash_attn_varlen_func(X[0], X, X[0], ENDS, ENDS, 5, 5, **PAGED),
     "cu_seqlens_k: torch.sparse_coo, expected torch.strided": lambda: flash_attn.flash_attn_varlen_func(
         X[0], X, X, ENDS, ENDS.to_sparse(), 5, 5, **PAGED),
-    "key_lengths: 1099511627776 ": lambda: flash_attn.flash_attn_varlen_func(
+    "block_table: room for 5 keys, expected 1099511627776": lambda: flash_attn.flash_attn_varlen_func(
         X[0], X, X, ENDS, torch.tensor([0, 2**40]), 5, 5, **PAGED),
 }  # fmt: skip
 
@@ -358,5 +383,8 @@ def test_what_is_no_tensor_of_queries_or_narrow_pages():
     with pytest.raises(TypeError, match="^q: type list, expected a torch.Tensor"):
         flash_attn.flash_attn_varlen_func([1.0], X[0], X[0], ENDS, ENDS, 5, 5)
     pages = torch.zeros(1, 2, dtype=torch.int64)
+    turns = torch.ones(9, 4, dtype=torch.complex64)
+    with pytest.raises(TypeError, match="^rotary_cos: torch.complex64, expected a floating-point type"):
+        flash_attn.flash_attn_with_kvcache(X, X.clone(), X.clone(), X, X, turns, turns.real, cache_seqlens=0)
     with pytest.raises(TypeError, match="^block_table: torch.int64, expected torch.int32"):
         flash_attn.flash_attn_varlen_func(X[0], X, X, ENDS, ENDS, 5, 5, block_table=pages)

@@ -115,6 +115,20 @@ def test_gradient_of_lse_alone(qkv):
     assert v.grad is None or not v.grad.any()
 
 
+@pytest.mark.parametrize("chunks", [None, 1, 5])
+def test_gradients_that_autograd_has_not_written_out(numbers, chunks):
+    """It negates that of an imaginary part by name alone; others may be sparse, or zero without memory."""
+    qkv = numbers(3, 2, 5, 8).requires_grad_()
+    call = lambda: attention(qkv, layout="qkv") if chunks is None else flash_attention_qkv_packed(qkv, chunks, chunks)
+    out = call().detach()
+    expected = torch.autograd.grad(-call().sum(), qkv)[0]
+    got = torch.autograd.grad(torch.complex(out, call()).conj().imag.sum(), qkv)[0]
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(torch.autograd.grad(call(), qkv, -torch.ones_like(out).to_sparse())[0], expected)
+    nothing = torch._efficientzerotensor(out.shape, dtype=out.dtype, device=DEVICE)
+    assert not torch.autograd.grad(call(), qkv, nothing)[0].any()
+
+
 @pytest.mark.parametrize("call", [attention, lambda q, k, v: flash_attention_qkv_packed(torch.stack([q[0]] * 3), 5, 5)])
 def test_no_second_derivative(qkv, call):
     q, k, v = (x.requires_grad_() for x in qkv)

@@ -12,6 +12,7 @@ from anyflash.torch import attention, flash_attention_qkv_packed, sdpa
 
 IDS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])  # read on the CPU
 DOCUMENTS = af.documents(IDS)
+LOCAL = af.local(3)
 
 
 @pytest.fixture
@@ -26,6 +27,7 @@ def fresh():
 
 CALLS = {
     "full": lambda q, k, v: attention(q, k, v),
+    "rules from outside": lambda q, k, v: attention(q, k, v, rule=LOCAL & af.causal() | LOCAL | DOCUMENTS & LOCAL),
     "rule made inside": lambda q, k, v: attention(q, k, v, rule=af.causal() & af.window(3, (2,)) | af.sink(1)),
     "rule from outside": lambda q, k, v: attention(q, k, v, rule=DOCUMENTS),
     "both": lambda q, k, v: attention(q, k, v, rule=af.causal() & DOCUMENTS),
@@ -40,6 +42,7 @@ CALLS = {
 }  # fmt: skip
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it does not trace ~ of an object
     CALLS["rule negated inside"] = lambda q, k, v: attention(q, k, v, rule=af.causal() & ~af.window(3, (2,)))
+    CALLS["rule from outside negated"] = lambda q, k, v: attention(q, k, v, rule=~(LOCAL & ~DOCUMENTS))
 
 
 def gradients(call, tensors):
@@ -70,6 +73,20 @@ def test_compiled_for_any_length(numbers):
     for length in (9, 5, 17):
         qkv = [numbers(1, 2, length, 8) for _ in range(3)]
         assert_same(compiled(*qkv), CALLS["rule made inside"](*qkv))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_for_rules_of_any_size(qkv, dynamic):
+    call = lambda q, k, v, size: attention(q, k, v, rule=af.local(size) | af.window([size], 0))  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for size in (2, 5, 3):
+        assert_same(compiled(*qkv, size), call(*qkv, size))
+
+
+def test_a_rule_that_is_made_in_a_graph_and_used_behind_it(qkv):
+    behind = torch.compiler.disable(attention)
+    call = lambda q, k, v: behind(q, k, v, rule=af.causal() & LOCAL | ~af.documents(IDS))  # noqa: E731
+    assert_same(torch.compile(call, backend="aot_eager")(*qkv), call(*qkv))
 
 
 def test_another_rule_compiles_anew(qkv):

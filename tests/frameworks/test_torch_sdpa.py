@@ -190,6 +190,24 @@ def test_a_scale_that_float32_does_not_hold_is_left_to_pytorch(left_to_pytorch, 
     assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: scale 1e+40"]
 
 
+def test_what_is_negated_by_name_alone_is_left_to_pytorch(left_to_pytorch, numbers):
+    x = numbers(1, 2, 5, 8)
+    negated = torch.complex(x, x).conj().imag
+    for given in ((negated, x, x), (x, x, negated), (x, x, x, negated[..., :5])):
+        assert torch.equal(_sdpa.scaled_dot_product_attention(*given), OWN(*given))
+    reason = "lazily negated or zero tensors"
+    assert left_to_pytorch() == [f"scaled_dot_product_attention: left to PyTorch: {reason}"]
+
+
+def test_forward_mode_is_left_to_pytorch(left_to_pytorch, numbers):
+    q = numbers(1, 2, 5, 8)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        for got, expected in zip(*(torch.func.jvp(lambda q: call(q, q, q), (q,), (q,))
+                                   for call in (_sdpa.scaled_dot_product_attention, OWN))):  # fmt: skip
+            assert torch.equal(got, expected)
+    assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: a forward-mode derivative"]
+
+
 def test_heads_that_broadcast_are_left_to_pytorch(left_to_pytorch, numbers):
     q, k = numbers(2, 4, 5, 8), numbers(2, 1, 5, 8)
     assert torch.equal(_sdpa.scaled_dot_product_attention(q, k, k), OWN(q, k, k))
@@ -239,6 +257,17 @@ def test_in_place_for_a_block():
     with pytest.raises(KeyError), sdpa():
         raise KeyError
     assert F.scaled_dot_product_attention is OWN
+
+
+def test_what_others_have_put_in_place_comes_back(monkeypatch):
+    others, later = (lambda *args, **options: OWN(*args, **options) for _ in range(2))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", others)
+    with sdpa(), sdpa():
+        pass
+    assert F.scaled_dot_product_attention is others
+    with sdpa():
+        F.scaled_dot_product_attention = later
+    assert F.scaled_dot_product_attention is later
 
 
 def test_auto_stays_and_layers_of_pytorch_use_it():

@@ -100,6 +100,10 @@ WRONG = {
                                 lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), 1, 0)),
     "packed's types": (TypeError, "num_chunks_kv: type float, expected an integer",
                        lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), 1, 1.0)),
+    "packed channels": (ValueError, "qkv: 300 channels, expected 1 to 256",
+                        lambda: flash_attention_qkv_packed(zeros(3, 2, 4, 300), 1, 1)),
+    "out beside no tensor": (TypeError, "key: type ndarray, expected a torch.Tensor",
+                             lambda: attention(X, X.cpu().numpy(), X, out=X.clone())),
     "packed no tensor": (TypeError, "qkv: type list", lambda: flash_attention_qkv_packed([], 1, 1)),
 }  # fmt: skip
 
@@ -124,7 +128,8 @@ def test_the_same_line_through_the_operator(name, monkeypatch):
 
 
 OF_ANOTHER_TYPE = [dict(align=3), dict(layout=None), dict(scale="3"), dict(softcap=None), dict(threads="3"),
-                   dict(threads=1.5), dict(scale=10**400)]  # fmt: skip
+                   dict(threads=1.5), dict(threads=10**30), dict(scale=10**400), dict(rule=3), dict(rule=True),
+                   dict(rule=[af.causal()])]  # fmt: skip
 
 
 @pytest.mark.parametrize("option", OF_ANOTHER_TYPE, ids=lambda option: next(iter(option)))

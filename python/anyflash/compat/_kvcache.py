@@ -59,6 +59,8 @@ def flash_attn_with_kvcache(
         room = k_cache.shape[1] * (1 if table is None else table.shape[1])
         lengths, bounds = _lengths(q, cache_seqlens, room, place)
         leftpad = _entries(q, cache_leftpad, "cache_leftpad", place)
+        if leftpad is not None and not leftpad.is_cuda and bool(((leftpad < 0) | (leftpad > lengths)).any()):
+            raise ValueError(f"cache_leftpad: {leftpad.tolist()}, expected 0 to cache_seqlens {lengths.tolist()}")
         new = 0 if k is None else k.shape[1]
         if table is not None:
             check_pages(table, lengths + new, k_cache, "cache_batch_idx" if block_table is None else "block_table")
@@ -93,6 +95,8 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
         check_tensor(name, tensor)
         if tensor.dim() != rank:
             raise ValueError(f"{name}: rank {tensor.dim()}, expected {rank}")
+        if name.startswith("rotary") and not tensor.is_floating_point():
+            raise TypeError(f"{name}: {tensor.dtype}, expected a floating-point type")
     if (
         q.shape[3] != k_cache.shape[3]
         or q.dtype != k_cache.dtype
@@ -115,6 +119,13 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
         return
     if lengths is None:
         raise ValueError("cache_seqlens: not given, expected the lengths behind which k and v go")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if torch.compiler.is_compiling():
+            continue
+        if torch._debug_has_internal_overlap(cache) == 1:
+            raise ValueError(f"{name}: its entries share memory, expected memory of their own to write to")
+        if cache.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError(f"{name}: made in inference mode, expected to be written to there alone")
     for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
         expected = (q.shape[0], k.shape[1], *cache.shape[2:])
         if tuple(tensor.shape) != expected or tensor.dtype != cache.dtype:

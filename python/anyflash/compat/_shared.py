@@ -69,6 +69,8 @@ def check_pages(table: Tensor, lengths: Tensor, pages: Tensor, name: str) -> Non
     if table.is_cuda or not table.numel():
         return
     count, size = pages.shape[:2]
+    if lengths.numel() and int(lengths.max()) > table.shape[1] * size:
+        raise ValueError(f"{name}: room for {table.shape[1] * size} keys, expected {int(lengths.max())}")
     used = torch.arange(table.shape[1]) * size < lengths[:, None]
     wrong = (used & ((table < 0) | (table >= count))).nonzero()
     if wrong.numel():

@@ -8,7 +8,7 @@ channels); causal and windows are bottom-right aligned, the last query at the la
 
 - dropout_p other than 0 raises ValueError;
 - softmax_lse of a query that sees no key is -inf;
-- S_dmask, the third result with return_attn_probs=True, is None, as there without dropout;
+- S_dmask, the third result with return_attn_probs=True, is empty, as there without dropout;
 - num_splits changes nothing: results are repeatable to the bit, but for gradients of 16-bit types on Hopper GPUs, which
   take deterministic=True for that;
 - lengths (cu_seqlens, cache_seqlens) and page tables may be on the CPU beside tensors on a GPU: then they are checked,
@@ -63,7 +63,7 @@ def flash_attn_func(
     causal: query i sees keys up to i + keys - queries. window_size (left, right): and those from i + keys - queries -
     left to i + keys - queries + right, -1 for no bound. alibi_slopes: (heads,) or (batch, heads), float32.
 
-    Returns out as q, or (out, softmax_lse (batch, heads, queries), None) if return_attn_probs. Differentiable.
+    Returns out as q, or (out, softmax_lse (batch, heads, queries), S_dmask) if return_attn_probs. Differentiable.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     return _results(attention(q, k, v, layout="bshd", alibi_slopes=alibi_slopes,
@@ -133,7 +133,7 @@ def flash_attn_varlen_func(
     Where those would be more than four times as many as the queries, the lengths are copied to the CPU, which waits for
     the GPU, and sequences go one by one; not so in a stream that is captured.
 
-    Returns out as q, or (out, softmax_lse (heads, queries), None) if return_attn_probs. Differentiable without
+    Returns out as q, or (out, softmax_lse (heads, queries), S_dmask) if return_attn_probs. Differentiable without
     block_table.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
@@ -158,6 +158,8 @@ def flash_attn_varlen_func(
         raise ValueError(f"v: {v.shape[0]} {'keys' if pages is None else 'pages'}, expected {k.shape[0]} as in k")
     if pages is not None:
         check_table(pages, cu_q.numel() - 1)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+            raise ValueError("block_table: given where a gradient is recorded, expected none there")
     _check_entries(cu_q, cu_k, alibi_slopes)
     if pages is not None:
         check_pages(pages, cu_k.diff(), k, "block_table")
@@ -165,7 +167,7 @@ def flash_attn_varlen_func(
         sizes = _integer("max_seqlen_q", max_seqlen_q), _integer("max_seqlen_k", max_seqlen_k)
         if (cu_q.numel() - 1) * sizes[0] <= 4 * q.shape[0] or torch.cuda.is_current_stream_capturing():
             made = in_rows(q, k, v, cu_q, cu_k, sizes, pages, alibi_slopes=alibi_slopes, **call)
-            return (*made, None) if return_attn_probs else made[0]
+            return _results(made) if return_attn_probs else made[0]
         cu_q, cu_k, pages = _moved(torch.device("cpu"), cu_q, cu_k, pages)
     return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, pages, return_attn_probs, call)
 
@@ -214,7 +216,7 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def _results(made: Any) -> Any:
-    return (*made, None) if isinstance(made, tuple) else made
+    return (*made, made[0].new_empty(0)) if isinstance(made, tuple) else made
 
 
 def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ...]:
@@ -265,4 +267,4 @@ def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slo
     rows_of = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.cat(outs) if outs else q.new_zeros((*q.shape[:2], v.shape[-1]))
     lse = torch.cat(rows, 1) if rows else q.new_zeros((q.shape[1], 0), dtype=rows_of)
-    return (out, lse, None) if with_lse else out
+    return _results((out, lse)) if with_lse else out

@@ -81,8 +81,6 @@ def attention(
     if scale is not None or softcap.__class__ is not float:
         _refuse_gradients(scale=scale, softcap=softcap)
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
-        if plan is not None or out is not None:
-            raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
         for name, one in (("key", k), ("value", v)):
             if one is not None and not isinstance(one, Tensor):
                 raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
@@ -95,6 +93,8 @@ def attention(
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
                    sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
         refuse_nested(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
+        if plan is not None or out is not None:
+            raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
         return _through_operator(q, k, v, rest, return_lse)
     if threads.__class__ is int and threads == 0:
@@ -166,9 +166,12 @@ def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic:
             raise TypeError(f"{name}: type {type(word).__name__}, expected str")
     scale, softcap = None if scale is None else _number("scale", scale), _number("softcap", softcap)
     try:
-        return align, layout, scale, softcap, bool(deterministic), index(threads)
+        threads = index(threads)
     except TypeError:
         raise TypeError(f"threads: type {type(threads).__name__}, expected an integer") from None
+    if not -(2**63) <= threads < 2**63:
+        raise ValueError("threads: expected an integer of 64 bits")
+    return align, layout, scale, softcap, bool(deterministic), threads
 
 
 def _number(name: str, value: Any) -> float:
@@ -219,8 +222,8 @@ class _Attention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * (8 + ctx.kept)
         q, k, v, bias, sink, out, lse, *kept = ctx.saved_tensors
-        if dout is None:
-            dout = out.new_zeros(()).expand(out.shape)
+        dout = out.new_zeros(()).expand(out.shape) if dout is None else in_memory(dout)
+        dlse = None if dlse is None else in_memory(dlse)
         wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
         options = _with_saved(ctx.options, ctx.text, kept)
         made = once(_gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
@@ -258,6 +261,15 @@ def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k:
     """The options are those of _with_saved."""
     options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q))
     return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
+
+
+def in_memory(gradient: Tensor) -> Tensor:
+    """One as autograd may have made it: negated or zero in name alone, or sparse."""
+    if gradient.layout is not torch.strided:
+        return gradient.to_dense()
+    if gradient._is_zerotensor():
+        return torch.zeros(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+    return gradient.resolve_neg()
 
 
 def once(gradients: Any, *arguments: Any) -> Any:

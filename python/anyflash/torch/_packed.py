@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import _attention as _plain
 from .. import _rules
-from ._attention import attention, cast, is_direct, once, refuse_nested
+from ._attention import attention, cast, in_memory, is_direct, once, refuse_nested
 
 _CAUSAL = _rules.causal()
 _NARROW = (torch.float16, torch.bfloat16)
@@ -34,6 +34,8 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     refuse_nested(("qkv",), (qkv,))
     if qkv.dim() != 4 or qkv.shape[0] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)}, expected (3, heads, length, channels)")
+    if not 1 <= qkv.shape[3] <= 256:
+        raise ValueError(f"qkv: {qkv.shape[3]} channels, expected 1 to 256")
     for name, chunks in (("num_chunks_q", num_chunks_q), ("num_chunks_kv", num_chunks_kv)):
         if isinstance(chunks, bool) or not isinstance(chunks, int):
             raise TypeError(f"{name}: type {type(chunks).__name__}, expected an integer")
@@ -72,7 +74,7 @@ class _InChunks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
-        return once(_gradient, *ctx.saved_tensors, dout, *ctx.chunks), None, None
+        return once(_gradient, *ctx.saved_tensors, in_memory(dout), *ctx.chunks), None, None
 
 
 def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, chunks_q: int, chunks_kv: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,12 +33,18 @@ def rule_of(text: str, names: str = "", tables: Sequence[Any] = ()) -> Rule:
 
 
 def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
-    """A call's rule, which may be given as a text with its tables; if it is neither, that is told where it is used."""
+    """A call's rule, which may be given as a text with its tables."""
     if isinstance(rule, str):
         given = given_tables(tables)
         return _core.parse_rule(rule, dict(given)) if given else rule_of(rule)
     refuse_tables(tables)
-    return rule
+    _check(rule)
+    return rule_of(*parts_of(rule, None)) if isinstance(rule, TracedRule) else rule  # made before a graph broke off
+
+
+def _check(rule: Any) -> None:
+    if not isinstance(rule, (Rule, TracedRule)):
+        raise TypeError(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
 
 
 def as_tensor(array: Any, name: str) -> torch.Tensor:
@@ -55,6 +62,7 @@ def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, lis
         given = given_tables(tables)
         return rule, " ".join(given), [as_tensor(table, f"tables: {name}") for name, table in given.items()]
     refuse_tables(tables)
+    _check(rule)
     found: list[torch.Tensor] = []
     text = _written(rule, found)
     return text, " ".join([f"t{i}" for i in range(len(found))]), found
@@ -68,9 +76,9 @@ def _written(part: Any, found: list[torch.Tensor]) -> str:
             return f"({texts[0]} {part.name} {texts[1]})"
         return f"{part.name}({', '.join(texts)})"  # "~(...)" too
     if isinstance(part, (bool, int)):
-        return str(int(part))
+        return str(index(part))  # of a dynamic size too
     if isinstance(part, (tuple, list)):
-        return f"[{', '.join([str(int(one)) for one in part])}]"
+        return f"[{', '.join([str(index(one)) for one in part])}]"
     if isinstance(part, (torch.Tensor, np.ndarray)):
         found.append(as_tensor(part, "rule"))
         return f"t{len(found) - 1}"
@@ -102,8 +110,7 @@ _register()
 @constant
 def _text(rule: Any, first: int) -> str:
     """Of a Rule, its tables named from t<first> on."""
-    if not isinstance(rule, Rule):
-        raise TypeError(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
+    _check(rule)
     return str(re.sub(r"\bt(\d+)\b", lambda name: f"t{int(name[1]) + first}", rule._parts[0]))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _attention as _plain
@@ -29,6 +30,7 @@ _CAUSAL, _FULL = _rules.causal(), _rules.full()
 _told: set[str] = set()
 _lock = threading.Lock()
 _users = 0  # of the override
+_found = _pytorch_s_own  # what it stands in place of
 
 
 def scaled_dot_product_attention(
@@ -49,8 +51,9 @@ def scaled_dot_product_attention(
     True where a key takes part, or added to the scores, with a gradient of its own. A query that sees no key gives 0.
 
     Not covered: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
-    values), a scale that is not finite, other devices than CPU and CUDA, nested tensors, subclasses of Tensor, and what
-    PyTorch refuses, which it then does in its own words.
+    values), a scale that is not finite, batches and heads that broadcast, other devices than CPU and CUDA, nested
+    tensors, subclasses of Tensor, lazily negated tensors, forward-mode derivatives, and what PyTorch refuses, which it
+    then does in its own words. Second derivatives raise NotImplementedError.
     """
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None and scale is not None:
@@ -71,6 +74,11 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
         return f"tensors of type {type(q).__name__}, {type(k).__name__} and {type(v).__name__}"
     if q.is_nested or k.is_nested or v.is_nested:
         return "nested tensors"
+    if not torch.compiler.is_compiling():  # there PyTorch sees to both
+        if any(isinstance(x, Tensor) and (x.is_neg() or x._is_zerotensor()) for x in (q, k, v, mask)):
+            return "lazily negated or zero tensors"
+        if forward_ad._current_level >= 0:
+            return "a forward-mode derivative"
     if dropout != 0.0:
         return "dropout_p is not 0"
     if q.dtype not in _TYPES:
@@ -170,24 +178,26 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
 
 def switch_on() -> None:
     """Puts the override in place, for all threads."""
-    global _users
+    global _users, _found
     with _lock:
         _users += 1
-        F.scaled_dot_product_attention = scaled_dot_product_attention
+        if F.scaled_dot_product_attention is not scaled_dot_product_attention:
+            _found, F.scaled_dot_product_attention = F.scaled_dot_product_attention, scaled_dot_product_attention
 
 
 def _switch_off() -> None:
     global _users
     with _lock:
         _users -= 1
-        if _users == 0:
-            F.scaled_dot_product_attention = _pytorch_s_own
+        if _users == 0 and F.scaled_dot_product_attention is scaled_dot_product_attention:
+            F.scaled_dot_product_attention = _found
 
 
 @contextmanager
 def sdpa() -> Iterator[None]:
     """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever that covers the
-    call, in all threads. Names that were imported from torch.nn.functional before keep PyTorch's own."""
+    call, in all threads; then it is what it was before. Names that were imported from torch.nn.functional earlier keep
+    PyTorch's own."""
     switch_on()
     try:
         yield

@@ -51,6 +51,17 @@ def _maker(name: str) -> Any:
     return staticmethod(make)
 
 
+def _operator(name: str, symbol: str) -> Any:
+    real = getattr(_core.Rule, name)
+
+    def combine(*rules: Any) -> Any:
+        return TracedRule(symbol, rules) if torch.compiler.is_compiling() else real(*rules)
+
+    return combine
+
+
+for _name, _symbol in (("__and__", "&"), ("__or__", "|"), ("__invert__", "~")):
+    setattr(_core.Rule, _name, _operator(_name, _symbol))
 for _name in ("full", "causal", "local", "window", "prefix", "sink", "documents", "documents_packed", "tiles",
               "neighbourhood", "blocks", "dense"):  # fmt: skip
     setattr(_Makers, _name, _maker(_name))
