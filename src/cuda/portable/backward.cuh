@@ -222,7 +222,8 @@ class GradientBlock {
     if (walk.first() > 0) {
       if (Sizes::kStages == 2) word = shared_.stages[to ^ 1].words[row];
     } else {
-      word = walk.words < 0 ? ask_word(args_, shared_, walk.block, row) : shared_.word_table[walk.words * 64 + row];
+      word = walk.words < 0 ? ask_word(args_, shared_.program, shared_.task, walk.block, row)
+                            : shared_.word_table[walk.words * 64 + row];
     }
   }
 

@@ -158,19 +158,18 @@ __device__ __forceinline__ E* head_data(const Rows& rows, std::int64_t b, std::i
 
 // What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
 
-/// The word of a row of a partial tile, asked of the program.
-template <class Shared>
-__device__ __noinline__ Word ask_word(const BackwardArgs& args, const Shared& shared, std::int32_t other_block,
-                                      int row) {
-  const auto own = shared.task.own;
+/// The word of a row of a partial tile, asked of the program. One function for all kernels: it is long.
+static __device__ __noinline__ Word ask_word(const BackwardArgs& args, const Program& program,
+                                             const GradientTask& task, std::int32_t other_block, int row) {
+  const auto own = task.own;
   const auto& side = args.sides[own];
   const auto& other = args.sides[1 - own];
-  const auto size = own == queries ? side.grid.size : shared.program.k_size();
-  const BlockRows rows{box_of(side.grid, side.plain, shared.task.block), size, shared.task.first_row};
+  const auto size = own == queries ? side.grid.size : program.k_size();
+  const BlockRows rows{box_of(side.grid, side.plain, task.block), size, task.first_row};
   Int3 c;
   if (!rows.coordinate(row, c)) return 0;
   const auto cell = box_of(other.grid, other.plain, other_block);
-  return own == queries ? rules::word(shared.program, c, cell) : rules::word_of_queries(shared.program, c, cell);
+  return own == queries ? rules::word(program, c, cell) : rules::word_of_queries(program, c, cell);
 }
 
 /// Coordinates of some rows, and where their biases lie.

@@ -107,14 +107,18 @@ struct PartRows {
 
 // What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
 
+/// The word of a row and a block of keys. One function for all kernels: it is long.
+static __device__ __noinline__ Word word_of(const ForwardArgs& args, const Program& program, Task task, int row,
+                                            std::int32_t key_block) {
+  Int3 c;
+  return task.query(args, row, c) ? rules::word(program, c, box_of(args.key_grid, args.key_rows, key_block)) : 0;
+}
+
 /// The words of a tile's rows.
 template <class Shared, int kRows>
-__device__ __noinline__ void find_words(const ForwardArgs& args, Shared& shared, Task task, std::int32_t key_block) {
+__device__ __forceinline__ void find_words(const ForwardArgs& args, Shared& shared, Task task, std::int32_t key_block) {
   const int row = static_cast<int>(threadIdx.x);
-  if (row >= kRows) return;
-  Int3 c;
-  const auto keys = box_of(args.key_grid, args.key_rows, key_block);
-  shared.words[row] = task.query(args, row, c) ? rules::word(shared.program, c, keys) : 0;
+  if (row < kRows) shared.words[row] = word_of(args, shared.program, task, row, key_block);
 }
 
 /// Coordinates of the rows, and where their biases lie.
@@ -150,7 +154,7 @@ __device__ __noinline__ bool sees_a_key(const ForwardArgs& args, const Shared& s
     const DeviceRun run = shared.runs[r];
     if (run.kind == TileClass::full) return true;
     for (std::int32_t i = 0; i < run.count; ++i)
-      if (rules::word(shared.program, c, box_of(args.key_grid, args.key_rows, run.first + i))) return true;
+      if (word_of(args, shared.program, task, row, run.first + i)) return true;
   }
   return false;
 }
