@@ -51,6 +51,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
     if framework in ("jax", "jaxlib") and hasattr(array, "_trace"):
         raise TypeError(f"{start}traced by JAX, expected an array; use anyflash.jax.attention, with tables by name")
+    if framework in ("jax", "jaxlib") and len(array.devices()) > 1:
+        raise ValueError(f"{start}on {len(array.devices())} devices, expected one; use anyflash.jax.attention")
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
@@ -169,7 +171,10 @@ def same_kind(example: Any, result: Any) -> Any:
         return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(exporter.__dlpack__())
     namespace = getattr(example, "__array_namespace__", None)  # the array API standard: JAX and others
     if namespace is not None:
-        return namespace().from_dlpack(exporter)
+        made = namespace().from_dlpack(exporter)
+        if framework in ("jax", "jaxlib") and made.devices() != example.devices():  # of several that are the CPU
+            return sys.modules["jax"].device_put(made, next(iter(example.devices())))
+        return made
     if is_bfloat16:
         import ml_dtypes
 

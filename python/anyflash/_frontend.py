@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ._core import echoed
 
 NESTED = "a nested tensor, expected a plain one"
@@ -36,6 +38,13 @@ def _check_mapping(tables: Any) -> None:
 def check_return_lse(return_lse: Any) -> None:
     if not isinstance(return_lse, (bool, str)) or return_lse not in (False, True, "lm"):
         raise ValueError(f"return_lse: {echoed(repr(return_lse))}, expected True, False or 'lm'")
+
+
+def truth(name: str, value: Any) -> bool:
+    """True or False, which 1 and 0 are too."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected True or False")
 
 
 def second_derivative(module: str) -> str:

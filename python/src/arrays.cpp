@@ -318,12 +318,14 @@ PerDimension per_dimension(nb::handle value, const char* name) {
 }
 
 bool flag(nb::handle value, const char* name) {
-  const int truth = PyObject_IsTrue(value.ptr());
-  if (truth < 0) {
-    PyErr_Clear();
-    fail(Error::Kind::type, name, "type " + class_name(value) + ", expected True or False");
+  bool known = PyBool_Check(value.ptr()) || PyObject_IsInstance(value.ptr(), numpy->truth.ptr()) == 1;
+  if (!known && PyLong_Check(value.ptr())) {
+    int beyond = 0;
+    const auto number = PyLong_AsLongAndOverflow(value.ptr(), &beyond);
+    known = beyond == 0 && (number == 0 || number == 1);
   }
-  return truth != 0;
+  if (!known) fail(Error::Kind::type, name, "type " + class_name(value) + ", expected True or False");
+  return PyObject_IsTrue(value.ptr()) == 1;
 }
 
 std::string_view utf8(nb::handle text, const char* name) {

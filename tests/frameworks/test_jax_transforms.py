@@ -193,6 +193,41 @@ np.testing.assert_allclose(got[3], expected[3], rtol=1e-5)
 """)
 
 
+@pytest.mark.of_the_cpu
+def test_several_devices():
+    """Gradients are spread over the explicit axes of a mesh as their arrays are; results stay on the arrays' device;
+    shapes that are no numbers are refused."""
+    run("""
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+import anyflash as af
+from anyflash.jax import attention
+def refused(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+rng = np.random.default_rng(0)
+alone = [jnp.asarray(rng.standard_normal((2, 4, 9, 8)), jnp.float32) for _ in range(3)]
+there = [jax.device_put(x, jax.devices()[2]) for x in alone]
+assert af.attention(*there).devices() == attention(*there).devices() == {jax.devices()[2]}
+with jax.set_mesh(jax.make_mesh((2, 2), ("b", "h"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)):
+    spread = [jax.device_put(x, P("b", "h")) for x in alone]
+    assert refused(lambda: af.attention(*spread)).startswith("query: on 4 devices, expected one; use anyflash.jax")
+    gradients = jax.grad(lambda *x: jnp.sin(attention(*x)).sum(), (0, 1, 2))
+    for made in (gradients(*spread), jax.jit(gradients)(*spread)):
+        assert all(one.sharding.is_equivalent_to(x.sharding, 4) for one, x in zip(made, spread))
+made = [np.asarray(one) for one in made]
+for one, expected in zip(made, gradients(*alone)):
+    np.testing.assert_allclose(one, expected, atol=1e-6)
+shape = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 4, 9, 8), jnp.float32)
+line = refused(lambda: jax.export.export(jax.jit(attention))(*[shape] * 3))
+assert line == "query: a symbolic shape, expected numbers"
+""")
+
+
 KEPT = """
 import sys
 import jax, jax.numpy as jnp, numpy as np

@@ -67,6 +67,18 @@ WRONG = {
                         lambda: traced(lambda switch: attention(X, X, X, deterministic=switch), True)),
     "scale": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="large")),
     "a scale in text": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="3")),
+    "scale too large": (ValueError, "scale: expected a number that float64 holds",
+                        lambda: attention(X, X, X, scale=10**400)),
+    "a switch": (TypeError, "deterministic: type NoneType, expected True or False",
+                 lambda: attention(X, X, X, deterministic=None)),
+    "ids of few bits": (TypeError, "tables: a type int8, expected", lambda: attention(
+        *[jnp.zeros((1, 1, 200, 8))] * 3, rule="documents(a, a)", tables={"a": np.zeros(200, np.int8)})),
+    "cumulative lengths of few bits": (TypeError, "cu_seqlens_q: type int8, expected int32 or int64", lambda: attention(
+        *[jnp.zeros((200, 1, 8))] * 3, layout="thd", **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"),
+                                                                     np.zeros(2, np.int8)))),
+    "one cumulative length": (ValueError, "cu_seqlens_q: ends at 0, expected 5", lambda: attention(
+        *[jnp.zeros((5, 1, 8))] * 3, layout="thd", **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"),
+                                                                   np.zeros(1, np.int32)))),
     "threads": (ValueError, "threads: -1, expected", lambda: attention(X, X, X, threads=-1)),
     "threads' type": (TypeError, "threads: type float, expected an integer", lambda: attention(X, X, X, threads=1.5)),
     "lengths": (TypeError, "key_lengths: type float32", lambda: attention(X, X, X, key_lengths=jnp.ones(1))),

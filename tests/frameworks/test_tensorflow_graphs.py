@@ -240,7 +240,7 @@ def test_the_same_bits_in_every_thread_count():
 def test_no_second_derivative(graph, statistics):
     q, k, v = (tf.cast(x, tf.float64) for x in IMAGES)
     attend = tf.function(full_2d) if graph else full_2d
-    with pytest.raises(NotImplementedError, match="^anyflash.tensorflow: a second derivative was asked for"):
+    with pytest.raises(NotImplementedError, match="^anyflash.tensorflow: a second derivative, or one forwards, "):
         with tf.GradientTape() as outer:
             outer.watch(q)
             with tf.GradientTape() as tape:
@@ -272,8 +272,21 @@ WRONG = {
     "rank in two dimensions": ("query: rank 2, expected at least 3", lambda: full_2d(X[0, 0], X, X)),
     "too many channels": ("query: head size 300, expected 1 to 256", lambda: full_1d(*[tf.ones((300, 2))] * 3)),
     "no channels": ("query: head size 0, expected 1 to 256", lambda: full_1d(*[tf.ones((0, 2))] * 3)),
-    "types differ": ("", lambda: full_1d(X, tf.cast(X, tf.float64), X)),
-    "integers": ("", lambda: full_1d(*[tf.cast(X, tf.int32)] * 3)),
+    "types differ": ("key: type float64, expected float32 as in query",
+                     lambda: full_1d(X, tf.cast(X, tf.float64), X)),
+    "integers": ("query: type int32, expected float16, bfloat16, float32 or float64",
+                 lambda: full_1d(*[tf.cast(X, tf.int32)] * 3)),
+    "integers in a bias": ("bias: type int32, expected float16, bfloat16, float32 or float64",
+                           lambda: attention(X, X, X, bias=tf.zeros((1, 1, 1, 8), tf.int32))),
+    "slopes' type": ("alibi_slopes: type int32, expected float32 or float64",
+                     lambda: attention(X, X, X, alibi_slopes=tf.zeros(3, tf.int32))),
+    "lengths' type": ("key_lengths: type float32, expected int32 or int64",
+                      lambda: attention(X, X, X, key_lengths=[3.0, 2.0])),
+    "a table's type": ("tables: ids: type int8, expected bool, uint8, int32 or int64", lambda: attention(
+        X, X, X, rule="documents(ids, ids)", tables={"ids": tf.zeros(8, tf.int8)})),
+    "window beyond 64 bits": ("window_size: expected an integer of 64 bits",
+                              lambda: local_2d(X, X, X, **ONE | {"window_size": 2**63})),
+    "scale too large": ("scale: expected a number that float64 holds", lambda: attention(X, X, X, scale=10**400)),
     "sync mode": ("sync_mode: 'middle', expected none_front, none_end, scale_front or scale_end",
                   lambda: causal_1d(X, X, X, "middle")),
     "window": ("rule: column 1: local: window 0, expected at least 1",
@@ -309,7 +322,8 @@ def test_one_line(name):
 
 
 @pytest.mark.parametrize("name", ["channels", "batch", "rank", "rank of a number", "rank of NumPy's number",
-                                  "sync mode", "window", "bias", "softcap"])  # fmt: skip
+                                  "types differ", "integers in a bias", "sync mode", "window", "bias",
+                                  "softcap"])  # fmt: skip
 def test_the_same_line_in_a_graph(name):
     start, call = WRONG[name]
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
@@ -320,12 +334,28 @@ def test_the_same_line_in_a_graph(name):
 
 @pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"scale": "3"},
                                      {"softcap": None}, {"deterministic": "no"}, {"rule": 3},
+                                     {"deterministic": None},
                                      {"tables": [1], "rule": "full()"}, {"align": None}, {"layout": ["bhsd"]},
                                      {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"},
                                      {"tables": np.zeros(5)}])  # fmt: skip
 def test_options_of_another_type(options):
     with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
         attention(X, X, X, **options)
+
+
+@pytest.mark.parametrize("value", [None, 2, 1.0, [], "no", tf.constant(True)])
+def test_what_is_neither_true_nor_false(value):
+    """An is_causal that came out as None is no mask without causality."""
+    for name, call in (("is_causal", lambda: local_2d(X, X, X, **ONE | {"is_causal": value})),
+                       ("returning_l_m", lambda: full_1d(X, X, X, returning_l_m=value))):  # fmt: skip
+        with pytest.raises(TypeError, match=f"^{name}: type .*, expected True or False"):
+            call()
+    assert len(full_1d(X, X, X, returning_l_m=np.True_)) == 3
+
+
+def test_no_derivative_forwards():
+    with pytest.raises(NotImplementedError, match="or one forwards"), tf.autodiff.ForwardAccumulator(X, X):
+        full_1d(X, X, X)
 
 
 def test_sync_modes_and_tables_of_another_type():
@@ -350,7 +380,7 @@ def test_options_are_no_tensors_of_a_graph(name):
 def test_numpy_beside_tensors_of_another_type(call):
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         call(np.zeros(X.shape), X, X)
-    assert "lse" not in str(raised.value) and "double" in str(raised.value), raised.value
+    assert str(raised.value) == "key: type float32, expected float64 as in query"
 
 
 @pytest.mark.parametrize("change", [{"window_size": 2.5}, {"log2_stride_size": "0"}, {"window_size": None}])

@@ -216,6 +216,8 @@ OPTIONS = {
         ValueError,
         "plan: made for rule causal(), the call has full()",
     ),
+    "deterministic none": (dict(deterministic=None), TypeError, "deterministic: type NoneType, expected True or False"),
+    "deterministic two": (dict(deterministic=2), TypeError, "deterministic: type int, expected True or False"),
     "deterministic": (
         dict(deterministic=np.zeros(2)),
         TypeError,

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .._core import echoed
-from .._frontend import check_return_lse, refuse_tables, second_derivative, without_gradient
+from .._frontend import check_return_lse, refuse_tables, second_derivative, truth, without_gradient
 from .._rules import full
 from . import _batch
-from ._call import NAMES, Call, check_backward, operand, rule_parts, vary_alike
+from ._call import NAMES, Call, check_backward, operand, rule_parts, spread_as, vary_alike
 
 _FULL = full()
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
@@ -77,7 +77,7 @@ def attention(
         tuple(arrays), text, _constant("align", align, str, "a word"), _constant("layout", layout, str, "a word"),
         None if scale is None else _constant("scale", scale, float, "a number"),
         _constant("softcap", softcap, float, "a number"),
-        _constant("deterministic", deterministic, bool, "True or False"),
+        truth("deterministic", deterministic),
         _constant("threads", threads, index, "an integer"),
     )  # fmt: skip
     made = _compiled(call, return_lse, tuple(arrays.values()))
@@ -89,6 +89,8 @@ def _constant(name: str, value: Any, make: Any, expected: str) -> Any:
     try:
         if isinstance(value, str) is (make is str):
             return make(value)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a number that float64 holds") from None
     except Exception:  # JAX's own too, if it is traced
         pass
     kind = echoed(type(value).__name__)
@@ -145,7 +147,8 @@ def _backward(call: Call, return_lse: bool | str, saved: Any, gradients: tuple[A
         operands["dlse"] = dlse
     operands |= arrays
     results = tuple(f"d{name}" for name in names)
-    made = dict(zip(names, _backward_once(call, results, tuple(operands), tuple(operands.values()))))
+    made = _backward_once(call, results, tuple(operands), tuple(operands.values()))
+    made = {name: spread_as(arrays[name], gradient) for name, gradient in zip(names, made)}
     return (tuple(made.get(name) for name in arrays),)
 
 

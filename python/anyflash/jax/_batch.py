@@ -30,38 +30,40 @@ def mapped(handler: _Handler, call: Call, results: tuple[str, ...], names: tuple
 
     @run.def_vmap
     def rule(size: int, is_mapped: Sequence[bool], *arrays: Any) -> tuple[Any, Any]:
-        sizes = {name: array.shape[bool(of_map):][0] if array.ndim > of_map else 0
-                 for name, of_map, array in zip(names, is_mapped, arrays)}  # fmt: skip
-        ways = [_way(call, results, name, of_map, array, sizes["q"])
+        of_one = {name: array.shape[1:] if of_map else array.shape
+                  for name, of_map, array in zip(names, is_mapped, arrays)}  # fmt: skip
+        batch = next(iter(of_one["q"]), 0)
+        ways = [_way(call, results, name, of_map, array, of_one[name], batch)
                 for name, of_map, array in zip(names, is_mapped, arrays)]  # fmt: skip
         if "alone" in ways:
             made = _one_by_one(run, is_mapped, arrays)
         else:
             longer = run(*(_lengthened(way, size, array) for way, array in zip(ways, arrays)))
-            made = tuple(one.reshape(size, sizes["q"], *one.shape[1:]) for one in longer)
+            made = tuple(one.reshape(size, batch, *one.shape[1:]) for one in longer)
         return made, (True,) * len(results)
 
     return run
 
 
-def _way(call: Call, results: tuple[str, ...], name: str, is_mapped: bool, array: Any, batch: int) -> str:
+def _way(call: Call, results: tuple[str, ...], name: str, is_mapped: bool, array: Any, shape: tuple[int, ...],
+         batch: int) -> str:  # fmt: skip
     """How an operand goes into one call: "joined" (its mapped axis to its batch), "repeated", "as it is", or not:
-    "alone"."""
+    "alone". shape: of one of the mapped calls."""
     if call.layout not in ("bhsd", "bshd", "bhds") or "page_table" in call.names:
         return "alone"
     if name in _ROWS:
         return "joined" if is_mapped else "repeated"
     if name in ("bias", "sink") and f"d{name}" in results and not is_mapped:
         return "alone"  # a gradient for each of the mapped calls
-    shape = array.shape[1:] if is_mapped else array.shape
     if name == "bias" and is_mapped:
-        return "joined" if shape[0] == batch else "alone"
-    if name in _SMALL and len(shape) + (name == "key_lengths") == 2:
+        return "joined" if shape[:1] == (batch,) else "alone"
+    if name in _SMALL and len(shape) == (1 if name == "key_lengths" else 2):  # it has a batch
         return "joined" if is_mapped else "repeated"
     if is_mapped:
         return "alone"
-    is_shared = {"bias": shape[0] == 1} if name == "bias" else {}
-    return "as it is" if is_shared.get(name, name[0] != ":" or _has_no_batch(array)) else "alone"
+    if name == "bias":
+        return "as it is" if shape[:1] == (1,) else "alone"
+    return "as it is" if name[0] != ":" or _has_no_batch(array) else "alone"
 
 
 def _has_no_batch(table: Any) -> bool:

@@ -90,8 +90,8 @@ def _sequence(layout: str, shape: _Shape) -> int:
 
 
 def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Arrays of NumPy with the shapes and types of a call's, their elements all in one place, and the options as the
-    extension takes them. Of numbers that the library looks at, cumulative lengths, ones that cannot be wrong."""
+    """Arrays of NumPy with the shapes and types of a call's, and the options as the extension takes them. Elements lie
+    all in one place, but of integers that may be cumulative lengths: they are ones that cannot be wrong."""
     queries = keys = _sequence(call.layout, arrays["q"].shape)
     if "k" in arrays:
         keys = _sequence(call.layout, arrays["k"].shape)
@@ -101,15 +101,17 @@ def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], t
     for name, array in arrays.items():
         if not isinstance(array.dtype, np.dtype):
             raise TypeError(f"{title(name)}: type {array.dtype}, expected numbers")
-        if (name.startswith("cu_") or name[0] == ":") and array.ndim == 1 and array.dtype.kind == "i":
+        if not all(isinstance(size, int) for size in array.shape):
+            raise ValueError(f"{title(name)}: a symbolic shape, expected numbers")
+        if (name.startswith("cu_") or name[0] == ":") and array.ndim == 1 and array.dtype in (np.int32, np.int64):
             made[name] = np.zeros(array.shape, array.dtype)
-            made[name][-1:] = keys if name == "cu_seqlens_k" else queries
+            made[name][1:][-1:] = keys if name == "cu_seqlens_k" else queries
         else:
             made[name] = np.broadcast_to(np.zeros((), array.dtype), array.shape)
     rule = _core.parse_rule(call.rule, {name[1:]: array for name, array in made.items() if name[0] == ":"})
     text, tables = rule._parts
     for name in re.findall(r"documents_packed\(\w+, (\w+)\)", text):
-        tables[name][-1:] = keys  # of the memory that the rule reads
+        tables[name][1:][-1:] = keys  # of the memory that the rule reads
     get = made.get
     return made, (rule, call.align, call.layout, call.scale, get("bias"), call.softcap, get("alibi_slopes"),
                   get("sink"), call.deterministic, None, get("cu_seqlens_q"), get("cu_seqlens_k"), get("key_lengths"),
@@ -154,6 +156,14 @@ def vary_alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         return arrays
     cast = partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary
     return tuple(array if own == union else cast(array, tuple(union - own)) for array, own in zip(arrays, axes))
+
+
+def spread_as(array: Any, gradient: Any) -> Any:
+    """A gradient, spread as its array is over the explicit axes of a mesh, as JAX wants it."""
+    sharding = getattr(jax.typeof(array), "sharding", None) if hasattr(jax, "typeof") else None
+    if sharding is None or not any(sharding.spec):
+        return gradient
+    return jax.sharding.reshard(gradient, sharding)
 
 
 def _axes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from .._core import Rule, echoed
-from .._frontend import check_return_lse, given_tables, refuse_tables
+from .._frontend import check_return_lse, given_tables, refuse_tables, truth
 from .._rules import full
-from ._ops import bhds, channels_last, constant, integer, invalid, one_line, rows_type, tensor, word
+from ._ops import (
+    FLOATS, INTEGERS, TABLES, bhds, channels_last, check_type, constant, integer, invalid, one_line, rows_type, tensor,
+    word,
+)  # fmt: skip
 
 _FULL = full()
 _LAYOUTS = {"bhsd": channels_last, "bshd": channels_last, "thd": channels_last, "bhds": bhds}
@@ -62,16 +65,16 @@ def attention(
     _checked(check_return_lse, return_lse)
     q = tensor(q)
     text, of_rule = _parts(rule, tables)
-    terms, slopes = _given(bias=bias, sink=sink), _given(alibi_slopes=alibi_slopes)
-    others = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,
+    terms, slopes = _given(FLOATS, bias=bias, sink=sink), _given(FLOATS[2:], alibi_slopes=alibi_slopes)
+    others = _given(INTEGERS, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,
                     page_table=page_table)  # fmt: skip
-    others |= {f"@{name}": tf.convert_to_tensor(table) for name, table in of_rule.items()}
+    others |= {f"@{name}": _typed(f"tables: {name}", table, TABLES) for name, table in of_rule.items()}
     softcap = constant("softcap", softcap, float, "a number")
     call = f"rule={word('rule', text)}; align={word('align', align)}; layout={layout}"
     call += f"; softcap={softcap!r}; threads={integer('threads', threads)}"
     if scale is not None:
         call += f"; scale={constant('scale', scale, float, 'a number')!r}"
-    if constant("deterministic", deterministic, bool, "True or False"):
+    if truth("deterministic", deterministic):
         call += "; deterministic=1"
     if return_lse is True:
         call += "; returns=lse"
@@ -79,7 +82,7 @@ def attention(
         call += f"; names={' '.join([*terms, *slopes, *others])}"
     lists = [list(tensors.values()) for tensors in (terms, slopes, others)]
     try:
-        out, rows = _LAYOUTS[layout](q, k, v, *lists, call, 2 if return_lse == "lm" else 1, rows_type(q))
+        out, rows = _LAYOUTS[layout](q, k, v, *lists, call, 2 if return_lse == "lm" else 1, rows_type(q, k, v))
     except tf.errors.OpError as error:
         raise one_line(error) from None
     if not tf.executing_eagerly():
@@ -97,8 +100,14 @@ def _checked(check: Callable[[Any], Any], value: Any) -> Any:
         raise invalid(str(error)) from None
 
 
-def _given(**tensors: Any) -> dict[str, Any]:
-    return {name: tf.convert_to_tensor(one) for name, one in tensors.items() if one is not None}
+def _given(types: Any, **tensors: Any) -> dict[str, Any]:
+    return {name: _typed(name, one, types) for name, one in tensors.items() if one is not None}
+
+
+def _typed(name: str, value: Any, types: Any) -> Any:
+    made = tf.convert_to_tensor(value)
+    check_type(name, made, types)
+    return made
 
 
 def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:

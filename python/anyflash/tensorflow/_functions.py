@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from .._core import echoed
-from ._ops import constant, integer, invalid, of_dimensions, one_line, rows_type, tensor
+from .._frontend import truth
+from ._ops import integer, invalid, of_dimensions, one_line, rows_type, tensor
 
 _SYNC_MODES = ("none_front", "none_end", "scale_front", "scale_end")
 
@@ -70,19 +71,19 @@ def local_2d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is
 
 def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
     window, log2_stride = integer("window_size", window_size), integer("log2_stride_size", log2_stride_size)
-    return f"local({window}, {log2_stride}, {int(constant('is_causal', is_causal, bool, 'True or False'))})"
+    return f"local({window}, {log2_stride}, {int(truth('is_causal', is_causal))})"
 
 
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
     q = tensor(q)
-    returning_l_m = constant("returning_l_m", returning_l_m, bool, "True or False")
+    returning_l_m = truth("returning_l_m", returning_l_m)
     if not isinstance(align, str):
         raise TypeError(f"sync_mode: type {type(align).__name__}, expected a word")
     if align not in _SYNC_MODES:
         raise invalid(f"sync_mode: {echoed(repr(align))}, expected {', '.join(_SYNC_MODES[:-1])} or {_SYNC_MODES[-1]}")
     call = f"rule={rule}; align={align}; dimensions={dimensions}"
     try:
-        out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q))
+        out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q, k, v))
     except tf.errors.OpError as error:
         raise one_line(error) from None
     return (out, *rows) if returning_l_m else out

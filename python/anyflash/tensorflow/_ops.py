@@ -14,12 +14,14 @@ import tensorflow as tf
 from .._core import echoed
 
 _library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
-of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d, 3: _library.anyflash_attention3d}
+of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d}
 channels_last, bhds = _library.anyflash_attention_last, _library.anyflash_attention_bhds
 _backward = _library.anyflash_attention_backward
 _EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
-_DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2, "AnyflashAttention3D": 3}
-SECOND = "anyflash.tensorflow: a second derivative was asked for, expected first derivatives alone"
+_DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2}
+FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+INTEGERS, TABLES = (tf.int32, tf.int64), (tf.bool, tf.uint8, tf.int32, tf.int64)
+_SECOND = "anyflash.tensorflow: a second derivative, or one forwards, was asked for, expected first ones backwards"
 
 
 def invalid(line: str) -> tf.errors.InvalidArgumentError:
@@ -30,15 +32,20 @@ def constant(name: str, value: Any, make: Any, expected: str) -> Any:
     """What stands in the text of a call: make(value)."""
     try:
         made = None if isinstance(value, str) else make(value)
+    except OverflowError:
+        raise invalid(f"{name}: expected a number that float64 holds") from None
     except Exception:  # also TensorFlow's own, of a tensor in a graph
         made = None
-    if type(made) not in (bool, int, float):  # AutoGraph makes a float of a tensor another tensor
+    if type(made) not in (int, float):  # AutoGraph makes a float of a tensor another tensor
         raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}")
     return made
 
 
 def integer(name: str, value: Any) -> int:
-    return int(constant(name, value, index, "an integer"))
+    number = int(constant(name, value, index, "an integer"))
+    if not -(2**63) <= number < 2**63:
+        raise invalid(f"{name}: expected an integer of 64 bits")
+    return number
 
 
 def word(name: str, value: Any) -> str:
@@ -55,8 +62,20 @@ def tensor(q: Any) -> Any:
     return tf.convert_to_tensor(q) if isinstance(q, (np.ndarray, np.generic)) or not hasattr(q, "dtype") else q
 
 
-def rows_type(q: Any) -> Any:
-    """Of lse, l and m."""
+def check_type(name: str, given: Any, types: Any = FLOATS) -> None:
+    if given.dtype not in types:
+        *others, last = (type.name for type in types)
+        kind = tf.as_dtype(given.dtype).name
+        raise invalid(f"{name}: type {kind}, expected {', '.join(others)} or {last}")
+
+
+def rows_type(q: Any, k: Any, v: Any) -> Any:
+    """Of lse, l and m. InvalidArgumentError if the operands' types are not alike; NumPy's an op casts."""
+    check_type("query", q)
+    for name, other in (("key", k), ("value", v)):
+        of_other = getattr(other, "dtype", None)
+        if isinstance(of_other, tf.DType) and of_other != q.dtype:
+            raise invalid(f"{name}: type {of_other.name}, expected {q.dtype.name} as in query")
     return tf.float64 if q.dtype == tf.float64 else tf.float32
 
 
@@ -100,7 +119,7 @@ for _name in _EXTRAS:
 
 
 def _refuse(op: Any, *grads: Any) -> Any:
-    raise NotImplementedError(SECOND)
+    raise NotImplementedError(_SECOND)
 
 
 tf.RegisterGradient("AnyflashAttentionBackward")(_refuse)

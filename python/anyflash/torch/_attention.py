@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from .. import _core
-from .._frontend import NESTED, check_return_lse, without_gradient
+from .._frontend import NESTED, check_return_lse, truth, without_gradient
 from .._rules import full
 from ._op import NO_SLOPES, SECOND, lse_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
@@ -171,7 +171,7 @@ def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic:
         raise TypeError(f"threads: type {type(threads).__name__}, expected an integer") from None
     if not -(2**63) <= threads < 2**63:
         raise ValueError("threads: expected an integer of 64 bits")
-    return align, layout, scale, softcap, bool(deterministic), threads
+    return align, layout, scale, softcap, truth("deterministic", deterministic), threads
 
 
 def _number(name: str, value: Any) -> float:

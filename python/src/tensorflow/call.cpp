@@ -71,7 +71,7 @@ Text::Text(const std::string& text) {
     else if (name == "sharpening") sharpening = number<double>(name, value);
     else if (name != "returns") fail("call", "'" + shown(part) + "', expected an option");
   }
-  if (dimensions < 0 || dimensions > 3) fail("dimensions", std::to_string(dimensions) + ", expected 0 to 3");
+  if (dimensions < 0 || dimensions > 2) fail("dimensions", std::to_string(dimensions) + ", expected 0 to 2");
   if (dimensions > 0) options.layout = Layout::bhds;
   struct Tables {};
   try {

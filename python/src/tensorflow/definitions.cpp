@@ -1,6 +1,6 @@
 // The ops, as TensorFlow is told of them: inputs, outputs, attributes, shapes.
 //
-// AnyflashAttention1D, 2D, 3D   batch... + (channels, sequence...), nothing but query, key and value
+// AnyflashAttention1D, 2D       batch... + (channels, sequence...), nothing but query, key and value
 // AnyflashAttentionLast         the library's layouts bhsd, bshd and thd, with all options
 // AnyflashAttentionBhds         the layout bhds, likewise
 // AnyflashAttentionBackward     of all of them
@@ -148,9 +148,8 @@ void define_forward(const ForwardOp& op, InferShapes shapes) {
 void define_ops() {
   define_forward(forward_ops[0], &forward_shapes<-2, true>);
   define_forward(forward_ops[1], &forward_shapes<-3, true>);
-  define_forward(forward_ops[2], &forward_shapes<-4, true>);
-  define_forward(forward_ops[3], &forward_shapes<-1, false>);
-  define_forward(forward_ops[4], &forward_shapes<2, false>);
+  define_forward(forward_ops[2], &forward_shapes<-1, false>);
+  define_forward(forward_ops[3], &forward_shapes<2, false>);
   Definition(backward_op, &backward_shapes)
       .attributes(common)
       .attributes(extra_types)

@@ -9,7 +9,6 @@ struct ForwardOp {
 };
 inline constexpr ForwardOp forward_ops[] = {{"AnyflashAttention1D", false},
                                             {"AnyflashAttention2D", false},
-                                            {"AnyflashAttention3D", false},
                                             {"AnyflashAttentionLast", true},
                                             {"AnyflashAttentionBhds", true}};
 inline constexpr const char* backward_op = "AnyflashAttentionBackward";
