@@ -12,7 +12,7 @@ constexpr int threads = 256;
 constexpr float limit = 0x1p40f;  // sums of products of scaled numbers below it do not overflow
 
 /// What is too large becomes NaN, so that it shows.
-__device__ __forceinline__ float scaled(float x) {
+[[maybe_unused]] __device__ __forceinline__ float scaled(float x) {
   return fabsf(x) < limit ? x * kPieceScale : __int_as_float(0x7fc00000);
 }
 

@@ -160,7 +160,8 @@ class GradientBlock {
 
   __device__ __forceinline__ BlockRows rows_at(Side which, std::int32_t block, std::int32_t first) const {
     const auto& side = args_.sides[which];
-    return {box_of(side.grid, side.plain, block), which == queries ? side.grid.size : shared_.program.k_size(), first};
+    return {rare_box_of(side.grid, side.plain, block), which == queries ? side.grid.size : shared_.program.k_size(),
+            first};
   }
 
   /// Rows of a block, kDepth channels of them from chunk * kDepth on.
@@ -481,7 +482,7 @@ class GradientBlock {
       store_plain_rows<8 * kSlots, kDepth, Result::kStride>(from, data + (at + first_row) * to.sequence[2],
                                                             to.sequence[2]);
     } else {
-      const BlockRows places{box_of(side.grid, side.plain, task.block), side.grid.size, task.first_row};
+      const BlockRows places{rare_box_of(side.grid, side.plain, task.block), side.grid.size, task.first_row};
       store_rows<8 * kSlots, kDepth, Result::kStride>(from, to, data, places, first_row, channels);
     }
   }

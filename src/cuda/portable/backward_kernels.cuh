@@ -9,13 +9,15 @@
 namespace anyflash::cuda {
 
 /// Has the GPU that is compiled for a use for this tiling?
+template <class E, int kDepth>
 __host__ __device__ constexpr bool offered_backward(Tiling tiling) {
 #if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
   return tiling == Tiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return tiling == Tiling::large;
 #elif defined(__CUDA_ARCH__)
-  return tiling == Tiling::small || __CUDA_ARCH__ >= 800;
+  using Large = GradientBlock<E, GradientTiles<sizeof(E), kDepth, Tiling::large>>;
+  return tiling_fits<sizeof(typename Large::Shared)>(tiling);
 #else
   return true;
 #endif
@@ -24,7 +26,7 @@ __host__ __device__ constexpr bool offered_backward(Tiling tiling) {
 template <class E, int kDepth, Tiling tiling>
 __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThreads)
     terms_kernel(const __grid_constant__ BackwardArgs args) {
-  if constexpr (offered_backward(tiling)) {
+  if constexpr (offered_backward<E, kDepth>(tiling)) {
     using Block = RowTermsBlock<E, GradientTiles<sizeof(E), kDepth, tiling>>;
     extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
@@ -37,7 +39,7 @@ template <class E, int kDepth, Tiling tiling>
 __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThreads,
                                   GradientTiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     gradients_kernel(const __grid_constant__ BackwardArgs args) {
-  if constexpr (offered_backward(tiling)) {
+  if constexpr (offered_backward<E, kDepth>(tiling)) {
     if (args.only_if && !*args.only_if) return;
     using Block = GradientBlock<E, GradientTiles<sizeof(E), kDepth, tiling>>;
     extern __shared__ __align__(1024) char memory[];
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThr
 template <class E, int kDepth, Tiling tiling>
 __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThreads)
     rests_kernel(const __grid_constant__ BackwardArgs args) {
-  if constexpr (offered_backward(tiling)) {
+  if constexpr (offered_backward<E, kDepth>(tiling)) {
     using Block = RestsBlock<E, GradientTiles<sizeof(E), kDepth, tiling>>;
     extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();

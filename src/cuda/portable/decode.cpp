@@ -182,8 +182,10 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   args.rows = static_cast<std::int32_t>(rows_of(problem));
   find_keys(problem, plan, args);
   auto kernels = kernels_of(problem, false);
-  const bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
+  bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
   const bool bulk = plain && take_bulk_decode(problem, args, kernels);
+  // Hopper's kernels take all plain calls of 16 bits but those of odd strides, such as negative ones.
+  plain &= bulk || element_size(problem.type) > 2 || !has_groups(problem.device);
   if (plain && !bulk) kernels = kernels_of(problem, true);
   const auto cut = bulk && !problem.deterministic ? cut_for_machine(problem, plan) : cut_of(problem, plan);
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;

@@ -120,10 +120,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
         const auto left = ahead_.size - ahead_.walk.block * 64;
         tile.first = ahead_.first(), tile.words = args_.by_length ? left : ahead_.walk.words;
         tile.partial = args_.by_length ? left < 64 : ahead_.walk.partial();
-        auto& to = shared_.stages[warp_][stage];
-        const int first_value = ahead_.task.first_value;
-        bring_rows<typename Shared::KeyTile>(to.k, call_.k, ahead_.k, 0, call_.d_qk);
-        bring_rows<typename Shared::ValueTile>(to.v, call_.v, ahead_.v, first_value, call_.d_v - first_value);
+        bring_tiles(shared_.stages[warp_][stage]);
         if (++ahead_.tile == kTiles || ahead_.first() >= ahead_.size) ahead_.tile = 0, ahead_.walk.step();
         look_up_page();
       }
@@ -134,17 +131,25 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     copies_commit();
   }
 
-  /// from: the lane's, as lane_rows gives it.
-  template <class Tile>
-  __device__ __forceinline__ void bring_rows(E* to, const Rows& rows, const E* from, int first_channel, int channels) {
-    const int lane = static_cast<int>(lane_number()), first = ahead_.first();
+  __device__ __forceinline__ void bring_tiles(Stage& to) {
+    const int first = ahead_.first(), first_value = ahead_.task.first_value;
     const bool neighbours = first + kKeys <= ahead_.size && (!call_.paged || call_.pages.page_size % kKeys == 0);
-    if (!(rows.vectors && neighbours && call_.whole_channels)) {
-      aside([&] {
-        bring_any_rows<Tile, kKeys, kDepth>(call_, rows, ahead_.task, to, first_channel, channels, first, ahead_.size);
-      });
+    if (call_.k.vectors && call_.v.vectors && neighbours && call_.whole_channels) {
+      bring_rows<typename Shared::KeyTile>(to.k, call_.k, ahead_.k, call_.d_qk);
+      bring_rows<typename Shared::ValueTile>(to.v, call_.v, ahead_.v, call_.d_v - first_value);
       return;
     }
+    aside([&] {
+      bring_any_rows<typename Shared::KeyTile, kKeys, kDepth>(call_, call_.k, ahead_.task, to.k, 0, call_.d_qk, first,
+                                                              ahead_.size);
+      bring_any_rows<typename Shared::ValueTile, kKeys, kDepth>(call_, call_.v, ahead_.task, to.v, first_value,
+                                                                call_.d_v - first_value, first, ahead_.size);
+    });
+  }
+  /// from: the lane's, as lane_rows gives it.
+  template <class Tile>
+  __device__ __forceinline__ void bring_rows(E* to, const Rows& rows, const E* from, int channels) const {
+    const int lane = static_cast<int>(lane_number()), first = ahead_.first();
     if (call_.paged) {
       from += call_.pages.within(ahead_.page) * rows.batch + first % call_.pages.page_size * rows.sequence[2];
     } else {
@@ -200,12 +205,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
       last = tile.last;
       if constexpr (kStages == 1) __syncwarp();  // nobody reads it any more
     } while (!last);
-    bool again = !careful && !finite();
-    if (careful) {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) again |= this->overflowed(i);
-    }
-    return !__any_sync(0xffffffffu, again);
+    return !__any_sync(0xffffffffu, careful ? this->any_overflowed() : !finite());
   }
 
   /// With care; what is under way is lost.

@@ -10,12 +10,13 @@
 
 namespace anyflash::cuda {
 
-/// Has the GPU that is compiled for a use for this tiling?
+/// Has the GPU that is compiled for a use for this kernel? Plain calls of 16 bits are Hopper's own kernels' there.
+template <class E, bool kPlain>
 __host__ __device__ constexpr bool decode_offered(DecodeTiling tiling) {
 #if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
   return tiling == DecodeTiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  return tiling != DecodeTiling::small;
+  return tiling != DecodeTiling::small && !(kPlain && sizeof(E) == 2);
 #elif defined(__CUDA_ARCH__)
   return tiling == DecodeTiling::small || __CUDA_ARCH__ >= 800;
 #else
@@ -27,7 +28,7 @@ template <class E, int kDepth, DecodeTiling tiling, bool kPlain>
 __global__ void __launch_bounds__(DecodeTiles<sizeof(E), kDepth, tiling>::kThreads,
                                   DecodeTiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     decode_kernel(const __grid_constant__ DecodeArgs args) {
-  if constexpr (decode_offered(tiling)) {
+  if constexpr (decode_offered<E, kPlain>(tiling)) {
     using Sizes = DecodeTiles<sizeof(E), kDepth, tiling>;
     using Block = std::conditional_t<kPlain, PlainDecodeBlock<E, Sizes>, DecodeBlock<E, Sizes>>;
     extern __shared__ __align__(1024) char memory[];

@@ -44,7 +44,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
       weight_[e] = 1;
       if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
         const T sum = column_sum(sum_[e]);
-        if (overflowed(e)) shift = shift_[e], weight_[e] = 0.5f / sum;
+        if (overflowed_[e]) shift = shift_[e], weight_[e] = 0.5f / sum;
       }
       shift_[e] = shift, sum_[e] = 0, shows_[e] = false;
     }
@@ -122,15 +122,18 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     return zero == zero;
   }
 
-  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
-  __device__ __forceinline__ bool overflowed(int e) const {
-    float zero = 0;
+  /// After a pass with care: is any row's result not finite although its sum is, and no value that it sees?
+  __device__ __forceinline__ bool any_overflowed() {
 #pragma unroll
-    for (int m = 0; m < kChannelTiles; ++m) zero += 0.0f * o_[m][0][e] + 0.0f * o_[m][1][e];
-    const float sum = column_sum(sum_[e]);
-    return column_sum(zero) != 0.0f && !shows_[e] && sum > 0.0f && sum < infinity();  // zero is that, or NaN
+    for (int e = 0; e < kQueries; ++e) {
+      float zero = 0;
+#pragma unroll
+      for (int m = 0; m < kChannelTiles; ++m) zero += 0.0f * o_[m][0][e] + 0.0f * o_[m][1][e];
+      const float sum = column_sum(sum_[e]);
+      overflowed_[e] = column_sum(zero) != 0.0f && !shows_[e] && sum > 0.0f && sum < infinity();  // zero: or NaN
+    }
+    return overflowed_[0] | overflowed_[1];
   }
-  __device__ __forceinline__ bool any_overflowed() const { return overflowed(0) | overflowed(1); }
 
   /// O += P V for rows of V that hold a NaN or an infinity, if the queries see them; they become 0 in the tile.
   __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, E* v, rules::Word word) {
@@ -198,6 +201,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
   float shift_[kQueries], sum_[kQueries];  // sum_: of this lane's keys alone
   float weight_[kQueries];                 // what P is multiplied by, in passes with care
   bool shows_[kQueries];  // in a pass with care, the row sees a value that is not finite
+  bool overflowed_[kQueries];  // in such a pass
   float o_[kChannelTiles][2][kQueries];  // channels g and g + 8 of 16, queries
 };
 

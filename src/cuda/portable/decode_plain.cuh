@@ -49,12 +49,6 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, E* v, rules::Word word) {
     Base::add_hidden_values(p, first, v, [&](int, int key) { return word >> key & 1; });
   }
-  __device__ __forceinline__ bool any_overflowed() const {
-    bool any = false;
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) any |= this->overflowed(i);
-    return any;
-  }
   __device__ __forceinline__ void join(int free_stage, bool seen) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) this->seen_[i] = seen;

@@ -131,7 +131,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
       weight_[i] = 1;
       if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
         const T sum = quad_sum(sum_[i]);
-        if (overflowed(i)) shift = shift_[i], weight_[i] = T(0.5) / sum;
+        if (overflowed_[i]) shift = shift_[i], weight_[i] = T(0.5) / sum;
       }
       shift_[i] = shift, sum_[i] = 0, seen_[i] = shows_[i] = false;
     }
@@ -146,13 +146,19 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
       for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight_[i];
   }
 
-  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
-  __device__ __forceinline__ bool overflowed(int i) const {
-    T zero = 0;
+  /// After a pass with care: is any row's result not finite although its sum is, and no value that it sees?
+  __device__ __forceinline__ bool any_overflowed() {
+    bool any = false;
 #pragma unroll
-    for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
-    const T sum = quad_sum(sum_[i]);
-    return quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+    for (int i = 0; i < kSlots; ++i) {
+      T zero = 0;
+#pragma unroll
+      for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
+      const T sum = quad_sum(sum_[i]);
+      overflowed_[i] = quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+      any |= overflowed_[i];
+    }
+    return any;
   }
 
   /// O += P V for rows of V that hold a NaN or an infinity, for the queries that see them; they become 0 in the tile.
@@ -246,6 +252,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
   T weight_[kSlots];               // what P is multiplied by, in passes with care
   bool seen_[kSlots], shows_[kSlots];  // shows_: in a pass with care, the row sees a value that is not finite
+  bool overflowed_[kSlots];            // in such a pass
   T o_[kSlots][kValueTiles][2];
 };
 

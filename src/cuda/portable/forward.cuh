@@ -179,7 +179,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ KeyRows key_rows(std::int32_t block, int first) const {
     return {args_, shared_.task.b, first, shared_.program.k_size(),
-            box_of(args_.key_grid, args_.key_rows, block)};
+            rare_box_of(args_.key_grid, args_.key_rows, block)};
   }
   template <class Tile, int kWidth>
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {
@@ -222,7 +222,7 @@ class ForwardBlock {
       const auto& extras = shared_.extras;
       const ScoreTerms<T> terms(args_, shared_.task.b, shared_.task.h);
       T derivative;
-#pragma unroll
+#pragma unroll 1  // a slot is long enough
       for (int i = 0; i < kSlots; ++i) {
         const int row = row_of(i);
 #pragma unroll
@@ -231,8 +231,9 @@ class ForwardBlock {
           for (int e = 0; e < 2; ++e) {
             const int key = 8 * j + 2 * (lane_number() % 4) + e;
             const auto gap = [&](int n) { return static_cast<T>(extras.x[n][row] - extras.y[n][key]); };
-            s[i][j][e] = terms.finish(s[i][j][e], extras.bias_row[row], extras.bias_key[key], gap, derivative);
+            s[0][j][e] = terms.finish(s[0][j][e], extras.bias_row[row], extras.bias_key[key], gap, derivative);
           }
+        turn(s);
       }
     }
   }
@@ -357,14 +358,16 @@ class ForwardBlock {
 
   /// Of a pass whose P sums to a half, only what has overflowed in the pass before is taken.
   __device__ __forceinline__ void mend_results() {
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i)
+#pragma unroll 1
+    for (int i = 0; i < kSlots; ++i) {
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           shared_.q[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(finite_mean(T(2) * o_[i][j][e], [&] { return is_finite(o_[i][j][e]); }));
+              rounded<E>(finite_mean(T(2) * o_[0][j][e], [&] { return is_finite(o_[0][j][e]); }));
+      turn(o_);
+    }
     __syncthreads();
     const int first_row = own_first_row();
     replace_not_finite<8 * kSlots, Sizes::kValues, Shared::ResultTile::kStride, T>(

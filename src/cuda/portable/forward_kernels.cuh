@@ -8,13 +8,15 @@
 namespace anyflash::cuda {
 
 /// Has the GPU that is compiled for a use for this tiling?
+template <class E, int kDepth>
 __host__ __device__ constexpr bool offered(Tiling tiling) {
 #if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
   return tiling == Tiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return tiling == Tiling::group;
 #elif defined(__CUDA_ARCH__)
-  return tiling == Tiling::small || (tiling == Tiling::large && __CUDA_ARCH__ >= 800);
+  using Large = ForwardBlock<E, Tiles<sizeof(E), kDepth, Tiling::large>, true>;
+  return tiling_fits<sizeof(typename Large::Shared)>(tiling);
 #else
   return true;
 #endif
@@ -24,7 +26,7 @@ template <class E, int kDepth, Tiling tiling, bool kGeneral>
 __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
                                   Tiles<sizeof(E), kDepth, tiling>::kBlocksPerMultiprocessor)
     forward_kernel(const __grid_constant__ ForwardArgs args) {
-  if constexpr (offered(tiling)) {
+  if constexpr (offered<E, kDepth>(tiling)) {
     if (args.only_if && !*args.only_if) return;
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
     extern __shared__ __align__(1024) char memory[];

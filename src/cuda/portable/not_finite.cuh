@@ -60,25 +60,28 @@ __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) 
 template <class Products, class XTile, class YTile, int kDepth, int kSlots, int kTiles, class T, class E>
 __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
                                             unsigned long long y_not_finite) {
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < kSlots; ++i) {
     const int own = Products::template row_of<kSlots>(i);
     const auto of_x = [&](int c) { return static_cast<T>(x[XTile::at(own, c)]); };
     bool bad = false;
+#pragma unroll 4
     for (int c = 0; c < kDepth; ++c) bad |= !is_finite(of_x(c));
     T row[2 * kTiles];
 #pragma unroll
-    for (int n = 0; n < 2 * kTiles; ++n) row[n] = s[i][n / 2][n % 2];
+    for (int n = 0; n < 2 * kTiles; ++n) row[n] = s[0][n / 2][n % 2];
 #pragma unroll 1
     for (int n = 0; n < 2 * kTiles; ++n) {
       const int column = 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
       if (!bad && row[n] == row[n] && !(y_not_finite >> column & 1)) continue;
       T sum = 0;  // channels beyond the tensors' are 0 in both tiles
+#pragma unroll 4
       for (int c = 0; c < kDepth; ++c) sum += of_x(c) * static_cast<T>(y[YTile::at(column, c)]);
       row[n] = sum;
     }
 #pragma unroll
-    for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = row[n];
+    for (int n = 0; n < 2 * kTiles; ++n) s[0][n / 2][n % 2] = row[n];
+    turn(s);
   }
 }
 
@@ -97,15 +100,22 @@ __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const 
   for (auto left = left_out; left != 0; left &= left - 1) {
     const int row = rules::lowest_bit(left);
     const auto begin = row_at(row);
+    T weight[kSlots];
+    bool seen[kSlots];
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      const T weight = __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
-      if (!sees(i, row)) continue;
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) o[i][j][e] += weight * value(begin, 8 * j + 2 * (lane_number() % 4) + e);
+      weight[i] = __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
+      seen[i] = sees(i, row);
     }
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const T x = value(begin, 8 * j + 2 * (lane_number() % 4) + e);
+#pragma unroll
+        for (int i = 0; i < kSlots; ++i)
+          if (seen[i]) o[i][j][e] += weight[i] * x;
+      }
   }
 }
 

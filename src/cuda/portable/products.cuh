@@ -41,6 +41,18 @@ __device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSl
     for (int j = 0; j < kTiles; ++j) to[i][j][0] += x[i][j][0], to[i][j][1] += x[i][j][1];
 }
 
+/// The next slot becomes the first one. So loops over slots need not be unrolled, though registers have no index.
+template <class T, int kSlots, int kTiles>
+__device__ __forceinline__ void turn(T (&x)[kSlots][kTiles][2]) {
+#pragma unroll
+  for (int n = 0; n < 2 * kTiles; ++n) {
+    const T first = x[0][n / 2][n % 2];
+#pragma unroll
+    for (int i = 1; i < kSlots; ++i) x[i - 1][n / 2][n % 2] = x[i][n / 2][n % 2];
+    x[kSlots - 1][n / 2][n % 2] = first;
+  }
+}
+
 /// A tile in shared memory of rows one behind the other, `pad` bytes between them so that the loads of a fragment
 /// spread over all banks.
 template <class E, int kRows, int kWidth, int pad>

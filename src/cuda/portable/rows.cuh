@@ -74,6 +74,13 @@ __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows,
   if (rows) return {{{0, 0, block * grid.extent[2]}}, grid.extent, grid.step};
   return grid.box(block);
 }
+/// The same where a kernel would otherwise hold the divisions many times.
+static __device__ __noinline__ rules::Box box_found(const rules::Grid& grid, std::int32_t block) {
+  return grid.box(block);
+}
+__device__ __forceinline__ rules::Box rare_box_of(const rules::Grid& grid, bool rows, std::int32_t block) {
+  return rows ? box_of(grid, true, block) : box_found(grid, block);
+}
 
 /// What a tile is loaded from: rows of one head of a tensor.
 template <class E>

@@ -19,6 +19,16 @@ struct TileSizes {
 
 enum class Tiling { small, large, group };
 
+#if defined(__CUDA_ARCH__)
+/// May one of the GPUs that are compiled for take these tiles? large_bytes: of shared memory that the large ones take;
+/// from sm_80 on all have 99 KB.
+template <unsigned large_bytes>
+__device__ constexpr bool tiling_fits(Tiling tiling) {
+  return __CUDA_ARCH__ < 800 ? tiling == Tiling::small
+                             : tiling == Tiling::large || (tiling == Tiling::small && large_bytes > 99 << 10);
+}
+#endif
+
 /// By bytes of an element and padded head size.
 template <int bytes, int d, Tiling>
 struct Tiles;
