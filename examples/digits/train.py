@@ -13,7 +13,7 @@ import os
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ["KERAS_BACKEND"] = "tensorflow"  # whose own operations the model takes
 
 import keras
 import numpy as np
@@ -116,6 +116,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=6, help="how long to train (default: 6)")
     parser.add_argument("--tensorflow", action="store_true", help="with attention of TensorFlow's own operations")
     arguments = parser.parse_args()
+    if arguments.epochs < 1:
+        parser.error(f"--epochs: {arguments.epochs}, expected at least 1")
 
     keras.utils.set_random_seed(0)
     learning, test = pictures()

@@ -85,8 +85,13 @@ def main():
     parser.add_argument("--pytorch", action="store_true", help="with PyTorch's own attention")
     parser.add_argument("files", nargs="*", type=Path, help="texts to learn (default: README.md and docs/*.md)")
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps: {arguments.steps}, expected at least 1")
     files = arguments.files or [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
-    text = torch.tensor(list(b"\n".join(file.read_bytes() for file in files)))
+    try:
+        text = torch.tensor(list(b"\n".join(file.read_bytes() for file in files)))
+    except OSError as error:
+        parser.error(f"files: {error.filename}: {error.strerror}")
     if len(text) <= CONTEXT:
         parser.error(f"files: {len(text)} bytes, expected more than {CONTEXT}")
 

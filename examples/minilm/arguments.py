@@ -8,6 +8,9 @@ OTHER_QUESTION = "What is this text about?"
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, **more):
+        super().__init__(allow_abbrev=False, **more)  # scripts/demo knows whole words alone
+
     def error(self, message):
         raise SystemExit(f"search: {message}")
 

@@ -25,9 +25,9 @@ WIDTH, HEADS, LAYERS, PACK, LONGEST = 96, 4, 2, 1024, 512
 
 
 def paragraphs_of(files):
-    """Byte arrays, cut after LONGEST."""
-    blocks = [block for file in files for block in re.split(rb"\n\s*\n", Path(file).read_bytes()) if len(block) > 20]
-    return [np.frombuffer(block[:LONGEST], np.uint8) for block in blocks]
+    """Byte arrays, cut after LONGEST, without zeros, which fill up packs."""
+    blocks = [block for file in files for block in re.split(rb"\n\s*\n", Path(file).read_bytes())]
+    return [np.frombuffer(block[:LONGEST], np.uint8) for block in blocks if len(block) > 20 and b"\0" not in block]
 
 
 def pack_of(paragraphs):
@@ -95,20 +95,21 @@ def step(seen_by, weights, moments, count, *pack):
 
 
 def train(paragraphs, steps, seed=0, seen_by=seen_by):
-    """Prints and returns the losses, the mean of each tenth of the steps; and the weights."""
+    """Prints the losses, the mean of each tenth of the steps; returns all of them, and the weights."""
     rng = np.random.default_rng(seed)
     weights = new_weights(jax.random.key(seed))
     moments = (jax.tree.map(jnp.zeros_like, weights), jax.tree.map(jnp.zeros_like, weights))
-    losses, start = [], 0.0
+    losses, part = [], max(steps // 10, 1)
     for i in range(steps):
         pack = pack_of([paragraphs[j] for j in rng.permutation(len(paragraphs))])
         weights, moments, loss = step(seen_by, weights, moments, i + 1.0, *pack)
         losses.append(float(loss))
         if i == 0:
             start = time.perf_counter()  # it was compiled first
-        if (i + 1) % max(steps // 10, 1) == 0:
-            print(f"step {i + 1:4}  loss {np.mean(losses[-max(steps // 10, 1):]):.3f}", flush=True)
-    print(f"{(time.perf_counter() - start) / max(steps - 1, 1) * 1e3:.0f} ms a step")
+        if (i + 1) % part == 0:
+            print(f"step {i + 1:4}  loss {np.mean(losses[-part:]):.3f}", flush=True)
+    if steps > 1:
+        print(f"{(time.perf_counter() - start) / (steps - 1) * 1e3:.0f} ms a step")
     return losses, weights
 
 
@@ -131,6 +132,8 @@ def main():
     parser.add_argument("--steps", type=int, default=150, help="how long to train (default: 150)")
     parser.add_argument("--jax", action="store_true", help="with JAX's own attention and a mask")
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps: {arguments.steps}, expected at least 1")
     try:
         paragraphs = paragraphs_of(arguments.files or sorted((PROJECT / "docs").glob("*.md")))
     except OSError as error:

@@ -47,13 +47,16 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise ValueError(
             f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
         )
-    if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
-        return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
+    if framework == "tensorflow":
+        if hasattr(array, "graph"):
+            raise TypeError(f"{start}traced by TensorFlow, expected an array; use anyflash.tensorflow.attention")
+        if hasattr(array, "assign"):  # a variable
+            array = sys.modules["tensorflow"].convert_to_tensor(array)
     if framework in ("jax", "jaxlib") and hasattr(array, "_trace"):
         raise TypeError(f"{start}traced by JAX, expected an array; use anyflash.jax.attention, with tables by name")
     if framework in ("jax", "jaxlib") and len(array.devices()) > 1:
         raise ValueError(f"{start}on {len(array.devices())} devices, expected one; use anyflash.jax.attention")
-    if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
+    if framework != "tensorflow" and not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
     if framework == "torch" and array.is_nested:
@@ -61,6 +64,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
     try:
+        if framework == "tensorflow" and not hasattr(array, "__dlpack__"):
+            return sys.modules["tensorflow"].experimental.dlpack.to_dlpack(array)
         if framework == "torch" and getattr(array, "is_cuda", False):  # no wait: the call goes to PyTorch's own stream
             return sys.modules["torch"].utils.dlpack.to_dlpack(array)
         device = int(array.__dlpack_device__()[0])
@@ -118,8 +123,9 @@ def stream_of(array: Any, *others: Any) -> int:
     if not _meets_others(array, others):
         return _own_stream(array) or 0
     for one in (array, *others):
-        if (gpu := _gpu_of(one)) is not None and (stream := _own_stream(one)):
-            _core.synchronize(gpu, stream)
+        gpu = _gpu_of(one)
+        if gpu is not None and _own_stream(one):
+            _core.synchronize(gpu, _own_stream(one))
     return 0
 
 

@@ -50,3 +50,7 @@ def test_program(tmp_path):
     file.write_bytes(b"short")
     run = subprocess.run([sys.executable, FOLDER / "train.py", file], capture_output=True, text=True)
     assert run.returncode == 2 and run.stderr.splitlines()[-1].endswith("files: 5 bytes, expected more than 128")
+    run = subprocess.run([sys.executable, FOLDER / "train.py", tmp_path], capture_output=True, text=True)
+    assert run.returncode == 2 and run.stderr.splitlines()[-1].endswith(f"files: {tmp_path}: Is a directory")
+    run = subprocess.run([sys.executable, FOLDER / "train.py", "--steps", "0"], capture_output=True, text=True)
+    assert run.returncode == 2 and run.stderr.splitlines()[-1].endswith("--steps: 0, expected at least 1")

@@ -40,3 +40,5 @@ def test_program():
     lines = run.stdout.splitlines()
     assert lines[0].endswith("1437 pictures to learn, 360 for the test") and lines[1].startswith("epoch 1  loss ")
     assert len(lines) == 3 + 8 + 1 and len(lines[-1].split()) == 5
+    run = subprocess.run([sys.executable, PROGRAM, "--epochs", "0"], capture_output=True, text=True)
+    assert run.returncode == 2 and run.stderr.splitlines()[-1].endswith("--epochs: 0, expected at least 1")

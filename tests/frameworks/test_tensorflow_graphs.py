@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -218,6 +219,12 @@ def test_eager_tensors_through_anyflash_itself():
         assert same_bits(out.numpy(), attention(q, k, v, rule=af.causal()).numpy())
         made = af.attention_backward(out, q, k, v, out, lse, rule=af.causal())
         assert isinstance(made.dq, tf.Tensor) and made.dq.dtype == dtype
+    for variable in (tf.Variable(X), keras.Variable(X)):
+        assert same_bits(af.attention(variable, variable, X).numpy(), attention(X, X, X).numpy())
+    with pytest.raises(TypeError, match="query: traced by TensorFlow, expected an array; use anyflash.tensorflow"):
+        tf.function(lambda x: af.attention(x, x, x))(X)
+    with pytest.raises(ValueError, match="^key: __dlpack__ failed: .*$"):
+        af.attention(X, tf.sparse.from_dense(X), X)
 
 
 @pytest.mark.parametrize("graph", [False, True])
