@@ -36,7 +36,7 @@ def constant(name: str, value: Any, make: Any, expected: str) -> Any:
         raise invalid(f"{name}: expected a number that float64 holds") from None
     except Exception:  # also TensorFlow's own, of a tensor in a graph
         made = None
-    if type(made) not in (int, float):  # AutoGraph makes a float of a tensor another tensor
+    if type(made) not in (bool, int, float):  # AutoGraph makes a float of a tensor another tensor
         raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}")
     return made
 
