@@ -124,8 +124,9 @@ def stream_of(array: Any, *others: Any) -> int:
         return _own_stream(array) or 0
     for one in (array, *others):
         gpu = _gpu_of(one)
-        if gpu is not None and _own_stream(one):
-            _core.synchronize(gpu, _own_stream(one))
+        stream = None if gpu is None else _own_stream(one)
+        if gpu is not None and stream:
+            _core.synchronize(gpu, stream)
     return 0
 
 
