@@ -19,7 +19,8 @@ channels_last, bhds = _library.anyflash_attention_last, _library.anyflash_attent
 _backward = _library.anyflash_attention_backward
 _EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
 _DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2}
-FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+_FLOAT32 = tf.float32
+FLOATS = (tf.float16, tf.bfloat16, _FLOAT32, tf.float64)
 INTEGERS, TABLES = (tf.int32, tf.int64), (tf.bool, tf.uint8, tf.int32, tf.int64)
 _SECOND = "anyflash.tensorflow: a second derivative, or one forwards, was asked for, expected first ones backwards"
 
@@ -71,12 +72,14 @@ def check_type(name: str, given: Any, types: Any = FLOATS) -> None:
 
 def rows_type(q: Any, k: Any, v: Any) -> Any:
     """Of lse, l and m. InvalidArgumentError if the operands' types are not alike; NumPy's an op casts."""
-    check_type("query", q)
+    own = q.dtype
+    if own is not _FLOAT32:  # `in` and == of types take microseconds
+        check_type("query", q)
     for name, other in (("key", k), ("value", v)):
-        of_other = getattr(other, "dtype", None)
-        if isinstance(of_other, tf.DType) and of_other != q.dtype:
-            raise invalid(f"{name}: type {of_other.name}, expected {q.dtype.name} as in query")
-    return tf.float64 if q.dtype == tf.float64 else tf.float32
+        of_other = getattr(other, "dtype", own)
+        if of_other is not own and isinstance(of_other, tf.DType) and of_other != own:
+            raise invalid(f"{name}: type {of_other.name}, expected {tf.as_dtype(own).name} as in query")
+    return tf.float64 if own is not _FLOAT32 and own == tf.float64 else _FLOAT32
 
 
 def one_line(error: Any) -> Any:
