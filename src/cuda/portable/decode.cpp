@@ -184,7 +184,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   auto kernels = kernels_of(problem, false);
   bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
   const bool bulk = plain && take_bulk_decode(problem, args, kernels);
-  // Hopper's kernels take all plain calls of 16 bits but those of odd strides, such as negative ones.
+  // Hopper's kernels take all plain calls of 16 bits whose rows a tensor map can describe: no negative strides, say.
   plain &= bulk || element_size(problem.type) > 2 || !has_groups(problem.device);
   if (plain && !bulk) kernels = kernels_of(problem, true);
   const auto cut = bulk && !problem.deterministic ? cut_for_machine(problem, plan) : cut_of(problem, plan);

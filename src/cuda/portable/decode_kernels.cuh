@@ -10,7 +10,7 @@
 
 namespace anyflash::cuda {
 
-/// Has the GPU that is compiled for a use for this kernel? Plain calls of 16 bits are Hopper's own kernels' there.
+/// Has the GPU that is compiled for a use for this kernel? On sm_90a plain calls of 16 bits are Hopper's own kernels'.
 template <class E, bool kPlain>
 __host__ __device__ constexpr bool decode_offered(DecodeTiling tiling) {
 #if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others

@@ -74,7 +74,8 @@ __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows,
   if (rows) return {{{0, 0, block * grid.extent[2]}}, grid.extent, grid.step};
   return grid.box(block);
 }
-/// The same where a kernel would otherwise hold the divisions many times.
+
+/// The same, called: else a kernel would hold the divisions many times.
 static __device__ __noinline__ rules::Box box_found(const rules::Grid& grid, std::int32_t block) {
   return grid.box(block);
 }

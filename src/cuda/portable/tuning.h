@@ -2,8 +2,8 @@
 //
 // A kernel works on kRows = 8 * slots * warps queries, `keys` keys at a time, head sizes up to d (q, k) and `values`
 // channels of v; wider values are the work of several blocks. `small` fits into the 64 KB of shared memory of sm_75,
-// `large` is for GPUs with 100 KB and more, `group` for what Hopper's own kernels leave to these (the same plan serves
-// both, so with their 64 queries, or, of float64, 128).
+// `large` is for GPUs from sm_80 up into whose shared memory it fits, `group` for what Hopper's own kernels leave to
+// these (the same plan serves both, so with their 64 queries, or, of float64, 128).
 // docs/design-log.md has the figures.
 #pragma once
 
