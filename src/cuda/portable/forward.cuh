@@ -233,7 +233,7 @@ class ForwardBlock {
             const auto gap = [&](int n) { return static_cast<T>(extras.x[n][row] - extras.y[n][key]); };
             s[0][j][e] = terms.finish(s[0][j][e], extras.bias_row[row], extras.bias_key[key], gap, derivative);
           }
-        turn(s);
+        rotate_slots(s);
       }
     }
   }
@@ -366,7 +366,7 @@ class ForwardBlock {
         for (int e = 0; e < 2; ++e)
           shared_.q[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
               rounded<E>(finite_mean(T(2) * o_[0][j][e], [&] { return is_finite(o_[0][j][e]); }));
-      turn(o_);
+      rotate_slots(o_);
     }
     __syncthreads();
     const int first_row = own_first_row();

@@ -81,7 +81,7 @@ __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* 
     }
 #pragma unroll
     for (int n = 0; n < 2 * kTiles; ++n) s[0][n / 2][n % 2] = row[n];
-    turn(s);
+    rotate_slots(s);
   }
 }
 
@@ -101,12 +101,13 @@ __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const 
     const int row = rules::lowest_bit(left);
     const auto begin = row_at(row);
     T weight[kSlots];
-    bool seen[kSlots];
+    bool seen[kSlots], any = false;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       weight[i] = __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
-      seen[i] = sees(i, row);
+      any |= seen[i] = sees(i, row);
     }
+    if (!any) continue;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j)
 #pragma unroll

@@ -43,7 +43,7 @@ __device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSl
 
 /// The next slot becomes the first one. So loops over slots need not be unrolled, though registers have no index.
 template <class T, int kSlots, int kTiles>
-__device__ __forceinline__ void turn(T (&x)[kSlots][kTiles][2]) {
+__device__ __forceinline__ void rotate_slots(T (&x)[kSlots][kTiles][2]) {
 #pragma unroll
   for (int n = 0; n < 2 * kTiles; ++n) {
     const T first = x[0][n / 2][n % 2];

@@ -76,11 +76,11 @@ __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows,
 }
 
 /// The same, called: else a kernel would hold the divisions many times.
-static __device__ __noinline__ rules::Box box_found(const rules::Grid& grid, std::int32_t block) {
+static __device__ __noinline__ rules::Box called_box_of(const rules::Grid& grid, std::int32_t block) {
   return grid.box(block);
 }
 __device__ __forceinline__ rules::Box rare_box_of(const rules::Grid& grid, bool rows, std::int32_t block) {
-  return rows ? box_of(grid, true, block) : box_found(grid, block);
+  return rows ? box_of(grid, true, block) : called_box_of(grid, block);
 }
 
 /// What a tile is loaded from: rows of one head of a tensor.
