@@ -46,9 +46,20 @@ std::shared_ptr<const ExecutionPlan> plan_for(const Problem& problem, const Plan
   return problem.direction == Direction::forward ? given->pair().forward : given->pair().backward;
 }
 
+/// What a call works in: the caller's memory if it gave some.
+Workspace workspace_of(const Problem& problem, const ExecutionPlan& plan) {
+  const auto& backend = backend_of(problem.device);
+  if (problem.workspace_bytes < 0) return backend.allocate(problem, plan);
+  if (const auto needed = backend.workspace(problem, plan); problem.workspace_bytes < needed) {
+    throw Error(Error::Kind::value, "workspace: " + std::to_string(problem.workspace_bytes) +
+                                        " bytes, expected at least " + std::to_string(needed));
+  }
+  return {problem.workspace, [](char*) {}};
+}
+
 void run(const Problem& problem, const ExecutionPlan& plan) {
   const auto& backend = backend_of(problem.device);
-  const auto workspace = backend.allocate(problem, plan);
+  const auto workspace = workspace_of(problem, plan);
   (problem.direction == Direction::forward ? backend.forward : backend.backward)(problem, plan, workspace.get());
 }
 

@@ -50,6 +50,9 @@ struct Options {
   /// Tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's default one; the call returns
   /// before it is done.
   void* stream = nullptr;
+  /// Memory of the tensors' device to work in, any shape and element type without gaps, beginning on a multiple of 256
+  /// bytes: as much as the given plan says. No other call may work in it meanwhile. Not given: the library's own.
+  TensorView workspace;
   std::int64_t threads = 0;      ///< 0: all that OpenMP gives; with a plan at most what it was made with
   const Plan* plan = nullptr;    ///< one made by plan() for the same shapes and options; not given: looked up or made
 };

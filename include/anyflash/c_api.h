@@ -148,10 +148,11 @@ typedef struct anyflash_options {
   int32_t threads;  /* 0: all */
   int32_t reserved; /* 0 */
   void* stream;     /* tensors on cuda: the cudaStream_t that the call's work is queued on; NULL: the default stream */
+  const anyflash_tensor* workspace; /* memory to work in, see anyflash_plan_workspace; NULL: the library's own */
 } anyflash_options;
 
 #define ANYFLASH_OPTIONS_INIT \
-  { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL }
+  { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL }
 
 anyflash_status anyflash_options_init(anyflash_options* options, size_t struct_size);
 
@@ -193,6 +194,11 @@ anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const 
  * held: a call fails where document ids, lengths or a bitmap have changed since, a dense mask is not looked at. */
 anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_tensor* k, const anyflash_tensor* v,
                                      const anyflash_options* options, anyflash_plan** plan);
+/* The bytes that a call with this plan works in, beside its tensors and the plan; backward with all gradients that it can
+ * have, 0 if it has none (pages). Either pointer may be NULL. A caller who wants to own that memory gives it in
+ * anyflash_options: a tensor on the tensors' device, of any shape and type without gaps, that begins on a multiple of 256
+ * bytes. No other call may work in it meanwhile. */
+anyflash_status anyflash_plan_workspace(const anyflash_plan* plan, int64_t* forward, int64_t* backward);
 void anyflash_plan_free(anyflash_plan* plan); /* NULL is fine */
 
 /* --- figures ------------------------------------------------------------------------------------------------------ */

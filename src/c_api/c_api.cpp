@@ -111,6 +111,7 @@ Options options_of(const anyflash_options* given) {
   options.cu_seqlens_k = view_of("cu_seqlens_k", given->cu_seqlens_k);
   options.key_lengths = view_of("key_lengths", given->key_lengths);
   options.page_table = view_of("page_table", given->page_table);
+  options.workspace = view_of("workspace", given->workspace);
   options.deterministic = given->deterministic != 0;
   options.threads = given->threads;
   options.stream = given->stream;
@@ -303,6 +304,14 @@ anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_te
     not_null("plan", plan);
     *plan = new anyflash_plan{
         anyflash::plan(view_of("query", q), view_of("key", k), view_of("value", v), options_of(options))};
+  });
+}
+
+anyflash_status anyflash_plan_workspace(const anyflash_plan* plan, int64_t* forward, int64_t* backward) {
+  return guarded([&] {
+    const auto& made = not_null("plan", plan)->plan;
+    if (forward) *forward = made.forward_workspace();
+    if (backward) *backward = made.backward_workspace();
   });
 }
 

@@ -3,6 +3,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/memory_parts.h"
 #include "cuda/portable/backward.h"
 #include "cuda/portable/decode.h"
 #include "cuda/portable/forward.h"
@@ -33,7 +34,9 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
   const auto own = forward && decode_serves(problem, plan) ? decode_workspace(problem, plan)
                    : forward                               ? forward_workspace(problem, plan)
                                                            : backward_workspace(problem, plan);
-  return own + pages + static_cast<std::int64_t>(device_bytes(problem, plan));
+  MemoryParts parts(nullptr);
+  for (const auto bytes : {own, pages, static_cast<std::int64_t>(device_bytes(problem, plan))}) parts.take<char>(bytes);
+  return parts.bytes();
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {

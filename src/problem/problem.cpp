@@ -123,6 +123,28 @@ class Reader {
     if (gradients.dsink.given()) problem_.dsink = head_numbers(gradients.dsink);
   }
 
+  void read_workspace() {
+    const Argument workspace{"workspace", options_.workspace};
+    const auto& view = workspace.view;
+    if (!view.given()) return;
+    check_memory(workspace, problem_.device);
+    auto whole = view;
+    whole.set_row_major_strides();
+    for (int i = 0; i < view.rank; ++i) {
+      if (view.shape[i] > 1 && view.strides[i] != whole.strides[i]) {
+        fail_value(workspace.name, "strides " + text_of({view.strides.data(), std::size_t(view.rank)}) + " for shape " +
+                                       shape_text(view) + ", expected memory without gaps, row by row");
+      }
+    }
+    if (reinterpret_cast<std::uintptr_t>(view.data) % workspace_alignment != 0) {
+      fail_value(workspace.name, "data pointer misaligned, expected a multiple of " +
+                                     std::to_string(workspace_alignment) + " bytes");
+    }
+    regions_.add_output(workspace);
+    problem_.workspace = static_cast<char*>(view.data);
+    problem_.workspace_bytes = view.elements() * static_cast<std::int64_t>(element_size(view.type));
+  }
+
   void ask_for_gradients() {
     alignas(64) static char nowhere;
     problem_.dq = problem_.q, problem_.dk = problem_.k, problem_.dv = problem_.v;  // they will lie as those do
@@ -315,6 +337,7 @@ Problem forward_problem(const TensorView& q, const TensorView& k, const TensorVi
   problem::Reader reader(options, Direction::forward, true);
   reader.read_inputs(q, k, v);
   reader.read_outputs(outputs);
+  reader.read_workspace();
   return reader.finish();
 }
 
@@ -324,6 +347,7 @@ Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, cons
   reader.read_inputs(q, k, v);
   reader.read_backward_inputs(inputs);
   reader.read_gradients(gradients, q, k, v);
+  reader.read_workspace();
   return reader.finish();
 }
 

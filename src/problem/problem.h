@@ -12,6 +12,7 @@ namespace anyflash {
 using rules::Int3;
 
 constexpr std::int64_t largest_d_qk = 256, largest_d_v = 512;
+constexpr int workspace_alignment = 256;  // in bytes
 
 /// One of q, k, v, out or a gradient of them. Strides in elements.
 struct Operand {
@@ -69,6 +70,8 @@ struct Problem {
   int threads = 0;
   bool deterministic = false;
   void* stream = nullptr;  // cuda
+  char* workspace = nullptr;
+  std::int64_t workspace_bytes = -1;  // -1: not given
 
   Operand q, k, v, out;
   Pages pages;

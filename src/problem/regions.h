@@ -29,7 +29,7 @@ class Regions {
   void add(Argument argument, bool written);
   void check_against_outputs(const Region& region, int outputs_from) const;
 
-  static constexpr int most = 20;  // backward: q, k, v, 7 extras, dout, out, lse, dlse, 5 gradients
+  static constexpr int most = 21;  // backward: q, k, v, 7 extras, dout, out, lse, dlse, 5 gradients, the workspace
   std::array<Region, most> regions_;
   int count_ = 0;
 };

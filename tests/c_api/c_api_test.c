@@ -1,6 +1,6 @@
 /* The C API gives what the formula gives: every rule, every option, checked against loops that share nothing with the
  * library. */
-#define _POSIX_C_SOURCE 200112L /* setenv */
+#define _POSIX_C_SOURCE 200112L /* setenv, posix_memalign */
 #include <anyflash/c_api.h>
 #include <math.h>
 #include <stdio.h>
@@ -179,6 +179,25 @@ static void check_tables(void) {
 
 static int sees_nine(int i, int j) { return i >= 0 && j < 9; }
 
+/* A call in memory of the caller's, as much as the plan says. */
+static void check_workspace(anyflash_options* options, const anyflash_plan* plan) {
+  anyflash_tensor workspace;
+  int64_t forward = 0, backward = 0;
+  void* memory = NULL;
+  must(anyflash_plan_workspace(plan, &forward, &backward), "plan_workspace");
+  must(anyflash_plan_workspace(plan, NULL, NULL), "plan_workspace of nothing");
+  if (forward <= 0 || backward <= 0 || posix_memalign(&memory, 256, (size_t)forward) != 0) {
+    printf("workspace: %d and %d bytes\n", (int)forward, (int)backward);
+    ++failures;
+    return;
+  }
+  tensor(&workspace, memory, ANYFLASH_UINT8, 1, forward, 0, 0, 0);
+  options->workspace = &workspace;
+  check(options, sees_causal, "workspace");
+  options->workspace = NULL;
+  free(memory);
+}
+
 static void check_options(void) {
   static int64_t length[1] = {9};
   anyflash_tensor lengths;
@@ -196,6 +215,7 @@ static void check_options(void) {
   must(anyflash_plan_create(&tq, &tk, &tv, &options, &plan), "plan");
   options.plan = plan;
   check(&options, sees_causal, "plan");
+  check_workspace(&options, plan);
   anyflash_plan_free(plan);
   anyflash_rule_free(causal);
   must(anyflash_options_init(&options, sizeof(options)), "options");

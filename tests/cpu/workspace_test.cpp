@@ -1,6 +1,8 @@
 // A call works in the memory it is handed, all of it and no more, and it was told beforehand how much that is.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -93,6 +95,44 @@ TEST(Workspace, IsWhatACallWorksIn) {
       EXPECT_GT(written(threaded, Direction::forward), 0) << element_name(type) << " " << n;
       EXPECT_GT(written(threaded, Direction::backward), 0) << element_name(type) << " " << n;
     }
+  }
+}
+
+/// The same bits as without it, all of them in the memory that was given.
+TEST(Workspace, MayBeTheCallers) {
+  for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
+    Call call(type, 300, 2);
+    for (Tensor* t : {&call.q, &call.k, &call.v, &call.dout}) {
+      backward_test::Numbers numbers(t->place.size());
+      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::sin(1.7 * double(i));
+      t->set(numbers);
+    }
+    call.place();
+    const auto run = [&] {
+      forward(call.q.view, call.k.view, call.v.view, {call.out.view, call.lse.view, {}, {}}, call.options);
+      backward({call.dout.view, call.out.view, call.lse.view, {}}, call.q.view, call.k.view, call.v.view,
+               {call.dq.view, call.dk.view, call.dv.view, {}, {}}, call.options);
+    };
+    const auto results = [&] {
+      return std::vector{call.out.memory, call.lse.memory, call.dq.memory, call.dk.memory, call.dv.memory};
+    };
+    run();
+    const auto expected = results();
+    for (Tensor* t : {&call.out, &call.lse, &call.dq, &call.dk, &call.dv})
+      std::memset(t->data(), 0x77, t->place.size() * element_size(t->type));
+    const auto made = plan(call.q.view, call.k.view, call.v.view, call.options);
+    const auto bytes = std::max(made.forward_workspace(), made.backward_workspace());
+    std::vector<char> memory(bytes + 512, untouched);
+    char* const begin = memory.data() + (256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256);
+    call.options.workspace = TensorView(begin, ElementType::uint8, {bytes});
+    const auto before = allocated;
+    run();
+    EXPECT_LT(allocated - before, 16384u + bytes / 50) << "beside the workspace";
+    EXPECT_EQ(results(), expected) << element_name(type);
+    const auto same = [](char c) { return c == untouched; };
+    EXPECT_TRUE(std::all_of(memory.data(), begin, same)) << "before the workspace";
+    EXPECT_TRUE(std::all_of(begin + bytes, memory.data() + memory.size(), same)) << "behind the workspace";
+    EXPECT_FALSE(std::all_of(begin, begin + bytes, same)) << "the workspace";
   }
 }
 

@@ -69,6 +69,65 @@ TEST(WrongInputForward, QueryKeyValueAsTensors) {
       &Call::forward, &Call::ask_for_shapes);
 }
 
+/// A workspace of 256-byte steps from the beginning of one piece of memory on.
+TensorView workspace(Call& call, std::int64_t bytes) {
+  auto view = call.input({bytes + 255}, ElementType::uint8);
+  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+  view.data = reinterpret_cast<void*>((address + 255) / 256 * 256);
+  view.shape[0] = bytes;
+  return view;
+}
+
+TEST(WrongInputForward, Workspace) {
+  const auto places = std::vector<Case>{
+      {Kind::value, "workspace: rank 9, expected at most 8", [](Call& c) { c.options.workspace.rank = 9; }},
+      {Kind::value, "workspace: strides (2) for shape (524288), expected memory without gaps, row by row",
+       [](Call& c) {
+         c.options.workspace = workspace(c, 1 << 20);
+         c.options.workspace.shape[0] /= 2, c.options.workspace.strides[0] = 2;
+       }},
+      {Kind::value, "workspace: data pointer misaligned, expected a multiple of 256 bytes",
+       [](Call& c) {
+         c.options.workspace = workspace(c, 1 << 20);
+         c.options.workspace.data = static_cast<char*>(c.options.workspace.data) + 128, c.options.workspace.shape[0] -= 128;
+       }},
+      {Kind::value, "workspace: data pointer null, expected 256 elements",
+       [](Call& c) { c.options.workspace = TensorView(nullptr, ElementType::uint8, {256}); }},
+      {Kind::value, "workspace: shape (-1), expected sizes from 0 to 2147483647",
+       [](Call& c) {
+         c.options.workspace = workspace(c, 256);
+         c.options.workspace.shape[0] = -1;
+       }},
+      {Kind::device, "workspace: on cuda:0, expected cpu",
+       [](Call& c) {
+         c.options.workspace = workspace(c, 1 << 20);
+         c.options.workspace.device.kind = DeviceKind::cuda;
+       }},
+      {Kind::value, "workspace: shares memory with value, expected memory of its own",
+       [](Call& c) {
+         c.options.workspace = workspace(c, 1 << 20);
+         c.v.data = static_cast<char*>(c.options.workspace.data) + (1 << 19);
+       }},
+  };
+  expect_errors(places, &Call::forward, &Call::backward);
+}
+
+TEST(WrongInputForward, AWorkspaceThatIsTooSmall) {
+  Call known;
+  known.options.threads = 1;
+  const auto made = plan(known.q, known.k, known.v, known.options);
+  for (const bool forward : {true, false}) {
+    const auto bytes = forward ? made.forward_workspace() : made.backward_workspace();
+    for (const auto given : {std::int64_t{0}, bytes - 1}) {
+      const auto line =
+          "workspace: " + std::to_string(given) + " bytes, expected at least " + std::to_string(bytes);
+      expect_errors({{Kind::value, line.c_str(),
+                      [&](Call& c) { c.options.threads = 1, c.options.workspace = workspace(c, given); }}},
+                    forward ? &Call::forward : &Call::backward);
+    }
+  }
+}
+
 #if defined(ANYFLASH_HAS_CUDA)
 /// With a GPU the pointers are looked at, without one the call ends before.
 TEST(WrongInputForward, HostMemoryGivenAsThatOfAGpu) {

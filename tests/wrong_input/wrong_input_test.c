@@ -149,7 +149,7 @@ static void wrong_forward(void) {
 
 static void wrong_options(void) {
   EXPECT_FAILURE(forward(), call.options.struct_size = 12, ANYFLASH_ERROR_VALUE,
-                 "options: struct_size 12, expected 128 as anyflash_options_init sets it");
+                 "options: struct_size 12, expected 136 as anyflash_options_init sets it");
   EXPECT_FAILURE(forward(), call.options.reserved = 5, ANYFLASH_ERROR_VALUE, "options: reserved 5, expected 0");
   EXPECT_FAILURE(forward(), call.options.align = 4, ANYFLASH_ERROR_VALUE, "align: 4, expected 0 to 3");
   EXPECT_FAILURE(forward(), call.options.layout = -1, ANYFLASH_ERROR_VALUE, "layout: -1, expected 0 to 4");
@@ -172,7 +172,16 @@ static void wrong_options(void) {
   EXPECT_FAILURE(anyflash_options_init(NULL, sizeof(anyflash_options)), (void)0, ANYFLASH_ERROR_VALUE,
                  "options: null pointer");
   EXPECT_FAILURE(anyflash_options_init(&call.options, 3), (void)0, ANYFLASH_ERROR_VALUE,
-                 "struct_size: 3, expected 128");
+                 "struct_size: 3, expected 136");
+}
+
+static void wrong_workspace(void) {
+  int64_t bytes = -1;
+  EXPECT_FAILURE(forward(),
+                 (tensor(&call.extra, memory.q, ANYFLASH_FLOAT32, 1, 1, 0, 0, 0), call.extra.device = ANYFLASH_CUDA,
+                  call.options.workspace = &call.extra),
+                 ANYFLASH_ERROR_DEVICE, "workspace: on cuda:0, expected cpu");
+  EXPECT_FAILURE(anyflash_plan_workspace(NULL, &bytes, NULL), (void)0, ANYFLASH_ERROR_VALUE, "plan: null pointer");
 }
 
 static void wrong_backward(void) {
@@ -264,6 +273,7 @@ int main(void) {
   right_calls();
   wrong_forward();
   wrong_options();
+  wrong_workspace();
   wrong_backward();
   wrong_rules();
   wrong_plans();

@@ -337,14 +337,13 @@ void check_tables(const LateArgs& args, Device device) {
 
 }  // namespace
 
-DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream)
+DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMemory& memory, cudaStream_t stream)
     : problem_(problem), plan_(plan), stream_(stream) {
   const int device = problem.device.index;
   if (plan.late) {
     std::int64_t bytes = 0;
     check_tables(late_args(problem, plan, nullptr, bytes), problem.device);
-    memory_ = std::make_unique<StreamMemory>(bytes, stream);
-    const auto args = late_args(problem, plan, memory_->get(), bytes);
+    const auto args = late_args(problem, plan, memory.take(bytes), bytes);
     find_late_masks(args, stream);
     groups_ = args.groups, numbered_ = args.numbered;
     return;
@@ -365,11 +364,10 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaSt
                 "rule: with tables or key_lengths in a captured stream, expected a plan made before the capture");
   }
   Builder builder(plan);
-  memory_ = std::make_unique<StreamMemory>(builder.image.size(), stream);
-  check(cudaMemcpyAsync(memory_->get(), builder.image.placed(memory_->get()), builder.image.size(),
-                        cudaMemcpyHostToDevice, stream),
+  char* const image = memory.take(static_cast<std::int64_t>(builder.image.size()));
+  check(cudaMemcpyAsync(image, builder.image.placed(image), builder.image.size(), cudaMemcpyHostToDevice, stream),
         "bringing a plan to the device");
-  groups_ = reinterpret_cast<const DeviceGroup*>(memory_->get());
+  groups_ = reinterpret_cast<const DeviceGroup*>(image);
 }
 
 const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32_t* too_many) {

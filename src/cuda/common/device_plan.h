@@ -12,12 +12,12 @@ namespace anyflash::cuda {
 
 /// The groups of a plan, as kernels take them. Those of lengths and tables in device memory are found in each call; of
 /// another kept plan they stay in device memory as long as the plan lives, or for good once a graph reads them; of any
-/// other one for what is queued on the stream while this object lives.
+/// other one in the call's memory.
 class DevicePlan {
  public:
   /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is captured for a graph
   /// and the plan is not kept: a graph would read what is gone when it runs.
-  DevicePlan(const Problem& problem, const ExecutionPlan& plan, cudaStream_t stream);
+  DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMemory& memory, cudaStream_t stream);
 
   const DeviceGroup* groups() const { return groups_; }
 
@@ -32,7 +32,6 @@ class DevicePlan {
   const Problem& problem_;
   const ExecutionPlan& plan_;
   cudaStream_t stream_;
-  std::unique_ptr<StreamMemory> memory_;
   std::shared_ptr<const void> kept_;
   const DeviceGroup* groups_ = nullptr;
   const unsigned long long* numbered_ = nullptr;  // LateArgs::numbered

@@ -4,8 +4,11 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <forward_list>
 
 #include "cuda/common/errors.h"
+#include "cuda/common/memory_parts.h"
 
 namespace anyflash::cuda {
 
@@ -33,6 +36,25 @@ class StreamMemory {
  private:
   void* data_ = nullptr;
   cudaStream_t stream_;
+};
+
+/// What a call works in, part by part: the caller's memory, or its own in the stream's order.
+class CallMemory {
+ public:
+  /// given: the caller's, as much as all parts take, or null.
+  CallMemory(char* given, cudaStream_t stream) : given_(given != nullptr), parts_(given), stream_(stream) {}
+
+  /// From a multiple of 256 bytes on; null for no bytes.
+  char* take(std::int64_t bytes) {
+    if (given_) return parts_.take<char>(bytes);
+    return bytes > 0 ? own_.emplace_front(static_cast<std::size_t>(bytes), stream_).get() : nullptr;
+  }
+
+ private:
+  bool given_;
+  MemoryParts parts_;
+  cudaStream_t stream_;
+  std::forward_list<StreamMemory> own_;
 };
 
 /// Is what goes to the stream being recorded for a CUDA graph?

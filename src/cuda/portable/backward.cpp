@@ -136,7 +136,7 @@ std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& pla
   return parts.bytes();
 }
 
-void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
+void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const DeviceScope scope(problem.device.index);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   check_pointers(problem);
@@ -150,10 +150,10 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char*) {
   allow_shared_memory(kernels.gradients, kernels.gradients_bytes, problem.device.index);
   allow_shared_memory(kernels.rests, kernels.gradients_bytes, problem.device.index);
 
-  DevicePlan masks(problem, plan, stream);
+  CallMemory memory(workspace, stream);
+  DevicePlan masks(problem, plan, memory, stream);
   args.groups = masks.groups();
-  const StreamMemory memory(backward_workspace(problem, plan), stream);
-  MemoryParts parts(memory.get());
+  MemoryParts parts(memory.take(backward_workspace(problem, plan)));
   args.terms = terms_of(problem, plan, parts);
   const auto find_terms = [&](BackwardArgs& of) {
     launch(kernels.terms, blocks, kernels.threads, kernels.terms_bytes, &of, stream);

@@ -5,7 +5,6 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/late_masks.h"
-#include "cuda/common/memory.h"
 #include "cuda/hopper/decode.h"
 #include "cuda/portable/decode_args.h"
 #include "cuda/portable/decode_kernels.h"
@@ -175,7 +174,7 @@ std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan)
 }
 
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
-            cudaStream_t stream) {
+            CallMemory& memory, cudaStream_t stream) {
   BulkDecodeArgs args{};
   args.call = call, args.general = general;
   args.queries = static_cast<std::int32_t>(problem.queries());
@@ -191,10 +190,10 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   args.row_parts = (args.rows + kernels.rows - 1) / kernels.rows;
   args.parts = static_cast<std::int32_t>(cut.parts), args.part_blocks = static_cast<std::int32_t>(cut.part_blocks);
   args.call.value_parts = static_cast<std::int32_t>((problem.d_v + kernels.values - 1) / kernels.values);
-  const StreamMemory memory(decode_workspace(problem, plan), stream);
+  char* const workspace = memory.take(decode_workspace(problem, plan));
   const bool captured = capturing(stream);
   if (args.parts > 1) {
-    args.results = memory.get(), args.statistics = args.results + result_bytes(problem, cut);
+    args.results = workspace, args.statistics = args.results + result_bytes(problem, cut);
   }
   const auto tasks = double(problem.batch) * double(problem.heads_kv) * double(args.parts) * args.row_parts *
                      args.call.value_parts;

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/common/memory.h"
 #include "cuda/portable/forward_args.h"
 #include "plan/plan.h"
 
@@ -19,6 +20,6 @@ std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan)
 /// Queues the call. call: as for the forward kernel, with the masks if it needs them. general: scores need more than a
 /// positive scale.
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
-            cudaStream_t stream);
+            CallMemory& memory, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

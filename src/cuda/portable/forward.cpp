@@ -2,7 +2,6 @@
 #include "cuda/portable/forward.h"
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "cuda/common/device.h"
@@ -54,13 +53,13 @@ ForwardKind kind_of(const Problem& problem) {
 }
 
 /// The page table in device memory, if there is one: it is there, or comes from the CPU.
-std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& args, cudaStream_t stream) {
+void bring_pages(const Problem& problem, ForwardArgs& args, CallMemory& memory, cudaStream_t stream) {
   const auto& pages = problem.pages;
-  if (pages.page_size == 0) return nullptr;
+  if (pages.page_size == 0) return;
   if (problem.tables_on_device) {
     args.pages = {pages.table, pages.table_batch, pages.table_page, static_cast<std::int32_t>(pages.page_size),
                   static_cast<std::int32_t>(pages.pages)};
-    return nullptr;
+    return;
   }
   if (capturing(stream))
     throw Error(Error::Kind::unsupported, "page_table: in a captured stream, expected a call outside of captures");
@@ -71,12 +70,12 @@ std::unique_ptr<StreamMemory> bring_pages(const Problem& problem, ForwardArgs& a
     for (std::int64_t i = 0; i < used; ++i)
       table[b * entry_pages + i] = pages.table[b * pages.table_batch + i * pages.table_page];
   }
-  auto memory = std::make_unique<StreamMemory>(table.size() * sizeof(table[0]), stream);
-  check(cudaMemcpyAsync(memory->get(), table.data(), table.size() * sizeof(table[0]), cudaMemcpyHostToDevice, stream),
+  const auto bytes = table.size() * sizeof(table[0]);
+  char* const brought = memory.take(static_cast<std::int64_t>(bytes));
+  check(cudaMemcpyAsync(brought, table.data(), bytes, cudaMemcpyHostToDevice, stream),
         "bringing the page table to the device");
-  args.pages = {reinterpret_cast<const std::int32_t*>(memory->get()), entry_pages, 1,
+  args.pages = {reinterpret_cast<const std::int32_t*>(brought), entry_pages, 1,
                 static_cast<std::int32_t>(pages.page_size), static_cast<std::int32_t>(pages.pages)};
-  return memory;
 }
 
 ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const ForwardKernel& kernel, bool general) {
@@ -123,7 +122,7 @@ std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan
   return group_forward_workspace(problem, plan);
 }
 
-void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
+void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const DeviceScope scope(problem.device.index);
   const auto stream = static_cast<cudaStream_t>(problem.stream);
   check_pointers(problem);
@@ -135,13 +134,15 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char*) {
   const auto tasks =
       double(problem.batch) * double(problem.heads_q) * double(args.query_blocks) * args.block_parts * args.value_parts;
   check_tasks(tasks);
-  const auto pages = bring_pages(problem, args, stream);
-  if (few && decode_needs_no_masks(problem, plan, general)) return decode(problem, plan, args, general, stream);
-  DevicePlan masks(problem, plan, stream);
+  CallMemory memory(workspace, stream);
+  bring_pages(problem, args, memory, stream);
+  if (few && decode_needs_no_masks(problem, plan, general))
+    return decode(problem, plan, args, general, memory, stream);
+  DevicePlan masks(problem, plan, memory, stream);
   args.groups = masks.groups();
-  if (few) return decode(problem, plan, args, general, stream);
-  const StreamMemory workspace(forward_workspace(problem, plan), stream);
-  const auto groups = group_forward(problem, plan, args, general, masks, workspace.get(), stream);
+  if (few) return decode(problem, plan, args, general, memory, stream);
+  const auto groups = group_forward(problem, plan, args, general, masks,
+                                    memory.take(forward_workspace(problem, plan)), stream);
   args.only_if = groups.remake_if;
   args.tasks = static_cast<std::int32_t>(tasks);
   allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);

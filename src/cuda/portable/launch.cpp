@@ -64,7 +64,7 @@ void check_pointers(const Problem& problem) {
       {"alibi_slopes", problem.alibi.data}, {"sink", problem.sink.data},
       {"dq", problem.dq.data},           {"dk", problem.dk.data},
       {"dv", problem.dv.data},           {"dbias", problem.dbias.data},
-      {"dsink", problem.dsink.data}};
+      {"dsink", problem.dsink.data},     {"workspace", problem.workspace}};
   for (const auto& [name, data] : tensors) check_pointer(name, data, problem.device);
   if (!problem.tables_on_device) return;
   const std::pair<const char*, const void*> tables[] = {{"key_lengths", problem.key_lengths.data},
