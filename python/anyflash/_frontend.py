@@ -35,6 +35,12 @@ def _check_mapping(tables: Any) -> None:
         raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
 
 
+def refuse_masked(name: str, value: Any) -> None:
+    """NumPy's masked arrays, whose masks frameworks overlook; the line is that of anyflash.attention."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name}: type MaskedArray, expected a plain array (a mask goes into the rule)")
+
+
 def check_return_lse(return_lse: Any) -> None:
     if not isinstance(return_lse, (bool, str)) or return_lse not in (False, True, "lm"):
         raise ValueError(f"return_lse: {echoed(repr(return_lse))}, expected True, False or 'lm'")

@@ -27,6 +27,10 @@ WRONG = {
     "long double": (TypeError, "bias: type float128",
                     lambda: attention(X, X, X, bias=np.ones((1, 1, 1, 1), np.longdouble))),
     "records": (TypeError, "sink: type [('a', '<i8')]", lambda: attention(X, X, X, sink=np.zeros(2, [("a", "<i8")]))),
+    "a masked array": (TypeError, "key: type MaskedArray, expected a plain array (a mask goes into the rule)",
+                       lambda: attention(X, np.ma.masked_array(np.ones(X.shape, np.float32)), X)),
+    "masked lengths, after plain ones": (TypeError, "key_lengths: type MaskedArray, expected a plain array", lambda: [
+        attention(X, X, X, key_lengths=kind([3])) for kind in (np.array, np.ma.array)]),
     "tables in an array": (TypeError, "tables: type ArrayImpl, expected", lambda: attention(X, X, X, tables=X)),
     "no query": (TypeError, "query: type NoneType", lambda: attention(None, X, X)),
     "no key": (ValueError, "key: ", lambda: attention(X)),

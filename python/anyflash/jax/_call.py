@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from .. import _core
-from .._frontend import given_tables
+from .._frontend import given_tables, refuse_masked
 
 NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _TITLES = {"q": "query", "k": "key", "v": "value"}
@@ -61,6 +61,7 @@ def operand(name: str, array: Any) -> Any:
     if not isinstance(array, np.ndarray):
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{title(name)}: type {kind}, expected an array of JAX or NumPy")
+    refuse_masked(title(name), array)
     if array.dtype.kind in "OUSMm" or array.dtype.type in _NOT_OF_JAX or not array.dtype.isnative:
         raise TypeError(f"{title(name)}: type {array.dtype}, expected numbers of JAX's types")
     if array.dtype == np.int64 and not jax.config.jax_enable_x64 and (array != array.astype(np.int32)).any():
