@@ -372,6 +372,41 @@ def test_sync_modes_and_tables_of_another_type():
         attention(X, X, X, rule="documents(ids, ids)", tables={"ids": None})
 
 
+NO_TENSORS = [None, tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[1.0, 2.0]]), [[1.0], [2.0, 3.0]]]
+MASKED = np.ma.masked_array(np.ones(X.shape, np.float32), np.ones(X.shape))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("value", [*NO_TENSORS, MASKED], ids=lambda value: type(value).__name__)
+def test_what_is_no_tensor_is_named(value, graph):
+    def check(name, call):
+        with pytest.raises(TypeError) as raised:
+            (tf.function(call) if graph else call)()
+        line = next(x for x in str(raised.value).splitlines() if f"{name}: type " in x)
+        assert line.strip().removeprefix("TypeError: ").startswith(f"{name}: type {type(value).__name__}, expected a ")
+        assert graph or line == str(raised.value)
+
+    for place, name in enumerate(("query", "key", "value")):
+        for function in (full_1d, attention):
+            check(name, lambda: function(*(value if i == place else X for i in range(3))))
+    for name in () if value is None else ("bias", "sink", "key_lengths"):
+        check(name, lambda: attention(X, X, X, **{name: value}))
+    check("tables: ids", lambda: attention(X, X, X, rule="documents(ids, ids)", tables={"ids": value}))
+
+
+def test_variables_of_tensorflow_1():
+    """They have a type of their own, float32_ref."""
+    expected = [call(X, X, X).numpy() for call in (full_1d, attention)]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        start = tf.compat.v1.constant_initializer(X.numpy())
+        of_1 = tf.compat.v1.get_variable("of_1", X.shape, initializer=start, use_resource=False)
+        given = tf.compat.v1.placeholder(tf.float32, X.shape)
+        made = [call(*which) for call in (full_1d, attention) for which in ((of_1, given, of_1), (given, of_1, given))]
+        session.run(of_1.initializer)
+        for i, out in enumerate(session.run(made, {given: X.numpy()})):
+            assert same_bits(out, expected[i // 2])
+
+
 @pytest.mark.parametrize("name", ["scale", "softcap", "deterministic", "threads"])
 def test_options_are_no_tensors_of_a_graph(name):
     @tf.function

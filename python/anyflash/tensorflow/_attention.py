@@ -11,8 +11,8 @@ from .._core import Rule, echoed
 from .._frontend import check_return_lse, given_tables, refuse_tables, truth
 from .._rules import full
 from ._ops import (
-    FLOATS, INTEGERS, TABLES, bhds, channels_last, check_type, constant, integer, invalid, one_line, rows_type, tensor,
-    word,
+    FLOATS, INTEGERS, TABLES, bhds, channels_last, check_tensors, check_type, constant, integer, invalid, one_line,
+    query, rows_type, tensor, word,
 )  # fmt: skip
 
 _FULL = full()
@@ -57,13 +57,13 @@ def attention(
     Returns out, (out, lse) or (out, l, m), as anyflash.attention. No gradient goes through l and m here, none to
     alibi_slopes; second derivatives raise NotImplementedError.
 
-    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type; for what is no tensor
-    TensorFlow raises its own ValueError or TypeError.
+    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type and for what is no
+    tensor and cannot become one.
     """
     if word("layout", layout) not in _LAYOUTS:
         raise invalid(f"layout: {echoed(repr(layout))}, expected {', '.join(_LAYOUTS)}")
     _checked(check_return_lse, return_lse)
-    q = tensor(q)
+    q = query(q)
     text, of_rule = _parts(rule, tables)
     terms, slopes = _given(FLOATS, bias=bias, sink=sink), _given(FLOATS[2:], alibi_slopes=alibi_slopes)
     others = _given(INTEGERS, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,
@@ -85,6 +85,9 @@ def attention(
         out, rows = _LAYOUTS[layout](q, k, v, *lists, call, 2 if return_lse == "lm" else 1, rows_type(q, k, v))
     except tf.errors.OpError as error:
         raise one_line(error) from None
+    except (TypeError, ValueError):
+        check_tensors(q, k, v)
+        raise
     if not tf.executing_eagerly():
         for row in rows:
             row.set_shape(_shape_of_rows(q.shape, layout))
@@ -105,7 +108,7 @@ def _given(types: Any, **tensors: Any) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any, types: Any) -> Any:
-    made = tf.convert_to_tensor(value)
+    made = tensor(name, value)
     check_type(name, made, types)
     return made
 
@@ -113,11 +116,7 @@ def _typed(name: str, value: Any, types: Any) -> Any:
 def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
     """A rule's text, and the tables that it names."""
     if isinstance(rule, str):
-        given: Mapping[str, Any] = _checked(given_tables, tables)
-        for name, table in given.items():
-            if table is None:
-                raise TypeError(f"tables: {name}: type NoneType, expected a tensor")
-        return rule, given
+        return rule, _checked(given_tables, tables)
     if not isinstance(rule, Rule):
         raise TypeError(f"rule: type {type(rule).__name__}, expected a rule such as anyflash.causal(), or its text")
     _checked(refuse_tables, tables)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from .._core import echoed
 from .._frontend import truth
-from ._ops import integer, invalid, of_dimensions, one_line, rows_type, tensor
+from ._ops import check_tensors, integer, invalid, of_dimensions, one_line, query, rows_type
 
 _SYNC_MODES = ("none_front", "none_end", "scale_front", "scale_end")
 
@@ -30,8 +30,8 @@ def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m
     float32, or float64 for float64. Gradients of Q, K and V go through all three. A query that sees no key has O = 0,
     l = 0 and m = -inf.
 
-    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type; for what is no tensor
-    TensorFlow raises its own ValueError or TypeError.
+    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type and for what is no
+    tensor and cannot become one.
     """
     return _attend(1, Q, K, V, "full()", sync_mode, returning_l_m)
 
@@ -75,7 +75,7 @@ def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
 
 
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
-    q = tensor(q)
+    q = query(q)
     returning_l_m = truth("returning_l_m", returning_l_m)
     if not isinstance(align, str):
         raise TypeError(f"sync_mode: type {type(align).__name__}, expected a word")
@@ -86,4 +86,7 @@ def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, retu
         out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q, k, v))
     except tf.errors.OpError as error:
         raise one_line(error) from None
+    except (TypeError, ValueError):
+        check_tensors(q, k, v)
+        raise
     return (out, *rows) if returning_l_m else out

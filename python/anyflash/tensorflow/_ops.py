@@ -8,10 +8,10 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from .._core import echoed
+from .._frontend import refuse_masked
 
 _library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
 of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d}
@@ -58,16 +58,32 @@ def word(name: str, value: Any) -> str:
     return value
 
 
-def tensor(q: Any) -> Any:
+def query(q: Any) -> Any:
     """With TensorFlow's own type: an op would cast NumPy's numbers to that of its other inputs."""
-    return tf.convert_to_tensor(q) if isinstance(q, (np.ndarray, np.generic)) or not hasattr(q, "dtype") else q
+    own = getattr(q, "dtype", None)
+    return q if own is _FLOAT32 or isinstance(own, tf.DType) else tensor("query", q)
+
+
+def tensor(name: str, value: Any, dtype: Any = None) -> Any:
+    """TypeError, which names it, if it is none and cannot become one."""
+    refuse_masked(name, value)
+    try:
+        return tf.convert_to_tensor(value, dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected a tensor") from error
+
+
+def check_tensors(q: Any, k: Any, v: Any) -> None:
+    """What an op says of them names none and takes several lines."""
+    for name, one in (("query", q), ("key", k), ("value", v)):
+        tensor(name, one, q.dtype.base_dtype)
 
 
 def check_type(name: str, given: Any, types: Any = FLOATS) -> None:
-    if given.dtype not in types:
+    kind = given.dtype.base_dtype  # variables of TensorFlow 1 have types of their own
+    if kind not in types:
         *others, last = (type.name for type in types)
-        kind = tf.as_dtype(given.dtype).name
-        raise invalid(f"{name}: type {kind}, expected {', '.join(others)} or {last}")
+        raise invalid(f"{name}: type {kind.name}, expected {', '.join(others)} or {last}")
 
 
 def rows_type(q: Any, k: Any, v: Any) -> Any:
@@ -75,10 +91,14 @@ def rows_type(q: Any, k: Any, v: Any) -> Any:
     own = q.dtype
     if own is not _FLOAT32:  # `in` and == of types take microseconds
         check_type("query", q)
+        own = own.base_dtype
     for name, other in (("key", k), ("value", v)):
         of_other = getattr(other, "dtype", own)
-        if of_other is not own and isinstance(of_other, tf.DType) and of_other != own:
-            raise invalid(f"{name}: type {of_other.name}, expected {tf.as_dtype(own).name} as in query")
+        if of_other is own:
+            continue
+        refuse_masked(name, other)
+        if isinstance(of_other, tf.DType) and of_other.base_dtype != own:
+            raise invalid(f"{name}: type {of_other.name}, expected {own.name} as in query")
     return tf.float64 if own is not _FLOAT32 and own == tf.float64 else _FLOAT32
 
 
