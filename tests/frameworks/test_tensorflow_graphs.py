@@ -328,6 +328,16 @@ def test_one_line(name):
     assert line.startswith(start) and "\n" not in line and "[Op:" not in line and len(line) > 10, line
 
 
+def test_one_line_of_a_gradient():
+    pages = tf.ones((3, 4, 3, 5))
+    with tf.GradientTape() as tape:
+        tape.watch(pages)
+        out = attention(X[..., :1, :], pages, pages, page_table=[[0], [1]], key_lengths=[4, 2])
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        tape.gradient(out, pages)
+    assert str(raised.value) == "page_table: given to backward, expected keys and values without pages"
+
+
 @pytest.mark.parametrize("name", ["channels", "batch", "rank", "rank of a number", "rank of NumPy's number",
                                   "types differ", "integers in a bias", "sync mode", "window", "bias",
                                   "softcap"])  # fmt: skip

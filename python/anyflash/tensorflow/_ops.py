@@ -16,7 +16,6 @@ from .._frontend import refuse_masked
 _library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
 of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d}
 channels_last, bhds = _library.anyflash_attention_last, _library.anyflash_attention_bhds
-_backward = _library.anyflash_attention_backward
 _EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
 _DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2}
 _FLOAT32 = tf.float32
@@ -106,6 +105,14 @@ def one_line(error: Any) -> Any:
     """The library's own line, without what TensorFlow puts around it where an op was called eagerly."""
     line = re.sub(r"^\{\{function_node .*?\}\} ", "", error.message.partition("\n")[0])
     return type(error)(error.node_def, error.op, re.sub(r" \[Op:\w+\].*$", "", line))
+
+
+def _backward(*inputs: Any, call: Any) -> Any:
+    """dquery, dkey, dvalue and a list of dterms."""
+    try:
+        return _library.anyflash_attention_backward(*inputs, call=call)
+    except tf.errors.OpError as error:
+        raise one_line(error) from None
 
 
 def _of_dimensions(op: Any, dout: Any, *drows: Any) -> list[Any]:
