@@ -33,7 +33,7 @@ def _framework(array: Any) -> str:
     return _frameworks[kind]
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return _core.echoed((str(error).splitlines() or [type(error).__name__])[0], 200)
 
 
@@ -61,6 +61,10 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
     if framework == "torch" and array.is_nested:
         raise ValueError(f"{start}{NESTED}")
+    if framework == "torch" and array.layout is not sys.modules["torch"].strided:
+        raise ValueError(f"{start}{array.layout}, expected torch.strided")
+    if framework == "torch" and array.is_meta:
+        raise ValueError(f"{start}on the device meta, expected the CPU or CUDA")
     if framework == "torch" and array.is_neg():  # PyTorch exports such memory without its sign
         raise ValueError(f"{start}negated lazily, expected plain memory; pass {name}.resolve_neg()")
     try:
@@ -80,7 +84,7 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         except TypeError:  # an exporter from before DLPack 1.0
             return array.__dlpack__(**stream)
     except Exception as error:
-        line = _first_line(error)
+        line = first_line(error)
         raise ValueError(line if line.startswith(start) else f"{start}__dlpack__ failed: {line}") from None
 
 
@@ -152,7 +156,7 @@ def device_empty(name: str, example: Any, index: int, shape: tuple[int, ...], dt
             jax = sys.modules["jax"]
             return jax.numpy.empty(shape, dtype=dtype, device=next(iter(example.devices()))).block_until_ready()
     except Exception as error:
-        raise MemoryError(f"{name}: no memory for {dtype} of shape {shape}: {_first_line(error)}") from None
+        raise MemoryError(f"{name}: no memory for {dtype} of shape {shape}: {first_line(error)}") from None
     kind = _core.echoed(type(example).__name__)
     raise TypeError(f"{name}: cannot be made as a {kind} on a GPU, expected arrays of PyTorch, CuPy or JAX")
 

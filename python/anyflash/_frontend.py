@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,13 @@ def truth(name: str, value: Any) -> bool:
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected True or False")
+
+
+def integer(name: str, value: Any) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected an integer") from None
 
 
 def second_derivative(module: str) -> str:

@@ -18,6 +18,14 @@ def nested(layout=torch.strided):
     return torch.nested.nested_tensor([zeros(2, 3, 8), zeros(2, 5, 8)], layout=layout)
 
 
+class Broken:
+    def __dlpack__(self, **options):
+        raise RuntimeError("no data\nat all")
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
 WRONG = {
     "channels": (ValueError, "key: head size 4, expected 8 as in query", lambda: attention(X, X[..., :4], X)),
     "heads": (ValueError, "key: ",
@@ -57,7 +65,11 @@ WRONG = {
         lambda: attention(X, X, X, threads=zeros(2))),
     "no threads": (TypeError, "threads: type NoneType, expected an integer", lambda: attention(X, X, X, threads=None)),
     "plan": (TypeError, "plan: type int", lambda: attention(X, X, X, plan=3)),
-    "sparse": (ValueError, "query: ", lambda: attention(X.to_sparse(), X, X)),
+    "sparse": (ValueError, "query: torch.sparse_coo, expected torch.strided", lambda: attention(X.to_sparse(), X, X)),
+    "sparse bias, vmap": (ValueError, "bias: torch.sparse_coo, expected torch.strided", lambda: torch.func.vmap(
+        lambda x: attention(x, X, X, bias=zeros(1, 1, 5, 5).to_sparse()))(X[None])),
+    "no data": (ValueError, "key: on the device meta, expected the CPU or CUDA", lambda: attention(X, X.to("meta"), X)),
+    "bias that cannot be had": (ValueError, "bias: no data", lambda: attention(X, X, X, bias=Broken())),
     "nested": (ValueError, "query: a nested tensor", lambda: attention(nested(), X, X)),
     "nested, jagged": (ValueError, "key: a nested tensor", lambda: attention(X, nested(torch.jagged), X)),
     "nested bias": (ValueError, "bias: a nested tensor", lambda: attention(X, X, X, bias=nested())),
@@ -100,6 +112,12 @@ WRONG = {
                                 lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), 1, 0)),
     "packed's types": (TypeError, "num_chunks_kv: type float, expected an integer",
                        lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), 1, 1.0)),
+    "packed integers": (TypeError, "qkv: type torch.int32, expected float16", lambda: flash_attention_qkv_packed(
+        zeros(3, 2, 5, 8).int(), 1, 1)),
+    "packed sparse": (ValueError, "qkv: torch.sparse_coo, expected torch.strided", lambda: flash_attention_qkv_packed(
+        zeros(3, 2, 5, 8).to_sparse(), 1, 1)),
+    "packed's chunks of NumPy": (ValueError, "num_chunks_q: 2, expected a positive divisor of the length 5",
+                                 lambda: flash_attention_qkv_packed(zeros(3, 2, 5, 8), np.int64(2), 1)),
     "packed channels": (ValueError, "qkv: 300 channels, expected 1 to 256",
                         lambda: flash_attention_qkv_packed(zeros(3, 2, 4, 300), 1, 1)),
     "out beside no tensor": (TypeError, "key: type ndarray, expected a torch.Tensor",
@@ -129,7 +147,7 @@ def test_the_same_line_through_the_operator(name, monkeypatch):
 
 OF_ANOTHER_TYPE = [dict(align=3), dict(layout=None), dict(scale="3"), dict(softcap=None), dict(threads="3"),
                    dict(threads=1.5), dict(threads=10**30), dict(scale=10**400), dict(rule=3), dict(rule=True),
-                   dict(rule=[af.causal()])]  # fmt: skip
+                   dict(rule=[af.causal()]), dict(scale=np.ones(2)), dict(softcap=zeros(2))]  # fmt: skip
 
 
 @pytest.mark.parametrize("option", OF_ANOTHER_TYPE, ids=lambda option: next(iter(option)))

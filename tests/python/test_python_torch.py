@@ -127,8 +127,8 @@ REFUSED = {
     "conjugated": (lambda x: complex_numbers.conj(), ValueError, "__dlpack__ failed: "),
     "integers": (torch.Tensor.int, TypeError, "type int32, expected float32 as in query"),
     "eight bits": (lambda x: x.to(torch.float8_e4m3fn), TypeError, "type code 10 of 8, expected float16, "),
-    "sparse": (torch.Tensor.to_sparse, ValueError, "__dlpack__ failed: "),
-    "without memory": (lambda x: x.to("meta"), ValueError, "__dlpack__ failed: "),
+    "sparse": (torch.Tensor.to_sparse, ValueError, "torch.sparse_coo, expected torch.strided"),
+    "without memory": (lambda x: x.to("meta"), ValueError, "on the device meta, expected the CPU or CUDA"),
 }  # fmt: skip
 
 

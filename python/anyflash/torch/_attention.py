@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import index
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from .. import _core
-from .._frontend import NESTED, check_return_lse, truth, without_gradient
+from .._frontend import NESTED, check_return_lse, integer, truth, without_gradient
 from .._rules import full
 from ._op import NO_SLOPES, SECOND, lse_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
@@ -92,7 +91,7 @@ def attention(
         text, names, arrays = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
                    sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
-        refuse_nested(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
+        check_memory(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
@@ -146,11 +145,15 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
             and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
 
 
-def refuse_nested(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
-    """For where the library's own check is not reached."""
+def check_memory(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
+    """Numbers with strides, as far as they are given. For where the library's own check is not reached."""
     for name, tensor in zip(names, tensors):
-        if tensor is not None and tensor.is_nested:
+        if tensor is None:
+            continue
+        if tensor.is_nested:
             raise ValueError(f"{name}: {NESTED}")
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{name}: {tensor.layout}, expected torch.strided")
 
 
 def _refuse_gradients(**numbers: Any) -> None:
@@ -164,23 +167,22 @@ def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic:
     for name, word in (("align", align), ("layout", layout)):
         if not isinstance(word, str):
             raise TypeError(f"{name}: type {type(word).__name__}, expected str")
-    scale, softcap = None if scale is None else _number("scale", scale), _number("softcap", softcap)
-    try:
-        threads = index(threads)
-    except TypeError:
-        raise TypeError(f"threads: type {type(threads).__name__}, expected an integer") from None
+    scale, softcap = None if scale is None else number("scale", scale), number("softcap", softcap)
+    threads = integer("threads", threads)
     if not -(2**63) <= threads < 2**63:
         raise ValueError("threads: expected an integer of 64 bits")
     return align, layout, scale, softcap, truth("deterministic", deterministic), threads
 
 
-def _number(name: str, value: Any) -> float:
-    if not hasattr(value, "__float__"):
-        raise TypeError(f"{name}: type {type(value).__name__}, expected a number")
+def number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        if hasattr(value, "__float__"):
+            return float(value)
     except OverflowError:
         raise ValueError(f"{name}: expected a number that float64 holds") from None
+    except (TypeError, ValueError):  # of an array of several
+        pass
+    raise TypeError(f"{name}: type {type(value).__name__}, expected a number")
 
 
 def _requires(*tensors: Any) -> bool:

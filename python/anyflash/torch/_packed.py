@@ -9,10 +9,13 @@ from torch import Tensor
 
 from .. import _attention as _plain
 from .. import _rules
-from ._attention import attention, cast, in_memory, is_direct, once, refuse_nested
+from .._core import echoed
+from .._frontend import integer
+from ._attention import attention, cast, check_memory, in_memory, is_direct, once
 
 _CAUSAL = _rules.causal()
 _NARROW = (torch.float16, torch.bfloat16)
+_TYPES = (*_NARROW, torch.float32, torch.float64)
 
 
 def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: int) -> Tensor:
@@ -31,21 +34,29 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     """
     if not isinstance(qkv, Tensor):
         raise TypeError(f"qkv: type {type(qkv).__name__}, expected a torch.Tensor")
-    refuse_nested(("qkv",), (qkv,))
+    check_memory(("qkv",), (qkv,))
+    if qkv.dtype not in _TYPES:
+        raise TypeError(f"qkv: type {qkv.dtype}, expected float16, bfloat16, float32 or float64")
     if qkv.dim() != 4 or qkv.shape[0] != 3:
         raise ValueError(f"qkv: shape {tuple(qkv.shape)}, expected (3, heads, length, channels)")
     if not 1 <= qkv.shape[3] <= 256:
         raise ValueError(f"qkv: {qkv.shape[3]} channels, expected 1 to 256")
-    for name, chunks in (("num_chunks_q", num_chunks_q), ("num_chunks_kv", num_chunks_kv)):
-        if isinstance(chunks, bool) or not isinstance(chunks, int):
-            raise TypeError(f"{name}: type {type(chunks).__name__}, expected an integer")
-        if chunks < 1 or qkv.shape[2] % chunks:
-            raise ValueError(f"{name}: {chunks}, expected a positive divisor of the length {qkv.shape[2]}")
+    num_chunks_q = _divisor("num_chunks_q", num_chunks_q, qkv.shape[2])
+    num_chunks_kv = _divisor("num_chunks_kv", num_chunks_kv, qkv.shape[2])
     qkv = cast(qkv)[0]  # once, for both passes
     whole = torch.compiler.is_compiling() or not is_direct(qkv) or not (torch.is_grad_enabled() and qkv.requires_grad)
     if whole or _fits(qkv, num_chunks_q * num_chunks_kv):
         return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)
     return _InChunks.apply(qkv, num_chunks_q, num_chunks_kv)
+
+
+def _divisor(name: str, chunks: Any, length: int) -> int:
+    if isinstance(chunks, bool):
+        raise TypeError(f"{name}: type bool, expected an integer")
+    number = integer(name, chunks)
+    if number < 1 or length % number:
+        raise ValueError(f"{name}: {echoed(repr(number))}, expected a positive divisor of the length {length}")
+    return number
 
 
 def _fits(qkv: Tensor, pairs: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .. import _core
+from .._arrays import first_line
 from .._core import Rule
 from .._frontend import given_tables, refuse_tables
 from ._traced import TracedRule
@@ -53,7 +54,11 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
         raise TypeError(f"{name}: type {type(array).__name__}, expected a torch.Tensor")
     if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
         array = array.copy()
-    return torch.as_tensor(array)
+    try:
+        return torch.as_tensor(array)
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name}: {first_line(error)}") from None
 
 
 def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, list[torch.Tensor]]:
