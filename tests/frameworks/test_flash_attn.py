@@ -276,6 +276,43 @@ def test_no_sequences(slopes):
 
 
 X = torch.zeros(2, 5, 4, 8, device=DEVICE)
+NO_FLAGS = {
+    "causal: type Tensor, expected True or False": dict(causal=torch.ones(2)),
+    "return_softmax_lse: type Tensor, expected True or False": dict(return_softmax_lse=torch.ones(2)),
+    "rotary_interleaved: type str, expected True or False": dict(rotary_interleaved="no"),
+    "k: on meta, expected ": dict(k=torch.ones(2, 1, 2, 8, dtype=torch.float64, device="meta")),
+    "v: on meta, expected ": dict(v=torch.ones(2, 1, 2, 8, dtype=torch.float64, device="meta")),
+    "cache_seqlens: on the device meta, ": dict(cache_seqlens=torch.ones(2, dtype=torch.int32, device="meta")),
+    "rotary_cos: on meta, expected ": dict(rotary_cos=torch.ones(9, 4, device="meta"), rotary_sin=torch.ones(9, 4)),
+}
+
+
+@pytest.mark.parametrize("start", NO_FLAGS)
+def test_flags_and_places_are_checked_before_the_cache_is_written(start, numbers):
+    caches, new = [numbers(2, 12, 2, 8) for _ in range(2)], numbers(2, 1, 2, 8)
+    before = [cache.clone() for cache in caches]
+    given = dict(k=new, v=new, cache_seqlens=3) | NO_FLAGS[start]
+    with pytest.raises((ValueError, TypeError)) as raised:
+        flash_attn.flash_attn_with_kvcache(numbers(2, 1, 4, 8), *caches, **given)
+    assert str(raised.value).startswith(start) and "\n" not in str(raised.value)
+    assert all(map(torch.equal, caches, before))
+
+
+@pytest.mark.parametrize("name, line", [
+    ("dropout_p", "dropout_p: type Tensor, expected a number"),
+    ("causal", "causal: type Tensor, expected True or False"),
+    ("return_attn_probs", "return_attn_probs: type Tensor, expected True or False"),
+    ("window_size", "window_size: tensor("),
+])  # fmt: skip
+def test_a_tensor_in_a_number_s_place_is_named(name, line):
+    ends, x = torch.tensor([0, 5], dtype=torch.int32), X[0]
+    for call, given in ((flash_attn.flash_attn_func, (X, X, X)),
+                        (flash_attn.flash_attn_varlen_func, (x, x, x, ends, ends, 5, 5))):  # fmt: skip
+        with pytest.raises((ValueError, TypeError)) as raised:
+            call(*given, **{name: X})
+        assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
+
+
 ENDS = torch.tensor([0, 5], dtype=torch.int32)  # on the CPU, where it is looked at
 WRONG = {
     "dropout_p: 0.1, expected 0: dropout is not offered": lambda: flash_attn.flash_attn_func(X, X, X, 0.1),
@@ -353,6 +390,8 @@ ONE_BY_ONE = {
         X[0], X, X, ENDS, ENDS.to_sparse(), 5, 5, **PAGED),
     "block_table: room for 5 keys, expected 1099511627776": lambda: flash_attn.flash_attn_varlen_func(
         X[0], X, X, ENDS, torch.tensor([0, 2**40]), 5, 5, **PAGED),
+    "cu_seqlens_q: on the device meta, expected": lambda: flash_attn.flash_attn_varlen_func(
+        X[0], X, X, ENDS.to("meta"), ENDS, 5, 5, **PAGED),
 }  # fmt: skip
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from .. import _core, _rules
+from .._core import echoed
+from .._frontend import truth
 from ..torch import attention
-from ._shared import check_indices, check_pages, check_table, check_tensor, options, place_of, window_of
+from ._shared import check_indices, check_pages, check_table, check_tensor, moved, options, place_of, window_of
 
 
 def flash_attn_with_kvcache(
@@ -50,6 +52,8 @@ def flash_attn_with_kvcache(
     caches are then as they were.
     """
     call = options(0.0, softmax_scale, causal, window_size, softcap)
+    call["return_lse"] = truth("return_softmax_lse", return_softmax_lse)
+    rotary_interleaved = truth("rotary_interleaved", rotary_interleaved)
     _check_shapes(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
     if block_table is not None and (cache_batch_idx is not None or cache_leftpad is not None):
         raise ValueError("block_table: given with cache_batch_idx or cache_leftpad, expected it alone")
@@ -82,8 +86,7 @@ def flash_attn_with_kvcache(
             places = torch.arange(room, dtype=leftpad.dtype, device=place)
             call["rule"] = call["rule"] & _rules.dense((places >= leftpad[:, None])[:, None, None])
         all_of_it = cache_seqlens is None and table is None and leftpad is None
-        return attention(q, k_cache, v_cache, key_lengths=None if all_of_it else lengths.int(),
-                         return_lse=bool(return_softmax_lse), **call)  # fmt: skip
+        return attention(q, k_cache, v_cache, key_lengths=None if all_of_it else lengths.int(), **call)
 
 
 def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lengths: Any) -> None:
@@ -95,6 +98,8 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
         check_tensor(name, tensor)
         if tensor.dim() != rank:
             raise ValueError(f"{name}: rank {tensor.dim()}, expected {rank}")
+        if name not in ("q", "k_cache", "v_cache") and tensor.device != k_cache.device:
+            raise ValueError(f"{name}: on {tensor.device}, expected {k_cache.device} as k_cache")
         if name.startswith("rotary") and not tensor.is_floating_point():
             raise TypeError(f"{name}: {tensor.dtype}, expected a floating-point type")
     if (
@@ -160,14 +165,14 @@ def _entries(q: Tensor, indices: Any, name: str, place: torch.device) -> Any:
     check_indices(name, indices, 1)
     if tuple(indices.shape) != (q.shape[0],):
         raise ValueError(f"{name}: shape {tuple(indices.shape)}, expected ({q.shape[0]},)")
-    return indices.to(place)
+    return moved(name, indices, place)
 
 
 def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, block_table: Any, place: torch.device) -> Tensor | None:
     """Entries of a cache without pages, if they are not in the order of the batch, are pages as long as it is."""
     if block_table is not None:
         check_table(block_table, q.shape[0])
-        return block_table.to(place)
+        return moved("block_table", block_table, place)
     places = _entries(q, batch_idx, "cache_batch_idx", place)
     if places is not None:
         return places[:, None]
@@ -180,7 +185,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> t
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         length = room if cache_seqlens is None else cache_seqlens
         if not 0 <= length <= room:
-            raise ValueError(f"cache_seqlens: {length}, expected 0 to {room}")
+            raise ValueError(f"cache_seqlens: {echoed(repr(length))}, expected 0 to {room}")
         return torch.full((q.shape[0],), length, dtype=torch.int32, device=place), (length, length)
     lengths = _entries(q, cache_seqlens, "cache_seqlens", place)
     bounds = _bounds(lengths)

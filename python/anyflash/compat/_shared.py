@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from .. import _rules
-from .._frontend import NESTED
+from .._core import echoed
+from .._frontend import truth
+from ..torch._attention import check_memory, number
 
 
 def options(dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
             deterministic: bool = False) -> dict[str, Any]:  # fmt: skip
+    dropout_p = number("dropout_p", dropout_p)
     if dropout_p != 0.0:
         raise ValueError(f"dropout_p: {dropout_p}, expected 0: dropout is not offered")
     left, right = window_of(window_size)
-    rule = _rules.window(left, 0 if causal else right) if causal or left >= 0 or right >= 0 else _rules.full()
+    if truth("causal", causal):
+        right = 0
+    rule = _rules.window(left, right) if left >= 0 or right >= 0 else _rules.full()
     return dict(rule=rule, align="none_end", scale=softmax_scale, softcap=softcap, deterministic=deterministic)
 
 
@@ -26,7 +31,8 @@ def window_of(window_size: Sequence[int]) -> tuple[int, int]:
     try:
         left, right = map(index, window_size)
     except (TypeError, ValueError):
-        raise ValueError(f"window_size: {window_size!r}, expected two integers, left and right") from None
+        given = echoed(repr(window_size))
+        raise ValueError(f"window_size: {given}, expected two integers, left and right") from None
     return left, right
 
 
@@ -37,13 +43,19 @@ def place_of(q: Tensor, *indices: Any) -> torch.device:
     return torch.device("cpu") if not q.is_cuda or (on_cpu and all(on_cpu)) else q.device
 
 
+def moved(name: str, indices: Any, place: torch.device) -> Any:
+    """To that place, if it is a tensor."""
+    if not isinstance(indices, Tensor):
+        return indices
+    if indices.is_meta:
+        raise ValueError(f"{name}: on the device meta, expected the CPU or CUDA")
+    return indices.to(place)
+
+
 def check_tensor(name: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.is_nested:
-        raise ValueError(f"{name}: {NESTED}")
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"{name}: {tensor.layout}, expected torch.strided")
+    check_memory((name,), (tensor,))
 
 
 def check_indices(name: str, indices: Any, rank: int) -> None:

@@ -23,16 +23,16 @@ Wrong input raises ValueError or TypeError with one line.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._frontend import integer, truth
 from ..torch import attention
 from ._kvcache import flash_attn_with_kvcache
 from ._rows import in_rows
-from ._shared import check_cumulative, check_pages, check_table, check_tensor, options, place_of
+from ._shared import check_cumulative, check_pages, check_table, check_tensor, moved, options, place_of
 
 __all__ = [
     "flash_attn_func",
@@ -67,7 +67,7 @@ def flash_attn_func(
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     return _results(attention(q, k, v, layout="bshd", alibi_slopes=alibi_slopes,
-                              return_lse=bool(return_attn_probs), **call))  # fmt: skip
+                              return_lse=truth("return_attn_probs", return_attn_probs), **call))  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -137,13 +137,15 @@ def flash_attn_varlen_func(
     block_table.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
+    with_lse = truth("return_attn_probs", return_attn_probs)
     check_tensor("q", q)
     slopes_by_batch = isinstance(alibi_slopes, Tensor) and alibi_slopes.dim() == 2
     place = place_of(q, cu_seqlens_q, cu_seqlens_k, block_table)
-    cu_q, cu_k, pages = _moved(place, cu_seqlens_q, cu_seqlens_k, block_table)
+    cu_q, cu_k = moved("cu_seqlens_q", cu_seqlens_q, place), moved("cu_seqlens_k", cu_seqlens_k, place)
+    pages = moved("block_table", block_table, place)
     if pages is None and not slopes_by_batch:
         return _results(attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-                                  alibi_slopes=alibi_slopes, return_lse=bool(return_attn_probs), **call))  # fmt: skip
+                                  alibi_slopes=alibi_slopes, return_lse=with_lse, **call))  # fmt: skip
     of_keys = 3 if pages is None else 4
     for name, tensor, rank in (("q", q, 3), ("k", k, of_keys), ("v", v, of_keys)):
         check_tensor(name, tensor)
@@ -164,12 +166,12 @@ def flash_attn_varlen_func(
     if pages is not None:
         check_pages(pages, cu_k.diff(), k, "block_table")
     if place.type == "cuda":
-        sizes = _integer("max_seqlen_q", max_seqlen_q), _integer("max_seqlen_k", max_seqlen_k)
+        sizes = integer("max_seqlen_q", max_seqlen_q), integer("max_seqlen_k", max_seqlen_k)
         if (cu_q.numel() - 1) * sizes[0] <= 4 * q.shape[0] or torch.cuda.is_current_stream_capturing():
             made = in_rows(q, k, v, cu_q, cu_k, sizes, pages, alibi_slopes=alibi_slopes, **call)
-            return _results(made) if return_attn_probs else made[0]
-        cu_q, cu_k, pages = _moved(torch.device("cpu"), cu_q, cu_k, pages)
-    return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, pages, return_attn_probs, call)
+            return _results(made) if with_lse else made[0]
+        cu_q, cu_k, pages = (x if x is None else x.cpu() for x in (cu_q, cu_k, pages))
+    return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, pages, with_lse, call)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -226,17 +228,6 @@ def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ..
             f"{name}: shape {tuple(packed.shape)}, expected rank {rank} with {count} at the third axis from the end"
         )
     return tuple(packed.unbind(-3))
-
-
-def _moved(place: torch.device, *indices: Any) -> list[Any]:
-    return [x.to(place) if isinstance(x, Tensor) else x for x in indices]
-
-
-def _integer(name: str, number: Any) -> int:
-    try:
-        return index(number)
-    except TypeError:
-        raise TypeError(f"{name}: type {type(number).__name__}, expected an integer") from None
 
 
 def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any) -> None:
