@@ -230,7 +230,14 @@ WRONG = [
     lambda q: dict(scale=torch.ones(2)),
     lambda q: dict(is_causal=1),
     lambda q: dict(value=q.double()),
+    lambda q: dict(value=q.to_sparse()),
+    lambda q: dict(dropout_p=q),
+    lambda q: dict(dropout_p=None),
+    lambda q: dict(enable_gqa=1),
+    lambda q: dict(scale=q.cpu().numpy()),
 ]  # fmt: skip
+if DEVICE == "cpu":  # masks of fewer than two axes
+    WRONG += [lambda q: dict(attn_mask=torch.ones(5, dtype=torch.bool)), lambda q: dict(attn_mask=torch.zeros(()))]
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it takes both
     WRONG.append(lambda q: dict(attn_mask=torch.ones(5, 5, dtype=torch.bool, device=DEVICE), is_causal=True))
 
@@ -239,7 +246,7 @@ if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it t
 def test_wrong_input_is_refused_by_pytorch(left_to_pytorch, wrong):
     q = torch.zeros(1, 2, 5, 8, device=DEVICE)
     given = dict(query=q, key=q, value=q) | wrong(q)
-    with pytest.raises((RuntimeError, TypeError)) as expected:
+    with pytest.raises((RuntimeError, TypeError, IndexError)) as expected:
         OWN(**given)
     with pytest.raises(expected.type) as raised:
         _sdpa.scaled_dot_product_attention(**given)

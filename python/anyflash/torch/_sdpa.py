@@ -79,6 +79,8 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
             return "lazily negated or zero tensors"
         if forward_ad._current_level >= 0:
             return "a forward-mode derivative"
+    if not isinstance(dropout, (float, int)) or not isinstance(causal, bool) or not isinstance(gqa, bool):
+        return ""
     if dropout != 0.0:
         return "dropout_p is not 0"
     if q.dtype not in _TYPES:
@@ -87,7 +89,7 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
         return f"{q.layout} tensors on {q.device.type}"
     if q.is_cuda and (reason := _reason_of_gpu(q.get_device(), torch.is_grad_enabled())):
         return reason
-    if not isinstance(causal, bool):
+    if k.layout is not torch.strided or v.layout is not torch.strided:
         return ""
     shape, of_keys, of_values = q.shape, k.shape, v.shape
     rank = len(shape)
@@ -136,7 +138,7 @@ def _asked(index: int, backward: bool) -> str:
 def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
     if not _is_plain(mask):
         return f"a mask of type {type(mask).__name__}"
-    if mask.device != q.device or mask.dim() > len(shape):
+    if mask.device != q.device or not 2 <= mask.dim() <= len(shape):
         return ""
     if mask.dtype not in (torch.bool, torch.float32, q.dtype) and not autocast_makes_one(q, mask):
         return ""
@@ -149,7 +151,7 @@ def _reason_of_scale(scale: Any, dtype: torch.dtype) -> str | None:
     if isinstance(scale, Tensor):
         return ""
     try:
-        finite = abs(scale) <= (_LARGEST[1] if dtype == torch.float64 else _LARGEST[0])
+        finite = bool(abs(scale) <= (_LARGEST[1] if dtype == torch.float64 else _LARGEST[0]))
     except (TypeError, ValueError):
         return ""
     return None if finite else f"scale {scale}"
