@@ -14,6 +14,7 @@ from devices import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from anyflash.torch import _sdpa, sdpa
 
@@ -251,6 +252,46 @@ def test_wrong_input_is_refused_by_pytorch(left_to_pytorch, wrong):
     with pytest.raises(expected.type) as raised:
         _sdpa.scaled_dot_product_attention(**given)
     assert re.sub(r" \(position \d+\)", "", str(raised.value)) == str(expected.value) and not left_to_pytorch()
+
+
+@pytest.mark.parametrize("keys", [5, 9])
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_masks_that_are_an_object_of_pytorch_s(numbers, make, keys, compiled):
+    q, k, mask = numbers(2, 4, 5, 8), numbers(2, 4, keys, 8), make(5, keys)
+    seen = torch.ones(5, keys, dtype=torch.bool, device=DEVICE).tril(keys - 5 if make is causal_lower_right else 0)
+    call = lambda q: F.scaled_dot_product_attention(q, k, k, mask)  # noqa: E731
+    with sdpa():
+        out = (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)(q)
+    torch.testing.assert_close(out, OWN(q, k, k, seen))
+    torch.testing.assert_close(_sdpa.scaled_dot_product_attention(q, k, k, mask), OWN(q, k, k, mask))
+    with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
+        _sdpa.scaled_dot_product_attention(q, k, k, mask, is_causal=True)
+
+
+def test_graphs_made_behind_the_override_know_pytorch_s_own():
+    program = """
+import torch, torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+from anyflash.torch import sdpa
+q = torch.ones(1, 1, 5, 8).cumsum(2)
+call = lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask)
+with sdpa():
+    torch.compile(call, fullgraph=True, backend="aot_eager")(q, None)
+torch._dynamo.reset()
+made = torch.compile(call, fullgraph=True, backend="aot_eager")(q, causal_lower_right(5, 5))
+assert (made - F.scaled_dot_product_attention(q, q, q, is_causal=True)).abs().max() < 1e-5
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_scripts_keep_pytorch_s_own(numbers):
+    layer, q = torch.nn.MultiheadAttention(8, 2, dtype=torch.float64, device=DEVICE).eval(), numbers(5, 2, 8)
+    with sdpa():
+        out = torch.jit.script(layer)(q, q, q, need_weights=False)[0]
+    torch.testing.assert_close(out, layer(q, q, q, need_weights=False)[0])
 
 
 def test_in_place_for_a_block():

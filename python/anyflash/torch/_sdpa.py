@@ -55,6 +55,9 @@ def scaled_dot_product_attention(
     tensors, subclasses of Tensor, lazily negated tensors, forward-mode derivatives, and what PyTorch refuses, which it
     then does in its own words. Second derivatives raise NotImplementedError.
     """
+    if attn_mask.__class__.__name__ == "CausalBias":
+        return _of_bias(attn_mask, (query, key, value, attn_mask), dropout_p=dropout_p, is_causal=is_causal,
+                        scale=scale, enable_gqa=enable_gqa)  # fmt: skip
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None and scale is not None:
         reason = _reason_of_scale(scale, query.dtype)
@@ -66,6 +69,16 @@ def scaled_dot_product_attention(
         _told.add(reason)
         _log.warning("scaled_dot_product_attention: left to PyTorch: %s", reason)
     return _pytorch_s_own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _of_bias(bias: Any, given: tuple[Any, ...], **options: Any) -> Tensor:
+    """PyTorch's object for a causal mask knows a call of the function that F has at present by that alone; it then
+    calls it anew, with is_causal or a mask that is a plain tensor."""
+    return bias.__torch_function__(F.scaled_dot_product_attention, (type(bias),), given, options)
+
+
+# torch.jit.script takes it for PyTorch's own.
+torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
 
 
 def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, gqa: bool) -> str | None:
@@ -181,6 +194,7 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
 def switch_on() -> None:
     """Puts the override in place, for all threads."""
     global _users, _found
+    torch.overrides.get_overridable_functions()  # which PyTorch finds in F once: its own must be among them
     with _lock:
         _users += 1
         if F.scaled_dot_product_attention is not scaled_dot_product_attention:
