@@ -26,6 +26,7 @@ _pytorch_s_own = F.scaled_dot_product_attention
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LARGEST = torch.finfo(torch.float32).max, torch.finfo(torch.float64).max
 _PLAIN = (Tensor, torch.nn.Parameter)
+_MASKS = (*_PLAIN, type(None))
 _CAUSAL, _FULL = _rules.causal(), _rules.full()
 _told: set[str] = set()
 _lock = threading.Lock()
@@ -55,9 +56,10 @@ def scaled_dot_product_attention(
     tensors, subclasses of Tensor, lazily negated tensors, forward-mode derivatives, and what PyTorch refuses, which it
     then does in its own words. Second derivatives raise NotImplementedError.
     """
-    if attn_mask.__class__.__name__ == "CausalBias":
+    more = {} if enable_gqa is False else {"enable_gqa": enable_gqa}  # PyTorch 2.5
+    if type(attn_mask) not in _MASKS and type(attn_mask).__name__ == "CausalBias":
         return _of_bias(attn_mask, (query, key, value, attn_mask), dropout_p=dropout_p, is_causal=is_causal,
-                        scale=scale, enable_gqa=enable_gqa)  # fmt: skip
+                        scale=scale, **more)  # fmt: skip
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None and scale is not None:
         reason = _reason_of_scale(scale, query.dtype)
@@ -68,7 +70,7 @@ def scaled_dot_product_attention(
     if reason and reason not in _told and not torch.compiler.is_compiling():
         _told.add(reason)
         _log.warning("scaled_dot_product_attention: left to PyTorch: %s", reason)
-    return _pytorch_s_own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _pytorch_s_own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
 
 
 def _of_bias(bias: Any, given: tuple[Any, ...], **options: Any) -> Tensor:
