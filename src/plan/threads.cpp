@@ -1,5 +1,6 @@
 #include "plan/threads.h"
 
+#include <dlfcn.h>
 #include <omp.h>
 #include <pthread.h>
 
@@ -10,15 +11,24 @@
 namespace anyflash::planning {
 namespace {
 
+// Looked up, not linked: the run-times of GCC 8 and before lack it, and PyTorch's older packages bring one of them along,
+// which then is this library's too.
+const auto pause_all = reinterpret_cast<int (*)(omp_pause_resource_t)>(dlsym(RTLD_DEFAULT, "omp_pause_resource_all"));
+
 // A child that is forked has the thread that forked and OpenMP's record of its team, but not the team: GCC's run-time
-// would wait for it for ever. So the team is let go before a fork; parent and child each start a new one at need. And
-// the cache is held, lest the child be born with it locked by a thread that it lacks.
+// would wait for it for ever. So the team is let go before a fork; parent and child each start a new one at need. Where
+// it cannot be let go, the child computes with one thread. And the cache is held, lest the child be born with it locked
+// by a thread that it lacks.
 void before_fork() {
-  omp_pause_resource_all(omp_pause_soft);
+  if (pause_all) pause_all(omp_pause_soft);
   plan_cache().lock();
 }
 void after_fork() { plan_cache().unlock(); }
-[[maybe_unused]] const int registered = pthread_atfork(before_fork, after_fork, after_fork);
+void after_fork_in_child() {
+  plan_cache().unlock();
+  if (!pause_all) omp_set_max_active_levels(0);
+}
+[[maybe_unused]] const int registered = pthread_atfork(before_fork, after_fork, after_fork_in_child);
 
 }  // namespace
 

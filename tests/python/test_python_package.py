@@ -18,6 +18,12 @@ def run(*command):
     return subprocess.run([sys.executable, *command], capture_output=True, text=True)
 
 
+def test_old_openmp_run_times_will_do():
+    """PyTorch 2.4 brings one along that has nothing of OpenMP 5."""
+    read = subprocess.run(["readelf", "--version-info", "--wide", af._core.__file__], capture_output=True, text=True)
+    assert read.returncode == 0 and "OMP_1.0" in read.stdout and "OMP_5" not in read.stdout, read.stdout + read.stderr
+
+
 def test_a_program_passes_mypy_strict():
     checked = run("-m", "mypy", "--strict", str(HERE / "typed_example.py"))
     assert checked.returncode == 0, checked.stdout + checked.stderr
