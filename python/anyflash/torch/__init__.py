@@ -4,7 +4,7 @@
     out = attention(q, k, v, rule=af.causal())
 
 `import anyflash.torch.auto` puts it behind torch.nn.functional.scaled_dot_product_attention. No version of PyTorch is
-linked; 2.4 or newer is expected.
+linked; 2.4 or newer is expected, in graphs 2.7.
 """
 
 from ._attention import attention
