@@ -79,8 +79,9 @@ def _of_bias(bias: Any, given: tuple[Any, ...], **options: Any) -> Tensor:
     return bias.__torch_function__(F.scaled_dot_product_attention, (type(bias),), given, options)
 
 
-# torch.jit.script takes it for PyTorch's own.
-torch.jit._builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
+# torch.jit.script, as long as PyTorch has it, takes the function for PyTorch's own.
+if _builtins := getattr(torch.jit, "_builtins", None):
+    _builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
 
 
 def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, gqa: bool) -> str | None:
