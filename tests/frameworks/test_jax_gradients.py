@@ -5,27 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from small_rules import small_rules
 
 import anyflash as af
 from anyflash.jax import attention
 
 jax.config.update("jax_enable_x64", True)
 
-RULES = {
-    "full": af.full(),
-    "causal": af.causal(),
-    "local": af.local(3, 1, True),
-    "window": af.window(2, 1),
-    "prefix": af.prefix(2),
-    "sink": af.sink(1),
-    "documents": af.documents(np.array([0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1])),
-    "documents_packed": af.documents_packed(np.array([0, 2, 5]), np.array([0, 3, 6])),
-    "tiles": af.tiles(2, 1),
-    "neighbourhood": af.neighbourhood(3, 2),
-    "blocks": af.blocks(np.array([[True, False], [True, True], [False, True]]), 2, 3),
-    "dense": af.dense(np.arange(30).reshape(5, 6) % 3 > 0),
-    "tree": af.causal() & ~af.sink(1) | af.prefix(2),
-}
+RULES = small_rules(np.array)
 
 
 def numbers(*shape, seed=0):

@@ -3,25 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_rules import small_rules
 
 import anyflash as af
 from anyflash.tensorflow import attention
 
-RULES = {
-    "full": af.full(),
-    "causal": af.causal(),
-    "local": af.local(3, 1, True),
-    "window": af.window(2, 1),
-    "prefix": af.prefix(2),
-    "sink": af.sink(1),
-    "documents": af.documents(np.array([0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1, 1])),
-    "documents_packed": af.documents_packed(np.array([0, 2, 5]), np.array([0, 3, 6])),
-    "tiles": af.tiles(2, 1),
-    "neighbourhood": af.neighbourhood(3, 2),
-    "blocks": af.blocks(np.array([[True, False], [True, True], [False, True]]), 2, 3),
-    "dense": af.dense(np.arange(30).reshape(5, 6) % 3 > 0),
-    "tree": af.causal() & ~af.sink(1) | af.prefix(2),
-}
+RULES = small_rules(np.array)
 ALIGNMENTS = ["none_front", "none_end", "scale_front", "scale_end"]
 ENDS = dict(layout="thd", cu_seqlens_q=[0, 4, 10], cu_seqlens_k=[0, 6, 12])
 # Of five queries of four heads, six keys of two, in two batch entries.

@@ -5,29 +5,17 @@ import weakref
 import pytest
 import torch
 from devices import DEVICE
+from small_rules import small_rules
 
 import anyflash as af
 from anyflash.torch import attention, flash_attention_qkv_packed
+
 
 def on_device(numbers, **options):
     return torch.tensor(numbers, device=DEVICE, **options)
 
 
-RULES = {
-    "full": af.full(),
-    "causal": af.causal(),
-    "local": af.local(3, 1, True),
-    "window": af.window(2, 1),
-    "prefix": af.prefix(2),
-    "sink": af.sink(1),
-    "documents": af.documents(torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 1])),
-    "documents_packed": af.documents_packed(on_device([0, 2, 5]), on_device([0, 3, 6])),
-    "tiles": af.tiles(2, 1),
-    "neighbourhood": af.neighbourhood(3, 2),
-    "blocks": af.blocks(on_device([[True, False], [True, True], [False, True]]), 2, 3),
-    "dense": af.dense(torch.arange(30, device=DEVICE).reshape(5, 6) % 3 > 0),
-    "tree": af.causal() & ~af.sink(1) | af.prefix(2),
-}
+RULES = small_rules(on_device, torch.tensor)
 
 
 def check(call, *tensors):
