@@ -23,6 +23,7 @@ std::vector<DeviceInfo> devices() {
 }
 
 TileMenu tile_menu(const Problem& problem) {
+  facts_of(problem.device);  // throws Error if there is no such GPU, before anybody asks for it
   return problem.direction == Direction::forward ? forward_menu(problem) : backward_menu(problem);
 }
 

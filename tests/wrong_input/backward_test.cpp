@@ -112,5 +112,34 @@ TEST(WrongInputBackward, Gradients) {
       &Call::backward);
 }
 
+#if defined(ANYFLASH_HAS_CUDA)
+/// With a GPU the pointers are looked at, without one the call ends before, as it does for a GPU that is not there.
+TEST(WrongInputBackward, HostMemoryGivenAsThatOfAGpu) {
+  const bool gpu = devices().size() > 1;
+  for (const int index : {0, 1000, -1}) {
+    Call call;
+    for (auto* view : {&call.q, &call.k, &call.v, &call.inputs.dout, &call.inputs.out, &call.inputs.lse,
+                       &call.gradients.dq, &call.gradients.dk, &call.gradients.dv})
+      view->device = {DeviceKind::cuda, index};
+    const auto before = call.bytes();
+    try {
+      call.backward();
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), Kind::device);
+      const std::string line = error.what(), on = "query: on cuda:" + std::to_string(index) + ", ";
+      if (!gpu) {
+        EXPECT_EQ(line, on + "but CUDA finds no GPU here");
+      } else if (index == 0) {
+        EXPECT_EQ(line, "dout: in host memory, expected memory of cuda:0");
+      } else {
+        EXPECT_TRUE(line.starts_with(on + "expected cuda:0")) << line;
+      }
+    }
+    EXPECT_TRUE(call.bytes() == before) << "memory was written";
+  }
+}
+#endif
+
 }  // namespace
 }  // namespace anyflash::wrong_input
