@@ -204,7 +204,8 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   allow_shared_memory(parts, kernels.shared_bytes, problem.device.index);
   const auto& facts = facts_of(problem.device);
   const auto at_once = std::int64_t{facts.multiprocessors} * kernels.blocks;
-  const bool early = facts.major >= 9;
+  // The code for older GPUs, which newer ones may run too, does not wait itself (wait_for_kernel_before).
+  const bool early = has_groups(problem.device);
   // Not in a graph: what stands in front of it there may be no kernel.
   const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
   launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream,
