@@ -58,6 +58,13 @@ def test_wrong_options(arguments, message):
     assert done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.parametrize("option", [["--device", "cuda"], ["--device=cuda"]], ids=" ".join)
+def test_a_gpu_is_measured_with_the_interpreter_for_gpus(option):
+    env = os.environ | {"ANYFLASH_TEST_PYTHON": "/no/python", "PIP_NO_INDEX": "1"}
+    done = subprocess.run([PROJECT / "bench" / "compare", *option], env=env, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (1, "compare: no interpreter /no/python\n")
+
+
 @pytest.mark.parametrize("module, arguments", [
     ("torch", ["--parts", "torch"]), ("anyflash", ["--parts", "masks"]), ("torch", ["--device", "cuda"])])  # fmt: skip
 def test_a_missing_module_is_told_in_one_line(tmp_path, module, arguments):
