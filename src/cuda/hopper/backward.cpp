@@ -121,6 +121,37 @@ GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
 /// Whole vectors, if it is given.
 bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 
+/// False if the copy engine does not take a tensor; the gradients of keys may leave without it.
+bool map_all(const Problem& problem, GroupBackwardArgs& args) {
+  for (int side = 0; side < 2; ++side) {
+    args.cuts[side] = cut_of(args.sides[side].grid, args.sides[side].plain);
+    for (int n = 0; n < 2 && !in_pieces(problem); ++n)
+      if (!map_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n], args.sides[side].grid,
+                    args.sides[side].heads, problem.batch))
+        return false;
+  }
+  args.key_gradients_copied = !in_pieces(problem);
+  for (int n = 0; n < 2; ++n) {
+    const auto& side = args.sides[1];
+    if (args.key_gradients_copied && side.gradients[n].data)
+      args.key_gradients_copied = map_rows(args.key_gradient_maps[n], side.gradients[n], args.channels[n], side.grid,
+                                           side.heads, problem.batch);
+  }
+  return true;
+}
+
+/// Queues the splitting of float32 to `memory`, and says by what sums of pieces are multiplied.
+void split(const Problem& problem, const ExecutionPlan& plan, char* memory, GroupBackwardArgs& args,
+           cudaStream_t stream) {
+  PieceArgs pieces;
+  pieces_of(problem, plan, memory, pieces);
+  for (int n = 0; n < 4; ++n) args.pieces[n / 2][n % 2] = pieces.tensors[n].to;
+  split_rows(pieces, 4, problem.batch, stream);
+  constexpr float product = kPieceScale * kPieceScale;
+  args.key_factors[0] = args.factor / (product * kPieceScale), args.key_factors[1] = 1 / product;
+  args.factor /= product;
+}
+
 }  // namespace
 
 bool hides_pairs(const ExecutionPlan& plan) {
@@ -163,20 +194,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   const auto space = space_of(problem, plan);
   GroupBackwardArgs args{};
   static_cast<BackwardArgs&>(args) = common;
-  for (int side = 0; side < 2; ++side) {
-    args.cuts[side] = cut_of(args.sides[side].grid, args.sides[side].plain);
-    for (int n = 0; n < 2 && !in_pieces(problem); ++n)
-      if (!map_rows(args.maps[side][n], args.sides[side].rows[n], args.channels[n], args.sides[side].grid,
-                    args.sides[side].heads, problem.batch))
-        return {};
-  }
-  args.key_gradients_copied = !in_pieces(problem);
-  for (int n = 0; n < 2; ++n) {
-    const auto& side = args.sides[1];
-    if (args.key_gradients_copied && side.gradients[n].data)
-      args.key_gradients_copied = map_rows(args.key_gradient_maps[n], side.gradients[n], args.channels[n], side.grid,
-                                           side.heads, problem.batch);
-  }
+  if (!map_all(problem, args)) return {};
   const auto bias = bias_gradient(problem, plan);
   // One row for all queries: where two warpgroups share a tile (backward_wide.cuh), one would read it from where the
   // other already stores dS.
@@ -200,13 +218,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   args.careful = reinterpret_cast<std::int32_t*>(report), args.next_task = args.careful + 1;
   args.terms.any_far = args.careful + 2;
   if (in_pieces(problem)) {
-    PieceArgs pieces;
-    pieces_of(problem, plan, workspace + space.first_pieces(), pieces);
-    for (int n = 0; n < 4; ++n) args.pieces[n / 2][n % 2] = pieces.tensors[n].to;
-    split_rows(pieces, 4, problem.batch, stream);
-    constexpr float product = kPieceScale * kPieceScale;
-    args.key_factors[0] = args.factor / (product * kPieceScale), args.key_factors[1] = 1 / product;
-    args.factor /= product;
+    split(problem, plan, workspace + space.first_pieces(), args, stream);
     terms.find(args);
   }
   const auto &queries = args.sides[0], &keys = args.sides[1];

@@ -38,10 +38,6 @@ struct Barrier {
   __device__ __forceinline__ void arrive_for_warp() {
     if (kForRacecheck || lane_number() == 0) arrive();
   }
-  /// Arrives when all copies of this thread so far have.
-  __device__ __forceinline__ void arrive_with_copies() {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&state)) : "memory");
-  }
   /// Arrives, and puts off completion until as many bytes have been copied for this barrier.
   __device__ __forceinline__ void arrive_and_expect(int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)),

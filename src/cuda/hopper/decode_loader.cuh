@@ -14,7 +14,7 @@ namespace anyflash::cuda {
 template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>
 struct BulkDecodeSizes {
   using Element = E;
-  static constexpr int kDepth = depth, kGroups = groups, kRowWarps = row_warps, kKeyWarps = key_warps;
+  static constexpr int kDepth = depth, kGroups = groups, kKeyWarps = key_warps;
   static constexpr int kStages = stages, kKeys = 16 * key_warps, kRows = 8 * groups * row_warps;
   static constexpr int kWarps = row_warps * key_warps, kRegisters = registers;
   static constexpr bool kOneTask = join_rows == 0;
