@@ -117,7 +117,8 @@ class Plan {
   Plan& operator=(const Plan&) = default;
   const detail::PlanPair& pair() const { return *pair_; }
   /// Bytes of memory that a call works in, beside its tensors and the plan, with the plan's threads; backward with all
-  /// gradients that the call can have. 0 where there is nothing to compute, or no backward (pages).
+  /// gradients that the call can have. 0 where there is nothing to compute, or no backward (pages). On GPUs, of tensors
+  /// with the strides of those that the plan was made with, as well aligned, and of gradients that lie as their tensors.
   std::int64_t forward_workspace() const;
   std::int64_t backward_workspace() const;
 

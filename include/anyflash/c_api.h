@@ -194,10 +194,11 @@ anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const 
  * held: a call fails where document ids, lengths or a bitmap have changed since, a dense mask is not looked at. */
 anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_tensor* k, const anyflash_tensor* v,
                                      const anyflash_options* options, anyflash_plan** plan);
-/* The bytes that a call with this plan works in, beside its tensors and the plan; backward with all gradients that it can
- * have, 0 if it has none (pages). Either pointer may be NULL. A caller who wants to own that memory gives it in
- * anyflash_options: a tensor on the tensors' device, of any shape and type without gaps, that begins on a multiple of 256
- * bytes. No other call may work in it meanwhile. */
+/* The bytes that a call with this plan works in, beside its tensors and the plan; backward with all gradients that it
+ * can have, 0 if it has none (pages). On GPUs, of tensors with the strides of those that the plan was made with, as
+ * well aligned, and of gradients that lie as their tensors. Either pointer may be NULL. A caller who wants to own that
+ * memory gives it in anyflash_options: a tensor on the tensors' device, of any shape and type without gaps, that begins
+ * on a multiple of 256 bytes. No other call may work in it meanwhile. */
 anyflash_status anyflash_plan_workspace(const anyflash_plan* plan, int64_t* forward, int64_t* backward);
 void anyflash_plan_free(anyflash_plan* plan); /* NULL is fine */
 
