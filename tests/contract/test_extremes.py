@@ -38,6 +38,23 @@ def test_a_scale_that_only_products_can_bear(queries, type, large, tiny, scale):
     np.testing.assert_allclose(grads.dv, queries / 40, rtol=1e-5)
 
 
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+@pytest.mark.parametrize("type, size, scale, tolerance",
+                         [(np.float32, 2.0**63, 2.0**-127, 1e-5), (np.float64, 2.0**511, 2.0**-1023, 1e-12),
+                          (ml_dtypes.bfloat16, 2.0**63, 2.0**-127, 2e-2)])  # fmt: skip
+def test_the_smallest_scales(queries, type, size, scale, tolerance):
+    q, k = np.zeros((1, 1, queries, 64), type), np.zeros((1, 1, 40, 64), type)
+    weights = (np.arange(40) % 16 / 8).astype(type)  # scores are half of these
+    q[..., 0], k[..., 0] = size, size * weights
+    v = (np.arange(40 * 8).reshape(1, 1, 40, 8) % 32).astype(type)
+    out, lse = attention(q, k, v, scale=scale, return_lse=True)
+    p = np.exp(weights.astype(float) / 2)
+    np.testing.assert_allclose(out.astype(float), np.broadcast_to(p @ v.astype(float) / p.sum(), out.shape), rtol=tolerance)
+    np.testing.assert_allclose(lse, np.log(p.sum()), rtol=tolerance)
+    grads = attention_backward(np.ones_like(out), q, k, v, out, lse, scale=scale)
+    np.testing.assert_allclose(grads.dv[0, 0, :, 0].astype(float), queries * p / p.sum(), rtol=tolerance)
+
+
 @pytest.mark.parametrize("queries", (8, 40))
 def test_distances_far_from_the_origin(queries):
     """ALiBi's distances are small beyond 2^24, where float32 has no odd numbers any more."""

@@ -2,6 +2,7 @@
 #include "cuda/portable/forward.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "cuda/common/device.h"
@@ -103,8 +104,10 @@ ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const For
   args.scale = problem.scale, args.softcap = problem.softcap;
   // Products are scaled as they become exponents, in powers of 2 for 16-bit types; general scores are finished before.
   args.unit = (general ? 1 : problem.scale) * (element_size(problem.type) == 2 ? 1.4426950408889634 : 1);
-  args.lag = kShiftLag / args.unit;
-  args.unit32 = static_cast<float>(args.unit), args.lag32 = static_cast<float>(args.lag);
+  // Finite, whatever the scale: else -inf, a row's first shift, would have no number above it.
+  args.lag = std::min(kShiftLag / args.unit, std::numeric_limits<double>::max());
+  args.unit32 = static_cast<float>(args.unit);
+  args.lag32 = static_cast<float>(std::min(args.lag, double{std::numeric_limits<float>::max()}));
   return args;
 }
 
