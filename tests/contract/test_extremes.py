@@ -55,6 +55,21 @@ def test_the_smallest_scales(queries, type, size, scale, tolerance):
     np.testing.assert_allclose(grads.dv[0, 0, :, 0].astype(float), queries * p / p.sum(), rtol=tolerance)
 
 
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+@pytest.mark.parametrize("type, tolerance", [(np.float32, 1e-4), (ml_dtypes.bfloat16, 3e-2)])
+def test_the_largest_scale(queries, type, tolerance):
+    scale = float(np.finfo(np.float32).max)
+    q, k = np.zeros((1, 1, queries, 64), type), np.zeros((1, 1, 40, 64), type)
+    weights = 1 + np.arange(40) % 16 / 8
+    q[..., 0], k[..., 0] = 2.0**-63, (2.0**-62 * weights).astype(type)
+    v = (np.arange(40 * 8).reshape(1, 1, 40, 8) % 32).astype(type)
+    out, lse = attention(q, k, v, scale=scale, return_lse=True)
+    scores = scale * 2.0**-125 * weights
+    p = np.exp(scores - scores.max())
+    np.testing.assert_allclose(out.astype(float), np.broadcast_to(p @ v.astype(float) / p.sum(), out.shape), rtol=tolerance)
+    np.testing.assert_allclose(lse, scores.max() + np.log(p.sum()), rtol=tolerance)
+
+
 @pytest.mark.parametrize("queries", (8, 40))
 def test_distances_far_from_the_origin(queries):
     """ALiBi's distances are small beyond 2^24, where float32 has no odd numbers any more."""

@@ -32,9 +32,12 @@ ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
   }
 }
 
-/// Do scores need more than a positive scale?
+constexpr double log2_e = 1.4426950408889634;
+
+/// Do scores need more than a positive scale, which of 16-bit types is also one in powers of 2?
 bool is_general(const Problem& problem) {
-  return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(problem.scale > 0);
+  return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(problem.scale > 0) ||
+         (element_size(problem.type) == 2 && problem.scale * log2_e > double{std::numeric_limits<float>::max()});
 }
 
 ForwardKind kind_of(const Problem& problem) {
@@ -103,7 +106,7 @@ ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const For
   args.plain_keys = args.key_rows && !args.paged && args.whole_channels && args.k.vectors && args.v.vectors;
   args.scale = problem.scale, args.softcap = problem.softcap;
   // Products are scaled as they become exponents, in powers of 2 for 16-bit types; general scores are finished before.
-  args.unit = (general ? 1 : problem.scale) * (element_size(problem.type) == 2 ? 1.4426950408889634 : 1);
+  args.unit = (general ? 1 : problem.scale) * (element_size(problem.type) == 2 ? log2_e : 1);
   // Finite, whatever the scale: else -inf, a row's first shift, would have no number above it.
   args.lag = std::min(kShiftLag / args.unit, std::numeric_limits<double>::max());
   args.unit32 = static_cast<float>(args.unit);
