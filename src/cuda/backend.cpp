@@ -68,7 +68,7 @@ std::shared_ptr<void> memory(Device device, std::size_t bytes) {
   return {data, [device](void* given) {
             try {
               const DeviceScope own(device.index);
-              cudaFree(given);
+              give_back(cudaFree(given));
             } catch (const Error&) {  // the process is ending: its memory goes anyway
             }
           }};

@@ -264,7 +264,7 @@ class KeptMemory {
       auto mode = cudaStreamCaptureModeRelaxed;  // another thread, or this one, may be capturing a stream
       cudaThreadExchangeStreamCaptureMode(&mode);
       for (auto* const data : {data_, words_[0], words_[1]})
-        if (data) cudaFree(data);  // waits for the device: calls may still be under way, on any stream
+        if (data) give_back(cudaFree(data));  // waits for the device: calls may still be under way, on any stream
       cudaThreadExchangeStreamCaptureMode(&mode);
     } catch (const Error&) {  // the process is ending: its memory goes anyway
     }
@@ -303,8 +303,8 @@ class KeptMemory {
 
       Attempt() { check(cudaThreadExchangeStreamCaptureMode(&mode), "leaving the capture mode"); }
       ~Attempt() {
-        if (stream) cudaStreamDestroy(stream);
-        if (data) cudaFree(data);
+        if (stream) give_back(cudaStreamDestroy(stream));
+        if (data) give_back(cudaFree(data));
         cudaThreadExchangeStreamCaptureMode(&mode);
       }
     } attempt;

@@ -16,6 +16,7 @@ Function driver_function(const char* name) {
 #else
   const auto status = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
 #endif
+  if (status != cudaSuccess) cudaGetLastError();
   return reinterpret_cast<Function>(status == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr);
 }
 

@@ -16,4 +16,9 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(kind, std::string("cuda: ") + what + " failed: " + cudaGetErrorString(status));
 }
 
+/// Of calls that give something back, of which nobody is told if they fail: nor is whoever asks for the last error.
+inline void give_back(cudaError_t status) {
+  if (status != cudaSuccess) cudaGetLastError();
+}
+
 }  // namespace anyflash::cuda

@@ -3,7 +3,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/common/device.h"
-#include "cuda/common/errors.h"
+#include "cuda/common/launches.h"
 
 namespace anyflash::cuda {
 namespace {
@@ -35,15 +35,14 @@ void fill(const Problem& problem, const TensorView& view, double value) {
   FillArgs args{static_cast<char*>(view.data), view.rank, view.elements(), {}, {}};
   for (int i = 0; i < view.rank; ++i) args.shape[i] = view.shape[i], args.strides[i] = view.strides[i];
   constexpr int threads = 256;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>((args.elements + threads - 1) / threads, 4096));
+  const auto blocks = std::min<std::int64_t>((args.elements + threads - 1) / threads, 4096);
   if (view.type == ElementType::float64) {
-    fill_kernel<double><<<blocks, threads, 0, stream>>>(args, value);
+    launch_plainly(fill_kernel<double>, blocks, threads, stream, args, value);
   } else if (view.type == ElementType::float32) {
-    fill_kernel<float><<<blocks, threads, 0, stream>>>(args, static_cast<float>(value));
+    launch_plainly(fill_kernel<float>, blocks, threads, stream, args, static_cast<float>(value));
   } else {
-    fill_kernel<std::uint16_t><<<blocks, threads, 0, stream>>>(args, std::uint16_t{0});
+    launch_plainly(fill_kernel<std::uint16_t>, blocks, threads, stream, args, std::uint16_t{0});
   }
-  check(cudaGetLastError(), "launching a fill");
 }
 
 }  // namespace anyflash::cuda

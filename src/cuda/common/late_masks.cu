@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "cuda/common/errors.h"
 #include "cuda/common/late_masks.h"
+#include "cuda/common/launches.h"
 #include "rules/axis.h"
 #include "rules/classes.h"
 
@@ -176,15 +176,13 @@ void find_late_masks(const LateArgs& args, cudaStream_t stream) {
   if (args.program.has_documents) {
     const std::int64_t most = std::max<std::int64_t>(
         {rules::volume(args.program.q_size()), rules::volume(args.program.k_size()), args.cu_seqlens[0].size + 1});
-    documents_kernel<<<static_cast<unsigned>((most + threads - 1) / threads), threads, 0, stream>>>(args);
-    check(cudaGetLastError(), "launching a kernel");
+    launch_plainly(documents_kernel, (most + threads - 1) / threads, threads, stream, args);
   }
   if (args.numbered) check(cudaMemsetAsync(args.numbered, 0, 16, stream), "clearing counters");
   const auto chunks = static_cast<std::int32_t>((std::int64_t{args.blocks[0]} + args.blocks[1] + warps - 1) / warps);
   const auto tasks = std::int64_t{args.batch_groups} * args.head_groups * chunks;
   if (tasks > 0x7fffffff) throw Error(Error::Kind::unsupported, "query: more than 2^31 blocks of masks on cuda");
-  masks_kernel<<<static_cast<unsigned>(tasks), threads, 0, stream>>>(args, chunks);
-  check(cudaGetLastError(), "launching a kernel");
+  launch_plainly(masks_kernel, tasks, threads, stream, args, chunks);
 }
 
 }  // namespace anyflash::cuda

@@ -26,7 +26,7 @@ class StreamMemory {
     check(cudaMallocFromPoolAsync(&data_, bytes, pool_of(device), stream), "allocating device memory");
   }
   ~StreamMemory() {
-    if (data_) cudaFreeAsync(data_, stream_);
+    if (data_) give_back(cudaFreeAsync(data_, stream_));
   }
   StreamMemory(const StreamMemory&) = delete;
   StreamMemory& operator=(const StreamMemory&) = delete;

@@ -1,6 +1,6 @@
 #include "cuda/common/words.h"
 
-#include "cuda/common/errors.h"
+#include "cuda/common/launches.h"
 #include "cuda/portable/rows.cuh"
 #include "cuda/portable/walk.cuh"
 #include "rules/words.h"
@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ Word
 void ask_all_words(const WordArgs& args, std::int64_t groups, cudaStream_t stream) {
   if (groups * args.blocks == 0) return;
   const auto rows = rules::volume((args.of_queries ? args.query_grid : args.key_grid).extent);
-  words_kernel<<<static_cast<unsigned>(groups * args.blocks), static_cast<unsigned>(rows), 0, stream>>>(args);
-  check(cudaGetLastError(), "launching the words");
+  launch_plainly(words_kernel, groups * args.blocks, rows, stream, args);
 }
 
 }  // namespace anyflash::cuda

@@ -1,5 +1,5 @@
 // The end of the gradient of the sink logits: a head's sum over all query blocks, always in the same order.
-#include "cuda/common/errors.h"
+#include "cuda/common/launches.h"
 #include "cuda/portable/backward_args.h"
 #include "cuda/portable/rows.cuh"
 
@@ -25,8 +25,7 @@ __global__ void sum_kernel(const __grid_constant__ BackwardArgs args) {
 }  // namespace
 
 void sum_sinks(const BackwardArgs& args, cudaStream_t stream) {
-  sum_kernel<<<args.sides[0].heads, threads, 0, stream>>>(args);
-  check(cudaGetLastError(), "launching the sum of sinks");
+  launch_plainly(sum_kernel, args.sides[0].heads, threads, stream, args);
 }
 
 }  // namespace anyflash::cuda

@@ -1,0 +1,34 @@
+// An error that another caller of CUDA has left behind is not taken for a call's own, and stays for whoever asks for it.
+#include "tensor.h"
+
+namespace anyflash {
+namespace {
+
+class GpuErrors : public testing::TestWithParam<ElementType> {};
+
+TEST_P(GpuErrors, LeftBehindByOthersAreNotACallsOwn) {
+  const auto type = GetParam();
+  const Tensor q(type, {1, 2, 100, 64}, 0x3c), none(type, {1, 2, 0, 64}, 0), out(type, {1, 2, 100, 64}, 0);
+  const Tensor lse(ElementType::float32, {1, 2, 100}, 0), dq(type, {1, 2, 100, 64}, 0);
+  const Tensor sink(ElementType::float32, {2}, 0x3c), dsink(ElementType::float32, {2}, 0);
+  const Tensor lengths(ElementType::int32, {1}, 1);  // more than there are keys, so all
+  void* nothing = nullptr;
+  ASSERT_EQ(cudaMalloc(&nothing, std::size_t{1} << 60), cudaErrorMemoryAllocation);
+  for (const bool late : {false, true}) {  // masks that are found on the GPU
+    Options options;
+    options.rule = prefix(37);
+    options.sink = sink.view;
+    if (late) options.key_lengths = lengths.view;
+    EXPECT_NO_THROW(forward(q.view, q.view, q.view, {out.view, lse.view, {}, {}}, options));
+    EXPECT_NO_THROW(backward({q.view, out.view, lse.view, {}}, q.view, q.view, q.view,
+                             {dq.view, {}, {}, {}, dsink.view}, options));
+  }
+  EXPECT_NO_THROW(forward(q.view, none.view, none.view, {out.view, lse.view, {}, {}}));  // results are filled in
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuErrors, testing::Values(ElementType::bfloat16, ElementType::float32));
+
+}  // namespace
+}  // namespace anyflash
