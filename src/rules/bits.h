@@ -29,7 +29,7 @@ ANYFLASH_HD Word bits_between(std::int64_t first, std::int64_t last) {
 }
 
 /// The entries e with lo <= base + step * e <= hi.
-ANYFLASH_HD Word interval_bits(const Line& line, std::int64_t lo, std::int64_t hi) {
+ANYFLASH_HD_CALL Word interval_bits(const Line& line, std::int64_t lo, std::int64_t hi) {
   lo -= line.base;
   hi -= line.base;
   if (line.step != 1) {
@@ -44,6 +44,7 @@ ANYFLASH_HD Word interval_bits(const Line& line, std::int64_t lo, std::int64_t h
 ANYFLASH_HD Word progression_bits(std::int64_t first, std::int64_t period) {
   if (first > 63) return 0;
   Word bits = 1;
+  ANYFLASH_UNROLL(1)
   for (auto length = period; length < 64; length *= 2) bits |= bits << length;
   return bits << first;
 }
@@ -62,6 +63,7 @@ ANYFLASH_HD Word residue_bits(const Line& line, std::int64_t m, std::int64_t res
   if (step == 0) return missing == 0 ? all_bits : 0;
   // Without the inverse of step modulo m the first entry that fits is looked for; the next one tells the period.
   std::int64_t first = -1;
+  ANYFLASH_UNROLL(1)
   for (std::int64_t e = 0, at = 0; e < 64; ++e) {
     if (at == missing) {
       if (first >= 0) return progression_bits(first, e - first);
@@ -80,7 +82,7 @@ ANYFLASH_HD Word range_bits(const Line& line, const Range& range) {
 
 /// The cell's word in which entry e has bit e_i of `bits`: the word of a condition on dimension i alone. Products of
 /// dimensions are `&` of these.
-ANYFLASH_HD Word spread(const Int3& extent, int i, Word bits) {
+ANYFLASH_HD_CALL Word spread(const Int3& extent, int i, Word bits) {
   constexpr Word one_a_row_of_8 = 0x0101010101010101, one_a_row_of_4 = 0x1111111111111111,
                  one_a_plane = 0x0001000100010001;
   if (extent[2] == 64) return i == 2 ? bits : bits & 1 ? all_bits : 0;
@@ -99,18 +101,27 @@ ANYFLASH_HD Word spread(const Int3& extent, int i, Word bits) {
 ANYFLASH_HD Word nonzero_bits(const std::uint8_t* bytes, std::int64_t stride, std::int64_t n) {
   Word bits = 0;
   std::int64_t e = 0;
-#if !defined(__CUDA_ARCH__)  // where loads need no alignment, eight at a time
-  if (stride == 1) {
+  const auto take_one = [&] { bits |= Word{bytes[e * stride] != 0} << e, ++e; };
+  if (stride == 1) {  // eight at a time
     constexpr Word low7 = 0x7f7f7f7f7f7f7f7f;
+#if defined(__CUDA_ARCH__)  // from where loads are aligned
+    ANYFLASH_UNROLL(1)
+    while (e < n && reinterpret_cast<std::uintptr_t>(bytes + e) % 8 != 0) take_one();
+#endif
+    ANYFLASH_UNROLL(4)
     for (; e + 8 <= n; e += 8) {
       Word eight;
+#if defined(__CUDA_ARCH__)
+      eight = *reinterpret_cast<const Word*>(bytes + e);
+#else
       std::memcpy(&eight, bytes + e, 8);
+#endif
       const Word ones = (((eight & low7) + low7) | eight) >> 7 & 0x0101010101010101;
       bits |= (ones * 0x0102040810204080) >> 56 << e;
     }
   }
-#endif
-  for (; e < n; ++e) bits |= Word{bytes[e * stride] != 0} << e;
+  ANYFLASH_UNROLL(4)
+  while (e < n) take_one();
   return bits;
 }
 
@@ -124,6 +135,7 @@ ANYFLASH_HD Word equal_bits(const std::int32_t* values, std::int64_t step, std::
   }
 #endif
   Word bits = 0;
+  ANYFLASH_UNROLL(4)
   for (std::int64_t e = 0; e < n; ++e) bits |= Word{values[e * step] == value} << e;
   return bits;
 }
@@ -140,6 +152,7 @@ ANYFLASH_HD int lowest_bit(Word word) {  // its number; there must be one
 ANYFLASH_HD Word deposited(Word word, Word places) {
   if (places == all_bits || word == 0 || word == all_bits) return word;
   Word result = 0;
+  ANYFLASH_UNROLL(1)
   for (; places != 0; places &= places - 1, word >>= 1) result |= places & -places & -(word & 1);
   return result;
 }

@@ -11,9 +11,13 @@
 #define ANYFLASH_HD __host__ __device__ __forceinline__
 // One copy, called: keeps a kernel's code and compile time small.
 #define ANYFLASH_HD_CALL inline __host__ __device__ __noinline__
+// In front of a loop: GPUs' compilers unroll those of what is rarely asked beyond all measure.
+#define ANYFLASH_PRAGMA(text) _Pragma(#text)
+#define ANYFLASH_UNROLL(n) ANYFLASH_PRAGMA(unroll n)
 #else
 #define ANYFLASH_HD inline
 #define ANYFLASH_HD_CALL inline
+#define ANYFLASH_UNROLL(n)
 #endif
 
 namespace anyflash::rules {

@@ -35,6 +35,7 @@ ANYFLASH_HD Word order_bits(const Int3& extent, const Line* line, const std::int
     return upwards ? interval_bits(line[i], from, unlimited) : interval_bits(line[i], -unlimited, from);
   };
   Word word = spread(extent, 2, beyond(2, target[2]));
+  ANYFLASH_UNROLL(1)
   for (int i = 1; i >= 3 - dimensions; --i) {
     const auto strictly = spread(extent, i, beyond(i, target[i] + (upwards ? 1 : -1)));
     const auto equal = spread(extent, i, interval_bits(line[i], target[i], target[i]));
@@ -45,6 +46,7 @@ ANYFLASH_HD Word order_bits(const Int3& extent, const Line* line, const std::int
 
 /// a is at or before b in row-major order.
 ANYFLASH_HD bool in_order(const std::int64_t* a, const std::int64_t* b, int dimensions) {
+  ANYFLASH_UNROLL(1)
   for (int i = 3 - dimensions; i < 3; ++i) {
     if (a[i] != b[i]) return a[i] < b[i];
   }
@@ -57,7 +59,9 @@ template <class RowBits>
 ANYFLASH_HD Word by_rows(const Question& question, const Int3& size, const RowBits& row_bits) {
   const auto& [origin, extent, step] = question.cell;
   Word word = 0;
+  ANYFLASH_UNROLL(1)
   for (std::int32_t z = 0; z < question.count[0]; ++z) {
+    ANYFLASH_UNROLL(1)
     for (std::int32_t y = 0; y < question.count[1]; ++y) {
       const auto first = flat_index({{origin[0] + z * step[0], origin[1] + y * step[1], origin[2]}}, size);
       word |= row_bits(first, step[2], question.count[2]) << ((z * extent[1] + y) * extent[2]);
@@ -70,6 +74,7 @@ ANYFLASH_HD Word by_rows(const Question& question, const Int3& size, const RowBi
 ANYFLASH_HD Word block_bits(const std::uint8_t* data, std::int64_t stride, std::int64_t block, std::int64_t first,
                             std::int64_t step, std::int64_t count) {
   Word bits = 0;
+  ANYFLASH_UNROLL(1)
   for (std::int64_t e = 0; e < count;) {
     const auto number = (first + e * step) / block;
     const auto end = smaller(count, ((number + 1) * block - first + step - 1) / step);
@@ -114,6 +119,7 @@ ANYFLASH_HD Word first_keys_word(const Program& program, const Atom& atom, const
   if constexpr (of == CellOf::keys) {
     const auto& cell = question.cell;
     Line lines[3];
+    ANYFLASH_UNROLL(1)
     for (int i = 0; i < 3; ++i) lines[i] = raw ? Line{cell.origin[i], cell.step[i]} : question.line[i];
     return order_bits<false>(cell.extent, lines, last, program.dimensions);
   } else {
@@ -132,6 +138,7 @@ ANYFLASH_HD Word position_word(const Program& program, const Atom& atom, const Q
   const auto& extent = question.cell.extent;
   if (atom.kind == AtomKind::prefix) return first_keys_word<of>(program, atom, question, false);
   Word word = all_bits;
+  ANYFLASH_UNROLL(1)
   for (int i = 3 - program.dimensions; i < 3 && atom.kind != AtomKind::causal; ++i) {
     const auto range = of == CellOf::keys ? keys_of(atom, i, question.x[i], question.size[i])
                                           : queries_of(atom, i, question.x[i], question.size[i]);
@@ -164,11 +171,13 @@ ANYFLASH_HD Word rule_word(const Program& program, const Question& question) {
   };
   if (program.conjunction) {
     Word word = all_bits;
+    ANYFLASH_UNROLL(1)
     for (int i = 0; i < program.atom_count && word != 0; ++i) word &= one(i);
     return word;
   }
   Word stack[Program::stack_depth] = {};
   int top = -1;
+  ANYFLASH_UNROLL(1)
   for (int i = 0; i < program.op_count; ++i) {
     const auto op = program.ops[i];
     if (op < max_atoms) {
@@ -199,6 +208,7 @@ ANYFLASH_HD Word word_by_documents(const Program& program, Question& question) {
   Word left = low_bits(count);
   if (mixed && program.documents_required) left = equal_bits(side.document_of + origin, 1, count, own.document);
   Word word = 0;
+  ANYFLASH_UNROLL(1)
   while (left != 0) {
     const auto e = lowest_bit(left);
     const auto place = origin + e * step;
@@ -232,11 +242,13 @@ class CellWords {
     question_.cell = cell;
     question_.same_document = true;
     const auto first_dimension = 3 - program.dimensions;
+    ANYFLASH_UNROLL(1)
     for (int i = 0; i < first_dimension; ++i) {  // those that the sequence lacks
       question_.count[i] = question_.size[i] = 1;
       question_.x[i] = 0;
       question_.line[i] = {0, 1};
     }
+    ANYFLASH_UNROLL(1)
     for (int i = first_dimension; i < 3; ++i) {
       const auto& axis = program.axis[i];
       const std::int64_t step = cell.step[i], left = (keys ? axis.k_size : axis.q_size) - std::int64_t(cell.origin[i]);
@@ -252,6 +264,7 @@ class CellWords {
   /// Bit e: does entry `one` of the other side see entry e of the cell (a cell of keys), or is it seen by it?
   ANYFLASH_HD Word operator()(const Int3& one) {
     if (inside_ == 0) return 0;
+    ANYFLASH_UNROLL(1)
     for (int i = 3 - program_.dimensions; i < 3; ++i) {
       question_.x[i] = keys ? program_.axis[i].query(one[i]) : program_.axis[i].key(one[i]);
     }

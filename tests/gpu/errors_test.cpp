@@ -1,4 +1,6 @@
-// An error that another caller of CUDA has left behind is not taken for a call's own, and stays for whoever asks for it.
+// Errors: that another caller of CUDA has left behind is not taken for a call's own, and stays for whoever asks for it;
+// a GPU that is too old is told.
+#include "cuda/common/device.h"
 #include "tensor.h"
 
 namespace anyflash {
@@ -20,12 +22,23 @@ TEST_P(GpuErrors, LeftBehindByOthersAreNotACallsOwn) {
     options.sink = sink.view;
     if (late) options.key_lengths = lengths.view;
     EXPECT_NO_THROW(forward(q.view, q.view, q.view, {out.view, lse.view, {}, {}}, options));
-    EXPECT_NO_THROW(backward({q.view, out.view, lse.view, {}}, q.view, q.view, q.view,
-                             {dq.view, {}, {}, {}, dsink.view}, options));
+    EXPECT_NO_THROW(
+        backward({q.view, out.view, lse.view, {}}, q.view, q.view, q.view, {dq.view, {}, {}, {}, dsink.view}, options));
   }
   EXPECT_NO_THROW(forward(q.view, none.view, none.view, {out.view, lse.view, {}, {}}));  // results are filled in
   EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST(GpuErrors, AGpuThatIsTooOld) {
+  EXPECT_NO_THROW(cuda::check_supported(gpu, {"Tesla T4", 7, 5, 40, 65536}));
+  try {
+    cuda::check_supported(gpu, {"Tesla V100", 7, 0, 80, 98304});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "cuda:0: Tesla V100 of compute capability 7.0, expected 7.5 or newer");
+    EXPECT_EQ(error.kind(), Error::Kind::unsupported);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuErrors, testing::Values(ElementType::bfloat16, ElementType::float32));

@@ -26,7 +26,8 @@ struct Call {
 
   TensorView device_integers(Integers numbers) {
     more.emplace_back(ElementType::int32, std::initializer_list<std::int64_t>{std::int64_t(numbers.size())}, 0);
-    EXPECT_EQ(cudaMemcpy(more.back().view.data, numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(more.back().view.data, numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice),
+              cudaSuccess);
     return more.back().view;
   }
   TensorView host_integers(Integers numbers) {
@@ -58,30 +59,49 @@ struct Guarded {
 const std::map<std::string, std::function<Call()>>& calls() {
   using enum ElementType;
   static const std::map<std::string, std::function<Call()>> all = {
-      {"full_float16", [] { return Call{float16, 300, 300, 64}; }},
-      {"causal_bfloat16_256", [] { return Call{bfloat16, 200, 333, 256, 2, 1, [](Call& c) { c.options.rule = causal(); }}; }},
+      {"full_float16",
+       [] {
+         return Call{float16, 300, 300, 64};
+       }},
+      {"causal_bfloat16_256",
+       [] { return Call{bfloat16, 200, 333, 256, 2, 1, [](Call& c) { c.options.rule = causal(); }}; }},
       {"causal_float32", [] { return Call{float32, 300, 300, 128, 2, 1, [](Call& c) { c.options.rule = causal(); }}; }},
-      {"window_float64", [] { return Call{float64, 200, 200, 64, 2, 1, [](Call& c) { c.options.rule = window(9, 3); }}; }},
-      {"decode_in_parts", [] { return Call{bfloat16, 1, 20000, 128}; }},
-      {"decode_in_parts_float32", [] { return Call{float32, 1, 20000, 64}; }},
-      {"bias", [] {
+      {"window_float64",
+       [] { return Call{float64, 200, 200, 64, 2, 1, [](Call& c) { c.options.rule = window(9, 3); }}; }},
+      {"decode_in_parts",
+       [] {
+         return Call{bfloat16, 1, 20000, 128};
+       }},
+      {"decode_in_parts_float32",
+       [] {
+         return Call{float32, 1, 20000, 64};
+       }},
+      {"bias",
+       [] {
          return Call{float16, 130, 150, 64, 2, 1, [](Call& c) {
                        c.more.emplace_back(float16, std::initializer_list<std::int64_t>{1, 2, 130, 150}, 0x3c);
                        c.options.bias = c.more.back().view;
                      }};
        }},
-      {"lengths_on_the_gpu", [] {
+      {"lengths_on_the_gpu",
+       [] {
          return Call{bfloat16, 150, 150, 64, 2, 2, [](Call& c) {
                        c.options.rule = causal();
                        c.options.key_lengths = c.device_integers({100, 150});
                      }};
        }},
-      {"lengths_on_the_cpu", [] {
-         return Call{float16, 150, 150, 64, 2, 2,
-                     [](Call& c) { c.options.key_lengths = c.host_integers({100, 150}); }};
+      {"lengths_on_the_cpu",
+       [] {
+         return Call{float16, 150, 150, 64, 2, 2, [](Call& c) { c.options.key_lengths = c.host_integers({100, 150}); }};
        }},
-      {"pages", [] {
-         return Call{float16, 1, 96, 64, 2, 2,
+      {"pages",
+       [] {
+         return Call{float16,
+                     1,
+                     96,
+                     64,
+                     2,
+                     2,
                      [](Call& c) {
                        c.more.emplace_back(float16, std::initializer_list<std::int64_t>{6, 32, 2, 64}, 0x3b);
                        c.k_view = c.more.back().view;

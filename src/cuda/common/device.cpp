@@ -66,13 +66,15 @@ const DeviceFacts& facts_of(Device device) {
                                          (count > 1 ? " to cuda:" + std::to_string(count - 1) : ""));
   }
   std::call_once(asked[device.index], [&] { facts[device.index] = ask(device.index); });
-  const auto& found = facts[device.index];
-  if (found.major * 10 + found.minor < 75) {
-    throw Error(Error::Kind::unsupported, device_name(device) + ": " + found.model + " of compute capability " +
-                                              std::to_string(found.major) + "." + std::to_string(found.minor) +
-                                              ", expected 7.5 or newer");
-  }
-  return found;
+  check_supported(device, facts[device.index]);
+  return facts[device.index];
+}
+
+void check_supported(Device device, const DeviceFacts& facts) {
+  if (facts.major * 10 + facts.minor >= 75) return;
+  throw Error(Error::Kind::unsupported, device_name(device) + ": " + facts.model + " of compute capability " +
+                                            std::to_string(facts.major) + "." + std::to_string(facts.minor) +
+                                            ", expected 7.5 or newer");
 }
 
 bool has_groups([[maybe_unused]] Device device) {

@@ -23,6 +23,9 @@ int device_count();
 /// Throws Error if there is no such GPU, or none that the kernels run on.
 const DeviceFacts& facts_of(Device device);
 
+/// Throws Error if the kernels do not run on such a GPU.
+void check_supported(Device device, const DeviceFacts& facts);
+
 /// Is it a Hopper, and are Hopper's own kernels built?
 bool has_groups(Device device);
 
