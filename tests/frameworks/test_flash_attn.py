@@ -421,8 +421,8 @@ def test_what_is_no_tensor_of_integers(name):
 def test_what_is_no_tensor_of_queries_or_narrow_pages():
     with pytest.raises(TypeError, match="^q: type list, expected a torch.Tensor"):
         flash_attn.flash_attn_varlen_func([1.0], X[0], X[0], ENDS, ENDS, 5, 5)
-    pages = torch.zeros(1, 2, dtype=torch.int64)
-    turns = torch.ones(9, 4, dtype=torch.complex64)
+    pages = torch.zeros(1, 2, dtype=torch.int64, device=DEVICE)
+    turns = torch.ones(9, 4, dtype=torch.complex64, device=DEVICE)
     with pytest.raises(TypeError, match="^rotary_cos: torch.complex64, expected a floating-point type"):
         flash_attn.flash_attn_with_kvcache(X, X.clone(), X.clone(), X, X, turns, turns.real, cache_seqlens=0)
     with pytest.raises(TypeError, match="^block_table: torch.int64, expected torch.int32"):

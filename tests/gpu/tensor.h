@@ -23,6 +23,7 @@ struct Tensor {
     EXPECT_EQ(cudaMalloc(&view.data, size()), cudaSuccess);
     memory_.reset(view.data);
     EXPECT_EQ(cudaMemset(view.data, byte, size()), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // calls may go to streams that do not wait for this one
   }
 
   std::vector<unsigned char> bytes() const {
