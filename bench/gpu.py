@@ -33,12 +33,12 @@ def name():
     return f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
 
 
-def seconds(call, idle=False):
-    """Of one call. The GPU is still busy when it is asked for, as in a model, so what the host does meanwhile is not in
-    it; idle: the GPU waits for the host."""
+def seconds(call, idle=False, count=1):
+    """Of `call`, which makes so many calls. The GPU is still busy when they are asked for, as in a model, so what the
+    host does meanwhile is not in it; idle: the GPU waits for the host."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if not idle:
-        torch.cuda._sleep(1_000_000)  # cycles: about half a millisecond
+        torch.cuda._sleep(1_000_000 * count)  # cycles: about half a millisecond for each
     begin.record()
     call()
     end.record()
@@ -135,7 +135,7 @@ SLOW_PEER = 3e12  # bytes a second: where the peer reads less, half as much agai
 
 def decode_seconds(call, kv):
     """A call's time, of as many in a row as there are copies of K and V, so that none is in a cache."""
-    return seconds(lambda: [call(*one) for one in kv]) / len(kv)
+    return seconds(lambda: [call(*one) for one in kv], count=len(kv)) / len(kv)
 
 
 def in_turns(calls, kvs, rounds):
