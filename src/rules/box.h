@@ -9,14 +9,18 @@
 
 #if defined(__CUDACC__)
 #define ANYFLASH_HD __host__ __device__ __forceinline__
-// One copy, called: keeps a kernel's code and compile time small.
+// Called, not inlined: one copy behind each kernel that reaches it, however often it is asked.
 #define ANYFLASH_HD_CALL inline __host__ __device__ __noinline__
-// In front of a loop: GPUs' compilers unroll those of what is rarely asked beyond all measure.
-#define ANYFLASH_PRAGMA(text) _Pragma(#text)
-#define ANYFLASH_UNROLL(n) ANYFLASH_PRAGMA(unroll n)
 #else
 #define ANYFLASH_HD inline
 #define ANYFLASH_HD_CALL inline
+#endif
+
+// In front of a loop: unrolled n times, 1: not at all. GPUs' compilers unroll what is rarely asked beyond all measure.
+#if defined(__CUDA_ARCH__)
+#define ANYFLASH_PRAGMA(text) _Pragma(#text)
+#define ANYFLASH_UNROLL(n) ANYFLASH_PRAGMA(unroll n)
+#else
 #define ANYFLASH_UNROLL(n)
 #endif
 

@@ -67,11 +67,11 @@ def _documents(draw, shapes):
 
 
 def _table(draw, shapes, rows, columns):
-    """A boolean table (rows, columns), with leading axes of size 1 or full, about `density` of it set."""
+    """A table (rows, columns) of booleans or of bytes, with leading axes of size 1 or full; some share of it is set."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     lead = draw(st.sampled_from([(), (1, 1), (shapes.batch, 1), (1, shapes.heads), (shapes.batch, shapes.heads)]))
     table = rng.random((*lead, rows, columns)) < draw(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
-    return table.view(np.uint8) if draw(st.booleans()) else table
+    return table * rng.integers(1, 256, table.shape, np.uint8) if draw(st.booleans()) else table
 
 
 def draw_atom(draw, name, shapes):

@@ -1,6 +1,8 @@
 // The C API on tensors of a GPU: what it gives on those of the CPU.
 #include <anyflash/c_api.h>
 
+#include <algorithm>
+
 #include "twins.h"
 
 namespace anyflash {
@@ -39,17 +41,17 @@ TEST(GpuCApi, GivesWhatItGivesOnTheCpu) {
       options.rule = rule;
       options.stream = place == &Twins::cuda ? stream : nullptr;
       anyflash_plan* plan = nullptr;
-      std::int64_t forward = 0, backward = 0;
+      std::int64_t forward_bytes = 0, backward_bytes = 0;
       ASSERT_EQ(anyflash_plan_create(&tq, &tk, &tv, &options, &plan), ANYFLASH_OK) << anyflash_last_error();
-      ASSERT_EQ(anyflash_plan_workspace(plan, &forward, &backward), ANYFLASH_OK);
+      ASSERT_EQ(anyflash_plan_workspace(plan, &forward_bytes, &backward_bytes), ANYFLASH_OK);
       options.plan = plan;
-      const Tensor memory(ElementType::uint8, {backward}, 0);
+      const Tensor memory(ElementType::uint8, {std::max(forward_bytes, backward_bytes)}, 0);
       const auto workspace = c_tensor(memory.view);
+      if (place == &Twins::cuda) options.workspace = &workspace;
       const anyflash_outputs outputs{&tout, &tlse, nullptr, nullptr};
       const anyflash_backward_inputs inputs{&tdout, &tout, &tlse, nullptr};
       const anyflash_gradients gradients{&tdq, &tdk, &tdv, nullptr, nullptr};
       EXPECT_EQ(anyflash_forward(&tq, &tk, &tv, &outputs, &options), ANYFLASH_OK) << anyflash_last_error();
-      if (place == &Twins::cuda) options.workspace = &workspace;
       EXPECT_EQ(anyflash_backward(&inputs, &tq, &tk, &tv, &gradients, &options), ANYFLASH_OK) << anyflash_last_error();
       EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       anyflash_plan_free(plan);

@@ -1,5 +1,5 @@
-// Errors: that another caller of CUDA has left behind is not taken for a call's own, and stays for whoever asks for it;
-// a GPU that is too old is told.
+// An error that another caller of CUDA has left behind is not taken for a call's own, and stays for whoever asks for it.
+// A GPU that is too old is refused.
 #include "cuda/common/device.h"
 #include "tensor.h"
 

@@ -17,7 +17,7 @@ using Integers = std::vector<std::int32_t>;
 struct Call {
   ElementType type;
   std::int64_t queries, keys, d, heads = 2, batch = 1;
-  std::function<void(Call&)> add;  ///< to the options
+  std::function<void(Call&)> add{};  ///< to the options
   bool backward = true;
   Options options{};
   TensorView k_view{};  ///< if not as usual
@@ -28,6 +28,7 @@ struct Call {
     more.emplace_back(ElementType::int32, std::initializer_list<std::int64_t>{std::int64_t(numbers.size())}, 0);
     EXPECT_EQ(cudaMemcpy(more.back().view.data, numbers.data(), numbers.size() * 4, cudaMemcpyHostToDevice),
               cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // such a copy may end after the call
     return more.back().view;
   }
   TensorView host_integers(Integers numbers) {

@@ -158,7 +158,7 @@ __device__ __forceinline__ E* head_data(const Rows& rows, std::int64_t b, std::i
 
 // What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
 
-/// The word of a row of a partial tile, asked of the program. One function for all kernels: it is long.
+/// The word of a row of a partial tile, asked of the program.
 static __device__ __noinline__ Word ask_word(const BackwardArgs& args, const Program& program,
                                              const GradientTask& task, std::int32_t other_block, int row) {
   const auto own = task.own;

@@ -107,7 +107,7 @@ struct PartRows {
 
 // What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
 
-/// The word of a row and a block of keys. One function for all kernels: it is long.
+/// The word of a row and a block of keys.
 static __device__ __noinline__ Word word_of(const ForwardArgs& args, const Program& program, Task task, int row,
                                             std::int32_t key_block) {
   Int3 c;
