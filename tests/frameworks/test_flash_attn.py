@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from devices import DEVICE
+from torch.autograd import forward_ad
 
 from anyflash.compat import flash_attn
 
@@ -295,6 +296,20 @@ def test_flags_and_places_are_checked_before_the_cache_is_written(start, numbers
     with pytest.raises((ValueError, TypeError)) as raised:
         flash_attn.flash_attn_with_kvcache(numbers(2, 1, 4, 8), *caches, **given)
     assert str(raised.value).startswith(start) and "\n" not in str(raised.value)
+    assert all(map(torch.equal, caches, before))
+
+
+def test_what_has_no_numbers_to_write_is_refused_before_the_cache_is_written(numbers):
+    q, new, caches = numbers(2, 1, 4, 8), numbers(2, 1, 2, 8), [numbers(2, 12, 2, 8) for _ in range(2)]
+    before = [cache.clone() for cache in caches]
+    call = lambda q, *caches: flash_attn.flash_attn_with_kvcache(q, *caches, new, new, cache_seqlens=3)  # noqa: E731
+    zeros = torch._efficientzerotensor(caches[1].shape, dtype=q.dtype, device=DEVICE)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode derivative"):
+        call(forward_ad.make_dual(q, q), *caches)
+    with pytest.raises(ValueError, match="^v_cache: of zeros without memory"):
+        call(q, caches[0], zeros)
+    with pytest.raises(ValueError, match="^k: given under torch.func"):
+        torch.func.vmap(lambda q: call(q, *caches))(q[None])
     assert all(map(torch.equal, caches, before))
 
 

@@ -183,7 +183,7 @@ def test_shapes_and_strides_without_data(numbers, layout, order):
         x, *((None, None) if layout == "qkv" else (x, x)), layout=layout, cu_seqlens_q=ends, cu_seqlens_k=ends
     )
     real = torch.ops.anyflash.attention(*given)
-    assert layout in ("qkv", "thd") or attention(x.to("meta"), x, x, layout=layout).shape == real[0].shape
+    assert layout in ("qkv", "thd") or attention(*[x.to("meta")] * 3, layout=layout).shape == real[0].shape
     meta = torch.ops.anyflash.attention(*(one.to("meta") if isinstance(one, torch.Tensor) else one for one in given))
     assert [(one.shape, one.stride(), one.dtype) for one in real] == [
         (one.shape, one.stride(), one.dtype) for one in meta
@@ -244,6 +244,11 @@ def test_forward_mode_is_not_dropped(qkv):
         assert torch.equal(attention(q, k, v), attention(q, k, v))
     with pytest.raises(NotImplementedError, match="a forward-mode derivative was asked for"):
         torch.func.linearize(lambda q: attention(q, k, v), q)
+
+
+def test_functionalize(qkv):
+    q, k, v = (x.detach() for x in qkv)
+    assert torch.equal(torch.func.functionalize(attention)(q, k, v), attention(q, k, v))
 
 
 def test_autocast(qkv):

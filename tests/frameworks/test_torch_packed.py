@@ -58,3 +58,10 @@ def test_chunks_under_autocast(numbers, monkeypatch):
     assert out.dtype == torch.bfloat16 and torch.equal(out, expected)
     (made,), (wanted,) = (torch.autograd.grad(x.float().sin().sum(), qkv) for x in (out, expected))
     assert torch.equal(made, wanted)
+
+
+@pytest.mark.of_the_cpu
+def test_what_has_no_plain_memory_is_named():
+    for qkv in (torch.randn(3, 4, 6, 8, dtype=torch.complex64).conj().imag, torch._efficientzerotensor((3, 4, 6, 8))):
+        with pytest.raises(ValueError, match="^qkv: negated lazily or of zeros without memory"):
+            flash_attention_qkv_packed(qkv, 1, 1)

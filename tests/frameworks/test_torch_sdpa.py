@@ -14,7 +14,7 @@ from devices import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
 from anyflash.torch import _sdpa, sdpa
 
@@ -232,6 +232,7 @@ WRONG = [
     lambda q: dict(is_causal=1),
     lambda q: dict(value=q.double()),
     lambda q: dict(value=q.to_sparse()),
+    lambda q: dict(attn_mask=torch.zeros(5, 5, device=DEVICE).to_sparse()),
     lambda q: dict(dropout_p=q),
     lambda q: dict(dropout_p=None),
     lambda q: dict(enable_gqa=1),
@@ -267,6 +268,28 @@ def test_masks_that_are_an_object_of_pytorch_s(numbers, make, keys, compiled):
     torch.testing.assert_close(_sdpa.scaled_dot_product_attention(q, k, k, mask), OWN(q, k, k, mask))
     with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
         _sdpa.scaled_dot_product_attention(q, k, k, mask, is_causal=True)
+
+
+def test_such_masks_by_a_name_from_before_and_derived_ones(numbers):
+    class Derived(CausalBias):
+        pass
+
+    q, k, mask = numbers(2, 4, 5, 8), numbers(2, 4, 9, 8), causal_lower_right(5, 9)
+    expected = OWN(q, k, k, mask)
+    assert type(expected) is torch.Tensor
+    derived = Derived(mask.variant, 5, 9)
+    with sdpa():
+        assert torch.equal(OWN(q, k, k, mask), F.scaled_dot_product_attention(q, k, k, mask))
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, k, k, derived), expected)
+    assert torch.equal(OWN(q, k, k, mask), expected)
+
+
+def test_functionalize_is_left_to_pytorch(left_to_pytorch, numbers):
+    q = numbers(1, 2, 5, 8)
+    call = lambda q: _sdpa.scaled_dot_product_attention(q, q, q).sum()  # noqa: E731
+    made = torch.func.functionalize(torch.func.grad(call))(q)
+    torch.testing.assert_close(made, torch.func.grad(lambda q: OWN(q, q, q).sum())(q))
+    assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: torch.func.functionalize"]
 
 
 def test_graphs_made_behind_the_override_know_pytorch_s_own():

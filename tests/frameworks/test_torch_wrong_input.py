@@ -69,6 +69,13 @@ WRONG = {
     "sparse bias, vmap": (ValueError, "bias: torch.sparse_coo, expected torch.strided", lambda: torch.func.vmap(
         lambda x: attention(x, X, X, bias=zeros(1, 1, 5, 5).to_sparse()))(X[None])),
     "no data": (ValueError, "key: on the device meta, expected the CPU or CUDA", lambda: attention(X, X.to("meta"), X)),
+    "no data, vmap": (ValueError, "key: on meta, expected ", lambda: torch.func.vmap(
+        lambda x: attention(x, X.to("meta"), x))(X[None])),
+    "sink without data, vmap": (ValueError, "sink: on meta, expected ", lambda: torch.func.vmap(
+        lambda x: attention(x, x, x, sink=zeros(9).to("meta")))(X[None])),
+    "data beside a query without": (ValueError, "value: on ", lambda: attention(*[X.to("meta")] * 2, X)),
+    "scale without data, vmap": (TypeError, "scale: type Tensor", lambda: torch.func.vmap(
+        lambda x: attention(x, x, x, scale=zeros(()).to("meta")))(X[None])),
     "bias that cannot be had": (ValueError, "bias: no data", lambda: attention(X, X, X, bias=Broken())),
     "nested": (ValueError, "query: a nested tensor", lambda: attention(nested(), X, X)),
     "nested, jagged": (ValueError, "key: a nested tensor", lambda: attention(X, nested(torch.jagged), X)),

@@ -12,6 +12,7 @@ from .. import _core, _rules
 from .._core import echoed
 from .._frontend import truth
 from ..torch import attention
+from ..torch._op import refuse_tangents
 from ._shared import check_indices, check_pages, check_table, check_tensor, moved, options, place_of, window_of
 
 
@@ -57,6 +58,10 @@ def flash_attn_with_kvcache(
     _check_shapes(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
     if block_table is not None and (cache_batch_idx is not None or cache_leftpad is not None):
         raise ValueError("block_table: given with cache_batch_idx or cache_leftpad, expected it alone")
+    if k is not None and not torch.compiler.is_compiling():
+        refuse_tangents(q, k_cache, v_cache, k, v, alibi_slopes)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise ValueError("k: given under torch.func, where no cache can be written, expected none there")
     with torch.no_grad():
         place = place_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
         table = _table(q, k_cache, cache_batch_idx, block_table, place)

@@ -56,6 +56,8 @@ def check_tensor(name: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: type {type(tensor).__name__}, expected a torch.Tensor")
     check_memory((name,), (tensor,))
+    if not torch.compiler.is_compiling() and tensor._is_zerotensor():
+        raise ValueError(f"{name}: of zeros without memory, expected plain memory")
 
 
 def check_indices(name: str, indices: Any, rank: int) -> None:

@@ -24,6 +24,7 @@ _TENSORS = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _tracing, _grad, _autocast = torch._C._get_tracing_state, torch.is_grad_enabled, torch.is_autocast_enabled
 
 
@@ -92,6 +93,8 @@ def attention(
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
                    sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
         check_memory(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
+        _check_data(q, dict(key=k, value=v, bias=tensors[0], alibi_slopes=tensors[1], sink=tensors[2]),
+                    dict(zip((*_TENSORS[3:], *["tables"] * len(arrays)), (*tensors[3:], *arrays))))  # fmt: skip
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
@@ -156,6 +159,15 @@ def check_memory(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
             raise ValueError(f"{name}: {tensor.layout}, expected torch.strided")
 
 
+def _check_data(q: Tensor, tensors: dict[str, Any], integers: dict[str, Any]) -> None:
+    """All on the device meta or none, where results would have their shapes and no numbers. Lengths and tables may lie
+    on the CPU beside a q without data."""
+    without = q.device.type == "meta"
+    for name, tensor in (*tensors.items(), *(() if without else integers.items())):
+        if tensor is not None and (tensor.device.type == "meta") != without:
+            raise ValueError(f"{name}: on {tensor.device}, expected {q.device} as query")
+
+
 def _refuse_gradients(**numbers: Any) -> None:
     for name, number in numbers.items():
         if isinstance(number, Tensor) and number.requires_grad and _grad():
@@ -180,7 +192,7 @@ def number(name: str, value: Any) -> float:
             return float(value)
     except OverflowError:
         raise ValueError(f"{name}: expected a number that float64 holds") from None
-    except (TypeError, ValueError):  # of an array of several
+    except (TypeError, ValueError, RuntimeError):  # of an array of several, of a tensor without data
         pass
     raise TypeError(f"{name}: type {type(value).__name__}, expected a number")
 
@@ -194,11 +206,17 @@ def _requires(*tensors: Any) -> bool:
 
 def _through_operator(q: Tensor, k: Any, v: Any, rest: tuple[Any, ...], return_lse: bool | str) -> Any:
     check_return_lse(return_lse)
-    through = torch.ops.anyflash.attention if torch.compiler.is_compiling() or _transforms() is None else transformed
+    through = torch.ops.anyflash.attention if torch.compiler.is_compiling() or not _differentiates() else transformed
     made = through(q, k, v, *rest, 2 if return_lse == "lm" else 1)
     if return_lse == "lm":
         return made
     return made[:2] if return_lse else made[0]
+
+
+def _differentiates() -> bool:
+    """Is the innermost transform of torch.func one that knows a function's gradients or its vmap?"""
+    innermost = _transforms()
+    return innermost is not None and innermost.key() != _FUNCTIONALIZE
 
 
 class _Attention(torch.autograd.Function):

@@ -35,6 +35,9 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     if not isinstance(qkv, Tensor):
         raise TypeError(f"qkv: type {type(qkv).__name__}, expected a torch.Tensor")
     check_memory(("qkv",), (qkv,))
+    direct = not torch.compiler.is_compiling() and is_direct(qkv)
+    if direct and (qkv.is_neg() or qkv._is_zerotensor()):
+        raise ValueError("qkv: negated lazily or of zeros without memory, expected plain memory")
     if qkv.dtype not in _TYPES:
         raise TypeError(f"qkv: type {qkv.dtype}, expected float16, bfloat16, float32 or float64")
     if qkv.dim() != 4 or qkv.shape[0] != 3:
@@ -44,8 +47,7 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     num_chunks_q = _divisor("num_chunks_q", num_chunks_q, qkv.shape[2])
     num_chunks_kv = _divisor("num_chunks_kv", num_chunks_kv, qkv.shape[2])
     qkv = cast(qkv)[0]  # once, for both passes
-    whole = torch.compiler.is_compiling() or not is_direct(qkv) or not (torch.is_grad_enabled() and qkv.requires_grad)
-    if whole or _fits(qkv, num_chunks_q * num_chunks_kv):
+    if not (direct and torch.is_grad_enabled() and qkv.requires_grad) or _fits(qkv, num_chunks_q * num_chunks_kv):
         return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)
     return _InChunks.apply(qkv, num_chunks_q, num_chunks_kv)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from ._rule import constant
 
 _log = logging.getLogger("anyflash.torch")
 _pytorch_s_own = F.scaled_dot_product_attention
+_transforms = torch._C._functorch.get_interpreter_stack
+_FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LARGEST = torch.finfo(torch.float32).max, torch.finfo(torch.float64).max
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -73,6 +76,22 @@ def scaled_dot_product_attention(
     return _pytorch_s_own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
 
 
+def _know_early_names() -> None:
+    """PyTorch's object for a causal mask would also drop out of calls of PyTorch's own by names that were imported
+    before: those, too, are then calls of the function that F has."""
+    bias = getattr(sys.modules.get("torch.nn.attention.bias"), "CausalBias", None)
+    if bias is None or "__torch_function__" not in vars(bias):
+        return
+    found = vars(bias)["__torch_function__"].__func__
+    if found.__module__ == __name__:
+        return
+
+    def of_either(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return found(cls, F.scaled_dot_product_attention if func is _pytorch_s_own else func, types, args, kwargs)
+
+    bias.__torch_function__ = classmethod(of_either)
+
+
 def _of_bias(bias: Any, given: tuple[Any, ...], **options: Any) -> Tensor:
     """PyTorch's object for a causal mask knows a call of the function that F has at present by that alone; it then
     calls it anew, with is_causal or a mask that is a plain tensor."""
@@ -95,6 +114,8 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
             return "lazily negated or zero tensors"
         if forward_ad._current_level >= 0:
             return "a forward-mode derivative"
+        if any(level.key() == _FUNCTIONALIZE for level in _transforms() or ()):
+            return "torch.func.functionalize"
     if not isinstance(dropout, (float, int)) or not isinstance(causal, bool) or not isinstance(gqa, bool):
         return ""
     if dropout != 0.0:
@@ -154,7 +175,7 @@ def _asked(index: int, backward: bool) -> str:
 def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
     if not _is_plain(mask):
         return f"a mask of type {type(mask).__name__}"
-    if mask.device != q.device or not 2 <= mask.dim() <= len(shape):
+    if mask.layout is not torch.strided or mask.device != q.device or not 2 <= mask.dim() <= len(shape):
         return ""
     if mask.dtype not in (torch.bool, torch.float32, q.dtype) and not autocast_makes_one(q, mask):
         return ""
@@ -202,6 +223,7 @@ def switch_on() -> None:
         _users += 1
         if F.scaled_dot_product_attention is not scaled_dot_product_attention:
             _found, F.scaled_dot_product_attention = F.scaled_dot_product_attention, scaled_dot_product_attention
+        _know_early_names()
 
 
 def _switch_off() -> None:
