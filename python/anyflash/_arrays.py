@@ -48,12 +48,11 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
             f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
         )
     if framework == "tensorflow":
-        if hasattr(array, "graph"):
-            raise TypeError(f"{start}traced by TensorFlow, expected an array; use anyflash.tensorflow.attention")
-        if hasattr(array, "assign"):  # a variable
-            array = sys.modules["tensorflow"].convert_to_tensor(array)
+        array = _tensor_of(array, start)
     if framework in ("jax", "jaxlib") and hasattr(array, "_trace"):
         raise TypeError(f"{start}traced by JAX, expected an array; use anyflash.jax.attention, with tables by name")
+    if framework in ("jax", "jaxlib") and array.is_deleted():
+        raise ValueError(f"{start}deleted or donated, expected an array with data")
     if framework in ("jax", "jaxlib") and len(array.devices()) > 1:
         raise ValueError(f"{start}on {len(array.devices())} devices, expected one; use anyflash.jax.attention")
     if framework != "tensorflow" and not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
@@ -86,6 +85,20 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
     except Exception as error:
         line = first_line(error)
         raise ValueError(line if line.startswith(start) else f"{start}__dlpack__ failed: {line}") from None
+
+
+def _tensor_of(array: Any, start: str) -> Any:
+    """An eager tensor of TensorFlow, of numbers: its own export ends the process for others. Or a variable's."""
+    tf = sys.modules["tensorflow"]
+    if hasattr(array, "assign"):  # a variable
+        array = tf.convert_to_tensor(array)
+    if hasattr(array, "graph"):
+        raise TypeError(f"{start}traced by TensorFlow, expected an array; use anyflash.tensorflow.attention")
+    if not isinstance(array, tf.Tensor):
+        raise TypeError(f"{start}type {_core.echoed(type(array).__name__)}, expected an array")
+    if array.dtype in (tf.string, tf.variant, tf.resource):
+        raise TypeError(f"{start}type {array.dtype.name}, expected numbers")
+    return array
 
 
 def _own_stream(array: Any) -> int | None:

@@ -183,3 +183,10 @@ def test_empty(shape, keys):
     assert keys or (lse == -jnp.inf).all()
     dq, dk = jax.jit(jax.grad(lambda q, k: call(q, k)[0].sum(), (0, 1)))(q, k)
     assert dq.shape == shape and dk.shape == k.shape and not dq.any()
+
+
+def test_an_array_that_has_been_deleted():
+    deleted = X + 1
+    deleted.delete()
+    with pytest.raises(ValueError, match="^value: deleted or donated, expected an array with data$"):
+        af.attention(X, X, deleted)

@@ -223,8 +223,23 @@ def test_eager_tensors_through_anyflash_itself():
         assert same_bits(af.attention(variable, variable, X).numpy(), attention(X, X, X).numpy())
     with pytest.raises(TypeError, match="query: traced by TensorFlow, expected an array; use anyflash.tensorflow"):
         tf.function(lambda x: af.attention(x, x, x))(X)
-    with pytest.raises(ValueError, match="^key: __dlpack__ failed: .*$"):
+    variable = tf.Variable(X)
+    with pytest.raises(TypeError, match="query: traced by TensorFlow, expected an array; use anyflash.tensorflow"):
+        tf.function(lambda: af.attention(variable, X, X))()
+    with pytest.raises(TypeError, match="^key: type SparseTensor, expected an array$"):
         af.attention(X, tf.sparse.from_dense(X), X)
+
+
+@pytest.mark.parametrize("kind, given", [
+    ("string", tf.constant(["a"])), ("string", tf.Variable(["a"])), ("resource", tf.Variable(1.0).handle),
+    ("variant", tf.raw_ops.TensorListReserve(element_shape=[1], num_elements=2, element_dtype=tf.float32)),
+], ids=str)  # fmt: skip
+def test_tensors_that_hold_no_numbers(kind, given):
+    """TensorFlow's own export ends the process."""
+    with pytest.raises(TypeError, match=f"^query: type {kind}, expected numbers$"):
+        af.attention(given, X, X)
+    with pytest.raises(TypeError, match=f"^rule documents: ids_q type {kind}, expected numbers$"):
+        af.documents(given)
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -380,6 +395,26 @@ def test_sync_modes_and_tables_of_another_type():
         causal_1d(X, X, X, 1)
     with pytest.raises(TypeError, match="^tables: ids: type NoneType, expected a tensor$"):
         attention(X, X, X, rule="documents(ids, ids)", tables={"ids": None})
+
+
+class Broken:
+    def __array__(self, *args, **kwargs):
+        raise RuntimeError("no\nnumbers")
+
+
+def test_operands_of_other_types():
+    """NumPy's real numbers become the query's type, as in TensorFlow's own ops."""
+    ones = np.ones(X.shape)
+    assert same_bits(full_1d(X, ones, X).numpy(), full_1d(X, tf.ones_like(X), X).numpy())
+    refused = dict(complex128=ones * 1j, object=np.full(X.shape, None), str32=ones.astype("U1"))
+    for kind, given in (*refused.items(), ("float64", tf.Variable(ones)), ("float64", keras.Variable(ones, dtype="float64"))):
+        for call in (attention, full_1d):
+            line = f"^key: type {kind}, expected float32 as in query$"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=line):
+                call(X, given, X)
+    for name, given in (("query", (Broken(), X, X)), ("value", (X, X, Broken()))):
+        with pytest.raises(TypeError, match=f"^{name}: type Broken, expected a tensor$"):
+            full_1d(*given)
 
 
 NO_TENSORS = [None, tf.ragged.constant([[1.0], [2.0, 3.0]]), tf.sparse.from_dense([[1.0, 2.0]]), [[1.0], [2.0, 3.0]]]

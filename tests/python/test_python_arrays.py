@@ -134,7 +134,7 @@ def test_a_tensorflow_like_framework_goes_by_capsules(qkv, monkeypatch):
         __module__ = "tensorflow.python.framework.ops"
 
         def __init__(self, array):
-            self.array = array
+            self.array, self.dtype = array, "float32"
 
     taken = []
     dlpack = types.SimpleNamespace(
@@ -142,7 +142,8 @@ def test_a_tensorflow_like_framework_goes_by_capsules(qkv, monkeypatch):
         from_dlpack=lambda capsule: taken.append(capsule) or EagerTensor(capsule),
     )
     tensorflow = types.ModuleType("tensorflow")
-    tensorflow.experimental = types.SimpleNamespace(dlpack=dlpack)
+    tensorflow.experimental, tensorflow.Tensor = types.SimpleNamespace(dlpack=dlpack), EagerTensor
+    tensorflow.string, tensorflow.variant, tensorflow.resource = "string", "variant", "resource"
     monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
     out = af.attention(*map(EagerTensor, qkv))
     assert type(out) is EagerTensor and type(taken[0]).__name__ == "PyCapsule"

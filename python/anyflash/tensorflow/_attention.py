@@ -85,7 +85,7 @@ def attention(
         out, rows = _LAYOUTS[layout](q, k, v, *lists, call, 2 if return_lse == "lm" else 1, rows_type(q, k, v))
     except tf.errors.OpError as error:
         raise one_line(error) from None
-    except (TypeError, ValueError):
+    except Exception:
         check_tensors(q, k, v)
         raise
     if not tf.executing_eagerly():

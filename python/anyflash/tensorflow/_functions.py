@@ -86,7 +86,7 @@ def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, retu
         out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q, k, v))
     except tf.errors.OpError as error:
         raise one_line(error) from None
-    except (TypeError, ValueError):
+    except Exception:
         check_tensors(q, k, v)
         raise
     return (out, *rows) if returning_l_m else out

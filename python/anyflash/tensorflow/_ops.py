@@ -20,6 +20,7 @@ _EXTRAS = ("AnyflashAttentionLast", "AnyflashAttentionBhds")
 _DIMENSIONS = {"AnyflashAttention1D": 1, "AnyflashAttention2D": 2}
 _FLOAT32 = tf.float32
 FLOATS = (tf.float16, tf.bfloat16, _FLOAT32, tf.float64)
+_NOT_REAL = tuple("cOSUMm")  # kinds of NumPy's types: complex numbers, objects, texts, times
 INTEGERS, TABLES = (tf.int32, tf.int64), (tf.bool, tf.uint8, tf.int32, tf.int64)
 _SECOND = "anyflash.tensorflow: a second derivative, or one forwards, was asked for, expected first ones backwards"
 
@@ -68,7 +69,9 @@ def tensor(name: str, value: Any, dtype: Any = None) -> Any:
     refuse_masked(name, value)
     try:
         return tf.convert_to_tensor(value, dtype)
-    except (TypeError, ValueError) as error:
+    except tf.errors.OpError:
+        raise
+    except Exception as error:  # also what the value itself raises
         raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected a tensor") from error
 
 
@@ -86,7 +89,7 @@ def check_type(name: str, given: Any, types: Any = FLOATS) -> None:
 
 
 def rows_type(q: Any, k: Any, v: Any) -> Any:
-    """Of lse, l and m. InvalidArgumentError if the operands' types are not alike; NumPy's an op casts."""
+    """Of lse, l and m. InvalidArgumentError if the operands' types are not alike; NumPy's real numbers an op casts."""
     own = q.dtype
     if own is not _FLOAT32:  # `in` and == of types take microseconds
         check_type("query", q)
@@ -96,7 +99,9 @@ def rows_type(q: Any, k: Any, v: Any) -> Any:
         if of_other is own:
             continue
         refuse_masked(name, other)
-        if isinstance(of_other, tf.DType) and of_other.base_dtype != own:
+        if isinstance(of_other, str):  # Keras's variables have names of types
+            of_other = tf.as_dtype(of_other)
+        if of_other.base_dtype != own if isinstance(of_other, tf.DType) else getattr(of_other, "kind", "") in _NOT_REAL:
             raise invalid(f"{name}: type {of_other.name}, expected {own.name} as in query")
     return tf.float64 if own is not _FLOAT32 and own == tf.float64 else _FLOAT32
 
