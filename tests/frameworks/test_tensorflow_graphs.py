@@ -407,7 +407,8 @@ def test_operands_of_other_types():
     ones = np.ones(X.shape)
     assert same_bits(full_1d(X, ones, X).numpy(), full_1d(X, tf.ones_like(X), X).numpy())
     refused = dict(complex128=ones * 1j, object=np.full(X.shape, None), str32=ones.astype("U1"))
-    for kind, given in (*refused.items(), ("float64", tf.Variable(ones)), ("float64", keras.Variable(ones, dtype="float64"))):
+    variables = ("float64", tf.Variable(ones)), ("float64", keras.Variable(ones, dtype="float64"))
+    for kind, given in (*refused.items(), *variables):
         for call in (attention, full_1d):
             line = f"^key: type {kind}, expected float32 as in query$"
             with pytest.raises(tf.errors.InvalidArgumentError, match=line):
