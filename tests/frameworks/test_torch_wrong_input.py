@@ -73,6 +73,9 @@ WRONG = {
         lambda x: attention(x, X.to("meta"), x))(X[None])),
     "sink without data, vmap": (ValueError, "sink: on meta, expected ", lambda: torch.func.vmap(
         lambda x: attention(x, x, x, sink=zeros(9).to("meta")))(X[None])),
+    "tables without data, vmap": (ValueError, "tables: on meta, expected ", lambda: torch.func.vmap(
+        lambda x: attention(x, x, x, rule="documents(a, a) & documents(b, b)", tables={
+            "a": torch.zeros(5, dtype=torch.int32, device="meta"), "b": torch.zeros(5, dtype=torch.int32)}))(X[None])),
     "data beside a query without": (ValueError, "value: on ", lambda: attention(*[X.to("meta")] * 2, X)),
     "scale without data, vmap": (TypeError, "scale: type Tensor", lambda: torch.func.vmap(
         lambda x: attention(x, x, x, scale=zeros(()).to("meta")))(X[None])),

@@ -20,7 +20,8 @@ from ._transforms import transformed
 _core.use_torch(torch)
 _FULL = full()
 _KEPT = (6, 10, 11, 12)  # of slopes and lengths among the extension's options
-_TENSORS = ("bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
+_INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
+_TENSORS = ("bias", "alibi_slopes", "sink", *_INTEGERS)
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
@@ -92,9 +93,9 @@ def attention(
         text, names, arrays = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
                    sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
-        check_memory(("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays))
-        _check_data(q, dict(key=k, value=v, bias=tensors[0], alibi_slopes=tensors[1], sink=tensors[2]),
-                    dict(zip((*_TENSORS[3:], *["tables"] * len(arrays)), (*tensors[3:], *arrays))))  # fmt: skip
+        given = ("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays)
+        check_memory(*given)
+        _check_data(*given)
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
         rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
@@ -159,13 +160,16 @@ def check_memory(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
             raise ValueError(f"{name}: {tensor.layout}, expected torch.strided")
 
 
-def _check_data(q: Tensor, tensors: dict[str, Any], integers: dict[str, Any]) -> None:
+def _check_data(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
     """All on the device meta or none, where results would have their shapes and no numbers. Lengths and tables may lie
-    on the CPU beside a q without data."""
-    without = q.device.type == "meta"
-    for name, tensor in (*tensors.items(), *(() if without else integers.items())):
-        if tensor is not None and (tensor.device.type == "meta") != without:
-            raise ValueError(f"{name}: on {tensor.device}, expected {q.device} as query")
+    on the CPU beside a query, the first one, without data."""
+    device = tensors[0].device
+    without = device.type == "meta"
+    for name, tensor in zip(names, tensors):
+        if tensor is None or (without and (name in _INTEGERS or name == "tables")):
+            continue
+        if (tensor.device.type == "meta") != without:
+            raise ValueError(f"{name}: on {tensor.device}, expected {device} as query")
 
 
 def _refuse_gradients(**numbers: Any) -> None:
