@@ -24,7 +24,7 @@ PARTS = {"calls": "parts_own", "torch": "parts_torch", "short": "parts_torch", "
          "decode": "parts_torch", "masks": "parts_own", "scaling": "parts_own", "beside": "parts_torch",
          "rules": "parts_own", "long": "parts_own"}  # fmt: skip
 # Those of a GPU, in gpu.py.
-GPU_PARTS = ("calls", "torch", "decode", "masks", "packed", "bias", "long")
+GPU_PARTS = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
 NEEDS = {"calls": "calls", "decode": "kernels"}  # a part's C++ program: the option that names it
 
 

@@ -124,6 +124,25 @@ def beside_torch(table, arguments):
                           d=d, causal=causal, sequence=s, peer=peer, least=least)  # fmt: skip
 
 
+def tf32(table, arguments):
+    """float32 where TF32 is allowed, beside FlexAttention with TF32, compiled for each mask."""
+    if "float32" not in arguments.types:
+        return
+    import gpu_masks
+
+    torch.set_float32_matmul_precision("high")
+    for b, h, s, d in shapes("float32"):
+        tensors = [random(b, h, s, d, type_="float32") for _ in range(4)]
+        for causal in (False, True):
+            theirs = gpu_masks.peer(lambda b, h, i, j: i >= j if causal else i >= 0, s)
+            for direction in OPERATIONS:
+                calls = [our_call(direction, *tensors, rule=af.causal() if causal else af.full(), allow_tf32=True),
+                         peer_call(direction, *tensors, theirs)]  # fmt: skip
+                add_rates(table, "TF32 allowed", direction, calls, b * h * s * s * d / (2 if causal else 1), arguments,
+                          type="float32", d=d, causal=causal, sequence=s, peer="FlexAttention")  # fmt: skip
+    torch.set_float32_matmul_precision("highest")
+
+
 # (batch, query heads, key heads, keys, d), bfloat16
 DECODE = ((1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128), (64, 32, 8, 4096, 128), (16, 32, 1, 8192, 128),
           (16, 16, 16, 8192, 64), (64, 8, 1, 4096, 256), (1, 64, 8, 16384, 128), (256, 32, 8, 1024, 128),
@@ -266,5 +285,5 @@ def masks(table, arguments):
 
 
 # In the order of the table.
-PARTS = {"calls": calls, "torch": beside_torch, "decode": decode, "masks": masks, "packed": packed, "bias": bias,
-         "long": long}  # fmt: skip
+PARTS = {"calls": calls, "torch": beside_torch, "tf32": tf32, "decode": decode, "masks": masks, "packed": packed,
+         "bias": bias, "long": long}  # fmt: skip

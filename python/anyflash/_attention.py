@@ -42,6 +42,7 @@ def attention(
     sink=None,
     return_lse=False,
     deterministic=False,
+    allow_tf32=False,
     plan=None,
     out=None,
     cu_seqlens_q=None,
@@ -100,6 +101,9 @@ def attention(
         Bitwise repeatable, and the same in any batch. So is everything else but dq on Hopper GPUs, and there in 16-bit
         types dbias of a bias that heads or batch entries share and, in another batch, calls of few queries; they then
         take longer.
+    allow_tf32 : bool
+        float32 on a GPU: products may be of TF32 numbers (11 bits; on Hopper of such with 16), where that is faster.
+        Else, and on the CPU, they are as exact as float32. Other types do not hear it.
     plan : Plan, optional
         Of anyflash.plan, for the same shapes and options. If not given, one is looked up or made.
     out : array, optional
@@ -126,7 +130,8 @@ def attention(
     """
     others = (k, v, bias, alibi_slopes, sink, out, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table)
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q, *others))  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
+               threads, stream_of(q, *others))  # fmt: skip
     result = _core.attention(q, k, v, out, return_lse, options)
     if isinstance(q, ndarray):
         return result
@@ -155,6 +160,7 @@ def attention_backward(
     alibi_slopes=None,
     sink=None,
     deterministic=False,
+    allow_tf32=False,
     plan=None,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
@@ -174,8 +180,8 @@ def attention_backward(
         What attention(..., return_lse=True) gave.
     dlse : array, shape and type of lse, optional
         The gradient of lse, if anything was made of it.
-    rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan, cu_seqlens_q, cu_seqlens_k,
-    key_lengths, threads
+    rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, allow_tf32, plan, cu_seqlens_q,
+    cu_seqlens_k, key_lengths, threads
         As in attention, with the same values: the arrays among them, a rule's tables too, are read again, and nothing
         tells that they have changed since. page_table is refused: caches are for forward calls only.
 
@@ -194,7 +200,8 @@ def attention_backward(
     """
     others = (k, v, bias, alibi_slopes, sink, dout, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, key_lengths)
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q, *others))  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
+               threads, stream_of(q, *others))  # fmt: skip
     made = _core.attention_backward(dout, q, k, v, out, lse, dlse, options)
     settle(q, *others)
     owners = (q, k, v, bias, sink)
@@ -218,6 +225,7 @@ def plan(
     alibi_slopes=None,
     sink=None,
     deterministic=False,
+    allow_tf32=False,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
     key_lengths=None,
@@ -236,5 +244,5 @@ def plan(
     Returns a Plan, which keeps its rule alive. Raises ValueError or TypeError, as attention would.
     """
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads, stream_of(q))  # fmt: skip
+               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32, threads, stream_of(q))  # fmt: skip
     return _core.plan(q, k, v, options)

@@ -25,6 +25,7 @@ enum Option {
   cu_seqlens_k,
   key_lengths,
   page_table,
+  allow_tf32,
   threads,
   stream,
   option_count
@@ -55,6 +56,7 @@ Options read_options(const Given& given, Arrays& arrays) {
   options.key_lengths = arrays.input(given[key_lengths], "key_lengths", Elements::indices);
   options.page_table = arrays.input(given[page_table], "page_table", Elements::indices);
   options.deterministic = flag(given[deterministic], "deterministic");
+  options.allow_tf32 = flag(given[allow_tf32], "allow_tf32");
   const nb::handle plan = given[plan_made];
   if (!plan.is_none()) {
     if (!nb::isinstance<PlanObject>(plan) || !nb::inst_ready(plan)) {

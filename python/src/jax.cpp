@@ -106,6 +106,7 @@ Call read_call(std::string_view text) {
   if (const auto scale = next_line(text); !scale.empty()) call.options.scale = real_in(scale);
   call.options.softcap = real_in(next_line(text));
   call.options.deterministic = integer_in(next_line(text)) != 0;
+  call.options.allow_tf32 = integer_in(next_line(text)) != 0;
   call.options.threads = integer_in(next_line(text));
   if (!text.empty()) fail_call("more lines");
   for (const auto& name : call.operands.names) call.has_tables |= name[0] == ':';

@@ -98,7 +98,6 @@ Options options_of(const anyflash_options* given) {
     fail("options", "struct_size " + std::to_string(given->struct_size) + ", expected " +
                         std::to_string(sizeof(anyflash_options)) + " as anyflash_options_init sets it");
   }
-  if (given->reserved != 0) fail("options", "reserved " + std::to_string(given->reserved) + ", expected 0");
   if (given->rule) options.rule = given->rule->rule;
   options.align = enumerated("align", given->align, Align::scale_end);
   options.layout = enumerated("layout", given->layout, Layout::thd);
@@ -113,6 +112,7 @@ Options options_of(const anyflash_options* given) {
   options.page_table = view_of("page_table", given->page_table);
   options.workspace = view_of("workspace", given->workspace);
   options.deterministic = given->deterministic != 0;
+  options.allow_tf32 = given->allow_tf32 != 0;
   options.threads = given->threads;
   options.stream = given->stream;
   if (given->plan) options.plan = &given->plan->plan;

@@ -94,6 +94,8 @@ void CallArguments::add_to(CLI::App& app) {
   add_threads(app, threads);
   add_device(app, device);
   app.add_flag("--deterministic", deterministic, "bitwise repeatable on every device");
+  app.add_flag("--allow-tf32", allow_tf32,
+               "float32 on a GPU: products may be of TF32 numbers or better, where that is faster");
 }
 
 Inputs CallArguments::inputs() const {
@@ -145,6 +147,7 @@ Call make_call(const CallArguments& arguments, Inputs& inputs) {
   options.softcap = arguments.softcap;
   options.threads = arguments.threads;
   options.deterministic = arguments.deterministic;
+  options.allow_tf32 = arguments.allow_tf32;
   if (call.packed()) {
     call.q = inputs.get("qkv", "--qkv");
   } else {

@@ -33,7 +33,7 @@ struct CallArguments {
   std::optional<double> scale;
   double softcap = 0;
   int threads = 0;
-  bool deterministic = false;
+  bool deterministic = false, allow_tf32 = false;
   Device device;
 
   void add_to(CLI::App& app);

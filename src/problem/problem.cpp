@@ -173,6 +173,7 @@ class Reader {
     problem_.align = options_.align;
     problem_.threads = int(options_.threads);
     problem_.deterministic = options_.deterministic;
+    problem_.allow_tf32 = options_.allow_tf32;
   }
 
   /// scale and softcap must be numbers of the type that the scores are computed in.

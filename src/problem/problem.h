@@ -69,6 +69,7 @@ struct Problem {
   Rule rule;
   int threads = 0;
   bool deterministic = false;
+  bool allow_tf32 = false;  // of float32
   void* stream = nullptr;  // cuda
   char* workspace = nullptr;
   std::int64_t workspace_bytes = -1;  // -1: not given

@@ -208,7 +208,7 @@ static void check_options(void) {
   options.has_scale = 1, options.scale = -0.7, options.softcap = 1.5;
   check(&options, sees_all, "scale, softcap");
   options.bias = &tbias, options.alibi_slopes = &tslopes, options.sink = &tsink, options.threads = 1,
-  options.deterministic = 1;
+  options.deterministic = 1, options.allow_tf32 = 1;
   check(&options, sees_all, "bias, slopes, sink");
   must(anyflash_rule_causal(&causal), "causal");
   options.rule = causal;

@@ -271,6 +271,14 @@ def test_results_do_not_depend_on_threads(anyflash, qkv):
     assert (qkv / "1.npy").read_bytes() == (qkv / "3.npy").read_bytes()
 
 
+def test_a_gpus_switches_change_nothing_on_the_cpu(anyflash, qkv):
+    assert "--allow-tf32" in anyflash.succeeds("run", "--help")
+    arguments = ("run", "--input", "qkv.npz", "--output")
+    anyflash.succeeds(*arguments, "exact.npy")
+    anyflash.succeeds(*arguments, "switched.npy", "--allow-tf32", "--deterministic")
+    assert (qkv / "exact.npy").read_bytes() == (qkv / "switched.npy").read_bytes()
+
+
 def test_output_replaces_a_file_and_leaves_no_other(anyflash, qkv):
     (qkv / "out.npz").write_text("old")
     before = set(qkv.iterdir())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from cases import Case, Laid, same_bits
 from cases import run_for_bits as run
+from devices import DEVICE
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, ragged_cases
@@ -100,10 +101,11 @@ def test_strides_change_nothing(case):
     assert_same(run(case.but(wild=True)), run(case.but(wild=False)))
 
 
+@pytest.mark.parametrize("switch", ["deterministic", *["allow_tf32"] * (DEVICE == "cpu")])
 @examples(30)
-@given(calls())
-def test_deterministic_switch_changes_nothing_on_the_cpu(case):
-    assert_same(run(case, deterministic=True), run(case))
+@given(case=calls())
+def test_a_gpus_switch_changes_nothing_on_the_cpu(switch, case):
+    assert_same(run(case, **{switch: True}), run(case))
 
 
 def test_calls_from_several_threads_at_once():

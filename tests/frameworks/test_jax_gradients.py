@@ -46,7 +46,7 @@ OPTIONS = {
     "alibi": dict(alibi_slopes=np.array([0.1, 0.2, 0.3, 0.4])),
     "key_lengths": dict(key_lengths=np.array([4, 6], np.int32)),
     "lse": dict(return_lse=True),
-    "deterministic": dict(deterministic=True),
+    "switches": dict(deterministic=True, allow_tf32=True),
     "threads": dict(threads=1),
     "text": dict(rule="documents(a, b)\n & causal()", tables={"a": jnp.arange(5) // 3, "b": jnp.arange(6) // 3}),
 }

@@ -102,6 +102,22 @@ def test_gradients_under_vmap(name):
     same(jax.grad(all_at_once)(parts), jax.grad(apart)(parts))
 
 
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("change", [lambda call: call, jax.jit, jax.vmap])
+def test_tf32_changes_nothing_on_the_cpu(change):
+    given = [x.astype(jnp.float32) if change is jax.vmap else x[0].astype(jnp.float32) for x in (Q, K, V)]
+
+    def both(allow):
+        def call(*x):
+            results, backward = jax.vjp(lambda *x: attention(*x, return_lse=True, allow_tf32=allow), *x)
+            return *results, *backward(results)
+
+        return change(call)(*given)
+
+    for got, expected in zip(both(True), both(False), strict=True):
+        assert np.array_equal(got, expected)
+
+
 @pytest.mark.parametrize("sink", [False, True])
 def test_vmap_over_nothing(sink):
     of_map = dict(q=Q[:0], k=K[:0], v=V[:0]) | (dict(sink=numbers(0, 4)) if sink else {})

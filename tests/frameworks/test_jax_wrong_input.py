@@ -73,6 +73,8 @@ WRONG = {
     "a scale in text": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="3")),
     "scale too large": (ValueError, "scale: expected a number that float64 holds",
                         lambda: attention(X, X, X, scale=10**400)),
+    "another switch": (TypeError, "allow_tf32: type str, expected True or False",
+                       lambda: attention(X, X, X, allow_tf32="high")),
     "a switch": (TypeError, "deterministic: type NoneType, expected True or False",
                  lambda: attention(X, X, X, deterministic=None)),
     "ids of few bits": (TypeError, "tables: a type int8, expected", lambda: attention(

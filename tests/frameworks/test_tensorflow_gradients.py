@@ -21,7 +21,7 @@ CALLS |= {
     "softcap": dict(softcap=0.7),
     "alibi_slopes": dict(alibi_slopes=[0.1, 0.2, 0.3, 0.4]),
     "key_lengths": dict(key_lengths=[4, 6]),
-    "deterministic": dict(deterministic=True),
+    "switches": dict(deterministic=True, allow_tf32=True),
     "threads": dict(threads=1),
     "text": dict(rule="documents(a, b) & causal()", tables={"a": tf.range(5) // 3, "b": tf.range(6) // 3}),
     "everything": dict(rule=af.causal(), align="none_end", bias=(1, 4, 5, 6), sink=(4,), softcap=2.0, scale=0.4,

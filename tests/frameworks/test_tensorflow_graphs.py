@@ -366,13 +366,27 @@ def test_the_same_line_in_a_graph(name):
 
 @pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"scale": "3"},
                                      {"softcap": None}, {"deterministic": "no"}, {"rule": 3},
-                                     {"deterministic": None},
+                                     {"deterministic": None}, {"allow_tf32": None},
                                      {"tables": [1], "rule": "full()"}, {"align": None}, {"layout": ["bhsd"]},
                                      {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"},
                                      {"tables": np.zeros(5)}])  # fmt: skip
 def test_options_of_another_type(options):
     with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
         attention(X, X, X, **options)
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("change", [lambda call: call, tf.function])
+def test_tf32_changes_nothing_on_the_cpu(change):
+    def call(q, k, v, **switch):
+        with tf.GradientTape() as tape:
+            tape.watch([q, k, v])
+            out, lse = attention(q, k, v, return_lse=True, **switch)
+        return out, lse, *tape.gradient([out, lse], [q, k, v])
+
+    given = [normal(2, 4, 9, 8) for _ in range(3)]
+    for got, expected in zip(change(call)(*given, allow_tf32=True), change(call)(*given), strict=True):
+        assert same_bits(got.numpy(), expected.numpy())
 
 
 @pytest.mark.parametrize("value", [None, 2, 1.0, [], "no", tf.constant(True)])
@@ -453,7 +467,7 @@ def test_variables_of_tensorflow_1():
             assert same_bits(out, expected[i // 2])
 
 
-@pytest.mark.parametrize("name", ["scale", "softcap", "deterministic", "threads"])
+@pytest.mark.parametrize("name", ["scale", "softcap", "deterministic", "allow_tf32", "threads"])
 def test_options_are_no_tensors_of_a_graph(name):
     @tf.function
     def call(option):

@@ -36,6 +36,7 @@ CALLS = {
     "table made inside": lambda q, k, v: attention(q, k, v, rule=af.dense(q[0, 0] @ k[0, 0].mT > 0)),
     "options": lambda q, k, v: attention(q, k, v, bias=q @ k.mT, sink=q[0, :, 0, 0], softcap=3.0, scale=0.2,
                                          alibi_slopes=torch.ones(4, device=DEVICE), align="none_end"),
+    "switches": lambda q, k, v: attention(q, k, v, rule=LOCAL, deterministic=True, allow_tf32=True),
     "lse": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse=True)),
     "l and m": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse="lm")),
     "packed": lambda q, k, v: flash_attention_qkv_packed(torch.stack([q[0], k[0], v[0]]), 3, 1),
@@ -142,7 +143,7 @@ def arguments(q, k, v, **changes):
     options = dict(
         bias=None, alibi_slopes=None, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None,
         page_table=None, tables=[], names="", rule="causal()", align="none_front", layout="bhsd", scale=None,
-        softcap=0.0, deterministic=False, threads=0, statistics=1,
+        softcap=0.0, deterministic=False, allow_tf32=False, threads=0, statistics=1,
     )  # fmt: skip
     return q, k, v, *(options | changes).values()
 
@@ -208,6 +209,16 @@ def test_mapped_over_a_batch(numbers):
     assert_same(vmap(in_chunks)(packed), torch.stack(list(map(in_chunks, packed))))
     twice = vmap(vmap(lambda q, k, v: one(q[None], k[None], v[None])[0]))
     assert_same(twice(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
+
+
+@pytest.mark.of_the_cpu
+def test_tf32_changes_nothing_on_the_cpu(numbers):
+    qkv = [numbers(3, 2, 4, 9, 8, dtype=torch.float32) for _ in range(3)]
+    exact, allowed = (lambda *x, allow=allow: attention(*x, allow_tf32=allow) for allow in (False, True))
+    for change in (lambda call: call, vmap, lambda call: torch.compile(call, fullgraph=True)):
+        one = qkv if change is vmap else [x[0] for x in qkv]
+        expected, got = (gradients(change(call), one) for call in (exact, allowed))
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
 def test_mapped_over_nothing(numbers):

@@ -64,6 +64,8 @@ WRONG = {
     "threads in a tensor": (TypeError, "threads: type Tensor, expected an integer",
         lambda: attention(X, X, X, threads=zeros(2))),
     "no threads": (TypeError, "threads: type NoneType, expected an integer", lambda: attention(X, X, X, threads=None)),
+    "allow_tf32": (TypeError, "allow_tf32: type str, expected True or False",
+                   lambda: attention(X, X, X, allow_tf32="high")),
     "plan": (TypeError, "plan: type int", lambda: attention(X, X, X, plan=3)),
     "sparse": (ValueError, "query: torch.sparse_coo, expected torch.strided", lambda: attention(X.to_sparse(), X, X)),
     "sparse bias, vmap": (ValueError, "bias: torch.sparse_coo, expected torch.strided", lambda: torch.func.vmap(
@@ -157,7 +159,8 @@ def test_the_same_line_through_the_operator(name, monkeypatch):
 
 OF_ANOTHER_TYPE = [dict(align=3), dict(layout=None), dict(scale="3"), dict(softcap=None), dict(threads="3"),
                    dict(threads=1.5), dict(threads=10**30), dict(scale=10**400), dict(rule=3), dict(rule=True),
-                   dict(rule=[af.causal()]), dict(scale=np.ones(2)), dict(softcap=zeros(2))]  # fmt: skip
+                   dict(rule=[af.causal()]), dict(scale=np.ones(2)), dict(softcap=zeros(2)),
+                   dict(deterministic=2), dict(allow_tf32=None)]  # fmt: skip
 
 
 @pytest.mark.parametrize("option", OF_ANOTHER_TYPE, ids=lambda option: next(iter(option)))

@@ -19,10 +19,12 @@ using ValueTile = typename Products::template ValueTile<kSide, kSide>;
 
 template <class E>
 using NumberOf = std::conditional_t<sizeof(E) == 8, double, float>;
-/// Not the same on every GPU that is compiled for, so named inside kernels alone. kPlain: that of ordinary multipliers.
-template <class E, bool kPlain = false>
-using PolicyOf =
-    typename std::conditional_t<kPlain, std::type_identity<PlainProducts<E, NumberOf<E>>>, ProductsOf<E>>::type;
+/// own: not the same on every GPU that is compiled for, so named inside kernels alone. plain: that of ordinary
+/// multipliers.
+enum class Policy { own, plain, tf32 };
+template <class E, Policy policy = Policy::own>
+using PolicyOf = typename std::conditional_t<policy == Policy::plain, std::type_identity<PlainProducts<E, NumberOf<E>>>,
+                                             ProductsOf<E, policy == Policy::tf32>>::type;
 
 /// Rows of a tensor one behind the other, of which some do not exist.
 struct SomeRows {
@@ -95,10 +97,10 @@ __device__ void load_numbers(T (&x)[kSlots][kTiles][2], const T* from) {
     for (int n = 0; n < 2 * kTiles; ++n) x[i][n / 2][n % 2] = from[place_of<Products>(i, n)];
 }
 
-template <class E, bool kPlain, bool kSwapped>
+template <class E, Policy policy, bool kSwapped>
 __global__ void scores_kernel(const E* q, const E* k, NumberOf<E>* s) {
   extern __shared__ __align__(1024) char memory[];
-  using Products = PolicyOf<E, kPlain>;
+  using Products = PolicyOf<E, policy>;
   using Tile = KeyTile<Products>;
   auto *const q_tile = reinterpret_cast<E*>(memory), *const k_tile = q_tile + Tile::kSize;
   for (int i = threadIdx.x; i < kSide * kSide; i += kThreads)
@@ -111,10 +113,10 @@ __global__ void scores_kernel(const E* q, const E* k, NumberOf<E>* s) {
 }
 
 /// o += p v
-template <class E, bool kPlain>
+template <class E, Policy policy>
 __global__ void values_kernel(const NumberOf<E>* p, const E* v, NumberOf<E>* o) {
   extern __shared__ __align__(1024) char memory[];
-  using Products = PolicyOf<E, kPlain>;
+  using Products = PolicyOf<E, policy>;
   using Tile = ValueTile<Products>;
   auto* const tile = reinterpret_cast<E*>(memory);
   for (int i = threadIdx.x; i < kSide * kSide; i += kThreads) tile[Tile::at(i / kSide, i % kSide)] = v[i];
@@ -182,15 +184,15 @@ int run(void (*kernel)(Parameters...), int threads, int bytes, Arguments... argu
   return status == cudaSuccess ? cudaDeviceSynchronize() : status;
 }
 
-template <class E, bool kPlain>
+template <class E, Policy policy>
 int scores(const void* q, const void* k, bool swapped, void* s) {
-  const auto kernel = swapped ? scores_kernel<E, kPlain, true> : scores_kernel<E, kPlain, false>;
-  return run(kernel, kThreads, 2 * KeyTile<PolicyOf<E, kPlain>>::kSize * sizeof(E), static_cast<const E*>(q),
+  const auto kernel = swapped ? scores_kernel<E, policy, true> : scores_kernel<E, policy, false>;
+  return run(kernel, kThreads, 2 * KeyTile<PolicyOf<E, policy>>::kSize * sizeof(E), static_cast<const E*>(q),
              static_cast<const E*>(k), static_cast<NumberOf<E>*>(s));
 }
-template <class E, bool kPlain>
+template <class E, Policy policy>
 int values(const void* p, const void* v, void* o) {
-  return run(values_kernel<E, kPlain>, kThreads, ValueTile<PolicyOf<E, kPlain>>::kSize * sizeof(E),
+  return run(values_kernel<E, policy>, kThreads, ValueTile<PolicyOf<E, policy>>::kSize * sizeof(E),
              static_cast<const NumberOf<E>*>(p), static_cast<const E*>(v), static_cast<NumberOf<E>*>(o));
 }
 
@@ -228,23 +230,26 @@ using namespace anyflash::cuda;
                static_cast<T*>(shift), static_cast<T*>(largest), static_cast<T*>(sum), static_cast<T*>(o),            \
                static_cast<T*>(p));                                                                                   \
   }
-#define PRODUCTS(NAME, E, PLAIN)                                                                                      \
+#define PRODUCTS(NAME, E, POLICY)                                                                                     \
   extern "C" int scores_##NAME(const void* q, const void* k, bool swapped, void* s) {                                 \
-    return scores<E, PLAIN>(q, k, swapped, s);                                                                        \
+    return scores<E, Policy::POLICY>(q, k, swapped, s);                                                               \
   }                                                                                                                   \
-  extern "C" int values_##NAME(const void* p, const void* v, void* o) { return values<E, PLAIN>(p, v, o); }
+  extern "C" int values_##NAME(const void* p, const void* v, void* o) {                                               \
+    return values<E, Policy::POLICY>(p, v, o);                                                                        \
+  }
 
 OF_TYPE(float16, __half)
 OF_TYPE(bfloat16, __nv_bfloat16)
 OF_TYPE(float32, float)
 OF_TYPE(float64, double)
-PRODUCTS(float16, __half, false)
-PRODUCTS(bfloat16, __nv_bfloat16, false)
-PRODUCTS(float32, float, false)
-PRODUCTS(float64, double, false)
-PRODUCTS(plain_bfloat16, __nv_bfloat16, true)
-PRODUCTS(plain_float32, float, true)
-PRODUCTS(plain_float64, double, true)
+PRODUCTS(float16, __half, own)
+PRODUCTS(bfloat16, __nv_bfloat16, own)
+PRODUCTS(float32, float, own)
+PRODUCTS(float64, double, own)
+PRODUCTS(tf32_float32, float, tf32)
+PRODUCTS(plain_bfloat16, __nv_bfloat16, plain)
+PRODUCTS(plain_float32, float, plain)
+PRODUCTS(plain_float64, double, plain)
 
 extern "C" int quad_float32(const void* from, void* largest, void* sum) {
   return run(quad_kernel<float>, 32, 0, static_cast<const float*>(from), static_cast<float*>(largest),

@@ -242,6 +242,16 @@ void late(ElementType type, const Shape& shape) {
   run(type, shape, with(dense(table)));
 }
 
+/// float32 where TF32 is allowed, scores that need more, too.
+void with_tf32(const Shape& shape) {
+  auto options = with(causal());
+  options.allow_tf32 = true;
+  run(ElementType::float32, shape, options);
+  run(ElementType::float32, shape, options, {.hidden_nan = true});
+  options.softcap = 5;
+  run(ElementType::float32, shape, options);
+}
+
 /// Two documents, one behind the other, whose lengths are on the device.
 void packed(ElementType type) {
   Tensor q(type, {300, 2, 64}), k(type, {300, 1, 64}), v(type, {300, 1, 64}), out(type, {300, 2, 64});
@@ -297,6 +307,7 @@ int main(int argc, char** argv) {
       all_options(type, shape);
       biases(type, shape);
       late(type, shape);
+      if (type == ElementType::float32) with_tf32(shape);
     }
     for (const std::int64_t depth : {64, 128, 256}) {
       if (!wanted("depths")) break;

@@ -37,6 +37,9 @@ def test_run_gives_what_the_cpu_gives(run, tmp_path):
 
 def test_check_and_bench(run):
     assert "checks passed" in run("check", "--quick", "--type", "float64", "--rule", "causal()", "--device", "cuda")
+    check = ("check", "--quick", "--type", "float32", "--rule", "causal()", "--device", "cuda", "--allow-tf32")
+    assert "checks passed" in run(*check)
+    assert "checks passed" in run(*check, "--deterministic")
     assert "backward" in run("bench", "--shape", "512", "--type", "float16", "--device", "cuda:0")
 
 

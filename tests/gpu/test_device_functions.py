@@ -107,12 +107,16 @@ def test_store_plain_rows(call, name):
 
 # -------------------------------------------------------------------------------------------------------- the products
 
-POLICIES = [*TYPES, "plain_bfloat16", "plain_float32", "plain_float64"]
+POLICIES = [*TYPES, "tf32_float32", "plain_bfloat16", "plain_float32", "plain_float64"]
 
 
-def assert_near(got, exact, sizes):
-    """sizes: sums of the terms' magnitudes. A sum of 64 terms may be off by some roundings of them."""
-    epsilon = torch.finfo(got.dtype).eps
+def type_of(policy):
+    return TYPES[policy.rpartition("_")[2]]
+
+
+def assert_near(policy, got, exact, sizes):
+    """sizes: sums of the terms' magnitudes. A sum of 64 terms may be off by some roundings of them, or of TF32."""
+    epsilon = 2.0**-12 if policy.startswith("tf32") else torch.finfo(got.dtype).eps
     assert ((got.double() - exact).abs() <= 8 * epsilon * sizes + torch.finfo(got.dtype).tiny).all()
 
 
@@ -120,16 +124,16 @@ def assert_near(got, exact, sizes):
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 1e3])
 def test_scores(call, name, swapped, magnitude):
-    dtype = TYPES[name.removeprefix("plain_")]
+    dtype = type_of(name)
     q, k = randoms(SIDE, SIDE, dtype=dtype, seed=1) * magnitude, randoms(SIDE, SIDE, dtype=dtype, seed=2)
     s = torch.full((SIDE, SIDE), torch.nan, dtype=number_type(dtype), device="cuda")
     call(f"scores_{name}", q, k, swapped, s)
-    assert_near(s, q.double() @ k.double().T, q.double().abs() @ k.double().abs().T)
+    assert_near(name, s, q.double() @ k.double().T, q.double().abs() @ k.double().abs().T)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_swapped_scores_are_the_transposed_to_the_bit(call, name):
-    dtype = TYPES[name.removeprefix("plain_")]
+    dtype = type_of(name)
     q, k = randoms(SIDE, SIDE, dtype=dtype, seed=3), randoms(SIDE, SIDE, dtype=dtype, seed=4)
     s, t = (torch.full((SIDE, SIDE), torch.nan, dtype=number_type(dtype), device="cuda") for _ in range(2))
     call(f"scores_{name}", q, k, False, s)
@@ -140,13 +144,14 @@ def test_swapped_scores_are_the_transposed_to_the_bit(call, name):
 @pytest.mark.parametrize("name", POLICIES)
 def test_values(call, name):
     """o += p v, with P rounded to the type of V as the tensor cores take it."""
-    dtype = TYPES[name.removeprefix("plain_")]
+    dtype = type_of(name)
     p = randoms(SIDE, SIDE, dtype=dtype, seed=5).abs().to(number_type(dtype))
     v = randoms(SIDE, SIDE, dtype=dtype, seed=6)
     before = randoms(SIDE, SIDE, dtype=number_type(dtype), seed=7)
     o = before.clone()
     call(f"values_{name}", p, v, o)
-    assert_near(o, before.double() + p.double() @ v.double(), before.double().abs() + p.double() @ v.double().abs())
+    exact, sizes = before.double() + p.double() @ v.double(), before.double().abs() + p.double() @ v.double().abs()
+    assert_near(name, o, exact, sizes)
 
 
 # --------------------------------------------------------------------------------------------------- rows of the scores

@@ -217,6 +217,7 @@ OPTIONS = {
         "plan: made for rule causal(), the call has full()",
     ),
     "deterministic none": (dict(deterministic=None), TypeError, "deterministic: type NoneType, expected True or False"),
+    "allow_tf32": (dict(allow_tf32="tf32"), TypeError, "allow_tf32: type str, expected True or False"),
     "deterministic two": (dict(deterministic=2), TypeError, "deterministic: type int, expected True or False"),
     "deterministic": (
         dict(deterministic=np.zeros(2)),
@@ -383,7 +384,7 @@ def test_each_option_arrives_under_its_name(call):
     arrays = dict(dout=q, q=q, k=k, v=v, out=q, lse=lse)
     parameters = inspect.signature(call).parameters
     options = [name for name in parameters if name not in (*arrays, "dlse", "return_lse")]
-    assert len(options) == (14 if call is af.plan else 15)
+    assert len(options) == (15 if call is af.plan else 16)
     for option in options:
         with pytest.raises(TypeError, match=f"^{option}: type Wrong, expected "):
             call(**{name: array for name, array in arrays.items() if name in parameters}, **{option: Wrong()})

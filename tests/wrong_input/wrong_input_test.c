@@ -150,7 +150,6 @@ static void wrong_forward(void) {
 static void wrong_options(void) {
   EXPECT_FAILURE(forward(), call.options.struct_size = 12, ANYFLASH_ERROR_VALUE,
                  "options: struct_size 12, expected 136 as anyflash_options_init sets it");
-  EXPECT_FAILURE(forward(), call.options.reserved = 5, ANYFLASH_ERROR_VALUE, "options: reserved 5, expected 0");
   EXPECT_FAILURE(forward(), call.options.align = 4, ANYFLASH_ERROR_VALUE, "align: 4, expected 0 to 3");
   EXPECT_FAILURE(forward(), call.options.layout = -1, ANYFLASH_ERROR_VALUE, "layout: -1, expected 0 to 4");
   EXPECT_FAILURE(forward(), (call.options.has_scale = 1, call.options.scale = NAN), ANYFLASH_ERROR_VALUE,

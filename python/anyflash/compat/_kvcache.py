@@ -152,7 +152,7 @@ def _check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Any, call:
              "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")  # fmt: skip
     given = [call.get(name) if name != "key_lengths" else lengths for name in names]
     q, k_cache, v_cache, *given = (x.detach() if isinstance(x, Tensor) else x for x in (q, k_cache, v_cache, *given))
-    _core.result_shapes(q, k_cache, v_cache, (*given, 0, 0))
+    _core.result_shapes(q, k_cache, v_cache, (*given, False, 0, 0))
 
 
 _Bounds = tuple[int, int] | None  # the least and the most of numbers; None if they are on a GPU, where nobody looks

@@ -37,6 +37,7 @@ def attention(
     sink: Any = None,
     return_lse: bool | str = False,
     deterministic: bool = False,
+    allow_tf32: bool = False,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     key_lengths: Any = None,
@@ -54,9 +55,9 @@ def attention(
     tables : {name: array}, optional
         The tables that a rule's text names.
 
-    Arrays are JAX's or NumPy's; scale, softcap, deterministic and threads are Python's numbers, constants of a compiled
-    function. float64 takes jax_enable_x64. Returns out, (out, lse) or (out, l, m), as anyflash.attention. No gradient
-    goes through l and m, none to alibi_slopes; second derivatives raise NotImplementedError.
+    Arrays are JAX's or NumPy's; scale, softcap, deterministic, allow_tf32 and threads are Python's numbers, constants
+    of a compiled function. float64 takes jax_enable_x64. Returns out, (out, lse) or (out, l, m), as anyflash.attention. No
+    gradient goes through l and m, none to alibi_slopes; second derivatives raise NotImplementedError.
 
     Works under jit, grad, vjp, vmap, checkpoint, scan and shard_map (over batch and heads). Calls that vmap maps become
     one with a longer batch; they run one after the other in the layouts "qkv" and "thd", with pages, and where a bias,
@@ -77,7 +78,7 @@ def attention(
         tuple(arrays), text, _constant("align", align, str, "a word"), _constant("layout", layout, str, "a word"),
         None if scale is None else _constant("scale", scale, float, "a number"),
         _constant("softcap", softcap, float, "a number"),
-        truth("deterministic", deterministic),
+        truth("deterministic", deterministic), truth("allow_tf32", allow_tf32),
         _constant("threads", threads, index, "an integer"),
     )  # fmt: skip
     made = _compiled(call, return_lse, tuple(arrays.values()))

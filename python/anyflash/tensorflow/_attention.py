@@ -34,6 +34,7 @@ def attention(
     sink: Any = None,
     return_lse: bool | str = False,
     deterministic: bool = False,
+    allow_tf32: bool = False,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     key_lengths: Any = None,
@@ -76,6 +77,8 @@ def attention(
         call += f"; scale={constant('scale', scale, float, 'a number')!r}"
     if truth("deterministic", deterministic):
         call += "; deterministic=1"
+    if truth("allow_tf32", allow_tf32):
+        call += "; allow_tf32=1"
     if return_lse is True:
         call += "; returns=lse"
     if terms or slopes or others:

@@ -44,6 +44,7 @@ def attention(
     sink: Tensor | None = None,
     return_lse: bool | str = False,
     deterministic: bool = False,
+    allow_tf32: bool = False,
     plan: _core.Plan | None = None,
     out: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
@@ -87,8 +88,8 @@ def attention(
                 raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
         if not torch.compiler.is_compiling():
             refuse_tangents(q, k, v, bias, alibi_slopes, sink)
-            align, layout, scale, softcap, deterministic, threads = _constants(
-                align, layout, scale, softcap, deterministic, threads
+            align, layout, scale, softcap, deterministic, allow_tf32, threads = _constants(
+                align, layout, scale, softcap, deterministic, allow_tf32, threads
             )
         text, names, arrays = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
@@ -98,13 +99,13 @@ def attention(
         _check_data(*given)
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
-        rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, threads)
+        rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, allow_tf32, threads)
         return _through_operator(q, k, v, rest, return_lse)
     if threads.__class__ is int and threads == 0:
         threads = torch.get_num_threads()
     plain = rule.__class__ is _core.Rule and tables is None
     options = (rule if plain else given_rule(rule, tables), align, layout, scale, bias, softcap, alibi_slopes, sink,
-               deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
+               deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
                threads, stream_of(q))  # fmt: skip
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
     if isinstance(out, Tensor):
@@ -178,7 +179,8 @@ def _refuse_gradients(**numbers: Any) -> None:
             raise ValueError(without_gradient(name, f"{name}.detach()"))
 
 
-def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic: Any, threads: Any) -> tuple[Any, ...]:
+def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic: Any, allow_tf32: Any,
+               threads: Any) -> tuple[Any, ...]:  # fmt: skip
     """As the operator wants them; of others what the extension says, since PyTorch would raise a RuntimeError."""
     for name, word in (("align", align), ("layout", layout)):
         if not isinstance(word, str):
@@ -187,7 +189,8 @@ def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic:
     threads = integer("threads", threads)
     if not -(2**63) <= threads < 2**63:
         raise ValueError("threads: expected an integer of 64 bits")
-    return align, layout, scale, softcap, truth("deterministic", deterministic), threads
+    truths = truth("deterministic", deterministic), truth("allow_tf32", allow_tf32)
+    return align, layout, scale, softcap, *truths, threads
 
 
 def number(name: str, value: Any) -> float:

@@ -22,7 +22,7 @@ NO_SLOPES = without_gradient("alibi_slopes", "alibi_slopes.detach()")
 _OPTIONS = (
     "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "Tensor? key_lengths, Tensor? page_table, Tensor[] tables, str names, str rule, str align, str layout, "
-    "float? scale, float softcap, bool deterministic, int threads"
+    "float? scale, float softcap, bool deterministic, bool allow_tf32, int threads"
 )
 _library = torch.library.Library("anyflash", "DEF")
 _library.define(
@@ -36,7 +36,7 @@ _library.define(
 )
 # The arguments' places.
 BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, ALIGN, LAYOUT = range(3, 15)
-ARGUMENTS = 20  # of the first operator
+ARGUMENTS = 21  # of the first operator
 
 
 # The number alone, where PyTorch tells it: an object for it takes microseconds.
@@ -49,11 +49,12 @@ def stream_of(q: Tensor) -> int:
 
 def packed(q: Tensor, bias: Any, alibi_slopes: Any, sink: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, key_lengths: Any,
            page_table: Any, tables: list[Tensor], names: str, rule: str, align: str, layout: str,
-           scale: float | None, softcap: float, deterministic: bool, threads: int) -> tuple[Any, ...]:  # fmt: skip
+           scale: float | None, softcap: float, deterministic: bool, allow_tf32: bool,
+           threads: int) -> tuple[Any, ...]:  # fmt: skip
     """The options as the extension takes them."""
     return (rule_of(rule, names, tables), align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
-            cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, threads or torch.get_num_threads(),
-            stream_of(q))  # fmt: skip
+            cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
+            threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
 
 
 def _forward(q: Tensor, k: Any, v: Any, *rest: Any) -> Any:

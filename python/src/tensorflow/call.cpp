@@ -65,6 +65,7 @@ Text::Text(const std::string& text) {
     else if (name == "scale") options.scale = number<double>(name, value);
     else if (name == "softcap") options.softcap = number<double>(name, value);
     else if (name == "deterministic") options.deterministic = number<int>(name, value) != 0;
+    else if (name == "allow_tf32") options.allow_tf32 = number<int>(name, value) != 0;
     else if (name == "threads") options.threads = number<std::int64_t>(name, value);
     else if (name == "names") names = parts_of(value, ' ');
     else if (name == "dimensions") dimensions = number<int>(name, value);

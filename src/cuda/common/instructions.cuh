@@ -144,6 +144,23 @@ __device__ __forceinline__ void multiply_16(float (&c01)[2], float (&c23)[2], co
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// c (16 x 8) += a (16 x 8) b (8 x 8), TF32.
+__device__ __forceinline__ void multiply_8(float (&c01)[2], float (&c23)[2], const std::uint32_t (&a)[4],
+                                           std::uint32_t b0, std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c01[0]), "+f"(c01[1]), "+f"(c23[0]), "+f"(c23[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// The nearest TF32.
+__device__ __forceinline__ std::uint32_t to_tf32(float x) {
+  std::uint32_t nearest;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(nearest) : "f"(x));
+  return nearest;
+}
+
 /// c (8 x 8) += a (8 x 4) b (4 x 8), float64.
 __device__ __forceinline__ void multiply_64(double (&c)[2], double a, double b) {
   asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"

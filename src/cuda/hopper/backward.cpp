@@ -62,7 +62,7 @@ struct Space {
 
 /// q, dout, k and v, to be split. Returns the bytes that their pieces take.
 std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
-  pieces.depth = padded_depth(problem);
+  pieces.depth = padded_depth(problem), pieces.pieces = piece_count(problem);
   pieces.tensors[0] = piece_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
   pieces.tensors[1] = piece_rows_of(problem, problem.dout, plan.query_grid, problem.heads_q, problem.d_v);
   pieces.tensors[2] = piece_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
@@ -113,7 +113,7 @@ void clear(const Bias& bias, cudaStream_t stream) {
 
 GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
   const int depth = padded_depth(problem);
-  if (in_pieces(problem)) return group_backward_kernels_float32(depth);
+  if (in_pieces(problem)) return group_backward_kernels_float32(depth, piece_count(problem));
   return problem.type == ElementType::float16 ? group_backward_kernels_float16(depth, kind)
                                               : group_backward_kernels_bfloat16(depth, kind);
 }

@@ -18,11 +18,16 @@ GroupBackwardKernels piece_backward_kernels() {
           Block::kKeyBlocks};
 }
 
+template <int pieces>
+GroupBackwardKernels piece_backward_kernels(int depth) {
+  if (depth == 64) return piece_backward_kernels<PieceBackwardBlock<pieces>, 64>();
+  return piece_backward_kernels<WidePieceBackwardBlock<pieces>, 128>();
+}
+
 }  // namespace
 
-GroupBackwardKernels group_backward_kernels_float32(int depth) {
-  if (depth == 64) return piece_backward_kernels<PieceBackwardBlock<float>, 64>();
-  return piece_backward_kernels<WidePieceBackwardBlock<float>, 128>();
+GroupBackwardKernels group_backward_kernels_float32(int depth, int pieces) {
+  return pieces == kPieces ? piece_backward_kernels<kPieces>(depth) : piece_backward_kernels<kTf32Pieces>(depth);
 }
 
 }  // namespace anyflash::cuda

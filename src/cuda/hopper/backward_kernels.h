@@ -21,7 +21,7 @@ enum class ScoreKind {
 GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind);
 GroupBackwardKernels group_backward_kernels_bfloat16(int depth, ScoreKind kind);
 /// Up to 128 channels, scores that need no more than a scale. `prepare` expects the portable kernel's numbers of rows,
-/// and a task is a block of threads.
-GroupBackwardKernels group_backward_kernels_float32(int depth);
+/// and a task is a block of threads. pieces: of a number.
+GroupBackwardKernels group_backward_kernels_float32(int depth, int pieces);
 
 }  // namespace anyflash::cuda

@@ -11,19 +11,24 @@
 namespace anyflash::cuda {
 
 /// A tile in shared memory: piece behind piece, each swizzled rows of 64 numbers.
+template <int pieces>
 struct alignas(1024) PieceTile {
-  static constexpr int kPiece = 64 * 64, kBytes = kPieces * kPiece * 2;
-  __nv_bfloat16 numbers[kPieces * kPiece];
+  static constexpr int kNumbers = 64 * 64, kPieceBytes = kNumbers * 2, kBytes = pieces * kPieceBytes;
+  __nv_bfloat16 numbers[pieces * kNumbers];
 };
 
+/// pieces: of a number.
+template <int pieces>
 class PieceTiles {
  protected:
+  using PieceTile = cuda::PieceTile<pieces>;
   using Operand = __nv_bfloat16;
   using Tile = float[8][4];
   struct Sums {
     Tile high, small;
   };
-  using Weights = std::uint32_t[kPieces][4][4];
+  using Weights = std::uint32_t[pieces][4][4];
+  static constexpr int kFirstSmall = first_small(pieces);
 
   /// This lane's first row of a tile; the second is 8 behind it.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
@@ -35,7 +40,7 @@ class PieceTiles {
       for (int e = 0; e < 4; ++e) x[j][e] = 0;
   }
 
-  __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPiece * 2 / 16); }
+  __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPieceBytes / 16); }
 
   /// Rows of K or V times rows of Q or dO, as in the forward pass and in PieceProducts, to the bit.
   __device__ __forceinline__ static void row_products(Sums& sums, const PieceTile& key_tile,
@@ -46,9 +51,9 @@ class PieceTiles {
     for (int m = 0; m < 4; ++m) {
       const auto at = columns_from<64>(16 * m);
 #pragma unroll
-      for (int n = 0; n < kSmallProducts; ++n)
-        multiply<false, false>(sums.small, a + piece(second_piece(n)) + at, b + piece(first_piece(n)) + at, m + n > 0,
-                               Operand());
+      for (int n = kFirstSmall; n < kSmallProducts; ++n)
+        multiply<false, false>(sums.small, a + piece(second_piece(n)) + at, b + piece(first_piece(n)) + at,
+                               m > 0 || n > kFirstSmall, Operand());
       if (m < kLateChunk) multiply<false, false>(sums.high, a + at, b + at, m > 0, Operand());
     }
 #pragma unroll
@@ -65,8 +70,9 @@ class PieceTiles {
     for (int m = 0; m < 4; ++m) {
       const auto at = rows_from(16 * m);
 #pragma unroll
-      for (int n = 0; n < kSmallProducts; ++n)
-        multiply<true>(sums.small, weights[first_piece(n)][m], b + piece(second_piece(n)) + at, m + n > 0, Operand());
+      for (int n = kFirstSmall; n < kSmallProducts; ++n)
+        multiply<true>(sums.small, weights[first_piece(n)][m], b + piece(second_piece(n)) + at,
+                       m > 0 || n > kFirstSmall, Operand());
       if (m < kLateChunk) multiply<true>(sums.high, weights[0][m], b + at, m > 0, Operand());
     }
 #pragma unroll
@@ -84,9 +90,9 @@ class PieceTiles {
     for (int m = 0; m < 4; ++m) {
       const auto a_at = kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m), b_at = rows_from(16 * m);
 #pragma unroll
-      for (int n = 0; n < kSmallProducts; ++n)
+      for (int n = kFirstSmall; n < kSmallProducts; ++n)
         multiply<kTransposed, true>(sums.small, a + piece(first_piece(n)) + a_at, b + piece(second_piece(n)) + b_at,
-                                    m + n > 0, Operand());
+                                    m > 0 || n > kFirstSmall, Operand());
       if (m < kLateChunk) multiply<kTransposed, true>(sums.high, a + a_at, b + b_at, m > 0, Operand());
     }
 #pragma unroll
@@ -139,7 +145,8 @@ class PieceTiles {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float* const pair = &x[2 * m + n / 2][n % 2 * 2];
-        split(pair[0] * size, pair[1] * size, to[0][m][n], to[1][m][n], to[2][m][n]);
+        split<pieces>(pair[0] * size, pair[1] * size,
+                      [&](int piece) -> std::uint32_t& { return to[piece][m][n]; });
       }
   }
   __device__ __forceinline__ static void store_operand(PieceTile& to, const Weights& x) {
@@ -147,8 +154,8 @@ class PieceTiles {
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
-      for (int n = 0; n < kPieces; ++n)
-        store_matrices(to.numbers + n * PieceTile::kPiece + row * 64 + ((2 * m + half) ^ row % 8) * 8, x[n][m]);
+      for (int n = 0; n < pieces; ++n)
+        store_matrices(to.numbers + n * PieceTile::kNumbers + row * 64 + ((2 * m + half) ^ row % 8) * 8, x[n][m]);
   }
 
   /// Adds a tile to sums in global memory, in the order of the warpgroup's registers (backward_sums.cuh).

@@ -5,7 +5,8 @@
 // query blocks that see it by itself: all of S^T, dP^T, dV, dK and its part of dQ, which is added to float32 sums in
 // global memory, in no order. P^T is an operand from registers; dS^T goes through shared memory in pieces, since dQ
 // needs it transposed. Sums leave the tensor cores after a tile (pieces.cuh). One warp loads: queries two tiles ahead,
-// dout, which is needed for less of a tile's time, one. Bound by the tensor cores, six products for one.
+// dout, which is needed for less of a tile's time, one. Bound by the tensor cores, six products for one
+// (three where two pieces do).
 //
 // Pieces of q, k, v, dout and P are 2^16 times as large (pieces.h), hence dP, delta and dV 2^32 times, dQ and dK 2^48.
 #pragma once
@@ -15,7 +16,9 @@
 
 namespace anyflash::cuda {
 
+template <int pieces>
 struct PieceBackwardShared {
+  using PieceTile = cuda::PieceTile<pieces>;
   PieceTile k[2], v[2], q[2], dout;
   PieceTile ds[2];  ///< dS^T, of each warpgroup
   alignas(16) float lse[2][64], delta[2][64], dlse[2][64];
@@ -32,15 +35,23 @@ struct PieceBackwardShared {
   }
 };
 
-template <class E>  // float32: a template lest other GPUs' code be made of it
-class PieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs, PieceBackwardShared, 2, 232, 40> {
+template <int pieces>  // of a number
+class PieceBackwardBlock : PieceTiles<pieces>,
+                           public BackwardTask<GroupBackwardArgs, PieceBackwardShared<pieces>, 2, 232, 40> {
  public:
-  using BackwardTask::BackwardTask;
+  using Task = BackwardTask<GroupBackwardArgs, PieceBackwardShared<pieces>, 2, 232, 40>;
+  using Task::Task;
 
-  __device__ __forceinline__ void run() { load_and_compute(*this); }
+  __device__ __forceinline__ void run() { this->load_and_compute(*this); }
 
  private:
-  friend BackwardTask;
+  friend Task;
+  using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
+  using Products = PieceTiles<pieces>;
+  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
+  using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
+      Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
+      Products::store_gradient;
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
@@ -149,11 +160,11 @@ class PieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs, Pi
       products_wait_for<0>();
       release(shared_.dout_empty);
       add(grad_v, sums);
-      tile_products<false>(sums, scores, shared_.q[stage]);
+      Products::template tile_products<false>(sums, scores, shared_.q[stage]);
       products_wait_for<0>();
       release(shared_.queries_empty[stage]);
       add(grad_k, sums);
-      tile_products<true>(sums, scores, k);
+      Products::template tile_products<true>(sums, scores, k);
       products_wait_for<0>();
       Tile grad_q;
       join(grad_q, sums);

@@ -9,8 +9,8 @@
 // P^T of its sums, or dS^T, the other has the tensor cores to itself.
 //
 // Shared memory holds K, V and one tile of Q and dO, in halves of 64 channels, which are loaded by themselves: as soon
-// as both warpgroups are done with one, the next tile's comes. Bound by the tensor cores, six products for one, and by
-// the additions to dQ's sums.
+// as both warpgroups are done with one, the next tile's comes. Bound by the tensor cores, six products for one (three
+// where two pieces do), and by the additions to dQ's sums.
 #pragma once
 
 #include "cuda/hopper/backward_piece_products.cuh"
@@ -19,7 +19,9 @@
 namespace anyflash::cuda {
 
 /// Index n of what follows: 0: K and Q, of which S is made, 1: V and dO, of which dP is.
+template <int pieces>
 struct WidePieceBackwardShared {
+  using PieceTile = cuda::PieceTile<pieces>;
   PieceTile keys[2][2], rows[2][2];  ///< [n][half of the channels]
   union {
     float weights[8][128][4];  ///< P^T, in the order of a warpgroup's registers
@@ -42,25 +44,34 @@ struct WidePieceBackwardShared {
   }
 };
 
-template <class E>  // float32: a template lest other GPUs' code be made of it
-class WidePieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs, WidePieceBackwardShared, 1, 232, 40> {
+template <int pieces>  // of a number
+class WidePieceBackwardBlock : PieceTiles<pieces>,
+                               public BackwardTask<GroupBackwardArgs, WidePieceBackwardShared<pieces>, 1, 232, 40> {
  public:
-  using BackwardTask::BackwardTask;
+  using Task = BackwardTask<GroupBackwardArgs, WidePieceBackwardShared<pieces>, 1, 232, 40>;
+  using Task::Task;
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) shared_.begin();
     __syncthreads();
     const auto warp = uniform(threadIdx.x / 32);
     if (warp >= 8) {
-      give_registers<kLoaderRegisters>();
+      give_registers<Task::kLoaderRegisters>();
       if (warp < 10) load(warp - 8);
     } else {
-      take_registers<kRegisters>();
+      take_registers<Task::kRegisters>();
       compute(warp / 4);
     }
   }
 
  private:
+  using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
+  using Products = PieceTiles<pieces>;
+  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
+  using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
+      Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
+      Products::store_gradient;
+
   // --- The warps that load, one for each n ---------------------------------------------------------------------------
 
   __device__ __forceinline__ void load(unsigned n) {
@@ -102,13 +113,13 @@ class WidePieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs
   }
 
   /// block: among those of all heads, an image of all channels (pieces.h).
-  __device__ __forceinline__ static void copy(PieceTile& to, const char* pieces, std::int32_t block, int half,
+  __device__ __forceinline__ static void copy(PieceTile& to, const char* images, std::int32_t block, int half,
                                               Barrier& full) {
-    constexpr int kBytes = PieceTile::kPiece * 2;
-    const char* const from = pieces + std::int64_t{block} * (2 * PieceTile::kBytes) + half * kBytes;
+    constexpr int kBytes = PieceTile::kPieceBytes;
+    const char* const from = images + std::int64_t{block} * (2 * PieceTile::kBytes) + half * kBytes;
 #pragma unroll
-    for (int n = 0; n < kPieces; ++n)
-      copy_bytes(to.numbers + n * PieceTile::kPiece, from + 2 * n * kBytes, kBytes, full);
+    for (int n = 0; n < pieces; ++n)
+      copy_bytes(to.numbers + n * PieceTile::kNumbers, from + 2 * n * kBytes, kBytes, full);
   }
 
   /// words: as MergedRuns finds them.
@@ -177,7 +188,7 @@ class WidePieceBackwardBlock : PieceTiles, public BackwardTask<GroupBackwardArgs
         add(gradient[half], sums);
       }
       shared_.ds_full.wait(parity);
-      tile_products<true>(sums, shared_.ds, shared_.keys[0][n]);
+      Products::template tile_products<true>(sums, shared_.ds, shared_.keys[0][n]);
       products_wait_for<0>();
       release(shared_.ds_empty);
       join(query_gradient, sums);

@@ -24,7 +24,7 @@ GroupForwardKernel kernel_of(const Problem& problem, bool general) {
     case ElementType::bfloat16:
       return group_forward_kernel_bfloat16(depth, general);
     default:
-      return group_forward_kernel_float32(depth, general);
+      return group_forward_kernel_float32(depth, general, piece_count(problem));
   }
 }
 
@@ -51,7 +51,7 @@ struct Space {
 
 /// q, k and v, to be split. Returns the bytes that their pieces take.
 std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
-  pieces.depth = padded_depth(problem);
+  pieces.depth = padded_depth(problem), pieces.pieces = piece_count(problem);
   pieces.tensors[0] = piece_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
   pieces.tensors[1] = piece_rows_of(problem, problem.k, plan.key_grid, problem.heads_kv, problem.d_qk);
   pieces.tensors[2] = piece_rows_of(problem, problem.v, plan.key_grid, problem.heads_kv, problem.d_v);
@@ -101,7 +101,8 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   args.factor = static_cast<float>(problem.scale);
   args.cap = static_cast<float>(problem.softcap);
   args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;
-  order_tasks(args, problem, (args.query_blocks + kernel.blocks - 1) / kernel.blocks, in_pieces(problem) ? 6 : 2);
+  order_tasks(args, problem, (args.query_blocks + kernel.blocks - 1) / kernel.blocks,
+              in_pieces(problem) ? 2 * piece_count(problem) : 2);
   if (in_pieces(problem)) {
     PieceArgs pieces;
     pieces_of(problem, plan, workspace + space_of(problem, plan).first_pieces(), pieces);

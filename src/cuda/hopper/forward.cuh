@@ -42,6 +42,7 @@ class GroupForwardBlock {
   static constexpr bool kHeld = Sizes::kHeld;
   static constexpr bool kAhead = kDepth <= 128 && !kPieced;  ///< the next scores are made beside this tile's O += P V
   static constexpr int kPieceSize = 64 * kDepth;             ///< numbers of a tile's piece
+  static constexpr int kFirstSmall = first_small(Sizes::kParts);
 
   __device__ __forceinline__ GroupForwardBlock(const GroupForwardArgs& args, Shared& shared)
       : args_(args), shared_(shared) {}
@@ -201,8 +202,8 @@ class GroupForwardBlock {
     for (int m = 0; m < kDepth / 16; ++m) {
       const int chain = 16 * m / kPieceTerms, place = 16 * m % kPieceTerms;
 #pragma unroll
-      for (int n = 0; n < kSmallProducts; ++n)
-        multiply_pieces(small[chain], first_piece(n), second_piece(n), m, b, place + n > 0);
+      for (int n = kFirstSmall; n < kSmallProducts; ++n)
+        multiply_pieces(small[chain], first_piece(n), second_piece(n), m, b, place > 0 || n > kFirstSmall);
       if (place < 16 * kLateChunk) multiply_pieces(high[chain], 0, 0, m, b, place > 0);
       if (place + 16 < kPieceTerms) continue;
 #pragma unroll
@@ -244,9 +245,9 @@ class GroupForwardBlock {
 #pragma unroll
       for (int m = 0; m < kTiles / 2; ++m) {
 #pragma unroll
-        for (int n = 0; n < kSmallProducts; ++n)
+        for (int n = kFirstSmall; n < kSmallProducts; ++n)
           multiply<true>(small, p[first_piece(n)][m], b + second_piece(n) * (kPieceSize * 2 / 16) + rows_from(16 * m),
-                         m + n > 0, Operand());
+                         m > 0 || n > kFirstSmall, Operand());
         if (m < kLateChunk) multiply<true>(high, p[0][m], b + rows_from(16 * m), m > 0, Operand());
       }
 #pragma unroll
@@ -281,7 +282,8 @@ class GroupForwardBlock {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           const float* const x = &s[2 * m + n / 2][n % 2 * 2];
-          split(x[0] * kPieceScale, x[1] * kPieceScale, p[0][m][n], p[1][m][n], p[2][m][n]);
+          split<Sizes::kParts>(x[0] * kPieceScale, x[1] * kPieceScale,
+                               [&](int piece) -> std::uint32_t& { return p[piece][m][n]; });
         }
     } else {
       cuda::pack<E>(p[0], s);

@@ -15,22 +15,23 @@ GroupForwardKernel group_forward_kernel_of() {
 }
 
 // Query blocks of a task, stages, registers, bytes of a bias. docs/design-log.md has the figures.
-template <class E, bool kGeneral>
+template <class E, int kParts, bool kGeneral>
 GroupForwardKernel group_forward_kernel_of(int depth) {
   constexpr bool g = kGeneral;
-  if constexpr (std::is_same_v<E, float>) {
-    if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, 64, g, 2, g ? 2 : 3, 232, 40, 4>>();
-    return group_forward_kernel_of<GroupForwardSizes<E, 128, g, 2, 1, 232, 40, 4>>();
+  if constexpr (kParts > 1) {
+    constexpr int wide_stages = kParts == kPieces || g ? 1 : 2;
+    if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, kParts, 64, g, 2, g ? 2 : 3, 232, 40, 4>>();
+    return group_forward_kernel_of<GroupForwardSizes<E, kParts, 128, g, 2, wide_stages, 232, 40, 4>>();
   } else {
-    if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, 64, g, 3, g ? 2 : 6, 152, 56, 4>>();
-    if (depth == 128) return group_forward_kernel_of<GroupForwardSizes<E, 128, g, 2, g ? 2 : 4, 232, 40, 4>>();
-    return group_forward_kernel_of<GroupForwardSizes<E, 256, g, 2, 2, 232, 40, 2>>();
+    if (depth == 64) return group_forward_kernel_of<GroupForwardSizes<E, 1, 64, g, 3, g ? 2 : 6, 152, 56, 4>>();
+    if (depth == 128) return group_forward_kernel_of<GroupForwardSizes<E, 1, 128, g, 2, g ? 2 : 4, 232, 40, 4>>();
+    return group_forward_kernel_of<GroupForwardSizes<E, 1, 256, g, 2, 2, 232, 40, 2>>();
   }
 }
 
-template <class E>
+template <class E, int kParts = 1>
 GroupForwardKernel group_forward_kernel_of(int depth, bool general) {
-  return general ? group_forward_kernel_of<E, true>(depth) : group_forward_kernel_of<E, false>(depth);
+  return general ? group_forward_kernel_of<E, kParts, true>(depth) : group_forward_kernel_of<E, kParts, false>(depth);
 }
 
 }  // namespace anyflash::cuda

@@ -18,12 +18,13 @@ template <class E>
 using OperandOf = std::conditional_t<std::is_same_v<E, float>, __nv_bfloat16, E>;
 
 /// blocks: query blocks of a task, each the work of a warpgroup. registers: of their threads, and of those that load.
-template <class E, int depth, bool general, int blocks, int stages, int registers, int loader_registers, int bias_bytes>
+/// parts: operands that are the sum of a number.
+template <class E, int parts, int depth, bool general, int blocks, int stages, int registers, int loader_registers,
+          int bias_bytes>
 struct GroupForwardSizes {
   using Element = E;
   using Operand = OperandOf<E>;
-  static constexpr int kParts = std::is_same_v<E, float> ? kPieces : 1;  ///< operands that are the sum of a number
-  static constexpr int kDepth = depth, kBlocks = blocks, kStages = stages, kRegisters = registers;
+  static constexpr int kParts = parts, kDepth = depth, kBlocks = blocks, kStages = stages, kRegisters = registers;
   static constexpr int kLoaderRegisters = loader_registers;
   static constexpr int kThreads = 128 * (blocks + 1);
   static constexpr bool kGeneral = general;              ///< scores need more than a positive scale

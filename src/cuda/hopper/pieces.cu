@@ -1,4 +1,4 @@
-// Splits float32 rows into pieces. Bound by memory: 4 bytes are read and 6 written for each number.
+// Splits float32 rows into pieces. Bound by memory: 4 bytes are read and 6 (or 4) written for each number.
 #include "cuda/common/errors.h"
 #include "cuda/common/pieces.cuh"
 #include "cuda/hopper/pieces.h"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
   const float* const data =
       reinterpret_cast<const float*>(rows.data) + head / tensor.heads * rows.batch + head % tensor.heads * rows.head;
   const int chunks = args.depth / 8, piece = args.depth * 128;  // of 8 channels; bytes of a tile
-  char* const to = tensor.to + at * (kPieces * piece);
+  char* const to = tensor.to + at * (args.pieces * piece);
   const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring threads read neighbours
   for (int i = threadIdx.x; i < 64 * chunks; i += threads) {
     const int row = along_rows ? i % 64 : i / chunks, chunk = along_rows ? i / 64 : i % chunks;
@@ -47,10 +47,11 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
     std::uint32_t(&words)[kPieces][4] = reinterpret_cast<std::uint32_t(&)[kPieces][4]>(pieces);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      split(scaled(x[2 * e]), scaled(x[2 * e + 1]), words[0][e], words[1][e], words[2][e]);
+      split<kPieces>(scaled(x[2 * e]), scaled(x[2 * e + 1]), [&](int p) -> std::uint32_t& { return words[p][e]; });
     char* const place = to + chunk / 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16;
 #pragma unroll
-    for (int p = 0; p < kPieces; ++p) *reinterpret_cast<uint4*>(place + p * piece) = pieces[p];
+    for (int p = 0; p < kPieces; ++p)
+      if (p < args.pieces) *reinterpret_cast<uint4*>(place + p * piece) = pieces[p];
   }
 #else
   __trap();  // the host asks no other GPU for it
@@ -75,7 +76,7 @@ std::int64_t place_pieces(PieceArgs& args, int tensors, std::int64_t batch, char
   for (int n = 0; n < tensors; ++n) {
     auto& tensor = args.tensors[n];
     tensor.to = memory ? memory + bytes : nullptr;
-    bytes += batch * tensor.heads * tensor.blocks * args.depth * std::int64_t{64 * 2 * kPieces};
+    bytes += batch * tensor.heads * tensor.blocks * args.depth * (64 * 2 * args.pieces);
   }
   return bytes;
 }

@@ -33,7 +33,11 @@ struct PieceArgs {
   PieceRows tensors[kMostPieceRows];
   std::int64_t first_block[kMostPieceRows + 1];  ///< of each among those of all
   std::int32_t depth;                            ///< padded head size
+  std::int32_t pieces;                           ///< of a number
 };
+
+/// Of a number of this call.
+inline int piece_count(const Problem& problem) { return problem.allow_tf32 ? kTf32Pieces : kPieces; }
 
 PieceRows piece_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
                         std::int64_t channels);

@@ -32,7 +32,7 @@ BackwardKernels kernels_of(const Problem& problem) {
   const BackwardKind kind{padded_depth(problem), Tiling::small};
 #if !defined(ANYFLASH_CUDA_SMALL_TILES)
   const auto& facts = facts_of(problem.device);
-  const auto large = kernels_of(problem.type, {kind.depth, Tiling::large});
+  const auto large = kernels_of(problem.type, {kind.depth, takes_tf32(problem) ? Tiling::tf32 : Tiling::large});
   if (facts.major >= 8 && large.gradients_bytes <= facts.shared_bytes) return large;
 #endif
   return kernels_of(problem.type, kind);

@@ -82,6 +82,8 @@ BackwardKernels backward_kernels_of() {
 
 template <class E, int kDepth>
 BackwardKernels backward_kernels_of(Tiling tiling) {
+  if constexpr (std::is_same_v<E, float>)
+    if (tiling == Tiling::tf32) return backward_kernels_of<E, kDepth, Tiling::tf32>();
   return tiling == Tiling::small ? backward_kernels_of<E, kDepth, Tiling::small>()
                                  : backward_kernels_of<E, kDepth, Tiling::large>();
 }

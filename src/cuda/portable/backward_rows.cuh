@@ -12,7 +12,7 @@ namespace anyflash::cuda {
 template <class E, class Sizes>
 class RowTermsBlock {
  public:
-  using Products = typename ProductsOf<E>::type;
+  using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using T = typename Products::Number;
   static constexpr int kSlots = Sizes::kSlots, kRows = Sizes::kRows, kThreads = Sizes::kThreads;
   static constexpr int kColumns = Sizes::kColumns, kTiles = kColumns / 8, kDepth = Sizes::kDepth;

@@ -99,7 +99,7 @@ struct GradientTask {
 /// What a block has in shared memory.
 template <class E, class Sizes>
 struct GradientShared {
-  using Products = typename ProductsOf<E>::type;
+  using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using T = typename Products::Number;
   using OwnTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
   using OtherTile = typename Products::template KeyTile<Sizes::kColumns, Sizes::kDepth>;

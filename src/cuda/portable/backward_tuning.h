@@ -3,7 +3,8 @@
 // A block of threads holds kRows = 8 * slots * warps rows of one side and walks the other `columns` rows at a time,
 // head sizes up to d, the next step's rows coming in if there are two stages. `resident`: its own rows stay in shared
 // memory; if not, one tile of each side is there at a time, and the two gradients of keys are the work of two blocks.
-// `small` fits into the 64 KB of shared memory of sm_75. docs/design-log.md has the figures.
+// `small` fits into the 64 KB of shared memory of sm_75; `tf32` is for float32 where that is allowed, and fits where
+// `large` does. docs/design-log.md has the figures.
 #pragma once
 
 #include "cuda/portable/tuning.h"
@@ -11,12 +12,12 @@
 namespace anyflash::cuda {
 
 template <int slots, int warps, int columns, int d, int stages = 1, int blocks_per_multiprocessor = 1,
-          bool resident = d <= 128>
+          bool resident = d <= 128, bool tf32 = false>
 struct GradientSizes {
   static constexpr int kSlots = slots, kColumns = columns, kDepth = d, kStages = stages;
   static constexpr int kRows = 8 * slots * warps, kThreads = 32 * warps;
   static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
-  static constexpr bool kResident = resident;
+  static constexpr bool kResident = resident, kTf32 = tf32;
   static constexpr int kResults = kResident ? 2 : 1;  ///< gradients that a block sums up
   static_assert(kResident || kStages == 1);
   static_assert(64 % kRows == 0 && 64 % columns == 0 && columns <= kThreads, "blocks are cells of 64");
@@ -37,6 +38,9 @@ template <> struct GradientTiles<2, 256, Tiling::small> : GradientSizes<2, 4, 32
 template <> struct GradientTiles<4,  64, Tiling::large> : GradientSizes<4, 2, 16,  64, 2, 4> {};
 template <> struct GradientTiles<4, 128, Tiling::large> : GradientSizes<2, 4, 32, 128, 1, 3, false> {};
 template <> struct GradientTiles<4, 256, Tiling::large> : GradientSizes<2, 4, 32, 256, 1, 2> {};
+template <> struct GradientTiles<4,  64, Tiling::tf32>  : GradientSizes<2, 4, 64,  64, 1, 2, true,  true> {};
+template <> struct GradientTiles<4, 128, Tiling::tf32>  : GradientSizes<2, 4, 32, 128, 1, 2, false, true> {};
+template <> struct GradientTiles<4, 256, Tiling::tf32>  : GradientSizes<2, 4, 32, 256, 1, 1, false, true> {};
 template <> struct GradientTiles<4,  64, Tiling::small> : GradientSizes<2, 4, 32,  64> {};
 template <> struct GradientTiles<4, 128, Tiling::small> : GradientSizes<2, 2, 16, 128> {};
 template <> struct GradientTiles<4, 256, Tiling::small> : GradientSizes<2, 2, 16, 256> {};

@@ -21,7 +21,7 @@ namespace anyflash::cuda {
 template <class E, class Sizes, bool kGeneral>
 class ForwardBlock {
  public:
-  using Products = typename ProductsOf<E>::type;
+  using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using T = typename Products::Number;
   using Shared = ForwardShared<E, T, Sizes, kGeneral>;
   static constexpr int kSlots = Sizes::kSlots, kKeys = Sizes::kKeys, kKeyTiles = kKeys / 8;

@@ -58,6 +58,10 @@ template <class E, int kDepth>
 ForwardKernel forward_kernel_of(ForwardKind kind) {
   if (kind.tiling == Tiling::small) return forward_kernel_of<E, kDepth, Tiling::small, true>();
   if (kind.tiling == Tiling::group) return forward_kernel_of<E, kDepth, Tiling::group>(kind.general);
+  if constexpr (std::is_same_v<E, float>) {
+    static_assert(Tiles<4, kDepth, Tiling::tf32>::kRows == Tiles<4, kDepth, Tiling::large>::kRows, "of the same plan");
+    if (kind.tiling == Tiling::tf32) return forward_kernel_of<E, kDepth, Tiling::tf32>(kind.general);
+  }
   return forward_kernel_of<E, kDepth, Tiling::large>(kind.general);
 }
 

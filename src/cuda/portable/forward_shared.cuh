@@ -42,7 +42,7 @@ struct Task {
 /// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
 template <class E, class T, class Sizes, bool kGeneral>
 struct ForwardShared {
-  using Products = typename ProductsOf<E>::type;
+  using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
   using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
   using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kValues>;

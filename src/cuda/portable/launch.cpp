@@ -50,6 +50,10 @@ int padded_depth(const Problem& problem) {
   return width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
 }
 
+bool takes_tf32(const Problem& problem) {
+  return problem.allow_tf32 && problem.type == ElementType::float32 && !has_groups(problem.device);
+}
+
 bool plain_rows(const Problem& problem, const rules::Grid& grid) {
   return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;
 }

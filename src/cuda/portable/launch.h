@@ -17,6 +17,9 @@ Numbers numbers_of(const HeadNumbers& numbers);
 /// blocks.
 int padded_depth(const Problem& problem);
 
+/// May the portable kernels take float32 as TF32? Not beside Hopper's, which are more exact: they make calls again.
+bool takes_tf32(const Problem& problem);
+
 /// Are a grid's blocks plain rows: of a sequence of one dimension, without a step?
 bool plain_rows(const Problem& problem, const rules::Grid& grid);
 

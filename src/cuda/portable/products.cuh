@@ -273,7 +273,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
   };
 
   __device__ __forceinline__ static void split(float x, float y, Operand& to, int n, float size) {
-    cuda::split(x * size, y * size, to.pieces[0][n], to.pieces[1][n], to.pieces[2][n]);
+    cuda::split<kPieces>(x * size, y * size, [&](int piece) -> std::uint32_t& { return to.pieces[piece][n]; });
   }
 
   /// s += the products over 64 channels, of 16 rows; q, k: this lane's.
@@ -352,6 +352,77 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     late[0] = b.pieces[0][0], late[1] = b.pieces[0][1];
     if (m < kLateChunk)
       multiply_16(sums.high[0], sums.high[1], a.pieces[0], late[0], late[1], __nv_bfloat16());
+  }
+};
+
+/// float32 as TF32, 11 bits, on mma.m16n8k8. With care the largest numbers, which would be rounded to an infinity, are
+/// cut off.
+struct Tf32Products : WarpProducts<float, 16, 16> {
+  using Number = float;
+  static constexpr bool exact_infinities = true, swaps = false;
+
+  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
+                                                bool careful = false) {
+    constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
+    static_assert(kSlots % 2 == 0 && kDepth % 16 == 0);
+    const unsigned lane = lane_number();
+    q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
+    k += lane % 8 * stride + lane / 8 * 4;
+    clear(s);
+#pragma unroll 2
+    for (int c = 0; c < kDepth; c += 16) {
+      std::uint32_t a[kSlots / 2][2][4];
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) load(a[i][half], q + 16 * i * stride + c + 8 * half, careful);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        std::uint32_t b[4];
+        load(b, k + 8 * j * stride + c, careful);
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            multiply_8(s[2 * i][j], s[2 * i + 1][j], a[i][half], b[2 * half], b[2 * half + 1]);
+      }
+    }
+  }
+
+  /// Of 8 keys, the first four columns of P are the even ones: so a lane has them.
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
+                                                const float* v, bool careful = false) {
+    const unsigned lane = lane_number();
+    v += 2 * (lane % 4) * Tile::kStride + lane / 4;
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+      std::uint32_t a[kSlots / 2][4];
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) a[i][n] = rounded(p[2 * i + n % 2][m][n / 2], careful);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        const float* const at = v + 8 * m * Tile::kStride + 8 * j;
+        const auto b0 = rounded(at[0], careful), b1 = rounded(at[Tile::kStride], careful);
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i) multiply_8(o[2 * i][j], o[2 * i + 1][j], a[i], b0, b1);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static std::uint32_t rounded(float x, bool careful) {
+    const auto nearest = to_tf32(x);
+    return careful && (nearest & 0x7fffffff) == 0x7f800000 ? __float_as_uint(x) : nearest;
+  }
+  /// Four 8 x 4 matrices.
+  __device__ __forceinline__ static void load(std::uint32_t (&to)[4], const float* from, bool careful) {
+    load_matrices(to, from);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) to[n] = rounded(__uint_as_float(to[n]), careful);
   }
 };
 
@@ -527,8 +598,8 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   }
 };
 
-/// The policy of an element type on the GPU that is compiled for.
-template <class E>
+/// The policy of an element type on the GPU that is compiled for. tf32: float32 may be that.
+template <class E, bool tf32 = false>
 struct ProductsOf;
 template <>
 struct ProductsOf<__half> {
@@ -544,6 +615,10 @@ struct ProductsOf<float> {
   using type = PieceProducts;
 };
 template <>
+struct ProductsOf<float, true> {
+  using type = Tf32Products;
+};
+template <>
 struct ProductsOf<double> {
   using type = DoubleProducts;
 };
@@ -556,6 +631,8 @@ template <>
 struct ProductsOf<float> {
   using type = PlainProducts<float, float>;
 };
+template <>
+struct ProductsOf<float, true> : ProductsOf<float> {};
 template <>
 struct ProductsOf<double> {
   using type = PlainProducts<double, double>;

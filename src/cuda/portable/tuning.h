@@ -3,29 +3,32 @@
 // A kernel works on kRows = 8 * slots * warps queries, `keys` keys at a time, head sizes up to d (q, k) and `values`
 // channels of v; wider values are the work of several blocks. `small` fits into the 64 KB of shared memory of sm_75,
 // `large` is for GPUs from sm_80 up into whose shared memory it fits, `group` for what Hopper's own kernels leave to
-// these (the same plan serves both, so with their 64 queries, or, of float64, 128).
+// these (the same plan serves both, so with their 64 queries, or, of float64, 128), `tf32` for float32 where that is
+// allowed, in place of `large` and with its queries.
 // docs/design-log.md has the figures.
 #pragma once
 
 namespace anyflash::cuda {
 
-template <int slots, int warps, int keys, int d, int values, int blocks_per_multiprocessor = 1>
+template <int slots, int warps, int keys, int d, int values, int blocks_per_multiprocessor = 1,
+          bool tf32 = false>
 struct TileSizes {
   static constexpr int kSlots = slots, kWarps = warps, kKeys = keys, kDepth = d, kValues = values;
   static constexpr int kRows = 8 * slots * warps, kThreads = 32 * warps;
   static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
+  static constexpr bool kTf32 = tf32;
   static_assert(64 % keys == 0 && values <= d, "key blocks are cells of 64; results leave through the queries' memory");
 };
 
-enum class Tiling { small, large, group };
+enum class Tiling { small, large, group, tf32 };
 
 #if defined(__CUDA_ARCH__)
 /// May one of the GPUs that are compiled for take these tiles? large_bytes: of shared memory that the large ones take;
 /// from sm_80 on all have 99 KB.
 template <unsigned large_bytes>
 __device__ constexpr bool tiling_fits(Tiling tiling) {
-  return __CUDA_ARCH__ < 800 ? tiling == Tiling::small
-                             : tiling == Tiling::large || (tiling == Tiling::small && large_bytes > 99 << 10);
+  if (__CUDA_ARCH__ < 800) return tiling == Tiling::small;
+  return tiling == Tiling::large || tiling == Tiling::tf32 || (tiling == Tiling::small && large_bytes > 99 << 10);
 }
 #endif
 
@@ -50,6 +53,9 @@ template <> struct Tiles<4, 256, Tiling::large>  : TileSizes<2, 4, 32, 256, 128>
 template <> struct Tiles<4,  64, Tiling::group>  : TileSizes<2, 4, 64,  64,  64, 2> {};
 template <> struct Tiles<4, 128, Tiling::group>  : TileSizes<2, 4, 64, 128, 128, 2> {};
 template <> struct Tiles<4, 256, Tiling::group>  : TileSizes<2, 4, 32, 256, 128> {};
+template <> struct Tiles<4,  64, Tiling::tf32>  : TileSizes<2, 4, 64,  64,  64, 2, true> {};
+template <> struct Tiles<4, 128, Tiling::tf32>  : TileSizes<2, 4, 32, 128, 128, 2, true> {};
+template <> struct Tiles<4, 256, Tiling::tf32>  : TileSizes<2, 4, 32, 256, 128, 1, true> {};
 template <> struct Tiles<4,  64, Tiling::small> : TileSizes<2, 4, 32,  64,  64> {};
 template <> struct Tiles<4, 128, Tiling::small> : TileSizes<2, 4, 16, 128, 128> {};
 template <> struct Tiles<4, 256, Tiling::small> : TileSizes<2, 2, 16, 256, 128> {};

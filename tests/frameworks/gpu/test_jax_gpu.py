@@ -52,7 +52,7 @@ def buffers_of(tensors, kept):
 
 def call_handler(results, operands, rule="full()", layout="bhsd"):
     """The forward handler as XLA calls it, on tensors of PyTorch's by name and on its current stream."""
-    call = Call(tuple(operands), rule, "none_end", layout, None, 0.0, False, 0)
+    call = Call(tuple(operands), rule, "none_end", layout, None, 0.0, False, False, 0)
     text = call.text(tuple(results), tuple(operands)).encode()
     kept, lines = [], []
 
@@ -229,3 +229,13 @@ for one in compiled:
     assert 4 <= start < 4.3
     assert 4.9 < forward < 5.5 and forward_temporary < 0.1  # out
     assert 7.9 < backward < 8.6 and backward_temporary < 1.2  # dq, dk and dv, and the out that they are made from
+
+
+def test_tf32():
+    """Heard where it is allowed: what the library gives then, to the bit."""
+    q, k, v = (np.random.default_rng(n).standard_normal((1, 2, 200, 64), np.float32) for n in range(3))
+    for allow in (False, True):
+        expected = af.attention(*(torch.from_numpy(x).cuda() for x in (q, k, v)), allow_tf32=allow)
+        made = jax.jit(lambda *x: attention(*x, allow_tf32=allow))(q, k, v)  # noqa: B023
+        assert np.array_equal(made, expected.cpu())
+    assert not np.array_equal(made, attention(q, k, v))

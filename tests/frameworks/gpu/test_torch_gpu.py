@@ -330,3 +330,17 @@ def test_no_sequence_sees_another_s_nan():
         *x, ends, ends, 6, 6, alibi_slopes=torch.rand(3, 2, device="cuda")), x, x, x)  # fmt: skip
     for one in made:
         assert one[3:7].isnan().all() and one[:3].isfinite().all() and one[7:].isfinite().all()
+
+
+def test_tf32():
+    """Heard where it is allowed, in graphs and transforms too: what the library gives then, to the bit."""
+    q, k, v = randoms(*[(2, 2, 200, 64)] * 3, dtype=torch.float32)
+    call = lambda *x: attention(*x, allow_tf32=True)  # noqa: E731
+    expected = af.attention(q, k, v, allow_tf32=True)
+    assert not torch.equal(expected, attention(q, k, v))
+    assert torch.equal(call(q, k, v), expected)
+    assert torch.equal(torch.compile(call, fullgraph=True)(q, k, v), expected)
+    mapped = torch.func.vmap(call)(*(x[:, None] for x in (q, k, v)))
+    assert torch.equal(mapped[:, 0], expected)
+    for exact, allowed in zip(with_gradients(attention, q, k, v), with_gradients(call, q, k, v)):
+        assert not torch.equal(exact, allowed) and torch.allclose(exact, allowed, rtol=1e-3, atol=1e-4)
