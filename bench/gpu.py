@@ -139,7 +139,7 @@ def tf32(table, arguments):
                 calls = [our_call(direction, *tensors, rule=af.causal() if causal else af.full(), allow_tf32=True),
                          peer_call(direction, *tensors, theirs)]  # fmt: skip
                 add_rates(table, "TF32 allowed", direction, calls, b * h * s * s * d / (2 if causal else 1), arguments,
-                          type="float32", d=d, causal=causal, sequence=s, peer="FlexAttention")  # fmt: skip
+                          type="float32", d=d, causal=causal, sequence=s, peer="torch Flex, TF32")  # fmt: skip
     torch.set_float32_matmul_precision("highest")
 
 

@@ -13,11 +13,12 @@ PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
 BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
          for name in ("figures", "roofline", "GPU figures", "AMX figures")}  # fmt: skip
 # Headings of the parts of bench/compare.
-TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "short": "Short sequences", "sizes": "Other head sizes",
-          "decode": "Decoding", "masks": "Masks given as rules", "scaling": "Two threads", "beside": "After PyTorch",
+TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "tf32": "Where TF32 is allowed",
+          "short": "Short sequences", "sizes": "Other head sizes", "decode": "Decoding",
+          "masks": "Masks given as rules", "scaling": "Two threads", "beside": "After PyTorch",
           "rules": "Time follows the rule", "long": "Long sequences", "packed": "Packed sequences",
           "bias": "A bias or a mask of any pairs", "build": "Cold build"}  # fmt: skip
-GPU_ORDER = ("calls", "torch", "decode", "masks", "packed", "bias", "long")
+GPU_ORDER = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
 PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
 HEADS, SEQUENCE = 4, 2048  # of the part torch, if options do not choose them
 SHAPE = re.compile(r"1x[1-9]\d{0,8}x[1-9]\d{0,8}")  # if they do, of its rows

@@ -34,7 +34,7 @@ def run(*arguments):
     (["--threads", "1", "9999"], "argument --threads: '9999', expected a whole number from 1 to 1024"),
     (["--types", "int8"], "argument --types: invalid choice: 'int8'"),
     (["--parts", "all"], "argument --parts: invalid choice: 'all'"),
-    (["--device", "cuda", "--parts", "scaling"], "--parts: no 'scaling' on cuda, expected one of calls, torch, decode"),
+    (["--device", "cuda", "--parts", "scaling"], "--parts: no 'scaling' on cuda, expected one of calls, torch, tf32"),
     (["--parts", "packed"], "--parts: no 'packed' on cpu, expected one of calls, torch, short"),
     (["--heads", "0", "--parts", "torch"], "argument --heads: '0', expected a whole number from 1 to 1024"),
     (["--heads", "16"], "--heads, --sequence: only with --parts torch on a CPU"),
