@@ -47,8 +47,8 @@ struct Options {
   /// Bitwise repeatable, and the same in any batch; else, on Hopper, dq and sums of dbias of 16-bit types are not, nor in
   /// another batch calls of few queries of 16-bit types.
   bool deterministic = false;
-  /// float32 on a GPU: products may be of TF32 numbers (11 bits; on Hopper of such with 16), where that is faster.
-  /// Else, and on the CPU, they are as exact as float32.
+  /// float32 on a GPU: products may keep 11 bits of each number (TF32), on Hopper 16, where that is faster. Else, and
+  /// on the CPU, they are as exact as float32.
   bool allow_tf32 = false;
   /// Tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's default one; the call returns
   /// before it is done.

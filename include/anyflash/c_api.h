@@ -146,7 +146,7 @@ typedef struct anyflash_options {
   const anyflash_tensor* page_table;
   const anyflash_plan* plan;
   int32_t threads;    /* 0: all */
-  int32_t allow_tf32; /* float32 on a GPU: products may be of TF32 numbers or better, where that is faster */
+  int32_t allow_tf32; /* float32 on a GPU: products may be as those of TF32, where that is faster */
   void* stream;       /* tensors on cuda: the cudaStream_t that the call's work is queued on; NULL: the default stream */
   const anyflash_tensor* workspace; /* memory to work in, see anyflash_plan_workspace; NULL: the library's own */
 } anyflash_options;

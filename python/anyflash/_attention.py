@@ -102,8 +102,8 @@ def attention(
         types dbias of a bias that heads or batch entries share and, in another batch, calls of few queries; they then
         take longer.
     allow_tf32 : bool
-        float32 on a GPU: products may be of TF32 numbers (11 bits; on Hopper of such with 16), where that is faster.
-        Else, and on the CPU, they are as exact as float32. Other types do not hear it.
+        float32 on a GPU: products may keep 11 bits of each number (TF32), on Hopper 16, where that is faster. Else, and
+        on the CPU, they are as exact as float32. Other types do not hear it.
     plan : Plan, optional
         Of anyflash.plan, for the same shapes and options. If not given, one is looked up or made.
     out : array, optional

@@ -1,5 +1,6 @@
-// An error that another caller of CUDA has left behind is not taken for a call's own, and stays for whoever asks for it:
-// but for a kernel's first call, since cudaFuncSetAttribute takes it away (CUDA 13.0). A GPU that is too old is refused.
+// An error that another caller of CUDA has left behind is not taken for a call's own, and stays for whoever asks for
+// it: but for a kernel's first call, since cudaFuncSetAttribute takes it away (CUDA 13.0). A GPU that is too old is
+// refused.
 #include "cuda/common/device.h"
 #include "tensor.h"
 

@@ -56,8 +56,8 @@ def attention(
         The tables that a rule's text names.
 
     Arrays are JAX's or NumPy's; scale, softcap, deterministic, allow_tf32 and threads are Python's numbers, constants
-    of a compiled function. float64 takes jax_enable_x64. Returns out, (out, lse) or (out, l, m), as anyflash.attention. No
-    gradient goes through l and m, none to alibi_slopes; second derivatives raise NotImplementedError.
+    of a compiled function. float64 takes jax_enable_x64. Returns out, (out, lse) or (out, l, m), as anyflash.attention.
+    No gradient goes through l and m, none to alibi_slopes; second derivatives raise NotImplementedError.
 
     Works under jit, grad, vjp, vmap, checkpoint, scan and shard_map (over batch and heads). Calls that vmap maps become
     one with a longer batch; they run one after the other in the layouts "qkv" and "thd", with pages, and where a bias,

@@ -27,8 +27,8 @@ __host__ __device__ constexpr int first_small(int pieces) { return pieces == kPi
 __host__ __device__ constexpr int first_piece(int n) { return n == 0 || n == 4 ? 1 : n == 2 ? 2 : 0; }
 __host__ __device__ constexpr int second_piece(int n) { return n == 0 || n == 3 ? 1 : n == 1 ? 2 : 0; }
 
-/// The pieces of two numbers. Near the end of its range the high piece stays finite; those of an infinity make NaN.
-/// to(n): where the nth goes.
+/// The pieces of two numbers. Near the end of its range the high piece stays finite; those of an infinity are not all
+/// finite. to(n): where the nth goes.
 template <int pieces, class Place>
 __device__ __forceinline__ void split(float a, float b, Place to) {
   asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(to(0)) : "f"(b), "f"(a));

@@ -1,6 +1,7 @@
 // What a warpgroup of Hopper's backward kernels for float32 in pieces of bfloat16 (common/pieces.cuh) does with tiles
-// of 64 x 64 numbers: their products, six for one, and the numbers in its registers, where rows are keys and columns
-// queries or channels. Sums leave the tensor cores after a tile, in two parts that are joined in the ordinary adders.
+// of 64 x 64 numbers: their products, six for one or three, and the numbers in its registers, where rows are keys and
+// columns queries or channels. Sums leave the tensor cores after a tile, in two parts that are joined in the ordinary
+// adders.
 #pragma once
 
 #include "cuda/common/pieces.cuh"
@@ -42,7 +43,7 @@ class PieceTiles {
 
   __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPieceBytes / 16); }
 
-  /// Rows of K or V times rows of Q or dO, as in the forward pass and in PieceProducts, to the bit.
+  /// Rows of K or V times rows of Q or dO, as in the forward pass and, of three pieces, in PieceProducts, to the bit.
   __device__ __forceinline__ static void row_products(Sums& sums, const PieceTile& key_tile,
                                                       const PieceTile& query_tile) {
     const auto a = describe_tile(&key_tile, 0), b = describe_tile(&query_tile, 0);

@@ -198,7 +198,7 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     store_gradient(gradient[1], args_, b_, key_head_, first_block_, other, 64);
   }
 
-  /// S^T or dP^T. A chain of products for each half, as in the forward pass and in PieceProducts, to the bit.
+  /// S^T or dP^T. A chain of products for each half, as in the forward pass, to the bit.
   /// meanwhile(): done while the first ones are under way.
   template <class Work>
   __device__ __forceinline__ void score_products(Tile& x, unsigned n, unsigned parity, const Work& meanwhile) {

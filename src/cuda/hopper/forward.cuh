@@ -11,7 +11,8 @@
 //
 // Pieces of q, k and v are in the workspace, 2^16 times as large, so that the smallest float32 has all three; those of
 // P, made in registers, are too. The sums of a tile leave the tensor cores, which cut off where float32 rounds. There
-// are no registers for the next tile's scores beside them. Results are the portable kernel's to the bit.
+// are no registers for the next tile's scores beside them. Results are the portable kernel's to the bit, unless the
+// caller allows TF32: then two pieces do, in place of three.
 //
 // A hidden V that is not finite makes NaN of its zero P, and values near the end of their type may overflow in a sum
 // that is divided last. A result that is not finite is reported; the portable kernel then makes all of them again, with
@@ -192,7 +193,7 @@ class GroupForwardBlock {
     products_commit();
   }
 
-  /// The same in pieces, chains of 64 channels; PieceProducts of the portable kernels makes them so too, to the bit.
+  /// The same in pieces, chains of 64 channels; PieceProducts of the portable kernels makes three so, to the bit.
   __device__ __forceinline__ void piece_scores(Scores& s, int stage) const {
     constexpr int kChains = kDepth / kPieceTerms;
     Scores high[kChains], small[kChains];

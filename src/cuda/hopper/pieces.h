@@ -5,6 +5,7 @@
 
 #include "cuda/common/pieces.h"
 #include "cuda/portable/args.h"
+#include "cuda/portable/launch.h"
 #include "plan/plan.h"
 
 namespace anyflash::cuda {
@@ -36,8 +37,11 @@ struct PieceArgs {
   std::int32_t pieces;                           ///< of a number
 };
 
-/// Of a number of this call.
-inline int piece_count(const Problem& problem) { return problem.allow_tf32 ? kTf32Pieces : kPieces; }
+/// Of a number of this call. Where results must not depend on what else is in the batch they are all: the portable
+/// kernels, which make a call again in which something is not finite, have no fewer bits.
+inline int piece_count(const Problem& problem) {
+  return allows_tf32(problem) && !problem.deterministic ? kTf32Pieces : kPieces;
+}
 
 PieceRows piece_rows_of(const Problem& problem, const Operand& operand, const Grid& grid, std::int64_t heads,
                         std::int64_t channels);

@@ -65,8 +65,8 @@ class RowTermsBlock {
       __syncthreads();
       T part[kSlots][kTiles][2];
       Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out);
-      if constexpr (!Products::exact_infinities) {
-        if (__syncthreads_or(holds_nan(part)))
+      if constexpr (!Products::exact_infinities || Sizes::kTf32) {
+        if (__syncthreads_or(!finite(part)))
           Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
       }
       chunk == 0 ? copy(sum, part) : add(sum, part);
@@ -80,13 +80,13 @@ class RowTermsBlock {
       }
   }
 
-  __device__ __forceinline__ static bool holds_nan(const T (&x)[kSlots][kTiles][2]) {
-    bool holds = false;
+  __device__ __forceinline__ static bool finite(const T (&x)[kSlots][kTiles][2]) {
+    T zero = 0;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i)
 #pragma unroll
-      for (int n = 0; n < 2 * kTiles; ++n) holds |= x[i][n / 2][n % 2] != x[i][n / 2][n % 2];
-    return holds;
+      for (int n = 0; n < 2 * kTiles; ++n) zero += 0 * x[i][n / 2][n % 2];
+    return zero == 0;
   }
 
   template <class To, int kCount>

@@ -16,7 +16,9 @@ namespace {
 
 constexpr std::int64_t most_rows = 64;
 
-std::int64_t rows_of(const Problem& problem) { return problem.queries() * (problem.heads_q / problem.heads_kv); }
+std::int64_t rows_of(const Problem& problem) {
+  return problem.queries() * (problem.heads_q / std::max(problem.heads_kv, std::int64_t{1}));
+}
 
 DecodeKernels kernels_of(ElementType type, DecodeKind kind) {
   switch (type) {
@@ -157,9 +159,11 @@ bool is_plain(const Problem& problem, const ExecutionPlan& plan, const DecodeKer
 
 }  // namespace
 
+bool has_few_rows(const Problem& problem) { return problem.dimensions == 1 && rows_of(problem) <= most_rows; }
+
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
-  return problem.dimensions == 1 && rows_of(problem) <= most_rows && plan.head_groups == 1 &&
-         plan.query_grid.count() == 1 && plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
+  return has_few_rows(problem) && plan.head_groups == 1 && plan.query_grid.count() == 1 &&
+         plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
 }
 
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general) {

@@ -9,6 +9,9 @@
 
 namespace anyflash::cuda {
 
+/// So few queries of the heads that share a key head that, unless a rule is in the way, decode() serves them.
+bool has_few_rows(const Problem& problem);
+
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan);
 
 /// Are there no masks but lengths in device memory, which the kernels read themselves?

@@ -8,6 +8,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
+#include "cuda/portable/decode.h"
 #include "problem/tensor.h"
 
 namespace anyflash::cuda {
@@ -50,9 +51,10 @@ int padded_depth(const Problem& problem) {
   return width <= 64 ? 64 : width <= 128 ? 128 : largest_depth;
 }
 
-bool takes_tf32(const Problem& problem) {
-  return problem.allow_tf32 && problem.type == ElementType::float32 && !has_groups(problem.device);
+bool allows_tf32(const Problem& problem) {
+  return problem.allow_tf32 && problem.type == ElementType::float32 && !has_few_rows(problem);
 }
+bool takes_tf32(const Problem& problem) { return allows_tf32(problem) && !has_groups(problem.device); }
 
 bool plain_rows(const Problem& problem, const rules::Grid& grid) {
   return problem.dimensions == 1 && grid.extent[2] == rules::volume(grid.extent) && grid.step[2] == 1;

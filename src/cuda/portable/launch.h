@@ -17,7 +17,10 @@ Numbers numbers_of(const HeadNumbers& numbers);
 /// blocks.
 int padded_depth(const Problem& problem);
 
-/// May the portable kernels take float32 as TF32? Not beside Hopper's, which are more exact: they make calls again.
+/// May float32 keep fewer bits in this call? The forward pass of few queries keeps all, and so does their backward one.
+bool allows_tf32(const Problem& problem);
+
+/// Do the portable kernels take it as TF32? Not beside Hopper's, which are more exact: they make calls again.
 bool takes_tf32(const Problem& problem);
 
 /// Are a grid's blocks plain rows: of a sequence of one dimension, without a step?

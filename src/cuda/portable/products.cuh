@@ -355,8 +355,8 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
   }
 };
 
-/// float32 as TF32, 11 bits, on mma.m16n8k8. With care the largest numbers, which would be rounded to an infinity, are
-/// cut off.
+/// float32 as TF32, 11 bits, on mma.m16n8k8. The largest numbers are rounded to an infinity; hence infinite scores
+/// become NaN. With care those numbers are cut off, and scores stay what they are.
 struct Tf32Products : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = true, swaps = false;
@@ -388,6 +388,11 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
             multiply_8(s[2 * i][j], s[2 * i + 1][j], a[i][half], b[2 * half], b[2 * half + 1]);
       }
     }
+    if (careful) return;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = fmaf(s[i][n / 2][n % 2], 0.0f, s[i][n / 2][n % 2]);
   }
 
   /// Of 8 keys, the first four columns of P are the even ones: so a lane has them.

@@ -232,10 +232,13 @@ for one in compiled:
 
 
 def test_tf32():
-    """Heard where it is allowed: what the library gives then, to the bit."""
-    q, k, v = (np.random.default_rng(n).standard_normal((1, 2, 200, 64), np.float32) for n in range(3))
-    for allow in (False, True):
-        expected = af.attention(*(torch.from_numpy(x).cuda() for x in (q, k, v)), allow_tf32=allow)
-        made = jax.jit(lambda *x: attention(*x, allow_tf32=allow))(q, k, v)  # noqa: B023
-        assert np.array_equal(made, expected.cpu())
-    assert not np.array_equal(made, attention(q, k, v))
+    """Heard where it is allowed, forward and backward: what the library gives then, to the bit."""
+    arrays = [np.random.default_rng(n).standard_normal((1, 2, 200, 64), np.float32) for n in range(3)]
+    tensors = [torch.from_numpy(x).cuda() for x in arrays]
+    made, pull = jax.vjp(jax.jit(lambda *x: attention(*x, allow_tf32=True)), *arrays)
+    _, dk, dv = pull(arrays[0])
+    out, lse = af.attention(*tensors, return_lse=True, allow_tf32=True)
+    assert np.array_equal(made, out.cpu()) and not np.array_equal(made, attention(*arrays))
+    for allow in (True, False):  # dq is summed in no order
+        expected = af.attention_backward(tensors[0], *tensors, out, lse, allow_tf32=allow)
+        assert (np.array_equal(dk, expected.dk.cpu()), np.array_equal(dv, expected.dv.cpu())) == (allow, allow)
