@@ -65,7 +65,7 @@ class RowTermsBlock {
       __syncthreads();
       T part[kSlots][kTiles][2];
       Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out);
-      if constexpr (!Products::exact_infinities || Sizes::kTf32) {
+      if constexpr (!Products::exact_infinities || Sizes::kTf32) {  // the largest numbers take care
         if (__syncthreads_or(!finite(part)))
           Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
       }

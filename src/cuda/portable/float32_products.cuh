@@ -1,0 +1,266 @@
+// The policies of float32 on the tensor cores of GPUs from sm_80 up (products.cuh says what a policy is).
+#pragma once
+
+#include "cuda/common/pieces.cuh"
+#include "cuda/portable/warp_products.cuh"
+
+#if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)
+
+namespace anyflash::cuda {
+
+/// float32 on the tensor cores, in pieces of bfloat16 (pieces.cuh). Numbers are made 2^16 times as large, so that the
+/// smallest ones have their pieces too. Where that is too much, the result is NaN; with care they stay as they are.
+struct PieceProducts : WarpProducts<float, 16, 16> {
+  using Number = float;
+  static constexpr bool exact_infinities = false, swaps = true;
+
+  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
+                                                bool careful = false) {
+    constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
+    static_assert(kSlots % 2 == 0 && kDepth % kPieceTerms == 0);
+    const unsigned lane = lane_number();
+    // Column 2t of A's first 8 is channel t, column 2t + 1 channel t + 4: loads of 8 x 8 matrices of 16 bits bring them
+    // so. It does not matter to a sum over 16.
+    q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
+    k += lane % 8 * stride + lane / 8 * 4;
+    clear(s);
+    const float size = careful ? 1.0f : kPieceScale;
+    const float inverse = careful ? 1.0f : 1.0f / (kPieceScale * kPieceScale);
+#pragma unroll 1
+    for (int c = 0; c < kDepth; c += kPieceTerms)
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i)
+        add_chain<kSwapped, stride>(s[2 * i], s[2 * i + 1], q + 16 * i * stride + c, k + c, size,
+                                     inverse);
+  }
+
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
+                                                const float* v, bool careful = false) {
+    constexpr int v_stride = Tile::kStride;
+    static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && 8 * kKeyTiles <= kPieceTerms);
+    const unsigned lane = lane_number();
+    v += 2 * (lane % 4) * v_stride + lane / 4;
+    // With care the sums are what they are, but small weights keep their pieces beside large values.
+    const float weight_size = careful ? 256.0f : kPieceScale, size = careful ? 1.0f / 256.0f : kPieceScale;
+    const float inverse = careful ? 1.0f : 1.0f / (kPieceScale * kPieceScale);
+#pragma unroll
+    for (int i = 0; i < kSlots / 2; ++i) {
+      Operand a[kKeyTiles / 2];
+#pragma unroll
+      for (int m = 0; m < kKeyTiles / 2; ++m)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const float(&x)[2] = p[2 * i + n % 2][2 * m + n / 2];
+          split(x[0], x[1], a[m], n, weight_size);
+        }
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        Sums sums;
+        std::uint32_t late[kChunks][2];
+#pragma unroll
+        for (int m = 0; m < kKeyTiles / 2; ++m) {
+          Operand b;
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const float* const at = v + (16 * m + 8 * n) * v_stride + 8 * j;
+            split(at[0], at[v_stride], b, n, size);
+          }
+          multiply<false>(sums, a[m], b, m, late[m]);
+        }
+#pragma unroll
+        for (int m = kLateChunk; m < kKeyTiles / 2; ++m) sums.add_late(a[m].pieces[0], late[m]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& x = o[2 * i + e / 2][j][e % 2];
+          x = fmaf(sums.sum(e), inverse, x);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kChunks = kPieceTerms / 16;
+
+  struct Operand {
+    std::uint32_t pieces[kPieces][4];  // of B the first two
+  };
+  struct Sums {
+    float high[2][2] = {}, small[2][2] = {};
+    __device__ __forceinline__ void add_late(const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
+      multiply_16(small[0], small[1], a, b[0], b[1], __nv_bfloat16());
+    }
+    __device__ __forceinline__ float sum(int e) const { return high[e / 2][e % 2] + small[e / 2][e % 2]; }
+    /// An infinite sum becomes NaN: it may be one for its size alone.
+    __device__ __forceinline__ void add_to(float (&c01)[2], float (&c23)[2], float inverse) const {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = e < 2 ? c01[e] : c23[e - 2];
+        x += fmaf(sum(e), 0.0f, sum(e) * inverse);
+      }
+    }
+  };
+
+  __device__ __forceinline__ static void split(float x, float y, Operand& to, int n, float size) {
+    cuda::split<kPieces>(x * size, y * size, [&](int piece) -> std::uint32_t& { return to.pieces[piece][n]; });
+  }
+
+  /// s += the products over 64 channels, of 16 rows; q, k: this lane's.
+  template <bool kSwapped, int kStride, int kTiles>
+  __device__ __forceinline__ static void add_chain(float (&s01)[kTiles][2], float (&s23)[kTiles][2], const float* q,
+                                                   const float* k, float size, float inverse) {
+    if constexpr (kTiles > 4) {  // the rows' pieces are made once
+      Operand a[kChunks];
+#pragma unroll
+      for (int m = 0; m < kChunks; ++m) a[m] = row_pieces(q + 16 * m, size);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        Sums sums;
+        std::uint32_t late[kChunks][2];
+#pragma unroll
+        for (int m = 0; m < kChunks; ++m)
+          multiply<kSwapped>(sums, a[m], column_pieces(k + 8 * j * kStride + 16 * m, size), m, late[m]);
+#pragma unroll
+        for (int m = kLateChunk; m < kChunks; ++m) sums.add_late(a[m].pieces[0], late[m]);
+        sums.add_to(s01[j], s23[j], inverse);
+      }
+    } else {  // for two tiles at a time: there are no registers for all of them
+      static_assert(kTiles % 2 == 0);
+#pragma unroll
+      for (int j = 0; j < kTiles; j += 2) {
+        Sums sums[2];
+        std::uint32_t rows[kChunks][4], late[2][kChunks][2];
+#pragma unroll
+        for (int m = 0; m < kChunks; ++m) {
+          const Operand a = row_pieces(q + 16 * m, size);
+#pragma unroll
+          for (int n = 0; n < 4; ++n) rows[m][n] = a.pieces[0][n];
+#pragma unroll
+          for (int n = 0; n < 2; ++n)
+            multiply<kSwapped>(sums[n], a, column_pieces(k + 8 * (j + n) * kStride + 16 * m, size), m, late[n][m]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int m = kLateChunk; m < kChunks; ++m) sums[n].add_late(rows[m], late[n][m]);
+          sums[n].add_to(s01[j + n], s23[j + n], inverse);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ static Operand row_pieces(const float* q, float size) {
+    Operand to;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t x[4];
+      load_matrices(x, q + 8 * half);
+      split(__uint_as_float(x[0]), __uint_as_float(x[2]), to, 2 * half, size);
+      split(__uint_as_float(x[1]), __uint_as_float(x[3]), to, 2 * half + 1, size);
+    }
+    return to;
+  }
+  __device__ __forceinline__ static Operand column_pieces(const float* k, float size) {
+    std::uint32_t x[4];
+    load_matrices(x, k);
+    Operand to;
+    split(__uint_as_float(x[0]), __uint_as_float(x[1]), to, 0, size);
+    split(__uint_as_float(x[2]), __uint_as_float(x[3]), to, 1, size);
+    return to;
+  }
+
+  /// a: of queries; if swapped, of keys. m: of 16 terms, which. late: the high pieces of b, for later.
+  template <bool kSwapped>
+  __device__ __forceinline__ static void multiply(Sums& sums, const Operand& a, const Operand& b, int m,
+                                                  std::uint32_t (&late)[2]) {
+#pragma unroll
+    for (int n = 0; n < kSmallProducts; ++n) {
+      const auto& x = a.pieces[kSwapped ? second_piece(n) : first_piece(n)];
+      const auto& y = b.pieces[kSwapped ? first_piece(n) : second_piece(n)];
+      multiply_16(sums.small[0], sums.small[1], x, y[0], y[1], __nv_bfloat16());
+    }
+    late[0] = b.pieces[0][0], late[1] = b.pieces[0][1];
+    if (m < kLateChunk)
+      multiply_16(sums.high[0], sums.high[1], a.pieces[0], late[0], late[1], __nv_bfloat16());
+  }
+};
+
+/// float32 as TF32, 11 bits, on mma.m16n8k8. The largest numbers are rounded to an infinity; hence infinite scores
+/// become NaN. With care those numbers are cut off, and scores stay what they are.
+struct Tf32Products : WarpProducts<float, 16, 16> {
+  using Number = float;
+  static constexpr bool exact_infinities = true, swaps = false;
+
+  template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
+  __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
+                                                bool careful = false) {
+    constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
+    static_assert(kSlots % 2 == 0 && kDepth % 16 == 0);
+    const unsigned lane = lane_number();
+    q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
+    k += lane % 8 * stride + lane / 8 * 4;
+    clear(s);
+#pragma unroll 2
+    for (int c = 0; c < kDepth; c += 16) {
+      std::uint32_t a[kSlots / 2][2][4];
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) load(a[i][half], q + 16 * i * stride + c + 8 * half, careful);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        std::uint32_t b[4];
+        load(b, k + 8 * j * stride + c, careful);
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            multiply_8(s[2 * i][j], s[2 * i + 1][j], a[i][half], b[2 * half], b[2 * half + 1]);
+      }
+    }
+    if (careful) return;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = fmaf(s[i][n / 2][n % 2], 0.0f, s[i][n / 2][n % 2]);
+  }
+
+  /// Of 8 keys, the first four columns of P are the even ones: so a lane has them.
+  template <class Tile, int kSlots, int kKeyTiles, int kTiles>
+  __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
+                                                const float* v, bool careful = false) {
+    const unsigned lane = lane_number();
+    v += 2 * (lane % 4) * Tile::kStride + lane / 4;
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+      std::uint32_t a[kSlots / 2][4];
+#pragma unroll
+      for (int i = 0; i < kSlots / 2; ++i)
+#pragma unroll
+        for (int n = 0; n < 4; ++n) a[i][n] = rounded(p[2 * i + n % 2][m][n / 2], careful);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        const float* const at = v + 8 * m * Tile::kStride + 8 * j;
+        const auto b0 = rounded(at[0], careful), b1 = rounded(at[Tile::kStride], careful);
+#pragma unroll
+        for (int i = 0; i < kSlots / 2; ++i) multiply_8(o[2 * i][j], o[2 * i + 1][j], a[i], b0, b1);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static std::uint32_t rounded(float x, bool careful) {
+    const auto nearest = to_tf32(x);
+    return careful && (nearest & 0x7fffffff) == 0x7f800000 ? __float_as_uint(x) : nearest;
+  }
+  /// Four 8 x 4 matrices.
+  __device__ __forceinline__ static void load(std::uint32_t (&to)[4], const float* from, bool careful) {
+    load_matrices(to, from);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) to[n] = rounded(__uint_as_float(to[n]), careful);
+  }
+};
+
+}  // namespace anyflash::cuda
+
+#endif
