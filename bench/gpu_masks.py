@@ -2,8 +2,8 @@
 channels.
 
 FlexAttention's masks are made before, and it is compiled before, which takes most of this part's time: each mask in a
-process of its own, all at once; the compiler's results are then found in its cache. Useful operations alone count, so
-both are paid for visible pairs.
+process of its own, as many at once as the GPU has memory for; the compiler's results are then found in its cache.
+Useful operations alone count, so both are paid for visible pairs.
 """
 
 import functools
@@ -11,6 +11,7 @@ import itertools
 import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch.nn.attention import flex_attention as flex
 import anyflash as af
 
 D = 128
+MEMORY_TO_COMPILE = 2**33  # bytes; 14 processes took 79 GiB
 NEVER_KEPT = 80  # calls in turn, each with documents of its own: more than the library remembers
 
 
@@ -118,12 +120,14 @@ def peer(mask, tokens):
 
 def compile_all(names):
     """Fills the compiler's cache. A process that fails says why; the part then compiles that mask itself."""
-    running = {name: subprocess.Popen([sys.executable, __file__, name], stdout=subprocess.DEVNULL,
-                                      stderr=subprocess.PIPE, text=True) for name in names}  # fmt: skip
-    for name, process in running.items():
-        error = process.communicate()[1]
-        if process.returncode != 0:
-            print(f"bench/compare: FlexAttention, {name}: {error.strip().splitlines()[-1]}", flush=True)
+
+    def compile_apart(name):
+        done = subprocess.run([sys.executable, __file__, name], capture_output=True, text=True)
+        if done.returncode != 0:
+            print(f"bench/compare: FlexAttention, {name}: {done.stderr.strip().splitlines()[-1]}", flush=True)
+
+    with ThreadPoolExecutor(max(1, torch.cuda.mem_get_info()[0] // MEMORY_TO_COMPILE)) as at_once:
+        list(at_once.map(compile_apart, names))
 
 
 def compile_one(name):
