@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <string>
 
@@ -14,20 +15,22 @@ namespace anyflash {
 namespace {
 
 std::shared_ptr<void> cpu_memory(Device, std::size_t bytes) {
+  constexpr auto most = std::size_t{std::numeric_limits<std::ptrdiff_t>::max() / 2};  // what counts owners comes to it
   try {
-    return std::make_shared<std::byte[]>(bytes > 0 ? bytes : 1);
+    if (bytes <= most) return std::make_shared<std::byte[]>(bytes > 0 ? bytes : 1);
   } catch (const std::bad_alloc&) {
-    throw Error(Error::Kind::memory, "cpu: not enough memory for " + std::to_string(bytes) + " bytes");
   }
+  throw Error(Error::Kind::memory, "cpu: not enough memory for " + std::to_string(bytes) + " bytes");
 }
 
 constexpr Backend backends[] = {
     {DeviceKind::cpu, cpu::devices, cpu::tile_menu, cpu::workspace, cpu::allocate_workspace, cpu::forward,
-     cpu::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, cpu_memory,
+     cpu::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, [](Device) {}, cpu_memory,
      [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 #if defined(ANYFLASH_HAS_CUDA)
     {DeviceKind::cuda, cuda::devices, cuda::tile_menu, cuda::workspace, cuda::allocate_workspace, cuda::forward,
-     cuda::backward, cuda::check_memory, cuda::fill, cuda::synchronize, cuda::memory, cuda::copy},
+     cuda::backward, cuda::check_memory, cuda::fill, cuda::synchronize, cuda::synchronize_device,
+     cuda::memory, cuda::copy},
 #endif
 };
 
@@ -54,6 +57,7 @@ void copy_memory(void* to, const void* from, std::size_t bytes, Device device) {
 }
 
 void synchronize(Device device, void* stream) { backend_of(device).synchronize(device, stream); }
+void synchronize_device(Device device) { backend_of(device).synchronize_device(device); }
 
 std::vector<DeviceInfo> devices() {
   std::vector<DeviceInfo> all;

@@ -29,6 +29,7 @@ struct Backend {
   void (*check)(const char* name, const void* data, Device);
   void (*fill)(const Problem&, const TensorView&, double value);  ///< a result that needs no arithmetic; of 16 bits: 0
   void (*synchronize)(Device, void* stream);                      ///< waits for what was queued
+  void (*synchronize_device)(Device);                             ///< on any stream
   std::shared_ptr<void> (*memory)(Device, std::size_t bytes);     ///< what device_memory gives
   void (*copy)(void* to, const void* from, std::size_t bytes, Device);
 };

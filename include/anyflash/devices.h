@@ -24,6 +24,9 @@ std::vector<DeviceInfo> devices();
 /// there is none to wait for. Throws Error if the device is not there, or if work has failed.
 void synchronize(Device device, void* stream = nullptr);
 
+/// Waits until all is done that was queued on a device, on any stream.
+void synchronize_device(Device device);
+
 /// Memory of a device, which is given back with the last copy of the pointer. Throws Error if there is none left or no
 /// such device.
 std::shared_ptr<void> device_memory(Device device, std::size_t bytes);

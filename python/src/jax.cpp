@@ -202,7 +202,10 @@ class TablePlaces {
     const auto stream = static_cast<cudaStream_t>(stream_);
     auto status = cudaMemcpyAsync(memory_.back().get(), view.data, bytes, cudaMemcpyDeviceToHost, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
-    if (status != cudaSuccess) throw Error(Error::Kind::device, std::string("tables: ") + cudaGetErrorString(status));
+    if (status != cudaSuccess) {
+      cudaGetLastError();  // XLA asks for it too
+      throw Error(Error::Kind::device, std::string("tables: ") + cudaGetErrorString(status));
+    }
     view.data = memory_.back().get();
     view.device = {};
 #endif
@@ -294,8 +297,9 @@ Device device_of(DeviceKind kind, [[maybe_unused]] const xla::Buffers& operands)
         return {kind, found.device};
       }
     }
-    if (cudaGetDevice(&index) != cudaSuccess) throw Error(Error::Kind::device, "query: on no GPU that can be found");
-    return {kind, index};
+    if (cudaGetDevice(&index) == cudaSuccess) return {kind, index};
+    cudaGetLastError();  // XLA asks for it too
+    throw Error(Error::Kind::device, "query: on no GPU that can be found");
   }
 #endif
   return {kind, 0};

@@ -34,6 +34,7 @@ struct BenchArguments {
   Align align = Align::none_front;
   Device device;
   int batch = 1, heads = 4, kv_heads = 0, value_size = 0, repetitions = 7;
+  bool deterministic = false, allow_tf32 = false;
 };
 
 struct BenchCase {
@@ -71,6 +72,8 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   call.options.rule = parse_rule(one.rule);
   call.options.align = arguments.align;
   call.options.threads = one.threads;
+  call.options.deterministic = arguments.deterministic;
+  call.options.allow_tf32 = arguments.allow_tf32;
   call.q = random_normal(type, shape_in(Layout::bhsd, arguments.batch, arguments.heads, queries, one.head_size), 1);
   call.k = random_normal(type, shape_in(Layout::bhsd, arguments.batch, kv_heads, keys, one.head_size), 2);
   call.v = random_normal(type, shape_in(Layout::bhsd, arguments.batch, kv_heads, keys, d_v), 3);
@@ -144,6 +147,8 @@ void bench_command(const BenchArguments& arguments) {
                       {"value_size", arguments.value_size > 0 ? arguments.value_size : one.head_size},
                       {"device", device_name(arguments.device)},
                       {"threads", one.threads},
+                      {"deterministic", arguments.deterministic},
+                      {"allow_tf32", arguments.allow_tf32},
                       {"direction", timing.direction},
                       {"repetitions", arguments.repetitions},
                       {"median_seconds", timing.median},
@@ -197,6 +202,9 @@ void add_bench(CLI::App& app) {
   count("--repetitions", a->repetitions, "timed runs, after one to warm up", 1);
   add_align(*command, a->align);
   add_device(*command, a->device);
+  command->add_flag("--deterministic", a->deterministic, "bitwise repeatable on every device");
+  command->add_flag("--allow-tf32", a->allow_tf32,
+                    "float32 on a GPU: products may be of TF32 numbers or better, where that is faster");
   command->add_option("--direction", a->direction, "forward, backward or both")
       ->check(CLI::IsMember({"forward", "backward", "both"}).description(""))
       ->capture_default_str()

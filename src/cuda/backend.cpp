@@ -56,6 +56,12 @@ void synchronize(Device device, void* stream) {
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for a stream");
 }
 
+void synchronize_device(Device device) {
+  facts_of(device);
+  const DeviceScope scope(device.index);
+  check(cudaDeviceSynchronize(), "waiting for a device");
+}
+
 std::shared_ptr<void> memory(Device device, std::size_t bytes) {
   facts_of(device);
   const DeviceScope scope(device.index);

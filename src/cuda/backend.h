@@ -31,6 +31,7 @@ void check_memory(const char* name, const void* data, Device device);
 void fill(const Problem& problem, const TensorView& view, double value);
 
 void synchronize(Device device, void* stream);
+void synchronize_device(Device device);
 
 std::shared_ptr<void> memory(Device device, std::size_t bytes);
 void copy(void* to, const void* from, std::size_t bytes, Device device);

@@ -45,7 +45,7 @@ std::shared_ptr<const ExecutionPlan> PlanCache::find(const PlanKey& key) {
 std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::shared_ptr<const ExecutionPlan> plan) {
   const auto hash = std::hash<PlanKey>{}(key);
   const auto bytes = bytes_of(*plan) + key.size();
-  std::vector<std::shared_ptr<const ExecutionPlan>> gone;  // let go behind the lock: a GPU's companion waits for it
+  std::vector<std::shared_ptr<const ExecutionPlan>> gone;  // let go behind the lock: a GPU's companion may wait for it
   const std::lock_guard lock(mutex_);
   if (auto* found = entry(hash, key)) return found->plan;
   if (bytes > most_bytes) return plan;

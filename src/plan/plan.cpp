@@ -194,9 +194,9 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
 
   thread_local planning::PlanKey key;  // keeps its memory
   key.clear();
-  planning::append(key, problem.tables_on_device || facts.tables ? problem.batch : 0, problem.direction,
-                   problem.dimensions, problem.q_size, problem.k_size, problem.align, threads, menu.key_rows,
-                   menu.tile_cost, menu.query_rows.size());
+  planning::append(key, problem.tables_on_device, problem.tables_on_device || facts.tables ? problem.batch : 0,
+                   problem.direction, problem.dimensions, problem.q_size, problem.k_size, problem.align, threads,
+                   menu.key_rows, menu.tile_cost, menu.query_rows.size());
   for (const auto rows : menu.query_rows) planning::append(key, rows);
   auto& cache = planning::plan_cache();
   if (!facts.tables) {

@@ -68,7 +68,7 @@ class Companions {
  public:
   /// The one of a device, which make() gives if there is none yet.
   template <typename Make>
-  std::shared_ptr<const void> of(int device, const Make& make) const {
+  std::shared_ptr<void> of(int device, const Make& make) const {
     const std::lock_guard lock(mutex_);
     for (const auto& [known, companion] : all_) {
       if (known == device) return companion;
@@ -79,7 +79,7 @@ class Companions {
 
  private:
   mutable std::mutex mutex_;
-  mutable std::vector<std::pair<int, std::shared_ptr<const void>>> all_;
+  mutable std::vector<std::pair<int, std::shared_ptr<void>>> all_;
 };
 
 /// A plan for one direction.

@@ -96,8 +96,10 @@ struct Problem {
 
   std::int64_t queries() const { return rules::volume(q_size); }
   std::int64_t keys() const { return rules::volume(k_size); }
-  /// Is there a query and a key? If not, no result needs arithmetic.
-  bool has_pairs() const { return batch > 0 && heads_q > 0 && queries() > 0 && keys() > 0; }
+  /// Is there a query and a key? If not, no result needs arithmetic. (A page table may have entries without any page.)
+  bool has_pairs() const {
+    return batch > 0 && heads_q > 0 && queries() > 0 && keys() > 0 && (pages.page_size == 0 || pages.pages > 0);
+  }
 };
 
 /// Checks a call and describes it; the rule is left to rules::check. Throws Error with one line. The layout qkv makes a

@@ -1,5 +1,6 @@
 // What a program can learn and say about the machine that its calls run on.
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,13 @@ TEST(Devices, TheCpuIsOne) {
   EXPECT_EQ(device_name(all[0].device), "cpu");
   EXPECT_FALSE(all[0].model.empty());
   EXPECT_GE(all[0].threads, 1);
+}
+
+TEST(Devices, TooMuchMemoryIsAnError) {
+  for (const auto bytes : {SIZE_MAX, SIZE_MAX - 15, SIZE_MAX / 2, SIZE_MAX / 4})
+    EXPECT_THROW(device_memory({}, bytes), Error) << bytes;
+  EXPECT_NE(device_memory({}, 0), nullptr);
+  synchronize_device({});
 }
 
 std::vector<float> numbers_of_a_call() {

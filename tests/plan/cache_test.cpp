@@ -47,6 +47,9 @@ TEST(Cache, TellsApartWhatDiffers) {
   other = problem;
   other.threads = 3;
   add(other, test_menu());
+  other = problem;
+  other.batch = 0, other.tables_on_device = true;  // lengths of no entry, on a GPU
+  add(other, test_menu());
   auto menu = test_menu();
   menu.query_rows = {64};
   add(problem, menu);
@@ -152,8 +155,8 @@ TEST(Cache, LetsPlansGoWithoutItsLock) {
   bool gone = false;
   {
     const auto plan = std::make_shared<ExecutionPlan>();
-    plan->companions.of(0, [&] {  // as a GPU's, which waits for the GPU; here it would wait for ever
-      return std::shared_ptr<const void>(&cache, [&](const void*) { gone = cache.plans() > 0; });
+    plan->companions.of(0, [&] {  // as a GPU's, which may wait for the GPU; here it would wait for ever
+      return std::shared_ptr<void>(&cache, [&](void*) { gone = cache.plans() > 0; });
     });
     cache.insert("first", plan);
   }

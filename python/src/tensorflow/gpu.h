@@ -9,17 +9,15 @@ namespace anyflash::tensorflow {
 
 #ifdef ANYFLASH_HAS_CUDA
 inline constexpr bool gpus_are_built = true;
-void wait_for_all(Device device);  ///< throws Error
 #else
 inline constexpr bool gpus_are_built = false;
-inline void wait_for_all(Device) {}
 #endif
 
 /// Nothing on a CPU.
 class GpuTurn {
  public:
   explicit GpuTurn(Device device) : device_(device) {
-    if (device_.kind == DeviceKind::cuda) wait_for_all(device_);
+    if (device_.kind == DeviceKind::cuda) synchronize_device(device_);
   }
   void finish() const {
     if (device_.kind == DeviceKind::cuda) synchronize(device_);

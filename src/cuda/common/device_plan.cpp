@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -13,10 +14,12 @@
 #include <vector>
 
 #include "cuda/common/device.h"
+#include "cuda/common/lasting_memory.h"
 #include "cuda/common/late_masks.h"
 #include "cuda/common/words.h"
 #include "plan/facts.h"
 #include "rules/classes.h"
+#include "rules/compile.h"
 #include "rules/words.h"
 
 namespace anyflash::cuda {
@@ -24,9 +27,39 @@ namespace {
 
 using rules::CellOf, rules::Program;
 
+/// Of a tile's words.
+std::int64_t tile_bytes(const ExecutionPlan& plan, bool of_queries) {
+  return rules::volume((of_queries ? plan.query_grid : plan.key_grid).extent) * 8;
+}
+
 /// How many tiles have words that lie in no table: one for each key (0), one for each query (1).
 struct WordTiles {
   std::int64_t of[2] = {};
+};
+
+/// Those of a plan that is kept, and whether its words are too: as long as those of all plans do not take much.
+class KeptWordTiles {
+ public:
+  KeptWordTiles(const ExecutionPlan& plan, const WordTiles& tiles) : tiles(tiles) {
+    for (int side = 0; side < 2; ++side) {
+      const auto bytes = tiles.of[side] * tile_bytes(plan, side == 1);
+      if (bytes > most_words) continue;
+      kept[side] = (all_words += bytes) <= most_of_all;
+      kept[side] ? bytes_ += bytes : all_words -= bytes;
+    }
+  }
+  ~KeptWordTiles() { all_words -= bytes_; }
+  KeptWordTiles(const KeptWordTiles&) = delete;
+  KeptWordTiles& operator=(const KeptWordTiles&) = delete;
+
+  WordTiles tiles;
+  bool kept[2] = {};
+
+ private:
+  static constexpr std::int64_t most_words = 64 << 20, most_of_all = 1 << 30;  // bytes on each GPU
+  static inline std::atomic<std::int64_t> all_words = 0;
+
+  std::int64_t bytes_ = 0;
 };
 
 /// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning
@@ -232,21 +265,23 @@ WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of
           nullptr};
 }
 
-/// Of a plan that is kept, words are too, unless they take much.
-bool keeps_words(const ExecutionPlan& plan, std::int64_t bytes) {
-  return plan.kept && !plan.late && bytes <= 64 << 20;
+/// Of a kept plan, not late.
+const KeptWordTiles& kept_word_tiles(const ExecutionPlan& plan) {
+  constexpr int host = -1;  // beside what companions has of devices
+  const auto found = plan.companions.of(host, [&] {
+    Lists lists(plan);
+    for (const auto& group : plan.groups) lists.find<CellOf::keys>(group), lists.find<CellOf::queries>(group);
+    return std::static_pointer_cast<void>(std::make_shared<KeptWordTiles>(plan, lists.word_tiles));
+  });
+  return *static_cast<const KeptWordTiles*>(found.get());
+}
+
+bool keeps_words(const ExecutionPlan& plan, bool of_queries) {
+  return plan.kept && !plan.late && kept_word_tiles(plan).kept[of_queries];
 }
 
 std::int64_t word_tiles(const ExecutionPlan& plan, bool of_queries) {
-  if (plan.kept) {
-    constexpr int host = -1;  // beside what companions has of devices
-    const auto found = plan.companions.of(host, [&] {
-      Lists lists(plan);
-      for (const auto& group : plan.groups) lists.find<CellOf::keys>(group), lists.find<CellOf::queries>(group);
-      return std::static_pointer_cast<const void>(std::make_shared<WordTiles>(lists.word_tiles));
-    });
-    return static_cast<const WordTiles*>(found.get())->of[of_queries];
-  }
+  if (plan.kept) return kept_word_tiles(plan).tiles.of[of_queries];
   std::int64_t tiles = 0;  // all that are visited in part
   for (const auto& group : plan.groups)
     for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)
@@ -254,37 +289,26 @@ std::int64_t word_tiles(const ExecutionPlan& plan, bool of_queries) {
   return tiles;
 }
 
-/// Memory that stays until all work that reads it is done.
+/// What a kept plan has in device memory.
 class KeptMemory {
  public:
-  explicit KeptMemory(int device) : device_(device) {}
-  ~KeptMemory() {
-    try {
-      const DeviceScope scope(device_);
-      auto mode = cudaStreamCaptureModeRelaxed;  // another thread, or this one, may be capturing a stream
-      cudaThreadExchangeStreamCaptureMode(&mode);
-      for (auto* const data : {data_, words_[0], words_[1]})
-        if (data) give_back(cudaFree(data));  // waits for the device: calls may still be under way, on any stream
-      cudaThreadExchangeStreamCaptureMode(&mode);
-    } catch (const Error&) {  // the process is ending: its memory goes anyway
-    }
-  }
+  KeptMemory(int device, Image& image)
+      : memory_(device), image_(memory_.add(image.size(), [&](void* data, cudaStream_t stream) {
+          check(cudaMemcpyAsync(data, image.placed(static_cast<char*>(data)), image.size(), cudaMemcpyHostToDevice,
+                                stream),
+                "bringing a plan to the device");
+        })) {}
 
-  void upload(Image& image) {
-    data_ = made(image.size(), [&](void* data, cudaStream_t stream) {
-      check(cudaMemcpyAsync(data, image.placed(static_cast<char*>(data)), image.size(), cudaMemcpyHostToDevice, stream),
-            "bringing a plan to the device");
-    });
-  }
-  const char* get() const { return static_cast<const char*>(data_); }
+  void read_on(cudaStream_t stream) { memory_.read_on(stream); }
 
-  const std::uint64_t* words(const ExecutionPlan& plan, bool of_queries, std::int64_t bytes) const {
+  const DeviceGroup* groups() const { return static_cast<const DeviceGroup*>(image_); }
+
+  const std::uint64_t* words(const ExecutionPlan& plan, bool of_queries, std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
     auto& words = words_[of_queries];
     if (!words) {
-      words = made(bytes, [&](void* data, cudaStream_t stream) {
-        const auto* const groups = reinterpret_cast<const DeviceGroup*>(data_);
-        ask_all_words(word_args(plan, groups, of_queries, static_cast<char*>(data)),
+      words = memory_.add(bytes, [&](void* data, cudaStream_t stream) {
+        ask_all_words(word_args(plan, groups(), of_queries, static_cast<char*>(data)),
                       static_cast<std::int64_t>(plan.groups.size()), stream);
       });
     }
@@ -292,33 +316,10 @@ class KeptMemory {
   }
 
  private:
-  /// Memory with what work(memory, stream) puts there, waited for. Not in any stream of the caller's, so that it may
-  /// happen while one of them is captured.
-  template <class Work>
-  static void* made(std::size_t bytes, const Work& work) {
-    struct Attempt {
-      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-      cudaStream_t stream = nullptr;
-      void* data = nullptr;
-
-      Attempt() { check(cudaThreadExchangeStreamCaptureMode(&mode), "leaving the capture mode"); }
-      ~Attempt() {
-        if (stream) give_back(cudaStreamDestroy(stream));
-        if (data) give_back(cudaFree(data));
-        cudaThreadExchangeStreamCaptureMode(&mode);
-      }
-    } attempt;
-    check(cudaStreamCreateWithFlags(&attempt.stream, cudaStreamNonBlocking), "making a stream for a plan");
-    check(cudaMalloc(&attempt.data, bytes), "allocating device memory for a plan");
-    work(attempt.data, attempt.stream);
-    check(cudaStreamSynchronize(attempt.stream), "bringing a plan to the device");
-    return std::exchange(attempt.data, nullptr);
-  }
-
-  int device_;
-  void* data_ = nullptr;
-  mutable std::mutex mutex_;
-  mutable void* words_[2] = {};
+  LastingMemory memory_;
+  const void* image_;
+  std::mutex mutex_;
+  const void* words_[2] = {};
 };
 
 /// What a graph has been captured with stays for good: it is read in every replay, and nobody tells which was the last.
@@ -351,12 +352,11 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMe
   if (plan.kept) {
     kept_ = plan.companions.of(device, [&] {
       Builder builder(plan);
-      auto memory = std::make_shared<KeptMemory>(device);
-      memory->upload(builder.image);
-      return std::static_pointer_cast<const void>(memory);
+      return std::static_pointer_cast<void>(std::make_shared<KeptMemory>(device, builder.image));
     });
-    if (capturing(stream)) keep_for_graphs(kept_);
-    groups_ = reinterpret_cast<const DeviceGroup*>(static_cast<const KeptMemory*>(kept_.get())->get());
+    auto& kept = *static_cast<KeptMemory*>(kept_.get());
+    capturing(stream) ? keep_for_graphs(kept_) : kept.read_on(stream);
+    groups_ = kept.groups();
     return;
   }
   if (capturing(stream)) {
@@ -373,8 +373,8 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMe
 const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32_t* too_many) {
   const auto bytes = word_bytes(problem_, plan_, of_queries);
   if (bytes == 0) return nullptr;
-  if (keeps_words(plan_, bytes))
-    return static_cast<const KeptMemory*>(kept_.get())->words(plan_, of_queries, bytes);
+  if (keeps_words(plan_, of_queries))
+    return static_cast<KeptMemory*>(kept_.get())->words(plan_, of_queries, bytes);
   auto args = word_args(plan_, groups_, of_queries, memory);
   if (plan_.late) {
     args.numbered = numbered_ + (of_queries ? 0 : 1), args.most_tiles = late_word_tiles(problem_, plan_);
@@ -386,12 +386,22 @@ const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32
 
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries) {
   const auto tiles = plan.late ? late_word_tiles(problem, plan) : word_tiles(plan, of_queries);
-  return tiles * rules::volume((of_queries ? plan.query_grid : plan.key_grid).extent) * 8;
+  return tiles * tile_bytes(plan, of_queries);
+}
+
+bool may_differ_in_batch(const Problem& problem) {
+  return problem.key_lengths.given() || rules::table_axes(problem.rule).batch_axis;
+}
+
+bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes) {
+  if (plan.late || !may_differ_in_batch(problem))
+    return word_bytes(problem, plan, of_queries) / plan.batch_groups <= entry_bytes;
+  const auto tiles = plan.head_groups * std::int64_t{plan.query_grid.count()} * plan.key_grid.count();
+  return tiles * tile_bytes(plan, of_queries) <= entry_bytes;
 }
 
 std::int64_t word_workspace(const Problem& problem, const ExecutionPlan& plan, bool of_queries) {
-  const auto bytes = word_bytes(problem, plan, of_queries);
-  return keeps_words(plan, bytes) ? 0 : bytes;
+  return keeps_words(plan, of_queries) ? 0 : word_bytes(problem, plan, of_queries);
 }
 
 std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan) {

@@ -32,13 +32,20 @@ class DevicePlan {
   const Problem& problem_;
   const ExecutionPlan& plan_;
   cudaStream_t stream_;
-  std::shared_ptr<const void> kept_;
+  std::shared_ptr<void> kept_;
   const DeviceGroup* groups_ = nullptr;
   const unsigned long long* numbered_ = nullptr;  // LateArgs::numbered
 };
 
+/// Could entries of a batch have masks of their own, if there were more of them?
+bool may_differ_in_batch(const Problem& problem);
+
 /// Bytes of such words, at most.
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries);
+
+/// Are they linear in the sequences, whatever the rule: at most so many bytes for each batch entry? Where masks differ
+/// in the batch, sizes alone tell: what kernels a call takes must not depend on what else is in it.
+bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes);
 
 /// Of these, what a call makes for itself.
 std::int64_t word_workspace(const Problem& problem, const ExecutionPlan& plan, bool of_queries);

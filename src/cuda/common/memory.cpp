@@ -9,23 +9,42 @@
 namespace anyflash::cuda {
 namespace {
 
-constexpr std::uint64_t kept_bytes = std::uint64_t{512} << 20;
+class Pools {
+ public:
+  /// kept: bytes of what is given back. waits: one stream may get what another has given back but works on.
+  cudaMemPool_t of(int device, std::uint64_t kept, bool waits) {
+    std::call_once(made_[device], [&] {
+      cudaMemPoolProps properties{};
+      properties.allocType = cudaMemAllocationTypePinned;
+      properties.location.type = cudaMemLocationTypeDevice;
+      properties.location.id = device;
+      auto& pool = pools_[device];
+      check(cudaMemPoolCreate(&pool, &properties), "making a pool of device memory");
+      check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "keeping device memory");
+      int allowed = waits;
+      check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &allowed),
+            "making a pool of device memory");
+    });
+    return pools_[device];
+  }
+
+ private:
+  std::array<std::once_flag, most_devices> made_;
+  std::array<cudaMemPool_t, most_devices> pools_;  // never destroyed: calls may still come while the process ends
+};
+
+constexpr std::uint64_t megabyte = 1 << 20;
 
 }  // namespace
 
 cudaMemPool_t pool_of(int device) {
-  static std::array<std::once_flag, most_devices> made;
-  static std::array<cudaMemPool_t, most_devices> pools;  // never destroyed: calls may still come while the process ends
-  std::call_once(made[device], [&] {
-    cudaMemPoolProps properties{};
-    properties.allocType = cudaMemAllocationTypePinned;
-    properties.location.type = cudaMemLocationTypeDevice;
-    properties.location.id = device;
-    check(cudaMemPoolCreate(&pools[device], &properties), "making a pool of device memory");
-    auto kept = kept_bytes;
-    check(cudaMemPoolSetAttribute(pools[device], cudaMemPoolAttrReleaseThreshold, &kept), "keeping device memory");
-  });
-  return pools[device];
+  static Pools pools;
+  return pools.of(device, 512 * megabyte, true);
+}
+
+cudaMemPool_t lasting_pool_of(int device) {
+  static Pools pools;
+  return pools.of(device, 64 * megabyte, false);
 }
 
 }  // namespace anyflash::cuda

@@ -16,6 +16,9 @@ namespace anyflash::cuda {
 /// one had, and asks nobody.
 cudaMemPool_t pool_of(int device);
 
+/// Another one, for memory that outlives calls: nothing that is taken from it waits for another stream's work.
+cudaMemPool_t lasting_pool_of(int device);
+
 /// Memory that exists for what is queued on a stream between its making and its end: nobody waits for either.
 class StreamMemory {
  public:

@@ -118,9 +118,6 @@ GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
                                               : group_backward_kernels_bfloat16(depth, kind);
 }
 
-/// Whole vectors, if it is given.
-bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
-
 /// False if the copy engine does not take a tensor; the gradients of keys may leave without it.
 bool map_all(const Problem& problem, GroupBackwardArgs& args) {
   for (int side = 0; side < 2; ++side) {
@@ -177,8 +174,7 @@ bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, co
   for (const auto& side : args.sides)
     for (int n = 0; n < 2 && !in_pieces(problem); ++n)
       if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
-  // Linear in the sequences, whatever the rule.
-  return word_bytes(problem, plan, false) <= 4 * space_of(problem, plan).sums;
+  return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch);
 }
 
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {

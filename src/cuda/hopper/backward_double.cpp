@@ -22,9 +22,6 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
   return {rows * padded_depth(problem), rows, word_workspace(problem, plan, false)};
 }
 
-/// Rows that the copy engine takes, if they are given.
-bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
-
 }  // namespace
 
 bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
@@ -33,8 +30,7 @@ bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, c
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   for (const auto& side : args.sides)
     if (!side.plain || !whole(side.rows[0]) || !whole(side.rows[1])) return false;
-  // Linear in the sequences, whatever the rule.
-  return word_bytes(problem, plan, false) <= 4 * space_of(problem, plan).sums;
+  return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch);
 }
 
 std::int64_t double_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {

@@ -72,51 +72,49 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
     }
     unsigned count = 0;
     const auto h = key_head_ * args_.group_heads + args_.group_head;
-    {
-      const auto& list = group_of(args_, b_, h).queries_of_key_block;
-      MergedRuns<2, 1> runs;
-      runs.open(list, first_block_, keys_side.blocks);
-      for (;;) {
-        std::int32_t at[1];
-        const auto block = runs.find(at);
-        if (block < 0) break;
-        const auto seen = __ballot_sync(0xffffffffu, at[0] != runs.hidden);
-        const auto partial = __ballot_sync(0xffffffffu, at[0] < runs.hidden);
-        Word words[2][2];
+    const auto& list = group_of(args_, b_, h).queries_of_key_block;
+    MergedRuns<2, 1> runs;
+    runs.open(list, first_block_, keys_side.blocks);
+    for (;;) {
+      std::int32_t at[1];
+      const auto block = runs.find(at);
+      if (block < 0) break;
+      const auto seen = __ballot_sync(0xffffffffu, at[0] != runs.hidden);
+      const auto partial = __ballot_sync(0xffffffffu, at[0] < runs.hidden);
+      Word words[2][2];
+#pragma unroll
+      for (int w = 0; w < 2; ++w) {
+        if (!(partial >> w & 1)) continue;
+        const auto n = __shfl_sync(0xffffffffu, at[0], w);
+        const Word* const from = n < 0 ? args_.words + std::int64_t{~n} * 64 : list.words + std::int64_t{n} * 64;
+        words[w][0] = from[lane], words[w][1] = from[lane + 32];
+      }
+      const auto tile = ((b_ * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block) * 2;
+#pragma unroll 1
+      for (int half = 0; half < 2 && block * 64 + half * kQueries < args_.sides[queries].grid.size[2];
+           ++half, ++count) {
+        const unsigned stage = count % 2;
+        auto& full = shared_.full[stage];
+        shared_.empty[stage].wait(count / 2 % 2 ^ 1);
 #pragma unroll
         for (int w = 0; w < 2; ++w) {
           if (!(partial >> w & 1)) continue;
-          const auto n = __shfl_sync(0xffffffffu, at[0], w);
-          const Word* const from = n < 0 ? args_.words + std::int64_t{~n} * 64 : list.words + std::int64_t{n} * 64;
-          words[w][0] = from[lane], words[w][1] = from[lane + 32];
+#pragma unroll
+          for (int n = 0; n < 2; ++n)
+            shared_.words[stage][w][lane + 32 * n] = static_cast<std::uint32_t>(words[w][n] >> half * kQueries);
         }
-        const auto tile = ((b_ * args_.sides[queries].heads + h) * args_.sides[queries].blocks + block) * 2;
-#pragma unroll 1
-        for (int half = 0; half < 2 && block * 64 + half * kQueries < args_.sides[queries].grid.size[2];
-             ++half, ++count) {
-          const unsigned stage = count % 2;
-          auto& full = shared_.full[stage];
-          shared_.empty[stage].wait(count / 2 % 2 ^ 1);
-#pragma unroll
-          for (int w = 0; w < 2; ++w) {
-            if (!(partial >> w & 1)) continue;
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-              shared_.words[stage][w][lane + 32 * n] = static_cast<std::uint32_t>(words[w][n] >> half * kQueries);
-          }
-          __syncwarp();
-          if (lane == 0) shared_.tile[stage] = tile + half, shared_.visits[stage] = seen | partial << 8;
-          full.arrive_and_expect_for_warp((2 * 64 + (args_.has_dlse ? 3 : 2)) * kQueries * 8);
-          __syncwarp();
-          if (const int n = lane - 16; n < 0) {
-            const int part = lane / 4 % 2, panel = lane % 4;
-            copy_box((lane < 8 ? shared_.q : shared_.dout)[stage][part] + panel * 256, &args_.maps[queries][lane / 8],
-                     panel * 16, block * 64 + half * kQueries + part * 16, 0, h, b_, full);
-          } else if (n < (args_.has_dlse ? 3 : 2)) {
-            copy_bytes(n == 0 ? shared_.lse[stage] : n == 1 ? shared_.delta[stage] : shared_.dlse[stage],
-                       (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{tile + half} * kQueries,
-                       kQueries * 8, full);
-          }
+        __syncwarp();
+        if (lane == 0) shared_.tile[stage] = tile + half, shared_.visits[stage] = seen | partial << 8;
+        full.arrive_and_expect_for_warp((2 * 64 + (args_.has_dlse ? 3 : 2)) * kQueries * 8);
+        __syncwarp();
+        if (const int n = lane - 16; n < 0) {
+          const int part = lane / 4 % 2, panel = lane % 4;
+          copy_box((lane < 8 ? shared_.q : shared_.dout)[stage][part] + panel * 256, &args_.maps[queries][lane / 8],
+                   panel * 16, block * 64 + half * kQueries + part * 16, 0, h, b_, full);
+        } else if (n < (args_.has_dlse ? 3 : 2)) {
+          copy_bytes(n == 0 ? shared_.lse[stage] : n == 1 ? shared_.delta[stage] : shared_.dlse[stage],
+                     (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{tile + half} * kQueries,
+                     kQueries * 8, full);
         }
       }
     }

@@ -66,54 +66,52 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
     }
     unsigned count = 0;  // of halves
     const auto h = key_head_ * args_.group_heads + args_.group_head;
-    {
-      const auto& list = group_of(args_, b_, h).queries_of_key_block;
-      MergedRuns<1, 1> runs;
-      runs.open(list, first_block_, keys_side.blocks);
-      for (;;) {
-        std::int32_t at[1];
-        const auto block = runs.find(at);
-        if (block < 0) break;
-        const auto n = __shfl_sync(0xffffffffu, at[0], 0);
-        const bool partial = n < runs.hidden;
-        Word words[2];
-        if (partial) {
-          const Word* const from = n < 0 ? args_.words + std::int64_t{~n} * 64 : list.words + std::int64_t{n} * 64;
-          words[0] = from[lane], words[1] = from[lane + 32];
-        }
-        const auto first_half = ((b_ * queries_side.heads + h) * queries_side.blocks + block) * 4;
-        const int halves = block * 64 + 32 < queries_side.grid.size[2] ? 4 : 2;  // whole tiles
+    const auto& list = group_of(args_, b_, h).queries_of_key_block;
+    MergedRuns<1, 1> runs;
+    runs.open(list, first_block_, keys_side.blocks);
+    for (;;) {
+      std::int32_t at[1];
+      const auto block = runs.find(at);
+      if (block < 0) break;
+      const auto n = __shfl_sync(0xffffffffu, at[0], 0);
+      const bool partial = n < runs.hidden;
+      Word words[2];
+      if (partial) {
+        const Word* const from = n < 0 ? args_.words + std::int64_t{~n} * 64 : list.words + std::int64_t{n} * 64;
+        words[0] = from[lane], words[1] = from[lane + 32];
+      }
+      const auto first_half = ((b_ * queries_side.heads + h) * queries_side.blocks + block) * 4;
+      const int halves = block * 64 + 32 < queries_side.grid.size[2] ? 4 : 2;  // whole tiles
 #pragma unroll 1
-        for (int half = 0; half < halves; ++half, ++count) {
-          const unsigned slot = count % kQuerySlots, dout_slot = count % kDoutSlots;
-          const auto row = block * 64 + half * kHalf;
-          const auto number = std::int64_t{first_half + half} * kHalf;
-          shared_.q_empty[slot].wait(count / kQuerySlots % 2 ^ 1);
-          if (half % 2 == 0 && partial) {
-            shared_.words[slot][lane] = static_cast<std::uint32_t>(words[0] >> half * kHalf);
-            shared_.words[slot][lane + 32] = static_cast<std::uint32_t>(words[1] >> half * kHalf);
-          }
-          __syncwarp();
-          if (lane == 0) shared_.tile[slot] = (first_half + half) / 2, shared_.partial[slot] = partial;
-          shared_.q_full[slot].arrive_and_expect_for_warp((kDepth + 1) * kHalf * 8);
-          __syncwarp();
-          if (lane == 0) copy_bytes(shared_.lse[slot], args_.lse + number, kHalf * 8, shared_.q_full[slot]);
-          if (lane < kPanels)
-            copy_box(shared_.q[slot] + lane * kHalf * 16, &args_.maps[queries][0], lane * 16, row, 0, h, b_,
-                     shared_.q_full[slot]);
-          auto& full = shared_.dout_full[dout_slot];
-          shared_.dout_empty[dout_slot].wait(count / kDoutSlots % 2 ^ 1);
-          if (lane == 0) {
-            shared_.gradient_tile[dout_slot] = (first_half + half) / 2;
-            full.arrive_and_expect((kDepth + (args_.has_dlse ? 2 : 1)) * kHalf * 8);
-            copy_bytes(shared_.delta[dout_slot], args_.delta + number, kHalf * 8, full);
-            if (args_.has_dlse) copy_bytes(shared_.dlse[dout_slot], args_.dlse + number, kHalf * 8, full);
-          }
-          __syncwarp();
-          if (lane < kPanels)
-            copy_box(shared_.dout[dout_slot] + lane * kHalf * 16, &args_.maps[queries][1], lane * 16, row, 0, h, b_,
-                     full);
+      for (int half = 0; half < halves; ++half, ++count) {
+        const unsigned slot = count % kQuerySlots, dout_slot = count % kDoutSlots;
+        const auto row = block * 64 + half * kHalf;
+        const auto number = std::int64_t{first_half + half} * kHalf;
+        shared_.q_empty[slot].wait(count / kQuerySlots % 2 ^ 1);
+        if (half % 2 == 0 && partial) {
+          shared_.words[slot][lane] = static_cast<std::uint32_t>(words[0] >> half * kHalf);
+          shared_.words[slot][lane + 32] = static_cast<std::uint32_t>(words[1] >> half * kHalf);
         }
+        __syncwarp();
+        if (lane == 0) shared_.tile[slot] = (first_half + half) / 2, shared_.partial[slot] = partial;
+        shared_.q_full[slot].arrive_and_expect_for_warp((kDepth + 1) * kHalf * 8);
+        __syncwarp();
+        if (lane == 0) copy_bytes(shared_.lse[slot], args_.lse + number, kHalf * 8, shared_.q_full[slot]);
+        if (lane < kPanels)
+          copy_box(shared_.q[slot] + lane * kHalf * 16, &args_.maps[queries][0], lane * 16, row, 0, h, b_,
+                   shared_.q_full[slot]);
+        auto& full = shared_.dout_full[dout_slot];
+        shared_.dout_empty[dout_slot].wait(count / kDoutSlots % 2 ^ 1);
+        if (lane == 0) {
+          shared_.gradient_tile[dout_slot] = (first_half + half) / 2;
+          full.arrive_and_expect((kDepth + (args_.has_dlse ? 2 : 1)) * kHalf * 8);
+          copy_bytes(shared_.delta[dout_slot], args_.delta + number, kHalf * 8, full);
+          if (args_.has_dlse) copy_bytes(shared_.dlse[dout_slot], args_.dlse + number, kHalf * 8, full);
+        }
+        __syncwarp();
+        if (lane < kPanels)
+          copy_box(shared_.dout[dout_slot] + lane * kHalf * 16, &args_.maps[queries][1], lane * 16, row, 0, h, b_,
+                   full);
       }
     }
     const unsigned slot = count % kQuerySlots, dout_slot = count % kDoutSlots;

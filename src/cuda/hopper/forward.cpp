@@ -37,9 +37,8 @@ bool serves(const Problem& problem, const ExecutionPlan& plan) {
     return false;
   if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
   if (plan.late && late_word_tiles(problem, plan) == 0) return false;
-  const auto results =
-      problem.batch * problem.heads_q * problem.queries() * problem.d_v * int(element_size(problem.type));
-  return word_bytes(problem, plan, true) <= 4 * results;  // linear in the sequences, whatever the rule
+  const auto results = problem.heads_q * problem.queries() * problem.d_v * int(element_size(problem.type));
+  return words_fit(problem, plan, true, 4 * results);
 }
 
 /// What a call works in: what is counted and reported, words, pieces of float32.
@@ -84,15 +83,15 @@ std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan
   return serves(problem, plan) ? space_of(problem, plan).bytes() : 0;
 }
 
-GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
-                                 bool general, DevicePlan& masks, char* workspace, cudaStream_t stream) {
+const std::int32_t* group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
+                                  bool general, DevicePlan& masks, char* workspace, cudaStream_t stream) {
   if (problem.type == ElementType::float64)
     return double_forward(problem, plan, common, general, masks, workspace, stream);
-  if (!serves(problem, plan)) return {};
+  if (!serves(problem, plan)) return nullptr;
   const auto kernel = kernel_of(problem, general);
   GroupForwardArgs args{};
   static_cast<ForwardArgs&>(args) = common;
-  if (!map_all(problem, plan, kernel, args)) return {};
+  if (!map_all(problem, plan, kernel, args)) return nullptr;
   check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
   args.words = masks.words(true, workspace + report_bytes, args.careful);
@@ -115,7 +114,7 @@ GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& pl
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
          &args, stream);
-  return {true, args.careful};
+  return args.careful;
 }
 
 }  // namespace anyflash::cuda

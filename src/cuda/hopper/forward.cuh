@@ -4,10 +4,11 @@
 // A task is two or three neighbouring query blocks of a head, 64 queries each. A warpgroup takes one of them and walks
 // the key blocks, 64 keys, that it visits:
 //   S = Q K^T;  S finished (scale, soft cap, bias), hidden pairs -inf;  P by the online softmax;  O += P V.
-// Q is in registers (of head sizes over 128 in shared memory), P too. While O += P V is under way, the next tile's
-// scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a warpgroup of its own
-// loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's scores lags behind their
-// maximum (portable/forward.cuh). Bound by the tensor cores, at 64 channels by the exponentials too.
+// Q is in registers (of head sizes over 128, and of 128 in pieces, in shared memory), P too. While O += P V is under
+// way, the next tile's scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a
+// warpgroup of its own loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's
+// scores lags behind their maximum (portable/forward.cuh). Bound by the tensor cores, at 64 channels by the
+// exponentials too.
 //
 // Pieces of q, k and v are in the workspace, 2^16 times as large, so that the smallest float32 has all three; those of
 // P, made in registers, are too. The sums of a tile leave the tensor cores, which cut off where float32 rounds. There

@@ -12,14 +12,9 @@ namespace anyflash::cuda {
 /// Bytes that it works in, 0 if it does not serve the call.
 std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan& plan);
 
-/// What has become of a call.
-struct GroupForwardResult {
-  bool made;                      ///< false: nothing, the portable kernel has to make all
-  const std::int32_t* remake_if;  ///< it has to make all again, with care, if this is not 0 in the end
-};
-
-/// Queues it, if it serves the call. general: scores may need more than a positive scale. workspace: as above.
-GroupForwardResult group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& args,
-                                 bool general, DevicePlan& masks, char* workspace, cudaStream_t stream);
+/// Queues it, if it serves the call. general: scores may need more than a positive scale. workspace: as above. Returns
+/// what is not 0 in the end if the portable kernel has to make all again, with care; null if that has to make all.
+const std::int32_t* group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& args,
+                                  bool general, DevicePlan& masks, char* workspace, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

@@ -6,7 +6,7 @@
 namespace anyflash::cuda {
 
 std::int64_t double_forward_workspace(const Problem& problem, const ExecutionPlan& plan);
-GroupForwardResult double_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& args,
-                                  bool general, DevicePlan& masks, char* workspace, cudaStream_t stream);
+const std::int32_t* double_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& args,
+                                   bool general, DevicePlan& masks, char* workspace, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

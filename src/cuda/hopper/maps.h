@@ -7,6 +7,9 @@
 
 namespace anyflash::cuda {
 
+/// Are they rows that the copy engine takes, if they are given?
+inline bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
+
 /// Rows of heads of 16-bit types: boxes of 64 channels of a block of the grid. False if the copy engine does not take
 /// them: rows that do not begin on 16 bytes, steps over 8, no way to count heads and batch entries together where the
 /// sequence has three dimensions. once: each row is read once, in order: the memory is not asked for more at a time than

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/common/device.h"
+#include "cuda/common/device_plan.h"
 #include "cuda/common/late_masks.h"
 #include "cuda/hopper/decode.h"
 #include "cuda/portable/decode_args.h"
@@ -54,7 +55,7 @@ std::int64_t number_bytes(const Problem& problem) { return problem.type == Eleme
 /// results must not depend on what else is in it.
 std::int64_t visited_blocks(const Problem& problem, const ExecutionPlan& plan) {
   std::int64_t blocks = 0;
-  if (plan.late || (plan.batch_groups == 1 && !problem.key_lengths.given()))  // late: what is seen with all keys
+  if (plan.late || !may_differ_in_batch(problem))  // late: what is seen with all keys
     for (const auto& run : plan.groups[0].keys_of_query_block.runs) blocks += run.count;
   return blocks > 0 ? blocks : plan.key_grid.count();
 }
@@ -167,7 +168,7 @@ bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
 }
 
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general) {
-  return plan.late && !general && sees_all(problem, plan);
+  return !general && sees_all(problem, plan) && (plan.late || (plan.kept && plan.batch_groups == 1));
 }
 
 std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan) {

@@ -14,7 +14,7 @@ bool has_few_rows(const Problem& problem);
 
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan);
 
-/// Are there no masks but lengths in device memory, which the kernels read themselves?
+/// Are there no masks but lengths, which the kernels know or read themselves?
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general);
 
 /// Bytes that the call works in.

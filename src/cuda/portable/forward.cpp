@@ -34,9 +34,11 @@ ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
 
 constexpr double log2_e = 1.4426950408889634;
 
-/// Do scores need more than a positive scale, which of 16-bit types is also one in powers of 2?
+/// Do scores need more than a scale that is positive in the type that is computed in, and of 16-bit types in powers of
+/// 2 too?
 bool is_general(const Problem& problem) {
-  return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(problem.scale > 0) ||
+  const double scale = problem.type == ElementType::float64 ? problem.scale : static_cast<float>(problem.scale);
+  return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(scale > 0) ||
          (element_size(problem.type) == 2 && problem.scale * log2_e > double{std::numeric_limits<float>::max()});
 }
 
@@ -148,9 +150,8 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace)
   DevicePlan masks(problem, plan, memory, stream);
   args.groups = masks.groups();
   if (few) return decode(problem, plan, args, general, memory, stream);
-  const auto groups = group_forward(problem, plan, args, general, masks,
-                                    memory.take(forward_workspace(problem, plan)), stream);
-  args.only_if = groups.remake_if;
+  char* const own = memory.take(forward_workspace(problem, plan));
+  args.only_if = group_forward(problem, plan, args, general, masks, own, stream);
   args.tasks = static_cast<std::int32_t>(tasks);
   allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);
   launch(kernel.function, launched_blocks(args.tasks, args.only_if != nullptr, problem.device), kernel.threads,

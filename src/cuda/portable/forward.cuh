@@ -323,12 +323,16 @@ class ForwardBlock {
       }
       const bool empty = sum == T(0);  // sees no key, or only such with a score of -inf, and no sink above it
       if (sum != sum && largest != infinity<T>()) largest = sum;  // a NaN among the scores, which comparisons pass over
+      const auto mean = [&](T x) {
+        if constexpr (sizeof(E) == 2) return x * __fdividef(factor, sum);  // to the bit what Hopper's kernel makes
+        else return x * factor / sum;
+      };
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(empty ? T(0) : o_[i][j][e] * factor / sum);
+              rounded<E>(empty ? T(0) : mean(o_[i][j][e]));
       // Should there be another pass. In it P is not scaled down from its maximum.
       if (lane_number() % 4 == 0) shared_.weights[row_of(i)] = empty ? T(0) : T(0.5) * change / sum;
       store_statistics(row_of(i), empty, largest, sum);

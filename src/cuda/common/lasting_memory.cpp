@@ -1,0 +1,147 @@
+#include "cuda/common/lasting_memory.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <utility>
+
+#include "cuda/common/device.h"
+#include "cuda/common/errors.h"
+#include "cuda/common/memory.h"
+
+namespace anyflash::cuda {
+namespace {
+
+/// Another thread, or this one, may be capturing a stream.
+class OutsideOfCaptures {
+ public:
+  OutsideOfCaptures() { check(cudaThreadExchangeStreamCaptureMode(&mode_), "leaving the capture mode"); }
+  ~OutsideOfCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideOfCaptures(const OutsideOfCaptures&) = delete;
+  OutsideOfCaptures& operator=(const OutsideOfCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+class OwnStream {
+ public:
+  OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream for a plan"); }
+  ~OwnStream() { give_back(cudaStreamDestroy(stream_)); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// Blocks of a GPU that nobody holds, though work may be under way that reads them.
+class LeftBlocks {
+ public:
+  /// Are they so many that they should be given back?
+  bool add(const std::vector<LastingBlock>& blocks, const StreamUsed& stream) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& block : blocks) blocks_.push_back({block, stream}), bytes_ += block.bytes;
+    any_ = !blocks_.empty();
+    return blocks_.size() > most_blocks || bytes_ > most_bytes;
+  }
+
+  /// Those of one stream, in its order.
+  void free_of(const StreamUsed& used, cudaStream_t stream) {
+    if (!any_.load(std::memory_order_relaxed)) return;
+    for (const auto& block : taken([&](const Left& left) { return left.stream.is(used); }))
+      give_back(cudaFreeAsync(block.data, stream));
+  }
+
+  /// All. The device is the calling thread's. False if there were none.
+  bool free_all() {
+    const auto blocks = taken([](const Left&) { return true; });
+    if (blocks.empty()) return false;
+    const OwnStream stream;
+    void* other = nullptr;  // by its end the device is waited for: that may be, while streams are captured
+    if (cudaMalloc(&other, 1) == cudaSuccess) give_back(cudaFree(other));
+    for (const auto& block : blocks) give_back(cudaFreeAsync(block.data, stream));
+    check(cudaStreamSynchronize(stream), "giving back device memory");
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t most_blocks = 1024, most_bytes = 256 << 20;
+
+  struct Left {
+    LastingBlock block;
+    StreamUsed stream;
+  };
+
+  template <class Which>
+  std::vector<LastingBlock> taken(const Which& which) {
+    std::vector<LastingBlock> found;
+    const std::lock_guard lock(mutex_);
+    const auto rest = std::partition(blocks_.begin(), blocks_.end(), [&](const Left& left) { return !which(left); });
+    for (auto left = rest; left != blocks_.end(); ++left) found.push_back(left->block), bytes_ -= left->block.bytes;
+    blocks_.erase(rest, blocks_.end());
+    any_ = !blocks_.empty();
+    return found;
+  }
+
+  std::mutex mutex_;
+  std::vector<Left> blocks_;
+  std::size_t bytes_ = 0;
+  std::atomic<bool> any_ = false;
+};
+
+LeftBlocks& left_on(int device) {
+  static auto& all = *new std::array<LeftBlocks, most_devices>;  // never destroyed: plans may go as the process ends
+  return all[device];
+}
+
+}  // namespace
+
+StreamUsed::StreamUsed(cudaStream_t stream) : id_(many) {
+  if (stream != cudaStreamPerThread) give_back(cudaStreamGetId(stream, &id_));  // that is another one in each thread
+}
+
+LastingMemory::~LastingMemory() {
+  if (!left_on(device_).add(blocks_, stream_)) return;
+  try {
+    const DeviceScope scope(device_);
+    const OutsideOfCaptures outside;
+    left_on(device_).free_all();
+  } catch (const Error&) {  // the process is ending: its memory goes anyway
+  }
+}
+
+const void* LastingMemory::add(std::size_t bytes, const std::function<void(void*, cudaStream_t)>& work) {
+  const OutsideOfCaptures outside;
+  const OwnStream stream;
+  struct Attempt {
+    cudaStream_t stream;
+    void* data = nullptr;
+    ~Attempt() {
+      if (data) give_back(cudaFreeAsync(data, stream));
+    }
+  } attempt{stream};
+  const auto pool = lasting_pool_of(device_);
+  auto status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    if (left_on(device_).free_all()) status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
+  }
+  check(status, "allocating device memory for a plan");
+  work(attempt.data, stream);
+  check(cudaStreamSynchronize(stream), "bringing a plan to the device");
+  const std::lock_guard lock(mutex_);
+  blocks_.push_back({attempt.data, bytes});
+  return std::exchange(attempt.data, nullptr);
+}
+
+void LastingMemory::read_on(cudaStream_t stream) {
+  const StreamUsed used(stream);
+  left_on(device_).free_of(used, stream);
+  const std::lock_guard lock(mutex_);
+  stream_.add(used);
+}
+
+}  // namespace anyflash::cuda
