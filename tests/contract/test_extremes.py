@@ -55,6 +55,26 @@ def test_the_smallest_scales(queries, type, size, scale, tolerance):
     np.testing.assert_allclose(grads.dv[0, 0, :, 0].astype(float), queries * p / p.sum(), rtol=tolerance)
 
 
+@pytest.mark.parametrize("queries", (3, 100))
+@pytest.mark.parametrize("type, tolerance", [(np.float32, 1e-5), (np.float16, 2e-3), (ml_dtypes.bfloat16, 1e-2)])
+@pytest.mark.parametrize("causal", (False, True))
+def test_a_scale_that_rounds_to_0(queries, type, tolerance, causal):
+    """1e-46 is no number of float32 that is computed in: all scores are 0, and every visible key counts alike."""
+    rng = np.random.default_rng(queries)
+    q, k, v, dout = (rng.standard_normal((1, 2, n, 64)).astype(type) for n in (queries, 40, 40, queries))
+    options = dict(rule=af.causal() if causal else af.full(), scale=1e-46)
+    out, lse = attention(q, k, v, return_lse=True, **options)
+    grads = attention_backward(dout, q, k, v, out, lse, **options)
+    mask = np.tri(queries, 40) if causal else np.ones((queries, 40))
+    p = mask / mask.sum(1, keepdims=True)
+    bound = dict(rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(out.astype(float), p @ v.astype(float), **bound)
+    np.testing.assert_allclose(lse, np.broadcast_to(np.log(mask.sum(1)), lse.shape), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grads.dv.astype(float), p.T @ dout.astype(float), **bound)
+    for x in (grads.dq, grads.dk):
+        np.testing.assert_allclose(x.astype(float), 0, atol=1e-40)
+
+
 @pytest.mark.parametrize("queries", FEW_OR_MANY)
 @pytest.mark.parametrize("type, tolerance", [(np.float32, 1e-4), (ml_dtypes.bfloat16, 3e-2)])
 def test_the_largest_scale(queries, type, tolerance):

@@ -1,9 +1,11 @@
-"""Strides over more than 2^31 elements, and strides of 0."""
+"""Strides over more than 2^31 elements, and strides of 0. What lies far apart is the CPU's here, in memory that the
+system only promises; tests/gpu/strides_test.cpp has the like for a GPU."""
 
 import anyflash as af
 import numpy as np
 import pytest
 from cases import Case, Laid, same_bits
+from devices import DEVICE, from_device, to_device
 from memory import virtual
 from strategies import FLOATS
 
@@ -64,9 +66,12 @@ def test_bias_of_more_than_2_to_the_31_places():
     n = 50_000
     rng = np.random.default_rng(0)
     base = rng.standard_normal(2 * n).astype(np.float32)
-    bias = np.lib.stride_tricks.as_strided(base, (1, 1, n, n), (0, 0, 4, 4))
+    if DEVICE == "cpu":
+        bias = np.lib.stride_tricks.as_strided(base, (1, 1, n, n), (0, 0, 4, 4))
+    else:
+        bias = to_device(base).as_strided((1, 1, n, n), (0, 0, 1, 1))
     q, k, v = (rng.standard_normal((1, 1, n, 8)).astype(np.float32) for _ in range(3))
-    out = af.attention(q, k, v, bias=bias, rule=af.window(5, 3))[0, 0]
+    out = from_device(af.attention(*map(to_device, (q, k, v)), bias=bias, rule=af.window(5, 3)))[0, 0]
     for i in (0, 1, 4321, 43_000, n - 2, n - 1):
         seen = np.arange(max(0, i - 5), min(n, i + 4))
         s = q[0, 0, i] @ k[0, 0, seen].T / 8**0.5 + base[i + seen]
@@ -79,8 +84,10 @@ def test_more_than_2_to_the_31_pairs():
     n, rng = 100_000, np.random.default_rng(1)
     q, k, v, dout = (rng.standard_normal((1, 1, n, 4)).astype(np.float32) for _ in range(4))
     rule = af.local(3, 0, True) | af.prefix(1)
-    out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
-    gradients = af.attention_backward(dout, q, k, v, out, lse, rule=rule)
+    there = [to_device(a) for a in (q, k, v)]
+    results = af.attention(*there, rule=rule, return_lse=True)
+    dq, dk, dv = map(from_device, af.attention_backward(to_device(dout), *there, *results, rule=rule)[:3])
+    out, lse = map(from_device, results)
     tail = slice(n - 40, n)
     keys = np.concatenate([[0], np.arange(n - 42, n)])
     case = Case(q_shape=(40,), k_shape=(43,), d_qk=4, d_v=4)
@@ -89,11 +96,10 @@ def test_more_than_2_to_the_31_pairs():
         "q": q[:, :, tail], "k": k[:, :, keys], "v": v[:, :, keys], "dout": dout[:, :, tail]
     })  # fmt: skip
     expected = piece.run()
-    assert np.abs(out[:, :, tail] - expected.out).max() < 1e-6
-    assert np.abs(lse[:, :, tail] - expected.lse).max() < 1e-6
-    assert np.abs(gradients.dq[:, :, tail] - expected.dq).max() < 1e-6
-    assert np.abs(gradients.dk[:, :, n - 40 :] - expected.dk[:, :, 3:]).max() < 1e-6
-    assert np.abs(gradients.dv[:, :, n - 40 :] - expected.dv[:, :, 3:]).max() < 1e-6
+    close = lambda a, b: np.abs(a - b).max() < (1e-6 if DEVICE == "cpu" else 1e-5)  # a GPU cuts sums elsewhere
+    assert close(out[:, :, tail], expected.out) and close(lse[:, :, tail], expected.lse)
+    assert close(dq[:, :, tail], expected.dq)
+    assert close(dk[:, :, n - 40 :], expected.dk[:, :, 3:]) and close(dv[:, :, n - 40 :], expected.dv[:, :, 3:])
 
 
 def test_inputs_with_stride_zero():
@@ -103,7 +109,9 @@ def test_inputs_with_stride_zero():
     for name in "kv":
         tensors[name] = np.broadcast_to(tensors[name][:1, :1], tensors[name].shape)
     laid = Laid(case, tensors)
-    laid.k, laid.v = tensors["k"], tensors["v"]
-    assert laid.k.strides[:2] == (0, 0)
-    for (name, a), (_, b) in zip(laid.run().items(), Laid(case, tensors).run().items(), strict=True):
+    laid.k, laid.v = map(to_device, (tensors["k"], tensors["v"]))
+    strides = laid.k.strides if DEVICE == "cpu" else laid.k.stride()
+    assert strides[:2] == (0, 0)
+    every = dict(deterministic=True)
+    for (name, a), (_, b) in zip(laid.run(**every).items(), Laid(case, tensors).run(**every).items(), strict=True):
         assert same_bits(a, b), name

@@ -21,7 +21,7 @@ anyflash_tensor c_tensor(const TensorView& view) {
 }
 
 TEST(GpuCApi, GivesWhatItGivesOnTheCpu) {
-  for (const auto type : {ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
+  for (const auto type : {ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64}) {
     SCOPED_TRACE(element_name(type));
     constexpr std::int64_t h = 2, n = 100, d = 64;
     const auto rows = type == ElementType::float64 ? type : ElementType::float32;

@@ -2,6 +2,8 @@
 // more than 2^31 elements.
 #include <algorithm>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "twins.h"
 
@@ -31,10 +33,12 @@ TEST_P(GpuStrides, Backwards) {
   dq.expect_equal("dq"), dk.expect_equal("dk"), dv.expect_equal("dv");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, GpuStrides,
-    testing::Combine(testing::Values(ElementType::bfloat16, ElementType::float32, ElementType::float64),
-                     testing::Values(1, 70), testing::Values(40, 64), testing::Values(1, 2, 4, 8, 15)));
+const auto all_types =
+    testing::Values(ElementType::float16, ElementType::bfloat16, ElementType::float32, ElementType::float64);
+
+INSTANTIATE_TEST_SUITE_P(All, GpuStrides,
+                         testing::Combine(all_types, testing::Values(1, 70), testing::Values(40, 64),
+                                          testing::Values(1, 2, 4, 8, 15)));
 
 /// What lies at each place of an axis, without gaps in both.
 void copy_parts(const TensorView& to, const TensorView& from, int axis) {
@@ -47,56 +51,126 @@ void copy_parts(const TensorView& to, const TensorView& from, int axis) {
               cudaSuccess);
 }
 
-class GpuFar : public testing::TestWithParam<std::tuple<ElementType, std::int64_t, int>> {};
+/// Tensors in two places: without gaps, and with the last place of an axis far from the first. Those lie in the gaps of
+/// one another: 4 GB of 16-bit numbers, 9 GB of float32, 17 GB of float64. Of the last two axes one is contiguous:
+/// the last, unless that is the one.
+class FarTensors {
+ public:
+  std::vector<TensorView> near, apart;
 
-/// Batch entries, heads or rows (axis 2), the last of them far from the first: the same bits as beside each other. All
-/// tensors lie in the gaps of one another: 4 GB of 16-bit numbers, 9 GB of float32.
+  /// places: of the longest tensor.
+  FarTensors(ElementType type, int axis, std::int64_t places)
+      : type_(type),
+        axis_(axis),
+        // Of whole vectors: others are for kernels that add up in another order.
+        step_(far / (places - 1) / 8 * 8 + 8),
+        memory_(ElementType::uint8, {2, (far + (1 << 20)) * std::int64_t(element_size(type)) / 2}, 0) {}
+
+  /// Of sines, or of zeros where `seed` is negative.
+  void add(std::int64_t b, std::int64_t h, std::int64_t rows, std::int64_t columns, double seed = -1) {
+    if (axis_ == 3) std::swap(rows, columns);
+    twins_.emplace_back(type_, std::initializer_list{b, h, rows, columns}, seed);
+    auto view = twins_.back().cuda;
+    if (axis_ == 3) std::swap(view.shape[2], view.shape[3]), std::swap(view.strides[2], view.strides[3]);
+    near.push_back(view);
+    view.strides[axis_] = step_;
+    view.data = static_cast<char*>(memory_.view.data) + next_ * std::int64_t(element_size(type_));
+    next_ += view.elements() / view.shape[axis_];
+    apart.push_back(view);
+    copy_parts(view, near.back(), axis_);
+  }
+
+  void expect_same(int result) const {
+    const auto found = bytes_of(result, apart[result]);
+    EXPECT_TRUE(found == bytes_of(result, near[result])) << "result " << result;
+    EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](char c) { return c != 0; })) << "result " << result;
+  }
+
+ private:
+  static constexpr std::int64_t far = (std::int64_t{1} << 31) + (1 << 20);
+
+  std::vector<char> bytes_of(int number, const TensorView& view) const {
+    std::vector<char> bytes(static_cast<std::size_t>(view.elements()) * element_size(type_));
+    auto host = near[number];
+    host.data = bytes.data();
+    copy_parts(host, view, axis_);
+    return bytes;
+  }
+
+  ElementType type_;
+  int axis_;
+  std::int64_t step_, next_ = 0;
+  Tensor memory_;
+  std::vector<Twins> twins_;
+};
+
+using Far = std::tuple<ElementType, std::int64_t, int>;  // queries, axis
+
+class GpuFar : public testing::TestWithParam<Far> {};
+
+/// Batch entries, heads, rows or channels: the same bits as beside each other.
 TEST_P(GpuFar, Apart) {
-  constexpr std::int64_t far = (std::int64_t{1} << 31) + (1 << 20), m = 150, d = 64;
+  constexpr std::int64_t m = 150, d = 64;
   const auto [type, n, axis] = GetParam();
   const std::int64_t b = axis == 0 ? 2 : 1, h = axis == 1 ? 2 : 1;
-  // Of rows, too, whole vectors: others are for kernels that add up in another order.
-  const std::int64_t step = axis == 2 ? far / (m - 1) / 8 * 8 + 8 : far;
-  const auto size = static_cast<std::int64_t>(element_size(type));
-  const Tensor memory(ElementType::uint8, {2, (far + (1 << 20)) * size / 2}, 0);
-  const Tensor lse(ElementType::float32, {b, h, n}, 0), far_lse(ElementType::float32, {b, h, n}, 0);
-  std::vector<Twins> near;
-  std::vector<TensorView> apart;
-  std::int64_t next = 0;
+  const auto statistic = type == ElementType::float64 ? type : ElementType::float32;
+  const Tensor lse(statistic, {b, h, n}, 0), far_lse(statistic, {b, h, n}, 0);
+  FarTensors tensors(type, axis, axis == 3 ? d : axis == 2 ? m : 2);
   for (const auto rows : {n, m, m, n, n, n, m, m}) {  // q, k, v, dout, out, dq, dk, dv
-    near.emplace_back(type, std::initializer_list{b, h, rows, d}, near.size() < 4 ? double(near.size()) : -1.0);
-    apart.push_back(near.back().cuda);
-    apart.back().strides[axis] = step;
-    apart.back().data = static_cast<char*>(memory.view.data) + next * size;
-    next += (axis == 2 ? 1 : rows) * d;
-    copy_parts(apart.back(), near.back().cuda, axis);
+    const auto made = tensors.near.size();
+    tensors.add(b, h, rows, d, made < 4 ? double(made) : -1.0);
   }
   Options options;
   options.rule = causal();
   options.align = Align::none_end;
   options.deterministic = true;
-  const auto run = [&](const auto& at, const TensorView& rows) {
-    forward(at(0), at(1), at(2), {at(4), rows, {}, {}}, options);
-    backward({at(3), at(4), rows, {}}, at(0), at(1), at(2), {at(5), at(6), at(7), {}, {}}, options);
+  const auto run = [&](const std::vector<TensorView>& at, const TensorView& rows) {
+    forward(at[0], at[1], at[2], {at[4], rows, {}, {}}, options);
+    backward({at[3], at[4], rows, {}}, at[0], at[1], at[2], {at[5], at[6], at[7], {}, {}}, options);
   };
-  run([&](int i) { return near[i].cuda; }, lse.view);
-  run([&](int i) { return apart[i]; }, far_lse.view);
-  const auto bytes_of = [&](const TensorView& view) {
-    std::vector<char> bytes(static_cast<std::size_t>(view.elements() * size));
-    copy_parts(TensorView(bytes.data(), view.type, {b, h, view.shape[2], d}), view, axis);
-    return bytes;
-  };
+  run(tensors.near, lse.view);
+  run(tensors.apart, far_lse.view);
   EXPECT_EQ(far_lse.bytes(), lse.bytes());
-  for (int result = 4; result < 8; ++result) {
-    const auto found = bytes_of(apart[result]);
-    EXPECT_TRUE(found == bytes_of(near[result].cuda)) << "result " << result;
-    EXPECT_TRUE(std::any_of(found.begin(), found.end(), [](char c) { return c != 0; })) << "result " << result;
-  }
+  for (int result = 4; result < 8; ++result) tensors.expect_same(result);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuFar,
-                         testing::Combine(testing::Values(ElementType::bfloat16, ElementType::float32),
-                                          testing::Values(1, 70), testing::Values(0, 1, 2)));
+                         testing::Combine(all_types, testing::Values(1, 70), testing::Values(0, 1, 2, 3)));
+
+class GpuFarBias : public testing::TestWithParam<Far> {};
+
+/// Of a bias and its gradient, with rows of whole vectors in both places.
+TEST_P(GpuFarBias, Apart) {
+  constexpr std::int64_t m = 152, d = 64;
+  const auto [type, n, axis] = GetParam();
+  const std::int64_t b = axis == 0 ? 2 : 1, h = axis == 1 ? 2 : 1;
+  const auto statistic = type == ElementType::float64 ? type : ElementType::float32;
+  const auto q = Tensor::of_sines(type, {b, h, n, d}, 0), k = Tensor::of_sines(type, {b, h, m, d}, 1);
+  const auto v = Tensor::of_sines(type, {b, h, m, d}, 2), dout = Tensor::of_sines(type, {b, h, n, d}, 3);
+  FarTensors tensors(type, axis, axis == 3 ? m : axis == 2 ? n : 2);
+  tensors.add(b, h, n, m, 4);
+  tensors.add(b, h, n, m);
+  Options options;
+  options.rule = causal();
+  options.align = Align::none_end;
+  options.deterministic = true;
+  std::vector<std::vector<unsigned char>> expected;
+  for (const auto* at : {&tensors.near, &tensors.apart}) {
+    const Tensor out(type, {b, h, n, d}, 0), lse(statistic, {b, h, n}, 0);
+    const Tensor dq(type, {b, h, n, d}, 0), dk(type, {b, h, m, d}, 0), dv(type, {b, h, m, d}, 0);
+    options.bias = at->front();
+    forward(q.view, k.view, v.view, {out.view, lse.view, {}, {}}, options);
+    backward({dout.view, out.view, lse.view, {}}, q.view, k.view, v.view,
+             {dq.view, dk.view, dv.view, at->back(), {}}, options);
+    const std::vector results{out.bytes(), lse.bytes(), dq.bytes(), dk.bytes(), dv.bytes()};
+    if (expected.empty()) expected = results;
+    EXPECT_TRUE(results == expected);
+  }
+  tensors.expect_same(1);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuFarBias,
+                         testing::Combine(all_types, testing::Values(2, 70), testing::Values(0, 1, 2, 3)));
 
 }  // namespace
 }  // namespace anyflash

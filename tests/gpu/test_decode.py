@@ -5,6 +5,7 @@ import threading
 import anyflash as af
 import pytest
 import torch
+from asleep import nobody_waits
 
 TYPES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, torch.float64: 1e-12}
 
@@ -25,6 +26,11 @@ def reference(q, k, v, causal=True):
         hidden = torch.ones(scores.shape[-2:], device="cuda", dtype=torch.bool).tril(k.shape[2] - q.shape[2])
         scores = scores.masked_fill(~hidden, -torch.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+def close(got, expected, dtype):
+    """By the size of all numbers: those of thousands of keys are small."""
+    return (got.double() - expected.double()).norm() <= min(TYPES[dtype], 1e-2) * expected.double().norm()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -62,6 +68,38 @@ def test_same_bits_in_every_run_and_batch():
     assert torch.equal(af.attention(q[1:2], k[1:2], v[1:2], deterministic=True), once[1:2])
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_other_entries_masks_change_no_bit(dtype):
+    """A dense mask of each batch entry; the first shows half of the keys, those in front."""
+    q, k, v = randoms(3, 1, 1, 1, 2176, 128, dtype=dtype)
+    mask = torch.zeros(3, 1, 1, 2176, dtype=torch.bool)
+    mask[0, ..., :1088], mask[1, ..., ::2], mask[2, ..., 100:] = True, True, True
+
+    def call(of):
+        return af.attention(q[of], k[of], v[of], rule=af.dense(mask[of]), return_lse=True, deterministic=True)
+
+    out, lse = call(slice(0, 3))
+    expected, expected_lse = reference(q[:1], k[:1, :, :1088], v[:1, :, :1088])
+    assert close(out[:1], expected, dtype) and close(lse[:1], expected_lse, dtype)
+    for b in range(3):
+        alone, alone_lse = call(slice(b, b + 1))
+        assert torch.equal(alone[0], out[b]) and torch.equal(alone_lse[0], lse[b])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_keys_that_come_one_by_one(dtype):
+    """Each step has a plan of its own, more than are kept. Nobody waits for what is queued."""
+    q, k, v = randoms(2, 8, 2, 1, 1300, 64, dtype=dtype)
+
+    def steps(first):
+        return [af.attention(q, k[:, :, :n], v[:, :, :n], rule=af.causal(), align="none_end", return_lse=True)
+                for n in range(first, first + 71)]  # fmt: skip
+
+    for n, (out, lse) in enumerate(nobody_waits(lambda: steps(1000), lambda: steps(1200)), 1000):
+        expected, expected_lse = reference(q, k[:, :, :n], v[:, :, :n])
+        assert close(out, expected, dtype) and close(lse, expected_lse, dtype)
+
+
 @pytest.mark.parametrize("batch, keys", [(1, 70000), (2, 20000), (20, 9000), (200, 3000)])
 @pytest.mark.parametrize("lengths", [False, True])
 def test_parts_by_the_machine(batch, keys, lengths):
@@ -83,7 +121,7 @@ def test_hidden_keys_do_not_show(bad, dtype):
     k, v = (torch.cat([x, torch.full_like(x[:, :, :5], bad)], 2) for x in (k, v))
     lengths = torch.tensor([4000])
     got = af.attention(q, k, v, rule=af.causal(), align="none_end", key_lengths=lengths)
-    assert torch.allclose(got.double(), expected.double(), rtol=1e-2, atol=TYPES[dtype])
+    assert close(got, expected, dtype)
     v[:, :, 3998] = bad  # hidden from the first of the queries alone
     got = af.attention(q, k, v, rule=af.causal(), align="none_end", key_lengths=lengths)
     assert torch.isfinite(got[:, :, 0]).all() and not torch.isfinite(got[:, :, 1:]).any()

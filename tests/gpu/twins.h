@@ -2,34 +2,26 @@
 #pragma once
 
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "tensor.h"
 
 namespace anyflash {
 
-/// Of float64, float32 or bfloat16. Laid out row by row, backwards along the axes whose bits are set in `flipped` (bit
-/// 0: the first axis).
+/// Laid out row by row, backwards along the axes whose bits are set in `flipped` (bit 0: the first axis).
 struct Twins {
   TensorView cpu, cuda;
 
   /// Numbers of a sine wave that begins at `seed`; zeros where it is negative.
   Twins(ElementType type, std::initializer_list<std::int64_t> shape, double seed, unsigned flipped = 0)
-      : cpu(nullptr, type, shape), on_gpu_(type, shape, 0) {
-    EXPECT_NE(type, ElementType::float16);
-    const auto count = cpu.elements();
+      : cpu(nullptr, type, shape), host_(numbers(cpu, seed)), on_gpu_(type, shape, host_) {
     const auto size = static_cast<std::int64_t>(element_size(type));
-    host_.resize(static_cast<std::size_t>(count * size));
-    for (std::int64_t i = 0; i < count; ++i) store(i, seed < 0 ? 0 : std::sin(seed + 1.7 * double(i)));
     std::int64_t first = 0;
     for (int axis = 0; axis < cpu.rank; ++axis) {
       if (!(flipped >> axis & 1)) continue;
       first += (cpu.shape[axis] - 1) * cpu.strides[axis];
       cpu.strides[axis] *= -1;
     }
-    EXPECT_EQ(cudaMemcpy(on_gpu_.view.data, host_.data(), host_.size(), cudaMemcpyHostToDevice), cudaSuccess);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // such a copy may end after the call
     cuda = cpu;
     cuda.device = gpu;
     cuda.data = static_cast<char*>(on_gpu_.view.data) + first * size;
@@ -43,7 +35,7 @@ struct Twins {
     const double tolerance = cpu.type == ElementType::float64 ? 1e-12 : narrow ? 2e-2 : 1e-5;
     double worst = 0;
     for (std::int64_t i = 0; i < cpu.elements(); ++i) {
-      const double mine = load(host_.data(), i), its = load(found.data(), i);
+      const double mine = number_at(cpu.type, host_.data(), i), its = number_at(cpu.type, found.data(), i);
       const double error = mine == its ? 0 : std::fabs(mine - its) / (1 + std::fabs(mine));
       worst = std::isnan(error) ? INFINITY : std::fmax(worst, error);
     }
@@ -51,33 +43,9 @@ struct Twins {
   }
 
  private:
-  void store(std::int64_t i, double x) {
-    if (cpu.type == ElementType::float64) {
-      std::memcpy(&host_[i * 8], &x, 8);
-      return;
-    }
-    const auto single = static_cast<float>(x);
-    std::uint32_t bits;
-    std::memcpy(&bits, &single, 4);
-    if (cpu.type == ElementType::float32) std::memcpy(&host_[i * 4], &bits, 4);
-    const auto upper = static_cast<std::uint16_t>(bits >> 16);
-    if (cpu.type == ElementType::bfloat16) std::memcpy(&host_[i * 2], &upper, 2);
-  }
-  template <class Byte>
-  double load(const Byte* data, std::int64_t i) const {
-    double wide;
-    if (cpu.type == ElementType::float64) return std::memcpy(&wide, data + i * 8, 8), wide;
-    std::uint32_t bits = 0;
-    if (cpu.type == ElementType::float32) {
-      std::memcpy(&bits, data + i * 4, 4);
-    } else {
-      std::uint16_t upper;
-      std::memcpy(&upper, data + i * 2, 2);
-      bits = std::uint32_t{upper} << 16;
-    }
-    float single;
-    std::memcpy(&single, &bits, 4);
-    return single;
+  static std::vector<char> numbers(const TensorView& view, double seed) {
+    if (seed >= 0) return sines(view.type, view.elements(), seed);
+    return std::vector<char>(static_cast<std::size_t>(view.elements()) * element_size(view.type));
   }
 
   std::vector<char> host_;

@@ -13,14 +13,14 @@ namespace {
 using Results = std::vector<std::vector<unsigned char>>;
 using Integers = std::vector<std::int32_t>;
 
-/// A call of both passes on tensors whose numbers are all alike, and what else it is given.
+/// A call of both passes, and what else it is given.
 struct Call {
   ElementType type;
   std::int64_t queries, keys, d, heads = 2, batch = 1;
   std::function<void(Call&)> add{};  ///< to the options
   bool backward = true;
   Options options{};
-  TensorView k_view{};  ///< if not as usual
+  TensorView k_view{}, v_view{};  ///< if not as usual
   std::vector<Tensor> more{};
   std::vector<Integers> on_host{};
 
@@ -80,7 +80,7 @@ const std::map<std::string, std::function<Call()>>& calls() {
       {"bias",
        [] {
          return Call{float16, 130, 150, 64, 2, 1, [](Call& c) {
-                       c.more.emplace_back(float16, std::initializer_list<std::int64_t>{1, 2, 130, 150}, 0x3c);
+                       c.more.push_back(Tensor::of_sines(float16, {1, 2, 130, 150}, 4));
                        c.options.bias = c.more.back().view;
                      }};
        }},
@@ -104,8 +104,10 @@ const std::map<std::string, std::function<Call()>>& calls() {
                      2,
                      2,
                      [](Call& c) {
-                       c.more.emplace_back(float16, std::initializer_list<std::int64_t>{6, 32, 2, 64}, 0x3b);
-                       c.k_view = c.more.back().view;
+                       for (auto* view : {&c.k_view, &c.v_view}) {
+                         c.more.push_back(Tensor::of_sines(float16, {6, 32, 2, 64}, view == &c.k_view ? 1 : 2));
+                         *view = c.more.back().view;
+                       }
                        c.options.page_table = c.host_integers({0, 5, 2, 1, 3, 4});
                        c.options.page_table.rank = 2;
                        c.options.page_table.shape = {2, 3}, c.options.page_table.strides = {3, 1};
@@ -125,18 +127,20 @@ TEST_P(GpuWorkspace, IsAllThatACallWorksIn) {
   call.options.deterministic = true;
   if (call.add) call.add(call);
   const auto [b, h, n, m, d, type] = std::tuple(call.batch, call.heads, call.queries, call.keys, call.d, call.type);
-  const Tensor q(type, {b, h, n, d}, 0x3c), own_k(type, {b, h, m, d}, 0x3b), out(type, {b, h, n, d}, 0);
+  const auto q = Tensor::of_sines(type, {b, h, n, d}, 0), dout = Tensor::of_sines(type, {b, h, n, d}, 3);
+  const auto own_k = Tensor::of_sines(type, {b, h, m, d}, 1), own_v = Tensor::of_sines(type, {b, h, m, d}, 2);
+  const Tensor out(type, {b, h, n, d}, 0);
   const Tensor lse(type == ElementType::float64 ? type : ElementType::float32, {b, h, n}, 0);
   const Tensor dq(type, {b, h, n, d}, 0), dk(type, {b, h, m, d}, 0), dv(type, {b, h, m, d}, 0);
-  const auto k = call.k_view.given() ? call.k_view : own_k.view;
-  const auto made = plan(q.view, k, k, call.options);
+  const auto k = call.k_view.given() ? call.k_view : own_k.view, v = call.v_view.given() ? call.v_view : own_v.view;
+  const auto made = plan(q.view, k, v, call.options);
   call.options.plan = &made;
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   call.options.stream = stream;
-  const auto forward_call = [&] { forward(q.view, k, k, {out.view, lse.view, {}, {}}, call.options); };
+  const auto forward_call = [&] { forward(q.view, k, v, {out.view, lse.view, {}, {}}, call.options); };
   const auto backward_call = [&] {
-    backward({q.view, out.view, lse.view, {}}, q.view, k, k, {dq.view, dk.view, dv.view, {}, {}}, call.options);
+    backward({dout.view, out.view, lse.view, {}}, q.view, k, v, {dq.view, dk.view, dv.view, {}, {}}, call.options);
   };
   const auto results = [&] {
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
