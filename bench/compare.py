@@ -41,21 +41,21 @@ def parse_arguments():
     parser = Parser("compare", description=__doc__,
                     epilog="example: bench/compare --device cpu --json bench/results/cpu.json")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
-                        help="cuda: the parts " + ", ".join(GPU_PARTS) + ", with --rounds and --types; minutes, most "
-                             "them for the compilation of `masks`' peer")
+                        help="cuda: with --rounds and --types; minutes, most of them for the compilation of `masks`' "
+                             "peer")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument("--parts", nargs="+", choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
-                        metavar="PART", help=f"what to measure: {', '.join(PARTS)} (default: all of the device's)")
+                        metavar="PART", help=f"what to measure on a CPU: {', '.join(PARTS)}; on a GPU: "
+                        f"{', '.join(GPU_PARTS)} (default: all of the device's)")
     parser.add_argument("--add", action="store_true",
                         help="keep what --json's file has of other parts, and beside PyTorch of other types, as "
                              "measured before")
-    parser.add_argument("--build", action="store_true", help="also time a cold build (minutes)")
+    parser.add_argument("--build", action="store_true", help="on a CPU: also time a cold build (minutes)")
     parser.add_argument("--rounds", type=number(1, 1000), default=7, metavar="N", help="timed rounds a row (default 7)")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES,
-                        help="of the parts torch and decode (default: all)")
+                        help="of the parts torch, tf32 and decode (default: all)")
     parser.add_argument("--threads", nargs="+", type=number(1, 1024), metavar="N",
-                        default=[1, os.cpu_count()],
-                        help="of the parts torch, short, decode and masks (default: one, and all)")  # fmt: skip
+                        help="of the parts torch, short, decode and masks on a CPU (default: one, and all)")
     parser.add_argument("--heads", type=number(1, 1024), metavar="N",
                         help="of the part torch on a CPU, alone: so many heads (default 4)")
     parser.add_argument("--sequence", type=number(1, 1 << 20), metavar="N",
@@ -78,6 +78,10 @@ def parse_arguments():
     for part in arguments.parts:
         if part not in offered:
             parser.error(f"--parts: no '{part}' on {arguments.device}, expected one of {', '.join(offered)}")
+    for option in ("build", "threads"):
+        if arguments.device != "cpu" and getattr(arguments, option):
+            parser.error(f"--{option}: only on a CPU")
+    arguments.threads = arguments.threads or [1, os.cpu_count()]
     if (arguments.heads or arguments.sequence) and (arguments.device != "cpu" or arguments.parts != ["torch"]):
         parser.error("--heads, --sequence: only with --parts torch on a CPU")
     if arguments.add and not (arguments.json and arguments.json.exists()):

@@ -211,7 +211,8 @@ def decode(table, arguments):
 
 
 def packed(table, arguments):
-    """32k tokens in documents of 1k to 4k, 16 heads; beside PyTorch's attention for packed sequences."""
+    """32k tokens in documents of 1k to 4k, 16 heads; beside PyTorch's attention for packed sequences, whose lengths are
+    on the GPU: ours are on the CPU, then on the GPU too."""
     from torch.nn.attention.varlen import varlen_attn
 
     lengths, d, h = [1024, 4096, 2048, 3072, 1536, 2560, 3584, 1792, 4096, 2304, 3200, 3456], 128, 16
@@ -221,13 +222,15 @@ def packed(table, arguments):
         named = inspect.signature(varlen_attn).parameters
         mask = dict(is_causal=causal) if "is_causal" in named else dict(window_size=(-1, 0 if causal else -1))
         theirs = lambda q, k, v: varlen_attn(q, k, v, on_gpu, on_gpu, longest, longest, **mask)  # noqa: E731
-        options = dict(layout="thd", cu_seqlens_q=cu.numpy(), cu_seqlens_k=cu.numpy(),
-                       rule=af.causal() if causal else af.full())  # fmt: skip
         work = h * d * sum(n * n for n in lengths) / (2 if causal else 1)
-        for direction in OPERATIONS:
-            calls = [our_call(direction, *tensors, **options), peer_call(direction, *tensors, theirs)]
-            add_rates(table, "documents of 1k to 4k, packed", direction, calls, work, arguments, type="bfloat16", d=d,
-                      causal=causal, sequence=int(cu[-1]), peer="torch varlen", least=1.1)  # fmt: skip
+        for where, ours in (("", cu.numpy()), (", lengths on the GPU", on_gpu)):
+            options = dict(layout="thd", cu_seqlens_q=ours, cu_seqlens_k=ours,
+                           rule=af.causal() if causal else af.full())  # fmt: skip
+            for direction in OPERATIONS:
+                calls = [our_call(direction, *tensors, **options), peer_call(direction, *tensors, theirs)]
+                add_rates(table, f"documents of 1k to 4k, packed{where}", direction, calls, work, arguments,
+                          type="bfloat16", d=d, causal=causal, sequence=int(cu[-1]), peer="torch varlen",
+                          least=1.1)  # fmt: skip
 
 
 def bias(table, arguments):

@@ -23,7 +23,7 @@ PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
 HEADS, SEQUENCE = 4, 2048  # of the part torch, if options do not choose them
 SHAPE = re.compile(r"1x[1-9]\d{0,8}x[1-9]\d{0,8}")  # if they do, of its rows
 FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself", "without pages")  # rows beside these peers
-HEADER = (f"{'what':<58} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
+HEADER = (f"{'what':<59} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
           f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit")  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def line(row):
     peer = ""
     if row["peer"]:
         peer = f"{row['peer']:<18}{row['peer_figure']:8.2f} {percent(row['peer_spread']):>6} {row['ratio']:6.2f} x"
-    return (f"{row['what']:<58} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} "
+    return (f"{row['what']:<59} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} "
             f"{row['unit']:<14}"
             f"{percent(row['spread']):>7}  {peer:<44}{limit(row)}").rstrip()  # fmt: skip
 
@@ -64,11 +64,14 @@ def worst(rows):
     return min(beside_torch, key=lambda row: row["ratio"], default=None)
 
 
+def limits_held(rows):
+    limits = [row["held"] for row in rows if row["least_ratio"] or row["most"]]
+    return f"{sum(limits)} of {len(limits)} held"
+
+
 def summary(rows):
-    limits = [row for row in rows if row["least_ratio"] or row["most"]]
-    missed = [name(row) for row in limits if not row["held"]]
-    lines = ["", f"limits: {len(limits) - len(missed)} of {len(limits)} held"]
-    lines += [f"  missed: {text}" for text in missed]
+    lines = ["", f"limits: {limits_held(rows)}"]
+    lines += [f"  missed: {name(row)}" for row in rows if not row["held"]]
     if found := worst(rows):
         lines.append(f"worst ratio: {found['ratio']:.2f} x {found['peer']}, {name(found)}")
     return "\n".join(lines)
@@ -177,7 +180,8 @@ def performance_block(rows):
 
 
 def gpu_readme_block(rows):
-    """Of the rows that have a limit, the range of ratios beside each peer, of both directions, and the fastest row."""
+    """Of the rows that have a limit, the range of ratios beside each peer, of both directions, and the fastest row; and
+    which rows that leaves out."""
     lines = []
     of_interest = [row for row in rows if row["part"] in ("torch", "masks", "packed", "bias") and row["least_ratio"] and
                    row["type"] == "bfloat16"]  # fmt: skip
@@ -190,7 +194,9 @@ def gpu_readme_block(rows):
         lines.append(f"| {direction}, {count} | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | "
                      f"{fastest:.0f} TFLOP/s |")  # fmt: skip
     return (f"{measured(rows)}, bfloat16, useful operations:\n\n"
-            "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n" + "\n".join(lines))  # fmt: skip
+            "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n" + "\n".join(lines) +
+            "\n\nOther types, decoding, a million tokens, tiny calls, and rows without a limit are in "
+            f"[docs/performance.md](docs/performance.md); of all limits, {limits_held(rows)}.")  # fmt: skip
 
 
 def blocks(rows):

@@ -111,15 +111,23 @@ cuda_compiler() {
   export CUDACXX
 }
 
-# gpu_architectures: what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES, else this machine's GPU.
+# gpus FIELD: a line for each of this machine's GPUs, with what nvidia-smi says of it.
+gpus() {
+  local found
+  found=$(nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null) && [[ $found =~ ^[0-9] ]] ||
+    die "no NVIDIA GPU: nvidia-smi finds none"
+  echo "$found"
+}
+
+# gpu_architectures: what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES as it is, else this machine's GPU.
 gpu_architectures() {
   local found=${ANYFLASH_CUDA_ARCHITECTURES:-}
   if [[ -z $found ]]; then
-    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .) || true
-    [[ $found =~ ^[0-9]+$ ]] || die "no NVIDIA GPU: nvidia-smi finds none"
-    found+=-real
+    found=$(gpus compute_cap) || return
+    found=$(head -n 1 <<<"$found" | tr -d .)-real
+    found=${found/#90-real/90a-real}
   fi
-  echo "${found/#90-real/90a-real}"
+  echo "$found"
 }
 
 # gpu_build OPTIONS...: builds the library and its Python package for the machine's NVIDIA GPU into build-gpu, for the

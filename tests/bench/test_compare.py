@@ -36,6 +36,8 @@ def run(*arguments):
     (["--parts", "all"], "argument --parts: invalid choice: 'all'"),
     (["--device", "cuda", "--parts", "scaling"], "--parts: no 'scaling' on cuda, expected one of calls, torch, tf32"),
     (["--parts", "packed"], "--parts: no 'packed' on cpu, expected one of calls, torch, short"),
+    (["--device", "cuda", "--build"], "--build: only on a CPU"),
+    (["--threads", "4", "--device", "cuda"], "--threads: only on a CPU"),
     (["--heads", "0", "--parts", "torch"], "argument --heads: '0', expected a whole number from 1 to 1024"),
     (["--heads", "16"], "--heads, --sequence: only with --parts torch on a CPU"),
     (["--sequence", "4096", "--parts", "torch", "short"], "--heads, --sequence: only with --parts torch on a CPU"),
@@ -193,6 +195,7 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     readme, performance = (path.read_text() for path in pages)
     assert "| forward, 2 rows | torch flash | 1.20 to 1.50 | 600 TFLOP/s |" in readme
     assert "| backward, 1 row | torch flash | 1.30 to 1.30 | 550 TFLOP/s |" in readme
+    assert "rows without a limit are in [docs/performance.md](docs/performance.md); of all limits, 3 of 4 held." in readme
     assert "### Masks given as rules, on a GPU" in performance and "at least 1 x, MISSED |" in performance
     assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |" in performance, "the rows of the CPU stay"
 
@@ -243,6 +246,19 @@ def test_a_row_says_if_the_cpu_has_amx(monkeypatch, device, has_amx, said):
     table = Table(device, "A machine")
     table.add("forward", 700.0, "GFLOP/s")
     assert table.rows[0].get("amx") is said
+
+
+def test_a_row_beside_a_peer_says_its_rounds():
+    table = Table("cpu", "A machine")
+    table.rates("forward", [1, 2, 3], [2, 3, 4], 1, "GFLOP/s")
+    table.times("forward", [1, 2], [2, 3], "ms", 1e3)
+    table.add("memory", 1.0, "MB")
+    assert [row.get("rounds") for row in table.rows] == [3, 2, None]
+
+
+def test_the_parts_of_each_device_are_in_the_help():
+    parts = "on a CPU: " + ", ".join(compare.PARTS) + "; on a GPU: " + ", ".join(compare.GPU_PARTS)
+    assert parts in " ".join(run("--help").stdout.split())
 
 
 def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):

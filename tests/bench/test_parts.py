@@ -1,13 +1,14 @@
 """The parts of bench/compare: each gives its rows, a peer's results are compared before it is timed, and of its paths
 the faster counts. PyTorch's place is taken by the textbook formula in NumPy, on small shapes."""
 
-import importlib
+import importlib.util
 import json
 import re
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -78,7 +79,8 @@ def rows_of(part, given):
     return table.rows
 
 
-def test_rows_beside_torch(parts_torch):
+def test_rows_beside_torch(parts_torch, monkeypatch):
+    monkeypatch.setattr(parts_torch.measure, "has_amx", lambda: False)
     rows = rows_of(parts_torch.torch, arguments())
     assert [(row["type"], row["d"], row["causal"], row["what"]) for row in rows] == [
         (type_, d, causal, what) for type_ in ("float32", "float64") for d in (64, 128) for causal in (False, True)
@@ -308,3 +310,24 @@ def test_rows_are_written_after_each_part(tmp_path, monkeypatch):
     with pytest.raises(pytest.fail.Exception):
         compare.measure_parts(Table("cpu"), given, {part: compare.function_of(part) for part in given.parts})
     assert [(row["part"], row["what"]) for row in json.loads(given.json.read_text())] == [("masks", "one")]
+
+
+def test_packed_sequences_on_a_gpu_have_their_lengths_in_either_memory(monkeypatch):
+    """With nothing behind PyTorch's names."""
+    torch = MagicMock()
+    for name in ("torch", "torch.nn", "torch.nn.attention", "torch.nn.attention.varlen"):
+        monkeypatch.setitem(sys.modules, name, torch)
+    spec = importlib.util.spec_from_file_location("gpu", PROJECT / "bench" / "gpu.py")
+    gpu = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpu)
+    rows, lengths = [], []
+    monkeypatch.setattr(gpu, "add_rates", lambda table, what, direction, *_, **columns: rows.append(
+        (f"{direction}, {what}", columns["causal"], columns["peer"], columns["least"])))  # fmt: skip
+    monkeypatch.setattr(gpu, "our_call", lambda *_, cu_seqlens_q, cu_seqlens_k, **given: lengths.append(
+        (cu_seqlens_q, cu_seqlens_k)))  # fmt: skip
+    gpu.packed(None, None)
+    on_cpu, on_gpu = (f"documents of 1k to 4k, packed{where}" for where in ("", ", lengths on the GPU"))
+    assert rows == [(f"{direction}, {what}", causal, "torch varlen", 1.1) for causal in (False, True)
+                    for what in (on_cpu, on_gpu) for direction in ("forward", "backward")]  # fmt: skip
+    cu = torch.tensor().cumsum().to()
+    assert lengths == ([(cu.numpy(), cu.numpy())] * 2 + [(cu.cuda(), cu.cuda())] * 2) * 2

@@ -211,6 +211,15 @@ def test_bench(anyflash, tmp_path):
     assert row["gflops"] == pytest.approx(flops / row["median_seconds"] / 1e9)
 
 
+def test_bench_takes_a_gpus_switches_and_says_so(anyflash, tmp_path):
+    once = ["bench", "--shape", "16", "--rule", "full()", "--repetitions", "1", "--json", "bench.json"]
+    for switches in ([], ["--deterministic"], ["--allow-tf32"]):
+        anyflash.succeeds(*once, *switches)
+        for row in json.loads((tmp_path / "bench.json").read_text()):
+            assert row["deterministic"] == ("--deterministic" in switches)
+            assert row["allow_tf32"] == ("--allow-tf32" in switches)
+
+
 def test_bench_counts_values_of_another_size(anyflash, tmp_path):
     anyflash.succeeds("bench", "--shape", "48", "--rule", "full()", "--head-size", "16", "--value-size", "24",
                       "--heads", "1", "--repetitions", "1", "--json", "bench.json")  # fmt: skip
