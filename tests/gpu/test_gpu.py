@@ -416,6 +416,17 @@ def test_a_sum_of_sinks_and_gradients_of_lse():
         assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_what_is_hidden_changes_no_bit(d, dtype):
+    """Nor does it in another head or batch entry, for which a call may be made again."""
+    q, k, v = tensors(n=700, d=d, dtype=dtype)
+    expected = af.attention(q, k, v, rule=af.causal(), return_lse=True)
+    k[0, :2, 500:] = v[0, :2, 500:] = float("nan")
+    for got, clean in zip(af.attention(q, k, v, rule=af.causal(), return_lse=True), expected):
+        assert torch.equal(got[0, :, :500], clean[0, :, :500]) and torch.equal(got[1], clean[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_gradients_do_not_show_what_is_hidden(d, dtype):
