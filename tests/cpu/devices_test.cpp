@@ -21,7 +21,7 @@ TEST(Devices, TheCpuIsOne) {
 }
 
 TEST(Devices, TooMuchMemoryIsAnError) {
-  for (const auto bytes : {SIZE_MAX, SIZE_MAX - 15, SIZE_MAX / 2, SIZE_MAX / 4})
+  for (const auto bytes : {SIZE_MAX, SIZE_MAX - 15, SIZE_MAX / 2})  // more, and a sanitizer ends the program
     EXPECT_THROW(device_memory({}, bytes), Error) << bytes;
   EXPECT_NE(device_memory({}, 0), nullptr);
   synchronize_device({});
