@@ -95,8 +95,9 @@ void check_memory(Argument argument, Device device, bool data) {
     fail(Error::Kind::type, std::string(argument.name) + ": element type number " + std::to_string(int(view.type)) +
                                 ", expected one of ElementType");
   }
-  if (const auto on = device_name(view.device), expected = device_name(device); on != expected) {
-    fail(Error::Kind::device, std::string(argument.name) + ": on " + on + ", expected " + expected);
+  if (view.device != device && device_name(view.device) != device_name(device)) {
+    fail(Error::Kind::device,
+         std::string(argument.name) + ": on " + device_name(view.device) + ", expected " + device_name(device));
   }
   check_sizes(argument);
   if (view.elements() == 0) return;
