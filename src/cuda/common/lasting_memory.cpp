@@ -57,14 +57,14 @@ class LeftBlocks {
 
   /// All. The device is the calling thread's. False if there were none.
   bool free_all() {
-    const auto blocks = taken([](const Left&) { return true; });
-    if (blocks.empty()) return false;
+    if (!any_) return false;
     const OwnStream stream;
+    const auto blocks = taken([](const Left&) { return true; });
     void* other = nullptr;  // by its end the device is waited for: that may be, while streams are captured
     if (cudaMalloc(&other, 1) == cudaSuccess) give_back(cudaFree(other));
     for (const auto& block : blocks) give_back(cudaFreeAsync(block.data, stream));
     check(cudaStreamSynchronize(stream), "giving back device memory");
-    return true;
+    return !blocks.empty();
   }
 
  private:
