@@ -119,15 +119,14 @@ gpus() {
   echo "$found"
 }
 
-# gpu_architectures: what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES as it is, else this machine's GPU.
-gpu_architectures() {
-  local found=${ANYFLASH_CUDA_ARCHITECTURES:-}
-  if [[ -z $found ]]; then
-    found=$(gpus compute_cap) || return
-    found=$(head -n 1 <<<"$found" | tr -d .)-real
-    found=${found/#90-real/90a-real}
-  fi
-  echo "$found"
+# gpu_kernels: $gpu_kernels becomes CMake's options that say what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES and
+# ANYFLASH_CUDA_SMALL_TILES as they are, else this machine's GPU.
+gpu_kernels() {
+  local found
+  found=$(gpus compute_cap)  # by itself: so the script ends where there is no GPU
+  found=$(head -n 1 <<<"$found" | tr -d .)-real
+  gpu_kernels=(-DANYFLASH_CUDA=ON -DANYFLASH_CUDA_SMALL_TILES="${ANYFLASH_CUDA_SMALL_TILES:-OFF}"
+    -DANYFLASH_CUDA_ARCHITECTURES="${ANYFLASH_CUDA_ARCHITECTURES:-${found/#90-real/90a-real}}")
 }
 
 # gpu_build OPTIONS...: builds the library and its Python package for the machine's NVIDIA GPU into build-gpu, for the
@@ -135,12 +134,10 @@ gpu_architectures() {
 # leaves it out).
 gpu_build() {
   python=$(command -v "${ANYFLASH_TEST_PYTHON:-python3}") || die "no interpreter ${ANYFLASH_TEST_PYTHON:-python3}"
-  local architectures
-  architectures=$(gpu_architectures)  # by itself: so the script ends where there is no GPU
+  gpu_kernels
   say "the library for NVIDIA GPUs"
-  cmake -S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DANYFLASH_CUDA=ON \
-    -DANYFLASH_CUDA_ARCHITECTURES="$architectures" -DANYFLASH_CLI="${ANYFLASH_GPU_CLI:-ON}" -DANYFLASH_PYTHON=ON \
-    -DPython_EXECUTABLE="$python" "$@" >/dev/null
+  cmake -S . -B build-gpu -G Ninja -DCMAKE_BUILD_TYPE=Release "${gpu_kernels[@]}" \
+    -DANYFLASH_CLI="${ANYFLASH_GPU_CLI:-ON}" -DANYFLASH_PYTHON=ON -DPython_EXECUTABLE="$python" "$@" >/dev/null
   cmake --build build-gpu -j "$(nproc)"
   export PYTHONPATH=$PWD/build-gpu/python
 }
