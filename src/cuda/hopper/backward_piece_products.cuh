@@ -47,61 +47,28 @@ class PieceTiles {
   __device__ __forceinline__ static void row_products(Sums& sums, const PieceTile& key_tile,
                                                       const PieceTile& query_tile) {
     const auto a = describe_tile(&key_tile, 0), b = describe_tile(&query_tile, 0);
-    products_begin();
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
+    products(sums, [&](Tile& sum, int first, int second, int m, bool adds) {
       const auto at = columns_from<64>(16 * m);
-#pragma unroll
-      for (int n = kFirstSmall; n < kSmallProducts; ++n)
-        multiply<false, false>(sums.small, a + piece(second_piece(n)) + at, b + piece(first_piece(n)) + at,
-                               m > 0 || n > kFirstSmall, Operand());
-      if (m < kLateChunk) multiply<false, false>(sums.high, a + at, b + at, m > 0, Operand());
-    }
-#pragma unroll
-    for (int m = kLateChunk; m < 4; ++m)
-      multiply<false, false>(sums.small, a + columns_from<64>(16 * m), b + columns_from<64>(16 * m), true, Operand());
-    products_commit();
+      multiply<false, false>(sum, a + piece(second) + at, b + piece(first) + at, adds, Operand());
+    });
   }
 
   /// P^T times rows of dO, or dS^T times rows of Q.
   __device__ __forceinline__ static void weighted_rows(Sums& sums, const Weights& weights, const PieceTile& rows) {
     const auto b = describe_tile(&rows, 0);
-    products_begin();
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      const auto at = rows_from(16 * m);
-#pragma unroll
-      for (int n = kFirstSmall; n < kSmallProducts; ++n)
-        multiply<true>(sums.small, weights[first_piece(n)][m], b + piece(second_piece(n)) + at,
-                       m > 0 || n > kFirstSmall, Operand());
-      if (m < kLateChunk) multiply<true>(sums.high, weights[0][m], b + at, m > 0, Operand());
-    }
-#pragma unroll
-    for (int m = kLateChunk; m < 4; ++m)
-      multiply<true>(sums.small, weights[0][m], b + rows_from(16 * m), true, Operand());
-    products_commit();
+    products(sums, [&](Tile& sum, int first, int second, int m, bool adds) {
+      multiply<true>(sum, weights[first][m], b + piece(second) + rows_from(16 * m), adds, Operand());
+    });
   }
 
   /// dS^T times rows of Q; transposed, dS times rows of K.
   template <bool kTransposed>
   __device__ __forceinline__ static void tile_products(Sums& sums, const PieceTile& scores, const PieceTile& rows) {
     const auto a = describe_tile(&scores, 0), b = describe_tile(&rows, 0);
-    products_begin();
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      const auto a_at = kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m), b_at = rows_from(16 * m);
-#pragma unroll
-      for (int n = kFirstSmall; n < kSmallProducts; ++n)
-        multiply<kTransposed, true>(sums.small, a + piece(first_piece(n)) + a_at, b + piece(second_piece(n)) + b_at,
-                                    m > 0 || n > kFirstSmall, Operand());
-      if (m < kLateChunk) multiply<kTransposed, true>(sums.high, a + a_at, b + b_at, m > 0, Operand());
-    }
-#pragma unroll
-    for (int m = kLateChunk; m < 4; ++m) {
-      const auto a_at = kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m), b_at = rows_from(16 * m);
-      multiply<kTransposed, true>(sums.small, a + a_at, b + b_at, true, Operand());
-    }
-    products_commit();
+    products(sums, [&](Tile& sum, int first, int second, int m, bool adds) {
+      const auto a_at = kTransposed ? rows_from(16 * m) : columns_from<64>(16 * m);
+      multiply<kTransposed, true>(sum, a + piece(first) + a_at, b + piece(second) + rows_from(16 * m), adds, Operand());
+    });
   }
 
   __device__ __forceinline__ static void join(Tile& to, Sums& sums) {
@@ -174,6 +141,24 @@ class PieceTiles {
     store_float_rows(x, rows, head_data<float>(rows, b, key_head) + first * rows.channel, args.channels[n] - first,
                      box_of(side.grid, side.plain, block), side.grid.size, static_cast<int>(row()), args.key_factors[n],
                      args.careful);
+  }
+
+ private:
+  /// All products of pieces over 64 numbers, 16 a step: multiply_pieces(sum, first, second, m, adds) asks for that of two
+  /// pieces in step m, added to the sum or in its place.
+  template <class MultiplyPieces>
+  __device__ __forceinline__ static void products(Sums& sums, MultiplyPieces multiply_pieces) {
+    products_begin();
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+      for (int n = kFirstSmall; n < kSmallProducts; ++n)
+        multiply_pieces(sums.small, first_piece(n), second_piece(n), m, m > 0 || n > kFirstSmall);
+      if (m < kLateChunk) multiply_pieces(sums.high, 0, 0, m, m > 0);
+    }
+#pragma unroll
+    for (int m = kLateChunk; m < 4; ++m) multiply_pieces(sums.small, 0, 0, m, true);
+    products_commit();
   }
 };
 
