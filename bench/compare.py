@@ -41,8 +41,8 @@ def parse_arguments():
     parser = Parser("compare", description=__doc__,
                     epilog="example: bench/compare --device cpu --json bench/results/cpu.json")  # fmt: skip
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
-                        help="cuda: with --rounds and --types; minutes, most of them for the compilation of `masks`' "
-                             "peer")
+                        help="cuda: not with --build, --threads, --heads, --sequence; minutes, most of them for the "
+                             "compilation of `masks`' peer")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument("--parts", nargs="+", choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
                         metavar="PART", help=f"what to measure on a CPU: {', '.join(PARTS)}; on a GPU: "

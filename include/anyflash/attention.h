@@ -40,6 +40,7 @@ struct Options {
   TensorView bias;               ///< (b or 1, h or 1, queries or 1, keys or 1), added to S; any floating-point type
   TensorView alibi_slopes;       ///< (h) or (b, h), float32 or float64: S -= slope * sum_i |x_i - y_i|
   TensorView sink;               ///< (h): one more logit in each row's softmax, without a value
+  // These four, and a rule's tables, are on the cpu, or all on the tensors' GPU: then nobody checks what they hold.
   TensorView cu_seqlens_q;       ///< thd: (documents + 1), int32 or int64
   TensorView cu_seqlens_k;
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
@@ -112,7 +113,7 @@ struct PlanPair;
 /// threads. A plan for a rule with tables reads blocks and dense when it runs, so they must outlive it, and it holds
 /// what tables said when it was made, so they must keep saying it. A call throws Error where document ids, cumulative
 /// lengths or a blocks bitmap have changed since; a dense mask is not looked at (that would cost as much as a whole
-/// call may).
+/// call may). Lengths and tables on a GPU are read by each call and may change.
 class Plan {
  public:
   explicit Plan(std::shared_ptr<const detail::PlanPair> pair);  ///< throws Error if it is null
@@ -130,7 +131,7 @@ class Plan {
 };
 
 /// Makes the plan of a call. The views give shapes and types; their data is not read (that of tables in the rule,
-/// cu_seqlens and key_lengths is). Throws Error.
+/// cu_seqlens and key_lengths is, if they are on the cpu). Throws Error.
 Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
 
 }  // namespace anyflash

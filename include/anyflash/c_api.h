@@ -19,7 +19,7 @@ typedef enum anyflash_status {
   ANYFLASH_OK = 0,
   ANYFLASH_ERROR_VALUE = 1,       /* a shape, stride, size or number is wrong */
   ANYFLASH_ERROR_TYPE = 2,        /* an element type is wrong */
-  ANYFLASH_ERROR_DEVICE = 3,      /* a tensor lives on another device */
+  ANYFLASH_ERROR_DEVICE = 3,      /* a tensor lives on another device, or the device cannot run this */
   ANYFLASH_ERROR_UNSUPPORTED = 4, /* correct, but not offered */
   ANYFLASH_ERROR_MEMORY = 5,      /* an allocation failed */
   ANYFLASH_ERROR_INTERNAL = 6     /* a defect of the library */
@@ -140,6 +140,7 @@ typedef struct anyflash_options {
   const anyflash_tensor* bias;
   const anyflash_tensor* alibi_slopes;
   const anyflash_tensor* sink;
+  /* These four, and a rule's tables, are on the CPU, or all on the tensors' GPU: then nobody checks what they hold. */
   const anyflash_tensor* cu_seqlens_q;
   const anyflash_tensor* cu_seqlens_k;
   const anyflash_tensor* key_lengths;

@@ -58,9 +58,10 @@ def attention(
 
     A query that sees no key gives out 0 and lse -inf. No matrix of queries x keys is ever in memory.
 
-    Arrays: NumPy, or anything with __dlpack__ on the CPU or on an NVIDIA GPU (PyTorch, JAX, CuPy, TensorFlow); the
-    result is of q's kind. On a GPU the call is queued on the framework's current stream and returns at once (with JAX
-    it waits); lengths, page tables and the tables of rules (not the ids of documents) are on the CPU or on that GPU.
+    Arrays: NumPy, or anything with __dlpack__ on the CPU (PyTorch, JAX, CuPy, TensorFlow) or on an NVIDIA GPU (PyTorch,
+    JAX, CuPy); the result is of q's kind. On a GPU the call is queued on the framework's current stream and returns
+    before it is done (with JAX it waits); lengths, page tables and the tables of rules (not the ids of documents) are
+    on the CPU or on that GPU, where nobody checks what they hold.
     All three of q, k and v have one type:
     float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32, float32 or float64. Any strides; nothing
     is copied; the GIL is released. PyTorch tensors that require a gradient are for anyflash.torch.attention; here they
@@ -239,7 +240,8 @@ def plan(
     Parameters as in attention; q, k and v give shapes and types, their data is not read. That of the rule's tables,
     cu_seqlens and key_lengths is: a plan holds for the values they have now. A call raises ValueError where document
     ids, lengths or a blocks bitmap have changed since. A dense mask is not looked at again, since that would cost as
-    much as a call may: while a plan of it is in use it must stay as it was.
+    much as a call may: while a plan of it is in use it must stay as it was. Lengths and tables on a GPU are read by
+    each call and may change.
 
     Returns a Plan, which keeps its rule alive. Raises ValueError or TypeError, as attention would.
     """

@@ -9,8 +9,8 @@ channels); causal and windows are bottom-right aligned, the last query at the la
 - dropout_p other than 0 raises ValueError;
 - softmax_lse of a query that sees no key is -inf;
 - S_dmask, the third result with return_attn_probs=True, is empty, as there without dropout;
-- num_splits changes nothing: results are repeatable to the bit, but for gradients of 16-bit types on Hopper GPUs, which
-  take deterministic=True for that;
+- num_splits changes nothing: results are repeatable to the bit, but for dq on Hopper GPUs (float32 and float64: up to
+  128 channels), which takes deterministic=True for that;
 - lengths (cu_seqlens, cache_seqlens) and page tables may be on the CPU beside tensors on a GPU: then they are checked,
   and on Hopper GPUs more kernels serve the call.
 

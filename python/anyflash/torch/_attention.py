@@ -77,7 +77,7 @@ def attention(
     Works in torch.compile(fullgraph=True), torch.export and torch.func (vmap, grad, vjp); under autocast q, k and v are
     cast as scaled_dot_product_attention's are.
 
-    Raises ValueError or TypeError with one line, as anyflash.attention.
+    Raises ValueError, TypeError or MemoryError with one line, as anyflash.attention.
     """
     q, k, v = cast(q, k, v)
     if scale is not None or softcap.__class__ is not float:
