@@ -119,13 +119,13 @@ gpus() {
   echo "$found"
 }
 
-# gpu_kernels: $gpu_kernels becomes CMake's options that say what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES and
-# ANYFLASH_CUDA_SMALL_TILES as they are, else this machine's GPU.
+# gpu_kernels: $gpu_kernels becomes CMake's options that say what to compile CUDA for: ANYFLASH_CUDA_ARCHITECTURES,
+# ANYFLASH_CUDA_SMALL_TILES and CUDAFLAGS as they are, else this machine's GPU.
 gpu_kernels() {
   local found
   found=$(gpus compute_cap)  # by itself: so the script ends where there is no GPU
   found=$(head -n 1 <<<"$found" | tr -d .)-real
-  gpu_kernels=(-DANYFLASH_CUDA=ON -DANYFLASH_CUDA_SMALL_TILES="${ANYFLASH_CUDA_SMALL_TILES:-OFF}"
+  gpu_kernels=(-DANYFLASH_CUDA=ON -DANYFLASH_CUDA_SMALL_TILES="${ANYFLASH_CUDA_SMALL_TILES:-OFF}" -DCMAKE_CUDA_FLAGS="${CUDAFLAGS:-}"
     -DANYFLASH_CUDA_ARCHITECTURES="${ANYFLASH_CUDA_ARCHITECTURES:-${found/#90-real/90a-real}}")
 }
 

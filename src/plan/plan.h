@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <forward_list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -69,17 +70,28 @@ class Companions {
   /// The one of a device, which make() gives if there is none yet.
   template <typename Make>
   std::shared_ptr<void> of(int device, const Make& make) const {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [known, companion] : all_) {
-      if (known == device) return companion;
-    }
-    all_.emplace_back(device, make());
-    return all_.back().second;
+    auto& one = companion_of(device);
+    std::call_once(one.made, [&] { one.data = make(); });  // other devices need not wait for it
+    return one.data;
   }
 
  private:
+  struct Companion {
+    explicit Companion(int device) : device(device) {}
+    const int device;
+    std::once_flag made;
+    std::shared_ptr<void> data;
+  };
+
+  Companion& companion_of(int device) const {
+    const std::lock_guard lock(mutex_);
+    for (auto& one : all_)
+      if (one.device == device) return one;
+    return all_.emplace_front(device);
+  }
+
   mutable std::mutex mutex_;
-  mutable std::vector<std::pair<int, std::shared_ptr<void>>> all_;
+  mutable std::forward_list<Companion> all_;
 };
 
 /// A plan for one direction.

@@ -418,12 +418,20 @@ def test_a_sum_of_sinks_and_gradients_of_lse():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("d", [64, 128, 256])
-def test_what_is_hidden_changes_no_bit(d, dtype):
-    """Nor does it in another head or batch entry, for which a call may be made again."""
+@pytest.mark.parametrize("more", ["plain", "softcap", "bias", "sink"])
+def test_what_is_hidden_changes_no_bit(d, dtype, more):
+    """Nor does it in another head or batch entry, for which a call may be made again, on Hopper by another kernel."""
     q, k, v = tensors(n=700, d=d, dtype=dtype)
-    expected = af.attention(q, k, v, rule=af.causal(), return_lse=True)
+    options = dict(rule=af.causal(), return_lse=True)
+    if more == "softcap":
+        options["softcap"] = 5.0
+    elif more == "bias":
+        options["bias"] = torch.randn(1, q.shape[1], 700, 700, device="cuda", dtype=dtype)
+    elif more == "sink":
+        options["sink"] = torch.randn(q.shape[1], device="cuda")
+    expected = af.attention(q, k, v, **options)
     k[0, :2, 500:] = v[0, :2, 500:] = float("nan")
-    for got, clean in zip(af.attention(q, k, v, rule=af.causal(), return_lse=True), expected):
+    for got, clean in zip(af.attention(q, k, v, **options), expected):
         assert torch.equal(got[0, :, :500], clean[0, :, :500]) and torch.equal(got[1], clean[1])
 
 

@@ -43,7 +43,8 @@ class KeptWordTiles {
   KeptWordTiles(const ExecutionPlan& plan, const WordTiles& tiles) : tiles(tiles) {
     for (int side = 0; side < 2; ++side) {
       const auto bytes = tiles.of[side] * tile_bytes(plan, side == 1);
-      if (bytes > most_words) continue;
+      const bool asked = side == 0 || plan.groups[0].queries_of_key_block.start.empty();  // backward: for keys' alone
+      if (!asked || bytes > most_words) continue;
       kept[side] = (all_words += bytes) <= most_of_all;
       kept[side] ? bytes_ += bytes : all_words -= bytes;
     }
@@ -393,8 +394,9 @@ bool may_differ_in_batch(const Problem& problem) {
   return problem.key_lengths.given() || rules::table_axes(problem.rule).batch_axis;
 }
 
-bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes) {
-  if (plan.late || !may_differ_in_batch(problem))
+bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes,
+               bool changes_bits) {
+  if (plan.late || !changes_bits || !may_differ_in_batch(problem))
     return word_bytes(problem, plan, of_queries) / plan.batch_groups <= entry_bytes;
   const auto tiles = plan.head_groups * std::int64_t{plan.query_grid.count()} * plan.key_grid.count();
   return tiles * tile_bytes(plan, of_queries) <= entry_bytes;

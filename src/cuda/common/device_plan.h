@@ -43,9 +43,11 @@ bool may_differ_in_batch(const Problem& problem);
 /// Bytes of such words, at most.
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries);
 
-/// Are they linear in the sequences, whatever the rule: at most so many bytes for each batch entry? Where masks differ
-/// in the batch, sizes alone tell: what kernels a call takes must not depend on what else is in it.
-bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes);
+/// Are they linear in the sequences, whatever the rule: at most so many bytes for each batch entry? changes_bits: the
+/// kernels that are taken then round otherwise than the others. Sizes alone tell in that case, if masks differ in the
+/// batch: results must not depend on what else is in it.
+bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes,
+               bool changes_bits);
 
 /// Of these, what a call makes for itself.
 std::int64_t word_workspace(const Problem& problem, const ExecutionPlan& plan, bool of_queries);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <utility>
 
 #include "cuda/common/device.h"
@@ -40,6 +41,12 @@ class OwnStream {
 /// Blocks of a GPU that nobody holds, though work may be under way that reads them.
 class LeftBlocks {
  public:
+  /// Makes free_all possible, while there is memory. The device is the calling thread's.
+  void prepare() {
+    const std::unique_lock lock(freeing_, std::try_to_lock);
+    if (lock) find_byte();  // else another thread does
+  }
+
   /// Are they so many that they should be given back?
   bool add(const std::vector<LastingBlock>& blocks, const StreamUsed& stream) {
     const std::lock_guard lock(mutex_);
@@ -55,16 +62,18 @@ class LeftBlocks {
       give_back(cudaFreeAsync(block.data, stream));
   }
 
-  /// All. The device is the calling thread's. False if there were none.
-  bool free_all() {
-    if (!any_) return false;
+  /// All, when the device has done what was queued on any stream. It is the calling thread's. Whoever comes meanwhile
+  /// waits until they are back.
+  void free_all() {
+    const std::lock_guard lock(freeing_);
+    if (!any_) return;
     const OwnStream stream;
+    if (!find_byte()) return;  // nothing to wait by
     const auto blocks = taken([](const Left&) { return true; });
-    void* other = nullptr;  // by its end the device is waited for: that may be, while streams are captured
-    if (cudaMalloc(&other, 1) == cudaSuccess) give_back(cudaFree(other));
+    check(cudaFree(std::exchange(byte_, nullptr)), "waiting for a device");
     for (const auto& block : blocks) give_back(cudaFreeAsync(block.data, stream));
     check(cudaStreamSynchronize(stream), "giving back device memory");
-    return !blocks.empty();
+    find_byte();
   }
 
  private:
@@ -86,10 +95,16 @@ class LeftBlocks {
     return found;
   }
 
-  std::mutex mutex_;
+  bool find_byte() {
+    if (!byte_ && cudaMalloc(&byte_, 1) != cudaSuccess) cudaGetLastError();
+    return byte_;
+  }
+
+  std::mutex mutex_, freeing_;
   std::vector<Left> blocks_;
   std::size_t bytes_ = 0;
   std::atomic<bool> any_ = false;
+  void* byte_ = nullptr;  ///< by giving it back the device is waited for, which may be while streams are captured
 };
 
 LeftBlocks& left_on(int device) {
@@ -103,13 +118,19 @@ StreamUsed::StreamUsed(cudaStream_t stream) : id_(many) {
   if (stream != cudaStreamPerThread) give_back(cudaStreamGetId(stream, &id_));  // that is another one in each thread
 }
 
+void free_left_memory(int device) {
+  const OutsideOfCaptures outside;
+  left_on(device).free_all();
+  check(cudaMemPoolTrimTo(lasting_pool_of(device), 0), "giving back device memory");
+}
+
 LastingMemory::~LastingMemory() {
-  if (!left_on(device_).add(blocks_, stream_)) return;
   try {
+    if (!left_on(device_).add(blocks_, stream_)) return;
     const DeviceScope scope(device_);
     const OutsideOfCaptures outside;
     left_on(device_).free_all();
-  } catch (const Error&) {  // the process is ending: its memory goes anyway
+  } catch (const std::exception&) {  // the process is ending: its memory goes anyway
   }
 }
 
@@ -123,11 +144,13 @@ const void* LastingMemory::add(std::size_t bytes, const std::function<void(void*
       if (data) give_back(cudaFreeAsync(data, stream));
     }
   } attempt{stream};
+  left_on(device_).prepare();
   const auto pool = lasting_pool_of(device_);
   auto status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    if (left_on(device_).free_all()) status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
+    left_on(device_).free_all();
+    status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
   }
   check(status, "allocating device memory for a plan");
   work(attempt.data, stream);

@@ -31,6 +31,10 @@ struct LastingBlock {
   std::size_t bytes;
 };
 
+/// Gives back the memory of blocks that nobody holds any more, when the device, which is the calling thread's, has done
+/// what was queued. Streams may be captured meanwhile.
+void free_left_memory(int device);
+
 /// Blocks that are written once and read by calls on any streams. They must outlive the making of those calls, not
 /// their work: behind that they are given back, and nobody waits for it, if one stream had all.
 class LastingMemory {

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "cuda/common/device.h"
+#include "cuda/common/lasting_memory.h"
 
 namespace anyflash::cuda {
 namespace {
@@ -45,6 +46,19 @@ cudaMemPool_t pool_of(int device) {
 cudaMemPool_t lasting_pool_of(int device) {
   static Pools pools;
   return pools.of(device, 64 * megabyte, false);
+}
+
+StreamMemory::StreamMemory(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
+  if (bytes == 0) return;
+  int device = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  auto status = cudaMallocFromPoolAsync(&data_, bytes, pool_of(device), stream);
+  if (status == cudaErrorMemoryAllocation && !capturing(stream)) {
+    cudaGetLastError();
+    free_left_memory(device);
+    status = cudaMallocFromPoolAsync(&data_, bytes, pool_of(device), stream);
+  }
+  check(status, "allocating device memory");
 }
 
 }  // namespace anyflash::cuda

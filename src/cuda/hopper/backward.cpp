@@ -174,7 +174,7 @@ bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, co
   for (const auto& side : args.sides)
     for (int n = 0; n < 2 && !in_pieces(problem); ++n)
       if (!whole(side.rows[n]) || !whole(side.gradients[n])) return false;
-  return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch);
+  return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch, true);
 }
 
 std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {

@@ -30,7 +30,7 @@ bool double_backward_serves(const Problem& problem, const ExecutionPlan& plan, c
   if (!(problem.dq.given() || problem.dk.given() || problem.dv.given())) return false;
   for (const auto& side : args.sides)
     if (!side.plain || !whole(side.rows[0]) || !whole(side.rows[1])) return false;
-  return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch);
+  return words_fit(problem, plan, false, 4 * space_of(problem, plan).sums / problem.batch, true);
 }
 
 std::int64_t double_backward_workspace(const Problem& problem, const ExecutionPlan& plan) {

@@ -38,7 +38,8 @@ bool serves(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
   if (plan.late && late_word_tiles(problem, plan) == 0) return false;
   const auto results = problem.heads_q * problem.queries() * problem.d_v * int(element_size(problem.type));
-  return words_fit(problem, plan, true, 4 * results);
+  const bool changes_bits = in_pieces(problem) && piece_count(problem) < kPieces;  // else the portable kernel's
+  return words_fit(problem, plan, true, 4 * results, changes_bits);
 }
 
 /// What a call works in: what is counted and reported, words, pieces of float32.

@@ -1,0 +1,160 @@
+// Memory of plans that are gone, where a GPU's memory is full. No GPU is needed: what the run-time library does is done
+// here, in the CPU's memory, and is written down.
+#include "cuda/common/lasting_memory.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "cuda/common/memory.h"
+
+namespace {
+
+int full = 0;          ///< so many of the pools' next allocations fail
+bool no_byte = false;  ///< cudaMalloc fails
+int waits = 0;         ///< for the device
+cudaError_t last = cudaSuccess;
+struct Freed {
+  void* data;
+  cudaStream_t stream;
+  int waits;
+};
+std::vector<Freed> freed;
+
+cudaError_t fail(cudaError_t status) { return last = status; }
+cudaStream_t stream_of(std::uintptr_t number) { return reinterpret_cast<cudaStream_t>(number); }
+
+CUresult no_context(CUcontext*, CUdevice) { return CUDA_SUCCESS; }
+
+}  // namespace
+
+extern "C" {
+cudaError_t cudaGetLastError() { return std::exchange(last, cudaSuccess); }
+const char* cudaGetErrorString(cudaError_t) { return "no more"; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  properties->major = 9;
+  return cudaSuccess;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes*, const void*) { return fail(cudaErrorInvalidValue); }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = stream_of(1), cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  return *id = reinterpret_cast<std::uintptr_t>(stream), cudaSuccess;
+}
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  if (no_byte) return fail(cudaErrorMemoryAllocation);
+  return *data = std::malloc(bytes), cudaSuccess;
+}
+cudaError_t cudaFree(void* data) { return ++waits, std::free(data), cudaSuccess; }
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) { return *pool = nullptr, cudaSuccess; }
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) { return cudaSuccess; }
+cudaError_t cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t, cudaStream_t) {
+  if (full > 0) return --full, fail(cudaErrorMemoryAllocation);
+  return *data = std::malloc(bytes), cudaSuccess;
+}
+cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  freed.push_back({data, stream, waits});
+  return std::free(data), cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  *function = reinterpret_cast<void*>(&no_context), *found = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* found) {
+  return cudaGetDriverEntryPointByVersion(name, function, 0, flags, found);
+}
+}
+
+namespace anyflash::cuda {
+namespace {
+
+void nothing(void*, cudaStream_t) {}
+
+/// A block of a plan that is gone, which calls on these streams read.
+const void* leave(std::initializer_list<cudaStream_t> streams) {
+  LastingMemory memory(0);
+  const void* const block = memory.add(64, nothing);
+  for (const auto stream : streams) memory.read_on(stream);
+  return block;
+}
+
+std::vector<Freed> freed_since(std::size_t before) { return {freed.begin() + before, freed.end()}; }
+
+TEST(LastingMemory, GoesInTheOrderOfTheStreamThatReadIt) {
+  const auto before = freed.size();
+  const auto waited = waits;
+  const auto block = leave({stream_of(11), stream_of(11)});
+  LastingMemory other(0);
+  other.read_on(stream_of(12));
+  EXPECT_EQ(freed.size(), before);
+  other.read_on(stream_of(11));
+  const auto now = freed_since(before);
+  ASSERT_EQ(now.size(), 1u);
+  EXPECT_EQ(now[0].data, block);
+  EXPECT_EQ(now[0].stream, stream_of(11));
+  EXPECT_EQ(waits, waited);
+}
+
+TEST(LastingMemory, OfManyStreamsGoesBehindAWait) {
+  const auto before = freed.size();
+  const auto waited = waits;
+  for (int i = 0; i < 1025; ++i) leave({stream_of(11), stream_of(12)});
+  EXPECT_EQ(waits, waited + 1);
+  const auto now = freed_since(before);
+  EXPECT_EQ(now.size(), 1025u);
+  for (const auto& one : now) EXPECT_EQ(one.waits, waited + 1);
+}
+
+/// The last byte that can be had is the one to wait by.
+TEST(LastingMemory, OfAFullGpuIsMadeUseOfBehindAWait) {
+  const auto block = leave({stream_of(11)});
+  const auto before = freed.size();
+  const auto waited = waits;
+  full = 1, no_byte = true;
+  LastingMemory(0).add(64, nothing);
+  no_byte = false;
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_EQ(waits, waited + 1);
+  const auto now = freed_since(before);
+  const auto found = std::find_if(now.begin(), now.end(), [&](const Freed& one) { return one.data == block; });
+  ASSERT_NE(found, now.end());
+  EXPECT_EQ(found->waits, waited + 1);
+  leave({stream_of(13)});  // there is such a byte again
+  full = 1;
+  const StreamMemory of_a_call(64, stream_of(14));
+  EXPECT_NE(of_a_call.get(), nullptr);
+  EXPECT_EQ(waits, waited + 2);
+}
+
+TEST(LastingMemory, StaysWhereNobodyCanWait) {
+  leave({stream_of(11)});
+  full = 1, no_byte = true;
+  leave({stream_of(12)});  // uses the byte up
+  const auto before = freed.size();
+  full = 2;
+  EXPECT_THROW(LastingMemory(0).add(64, nothing), Error);
+  EXPECT_EQ(freed.size(), before);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  no_byte = false;
+}
+
+}  // namespace
+}  // namespace anyflash::cuda
