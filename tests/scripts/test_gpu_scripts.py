@@ -45,7 +45,7 @@ def test_one_of_the_options_at_a_time(tmp_path, options):
 def test_help_wherever_it_is_asked_for(sanitize, tools):
     done, _ = sanitize(*tools, "--help")
     assert done.returncode == 0 and done.stdout.startswith("scripts/sanitize-gpu: ")
-    assert done.stdout.endswith("scripts/sanitize-gpu    in those of sm_75\n")
+    assert done.stdout.endswith(" ANYFLASH_CUDA_SMALL_TILES=ON\n" + 48 * " " + "those of sm_75\n")
 
 
 @pytest.mark.parametrize("environment", [{}, {"ANYFLASH_CUDA_ARCHITECTURES": "80"}], ids=["", "architectures"])
@@ -58,9 +58,11 @@ def test_hopper_s_kernels_and_portable_ones_in_folders_of_their_own(sanitize):
     done, hopper = sanitize("memcheck", "racecheck")
     assert done.returncode == 0 and {"GPU 0", "GPU 1"} <= {line.split(": ")[-1].split(" (")[0] for line in
                                                            done.stdout.splitlines()}, done.stderr  # fmt: skip
-    done, portable = sanitize("racecheck", ANYFLASH_CUDA_ARCHITECTURES="90-real", CUDAFLAGS="-DSMALL")
+    done, portable = sanitize("racecheck", ANYFLASH_CUDA_ARCHITECTURES="90-real", CUDAFLAGS="-DSOME",
+                              ANYFLASH_CUDA_SMALL_TILES="ON")
     assert done.returncode == 0, done.stderr
-    flags = [(line.split()[3], "=90a-real " in line, "=90-real " in line, "FOR_RACECHECK" in line, "-DSMALL" in line)
-             for line in hopper + portable[2:]]  # fmt: skip
-    assert flags == [("build-sanitize", True, False, False, False), ("build-racecheck", True, False, True, False),
-                     ("build-racecheck-90_real_DSMALL", False, True, True, True)]  # fmt: skip
+    flags = [(line.split()[3], "=90a-real " in line, "=90-real " in line, "FOR_RACECHECK" in line, "-DSOME" in line,
+              "SMALL_TILES=ON" in line) for line in hopper + portable[2:]]  # fmt: skip
+    assert flags == [("build-sanitize", True, False, False, False, False),
+                     ("build-racecheck", True, False, True, False, False),
+                     ("build-racecheck-90_realON_DSOME", False, True, True, True, True)]  # fmt: skip
