@@ -125,7 +125,8 @@ gpu_kernels() {
   local found
   found=$(gpus compute_cap)  # by itself: so the script ends where there is no GPU
   found=$(head -n 1 <<<"$found" | tr -d .)-real
-  gpu_kernels=(-DANYFLASH_CUDA=ON -DANYFLASH_CUDA_SMALL_TILES="${ANYFLASH_CUDA_SMALL_TILES:-OFF}" -DCMAKE_CUDA_FLAGS="${CUDAFLAGS:-}"
+  gpu_kernels=(-DANYFLASH_CUDA=ON -DCMAKE_CUDA_FLAGS="${CUDAFLAGS:-}"
+    -DANYFLASH_CUDA_SMALL_TILES="${ANYFLASH_CUDA_SMALL_TILES:-OFF}"
     -DANYFLASH_CUDA_ARCHITECTURES="${ANYFLASH_CUDA_ARCHITECTURES:-${found/#90-real/90a-real}}")
 }
 

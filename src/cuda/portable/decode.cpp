@@ -34,7 +34,7 @@ DecodeKernels kernels_of(ElementType type, DecodeKind kind) {
   }
 }
 
-DecodeKernels kernels_of(const Problem& problem, bool plain) {
+DecodeKernels kernels_of(const Problem& problem, [[maybe_unused]] bool plain) {
   const int depth = padded_depth(problem);
 #if !defined(ANYFLASH_CUDA_SMALL_TILES)
   const auto& facts = facts_of(problem.device);

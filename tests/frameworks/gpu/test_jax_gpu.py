@@ -238,7 +238,9 @@ def test_tf32():
     made, pull = jax.vjp(jax.jit(lambda *x: attention(*x, allow_tf32=True)), *arrays)
     _, dk, dv = pull(arrays[0])
     out, lse = af.attention(*tensors, return_lse=True, allow_tf32=True)
-    assert np.array_equal(made, out.cpu()) and not np.array_equal(made, attention(*arrays))
+    heard = not torch.equal(out, af.attention(*tensors))  # what has to be is said by tests/gpu/test_tf32.py
+    assert np.array_equal(made, out.cpu()) and np.array_equal(made, attention(*arrays)) != heard
     for allow in (True, False):  # dq is summed in no order
         expected = af.attention_backward(tensors[0], *tensors, out, lse, allow_tf32=allow)
-        assert (np.array_equal(dk, expected.dk.cpu()), np.array_equal(dv, expected.dv.cpu())) == (allow, allow)
+        same = np.array_equal(dk, expected.dk.cpu()), np.array_equal(dv, expected.dv.cpu())
+        assert same == 2 * (allow or not heard,)
