@@ -31,7 +31,9 @@ attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def name():
-    return f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
+    cudnn = torch.backends.cudnn.version()  # 91002: 9.10.2
+    return (f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
+            f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}")  # fmt: skip
 
 
 def seconds(call, idle=False, count=1):

@@ -192,7 +192,8 @@ anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const 
 
 /* Stores the plan in *plan (NULL if it fails). Tables of the rule must outlive it, the rule handle need not. A call
  * that uses the plan must have the same rule; where the rule has tables, the same handle. Tables must keep what they
- * held: a call fails where document ids, lengths or a bitmap have changed since, a dense mask is not looked at. */
+ * held: a call fails where document ids, lengths or a bitmap have changed since, a dense mask is not looked at. Lengths
+ * and tables on a GPU are read by each call and may change. */
 anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_tensor* k, const anyflash_tensor* v,
                                      const anyflash_options* options, anyflash_plan** plan);
 /* The bytes that a call with this plan works in, beside its tensors and the plan; backward with all gradients that it

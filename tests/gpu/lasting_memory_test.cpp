@@ -40,6 +40,7 @@ cudaError_t cudaGetLastError() { return std::exchange(last, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t) { return "no more"; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   properties->major = 9;

@@ -45,6 +45,16 @@ void push_context(int index) {
   must(push(contexts[index]) == CUDA_SUCCESS);
 }
 
+/// Why CUDA finds none.
+std::string no_gpu() {
+  constexpr int oldest = CUDART_VERSION / 1000;
+  int version = 0;  // stays 0 where there is no driver
+  if (cudaDriverGetVersion(&version) != cudaSuccess) cudaGetLastError();
+  if (version == 0 || version / 1000 >= oldest) return "but CUDA finds no GPU here";
+  return "but the driver is for CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
+         ", expected " + std::to_string(oldest) + ".0 or newer";
+}
+
 }  // namespace
 
 int device_count() {
@@ -60,7 +70,7 @@ const DeviceFacts& facts_of(Device device) {
   static std::array<std::once_flag, most_devices> asked;
   static std::array<DeviceFacts, most_devices> facts;
   static const int count = device_count();
-  if (count == 0) throw Error(Error::Kind::device, "query: on " + device_name(device) + ", but CUDA finds no GPU here");
+  if (count == 0) throw Error(Error::Kind::device, "query: on " + device_name(device) + ", " + no_gpu());
   if (device.index < 0 || device.index >= count) {
     throw Error(Error::Kind::device, "query: on " + device_name(device) + ", expected cuda:0" +
                                          (count > 1 ? " to cuda:" + std::to_string(count - 1) : ""));

@@ -121,7 +121,8 @@ StreamUsed::StreamUsed(cudaStream_t stream) : id_(many) {
 void free_left_memory(int device) {
   const OutsideOfCaptures outside;
   left_on(device).free_all();
-  check(cudaMemPoolTrimTo(lasting_pool_of(device), 0), "giving back device memory");
+  for (const auto pool : {pool_of(device), lasting_pool_of(device)})
+    check(cudaMemPoolTrimTo(pool, 0), "giving back device memory");
 }
 
 LastingMemory::~LastingMemory() {
@@ -149,7 +150,7 @@ const void* LastingMemory::add(std::size_t bytes, const std::function<void(void*
   auto status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    left_on(device_).free_all();
+    free_left_memory(device_);
     status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
   }
   check(status, "allocating device memory for a plan");

@@ -32,7 +32,7 @@ struct LastingBlock {
 };
 
 /// Gives back the memory of blocks that nobody holds any more, when the device, which is the calling thread's, has done
-/// what was queued. Streams may be captured meanwhile.
+/// what was queued, and what the library's pools keep unused. Streams may be captured meanwhile.
 void free_left_memory(int device);
 
 /// Blocks that are written once and read by calls on any streams. They must outlive the making of those calls, not

@@ -1,0 +1,52 @@
+// A driver that is older than the CUDA that the library was built with. No GPU is needed: what the run-time library says
+// then is said here.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda/common/device.h"
+
+namespace {
+
+int driver = 0;  ///< its version, 0 where there is none
+
+}  // namespace
+
+extern "C" {
+cudaError_t cudaGetDeviceCount(int*) { return cudaErrorInsufficientDriver; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = driver, cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaErrorInsufficientDriver; }
+const char* cudaGetErrorString(cudaError_t) { return ""; }
+cudaError_t cudaGetDevice(int*) { return cudaErrorInsufficientDriver; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaErrorInsufficientDriver; }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes*, const void*) { return cudaErrorInsufficientDriver; }
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult*) {
+  return cudaErrorInsufficientDriver;
+}
+}
+
+namespace anyflash::cuda {
+namespace {
+
+std::string line_of(int version) {
+  driver = version;
+  try {
+    facts_of({DeviceKind::cuda, 0});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), Error::Kind::device);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(OldDriver, IsToldFromNone) {
+  EXPECT_EQ(line_of(11080), "query: on cuda:0, but the driver is for CUDA 11.8, expected " +
+                                std::to_string(CUDART_VERSION / 1000) + ".0 or newer");
+  EXPECT_EQ(line_of(0), "query: on cuda:0, but CUDA finds no GPU here");
+  EXPECT_EQ(line_of(CUDART_VERSION), "query: on cuda:0, but CUDA finds no GPU here");
+}
+
+}  // namespace
+}  // namespace anyflash::cuda
