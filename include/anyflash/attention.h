@@ -46,7 +46,7 @@ struct Options {
   TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
   TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
   /// Bitwise repeatable, and the same in any batch; else, on Hopper, dq and sums of dbias of 16-bit types are not, nor in
-  /// another batch calls of few queries of 16-bit types, and gradients that are made again (guide, limits).
+  /// another batch calls of few queries of 16-bit types, and what is made again (guide, limits).
   bool deterministic = false;
   /// float32 on a GPU: products may keep 11 bits of each number (TF32), on Hopper 16, where that is faster. Else, and
   /// on the CPU, they are as exact as float32.

@@ -100,8 +100,8 @@ def attention(
         Each is (batch, heads, queries), float32, or float64 for float64.
     deterministic : bool
         Bitwise repeatable, and the same in any batch. So is everything else but dq on Hopper GPUs, and there in 16-bit
-        types dbias of a bias that heads or batch entries share and, in another batch, calls of few queries; they then
-        take longer.
+        types dbias of a bias that heads or batch entries share and, in another batch, calls of few queries; and, there,
+        what is made again beside what is not finite. They then take longer.
     allow_tf32 : bool
         float32 on a GPU: products may keep 11 bits of each number (TF32), on Hopper 16, where that is faster. Else, and
         on the CPU, they are as exact as float32. Other types do not hear it.

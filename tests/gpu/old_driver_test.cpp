@@ -1,5 +1,5 @@
-// A driver that is older than the CUDA that the library was built with. No GPU is needed: what the run-time library says
-// then is said here.
+// A driver that is older than the CUDA that the library was built with. No GPU is needed: what the run-time library
+// says then is said here.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -23,6 +23,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp*, int) { return cudaErrorInsu
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes*, const void*) { return cudaErrorInsufficientDriver; }
 cudaError_t cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult*) {
+  return cudaErrorInsufficientDriver;
+}
+cudaError_t cudaGetDriverEntryPoint(const char*, void**, unsigned long long, cudaDriverEntryPointQueryResult*) {
   return cudaErrorInsufficientDriver;
 }
 }
