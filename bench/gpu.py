@@ -31,7 +31,7 @@ attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def name():
-    cudnn = torch.backends.cudnn.version()  # 91002: 9.10.2
+    cudnn = torch.backends.cudnn.version() or 0  # 91002: 9.10.2
     return (f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
             f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}")  # fmt: skip
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 NO_GPU = re.compile(
-    "query: on cuda:0, (expected cpu, the only device of this build|but CUDA finds no GPU here)$"
+    "query: on cuda:0, (expected cpu, the only device of this build|but CUDA finds no GPU here|"
+    r"but the driver is for CUDA \d+\.\d, expected \d+\.0 or newer)$"
 )
 
 

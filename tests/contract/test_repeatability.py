@@ -101,11 +101,13 @@ def test_strides_change_nothing(case):
     assert_same(run(case.but(wild=True)), run(case.but(wild=False)))
 
 
-@pytest.mark.parametrize("switch", ["deterministic", *["allow_tf32"] * (DEVICE == "cpu")])
-@examples(30)
-@given(case=calls())
-def test_a_gpus_switch_changes_nothing_on_the_cpu(switch, case):
-    assert_same(run(case, **{switch: True}), run(case))
+if DEVICE == "cpu":
+
+    @pytest.mark.parametrize("switch", ["deterministic", "allow_tf32"])
+    @examples(30)
+    @given(case=calls())
+    def test_a_gpus_switch_changes_nothing_on_the_cpu(switch, case):
+        assert_same(run(case, **{switch: True}), run(case, deterministic=False))
 
 
 def test_calls_from_several_threads_at_once():

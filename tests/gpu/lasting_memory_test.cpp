@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -27,6 +28,11 @@ struct Freed {
   int waits;
 };
 std::vector<Freed> freed;
+struct Trimmed {
+  cudaMemPool_t pool;
+  int waits;
+};
+std::vector<Trimmed> trimmed;
 
 cudaError_t fail(cudaError_t status) { return last = status; }
 cudaStream_t stream_of(std::uintptr_t number) { return reinterpret_cast<cudaStream_t>(number); }
@@ -62,9 +68,15 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   return *data = std::malloc(bytes), cudaSuccess;
 }
 cudaError_t cudaFree(void* data) { return ++waits, std::free(data), cudaSuccess; }
-cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) { return *pool = nullptr, cudaSuccess; }
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
+  static std::uintptr_t pools = 0;
+  return *pool = reinterpret_cast<cudaMemPool_t>(++pools), cudaSuccess;
+}
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t bytes) {
+  if (bytes == 0) trimmed.push_back({pool, waits});
+  return cudaSuccess;
+}
 cudaError_t cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t, cudaStream_t) {
   if (full > 0) return --full, fail(cudaErrorMemoryAllocation);
   return *data = std::malloc(bytes), cudaSuccess;
@@ -99,7 +111,13 @@ const void* leave(std::initializer_list<cudaStream_t> streams) {
 
 std::vector<Freed> freed_since(std::size_t before) { return {freed.begin() + before, freed.end()}; }
 
-TEST(LastingMemory, GoesInTheOrderOfTheStreamThatReadIt) {
+/// Nothing is left of another test.
+class LastingMemoryTest : public testing::Test {
+ protected:
+  void SetUp() override { free_left_memory(0); }
+};
+
+TEST_F(LastingMemoryTest, GoesInTheOrderOfTheStreamThatReadIt) {
   const auto before = freed.size();
   const auto waited = waits;
   const auto block = leave({stream_of(11), stream_of(11)});
@@ -114,7 +132,7 @@ TEST(LastingMemory, GoesInTheOrderOfTheStreamThatReadIt) {
   EXPECT_EQ(waits, waited);
 }
 
-TEST(LastingMemory, OfManyStreamsGoesBehindAWait) {
+TEST_F(LastingMemoryTest, OfManyStreamsGoesBehindAWait) {
   const auto before = freed.size();
   const auto waited = waits;
   for (int i = 0; i < 1025; ++i) leave({stream_of(11), stream_of(12)});
@@ -125,7 +143,7 @@ TEST(LastingMemory, OfManyStreamsGoesBehindAWait) {
 }
 
 /// The last byte that can be had is the one to wait by.
-TEST(LastingMemory, OfAFullGpuIsMadeUseOfBehindAWait) {
+TEST_F(LastingMemoryTest, OfAFullGpuIsMadeUseOfBehindAWait) {
   const auto block = leave({stream_of(11)});
   const auto before = freed.size();
   const auto waited = waits;
@@ -145,7 +163,25 @@ TEST(LastingMemory, OfAFullGpuIsMadeUseOfBehindAWait) {
   EXPECT_EQ(waits, waited + 2);
 }
 
-TEST(LastingMemory, StaysWhereNobodyCanWait) {
+/// What calls gave back behind their kernels is a pool's again when these are done.
+TEST_F(LastingMemoryTest, OfAFullGpuIsWhatBothPoolsKeepBehindAWait) {
+  const std::function<void()> calls[] = {[] { LastingMemory(0).add(64, nothing); },
+                                         [] { StreamMemory(64, stream_of(14)); }};
+  for (const auto& call : calls) {
+    const auto waited = waits;
+    trimmed.clear();
+    full = 1;
+    call();
+    EXPECT_EQ(waits, waited + 1);
+    ASSERT_EQ(trimmed.size(), 2u);
+    EXPECT_EQ(trimmed[0].pool, pool_of(0));
+    EXPECT_EQ(trimmed[1].pool, lasting_pool_of(0));
+    EXPECT_NE(pool_of(0), lasting_pool_of(0));
+    for (const auto& one : trimmed) EXPECT_EQ(one.waits, waited + 1);
+  }
+}
+
+TEST_F(LastingMemoryTest, StaysWhereNobodyCanWait) {
   leave({stream_of(11)});
   full = 1, no_byte = true;
   leave({stream_of(12)});  // uses the byte up

@@ -48,6 +48,7 @@ TEST(LastingMemory, WaitsForAStreamThatSleeps) {
   const auto host = static_cast<char*>(locked);
   for (int i = 0; i < 1023; ++i) leave(other, sleeping, host + 64);
   std::memset(host, 0, 64);
+  awake = false;
   check(cudaLaunchHostFunc(sleeping, sleep_a_while, nullptr), "letting a stream sleep");
   leave(sleeping, other, host);
   EXPECT_FALSE(awake) << "this machine is too slow for this test";

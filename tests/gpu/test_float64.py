@@ -122,6 +122,17 @@ def test_what_nobody_sees_changes_no_bit(queries, keys, align, d):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_same_bits_again_and_alone(d):
+    """Without `deterministic`, too, if nothing is made again."""
+    q, k, v = (numbers(3, 4, n, d, seed=seed) for seed, n in enumerate((300, 333, 333)))
+    options = dict(rule=af.window(100, 20), return_lse="lm")
+    expected = af.attention(q, k, v, **options)
+    for entry in (slice(0, 3), slice(0, 3), slice(1, 2)):
+        got = af.attention(q[entry], k[entry], v[entry], **options)
+        assert all(torch.equal(a, b[entry]) for a, b in zip(got, expected, strict=True))
+
+
 def test_large_scores():
     """A row's maximum leaps: the largest score's P is 1 to the bit, whatever comes before and behind."""
     n, d = 300, 64

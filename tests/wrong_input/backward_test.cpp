@@ -129,7 +129,7 @@ TEST(WrongInputBackward, HostMemoryGivenAsThatOfAGpu) {
       EXPECT_EQ(error.kind(), Kind::device);
       const std::string line = error.what(), on = "query: on cuda:" + std::to_string(index) + ", ";
       if (!gpu) {
-        EXPECT_EQ(line, on + "but CUDA finds no GPU here");
+        EXPECT_TRUE(line.starts_with(on + "but ")) << line;  // no GPU, or too old a driver (gpu/old_driver_test.cpp)
       } else if (index == 0) {
         EXPECT_EQ(line, "dout: in host memory, expected memory of cuda:0");
       } else {

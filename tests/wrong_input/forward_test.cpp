@@ -141,9 +141,11 @@ TEST(WrongInputForward, HostMemoryGivenAsThatOfAGpu) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), Kind::device);
     const std::string line = error.what();
-    const bool gpu = devices().size() > 1;
-    EXPECT_EQ(line, gpu ? "query: in host memory, expected memory of cuda:0"
-                        : "query: on cuda:0, but CUDA finds no GPU here");
+    if (devices().size() > 1) {
+      EXPECT_EQ(line, "query: in host memory, expected memory of cuda:0");
+    } else {  // no GPU, or too old a driver (gpu/old_driver_test.cpp)
+      EXPECT_TRUE(line.starts_with("query: on cuda:0, but ")) << line;
+    }
   }
 }
 #endif

@@ -62,11 +62,10 @@ class LeftBlocks {
       give_back(cudaFreeAsync(block.data, stream));
   }
 
-  /// All, when the device has done what was queued on any stream. It is the calling thread's. Whoever comes meanwhile
-  /// waits until they are back.
+  /// All, when the device has done what was queued on any stream; that is waited for even if there are none, since calls'
+  /// memory is a pool's again only then. It is the calling thread's. Whoever comes meanwhile waits until they are back.
   void free_all() {
     const std::lock_guard lock(freeing_);
-    if (!any_) return;
     const OwnStream stream;
     if (!find_byte()) return;  // nothing to wait by
     const auto blocks = taken([](const Left&) { return true; });
