@@ -22,6 +22,7 @@ struct Call {
   bool backward = true;
   Options options{};
   TensorView k_view{}, v_view{};  ///< if not as usual
+  TensorView dbias{};             ///< of the last of `more`
   std::vector<Tensor> more{};
   std::vector<Integers> on_host{};
 
@@ -83,6 +84,8 @@ const std::map<std::string, std::function<Call()>>& calls() {
          return Call{float16, 130, 150, 64, 2, 1, [](Call& c) {
                        c.more.push_back(Tensor::of_sines(float16, {1, 2, 130, 150}, 4));
                        c.options.bias = c.more.back().view;
+                       c.more.push_back(Tensor(float16, {1, 2, 130, 150}, 0));
+                       c.dbias = c.more.back().view;
                      }};
        }},
       {"lengths_on_the_gpu",
@@ -142,16 +145,20 @@ TEST_P(GpuWorkspace, IsAllThatACallWorksIn) {
   call.options.stream = stream;
   const auto forward_call = [&] { forward(q.view, k, v, {out.view, lse.view, {}, {}}, call.options); };
   const auto backward_call = [&] {
-    backward({dout.view, out.view, lse.view, {}}, q.view, k, v, {dq.view, dk.view, dv.view, {}, {}}, call.options);
+    backward({dout.view, out.view, lse.view, {}}, q.view, k, v, {dq.view, dk.view, dv.view, call.dbias, {}},
+             call.options);
   };
+  std::vector<const Tensor*> written{&out, &lse, &dq, &dk, &dv};
+  if (call.dbias.given()) written.push_back(&call.more.back());
   const auto results = [&] {
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    Results all{out.bytes(), lse.bytes(), dk.bytes(), dv.bytes()};
-    if (deterministic) all.push_back(dq.bytes());  // else its last bits may differ
+    Results all;
+    for (const auto* tensor : written)
+      if (tensor != &dq || deterministic) all.push_back(tensor->bytes());  // else its last bits may differ
     return all;
   };
   const auto clear = [&] {
-    for (const auto* tensor : {&out, &lse, &dq, &dk, &dv})
+    for (const auto* tensor : written)
       EXPECT_EQ(cudaMemset(tensor->view.data, 0x55, tensor->bytes().size()), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   };
