@@ -1,12 +1,20 @@
 // attention, attention_backward and plan: Python's arguments as the C++ calls take them, results as new NumPy arrays.
+#include <optional>
+
 #include "rule_object.h"
 
 namespace anyflash::python {
 namespace {
 
 struct PlanObject {
-  Plan plan;
+  std::optional<Plan> plan;
   nb::object rule;  // the tables the plan reads
+
+  /// What the plan has on a GPU may go behind a wait for that, and so for calls of Python that are queued there.
+  ~PlanObject() {
+    nb::gil_scoped_release without_gil;
+    plan.reset();
+  }
 };
 
 /// The options all three calls share, in the order in which the Python side packs them into a tuple.
@@ -62,7 +70,7 @@ Options read_options(const Given& given, Arrays& arrays) {
     if (!nb::isinstance<PlanObject>(plan) || !nb::inst_ready(plan)) {
       throw Error(Error::Kind::type, "plan: type " + class_name(plan) + ", expected what anyflash.plan gives");
     }
-    options.plan = &nb::inst_ptr<PlanObject>(plan)->plan;
+    options.plan = &*nb::inst_ptr<PlanObject>(plan)->plan;
   }
   options.threads = integer(given[threads], "threads");
   options.stream = reinterpret_cast<void*>(integer(given[stream], "stream"));
@@ -197,9 +205,9 @@ void add_calls(nb::module_& module) {
       module, "Plan",
       "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
       "types and options; immutable, usable from several threads, keeps its rule alive.")
-      .def_prop_ro("forward_workspace", [](const PlanObject& self) { return self.plan.forward_workspace(); },
+      .def_prop_ro("forward_workspace", [](const PlanObject& self) { return self.plan->forward_workspace(); },
                    "Bytes of memory that a call of attention works in, beside its arrays and the plan.")
-      .def_prop_ro("backward_workspace", [](const PlanObject& self) { return self.plan.backward_workspace(); },
+      .def_prop_ro("backward_workspace", [](const PlanObject& self) { return self.plan->backward_workspace(); },
                    "The same for attention_backward; 0 with a page_table, which has no backward.")
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";

@@ -20,6 +20,7 @@ namespace {
 
 int full = 0;          ///< so many of the pools' next allocations fail
 bool no_byte = false;  ///< cudaMalloc fails
+int current = 0;       ///< device
 int waits = 0;         ///< for the device
 cudaError_t last = cudaSuccess;
 struct Freed {
@@ -44,8 +45,8 @@ CUresult no_context(CUcontext*, CUdevice) { return CUDA_SUCCESS; }
 extern "C" {
 cudaError_t cudaGetLastError() { return std::exchange(last, cudaSuccess); }
 const char* cudaGetErrorString(cudaError_t) { return "no more"; }
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = current, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 2, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
@@ -179,6 +180,19 @@ TEST_F(LastingMemoryTest, OfAFullGpuIsWhatBothPoolsKeepBehindAWait) {
     EXPECT_NE(pool_of(0), lasting_pool_of(0));
     for (const auto& one : trimmed) EXPECT_EQ(one.waits, waited + 1);
   }
+}
+
+/// Where there has been no plan, and the memory is full before it is asked for.
+TEST_F(LastingMemoryTest, OfAFullGpuIsWhatCallsAloneLeftBehindAWait) {
+  current = 1;
+  StreamMemory(64, stream_of(14));
+  const auto waited = waits;
+  full = 1, no_byte = true;
+  StreamMemory(64, stream_of(14));
+  EXPECT_EQ(waits, waited + 1);
+  no_byte = false;
+  free_left_memory(1);  // finds the byte for another run
+  current = 0;
 }
 
 TEST_F(LastingMemoryTest, StaysWhereNobodyCanWait) {

@@ -58,13 +58,14 @@ class FarTensors {
  public:
   std::vector<TensorView> near, apart;
 
-  /// places: of the longest tensor.
-  FarTensors(ElementType type, int axis, std::int64_t places)
+  /// places: of a tensor whose last one is more than 2^31 elements behind its first; longest: of any.
+  FarTensors(ElementType type, int axis, std::int64_t places, std::int64_t longest)
       : type_(type),
         axis_(axis),
         // Of whole vectors: others are for kernels that add up in another order.
         step_(far / (places - 1) / 8 * 8 + 8),
-        memory_(ElementType::uint8, {2, (far + (1 << 20)) * std::int64_t(element_size(type)) / 2}, 0) {}
+        memory_(ElementType::uint8,
+                {2, (step_ * (longest - 1) + (1 << 20)) * std::int64_t(element_size(type)) / 2}, 0) {}
 
   /// Of sines, or of zeros where `seed` is negative.
   void add(std::int64_t b, std::int64_t h, std::int64_t rows, std::int64_t columns, double seed = -1) {
@@ -104,18 +105,22 @@ class FarTensors {
   std::vector<Twins> twins_;
 };
 
-using Far = std::tuple<ElementType, std::int64_t, int>;  // queries, axis
+using Far = std::tuple<ElementType, std::int64_t, int, bool>;  // queries, axis, `deterministic`
+
+/// So many that dQ is the same bits even without `deterministic`: for a query there is one sum to add, to zero.
+constexpr std::int64_t one_block = 64;
 
 class GpuFar : public testing::TestWithParam<Far> {};
 
 /// Batch entries, heads, rows or channels: the same bits as beside each other.
 TEST_P(GpuFar, Apart) {
-  constexpr std::int64_t m = 150, d = 64;
-  const auto [type, n, axis] = GetParam();
+  const auto [type, n, axis, deterministic] = GetParam();
+  const std::int64_t m = deterministic ? 150 : one_block, d = 64;
   const std::int64_t b = axis == 0 ? 2 : 1, h = axis == 1 ? 2 : 1;
   const auto statistic = type == ElementType::float64 ? type : ElementType::float32;
   const Tensor lse(statistic, {b, h, n}, 0), far_lse(statistic, {b, h, n}, 0);
-  FarTensors tensors(type, axis, axis == 3 ? d : axis == 2 ? m : 2);
+  const std::int64_t places = axis == 3 ? d : axis == 2 ? m : 2;
+  FarTensors tensors(type, axis, places, axis == 2 ? std::max(n, m) : places);
   for (const auto rows : {n, m, m, n, n, n, m, m}) {  // q, k, v, dout, out, dq, dk, dv
     const auto made = tensors.near.size();
     tensors.add(b, h, rows, d, made < 4 ? double(made) : -1.0);
@@ -123,7 +128,7 @@ TEST_P(GpuFar, Apart) {
   Options options;
   options.rule = causal();
   options.align = Align::none_end;
-  options.deterministic = true;
+  options.deterministic = deterministic;
   const auto run = [&](const std::vector<TensorView>& at, const TensorView& rows) {
     forward(at[0], at[1], at[2], {at[4], rows, {}, {}}, options);
     backward({at[3], at[4], rows, {}}, at[0], at[1], at[2], {at[5], at[6], at[7], {}, {}}, options);
@@ -135,25 +140,27 @@ TEST_P(GpuFar, Apart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuFar,
-                         testing::Combine(all_types, testing::Values(1, 70), testing::Values(0, 1, 2, 3)));
+                         testing::Combine(all_types, testing::Values(1, 70), testing::Values(0, 1, 2, 3),
+                                          testing::Bool()));
 
 class GpuFarBias : public testing::TestWithParam<Far> {};
 
 /// Of a bias and its gradient, with rows of whole vectors in both places.
 TEST_P(GpuFarBias, Apart) {
-  constexpr std::int64_t m = 152, d = 64;
-  const auto [type, n, axis] = GetParam();
+  const auto [type, n, axis, deterministic] = GetParam();
+  const std::int64_t m = deterministic ? 152 : one_block, d = 64;
   const std::int64_t b = axis == 0 ? 2 : 1, h = axis == 1 ? 2 : 1;
   const auto statistic = type == ElementType::float64 ? type : ElementType::float32;
   const auto q = Tensor::of_sines(type, {b, h, n, d}, 0), k = Tensor::of_sines(type, {b, h, m, d}, 1);
   const auto v = Tensor::of_sines(type, {b, h, m, d}, 2), dout = Tensor::of_sines(type, {b, h, n, d}, 3);
-  FarTensors tensors(type, axis, axis == 3 ? m : axis == 2 ? n : 2);
+  const std::int64_t places = axis == 3 ? m : axis == 2 ? n : 2;
+  FarTensors tensors(type, axis, places, places);
   tensors.add(b, h, n, m, 4);
   tensors.add(b, h, n, m);
   Options options;
   options.rule = causal();
   options.align = Align::none_end;
-  options.deterministic = true;
+  options.deterministic = deterministic;
   std::vector<std::vector<unsigned char>> expected;
   for (const auto* at : {&tensors.near, &tensors.apart}) {
     const Tensor out(type, {b, h, n, d}, 0), lse(statistic, {b, h, n}, 0);
@@ -170,7 +177,8 @@ TEST_P(GpuFarBias, Apart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuFarBias,
-                         testing::Combine(all_types, testing::Values(2, 70), testing::Values(0, 1, 2, 3)));
+                         testing::Combine(all_types, testing::Values(2, 70), testing::Values(0, 1, 2, 3),
+                                          testing::Bool()));
 
 }  // namespace
 }  // namespace anyflash

@@ -1,6 +1,8 @@
 """What is particular to a GPU: streams, graphs, devices that do not fit, several frameworks. Collected only where
 ANYFLASH_TEST_DEVICE is cuda (tests/conftest.py); without a GPU they fail."""
 
+import subprocess
+import sys
 from functools import partial
 
 import anyflash as af
@@ -255,6 +257,36 @@ def test_nobody_waits_when_plans_come_and_go():
         for got, expected in zip(made, [out, *torch.autograd.grad(out, wide, dout[:, :, :512].double())]):
             # Of a query that sees itself alone dq and dk are 0 but for rounding.
             assert (got.double() - expected).abs().max() < 2e-2 * expected.abs().max().clamp(min=1)
+
+
+MANY_PLANS = """
+import threading, time
+import anyflash as af, cupy, torch
+q = torch.randn(1, 1, 70, 64, device="cuda", dtype=torch.float16)
+streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+torch.cuda.synchronize()
+plans = []
+for i in range(1, 1301):
+    rule = af.window(i // 40, i % 40)
+    plans.append(af.plan(q, q, q, rule=rule))
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            af.attention(q, q, q, rule=rule, plan=plans[-1])
+begun, ended = threading.Event(), threading.Event()
+def wait(_):
+    begun.set()
+    time.sleep(0.5)
+    ended.set()
+cupy.cuda.ExternalStream(streams[0].cuda_stream).launch_host_func(wait, None)
+begun.wait()
+plans.clear()
+assert ended.is_set()
+"""
+
+
+def test_many_plans_go_while_a_stream_waits_for_python():
+    """What they leave is given back behind a wait for the GPU: for a call of Python's too, which needs Python's lock."""
+    subprocess.run([sys.executable, "-c", MANY_PLANS], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])

@@ -41,7 +41,6 @@ class OwnStream {
 /// Blocks of a GPU that nobody holds, though work may be under way that reads them.
 class LeftBlocks {
  public:
-  /// Makes free_all possible, while there is memory. The device is the calling thread's.
   void prepare() {
     const std::unique_lock lock(freeing_, std::try_to_lock);
     if (lock) find_byte();  // else another thread does
@@ -62,8 +61,9 @@ class LeftBlocks {
       give_back(cudaFreeAsync(block.data, stream));
   }
 
-  /// All, when the device has done what was queued on any stream; that is waited for even if there are none, since calls'
-  /// memory is a pool's again only then. It is the calling thread's. Whoever comes meanwhile waits until they are back.
+  /// All, when the device has done what was queued on any stream; that is waited for even if there are none, since
+  /// calls' memory is a pool's again only then. It is the calling thread's. Whoever comes meanwhile waits until they are
+  /// back.
   void free_all() {
     const std::lock_guard lock(freeing_);
     const OwnStream stream;
@@ -117,6 +117,11 @@ StreamUsed::StreamUsed(cudaStream_t stream) : id_(many) {
   if (stream != cudaStreamPerThread) give_back(cudaStreamGetId(stream, &id_));  // that is another one in each thread
 }
 
+void prepare_to_free(int device) {
+  const OutsideOfCaptures outside;
+  left_on(device).prepare();
+}
+
 void free_left_memory(int device) {
   const OutsideOfCaptures outside;
   left_on(device).free_all();
@@ -144,7 +149,7 @@ const void* LastingMemory::add(std::size_t bytes, const std::function<void(void*
       if (data) give_back(cudaFreeAsync(data, stream));
     }
   } attempt{stream};
-  left_on(device_).prepare();
+  prepare_to_free(device_);
   const auto pool = lasting_pool_of(device_);
   auto status = cudaMallocFromPoolAsync(&attempt.data, bytes, pool, stream);
   if (status == cudaErrorMemoryAllocation) {

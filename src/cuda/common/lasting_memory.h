@@ -31,12 +31,16 @@ struct LastingBlock {
   std::size_t bytes;
 };
 
+/// Makes the next possible, while there is memory. The device is the calling thread's.
+void prepare_to_free(int device);
+
 /// Gives back the memory of blocks that nobody holds any more, when the device, which is the calling thread's, has done
 /// what was queued, and what the library's pools keep unused. Streams may be captured meanwhile.
 void free_left_memory(int device);
 
 /// Blocks that are written once and read by calls on any streams. They must outlive the making of those calls, not
-/// their work: behind that they are given back, and nobody waits for it, if one stream had all.
+/// their work: behind that they are given back, by the next call on the stream if one had all. What no such call comes
+/// for, or several streams had, is given back behind a wait for the device, once there is much of it.
 class LastingMemory {
  public:
   explicit LastingMemory(int device) : device_(device) {}

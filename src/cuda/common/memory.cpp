@@ -25,6 +25,7 @@ class Pools {
       int allowed = waits;
       check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &allowed),
             "making a pool of device memory");
+      prepare_to_free(device);
     });
     return pools_[device];
   }

@@ -20,7 +20,7 @@ inline bool capturing(cudaStream_t stream) {
 }
 
 /// The library's own pool of a device's memory, which keeps some of what is given back: a call then takes what the last
-/// one had, and asks nobody.
+/// one had, and asks nobody. The device is the calling thread's.
 cudaMemPool_t pool_of(int device);
 
 /// Another one, for memory that outlives calls: nothing that is taken from it waits for another stream's work.
