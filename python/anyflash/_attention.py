@@ -129,7 +129,8 @@ def attention(
 
     Source: Dao, FlashAttention-2 (2023), algorithm 1.
     """
-    others = (k, v, bias, alibi_slopes, sink, out, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table)
+    others = (k, v, bias, alibi_slopes, sink, out, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
+              *getattr(rule, "_arrays", ()))  # fmt: skip
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
                cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
                threads, stream_of(q, *others))  # fmt: skip
@@ -199,7 +200,8 @@ def attention_backward(
 
     Source: Dao, FlashAttention-2 (2023), algorithm 2.
     """
-    others = (k, v, bias, alibi_slopes, sink, dout, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, key_lengths)
+    others = (k, v, bias, alibi_slopes, sink, dout, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, key_lengths,
+              *getattr(rule, "_arrays", ()))  # fmt: skip
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
                cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
                threads, stream_of(q, *others))  # fmt: skip

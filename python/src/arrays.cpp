@@ -200,6 +200,7 @@ TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elem
   tensors_.push_back(tensor);
   TensorView view;
   view.device = device_of(tensor.device_type(), tensor.device_id(), name);
+  if (view.device.kind == DeviceKind::cuda && !writable) on_gpus_.push_back(nb::borrow(array));
   if (!type_of_dlpack(tensor.dtype(), view.type)) {
     static constexpr const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
     const auto dtype = tensor.dtype();

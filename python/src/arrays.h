@@ -37,6 +37,9 @@ class Arrays {
   /// Of an array that new_array made.
   TensorView made(nb::handle array, ElementType type);
 
+  /// Those of the inputs that are on a GPU.
+  const std::vector<nb::object>& on_gpus() const { return on_gpus_; }
+
  private:
   static constexpr int most = 20;  // backward has 19
 
@@ -49,6 +52,7 @@ class Arrays {
   std::array<Py_buffer, most> buffers_;
   int buffer_count_ = 0;
   std::vector<nb::ndarray<nb::ro>> tensors_;
+  std::vector<nb::object> on_gpus_;
 };
 
 /// Finds NumPy's types; called once, when the module is made.

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "rule_object.h"
+#include "without_gil.h"
 
 namespace anyflash::python {
 namespace {
@@ -12,7 +13,7 @@ struct PlanObject {
 
   /// What the plan has on a GPU may go behind a wait for that, and so for calls of Python that are queued there.
   ~PlanObject() {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     plan.reset();
   }
 };
@@ -118,7 +119,7 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
     outputs.row_max = arrays.made(second, row_type);
   }
   {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     forward(q, k, v, outputs, options);
   }
   if (make_out) out = finished(std::move(out), q.type, q_array);
@@ -163,7 +164,7 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
     *gradient = arrays.made(made, of.type);
   }
   {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     backward(inputs, q, k, v, gradients, options);
   }
   const auto result = [&](int i) { return finished(wanted[i].made, wanted[i].of.type, wanted[i].array); };
@@ -176,7 +177,7 @@ PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto options = read_options(given, arrays);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   auto made = [&] {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     return plan(q, k, v, options);
   }();
   return {std::move(made), nb::borrow(given[rule])};

@@ -2,6 +2,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "rule_object.h"
+#include "without_gil.h"
 
 namespace anyflash::python {
 namespace {
@@ -45,7 +46,7 @@ nb::dict explained(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::
   const auto keys = k_shape.is_none() ? queries : sequence_shape(k_shape, "k_shape");
   Explanation found;
   {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     found = explain(rule_object.rule, queries, keys, options);
   }
   nb::dict figures;
@@ -82,7 +83,7 @@ nb::object pattern_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape
   const auto aligned = align_of(align);
   std::vector<std::uint8_t> pairs;
   {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     pairs = pattern(rule_object.rule, queries, keys, aligned);
   }
   std::size_t rows = 1, columns = 1;  // pattern has found that they are no more than 2^28 pairs
@@ -99,7 +100,7 @@ nb::object picture_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape
   const auto pixels = integer(side, "side");
   Picture made;
   {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     made = picture(rule_object.rule, queries, keys, aligned, pixels);
   }
   return array_of(std::move(made.grey), std::size_t(made.height), std::size_t(made.width));

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "rule_object.h"
+#include "without_gil.h"
 
 namespace anyflash::python {
 namespace {
@@ -32,7 +33,7 @@ NB_MODULE(_core, module) {
   module.def("echoed", &echoed, nb::arg("object").none(), nb::arg("most") = 40);
   module.attr("version") = ANYFLASH_VERSION;
   module.def("synchronize", [](int index, std::intptr_t stream) {
-    nb::gil_scoped_release without_gil;
+    const WithoutGil without_gil;
     synchronize({DeviceKind::cuda, index}, reinterpret_cast<void*>(stream));
   });
   module.def("instruction_set", &instruction_set);

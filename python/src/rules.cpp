@@ -70,7 +70,8 @@ nb::tuple parts(nb::handle self, bool copies) {
     const auto name = "t" + std::to_string(known - views.begin());
     if (known == views.end()) {
       if (table.device.kind != DeviceKind::cpu) {
-        throw Error(Error::Kind::device, "rule: a table on " + device_name(table.device) + ", expected cpu");
+        throw Error(Error::Kind::device, "rule: a table on " + device_name(table.device) +
+                                             ", expected cpu, or the rule's text and its tables by name");
       }
       views.push_back(table);
       const auto array = shared(table, self);
@@ -79,6 +80,13 @@ nb::tuple parts(nb::handle self, bool copies) {
     return name;
   });
   return nb::make_tuple(text, arrays);
+}
+
+nb::tuple arrays_on_gpus(nb::handle self) {
+  nb::list all;
+  for (const auto& tables : rule_of(self).tables)
+    for (const auto& array : tables->on_gpus()) all.append(array);
+  return nb::tuple(all);
 }
 
 /// For pickle and copy.
@@ -177,6 +185,7 @@ void add_rules(nb::module_& module) {
       .def("__reduce__", &reduced)
       .def_prop_ro("_parts", [](nb::handle self) { return parts(self, false); },
                    "(text, {name: table}), which parse_rule reads; the tables share the rule's memory.")
+      .def_prop_ro("_arrays", &arrays_on_gpus, "Those of its tables that are on a GPU, as they came.")
       .def("__copy__", [](nb::handle self) { return nb::borrow(self); });
 
   add_plain_rules(module);

@@ -85,6 +85,7 @@ void copy(void* to, const void* from, std::size_t bytes, Device device) {
   const DeviceScope scope(device.index);
   check(cudaDeviceSynchronize(), "waiting for a device");
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copying to or from a device");
+  check(cudaStreamSynchronize(cudaStreamLegacy), "copying to or from a device");  // it may return before the end
 }
 
 }  // namespace anyflash::cuda

@@ -90,7 +90,8 @@ void check_same(const detail::PlanPair& pair, const Problem& problem) {
   if (kept.align != problem.align) problem::fail_value("plan", "made for another alignment than the call has");
   check_count("keys in a page", kept.pages.page_size, problem.pages.page_size);
   if (kept.tables_on_device != problem.tables_on_device)
-    fail(std::string("tables ") + (kept.tables_on_device ? "on a GPU" : "on the cpu"), "others");
+    fail(kept.tables_on_device ? "lengths or tables on a GPU" : "no lengths or tables on a GPU",
+         kept.tables_on_device ? "none there" : "some there");
   if (problem.tables_on_device) check_count("cumulative lengths", pair.cu_seqlens_size, lengths_of(problem.cu_seqlens_q));
   if (problem.tables_on_device) check_count("key lengths", pair.key_lengths_size, lengths_of(problem.key_lengths));
   check_numbers("cu_seqlens_q", pair.cu_seqlens_q, problem.cu_seqlens_q);

@@ -4,11 +4,13 @@ ANYFLASH_TEST_DEVICE is cuda (tests/conftest.py); without a GPU they fail."""
 import subprocess
 import sys
 from functools import partial
+from itertools import combinations
 
 import anyflash as af
 import numpy as np
 import pytest
 import torch
+from anyflash.torch import attention
 from asleep import nobody_waits
 
 
@@ -436,6 +438,25 @@ def test_gradient_of_a_bias_does_not_show_what_is_hidden(d):
         assert (got.double() - clean.double()).abs().max() < 1e-2 * clean.double().abs().max()
 
 
+@pytest.mark.parametrize("d", [64, 72, 128, 256])
+@pytest.mark.parametrize("entries", [1, 2])  # of the bias
+@pytest.mark.parametrize("wanted", [some for n in range(1, 5) for some in combinations("qkvb", n)], ids="".join)
+def test_some_gradients_do_not_show_what_is_hidden(d, entries, wanted):
+    q, k, v = tensors(n=300, d=d)
+    dout, bias = torch.randn_like(q), torch.randn(entries, 4, 300, 300, device="cuda").bfloat16()
+    rule = af.dense((torch.arange(300) < 200).expand(300, 300).numpy())
+
+    def found():
+        given = {name: x.clone().requires_grad_(name in wanted) for name, x in zip("qkvb", (q, k, v, bias))}
+        out = attention(given["q"], given["k"], given["v"], rule=rule, bias=given["b"])
+        return torch.autograd.grad(out, [given[name] for name in wanted], dout)
+
+    expected = found()
+    k[:, :, 200:] = v[:, :, 200:] = float("nan")
+    for got, clean in zip(found(), expected):
+        assert (got.double() - clean.double()).abs().max() < 1e-2 * clean.double().abs().max()
+
+
 def test_a_sum_of_sinks_and_gradients_of_lse():
     """Of 16-bit types, whose rows are prepared by a kernel of their own, beside the deterministic call's."""
     q, k, v = tensors(n=700, d=128)
@@ -552,6 +573,29 @@ def test_too_little_memory_is_an_error_and_no_more():
         af.attention(q, q[:, :, :1], q[:, :, :1])
     q, k, v = tensors()
     assert close(af.attention(q, k, v, rule=af.causal()), reference(q, k, v))
+
+
+@pytest.mark.parametrize("call", [af.attention, attention])
+@pytest.mark.parametrize("where", ["rule", "lengths"])
+def test_what_another_framework_still_writes_is_waited_for(call, where):
+    """A long sleep on CuPy's stream, then a mask or lengths."""
+    import cupy
+
+    q, k, v = tensors(n=200)
+    if where == "rule":
+        late, last = cupy.zeros((200, 200), "uint8"), 1
+        options = dict(rule=af.dense(late))
+    else:
+        late, last = cupy.zeros(2, "int32"), 200
+        options = dict(key_lengths=late)
+    late[...] = 0  # so that CuPy has compiled it
+    torch.cuda.synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+            torch.cuda._sleep(200_000_000)
+        late[...] = last
+        found = call(q, k, v, **options)
+    assert close(found, reference(q, k, v, causal=False))
 
 
 def test_cupy_arrays():

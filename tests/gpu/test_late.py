@@ -250,7 +250,7 @@ def test_a_plan_is_for_lengths_in_one_place():
     plan = af.plan(q, k, v, key_lengths=on_gpu([900, 77]))
     expected = af.attention(q, k, v, key_lengths=on_gpu([3, 77]))
     assert torch.equal(af.attention(q, k, v, plan=plan, key_lengths=on_gpu([3, 77])), expected)
-    with pytest.raises(ValueError, match="^plan: made for tables on a GPU, the call has others$"):
+    with pytest.raises(ValueError, match="^plan: made for lengths or tables on a GPU, the call has none there$"):
         af.attention(q, k, v, plan=plan, key_lengths=np.array([3, 77]))
 
 
@@ -287,5 +287,5 @@ def test_ids_stay_on_the_cpu():
 def test_rules_with_tables_on_a_gpu_are_not_explained():
     rule = af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))
     for ask in (lambda: af.explain(rule, (3,)), lambda: __import__("pickle").dumps(rule)):
-        with pytest.raises(ValueError, match="on cuda:0, expected cpu$"):
+        with pytest.raises(ValueError, match="on cuda:0, expected cpu"):
             ask()

@@ -11,9 +11,10 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from .. import _core
+from .._arrays import settle
 from .._frontend import NESTED, check_return_lse, integer, truth, without_gradient
 from .._rules import full
-from ._op import NO_SLOPES, SECOND, lse_of, refuse_tangents, stream_of
+from ._op import NO_SLOPES, SECOND, lse_of, others_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
 from ._transforms import transformed
 
@@ -59,8 +60,8 @@ def attention(
     The parameters are those of anyflash.attention (see help(anyflash.attention)), and beside them
 
     rule : Rule or str
-        A rule's text is read by anyflash.parse_rule. In torch.compile a Rule is a constant, its tables with it: another
-        Rule compiles anew. Tables that change from call to call are given by name: rule="documents(ids, ids)",
+        A rule's text is read by anyflash.parse_rule. In torch.compile a Rule is a constant, its tables, on the CPU, with
+        it: another Rule compiles anew. Tables that change from call to call are given by name: rule="documents(ids, ids)",
         tables={"ids": ids}.
     tables : {name: tensor}, optional
         The tables that a rule's text names: on the CPU, or, with all lengths of the call, on q's GPU (not the ids of
@@ -77,7 +78,8 @@ def attention(
     Works in torch.compile(fullgraph=True), torch.export and torch.func (vmap, grad, vjp); under autocast q, k and v are
     cast as scaled_dot_product_attention's are.
 
-    Raises ValueError, TypeError or MemoryError with one line, as anyflash.attention.
+    Raises ValueError, TypeError or MemoryError with one line, as anyflash.attention; where PyTorch finds no memory for a
+    result, its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
     """
     q, k, v = cast(q, k, v)
     if scale is not None or softcap.__class__ is not float:
@@ -104,27 +106,36 @@ def attention(
     if threads.__class__ is int and threads == 0:
         threads = torch.get_num_threads()
     plain = rule.__class__ is _core.Rule and tables is None
-    options = (rule if plain else given_rule(rule, tables), align, layout, scale, bias, softcap, alibi_slopes, sink,
+    called = rule if plain else given_rule(rule, tables)
+    others = others_of(q, called, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table)
+    options = (called, align, layout, scale, bias, softcap, alibi_slopes, sink,
                deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
-               threads, stream_of(q))  # fmt: skip
+               threads, stream_of(q, others))  # fmt: skip
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
     if isinstance(out, Tensor):
         if records or (_grad() and out.requires_grad):
             raise ValueError("out: given where a gradient is recorded, expected none there")
-        made = _core.torch_attention(q, k, v, out, return_lse, options)
+        made = _forward(options, others, q, k, v, out, return_lse)
         if not out.is_inference():
             increment_version(out)  # PyTorch sees no writing from outside
         return made
     if not records:
-        return _core.torch_attention(q, k, v, out, return_lse, options)
+        return _forward(options, others, q, k, v, out, return_lse)
     if isinstance(alibi_slopes, Tensor) and alibi_slopes.requires_grad:
         raise ValueError(NO_SLOPES)
     check_return_lse(return_lse)
     numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
     kept = [one if isinstance(one, Tensor) and not one.is_inference() else None for one in numbers]
     named = (rule, dict(tables)) if tables else None
-    made = _Attention.apply(q, k, v, bias, sink, return_lse, options, named, *kept)
+    made = _Attention.apply(q, k, v, bias, sink, return_lse, (options, others), named, *kept)
     return made if return_lse else made[0]
+
+
+def _forward(options: Any, others: tuple[Any, ...], q: Tensor, k: Any, v: Any, out: Any, return_lse: Any) -> Any:
+    made = _core.torch_attention(q, k, v, out, return_lse, options)
+    if others:
+        settle(q, *others)
+    return made
 
 
 def cast(q: Any, k: Any = None, v: Any = None) -> tuple[Any, Any, Any]:
@@ -232,9 +243,10 @@ class _Attention(torch.autograd.Function):
     lengths, and the tables of `text`, a rule's text with its tables by name. None where there is nothing to watch."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, options: Any, text: Any,
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, call: Any, text: Any,
                 *kept: Any) -> Any:  # fmt: skip
-        made = _core.torch_attention(q, k, v, None, return_lse or True, options)
+        options, others = call
+        made = _forward(options, others, q, k, v, None, return_lse or True)
         ctx.set_materialize_grads(False)
         out, lse = made[0], made[1]
         if return_lse == "lm":
@@ -286,8 +298,12 @@ def _with_saved(options: Any, text: Any, kept: list[Any]) -> list[Any]:
 def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
                out: Tensor, lse: Tensor) -> Any:  # fmt: skip
     """The options are those of _with_saved."""
-    options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q))
-    return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
+    others = others_of(q, options[0], options[6], *options[10:14])
+    options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q, others))
+    made = _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
+    if others:
+        settle(q, *others)
+    return made
 
 
 def in_memory(gradient: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .. import _core
+from .. import _arrays, _core
 from .._frontend import second_derivative, without_gradient
 from ._rule import rule_of
 
@@ -43,7 +44,20 @@ ARGUMENTS = 21  # of the first operator
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
 
 
-def stream_of(q: Tensor) -> int:
+def others_of(q: Tensor, rule: Any, slopes: Any, cu_q: Any, cu_k: Any, lengths: Any, pages: Any) -> tuple[Any, ...]:
+    """What comes from other frameworks in a call on a GPU. It takes stream_of before the call, _arrays.settle behind."""
+    if not q.is_cuda:
+        return ()
+    tables = rule._arrays
+    if slopes is cu_q is cu_k is lengths is pages is None and not tables:
+        return ()
+    return tuple(one for one in (slopes, cu_q, cu_k, lengths, pages, *tables)
+                 if one is not None and not isinstance(one, (Tensor, np.ndarray)))  # fmt: skip
+
+
+def stream_of(q: Tensor, others: tuple[Any, ...] = ()) -> int:
+    if others:
+        return _arrays.stream_of(q, *others)
     return int(_stream(q.get_device())) if q.is_cuda else 0
 
 

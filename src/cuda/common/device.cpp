@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <atomic>
 #include <mutex>
 
 #include "cuda/common/driver.h"
@@ -45,31 +46,41 @@ void push_context(int index) {
   must(push(contexts[index]) == CUDA_SUCCESS);
 }
 
+cudaError_t count_devices(int& count) {
+  const auto status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) cudaGetLastError(), count = 0;
+  return status;
+}
+
 /// Why CUDA finds none.
 std::string no_gpu() {
   constexpr int oldest = CUDART_VERSION / 1000;
   int version = 0;  // stays 0 where there is no driver
   if (cudaDriverGetVersion(&version) != cudaSuccess) cudaGetLastError();
-  if (version == 0 || version / 1000 >= oldest) return "but CUDA finds no GPU here";
-  return "but the driver is for CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
-         ", expected " + std::to_string(oldest) + ".0 or newer";
+  if (version != 0 && version / 1000 < oldest) {
+    return "but the driver is for CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
+           ", expected " + std::to_string(oldest) + ".0 or newer";
+  }
+  int count;
+  const auto status = count_devices(count);
+  const bool none = status == cudaSuccess || status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver;
+  return "but CUDA finds no GPU here" + (none ? "" : std::string(": ") + cudaGetErrorString(status));
 }
 
 }  // namespace
 
 int device_count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
+  int count;
+  count_devices(count);
   return count < most_devices ? count : most_devices;
 }
 
 const DeviceFacts& facts_of(Device device) {
   static std::array<std::once_flag, most_devices> asked;
   static std::array<DeviceFacts, most_devices> facts;
-  static const int count = device_count();
+  static std::atomic<int> known = 0;  // none: asked again, since a driver may be late
+  int count = known.load(std::memory_order_relaxed);
+  if (count == 0) known = count = device_count();
   if (count == 0) throw Error(Error::Kind::device, "query: on " + device_name(device) + ", " + no_gpu());
   if (device.index < 0 || device.index >= count) {
     throw Error(Error::Kind::device, "query: on " + device_name(device) + ", expected cuda:0" +

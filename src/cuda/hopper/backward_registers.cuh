@@ -229,19 +229,21 @@ __device__ __forceinline__ void transpose_quads(std::uint32_t (&x)[4]) {
   }
 }
 
-/// A warpgroup's rows of dK (n = 0) or dV, from a channel on.
+/// A warpgroup's rows of dK (n = 0) or dV, from a channel on. Reports what is not finite, wanted or not: dK shows which
+/// dS is not, and with it a bias's gradient.
 template <class E, int kTiles>
 __device__ __forceinline__ void store_key_gradients(const float (&x)[kTiles][4], const GroupBackwardArgs& args,
                                                     const KeyPlace& at, int n, int first_channel, float factor) {
   const auto& side = args.sides[keys];
   const auto& rows = side.gradients[n];
-  if (!rows.data || at.block >= side.blocks) return;
+  if (at.block >= side.blocks) return;
   float zero = 0;
 #pragma unroll
   for (int j = 0; j < kTiles; ++j)
 #pragma unroll
     for (int e = 0; e < 4; ++e) zero += 0 * x[j][e];
   if (zero != zero) *args.careful = 1;
+  if (!rows.data) return;
   E* const data = head_data<E>(rows, at.b, at.key_head);
   const rules::Box box{origin_of(args.cuts[keys], at.block), side.grid.extent, side.grid.step};
   first_channel += static_cast<int>(lane_number() % 4 * 8);
