@@ -266,12 +266,12 @@ void packed(ElementType type) {
   must(cudaDeviceSynchronize());
 }
 
-void paged(ElementType type, std::int64_t queries, std::int64_t page_size) {
-  Tensor q(type, {1, 4, queries, 64}), out(type, {1, 4, queries, 64});
-  Tensor k(type, {3, page_size, 2, 64}), v(type, {3, page_size, 2, 64});
+void paged(ElementType type, std::int64_t queries, std::int64_t page_size, std::int64_t depth = 64) {
+  Tensor q(type, {1, 4, queries, depth}), out(type, {1, 4, queries, depth});
+  Tensor k(type, {9, page_size, 2, depth}), v(type, {9, page_size, 2, depth});
   auto options = with(causal());
-  options.page_table = integers({2, 0, 1}, {1, 3});
-  options.key_lengths = integers({static_cast<std::int32_t>(3 * page_size) - 5}, {1});
+  options.page_table = integers({2, 8, 0, 5, 1, 7, 3, 6, 4}, {1, 9});
+  options.key_lengths = integers({static_cast<std::int32_t>(9 * page_size) - 5}, {1});
   forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
   ++calls;
   must(cudaDeviceSynchronize());
@@ -342,8 +342,10 @@ int main(int argc, char** argv) {
     if (wanted("few")) {
       late(type, {1, 130, 64, 64, false});
       late(type, {20, 150, 128, 128, false});
-      for (const std::int64_t queries : {1, 10})  // of two heads: up to 16 rows, and more
+      for (const std::int64_t queries : {1, 10}) {  // of two heads: up to 16 rows, and more
         for (const std::int64_t page_size : {24, 64}) paged(type, queries, page_size);
+        for (const std::int64_t depth : {64, 128, 256}) paged(type, queries, 16, depth);
+      }
       run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
       run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front),
           {.hidden_nan = true, .backward = false});  // many tasks

@@ -2,12 +2,12 @@
 // calls are plain, and portable/decode.cuh what tasks and parts are.
 //
 // A block of threads has one task, or, where a multiprocessor has room for one block alone, stays and takes one after
-// the other. One warp has the copy engine bring keys and values, tile by tile, as far ahead as shared memory holds, also
-// beyond the end of a task (decode_loader.cuh); so the other warps spend nothing on loads. Of a tile each of those takes
-// 16 keys, with all rows or, of 256 channels, 8 of them, and keeps O, the largest product and the sum of its rows. Both
-// products are made the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says why), for 8 or
-// 16 rows. What the warps leave is joined in shared memory, what the parts leave by the kernel of decode_join.cuh. Bound
-// by reading K and V.
+// the other. A warp or two have the copy engine bring keys and values, tile by tile, as far ahead as shared memory
+// holds, also beyond the end of a task (decode_loader.cuh); so the other warps spend nothing on loads. Of a tile each
+// of those takes 16 keys, with all rows or, of 256 channels, 8 of them, and keeps O, the largest product and the sum
+// of its rows. Both products are made the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh
+// says why), for 8 or 16 rows. What the warps leave is joined in shared memory, what the parts leave by the kernel of
+// decode_join.cuh. Bound by reading K and V.
 //
 // A warp whose result is not finite goes over its keys again, with care (portable/not_finite.cuh), by the same
 // products in the same order, so that other rows keep their bits: it reads keys and values itself, since the tiles have

@@ -1,7 +1,7 @@
 // Decoding on Hopper (sm_90a) for plain calls of 16-bit types with 17 to 64 rows: the products of decode.cuh, made by
 // warpgroups. portable/decode.cuh says what tasks and parts are.
 //
-// A block of threads has one task. It is a warp that loads (decode_loader.cuh) and one warpgroup that has all rows,
+// A block of threads has one task. It is warps that load (decode_loader.cuh) and one warpgroup that has all rows,
 // padded to 64, and takes the tiles of 64 keys in their order: S = Q K^T, the online softmax, O += P V, as in
 // forward.cuh, with keys and values read where the copy engine has put them. So nothing has to be joined in the block.
 // Q is in shared memory, P in registers. Warps that have no rows make the products alone. Two blocks on a
@@ -25,7 +25,7 @@ template <class E, int depth, int stages>
 struct GroupDecodeSizes {
   using Element = E;
   static constexpr int kDepth = depth, kStages = stages, kKeys = 64, kRows = 64;
-  static constexpr int kWarps = 4, kThreads = 32 * (kWarps + 1), kRegisters = 0;
+  static constexpr int kWarps = 4, kThreads = 32 * (kWarps + 2), kRegisters = 0;
   static constexpr bool kOneTask = true;  ///< of a block: its results take the place of tiles
 };
 
@@ -42,8 +42,8 @@ struct GroupDecodeShared {
   Barrier full[Sizes::kStages], empty[Sizes::kStages];
 
   /// One thread's work, before a barrier of the block.
-  __device__ __forceinline__ void begin() {
-    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(Sizes::kWarps);
+  __device__ __forceinline__ void begin(int loading_warps) {
+    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(loading_warps), empty[i].begin_for_warps(Sizes::kWarps);
     barriers_begun();
   }
   /// Over the tiles, at the end of a task; neighbouring rows lie in other banks.

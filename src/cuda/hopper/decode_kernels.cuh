@@ -20,11 +20,15 @@ __global__ void __launch_bounds__(Rows::Sizes::kThreads, bulk_decode_blocks<type
   using Shared = typename Rows::Shared;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
-  if (threadIdx.x == 0) shared.begin(), prefetch_map(args.maps[0].map), prefetch_map(args.maps[1].map);
+  if (threadIdx.x == 0) {
+    shared.begin(loading_warps(args));
+    prefetch_map(args.maps[0].map), prefetch_map(args.maps[1].map);
+  }
   __syncthreads();
   if (threadIdx.x >= 32 * Sizes::kWarps) {
     if constexpr (Sizes::kRegisters > 0) give_registers<Sizes::kLoaderRegisters>();
-    if (threadIdx.x < 32 * (Sizes::kWarps + 1)) BulkDecodeLoader<Sizes, Shared>(args, shared).run();
+    const int warp = static_cast<int>(threadIdx.x / 32) - Sizes::kWarps;
+    if (warp < loading_warps(args)) BulkDecodeLoader<Sizes, Shared>(args, shared, warp).run();
   } else {
     if constexpr (Sizes::kRegisters > 0) take_registers<Sizes::kRegisters>();
     Rows(args, shared).run();

@@ -1,5 +1,7 @@
-// What blocks of threads of Hopper's decoding kernel have in shared memory, and the warp that loads: it asks the copy
-// engine for keys and values, tile by tile, as far ahead as there are stages, through all tasks of its block.
+// What blocks of threads of Hopper's decoding kernel have in shared memory, and the warps that load: they ask the copy
+// engine for keys and values, tile by tile, as far ahead as there are stages, through all tasks of their block. That
+// is one warp, or, where a tile may be of many pages, one for K and one for V: the lanes of a warp ask one after the
+// other.
 #pragma once
 
 #include "cuda/hopper/barriers.cuh"
@@ -19,7 +21,7 @@ struct BulkDecodeSizes {
   static constexpr int kWarps = row_warps * key_warps, kRegisters = registers;
   static constexpr bool kOneTask = join_rows == 0;
   static constexpr int kJoinRows = kOneTask ? kRows : join_rows;
-  static constexpr int kThreads = 32 * (kWarps + (registers > 0 ? 4 : 1)), kLoaderRegisters = 40;
+  static constexpr int kThreads = 32 * (kWarps + (registers > 0 ? 4 : 2)), kLoaderRegisters = 40;
   static_assert(kKeys % 64 == 0 && kRows % kJoinRows == 0 && (registers == 0 || kWarps % 4 == 0));
 };
 
@@ -44,8 +46,8 @@ struct BulkDecodeShared {
   Barrier full[Sizes::kStages], empty[Sizes::kStages];
 
   /// One thread's work, before a barrier of the block.
-  __device__ __forceinline__ void begin() {
-    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(Sizes::kWarps);
+  __device__ __forceinline__ void begin(int loading_warps) {
+    for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(loading_warps), empty[i].begin_for_warps(Sizes::kWarps);
     barriers_begun();
   }
   __device__ __forceinline__ Results& results() {
@@ -54,20 +56,24 @@ struct BulkDecodeShared {
   static_assert(!Sizes::kOneTask || sizeof(Results) <= sizeof(k));
 };
 
+/// Of the two that a block has.
+__device__ __forceinline__ int loading_warps(const BulkDecodeArgs& args) { return args.call.paged ? 2 : 1; }
+
 /// Shared: has k, v, full and empty of each stage.
 template <class Sizes, class Shared>
 class BulkDecodeLoader {
  public:
   static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys, kStages = Sizes::kStages;
 
-  __device__ __forceinline__ BulkDecodeLoader(const BulkDecodeArgs& args, Shared& shared)
-      : args_(args), shared_(shared), log_boxes_(rules::lowest_bit(kKeys / args.box_rows)) {}
+  __device__ __forceinline__ BulkDecodeLoader(const BulkDecodeArgs& args, Shared& shared, int warp)
+      : args_(args), shared_(shared), warp_(warp), log_boxes_(rules::lowest_bit(kKeys / args.box_rows)) {}
 
   __device__ __forceinline__ void run() {
     // A lane's boxes are always the same rows and channels of a tile of one of the two tensors.
     const int lane = static_cast<int>(lane_number()), boxes = 1 << log_boxes_;
-    const int box = lane & (boxes - 1), panel = (lane >> log_boxes_) % kPanels;
-    const int tensor = (lane >> log_boxes_) / kPanels;
+    const int of_both = (lane >> log_boxes_) + warp_ * kPanels;  // K's panels, then V's
+    const int box = lane & (boxes - 1), panel = of_both % kPanels, tensor = of_both / kPanels;
+    const bool own = loading_warps(args_) == 2 ? tensor == warp_ : tensor < 2;
     const bool one_entry = args_.one_entry[tensor & 1], one_head = args_.one_head[tensor & 1];
     const auto policy = read_once();
     const auto place = static_cast<std::int64_t>(panel) * kKeys * 64 + box * args_.box_rows * 64;
@@ -83,7 +89,7 @@ class BulkDecodeLoader {
       int n = 0;  // of the tile's first box in the task
       for (int first = span.first; first < span.end; first += kKeys, n += boxes) {
         std::int32_t row = first + box * args_.box_rows, entry = task.b;
-        const bool exists = tensor < 2 && row < span.end;
+        const bool exists = own && row < span.end;
         if (args_.call.paged) {
           if (n % 32 == 0) now_ = next_, next_ = page_of(task, span, n + 32 + lane);
           entry = __shfl_sync(0xffffffffu, now_.page, n % 32 + box);
@@ -105,7 +111,7 @@ class BulkDecodeLoader {
 
  private:
   static constexpr int kPanels = kDepth / 64;
-  static_assert(kKeys / 16 * kPanels * 2 <= 32, "a lane for each box of the smallest pages");
+  static_assert(kKeys / 16 * kPanels <= 32 && 2 * kPanels <= 32, "a lane for each box of the smallest pages");
 
   /// Where a box of a task is.
   struct Place {
@@ -122,6 +128,7 @@ class BulkDecodeLoader {
 
   const BulkDecodeArgs& args_;
   Shared& shared_;
+  const int warp_;       ///< of those that load
   const int log_boxes_;  ///< of a tile's rows
   Place now_, next_;     ///< lane n has box n of 32
   int stage_ = 0;
