@@ -266,10 +266,10 @@ void packed(ElementType type) {
   must(cudaDeviceSynchronize());
 }
 
-void paged(ElementType type, std::int64_t queries, std::int64_t page_size, std::int64_t depth = 64) {
+void paged(ElementType type, std::int64_t queries, std::int64_t page_size, std::int64_t depth, const Rule& rule) {
   Tensor q(type, {1, 4, queries, depth}), out(type, {1, 4, queries, depth});
   Tensor k(type, {9, page_size, 2, depth}), v(type, {9, page_size, 2, depth});
-  auto options = with(causal());
+  auto options = with(rule);
   options.page_table = integers({2, 8, 0, 5, 1, 7, 3, 6, 4}, {1, 9});
   options.key_lengths = integers({static_cast<std::int32_t>(9 * page_size) - 5}, {1});
   forward(q.view, k.view, v.view, {out.view, {}, {}, {}}, options);
@@ -319,7 +319,7 @@ int main(int argc, char** argv) {
     }
     if (wanted("depths")) {
       packed(type);
-      paged(type, 130, 64);
+      paged(type, 130, 64, 64, causal());
       run(type, {130, 0, 64, 64, false}, with(full()));  // results that need no arithmetic
     }
     for (const Shape& shape :
@@ -342,9 +342,10 @@ int main(int argc, char** argv) {
     if (wanted("few")) {
       late(type, {1, 130, 64, 64, false});
       late(type, {20, 150, 128, 128, false});
-      for (const std::int64_t queries : {1, 10}) {  // of two heads: up to 16 rows, and more
-        for (const std::int64_t page_size : {24, 64}) paged(type, queries, page_size);
-        for (const std::int64_t depth : {64, 128, 256}) paged(type, queries, 16, depth);
+      for (const std::int64_t queries : {1, 8, 10}) {  // of two heads: up to 8 rows, up to 16, and more
+        paged(type, queries, 24, 64, causal());
+        paged(type, queries, 64, 64, full());
+        for (const std::int64_t depth : {64, 128, 256}) paged(type, queries, 16, depth, full());
       }
       run(type, {1, 5000, 64, 64, false}, with(causal()));  // in parts
       run(type, {1, 70, 64, 64, false, 300}, with(~full() | prefix(69), Align::none_front),

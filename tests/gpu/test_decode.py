@@ -167,7 +167,7 @@ def test_rows_keep_their_bits_beside_such_as_overflow(heads, d, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize("heads, kv_heads, queries", [(6, 2, 6), (12, 2, 7), (24, 2, 5), (4, 1, 16)])
+@pytest.mark.parametrize("heads, kv_heads, queries", [(12, 1, 1), (6, 2, 6), (12, 2, 7), (24, 2, 5), (4, 1, 16)])
 def test_several_queries_that_see_all(heads, kv_heads, queries, d, dtype):
     """Rows are the queries of all heads of a key head; lengths in device memory, NaN behind them, and pages."""
     keys, lengths = 1500, torch.tensor([1500, 1, 777], dtype=torch.int32)
@@ -190,12 +190,17 @@ def test_several_queries_that_see_all(heads, kv_heads, queries, d, dtype):
 @pytest.mark.parametrize("d, d_v", [(64, 24), (72, 128), (128, 64), (200, 256), (256, 304)])
 @pytest.mark.parametrize("heads", [1, 7, 12, 27, 48])
 def test_any_number_of_rows(heads, d, d_v, dtype):
-    """Of plain calls, in one part and in several, and with keys that a window hides."""
+    """Of plain calls, in one part and in several, in pages, and with keys that a window hides."""
     q, k, v = randoms(2, heads, 1, 1, 6000, d, d_v, dtype)
     for keys in (1, 100, 6000):
         out, lse = af.attention(q, k[:, :, :keys], v[:, :, :keys], return_lse=True)
         expected, expected_lse = reference(q, k[:, :, :keys], v[:, :, :keys])
         assert (out - expected).abs().max() < TYPES[dtype] and (lse - expected_lse).abs().max() < TYPES[dtype]
+    order = torch.randperm(2 * 375, device="cuda")
+    lengths = torch.full((2,), 6000, dtype=torch.int32, device="cuda")
+    paged = af.attention(q, in_pages(k, 16, order), in_pages(v, 16, order), key_lengths=lengths,
+                         page_table=order.reshape(2, -1).int())  # fmt: skip
+    assert (paged - expected).abs().max() < TYPES[dtype]
     near, far = k.clone(), v.clone()
     near[:, :, :899], far[:, :, :899] = torch.nan, torch.inf
     out = af.attention(q, near, far, rule=af.window(5100, 0), align="none_end")

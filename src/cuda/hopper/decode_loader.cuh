@@ -56,7 +56,7 @@ struct BulkDecodeShared {
   static_assert(!Sizes::kOneTask || sizeof(Results) <= sizeof(k));
 };
 
-/// Of the two that a block has.
+/// Of those that a block has; the others leave.
 __device__ __forceinline__ int loading_warps(const BulkDecodeArgs& args) { return args.call.paged ? 2 : 1; }
 
 /// Shared: has k, v, full and empty of each stage.
@@ -111,7 +111,8 @@ class BulkDecodeLoader {
 
  private:
   static constexpr int kPanels = kDepth / 64;
-  static_assert(kKeys / 16 * kPanels <= 32 && 2 * kPanels <= 32, "a lane for each box of the smallest pages");
+  static_assert(kKeys / 64 * kPanels * 2 <= 32, "a lane for each box");
+  static_assert(kKeys / 16 * kPanels <= 32, "and for each of the smallest pages");
 
   /// Where a box of a task is.
   struct Place {
