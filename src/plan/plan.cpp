@@ -195,6 +195,7 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
   thread_local planning::PlanKey key;  // keeps its memory
   key.clear();
   planning::append(key, problem.tables_on_device, problem.tables_on_device || facts.tables ? problem.batch : 0,
+                   facts.tables && problem.heads_q == 0,  // then there is no mask
                    problem.direction, problem.dimensions, problem.q_size, problem.k_size, problem.align, threads,
                    menu.key_rows, menu.tile_cost, menu.query_rows.size());
   for (const auto rows : menu.query_rows) planning::append(key, rows);

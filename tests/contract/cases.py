@@ -43,6 +43,7 @@ class Case:
     wild: bool = False  # strides of all kinds
     poison: bool = False  # keys that nobody sees hold NaN
     threads: int = 0
+    late: bool = False  # lengths, page tables and the tables of rules lie where the tensors do
     seed: int = 0
 
     def __post_init__(self):
@@ -124,18 +125,18 @@ class Case:
         )  # fmt: skip
 
 
-def library_rule(rule, index_type="int32"):
-    """The library's rule of a tuple."""
+def library_rule(rule, index_type="int32", place=lambda table: table):
+    """The library's rule of a tuple, its tables brought to where they are to be."""
     name, *arguments = rule
     if name == "and":
-        return library_rule(arguments[0], index_type) & library_rule(arguments[1], index_type)
+        return library_rule(arguments[0], index_type, place) & library_rule(arguments[1], index_type, place)
     if name == "or":
-        return library_rule(arguments[0], index_type) | library_rule(arguments[1], index_type)
+        return library_rule(arguments[0], index_type, place) | library_rule(arguments[1], index_type, place)
     if name == "not":
-        return ~library_rule(arguments[0], index_type)
+        return ~library_rule(arguments[0], index_type, place)
     if name in ("documents", "documents_packed"):
         arguments = [np.asarray(a).astype(index_type) for a in arguments]
-    return getattr(af, name)(*arguments)
+    return getattr(af, name)(*(place(a) if isinstance(a, np.ndarray) else a for a in arguments))
 
 
 class Laid:
@@ -151,6 +152,7 @@ class Laid:
         shape = (lambda a: restride(a, rng)) if case.wild else np.ascontiguousarray
         lay = lambda a: self.place(shape(a))
         self.lay, self.shape = lay, shape
+        self.place_table = self.place if case.late else lambda a: a
         if case.layout == "qkv":
             packed = np.stack([given[name][0] for name in "qkv"])
             self.q, self.k, self.v = lay(packed), None, None
@@ -167,8 +169,8 @@ class Laid:
     def _options(self, given, lay):
         case = self.case
         options = dict(
-            rule=library_rule(case.rule, case.index_type), align=case.align, layout=case.layout, scale=case.scale,
-            softcap=case.softcap, threads=case.threads,
+            rule=library_rule(case.rule, case.index_type, self.place_table), align=case.align, layout=case.layout,
+            scale=case.scale, softcap=case.softcap, threads=case.threads,
         )  # fmt: skip
         for name in ("bias", "alibi_slopes", "sink"):
             if name in given:
@@ -176,7 +178,7 @@ class Laid:
         for name, value in (("cu_seqlens_q", case.cu_q), ("cu_seqlens_k", case.cu_k),
                             ("key_lengths", case.key_lengths)):
             if value is not None:
-                options[name] = self.shape(np.array(value, case.index_type))
+                options[name] = self.place_table(self.shape(np.array(value, case.index_type)))
         return options
 
     def _lay_pages(self, given, lay, rng):
@@ -196,7 +198,7 @@ class Laid:
             return lay(pool)
 
         self.k, self.v = scatter(given["k"]), scatter(given["v"])
-        self.options["page_table"] = self.shape(table.astype(np.int32))
+        self.options["page_table"] = self.place_table(self.shape(table.astype(np.int32)))
 
     def to_layout(self, a, shape):
         """Canonical (b, h, s, d) as the layout has it."""

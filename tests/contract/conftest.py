@@ -18,6 +18,8 @@ from profiles import many  # noqa: E402
 
 if DEVICE == "cuda":
     require_gpu_of_pytorch()
+else:
+    collect_ignore = ["test_tables_on_gpu.py"]
 
 settings.register_profile(
     "contract",

@@ -57,6 +57,15 @@ def test_empty_documents(cu_q, cu_k):
                rule=("causal",)))
 
 
+@pytest.mark.parametrize("axis", ["heads", "batch"])
+def test_documents_come_back_for_more(axis):
+    """What a plan says of documents when there is no head, or no batch entry, must not serve the calls that have some."""
+    ids = np.arange(97) // 10
+    case = Case(batch=2, heads_q=4, heads_kv=2, q_shape=(97,), k_shape=(97,), rule=("documents", ids, ids))
+    for one in [EMPTY[axis]] * 3 + [{}] * 3 + [EMPTY[axis]]:
+        check(case.but(**one))
+
+
 def test_packed_nothing():
     for heads, length in ((0, 5), (3, 0), (0, 0)):
         check(Case(heads_q=heads, heads_kv=heads, q_shape=(length,), k_shape=(length,), layout="qkv"))

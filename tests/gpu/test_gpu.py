@@ -344,6 +344,25 @@ def test_what_another_framework_still_writes_is_waited_for(call, where):
     assert close(found, reference(q, k, v, causal=False))
 
 
+def test_what_another_framework_still_reads_is_waited_for():
+    """out is CuPy's, and its stream copies it behind a long sleep before it is written."""
+    import cupy
+
+    q, k, v = tensors(n=200, dtype=torch.float16)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        out = cupy.full(tuple(q.shape), 7, "float16")
+        read = cupy.zeros_like(out)
+        read[...] = out  # so that CuPy has compiled it
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+            torch.cuda._sleep(200_000_000)
+        read[...] = out
+        attention(q, k, v, out=out)
+        written = out.copy()
+    assert (read == 7).all()
+    assert close(torch.as_tensor(written), reference(q, k, v, causal=False))
+
+
 def test_cupy_arrays():
     import cupy
 

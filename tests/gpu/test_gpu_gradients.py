@@ -142,6 +142,17 @@ def test_gradient_of_a_bias_that_is_a_part_of_a_tensor(first):
         assert (got.double() - whole.double()).abs().max() < 1e-2 * whole.double().abs().max()
 
 
+@pytest.mark.parametrize("inner", [0, 1])
+def test_gradient_of_a_bias_whose_axes_lie_in_another_order(inner):
+    q, k, v = tensors(n=512)
+    bias = torch.randn(2, 4, 512, 512, device="cuda").bfloat16()
+    other = bias.transpose(inner, 2).contiguous().transpose(inner, 2).requires_grad_()
+    expected = gradients(q, k, v, v, bias=bias, rule=af.causal()).dbias
+    (made,) = torch.autograd.grad(attention(q, k, v, bias=other, rule=af.causal()), [other], v)
+    assert made.stride() == other.stride()
+    assert (made.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
+
+
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_queries_that_a_bias_hides_from_all_keys(d):
     """Even if they hold NaN themselves; every tile is full."""

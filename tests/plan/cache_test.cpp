@@ -107,6 +107,20 @@ TEST(Cache, TellsDocumentsOfBatchEntriesApart) {
   EXPECT_EQ(plan(3)->batch_groups, 3);
 }
 
+TEST(Cache, TellsDocumentsOfNoHeadsApart) {
+  std::vector<std::int32_t> ids(300, 1);
+  const auto plan = [&](std::int64_t heads) {
+    auto problem = problem_1d(documents(view_of(ids), view_of(ids)), 300, 300);
+    problem.heads_q = problem.heads_kv = heads;
+    make_plan(problem, test_menu());
+    return make_plan(problem, test_menu());
+  };
+  EXPECT_EQ(plan(0)->groups.size(), 0u);
+  EXPECT_EQ(plan(2)->groups.size(), 1u);
+  EXPECT_EQ(plan(0)->groups.size(), 0u);
+  EXPECT_EQ(plan(1), plan(2));
+}
+
 TEST(Cache, LeavesBitmapsWhereTheyAre) {
   std::vector<std::uint8_t> bitmap(25, 1);
   const auto plan = [&] {

@@ -107,16 +107,18 @@ def attention(
         threads = torch.get_num_threads()
     plain = rule.__class__ is _core.Rule and tables is None
     called = rule if plain else given_rule(rule, tables)
-    others = others_of(q, called, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table)
+    others = others_of(q, called, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
+                       None if isinstance(out, Tensor) else out)  # fmt: skip
     options = (called, align, layout, scale, bias, softcap, alibi_slopes, sink,
                deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
                threads, stream_of(q, others))  # fmt: skip
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
-    if isinstance(out, Tensor):
-        if records or (_grad() and out.requires_grad):
+    if out is not None:
+        tensor = isinstance(out, Tensor)
+        if records or (tensor and _grad() and out.requires_grad):
             raise ValueError("out: given where a gradient is recorded, expected none there")
         made = _forward(options, others, q, k, v, out, return_lse)
-        if not out.is_inference():
+        if tensor and not out.is_inference():
             increment_version(out)  # PyTorch sees no writing from outside
         return made
     if not records:

@@ -44,14 +44,15 @@ ARGUMENTS = 21  # of the first operator
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
 
 
-def others_of(q: Tensor, rule: Any, slopes: Any, cu_q: Any, cu_k: Any, lengths: Any, pages: Any) -> tuple[Any, ...]:
+def others_of(q: Tensor, rule: Any, slopes: Any, cu_q: Any, cu_k: Any, lengths: Any, pages: Any,
+              out: Any = None) -> tuple[Any, ...]:  # fmt: skip
     """What comes from other frameworks in a call on a GPU. It takes stream_of before the call, _arrays.settle behind."""
     if not q.is_cuda:
         return ()
     tables = rule._arrays
-    if slopes is cu_q is cu_k is lengths is pages is None and not tables:
+    if slopes is cu_q is cu_k is lengths is pages is out is None and not tables:
         return ()
-    return tuple(one for one in (slopes, cu_q, cu_k, lengths, pages, *tables)
+    return tuple(one for one in (slopes, cu_q, cu_k, lengths, pages, out, *tables)
                  if one is not None and not isinstance(one, (Tensor, np.ndarray)))  # fmt: skip
 
 

@@ -79,16 +79,15 @@ class Exponential {
   PowersOfTwo table_;
 };
 
-/// exp(factor x) of kCount numbers, 11 operations each. x is finite or -inf, and lies not much above 0. Below the
-/// smallest normal number results are about that, not 0.
+/// exp(factor x) of kCount numbers, 13 operations each. x is finite or -inf, and lies not much above 0.
 template <int kCount, class Numbers>
 __device__ __forceinline__ void take_exponentials(const Numbers& x, const ScaledExponentialTerms& terms,
                                                   const PowersOfTwo& table) {
   constexpr double shifter = 6755399441055744.0;  // 1.5 * 2^52: a sum's lowest bits are the number as an integer
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const auto upper = min(static_cast<unsigned>(__double2hiint(x(i))), terms.limit);  // in a negative number's order
-    const double y = __hiloint2double(static_cast<int>(upper), __double2loint(x(i)));
+    const double y = x(i);
+    const bool vanishes = static_cast<unsigned>(__double2hiint(y)) > terms.limit;  // in a negative number's order
     const double shifted = fma(y, terms.steps, shifter), steps = shifted - shifter;
     const int step = __double2loint(shifted);
     const double r = fma(steps, -terms.step_low, fma(steps, -terms.step, y));
@@ -96,7 +95,8 @@ __device__ __forceinline__ void take_exponentials(const Numbers& x, const Scaled
 #pragma unroll
     for (int n = 3; n >= 0; --n) share = fma(share, r, terms.share[n]);
     const double high = table.high(step), power = fma(high, fma(share, r, table.low(step)), high);
-    x(i) = __hiloint2double(__double2hiint(power) + (step >> 5 << 20), __double2loint(power));
+    const int upper = __double2hiint(power) + (step >> 5 << 20);
+    x(i) = __hiloint2double(vanishes ? 0 : upper, vanishes ? 0 : __double2loint(power));
   }
 }
 

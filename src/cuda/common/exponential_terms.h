@@ -11,7 +11,7 @@ namespace anyflash::cuda {
 struct ScaledExponentialTerms {
   double steps, step, step_low;  ///< x is a number of steps of ln 2 / 32 / factor, a sum of two numbers, and a rest
   double share[6];     ///< (exp(factor r) - 1) / r
-  unsigned limit;      ///< upper half of the lowest x whose exponential is a normal number
+  unsigned limit;      ///< upper half of the lowest x whose exponential is not 0, a step from the normal numbers' end
 
   ScaledExponentialTerms() = default;
   explicit ScaledExponentialTerms(double factor) {
@@ -20,7 +20,7 @@ struct ScaledExponentialTerms {
     step_low = (std::fma(-step, factor, ln2 / 32) + ln2_low / 32) / factor;
     double power = 1;
     for (int n = 0; n < 6; ++n) power *= factor / (n + 1), share[n] = power;
-    const double lowest = -708 / factor;
+    const double lowest = -708.385 / factor;
     std::uint64_t bits;
     std::memcpy(&bits, &lowest, 8);
     limit = static_cast<unsigned>(bits >> 32);

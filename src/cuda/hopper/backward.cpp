@@ -92,13 +92,14 @@ bool visits_all(const ExecutionPlan& plan) {
   return true;
 }
 
-/// A bias's gradient becomes 0. Rows of neighbouring axes that lie at one distance are cleared at once.
+/// A bias's gradient becomes 0. Rows that lie at one distance, of whatever axes, are cleared at once.
 void clear(const Bias& bias, cudaStream_t stream) {
   struct Axis {
     std::int64_t size, stride;
   } axes[3] = {{1, bias.size[3]}, {1, 0}, {1, 0}};
-  int last = -1;
-  for (int i = 2; i >= 0; --i) {
+  int order[3] = {0, 1, 2}, last = -1;
+  std::sort(order, order + 3, [&](int a, int b) { return bias.stride[a] < bias.stride[b]; });
+  for (const int i : order) {
     if (bias.size[i] == 1) continue;
     if (last >= 0 && bias.stride[i] == axes[last].size * axes[last].stride) axes[last].size *= bias.size[i];
     else axes[++last] = {bias.size[i], bias.stride[i]};
