@@ -77,9 +77,16 @@ class Exact:
     def product(self, a, b):
         return a @ b
 
+    def sum(self, weights):
+        return weights.sum(-1)
+
     def backward_start(self, result, s, p, dp, dout, pairs):
         """P and each row's sum of P dP, which the backward pass starts from."""
         return p, np.where(pairs, p * dp, 0).sum(-1)
+
+    def sink_share(self, logit, safe, result):
+        """The sink's P in the backward pass."""
+        return np.exp(logit - safe) / result.l
 
 
 class Textbook(Exact):
@@ -108,10 +115,17 @@ class Textbook(Exact):
                 result += left * right
         return result
 
+    def sum(self, weights):
+        terms = weights[..., ::-1] if self.fused else weights
+        return np.add.accumulate(terms, -1)[..., -1] if weights.shape[-1] else weights.sum(-1)
+
     def backward_start(self, result, s, p, dp, dout, pairs):
         """A backward call is given out and lse in their own types: P = exp(S - lse), sum of P dP = dO . O."""
         delta = self.product(dout[..., None, :], result.out[..., :, None])[..., 0, 0]
         return self.keep(np.where(pairs, np.exp(s - result.lse[..., None]), 0)), delta
+
+    def sink_share(self, logit, safe, result):
+        return np.exp(logit - result.lse)
 
 
 def exact_for(name):
@@ -173,7 +187,7 @@ def attention(call, arithmetic):
     pairs = call.mask & ~dead[..., None]
     safe = np.where(dead, 0, top)
     weight = np.where(pairs, np.exp(s - safe[..., None]), 0)
-    total = weight.sum(-1)
+    total = arithmetic.sum(weight)
     if call.sink is not None:
         total = total + np.exp(logit - safe)
     total = np.where(dead, 0, total)
@@ -195,7 +209,7 @@ def attention(call, arithmetic):
     if call.bias is not None:
         result.dbias = _fold(ds, call.bias.shape)
     if call.sink is not None:
-        share = np.exp(logit - safe) / np.where(dead, 1, total)
+        share = arithmetic.sink_share(logit, safe, result)
         result.dsink = np.where(dead, 0, share * (dlse - delta)).sum((0, 2))
     draw = ds
     if call.softcap > 0:

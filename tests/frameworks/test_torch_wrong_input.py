@@ -115,7 +115,7 @@ WRONG = {
     "out with gradient": (ValueError, "out: given where a gradient is recorded",
                           lambda: attention(X.clone().requires_grad_(), X, X, out=torch.zeros_like(X))),
     "out that is no tensor, with gradient": (ValueError, "out: given where a gradient is recorded",
-                                             lambda: attention(X.clone().requires_grad_(), X, X, out=X.numpy())),
+                                             lambda: attention(X.clone().requires_grad_(), X, X, out=np.zeros(X.shape, "f"))),
     "out that records": (ValueError, "out: given where a gradient is recorded",
                          lambda: attention(X, X, X, out=torch.zeros_like(X).requires_grad_())),
     "packed's rank": (ValueError, "qkv: shape (2, 5, 8), expected (3, heads, length, channels)",
