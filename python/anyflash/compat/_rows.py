@@ -29,5 +29,7 @@ def in_rows(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, sizes: 
     token = torch.arange(tokens, device=q.device)
     entry = torch.searchsorted(cu_q[1:].long(), token, right=True).clamp(max=entries - 1)
     place = (token - cu_q[1:].long()[entry] + size).clamp(0, size - 1)
-    return out[entry, place], lse[entry, :, place].T
+    behind = (token >= cu_q[-1])[:, None]  # in no sequence
+    return (out[entry, place].masked_fill(behind[..., None], 0),
+            lse[entry, :, place].masked_fill(behind, float("-inf")).T)  # fmt: skip
 

@@ -332,6 +332,18 @@ def test_no_sequence_sees_another_s_nan():
         assert one[3:7].isnan().all() and one[:3].isfinite().all() and one[7:].isfinite().all()
 
 
+def test_tokens_behind_the_last_sequence():
+    """They are in none: 0, as are their gradients, and those of others do not hear theirs."""
+    (x,) = randoms((12, 2, 16), dtype=torch.float32)
+    ends = on_gpu([0, 3, 7])
+    for slopes in (None, torch.rand(2, 2, device="cuda")):
+        whole, part = (with_gradients(lambda *x: flash_attn.flash_attn_varlen_func(
+            *x, ends, ends, 6, 6, alibi_slopes=slopes), y, y, y) for y in (x, x[:7].clone()))  # fmt: skip
+        for one, other in zip(whole, part):
+            assert not one[7:].any()
+            torch.testing.assert_close(one[:7], other)
+
+
 def test_tf32():
     """Heard where it is allowed, in graphs and transforms too: what the library gives then, to the bit."""
     q, k, v = randoms(*[(2, 2, 200, 64)] * 3, dtype=torch.float32)
