@@ -1,6 +1,7 @@
 // exp of float64, for kernels that make many at once beside products. CUDA's own ends in a branch for tiny results, so
 // those of a thread come one after the other, each a chain of 20 operations; and what is float64 takes the tensor
-// cores' time. Here are 13 operations at most and no branch: Tang 1989, with a table of 2^(i / 32), a number in each lane.
+// cores' time. Here are 13 operations at most and no branch: Tang 1989, with a table of 2^(i / 32), a number in each
+// lane.
 #pragma once
 
 #include "cuda/common/exponential_terms.h"
