@@ -45,11 +45,17 @@ void check_numbers(const char* what, const std::vector<std::int64_t>& made_for, 
   if (!same) problem::fail_value("plan", std::string("made for other ") + what + " than the call has");
 }
 
+/// Of the rule alone: cumulative lengths, which the kept problem has no more, are compared as numbers.
+rules::Facts facts_of_rule(const Problem& problem) {
+  auto shapes = planning::shapes_of(problem);
+  shapes.cu_seqlens_q = shapes.cu_seqlens_k = {};
+  return rules::facts(problem.rule, shapes);
+}
+
 /// The same rule object, or one that means the same; rules with tables must be the same object.
 void check_rule(const Problem& made_for, const Problem& has) {
   if (&made_for.rule.node() == &has.rule.node()) return;
-  const auto one = rules::facts(made_for.rule, planning::shapes_of(made_for));
-  const auto other = rules::facts(has.rule, planning::shapes_of(has));
+  const auto one = facts_of_rule(made_for), other = facts_of_rule(has);
   if (!one.tables && !other.tables && one.key == other.key) return;
   const auto text = made_for.rule.text();
   if (text != has.rule.text()) fail("rule " + text, has.rule.text());

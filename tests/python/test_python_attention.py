@@ -198,6 +198,19 @@ def test_a_plan_gives_the_same_result_again(qkv):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_plan_serves_the_same_rule_written_anew():
+    lengths = np.array([0, 5, 18], np.int32)
+    q = numbers(1, 18, 2, 8)
+    call = dict(layout="thd", cu_seqlens_q=lengths, cu_seqlens_k=lengths)
+    plan = af.plan(q, q, q, rule=af.causal(), **call)
+    expected = af.attention(q, q, q, rule=af.causal(), **call)
+    np.testing.assert_array_equal(af.attention(q, q, q, rule=af.causal(), plan=plan, **call), expected)
+    with pytest.raises(ValueError, match="^plan: made for rule causal"):
+        af.attention(q, q, q, rule=af.local(2), plan=plan, **call)
+    with pytest.raises(ValueError, match="^plan: made for other cu_seqlens_q"):
+        af.attention(q, q, q, rule=af.causal(), plan=plan, **call | dict(cu_seqlens_q=np.array([0, 6, 18], np.int32)))
+
+
 def test_a_plan_keeps_the_tables_of_its_rule_alive():
     q = numbers(1, 1, 1, 64, 8)
     mask = np.random.default_rng(0).random((64, 64)) < 0.5
