@@ -27,7 +27,7 @@ def _framework(array: Any) -> str:
     """The package that its class, or a class that it is derived from, comes from, if it needs care; else ""."""
     kind = type(array)
     if kind not in _frameworks:
-        packages = (base.__module__.partition(".")[0] for base in kind.__mro__)
+        packages = (base.__module__.partition(".")[0] for base in kind.__mro__ if not issubclass(kind, type))
         known = ("torch", "cupy", *_IMMUTABLE)
         _frameworks[kind] = next((package for package in packages if package in known), "")
     return _frameworks[kind]
@@ -55,7 +55,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
         raise ValueError(f"{start}deleted or donated, expected an array with data")
     if framework in ("jax", "jaxlib") and len(array.devices()) > 1:
         raise ValueError(f"{start}on {len(array.devices())} devices, expected one; use anyflash.jax.attention")
-    if framework != "tensorflow" and not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
+    exports = not isinstance(array, type) and hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
+    if framework != "tensorflow" and not exports:
         kind = _core.echoed(type(array).__name__)
         raise TypeError(f"{start}type {kind}, expected an array (NumPy, or one with __dlpack__)")
     if framework == "torch" and array.is_nested:
@@ -111,7 +112,7 @@ def _own_stream(array: Any) -> int | None:
     return None
 
 
-def _gpu_of(array: Any) -> int | None:
+def gpu_of(array: Any) -> int | None:
     """The number of the GPU that it is on; None if it is on none."""
     if _framework(array) == "torch":
         return int(array.get_device()) if getattr(array, "is_cuda", False) else None
@@ -129,18 +130,18 @@ def _meets_others(array: Any, others: tuple[Any, ...]) -> bool:
     work for itself alone."""
     own = _framework(array)
     return any(one is not None and not isinstance(one, np.ndarray) and _framework(one) != own
-               and _gpu_of(one) is not None for one in others)  # fmt: skip
+               and gpu_of(one) is not None for one in others)  # fmt: skip
 
 
 def stream_of(array: Any, *others: Any) -> int:
     """Where a call on this array and others is queued: 0, CUDA's default stream, where there is no better one (or no
     GPU). Where frameworks meet it is that one too, and what they have queued on their own streams has been done."""
-    if isinstance(array, np.ndarray) or _gpu_of(array) is None:
+    if isinstance(array, np.ndarray) or gpu_of(array) is None:
         return 0
     if not _meets_others(array, others):
         return _own_stream(array) or 0
     for one in (array, *others):
-        gpu = _gpu_of(one)
+        gpu = gpu_of(one)
         stream = None if gpu is None else _own_stream(one)
         if gpu is not None and stream:
             _core.synchronize(gpu, stream)
@@ -150,7 +151,7 @@ def stream_of(array: Any, *others: Any) -> int:
 def settle(array: Any, *others: Any) -> None:
     """After a call on arrays of a framework that does not know of our stream, or of several ones: waits for it, lest
     their memory be used for something else meanwhile."""
-    gpu = _gpu_of(array)
+    gpu = gpu_of(array)
     if gpu is not None and (_own_stream(array) is None or _meets_others(array, others)):
         _core.synchronize(gpu, 0)
 

@@ -121,7 +121,7 @@ TensorView Arrays::view(nb::handle array, const char* name, Elements elements, b
   } else if (caller_ == Caller::anyone) {
     view = dlpack_view(array, name, elements, writable);
   } else if (!torch_view(array, view)) {
-    const bool tensor = nb::hasattr(array, "detach");
+    const bool tensor = nb::hasattr(array, "detach") && !nb::isinstance<nb::type_object>(array);
     view = dlpack_view(tensor ? nb::object(array.attr("detach")()) : nb::borrow(array), name, elements, writable);
   }
   check_aligned(view, name);

@@ -8,7 +8,10 @@ import torch
 from devices import DEVICE
 from torch.autograd import forward_ad
 
-from anyflash.compat import flash_attn
+import anyflash as af
+from anyflash.compat import _kvcache, _rows, flash_attn
+from anyflash.compat import _shared as shared
+from anyflash.torch import _sdpa, attention
 
 FUNCTIONS = {
     "flash_attn_func": "q k v dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
@@ -379,6 +382,84 @@ def test_lengths_are_checked_where_sequences_go_one_by_one(side, wrong):
     with pytest.raises(ValueError, match=f"^{side}: "):
         flash_attn.flash_attn_varlen_func(X[0], X[0], X[0], **lengths, max_seqlen_q=5, max_seqlen_k=5,
                                           alibi_slopes=torch.ones(2, 4))  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", [[0, 2, 5], [0]])
+def test_autocast_where_sequences_go_one_by_one(ends):
+    ends = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
+    x = X[0, : int(ends[-1])]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out, lse, _ = flash_attn.flash_attn_varlen_func(x, x, x, ends, ends, 5, 5, return_attn_probs=True,
+                                                        alibi_slopes=torch.ones(len(ends) - 1, 4, device=DEVICE))  # fmt: skip
+    assert out.shape == x.shape and out.dtype == torch.bfloat16
+    assert lse.shape == (4, len(x)) and lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("options", [dict(), dict(causal=True, window_size=(3, 0))])
+@pytest.mark.parametrize("ends", [([0, 1, 5], [0, 8, 12]), ([0, 0, 5], [0, 8, 12]), ([0, 1, 5], [0, 0, 0]), ([0, 0], [0, 0]),
+                                  ([0], [0])])  # fmt: skip
+def test_rows_of_a_batch_give_the_same(ends, options):
+    """What a GPU takes for lengths that are there; a key that no query sees holds NaN."""
+    q, k, v = (torch.randn(end[-1], 4, 8, requires_grad=True) for end in (ends[0], ends[1], ends[1]))
+    if options and len(k):
+        k.data[3] = v.data[2] = torch.nan
+    cu_q, cu_k = (torch.tensor(end, dtype=torch.int32) for end in ends)
+    slopes = torch.rand(len(cu_q) - 1, 4)
+    call = shared.options(0.0, None, options.get("causal", False), options.get("window_size", (-1, -1)), 0.0, False)
+    out, lse = _rows.in_rows(q, k, v, cu_q, cu_k, (5, 8), None, alibi_slopes=slopes, **call)
+    expected = flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 8, alibi_slopes=slopes, return_attn_probs=True,
+                                                 **options)  # fmt: skip
+    made, wanted = ((x, y, *torch.autograd.grad((x * x.cos()).sum() + y.exp().sum(), (q, k, v)))
+                    for x, y in ((out, lse), expected[:2]))  # fmt: skip
+    for one, other in zip(made, wanted):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+def test_new_keys_of_pages_that_do_not_exist_go_nowhere():
+    k_cache, v_cache, k, v = (torch.randn(shape, 2, 1, 4) for shape in (3, 3, 2, 2))
+    for numbers, written in (([[-1, 1], [3, 2]], {1: 1, 2: 3}), ([[-1, 3], [3, 9]], {})):
+        caches = k_cache.clone(), v_cache.clone()
+        pages, places = torch.tensor(numbers), torch.tensor([[0, 1], [1, 0]])
+        pages, places, *new = _kvcache._existing(pages, places, k, v, *caches)
+        for cache, one in zip(caches, new):
+            cache[pages, places] = one
+        for cache, before, one in zip(caches, (k_cache, v_cache), (k, v)):
+            for page, key in written.items():
+                place = [0, 1, 1, 0][key]
+                assert torch.equal(cache[page, place], one.flatten(0, 1)[key])
+                cache[page, place] = before[page, place]
+            assert torch.equal(cache, before)
+
+
+@pytest.mark.of_the_cpu
+def test_another_default_device():
+    q, k_cache, new = (torch.randn(shape) for shape in ((2, 3, 4, 8), (4, 5, 4, 8), (2, 1, 4, 8)))
+    lengths, pages = torch.tensor([4, 7], dtype=torch.int32), torch.tensor([[1, 3], [0, 2]], dtype=torch.int32)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    ids = np.array([0, 0, 1])
+    calls = [
+        lambda: flash_attn.flash_attn_with_kvcache(q, k_cache.clone(), k_cache.clone(), new, new, cache_seqlens=lengths,
+                                                   block_table=pages),
+        lambda: flash_attn.flash_attn_varlen_func(q.flatten(0, 1), k_cache, k_cache, ends, ends, 4, 4, block_table=pages),
+        lambda: torch.func.vmap(lambda q: attention(q, q, q, rule=af.documents(ids, ids), layout="bshd"))(q[:, None]),
+    ]  # fmt: skip
+    for call in calls:
+        expected = call()
+        with torch.device("meta"):
+            assert torch.equal(call(), expected)
+
+
+@pytest.mark.of_the_cpu
+def test_a_gpu_is_asked_in_a_transform_too():
+    """What it is asked is a call of its own. Shown on the CPU."""
+    answers = []
+
+    def function(x):
+        answers.append(_sdpa._asked.__wrapped__(torch.device("cpu"), True))
+        return x.sum()
+
+    torch.func.vmap(torch.func.grad(function))(torch.ones(2, 3))
+    assert answers == [""]
 
 
 def test_nested_tensors_are_refused():

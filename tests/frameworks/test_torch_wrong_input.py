@@ -112,6 +112,8 @@ WRONG = {
     "value's rank, meta": (ValueError, "value: rank 0, expected 4 as in query",
                            lambda: attention(*[X.to("meta")] * 2, torch.zeros((), device="meta"))),
     "out": (ValueError, "out: ", lambda: attention(X, X, X, out=zeros(3))),
+    "out of a class": (TypeError, "out: type _TensorMeta, expected an array",
+                       lambda: attention(X, X, X, out=torch.Tensor)),
     "out with gradient": (ValueError, "out: given where a gradient is recorded",
                           lambda: attention(X.clone().requires_grad_(), X, X, out=torch.zeros_like(X))),
     "out that is no tensor, with gradient": (ValueError, "out: given where a gradient is recorded",

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _core, _rules
+from .. import _core
 from .._core import echoed
 from .._frontend import truth
 from ..torch import attention
 from ..torch._op import refuse_tangents
-from ._shared import check_indices, check_pages, check_table, check_tensor, moved, options, place_of, window_of
+from ..torch._rule import given_rule
+from ._shared import and_dense, check_indices, check_pages, check_table, check_tensor, moved, options, place_of, window_of
 
 
 def flash_attn_with_kvcache(
@@ -66,15 +67,18 @@ def flash_attn_with_kvcache(
         place = place_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
         table = _table(q, k_cache, cache_batch_idx, block_table, place)
         room = k_cache.shape[1] * (1 if table is None else table.shape[1])
-        lengths, bounds = _lengths(q, cache_seqlens, room, place)
+        lengths, bounds = _lengths(q, cache_seqlens, room, k is not None, place)
         leftpad = _entries(q, cache_leftpad, "cache_leftpad", place)
         if leftpad is not None and not leftpad.is_cuda and bool(((leftpad < 0) | (leftpad > lengths)).any()):
             raise ValueError(f"cache_leftpad: {leftpad.tolist()}, expected 0 to cache_seqlens {lengths.tolist()}")
         new = 0 if k is None else k.shape[1]
         if table is not None:
             check_pages(table, lengths + new, k_cache, "cache_batch_idx" if block_table is None else "block_table")
-            table = table.int()
+            table = table.clamp(-1, 2**31 - 1).int()
         call |= dict(layout="bshd", page_table=table, alibi_slopes=alibi_slopes)
+        if leftpad is not None:
+            places = torch.arange(room, dtype=leftpad.dtype, device=place)
+            call["rule"] = and_dense(call["rule"], (places >= leftpad[:, None])[:, None, None])
         if k is not None and v is not None:
             if rotary_cos is not None and rotary_sin is not None:
                 start, ends = lengths, bounds
@@ -87,9 +91,6 @@ def flash_attn_with_kvcache(
             _check_call(q, k_cache, v_cache, None if table is None else lengths.int(), call)
             _write(k_cache, v_cache, k, v, table, lengths, bounds, room)
             lengths = lengths + new
-        if leftpad is not None:
-            places = torch.arange(room, dtype=leftpad.dtype, device=place)
-            call["rule"] = call["rule"] & _rules.dense((places >= leftpad[:, None])[:, None, None])
         all_of_it = cache_seqlens is None and table is None and leftpad is None
         return attention(q, k_cache, v_cache, key_lengths=None if all_of_it else lengths.int(), **call)
 
@@ -150,7 +151,8 @@ def _check_call(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Any, call:
         return
     names = ("rule", "align", "layout", "scale", "bias", "softcap", "alibi_slopes", "sink", "deterministic", "plan",
              "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")  # fmt: skip
-    given = [call.get(name) if name != "key_lengths" else lengths for name in names]
+    own = {"rule": given_rule(call["rule"], None), "key_lengths": lengths}
+    given = [own.get(name, call.get(name)) for name in names]
     q, k_cache, v_cache, *given = (x.detach() if isinstance(x, Tensor) else x for x in (q, k_cache, v_cache, *given))
     _core.result_shapes(q, k_cache, v_cache, (*given, False, 0, 0))
 
@@ -186,7 +188,7 @@ def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, block_table: Any, place: 
     return None
 
 
-def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> tuple[Tensor, _Bounds]:
+def _lengths(q: Tensor, cache_seqlens: Any, room: int, grows: bool, place: torch.device) -> tuple[Tensor, _Bounds]:
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         length = room if cache_seqlens is None else cache_seqlens
         if not 0 <= length <= room:
@@ -194,6 +196,8 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> t
         return torch.full((q.shape[0],), length, dtype=torch.int32, device=place), (length, length)
     lengths = _entries(q, cache_seqlens, "cache_seqlens", place)
     bounds = _bounds(lengths)
+    if bounds is None and (grows or lengths.dtype == torch.int64):  # lest sums, or numbers as int32, wrap around
+        lengths = lengths.clamp(0, room)
     if bounds is not None and not 0 <= bounds[0] <= bounds[1] <= room:
         raise ValueError(f"cache_seqlens: {bounds[0]} to {bounds[1]}, expected 0 to {room}")
     return lengths, bounds
@@ -201,7 +205,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int, place: torch.device) -> t
 
 def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor,
            bounds: _Bounds, room: int) -> None:  # fmt: skip
-    """New keys whose places nobody has looked at go to the nearest that exist."""
+    """New keys whose places nobody has looked at go to the nearest that exist; those of pages that do not, nowhere."""
     batch, new = k.shape[:2]
     if batch == 0 or new == 0:
         return
@@ -213,10 +217,21 @@ def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor
     if table is not None:
         count, page_size = k_cache.shape[:2]
         pages, places = table.long().gather(1, places // page_size), places % page_size
-        pages = pages.clamp(0, count - 1)
+        if table.is_cuda:
+            pages, places, k, v = _existing(pages, places, k, v, k_cache, v_cache)
     where = pages.to(k.device), places.to(k.device)
     k_cache[where] = k
     v_cache[where] = v
+
+
+def _existing(pages: Tensor, places: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, ...]:
+    """(pages, places, k, v), one for each new key: those of pages that do not exist do again what the first other does,
+    or leave what is there."""
+    exist = ((pages >= 0) & (pages < k_cache.shape[0])).flatten()
+    which = torch.arange(exist.numel(), device=exist.device).where(exist, exist.to(torch.uint8).argmax())
+    pages, places = pages.flatten()[which].clamp(0, k_cache.shape[0] - 1), places.flatten()[which]
+    k, v = (x.flatten(0, 1)[which].where(exist.any(), cache[pages, places]) for x, cache in ((k, k_cache), (v, v_cache)))
+    return pages, places, k, v
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tensor, ends: _Bounds,

@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 from ..torch import attention
+from ._shared import and_dense
+
+
+def in_none(q: Tensor, k: Tensor, v: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the tokens from `first` on, which are in no sequence: they see no key."""
+    k, v = (x[:0].flatten(0, -3)[None] for x in (k, v))
+    out, lse = attention(q[None, first:], k, v, layout="bshd", return_lse=True)
+    return out[0], lse[0]
 
 
 def in_rows(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, sizes: tuple[int, int], pages: Tensor | None,
@@ -16,15 +24,16 @@ def in_rows(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, sizes: 
     """(out, lse) of flash_attn_varlen_func. sizes: the most queries and keys of a sequence. Nothing here waits."""
     entries, tokens, size = cu_q.numel() - 1, q.shape[0], sizes[0]
     if entries == 0 or tokens == 0 or size == 0:
-        rows_of = torch.float64 if q.dtype == torch.float64 else torch.float32
-        return q.new_zeros((*q.shape[:2], v.shape[-1])), q.new_full((q.shape[1], tokens), float("-inf"), dtype=rows_of)
+        return in_none(q, k, v, 0)
     # A row's last query is its sequence's, as none_end wants it; what lies before the first is 0.
     own = cu_q[1:, None].long() - size + torch.arange(size, device=q.device)
-    rows = q[own.clamp(0, tokens - 1)].masked_fill((own < cu_q[:-1, None])[..., None, None], 0)
+    before = own < cu_q[:-1, None]
+    rows = q[own.clamp(0, tokens - 1)].masked_fill(before[..., None, None], 0)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):  # and see nothing: else the gradients of
+        call["rule"] = and_dense(call["rule"], ~before[:, None, :, None])  # what no other query sees would count
     if pages is None:
         theirs = cu_k[:-1, None].long() + torch.arange(sizes[1], device=q.device)
-        k, v = (x[theirs.clamp(0, max(x.shape[0] - 1, 0))] if x.shape[0] else x.new_zeros((entries, 0, *x.shape[1:]))
-                for x in (k, v))  # fmt: skip
+        k, v = (x[theirs.clamp(0, x.shape[0] - 1)] if x.shape[0] else x[None].expand(entries, *x.shape) for x in (k, v))
     out, lse = attention(rows, k, v, layout="bshd", page_table=pages, key_lengths=cu_k.diff(), return_lse=True, **call)
     token = torch.arange(tokens, device=q.device)
     entry = torch.searchsorted(cu_q[1:].long(), token, right=True).clamp(max=entries - 1)

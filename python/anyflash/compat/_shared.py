@@ -13,6 +13,7 @@ from .. import _rules
 from .._core import echoed
 from .._frontend import truth
 from ..torch._attention import check_memory, number
+from ..torch._traced import TracedRule
 
 
 def options(dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
@@ -85,7 +86,7 @@ def check_pages(table: Tensor, lengths: Tensor, pages: Tensor, name: str) -> Non
     count, size = pages.shape[:2]
     if lengths.numel() and int(lengths.max()) > table.shape[1] * size:
         raise ValueError(f"{name}: room for {table.shape[1] * size} keys, expected {int(lengths.max())}")
-    used = torch.arange(table.shape[1]) * size < lengths[:, None]
+    used = torch.arange(table.shape[1], device=table.device) * size < lengths[:, None]
     wrong = (used & ((table < 0) | (table >= count))).nonzero()
     if wrong.numel():
         entry, page = wrong[0].tolist()
@@ -93,8 +94,13 @@ def check_pages(table: Tensor, lengths: Tensor, pages: Tensor, name: str) -> Non
         raise ValueError(f"{name}: {int(table[entry, page])} at {place}, expected 0 to {count - 1}")
 
 
-def check_cumulative(name: str, lengths: Any, end: int | None) -> None:
-    """Of cumulative lengths. On the CPU they are looked at: from 0, without a fall, to `end` if given."""
+def and_dense(rule: Any, mask: Tensor) -> TracedRule:
+    """The rule and a mask, which may be on a GPU, in calls of all kinds."""
+    return TracedRule("&", (rule, TracedRule("dense", (mask,))))
+
+
+def check_cumulative(name: str, lengths: Any, end: int | None, before: bool = False) -> None:
+    """Of cumulative lengths. On the CPU they are looked at: from 0, without a fall, to `end` if given, or before it."""
     check_indices(name, lengths, 1)
     if not lengths.numel():
         raise ValueError(f"{name}: no numbers, expected sequences + 1")
@@ -103,5 +109,5 @@ def check_cumulative(name: str, lengths: Any, end: int | None) -> None:
     numbers = lengths.tolist()
     if numbers[0] != 0 or sorted(numbers) != numbers:
         raise ValueError(f"{name}: expected numbers from 0 on that do not fall")
-    if end is not None and numbers[-1] != end:
-        raise ValueError(f"{name}: ends at {numbers[-1]}, expected {end}")
+    if end is not None and (numbers[-1] > end if before else numbers[-1] != end):
+        raise ValueError(f"{name}: ends at {numbers[-1]}, expected {end}{' at most' if before else ''}")

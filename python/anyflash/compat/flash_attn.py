@@ -15,7 +15,8 @@ channels); causal and windows are bottom-right aligned, the last query at the la
   and on Hopper GPUs more kernels serve the call.
 
 On a GPU nobody waits for lengths and tables that are there, and calls with them may be captured in a CUDA graph. Nobody
-checks them either: lengths count as the nearest that is possible, new keys beyond a cache go to its last place.
+checks them either: lengths count as the nearest that is possible, new keys beyond a cache go to its last place, those of
+pages that do not exist nowhere.
 
 Wrong input raises ValueError or TypeError with one line.
 """
@@ -31,7 +32,7 @@ from torch import Tensor
 from .._frontend import integer, truth
 from ..torch import attention
 from ._kvcache import flash_attn_with_kvcache
-from ._rows import in_rows
+from ._rows import in_none, in_rows
 from ._shared import check_cumulative, check_pages, check_table, check_tensor, moved, options, place_of
 
 __all__ = [
@@ -128,10 +129,10 @@ def flash_attn_varlen_func(
 
     block_table (batch, pages), int32: k and v are (pages, page size, heads of keys, channels). Forward only.
 
-    max_seqlen_q and max_seqlen_k are needed with block_table and with alibi_slopes of each sequence, where lengths are
-    on a GPU: queries (without block_table keys and values too) are then copied to rows of max_seqlen for the call.
-    Where those would be more than four times as many as the queries, the lengths are copied to the CPU, which waits for
-    the GPU, and sequences go one by one; not so in a stream that is captured.
+    max_seqlen_q and max_seqlen_k, no less than the longest sequences, are needed with block_table and with alibi_slopes
+    of each sequence, where lengths are on a GPU: queries (without block_table keys and values too) are then copied to
+    rows of max_seqlen for the call. Where those would be more than four times as many, the lengths are copied to the
+    CPU, which waits for the GPU and checks them, and sequences go one by one; not so in a stream that is captured.
 
     Returns out as q, or (out, softmax_lse (heads, queries), S_dmask) if return_attn_probs. Differentiable without
     block_table.
@@ -153,9 +154,9 @@ def flash_attn_varlen_func(
             raise ValueError(f"{name}: rank {tensor.dim()}, expected {rank}")
     if alibi_slopes is not None:
         check_tensor("alibi_slopes", alibi_slopes)
-    for name, lengths, end in (("cu_seqlens_q", cu_q, q.shape[0]),
-                               ("cu_seqlens_k", cu_k, k.shape[0] if pages is None else None)):  # fmt: skip
-        check_cumulative(name, lengths, end)
+    ends = q.shape[0], k.shape[0] if pages is None else None
+    check_cumulative("cu_seqlens_q", cu_q, ends[0])
+    check_cumulative("cu_seqlens_k", cu_k, ends[1])
     if k.shape[0] != v.shape[0]:
         raise ValueError(f"v: {v.shape[0]} {'keys' if pages is None else 'pages'}, expected {k.shape[0]} as in k")
     if pages is not None:
@@ -167,10 +168,18 @@ def flash_attn_varlen_func(
         check_pages(pages, cu_k.diff(), k, "block_table")
     if place.type == "cuda":
         sizes = integer("max_seqlen_q", max_seqlen_q), integer("max_seqlen_k", max_seqlen_k)
-        if (cu_q.numel() - 1) * sizes[0] <= 4 * q.shape[0] or torch.cuda.is_current_stream_capturing():
+        for name, size in zip(("max_seqlen_q", "max_seqlen_k"), sizes):
+            if size < 0:
+                raise ValueError(f"{name}: {size}, expected 0 or more")
+        fits = all(end is None or (cu_q.numel() - 1) * size <= 4 * end for size, end in zip(sizes, ends))
+        if fits or torch.cuda.is_current_stream_capturing():
             made = in_rows(q, k, v, cu_q, cu_k, sizes, pages, alibi_slopes=alibi_slopes, **call)
             return _results(made) if with_lse else made[0]
-        cu_q, cu_k, pages = (x if x is None else x.cpu() for x in (cu_q, cu_k, pages))
+        cu_q, cu_k, pages = cu_q.cpu(), cu_k.cpu(), None if pages is None else pages.cpu()
+        check_cumulative("cu_seqlens_q", cu_q, ends[0], before=True)
+        check_cumulative("cu_seqlens_k", cu_k, ends[1], before=True)
+        if pages is not None:
+            check_pages(pages, cu_k.diff(), k, "block_table")
     return _one_by_one(q, k, v, cu_q, cu_k, alibi_slopes, pages, with_lse, call)
 
 
@@ -242,8 +251,8 @@ def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any) -> None:
 
 def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slopes: Any, pages: Any, with_lse: bool,
                 call: dict[str, Any]) -> Any:  # fmt: skip
-    """What one call of layout thd does not offer: slopes of each sequence, pages."""
-    outs, rows = [], []
+    """What one call of layout thd does not offer: slopes of each sequence, pages. Tokens behind the last are in none."""
+    parts = []
     for i in range(cu_q.numel() - 1):
         start, end, first, last = (int(x) for x in (*cu_q[i : i + 2], *cu_k[i : i + 2]))
         own = dict(alibi_slopes=slopes[i] if slopes is not None and slopes.dim() == 2 else slopes)
@@ -251,11 +260,10 @@ def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slo
         if pages is None:
             keys, values = k[None, first:last], v[None, first:last]
         else:
-            own |= dict(page_table=pages[i : i + 1], key_lengths=torch.tensor([last - first]))
+            own |= dict(page_table=pages[i : i + 1], key_lengths=torch.tensor([last - first], device="cpu"))
         out, lse = attention(q[None, start:end], keys, values, layout="bshd", return_lse=True, **own, **call)
-        outs.append(out[0])
-        rows.append(lse[0])
-    rows_of = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = torch.cat(outs) if outs else q.new_zeros((*q.shape[:2], v.shape[-1]))
-    lse = torch.cat(rows, 1) if rows else q.new_zeros((q.shape[1], 0), dtype=rows_of)
+        parts.append((out[0], lse[0]))
+    if not parts or q.shape[0] > int(cu_q[-1]):
+        parts.append(in_none(q, k, v, int(cu_q[-1])))
+    out, lse = (torch.cat(one, axis) for axis, one in enumerate(zip(*parts)))
     return _results((out, lse)) if with_lse else out

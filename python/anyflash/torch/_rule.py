@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import _core
-from .._arrays import first_line
+from .._arrays import first_line, gpu_of
 from .._core import Rule
 from .._frontend import given_tables, refuse_tables
 from ._traced import TracedRule
@@ -49,13 +49,20 @@ def _check(rule: Any) -> None:
 
 
 def as_tensor(array: Any, name: str) -> torch.Tensor:
-    """Sharing memory, where PyTorch can: it knows no negative strides."""
+    """Sharing memory, where PyTorch can: it knows no negative strides, and on a GPU another framework may use its memory
+    for something else as soon as it has no need of the array."""
     if not isinstance(array, (torch.Tensor, np.ndarray)) and not hasattr(array, "__dlpack__"):
         raise TypeError(f"{name}: type {type(array).__name__}, expected a torch.Tensor")
     if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
         array = array.copy()
     try:
-        return torch.as_tensor(array)
+        if isinstance(array, torch.Tensor):
+            return array
+        if gpu_of(array) is None:
+            return torch.as_tensor(array, device="cpu")
+        tensor = torch.from_dlpack(array).clone()  # PyTorch's stream waits for the array's
+        torch.cuda.current_stream(tensor.device).synchronize()
+        return tensor
     except Exception as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{name}: {first_line(error)}") from None

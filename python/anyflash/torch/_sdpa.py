@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -156,13 +157,13 @@ def _is_plain(tensor: Any) -> bool:
 @constant
 def _reason_of_gpu(index: int, backward: bool) -> str:
     """What anyflash says of a small call there; "" if it works. Where a graph is made it is asked all the same."""
-    return _asked(index, backward)
+    return _asked(torch.device("cuda", index), backward)
 
 
 @functools.cache
-def _asked(index: int, backward: bool) -> str:
-    with _disable_current_modes():  # tensors are true ones
-        small = torch.zeros(1, 1, 1, 8, device=torch.device("cuda", index))
+def _asked(device: torch.device, backward: bool) -> str:
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():  # tensors are true ones
+        small = torch.zeros(1, 1, 1, 8, device=device)
         try:
             out, lse = _plain.attention(small, small, small, return_lse=True)
             if backward:

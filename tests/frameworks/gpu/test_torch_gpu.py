@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import anyflash as af
 from anyflash.compat import flash_attn
@@ -227,7 +228,7 @@ def test_the_override_is_asked_first_in_a_graph(way):
             exported = torch.export.export(Model(), qkv, strict=way.endswith("strict"))
             made, graphs = exported.module(), [exported.graph_module]
             close([made(*qkv)], [Model()(*qkv)], torch.float32)
-    assert "anyflash.attention" in graphs[0].code and _sdpa._asked(0, False) == ""
+    assert "anyflash.attention" in graphs[0].code and _sdpa._asked(torch.device("cuda", 0), False) == ""
 
 
 def test_no_copies():
@@ -332,16 +333,120 @@ def test_no_sequence_sees_another_s_nan():
         assert one[3:7].isnan().all() and one[:3].isfinite().all() and one[7:].isfinite().all()
 
 
-def test_tokens_behind_the_last_sequence():
+@pytest.mark.parametrize("slopes, most", [(False, 6), (True, 6), (True, 30)])  # 30: sequences go one by one
+def test_tokens_behind_the_last_sequence(slopes, most):
     """They are in none: 0, as are their gradients, and those of others do not hear theirs."""
     (x,) = randoms((12, 2, 16), dtype=torch.float32)
-    ends = on_gpu([0, 3, 7])
-    for slopes in (None, torch.rand(2, 2, device="cuda")):
-        whole, part = (with_gradients(lambda *x: flash_attn.flash_attn_varlen_func(
-            *x, ends, ends, 6, 6, alibi_slopes=slopes), y, y, y) for y in (x, x[:7].clone()))  # fmt: skip
-        for one, other in zip(whole, part):
-            assert not one[7:].any()
-            torch.testing.assert_close(one[:7], other)
+    ends, lse = on_gpu([0, 3, 7]), []
+    slopes = torch.rand(2, 2, device="cuda") if slopes else None
+
+    def call(*x):
+        out, statistic, _ = flash_attn.flash_attn_varlen_func(*x, ends, ends, most, most, alibi_slopes=slopes,
+                                                              return_attn_probs=True)  # fmt: skip
+        lse.append(statistic.detach())
+        return out
+
+    whole, part = (with_gradients(call, y, y, y) for y in (x, x[:7].clone()))
+    for one, other in zip(whole, part):
+        assert len(one) == 12 and not one[7:].any()
+        torch.testing.assert_close(one[:7], other)
+    assert (lse[0][:, 7:] == -torch.inf).all()
+    torch.testing.assert_close(lse[0][:, :7], lse[1])
+
+
+@pytest.mark.parametrize("side", ["cu_seqlens_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("wrong", [[0, 7, 3], [2, 5, 12], [0, 7, 20]])
+def test_lengths_are_checked_where_sequences_go_one_by_one(side, wrong):
+    (x,) = randoms((12, 2, 16), dtype=torch.float32)
+    lengths = {name: on_gpu(wrong if name == side else [0, 7, 12]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    with pytest.raises(ValueError, match=f"^{side}: "):
+        flash_attn.flash_attn_varlen_func(x, x, x, **lengths, max_seqlen_q=30, max_seqlen_k=30,
+                                          alibi_slopes=torch.ones(2, 2, device="cuda"))  # fmt: skip
+
+
+def test_rows_of_queries_and_long_keys():
+    """As rows of a batch, keys would be ten times as many; they go one by one."""
+    q, k = randoms((10, 2, 16), (1009, 2, 16), dtype=torch.float32)
+    ends_q, ends_k = on_gpu(range(11)), on_gpu([*range(10), 1009])
+    call = lambda ends_q, ends_k: flash_attn.flash_attn_varlen_func(  # noqa: E731
+        q, k, k, ends_q, ends_k, 1, 1000, alibi_slopes=torch.ones(10, 2, device="cuda"))  # fmt: skip
+    call(ends_q, ends_k)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    got = call(ends_q, ends_k)
+    assert torch.cuda.max_memory_allocated() - before < 4 * k.nbytes
+    close([got], [call(ends_q.cpu(), ends_k.cpu())], torch.float32)
+
+
+@pytest.mark.parametrize("name", ["max_seqlen_q", "max_seqlen_k"])
+def test_a_longest_sequence_below_0(name):
+    (x,) = randoms((12, 2, 16), dtype=torch.float32)
+    ends = on_gpu([0, 12])
+    with pytest.raises(ValueError, match=f"^{name}: -1, expected 0 or more$"):
+        flash_attn.flash_attn_varlen_func(x, x, x, ends, ends, **dict(max_seqlen_q=12, max_seqlen_k=12) | {name: -1},
+                                          alibi_slopes=torch.ones(1, 2, device="cuda"))  # fmt: skip
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_new_keys_of_entries_that_are_not_there_go_nowhere(paged):
+    """As in a captured batch that is not full."""
+    caches = randoms(*[(4, 16, 2, 32)] * 2, dtype=torch.float32)
+    q, new = randoms((3, 1, 2, 32), (3, 1, 2, 32), dtype=torch.float32)
+    for places in ([-1, 2, 4], [-1, -1, 7]):
+        kept = [x.clone() for x in caches]
+        table = dict(block_table=on_gpu(places)[:, None]) if paged else dict(cache_batch_idx=on_gpu(places))
+        flash_attn.flash_attn_with_kvcache(q, *kept, new, new, cache_seqlens=on_gpu([0, 5, 0]), **table)
+        for cache, written in zip(caches, kept):
+            if 2 in places:
+                assert torch.equal(written[2, 5], new[1, 0])
+                written[2, 5] = cache[2, 5]
+            assert torch.equal(written, cache)
+
+
+@pytest.mark.parametrize("length, dtype", [(2**32 + 3, torch.int64), (2**31, torch.int64), (2**31 - 1, torch.int32)])
+def test_lengths_that_would_wrap_around(length, dtype):
+    caches = randoms(*[(1, 16, 2, 32)] * 2, dtype=torch.float32)
+    q, new = randoms((1, 1, 2, 32), (1, 1, 2, 32), dtype=torch.float32)
+    lengths = on_gpu([length], dtype)
+    close([flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths)],
+          [flash_attn.flash_attn_with_kvcache(q, *caches)], torch.float32)  # fmt: skip
+    got = flash_attn.flash_attn_with_kvcache(q, *caches, new, new, cache_seqlens=lengths)
+    assert all(torch.equal(cache[0, 15], new[0, 0]) for cache in caches)  # a cache's last place
+    close([got], [flash_attn.flash_attn_with_kvcache(q, *caches)], torch.float32)
+
+
+def test_padding_on_the_left_under_a_mode():
+    given, call, _ = kvcache_with_places(torch.float32)
+    expected = call(SimpleNamespace(**{name: x.clone() for name, x in given.items()}))
+    with FlopCounterMode(display=False):
+        close(call(SimpleNamespace(**given)), expected, torch.float32)
+
+
+def test_a_bias_of_another_framework():
+    """On a stream of its own, which has not yet made it; and its memory is used again at once."""
+    import cupy
+
+    q, k, v = randoms(*[(1, 2, 64, 32)] * 3, dtype=torch.float32)
+    (bias,) = randoms((1, 2, 64, 64), dtype=torch.float32)
+    expected = attention(q, k, v, bias=bias)
+    source = cupy.from_dlpack(bias)
+    large = cupy.ones((4096, 4096), "f")
+    torch.cuda.synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        late = source + 0 * (large @ large @ large)[:64, :64]
+        got = attention(q, k, v, bias=late)
+        del late
+        cupy.full((1, 2, 64, 64), cupy.nan, "f")
+    close([got], [expected], torch.float32)
+
+
+def test_the_override_s_first_call_in_a_transform():
+    (x,) = randoms((1, 2, 8, 16), dtype=torch.float32)
+    _sdpa._asked.cache_clear()
+    with sdpa():
+        torch.func.grad(lambda q: torch.nn.functional.scaled_dot_product_attention(q, x, x).sum())(x)
+    assert _sdpa._asked(torch.device("cuda", 0), True) == ""
 
 
 def test_tf32():
