@@ -2,14 +2,15 @@
 
     largest error <= 2 * (the textbook's largest) + 1 unit in the last place of the largest true value
     root mean square <= (1.5 + 4 / sqrt(n)) * (the textbook's) + a tenth of that unit, of n errors (of lse, l and m on a
-                        GPU 0.35: its tensor cores cut sums off where the textbook rounds)
+                        GPU 0.35, but for float64: its tensor cores cut sums off where the textbook rounds)
     common factor <= 2 * (the textbook's) + 5 standard errors + a quarter of the type's epsilon (two in float32 and float64)
 
 The first is the specification's. The largest of a few errors is a matter of chance, so it is decided over many draws,
 and the largest of many could hide that every error has doubled. The second shows that; of few errors it is chance too.
 The third is what all errors have in common, relative to the results: numbers cut off in place of rounded show there.
 Errors of one draw may hang together (one rounded number in all of them), so the standard error is also that of the
-draws' factors.
+draws' factors. Where the size of a result differs by orders of magnitude from draw to draw, one draw would decide for all:
+such errors are taken relative to sizes.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class Errors:
 
     @staticmethod
     @np.errstate(all="ignore")
-    def of(got, truth):
+    def of(got, truth, sizes=1):
         got = got.astype(truth.dtype)
         same = (got == truth) | (np.isnan(got) & np.isnan(truth))
-        errors = np.where(same, 0, got - truth).astype(np.longdouble)
-        finite = np.where(np.isfinite(truth), truth, 0)
+        errors = np.where(same, 0, got - truth).astype(np.longdouble) / sizes
+        finite = np.where(np.isfinite(truth), truth, 0) / sizes
         return Errors(float(np.abs(errors).max(initial=0)), (errors * errors).sum(), np.count_nonzero(np.isfinite(truth)),
                       (errors * finite).sum(), (finite * finite).sum())  # fmt: skip
 
@@ -108,19 +109,23 @@ def together(draws):
                     draws[0].name, draws[0].slack)  # fmt: skip
 
 
-def compare(label, got, truth, textbooks, name):
-    """Measures a result of element type `name`; of several textbooks the worst counts. Raises AssertionError unless
-    shapes and non-finite values are the same."""
+def compare(label, got, truth, textbooks, name, sizes=None):
+    """Measures a result of element type `name`; of several textbooks the worst counts. sizes: one for each number, that
+    errors are relative to. Raises AssertionError unless shapes and non-finite values are the same."""
     got = np.asarray(got)
     assert got.shape == truth.shape, f"{label}: shape {got.shape}, expected {truth.shape}"
     got = got.astype(truth.dtype)
     for what, test in (("NaN", np.isnan), ("infinity", np.isinf)):
         wrong = test(got) != test(truth)
         assert not wrong.any(), f"{label}: {what} differs at {np.argwhere(wrong)[0]}, {np.count_nonzero(wrong)} places"
-    finite = np.abs(truth[np.isfinite(truth)])
-    unit = unit_in_last_place(float(finite.max(initial=0)), name)
-    others = [Errors.of(textbook, truth) for textbook in textbooks]
+    if sizes is None:
+        sizes = 1
+        unit = unit_in_last_place(float(np.abs(truth[np.isfinite(truth)]).max(initial=0)), name)
+    else:
+        units = [unit_in_last_place(abs(float(x)), name) / size for x, size in zip(truth.flat, sizes.flat)]
+        unit = max(units, default=0.0)
+    others = [Errors.of(textbook, truth, sizes) for textbook in textbooks]
     worst = Errors(max(o.largest for o in others), max(o.squares for o in others), others[0].count,
                    max((o.along for o in others), key=abs), others[0].power)  # fmt: skip
-    slack = 0.35 if DEVICE == "cuda" and label in ("lse", "l", "m") else 0.1
-    return Measured(Errors.of(got, truth), worst, unit, name, slack)
+    cut_off = DEVICE == "cuda" and name != "float64" and label in ("lse", "l", "m")
+    return Measured(Errors.of(got, truth, sizes), worst, unit, name, 0.35 if cut_off else 0.1)

@@ -297,8 +297,20 @@ def textbook(case, call, fused):
     return result
 
 
-def measure(case, tensors=None, backward=True, fused=(False,), **changes):
-    """Runs a case: the errors of every result by its name."""
+@np.errstate(all="ignore")
+def sizes_of_dsink(call, truth):
+    """What the terms of dsink add up to without their signs: it goes by exp of the logit, and by the rows that have the
+    fewest keys beside it."""
+    terms = np.abs(call.dout.astype(truth.out.dtype) * truth.out).sum(-1)
+    if call.dlse is not None:
+        terms += np.abs(call.dlse)
+    share = np.exp(call.sink.astype(truth.lse.dtype)[:, None] - truth.lse)
+    sizes = np.where(truth.lse == -np.inf, 0, share * terms).sum((0, 2))
+    return np.where(np.isfinite(sizes) & (sizes > 0), sizes, 1)
+
+
+def measure(case, tensors=None, backward=True, fused=(False,), relative=False, **changes):
+    """Runs a case: the errors of every result by its name. relative: those of dsink to its sizes."""
     backward = backward and not case.page_size
     got = run(case, tensors, backward, **changes)
     call = case.call(tensors, backward)
@@ -309,7 +321,8 @@ def measure(case, tensors=None, backward=True, fused=(False,), **changes):
         stored = {"dbias": case.bias and case.bias[0], "dsink": case.sink}.get(name, result_type(case, name))
         assert value.dtype == TYPES[stored], f"{name}: {value.dtype}"
         parts = [getattr(t, name) for t in textbooks]
-        measured[name] = compare(name, value, getattr(truth, name), parts, result_type(case, name))
+        sizes = sizes_of_dsink(call, truth) if relative and name == "dsink" else None
+        measured[name] = compare(name, value, getattr(truth, name), parts, result_type(case, name), sizes)
     return measured
 
 
@@ -337,7 +350,7 @@ def check(case, tensors=None, backward=True, **changes):
     draws = []
     for wanted in (count, 4 * count):
         seeds = range(case.seed + len(draws), case.seed + wanted)
-        draws += [measure(case.but(seed=seed), None, backward, (False, True), **changes) for seed in seeds]
+        draws += [measure(case.but(seed=seed), None, backward, (False, True), True, **changes) for seed in seeds]
         missed = misses({name: together([draw[name] for draw in draws]) for name in missed})
         if not missed:
             return

@@ -90,9 +90,10 @@ class Exact:
 
 
 class Textbook(Exact):
-    """Three loops: sums, term after term, scores and elementary functions in the accumulation type; what a product reads,
-    P and dS, and results rounded to the inputs' type. Whether the terms come first to last, or last to first with multiplication and addition in one
-    rounding (as compilers write it), is chance; where it matters, both are tried."""
+    """Three loops: sums (of a row or a product, term after term), scores and elementary functions in the accumulation
+    type; what a product reads, P and dS, and results rounded to the inputs' type. Whether the terms come first to last, or
+    last to first with multiplication and addition in one rounding (as compilers write it), is chance; where it matters,
+    both are tried."""
 
     def __init__(self, name, fused=False):
         super().__init__(np.float64 if name == "float64" else np.float32)

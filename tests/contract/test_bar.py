@@ -60,6 +60,25 @@ def test_the_mean_sees_what_one_outlier_of_the_textbook_hides(count, draws):
     assert hidden.miss().startswith("root mean square ")
 
 
+def draw_of_some_size(seed, factor, relative):
+    """One number of a size that goes by exp of a normal number."""
+    rng = np.random.default_rng(seed)
+    size = np.exp(3 * rng.standard_normal(1))
+    truth = size * rng.standard_normal(1)
+    ours, textbook = (truth + 1e-3 * f * size * rng.standard_normal(1) for f in (factor, 1))
+    return compare("dsink", ours, truth, [textbook], "float32", size if relative else None)
+
+
+def test_no_draw_decides_for_all_of_other_sizes():
+    def misses(factor, relative):
+        firsts = range(0, 50 * 128, 128)
+        draws = ([draw_of_some_size(first + i, factor, relative) for i in range(128)] for first in firsts)
+        return sum(together(of_one).miss() is not None for of_one in draws)
+
+    assert misses(1, False) > 5 and misses(2.5, False) < 45
+    assert misses(1, True) == 0 and misses(2.5, True) == 50
+
+
 def test_one_large_error_among_many_is_a_miss():
     truth = np.ones(100_000)
     ours = truth.copy()
