@@ -424,20 +424,23 @@ def test_padding_on_the_left_under_a_mode():
 
 
 def test_a_bias_of_another_framework():
-    """On a stream of its own, which has not yet made it; and its memory is used again at once."""
+    """Its stream makes it behind a long sleep; and uses its memory again at once."""
     import cupy
 
     q, k, v = randoms(*[(1, 2, 64, 32)] * 3, dtype=torch.float32)
     (bias,) = randoms((1, 2, 64, 64), dtype=torch.float32)
-    expected = attention(q, k, v, bias=bias)
-    source = cupy.from_dlpack(bias)
-    large = cupy.ones((4096, 4096), "f")
+    expected, source = attention(q, k, v, bias=bias), cupy.from_dlpack(bias)
+    late = cupy.zeros_like(source)
+    late[...] = 0  # so that CuPy has compiled it
+    late[...] = source
+    late[...] = 0
     torch.cuda.synchronize()
-    with cupy.cuda.Stream(non_blocking=True):
-        late = source + 0 * (large @ large @ large)[:64, :64]
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+            torch.cuda._sleep(200_000_000)
+        late[...] = source
         got = attention(q, k, v, bias=late)
-        del late
-        cupy.full((1, 2, 64, 64), cupy.nan, "f")
+        late[...] = cupy.nan
     close([got], [expected], torch.float32)
 
 
