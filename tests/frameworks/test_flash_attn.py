@@ -9,7 +9,7 @@ from devices import DEVICE
 from torch.autograd import forward_ad
 
 import anyflash as af
-from anyflash.compat import _kvcache, _rows, flash_attn
+from anyflash.compat import _rows, flash_attn
 from anyflash.compat import _shared as shared
 from anyflash.torch import _sdpa, attention
 
@@ -413,22 +413,6 @@ def test_rows_of_a_batch_give_the_same(ends, options):
                     for x, y in ((out, lse), expected[:2]))  # fmt: skip
     for one, other in zip(made, wanted):
         torch.testing.assert_close(one, other, equal_nan=True)
-
-
-def test_new_keys_of_pages_that_do_not_exist_go_nowhere():
-    k_cache, v_cache, k, v = (torch.randn(shape, 2, 1, 4) for shape in (3, 3, 2, 2))
-    for numbers, written in (([[-1, 1], [3, 2]], {1: 1, 2: 3}), ([[-1, 3], [3, 9]], {})):
-        caches = k_cache.clone(), v_cache.clone()
-        pages, places = torch.tensor(numbers), torch.tensor([[0, 1], [1, 0]])
-        pages, places, *new = _kvcache._existing(pages, places, k, v, *caches)
-        for cache, one in zip(caches, new):
-            cache[pages, places] = one
-        for cache, before, one in zip(caches, (k_cache, v_cache), (k, v)):
-            for page, key in written.items():
-                place = [0, 1, 1, 0][key]
-                assert torch.equal(cache[page, place], one.flatten(0, 1)[key])
-                cache[page, place] = before[page, place]
-            assert torch.equal(cache, before)
 
 
 @pytest.mark.of_the_cpu

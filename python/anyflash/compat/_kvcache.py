@@ -74,7 +74,8 @@ def flash_attn_with_kvcache(
         new = 0 if k is None else k.shape[1]
         if table is not None:
             check_pages(table, lengths + new, k_cache, "cache_batch_idx" if block_table is None else "block_table")
-            table = table.clamp(-1, 2**31 - 1).int()
+            if table.dtype == torch.int64:
+                table = table.clamp(-1, 2**31 - 1).int()
         call |= dict(layout="bshd", page_table=table, alibi_slopes=alibi_slopes)
         if leftpad is not None:
             places = torch.arange(room, dtype=leftpad.dtype, device=place)
@@ -205,7 +206,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, room: int, grows: bool, place: torch
 
 def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor,
            bounds: _Bounds, room: int) -> None:  # fmt: skip
-    """New keys whose places nobody has looked at go to the nearest that exist; those of pages that do not, nowhere."""
+    """New keys whose places nobody has looked at go to the nearest that exist."""
     batch, new = k.shape[:2]
     if batch == 0 or new == 0:
         return
@@ -217,21 +218,10 @@ def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor
     if table is not None:
         count, page_size = k_cache.shape[:2]
         pages, places = table.long().gather(1, places // page_size), places % page_size
-        if table.is_cuda:
-            pages, places, k, v = _existing(pages, places, k, v, k_cache, v_cache)
+        pages = pages.clamp(0, count - 1)
     where = pages.to(k.device), places.to(k.device)
     k_cache[where] = k
     v_cache[where] = v
-
-
-def _existing(pages: Tensor, places: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, ...]:
-    """(pages, places, k, v), one for each new key: those of pages that do not exist do again what the first other does,
-    or leave what is there."""
-    exist = ((pages >= 0) & (pages < k_cache.shape[0])).flatten()
-    which = torch.arange(exist.numel(), device=exist.device).where(exist, exist.to(torch.uint8).argmax())
-    pages, places = pages.flatten()[which].clamp(0, k_cache.shape[0] - 1), places.flatten()[which]
-    k, v = (x.flatten(0, 1)[which].where(exist.any(), cache[pages, places]) for x, cache in ((k, k_cache), (v, v_cache)))
-    return pages, places, k, v
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tensor, ends: _Bounds,

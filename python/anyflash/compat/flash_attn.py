@@ -15,8 +15,8 @@ channels); causal and windows are bottom-right aligned, the last query at the la
   and on Hopper GPUs more kernels serve the call.
 
 On a GPU nobody waits for lengths and tables that are there, and calls with them may be captured in a CUDA graph. Nobody
-checks them either: lengths count as the nearest that is possible, new keys beyond a cache go to its last place, those of
-pages that do not exist nowhere.
+checks them either: lengths count as the nearest that is possible, new keys beyond a cache go to its last place, and
+those of a page that does not exist to the nearest, over what is there: an entry that is not used needs a page of its own.
 
 Wrong input raises ValueError or TypeError with one line.
 """

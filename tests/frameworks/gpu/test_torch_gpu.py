@@ -388,22 +388,6 @@ def test_a_longest_sequence_below_0(name):
                                           alibi_slopes=torch.ones(1, 2, device="cuda"))  # fmt: skip
 
 
-@pytest.mark.parametrize("paged", [False, True])
-def test_new_keys_of_entries_that_are_not_there_go_nowhere(paged):
-    """As in a captured batch that is not full."""
-    caches = randoms(*[(4, 16, 2, 32)] * 2, dtype=torch.float32)
-    q, new = randoms((3, 1, 2, 32), (3, 1, 2, 32), dtype=torch.float32)
-    for places in ([-1, 2, 4], [-1, -1, 7]):
-        kept = [x.clone() for x in caches]
-        table = dict(block_table=on_gpu(places)[:, None]) if paged else dict(cache_batch_idx=on_gpu(places))
-        flash_attn.flash_attn_with_kvcache(q, *kept, new, new, cache_seqlens=on_gpu([0, 5, 0]), **table)
-        for cache, written in zip(caches, kept):
-            if 2 in places:
-                assert torch.equal(written[2, 5], new[1, 0])
-                written[2, 5] = cache[2, 5]
-            assert torch.equal(written, cache)
-
-
 @pytest.mark.parametrize("length, dtype", [(2**32 + 3, torch.int64), (2**31, torch.int64), (2**31 - 1, torch.int32)])
 def test_lengths_that_would_wrap_around(length, dtype):
     caches = randoms(*[(1, 16, 2, 32)] * 2, dtype=torch.float32)
