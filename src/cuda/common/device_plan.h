@@ -45,7 +45,7 @@ std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool 
 
 /// Are they linear in the sequences, whatever the rule: at most so many bytes for each batch entry? changes_bits: the
 /// kernels that are taken then round otherwise than the others. Sizes alone tell in that case, if masks differ in the
-/// batch: results must not depend on what else is in it.
+/// batch: results must not depend on what else is in it. Late plans have some for each block, whatever their masks.
 bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes,
                bool changes_bits);
 
