@@ -152,14 +152,6 @@ void split(const Problem& problem, const ExecutionPlan& plan, char* memory, Grou
 
 }  // namespace
 
-bool hides_pairs(const ExecutionPlan& plan) {
-  const auto partial = [](const auto& run) { return run.kind != TileClass::full; };
-  return !visits_all(plan) || std::any_of(plan.groups.begin(), plan.groups.end(), [&](const auto& group) {
-    const auto& runs = group.queries_of_key_block.runs;
-    return std::any_of(runs.begin(), runs.end(), partial);
-  });
-}
-
 bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
   if (!has_groups(problem.device)) return false;
   if (problem.type == ElementType::float64) return double_backward_serves(problem, plan, args);
@@ -237,9 +229,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   if (queries.gradients[0].data)
     launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
-  // A bias of -inf hides, too; pieces make NaN of infinities.
-  const bool hides = problem.bias.given() || in_pieces(problem) || hides_pairs(plan);
-  return {true, args.bias_stored || args.bias_sums, hides ? args.careful : nullptr};
+  return {true, args.bias_stored || args.bias_sums, args.careful};
 }
 
 }  // namespace anyflash::cuda

@@ -11,9 +11,6 @@
 
 namespace anyflash::cuda {
 
-/// Of a plan's pairs, are any hidden?
-bool hides_pairs(const ExecutionPlan& plan);
-
 /// Do they serve this call?
 bool group_backward_serves(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args);
 

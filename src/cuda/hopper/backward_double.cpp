@@ -71,7 +71,7 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
     launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
   if (queries.gradients[0].data)
     launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
-  return {true, false, hides_pairs(plan) ? args.careful : nullptr};
+  return {true, false, args.careful};
 }
 
 }  // namespace anyflash::cuda
