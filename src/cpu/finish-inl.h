@@ -35,7 +35,7 @@ void AddRowsNotFinite(std::uint64_t bad, const E* p, const E* v, std::int64_t wi
 template <class T>
 void AddSink(T sink, RowEnd<T>& end, T* out, std::int64_t width) {
   const T together = std::max(end.largest, sink);
-  if (together == -kInfinity<T>) return;
+  if (together == -kInfinity<T> && sink == sink) return;
   const T factor = std::exp(end.largest - together);
   if (factor != 1) {
     Rescale(factor, out, width);

@@ -141,6 +141,16 @@ def test_scores_and_sink_of_minus_infinity():
     assert np.all(out == 0) and np.all(lse == -np.inf)
 
 
+@pytest.mark.parametrize("type", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("queries", FEW_OR_MANY)
+def test_scores_of_minus_infinity_and_a_sink_that_is_nan(queries, type):
+    q, k = np.zeros((1, 2, queries, 8), type), np.zeros((1, 2, 100, 8), type)
+    sink = np.array([np.nan, 2], np.float32)
+    out, lse = attention(q, k, k, bias=np.full((1, 1, 1, 1), -np.inf, np.float32), sink=sink, return_lse=True)
+    assert np.isnan(out[0, 0]).all() and np.isnan(lse[0, 0]).all()
+    assert not out[0, 1].any() and (lse[0, 1] == 2).all()
+
+
 def exactly(q, k, v, sink, mask):
     """Attention in longdouble, scale 1: out, what its terms come to without their signs, row_sum, row_max."""
     q, k, v, sink = (x.astype(np.longdouble) for x in (q, k, v, sink))

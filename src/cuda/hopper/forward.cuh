@@ -430,7 +430,7 @@ class GroupForwardBlock {
       largest *= scale();
       if (args_.sink.data && sees_ >> r & 1) {
         const float sink = read_number<float>(args_.sink, h_ * args_.sink.head), together = fmaxf(largest, sink);
-        if (together != -infinity()) {
+        if (together != -infinity() || sink != sink) {
           const float lower = expf(largest - together);
           change *= lower;
           sum = sum * lower + expf(sink - together);

@@ -413,7 +413,7 @@ class DoubleForwardBlock {
       E sum = quad_sum(sum_[r]), top = rounded_product(shift_[r], args_.scale), change = 1;
       if (args_.sink.data && sees_ >> r & 1) {
         const E sink = read_number<E>(args_.sink, h_ * args_.sink.head), together = larger_of(top, sink);
-        if (together != -infinity<E>()) {
+        if (together != -infinity<E>() || sink != sink) {
           change = exp(top - together);
           sum = sum * change + exp(sink - together);
           top = together;

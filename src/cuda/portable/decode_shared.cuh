@@ -277,6 +277,13 @@ __device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows&
   }
 }
 
+/// Of what a warp or part has of a row: is it added to what others have? A weight of 0 is not where no key is seen, for
+/// what is there may be NaN. Keys that are seen have -0 for it: a NaN or an infinity among their values shows.
+template <class T>
+__device__ __forceinline__ bool counts(T weight) {
+  return weight != T(0) || signbit(weight);
+}
+
 /// What a row's numbers come to: the sink, and the statistics that the caller asked for.
 template <class T>
 struct FinishedRow {
@@ -291,9 +298,9 @@ struct FinishedRow {
     largest *= scale;
     if (call.sink.data && (sum != T(0) || seen)) {
       const T sink = read_number<T>(call.sink, h * call.sink.head), together = fmax(largest, sink);
-      if (together != -infinity()) {
+      if (together != -infinity() || sink != sink) {
         const T change = exp(largest - together), with = sum * change + exp(sink - together);
-        factor = sum == T(0) ? T(0) : sum * change / with;
+        factor = sum == T(0) && with == with ? T(0) : sum * change / with;
         sum = with, largest = together;
       }
     }

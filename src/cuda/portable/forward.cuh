@@ -314,7 +314,7 @@ class ForwardBlock {
       if (args_.sink.data && (sum != T(0) || sees_a_key(args_, shared_, shared_.task, row_of(i)))) {
         const T sink = read_number<T>(args_.sink, shared_.task.h * args_.sink.head),
                 together = larger_of(largest, sink);
-        if (together != -infinity<T>()) {
+        if (together != -infinity<T>() || sink != sink) {
           change = exp(largest - together);
           factor *= change;
           sum = sum * change + exp(sink - together);
