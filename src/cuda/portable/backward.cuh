@@ -317,13 +317,28 @@ class GradientBlock {
       const auto value = [&](std::int64_t at, int c) {
         return c < channels ? static_cast<T>(data[at + c * rows.channel]) : T(0);
       };
-      add_not_finite(sum, weights, not_finite, sees, row_at, value);
+      const bool apart = !bears_all(weights);
+      add_not_finite(sum, weights, apart ? ~0ull >> (64 - kColumns) : not_finite, sees, row_at, value);
+      if (apart) return;
     }
     if constexpr (sizeof(E) == 8) {
       add_apart(sum, weights, tile, careful);
     } else {
       Products::template values<OtherTile>(sum, weights, tile, careful);
     }
+  }
+  /// dS may be too large for pieces. (What is not finite shows in its own rows either way.)
+  __device__ __forceinline__ static bool bears_all(const Tile& weights) {
+    if constexpr (Products::exact_infinities) return true;
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) {
+        const T weight = weights[i][n / 2][n % 2];
+        all &= bears<Products>(weight) || !is_finite(weight);
+      }
+    return __all_sync(0xffffffffu, all);
   }
   /// A step's sums by themselves first: one chain over the queries of all heads that share a key loses more than sums
   /// of each head. (Types of fewer bits round results more, or have their sums leave the tensor cores.)

@@ -66,8 +66,10 @@ class RowTermsBlock {
       T part[kSlots][kTiles][2];
       Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out);
       if constexpr (!Products::exact_infinities || Sizes::kTf32) {  // the largest numbers take care
-        if (__syncthreads_or(!finite(part)))
-          Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
+        if (__syncthreads_or(!finite(part))) {
+          if constexpr (Sizes::kTf32) Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
+          else mend_scores<Products, DoutTile, OutTile, kDepth>(part, shared_.dout, shared_.out, 0);
+        }
       }
       chunk == 0 ? copy(sum, part) : add(sum, part);
     }

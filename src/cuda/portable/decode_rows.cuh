@@ -133,7 +133,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
         const T sum = quad_sum(sum_[i]);
         if (overflowed_[i]) shift = shift_[i], weight_[i] = T(0.5) / sum;
       }
-      shift_[i] = shift, sum_[i] = 0, seen_[i] = shows_[i] = false;
+      shift_[i] = shift, sum_[i] = 0, seen_[i] = false;
     }
     clear(o_);
   }
@@ -146,7 +146,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
       for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight_[i];
   }
 
-  /// After a pass with care: is any row's result not finite although its sum is, and no value that it sees?
+  /// After a pass with care: is any row's result not finite although its sum is?
   __device__ __forceinline__ bool any_overflowed() {
     bool any = false;
 #pragma unroll
@@ -155,7 +155,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
       const T sum = quad_sum(sum_[i]);
-      overflowed_[i] = quad_sum(zero) != T(0) && !shows_[i] && sum > T(0) && sum < infinity();  // zero is that, or NaN
+      overflowed_[i] = quad_sum(zero) != T(0) && sum > T(0) && sum < infinity();  // zero is that, or NaN
       any |= overflowed_[i];
     }
     return any;
@@ -167,10 +167,10 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], int first, E* v,
                                                     const Sees& sees) {
     const int lane = static_cast<int>(lane_number());
-    const auto bad = rows_not_finite<typename Shared::ValueTile>(v);
+    const auto apart = rows_without<typename Shared::ValueTile>(v, [](T x) { return bears<Products>(x); });
     __syncwarp();
 #pragma unroll 1
-    for (auto left = bad; left != 0; left &= left - 1)
+    for (auto left = apart; left != 0; left &= left - 1)
       for (int c = lane; c < kDepth; c += 32) v[Shared::ValueTile::at(rules::lowest_bit(left), c)] = zero<E>();
     __syncwarp();
     const auto begin = [&](int key) { return key_at(call_, task_, call_.v, first + key); };
@@ -180,22 +180,23 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
                  ? static_cast<T>(reinterpret_cast<const E*>(call_.v.data)[at + channel * call_.v.channel])
                  : T(0);
     };
-    for (auto left = bad; left != 0; left &= left - 1) {
-#pragma unroll
-      for (int i = 0; i < kSlots; ++i) shows_[i] |= sees(i, rules::lowest_bit(left));
-    }
-    add_not_finite(o_, p, bad, sees, begin, value);
+    add_not_finite(o_, p, apart, sees, begin, value);
   }
 
   /// Which rows of a tile hold a NaN or an infinity.
   template <class Tile>
   __device__ __forceinline__ unsigned long long rows_not_finite(const E* tile) const {
+    return rows_without<Tile>(tile, [](T x) { return is_finite(x); });
+  }
+  /// Which hold a number that is not good.
+  template <class Tile, class Good>
+  __device__ __forceinline__ unsigned long long rows_without(const E* tile, const Good& good) const {
     unsigned long long bad = 0;
 #pragma unroll 1
     for (int row = 0; row < kKeys; ++row) {
       bool own = false;
       for (int c = static_cast<int>(lane_number()); c < kDepth; c += 32)
-        own |= !is_finite(static_cast<T>(tile[Tile::at(row, c)]));
+        own |= !good(static_cast<T>(tile[Tile::at(row, c)]));
       if (__any_sync(0xffffffffu, own)) bad |= 1ull << row;
     }
     return bad;
@@ -251,8 +252,8 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 
   T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
   T weight_[kSlots];               // what P is multiplied by, in passes with care
-  bool seen_[kSlots], shows_[kSlots];  // shows_: in a pass with care, the row sees a value that is not finite
-  bool overflowed_[kSlots];            // in such a pass
+  bool seen_[kSlots];
+  bool overflowed_[kSlots];  // in such a pass
   T o_[kSlots][kValueTiles][2];
 };
 

@@ -9,14 +9,14 @@
 namespace anyflash::cuda {
 
 /// float32 on the tensor cores, in pieces of bfloat16 (pieces.cuh). Numbers are made 2^16 times as large, so that the
-/// smallest ones have their pieces too. Where that is too much, the result is NaN; with care they stay as they are.
+/// smallest ones have their pieces too. Where that is too much, the result is NaN (not_finite.cuh mends it).
 struct PieceProducts : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = false, swaps = true;
 
   template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
-                                                bool careful = false) {
+                                                bool = false) {
     constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
     static_assert(kSlots % 2 == 0 && kDepth % kPieceTerms == 0);
     const unsigned lane = lane_number();
@@ -25,26 +25,20 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
     k += lane % 8 * stride + lane / 8 * 4;
     clear(s);
-    const float size = careful ? 1.0f : kPieceScale;
-    const float inverse = careful ? 1.0f : 1.0f / (kPieceScale * kPieceScale);
 #pragma unroll 1
     for (int c = 0; c < kDepth; c += kPieceTerms)
 #pragma unroll
       for (int i = 0; i < kSlots / 2; ++i)
-        add_chain<kSwapped, stride>(s[2 * i], s[2 * i + 1], q + 16 * i * stride + c, k + c, size,
-                                     inverse);
+        add_chain<kSwapped, stride>(s[2 * i], s[2 * i + 1], q + 16 * i * stride + c, k + c);
   }
 
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const float* v, bool careful = false) {
+                                                const float* v, bool = false) {
     constexpr int v_stride = Tile::kStride;
     static_assert(kSlots % 2 == 0 && kKeyTiles % 2 == 0 && 8 * kKeyTiles <= kPieceTerms);
     const unsigned lane = lane_number();
     v += 2 * (lane % 4) * v_stride + lane / 4;
-    // With care the sums are what they are, but small weights keep their pieces beside large values.
-    const float weight_size = careful ? 256.0f : kPieceScale, size = careful ? 1.0f / 256.0f : kPieceScale;
-    const float inverse = careful ? 1.0f : 1.0f / (kPieceScale * kPieceScale);
 #pragma unroll
     for (int i = 0; i < kSlots / 2; ++i) {
       Operand a[kKeyTiles / 2];
@@ -53,7 +47,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           const float(&x)[2] = p[2 * i + n % 2][2 * m + n / 2];
-          split(x[0], x[1], a[m], n, weight_size);
+          split(x[0], x[1], a[m], n);
         }
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
@@ -65,7 +59,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
 #pragma unroll
           for (int n = 0; n < 2; ++n) {
             const float* const at = v + (16 * m + 8 * n) * v_stride + 8 * j;
-            split(at[0], at[v_stride], b, n, size);
+            split(at[0], at[v_stride], b, n);
           }
           multiply<false>(sums, a[m], b, m, late[m]);
         }
@@ -74,7 +68,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float& x = o[2 * i + e / 2][j][e % 2];
-          x = fmaf(sums.sum(e), inverse, x);
+          x = fmaf(sums.sum(e), kInverse, x);
         }
       }
     }
@@ -82,6 +76,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
 
  private:
   static constexpr int kChunks = kPieceTerms / 16;
+  static constexpr float kInverse = 1.0f / (kPieceScale * kPieceScale);
 
   struct Operand {
     std::uint32_t pieces[kPieces][4];  // of B the first two
@@ -93,37 +88,37 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     }
     __device__ __forceinline__ float sum(int e) const { return high[e / 2][e % 2] + small[e / 2][e % 2]; }
     /// An infinite sum becomes NaN: it may be one for its size alone.
-    __device__ __forceinline__ void add_to(float (&c01)[2], float (&c23)[2], float inverse) const {
+    __device__ __forceinline__ void add_to(float (&c01)[2], float (&c23)[2]) const {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& x = e < 2 ? c01[e] : c23[e - 2];
-        x += fmaf(sum(e), 0.0f, sum(e) * inverse);
+        x += fmaf(sum(e), 0.0f, sum(e) * kInverse);
       }
     }
   };
 
-  __device__ __forceinline__ static void split(float x, float y, Operand& to, int n, float size) {
-    cuda::split<kPieces>(x * size, y * size, [&](int piece) -> std::uint32_t& { return to.pieces[piece][n]; });
+  __device__ __forceinline__ static void split(float x, float y, Operand& to, int n) {
+    cuda::split<kPieces>(x * kPieceScale, y * kPieceScale, [&](int piece) -> std::uint32_t& { return to.pieces[piece][n]; });
   }
 
   /// s += the products over 64 channels, of 16 rows; q, k: this lane's.
   template <bool kSwapped, int kStride, int kTiles>
   __device__ __forceinline__ static void add_chain(float (&s01)[kTiles][2], float (&s23)[kTiles][2], const float* q,
-                                                   const float* k, float size, float inverse) {
+                                                   const float* k) {
     if constexpr (kTiles > 4) {  // the rows' pieces are made once
       Operand a[kChunks];
 #pragma unroll
-      for (int m = 0; m < kChunks; ++m) a[m] = row_pieces(q + 16 * m, size);
+      for (int m = 0; m < kChunks; ++m) a[m] = row_pieces(q + 16 * m);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         Sums sums;
         std::uint32_t late[kChunks][2];
 #pragma unroll
         for (int m = 0; m < kChunks; ++m)
-          multiply<kSwapped>(sums, a[m], column_pieces(k + 8 * j * kStride + 16 * m, size), m, late[m]);
+          multiply<kSwapped>(sums, a[m], column_pieces(k + 8 * j * kStride + 16 * m), m, late[m]);
 #pragma unroll
         for (int m = kLateChunk; m < kChunks; ++m) sums.add_late(a[m].pieces[0], late[m]);
-        sums.add_to(s01[j], s23[j], inverse);
+        sums.add_to(s01[j], s23[j]);
       }
     } else {  // for two tiles at a time: there are no registers for all of them
       static_assert(kTiles % 2 == 0);
@@ -133,39 +128,39 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
         std::uint32_t rows[kChunks][4], late[2][kChunks][2];
 #pragma unroll
         for (int m = 0; m < kChunks; ++m) {
-          const Operand a = row_pieces(q + 16 * m, size);
+          const Operand a = row_pieces(q + 16 * m);
 #pragma unroll
           for (int n = 0; n < 4; ++n) rows[m][n] = a.pieces[0][n];
 #pragma unroll
           for (int n = 0; n < 2; ++n)
-            multiply<kSwapped>(sums[n], a, column_pieces(k + 8 * (j + n) * kStride + 16 * m, size), m, late[n][m]);
+            multiply<kSwapped>(sums[n], a, column_pieces(k + 8 * (j + n) * kStride + 16 * m), m, late[n][m]);
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
 #pragma unroll
           for (int m = kLateChunk; m < kChunks; ++m) sums[n].add_late(rows[m], late[n][m]);
-          sums[n].add_to(s01[j + n], s23[j + n], inverse);
+          sums[n].add_to(s01[j + n], s23[j + n]);
         }
       }
     }
   }
-  __device__ __forceinline__ static Operand row_pieces(const float* q, float size) {
+  __device__ __forceinline__ static Operand row_pieces(const float* q) {
     Operand to;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       std::uint32_t x[4];
       load_matrices(x, q + 8 * half);
-      split(__uint_as_float(x[0]), __uint_as_float(x[2]), to, 2 * half, size);
-      split(__uint_as_float(x[1]), __uint_as_float(x[3]), to, 2 * half + 1, size);
+      split(__uint_as_float(x[0]), __uint_as_float(x[2]), to, 2 * half);
+      split(__uint_as_float(x[1]), __uint_as_float(x[3]), to, 2 * half + 1);
     }
     return to;
   }
-  __device__ __forceinline__ static Operand column_pieces(const float* k, float size) {
+  __device__ __forceinline__ static Operand column_pieces(const float* k) {
     std::uint32_t x[4];
     load_matrices(x, k);
     Operand to;
-    split(__uint_as_float(x[0]), __uint_as_float(x[1]), to, 0, size);
-    split(__uint_as_float(x[2]), __uint_as_float(x[3]), to, 1, size);
+    split(__uint_as_float(x[0]), __uint_as_float(x[1]), to, 0);
+    split(__uint_as_float(x[2]), __uint_as_float(x[3]), to, 1);
     return to;
   }
 

@@ -1,5 +1,6 @@
 // Passes with care: a product P V over a whole tile makes NaN of a hidden V that is not finite, since its P is 0. So
-// rows of V that hold a NaN or an infinity are left out of the product, and added to the rows that see them.
+// rows of V that hold a NaN or an infinity are left out of the product, and added to the rows that see them. The same
+// with numbers that are too large for pieces (pieces.cuh): sums of products of two below 2^44 are not.
 #pragma once
 
 #include <cfloat>
@@ -13,6 +14,12 @@ namespace anyflash::cuda {
 template <class T>
 __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
+}
+
+/// May a number take part in products with care?
+template <class Products, class T>
+__device__ __forceinline__ bool bears(T x) {
+  return Products::exact_infinities ? is_finite(x) : fabs(x) < T(0x1p44);
 }
 
 /// A mean of finite numbers is finite, however it is rounded. all_finite(): are they?
@@ -37,7 +44,8 @@ __device__ __noinline__ void replace_not_finite(const E* from, const Rows& rows,
   }
 }
 
-/// mask: which rows of a tile hold a NaN or an infinity. kClean: they become 0. Called by all threads.
+/// mask: which rows of a tile hold a NaN or an infinity; kClean: or what products do not bear, and they become 0. Called
+/// by all threads.
 template <class Products, class Tile, int kRows, int kWidth, bool kClean, class E>
 __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) {
   __syncthreads();  // the last mask and the tile are done with
@@ -45,7 +53,10 @@ __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) 
   __syncthreads();
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
     bool bad = false;
-    for (int c = 0; c < kWidth; ++c) bad |= !is_finite(static_cast<typename Products::Number>(tile[Tile::at(row, c)]));
+    for (int c = 0; c < kWidth; ++c) {
+      const auto x = static_cast<typename Products::Number>(tile[Tile::at(row, c)]);
+      bad |= kClean ? !bears<Products>(x) : !is_finite(x);
+    }
     if (!bad) continue;
     atomicOr(&mask, 1ull << row);
     if (kClean)
@@ -96,27 +107,39 @@ __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const 
   for (int i = 0; i < kSlots; ++i)
 #pragma unroll
     for (int n = 0; n < 2 * kKeyTiles; ++n) local[i][n] = p[i][n / 2][n % 2];
+  unsigned long long seen[kSlots]{}, shown = 0;
 #pragma unroll 1
   for (auto left = left_out; left != 0; left &= left - 1) {
     const int row = rules::lowest_bit(left);
-    const auto begin = row_at(row);
-    T weight[kSlots];
-    bool seen[kSlots], any = false;
+    bool any = false;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
-      weight[i] = __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
-      any |= seen[i] = sees(i, row);
+      const bool sees_it = sees(i, row);
+      seen[i] |= static_cast<unsigned long long>(sees_it) << row;
+      any |= sees_it;
     }
-    if (!any) continue;
+    if (__any_sync(0xffffffffu, any)) shown |= 1ull << row;
+  }
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j)
+  for (int j = 0; j < kTiles; ++j) {
+    T sum[kSlots][2]{};  // by itself first: one chain over all keys would lose more
+#pragma unroll 1
+    for (auto left = shown; left != 0; left &= left - 1) {
+      const int row = rules::lowest_bit(left), channel = 8 * j + 2 * (lane_number() % 4);
+      const auto begin = row_at(row);
+      const T x[2] = {value(begin, channel), value(begin, channel + 1)};
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const T x = value(begin, 8 * j + 2 * (lane_number() % 4) + e);
+      for (int i = 0; i < kSlots; ++i) {
+        const T weight =
+            __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
+        if (!(seen[i] >> row & 1)) continue;
 #pragma unroll
-        for (int i = 0; i < kSlots; ++i)
-          if (seen[i]) o[i][j][e] += weight[i] * x;
+        for (int e = 0; e < 2; ++e) sum[i][e] += weight * x[e];
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i)
+      if (seen[i]) o[i][j][0] += sum[i][0], o[i][j][1] += sum[i][1];
   }
 }
 
