@@ -347,7 +347,6 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float weight = __shfl_sync(0xffffffffu, row < 8 ? p[i][e] : p[i][e + 2], row % 8 * 4 + t());
-          shows_[i][e] = true;
 #pragma unroll
           for (int n = 0; n < 2 * kSteps; ++n) {
             const int channel = task_.first_value + 8 * n + g();
@@ -370,7 +369,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
           const float sum = column_sum(sum_[i][e]);
           if (overflowed(i, e)) shift = shift_[i][e], weight_[i][e] = 0.5f / sum;
         }
-        shift_[i][e] = shift, largest_[i][e] = -infinity(), sum_[i][e] = 0, shows_[i][e] = false;
+        shift_[i][e] = shift, largest_[i][e] = -infinity(), sum_[i][e] = 0;
       }
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
@@ -391,13 +390,13 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     return zero == zero;
   }
 
-  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
+  /// After a pass with care: is a row's result not finite although its sum is?
   __device__ __forceinline__ bool overflowed(int i, int e) const {
     float zero = 0;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) zero += 0.0f * o_[i][m][0][e] + 0.0f * o_[i][m][1][e];
     const float sum = column_sum(sum_[i][e]);
-    return column_sum(zero) != 0.0f && !shows_[i][e] && sum > 0.0f && sum < infinity();  // zero is that, or NaN
+    return column_sum(zero) != 0.0f && sum > 0.0f && sum < infinity();  // zero is that, or NaN
   }
 
   /// Over the lanes that have the same queries.
@@ -440,9 +439,8 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   std::uint32_t q_[kGroups][kSteps][2];
   float shift_[kGroups][2];                      // what is subtracted from a row's scores
   float largest_[kGroups][2], sum_[kGroups][2];  // of this lane's keys alone
-  float weight_[kGroups][2];                   // what P is multiplied by, in passes with care
-  bool shows_[kGroups][2];  // in a pass with care, the row sees a value that is not finite
-  bool seen_;               // does the task's warp see a key?
+  float weight_[kGroups][2];                     // what P is multiplied by, in passes with care
+  bool seen_;                                    // does the task's warp see a key?
   float o_[kGroups][kSteps][2][2];  // channels g and g + 8 of 16, queries
 };
 

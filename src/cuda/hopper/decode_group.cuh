@@ -376,7 +376,6 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     for (int j = 0; j < kTiles; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) local[j][e] = p[j][e];
-    shows_ = true;
 #pragma unroll 1
     for (; seen != 0; seen &= seen - 1) {
       const int key = rules::lowest_bit(seen);
@@ -427,7 +426,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   // --- Rows ----------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void clear_rows(bool halved) {
-    seen_ = shows_ = false;
+    seen_ = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float shift = -infinity();
@@ -457,10 +456,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     const float zero = zero_of(0) + zero_of(1) + 0.0f * sum_[0] + 0.0f * sum_[1];
     return __all_sync(0xffffffffu, zero == zero);
   }
-  /// After a pass with care: is a row's result not finite although its sum is, and no value that it sees?
+  /// After a pass with care: is a row's result not finite although its sum is?
   __device__ __forceinline__ bool overflowed(int r) const {
     const float zero = quad_sum(zero_of(r)), sum = quad_sum(sum_[r]);
-    return zero != 0.0f && !shows_ && sum > 0.0f && sum < infinity();  // zero is that, or NaN
+    return zero != 0.0f && sum > 0.0f && sum < infinity();  // zero is that, or NaN
   }
 
   /// The warp's results to shared memory, over tiles, with what they are multiplied by. (Here every instruction has to
@@ -492,7 +491,6 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   float shift_[2];               // what is subtracted from a row's scores
   float largest_[2], sum_[2];    // of this lane's keys alone
   float weight_[2];              // what P is multiplied by, in passes with care
-  bool shows_;                   // in a pass with care, the rows see a value that is not finite
   bool seen_;                    // do they see a key?
   float o_[kParts][kPartTiles][4];
 };

@@ -58,14 +58,18 @@ class DecodeEnd {
       shared_.weight[w][row] *= weight;
       sum += own * weight;
     }
-    for (int w = 0; w < kWarps; ++w)
-      if (shared_.weight[w][row] != T(0)) shared_.weight[w][row] /= sum;
+    for (int w = 0; w < kWarps; ++w) {
+      T& weight = shared_.weight[w][row];
+      if (weight != T(0)) weight /= sum;
+      else if (shared_.seen[w][row]) weight = -T(0);
+    }
     if (args_.parts > 1) {
       if (task_.first_value == 0) leave_statistics(row, largest, sum, seen);
     } else {
       const FinishedRow<T> finished(args_, task_.b, task_.query_head(args_, row), task_.query(args_, row), largest,
                                     scale(), sum, seen, task_.first_value == 0);
-      for (int w = 0; w < kWarps; ++w) shared_.weight[w][row] *= finished.empty ? T(0) : finished.factor;
+      for (int w = 0; w < kWarps; ++w)
+        shared_.weight[w][row] = finished.empty ? T(0) : shared_.weight[w][row] * finished.factor;
     }
   }
 
@@ -75,12 +79,12 @@ class DecodeEnd {
     T o = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const T weight = shared_.weight[w][row];  // 0: nothing was seen, and 0 times what is there may be NaN
-      if (weight != T(0)) o += number(w) * weight;
+      const T weight = shared_.weight[w][row];
+      if (counts(weight)) o += number(w) * weight;
     }
     return finite_mean(o, [&] {
       bool all = true;
-      for (int w = 0; w < kWarps; ++w) all &= shared_.weight[w][row] == T(0) || is_finite(number(w));
+      for (int w = 0; w < kWarps; ++w) all &= !counts(shared_.weight[w][row]) || is_finite(number(w));
       return all;
     });
   }

@@ -14,13 +14,14 @@ __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t
   const T scale = args.general ? T(1) : static_cast<T>(args.call.scale);
   const T* const statistics = reinterpret_cast<const T*>(args.statistics) + 3 * first_place;
   T own_largest[kOwn], share[kOwn], largest = -FinishedRow<T>::infinity(), sum = 0;
-  bool seen = false;
+  bool seen = false, own_seen[kOwn];
 #pragma unroll
   for (int n = 0; n < kOwn; ++n) {
     const bool exists = lane + 32 * n < args.parts;
     const T* const at = statistics + std::int64_t{3} * args.rows * (exists ? lane + 32 * n : 0);
     own_largest[n] = *at, share[n] = exists ? at[1] : T(0);
-    seen |= exists && at[2] != T(0);
+    own_seen[n] = exists && at[2] != T(0);
+    seen |= own_seen[n];
     if (exists) largest = fmax(largest, own_largest[n]);
   }
   for (int n = 16; n > 0; n /= 2) largest = fmax(largest, __shfl_xor_sync(0xffffffffu, largest, n));
@@ -33,9 +34,10 @@ __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t
   for (int n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
   const FinishedRow<T> finished(args, b, h, query, largest, scale, sum, seen, lane == 0);
 #pragma unroll
-  for (int n = 0; n < kOwn; ++n)
-    if (lane + 32 * n < args.parts)
-      weights[lane + 32 * n] = share[n] != T(0) && !finished.empty ? share[n] / sum * finished.factor : T(0);
+  for (int n = 0; n < kOwn; ++n) {
+    const T weight = share[n] != T(0) ? share[n] / sum * finished.factor : own_seen[n] ? -T(0) : T(0);
+    if (lane + 32 * n < args.parts) weights[lane + 32 * n] = finished.empty ? T(0) : weight;
+  }
 }
 
 /// The mean of what the parts have of a channel. at: the first one's; step: from one part to the next.
@@ -43,7 +45,7 @@ template <class T>
 __device__ __forceinline__ T mean_of_parts(T mean, int parts, const T* weights, const T* at, std::int64_t step) {
   return finite_mean(mean, [&] {
     bool all = true;
-    for (int part = 0; part < parts; ++part) all &= weights[part] == T(0) || is_finite(__ldcg(at + part * step));
+    for (int part = 0; part < parts; ++part) all &= !counts(weights[part]) || is_finite(__ldcg(at + part * step));
     return all;
   });
 }
@@ -82,7 +84,7 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
       const T* const at = from + part * step + first + lane;
 #pragma unroll
       for (int n = 0; n < kChannels; ++n)
-        if (first + lane + 32 * n < call.d_v && weight != T(0)) o[n] += at[32 * n] * weight;
+        if (first + lane + 32 * n < call.d_v && counts(weight)) o[n] += at[32 * n] * weight;
     }
 #pragma unroll
     for (int n = 0; n < kChannels; ++n) results[warp][lane + 32 * n] = o[n];

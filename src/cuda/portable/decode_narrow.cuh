@@ -46,7 +46,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
         const T sum = column_sum(sum_[e]);
         if (overflowed_[e]) shift = shift_[e], weight_[e] = 0.5f / sum;
       }
-      shift_[e] = shift, sum_[e] = 0, shows_[e] = false;
+      shift_[e] = shift, sum_[e] = 0;
     }
 #pragma unroll
     for (int m = 0; m < kChannelTiles; ++m) o_[m][0][0] = o_[m][0][1] = o_[m][1][0] = o_[m][1][1] = 0;
@@ -122,7 +122,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     return zero == zero;
   }
 
-  /// After a pass with care: is any row's result not finite although its sum is, and no value that it sees?
+  /// After a pass with care: is any row's result not finite although its sum is?
   __device__ __forceinline__ bool any_overflowed() {
 #pragma unroll
     for (int e = 0; e < kQueries; ++e) {
@@ -130,7 +130,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
 #pragma unroll
       for (int m = 0; m < kChannelTiles; ++m) zero += 0.0f * o_[m][0][e] + 0.0f * o_[m][1][e];
       const float sum = column_sum(sum_[e]);
-      overflowed_[e] = column_sum(zero) != 0.0f && !shows_[e] && sum > 0.0f && sum < infinity();  // zero: or NaN
+      overflowed_[e] = column_sum(zero) != 0.0f && sum > 0.0f && sum < infinity();  // zero: or NaN
     }
     return overflowed_[0] | overflowed_[1];
   }
@@ -149,7 +149,6 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
 #pragma unroll
       for (int e = 0; e < kQueries; ++e) {
         const float weight = __shfl_sync(0xffffffffu, row < 8 ? p[e] : p[e + 2], row % 8 * 4 + lane % 4);
-        shows_[e] = true;
 #pragma unroll
         for (int n = 0; n < 2 * kChannelTiles; ++n) {
           const int channel = task_.first_value + 8 * n + lane / 4;
@@ -200,9 +199,8 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
   std::uint32_t q_[kDepth / 32][4];
   float shift_[kQueries], sum_[kQueries];  // sum_: of this lane's keys alone
   float weight_[kQueries];                 // what P is multiplied by, in passes with care
-  bool shows_[kQueries];  // in a pass with care, the row sees a value that is not finite
-  bool overflowed_[kQueries];  // in such a pass
-  float o_[kChannelTiles][2][kQueries];  // channels g and g + 8 of 16, queries
+  bool overflowed_[kQueries];              // in such a pass
+  float o_[kChannelTiles][2][kQueries];    // channels g and g + 8 of 16, queries
 };
 
 }  // namespace anyflash::cuda
