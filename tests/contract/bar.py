@@ -1,8 +1,8 @@
 """The accuracy bar: errors against the truth, held against those of the textbook formula in the inputs' type.
 
     largest error <= 2 * (the textbook's largest) + 1 unit in the last place of the largest true value
-    root mean square <= (1.5 + 4 / sqrt(n)) * (the textbook's) + a tenth of that unit, of n errors (of lse, l and m on a
-                        GPU 0.35, but for float64: its tensor cores cut sums off where the textbook rounds)
+    root mean square <= (1.5 + 4 / sqrt(n)) * (the textbook's) + a tenth of that unit, of n errors (of lse, l and m of
+                        bfloat16 on a GPU 0.35: up to 2.4 times the textbook's were measured there)
     common factor <= 2 * (the textbook's) + 5 standard errors + a quarter of the type's epsilon (two in float32 and float64)
 
 The first is the specification's. The largest of a few errors is a matter of chance, so it is decided over many draws,
@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from devices import DEVICE
 from reference import LEAST_EXPONENT, MANTISSA
 
 
@@ -109,9 +108,10 @@ def together(draws):
                     draws[0].name, draws[0].slack)  # fmt: skip
 
 
-def compare(label, got, truth, textbooks, name, sizes=None):
+def compare(label, got, truth, textbooks, name, sizes=None, slack=0.1):
     """Measures a result of element type `name`; of several textbooks the worst counts. sizes: one for each number, that
-    errors are relative to. Raises AssertionError unless shapes and non-finite values are the same."""
+    errors are relative to; slack: of the root mean square, in units. Raises AssertionError unless shapes and non-finite
+    values are the same."""
     got = np.asarray(got)
     assert got.shape == truth.shape, f"{label}: shape {got.shape}, expected {truth.shape}"
     got = got.astype(truth.dtype)
@@ -127,5 +127,4 @@ def compare(label, got, truth, textbooks, name, sizes=None):
     others = [Errors.of(textbook, truth, sizes) for textbook in textbooks]
     worst = Errors(max(o.largest for o in others), max(o.squares for o in others), others[0].count,
                    max((o.along for o in others), key=abs), others[0].power)  # fmt: skip
-    cut_off = DEVICE == "cuda" and name != "float64" and label in ("lse", "l", "m")
-    return Measured(Errors.of(got, truth, sizes), worst, unit, name, 0.35 if cut_off else 0.1)
+    return Measured(Errors.of(got, truth, sizes), worst, unit, name, slack)

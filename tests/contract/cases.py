@@ -9,7 +9,7 @@ from functools import cached_property
 import anyflash as af
 import numpy as np
 from bar import compare, together
-from devices import from_device, to_device
+from devices import DEVICE, from_device, to_device
 from memory import restride
 from reference import TYPES, Call, Result, Textbook, attention, exact_for, statistic_type
 from reference_rules import visible
@@ -322,7 +322,9 @@ def measure(case, tensors=None, backward=True, fused=(False,), relative=False, *
         assert value.dtype == TYPES[stored], f"{name}: {value.dtype}"
         parts = [getattr(t, name) for t in textbooks]
         sizes = sizes_of_dsink(call, truth) if relative and name == "dsink" else None
-        measured[name] = compare(name, value, getattr(truth, name), parts, result_type(case, name), sizes)
+        rough = DEVICE == "cuda" and case.type == "bfloat16" and name in ("lse", "l", "m")
+        measured[name] = compare(name, value, getattr(truth, name), parts, result_type(case, name), sizes,
+                                 0.35 if rough else 0.1)
     return measured
 
 
