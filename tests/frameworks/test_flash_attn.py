@@ -1,6 +1,7 @@
 """flash_attn's functions against the formulas in their documentation, with the whole matrix in memory."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -277,6 +278,18 @@ def test_no_sequences(slopes):
             *given, 0, 0, alibi_slopes=slopes, return_attn_probs=1)  # fmt: skip
         assert dropped.shape == (0,) and out.shape == (0, 4, 16) and lse.shape == (4, 0)
         assert out.dtype == dtype and lse.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("start, given", [
+    ("scale: nan, ", dict(softmax_scale=float("nan"))), ("softcap: -1", dict(softcap=-1.0)),
+    ("alibi_slopes: shape (7)", dict(alibi_slopes=torch.zeros(0, 7))),
+    ("alibi_slopes: type int32", dict(alibi_slopes=torch.zeros(0, 4, dtype=torch.int32))),
+])  # fmt: skip
+def test_options_of_no_sequences_are_checked(start, given):
+    q, none = torch.zeros(0, 4, 8), torch.zeros(1, dtype=torch.int32)
+    with pytest.raises((ValueError, TypeError), match="^" + re.escape(start)):
+        flash_attn.flash_attn_varlen_func(q, q, q, none, none, 0, 0, **dict(alibi_slopes=torch.ones(0, 4)) | given)
 
 
 X = torch.zeros(2, 5, 4, 8, device=DEVICE)

@@ -1,8 +1,10 @@
 """anyflash.torch.attention against the contract's reference: results and, through autograd, gradients, as an eager
 call and through the operator that graphs hold."""
 
+import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from cases import Case, Laid, same_bits
@@ -84,3 +86,13 @@ def test_documents_end_to_end(case):
 @given(paged_cases())
 def test_pages(case):
     cases.check(case)
+
+
+@pytest.mark.of_the_cpu
+def test_biases_that_are_read_only_or_run_backwards():
+    x, bias = torch.randn(1, 2, 5, 8), np.random.default_rng(0).standard_normal((5, 5))
+    for given in (np.broadcast_to(bias, (1, 2, 5, 5)), bias[None, None, ::-1], np.broadcast_to(np.float32(1), (1, 1, 1, 1))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            out = anyflash.torch.attention(x, x, x, bias=given)
+        assert torch.equal(out, anyflash.torch.attention(x, x, x, bias=torch.tensor(given.copy())))

@@ -92,6 +92,8 @@ WRONG = {
     "packed nested": (ValueError, "qkv: a nested tensor", lambda: flash_attention_qkv_packed(nested(), 1, 1)),
     "nested, not in the front end": (ValueError, "query: a nested tensor", lambda: af.attention(nested(), X, X)),
     "bias no tensor": (TypeError, "bias: type list, expected a torch.Tensor", lambda: attention(X, X, X, bias=[1.0])),
+    "bias of a class": (TypeError, "bias: type _TensorMeta, expected a torch.Tensor",
+                        lambda: attention(X, X, X, bias=torch.Tensor)),
     "sink no tensor": (TypeError, "sink: type dtype, expected", lambda: attention(X, X, X, sink=torch.float32)),
     "slopes no tensor": (TypeError, "alibi_slopes: type Size, expected",
                          lambda: attention(X, X, X, alibi_slopes=X.shape)),

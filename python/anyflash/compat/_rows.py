@@ -12,10 +12,13 @@ from ..torch import attention
 from ._shared import and_dense
 
 
-def in_none(q: Tensor, k: Tensor, v: Tensor, first: int) -> tuple[Tensor, Tensor]:
+def in_none(q: Tensor, k: Tensor, v: Tensor, first: int, alibi_slopes: Tensor | None,
+            **call: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out, lse) of the tokens from `first` on, which are in no sequence: they see no key."""
     k, v = (x[:0].flatten(0, -3)[None] for x in (k, v))
-    out, lse = attention(q[None, first:], k, v, layout="bshd", return_lse=True)
+    if alibi_slopes is not None and alibi_slopes.dim() == 2:
+        alibi_slopes = alibi_slopes.new_zeros(alibi_slopes.shape[1])
+    out, lse = attention(q[None, first:], k, v, layout="bshd", alibi_slopes=alibi_slopes, return_lse=True, **call)
     return out[0], lse[0]
 
 
@@ -24,7 +27,7 @@ def in_rows(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, sizes: 
     """(out, lse) of flash_attn_varlen_func. sizes: the most queries and keys of a sequence. Nothing here waits."""
     entries, tokens, size = cu_q.numel() - 1, q.shape[0], sizes[0]
     if entries == 0 or tokens == 0 or size == 0:
-        return in_none(q, k, v, 0)
+        return in_none(q, k, v, 0, **call)
     # A row's last query is its sequence's, as none_end wants it; what lies before the first is 0.
     own = cu_q[1:, None].long() - size + torch.arange(size, device=q.device)
     before = own < cu_q[:-1, None]

@@ -264,6 +264,6 @@ def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, slo
         out, lse = attention(q[None, start:end], keys, values, layout="bshd", return_lse=True, **own, **call)
         parts.append((out[0], lse[0]))
     if not parts or q.shape[0] > int(cu_q[-1]):
-        parts.append(in_none(q, k, v, int(cu_q[-1])))
+        parts.append(in_none(q, k, v, int(cu_q[-1]), slopes, **call))
     out, lse = (torch.cat(one, axis) for axis, one in enumerate(zip(*parts)))
     return _results((out, lse)) if with_lse else out

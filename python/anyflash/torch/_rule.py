@@ -49,13 +49,15 @@ def _check(rule: Any) -> None:
 
 
 def as_tensor(array: Any, name: str) -> torch.Tensor:
-    """Sharing memory, where PyTorch can: it knows no negative strides, and on a GPU another framework may use its memory
-    for something else as soon as it has no need of the array."""
-    if not isinstance(array, (torch.Tensor, np.ndarray)) and not hasattr(array, "__dlpack__"):
+    """Sharing memory, where PyTorch can: it knows neither negative strides nor arrays that are read only, and on a GPU
+    another framework may use its memory for something else as soon as it has no need of the array."""
+    known = isinstance(array, (torch.Tensor, np.ndarray)) or hasattr(array, "__dlpack__")
+    if not known or isinstance(array, type):
         raise TypeError(f"{name}: type {type(array).__name__}, expected a torch.Tensor")
-    if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
-        array = array.copy()
     try:
+        if isinstance(array, np.ndarray) and (min(array.strides, default=0) < 0 or not array.flags.writeable):
+            own = array[tuple(slice(None) if stride else slice(1) for stride in array.strides)]  # of what is repeated, one
+            return torch.as_tensor(own.copy(), device="cpu").expand(array.shape)
         if isinstance(array, torch.Tensor):
             return array
         if gpu_of(array) is None:
