@@ -21,7 +21,7 @@ std::int64_t group_backward_workspace(const Problem& problem, const ExecutionPla
 struct GroupBackwardResult {
   bool made;                      ///< false: nothing, the portable kernels have to make the gradients
   bool made_bias;                 ///< that of the bias, too
-  const std::int32_t* remake_if;  ///< if not null: it has to make all again, with care, if this is not 0 in the end
+  const std::int32_t* remake_if;  ///< they have to make all again, with care, if this is not 0 in the end
 };
 
 /// What the portable kernels do for these: they queue what fills args.terms, and then terms.rest.

@@ -178,7 +178,7 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
     make(tasks.keys, tasks.queries, tasks.bias, nullptr);
   } else {
     if (!groups.made_bias) make(0, 0, tasks.bias, nullptr);
-    if (groups.remake_if) make(tasks.keys, tasks.queries, groups.made_bias ? tasks.bias : 0, groups.remake_if);
+    make(tasks.keys, tasks.queries, groups.made_bias ? tasks.bias : 0, groups.remake_if);
   }
   if (problem.dsink.given()) sum_sinks(args, stream);
 }

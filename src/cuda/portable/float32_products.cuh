@@ -98,7 +98,8 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
   };
 
   __device__ __forceinline__ static void split(float x, float y, Operand& to, int n) {
-    cuda::split<kPieces>(x * kPieceScale, y * kPieceScale, [&](int piece) -> std::uint32_t& { return to.pieces[piece][n]; });
+    const auto place = [&](int piece) -> std::uint32_t& { return to.pieces[piece][n]; };
+    cuda::split<kPieces>(x * kPieceScale, y * kPieceScale, place);
   }
 
   /// s += the products over 64 channels, of 16 rows; q, k: this lane's.

@@ -44,8 +44,8 @@ __device__ __noinline__ void replace_not_finite(const E* from, const Rows& rows,
   }
 }
 
-/// mask: which rows of a tile hold a NaN or an infinity; kClean: or what products do not bear, and they become 0. Called
-/// by all threads.
+/// mask: which rows of a tile hold a NaN or an infinity; kClean: or what products do not bear, and they become 0.
+/// Called by all threads.
 template <class Products, class Tile, int kRows, int kWidth, bool kClean, class E>
 __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) {
   __syncthreads();  // the last mask and the tile are done with
