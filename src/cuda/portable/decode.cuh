@@ -9,8 +9,9 @@
 // depend on the batch, and joins go in one order, so neither do the bits. Bound by reading K and V.
 //
 // Results are divided by their sums wherever they are joined, so that nothing large is added up. A warp whose result is
-// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then, for values near the end
-// of their type, with P that sums to a half in the rows whose sums of P V have overflowed.
+// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then with P that sums to a
+// half in the rows whose results are still not finite, though their sums are: values near the end of their type may
+// have overflowed.
 #pragma once
 
 #include "cuda/portable/decode_rows.cuh"
@@ -174,8 +175,8 @@ class DecodeBlock : DecodeRows<E, Sizes> {
 
   // --- A task --------------------------------------------------------------------------------------------------------
 
-  /// One pass over the warp's keys, with care or without. halved: P of rows that have overflowed in the pass before,
-  /// which tells their maxima and sums, sums to a half. False if the results are not finite.
+  /// One pass over the warp's keys, with care or without. halved: P of rows that may have overflowed in the pass
+  /// before, which tells their maxima and sums, sums to a half. False if the results are not finite.
   template <class Careful>
   __device__ __forceinline__ bool attend(Careful careful, bool halved) {
     this->clear_rows(halved);

@@ -161,7 +161,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     return any;
   }
 
-  /// O += P V for rows of V that hold a NaN or an infinity, for the queries that see them; they become 0 in the tile.
+  /// O += P V for rows of V that products do not bear, for the queries that see them; they become 0 in the tile.
   /// first: the tile's first key; sees(i, key): does slot i see key `key` of the tile?
   template <class Sees>
   __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], int first, E* v,
@@ -188,7 +188,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   __device__ __forceinline__ unsigned long long rows_not_finite(const E* tile) const {
     return rows_without<Tile>(tile, [](T x) { return is_finite(x); });
   }
-  /// Which hold a number that is not good.
+  /// Which hold a number that is not good().
   template <class Tile, class Good>
   __device__ __forceinline__ unsigned long long rows_without(const E* tile, const Good& good) const {
     unsigned long long bad = 0;

@@ -277,8 +277,8 @@ __device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows&
   }
 }
 
-/// Of what a warp or part has of a row: is it added to what others have? A weight of 0 is not where no key is seen, for
-/// what is there may be NaN. Keys that are seen have -0 for it: a NaN or an infinity among their values shows.
+/// Is what a warp or part has of a row added to what others have? A weight of 0 says that no key is seen there, and what
+/// is there may be NaN; -0 that keys are seen whose P is 0: a NaN or an infinity among their values shows.
 template <class T>
 __device__ __forceinline__ bool counts(T weight) {
   return weight != T(0) || signbit(weight);
