@@ -38,15 +38,27 @@ def check(q, k, v, dout=None, **options):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("keys", [17, 100, 3000])
+@pytest.mark.parametrize("below", [101, 2000])
+@pytest.mark.parametrize("keys, low", [(17, 1), (100, 1), (3000, 1), (3000, 64), (3000, 1024), (3000, 2990)])
 @pytest.mark.parametrize("queries", [1, 3, 40, 70])
-def test_a_value_of_weight_0(queries, keys, dtype):
-    """Its score is far below the others'; 0 times NaN is NaN."""
+def test_a_value_of_weight_0(queries, keys, low, below, dtype):
+    """Scores of the last keys are far below the others'; 0 times NaN is NaN. A warp or part may have none but such."""
     q, k, v = randoms((1, 2, queries, 64), (1, 2, keys, 64), (1, 2, keys, 64), dtype=dtype)
-    q[..., 0], k[..., 0] = 1, 0
-    k[:, :, keys - 1, 0] = -2000
-    v[0, 0, keys - 1, 3], v[0, 1, keys - 1, 5] = torch.nan, torch.inf
+    q[...] = k[...] = 0
+    q[..., 0], k[:, :, keys - low :, 0] = 1, -below
+    v[0, 0, keys - 1, 3], v[0, 1, keys - low, 5] = torch.nan, torch.inf if below == 2000 else torch.nan
     out, _ = check(q, k, v, scale=1.0)
+    assert out[0, 0, :, 3].isnan().all() and out[0, 1, :, 5].isnan().all() and out.isnan().sum() == 2 * queries
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("keys", [1000, 3000])
+@pytest.mark.parametrize("queries", [1, 3, 40, 70])
+def test_values_under_a_far_higher_sink(queries, keys, dtype):
+    """They weigh 0, and so do all others."""
+    q, k, v = randoms((1, 2, queries, 64), (1, 2, keys, 64), (1, 2, keys, 64), dtype=dtype)
+    v[0, 0, 70, 3] = v[0, 1, keys - 1, 5] = torch.nan
+    out, _ = check(q, k, v, sink=torch.tensor([300.0, 2000.0]))
     assert out[0, 0, :, 3].isnan().all() and out[0, 1, :, 5].isnan().all() and out.isnan().sum() == 2 * queries
 
 
@@ -110,13 +122,17 @@ def test_infinite_keys_under_a_soft_cap(dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("keys", [1000, 3000])
 @pytest.mark.parametrize("queries", [1, 40, 70])
-def test_a_sink_that_is_nan(queries, dtype):
-    q, k, v = randoms((1, 2, queries, 64), (1, 2, 1000, 64), (1, 2, 1000, 64), dtype=dtype)
+def test_a_sink_that_is_nan(queries, keys, dtype):
+    q, k, v = randoms((1, 2, queries, 64), (1, 2, keys, 64), (1, 2, keys, 64), dtype=dtype)
+    q[..., 0] = 1
     sink = torch.tensor([torch.nan, 0.5])
     check(q, k, v, sink=sink)
-    out, lse = check(q, k, v, sink=sink, bias=torch.full((1, 1, 1, 1), -torch.inf))
-    assert out[0, 0].isnan().all() and lse[0, 0].isnan().all() and lse[0, 1].isfinite().all()
+    bias = torch.full((1, 1, 1, 1), -torch.inf)
+    for k, options in ((k, dict(bias=bias)), (torch.full_like(k, -torch.inf), {})):
+        out, lse = check(q.abs(), k, v, sink=sink, **options)
+        assert out[0, 0].isnan().all() and lse[0, 0].isnan().all() and lse[0, 1].isfinite().all()
 
 
 @pytest.mark.parametrize("queries", [8, 40, 70])

@@ -58,18 +58,17 @@ class DecodeEnd {
       shared_.weight[w][row] *= weight;
       sum += own * weight;
     }
-    for (int w = 0; w < kWarps; ++w) {
-      T& weight = shared_.weight[w][row];
-      if (weight != T(0)) weight /= sum;
-      else if (shared_.seen[w][row]) weight = -T(0);
-    }
+    T factor = 1;
     if (args_.parts > 1) {
       if (task_.first_value == 0) leave_statistics(row, largest, sum, seen);
     } else {
       const FinishedRow<T> finished(args_, task_.b, task_.query_head(args_, row), task_.query(args_, row), largest,
                                     scale(), sum, seen, task_.first_value == 0);
-      for (int w = 0; w < kWarps; ++w)
-        shared_.weight[w][row] = finished.empty ? T(0) : shared_.weight[w][row] * finished.factor;
+      factor = finished.factor, seen = !finished.empty;
+    }
+    for (int w = 0; w < kWarps; ++w) {
+      T& weight = shared_.weight[w][row];
+      weight = joined_weight(weight, sum, factor, seen && shared_.seen[w][row]);
     }
   }
 

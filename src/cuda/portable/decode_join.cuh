@@ -34,10 +34,9 @@ __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t
   for (int n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, n);
   const FinishedRow<T> finished(args, b, h, query, largest, scale, sum, seen, lane == 0);
 #pragma unroll
-  for (int n = 0; n < kOwn; ++n) {
-    const T weight = share[n] != T(0) ? share[n] / sum * finished.factor : own_seen[n] ? -T(0) : T(0);
-    if (lane + 32 * n < args.parts) weights[lane + 32 * n] = finished.empty ? T(0) : weight;
-  }
+  for (int n = 0; n < kOwn; ++n)
+    if (lane + 32 * n < args.parts)
+      weights[lane + 32 * n] = joined_weight(share[n], sum, finished.factor, own_seen[n] && !finished.empty);
 }
 
 /// The mean of what the parts have of a channel. at: the first one's; step: from one part to the next.

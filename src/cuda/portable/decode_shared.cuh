@@ -277,11 +277,17 @@ __device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows&
   }
 }
 
-/// Is what a warp or part has of a row added to what others have? A weight of 0 says that no key is seen there, and what
-/// is there may be NaN; -0 that keys are seen whose P is 0: a NaN or an infinity among their values shows.
+/// What a warp or part has of a row is multiplied by this where they are added up. 0 if no key is seen there, and what
+/// is there may be anything; -0 if keys are, whose share is too small: a NaN or an infinity of theirs shows.
 template <class T>
-__device__ __forceinline__ bool counts(T weight) {
-  return weight != T(0) || signbit(weight);
+__device__ __forceinline__ T joined_weight(T share, T sum, T factor, bool seen) {
+  if (!seen) return 0;
+  const T weight = (share != T(0) ? share / sum : T(0)) * factor;
+  return weight == T(0) ? -T(0) : weight;
+}
+template <class T>
+__device__ __forceinline__ bool counts(T joined) {
+  return joined != T(0) || signbit(joined);
 }
 
 /// What a row's numbers come to: the sink, and the statistics that the caller asked for.
