@@ -42,13 +42,17 @@ std::shared_ptr<const ExecutionPlan> PlanCache::find(const PlanKey& key) {
   return found->plan;
 }
 
-std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::shared_ptr<const ExecutionPlan> plan) {
+std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::shared_ptr<ExecutionPlan> plan,
+                                                       bool keep) {
   const auto hash = std::hash<PlanKey>{}(key);
   const auto bytes = bytes_of(*plan) + key.size();
   std::vector<std::shared_ptr<const ExecutionPlan>> gone;  // let go behind the lock: a GPU's companion may wait for it
   const std::lock_guard lock(mutex_);
   if (auto* found = entry(hash, key)) return found->plan;
-  if (bytes > most_bytes) return plan;
+  if (bytes > most_bytes) {
+    plan->kept = keep;
+    return plan;
+  }
   while (entries_.size() >= most_plans || (bytes_ + bytes > most_bytes && !entries_.empty())) {
     const auto oldest = std::min_element(entries_.begin(), entries_.end(),
                                          [](const Entry& a, const Entry& b) { return a.last_use < b.last_use; });

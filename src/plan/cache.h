@@ -24,8 +24,10 @@ class PlanCache {
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
   std::shared_ptr<const ExecutionPlan> find(const PlanKey& key);
-  /// Keeps the plan and returns it, or the one that another thread was faster to insert.
-  std::shared_ptr<const ExecutionPlan> insert(const PlanKey& key, std::shared_ptr<const ExecutionPlan> plan);
+  /// Keeps the plan and returns it, or the one that another thread was faster to insert. One that is too large is not
+  /// kept, unless the caller does (keep).
+  std::shared_ptr<const ExecutionPlan> insert(const PlanKey& key, std::shared_ptr<ExecutionPlan> plan,
+                                              bool keep = false);
   std::size_t plans();
   /// Has this been asked with the key before, not long ago?
   bool asked_before(const PlanKey& key);

@@ -158,8 +158,8 @@ Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const 
   return cheapest_cut(possible_cuts(problem, middle, stride), program, middle, problem.k_size);
 }
 
-std::shared_ptr<const ExecutionPlan> new_plan(const Problem& problem, const TileMenu& menu, const rules::Facts& facts,
-                                              int threads, bool keep) {
+std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& menu, const rules::Facts& facts,
+                                        int threads, bool keep) {
   auto plan = std::make_shared<ExecutionPlan>();
   plan->threads = threads;
   plan->kept = keep;
@@ -203,12 +203,13 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
   if (!facts.tables) {
     key += facts.key;
     if (auto known = cache.find(key)) return known;
-    return cache.insert(key, make(true));
+    return cache.insert(key, make(true), keep);
   }
   // The layers of a model have the same documents, a step later there are others: what is asked for twice is kept.
   if (!rules::append_with_tables(rules::with_lengths(problem.rule, shapes), key)) return make(keep);
   if (auto known = cache.find(key)) return known;
-  return keep || cache.asked_before(key) ? cache.insert(key, make(true)) : make(false);
+  if (keep || cache.asked_before(key)) return cache.insert(key, make(true), keep);
+  return make(false);
 }
 
 }  // namespace anyflash

@@ -159,7 +159,11 @@ TEST(Cache, IsBoundedInBytes) {
   EXPECT_EQ(cache.find("b"), nullptr);
   EXPECT_NE(cache.find("d"), nullptr);
   const auto large = plan_of(PlanCache::most_bytes + 1);
+  large->kept = true;
+  EXPECT_EQ(cache.insert("e", large, true), large);
+  EXPECT_TRUE(large->kept) << "by the caller";
   EXPECT_EQ(cache.insert("e", large), large);
+  EXPECT_FALSE(large->kept);
   EXPECT_EQ(cache.find("e"), nullptr) << "larger than all of the cache";
   EXPECT_EQ(cache.plans(), 2u);
 }
