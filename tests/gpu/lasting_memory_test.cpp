@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <initializer_list>
 #include <utility>
@@ -22,6 +23,10 @@ int full = 0;          ///< so many of the pools' next allocations fail
 bool no_byte = false;  ///< cudaMalloc fails
 int current = 0;       ///< device
 int waits = 0;         ///< for the device
+int stream_waits = 0;
+int refused = 0;  ///< so many of the pools' next settings fail
+std::uintptr_t pools = 0;
+auto capture_mode = cudaStreamCaptureModeGlobal;  ///< the thread's
 cudaError_t last = cudaSuccess;
 struct Freed {
   void* data;
@@ -48,19 +53,25 @@ const char* cudaGetErrorString(cudaError_t) { return "no more"; }
 cudaError_t cudaGetDevice(int* device) { return *device = current, cudaSuccess; }
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 2, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   *properties = {};
   properties->major = 9;
+  properties->pageableMemoryAccessUsesHostPageTables = device == 1;
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes*, const void*) { return fail(cudaErrorInvalidValue); }
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return std::swap(*mode, capture_mode), cudaSuccess;
+}
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = stream_of(1), cudaSuccess; }
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return ++stream_waits, cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
 cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
   return *id = reinterpret_cast<std::uintptr_t>(stream), cudaSuccess;
 }
@@ -70,10 +81,12 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
 }
 cudaError_t cudaFree(void* data) { return ++waits, std::free(data), cudaSuccess; }
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
-  static std::uintptr_t pools = 0;
   return *pool = reinterpret_cast<cudaMemPool_t>(++pools), cudaSuccess;
 }
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  if (capture_mode != cudaStreamCaptureModeRelaxed) return fail(cudaErrorStreamCaptureUnsupported);
+  return refused > 0 ? --refused, fail(cudaErrorUnknown) : cudaSuccess;
+}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t bytes) {
   if (bytes == 0) trimmed.push_back({pool, waits});
   return cudaSuccess;
@@ -205,6 +218,28 @@ TEST_F(LastingMemoryTest, StaysWhereNobodyCanWait) {
   EXPECT_EQ(freed.size(), before);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   no_byte = false;
+}
+
+/// It may be the first call of a process, while another thread captures.
+TEST_F(LastingMemoryTest, PoolsAreMadeOutsideOfCapturesAndOnce) {
+  const auto before = pools;
+  refused = 1;
+  EXPECT_THROW(pool_of(2), Error);
+  EXPECT_EQ(capture_mode, cudaStreamCaptureModeGlobal);
+  EXPECT_EQ(pool_of(2), pool_of(2));
+  EXPECT_EQ(pools, before + 1);
+}
+
+/// A device that reads the CPU's memory itself may do so after the call has returned.
+TEST_F(LastingMemoryTest, WhatIsBroughtIsWaitedForWhereItIsNotCopiedAside) {
+  const int from = 5;
+  for (const int device : {0, 1}) {
+    int to = 0;
+    const auto waited = stream_waits;
+    bring(&to, &from, sizeof(to), device, stream_of(11), "bringing");
+    EXPECT_EQ(to, 5);
+    EXPECT_EQ(stream_waits, waited + device);
+  }
 }
 
 }  // namespace

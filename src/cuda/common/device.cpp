@@ -16,7 +16,7 @@ DeviceFacts ask(int index) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, index), "asking for a device's properties");
   return {properties.name, properties.major, properties.minor, properties.multiProcessorCount,
-          static_cast<int>(properties.sharedMemPerBlockOptin)};
+          static_cast<int>(properties.sharedMemPerBlockOptin), properties.pageableMemoryAccessUsesHostPageTables != 0};
 }
 
 /// What makes a GPU a thread's and lets it go again. Not cudaSetDevice: to go back by that makes a context on a GPU

@@ -15,6 +15,7 @@ struct DeviceFacts {
   int major = 0, minor = 0;  ///< compute capability
   int multiprocessors = 0;
   int shared_bytes = 0;  ///< most that a block of threads may have
+  bool reads_host_pages = false;  ///< any of the CPU's memory, as the CPU does
 };
 
 /// The number of GPUs; 0 where there is no driver.

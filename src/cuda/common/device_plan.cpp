@@ -362,12 +362,12 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMe
   }
   if (capturing(stream)) {
     throw Error(Error::Kind::unsupported,
-                "rule: with tables or key_lengths in a captured stream, expected a plan made before the capture");
+                "rule: with tables or key_lengths in a captured stream, or more than 64 MiB of plan, expected a plan made "
+                "before the capture");
   }
   Builder builder(plan);
   char* const image = memory.take(static_cast<std::int64_t>(builder.image.size()));
-  check(cudaMemcpyAsync(image, builder.image.placed(image), builder.image.size(), cudaMemcpyHostToDevice, stream),
-        "bringing a plan to the device");
+  bring(image, builder.image.placed(image), builder.image.size(), device, stream, "bringing a plan to the device");
   groups_ = reinterpret_cast<const DeviceGroup*>(image);
 }
 

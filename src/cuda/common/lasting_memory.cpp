@@ -13,18 +13,6 @@
 namespace anyflash::cuda {
 namespace {
 
-/// Another thread, or this one, may be capturing a stream.
-class OutsideOfCaptures {
- public:
-  OutsideOfCaptures() { check(cudaThreadExchangeStreamCaptureMode(&mode_), "leaving the capture mode"); }
-  ~OutsideOfCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  OutsideOfCaptures(const OutsideOfCaptures&) = delete;
-  OutsideOfCaptures& operator=(const OutsideOfCaptures&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 class OwnStream {
  public:
   OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream for a plan"); }

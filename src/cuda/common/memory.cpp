@@ -15,12 +15,13 @@ class Pools {
   /// kept: bytes of what is given back. waits: one stream may get what another has given back but works on.
   cudaMemPool_t of(int device, std::uint64_t kept, bool waits) {
     std::call_once(made_[device], [&] {
+      const OutsideOfCaptures outside;
       cudaMemPoolProps properties{};
       properties.allocType = cudaMemAllocationTypePinned;
       properties.location.type = cudaMemLocationTypeDevice;
       properties.location.id = device;
       auto& pool = pools_[device];
-      check(cudaMemPoolCreate(&pool, &properties), "making a pool of device memory");
+      if (!pool) check(cudaMemPoolCreate(&pool, &properties), "making a pool of device memory");
       check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &kept), "keeping device memory");
       int allowed = waits;
       check(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &allowed),
@@ -32,7 +33,7 @@ class Pools {
 
  private:
   std::array<std::once_flag, most_devices> made_;
-  std::array<cudaMemPool_t, most_devices> pools_;  // never destroyed: calls may still come while the process ends
+  std::array<cudaMemPool_t, most_devices> pools_{};  // never destroyed: calls may still come while the process ends
 };
 
 constexpr std::uint64_t megabyte = 1 << 20;
@@ -47,6 +48,12 @@ cudaMemPool_t pool_of(int device) {
 cudaMemPool_t lasting_pool_of(int device) {
   static Pools pools;
   return pools.of(device, 64 * megabyte, false);
+}
+
+void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), what);
+  // Other devices have it copied aside before the call returns.
+  if (facts_of({DeviceKind::cuda, device}).reads_host_pages) check(cudaStreamSynchronize(stream), what);
 }
 
 StreamMemory::StreamMemory(std::size_t bytes, cudaStream_t stream) : stream_(stream) {

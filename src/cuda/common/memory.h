@@ -19,12 +19,27 @@ inline bool capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+/// In its scope calls are allowed that captures forbid: another thread, or this one, may be capturing a stream.
+class OutsideOfCaptures {
+ public:
+  OutsideOfCaptures() { check(cudaThreadExchangeStreamCaptureMode(&mode_), "leaving the capture mode"); }
+  ~OutsideOfCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideOfCaptures(const OutsideOfCaptures&) = delete;
+  OutsideOfCaptures& operator=(const OutsideOfCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 /// The library's own pool of a device's memory, which keeps some of what is given back: a call then takes what the last
 /// one had, and asks nobody. The device is the calling thread's.
 cudaMemPool_t pool_of(int device);
 
 /// Another one, for memory that outlives calls: nothing that is taken from it waits for another stream's work.
 cudaMemPool_t lasting_pool_of(int device);
+
+/// Brings numbers from the CPU's memory to a device's, on a stream that is not captured. They may go when it returns.
+void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what);
 
 /// Memory that exists for what is queued on a stream between its making and its end: nobody waits for either.
 class StreamMemory {

@@ -193,6 +193,9 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   const bool single = problem.bias.given() && !args.bias_copied;
   const auto kernels =
       kernels_of(problem, !common.general ? ScoreKind::scaled : single ? ScoreKind::any : ScoreKind::finished);
+  allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
+  if (common.sides[0].gradients[0].data) allow_shared_memory(kernels.store_queries, 0, problem.device.index);
+  if (bias == BiasGradient::summed) allow_shared_memory(kernels.store_bias, 0, problem.device.index);
   args.bias_stored = bias == BiasGradient::stored;
   if (args.bias_stored && !(args.bias_copied && map_bias(args.bias_gradient_map, problem.dbias))) return {};
   char* const report = workspace + space.sums + space.bias;
@@ -218,7 +221,6 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   if (args.bias_sums) check(cudaMemsetAsync(args.bias_sums, 0, space.bias, stream), "clearing sums");
   const bool clears = args.bias_stored && !visits_all(plan);
   if (clears) clear(problem.dbias, stream);
-  allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
   const auto blocks = in_pieces(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);

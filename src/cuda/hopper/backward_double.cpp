@@ -57,13 +57,14 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   args.careful = reinterpret_cast<std::int32_t*>(report);
   args.terms.any_far = args.careful + 1;
   const auto &queries = args.sides[0], &keys = args.sides[1];
+  allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
+  if (queries.gradients[0].data) allow_shared_memory(kernels.store_queries, 0, problem.device.index);
   const std::int64_t query_blocks = problem.batch * queries.heads * queries.blocks;
   check(cudaMemsetAsync(report, 0, report_bytes, stream), "clearing what is reported");
   terms.find(args);
   launch(kernels.prepare, query_blocks, 128, 0, &args, stream);
   terms.find_rests(args);
   args.words = masks.words(false, workspace + space.first_words(), args.careful);
-  allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   const auto parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   const auto blocks = problem.batch * keys.heads * parts;
   // One head after the other: one chain of sums over all that share a key head would lose more.

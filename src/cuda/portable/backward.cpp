@@ -118,7 +118,9 @@ BackwardArgs args_of(const Problem& problem, const ExecutionPlan& plan) {
 
 }  // namespace
 
-void sum_sinks(const BackwardArgs& args, cudaStream_t stream);  // backward_sink.cu
+// backward_sink.cu
+void sum_sinks(const BackwardArgs& args, cudaStream_t stream);
+void load_sum_sinks(int device);
 
 TileMenu backward_menu(const Problem&) {
   TileMenu menu;
@@ -149,6 +151,7 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
   allow_shared_memory(kernels.terms, kernels.terms_bytes, problem.device.index);
   allow_shared_memory(kernels.gradients, kernels.gradients_bytes, problem.device.index);
   allow_shared_memory(kernels.rests, kernels.gradients_bytes, problem.device.index);
+  if (problem.dsink.given()) load_sum_sinks(problem.device.index);
 
   CallMemory memory(workspace, stream);
   DevicePlan masks(problem, plan, memory, stream);

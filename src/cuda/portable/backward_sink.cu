@@ -1,6 +1,7 @@
 // The end of the gradient of the sink logits: a head's sum over all query blocks, always in the same order.
 #include "cuda/common/launches.h"
 #include "cuda/portable/backward_args.h"
+#include "cuda/portable/launch.h"
 #include "cuda/portable/rows.cuh"
 
 namespace anyflash::cuda {
@@ -23,6 +24,8 @@ __global__ void sum_kernel(const __grid_constant__ BackwardArgs args) {
 }
 
 }  // namespace
+
+void load_sum_sinks(int device) { allow_shared_memory(reinterpret_cast<const void*>(sum_kernel), 0, device); }
 
 void sum_sinks(const BackwardArgs& args, cudaStream_t stream) {
   launch_plainly(sum_kernel, args.sides[0].heads, threads, stream, args);

@@ -79,8 +79,7 @@ void bring_pages(const Problem& problem, ForwardArgs& args, CallMemory& memory, 
   }
   const auto bytes = table.size() * sizeof(table[0]);
   char* const brought = memory.take(static_cast<std::int64_t>(bytes));
-  check(cudaMemcpyAsync(brought, table.data(), bytes, cudaMemcpyHostToDevice, stream),
-        "bringing the page table to the device");
+  bring(brought, table.data(), bytes, problem.device.index, stream, "bringing the page table to the device");
   args.pages = {reinterpret_cast<const std::int32_t*>(brought), entry_pages, 1,
                 static_cast<std::int32_t>(pages.page_size), static_cast<std::int32_t>(pages.pages)};
 }
@@ -150,10 +149,10 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace)
   DevicePlan masks(problem, plan, memory, stream);
   args.groups = masks.groups();
   if (few) return decode(problem, plan, args, general, memory, stream);
+  allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);  // before anything is written
   char* const own = memory.take(forward_workspace(problem, plan));
   args.only_if = group_forward(problem, plan, args, general, masks, own, stream);
   args.tasks = static_cast<std::int32_t>(tasks);
-  allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);
   launch(kernel.function, launched_blocks(args.tasks, args.only_if != nullptr, problem.device), kernel.threads,
          kernel.shared_bytes, &args, stream);
 }
