@@ -45,6 +45,16 @@ void AddSink(T sink, RowEnd<T>& end, T* out, std::int64_t width) {
   end.sum += std::exp(sink - together);
 }
 
+/// Of an element type. A mean of finite numbers is none larger, however its weights are rounded.
+template <class T>
+T LargestNumber(ElementType type) {
+  switch (type) {
+    case ElementType::float16: return T(65504);
+    case ElementType::bfloat16: return T(0x1.fep127);
+    default: return std::numeric_limits<T>::max();
+  }
+}
+
 /// Does the rule let a query, entry `row` of a block, see any key? Only asked where no score is above -inf.
 inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t row) {
   const auto& group = plan.group(b, h);
@@ -78,14 +88,20 @@ HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, s
     different = hn::Or(different, hn::Sub(x, x));
     hn::Store(x, d, out + i);
   }
-  return nan || hn::AllTrue(d, hn::Eq(different, hn::Zero(d)));
+  const bool finite = hn::AllTrue(d, hn::Eq(different, hn::Zero(d)));
+  if (finite && element_size(problem.type) == 2) {
+    const auto most = hn::Set(d, LargestNumber<T>(problem.type));
+    for (std::int64_t i = 0; i < width; i += hn::Lanes(d))
+      hn::Store(hn::Clamp(hn::Load(d, out + i), hn::Neg(most), most), d, out + i);
+  }
+  return nan || finite;
 }
 
 /// Of a second walk, whose P sums to a half, only what has overflowed in the first is taken: out (d_v), its sums,
 /// becomes what is stored `at` there, where that is finite, or where the second is NaN (0 times an infinity of V).
 template <class T>
 void KeepStored(const Problem& problem, std::int64_t at, T* out) {
-  constexpr T most = std::numeric_limits<T>::max();  // a mean of finite values is one, however it is rounded
+  const T most = LargestNumber<T>(problem.type);
   for (std::int64_t i = 0; i < problem.d_v; ++i) {
     const double stored = ReadNumber(problem.out.data, problem.type, at + i * problem.out.channel);
     if (std::isfinite(stored) || out[i] != out[i]) {

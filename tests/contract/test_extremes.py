@@ -197,16 +197,18 @@ def test_values_near_the_largest_number_at_large_scores(queries, score):
 
 
 @pytest.mark.parametrize("queries", FEW_OR_MANY)
-@pytest.mark.parametrize("keys", (2, 3, 40, 1000))
-@pytest.mark.parametrize("type_", (np.float32, np.float64))
+@pytest.mark.parametrize("keys", (2, 3, 40, 255, 1000))
+@pytest.mark.parametrize("type_", (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
 def test_a_mean_of_the_largest_number(queries, keys, type_):
     """However its weights are rounded, it is no infinity."""
-    rng, largest = np.random.default_rng(keys), np.finfo(type_).max
+    rng, info = np.random.default_rng(keys), ml_dtypes.finfo(type_)
     q, k = (rng.standard_normal((1, 2, n, 8)).astype(type_) for n in (queries, keys))
-    v = np.full((1, 2, keys, 2), largest, type_)
-    v[..., 1] *= -1
-    out = from_device(on_device(af.attention, q, k, v))
-    np.testing.assert_allclose(out, np.broadcast_to(v[:, :, :1], out.shape), rtol=100 * np.finfo(type_).eps)
+    v = np.full((1, 2, keys, 8), info.max, type_)
+    v[..., 1] *= type_(-1)
+    for scale in (0.0, 0.3, 3.0):
+        out = from_device(on_device(af.attention, q, k, v, scale=scale)).astype(np.float64)
+        expected = np.broadcast_to(v[:, :, :1], out.shape).astype(np.float64)
+        np.testing.assert_allclose(out, expected, rtol=(2 if info.bits == 16 else 100) * float(info.eps))
 
 
 @pytest.mark.parametrize("queries", (3, 40))

@@ -135,6 +135,19 @@ def test_a_sink_that_is_nan(queries, keys, dtype):
         assert out[0, 0].isnan().all() and lse[0, 0].isnan().all() and lse[0, 1].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("d", [64, 65])  # 65: on Hopper, too, the portable kernels
+@pytest.mark.parametrize("queries, keys", [(1, 255), (1, 3000), (40, 255), (300, 255), (300, 3000)])
+def test_a_mean_of_the_largest_number(queries, keys, d, dtype):
+    """Weights are rounded, their sum is that of others."""
+    q, k = randoms((1, 2, queries, d), (1, 2, keys, d), dtype=dtype)
+    v = torch.full((1, 2, keys, d), torch.finfo(dtype).max, dtype=dtype)
+    v[..., 1] *= -1
+    for scale in (0.0, 0.3, 0.8):
+        out = af.attention(q.cuda(), k.cuda(), v.cuda(), scale=scale).cpu().double() / v[0, 0, 0].double()
+        torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=max(1e-5, 2 * torch.finfo(dtype).eps))
+
+
 @pytest.mark.parametrize("queries", [8, 40, 70])
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("of_values, of_dout", [(5e17, 5e18), (3e36, 1.0), (1e-3, 1e37)])

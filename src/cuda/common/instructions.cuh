@@ -26,6 +26,18 @@ __device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __nv_bflo
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
+/// The same, and what is too large becomes the largest number; from sm_80 up.
+__device__ __forceinline__ std::uint32_t clamped_pair(float a, float b, __half) {
+  std::uint32_t pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+}
+__device__ __forceinline__ std::uint32_t clamped_pair(float a, float b, __nv_bfloat16) {
+  std::uint32_t pair;
+  asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
+  return pair;
+}
+
 /// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
 __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800

@@ -31,7 +31,7 @@ __host__ __device__ constexpr int second_piece(int n) { return n == 0 || n == 3 
 /// finite. to(n): where the nth goes.
 template <int pieces, class Place>
 __device__ __forceinline__ void split(float a, float b, Place to) {
-  asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(to(0)) : "f"(b), "f"(a));
+  to(0) = clamped_pair(a, b, __nv_bfloat16());
 #pragma unroll
   for (int n = 1; n < pieces; ++n) {
     a -= __uint_as_float(to(n - 1) << 16), b -= __uint_as_float(to(n - 1) & 0xffff0000u);

@@ -495,7 +495,7 @@ class GroupForwardBlock {
 #pragma unroll
     for (unsigned n = 0; n < kParts; ++n) {
       std::uint32_t x[kPartTiles / 2][4];
-      cuda::pack<E>(x, o_[n]);
+      cuda::pack<E, true>(x, o_[n]);  // a mean; what is not finite has been reported
 #pragma unroll
       for (unsigned m = 0; m < kPartTiles / 2; ++m)
         store_matrices(to + (n * (kPart / 64) + m / 4) * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);

@@ -14,14 +14,16 @@ __device__ __forceinline__ constexpr std::uint32_t columns_from(int c) {
 /// The same of rows.
 __device__ __forceinline__ constexpr std::uint32_t rows_from(int r) { return r * 128 / 16; }
 
-/// From results of products to operands.
-template <class E, int kTiles>
+/// From results of products to operands. kClamped: what is too large becomes the largest number.
+template <class E, bool kClamped = false, int kTiles>
 __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const float (&x)[kTiles][4]) {
 #pragma unroll
   for (int m = 0; m < kTiles / 2; ++m)
 #pragma unroll
-    for (int n = 0; n < 4; ++n)
-      to[m][n] = packed_pair(x[2 * m + n / 2][n % 2 * 2], x[2 * m + n / 2][n % 2 * 2 + 1], E());
+    for (int n = 0; n < 4; ++n) {
+      const float a = x[2 * m + n / 2][n % 2 * 2], b = x[2 * m + n / 2][n % 2 * 2 + 1];
+      to[m][n] = kClamped ? clamped_pair(a, b, E()) : packed_pair(a, b, E());
+    }
 }
 
 /// A lane's two rows of results of products, `row` and the one 8 behind it of a box, become float32 rows that may lie

@@ -95,7 +95,8 @@ class DecodeEnd {
     }
     const auto& out = call_.out;
     reinterpret_cast<E*>(out.data)[task_.b * out.batch + task_.query_head(args_, row) * out.head +
-                                   task_.query(args_, row) * out.sequence[2] + channel * out.channel] = rounded<E>(o);
+                                   task_.query(args_, row) * out.sequence[2] + channel * out.channel] =
+        rounded_mean<E>(o);
   }
 
   /// The means of rows from `first` on, four channels of a thread at a time; of plain calls, whose rows of results all

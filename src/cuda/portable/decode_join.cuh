@@ -93,7 +93,7 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) all += results[w][c];
       all = mean_of_parts(all, args.parts, weights, from + first + c, step);
-      out[(first + c) * call.out.channel] = rounded<E>(all);
+      out[(first + c) * call.out.channel] = rounded_mean<E>(all);
     }
     __syncthreads();
   }

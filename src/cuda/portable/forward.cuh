@@ -332,7 +332,7 @@ class ForwardBlock {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(empty ? T(0) : mean(o_[i][j][e]));
+              rounded_mean<E>(empty ? T(0) : mean(o_[i][j][e]));
       // Should there be another pass. In it P is not scaled down from its maximum.
       if (lane_number() % 4 == 0) shared_.weights[row_of(i)] = empty ? T(0) : T(0.5) * change / sum;
       store_statistics(row_of(i), empty, largest, sum);
@@ -369,7 +369,7 @@ class ForwardBlock {
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           shared_.q[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
-              rounded<E>(finite_mean(T(2) * o_[0][j][e], [&] { return is_finite(o_[0][j][e]); }));
+              rounded_mean<E>(finite_mean(T(2) * o_[0][j][e], [&] { return is_finite(o_[0][j][e]); }));
       rotate_slots(o_);
     }
     __syncthreads();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cfloat>
+#include <type_traits>
 
 #include "cuda/portable/products.cuh"
 #include "cuda/portable/rows.cuh"
@@ -27,6 +28,16 @@ template <class T, class AllFinite>
 __device__ __forceinline__ T finite_mean(T mean, const AllFinite& all_finite) {
   if (!isinf(mean) || !all_finite()) return mean;
   return copysign(sizeof(T) == 8 ? static_cast<T>(DBL_MAX) : static_cast<T>(FLT_MAX), mean);
+}
+
+/// A mean of numbers of type E in that type: no infinity if it is finite.
+template <class E, class T>
+__device__ __forceinline__ E rounded_mean(T mean) {
+  if constexpr (sizeof(E) == 2) {
+    constexpr T largest = std::is_same_v<E, __half> ? T(65504) : T(0x1.fep127);
+    if (is_finite(mean) && fabs(mean) > largest) mean = copysign(largest, mean);
+  }
+  return rounded<E>(mean);
 }
 
 /// Numbers of kRows rows in memory that are not finite are replaced by those `from` a tile, if these are no NaN (0
