@@ -237,7 +237,7 @@ def plan(
 ):
     """Makes the plan of a call (which blocks meet which, and on how many threads), to be passed to attention and
     attention_backward as `plan`. Worth it for many calls under a rule with tables (documents, blocks, dense), with
-    cu_seqlens or with key_lengths: the plans of all other calls are remembered anyway.
+    cu_seqlens or with key_lengths: the plans of all other calls are remembered anyway, if they take at most 64 MiB.
 
     Parameters as in attention; q, k and v give shapes and types, their data is not read. That of the rule's tables,
     cu_seqlens and key_lengths is: a plan holds for the values they have now. A call raises ValueError where document

@@ -162,7 +162,7 @@ std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& 
                                         int threads, bool keep) {
   auto plan = std::make_shared<ExecutionPlan>();
   plan->threads = threads;
-  plan->kept = keep;
+  plan->kept = plan->shares_words = keep;
   plan->late = problem.tables_on_device;
   const bool blind = plan->late && facts.tables;  // no tile can be asked about
   const auto cuts = possible_cuts(problem, menu, blind ? Int3{{1, 1, 1}} : facts.stride);

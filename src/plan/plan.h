@@ -104,8 +104,9 @@ struct ExecutionPlan {
   /// Lengths or tables are in the device's memory. groups then holds one mask, without them (of lengths alone with its
   /// runs), and the backend finds the others' in each call.
   bool late = false;
-  bool kept = false;      ///< it outlives the call: in the cache, or in the caller's hands
-  Companions companions;  ///< of a kept plan
+  bool kept = false;          ///< it outlives the call: in the cache, or in the caller's hands
+  bool shares_words = false;  ///< on a GPU tiles may share a table of words: it is kept, or has no tables of its own
+  Companions companions;
 
   const MaskGroup& group(std::int64_t b, std::int64_t h) const {
     return groups[(batch_groups > 1 ? b : 0) * head_groups + (head_groups > 1 ? h : 0)];

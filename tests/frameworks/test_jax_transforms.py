@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -153,20 +153,14 @@ def test_several_threads():
     shared = jax.jit(lambda q: attention(q, q, q, rule=af.causal()))
     x = numbers(1, 2, 70, 16)
     of_x = shared(x)
-    wrong = []
 
     def work(i):
         for _ in range(10):
             own = jax.jit(lambda q: attention(q, K[0], V[0], rule=af.local(i + 1)))(Q[0])
-            if not np.array_equal(own, expected[i]) or not np.array_equal(shared(x), of_x):
-                wrong.append(i)
+            assert np.array_equal(own, expected[i]) and np.array_equal(shared(x), of_x)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 def run(program, *arguments, **options):

@@ -82,7 +82,7 @@ def test_tables_in_a_graph_need_a_plan():
     rule = af.documents(np.repeat([17, 18, 19], 100))
     out = torch.empty_like(q)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(ValueError, match="^rule: with tables or key_lengths in a captured stream"):
+    with pytest.raises(ValueError, match="^rule: with tables, key_lengths or .* in a captured stream, expected a plan"):
         with torch.cuda.graph(graph):
             af.attention(q, k, v, rule=rule, out=out)
 
@@ -281,9 +281,24 @@ def test_tables_in_a_graph_need_a_plan_backward():
     rule = af.documents(np.repeat([27, 28, 29], 100))
     out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(ValueError, match="^rule: with tables or key_lengths in a captured stream"):
+    with pytest.raises(ValueError, match="^rule: with tables, key_lengths or .* in a captured stream, expected a plan"):
         with torch.cuda.graph(graph):
             af.attention_backward(out, q, k, v, out, lse, rule=rule)
+
+
+def test_a_plan_too_large_to_be_remembered_comes_with_each_call():
+    """Of millions of tiles that are visible in part: over 64 MiB."""
+    q, k, v = (x.reshape(1, 1, 192, 192, 192, 16) for x in tensors(b=1, h=1, n=192**3, d=16))
+    rule, dout = af.local(8), torch.randn_like(q)
+    plan = af.plan(q, k, v, rule=rule)
+    without, given = gradients(q, k, v, dout, rule=rule), gradients(q, k, v, dout, rule=rule, plan=plan)
+    assert torch.equal(without.dk, given.dk) and torch.equal(without.dv, given.dv)  # dq's sums are made in no order
+    assert (without.dq - given.dq).abs().max() < 1e-2 * given.dq.abs().max()
+    out, lse = af.attention(q, k, v, rule=rule, return_lse=True)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(ValueError, match="^rule: .* or more than 64 MiB of plan in a captured stream, expected a plan"):
+        with torch.cuda.graph(graph):
+            af.attention_backward(dout, q, k, v, out, lse, rule=rule)
 
 
 def test_memory_of_backward_is_linear_in_the_sequence():

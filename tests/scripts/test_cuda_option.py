@@ -16,6 +16,14 @@ COMPILERS = {
 }
 
 
+def configure(folder, nvcc, *options):
+    (folder / "CMakeLists.txt").write_text(
+        f"cmake_minimum_required(VERSION 3.25)\nproject(one NONE)\ninclude({PROJECT}/cmake/cuda.cmake)\n"
+        'message(STATUS "with CUDA: ${ANYFLASH_HAS_CUDA}")\n')  # fmt: skip
+    return subprocess.run(["cmake", "-S", folder, "-B", folder / "build", *options],
+                          env=os.environ | {"CUDACXX": str(nvcc)}, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("option", ["ON", "AUTO"])
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_no_compiler_of_use(tmp_path, compiler, option):
@@ -23,11 +31,7 @@ def test_no_compiler_of_use(tmp_path, compiler, option):
     if COMPILERS[compiler]:
         nvcc.write_text(f"#!/bin/sh\n{COMPILERS[compiler]}\n")
         nvcc.chmod(0o755)
-    (tmp_path / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.25)\nproject(one NONE)\ninclude({PROJECT}/cmake/cuda.cmake)\n"
-        'message(STATUS "with CUDA: ${ANYFLASH_HAS_CUDA}")\n')  # fmt: skip
-    done = subprocess.run(["cmake", "-S", tmp_path, "-B", tmp_path / "build", f"-DANYFLASH_CUDA={option}"],
-                          env=os.environ | {"CUDACXX": str(nvcc)}, capture_output=True, text=True)
+    done = configure(tmp_path, nvcc, f"-DANYFLASH_CUDA={option}")
     if option == "AUTO":
         assert done.returncode == 0 and done.stderr == ""
         assert re.search(r"no nvcc 12\.\d or newer works here, so not for NVIDIA GPUs\n-- with CUDA: OFF", done.stdout)
@@ -35,3 +39,17 @@ def test_no_compiler_of_use(tmp_path, compiler, option):
         assert done.returncode == 1 and done.stderr.count("CMake Error") == 1
         assert re.search(r"ANYFLASH_CUDA is ON, but no nvcc 12\.\d or newer works here: install the CUDA toolkit "
                          r"12\.\d or newer, or set CUDACXX$", re.sub(r"\n +", " ", done.stderr.split("\nCall")[0]))
+
+
+@pytest.mark.parametrize("refused", ["75", "75;80", "80;75-virtual", "OFF"])
+@pytest.mark.parametrize("option", ["ON", "AUTO"])
+def test_no_code_of_sm_75_for_newer_gpus(tmp_path, option, refused):
+    done = configure(tmp_path, "/nowhere", f"-DANYFLASH_CUDA={option}", f"-DANYFLASH_CUDA_ARCHITECTURES={refused}")
+    assert done.returncode == 1 and done.stderr.count("CMake Error") == 1
+    assert f"ANYFLASH_CUDA_ARCHITECTURES: {refused}, expected GPUs" in done.stderr
+
+
+@pytest.mark.parametrize("option", [[], ["75-real"], ["75-real;80;90a-real"], ["175"], ["native"]], ids=str)
+def test_other_architectures(tmp_path, option):
+    done = configure(tmp_path, "/nowhere", *(f"-DANYFLASH_CUDA_ARCHITECTURES={gpus}" for gpus in option))
+    assert done.returncode == 0 and done.stderr == ""

@@ -37,21 +37,22 @@ struct WordTiles {
   std::int64_t of[2] = {};
 };
 
-/// Those of a plan that is kept, and whether its words are too: as long as those of all plans do not take much.
-class KeptWordTiles {
+/// Those of a plan that may share tables; if it is kept, its words are too, as long as those of all plans do not take
+/// much.
+class CountedWordTiles {
  public:
-  KeptWordTiles(const ExecutionPlan& plan, const WordTiles& tiles) : tiles(tiles) {
+  CountedWordTiles(const ExecutionPlan& plan, const WordTiles& tiles) : tiles(tiles) {
     for (int side = 0; side < 2; ++side) {
       const auto bytes = tiles.of[side] * tile_bytes(plan, side == 1);
       const bool asked = side == 0 || plan.groups[0].queries_of_key_block.start.empty();  // backward: for keys' alone
-      if (!asked || bytes > most_words) continue;
+      if (!plan.kept || !asked || bytes > most_words) continue;
       kept[side] = (all_words += bytes) <= most_of_all;
       kept[side] ? bytes_ += bytes : all_words -= bytes;
     }
   }
-  ~KeptWordTiles() { all_words -= bytes_; }
-  KeptWordTiles(const KeptWordTiles&) = delete;
-  KeptWordTiles& operator=(const KeptWordTiles&) = delete;
+  ~CountedWordTiles() { all_words -= bytes_; }
+  CountedWordTiles(const CountedWordTiles&) = delete;
+  CountedWordTiles& operator=(const CountedWordTiles&) = delete;
 
   WordTiles tiles;
   bool kept[2] = {};
@@ -95,20 +96,19 @@ class Image {
   std::vector<std::pair<std::size_t, std::size_t>> pointers_;
 };
 
-/// The runs of one side of a mask, of a plan that is kept with tables of words, and the numbers of all other tiles.
+/// The runs of one side of a mask, with tables of words where tiles may share them, and the numbers of all other tiles.
 class Lists {
  public:
   explicit Lists(const ExecutionPlan& plan) : plan_(plan) {}
 
   /// Of the runs of blocks of one side, `of`, for each block of the other. Where a rule goes by the difference of
-  /// coordinates, whole tiles at the same difference share their words: of a plan that is kept, those are asked for
-  /// here, once.
+  /// coordinates, whole tiles at the same difference may share their words: those are asked for here, once.
   template <CellOf of>
   void find(const MaskGroup& group) {
     constexpr bool keys = of == CellOf::keys;
     const auto& list = keys ? group.keys_of_query_block : group.queries_of_key_block;
     const auto &own = keys ? plan_.query_grid : plan_.key_grid, &other = keys ? plan_.key_grid : plan_.query_grid;
-    const bool shared = plan_.kept && planning::by_difference(group.program);
+    const bool shared = plan_.shares_words && planning::by_difference(group.program);
     start.clear(), runs.clear(), words.clear();
     std::map<std::array<std::int64_t, 3>, std::int32_t> known;
     for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
@@ -266,23 +266,23 @@ WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of
           nullptr};
 }
 
-/// Of a kept plan, not late.
-const KeptWordTiles& kept_word_tiles(const ExecutionPlan& plan) {
+/// Of a plan that may share tables, not late.
+const CountedWordTiles& counted_word_tiles(const ExecutionPlan& plan) {
   constexpr int host = -1;  // beside what companions has of devices
   const auto found = plan.companions.of(host, [&] {
     Lists lists(plan);
     for (const auto& group : plan.groups) lists.find<CellOf::keys>(group), lists.find<CellOf::queries>(group);
-    return std::static_pointer_cast<void>(std::make_shared<KeptWordTiles>(plan, lists.word_tiles));
+    return std::static_pointer_cast<void>(std::make_shared<CountedWordTiles>(plan, lists.word_tiles));
   });
-  return *static_cast<const KeptWordTiles*>(found.get());
+  return *static_cast<const CountedWordTiles*>(found.get());
 }
 
 bool keeps_words(const ExecutionPlan& plan, bool of_queries) {
-  return plan.kept && !plan.late && kept_word_tiles(plan).kept[of_queries];
+  return plan.kept && !plan.late && counted_word_tiles(plan).kept[of_queries];
 }
 
 std::int64_t word_tiles(const ExecutionPlan& plan, bool of_queries) {
-  if (plan.kept) return kept_word_tiles(plan).tiles.of[of_queries];
+  if (plan.shares_words) return counted_word_tiles(plan).tiles.of[of_queries];
   std::int64_t tiles = 0;  // all that are visited in part
   for (const auto& group : plan.groups)
     for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)
@@ -362,7 +362,7 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMe
   }
   if (capturing(stream)) {
     throw Error(Error::Kind::unsupported,
-                "rule: with tables or key_lengths in a captured stream, or more than 64 MiB of plan, expected a plan made "
+                "rule: with tables, key_lengths or more than 64 MiB of plan in a captured stream, expected a plan made "
                 "before the capture");
   }
   Builder builder(plan);

@@ -7,7 +7,7 @@
 // Q is in registers (of head sizes over 128, and of 128 in pieces, in shared memory), P too. While O += P V is under
 // way, the next tile's scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a
 // warpgroup of its own loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's
-// scores lags behind their maximum (portable/forward.cuh). Bound by the tensor cores, at 64 channels by the
+// scores lags behind their maximum (portable/softmax.cuh). Bound by the tensor cores, at 64 channels by the
 // exponentials too.
 //
 // Pieces of q, k and v are in the workspace, 2^16 times as large, so that the smallest float32 has all three; those of
