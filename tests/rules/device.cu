@@ -1,4 +1,5 @@
-// The rules on a GPU: words and classes are compiled for the device as they are for the host.
+// The rules on a GPU: words and classes are compiled for the device as they are for the host. tests/gpu/words_test.cu
+// runs it.
 #include "rules/classes.h"
 
 namespace anyflash::rules {
