@@ -105,7 +105,7 @@ struct ExecutionPlan {
   /// runs), and the backend finds the others' in each call.
   bool late = false;
   bool kept = false;          ///< it outlives the call: in the cache, or in the caller's hands
-  bool shares_words = false;  ///< on a GPU tiles may share a table of words: it is kept, or has no tables of its own
+  bool shares_words = false;  ///< on a GPU tiles may share a table of words: not if a rule's tables may come but once
   Companions companions;
 
   const MaskGroup& group(std::int64_t b, std::int64_t h) const {
