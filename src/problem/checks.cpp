@@ -14,12 +14,12 @@ std::int64_t bytes_of_element(const TensorView& view) { return static_cast<std::
 /// Offsets in bytes of the lowest and the highest element from the pointer. False if they are out of reach.
 bool reach(const TensorView& view, std::int64_t& low, std::int64_t& high) {
   low = high = 0;
+  const auto bytes = bytes_of_element(view);
   for (int i = 0; i < view.rank; ++i) {
     if (view.shape[i] <= 1) continue;
     std::int64_t distance;
     if (__builtin_mul_overflow(view.shape[i] - 1, view.strides[i], &distance) ||
-        __builtin_mul_overflow(distance, bytes_of_element(view), &distance) || distance <= -most_bytes ||
-        distance >= most_bytes) {
+        __builtin_mul_overflow(distance, bytes, &distance) || distance <= -most_bytes || distance >= most_bytes) {
       return false;
     }
     (distance < 0 ? low : high) += distance;
@@ -100,7 +100,7 @@ void check_memory(Argument argument, Device device, bool data) {
          std::string(argument.name) + ": on " + device_name(view.device) + ", expected " + device_name(device));
   }
   check_sizes(argument);
-  if (view.elements() == 0) return;
+  if (is_empty(view)) return;
   if (data && !view.data) {
     fail_value(argument.name, "data pointer null, expected " + std::to_string(view.elements()) + " elements");
   }
@@ -120,7 +120,7 @@ void check_memory(Argument argument, Device device, bool data) {
 
 void check_writable(Argument argument) {
   const auto& view = argument.view;
-  if (view.elements() == 0) return;
+  if (is_empty(view)) return;
   // Sorted by stride, each step leaps over all that the smaller ones reach, or it takes a search to know.
   std::array<std::pair<std::int64_t, std::int64_t>, TensorView::max_rank> steps;  // stride, size
   int count = 0;
@@ -144,7 +144,7 @@ void check_writable(Argument argument) {
 
 Extent extent_of(const TensorView& view) {
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data));
-  if (view.elements() == 0) return {address, address};
+  if (is_empty(view)) return {address, address};
   std::int64_t low, high;
   reach(view, low, high);
   return {address + low, address + high + bytes_of_element(view)};

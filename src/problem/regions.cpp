@@ -17,7 +17,7 @@ void for_each_table(const rules::Node& node, const Visit& visit) {
 }  // namespace
 
 void Regions::add(Argument argument, bool written) {
-  if (argument.view.elements() > 0)
+  if (!is_empty(argument.view))
     regions_[count_++] = {argument.name, &argument.view, extent_of(argument.view), written};
 }
 
@@ -36,7 +36,7 @@ void Regions::check(const Rule& rule, Device device) const {
   for (int i = 0; i < count_; ++i) check_against_outputs(regions_[i], i + 1);
   for_each_table(rule.node(), [&](const TensorView& table) {
     check_memory({"a table of the rule", table}, table.device.kind == DeviceKind::cpu ? Device{} : device);
-    if (table.elements() > 0) check_against_outputs({"a table of the rule", &table, extent_of(table), false}, 0);
+    if (!is_empty(table)) check_against_outputs({"a table of the rule", &table, extent_of(table), false}, 0);
   });
 }
 

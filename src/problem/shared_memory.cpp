@@ -61,7 +61,7 @@ struct Terms {
 }  // namespace
 
 bool overlaps_itself(const TensorView& view) {
-  if (view.elements() == 0) return false;
+  if (is_empty(view)) return false;
   for (int i = 0; i < view.rank; ++i) {
     if (view.shape[i] <= 1) continue;
     if (view.strides[i] == 0) return true;
@@ -84,7 +84,7 @@ bool overlaps_itself(const TensorView& view) {
 bool share_memory(const TensorView& a, const TensorView& b) {
   const auto extent_a = extent_of(a), extent_b = extent_of(b);
   if (extent_a.high <= extent_b.low || extent_b.high <= extent_a.low) return false;
-  if (a.elements() == 0 || b.elements() == 0) return false;
+  if (is_empty(a) || is_empty(b)) return false;
   Terms terms;
   terms.add(a);
   terms.add(b);

@@ -9,6 +9,13 @@
 
 namespace anyflash {
 
+/// Has it no elements? As elements() == 0, for less.
+inline bool is_empty(const TensorView& view) {
+  for (int i = 0; i < view.rank; ++i)
+    if (view.shape[i] == 0) return true;
+  return false;
+}
+
 /// A number of an int32 or int64 tensor of rank 1.
 std::int64_t integer_at(const TensorView& view, std::int64_t index);
 

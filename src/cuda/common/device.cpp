@@ -76,9 +76,12 @@ int device_count() {
 }
 
 const DeviceFacts& facts_of(Device device) {
+  static std::array<std::atomic<bool>, most_devices> serves;  // a call asks for the facts a dozen times
   static std::array<std::once_flag, most_devices> asked;
   static std::array<DeviceFacts, most_devices> facts;
   static std::atomic<int> known = 0;  // none: asked again, since a driver may be late
+  if (device.index >= 0 && device.index < most_devices && serves[device.index].load(std::memory_order_acquire))
+    return facts[device.index];
   int count = known.load(std::memory_order_relaxed);
   if (count == 0) known = count = device_count();
   if (count == 0) throw Error(Error::Kind::device, "query: on " + device_name(device) + ", " + no_gpu());
@@ -88,6 +91,7 @@ const DeviceFacts& facts_of(Device device) {
   }
   std::call_once(asked[device.index], [&] { facts[device.index] = ask(device.index); });
   check_supported(device, facts[device.index]);
+  serves[device.index].store(true, std::memory_order_release);
   return facts[device.index];
 }
 

@@ -51,9 +51,10 @@ ForwardKind kind_of(const Problem& problem) {
 #else
   const auto& facts = facts_of(problem.device);
   const auto large = takes_tf32(problem) ? Tiling::tf32 : Tiling::large;
-  const bool fits =
-      facts.major >= 8 && kernel_of(problem.type, {kind.depth, large, true}).shared_bytes <= facts.shared_bytes;
-  kind.tiling = has_groups(problem.device) ? Tiling::group : fits ? large : Tiling::small;
+  const auto fits = [&] {
+    return facts.major >= 8 && kernel_of(problem.type, {kind.depth, large, true}).shared_bytes <= facts.shared_bytes;
+  };
+  kind.tiling = has_groups(problem.device) ? Tiling::group : fits() ? large : Tiling::small;
 #endif
   kind.general |= kind.tiling == Tiling::small;
   return kind;

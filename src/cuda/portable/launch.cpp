@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -29,10 +28,9 @@ int driver_version() {
 /// Does every row begin on 16 bytes, with channels that are neighbours?
 bool whole_vectors(const Problem& problem, const Operand& operand) {
   if (operand.channel != 1 || reinterpret_cast<std::uintptr_t>(operand.data) % 16 != 0) return false;
-  const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));
-  const std::int64_t strides[] = {operand.batch, operand.head, operand.sequence[0], operand.sequence[1],
-                                  operand.sequence[2]};
-  return std::all_of(std::begin(strides), std::end(strides), [&](std::int64_t s) { return s % numbers == 0; });
+  const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));  // a power of 2
+  const auto strides = operand.batch | operand.head | operand.sequence[0] | operand.sequence[1] | operand.sequence[2];
+  return (strides & (numbers - 1)) == 0;
 }
 
 }  // namespace
