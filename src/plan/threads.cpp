@@ -33,10 +33,9 @@ void after_fork_in_child() {
 }  // namespace
 
 int plan_threads(int asked) {
-  constexpr int any_machine = 64;
-  const int wanted = asked > 0 ? asked : omp_get_max_threads();
-  if (wanted <= any_machine) return wanted;  // to count the processors is a system call, a third of a tiny call's time
-  return std::min(wanted, std::max(omp_get_num_procs(), any_machine));
+  // To count the processors is a system call, which a tiny call feels.
+  thread_local const int most = std::max(omp_get_num_procs(), 64);
+  return std::min(asked > 0 ? asked : omp_get_max_threads(), most);
 }
 
 }  // namespace anyflash::planning
