@@ -12,6 +12,7 @@
 #include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "cpu/workspace.h"
+#include "plan/own_of_thread.h"
 
 #include "hwy/highway.h"
 #include "hwy/targets.h"
@@ -77,18 +78,21 @@ std::string model() {
 
 constexpr std::int32_t kKeyRows = 64;  // of a key block
 
-/// `bytes` of the calling thread's own, until it asks again.
-char* kept_memory(std::int64_t bytes) {
-  thread_local hwy::AlignedFreeUniquePtr<char[]> memory;
-  thread_local std::int64_t size = 0;
-  if (bytes > size) {
-    size = 0;
-    memory.reset();
-    memory = allocate<char>(bytes);
-    size = bytes;
+struct KeptMemory {
+  hwy::AlignedFreeUniquePtr<char[]> bytes;
+  std::int64_t size = 0;
+
+  /// Until it is asked again.
+  char* at_least(std::int64_t wanted) {
+    if (wanted > size) {
+      size = 0;
+      bytes.reset();
+      bytes = allocate<char>(wanted);
+      size = wanted;
+    }
+    return bytes.get();
   }
-  return memory.get();
-}
+};
 
 /// Queries that would be one block, and one thread's, are cut where that costs a thread alone next to nothing: the keys
 /// are some, and it keeps them all packed (if its caches are large enough: caches.h, which plans do not go by).
@@ -125,7 +129,8 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
 
 Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan) {
   const auto bytes = workspace(problem, plan);
-  if (problem.direction == Direction::forward) return {kept_memory(bytes), [](char*) {}};
+  auto* const kept = problem.direction == Direction::forward ? own_of_thread<KeptMemory>() : nullptr;
+  if (kept) return {kept->at_least(bytes), [](char*) {}};
   return {allocate<char>(bytes).release(), [](char* memory) { hwy::FreeAlignedBytes(memory, nullptr, nullptr); }};
 }
 

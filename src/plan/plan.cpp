@@ -9,6 +9,7 @@
 #include "plan/boxes.h"
 #include "plan/cache.h"
 #include "plan/facts.h"
+#include "plan/own_of_thread.h"
 #include "plan/runs.h"
 #include "plan/threads.h"
 #include "problem/tensor.h"
@@ -192,7 +193,9 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
   const auto make = [&](bool kept) { return planning::new_plan(problem, menu, facts, threads, kept); };
   if (lengths || (facts.tables && problem.tables_on_device)) return make(keep);
 
-  thread_local planning::PlanKey key;  // keeps its memory
+  planning::PlanKey late;
+  auto* const own = own_of_thread<planning::PlanKey>();  // keeps its memory
+  auto& key = own ? *own : late;
   key.clear();
   planning::append(key, problem.tables_on_device, problem.tables_on_device || facts.tables ? problem.batch : 0,
                    facts.tables && problem.heads_q == 0,  // then there is no mask
