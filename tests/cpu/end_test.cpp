@@ -41,6 +41,7 @@ struct AtEnd {
   }
 } at_end_of_process;
 
+#ifndef THREAD_SANITIZED  // Archer, which tells that sanitizer of OpenMP's threads, is gone by then and crashes
 TEST(Calls, WhileTheProcessEnds) {
   const auto in_a_process = [] {
     at_end_of_process.expected = all_computed();
@@ -48,6 +49,7 @@ TEST(Calls, WhileTheProcessEnds) {
   };
   EXPECT_EXIT(in_a_process(), testing::ExitedWithCode(0), "");
 }
+#endif
 
 TEST(Calls, WhileAThreadEnds) {
   std::vector<std::vector<float>> expected, found;
