@@ -32,7 +32,7 @@ std::vector<std::int64_t> usable_targets() {
 
 /// The instruction sets this machine can run, best first, before ANYFLASH_ISA has its say.
 const std::vector<std::int64_t>& all_targets() {
-  static const std::vector<std::int64_t> targets = usable_targets();
+  static const auto& targets = *new std::vector<std::int64_t>(usable_targets());  // never destroyed: calls may come late
   return targets;
 }
 

@@ -177,6 +177,10 @@ std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& 
   return plan;
 }
 
+struct OwnKey {
+  PlanKey key;
+};
+
 template <typename... Numbers>
 void append(PlanKey& key, const Numbers&... numbers) {
   (key.append(reinterpret_cast<const char*>(&numbers), sizeof(numbers)), ...);
@@ -194,8 +198,8 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
   if (lengths || (facts.tables && problem.tables_on_device)) return make(keep);
 
   planning::PlanKey late;
-  auto* const own = own_of_thread<planning::PlanKey>();  // keeps its memory
-  auto& key = own ? *own : late;
+  auto* const own = own_of_thread<planning::OwnKey>();  // keeps its memory
+  auto& key = own ? own->key : late;
   key.clear();
   planning::append(key, problem.tables_on_device, problem.tables_on_device || facts.tables ? problem.batch : 0,
                    facts.tables && problem.heads_q == 0,  // then there is no mask

@@ -160,7 +160,7 @@ Rule operator~(const Rule& a) {
 }
 
 Rule full() {
-  static const auto& rule = *new Rule(leaf({}));  // never destroyed: calls may still come while the process ends
+  static const auto& rule = *new Rule(leaf({}));  // never destroyed: calls may come late
   return rule;
 }
 

@@ -78,7 +78,7 @@ int device_count() {
 const DeviceFacts& facts_of(Device device) {
   static std::array<std::atomic<bool>, most_devices> serves;  // a call asks for the facts a dozen times
   static std::array<std::once_flag, most_devices> asked;
-  static std::array<DeviceFacts, most_devices> facts;
+  static auto& facts = *new std::array<DeviceFacts, most_devices>;  // never destroyed: calls may come late
   static std::atomic<int> known = 0;  // none: asked again, since a driver may be late
   if (device.index >= 0 && device.index < most_devices && serves[device.index].load(std::memory_order_acquire))
     return facts[device.index];
