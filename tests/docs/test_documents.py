@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [*sorted(PROJECT.glob("*.md")), *sorted((PROJECT / "docs").rglob("*.md"))]
 
 
 def examples(language, pages=PAGES):
@@ -70,12 +70,12 @@ def test_shell_example_runs(block, program, tmp_path):
     run("bash", "-ec", block, cwd=tmp_path, env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
         if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            assert (page.parent / target).exists(), f"{page.relative_to(PROJECT)}: {target}"
 
 
 def test_gallery_is_up_to_date():
