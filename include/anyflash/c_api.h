@@ -80,6 +80,7 @@ anyflash_status anyflash_rule_local(int64_t window, int32_t log2_stride, int32_t
 anyflash_status anyflash_rule_window(int32_t dimensions, const int64_t* left, const int64_t* right,
                                      anyflash_rule** rule);
 anyflash_status anyflash_rule_prefix(int64_t n, anyflash_rule** rule);
+anyflash_status anyflash_rule_prefix_queries(int64_t n, anyflash_rule** rule);
 anyflash_status anyflash_rule_sink(int64_t n, anyflash_rule** rule);
 anyflash_status anyflash_rule_documents(const anyflash_tensor* ids_q, const anyflash_tensor* ids_k,
                                         anyflash_rule** rule);

@@ -64,8 +64,11 @@ Rule local(std::int64_t window, std::int64_t log2_stride = 0, bool causal = fals
 /// In every dimension -left_i <= y_i - x_i <= right_i; a negative bound is unlimited.
 Rule window(PerDimension left, PerDimension right);
 
-/// order(y) < n, n >= 0.
+/// order(y) < n, n >= 0: every query sees the first n places.
 Rule prefix(std::int64_t n);
+
+/// order(x) < n, n >= 0: the queries of the first n places see every key. prefix(n) | prefix_queries(n): n global tokens.
+Rule prefix_queries(std::int64_t n);
 
 /// The first n keys, in the order of the key sequence as it lies in memory, always. n >= 0.
 Rule sink(std::int64_t n);

@@ -78,8 +78,8 @@ def attention(
         (heads, tokens).
         q and k have d_qk channels (1 to 256), v has d_v (1 to 512); the heads of k and v divide those of q.
     rule : Rule
-        Which keys a query sees; see full, causal, local, window, prefix, sink, documents, documents_packed, tiles,
-        neighbourhood, blocks and dense, and & | ~.
+        Which keys a query sees; see full, causal, local, window, prefix, prefix_queries, sink, documents,
+        documents_packed, tiles, neighbourhood, blocks and dense, and & | ~.
     align : "none_front", "none_end", "scale_front" or "scale_end"
         Where entry c of a dimension with q_i queries and k_i keys sits, R_i = max(q_i, k_i): c; c + (R_i - size), as in
         decoding with a cache; c * step; (c + 1) * step - 1, with step = R_i // size.

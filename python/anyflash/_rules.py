@@ -49,8 +49,16 @@ def window(left: _PerDimension, right: _PerDimension) -> Rule:
 
 
 def prefix(n: SupportsIndex) -> Rule:
-    """order(y) < n, n >= 0: everybody sees the first n places. Raises ValueError or TypeError."""
+    """order(y) < n, n >= 0: every query sees the first n places. Raises ValueError or TypeError."""
     return _core.prefix(n)
+
+
+def prefix_queries(n: SupportsIndex) -> Rule:
+    """order(x) < n, n >= 0: the queries of the first n places see every key. Raises ValueError or TypeError.
+
+    prefix(n) | prefix_queries(n) makes the first n tokens global: all see them, and they see all.
+    """
+    return _core.prefix_queries(n)
 
 
 def sink(n: SupportsIndex) -> Rule:

@@ -109,6 +109,9 @@ void add_plain_rules(nb::module_& module) {
       },
       any("left"), any("right"));
   module.def("prefix", [](nb::handle n) { return RuleObject{prefix(integer(n, "rule prefix: n")), {}}; }, any("n"));
+  module.def(
+      "prefix_queries", [](nb::handle n) { return RuleObject{prefix_queries(integer(n, "rule prefix_queries: n")), {}}; },
+      any("n"));
   module.def("sink", [](nb::handle n) { return RuleObject{sink(integer(n, "rule sink: n")), {}}; }, any("n"));
   module.def(
       "tiles",
@@ -164,8 +167,8 @@ const RuleObject& rule_of(nb::handle object) {
 void add_rules(nb::module_& module) {
   nb::class_<RuleObject>(
       module, "Rule",
-      "Which keys a query sees. Made by full, causal, local, window, prefix, sink, documents,\n"
-      "documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~ (and, or, not and if\n"
+      "Which keys a query sees. Made by full, causal, local, window, prefix, prefix_queries, sink,\n"
+      "documents, documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~ (and, or, not and if\n"
       "raise TypeError: a rule has no truth value). Immutable. It keeps\n"
       "the arrays it was made of alive and reads them when it runs; str(rule) is the rule as text.")
       .def("__repr__", [](const RuleObject& self) { return self.rule.text(); })

@@ -188,6 +188,10 @@ anyflash_status anyflash_rule_prefix(int64_t n, anyflash_rule** rule) {
   return make_rule(rule, [&] { return prefix(n); });
 }
 
+anyflash_status anyflash_rule_prefix_queries(int64_t n, anyflash_rule** rule) {
+  return make_rule(rule, [&] { return prefix_queries(n); });
+}
+
 anyflash_status anyflash_rule_sink(int64_t n, anyflash_rule** rule) {
   return make_rule(rule, [&] { return sink(n); });
 }

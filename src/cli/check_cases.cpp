@@ -148,6 +148,7 @@ const std::vector<CheckedRule>& checked_rules() {
       {"window(12, 3)"},
       {"window(-1, 5)"},
       {"prefix(20) | causal()"},
+      {"prefix(9) | prefix_queries(12) | local(20)"},
       {"sink(3) | (local(8) & causal())"},
       {"documents(ids_q, ids_k)"},
       {"documents(ids_q, ids_k) & causal()"},

@@ -164,6 +164,13 @@ ANYFLASH_HD TileClass causal_class(const Program& program, const Tile& tile) {
   return class_of(!in_order(y_first, x_last, program.dimensions), in_order(y_last, x_first, program.dimensions));
 }
 
+/// prefix, prefix_queries and sink, of a box's first and last entry on their side.
+ANYFLASH_HD TileClass first_entries_class(const Program& program, const Atom& atom, const std::int64_t* near,
+                                          const std::int64_t* far) {
+  const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
+  return class_of(!in_order(near, last, program.dimensions), in_order(far, last, program.dimensions));
+}
+
 ANYFLASH_HD_CALL TileClass atom_class(const Program& program, const Atom& atom, const Tile& tile) {
   switch (atom.kind) {
     case AtomKind::full: return TileClass::full;
@@ -171,21 +178,20 @@ ANYFLASH_HD_CALL TileClass atom_class(const Program& program, const Atom& atom, 
     case AtomKind::blocks:
     case AtomKind::dense: return place_class(program, atom, tile);
     case AtomKind::sink: {
-      const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
       std::int64_t near[3], far[3];
       for (int i = 0; i < 3; ++i) near[i] = tile.keys.origin[i], far[i] = last_of(tile.keys, i);
-      return class_of(!in_order(near, last, program.dimensions), in_order(far, last, program.dimensions));
+      return first_entries_class(program, atom, near, far);
     }
     default: break;
   }
   if (!tile.positions) return TileClass::partial;
   if (atom.kind == AtomKind::causal) return causal_class(program, tile);
-  if (atom.kind == AtomKind::prefix) {
-    const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
+  if (atom.kind == AtomKind::prefix || atom.kind == AtomKind::prefix_queries) {
+    const auto* const side = atom.kind == AtomKind::prefix ? tile.k : tile.q;
     std::int64_t near[3], far[3];
-    corner(tile.k, false, near);
-    corner(tile.k, true, far);
-    return class_of(!in_order(near, last, program.dimensions), in_order(far, last, program.dimensions));
+    corner(side, false, near);
+    corner(side, true, far);
+    return first_entries_class(program, atom, near, far);
   }
   auto result = TileClass::full;
   for (int i = 3 - program.dimensions; i < 3 && result != TileClass::skip; ++i) {

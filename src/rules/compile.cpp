@@ -157,7 +157,8 @@ class Compiler {
         for (int i = 0; i < 3; ++i) atom.causal |= std::uint8_t(value(node.c, i) << i);
         break;
       case NodeKind::prefix:
-      case NodeKind::sink: return first_keys(node);
+      case NodeKind::prefix_queries:
+      case NodeKind::sink: return first_entries(node);
       case NodeKind::documents:
       case NodeKind::documents_packed: atom.kind = AtomKind::documents; break;
       default: place(atom, node); break;
@@ -179,12 +180,14 @@ class Compiler {
     }
   }
 
-  /// prefix and sink: the last of the first n keys, as a coordinate.
-  Tree first_keys(const Node& node) const {
+  /// prefix, prefix_queries and sink: the last of the first n entries, as a coordinate.
+  Tree first_entries(const Node& node) const {
     if (node.n == 0) return constant(false);
     const bool raw = node.kind == NodeKind::sink;
     auto part = std::make_unique<Part>(Part{Part::Kind::atom, {}, {}, {}, 1});
-    part->atom.kind = raw ? AtomKind::sink : AtomKind::prefix;
+    part->atom.kind = raw                                   ? AtomKind::sink
+                      : node.kind == NodeKind::prefix_queries ? AtomKind::prefix_queries
+                                                              : AtomKind::prefix;
     const auto last = node.n - 1;
     if (shapes_.dimensions == 1) {
       part->atom.a = {{0, 0, narrow(last)}};
@@ -230,7 +233,8 @@ class Compiler {
   static bool by_coordinates(const Part& part) {
     if (part.left) return by_coordinates(*part.left) || by_coordinates(*part.right);
     const auto kind = part.atom.kind;
-    return kind == AtomKind::causal || kind == AtomKind::prefix || by_dimension(kind);
+    return kind == AtomKind::causal || kind == AtomKind::prefix || kind == AtomKind::prefix_queries ||
+           by_dimension(kind);
   }
 
   void emit(const Part& part) {

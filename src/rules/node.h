@@ -10,15 +10,16 @@ namespace anyflash::rules {
 
 // clang-format off
 enum class NodeKind : std::uint8_t {
-  full, causal, local, window, prefix, sink, documents, documents_packed, tiles, neighbourhood, blocks, dense,
+  full, causal, local, window, prefix, prefix_queries, sink, documents, documents_packed, tiles, neighbourhood, blocks,
+  dense,
   both, either, negation  // left & right, left | right, ~left
 };
 // clang-format on
 
 /// Numbers and tables as the builder of that kind took them:
-///   local (window n, log2_stride, causal), window (a left, b right), prefix and sink (n), tiles (a shape, b kernel),
-///   neighbourhood (a kernel, b dilation, c causal), blocks (n block_q, m block_k, table_q bitmap), dense (table_q
-///   mask), documents and documents_packed (table_q, table_k).
+///   local (window n, log2_stride, causal), window (a left, b right), prefix, prefix_queries and sink (n), tiles
+///   (a shape, b kernel), neighbourhood (a kernel, b dilation, c causal), blocks (n block_q, m block_k, table_q bitmap),
+///   dense (table_q mask), documents and documents_packed (table_q, table_k).
 struct Node {
   NodeKind kind = NodeKind::full;
   PerDimension a = 0, b = 0, c = 0;

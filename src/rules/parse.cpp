@@ -260,6 +260,7 @@ Rule Parser::call() {
     if (rule == "full") return match({}), full();
     if (rule == "causal") return match({}), causal();
     if (rule == "prefix") return prefix(match({"n"}).number(0));
+    if (rule == "prefix_queries") return prefix_queries(match({"n"}).number(0));
     if (rule == "sink") return sink(match({"n"}).number(0));
     if (rule == "local") {
       const auto a = match({"window", "log2_stride", "causal"});

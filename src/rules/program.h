@@ -33,7 +33,7 @@ struct Axis {
 
 // clang-format off
 enum class AtomKind : std::uint8_t {
-  full, causal, local, window, prefix, sink, documents, tiles, neighbourhood, blocks, dense
+  full, causal, local, window, prefix, prefix_queries, sink, documents, tiles, neighbourhood, blocks, dense
 };
 // clang-format on
 
@@ -41,6 +41,7 @@ enum class AtomKind : std::uint8_t {
 ///   local          a: largest |x - y|, b: stride (a power of two); causal: 1 if only order(x) >= order(y)
 ///   window         a: largest x - y, b: largest y - x
 ///   prefix, sink   a: the last key seen, an aligned (sink: raw) coordinate; a part that sees none is a negated `full`
+///   prefix_queries a: the last query that sees, an aligned coordinate; else as prefix
 ///   tiles          a: entries of a tile, b: tiles of the kernel
 ///   neighbourhood  a: kernel, b: dilation, bit i of causal: causal in dimension i
 ///   blocks         a[2]: queries of a block, b[2]: keys of a block; data

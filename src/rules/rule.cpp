@@ -33,6 +33,14 @@ void at_least(const char* what, const PerDimension& values, std::int64_t least) 
 
 Rule leaf(Node node) { return Rule(std::make_shared<const Node>(std::move(node))); }
 
+Rule first_entries(NodeKind kind, const char* what, std::int64_t n) {
+  at_least(what, n, 0);
+  Node node;
+  node.kind = kind;
+  node.n = n;
+  return leaf(node);
+}
+
 void given(const std::string& what, const TensorView& table) {
   if (!table.given()) fail(what + " not given");
   if (table.rank > TensorView::max_rank) fail(what + " rank " + std::to_string(table.rank) + ", expected at most 8");
@@ -98,6 +106,7 @@ std::string leaf_text(const Node& node, const NameOfTable& name_of) {
              (node.causal ? ", causal=true)" : ")");
     case NodeKind::window: return "window(" + text_of(node.a) + ", " + text_of(node.b) + ")";
     case NodeKind::prefix: return "prefix(" + n + ")";
+    case NodeKind::prefix_queries: return "prefix_queries(" + n + ")";
     case NodeKind::sink: return "sink(" + n + ")";
     case NodeKind::tiles: return "tiles(" + text_of(node.a) + ", " + text_of(node.b) + ")";
     case NodeKind::neighbourhood:
@@ -192,21 +201,9 @@ Rule window(PerDimension left, PerDimension right) {
   return leaf(node);
 }
 
-Rule prefix(std::int64_t n) {
-  at_least("rule prefix: n", n, 0);
-  Node node;
-  node.kind = NodeKind::prefix;
-  node.n = n;
-  return leaf(node);
-}
-
-Rule sink(std::int64_t n) {
-  at_least("rule sink: n", n, 0);
-  Node node;
-  node.kind = NodeKind::sink;
-  node.n = n;
-  return leaf(node);
-}
+Rule prefix(std::int64_t n) { return first_entries(NodeKind::prefix, "rule prefix: n", n); }
+Rule prefix_queries(std::int64_t n) { return first_entries(NodeKind::prefix_queries, "rule prefix_queries: n", n); }
+Rule sink(std::int64_t n) { return first_entries(NodeKind::sink, "rule sink: n", n); }
 
 Rule documents(const TensorView& ids_q, const TensorView& ids_k) {
   for (const auto* ids : {&ids_q, &ids_k}) {

@@ -49,9 +49,10 @@ inline bool sees_atom(const Program& program, const Atom& atom, const Pair& pair
   switch (atom.kind) {
     case AtomKind::full: return true;
     case AtomKind::causal: return order_of(pair.x, pair.r) >= order_of(pair.y, pair.r);
-    case AtomKind::prefix: {
+    case AtomKind::prefix:
+    case AtomKind::prefix_queries: {
       const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
-      return order_of(pair.y, pair.r) <= order_of(last, pair.r);
+      return order_of(atom.kind == AtomKind::prefix ? pair.y : pair.x, pair.r) <= order_of(last, pair.r);
     }
     case AtomKind::sink: return pair.key_place <= flat_index(atom.a, program.k_size());
     case AtomKind::documents: return pair.same_document;

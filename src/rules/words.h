@@ -1,7 +1,7 @@
 // Words: which of a cell's 64 entries does one entry of the other side see, or is seen by?
 //
 // A per-dimension rule is an interval and a residue class in each dimension; the cell's word is the outer product of
-// their bits. Order (causal, prefix, sink) is a lexicographic comparison, made of per-dimension "less" and "equal"
+// their bits. Order (causal, prefix, prefix_queries, sink) is a lexicographic comparison, made of per-dimension "less" and "equal"
 // bits. Rules that go by place in memory walk the cell's rows. Where coordinates restart in each document, the rule is
 // asked once for each document segment that the cell touches, in that document's frame; or, in a cell of many segments,
 // once for each document, whose entries follow one another wherever they lie. `&`, `|`, `~` of rules are those of
@@ -111,12 +111,12 @@ ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Ques
   });
 }
 
-/// The first n keys: a.. holds the last of them, in coordinates that are the keys' own (raw: in the sequence as it lies
-/// in memory).
-template <CellOf of>
-ANYFLASH_HD Word first_keys_word(const Program& program, const Atom& atom, const Question& question, bool raw) {
+/// The first n entries of a side: a holds the last of them, an aligned coordinate (raw: of the keys as they lie in
+/// memory). in_cell: the cell is on that side.
+template <bool in_cell>
+ANYFLASH_HD Word first_entries_word(const Program& program, const Atom& atom, const Question& question, bool raw) {
   const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
-  if constexpr (of == CellOf::keys) {
+  if constexpr (in_cell) {
     const auto& cell = question.cell;
     Line lines[3];
     ANYFLASH_UNROLL(1)
@@ -136,24 +136,26 @@ ANYFLASH_HD Word first_keys_word(const Program& program, const Atom& atom, const
 template <CellOf of>
 ANYFLASH_HD Word position_word(const Program& program, const Atom& atom, const Question& question) {
   const auto& extent = question.cell.extent;
-  if (atom.kind == AtomKind::prefix) return first_keys_word<of>(program, atom, question, false);
+  constexpr bool keys = of == CellOf::keys;
+  if (atom.kind == AtomKind::prefix) return first_entries_word<keys>(program, atom, question, false);
+  if (atom.kind == AtomKind::prefix_queries) return first_entries_word<!keys>(program, atom, question, false);
   Word word = all_bits;
   ANYFLASH_UNROLL(1)
   for (int i = 3 - program.dimensions; i < 3 && atom.kind != AtomKind::causal; ++i) {
-    const auto range = of == CellOf::keys ? keys_of(atom, i, question.x[i], question.size[i])
-                                          : queries_of(atom, i, question.x[i], question.size[i]);
+    const auto range = keys ? keys_of(atom, i, question.x[i], question.size[i])
+                            : queries_of(atom, i, question.x[i], question.size[i]);
     word &= spread(extent, i, range_bits(question.line[i], range));
   }
   const bool ordered = atom.kind == AtomKind::causal || (atom.kind == AtomKind::local && atom.causal);
   if (!ordered || word == 0) return word;
-  return word & order_bits<of == CellOf::queries>(extent, question.line, question.x, program.dimensions);
+  return word & order_bits<!keys>(extent, question.line, question.x, program.dimensions);
 }
 
 template <CellOf of>
 ANYFLASH_HD_CALL Word atom_word(const Program& program, const Atom& atom, const Question& question) {
   switch (atom.kind) {
     case AtomKind::full: return all_bits;
-    case AtomKind::sink: return first_keys_word<of>(program, atom, question, true);
+    case AtomKind::sink: return first_entries_word<of == CellOf::keys>(program, atom, question, true);
     case AtomKind::documents:
     case AtomKind::blocks:
     case AtomKind::dense: return place_word<of>(program, atom, question);

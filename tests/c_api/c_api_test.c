@@ -120,6 +120,7 @@ static int sees_causal(int i, int j) { return i >= j; }
 static int sees_local(int i, int j) { return i >= j && (i - j) % 2 == 0 && (i - j) / 2 < 3; }
 static int sees_window(int i, int j) { return j - i >= -4 && j - i <= 2; }
 static int sees_prefix(int i, int j) { return i >= 0 && j < 5; }
+static int sees_prefix_queries(int i, int j) { return i < 5 && j >= 0; }
 static int sees_tiles(int i, int j) {
   int centre = i / 4;
   if (centre < 1) centre = 1;
@@ -140,6 +141,7 @@ static void check_rules(void) {
   check_rule(anyflash_rule_local(3, 1, 1, &rule), &rule, sees_local, "local(3, log2_stride=1, causal=true)");
   check_rule(anyflash_rule_window(1, left, right, &rule), &rule, sees_window, "window(4, 2)");
   check_rule(anyflash_rule_prefix(5, &rule), &rule, sees_prefix, "prefix(5)");
+  check_rule(anyflash_rule_prefix_queries(5, &rule), &rule, sees_prefix_queries, "prefix_queries(5)");
   check_rule(anyflash_rule_sink(5, &rule), &rule, sees_prefix, "sink(5)");
   check_rule(anyflash_rule_tiles(1, tile, kernel, &rule), &rule, sees_tiles, "tiles(4, 3)");
   check_rule(anyflash_rule_neighbourhood(1, kernel, dilation, causal, &rule), &rule, sees_neighbourhood,

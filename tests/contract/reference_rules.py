@@ -177,6 +177,8 @@ def sees(rule, p, entry=0, head=0, ids=(None, None)):
         return _window(p, *arguments)
     if name == "prefix":
         return everything & (p.order_y() < arguments[0])[None, :]
+    if name == "prefix_queries":
+        return everything & (p.order_x() < arguments[0])[:, None]
     if name == "sink":
         return everything & (np.arange(m) < arguments[0])[None, :]
     if name in ("documents", "documents_packed"):

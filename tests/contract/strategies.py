@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 ALIGNMENTS = ("none_front", "none_end", "scale_front", "scale_end")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-ATOMS = ("full", "causal", "local", "window", "prefix", "sink", "documents", "documents_packed", "tiles",
-         "neighbourhood", "blocks", "dense")  # fmt: skip
+ATOMS = ("full", "causal", "local", "window", "prefix", "prefix_queries", "sink", "documents", "documents_packed",
+         "tiles", "neighbourhood", "blocks", "dense")  # fmt: skip
 
 # Around the edges of vectors, cells of 64 and blocks of 128 and 256, and anything else.
 lengths = st.one_of(
@@ -82,7 +82,7 @@ def draw_atom(draw, name, shapes):
     if name == "window":
         bound = st.one_of(st.integers(-1, 9), st.integers(0, 150))
         return ("window", per_dimension(draw, bound, dims), per_dimension(draw, bound, dims))
-    if name in ("prefix", "sink"):
+    if name in ("prefix", "prefix_queries", "sink"):
         return (name, draw(st.one_of(st.integers(0, 8), st.integers(0, max(shapes.n, shapes.m) + 3))))
     if name == "documents":
         return _documents(draw, shapes)

@@ -17,8 +17,8 @@ EMPTY = {
     "all": dict(batch=0, heads_q=0, heads_kv=0, q_shape=(0,), k_shape=(0,)),
 }
 LAYOUTS = ("bhsd", "bshd", "bhds")
-RULES = [("full",), ("causal",), ("local", 2), ("window", 1, 1), ("prefix", 2), ("sink", 1), ("tiles", 2, 3),
-         ("neighbourhood", 3, 2), ("not", ("causal",))]  # fmt: skip
+RULES = [("full",), ("causal",), ("local", 2), ("window", 1, 1), ("prefix", 2), ("prefix_queries", 2), ("sink", 1),
+         ("tiles", 2, 3), ("neighbourhood", 3, 2), ("not", ("causal",))]  # fmt: skip
 
 
 @pytest.mark.parametrize("type", FLOATS)

@@ -12,6 +12,7 @@ def small_rules(array, ids=None):
         "local": af.local(3, 1, True),
         "window": af.window(2, 1),
         "prefix": af.prefix(2),
+        "prefix_queries": af.prefix_queries(2),
         "sink": af.sink(1),
         "documents": af.documents(ids([0, 0, 1, 1, 1]), ids([0, 0, 0, 1, 1, 1])),
         "documents_packed": af.documents_packed(array([0, 2, 5]), array([0, 3, 6])),

@@ -46,7 +46,7 @@ TEST(WordsOnAGpu, AreWhatSeesSays) {
     const int dimensions = 1 + turn % 3;
     const auto shapes = make.shapes(dimensions, dimensions == 1 ? 300 : dimensions == 2 ? 30 : 9);
     Tables tables;
-    const auto rule = make.any(shapes, 10);  // kinds without tables
+    const auto rule = make.any(shapes, Maker::without_tables);
     const auto program = compile(rule, shapes, 0, 0, tables);
     const auto queries = cell_of(shapes.q_size, dimensions, make), keys = cell_of(shapes.k_size, dimensions, make);
     answer<<<1, entries>>>(program, queries, keys, answers->words, answers->words_of_queries, &answers->tile);

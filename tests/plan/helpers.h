@@ -119,12 +119,13 @@ class RandomRules {
       case 4: return prefix(number(0, 100));
       case 5: return sink(number(0, 100));
       case 6: return tiles(number(1, 20), 2 * number(0, 2) + 1);
+      case 7: return prefix_queries(number(0, 100));
       default: return neighbourhood(number(1, 12), number(1, 5), number(0, 1));
     }
   }
 
   std::mt19937 random_;
-  int last_atom_ = 7, longer_ = 1;
+  int last_atom_ = 8, longer_ = 1;
 };
 
 }  // namespace anyflash::planning

@@ -32,6 +32,7 @@ y, x = np.mgrid[:6, :6]
         (af.window(-1, 0), y >= x),
         (af.window((2,), (1,)), (x - y >= -2) & (x - y <= 1)),
         (af.prefix(2), x < 2),
+        (af.prefix_queries(2), y < 2),
         (af.sink(3), x < 3),
         (af.documents(np.array([0, 0, 1, 1, 1, 0])), np.isin(y, (2, 3, 4)) == np.isin(x, (2, 3, 4))),
         (af.documents_packed(np.array([0, 2, 6], np.int32)), (y < 2) == (x < 2)),

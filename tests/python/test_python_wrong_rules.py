@@ -27,6 +27,11 @@ RULES = {
         "rule window: right type str, expected an integer or a sequence of 1 to 3",
     ),
     "prefix": (lambda: af.prefix(-1), ValueError, "rule prefix: n -1, expected at least 0"),
+    "prefix_queries": (
+        lambda: af.prefix_queries(-1),
+        ValueError,
+        "rule prefix_queries: n -1, expected at least 0",
+    ),
     "sink": (lambda: af.sink(-2), ValueError, "rule sink: n -2, expected at least 0"),
     "documents of floats": (
         lambda: af.documents(np.zeros(4)),

@@ -140,7 +140,7 @@ class Maker {
     return numbers;
   }
 
-  static constexpr int kinds = 13;
+  static constexpr int kinds = 14, without_tables = kinds - 3;
 
   /// Kind 0 .. kinds - 1; the last three have tables of an entry for each query and key.
   Rule leaf(int kind, const Shapes& shapes, Rule documents) {
@@ -160,8 +160,9 @@ class Maker {
       case 7: return neighbourhood(numbers(d, 1, reach + 1));
       case 8: return neighbourhood(numbers(d, 1, 9), numbers(d, 1, 7), numbers(d, 0, 1));
       case 9: return local(between(1, 9), int(between(1, 6)));
-      case 10: return documents;
-      case 11: return blocks_rule(shapes);
+      case 10: return prefix_queries(chance(50) ? between(0, entries + 2) : between(0, 9));
+      case 11: return documents;
+      case 12: return blocks_rule(shapes);
       default: return dense_rule(shapes);
     }
   }
@@ -185,7 +186,7 @@ class Maker {
 
   /// Any number of rules at once for a shape: each kind of leaf, some with documents beside, some trees.
   Rule any(const Shapes& shapes, int leaf_kinds = kinds) {
-    const auto documents = leaf_kinds < 11 ? full() : chance(50) ? documents_rule(shapes) : packed_rule(shapes);
+    const auto documents = leaf_kinds <= without_tables ? full() : chance(50) ? documents_rule(shapes) : packed_rule(shapes);
     const auto one = leaf(int(between(0, leaf_kinds - 1)), shapes, documents);
     switch (between(0, 3)) {
       case 0: return one;

@@ -114,6 +114,7 @@ class Definition {
       case NodeKind::full: return true;
       case NodeKind::causal: return order(pair.x, pair.r) >= order(pair.y, pair.r);
       case NodeKind::prefix: return order(pair.y, pair.r) < node.n;
+      case NodeKind::prefix_queries: return order(pair.x, pair.r) < node.n;
       case NodeKind::sink: return pair.k < node.n;
       case NodeKind::documents:
       case NodeKind::documents_packed: return q_ids_[pair.q] == k_ids_[pair.k];

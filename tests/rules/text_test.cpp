@@ -50,7 +50,7 @@ TEST(Text, ReadBackTheSame) {
   Maker make(21);
   for (int n = repeats(20000); n > 0; --n) {
     const auto shapes = make.shapes(int(make.between(1, 3)), 500);
-    const auto rule = make.tree(4, shapes, 10, full());
+    const auto rule = make.tree(4, shapes, Maker::without_tables, full());
     ASSERT_EQ(parse_rule(rule.text()).text(), rule.text());
   }
 }
@@ -167,7 +167,7 @@ TEST(Text, AnyTextIsARuleOrAnError) {
   int rules = 0;
   for (int n = repeats(100000); n > 0; --n) {
     const auto shapes = make.shapes(int(make.between(1, 3)), 50);
-    auto text = make.tree(2, shapes, 10, full()).text();
+    auto text = make.tree(2, shapes, Maker::without_tables, full()).text();
     for (auto changes = make.between(1, 3); changes > 0 && !text.empty(); --changes) {
       const auto at = std::size_t(make.between(0, std::int64_t(text.size()) - 1));
       if (make.chance(30)) {

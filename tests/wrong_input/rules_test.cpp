@@ -50,6 +50,7 @@ TEST(WrongInputRules, CannotBeBuilt) {
       {Kind::value, "rule local: log2_stride -1, expected at least 0", [] { local(4, -1); }},
       {Kind::value, "rule local: log2_stride 31, expected at most 30", [] { local(4, 31); }},
       {Kind::value, "rule prefix: n -1, expected at least 0", [] { prefix(-1); }},
+      {Kind::value, "rule prefix_queries: n -1, expected at least 0", [] { prefix_queries(-1); }},
       {Kind::value, "rule sink: n -2, expected at least 0", [] { sink(-2); }},
       {Kind::value, "rule tiles: kernel 4, expected an odd number", [] { tiles(8, 4); }},
       {Kind::value, "rule tiles: shape 0, expected at least 1", [] { tiles(0, 3); }},
