@@ -4,6 +4,7 @@
 #include <anyflash/attention.h>
 #include <anyflash/devices.h>
 #include <anyflash/explain.h>
+#include <anyflash/names.h>
 #include <anyflash/rule.h>
 #include <anyflash/tensor.h>
 #include <anyflash/version.h>

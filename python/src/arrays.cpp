@@ -1,5 +1,7 @@
 #include "arrays.h"
 
+#include <anyflash/names.h>
+
 #include <bit>
 #include <cstring>
 
@@ -338,28 +340,12 @@ std::string_view utf8(nb::handle text, const char* name) {
   fail(Error::Kind::value, name, "a str with surrogates, expected one that UTF-8 can hold");
 }
 
-namespace {
-
-/// The place of a word among `words`, or an error that lists them.
-template <std::size_t count>
-int place_of(nb::handle word, const char* name, const char* const (&words)[count]) {
-  const auto text = utf8(word, name);
-  std::string list;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (text == words[i]) return int(i);
-    list += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(words[i]);
-  }
-  fail(Error::Kind::value, name, "'" + shown(text) + "', expected " + list);
-}
-
-}  // namespace
-
 Align align_of(nb::handle word) {
-  return Align(place_of(word, "align", align_names));
+  return Align(place_of_name("align", utf8(word, "align"), names_of(align_names)));
 }
 
 Layout layout_of(nb::handle word) {
-  return Layout(place_of(word, "layout", layout_names));
+  return Layout(place_of_name("layout", utf8(word, "layout"), names_of(layout_names)));
 }
 
 }  // namespace anyflash::python

@@ -1,5 +1,6 @@
 // The extension module anyflash._core: the C++ calls, spoken to by the Python files beside it, which hold the
 // documentation.
+#include <anyflash/names.h>
 #include <nanobind/stl/vector.h>
 
 #include "rule_object.h"
@@ -31,6 +32,9 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator(&translate);
   find_numpy();
   module.def("echoed", &echoed, nb::arg("object").none(), nb::arg("most") = 40);
+  module.def("check_name", [](const std::string& what, nb::handle given, const std::vector<std::string>& known) {
+    place_of_name(what, utf8(given, what.c_str()), Names(known.begin(), known.end()));
+  });
   module.attr("version") = ANYFLASH_VERSION;
   module.def("synchronize", [](int index, std::intptr_t stream) {
     const WithoutGil without_gil;

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <map>
 
+#include <anyflash/names.h>
+
 #include "rule_object.h"
 
 namespace anyflash::python {
@@ -41,13 +43,26 @@ RuleObject dense_rule(nb::handle mask) {
   return {dense(view), {tables}};
 }
 
+std::string nearest_table(const std::string& name, nb::handle arrays) {
+  if (!PyDict_Check(arrays.ptr())) return {};
+  Names known;
+  for (const auto& [key, array] : nb::borrow<nb::dict>(arrays)) {
+    Py_ssize_t size = 0;
+    const char* const letters = PyUnicode_Check(key.ptr()) ? PyUnicode_AsUTF8AndSize(key.ptr(), &size) : nullptr;
+    if (letters) known.emplace_back(letters, std::size_t(size));
+    PyErr_Clear();
+  }
+  return did_you_mean(name, known);
+}
+
 RuleObject rule_of_text(std::string_view text, nb::handle arrays) {
   RuleObject made;
   std::map<std::string, TensorView> views;  // a table named twice is one table
   made.rule = parse_rule(text, [&](const std::string& name) {
     if (const auto known = views.find(name); known != views.end()) return known->second;
     if (!PyMapping_Check(arrays.ptr()) || PyMapping_HasKeyString(arrays.ptr(), name.c_str()) != 1) {
-      throw Error(Error::Kind::value, "tables: no array '" + shown(name) + "', which the rule's text names");
+      throw Error(Error::Kind::value,
+                  "tables: no array '" + shown(name) + "', which the rule's text names" + nearest_table(name, arrays));
     }
     made.tables.push_back(std::make_shared<Arrays>());
     const auto label = "tables: " + shown(name);

@@ -184,7 +184,7 @@ void add_bench(CLI::App& app) {
   command->add_option("--keys", a->keys, "the keys' sequence, if it is another")->type_name("SIZES");
   command->add_option("-r,--rule", a->rules, "mask rule (may be repeated)")->capture_default_str();
   command->add_option("--type", a->types, "element type (may be repeated)")
-      ->check(CLI::IsMember(float_type_names()).description(""))
+      ->check(one_of(float_type_names()))
       ->capture_default_str()
       ->type_name("NAME");
   command->add_option("--head-size", a->head_sizes, "channels of queries and keys (may be repeated)")
@@ -206,7 +206,7 @@ void add_bench(CLI::App& app) {
   command->add_flag("--allow-tf32", a->allow_tf32,
                     "float32 on a GPU: products may be of TF32 numbers or better, where that is faster");
   command->add_option("--direction", a->direction, "forward, backward or both")
-      ->check(CLI::IsMember({"forward", "backward", "both"}).description(""))
+      ->check(one_of({"forward", "backward", "both"}))
       ->capture_default_str()
       ->type_name("NAME");
   command->add_option("--json", a->json, "also write the rows to this file")->type_name("FILE");

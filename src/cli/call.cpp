@@ -1,5 +1,7 @@
 #include "call.h"
 
+#include <anyflash/names.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -33,17 +35,24 @@ constexpr NamedOption named_options[] = {
 /// An option whose value is one of `names`, in the order of the enumeration.
 template <class Enum, std::size_t count>
 void add_named(CLI::App& app, const char* option, Enum& value, const char* const (&names)[count], const char* help) {
-  const std::vector<std::string> all(names, names + count);
-  const auto set = [&value, all](const std::string& name) {
-    value = Enum(std::find(all.begin(), all.end(), name) - all.begin());
+  const auto set = [&value, &names](const std::string& name) {
+    value = Enum(place_of_name("", name, names_of(names)));
   };
   app.add_option_function<std::string>(option, set, help)
-      ->check(CLI::IsMember(all).description(""))
+      ->check(one_of({names, names + count}))
       ->default_str(names[int(value)])
       ->type_name("NAME");
 }
 
 }  // namespace
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  const auto answer = [names = std::move(names)](const std::string& given) {
+    const bool known = std::find(names.begin(), names.end(), given) != names.end();
+    return known ? std::string() : unknown_name(given, Names(names.begin(), names.end()));
+  };
+  return CLI::Validator(answer, "");
+}
 
 void add_align(CLI::App& app, Align& align) {
   add_named(app, "--align", align, align_names,

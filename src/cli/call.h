@@ -12,11 +12,14 @@
 #include "inputs.h"
 
 namespace CLI {
+class Validator;
 class App;  // its header takes seconds to compile
 }
 
 namespace anyflash::cli {
 
+/// A check of an option's value: one of the names, or an error that lists them.
+CLI::Validator one_of(std::vector<std::string> names);
 void add_align(CLI::App& app, Align& align);
 void add_layout(CLI::App& app, Layout& layout);
 void add_threads(CLI::App& app, int& threads);

@@ -221,7 +221,7 @@ void add_check(CLI::App& app) {
   command
       ->add_option("--type", arguments->call.type,
                    "check this type alone; with --input: two-byte elements are bfloat16")
-      ->check(CLI::IsMember(float_type_names()).description(""))
+      ->check(one_of(float_type_names()))
       ->type_name("NAME");
   command->add_option("--seed", arguments->seed, "of the random shapes and numbers")
       ->check(CLI::Range(0, INT32_MAX).description(""))

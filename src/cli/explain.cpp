@@ -174,7 +174,7 @@ void add_explain(CLI::App& app) {
       ->capture_default_str()
       ->type_name("N");
   command->add_option("--type", arguments->type, "element type")
-      ->check(CLI::IsMember(float_type_names()).description(""))
+      ->check(one_of(float_type_names()))
       ->capture_default_str()
       ->type_name("NAME");
   command->add_flag("--backward", options.backward, "describe the backward plan");

@@ -1,5 +1,7 @@
 #include "inputs.h"
 
+#include <anyflash/names.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -69,14 +71,17 @@ OwnedTensor Inputs::get(const std::string& name, const std::string& option) {
   if (files_.empty()) fail(name + ": not given; use --input or " + option);
   std::string has;
   int more = 0;
+  Names known;
   for (const auto& file : files_)
     for (const auto& entry : file.names) {
+      known.push_back(entry);
       if (has.size() < 60) has += (has.empty() ? "" : ", ") + entry;
       else ++more;
     }
   if (more > 0) has += " and " + std::to_string(more) + " more";
   fail(name + ": not in " + files_.front().path + (files_.size() > 1 ? " or the other input files" : "") +
-       ", which has " + (has.empty() ? "no tensor" : has) + "; name it with " + option);
+       ", which has " + (has.empty() ? "no tensor" : has) + "; name it with " + option +
+       did_you_mean(name, known));
 }
 
 std::optional<OwnedTensor> Inputs::load(const std::string& name) {

@@ -2,6 +2,8 @@
 //
 // Every failure is one line on stderr, "anyflash: ...", and exit code 1.
 
+#include <anyflash/names.h>
+#include <anyflash/tensor.h>
 #include <anyflash/version.h>
 
 #include <CLI/CLI.hpp>
@@ -10,7 +12,9 @@
 #include <cstdio>
 #include <iostream>
 #include <new>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "commands.h"
 #include "owned_tensor.h"
@@ -21,6 +25,28 @@ int failure(std::string line) {
   while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.pop_back();
   std::fprintf(stderr, "anyflash: %s\n", anyflash::cli::one_line(line).c_str());
   return 1;
+}
+
+/// The line for the first argument that no option and no command takes.
+std::optional<std::string> unexpected_argument(const CLI::App& app) {
+  const auto left = app.remaining(true);
+  if (left.empty()) return {};
+  const auto word = left.front().substr(0, left.front().find('='));
+  const auto commands = app.get_subcommands();
+  std::vector<std::string> known;
+  if (word.starts_with("-")) {
+    for (const CLI::App* one : {&app, commands.empty() ? &app : commands.front()}) {
+      for (const auto* option : one->get_options()) {
+        for (const auto& name : option->get_lnames()) known.push_back("--" + name);
+      }
+    }
+  } else if (commands.empty()) {
+    for (const auto* command : app.get_subcommands({})) known.push_back(command->get_name());
+  } else {
+    return "'" + anyflash::shown(word) + "': one argument too many";
+  }
+  return (word.starts_with("-") ? "no option '" : "no command '") + anyflash::shown(word) + "'" +
+         anyflash::did_you_mean(word, anyflash::Names(known.begin(), known.end()));
 }
 
 int run(int argc, char** argv) {
@@ -42,7 +68,7 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) return failure("no command; 'anyflash --help' lists them");
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() != 0) return failure(error.what());
+    if (error.get_exit_code() != 0) return failure(unexpected_argument(app).value_or(error.what()));
     app.exit(error);  // prints the help or the version
   }
   std::cout.flush();

@@ -59,7 +59,7 @@ OwnedTensor read_npz(const std::string& path, const std::string& entry, bool two
   const std::string label = path + ":" + entry;
   auto index = zip_name_locate(archive.get(), (entry + ".npy").c_str(), 0);
   if (index < 0) index = zip_name_locate(archive.get(), entry.c_str(), 0);
-  if (index < 0) fail(path + ": no tensor '" + entry + "' in the file");
+  if (index < 0) fail_no_entry(path, entry, npz_names(path));
 
   zip_stat_t stat;
   zip_stat_init(&stat);

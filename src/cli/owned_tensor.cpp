@@ -1,5 +1,7 @@
 #include "owned_tensor.h"
 
+#include <anyflash/names.h>
+
 #include <unistd.h>
 
 #include <cstdio>
@@ -24,6 +26,10 @@ std::string one_line(const std::string& text) {
   while (from > 0 && inside_character(from)) --from;
   while (to < line.size() && inside_character(to)) ++to;
   return line.replace(from, to - from, " ... ");
+}
+
+void fail_no_entry(const std::string& path, const std::string& entry, const std::vector<std::string>& has) {
+  fail(path + ": no tensor '" + entry + "' in the file" + did_you_mean(entry, Names(has.begin(), has.end())));
 }
 
 void fail(const std::string& line) {

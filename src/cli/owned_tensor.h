@@ -49,5 +49,7 @@ std::string one_line(const std::string& text);
 
 /// An Error of kind value, its text as `one_line` gives it.
 [[noreturn]] void fail(const std::string& line);
+/// The same, for an entry that a file does not have.
+[[noreturn]] void fail_no_entry(const std::string& path, const std::string& entry, const std::vector<std::string>& has);
 
 }  // namespace anyflash::cli

@@ -72,7 +72,7 @@ void add_run(CLI::App& app) {
   command
       ->add_option("--type", arguments->call.type,
                    "bfloat16: two-byte integers and voids in .npy and .npz files are that")
-      ->check(CLI::IsMember({"bfloat16"}).description(""))
+      ->check(one_of({"bfloat16"}))
       ->type_name("NAME");
   command->add_option("-o,--output", arguments->output, "where the results go: .npy, .npz or .safetensors")
       ->required()

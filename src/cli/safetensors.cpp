@@ -171,7 +171,7 @@ OwnedTensor read_safetensors(const std::string& path, const std::string& name) {
   const auto contents = read_contents(file);
   const auto found =
       std::find_if(contents.entries.begin(), contents.entries.end(), [&](const Entry& e) { return e.name == name; });
-  if (found == contents.entries.end()) fail(path + ": no tensor '" + name + "' in the file");
+  if (found == contents.entries.end()) fail_no_entry(path, name, safetensors_names(path));
   const std::string label = path + ":" + name;
   const auto type = find_dtype(found->dtype)->type;
   if (!type) fail(label + ": element type '" + found->dtype + "' is not supported");

@@ -3,8 +3,10 @@
 //   either = both { "|" both }        both = unary { "&" unary }        unary = "~" unary | "(" either ")" | call
 //   call   = name "(" [ argument { "," argument } ] ")"                 argument = [ name "=" ] value
 //   value  = integer | "true" | "false" | "[" integer { "," integer } "]" | name of a table
+#include <anyflash/names.h>
 #include <anyflash/rule.h>
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <vector>
@@ -148,7 +150,7 @@ class Parser {
   }
 
   [[noreturn]] void fail_word(std::size_t at, std::string_view word) const {
-    fail(at, "expected a number, true or false, found '" + shown(word) + "'");
+    fail(at, "expected a number, true or false, found '" + shown(word) + "'" + did_you_mean(word, {"true", "false"}));
   }
 
   Argument argument() {
@@ -171,7 +173,7 @@ class Parser {
 /// The arguments of a call, matched to the parameters' names.
 class Arguments {
  public:
-  Arguments(std::string_view rule, std::size_t at, std::vector<Argument> given, std::vector<std::string_view> names)
+  Arguments(std::string_view rule, std::size_t at, std::vector<Argument> given, Names names)
       : rule_(rule), at_(at), names_(std::move(names)), values_(names_.size()) {
     std::size_t position = 0;
     bool named = false;
@@ -183,9 +185,8 @@ class Arguments {
         continue;
       }
       named = true;
-      std::size_t i = 0;
-      while (i < names_.size() && names_[i] != name) ++i;
-      if (i == names_.size()) fail(value.at, "no argument '" + shown(name) + "'");
+      const auto i = std::size_t(std::find(names_.begin(), names_.end(), name) - names_.begin());
+      if (i == names_.size()) fail(value.at, "no argument '" + shown(name) + "'" + did_you_mean(name, names_));
       if (values_[i]) fail(value.at, "argument '" + name + "' given twice");
       values_[i] = value;
     }
@@ -195,7 +196,8 @@ class Arguments {
     if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
     if (!values_[i]->table.empty()) {
       fail(values_[i]->at,
-           "argument '" + std::string(names_[i]) + "' takes a number, found '" + shown(values_[i]->table) + "'");
+           "argument '" + std::string(names_[i]) + "' takes a number, found '" + shown(values_[i]->table) + "'" +
+               did_you_mean(values_[i]->table, {"true", "false"}));
     }
     if (values_[i]->word && !words)
       fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' true or false, expected a number");
@@ -232,18 +234,62 @@ class Arguments {
 
   std::string_view rule_;
   std::size_t at_;
-  std::vector<std::string_view> names_;
+  Names names_;
   std::vector<std::optional<Value>> values_;
 };
+
+/// A rule's name, its parameters, and what makes it of them.
+struct Builder {
+  std::string_view name;
+  Names parameters;
+  Rule (*make)(const Arguments&, const TableOfName&);
+  bool tables = false;
+};
+
+const std::vector<Builder>& builders() {
+  using A = const Arguments&;
+  using T = const TableOfName&;
+  static const auto& all = *new std::vector<Builder>{
+      {"full", {}, [](A, T) { return full(); }},
+      {"causal", {}, [](A, T) { return causal(); }},
+      {"local",
+       {"window", "log2_stride", "causal"},
+       [](A a, T) { return local(a.number(0), a.number_or(1, 0), a.truth_or(2, false)); }},
+      {"window", {"left", "right"}, [](A a, T) { return window(a.numbers(0), a.numbers(1)); }},
+      {"prefix", {"n"}, [](A a, T) { return prefix(a.number(0)); }},
+      {"prefix_queries", {"n"}, [](A a, T) { return prefix_queries(a.number(0)); }},
+      {"sink", {"n"}, [](A a, T) { return sink(a.number(0)); }},
+      {"tiles", {"shape", "kernel"}, [](A a, T) { return tiles(a.numbers(0), a.numbers(1)); }},
+      {"neighbourhood",
+       {"kernel", "dilation", "causal"},
+       [](A a, T) { return neighbourhood(a.numbers(0), a.numbers_or(1, 1), a.numbers_or(2, 0, true)); }},
+      {"documents", {"ids_q", "ids_k"}, [](A a, T of) { return documents(a.table(0, of), a.table(1, of)); }, true},
+      {"documents_packed",
+       {"cu_seqlens_q", "cu_seqlens_k"},
+       [](A a, T of) { return documents_packed(a.table(0, of), a.table(1, of)); },
+       true},
+      {"blocks",
+       {"bitmap", "block_q", "block_k"},
+       [](A a, T of) { return blocks(a.table(0, of), a.number(1), a.number(2)); },
+       true},
+      {"dense", {"mask"}, [](A a, T of) { return dense(a.table(0, of)); }, true}};
+  return all;
+}
 
 Rule Parser::call() {
   skip_spaces();
   const auto at = at_;
   const auto rule = name();
   if (rule.empty()) fail_here("expected a rule");
-  for (const char* table : {"documents", "documents_packed", "blocks", "dense"}) {
-    if (rule != table || table_of_) continue;
-    fail(at, std::string(table) + " takes a table, which needs a name and an array for it");
+  const auto& all = builders();
+  const auto builder = std::find_if(all.begin(), all.end(), [&](const Builder& one) { return one.name == rule; });
+  if (builder == all.end()) {
+    Names names;
+    for (const auto& one : all) names.push_back(one.name);
+    fail(at, "no rule '" + shown(rule) + "'" + did_you_mean(rule, names));
+  }
+  if (builder->tables && !table_of_) {
+    fail(at, std::string(rule) + " takes a table, which needs a name and an array for it");
   }
   expect('(');
   std::vector<Argument> given;
@@ -253,51 +299,15 @@ Rule Parser::call() {
     } while (take(','));
     expect(')');
   }
-  const auto match = [&](std::vector<std::string_view> names) {
-    return Arguments(rule, at, std::move(given), std::move(names));
-  };
+  const Arguments arguments(rule, at, std::move(given), builder->parameters);
   try {
-    if (rule == "full") return match({}), full();
-    if (rule == "causal") return match({}), causal();
-    if (rule == "prefix") return prefix(match({"n"}).number(0));
-    if (rule == "prefix_queries") return prefix_queries(match({"n"}).number(0));
-    if (rule == "sink") return sink(match({"n"}).number(0));
-    if (rule == "local") {
-      const auto a = match({"window", "log2_stride", "causal"});
-      return local(a.number(0), a.number_or(1, 0), a.truth_or(2, false));
-    }
-    if (rule == "window") {
-      const auto a = match({"left", "right"});
-      return window(a.numbers(0), a.numbers(1));
-    }
-    if (rule == "tiles") {
-      const auto a = match({"shape", "kernel"});
-      return tiles(a.numbers(0), a.numbers(1));
-    }
-    if (rule == "neighbourhood") {
-      const auto a = match({"kernel", "dilation", "causal"});
-      return neighbourhood(a.numbers(0), a.numbers_or(1, 1), a.numbers_or(2, 0, true));
-    }
-    if (rule == "documents") {
-      const auto a = match({"ids_q", "ids_k"});
-      return documents(a.table(0, *table_of_), a.table(1, *table_of_));
-    }
-    if (rule == "documents_packed") {
-      const auto a = match({"cu_seqlens_q", "cu_seqlens_k"});
-      return documents_packed(a.table(0, *table_of_), a.table(1, *table_of_));
-    }
-    if (rule == "blocks") {
-      const auto a = match({"bitmap", "block_q", "block_k"});
-      return blocks(a.table(0, *table_of_), a.number(1), a.number(2));
-    }
-    if (rule == "dense") return dense(match({"mask"}).table(0, *table_of_));
+    return builder->make(arguments, table_of_ ? *table_of_ : TableOfName());
   } catch (const Error& error) {
     const std::string line = error.what();
     if (line.rfind("rule: column ", 0) == 0) throw;
     if (line.rfind("rule ", 0) != 0) throw;  // of the caller's table_of, or of cumulative lengths
     throw Error(error.kind(), "rule: column " + std::to_string(at + 1) + ": " + line.substr(5));  // a builder's check
   }
-  fail(at, "no rule '" + shown(rule) + "'");
 }
 
 }  // namespace

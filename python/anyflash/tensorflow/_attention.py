@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._core import Rule, echoed
+from .._core import Rule
 from .._frontend import check_return_lse, given_tables, refuse_tables, truth
 from .._rules import full
 from ._ops import (
     FLOATS, INTEGERS, TABLES, bhds, channels_last, check_tensors, check_type, constant, integer, invalid, one_line,
-    query, rows_type, tensor, word,
+    one_of, query, rows_type, tensor, word,
 )  # fmt: skip
 
 _FULL = full()
@@ -61,8 +61,7 @@ def attention(
     Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type and for what is no
     tensor and cannot become one.
     """
-    if word("layout", layout) not in _LAYOUTS:
-        raise invalid(f"layout: {echoed(repr(layout))}, expected {', '.join(_LAYOUTS)}")
+    one_of("layout", layout, list(_LAYOUTS))
     _checked(check_return_lse, return_lse)
     q = query(q)
     text, of_rule = _parts(rule, tables)

@@ -6,11 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._core import echoed
 from .._frontend import truth
-from ._ops import check_tensors, integer, invalid, of_dimensions, one_line, query, rows_type
+from ._ops import check_tensors, integer, of_dimensions, one_line, one_of, query, rows_type
 
-_SYNC_MODES = ("none_front", "none_end", "scale_front", "scale_end")
+_SYNC_MODES = ["none_front", "none_end", "scale_front", "scale_end"]
 
 
 def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
@@ -77,11 +76,7 @@ def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool) -> Any:
     q = query(q)
     returning_l_m = truth("returning_l_m", returning_l_m)
-    if not isinstance(align, str):
-        raise TypeError(f"sync_mode: type {type(align).__name__}, expected a word")
-    if align not in _SYNC_MODES:
-        raise invalid(f"sync_mode: {echoed(repr(align))}, expected {', '.join(_SYNC_MODES[:-1])} or {_SYNC_MODES[-1]}")
-    call = f"rule={rule}; align={align}; dimensions={dimensions}"
+    call = f"rule={rule}; align={one_of('sync_mode', align, _SYNC_MODES)}; dimensions={dimensions}"
     try:
         out, rows = of_dimensions[dimensions](q, k, v, call, 2 if returning_l_m else 1, rows_type(q, k, v))
     except tf.errors.OpError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .._core import echoed
+from .._core import check_name, echoed
 from .._frontend import refuse_masked
 
 _library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
@@ -55,6 +55,17 @@ def word(name: str, value: Any) -> str:
         raise TypeError(f"{name}: type {type(value).__name__}, expected a word")
     if ";" in value:
         raise invalid(f"{name}: {echoed(repr(value))}, expected no ';'")
+    return value
+
+
+def one_of(name: str, value: Any, known: list[str]) -> str:
+    """One of the known words."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: type {type(value).__name__}, expected a word")
+    try:
+        check_name(name, value, known)
+    except ValueError as error:
+        raise invalid(str(error)) from None
     return value
 
 

@@ -6,6 +6,8 @@
 #include <map>
 #include <string_view>
 
+#include <anyflash/names.h>
+
 namespace anyflash::tensorflow {
 namespace {
 
@@ -21,17 +23,6 @@ Number number(const std::string& name, std::string_view value) {
     fail(name, "'" + shown(value) + "', expected a number");
   }
   return number;
-}
-
-/// The place of a word among `words`.
-template <std::size_t count>
-int word(const std::string& name, std::string_view value, const char* const (&words)[count]) {
-  std::string list;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (value == words[i]) return int(i);
-    list += (i == 0 ? "" : i + 1 == count ? " or " : ", ") + std::string(words[i]);
-  }
-  fail(name, "'" + shown(value) + "', expected " + list);
 }
 
 std::vector<std::string> parts_of(std::string_view text, char separator) {
@@ -60,8 +51,8 @@ Text::Text(const std::string& text) {
     const auto name = part.substr(0, equals);
     const auto value = std::string_view(part).substr(std::min(equals + 1, part.size()));
     if (name == "rule") rule = value;
-    else if (name == "align") options.align = Align(word(name, value, align_names));
-    else if (name == "layout") options.layout = Layout(word(name, value, layout_names));
+    else if (name == "align") options.align = Align(place_of_name(name, value, names_of(align_names)));
+    else if (name == "layout") options.layout = Layout(place_of_name(name, value, names_of(layout_names)));
     else if (name == "scale") options.scale = number<double>(name, value);
     else if (name == "softcap") options.softcap = number<double>(name, value);
     else if (name == "deterministic") options.deterministic = number<int>(name, value) != 0;
@@ -150,7 +141,10 @@ void Call::read_extras(Context& context) {
   options.rule = parse_rule(text_.rule, [&](const std::string& name) {
     const auto found = tables.find(name);
     if (found != tables.end()) return found->second;
-    throw Error(Error::Kind::value, "tables: no tensor '" + shown(name) + "', which the rule's text names");
+    Names known;
+    for (const auto& [table, tensor] : tables) known.push_back(table);
+    throw Error(Error::Kind::value,
+                "tables: no tensor '" + shown(name) + "', which the rule's text names" + did_you_mean(name, known));
   });
 }
 
