@@ -31,6 +31,9 @@ RULES = [
     ("local, causal", "af.local(6, causal=True)", "The same as `local`, and causal."),
     ("window", "af.window(5, 1)", "From `left` before to `right` after, per dimension; a negative bound is unlimited."),
     ("prefix", "af.prefix(5)", "The keys at coordinates below n."),
+    ("prefix_queries", "af.prefix_queries(5)",
+     "The queries at coordinates below n see every key: the twin of `prefix`. `prefix(n) | prefix_queries(n)` makes the "
+     "first n tokens global."),
     ("sink", "af.sink(3)", "The first n keys as they lie in memory, whatever the alignment."),
     ("documents", DOCUMENTS + "af.documents(ids_q, ids_k)",
      "Query and key of one document. In a sequence of one dimension the coordinates of the other rules restart "
@@ -49,16 +52,15 @@ RULES = [
 ]
 
 # The patterns: (heading, code, shape of the queries, words); the keys have the same shape unless KEY_SHAPES says else
-KEY_SHAPES = {"Flamingo's cross-attention": (48,)}
+KEY_SHAPES = {"Flamingo's cross-attention": (48,), "Flamingo with overlapping intervals": (48,)}
 PATTERNS = [
     ("Dilated sliding window", "af.local(6, log2_stride=2)", (64,),
      "Longformer's dilated heads: every 4th key, 5 steps each way."),
-    ("Longformer", """\
-first = np.arange(16) == 0                 # of 16 blocks of 4 tokens
-cross = first[:, None] | first
-af.window(6, 6) | af.blocks(cross, 4, 4)""", (64,),
-     "A sliding window, and four global tokens that see all and that all see: the first row and column of a block "
-     "bitmap."),
+    ("Dilated window of any step", "af.neighbourhood(64, dilation=3) & af.window(15, 15)", (64,),
+     "Every 3rd key, 5 steps each way. A `neighbourhood` as long as the sequence shows all keys of the query's residue "
+     "class, so the step may be any number; `window` bounds the distance. With `& af.causal()` it looks back only."),
+    ("Longformer", "af.window(6, 6) | af.prefix(4) | af.prefix_queries(4)", (64,),
+     "A sliding window, and four global tokens, which see all and which all see."),
     ("StreamingLLM", "af.causal() & (af.window(15, 0) | af.sink(4))", (64,),
      "The last 16 keys and the first 4, the attention sinks."),
     ("Prefix LM", "af.causal() | af.prefix(20)", (64,), "A prompt that is seen both ways, then causal text."),
@@ -78,6 +80,17 @@ images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])   # before each of 64 t
 image_of_key = np.repeat([1, 2, 3], 16)                    # 3 images of 16 patches
 af.documents(images_so_far, image_of_key)""", (64,),
      "Text sees the patches of the last image before it; text before the first image sees none."),
+    ("Flamingo with overlapping intervals", """\
+images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])   # before each of 64 text tokens
+image = np.arange(1, 4)                                    # 3 images of 16 patches
+last_two = (image <= images_so_far[:, None]) & (image > images_so_far[:, None] - 2)
+af.blocks(last_two, 1, 16)""", (64,),
+     "Text sees the patches of the last two images before it. The images that two texts see may overlap, which documents "
+     "cannot say: the bitmap has a row for each text token and a column for each image."),
+    ("Sparse VideoGen, spatial head", "af.window((1, -1, -1), (1, -1, -1)) | af.prefix(16)", (6, 4, 4),
+     "Every place in the same frame and its neighbours; all see the first frame, which has 16 entries."),
+    ("Sparse VideoGen, temporal head", "af.window((-1, 0, 1), (-1, 0, 1)) | af.prefix(16)", (6, 4, 4),
+     "The same place in every frame, here with its neighbours in the row; all see the first frame."),
     ("Block diffusion", """\
 same, before = np.eye(8, dtype=bool), np.tri(8, k=-1, dtype=bool)
 bitmap = np.block([[same, before], [np.zeros_like(same), before | same]])
@@ -91,6 +104,14 @@ first = (place[:, None] == 0) | (place == 0)
 random = np.eye(16, dtype=bool)[np.random.default_rng(0).integers(0, 16, 16)]
 af.blocks(near | first | random, 4, 4)""", (64,), "Window, global and random blocks."),
 ]
+
+
+# A bias has no pattern to draw.
+SIGNED_ALIBI = """\
+q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, 64, 32), np.float32)
+slopes = 2.0 ** -np.arange(1, 9)                           # of 8 heads
+bias = (slopes[:, None] * np.arange(64)).astype(np.float32)
+out = af.attention(q, k, v, bias=bias[None, :, None, :])   # (1, heads, 1, keys)"""
 
 
 def rule_of(code):
@@ -138,6 +159,13 @@ def gallery():
         sizes = f"{size(shape)} queries and keys." if keys == shape else f"{size(shape)} queries, {size(keys)} keys."
         page += [f"### {heading}", "", words, sizes, "", *python(code),
                  picture(files, f"pattern-{slug(heading)}", rule_of(code), shape, keys), ""]
+    page += ["## Biases", "", "### Signed ALiBi", "",
+             "Scores gain slope times (key - query): keys behind a query lose, keys ahead of it gain. `alibi_slopes` takes "
+             "the distance without its sign.\n"
+             "The part of the query is the same for all keys of a row, so the softmax does not change without it. The part "
+             "of the key is a bias of one row a head.\n"
+             "`lse` is larger by slope times query than with both parts. With a sink logit use the whole bias: the sink "
+             "does not move with the row.", "", *python(SIGNED_ALIBI)]
     files["gallery.md"] = "\n".join(page)
     return files
 

@@ -50,12 +50,14 @@ std::vector<std::uint8_t> pattern(const Rule& rule, const SequenceShape& q_shape
                                   Align align = Align::none_front);
 
 /// A picture of the pattern: queries down, keys across, both in memory order, shrunk to at most `side` pixels a side.
-/// width * height grey levels: 0 no pair visible, 255 all visible, between them the visible part of a pixel's pairs.
-/// Where a pixel stands for so many queries that looking at each would take long, evenly spread ones are looked at.
+/// width * height grey levels: 0 no pair visible, 255 the densest pixel, between them in proportion to the visible share
+/// of a pixel's pairs, at least 1. Where a pixel stands for so many queries that looking at each would take long, evenly
+/// spread ones are looked at.
 struct Picture {
   int width = 0, height = 0;
   std::vector<std::uint8_t> grey;
   std::int64_t queries = 0, keys = 0;
+  double densest = 1;  ///< the visible share of the pairs of a pixel of grey 255; 1: all are visible
 };
 
 /// Throws Error as forward would for these shapes, and for a side that is not between 1 and 4096.
@@ -65,7 +67,16 @@ Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceSh
 /// For a terminal: a line for two rows of pixels, a character for each column: half blocks, shades for grey levels.
 std::string picture_text(const Picture& picture);
 
-/// A drawing with its axes' names and sizes; equal pixels are merged.
+/// A drawing with title, axes and legend, as an SVG document; equal pixels are merged.
 std::string picture_svg(const Picture& picture, const std::string& title);
+
+/// height rows of width pixels, red, green and blue.
+struct Image {
+  int width = 0, height = 0;
+  std::vector<std::uint8_t> rgb;
+};
+
+/// The same drawing in pixels: each of the picture's is one or more.
+Image picture_image(const Picture& picture, const std::string& title);
 
 }  // namespace anyflash

@@ -75,24 +75,24 @@ class Explanation:
     def pattern(self) -> NDArray[np.bool_]:
         """(queries, keys), True where the query sees the key: from the definition, pair by pair. ValueError over 2**28
         pairs."""
-        return _core.pattern(self.rule, self._q_shape, self._k_shape, self.align).view(np.bool_)
+        return _core.pattern(*self._pattern).view(np.bool_)
 
     def grey(self, side: int = 256) -> NDArray[np.uint8]:
-        """The picture: queries down, keys across, at most `side` (1 to 4096) pixels a side; 0 no pair visible,
-        255 all."""
-        return _core.picture(self.rule, self._q_shape, self._k_shape, self.align, side)
+        """The picture: queries down, keys across, at most `side` (1 to 4096) pixels a side. 0: no pair visible;
+        255: the densest pixel; between them in proportion to the share of a pixel's pairs that is visible."""
+        return _core.picture(*self._pattern, side)
 
     @cached_property
     def picture(self) -> str:
         """The picture for a terminal: one character for 1 x 2 pixels."""
-        return _core.picture_text(self.grey(64))
+        return _core.picture_text(*self._pattern, 64)
 
     def svg(self, side: int = 256) -> str:
-        """The picture as an SVG document."""
-        return _core.picture_svg(self.grey(side), self.queries, self.keys, self._title())
+        """The picture with title, axes and legend, as an SVG document."""
+        return _core.picture_svg(*self._pattern, side, self._title())
 
     def save(self, path: str | PathLike[str], side: int = 256) -> None:
-        """Writes the picture; the name's ending says how: .svg, .txt, or .png (needs Pillow). ValueError for others,
+        """Writes the picture with title, axes and legend; the name's ending says how: .svg, .txt, or .png (needs Pillow). ValueError for others,
         ImportError without Pillow, OSError as the file system says."""
         name = fspath(path)
         if name.endswith(".svg"):
@@ -104,12 +104,16 @@ class Explanation:
                 from PIL import Image
             except ImportError:
                 raise ImportError("path: .png needs Pillow (pip install pillow); .svg and .txt do not") from None
-            Image.fromarray(self.grey(side)).save(name)
+            Image.fromarray(_core.picture_image(*self._pattern, side, self._title())).save(name)
             return
         else:
             raise ValueError(f"path: '{_core.echoed(name)}', expected a name that ends in .svg, .txt or .png")
         with open(name, "w", encoding="utf-8") as file:
             file.write(text)
+
+    @property
+    def _pattern(self) -> tuple[Rule, tuple[int, ...], tuple[int, ...], str]:
+        return self.rule, self._q_shape, self._k_shape, self.align
 
     def _title(self) -> str:
         return f"{self.rule}, {_text(self._q_shape)} queries, {_text(self._k_shape)} keys, {self.align}"

@@ -13,12 +13,12 @@ SequenceShape sequence_shape(nb::handle sizes, const char* name) {
 }
 
 /// Hands a vector over to a NumPy array, which frees it.
-nb::object array_of(std::vector<std::uint8_t>&& values, std::size_t rows, std::size_t columns) {
+nb::object array_of(std::vector<std::uint8_t>&& values, std::initializer_list<std::size_t> shape) {
   auto* kept = new std::vector<std::uint8_t>(std::move(values));
   const nb::capsule owner(kept, [](void* vector) noexcept { delete static_cast<std::vector<std::uint8_t>*>(vector); });
   static std::uint8_t nothing = 0;  // an empty vector has no address
   return nb::cast(
-      nb::ndarray<nb::numpy, std::uint8_t>(kept->empty() ? &nothing : kept->data(), {rows, columns}, owner));
+      nb::ndarray<nb::numpy, std::uint8_t>(kept->empty() ? &nothing : kept->data(), shape, owner));
 }
 
 ElementType type_named(nb::handle dtype) {
@@ -72,7 +72,7 @@ nb::dict explained(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::
   figures["workspace_bytes"] = found.workspace_bytes;
   const bool listed = std::int64_t(found.tile_classes.size()) == found.query_blocks * found.key_blocks;
   figures["tile_classes"] =
-      listed ? array_of(std::move(found.tile_classes), std::size_t(found.query_blocks), std::size_t(found.key_blocks))
+      listed ? array_of(std::move(found.tile_classes), {std::size_t(found.query_blocks), std::size_t(found.key_blocks)})
              : nb::object(nb::none());
   return figures;
 }
@@ -89,25 +89,28 @@ nb::object pattern_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape
   std::size_t rows = 1, columns = 1;  // pattern has found that they are no more than 2^28 pairs
   for (const auto size : queries) rows *= std::size_t(size);
   for (const auto size : keys) columns *= std::size_t(size);
-  return array_of(std::move(pairs), rows, columns);
+  return array_of(std::move(pairs), {rows, columns});
 }
 
-nb::object picture_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align,
-                         nb::handle side) {
+Picture picture_of(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align, nb::handle side) {
   const auto& rule_object = rule_of(rule);
   const auto queries = sequence_shape(q_shape, "q_shape"), keys = sequence_shape(k_shape, "k_shape");
   const auto aligned = align_of(align);
   const auto pixels = integer(side, "side");
-  Picture made;
-  {
-    const WithoutGil without_gil;
-    made = picture(rule_object.rule, queries, keys, aligned, pixels);
-  }
-  return array_of(std::move(made.grey), std::size_t(made.height), std::size_t(made.width));
+  const WithoutGil without_gil;
+  return picture(rule_object.rule, queries, keys, aligned, pixels);
 }
 
-Picture picture_of(const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {
-  return {int(grey.shape(1)), int(grey.shape(0)), {grey.data(), grey.data() + grey.size()}};
+nb::object picture_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align,
+                         nb::handle side) {
+  auto made = picture_of(rule, q_shape, k_shape, align, side);
+  return array_of(std::move(made.grey), {std::size_t(made.height), std::size_t(made.width)});
+}
+
+nb::object image_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align, nb::handle side,
+                       const std::string& title) {
+  auto image = picture_image(picture_of(rule, q_shape, k_shape, align, side), title);
+  return array_of(std::move(image.rgb), {std::size_t(image.height), std::size_t(image.width), 3});
 }
 
 }  // namespace
@@ -118,22 +121,19 @@ void add_explain(nb::module_& module) {
              any("d_v"), any("dtype"), any("backward"));
   module.def("pattern", &pattern_array, any("rule"), any("q_shape"), any("k_shape"), any("align"));
   module.def("picture", &picture_array, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("side"));
+  module.def("picture_image", &image_array, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("side"),
+             nb::arg("title"));
   module.def(
       "picture_text",
-      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey) {
-        return picture_text(picture_of(grey));
+      [](nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align, nb::handle side) {
+        return picture_text(picture_of(rule, q_shape, k_shape, align, side));
       },
-      nb::arg("grey"));
+      any("rule"), any("q_shape"), any("k_shape"), any("align"), any("side"));
   module.def(
       "picture_svg",
-      [](const nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig>& grey, std::int64_t queries,
-         std::int64_t keys, const std::string& title) {
-        auto picture = picture_of(grey);
-        picture.queries = queries;
-        picture.keys = keys;
-        return picture_svg(picture, title);
-      },
-      nb::arg("grey"), nb::arg("queries"), nb::arg("keys"), nb::arg("title"));
+      [](nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align, nb::handle side,
+         const std::string& title) { return picture_svg(picture_of(rule, q_shape, k_shape, align, side), title); },
+      any("rule"), any("q_shape"), any("k_shape"), any("align"), any("side"), nb::arg("title"));
 }
 
 }  // namespace anyflash::python

@@ -95,6 +95,16 @@ void print_json(const ExplainArguments& arguments, const Rule& rule, const Seque
   std::printf("%s\n", json.dump(2).c_str());
 }
 
+void print_picture(const Picture& drawn) {
+  if (drawn.grey.empty()) {
+    std::printf("picture         none: the pattern is empty\n");
+    return;
+  }
+  if (drawn.densest < 1)
+    std::printf("picture         full block: %.2g %% of its pairs visible, the densest\n", 100 * drawn.densest);
+  std::printf("\n%s", picture_text(drawn).c_str());
+}
+
 enum class PictureKind : std::uint8_t { none, terminal, png, svg };
 
 PictureKind picture_kind(const ExplainArguments& arguments) {
@@ -132,22 +142,23 @@ void explain_command(ExplainArguments arguments) {
     progress.step("drawing");
     const auto side = arguments.side.value_or(kind == PictureKind::terminal ? terminal_side : file_side);
     drawn = picture(rule, queries, keys, options.align, side);
-    if (kind == PictureKind::png && (drawn.width == 0 || drawn.height == 0))
-      fail("--picture: nothing to draw, and a .png file cannot be empty");
   }
   progress.clear();
+  const auto title = rule.text() + ", " + text_of(queries) + " queries, " + text_of(keys) + " keys, " +
+                     name_of(options.align);
   if (kind == PictureKind::png)
-    write_file_whole(arguments.picture, [&](const std::string& path) { write_png(path, drawn); });
+    write_file_whole(arguments.picture,
+                     [&](const std::string& path) { write_png(path, picture_image(drawn, title)); });
   if (kind == PictureKind::svg)
     write_file_whole(arguments.picture, [&](const std::string& path) {
       std::ofstream file(path);
-      file << picture_svg(drawn, rule.text());
+      file << picture_svg(drawn, title);
       file.close();
       if (!file) fail("cannot be written");
     });
   if (arguments.json) print_json(arguments, rule, queries, keys, explanation);
   else print_text(arguments, rule, queries, keys, explanation);
-  if (kind == PictureKind::terminal) std::printf("\n%s", picture_text(drawn).c_str());
+  if (kind == PictureKind::terminal) print_picture(drawn);
   else if (kind != PictureKind::none && !arguments.json) std::printf("picture         %s\n", arguments.picture.c_str());
 }
 

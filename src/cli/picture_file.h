@@ -1,4 +1,4 @@
-// Grey pictures as PNG, by libpng.
+// Pictures as PNG, by libpng.
 #pragma once
 
 #include <anyflash/explain.h>
@@ -7,6 +7,6 @@
 
 namespace anyflash::cli {
 
-void write_png(const std::string& path, const Picture& picture);
+void write_png(const std::string& path, const Image& picture);
 
 }  // namespace anyflash::cli

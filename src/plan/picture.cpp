@@ -50,9 +50,18 @@ class KeyCounter {
   Int3 k_size_;
 };
 
-std::uint8_t grey_level(std::int64_t visible, std::int64_t pairs) {
-  if (visible == 0 || visible == pairs) return visible == 0 ? 0 : 255;
-  return std::uint8_t(std::clamp(std::lround(255.0 * double(visible) / double(pairs)), 1L, 254L));
+/// Grey levels of the visible shares, so that the densest is 255, and none above 0 is lost.
+void set_grey(Picture& picture, const std::vector<double>& shares) {
+  const auto densest = *std::max_element(shares.begin(), shares.end());
+  if (densest == 0) return;
+  picture.densest = densest;
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    if (shares[i] == 0 || shares[i] == densest) {
+      picture.grey[i] = shares[i] == 0 ? 0 : 255;
+    } else {
+      picture.grey[i] = std::uint8_t(std::clamp(std::lround(255 * shares[i] / densest), 1L, 254L));
+    }
+  }
 }
 
 }  // namespace
@@ -77,6 +86,7 @@ Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceSh
   const KeyCounter counter(program, problem.k_size);
   const auto row_words = double(result.width) + double(result.keys) / double(std::min(problem.k_size[2], 64));
   const auto most_rows = std::max<std::int64_t>(1, std::int64_t(most_words / (row_words * result.height)));
+  std::vector<double> shares(result.grey.size());
 #pragma omp parallel for schedule(dynamic)
   for (int y = 0; y < result.height; ++y) {
     const auto top = y * result.queries / result.height, bottom = (y + 1) * result.queries / result.height;
@@ -90,9 +100,10 @@ Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceSh
         const auto query = top + std::int64_t((double(row) + inside) * double(bottom - top) / double(rows));
         visible += counter.count(rules::coordinate_of(query, problem.q_size), left, right);
       }
-      result.grey[std::size_t(y) * result.width + x] = grey_level(visible, rows * (right - left));
+      shares[std::size_t(y) * result.width + x] = double(visible) / double(rows * (right - left));
     }
   }
+  set_grey(result, shares);
   return result;
 }
 

@@ -116,13 +116,22 @@ def test_explain_prints_the_same_and_draws(anyflash):
 def test_explain_draws_png(anyflash, tmp_path):
     anyflash.succeeds("explain", "--rule", "causal()", "--shape", "40", "--picture", "rule.png")
     image = np.asarray(Image.open(tmp_path / "rule.png"))
-    assert (
-        image.shape == (40, 40)
-        and ((image == 255) == np.tri(40, dtype=bool)).all()
-        and set(np.unique(image)) == {0, 255}
-    )
-    anyflash.succeeds("explain", "--rule", "full()", "--shape", "4096", "--picture", "large.png", "--side", "64")
-    assert Image.open(tmp_path / "large.png").size == (64, 64)
+    visible = (image == (0x1F, 0x4E, 0x9B)).all(-1)
+    top, left = np.argwhere(visible)[0]  # 12 x 12 pixels for each pair
+    assert (visible[top : top + 480, left : left + 480] == np.tri(40, dtype=bool).repeat(12, 0).repeat(12, 1)).all()
+
+
+def test_explain_of_nothing(anyflash, tmp_path):
+    text = anyflash.succeeds("explain", "--rule", "local(3)", "--shape", "0", "--picture", "rule.png")
+    assert "visible pairs   0 of 0 (0 %)\n" in text and Image.open(tmp_path / "rule.png").width > 0
+    for shape in (["0"], ["0x5"], ["5", "--keys", "0"]):
+        text = anyflash.succeeds("explain", "--rule", "causal()", "--shape", *shape)
+        assert text.endswith("\npicture         none: the pattern is empty\n")
+
+
+def test_explain_names_the_densest_share(anyflash):
+    text = anyflash.succeeds("explain", "--rule", "local(8)", "--shape", "4096", "--side", "64")
+    assert "\npicture         full block: " in text and " % of its pairs visible, the densest\n" in text
 
 
 def test_explain_draws_svg(anyflash, tmp_path):

@@ -143,7 +143,7 @@ CALLS = {  # the arguments, a part of the line
         ["explain", "--shape", "4", "--picture", "rule.gif"],
         "--picture: 'rule.gif', expected a .png or .svg",
     ),
-    "picture of nothing": (["explain", "--shape", "0", "--picture", "rule.png"], "--picture: nothing to draw"),
+    "negative sequence": (["explain", "--shape", "-3"], "--shape: '-3', expected 1 to 3 sizes up to 2^30"),
     "picture in no folder": (["explain", "--shape", "4", "--picture", "no/rule.png"], "no/rule.png: cannot be written"),
     "picture of no pixels": (["explain", "--shape", "4", "--side", "0"], "--side: Value 0 not in range 1 to 4096"),
     "picture too large": (["explain", "--shape", "4", "--side", "4097"], "--side: Value 4097 not in range 1 to 4096"),

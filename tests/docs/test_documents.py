@@ -33,7 +33,7 @@ def test_python_example_runs(block, tmp_path):
 
 def test_the_gallery_s_examples_run_after_its_first_one(tmp_path):
     blocks = [param.values[0] for param in examples("python", [PROJECT / "docs" / "gallery.md"])]
-    assert len(blocks) == 29
+    assert len(blocks) == 35
     run(sys.executable, "-c", "\n".join(blocks), cwd=tmp_path)
 
 

@@ -163,6 +163,7 @@ TEST(Picture, ShrinksByTheVisiblePart) {
   const auto seen = pattern(rule, {30, 20}, {30, 20});
   const auto drawn = picture(rule, {30, 20}, {30, 20}, Align::none_front, 64);
   ASSERT_EQ(drawn.width, 64);
+  double densest = 0;
   for (int y = 0; y < 64; ++y) {
     for (int x = 0; x < 64; ++x) {
       int visible = 0, pairs = 0;
@@ -170,18 +171,21 @@ TEST(Picture, ShrinksByTheVisiblePart) {
         for (int j = x * 600 / 64; j < (x + 1) * 600 / 64; ++j) visible += seen[i * 600 + j], ++pairs;
       }
       const int grey = drawn.grey[y * 64 + x];
-      EXPECT_NEAR(grey, 255.0 * visible / pairs, 1.0);
+      const double share = double(visible) / pairs;
+      densest = std::max(densest, share);
+      EXPECT_NEAR(grey, 255 * share / drawn.densest, 1.0);
       EXPECT_EQ(grey == 0, visible == 0);
-      EXPECT_EQ(grey == 255, visible == pairs);
+      EXPECT_EQ(grey == 255, share == drawn.densest);
     }
   }
+  EXPECT_EQ(densest, drawn.densest);
 }
 
 TEST(Picture, FindsAThinBandInALongSequence) {
   const auto drawn = picture(local(4), {1 << 20}, {1 << 20});
   ASSERT_EQ(drawn.width, 256);
   for (int i = 0; i < 256; ++i) {
-    EXPECT_GT(drawn.grey[i * 256 + i], 0);
+    EXPECT_GT(drawn.grey[i * 256 + i], 127);
     EXPECT_EQ(drawn.grey[i * 256 + (i + 128) % 256], 0);
   }
 }
@@ -191,11 +195,57 @@ TEST(Picture, AsText) {
   EXPECT_EQ(picture_text(drawn), "▀ █▄\n▀▀▀ \n");
 }
 
+/// Pixels of a colour.
+int count_of(const Image& image, int red, int green, int blue) {
+  int count = 0;
+  for (std::size_t i = 0; i < image.rgb.size(); i += 3) {
+    count += image.rgb[i] == red && image.rgb[i + 1] == green && image.rgb[i + 2] == blue;
+  }
+  return count;
+}
+
+TEST(Picture, AsAnImage) {
+  const Picture drawn{4, 2, {255, 0, 1, 254, 255, 0, 1, 254}, 20, 40};
+  const auto image = picture_image(drawn, "a title");
+  ASSERT_EQ(image.rgb.size(), std::size_t(image.width) * image.height * 3);
+  EXPECT_GE(count_of(image, 0x1f, 0x4e, 0x9b), 2 * 128 * 128);  // all visible
+  EXPECT_GE(count_of(image, 0xa9, 0xc6, 0xec), 2 * 128 * 128);  // the least share, far from the grey of none
+  EXPECT_GE(count_of(image, 0x4a, 0x7f, 0xc9), 2 * 128 * 128);
+  EXPECT_GE(count_of(image, 0xf2, 0xf2, 0xf2), 2 * 128 * 128);
+  EXPECT_GT(count_of(image, 0x30, 0x30, 0x30), 1000);  // the text
+}
+
+TEST(Picture, OfOneQueryAndOfNothingHasAxesAndALegend) {
+  const auto one = picture_svg(picture(causal(), {1}, {3000}), "one");
+  EXPECT_NE(one.find(">1 query<"), std::string::npos);
+  EXPECT_NE(one.find(">3000 keys<"), std::string::npos);
+  EXPECT_NE(one.find(">2000<"), std::string::npos) << "a tick";
+  EXPECT_NE(one.find(">no pair visible<"), std::string::npos);
+  EXPECT_EQ(count_of(picture_image(picture(full(), {1}, {512}), ""), 0x1f, 0x4e, 0x9b), 512 * 16 + 48 * 14);
+  const auto none = picture(causal(), {0}, {7});
+  EXPECT_NE(picture_svg(none, "none").find("the pattern is empty"), std::string::npos);
+  EXPECT_GT(picture_image(none, "none").width, 0);
+}
+
+TEST(Picture, LegendNamesTheDensestShare) {
+  const auto drawn = picture(local(8), {512, 512}, {512, 512}, Align::none_front, 64);
+  EXPECT_LT(drawn.densest, 0.03);
+  EXPECT_EQ(*std::max_element(drawn.grey.begin(), drawn.grey.end()), 255);
+  EXPECT_NE(picture_svg(drawn, "").find("some: at most 2."), std::string::npos);
+}
+
+TEST(Picture, LongTitlesAreWrapped) {
+  const auto svg = picture_svg(picture(full(), {10}, {10}), std::string(100, 'a') + " " + std::string(60, 'b'));
+  EXPECT_EQ(svg.find(std::string(100, 'a')), std::string::npos);
+  EXPECT_NE(svg.find(">" + std::string(60, 'b') + "<"), std::string::npos);
+}
+
 TEST(Picture, OfAnotherSizeThanItSaysIsAnError) {
   const Picture empty{5, 5, {}, 5, 5}, negative{-1, -1, {7}, 1, 1};
   for (const auto& wrong : {empty, negative}) {
     EXPECT_THROW(picture_text(wrong), Error);
     EXPECT_THROW(picture_svg(wrong, ""), Error);
+    EXPECT_THROW(picture_image(wrong, ""), Error);
   }
 }
 
