@@ -119,7 +119,7 @@ class PixelCanvas : public Canvas {
     const double start = anchor == Anchor::start ? 0 : anchor == Anchor::middle ? length / 2 : length;
     for (std::size_t i = 0; i < text.size(); ++i) {
       for (int column = 0; column < glyph_columns; ++column) {
-        for (int row = 0; row < glyph_rows; ++row) {
+        for (int row = 0; row <= glyph_rows; ++row) {
           if (!glyph_pixel(text[i], column, row)) continue;
           const double along = double(i) * letter_width() + column * scale_ - start;
           const double across = row * scale_ - letter_height() / 2;
