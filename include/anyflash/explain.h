@@ -50,9 +50,9 @@ std::vector<std::uint8_t> pattern(const Rule& rule, const SequenceShape& q_shape
                                   Align align = Align::none_front);
 
 /// A picture of the pattern: queries down, keys across, both in memory order, shrunk to at most `side` pixels a side.
-/// width * height grey levels: 0 no pair visible, 255 the densest pixel, between them in proportion to the visible share
-/// of a pixel's pairs, at least 1. Where a pixel stands for so many queries that looking at each would take long, evenly
-/// spread ones are looked at.
+/// width * height grey levels: 0 no pair visible, 255 the densest pixel, between them in proportion to the visible
+/// share of a pixel's pairs, at least 1. Where a pixel stands for so many queries that looking at each would take long,
+/// evenly spread ones are looked at.
 struct Picture {
   int width = 0, height = 0;
   std::vector<std::uint8_t> grey;

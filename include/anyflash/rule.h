@@ -67,7 +67,8 @@ Rule window(PerDimension left, PerDimension right);
 /// order(y) < n, n >= 0: every query sees the first n places.
 Rule prefix(std::int64_t n);
 
-/// order(x) < n, n >= 0: the queries of the first n places see every key. prefix(n) | prefix_queries(n): n global tokens.
+/// order(x) < n, n >= 0: the queries of the first n places see every key.
+/// prefix(n) | prefix_queries(n) makes the first n tokens global.
 Rule prefix_queries(std::int64_t n);
 
 /// The first n keys, in the order of the key sequence as it lies in memory, always. n >= 0.

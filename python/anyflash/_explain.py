@@ -92,8 +92,8 @@ class Explanation:
         return _core.picture_svg(*self._pattern, side, self._title())
 
     def save(self, path: str | PathLike[str], side: int = 256) -> None:
-        """Writes the picture with title, axes and legend; the name's ending says how: .svg, .txt, or .png (needs Pillow). ValueError for others,
-        ImportError without Pillow, OSError as the file system says."""
+        """Writes the picture with title, axes and legend; the name's ending says how: .svg, .txt, or .png (by Pillow).
+        ValueError for other endings, ImportError without Pillow, OSError as the file system says."""
         name = fspath(path)
         if name.endswith(".svg"):
             text = self.svg(side)

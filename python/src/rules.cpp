@@ -125,8 +125,8 @@ void add_plain_rules(nb::module_& module) {
       any("left"), any("right"));
   module.def("prefix", [](nb::handle n) { return RuleObject{prefix(integer(n, "rule prefix: n")), {}}; }, any("n"));
   module.def(
-      "prefix_queries", [](nb::handle n) { return RuleObject{prefix_queries(integer(n, "rule prefix_queries: n")), {}}; },
-      any("n"));
+      "prefix_queries",
+      [](nb::handle n) { return RuleObject{prefix_queries(integer(n, "rule prefix_queries: n")), {}}; }, any("n"));
   module.def("sink", [](nb::handle n) { return RuleObject{sink(integer(n, "rule sink: n")), {}}; }, any("n"));
   module.def(
       "tiles",

@@ -135,7 +135,8 @@ class PixelCanvas : public Canvas {
     for (int row = 0; row < picture.height; ++row) {
       for (int column = 0; column < picture.width; ++column) {
         const int grey = picture.grey[std::size_t(row) * picture.width + column];
-        if (grey > 0) rectangle(place(x) + column * pixel_x, place(y) + row * pixel_y, pixel_x, pixel_y, colour_of(grey));
+        if (grey == 0) continue;
+        rectangle(place(x) + column * pixel_x, place(y) + row * pixel_y, pixel_x, pixel_y, colour_of(grey));
       }
     }
   }

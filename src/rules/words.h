@@ -1,11 +1,11 @@
 // Words: which of a cell's 64 entries does one entry of the other side see, or is seen by?
 //
 // A per-dimension rule is an interval and a residue class in each dimension; the cell's word is the outer product of
-// their bits. Order (causal, prefix, prefix_queries, sink) is a lexicographic comparison, made of per-dimension "less" and "equal"
-// bits. Rules that go by place in memory walk the cell's rows. Where coordinates restart in each document, the rule is
-// asked once for each document segment that the cell touches, in that document's frame; or, in a cell of many segments,
-// once for each document, whose entries follow one another wherever they lie. `&`, `|`, `~` of rules are those of
-// words.
+// their bits. Order (causal, prefix, prefix_queries, sink) is a lexicographic comparison, made of per-dimension "less"
+// and "equal" bits. Rules that go by place in memory walk the cell's rows. Where coordinates restart in each document,
+// the rule is asked once for each document segment that the cell touches, in that document's frame; or, in a cell of
+// many segments, once for each document, whose entries follow one another wherever they lie. `&`, `|`, `~` of rules are
+// those of words.
 #pragma once
 
 #include "rules/bits.h"
