@@ -49,7 +49,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def _link(link: re.Match[str], source: str, own: str, code: list[tuple[int, int]], files: Any) -> str:
     """A link as the site has it: to a page of it, or the text alone where it leads to a file that the site has not."""
     target, anchor = link[3], link[4] or ""
-    if not target or ":" in target or any(begin < link.start() < end for begin, end in code if link[0] in "`"):
+    if not target or ":" in target or any(begin <= link.start() < end for begin, end in code):
         return link[0]
     at = normpath(f"{source}/../{target}")
     if not (PROJECT / at).exists():
