@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from html import escape
 from pathlib import Path
 from posixpath import normpath, relpath
 from typing import Any
@@ -17,8 +18,11 @@ from cpp_reference import ASKS, PROJECT, Headers, run_doxygen  # noqa: E402
 # Documents of the project's root that are pages of the site; the site's own first page stands for README.md.
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PAGES = OUTSIDE | {"README.md": "index.md"}
+# Pages that stand alone in their part of the menu leave its place to their tables.
+_ALONE = ("index.md", "guide.md", "gallery.md", "performance.md")
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.S | re.M)
+_CODE_WITH_BAR = re.compile(r"`([^`]*\\\|[^`]*)`")
 _headers: Headers
 
 
@@ -41,9 +45,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     own = page.file.src_uri
     source = next((name for name, uri in OUTSIDE.items() if uri == own), f"docs/{own}")
     markdown = re.sub(r"^```(\w+) .*$", r"```\1", markdown, flags=re.M)  # what tests read behind a block's language
+    markdown = re.sub(r"^\|.*", lambda row: _CODE_WITH_BAR.sub(_bar, row[0]), markdown, flags=re.M)
+    if own in _ALONE:
+        page.meta.setdefault("hide", ["navigation"])
     markdown = ASKS.sub(lambda match: _headers.markdown(match[1], own), markdown)
     code = [match.span() for match in _CODE.finditer(markdown)]
     return _LINK.sub(lambda link: _link(link, source, own, code, files), markdown)
+
+
+def _bar(code: re.Match[str]) -> str:
+    """Code in a table's row that has a bar, which GitHub's Markdown wants escaped and MkDocs' would show so."""
+    return f"<code>{escape(code[1].replace(chr(92) + '|', '|')).replace('|', '&#124;')}</code>"
 
 
 def _link(link: re.Match[str], source: str, own: str, code: list[tuple[int, int]], files: Any) -> str:
