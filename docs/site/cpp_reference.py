@@ -97,9 +97,8 @@ class Headers:
         plain = re.sub(r"^anyflash_(rule_)?", "", name)
         wanted = {plain, "".join(map(str.capitalize, plain.split("_")))}
         wanted |= {f"Forward{plain.capitalize()}"}  # anyflash_outputs
-        callable = item.kind == "function"
         return next((one for one in self.items if one.name in wanted and one.header != "c_api.h"
-                     and (one.kind == "function") == callable), None)  # fmt: skip
+                     and (one.kind == item.kind or not {one.kind, item.kind} & {"function", "enum"})), None)  # fmt: skip
 
     def markdown(self, header: str, page: str) -> str:
         """The reference of a header, for the page at this address (relative to docs)."""
@@ -271,11 +270,11 @@ def _introduction(header: str) -> str:
     text = (HEADERS / header).read_text()
     comment = re.match(r"((?://.*\n)+)|/\*((?:.|\n)*?)\*/", text)
     lines = re.sub(r"^(//| \*) ?", "", (comment[1] or comment[2]).strip(), flags=re.M) if comment else ""
-    return re.sub(r"(`.*?`)|([*_<])", lambda match: match[1] or f"\\{match[2]}", lines)
+    return re.sub(r"(`.*?`)|([^`]+)", lambda match: match[1] or _escaped(match[2]), lines)
 
 
 def _escaped(text: str | None) -> str:
-    return re.sub(r"([\\*_<>`\[\]|])", r"\\\1", text or "")
+    return re.sub(r"([\\*_`\[\]|])", r"\\\1", text or "").replace("<", "&lt;")
 
 
 def _fence(code: str) -> str:

@@ -10,7 +10,7 @@ import griffe
 _COLUMNS = re.compile(r"\S {3,}\S")
 _SECTION = re.compile(r"^-{3,}$", re.M)
 _TERMS = re.compile(r"[\w, ]+ : .+\n {4}")
-_CALL = re.compile(r"(?<![\w`./(])anyflash\.(?:torch\.)?attention\b(?![`.])")
+_CALL = re.compile(r"(?<![\w`./(])anyflash\.(?:torch\.)?attention\b(?!`|\.\w)")
 _SPECIAL_NAME = re.compile(r"(?<!`)\b__\w+__\b(?!`)")
 
 

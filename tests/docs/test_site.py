@@ -20,18 +20,28 @@ MODULES = {
     "": "python", "torch": "torch", "jax": "jax", "tensorflow": "tensorflow", "compat/flash_attn": "flash_attn",
     "transformers": "transformers",
 }  # fmt: skip
+VERBATIM = ("code", "pre", "script", "style")
 
 
 class Page(HTMLParser):
-    """What a page loads, where it leads, and its anchors."""
+    """What a page loads, where it leads, its anchors, and its text without code."""
 
     def __init__(self, text):
         super().__init__()
-        self.loaded, self.links, self.anchors, self.classes = [], [], set(), set()
+        self.loaded, self.links, self.anchors, self.classes, self.words = [], [], set(), set(), []
+        self.verbatim = 0  # the depth of elements whose text is shown as it stands
         self.feed(text)
+
+    def handle_endtag(self, tag):
+        self.verbatim -= tag in VERBATIM
+
+    def handle_data(self, text):
+        if not self.verbatim:
+            self.words.append(text)
 
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
+        self.verbatim += tag in VERBATIM
         self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
         self.classes |= set((given.get("class") or "").split())
         to = given.get("src") or given.get("href") or given.get("data") if tag != "meta" else None
@@ -124,6 +134,12 @@ def test_links_lead_somewhere(pages):
             to = (path.parent / target).resolve() if target else path
             assert to.is_file(), f"{path}: {link}"
             assert not anchor or to.suffix != ".html" or anchor in pages[to].anchors | {"__"}, f"{path}: {link}"
+
+
+def test_no_markdown_is_left(pages):
+    for path, page in pages.items():
+        text = " ".join(page.words)
+        assert not re.search(r"\\[<>_*|]|\]\(|```|:::|&lt;|<!--", text), path
 
 
 def test_search_knows_the_reference():
