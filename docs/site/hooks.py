@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cpp_reference import ASKS, PROJECT, Headers, run_doxygen  # noqa: E402
+from cpp_reference import ASKS, HEADERS, PROJECT, Headers, run_doxygen  # noqa: E402
 
 # Documents of the project's root that are pages of the site; the site's own first page stands for README.md.
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -28,9 +28,14 @@ _headers: Headers
 
 def on_config(config: Any) -> Any:
     global _headers
-    _headers = Headers(run_doxygen())
+    try:
+        _headers = Headers(run_doxygen())
+    except (RuntimeError, FileNotFoundError) as error:  # its warnings, or there is none
+        raise PluginError(str(error)) from None
     for page in sorted((PROJECT / "docs" / "reference").glob("*.md")):
         for header in ASKS.findall(page.read_text()):
+            if not (HEADERS / header).is_file():
+                raise PluginError(f"docs/reference/{page.name}: include/anyflash/{header} does not exist")
             _headers.pages[header] = f"reference/{page.name}"
     return config
 
