@@ -67,7 +67,7 @@ framework_environment() {
 pip_once() {
   local folder=$1 stamp
   shift
-  stamp=$folder/$({ echo "$@"; find bench examples tests -name 'requirements*.txt' | sort | xargs cat; } | cksum | tr ' ' -).installed
+  stamp=$folder/$({ echo "$@"; find bench docs examples tests -name 'requirements*.txt' | sort | xargs cat; } | cksum | tr ' ' -).installed
   [[ -e $stamp ]] && return
   "$python" -m pip install --disable-pip-version-check "$@" || die "pip could not install $*"
   touch "$stamp"

@@ -11,96 +11,120 @@
 
 namespace anyflash {
 
-/// Where entry c of a dimension with q_i queries and k_i keys sits, R_i = max(q_i, k_i):
-///   none_front   c                      none_end   c + (R_i - size)
-///   scale_front  c * step               scale_end  (c + 1) * step - 1        step = R_i / size, integer division
-enum class Align : std::uint8_t { none_front, none_end, scale_front, scale_end };
+/// Where entry c of a sequence sits, in each dimension. Rules compare these coordinates.
+/// R = max(queries, keys) in that dimension, and step = R / size of the sequence, an integer division.
+enum class Align : std::uint8_t {
+  none_front,   ///< c
+  none_end,     ///< c + (R - size): the last query sits at the last key, as in decoding with a cache
+  scale_front,  ///< c * step
+  scale_end     ///< (c + 1) * step - 1
+};
+/// The alignments' names as text, by number.
 inline constexpr const char* align_names[] = {"none_front", "none_end", "scale_front", "scale_end"};
 
-/// How q, k, v, out and their gradients are laid out; strides are free in all of them.
-///   bhsd  (batch, heads, sequence..., channels)       sequence: 1, 2 or 3 axes
-///   bshd  (batch, sequence..., heads, channels)
-///   bhds  (batch, heads, channels, sequence...)
-///   qkv   q is the packed (3, N, L, D), k and v are not given, out is (N, L, D), lse (N, L)
-///   thd   (tokens, heads, channels) with cu_seqlens_q and cu_seqlens_k, lse (heads, tokens)
-enum class Layout : std::uint8_t { bhsd, bshd, bhds, qkv, thd };
+/// The order of the axes of q, k, v, out and their gradients. A sequence has 1, 2 or 3 axes, outermost first. Strides
+/// are free in all layouts.
+enum class Layout : std::uint8_t {
+  bhsd,  ///< (batch, heads, sequence..., channels)
+  bshd,  ///< (batch, sequence..., heads, channels)
+  bhds,  ///< (batch, heads, channels, sequence...)
+  qkv,   ///< q is (3, heads, tokens, channels) and holds k and v, which are not given; out is (heads, tokens, channels)
+  thd    ///< (tokens, heads, channels): documents end to end, with cu_seqlens_q and cu_seqlens_k
+};
+/// The layouts' names as text, by number.
 inline constexpr const char* layout_names[] = {"bhsd", "bshd", "bhds", "qkv", "thd"};
 
 class Plan;
 
-/// What to compute, beside q, k and v. Bias, slopes and sink are rounded to the type that the call computes in
-/// (float32, or float64 for float64) before they are used: a float64 number beyond float32's range is an infinity in
-/// other calls.
+/// What to compute, beside q, k and v. The call rounds bias, slopes and sink to the type that it computes in: float64
+/// for float64, else float32. What float32 cannot hold becomes infinite.
+///
+/// cu_seqlens_q, cu_seqlens_k, key_lengths, page_table and a rule's tables are on the CPU, or all on the tensors' GPU.
+/// There nobody checks what they hold. The ids of `documents` are on the CPU.
 struct Options {
-  Rule rule;
-  Align align = Align::none_front;
-  Layout layout = Layout::bhsd;
-  std::optional<double> scale;   ///< default 1 / sqrt(d_qk)
-  double softcap = 0.0;          ///< S = softcap * tanh(S / softcap) where > 0
-  TensorView bias;               ///< (b or 1, h or 1, queries or 1, keys or 1), added to S; any floating-point type
-  TensorView alibi_slopes;       ///< (h) or (b, h), float32 or float64: S -= slope * sum_i |x_i - y_i|
-  TensorView sink;               ///< (h): one more logit in each row's softmax, without a value
-  // These four, and a rule's tables, are on the cpu, or all on the tensors' GPU: then nobody checks what they hold.
-  TensorView cu_seqlens_q;       ///< thd: (documents + 1), int32 or int64
-  TensorView cu_seqlens_k;
-  TensorView key_lengths;        ///< (b), int32 or int64: keys from this length on do not exist (1-D sequences)
-  TensorView page_table;         ///< (b, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
-  /// Bitwise repeatable, and the same in any batch; else, on Hopper, dq and sums of dbias of 16-bit types are not, nor in
-  /// another batch calls of few queries of 16-bit types, and what is made again (guide, limits).
+  Rule rule;                        ///< which keys a query sees; all of them if not given
+  Align align = Align::none_front;  ///< where the shorter sequence sits
+  Layout layout = Layout::bhsd;     ///< the order of the tensors' axes
+  std::optional<double> scale;      ///< factor of q k^T; 1 / sqrt(d_qk) if not given
+  double softcap = 0.0;             ///< S = softcap * tanh(S / softcap) where softcap > 0; 0: no cap
+  TensorView bias;          ///< (batch or 1, heads or 1, queries or 1, keys or 1), any floating-point type: added to S
+  TensorView alibi_slopes;  ///< (heads) or (batch, heads), float32 or float64: S -= slope * sum_i |x_i - y_i| (ALiBi)
+  TensorView sink;          ///< (heads): one more logit in each row's softmax, without a value
+  TensorView cu_seqlens_q;  ///< (documents + 1), int32 or int64: for thd, where each document begins, then the end
+  TensorView cu_seqlens_k;  ///< the same of the keys
+  TensorView key_lengths;   ///< (batch), int32 or int64: how many keys exist, in sequences of one dimension
+  TensorView page_table;    ///< (batch, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
+  /// The same bits in every run and in any batch. Only Hopper GPUs need it, for some calls, which then take longer: see
+  /// the guide, NVIDIA GPUs.
   bool deterministic = false;
-  /// float32 on a GPU: products may keep 11 bits of each number (TF32), on Hopper 16, where that is faster. Else, and
-  /// on the CPU, they are as exact as float32.
+  /// For float32 on a GPU: products may keep fewer bits of each number where that is faster, 11 (TF32), or 16 on
+  /// Hopper. Without it, and on the CPU, they are as exact as float32.
   bool allow_tf32 = false;
-  /// Tensors on cuda: the cudaStream_t that the call's work is queued on, null for CUDA's default one; the call returns
-  /// before it is done.
+  /// For tensors on a GPU: the cudaStream_t that the call's work is queued on; null for CUDA's default stream. The call
+  /// returns before the work is done.
   void* stream = nullptr;
-  /// Memory of the tensors' device to work in, any shape and element type without gaps, beginning on a multiple of 256
-  /// bytes: as much as the given plan says. No other call may work in it meanwhile. Not given: the library's own.
+  /// Memory to work in, on the tensors' device, of as many bytes as the given plan says. Any shape and element type
+  /// without gaps; it begins on a multiple of 256 bytes. No other call may work in it meanwhile. Not given: the library
+  /// allocates it.
   TensorView workspace;
-  std::int64_t threads = 0;      ///< 0: all that OpenMP gives; with a plan at most what it was made with
-  const Plan* plan = nullptr;    ///< one made by plan() for the same shapes and options; not given: looked up or made
+  std::int64_t threads = 0;    ///< how many compute on the CPU; 0: all that OpenMP gives; with a plan at most its own
+  const Plan* plan = nullptr;  ///< made by anyflash::plan() for the same shapes and options; null: looked up or made
 };
 
 /// Where the result goes. Only `out` must be given.
 struct ForwardOutputs {
-  TensorView out;      ///< as q, with d_v channels, in the inputs' type
-  TensorView lse;      ///< (b, h, queries), float32 (float64 for float64): m + log(l); -inf where a query sees no key
-  TensorView row_sum;  ///< l, shape and type of lse
-  TensorView row_max;  ///< m, shape and type of lse
+  TensorView out;  ///< as q, with d_v channels, in the inputs' type
+  /// (batch, heads, queries), for qkv and thd (heads, tokens); float32, or float64 for float64. The log-sum-exp of a
+  /// row's scores, row_max + log(row_sum); -inf where a query sees no key.
+  TensorView lse;
+  TensorView row_sum;  ///< the sum of exp(S - row_max), shape and type of lse
+  TensorView row_max;  ///< the greatest visible score, shape and type of lse
 };
 
-/// Which gradients to compute: those that are given. Shapes and types as the tensor they belong to; dbias is summed
-/// over the axes along which bias is broadcast.
+/// Where the gradients go. Those that are given are computed. Each has the shape and type of the tensor it belongs to.
 struct Gradients {
-  TensorView dq, dk, dv, dbias, dsink;
+  TensorView dq;     ///< for qkv the packed gradient of q, k and v
+  TensorView dk;     ///< not given for qkv
+  TensorView dv;     ///< not given for qkv
+  TensorView dbias;  ///< summed over the axes along which bias is broadcast
+  TensorView dsink;  ///< the sink's
 };
 
-/// What the forward call saw and gave, for backward.
+/// What backward reads beside q, k and v.
 struct BackwardInputs {
-  TensorView dout;  ///< as out
-  TensorView out;   ///< of forward
-  TensorView lse;   ///< of forward
-  TensorView dlse;  ///< the gradient of lse, shape and type of lse; may be absent
+  TensorView dout;  ///< the gradient of out, of its shape and type
+  TensorView out;   ///< what forward wrote
+  TensorView lse;   ///< what forward wrote
+  TensorView dlse;  ///< the gradient of lse, of its shape and type; need not be given
 };
 
-/// The shapes of out and of lse (row_sum, row_max) in a call of forward, which is checked first: throws Error as
-/// forward would for these arguments, except for what only their data or a given plan shows (their data pointers may be
-/// null).
+/// The shapes of a forward call's results.
 struct ResultShapes {
-  std::vector<std::int64_t> out, lse;
+  std::vector<std::int64_t> out;
+  std::vector<std::int64_t> lse;  ///< of row_sum and row_max too
 };
+
+/// The shapes that a call of forward with these arguments writes. Data pointers may be null.
+/// Throws Error as forward would, except for what only the data or a given plan shows.
 ResultShapes result_shapes(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
 
-/// Exact attention (FlashAttention-2, Dao 2023, algorithm 1, with rule, bias, cap and sink):
-///   S = scale q k^T, capped, biased;  P = softmax of S over the visible keys;  out = P v;  lse = log-sum-exp of S.
-/// q, k: the layout's shape with d_qk channels (1 to 256); v with d_v channels (1 to 512); heads_kv divides heads_q.
-/// Types: float16 and bfloat16 (computed in float32), float32, float64; all three alike.
+/// Exact attention: FlashAttention-2 (Dao 2023), algorithm 1, with rule, bias, soft cap and sink.
+///
+///     S   = scale * q k^T, then the soft cap, then the bias and ALiBi
+///     P   = softmax of S over the visible keys, and the sink logit
+///     out = P v
+///     lse = log-sum-exp of S over the same
+///
+/// q and k have the layout's shape with d_qk channels, 1 to 256. v has d_v channels, 1 to 512. The heads of k and v
+/// divide those of q. All three have one type: float16, bfloat16, float32 or float64; 16-bit types are computed in
+/// float32. A query that sees no key gives out 0 and lse -inf.
 /// Throws Error; then nothing has been written.
 void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
              const Options& options = {});
 
-/// The exact derivative of forward: dq, dk, dv, dbias, dsink, whichever are given, from dout (and dlse). If none is,
-/// the call is only checked (a given plan apart).
+/// The exact derivative of forward: FlashAttention-2 (Dao 2023), algorithm 2. It makes the gradients that are given,
+/// from dout and, if given, dlse. The options must be those of the forward call. If no gradient is given, the call is
+/// only checked (except for a given plan).
 /// Throws Error; then nothing has been written.
 void backward(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
               const Gradients& gradients, const Options& options = {});
@@ -109,29 +133,33 @@ namespace detail {
 struct PlanPair;
 }
 
-/// How a call will run: blocks, runs of visible tiles, threads. Immutable, cheap to copy, safe to share between
-/// threads. A plan for a rule with tables reads blocks and dense when it runs, so they must outlive it, and it holds
-/// what tables said when it was made, so they must keep saying it. A call throws Error where document ids, cumulative
-/// lengths or a blocks bitmap have changed since; a dense mask is not looked at (that would cost as much as a whole
-/// call may). Lengths and tables on a GPU are read by each call and may change.
+/// How a call will run: which tiles are visited, on how many threads. Immutable, cheap to copy, safe to share between
+/// threads.
+///
+/// A plan holds for what a rule's tables held when it was made. `blocks` and `dense` tables must outlive it. A call
+/// throws Error where document ids, cumulative lengths or a blocks bitmap have changed since. It does not look at a
+/// dense mask again, which would cost as much as a call may: that mask must stay as it was. Lengths and tables on a GPU
+/// are read by each call and may change.
 class Plan {
  public:
   explicit Plan(std::shared_ptr<const detail::PlanPair> pair);  ///< throws Error if it is null
   Plan(const Plan&) = default;  // moving copies, so that a plan that was moved from is still one
   Plan& operator=(const Plan&) = default;
   const detail::PlanPair& pair() const { return *pair_; }
-  /// Bytes of memory that a call works in, beside its tensors and the plan, with the plan's threads; backward with all
-  /// gradients that the call can have. 0 where there is nothing to compute, or no backward (pages). On GPUs, of tensors
-  /// with the strides of those that the plan was made with, as well aligned, and of gradients that lie as their tensors.
+  /// Bytes of memory that a forward call works in, beside its tensors and the plan, with the plan's threads. 0 where
+  /// there is nothing to compute. On a GPU it holds for tensors with the strides and the alignment of those that the
+  /// plan was made with.
   std::int64_t forward_workspace() const;
+  /// The same for a backward call with all the gradients it can have; 0 with pages, which have no backward. On a GPU it
+  /// holds for gradients with the strides of their tensors.
   std::int64_t backward_workspace() const;
 
  private:
   std::shared_ptr<const detail::PlanPair> pair_;
 };
 
-/// Makes the plan of a call. The views give shapes and types; their data is not read (that of tables in the rule,
-/// cu_seqlens and key_lengths is, if they are on the cpu). Throws Error.
+/// Makes the plan of a call. Of q, k and v it reads shapes and types only. It reads the data of a rule's tables,
+/// cu_seqlens and key_lengths that are on the CPU. Throws Error as forward would.
 Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
 
 }  // namespace anyflash

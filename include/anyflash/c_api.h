@@ -29,7 +29,7 @@ typedef enum anyflash_status {
  * fails. */
 const char* anyflash_last_error(void);
 
-const char* anyflash_version(void); /* "0.1.0" */
+const char* anyflash_version(void); /* the library's version, "0.1.0" */
 /* What the CPU kernels use on this machine, e.g. "AVX2"; NULL, with an error, if ANYFLASH_ISA names what does not
  * run. */
 const char* anyflash_instruction_set(void);
@@ -95,9 +95,11 @@ anyflash_status anyflash_rule_blocks(const anyflash_tensor* bitmap, int64_t bloc
                                      anyflash_rule** rule);
 anyflash_status anyflash_rule_dense(const anyflash_tensor* mask, anyflash_rule** rule);
 
-/* a & b, a | b, ~a. The operands stay the caller's and may be freed before the result. */
+/* a & b: visible where both are. The operands stay the caller's and may be freed before the result. */
 anyflash_status anyflash_rule_and(const anyflash_rule* a, const anyflash_rule* b, anyflash_rule** rule);
+/* a | b: visible where either is. The operands stay the caller's. */
 anyflash_status anyflash_rule_or(const anyflash_rule* a, const anyflash_rule* b, anyflash_rule** rule);
+/* ~a: visible where a is not. The operand stays the caller's. */
 anyflash_status anyflash_rule_not(const anyflash_rule* a, anyflash_rule** rule);
 
 /* From text, such as "causal() & local(256)". */
@@ -156,6 +158,7 @@ typedef struct anyflash_options {
 #define ANYFLASH_OPTIONS_INIT \
   { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL }
 
+/* Sets all options to their defaults. struct_size is sizeof(anyflash_options). */
 anyflash_status anyflash_options_init(anyflash_options* options, size_t struct_size);
 
 /* out must be given; lse, row_sum and row_max may be NULL. */

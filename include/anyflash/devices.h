@@ -11,38 +11,41 @@
 
 namespace anyflash {
 
+/// A device that calls can run on.
 struct DeviceInfo {
   Device device;
-  std::string model;  ///< as its maker calls it, or "unknown"
-  int threads = 0;    ///< of a CPU: what a call takes if it is not told
+  std::string model;  ///< the maker's name for it, or "unknown"
+  int threads = 0;    ///< of a CPU: how many threads a call uses by default
 };
 
 /// The devices of this machine that the library can use.
 std::vector<DeviceInfo> devices();
 
-/// Waits until the work queued on a stream (a cudaStream_t, null for the default one) of a GPU is done; on the cpu
-/// there is none to wait for. Throws Error if the device is not there, or if work has failed.
+/// Waits until the work that is queued on a GPU's stream is done. stream: a cudaStream_t, null for the default one. On
+/// the CPU it returns at once. Throws Error if there is no such device, or if the work has failed.
 void synchronize(Device device, void* stream = nullptr);
 
-/// Waits until all is done that was queued on a device, on any stream.
+/// Waits until the work that is queued on any stream of a device is done. Throws Error as synchronize does.
 void synchronize_device(Device device);
 
-/// Memory of a device, which is given back with the last copy of the pointer. Throws Error if there is none left or no
-/// such device.
+/// Allocates memory of a device. It is freed with the last copy of the pointer. Throws Error if there is too little
+/// memory, or no such device.
 std::shared_ptr<void> device_memory(Device device, std::size_t bytes);
 
-/// Copies bytes between memory of the CPU and of a device, or within either, behind all that was queued on the device
-/// before, and waits until they are there. Throws Error.
+/// Copies bytes between the CPU's memory and a device's, or within either. The copy runs after all work that was queued
+/// on the device before; the call returns when it is done. Throws Error.
 void copy_memory(void* to, const void* from, std::size_t bytes, Device device);
 
-/// The instruction set that the CPU's kernels use, e.g. "AVX2", and all that were compiled in and run on this machine,
-/// best first. The best one is used, unless the environment says otherwise: ANYFLASH_ISA=SSE4. Both throw Error if it
-/// names none that runs here.
+/// The instruction set that the CPU's kernels use, e.g. "AVX2": the best that this machine has, or the one that the
+/// environment variable ANYFLASH_ISA names. Throws Error if that one does not run here.
 const char* instruction_set();
+
+/// All instruction sets that were compiled in and run on this machine, best first. Throws Error as instruction_set
+/// does.
 std::vector<const char*> instruction_sets();
 
-/// Makes the CPU's kernels use an instruction set of the list from the next call on; "" for the best. No other thread
-/// may be in a call meanwhile. Throws Error if the name is not in the list.
+/// Makes the CPU's kernels use an instruction set of instruction_sets() from the next call on; "" for the best one. No
+/// other thread may be in a call meanwhile. Throws Error if the name is not in the list.
 void use_instruction_set(std::string_view name);
 
 }  // namespace anyflash

@@ -30,6 +30,8 @@ struct Node;
 /// The name of a table in a rule's text.
 using NameOfTable = std::function<std::string(const TensorView&)>;
 
+/// Which keys a query sees. Made by the functions below, combined with & | ~. Immutable, cheap to copy. It does not
+/// copy the tables that it is made of: they must outlive it.
 class Rule {
  public:
   Rule();  ///< full()
@@ -43,9 +45,9 @@ class Rule {
   std::string text(const NameOfTable& name_of) const;
   const rules::Node& node() const { return *node_; }
 
-  friend Rule operator&(const Rule& a, const Rule& b);
-  friend Rule operator|(const Rule& a, const Rule& b);
-  friend Rule operator~(const Rule& a);
+  friend Rule operator&(const Rule& a, const Rule& b);  ///< visible where both are
+  friend Rule operator|(const Rule& a, const Rule& b);  ///< visible where either is
+  friend Rule operator~(const Rule& a);                 ///< visible where it is not
 
  private:
   std::shared_ptr<const rules::Node> node_;

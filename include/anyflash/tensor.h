@@ -10,15 +10,17 @@
 
 namespace anyflash {
 
-/// Element types. The first four are the floating-point types attention is computed in;
-/// the others appear in masks, document ids, cumulative lengths and page tables.
+/// Element types. q, k and v have one of the first four. The others appear in masks, document ids, cumulative lengths
+/// and page tables.
 enum class ElementType : std::uint8_t { float16, bfloat16, float32, float64, boolean, uint8, int32, int64 };
 
+/// Where a tensor's memory lies: cuda is an NVIDIA GPU.
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 
+/// A CPU or one of the GPUs.
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
-  int index = 0;
+  int index = 0;  ///< of the GPU, as CUDA numbers them
   friend bool operator==(const Device&, const Device&) = default;
 };
 
@@ -26,6 +28,7 @@ struct Device {
 /// A call that throws has written nothing to its outputs.
 class Error : public std::runtime_error {
  public:
+  /// What is wrong.
   enum class Kind : std::uint8_t {
     value,        ///< a shape, stride, size or number is wrong
     type,         ///< an element type is wrong
@@ -34,7 +37,7 @@ class Error : public std::runtime_error {
     memory        ///< an allocation failed
   };
   Error(Kind kind, const std::string& line) : std::runtime_error(line), kind_(kind) {}
-  Kind kind() const noexcept { return kind_; }
+  Kind kind() const noexcept { return kind_; }  ///< what is wrong
 
  private:
   Kind kind_;
@@ -43,14 +46,14 @@ class Error : public std::runtime_error {
 /// A non-owning view of a strided tensor.
 /// Strides count elements, may be negative or zero, and need no alignment beyond the element's own.
 struct TensorView {
-  static constexpr int max_rank = 8;
+  static constexpr int max_rank = 8;  ///< axes at most
 
-  void* data = nullptr;
+  void* data = nullptr;  ///< of the first element; on a GPU its address there
   ElementType type = ElementType::float32;
   Device device;
-  int rank = -1;  ///< -1: the tensor is not given
-  std::array<std::int64_t, max_rank> shape{};
-  std::array<std::int64_t, max_rank> strides{};
+  int rank = -1;  ///< the number of axes; -1: the tensor is not given
+  std::array<std::int64_t, max_rank> shape{};    ///< the first `rank` numbers count
+  std::array<std::int64_t, max_rank> strides{};  ///< in elements
 
   TensorView() = default;
   /// A contiguous (row-major) view. Throws Error over max_rank sizes or 2^63 elements.
@@ -59,16 +62,17 @@ struct TensorView {
   TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape,
              std::initializer_list<std::int64_t> strides, Device device = {});
 
-  bool given() const { return rank >= 0; }
+  bool given() const { return rank >= 0; }  ///< is there a tensor?
   std::int64_t elements() const;  ///< the product of the shape, at most 2^63 - 1; 1 for rank 0
   void set_row_major_strides();   ///< from the shape; throws Error over 2^63 elements
 };
 
-std::size_t element_size(ElementType type);   ///< in bytes
-const char* element_name(ElementType type);   ///< "float16", "bfloat16", ...
-std::string device_name(Device device);       ///< "cpu", "cuda:0", ...
+std::size_t element_size(ElementType type);  ///< the bytes of an element
+const char* element_name(ElementType type);  ///< the type's name: "float16", "bfloat16", ...
+std::string device_name(Device device);      ///< the device's name: "cpu", "cuda:0", ...
 
-/// A text that came from outside as an error may echo it: printable ASCII, the rest as \xNN; "..." after `most` bytes.
+/// A text from outside as errors print it: at most `most` bytes, then "...". What is not printable ASCII is printed as
+/// two hexadecimal digits behind a backslash and an x.
 std::string shown(std::string_view text, std::size_t most = 40);
 
 }  // namespace anyflash

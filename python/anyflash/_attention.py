@@ -14,10 +14,16 @@ _FULL = full()
 
 
 class Gradients(NamedTuple):
-    """What attention_backward gives; None for what was not asked for.
+    """What attention_backward gives.
 
-    dq, dk, dv: shape and type of q, k and v (layout "qkv": dq is the packed gradient of q, dk and dv are None).
-    dbias: shape and type of bias, summed over the axes along which bias is broadcast. dsink: shape and type of sink.
+    Attributes
+    ----------
+    dq, dk, dv : array
+        Shape and type of q, k and v. With layout "qkv" dq is the packed gradient of q, and dk and dv are None.
+    dbias : array or None
+        Shape and type of bias, summed over the axes along which bias is broadcast. None without a bias.
+    dsink : array or None
+        Shape and type of sink. None without a sink.
     """
 
     dq: Any
@@ -51,83 +57,105 @@ def attention(
     page_table=None,
     threads=0,
 ):
-    """Exact attention: softmax over the keys that the rule shows of scale * q k^T, times v.
+    """Exact attention: out = softmax(scale * q k^T) v, over the keys that the rule lets each query see.
 
-        S = scale * q k^T;  S = softcap * tanh(S / softcap) if softcap > 0;  S = S + bias
-        P = softmax of S over the visible keys (and the sink logit);  out = P v;  lse = log of the sum of exp(S)
+        S = scale * q k^T
+        S = softcap * tanh(S / softcap)        only if softcap > 0
+        S = S + bias                           and ALiBi
+        P = softmax of S over the visible keys, and the sink logit
+        out = P v
+        lse = log-sum-exp of S over the same
 
     A query that sees no key gives out 0 and lse -inf. No matrix of queries x keys is ever in memory.
+    Source: Dao, FlashAttention-2 (2023), algorithm 1.
 
-    Arrays: NumPy, or anything with __dlpack__ on the CPU (PyTorch, JAX, CuPy, TensorFlow) or on an NVIDIA GPU (PyTorch,
-    JAX, CuPy); the result is of q's kind. On a GPU the call is queued on the framework's current stream and returns
-    before it is done (with JAX it waits); lengths, page tables and the tables of rules (not the ids of documents) are
-    on the CPU or on that GPU, where nobody checks what they hold.
-    All three of q, k and v have one type:
-    float16, bfloat16 (ml_dtypes.bfloat16 in NumPy), both computed in float32, float32 or float64. Any strides; nothing
-    is copied; the GIL is released. PyTorch tensors that require a gradient are for anyflash.torch.attention; here they
-    are refused.
+    **Arrays** are NumPy's, or any with `__dlpack__`: on the CPU PyTorch, JAX, CuPy and TensorFlow, on an NVIDIA GPU
+    PyTorch, JAX and CuPy. The result is of q's kind. Strides are free; nothing is copied. The GIL is released.
+    PyTorch tensors that require a gradient are refused here: anyflash.torch.attention takes them.
+
+    **Types**: float16, bfloat16 (`ml_dtypes.bfloat16` in NumPy), float32 or float64, the same for q, k and v.
+    Both 16-bit types are computed in float32.
+
+    **On a GPU** the call is queued on the framework's current stream and returns before it is done. With JAX it waits.
+    Lengths, page tables and the tables of rules are on the CPU or on that GPU; there nobody checks what they hold.
+    The ids of documents are on the CPU.
+
+    **Shapes**, by layout, with 1, 2 or 3 axes for the sequence:
+
+        layout  q, k, v and out                            lse
+        bhsd    (batch, heads, sequence..., channels)      (batch, heads, queries)
+        bshd    (batch, sequence..., heads, channels)      (batch, heads, queries)
+        bhds    (batch, heads, channels, sequence...)      (batch, heads, queries)
+        qkv     q (3, heads, tokens, channels)             (heads, tokens)
+                out (heads, tokens, channels)
+        thd     (tokens, heads, channels)                  (heads, tokens)
 
     Parameters
     ----------
-    q, k, v : arrays, by layout
-        "bhsd": (batch, heads, sequence..., channels), the sequence having 1, 2 or 3 axes;
-        "bshd": (batch, sequence..., heads, channels);  "bhds": (batch, heads, channels, sequence...);
-        "qkv": q is the packed (3, N, L, D) of N heads (the batch is 1), L tokens and D channels, k and v are None, out
-        is (N, L, D), lse (N, L);
-        "thd": (tokens, heads, channels), documents end to end, with cu_seqlens_q and cu_seqlens_k; lse is
-        (heads, tokens).
-        q and k have d_qk channels (1 to 256), v has d_v (1 to 512); the heads of k and v divide those of q.
+    q : array
+        Queries, with 1 to 256 channels (d_qk). With layout "qkv" it holds keys and values too.
+    k : array, optional
+        Keys, with d_qk channels. Their heads divide those of q. None with layout "qkv".
+    v : array, optional
+        Values, with 1 to 512 channels (d_v) and as many heads as k. None with layout "qkv".
     rule : Rule
         Which keys a query sees; see full, causal, local, window, prefix, prefix_queries, sink, documents,
         documents_packed, tiles, neighbourhood, blocks and dense, and & | ~.
-    align : "none_front", "none_end", "scale_front" or "scale_end"
-        Where entry c of a dimension with q_i queries and k_i keys sits, R_i = max(q_i, k_i): c; c + (R_i - size), as in
-        decoding with a cache; c * step; (c + 1) * step - 1, with step = R_i // size.
+    align : {"none_front", "none_end", "scale_front", "scale_end"}
+        Where entry c of a sequence sits, in each dimension. With R = max(queries, keys) and step = R // size:
+        c; c + (R - size), as in decoding with a cache; c * step; (c + 1) * step - 1.
+    layout : {"bhsd", "bshd", "bhds", "qkv", "thd"}
+        The order of the axes, as above. "thd" is documents end to end, and needs cu_seqlens_q and cu_seqlens_k.
     scale : float, optional
         1 / sqrt(d_qk) if not given.
-    bias : array (batch or 1, heads or 1, queries or 1, keys or 1), optional
-        Added to S, over the flattened sequences; any of the floating-point types. Like alibi_slopes and sink it is
-        rounded to the type that the call computes in (float32, or float64 for float64): a float64 number beyond
-        float32's range is an infinity in any other call.
+    bias : array, optional
+        (batch or 1, heads or 1, queries or 1, keys or 1), over the flattened sequences, of any floating-point type.
+        Added to S. The call rounds bias, alibi_slopes and sink to the type that it computes in: float64 for float64,
+        else float32. What float32 cannot hold becomes infinite.
     softcap : float
-        0 for none.
-    alibi_slopes : array (heads,) or (batch, heads), float32 or float64, optional
-        S -= slope * sum over dimensions of |x_i - y_i| (ALiBi).
-    sink : array (heads,), optional
-        One more logit in each row's softmax, without a value.
-    return_lse : False, True or "lm"
-        True: (out, lse). "lm": (out, l, m) with m the row's maximum, l = sum of exp(S - m), lse = m + log(l).
-        Each is (batch, heads, queries), float32, or float64 for float64.
+        Scores become softcap * tanh(S / softcap). 0: no cap.
+    alibi_slopes : array, optional
+        (heads,) or (batch, heads), float32 or float64. ALiBi: S loses slope times the distance, which is the sum over
+        dimensions of |x_i - y_i|.
+    sink : array, optional
+        (heads,): one more logit in each row's softmax, without a value.
+    return_lse : {False, True, "lm"}
+        True returns (out, lse). "lm" returns (out, l, m): m is the row's maximum, l the sum of exp(S - m), and
+        lse = m + log(l). All three have lse's shape, and are float32, or float64 for float64.
     deterministic : bool
-        Bitwise repeatable, and the same in any batch. So is everything else but dq on Hopper GPUs, and there in 16-bit
-        types dbias of a bias that heads or batch entries share and, in another batch, calls of few queries; and, there,
-        what is made again beside what is not finite. They then take longer.
+        The same bits in every run and in any batch. Only Hopper GPUs need it, for some calls, which then take longer:
+        see the guide, NVIDIA GPUs.
     allow_tf32 : bool
-        float32 on a GPU: products may keep 11 bits of each number (TF32), on Hopper 16, where that is faster. Else, and
-        on the CPU, they are as exact as float32. Other types do not hear it.
+        For float32 on a GPU: products may keep fewer bits of each number where that is faster, 11 (TF32), or 16 on
+        Hopper. Without it, and on the CPU, they are as exact as float32. Other types are not affected.
     plan : Plan, optional
-        Of anyflash.plan, for the same shapes and options. If not given, one is looked up or made.
+        From anyflash.plan, for the same shapes and options. Not given: one is looked up or made.
     out : array, optional
-        Where the result goes: writable, q's shape with d_v channels, q's type. It is then what is returned.
-    cu_seqlens_q, cu_seqlens_k : arrays (documents + 1,), int32 or int64
-        For "thd": where each document begins, and the end.
-    key_lengths : array (batch,), int32 or int64, optional
-        Keys from this length on do not exist (1-dimensional sequences).
-    page_table : array (batch, pages of an entry), int32, optional
-        k and v are then (pages, page size, heads, channels), and key_lengths must be given.
+        Where the result goes, and what is then returned. Writable, of q's shape with d_v channels, of q's type.
+    cu_seqlens_q, cu_seqlens_k : array, optional
+        (documents + 1,), int32 or int64. For layout "thd": where each document begins, then the end.
+    key_lengths : array, optional
+        (batch,), int32 or int64. How many keys exist in each batch entry; the rest are hidden. For sequences of one
+        dimension.
+    page_table : array, optional
+        (batch, pages of an entry), int32. k and v are then (pages, page size, heads, channels), and key_lengths must be
+        given.
     threads : int
-        0: all that OpenMP gives.
+        How many threads compute on the CPU. 0: all that OpenMP gives.
 
     Returns
     -------
-    out, or (out, lse), or (out, l, m)
+    array or tuple of arrays
+        out, or (out, lse), or (out, l, m), as return_lse says.
 
     Raises
     ------
-    ValueError, TypeError, MemoryError
-        One line: which argument, what came, what was expected. Nothing has been written to out then.
-
-    Source: Dao, FlashAttention-2 (2023), algorithm 1.
+    ValueError
+        A shape, a value or a device is wrong. One line says which argument, what came and what was expected.
+    TypeError
+        An element type or an argument's type is wrong.
+    MemoryError
+        There is no memory left. After any of the three, nothing has been written to out.
     """
     others = (k, v, bias, alibi_slopes, sink, out, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
               *getattr(rule, "_arrays", ()))  # fmt: skip
@@ -172,33 +200,34 @@ def attention_backward(
 ):
     """The exact derivative of attention.
 
+    The options are those of the forward call, with the same values: rule, align, layout, scale, bias, softcap,
+    alibi_slopes, sink, deterministic, allow_tf32, plan, cu_seqlens_q, cu_seqlens_k, key_lengths and threads. Arrays
+    among them, and a rule's tables, are read again: they must hold what they held in the forward call, which nothing
+    checks. page_table is refused: caches are for forward calls only.
+
+    Source: Dao, FlashAttention-2 (2023), algorithm 2.
+
     Parameters
     ----------
-    dout : array, shape and type of out
-        The gradient of the result.
-    q, k, v : arrays
-        As in attention; layout "qkv": k and v are None.
-    out, lse : arrays
+    dout : array
+        The gradient of out, of its shape and type.
+    q, k, v : array
+        As in attention. With layout "qkv" k and v are None.
+    out, lse : array
         What attention(..., return_lse=True) gave.
-    dlse : array, shape and type of lse, optional
-        The gradient of lse, if anything was made of it.
-    rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, allow_tf32, plan, cu_seqlens_q,
-    cu_seqlens_k, key_lengths, threads
-        As in attention, with the same values: the arrays among them, a rule's tables too, are read again, and nothing
-        tells that they have changed since. page_table is refused: caches are for forward calls only.
+    dlse : array, optional
+        The gradient of lse, of its shape and type, if the loss depends on it.
 
     Returns
     -------
     Gradients
-        dq, dk, dv, and dbias and dsink if bias and sink were given, else None; new arrays of the kind, shape and type
-        of what they belong to. A query that sees no key contributes nothing to any of them.
+        New arrays, each of the kind, shape and type of the argument that it belongs to. A query that sees no key
+        contributes nothing to any of them.
 
     Raises
     ------
-    ValueError, TypeError, MemoryError
-        One line: which argument, what came, what was expected.
-
-    Source: Dao, FlashAttention-2 (2023), algorithm 2.
+    ValueError
+        And TypeError and MemoryError, with one line, as attention.
     """
     others = (k, v, bias, alibi_slopes, sink, dout, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, key_lengths,
               *getattr(rule, "_arrays", ()))  # fmt: skip
@@ -235,17 +264,28 @@ def plan(
     page_table=None,
     threads=0,
 ):
-    """Makes the plan of a call (which blocks meet which, and on how many threads), to be passed to attention and
-    attention_backward as `plan`. Worth it for many calls under a rule with tables (documents, blocks, dense), with
-    cu_seqlens or with key_lengths: the plans of all other calls are remembered anyway, if they take at most 64 MiB.
+    """Makes the plan of a call: which blocks of keys each block of queries visits, and on how many threads.
 
-    Parameters as in attention; q, k and v give shapes and types, their data is not read. That of the rule's tables,
-    cu_seqlens and key_lengths is: a plan holds for the values they have now. A call raises ValueError where document
-    ids, lengths or a blocks bitmap have changed since. A dense mask is not looked at again, since that would cost as
-    much as a call may: while a plan of it is in use it must stay as it was. Lengths and tables on a GPU are read by
-    each call and may change.
+    Pass it to attention and attention_backward as `plan`. It is worth it for many calls under a rule with tables
+    (documents, blocks, dense), with cu_seqlens or with key_lengths. Plans of all other calls are remembered anyway, if
+    they take at most 64 MiB.
 
-    Returns a Plan, which keeps its rule alive. Raises ValueError or TypeError, as attention would.
+    A plan reads a rule's tables, cu_seqlens and key_lengths when it is made, and holds for those values. A call raises
+    ValueError where document ids, lengths or a blocks bitmap have changed since. It does not look at a dense mask
+    again, which would cost as much as a call may: that mask must stay as it was. Lengths and tables on a GPU are read
+    by each call and may change.
+
+    The arguments are those of attention. Of q, k and v only shapes and types are read.
+
+    Returns
+    -------
+    Plan
+        It keeps its rule alive.
+
+    Raises
+    ------
+    ValueError
+        And TypeError and MemoryError, with one line, as attention.
     """
     options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
                cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32, threads, stream_of(q))  # fmt: skip

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
-EXAMPLES = re.findall(r"```python torch\n(.*?)```", GUIDE.read_text(), re.S)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+EXAMPLES = [block for page in ("index.md", "guide.md")
+            for block in re.findall(r"```python torch\n(.*?)```", (DOCS / page).read_text(), re.S)]  # fmt: skip
 
 
 def run(program, **options):
@@ -17,9 +18,9 @@ def run(program, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_the_guide_s_example_runs(number, tmp_path):
-    assert len(EXAMPLES) == 4
+@pytest.mark.parametrize("number", range(5))
+def test_the_documents_example_runs(number, tmp_path):
+    assert len(EXAMPLES) == 5
     run(EXAMPLES[number], cwd=tmp_path)
 
 

@@ -80,6 +80,18 @@ def test_everything_public_is_documented(name):
     assert getattr(af, name).__module__.startswith("anyflash")
 
 
+def test_the_extension_s_stub_has_its_docstrings():
+    """Editors and the reference read those of the stub."""
+    tree = ast.parse((Path(af.__file__).parent / "_core.pyi").read_text())
+    classes = {getattr(af, node.name): node for node in tree.body if isinstance(node, ast.ClassDef)}
+    pairs = list(classes.items())
+    pairs += [(getattr(real, node.name), node) for real, own in classes.items() for node in own.body
+              if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)]  # fmt: skip
+    assert len(pairs) == 7
+    for real, node in pairs:
+        assert inspect.getdoc(real).endswith(ast.get_docstring(node)), node.name  # a signature may stand before it
+
+
 def test_every_option_is_documented():
     for call in (af.attention, af.attention_backward):
         for parameter in inspect.signature(call).parameters:

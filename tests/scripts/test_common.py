@@ -64,7 +64,7 @@ def test_one_line_where_it_cannot_install(packages, command):
 def test_an_environment_that_was_interrupted_is_made_anew(tmp_path):
     (tmp_path / "scripts").mkdir()
     shutil.copy(COMMON, tmp_path / "scripts")
-    for folder in ("bench", "examples", "tests"):
+    for folder in ("bench", "docs", "examples", "tests"):
         (tmp_path / folder).mkdir()
     (tmp_path / "tests" / "requirements.txt").touch()
     subprocess.run(["python3", "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)

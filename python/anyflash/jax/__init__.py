@@ -3,8 +3,8 @@
     from anyflash.jax import attention
     out = attention(q, k, v, rule=af.causal())
 
-It is a call through XLA's foreign function interface, registered when this package is imported. No version of JAX is
-linked; 0.5 or newer is expected.
+It is a call through XLA's foreign function interface, registered when this package is imported. It needs JAX 0.5 or
+newer; no version is linked.
 """
 
 from ._attention import attention

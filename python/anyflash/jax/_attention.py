@@ -47,25 +47,37 @@ def attention(
 ) -> Any:
     """anyflash.attention on JAX's arrays, with gradients of q, k, v, bias and sink, through out and lse.
 
-    The parameters are those of anyflash.attention (see help(anyflash.attention)) but for plan and out, and beside them
+    It works under jit, grad, vjp, vmap, checkpoint, scan and shard_map (over batch and heads).
 
+    Arrays are JAX's or NumPy's. scale, softcap, deterministic, allow_tf32 and threads are Python's numbers, constants
+    of a compiled function. float64 needs jax_enable_x64. There is no plan and no out.
+
+    Calls under vmap become one call with a longer batch. They run one after the other in the layouts "qkv" and "thd",
+    with pages, and where a bias, a sink or a table would have to be copied or summed apart.
+
+    Parameters not listed here are those of anyflash.attention.
+
+    Parameters
+    ----------
     rule : Rule or str
-        A rule's text is read by anyflash.parse_rule. A Rule is a constant of a compiled function, its tables with it.
-        Tables that change from call to call are given by name: rule="documents(ids, ids)", tables={"ids": ids}.
-    tables : {name: array}, optional
+        Which keys a query sees. A Rule is a constant of a compiled function, its tables with it. anyflash.parse_rule
+        reads a text. For tables that change from call to call: rule="documents(ids, ids)", tables={"ids": ids}.
+    tables : dict of str to array, optional
         The tables that a rule's text names.
 
-    Arrays are JAX's or NumPy's; scale, softcap, deterministic, allow_tf32 and threads are Python's numbers, constants
-    of a compiled function. float64 takes jax_enable_x64. Returns out, (out, lse) or (out, l, m), as anyflash.attention.
-    No gradient goes through l and m, none to alibi_slopes; second derivatives raise NotImplementedError.
+    Returns
+    -------
+    array or tuple of arrays
+        out, (out, lse) or (out, l, m), as anyflash.attention. No gradient goes through l and m.
 
-    Works under jit, grad, vjp, vmap, checkpoint, scan and shard_map (over batch and heads). Calls that vmap maps become
-    one with a longer batch; they run one after the other in the layouts "qkv" and "thd", with pages, and where a bias,
-    a sink or a table would have to be copied or summed apart.
-
-    Raises ValueError or TypeError with one line, as anyflash.attention, where JAX traces the call. What only numbers in
-    arrays show (lengths that fall, for example) is an error of the computation: jax.errors.JaxRuntimeError with that
-    line.
+    Raises
+    ------
+    ValueError
+        And TypeError, with one line, as anyflash.attention, when JAX traces the call. Also for gradients of alibi_slopes.
+    jax.errors.JaxRuntimeError
+        The same line, when the computation runs, for what only numbers in arrays show: lengths that fall, for example.
+    NotImplementedError
+        For second derivatives.
     """
     check_return_lse(return_lse)
     if not isinstance(rule, str):

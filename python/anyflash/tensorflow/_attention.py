@@ -44,22 +44,36 @@ def attention(
 ) -> Any:
     """anyflash.attention on TensorFlow's tensors, with gradients of q, k, v, bias and sink, through out and lse.
 
-    The parameters are those of anyflash.attention (see help(anyflash.attention)), without plan and out, and beside them
+    It works eagerly, in tf.function and in saved models. There is no plan and no out.
 
+    Parameters not listed here are those of anyflash.attention.
+
+    Parameters
+    ----------
+    layout : {"bhsd", "bshd", "bhds", "thd"}
+        As in anyflash.attention.
     rule : Rule or str
-        A rule's text is read by anyflash.parse_rule. In tf.function a Rule is a constant, and its tables are copied
-        into the graph. Tables that change from call to call are given by name: rule="documents(ids, ids)",
+        Which keys a query sees. In tf.function a Rule is a constant, and its tables are copied into the graph.
+        anyflash.parse_rule reads a text. For tables that change from call to call: rule="documents(ids, ids)",
         tables={"ids": ids}.
-    tables : {name: tensor}, optional
-        The tables that a rule's text names. Like cu_seqlens_q, cu_seqlens_k, key_lengths and page_table they are wanted
-        in the host's memory; TensorFlow copies them there.
-    layout : "bhsd", "bshd", "bhds" or "thd"
+    tables : dict of str to tensor, optional
+        The tables that a rule's text names. TensorFlow copies them to the host's memory; cu_seqlens_q, cu_seqlens_k,
+        key_lengths and page_table too.
 
-    Returns out, (out, lse) or (out, l, m), as anyflash.attention. No gradient goes through l and m here, none to
-    alibi_slopes; second derivatives raise NotImplementedError.
+    Returns
+    -------
+    tensor or tuple of tensors
+        out, (out, lse) or (out, l, m), as anyflash.attention. No gradient goes through l and m, and none to
+        alibi_slopes.
 
-    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type and for what is no
-    tensor and cannot become one.
+    Raises
+    ------
+    tf.errors.InvalidArgumentError
+        One line: which argument, what came, what was expected.
+    TypeError
+        For an option of another type, and for what is no tensor and cannot become one.
+    NotImplementedError
+        For second derivatives.
     """
     one_of("layout", layout, list(_LAYOUTS))
     _checked(check_return_lse, return_lse)

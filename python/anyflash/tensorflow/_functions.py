@@ -15,56 +15,73 @@ _SYNC_MODES = ["none_front", "none_end", "scale_front", "scale_end"]
 def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
     """Attention of every query to every key, in sequences of one dimension: softmax(Q^T K / sqrt(channels)) V.
 
-    Q : tensor, batch_shape + (channels, queries)
-        float16, bfloat16, float32 or float64, like K and V. batch_shape has any number of axes, heads among them.
-    K : tensor, batch_shape + (channels, keys)
-    V : tensor, batch_shape + (channels of values, keys)
-    sync_mode : "none_front", "none_end", "scale_front" or "scale_end"
-        Where the entries of the two sequences sit, as `align` of anyflash.attention. It changes nothing here, since no
-        key is hidden.
+    Gradients of Q, K and V go through O, l and m. A query that sees no key has O = 0, l = 0 and m = -inf.
+
+    Parameters
+    ----------
+    Q : tensor
+        batch_shape + (channels, queries), float16, bfloat16, float32 or float64. batch_shape has any number of axes,
+        heads among them.
+    K : tensor
+        batch_shape + (channels, keys), of Q's type.
+    V : tensor
+        batch_shape + (channels of values, keys), of Q's type.
+    sync_mode : {"none_front", "none_end", "scale_front", "scale_end"}
+        Where the entries of the two sequences sit, as `align` of anyflash.attention. No key is hidden here, so it
+        changes nothing.
     returning_l_m : bool
         Also return l, the sum of exp(S - m), and m, the maximum of the scores S.
 
-    Returns O, batch_shape + (channels of values, queries), or (O, l, m), l and m of batch_shape + (queries,) in
-    float32, or float64 for float64. Gradients of Q, K and V go through all three. A query that sees no key has O = 0,
-    l = 0 and m = -inf.
+    Returns
+    -------
+    tensor or tuple of tensors
+        O, batch_shape + (channels of values, queries), or (O, l, m). l and m are batch_shape + (queries,), float32, or
+        float64 for float64.
 
-    Raises tf.errors.InvalidArgumentError with one line, TypeError for an option of another type and for what is no
-    tensor and cannot become one.
+    Raises
+    ------
+    tf.errors.InvalidArgumentError
+        One line: which argument, what came, what was expected.
+    TypeError
+        For an option of another type, and for what is no tensor and cannot become one.
     """
     return _attend(1, Q, K, V, "full()", sync_mode, returning_l_m)
 
 
 def causal_1d(Q: Any, K: Any, V: Any, sync_mode: str, returning_l_m: bool = False) -> Any:
-    """As full_1d, where a query sees the keys that stand no later than it, by the coordinates that sync_mode gives
-    them."""
+    """As full_1d, but a query at x sees the keys at y <= x. sync_mode gives the coordinates."""
     return _attend(1, Q, K, V, "causal()", sync_mode, returning_l_m)
 
 
 def local_1d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is_causal: bool, sync_mode: str,
              returning_l_m: bool = False) -> Any:  # fmt: skip
-    """As full_1d, where a query at x sees the keys at y that satisfy, with s = 2^log2_stride_size: abs(x - y) is a
-    multiple of s, abs(x - y) / s < window_size, and x >= y if is_causal; by the coordinates that sync_mode gives them.
+    """As full_1d, but a query at x sees the keys at y near it. sync_mode gives the coordinates.
+
+    With s = 2^log2_stride_size: abs(x - y) is a multiple of s, abs(x - y) / s < window_size, and y <= x if is_causal.
     """
     return _attend(1, Q, K, V, _local(window_size, log2_stride_size, is_causal), sync_mode, returning_l_m)
 
 
 def full_2d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
-    """As full_1d for sequences of two dimensions: Q is batch_shape + (channels, rows, columns), K and V likewise, O is
-    batch_shape + (channels of values, rows, columns), l and m are batch_shape + (rows, columns)."""
+    """As full_1d, in sequences of two dimensions.
+
+    Q, K and V are batch_shape + (channels, rows, columns). O is batch_shape + (channels of values, rows, columns). l and
+    m are batch_shape + (rows, columns).
+    """
     return _attend(2, Q, K, V, "full()", sync_mode, returning_l_m)
 
 
 def causal_2d(Q: Any, K: Any, V: Any, sync_mode: str, returning_l_m: bool = False) -> Any:
-    """As full_2d, where a query sees the keys that stand no later than it in row-major order, by the coordinates that
-    sync_mode gives them."""
+    """As full_2d, but a query sees the keys up to its own place in row-major order. sync_mode gives the coordinates."""
     return _attend(2, Q, K, V, "causal()", sync_mode, returning_l_m)
 
 
 def local_2d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is_causal: bool, sync_mode: str,
              returning_l_m: bool = False) -> Any:  # fmt: skip
-    """As full_2d, where the conditions of local_1d hold in each dimension, and if is_causal the key stands no later in
-    row-major order."""
+    """As full_2d, but a query sees the keys near it: the conditions of local_1d hold in each dimension.
+
+    If is_causal, the key also comes no later than the query in row-major order.
+    """
     return _attend(2, Q, K, V, _local(window_size, log2_stride_size, is_causal), sync_mode, returning_l_m)
 
 
