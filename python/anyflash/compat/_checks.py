@@ -1,5 +1,5 @@
 """What only the numbers of lengths and tables show. On the CPU they are looked at: at once in an eager call, by an
-operator in a traced one, so that a compiled call looks each time it runs. On a GPU nobody looks, since that would wait."""
+operator in a traced one, so that a compiled call looks each time it runs. On a GPU nobody looks: that would wait."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _cache_lengths(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
 
 
 def _pages(name: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
-    """given: the table, the lengths. sizes: the number of pages, their size. The pages that lengths reach must exist."""
+    """given: the table, the lengths. sizes: the number of pages, their size. Pages that lengths reach must exist."""
 
     def check(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
         (table, lengths), (count, size) = given, sizes
@@ -77,6 +77,12 @@ def _positions(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
         raise ValueError(f"rotary_cos: {sizes[1]} positions, expected at least {most}")
 
 
+def _indices(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    least, most = _bounds(given[0])
+    if given[0].numel() and not 0 <= least <= most < sizes[0]:
+        raise ValueError(f"indices: {least} to {most}, expected 0 to {sizes[0] - 1}")
+
+
 def _cumulative(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
     """sizes: the most that the last number may be, and the most between two; -1 for no bound."""
     name = f"cu_seqlens_{side}"
@@ -87,8 +93,10 @@ def _cumulative(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
             raise ValueError(f"{name}: expected numbers from 0 on that do not fall")
         if 0 <= sizes[0] < numbers[-1]:
             raise ValueError(f"{name}: ends at {numbers[-1]}, expected {sizes[0]} at most")
+        if sizes[1] < 0:
+            return
         longest = max((b - a for a, b in zip(numbers, numbers[1:])), default=0)
-        if 0 <= sizes[1] < longest:
+        if sizes[1] < longest:
             raise ValueError(f"max_seqlen_{side}: {sizes[1]}, expected at least {longest} as in {name}")
 
     return check
@@ -107,8 +115,9 @@ def _used(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
 
 _CHECKS: dict[str, Callable[[Sequence[Tensor], Sequence[int]], None]] = {
     "cache_lengths": _cache_lengths,
+    "indices": _indices,
     "positions": _positions,
-    **{name: _pages(name) for name in ("block_table", "cache_batch_idx")},
+    **{name: _pages(name) for name in ("block_table", "page_table", "cache_batch_idx")},
     **{f"cu_seqlens_{side}": _cumulative(side) for side in "qk"},
     **{f"seqused_{side}": _used(side) for side in "qk"},
 }

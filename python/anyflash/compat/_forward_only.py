@@ -1,4 +1,4 @@
-"""Results without gradients of arguments that require them: they may be made; a backward call through them is refused."""
+"""Results without gradients of arguments that require them: a forward call makes them, a backward call is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _library.define("refused(Tensor gradient, SymInt[] shape, str line) -> Tensor", 
 
 
 def detached(*arguments: Any) -> tuple[Any, ...]:
-    """What no gradient is recorded of. Not by torch.no_grad(): an error in a compiled call would leave it switched on."""
+    """Of these no gradient is recorded. An error in a compiled call would leave torch.no_grad() switched on."""
     return tuple([one.detach() if isinstance(one, Tensor) and one.requires_grad else one for one in arguments])
 
 

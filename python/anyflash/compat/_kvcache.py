@@ -16,7 +16,7 @@ from ._checks import checked, checked_call
 from ._forward_only import detached, forward_only
 from ._shared import and_dense, check_indices, check_table, check_tensor, moved, options, place_of, window_of
 
-_NO_GRADIENT = "flash_attn_with_kvcache: a gradient was asked for, expected forward calls alone; flash_attn_func has them"
+_NO_GRADIENT = "flash_attn_with_kvcache: a gradient was asked for, expected forward calls alone; take flash_attn_func"
 
 
 def flash_attn_with_kvcache(
@@ -48,34 +48,45 @@ def flash_attn_with_kvcache(
     block_table. cache_leftpad (batch,): the first key of each entry; not with block_table.
 
     k, v (batch, new, heads of keys, channels): written into the cache, in place, behind cache_seqlens, and attended to.
-    rotary_cos, rotary_sin (positions, half of the rotated channels): with k, rotate k and q, the first new key and the
-    first query being at position cache_seqlens, whatever cache_leftpad is; without causal and window all queries are there.
+    rotary_cos, rotary_sin (positions, half of the rotated channels): with k, rotate k and q. The first new key and the
+    first query are at position cache_seqlens, whatever cache_leftpad is; without causal and window all queries are.
     rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
 
     Returns out as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one line; the
     caches are then as they were.
     """
-    given = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, softmax_scale, softcap)
-    q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, softmax_scale, softcap = detached(*given)
+    return with_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
+                      block_table, softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes,
+                      return_softmax_lse)  # fmt: skip
+
+
+def with_cache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_cos: Any, rotary_sin: Any, cache_seqlens: Any,
+               cache_batch_idx: Any, cache_leftpad: Any, pages: Any, softmax_scale: Any, causal: bool,
+               window_size: Sequence[int], softcap: Any, rotary_interleaved: bool, alibi_slopes: Any,
+               return_softmax_lse: bool, sink: Any = None, name: str = "block_table") -> Any:  # fmt: skip
+    """name: that of `pages` among the caller's arguments."""
+    given = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, sink, softmax_scale, softcap)
+    (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, sink, softmax_scale, softcap) = detached(*given)
     call = options(0.0, softmax_scale, causal, window_size, softcap)
-    call |= dict(layout="bshd", alibi_slopes=alibi_slopes, return_lse=truth("return_softmax_lse", return_softmax_lse))
+    call |= dict(layout="bshd", alibi_slopes=alibi_slopes, sink=sink)
+    call["return_lse"] = truth("return_softmax_lse", return_softmax_lse)
     rotary_interleaved = truth("rotary_interleaved", rotary_interleaved)
     _check_shapes(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
-    if block_table is not None and (cache_batch_idx is not None or cache_leftpad is not None):
-        raise ValueError("block_table: given with cache_batch_idx or cache_leftpad, expected it alone")
+    if pages is not None and (cache_batch_idx is not None or cache_leftpad is not None):
+        raise ValueError(f"{name}: given with cache_batch_idx or cache_leftpad, expected it alone")
     if k is not None and not torch.compiler.is_compiling():
         refuse_tangents(q, k_cache, v_cache, k, v, alibi_slopes)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise ValueError("k: given under torch.func, where no cache can be written, expected none there")
-    place = place_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
-    table = _table(q, k_cache, cache_batch_idx, block_table, place)
+    place = place_of(q, cache_seqlens, cache_batch_idx, cache_leftpad, pages)
+    table = _table(q, k_cache, cache_batch_idx, pages, name, place)
     room = k_cache.shape[1] * (1 if table is None else table.shape[1])
     new = 0 if k is None else k.shape[1]
     leftpad = _entries(q, cache_leftpad, "cache_leftpad", place)
     lengths = _lengths(q, cache_seqlens, leftpad, room, new, place)
     if table is not None:
-        name = "cache_batch_idx" if block_table is None else "block_table"
-        table = checked(name, table, lengths + new, sizes=k_cache.shape[:2])
+        check = name if pages is not None else "cache_batch_idx"
+        table = checked(check, table, lengths + new, sizes=k_cache.shape[:2])
         call["page_table"] = table.clamp(-1, 2**31 - 1).int() if table.dtype == torch.int64 else table
     if leftpad is not None:
         places = torch.arange(room, dtype=leftpad.dtype, device=place)
@@ -157,11 +168,11 @@ def _entries(q: Tensor, indices: Any, name: str, place: torch.device) -> Any:
     return moved(name, indices, place)
 
 
-def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, block_table: Any, place: torch.device) -> Tensor | None:
+def _table(q: Tensor, k_cache: Tensor, batch_idx: Any, pages: Any, name: str, place: torch.device) -> Any:
     """Entries of a cache without pages, if they are not in the order of the batch, are pages as long as it is."""
-    if block_table is not None:
-        check_table(block_table, q.shape[0])
-        return moved("block_table", block_table, place)
+    if pages is not None:
+        check_table(name, pages, q.shape[0])
+        return moved(name, pages, place)
     places = _entries(q, batch_idx, "cache_batch_idx", place)
     if places is not None:
         return places[:, None]

@@ -77,13 +77,13 @@ def check_indices(name: str, indices: Any, rank: int) -> None:
         raise ValueError(f"{name}: rank {indices.dim()}, expected {rank}")
 
 
-def check_table(table: Any, entries: int) -> None:
-    """Of a block_table, which has a row for each entry."""
-    check_indices("block_table", table, 2)
+def check_table(name: str, table: Any, entries: int) -> None:
+    """Of a table of pages, which has a row for each entry."""
+    check_indices(name, table, 2)
     if table.dtype != torch.int32:
-        raise TypeError(f"block_table: {table.dtype}, expected torch.int32")
+        raise TypeError(f"{name}: {table.dtype}, expected torch.int32")
     if table.shape[0] != entries:
-        raise ValueError(f"block_table: {table.shape[0]} sequences, expected {entries}")
+        raise ValueError(f"{name}: {table.shape[0]} sequences, expected {entries}")
 
 
 def and_dense(rule: Any, mask: Tensor) -> TracedRule:

@@ -15,7 +15,7 @@ from ._forward_only import detached, forward_only
 from ._rows import in_none, in_rows
 from ._shared import check_indices, check_table, check_tensor, moved, options, place_of, with_no_probabilities
 
-_NO_GRADIENT = "block_table: a gradient was asked for, expected forward calls alone; gather the pages into k and v for one"
+_NO_GRADIENT = "block_table: a gradient was asked for, expected forward calls alone; gather the pages into k and v"
 
 
 def flash_attn_varlen_func(
@@ -75,7 +75,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Any, Any], longest
                   for side, one, end in zip("qk", cu_seqlens, ends))  # fmt: skip
     _check_entries(cu_q, cu_k, slopes)
     if pages is not None:
-        check_table(pages, cu_q.numel() - 1)
+        check_table("block_table", pages, cu_q.numel() - 1)
         pages = checked("block_table", pages, cu_k.diff(), sizes=k.shape[:2])
     elif slopes is None or slopes.dim() != 2:
         cu_q, cu_k = _whole(*_in_use(cu_q, cu_k, used, place), ends)
@@ -151,7 +151,7 @@ def _in_use(cu_q: Tensor, cu_k: Tensor, used: tuple[Any, Any], place: torch.devi
 def _whole(cu_q: Tensor, cu_k: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """On the CPU, where the lengths that attention takes reach all tokens: with two more sequences, the queries behind
     the last without keys, and the keys behind it without queries. On a GPU it finds them itself."""
-    if cu_q.is_cuda or (not traced() and int(cu_q[-1]) == ends[0] and int(cu_k[-1]) == ends[1]):
+    if cu_q.is_cuda or (not traced() and (cu_q.tolist()[-1], cu_k.tolist()[-1]) == ends):
         return cu_q, cu_k
     queries, keys = cu_q.new_full((1,), ends[0]), cu_k.new_full((1,), ends[1])
     return torch.cat((cu_q, queries, queries)), torch.cat((cu_k, cu_k[-1:], keys))

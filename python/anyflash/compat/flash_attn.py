@@ -2,6 +2,9 @@
 
     from anyflash.compat.flash_attn import flash_attn_func
 
+or by none, after install(), by which `import flash_attn` means this where the package is not installed. Beside it are
+anyflash.compat.bert_padding and anyflash.compat.flash_attn_interface, the functions of FlashAttention-3.
+
 Signatures and meaning are those of flash_attn 2 (Dao-AILab/flash-attention): tensors are (batch, sequence, heads,
 channels); causal and windows are bottom-right aligned, the last query at the last key; a query that sees no key gives
 0. Beside its float16 and bfloat16, float32 and float64 work, and head sizes up to 256. Where it differs:
@@ -30,6 +33,7 @@ from torch import Tensor
 
 from .._frontend import truth
 from ..torch import attention
+from ._install import install
 from ._kvcache import flash_attn_with_kvcache
 from ._shared import check_tensor, options, with_no_probabilities
 from ._varlen import flash_attn_varlen_func
@@ -42,6 +46,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "install",
 ]
 
 
