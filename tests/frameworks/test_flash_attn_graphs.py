@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch._dynamo.testing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from anyflash.compat import flash_attn
 
@@ -153,3 +154,33 @@ def test_the_others(numbers, backend, name):
     torch.testing.assert_close(made, expected)
     for one, other in zip(*(torch.autograd.grad(out.sin().sum(), tensors) for out in (made, expected))):
         torch.testing.assert_close(one, other)
+
+
+class Decoder(torch.nn.Module):
+    def forward(self, q, k_cache, v_cache, k, lengths, leftpad):
+        return attend(q, k_cache, v_cache, k, cache_seqlens=lengths, cache_leftpad=leftpad)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_look_at_numbers_too(numbers, strict):
+    q, k, cache = numbers(2, 1, 4, 8), numbers(2, 1, 2, 8), numbers(2, 6, 2, 8)
+    given = lambda lengths, leftpad: (q, cache.clone(), cache.clone(), k, integers(*lengths), integers(*leftpad))  # noqa: E731
+    program = torch.export.export(Decoder(), given((1, 2), (0, 1)), strict=strict).module()
+    ours, theirs = given((3, 4), (1, 2)), given((3, 4), (1, 2))
+    for made, expected in zip(program(*ours), Decoder()(*theirs)):
+        torch.testing.assert_close(made, expected)
+    assert torch.equal(ours[1], theirs[1]) and torch.equal(ours[2], theirs[2])
+    wrong = given((3, 7), (1, 2))
+    with pytest.raises(ValueError, match="^cache_seqlens: 3 to 7, expected 0 to 6$"):
+        program(*wrong)
+    assert torch.equal(wrong[1], cache) and torch.equal(wrong[2], cache)
+
+
+def test_a_mode_sees_shapes_alone(numbers):
+    """As torch.export and profilers have it."""
+    ends, table = integers(0, 2, 6), integers([2, 0], [1, 3])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        q, pages = (mode.from_tensor(numbers(*shape)) for shape in ((6, 4, 8), (4, 4, 2, 8)))
+        out = flash_attn.flash_attn_varlen_func(q, pages, pages, mode.from_tensor(ends), mode.from_tensor(ends), 4, 4,
+                                                block_table=mode.from_tensor(table))  # fmt: skip
+    assert out.shape == q.shape

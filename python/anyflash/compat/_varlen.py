@@ -87,8 +87,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Any, Any], longest
         if size < 0:
             raise ValueError(f"max_seqlen_{side}: {size}, expected 0 or more")
     if place.type == "cpu":
-        cu_q, cu_k = (checked(f"cu_seqlens_{side}", one, sizes=(-1, size))
+        cu_q, cu_k = (checked(f"cu_seqlens_{side}", one, sizes=(-1, size)).to(q.device)
                       for side, one, size in zip("qk", (cu_q, cu_k), sizes))  # fmt: skip
+        pages = None if pages is None else pages.to(q.device)
     elif not torch.cuda.is_current_stream_capturing() and any(
         end >= 0 and (cu_q.numel() - 1) * size > 4 * end for size, end in zip(sizes, ends)
     ):
