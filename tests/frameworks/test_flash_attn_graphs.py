@@ -8,7 +8,7 @@ import torch
 import torch._dynamo.testing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from anyflash.compat import flash_attn
+from anyflash.compat import flash_attn, flash_attn_interface
 
 pytestmark = pytest.mark.of_the_cpu  # lengths on a GPU are looked at by nobody
 BACKENDS = ["eager", "aot_eager"]
@@ -154,6 +154,35 @@ def test_the_others(numbers, backend, name):
     torch.testing.assert_close(made, expected)
     for one, other in zip(*(torch.autograd.grad(out.sin().sum(), tensors) for out in (made, expected))):
         torch.testing.assert_close(one, other)
+
+
+OF_VERSION_3 = {
+    "flash_attn_func": ([(2, 5, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8)], dict(s_aux=SLOPES[0])),
+    "flash_attn_qkvpacked_func": ([(2, 5, 8, 8)], dict(num_heads_q=4)),
+    "flash_attn_varlen_func": ([(6, 4, 8), (8, 2, 8), (8, 2, 8)], dict(
+        cu_seqlens_q=integers(0, 2, 5), cu_seqlens_k=integers(0, 3, 8), max_seqlen_q=3, max_seqlen_k=5,
+        seqused_k=integers(2, 5))),
+    "flash_attn_with_kvcache": ([(2, 1, 4, 8), (4, 3, 2, 8), (4, 3, 2, 8)], dict(
+        cache_seqlens=integers(4, 2), page_table=integers([3, 0], [1, 2]), s_aux=SLOPES[0])),
+    "flash_attn_combine": ([(3, 2, 5, 4, 8), (3, 2, 5, 4)], {}),
+}  # fmt: skip
+WRONG_OF_VERSION_3 = {
+    "flash_attn_varlen_func": (dict(seqused_k=integers(4, 5)), r"seqused_k: \[4, 5\], expected 0 to the lengths \[3, 5\]"),
+    "flash_attn_with_kvcache": (dict(page_table=integers([3, 9], [1, 2])), r"page_table: 9 at \(0, 1\), expected 0 to 3"),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OF_VERSION_3)
+def test_version_3(numbers, backend, name):
+    shapes, given = OF_VERSION_3[name]
+    tensors, function = [numbers(*shape) for shape in shapes], getattr(flash_attn_interface, name)
+    call = compiled(function, backend)
+    torch.testing.assert_close(call(*tensors, **given), function(*tensors, **given))
+    if name in WRONG_OF_VERSION_3:
+        wrong, line = WRONG_OF_VERSION_3[name]
+        with pytest.raises(ValueError, match=f"^{line}$"):
+            call(*tensors, **given | wrong)
 
 
 class Decoder(torch.nn.Module):

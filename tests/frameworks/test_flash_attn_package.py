@@ -84,7 +84,7 @@ def test_wrong_padding(start):
     assert str(raised.value).startswith(start) and "\n" not in str(raised.value)
 
 
-TAIL = ("softcap=0.0 num_splits=1 pack_gqa=None deterministic=False sm_margin=0 return_attn_probs=False s_aux=None")
+TAIL = "softcap=0.0 num_splits=1 pack_gqa=None deterministic=False sm_margin=0 return_attn_probs=False s_aux=None"
 SCALES = "qv=None q_descale=None k_descale=None v_descale=None window_size=(-1,-1) attention_chunk=0"
 VERSION_3 = {
     "flash_attn_func": f"q k v softmax_scale=None causal=False {SCALES} {TAIL}",
@@ -99,6 +99,10 @@ VERSION_3 = {
     "window_size=(-1,-1) attention_chunk=0 softcap=0.0 rotary_interleaved=True scheduler_metadata=None num_splits=0 "
     "pack_gqa=None sm_margin=0 return_softmax_lse=False s_aux=None",
     "flash_attn_combine": "out_partial lse_partial out=None out_dtype=None",
+    "get_scheduler_metadata": "batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim cache_seqlens "
+    "qkv_dtype=torch.bfloat16 headdim_v=None cu_seqlens_q=None cu_seqlens_k_new=None cache_leftpad=None page_size=None "
+    "max_seqlen_k_new=0 causal=False window_size=(-1,-1) attention_chunk=0 has_softcap=False num_splits=0 pack_gqa=None "
+    "sm_margin=0",
 }  # beside s_aux, by keyword alone, as there
 
 
@@ -175,6 +179,10 @@ def test_kvcache_of_version_3(numbers):
         q, k_pages, v_pages, k, v, cache_seqlens=integers([2, 4]), page_table=table, causal=True, s_aux=sink,
         return_softmax_lse=True)  # fmt: skip
     assert [part.shape for part in parts] == [(0,), (0,)]
+    plan = flash_attn_interface.get_scheduler_metadata(2, 1, 6, 4, 2, 8, integers([2, 4]), headdim_v=6, page_size=3)
+    again = flash_attn_interface.flash_attn_with_kvcache(q, k_pages, v_pages, cache_seqlens=integers([3, 5]), s_aux=sink,
+                                                         page_table=table, scheduler_metadata=plan)  # fmt: skip
+    close(again, out)
     values = v_pages[table.long()].flatten(1, 2)
     for b, length in enumerate((2, 4)):
         assert torch.equal(values[b, length], v[b, 0])

@@ -71,15 +71,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Any, Any], longest
     pages = moved("block_table", block_table, place)
     _check_tensors(q, k, v, slopes, pages is not None)
     ends = q.shape[0], -1 if pages is not None else k.shape[0]
-    cu_q, cu_k = (_cumulative(f"cu_seqlens_{side}", moved(f"cu_seqlens_{side}", one, place), end)
-                  for side, one, end in zip("qk", cu_seqlens, ends))  # fmt: skip
-    _check_entries(cu_q, cu_k, slopes)
+    in_one_call = pages is None and (slopes is None or slopes.dim() != 2)
+    cu_q, cu_k = (_integers(f"cu_seqlens_{side}", moved(f"cu_seqlens_{side}", one, place))
+                  for side, one in zip("qk", cu_seqlens))  # fmt: skip
+    if not (in_one_call and used[0] is used[1] is None and _are_whole(cu_q, cu_k, ends)):  # else attention checks them
+        cu_q, cu_k = (checked(f"cu_seqlens_{side}", one, sizes=(end, -1))
+                      for side, one, end in zip("qk", (cu_q, cu_k), ends))  # fmt: skip
+        _check_entries(cu_q, cu_k, slopes)
+        if in_one_call:
+            cu_q, cu_k = _whole(*_in_use(cu_q, cu_k, used, place), ends)
+    if in_one_call:
+        return attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, return_lse=with_lse, **call)
     if pages is not None:
         check_table("block_table", pages, cu_q.numel() - 1)
         pages = checked("block_table", pages, cu_k.diff(), sizes=k.shape[:2])
-    elif slopes is None or slopes.dim() != 2:
-        cu_q, cu_k = _whole(*_in_use(cu_q, cu_k, used, place), ends)
-        return attention(q, k, v, layout="thd", cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, return_lse=with_lse, **call)
     if place.type == "cpu" and not traced():
         return _one_by_one(q, k, v, cu_q, cu_k, pages, with_lse, call)
     sizes = integer("max_seqlen_q", longest[0]), integer("max_seqlen_k", longest[1])
@@ -114,11 +119,11 @@ def _check_tensors(q: Tensor, k: Any, v: Any, slopes: Any, paged: bool) -> None:
         check_tensor("alibi_slopes", slopes)
 
 
-def _cumulative(name: str, lengths: Any, end: int) -> Tensor:
+def _integers(name: str, lengths: Any) -> Any:
     check_indices(name, lengths, 1)
     if not lengths.numel():
         raise ValueError(f"{name}: no numbers, expected sequences + 1")
-    return checked(name, lengths, sizes=(end, -1))
+    return lengths
 
 
 def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any) -> None:
@@ -133,7 +138,7 @@ def _check_entries(cu_q: Tensor, cu_k: Tensor, slopes: Any) -> None:
 
 def _in_use(cu_q: Tensor, cu_k: Tensor, used: tuple[Any, Any], place: torch.device) -> tuple[Tensor, Tensor]:
     """Each sequence as three: its tokens in use, its other queries without keys, its other keys without queries."""
-    if used[0] is None and used[1] is None:
+    if used[0] is used[1] is None:
         return cu_q, cu_k
     starts, ends, middles = (cu_q[:-1], cu_k[:-1]), (cu_q[1:], cu_k[1:]), [cu_q[1:], cu_k[1:]]
     for i, (name, numbers) in enumerate(zip(("seqused_q", "seqused_k"), used)):
@@ -149,10 +154,14 @@ def _in_use(cu_q: Tensor, cu_k: Tensor, used: tuple[Any, Any], place: torch.devi
     return torch.cat((of_q, cu_q[-1:])), torch.cat((of_k, cu_k[-1:]))
 
 
+def _are_whole(cu_q: Tensor, cu_k: Tensor, ends: tuple[int, int]) -> bool:
+    """They reach all tokens, or are on a GPU, where attention finds those behind the last length itself."""
+    return cu_q.is_cuda or (not traced() and (cu_q.tolist()[-1], cu_k.tolist()[-1]) == ends)
+
+
 def _whole(cu_q: Tensor, cu_k: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """On the CPU, where the lengths that attention takes reach all tokens: with two more sequences, the queries behind
-    the last without keys, and the keys behind it without queries. On a GPU it finds them itself."""
-    if cu_q.is_cuda or (not traced() and (cu_q.tolist()[-1], cu_k.tolist()[-1]) == ends):
+    """With two more sequences: the queries behind the last one without keys, the keys behind it without queries."""
+    if _are_whole(cu_q, cu_k, ends):
         return cu_q, cu_k
     queries, keys = cu_q.new_full((1,), ends[0]), cu_k.new_full((1,), ends[1])
     return torch.cat((cu_q, queries, queries)), torch.cat((cu_k, cu_k[-1:], keys))

@@ -21,6 +21,7 @@ On a GPU nobody waits for lengths and tables that are there, and calls with them
 checks them either: lengths count as the nearest that is possible, new keys beyond a cache go to its last place, and
 those of a page that does not exist to the nearest, over what is there: an entry that is not used needs a page of its own.
 
+All of it works in torch.compile(fullgraph=True), where lengths and tables on the CPU are checked when the call runs.
 Wrong input raises ValueError or TypeError with one line.
 """
 

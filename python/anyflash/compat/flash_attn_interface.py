@@ -30,6 +30,7 @@ __all__ = [
     "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
 ]
 
 
@@ -212,6 +213,32 @@ def flash_attn_combine(
     return out.copy_(whole), lse
 
 
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> None:
+    """None, which flash_attn_with_kvcache takes as scheduler_metadata: anyflash plans its calls itself."""
+
+
 def _refuse(attention_chunk: int, **given: Any) -> None:
     """What is not offered, unless it says nothing."""
     if attention_chunk != 0:
@@ -226,5 +253,5 @@ _INSTEAD = {
     "cu_seqlens_q": "it is not offered; anyflash.compat.flash_attn.flash_attn_varlen_func takes it with block_table",
     "cu_seqlens_k_new": "it is not offered; new keys are (batch, new, heads, channels)",
     "rotary_seqlens": "it is not offered; keys and queries are rotated at cache_seqlens",
-    "scheduler_metadata": "it is not offered; anyflash plans its calls itself",
+    "scheduler_metadata": "anyflash plans its calls itself",
 }
