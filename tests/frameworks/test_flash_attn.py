@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from devices import DEVICE
+from flash_attn_textbook import close, integers, rotated, textbook
 from torch.autograd import forward_ad
 
 import anyflash as af
@@ -35,39 +36,6 @@ def test_signature(name):
     parameters = inspect.signature(getattr(flash_attn, name)).parameters.values()
     written = [p.name if p.default is p.empty else f"{p.name}={p.default!r}".replace(" ", "") for p in parameters]
     assert " ".join(written) == FUNCTIONS[name]
-
-
-def textbook(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, softmax_scale=None, first=0):
-    """(out, lse) of q (b, n, h, d) and k, v (b, m, hk, d); keys before `first` are hidden."""
-    group = q.shape[2] // k.shape[2]
-    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
-    n, m = q.shape[1], k.shape[1]
-    scores = torch.einsum("bnhd,bmhd->bhnm", q, k) * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    i, j = torch.arange(n, device=DEVICE)[:, None] + m - n, torch.arange(m, device=DEVICE)[None]
-    if alibi_slopes is not None:
-        slopes = alibi_slopes.expand(q.shape[0], -1).double()
-        scores = scores - slopes[:, :, None, None] * (i - j).abs()
-    left, right = window_size[0], 0 if causal else window_size[1]
-    hidden = j < first
-    if left >= 0:
-        hidden = hidden | (j < i - left)
-    if right >= 0:
-        hidden = hidden | (j > i + right)
-    scores = scores.masked_fill(hidden, float("-inf"))
-    lse = scores.logsumexp(-1)
-    blind = hidden.all(-1)[:, None] if m else torch.tensor(True, device=DEVICE)
-    p = torch.where(blind, 0.0, scores.softmax(-1)).nan_to_num(0.0)
-    return torch.einsum("bhnm,bmhd->bnhd", p, v), lse
-
-
-def integers(numbers):
-    return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
-
-
-def close(got, expected):
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4], device=DEVICE)
@@ -140,18 +108,6 @@ def test_varlen_with_pages(qkv, numbers):
         close(out[a:b], textbook(q[None, a:b], k, v, causal=True)[0][0])
 
 
-def rotated(x, cos, sin, interleaved, places):
-    """x (n, h, d), one position for each of n."""
-    x, half = x.clone(), cos.shape[1]
-    for row, place in enumerate(places):
-        for c in range(half):
-            a, b = (2 * c, 2 * c + 1) if interleaved else (c, c + half)
-            first, second = x[row, :, a].clone(), x[row, :, b].clone()
-            x[row, :, a] = first * cos[place, c] - second * sin[place, c]
-            x[row, :, b] = first * sin[place, c] + second * cos[place, c]
-    return x
-
-
 CACHE_OPTIONS = [{}, dict(causal=True), dict(window_size=(4, 0)), dict(alibi_slopes=SLOPES, softcap=2.0)]
 
 
@@ -183,9 +139,8 @@ def test_kvcache(numbers, options, interleaved, way):
     )
     moves = options.get("causal", False) or "window_size" in options
     for b, length in enumerate([5, 0]):
-        start = length - (int(leftpad[b]) if padded else 0)
-        new_k = rotated(k[b], cos, sin, interleaved, range(start, start + 3))
-        own_q = rotated(q[b], cos, sin, interleaved, [start + i * moves for i in range(3)])
+        new_k = rotated(k[b], cos, sin, interleaved, range(length, length + 3))  # whatever the padding is
+        own_q = rotated(q[b], cos, sin, interleaved, [length + i * moves for i in range(3)])
         keys, values = before[b]
         keys[length : length + 3], values[length : length + 3] = new_k, v[b]
         close(entry(k_cache, b), keys)
@@ -197,14 +152,15 @@ def test_kvcache(numbers, options, interleaved, way):
 
 
 @pytest.mark.of_the_cpu
-def test_a_rotation_needs_positions_behind_the_padding_alone(numbers):
+@pytest.mark.parametrize("pad", [0, 6])
+def test_a_rotation_needs_positions_for_all_keys(numbers, pad):
     q, cache, new = numbers(1, 1, 4, 8), numbers(1, 12, 2, 8), numbers(1, 1, 2, 8)
-    cos, sin = numbers(3, 4), numbers(3, 4)
-    call = lambda pad: flash_attn.flash_attn_with_kvcache(  # noqa: E731
-        q, cache.clone(), cache.clone(), new, new, cos, sin, integers([8]), cache_leftpad=integers([pad]))
-    assert call(6).shape == q.shape
-    with pytest.raises(ValueError, match="^rotary_cos: 3 positions, expected at least 4"):
-        call(5)
+    call = lambda count: flash_attn.flash_attn_with_kvcache(  # noqa: E731
+        q, cache.clone(), cache.clone(), new, new, numbers(count, 4), numbers(count, 4), integers([8]),
+        cache_leftpad=integers([pad]))  # fmt: skip
+    assert call(9).shape == q.shape
+    with pytest.raises(ValueError, match="^rotary_cos: 8 positions, expected at least 9$"):
+        call(8)
 
 
 def test_kvcache_alone(numbers):
@@ -216,7 +172,7 @@ def test_kvcache_alone(numbers):
 
 
 LATE = {
-    "scale: nan": dict(softmax_scale=float("nan")), "softcap: -1": dict(softcap=-1.0),
+    "scale: nan": dict(softmax_scale=float("nan")), "softcap: nan": dict(softcap=float("nan")),
     "alibi_slopes: ": dict(alibi_slopes=torch.ones(3, device=DEVICE)),
     "window_size: (None, None), expected two integers": dict(window_size=(None, None)),
     "block_table: 9 at (1, 0), expected 0 to 1": dict(block_table=torch.tensor([[0], [9]], dtype=torch.int32)),
@@ -282,7 +238,7 @@ def test_no_sequences(slopes):
 
 @pytest.mark.of_the_cpu
 @pytest.mark.parametrize("start, given", [
-    ("scale: nan, ", dict(softmax_scale=float("nan"))), ("softcap: -1", dict(softcap=-1.0)),
+    ("scale: nan, ", dict(softmax_scale=float("nan"))), ("softcap: nan", dict(softcap=float("nan"))),
     ("alibi_slopes: shape (7)", dict(alibi_slopes=torch.zeros(0, 7))),
     ("alibi_slopes: type int32", dict(alibi_slopes=torch.zeros(0, 4, dtype=torch.int32))),
 ])  # fmt: skip
@@ -369,8 +325,6 @@ WRONG = {
         X, X, X, cache_seqlens=torch.tensor([3, 3]), cache_leftpad=torch.tensor([4, 0])),
     "block_table: room for 5 keys, expected 9": lambda: flash_attn.flash_attn_varlen_func(
         X[0], X, X, ENDS, torch.tensor([0, 9]), 5, 9, block_table=torch.zeros(1, 1, dtype=torch.int32)),
-    "block_table: given where a gradient is recorded": lambda: flash_attn.flash_attn_varlen_func(
-        X[0].clone().requires_grad_(), X, X, ENDS, ENDS, 5, 5, block_table=torch.zeros(1, 1, dtype=torch.int32)),
     "block_table: given with cache_batch_idx": lambda: flash_attn.flash_attn_with_kvcache(
         X, X, X, cache_batch_idx=torch.zeros(2), block_table=torch.zeros(2, 1)),
 }  # fmt: skip
@@ -383,18 +337,88 @@ def test_wrong_input(start):
     assert str(raised.value).startswith(start) and "\n" not in str(raised.value)
 
 
-CU = [[0, 9, 5], [1, 3, 5], [0, 3, 4]]  # they fall; begin late; end early
+CU = [[0, 9, 5], [1, 3, 5], [0, 3, 6]]  # they fall; begin late; end late
 
 
 @pytest.mark.of_the_cpu
+@pytest.mark.parametrize("slopes", [None, torch.ones(2, 4)], ids=["one call", "one by one"])
 @pytest.mark.parametrize("side", ["cu_seqlens_q", "cu_seqlens_k"])
 @pytest.mark.parametrize("wrong", CU)
-def test_lengths_are_checked_where_sequences_go_one_by_one(side, wrong):
+def test_lengths_are_checked(side, wrong, slopes):
     right = torch.tensor([0, 2, 5], dtype=torch.int32)
     lengths = {"cu_seqlens_q": right, "cu_seqlens_k": right} | {side: torch.tensor(wrong, dtype=torch.int32)}
     with pytest.raises(ValueError, match=f"^{side}: "):
         flash_attn.flash_attn_varlen_func(X[0], X[0], X[0], **lengths, max_seqlen_q=5, max_seqlen_k=5,
-                                          alibi_slopes=torch.ones(2, 4))  # fmt: skip
+                                          alibi_slopes=slopes)  # fmt: skip
+
+
+@pytest.mark.parametrize("slopes", [None, torch.stack([SLOPES, SLOPES * 2])], ids=["one call", "one by one"])
+@pytest.mark.parametrize("place", sorted({DEVICE, "cpu"}))
+@pytest.mark.parametrize("behind", [(2, 3), (0, 3), (2, 0)])
+def test_tokens_behind_the_last_length_are_in_no_sequence(numbers, slopes, place, behind):
+    tensors = [numbers(count, heads, 8).requires_grad_()
+               for count, heads in ((5 + behind[0], 4), (7 + behind[1], 2), (7 + behind[1], 2))]  # fmt: skip
+    ends = [torch.tensor(end, dtype=torch.int32, device=place) for end in ([0, 2, 5], [0, 3, 7])]
+    attend = lambda q, k, v: flash_attn.flash_attn_varlen_func(  # noqa: E731
+        q, k, v, *ends, 3, 4, causal=True, alibi_slopes=slopes, return_attn_probs=True)[:2]
+    inside = [tensor[:count].detach().requires_grad_() for tensor, count in zip(tensors, (5, 7, 7))]
+    (out, lse), (expected, rows) = attend(*tensors), attend(*inside)
+    close(out[:5], expected)
+    close(lse[:, :5], rows)
+    assert out[5:].eq(0).all() and lse[:, 5:].isneginf().all()
+    grads = torch.autograd.grad((out + out.sin()).sum(), tensors)
+    for got, own in zip(grads, torch.autograd.grad((expected + expected.sin()).sum(), inside)):
+        close(got[: len(own)], own)
+        assert got[len(own) :].eq(0).all()
+
+
+@pytest.mark.parametrize("softcap", [-1.0, -50, float("-inf")])
+def test_a_negative_softcap_is_none(qkv, softcap):
+    q, k, v = qkv(5, 7)
+    ends_q, ends_k = integers([0, 2, 5]), integers([0, 3, 7])
+    calls = [
+        lambda cap: flash_attn.flash_attn_func(q, k, v, softcap=cap),
+        lambda cap: flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], ends_q, ends_k, 3, 4, softcap=cap),
+        lambda cap: flash_attn.flash_attn_with_kvcache(q, k, v, softcap=cap),
+    ]
+    for call in calls:
+        assert torch.equal(call(softcap), call(0.0))
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "alibi_slopes"])
+@pytest.mark.parametrize("function", ["varlen", "kvcache"])
+def test_pages_beside_what_requires_a_gradient(numbers, function, which):
+    """Only a backward call is refused."""
+    given = dict(q=numbers(2, 4, 8), k=numbers(3, 4, 2, 8), v=numbers(3, 4, 2, 8), alibi_slopes=SLOPES.clone())
+    table, ends = integers([[2, 0]]), integers([0, 2])
+
+    def call(q, k, v, alibi_slopes):
+        if function == "varlen":
+            return flash_attn.flash_attn_varlen_func(q, k, v, ends, integers([0, 7]), 2, 7, alibi_slopes=alibi_slopes,
+                                                     block_table=table, return_attn_probs=True)[:2]  # fmt: skip
+        return flash_attn.flash_attn_with_kvcache(q[None], k, v, cache_seqlens=7, alibi_slopes=alibi_slopes,
+                                                  block_table=table, return_softmax_lse=True)  # fmt: skip
+
+    expected = call(**given)
+    given[which].requires_grad_()
+    line = "^(block_table|flash_attn_with_kvcache): a gradient was asked for, expected forward calls alone; [^\\n]*$"
+    for made, wanted in zip(call(**given), expected):
+        assert torch.equal(made, wanted) and made.requires_grad
+        with pytest.raises(NotImplementedError, match=line):
+            made.sum().backward()
+    with torch.no_grad():
+        assert not call(**given)[0].requires_grad
+
+
+def test_new_keys_beside_what_requires_a_gradient(numbers):
+    q, new, cache = numbers(1, 1, 4, 8).requires_grad_(), numbers(1, 1, 2, 8).requires_grad_(), numbers(1, 5, 2, 8)
+    caches = cache.clone(), cache.clone()
+    out = flash_attn.flash_attn_with_kvcache(q, *caches, new, new, cache_seqlens=3)
+    whole = torch.cat([cache[:, :3], new], 1)
+    close(out, textbook(q, whole, whole)[0])
+    close(caches[0][:, :4], whole.detach())
+    with pytest.raises(NotImplementedError, match="^flash_attn_with_kvcache: a gradient was asked for"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("ends", [[0, 2, 5], [0]])

@@ -25,7 +25,14 @@ def options(dropout_p: float, softmax_scale: float | None, causal: bool, window_
     if truth("causal", causal):
         right = 0
     rule = _rules.window(left, right) if left >= 0 or right >= 0 else _rules.full()
+    if number("softcap", softcap) < 0:
+        softcap = 0.0
     return dict(rule=rule, align="none_end", scale=softmax_scale, softcap=softcap, deterministic=deterministic)
+
+
+def with_no_probabilities(made: Any) -> Any:
+    """S_dmask beside out and lse, empty as flash_attn's is without dropout."""
+    return (*made, made[0].new_empty(0)) if isinstance(made, tuple) else made
 
 
 def window_of(window_size: Sequence[int]) -> tuple[int, int]:
@@ -70,44 +77,15 @@ def check_indices(name: str, indices: Any, rank: int) -> None:
         raise ValueError(f"{name}: rank {indices.dim()}, expected {rank}")
 
 
-def check_table(table: Any, entries: int) -> None:
-    """Of a block_table, which has a row for each entry."""
-    check_indices("block_table", table, 2)
+def check_table(name: str, table: Any, entries: int) -> None:
+    """Of a table of pages, which has a row for each entry."""
+    check_indices(name, table, 2)
     if table.dtype != torch.int32:
-        raise TypeError(f"block_table: {table.dtype}, expected torch.int32")
+        raise TypeError(f"{name}: {table.dtype}, expected torch.int32")
     if table.shape[0] != entries:
-        raise ValueError(f"block_table: {table.shape[0]} sequences, expected {entries}")
-
-
-def check_pages(table: Tensor, lengths: Tensor, pages: Tensor, name: str) -> None:
-    """On the CPU: those that lengths reach are there. name: block_table, or cache_batch_idx of one page each."""
-    if table.is_cuda or not table.numel():
-        return
-    count, size = pages.shape[:2]
-    if lengths.numel() and int(lengths.max()) > table.shape[1] * size:
-        raise ValueError(f"{name}: room for {table.shape[1] * size} keys, expected {int(lengths.max())}")
-    used = torch.arange(table.shape[1], device=table.device) * size < lengths[:, None]
-    wrong = (used & ((table < 0) | (table >= count))).nonzero()
-    if wrong.numel():
-        entry, page = wrong[0].tolist()
-        place = f"{entry}" if name == "cache_batch_idx" else f"({entry}, {page})"
-        raise ValueError(f"{name}: {int(table[entry, page])} at {place}, expected 0 to {count - 1}")
+        raise ValueError(f"{name}: {table.shape[0]} sequences, expected {entries}")
 
 
 def and_dense(rule: Any, mask: Tensor) -> TracedRule:
     """The rule and a mask, which may be on a GPU, in calls of all kinds."""
     return TracedRule("&", (rule, TracedRule("dense", (mask,))))
-
-
-def check_cumulative(name: str, lengths: Any, end: int | None, before: bool = False) -> None:
-    """Of cumulative lengths. On the CPU they are looked at: from 0, without a fall, to `end` if given, or before it."""
-    check_indices(name, lengths, 1)
-    if not lengths.numel():
-        raise ValueError(f"{name}: no numbers, expected sequences + 1")
-    if lengths.is_cuda:
-        return
-    numbers = lengths.tolist()
-    if numbers[0] != 0 or sorted(numbers) != numbers:
-        raise ValueError(f"{name}: expected numbers from 0 on that do not fall")
-    if end is not None and (numbers[-1] > end if before else numbers[-1] != end):
-        raise ValueError(f"{name}: ends at {numbers[-1]}, expected {end}{' at most' if before else ''}")

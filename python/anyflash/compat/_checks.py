@@ -1,0 +1,160 @@
+"""What only the numbers of lengths and tables show. On the CPU they are looked at: at once in an eager call, by an
+operator in a traced one, so that a compiled call looks each time it runs. On a GPU nobody looks: that would wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from ..torch._op import _OPTIONS, packed
+from ..torch._rule import given_rule, parts_of
+
+_library = torch.library.Library("anyflash", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_library.define("checked(Tensor[] given, str check, SymInt[] sizes) -> Tensor", tags=_TAGS)
+_library.define(f"checked_call(Tensor lengths, Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> Tensor", tags=_TAGS)
+
+
+def traced() -> bool:
+    """Numbers cannot be looked at yet: torch.compile reads the call, or a mode stands between it and its tensors."""
+    return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())
+
+
+def checked(check: str, *given: Tensor, sizes: Sequence[int] = ()) -> Tensor:
+    """The first of `given`, once the check of that name has passed. What is computed from it waits for the check."""
+    if given[0].is_cuda:
+        return given[0]
+    if traced():
+        return torch.ops.anyflash.checked(list(given), check, list(sizes))
+    _CHECKS[check](given, sizes)
+    return given[0]
+
+
+def _bounds(numbers: Tensor) -> tuple[int, int]:
+    return (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
+
+
+def _cache_lengths(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """given: cache_seqlens, and cache_leftpad if there is one. sizes: the cache's length, the number of new keys."""
+    lengths, *leftpad = given
+    room, new = sizes
+    least, most = _bounds(lengths)
+    if not 0 <= least <= most <= room:
+        raise ValueError(f"cache_seqlens: {least} to {most}, expected 0 to {room}")
+    if new and lengths.numel() and most + new > room:
+        raise ValueError(f"cache_seqlens: {new} new keys go up to {most + new}, expected room for them in {room}")
+    if leftpad and bool(((leftpad[0] < 0) | (leftpad[0] > lengths)).any()):
+        raise ValueError(f"cache_leftpad: {leftpad[0].tolist()}, expected 0 to cache_seqlens {lengths.tolist()}")
+
+
+def _pages(name: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
+    """given: the table, the lengths. sizes: the number of pages, their size. Pages that lengths reach must exist."""
+
+    def check(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        (table, lengths), (count, size) = given, sizes
+        if not table.numel():
+            return
+        if lengths.numel() and int(lengths.max()) > table.shape[1] * size:
+            raise ValueError(f"{name}: room for {table.shape[1] * size} keys, expected {int(lengths.max())}")
+        used = torch.arange(table.shape[1], device=table.device) * size < lengths[:, None]
+        wrong = (used & ((table < 0) | (table >= count))).nonzero()
+        if wrong.numel():
+            entry, page = wrong[0].tolist()
+            place = f"{entry}" if name == "cache_batch_idx" else f"({entry}, {page})"
+            raise ValueError(f"{name}: {int(table[entry, page])} at {place}, expected 0 to {count - 1}")
+
+    return check
+
+
+def _positions(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """given: the first positions. sizes: how many each takes, how many there are."""
+    most = _bounds(given[0])[1] + sizes[0]
+    if given[0].numel() and sizes[0] and most > sizes[1]:
+        raise ValueError(f"rotary_cos: {sizes[1]} positions, expected at least {most}")
+
+
+def _indices(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    least, most = _bounds(given[0])
+    if given[0].numel() and not 0 <= least <= most < sizes[0]:
+        raise ValueError(f"indices: {least} to {most}, expected 0 to {sizes[0] - 1}")
+
+
+def _cumulative(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
+    """sizes: the most that the last number may be, and the most between two; -1 for no bound."""
+    name = f"cu_seqlens_{side}"
+
+    def check(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        numbers = given[0].tolist()
+        if numbers[0] != 0 or sorted(numbers) != numbers:
+            raise ValueError(f"{name}: expected numbers from 0 on that do not fall")
+        if 0 <= sizes[0] < numbers[-1]:
+            raise ValueError(f"{name}: ends at {numbers[-1]}, expected {sizes[0]} at most")
+        if sizes[1] < 0:
+            return
+        longest = max((b - a for a, b in zip(numbers, numbers[1:])), default=0)
+        if sizes[1] < longest:
+            raise ValueError(f"max_seqlen_{side}: {sizes[1]}, expected at least {longest} as in {name}")
+
+    return check
+
+
+def _used(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
+    """given: the numbers in use of each sequence, the cumulative lengths."""
+
+    def check(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        used, lengths = given[0], given[1].diff()
+        if bool(((used < 0) | (used > lengths)).any()):
+            raise ValueError(f"seqused_{side}: {used.tolist()}, expected 0 to the lengths {lengths.tolist()}")
+
+    return check
+
+
+_CHECKS: dict[str, Callable[[Sequence[Tensor], Sequence[int]], None]] = {
+    "cache_lengths": _cache_lengths,
+    "indices": _indices,
+    "positions": _positions,
+    **{name: _pages(name) for name in ("block_table", "page_table", "cache_batch_idx")},
+    **{f"cu_seqlens_{side}": _cumulative(side) for side in "qk"},
+    **{f"seqused_{side}": _used(side) for side in "qk"},
+}
+
+
+def _checked(given: list[Tensor], check: str, sizes: list[int]) -> Tensor:
+    _CHECKS[check](given, sizes)
+    return given[0].clone()  # an operator's result is no argument
+
+
+_library.impl("checked", _checked, "CPU")
+torch.library.register_fake("anyflash::checked", lambda given, *_: torch.empty_like(given[0]), lib=_library)
+
+_NAMES = ("rule", "align", "layout", "scale", "bias", "softcap", "alibi_slopes", "sink", "deterministic", "plan",
+          "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")  # fmt: skip
+
+
+def checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Tensor:
+    """The lengths, once what anyflash.torch.attention raises for the call is known not to be raised. For calls that
+    write to a cache before they attend to it."""
+    if not traced():
+        given = [given_rule(call["rule"], None) if name == "rule" else call.get(name) for name in _NAMES]
+        q, k, v, *given = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, v, *given))
+        _core.result_shapes(q, k, v, (*given, False, 0, 0))
+        return lengths
+    text, names, tables = parts_of(call["rule"], None)
+    tensors = [call.get(name) for name in ("bias", "alibi_slopes", "sink", *_NAMES[10:])]
+    return torch.ops.anyflash.checked_call(
+        lengths, q, k, v, *tensors, tables, names, text, call["align"], call["layout"], call["scale"], call["softcap"],
+        call["deterministic"], False, 0)  # fmt: skip
+
+
+def _checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+    _core.result_shapes(q, k, v, packed(q, *options))
+    return lengths.clone()
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("checked_call", _checked_call, _device)
+torch.library.register_fake("anyflash::checked_call", lambda lengths, *_: torch.empty_like(lengths), lib=_library)
