@@ -128,6 +128,54 @@ def test_exported_override(qkv, strict):
         assert_same(exported.module()(*qkv), Model()(*qkv))
 
 
+OF_UNKNOWN_SIZE = {  # x's shape, the axis that is cut, and the mask's shape, where n is its new size
+    "batch": ((6, 2, 3, 8), 0, lambda n: (n, 1, 3, 3)),
+    "all": ((6, 2, 3, 8), 0, lambda n: (n, 2, 3, 3)),
+    "heads, of fewer axes": ((2, 6, 3, 8), 1, lambda n: (n, 3, 3)),
+    "none": ((6, 2, 3, 8), 0, lambda n: (3, 1)),
+    "queries and keys": ((2, 2, 6, 8), 2, lambda n: (n, n)),
+    "keys": ((2, 2, 6, 8), 2, lambda n: (2, 1, 1, n)),
+    "three axes": ((6, 3, 8), 0, lambda n: (n, 3, 3)),
+    "five axes, first": ((6, 2, 2, 3, 8), 0, lambda n: (n, 1, 1, 3, 3)),
+    "five axes, second": ((2, 6, 2, 3, 8), 1, lambda n: (2, 1, 1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float64])
+@pytest.mark.parametrize("name", OF_UNKNOWN_SIZE)
+def test_exported_override_with_a_size_known_only_at_run_time(numbers, name, kind):
+    shape, axis, mask_shape = OF_UNKNOWN_SIZE[name]
+
+    class Model(torch.nn.Module):
+        def forward(self, x, keep):
+            x = x[(slice(None),) * axis + (keep,)]
+            mask = torch.ones(mask_shape(x.shape[axis]), dtype=kind, device=x.device)
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    check_exported(Model(), numbers(*shape), torch.tensor([True, False, True, True, False, True], device=DEVICE))
+
+
+def test_exported_override_compares_two_unknown_sizes_at_run_time(numbers):
+    class Model(torch.nn.Module):
+        def forward(self, x, keep, mask, keep_of_mask):
+            x, mask = x[:, :, keep], mask[:, keep_of_mask]
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    keep = torch.tensor([True, False, True, True, False, True], device=DEVICE)
+    x, mask = numbers(2, 2, 6, 8), numbers(1, 6)
+    exported = check_exported(Model(), x, keep, mask, keep.clone())
+    with pytest.raises(RuntimeError, match="Eq"):
+        exported.module()(x, keep, mask, keep.logical_not())
+
+
+def check_exported(model, *given):
+    with sdpa():
+        exported = torch.export.export(model, given, strict=False)
+        assert "anyflash.attention" in exported.graph_module.code
+        assert_same(exported.module()(*given), model(*given))
+    return exported
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", ["rule from outside", "a rule's text", "options", "lse"])
 def test_exported(qkv, name, strict):
