@@ -93,7 +93,7 @@ def attention(
             align, layout, scale, softcap, deterministic, allow_tf32, threads = _constants(
                 align, layout, scale, softcap, deterministic, allow_tf32, threads
             )
-        text, names, arrays = parts_of(rule, tables)
+        text, names, arrays, numbers = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
                    sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
         given = ("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays)
@@ -101,7 +101,7 @@ def attention(
         _check_data(*given)
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
-        rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, allow_tf32, threads)
+        rest = (*tensors, arrays, names, text, numbers, align, layout, scale, softcap, deterministic, allow_tf32, threads)
         return _through_operator(q, k, v, rest, return_lse)
     if threads.__class__ is int and threads == 0:
         threads = torch.get_num_threads()

@@ -22,8 +22,8 @@ NO_SLOPES = without_gradient("alibi_slopes", "alibi_slopes.detach()")
 
 _OPTIONS = (
     "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? key_lengths, Tensor? page_table, Tensor[] tables, str names, str rule, str align, str layout, "
-    "float? scale, float softcap, bool deterministic, bool allow_tf32, int threads"
+    "Tensor? key_lengths, Tensor? page_table, Tensor[] tables, str names, str rule, SymInt[] numbers, str align, "
+    "str layout, float? scale, float softcap, bool deterministic, bool allow_tf32, int threads"
 )
 _library = torch.library.Library("anyflash", "DEF")
 _library.define(
@@ -36,8 +36,8 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 # The arguments' places.
-BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, ALIGN, LAYOUT = range(3, 15)
-ARGUMENTS = 21  # of the first operator
+BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, NUMBERS, ALIGN, LAYOUT = range(3, 16)
+ARGUMENTS = 22  # of the first operator
 
 
 # The number alone, where PyTorch tells it: an object for it takes microseconds.
@@ -63,12 +63,12 @@ def stream_of(q: Tensor, others: tuple[Any, ...] = ()) -> int:
 
 
 def packed(q: Tensor, bias: Any, alibi_slopes: Any, sink: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, key_lengths: Any,
-           page_table: Any, tables: list[Tensor], names: str, rule: str, align: str, layout: str,
+           page_table: Any, tables: list[Tensor], names: str, rule: str, numbers: list[int], align: str, layout: str,
            scale: float | None, softcap: float, deterministic: bool, allow_tf32: bool,
            threads: int) -> tuple[Any, ...]:  # fmt: skip
     """The options as the extension takes them."""
-    return (rule_of(rule, names, tables), align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
-            cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
+    return (rule_of(rule, names, tables, numbers), align, layout, scale, bias, softcap, alibi_slopes, sink,
+            deterministic, None, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
             threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
 
 
@@ -170,6 +170,7 @@ def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = N
             if wanted >> bit & 1:
                 grads[i] = made[bit]
     grads[TABLES] = [None] * len(tables)
+    grads[NUMBERS] = None if ctx.others[NUMBERS - NAMES] else []  # PyTorch takes an empty list for one of tensors
     return tuple(grads)
 
 
