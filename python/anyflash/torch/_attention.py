@@ -14,7 +14,7 @@ from .. import _core
 from .._arrays import settle
 from .._frontend import NESTED, check_return_lse, integer, truth, without_gradient
 from .._rules import full
-from ._op import NO_SLOPES, SECOND, lse_of, others_of, refuse_tangents, stream_of
+from ._op import NO_SLOPES, SECOND, dispatched, lse_of, others_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
 from ._transforms import transformed
 
@@ -267,7 +267,8 @@ class _Attention(torch.autograd.Function):
         dlse = None if dlse is None else in_memory(dlse)
         wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
         options = _with_saved(ctx.options, ctx.text, kept)
-        made = once(_gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
+        gradients = dispatched if _modes() else _gradients
+        made = once(gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
         return *made, *[None] * (3 + ctx.kept)
 
 
