@@ -21,7 +21,7 @@ def run_processes(program, folder, count=2):
     ran = [subprocess.Popen([sys.executable, "-c", text, store, str(rank), str(count)], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, env=environment) for rank in range(count)]  # fmt: skip
     try:
-        answers = [one.communicate(timeout=120) for one in ran]
+        answers = [one.communicate(timeout=300) for one in ran]
     finally:
         for one in ran:
             one.kill()

@@ -85,6 +85,16 @@ def attention(
     if scale is not None or softcap.__class__ is not float:
         _refuse_gradients(scale=scale, softcap=softcap)
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
+        if is_sharded(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table):
+            if plan is not None or out is not None:
+                raise ValueError(f"{'out' if plan is None else 'plan'}: given beside DTensors, expected none there")
+            from ._sharded import sharded  # PyTorch has loaded what it needs by now
+
+            numbers = dict(bias=bias, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q,
+                           cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths, page_table=page_table)  # fmt: skip
+            return sharded(attention, q, k, v, rule, tables, layout, numbers, align=align, scale=scale, softcap=softcap,
+                           return_lse=return_lse, deterministic=deterministic, allow_tf32=allow_tf32,
+                           threads=threads)  # fmt: skip
         for name, one in (("key", k), ("value", v)):
             if one is not None and not isinstance(one, Tensor):
                 raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
@@ -161,6 +171,11 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
     return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
             and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
             and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
+
+
+def is_sharded(*tensors: Any) -> bool:
+    """Is one of them a DTensor?"""
+    return any([type(tensor).__name__ == "DTensor" for tensor in tensors])
 
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._flops import all_pairs, operations, visible_pairs
+from . import _op  # noqa: F401 - defines the operators
 from ._late import when_imported
 from ._rule import rule_of
 
