@@ -21,8 +21,8 @@ IDS = tf.constant([0, 0, 0, 1, 1, 1])
 CALLS = {  # what is called, its shapes, its pairs, d + d_v
     "all": (lambda x: attention(x, x, x), [X], 12 * 64 * 64, 128),
     "a rule": (lambda x: attention(x, x, x, rule=af.causal()), [X], 12 * 65 * 32, 128),
-    "bshd, other values": (lambda q, k, v: attention(q, k, v, layout="bshd"), [(2, 9, 6, 8), (2, 7, 3, 8), (2, 7, 3, 5)],
-                           2 * 6 * 9 * 7, 13),
+    "bshd, other values": (lambda q, k, v: attention(q, k, v, layout="bshd"),
+                           [(2, 9, 6, 8), (2, 7, 3, 8), (2, 7, 3, 5)], 2 * 6 * 9 * 7, 13),
     "bhds": (lambda q, k, v: attention(q, k, v, layout="bhds"), [(2, 6, 8, 9), (2, 3, 8, 7), (2, 3, 5, 7)], 756, 13),
     "any batch shape": (lambda q, v: causal_1d(q, q, v, "none_front"), [(2, 3, 2, 8, 5), (2, 3, 2, 4, 5)], 12 * 15, 12),
     "images": (lambda q: full_2d(q, q, q), [(3, 8, 4, 5)], 3 * 400, 16),

@@ -370,8 +370,9 @@ def test_the_override_tells_what_it_stands_in_place_of():
 def test_what_others_have_put_in_place_is_neither_taken_nor_lost(monkeypatch):
     others = lambda *args, **options: OWN(*args, **options)  # noqa: E731
     monkeypatch.setattr(F, "scaled_dot_product_attention", others)
-    with pytest.raises(RuntimeError, match=r"^anyflash.torch: scaled_dot_product_attention is replaced by test_torch_sdpa"
-                       ".*lambda>, expected PyTorch's own; switch anyflash on first"), sdpa():  # fmt: skip
+    line = ("^anyflash.torch: scaled_dot_product_attention is replaced by test_torch_sdpa.*lambda>, expected PyTorch's "
+            "own; switch anyflash on first")  # fmt: skip
+    with pytest.raises(RuntimeError, match=line), sdpa():
         pass
     assert F.scaled_dot_product_attention is others
     monkeypatch.undo()

@@ -63,7 +63,8 @@ for layout, shape, kv, places in (
 check(dict(query=numbers(3, 4, 5, 8)), dict(query=[Shard(1)]), layout="qkv", return_lse=True)
 ends = torch.tensor([0, 3, 9], dtype=torch.int32)
 tensors = dict(query=numbers(9, 4, 8), key=numbers(9, 2, 8), value=numbers(9, 2, 8))
-check(tensors, dict(query=[Shard(1)]), layout="thd", return_lse=True, integers=dict(cu_seqlens_q=ends, cu_seqlens_k=ends))
+packed = dict(cu_seqlens_q=ends, cu_seqlens_k=ends)
+check(tensors, dict(query=[Shard(1)]), layout="thd", return_lse=True, integers=packed)
 """,
     "replicated": """
 x = numbers(2, 4, 5, 8)
@@ -75,8 +76,8 @@ check(dict(query=x, key=x, value=x), dict(query=[Replicate()], key=[Shard(1)]), 
 qkv = lambda: dict(query=numbers(2, 4, 5, 8), key=numbers(2, 2, 7, 8), value=numbers(2, 2, 7, 6))
 for place in (0, 1):
     for shape in ((1, 1, 5, 7), (2, 1, 1, 7), (1, 4, 5, 1), (2, 4, 1, 1)):
-        shared = shape[place] == 1
-        check(qkv() | dict(bias=numbers(*shape)), dict(query=[Shard(place)], bias=[Replicate() if shared else Shard(place)]))
+        of_bias = [Replicate() if shape[place] == 1 else Shard(place)]
+        check(qkv() | dict(bias=numbers(*shape)), dict(query=[Shard(place)], bias=of_bias))
     check(qkv() | dict(sink=numbers(4)), dict(query=[Shard(place)], sink=[Shard(0) if place else Replicate()]))
     for shape in ((4,), (2, 4)):
         check(qkv(), dict(query=[Shard(place)]), integers=dict(alibi_slopes=numbers(*shape)), return_lse=True)
@@ -89,7 +90,8 @@ for place in (0, 1):
 """,
     "rules with tables": """
 ids = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]])
-masks = {shape: torch.rand(shape, generator=generator) < 0.5 for shape in ((5, 5), (2, 1, 5, 5), (1, 4, 5, 5), (2, 4, 5, 5))}
+shapes = (5, 5), (2, 1, 5, 5), (1, 4, 5, 5), (2, 4, 5, 5)
+masks = {shape: torch.rand(shape, generator=generator) < 0.5 for shape in shapes}
 bits = torch.rand(4, 2, 2, generator=generator) < 0.5
 for place in (0, 1):
     tensors = lambda: dict(query=numbers(2, 4, 5, 8), key=numbers(2, 4, 5, 8), value=numbers(2, 4, 5, 8))
@@ -107,11 +109,12 @@ for place, shape in ((0, (3, 2, 5, 8)), (1, (2, 3, 5, 8)), (0, (1, 2, 5, 8))):
     check(dict(query=x, key=x, value=x), dict(query=[Shard(place)]), return_lse=True)
 """,
     "what is compiled": """
-call = torch.compile(lambda q, k, v: attention(q, k, v, rule=af.causal() & af.local(3)), backend="aot_eager", fullgraph=True)
+plain = lambda q, k, v: attention(q, k, v, rule=af.causal() & af.local(3))
+call = torch.compile(plain, backend="aot_eager", fullgraph=True)
 for place in (0, 1):
     q, k, v = (spread(numbers(2, 4, 5, 8).requires_grad_(), Shard(place)) for _ in range(3))
     for run in (call, torch.no_grad()(call)):
-        out, expected = run(q, k, v), attention(*(x.full_tensor() for x in (q, k, v)), rule=af.causal() & af.local(3))
+        out, expected = run(q, k, v), plain(*(x.full_tensor() for x in (q, k, v)))
         assert out.placements == (Shard(place),)
         torch.testing.assert_close(out.full_tensor(), expected)
     q.grad = None
@@ -123,15 +126,15 @@ x = numbers(2, 4, 6, 8)
 d, plain = spread(x, Shard(1)), x.clone()
 pages = spread(x, Replicate())
 for line, call in (
-        ("query: placed as S(2), expected its batch or heads sharded or none; redistribute it to Shard(0) or Shard(1)",
+        ("query: placed as Shard(2), expected its batch or heads sharded or none; redistribute it to Shard(0) or Shard(1)",
          lambda: attention(*[spread(x, Shard(2))] * 3)),
-        ("key: placed as S(3), ", lambda: attention(d, spread(x, Shard(3)), d)),
-        ("query: placed as S(1), expected its batch or heads sharded or none; redistribute it to Shard(0) or Shard(2)",
+        ("key: placed as Shard(3), ", lambda: attention(d, spread(x, Shard(3)), d)),
+        ("query: placed as Shard(1), expected its batch or heads sharded or none; redistribute it to Shard(0) or Shard(2)",
          lambda: attention(d, d, d, layout="bshd")),
         ("key: a plain tensor beside a DTensor, expected a DTensor", lambda: attention(d, plain, d)),
         ("query: a plain tensor beside a DTensor", lambda: attention(plain, d, d)),
         ("bias: a plain tensor beside a DTensor", lambda: attention(d, d, d, bias=numbers(1, 1, 6, 6))),
-        ("key_lengths: a plain tensor beside", lambda: attention(d, d, d, key_lengths=torch.ones(2, dtype=torch.int32))),
+        ("key_lengths: a plain tensor beside", lambda: attention(d, d, d, key_lengths=torch.tensor([1, 2]))),
         ("key: 3 heads over 2 processes, expected a multiple", lambda: attention(
             spread(numbers(2, 6, 5, 8), Shard(1)), *[spread(numbers(2, 3, 5, 8), Replicate())] * 2)),
         ("out: given beside DTensors", lambda: attention(d, d, d, out=d)),

@@ -33,7 +33,8 @@ def _counted(graph: Any, node: Any) -> Any:
     pages = named["page_table"].shape if "page_table" in named else None
     if all(one is not None for one in (*tables.values(), *lengths.values())):
         rule = _core.parse_rule(call["rule"], tables)
-        pairs = visible_pairs(*shapes, rule, call["align"], layout, *map(lengths.get, _LENGTHS))
+        in_order = [lengths.get(name) for name in _LENGTHS]
+        pairs = visible_pairs(shapes[0], shapes[1], shapes[2], rule, call["align"], layout, *in_order)
     else:
         if pages is not None:
             pages.assert_is_fully_defined()

@@ -90,9 +90,9 @@ def attention(
                 raise ValueError(f"{'out' if plan is None else 'plan'}: given beside DTensors, expected none there")
             from ._sharded import sharded  # PyTorch has loaded what it needs by now
 
-            numbers = dict(bias=bias, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q,
+            by_name = dict(bias=bias, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q,
                            cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths, page_table=page_table)  # fmt: skip
-            return sharded(attention, q, k, v, rule, tables, layout, numbers, align=align, scale=scale, softcap=softcap,
+            return sharded(attention, q, k, v, rule, tables, layout, by_name, align=align, scale=scale, softcap=softcap,
                            return_lse=return_lse, deterministic=deterministic, allow_tf32=allow_tf32,
                            threads=threads)  # fmt: skip
         for name, one in (("key", k), ("value", v)):
@@ -103,7 +103,7 @@ def attention(
             align, layout, scale, softcap, deterministic, allow_tf32, threads = _constants(
                 align, layout, scale, softcap, deterministic, allow_tf32, threads
             )
-        text, names, arrays, numbers = parts_of(rule, tables)
+        text, names, arrays, sizes = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
                    sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
         given = ("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays)
@@ -111,7 +111,7 @@ def attention(
         _check_data(*given)
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
-        rest = (*tensors, arrays, names, text, numbers, align, layout, scale, softcap, deterministic, allow_tf32, threads)
+        rest = (*tensors, arrays, names, text, sizes, align, layout, scale, softcap, deterministic, allow_tf32, threads)
         return _through_operator(q, k, v, rest, return_lse)
     if threads.__class__ is int and threads == 0:
         threads = torch.get_num_threads()

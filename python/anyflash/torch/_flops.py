@@ -28,20 +28,20 @@ def _counted(backward: bool, q: Tensor, k: Any, v: Any, bias: Any, slopes: Any, 
              lengths: Any, pages: Any, tables: list[Tensor], names: str, rule: str, numbers: list[Any], align: str,
              layout: str, *rest: Any) -> Any:  # fmt: skip
     """By all pairs where sizes, lengths or tables are not known, as in a graph."""
-    shapes = [None if one is None else tuple(one.shape) for one in (q, k, v)]
-    sizes = [size for shape in shapes for size in shape or ()]
+    of_q, of_k, of_v, of_pages = (None if one is None else tuple(one.shape) for one in (q, k, v, pages))
+    sizes = [size for shape in (of_q, of_k, of_v) for size in shape or ()]
     read = [*tables, *(one for one in (cu_q, cu_k, lengths, pages) if one is not None)]
     pairs = None
     if all(isinstance(size, int) for size in (*sizes, *numbers)) and all(map(_has_numbers, read)):
         on_cpu = [None if one is None else one.cpu() for one in (cu_q, cu_k, lengths, pages)]
         of_tables = rule_of(rule, names, [table.cpu() for table in tables], numbers)
         try:
-            pairs = visible_pairs(*shapes, of_tables, align, layout, *on_cpu)
+            pairs = visible_pairs(of_q, of_k, of_v, of_tables, align, layout, *on_cpu)
         except ValueError:  # of lengths that a GPU takes for the nearest ones that it can
             pass
     if pairs is None:
-        pairs = all_pairs(q.shape, None if k is None else k.shape, layout, None if pages is None else pages.shape)
-    return operations(q.shape, None if v is None else v.shape, layout, pages is not None, pairs, backward)
+        pairs = all_pairs(of_q, of_k, layout, of_pages)
+    return operations(of_q, of_v, layout, pages is not None, pairs, backward)
 
 
 def _has_numbers(tensor: Tensor) -> bool:

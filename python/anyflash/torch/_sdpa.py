@@ -209,8 +209,8 @@ def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
 
 
 def _broadcasts(own: int | torch.SymInt, full: int | torch.SymInt) -> bool:
-    """Of two sizes. One that a graph knows only at run time is taken for the full one, as PyTorch takes it, and compared
-    there."""
+    """Of two sizes. One that a graph knows only at run time is taken for the full one, as PyTorch takes it, and
+    compared there."""
     if not torch.compiler.is_compiling():
         return own in (1, full)
     if _known(own == full) or _known(own == 1):
@@ -288,8 +288,8 @@ def switch_off() -> None:
 
 
 def _replaced(found: Any) -> str:
-    """To take its calls would undo what it is for (context_parallel: attention to what other processes have); to call it
-    would leave anyflash out without a word."""
+    """To take its calls would undo what it is for: context_parallel's attend to what other processes have, too. To hand
+    them on would leave anyflash out without a word."""
     name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', type(found).__qualname__)}"
     return (
         f"anyflash.torch: scaled_dot_product_attention is replaced by {echoed(name, 120)}, expected PyTorch's own; "

@@ -20,11 +20,11 @@ _AXES = {"bhsd": (0, 1), "bhds": (0, 1), "bshd": (0, -2), "thd": (None, 1), "qkv
 _Axes = tuple[int | None, int | None]  # a tensor's axes of the batch and of the heads; None where it has none
 
 
-def sharded(call: Callable[..., Any], q: Any, k: Any, v: Any, rule: Any, tables: Any, layout: str, numbers: Mapping[str, Any],
-            **options: Any) -> Any:  # fmt: skip
-    """call(q, k, v, ...) on this process' part of each tensor, its results as DTensors. numbers: tensors by name that
-    are not q, k or v."""
-    given = {"query": q, "key": k, "value": v, **numbers}
+def sharded(call: Callable[..., Any], q: Any, k: Any, v: Any, rule: Any, tables: Any, layout: str,
+            others: Mapping[str, Any], **options: Any) -> Any:  # fmt: skip
+    """call(q, k, v, ...) on this process' part of each tensor, its results as DTensors. others: the call's other
+    tensors by name."""
+    given = {"query": q, "key": k, "value": v, **others}
     given = {name: one for name, one in given.items() if one is not None}
     mesh = _mesh(given)
     if layout not in _AXES:
@@ -37,11 +37,12 @@ def sharded(call: Callable[..., Any], q: Any, k: Any, v: Any, rule: Any, tables:
     results = call(*[local.pop(name, None) for name in ("query", "key", "value")], rule=rule, tables=tables,
                    layout=layout, **local, **options)  # fmt: skip
     out, *rows = results if isinstance(results, tuple) else (results,)
-    shapes = shapes_of_results(q, v, layout, "page_table" in numbers and numbers["page_table"] is not None)
+    shapes = shapes_of_results(q, v, layout, "page_table" in given)
     batch, heads = axes["query"]
-    of_out = (batch, heads - 1 if layout == "qkv" else heads)
+    of_out = (None, 0) if layout == "qkv" else (batch, heads)
     of_rows = (None, 0) if batch is None else (0, 1)
-    made = [_whole(out, mesh, kinds, of_out, shapes[0]), *[_whole(one, mesh, kinds, of_rows, shapes[1]) for one in rows]]
+    made = [_whole(out, mesh, kinds, of_out, shapes[0])]
+    made += [_whole(one, mesh, kinds, of_rows, shapes[1]) for one in rows]
     return tuple(made) if isinstance(results, tuple) else made[0]
 
 
@@ -56,7 +57,7 @@ def _mesh(given: Mapping[str, Any]) -> Any:
 
 
 def _axes(given: Mapping[str, Any], layout: str) -> dict[str, _Axes]:
-    """Of bias, sink and numbers by their shapes: an axis of one entry that all share is none."""
+    """Each tensor's; one of bias whose single entry all share is none."""
     q, paged = given["query"], "page_table" in given
     batch, heads = _AXES[layout]
     heads = heads if heads is None or heads >= 0 else q.dim() + heads
@@ -94,7 +95,7 @@ def _kind(dim: int, given: Mapping[str, Any], axes: Mapping[str, _Axes]) -> int 
         if axis is None or axis not in (of_batch, of_heads):
             places = " or ".join(f"Shard({place})" for place in (of_batch, of_heads) if place is not None)
             raise ValueError(
-                f"{name}: placed as {placement}, expected its batch or heads sharded or none; redistribute it to "
+                f"{name}: placed as {placement if axis is None else f'Shard({axis})'}, expected its batch or heads sharded or none; redistribute it to "
                 f"{places or 'Replicate()'}"
             )
         if kind is None:
@@ -125,7 +126,7 @@ def _processes(kinds: list[int | None], mesh: Any, kind: int) -> int:
 
 
 def _placements(kinds: list[int | None], axes: _Axes) -> list[Placement]:
-    return [Replicate() if kind is None or axes[kind] is None else Shard(axes[kind]) for kind in kinds]  # type: ignore[arg-type]
+    return [Replicate() if kind is None or axes[kind] is None else Shard(axes[kind]) for kind in kinds]
 
 
 def _local(one: Any, mesh: Any, kinds: list[int | None], axes: _Axes) -> Tensor:
@@ -156,8 +157,8 @@ def _local_rule(rule: Any, tables: Any, mesh: Any, kinds: list[int | None]) -> t
     if isinstance(rule, TracedRule):
         parts = parts_of(rule, tables)
         if any(axes != (None, None) for axes in _axes_of_tables(parts[0], parts[1].split(), parts[2])):
-            raise ValueError("rule: made in a graph, with a table of each batch entry or head, beside DTensors; give its "
-                             "text and tables")  # fmt: skip
+            raise ValueError("rule: made in a graph with a table of batch entries or heads, expected a rule's text and "
+                             "tables beside DTensors")  # fmt: skip
         return rule, tables
     text, names, arrays, _ = parts_of(rule, tables)
     every = _axes_of_tables(text, names.split(), arrays)
@@ -168,10 +169,11 @@ def _local_rule(rule: Any, tables: Any, mesh: Any, kinds: list[int | None]) -> t
 
 
 def _part(array: Tensor, mesh: Any, placements: list[Placement]) -> Tensor:
-    whole = [Replicate()] * mesh.ndim
-    device = array.device
-    on_mesh = array if isinstance(array, DTensor) else DTensor.from_local(array.to(mesh.device_type), mesh, whole, run_check=False)
-    return on_mesh.redistribute(mesh, placements).to_local().to(device)
+    device, whole = array.device, [Replicate()] * mesh.ndim
+    if not isinstance(array, DTensor):
+        array = DTensor.from_local(array.to(mesh.device_type), mesh, whole, run_check=False)
+    part: Tensor = array.redistribute(mesh, placements).to_local().to(device)
+    return part
 
 
 def _axes_of_tables(text: str, names: list[str], arrays: list[Tensor]) -> list[_Axes]:

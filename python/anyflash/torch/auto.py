@@ -11,8 +11,8 @@ _on = True
 
 
 def undo() -> None:
-    """Makes torch.nn.functional.scaled_dot_product_attention PyTorch's own again (inside of a block of sdpa(), from that
-    block's end on). Importing the module anew switches anyflash on again. A second call does nothing."""
+    """Makes torch.nn.functional.scaled_dot_product_attention PyTorch's own again; inside of a block of sdpa(), from
+    that block's end on. A new import of this module switches anyflash on again. A second call does nothing."""
     global _on
     if _on:
         _on = False
