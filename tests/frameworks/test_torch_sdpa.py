@@ -322,18 +322,24 @@ def test_scripts_keep_pytorch_s_own(numbers):
 
 
 @pytest.fixture
-def ours(monkeypatch):
-    """Does a call of the function that F has at present reach anyflash?"""
-    calls, q = [], torch.zeros(1, 1, 2, 8, device=DEVICE)
-    real = _sdpa.attention
+def ours_called(monkeypatch):
+    """How often anyflash is called."""
+    calls, real = [], _sdpa.attention
     monkeypatch.setattr(_sdpa, "attention", lambda *args, **options: calls.append(1) or real(*args, **options))
 
-    def asked():
+    def counted(call):
         calls.clear()
-        F.scaled_dot_product_attention(q, q, q)
-        return bool(calls)
+        call()
+        return len(calls)
 
-    return asked
+    return counted
+
+
+@pytest.fixture
+def ours(ours_called):
+    """Does a call of the function that F has at present reach anyflash?"""
+    q = torch.zeros(1, 1, 2, 8, device=DEVICE)
+    return lambda: ours_called(lambda: F.scaled_dot_product_attention(q, q, q)) == 1
 
 
 def test_in_place_for_a_block(ours):
@@ -481,6 +487,30 @@ with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
 """
     ran = subprocess.run([sys.executable, "-c", program, DEVICE], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+LAYERS = {
+    "attention": lambda **made: torch.nn.MultiheadAttention(16, 2, batch_first=True, **made),
+    "layer": lambda **made: torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, **made),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_switch_of_pytorch_s_fused_layers(ours_called, numbers, name, frozen):
+    """As the guide has it: in eval() they go past the function where nothing needs a gradient, but for the switch."""
+    layer, x = LAYERS[name](dtype=torch.float64, device=DEVICE).eval().requires_grad_(not frozen), numbers(2, 5, 16)
+    given = (x, x, x) if name == "attention" else (x,)
+    options = {"need_weights": False} if name == "attention" else {}
+    with torch.set_grad_enabled(frozen), sdpa():
+        assert ours_called(lambda: layer(*given, **options)) == 0
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            assert ours_called(lambda: layer(*given, **options)) == 1
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+    with sdpa():
+        assert ours_called(lambda: layer.train()(*given, **options)) == 1
 
 
 def test_auto_can_be_undone():
