@@ -78,6 +78,9 @@ def attention(
     Works in torch.compile(fullgraph=True), torch.export and torch.func (vmap, grad, vjp); under autocast q, k and v are
     cast as scaled_dot_product_attention's are.
 
+    DTensors of torch.distributed.tensor may be sharded over batch and heads: each process attends with its own part of
+    them, and the results are DTensors that are sharded likewise. Tables are plain tensors then, whole in each process.
+
     Raises ValueError, TypeError or MemoryError with one line, as anyflash.attention; where PyTorch finds no memory for a
     result, its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
     """
