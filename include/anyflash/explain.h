@@ -44,6 +44,11 @@ struct ExplainOptions {
 Explanation explain(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                     const ExplainOptions& options = {});
 
+/// Pairs of a query and a key that a call computes with, in all its batch entries and heads: counted, not estimated. Of q,
+/// k and v only shapes and types matter, their data may be null; lengths, page tables and the rule's tables are read, and
+/// must be on the CPU. Throws Error as forward would.
+std::int64_t visible_pairs(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
+
 /// The pattern itself, (queries, keys) row-major, 1 where the query sees the key: from the definition, pair by pair.
 /// Throws Error over 2^28 pairs.
 std::vector<std::uint8_t> pattern(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,

@@ -44,8 +44,10 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
     if writable and framework in _IMMUTABLE:
         raise ValueError(f"{start}a {_IMMUTABLE[framework]} array cannot be written into, leave it out")
     if getattr(array, "requires_grad", False) is True:
+        recording = "use anyflash.torch.attention, or " if framework == "torch" else ""
         raise ValueError(
-            f"{start}requires a gradient, and this call records none; pass {name}.detach() and use attention_backward"
+            f"{start}requires a gradient, and this call records none; {recording}pass {name}.detach() and use "
+            "attention_backward"
         )
     if framework == "tensorflow":
         array = _tensor_of(array, start)

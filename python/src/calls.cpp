@@ -1,4 +1,7 @@
 // attention, attention_backward and plan: Python's arguments as the C++ calls take them, results as new NumPy arrays.
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
 #include <optional>
 
 #include "rule_object.h"
@@ -199,6 +202,23 @@ nb::tuple shapes_of_results(nb::handle q_array, nb::handle k_array, nb::handle v
   return nb::make_tuple(tuple_of(shapes.out), tuple_of(shapes.lse));
 }
 
+/// Of a call with tensors of these shapes on the CPU.
+std::int64_t visible_pairs_of(const std::array<nb::handle, 3>& shapes, const nb::tuple& packed_options) {
+  Arrays arrays;
+  const auto options = read_options(given_options(packed_options), arrays);
+  TensorView views[3];
+  for (int i = 0; i < 3; ++i) {
+    if (shapes[i].is_none()) continue;
+    const auto sizes = nb::cast<std::vector<std::int64_t>>(shapes[i]);
+    if (sizes.size() > TensorView::max_rank) throw Error(Error::Kind::value, "shape: more axes than expected");
+    views[i].rank = int(sizes.size());
+    std::copy(sizes.begin(), sizes.end(), views[i].shape.begin());
+    views[i].set_row_major_strides();
+  }
+  const WithoutGil without_gil;
+  return visible_pairs(views[0], views[1], views[2], options);
+}
+
 }  // namespace
 
 void add_calls(nb::module_& module) {
@@ -229,6 +249,12 @@ void add_calls(nb::module_& module) {
   add_forward("torch_attention", &attention<Caller::torch>);
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
+  module.def(
+      "visible_pairs",
+      [](nb::handle q_shape, nb::handle k_shape, nb::handle v_shape, const nb::tuple& options) {
+        return visible_pairs_of({q_shape, k_shape, v_shape}, options);
+      },
+      any("q_shape"), any("k_shape"), any("v_shape"), nb::arg("options"));
   module.def("plan", &make_plan, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("as_bfloat16", &as_bfloat16, nb::arg("bits"));
 }

@@ -105,7 +105,8 @@ std::int64_t visible_in_tile(const rules::Program& program, const Box& queries, 
 /// lies in the sequences whole: they are counted once for each difference.
 class TileCounter {
  public:
-  explicit TileCounter(const ExecutionPlan& plan) : plan_(plan), by_difference_(by_difference(program_)) {}
+  TileCounter(const ExecutionPlan& plan, const rules::Program& program)
+      : plan_(plan), program_(program), by_difference_(by_difference(program_)) {}
 
   std::int64_t in_run(const Box& queries, const Run& run) {
     const auto& grid = plan_.key_grid;
@@ -143,7 +144,7 @@ class TileCounter {
   }
 
   const ExecutionPlan& plan_;
-  const rules::Program& program_ = plan_.groups[0].program;
+  const rules::Program& program_;
   const bool by_difference_;
   std::map<Difference, std::int64_t> known_;
 };
@@ -152,11 +153,11 @@ struct Counts {
   std::int64_t visible = 0, partial = 0, full = 0;
 };
 
-Counts count(const ExecutionPlan& plan) {
-  const auto& list = plan.groups[0].keys_of_query_block;
+Counts count(const ExecutionPlan& plan, const MaskGroup& group) {
+  const auto& list = group.keys_of_query_block;
   const auto key_rows = rules::volume(plan.key_grid.extent);
   std::int64_t visible = 0, partial = 0, full = 0;
-  TileCounter tiles(plan);
+  TileCounter tiles(plan, group.program);
 #pragma omp parallel for schedule(dynamic, 16) reduction(+ : visible, partial, full) firstprivate(tiles) \
     num_threads(plan.threads)
   for (std::int64_t block = 0; block < plan.query_grid.count(); ++block) {
@@ -221,7 +222,7 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
                     const ExplainOptions& options) {
   const auto problem = planning::explained_problem(rule, q_shape, k_shape, options);
   const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
-  const auto counts = planning::count(*plan);
+  const auto counts = planning::count(*plan, plan->groups[0]);
 
   Explanation result;
   result.queries = problem.queries();
@@ -254,6 +255,17 @@ Explanation explain(const Rule& rule, const SequenceShape& q_shape, const Sequen
     result.tile_classes = planning::classes_of(*plan);
   }
   return result;
+}
+
+std::int64_t visible_pairs(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {
+  const auto problem = shape_problem(q, k, v, options);
+  rules::check(problem.rule, planning::shapes_of(problem));
+  if (problem.tables_on_device) throw Error(Error::Kind::value, "visible_pairs: lengths on a GPU, expected the CPU");
+  if (!problem.has_pairs()) return 0;
+  const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
+  std::int64_t visible = 0;
+  for (const auto& group : plan->groups) visible += planning::count(*plan, group).visible;
+  return visible * (problem.batch / plan->batch_groups) * (problem.heads_q / plan->head_groups);
 }
 
 std::vector<std::uint8_t> pattern(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,

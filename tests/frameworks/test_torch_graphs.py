@@ -84,6 +84,61 @@ def test_compiled_for_rules_of_any_size(qkv, dynamic):
         assert_same(compiled(*qkv, size), call(*qkv, size))
 
 
+OF_SIZES = {
+    "window": lambda n: af.window(n // 2, (n - 1,)),
+    "local": lambda n: af.local(n // 2, 1, True) | af.causal(),
+    "prefix": lambda n: af.prefix(n // 3),
+    "sink": lambda n: ~af.sink(n - 3),
+    "tiles": lambda n: af.tiles([n // 2], 3) & af.window(-1, n),
+    "neighbourhood": lambda n: af.neighbourhood(n // 2 + 1, 1, [True]),
+    "blocks": lambda n: af.blocks(torch.ones(1, 1, dtype=torch.bool), n, n),
+    "dense": lambda n: af.dense(torch.ones(1, n, dtype=torch.bool)) & af.window(n // 2, 0),
+    "documents": lambda n: af.documents(torch.arange(n) // 3) & af.local(n // 2),
+}
+
+
+@pytest.mark.parametrize("dynamic, most", [(True, 1), (None, 2)])
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_a_rule_made_of_a_size_compiles_once_for_all_sizes(numbers, name, dynamic, most):
+    call = lambda q: attention(q, q, q, rule=OF_SIZES[name](q.shape[2]))  # noqa: E731
+    graphs = []
+    backend = lambda graph, inputs: graphs.append(graph) or graph  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend=backend)
+    for length in range(4, 44, 2):
+        q = numbers(1, 1, length, 8)
+        assert_same(compiled(q), call(q))
+    assert len(graphs) == most
+
+
+def test_gradients_through_a_rule_made_of_sizes(numbers):
+    call = lambda *qkv: attention(*qkv, rule=af.tiles(qkv[0].shape[2:4], 1) | af.local(qkv[0].shape[3] // 2))  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, dynamic=True)
+    for size in (4, 6, 8):
+        qkv = [numbers(1, 2, size, size + 2, 8) for _ in range(3)]
+        assert_same(gradients(compiled, qkv), gradients(call, qkv))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_rule_made_of_a_size(numbers, strict):
+    class Model(torch.nn.Module):
+        def forward(self, q):
+            return attention(q, q, q, rule=af.window(q.shape[2] // 2, [q.shape[2] // 3]))
+
+    dynamic = {"q": {2: torch.export.Dim("length", min=4, max=64)}}
+    exported = torch.export.export(Model(), (numbers(1, 1, 9, 8),), dynamic_shapes=dynamic, strict=strict).module()
+    for length in (5, 12, 30):
+        q = numbers(1, 1, length, 8)
+        assert_same(exported(q), Model()(q))
+
+
+def test_a_wrong_number_in_a_graph_is_told_when_it_runs(numbers):
+    compiled = torch.compile(lambda q: attention(q, q, q, rule=af.local(q.shape[2] - 5)), fullgraph=True, dynamic=True,
+                             backend="aot_eager")  # fmt: skip
+    compiled(numbers(1, 1, 9, 8))
+    with pytest.raises(ValueError, match="^rule: "):
+        compiled(numbers(1, 1, 4, 8))
+
+
 def test_a_rule_that_is_made_in_a_graph_and_used_behind_it(qkv):
     behind = torch.compiler.disable(attention)
     call = lambda q, k, v: behind(q, k, v, rule=af.causal() & LOCAL | ~af.documents(IDS))  # noqa: E731
@@ -128,6 +183,54 @@ def test_exported_override(qkv, strict):
         assert_same(exported.module()(*qkv), Model()(*qkv))
 
 
+OF_UNKNOWN_SIZE = {  # x's shape, the axis that is cut, and the mask's shape, where n is its new size
+    "batch": ((6, 2, 3, 8), 0, lambda n: (n, 1, 3, 3)),
+    "all": ((6, 2, 3, 8), 0, lambda n: (n, 2, 3, 3)),
+    "heads, of fewer axes": ((2, 6, 3, 8), 1, lambda n: (n, 3, 3)),
+    "none": ((6, 2, 3, 8), 0, lambda n: (3, 1)),
+    "queries and keys": ((2, 2, 6, 8), 2, lambda n: (n, n)),
+    "keys": ((2, 2, 6, 8), 2, lambda n: (2, 1, 1, n)),
+    "three axes": ((6, 3, 8), 0, lambda n: (n, 3, 3)),
+    "five axes, first": ((6, 2, 2, 3, 8), 0, lambda n: (n, 1, 1, 3, 3)),
+    "five axes, second": ((2, 6, 2, 3, 8), 1, lambda n: (2, 1, 1, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float64])
+@pytest.mark.parametrize("name", OF_UNKNOWN_SIZE)
+def test_exported_override_with_a_size_known_only_at_run_time(numbers, name, kind):
+    shape, axis, mask_shape = OF_UNKNOWN_SIZE[name]
+
+    class Model(torch.nn.Module):
+        def forward(self, x, keep):
+            x = x[(slice(None),) * axis + (keep,)]
+            mask = torch.ones(mask_shape(x.shape[axis]), dtype=kind, device=x.device)
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    check_exported(Model(), numbers(*shape), torch.tensor([True, False, True, True, False, True], device=DEVICE))
+
+
+def test_exported_override_compares_two_unknown_sizes_at_run_time(numbers):
+    class Model(torch.nn.Module):
+        def forward(self, x, keep, mask, keep_of_mask):
+            x, mask = x[:, :, keep], mask[:, keep_of_mask]
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    keep = torch.tensor([True, False, True, True, False, True], device=DEVICE)
+    x, mask = numbers(2, 2, 6, 8), numbers(1, 6)
+    exported = check_exported(Model(), x, keep, mask, keep.clone())
+    with pytest.raises(RuntimeError, match="Eq"):
+        exported.module()(x, keep, mask, keep.logical_not())
+
+
+def check_exported(model, *given):
+    with sdpa():
+        exported = torch.export.export(model, given, strict=False)
+        assert "anyflash.attention" in exported.graph_module.code
+        assert_same(exported.module()(*given), model(*given))
+    return exported
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", ["rule from outside", "a rule's text", "options", "lse"])
 def test_exported(qkv, name, strict):
@@ -142,14 +245,14 @@ def test_exported(qkv, name, strict):
 def arguments(q, k, v, **changes):
     options = dict(
         bias=None, alibi_slopes=None, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None,
-        page_table=None, tables=[], names="", rule="causal()", align="none_front", layout="bhsd", scale=None,
+        page_table=None, tables=[], names="", rule="causal()", numbers=[], align="none_front", layout="bhsd", scale=None,
         softcap=0.0, deterministic=False, allow_tf32=False, threads=0, statistics=1,
     )  # fmt: skip
     return q, k, v, *(options | changes).values()
 
 
 @pytest.mark.parametrize("changes", [
-    {}, dict(statistics=2), dict(rule="documents(a, a)", names="a", tables=[IDS]),
+    {}, dict(statistics=2), dict(rule="window($0, $1)", numbers=[3, 2]), dict(rule="documents(a, a)", names="a", tables=[IDS]),
     dict(bias=torch.zeros(1, 4, 1, 9, requires_grad=True, device=DEVICE),
          sink=torch.zeros(4, requires_grad=True, device=DEVICE), softcap=2.0),
 ])  # fmt: skip

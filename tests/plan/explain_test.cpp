@@ -44,6 +44,38 @@ TEST(Explain, CountsVisiblePairs) {
   }
 }
 
+TEST(VisiblePairs, OfAllHeadsAndBatchEntries) {
+  TensorView q(nullptr, ElementType::float32, {2, 4, 100, 8}), k(nullptr, ElementType::float32, {2, 2, 150, 8});
+  Options options;
+  EXPECT_EQ(visible_pairs(q, k, k, options), 2 * 4 * 100 * 150);
+  options.rule = causal();
+  options.align = Align::none_end;
+  EXPECT_EQ(visible_pairs(q, k, k, options), 2 * 4 * ones(pattern(causal(), {100}, {150}, Align::none_end)));
+  std::int64_t lengths[] = {60, 0};
+  options.align = Align::none_front;
+  options.key_lengths = TensorView(lengths, ElementType::int64, {2});
+  EXPECT_EQ(visible_pairs(q, k, k, options), 4 * (60 * 61 / 2 + 40 * 60));
+  options.key_lengths = {};
+  std::vector<std::uint8_t> mask(4 * 100 * 150);
+  std::fill_n(mask.begin() + 3 * 100 * 150, 7, std::uint8_t{1});  // of the last head
+  options.rule = dense(TensorView(mask.data(), ElementType::boolean, {1, 4, 100, 150}));
+  EXPECT_EQ(visible_pairs(q, k, k, options), 2 * 7);
+  EXPECT_EQ(visible_pairs(TensorView(nullptr, ElementType::float32, {0, 4, 100, 8}),
+                          TensorView(nullptr, ElementType::float32, {0, 2, 150, 8}),
+                          TensorView(nullptr, ElementType::float32, {0, 2, 150, 8})),
+            0);
+}
+
+TEST(VisiblePairs, OfPackedSequences) {
+  const TensorView x(nullptr, ElementType::float32, {10, 3, 8});
+  std::int32_t ends[] = {0, 4, 4, 10};
+  Options options;
+  options.layout = Layout::thd;
+  options.rule = causal();
+  options.cu_seqlens_q = options.cu_seqlens_k = TensorView(ends, ElementType::int32, {4});
+  EXPECT_EQ(visible_pairs(x, x, x, options), 3 * (4 * 5 / 2 + 6 * 7 / 2));
+}
+
 TEST(Explain, CountsTilesOfOneDifferenceOnce) {
   auto random = planning::RandomRules::of_differences(8, 2);
   for (int i = 0; i < 60; ++i) {

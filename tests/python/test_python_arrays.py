@@ -117,7 +117,8 @@ def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
     with pytest.raises(ValueError) as caught:
         af.attention(tensor(qkv[0]), needs_gradient, tensor(qkv[2]))
     assert str(caught.value) == (
-        "key: requires a gradient, and this call records none; pass key.detach() and use attention_backward"
+        "key: requires a gradient, and this call records none; use anyflash.torch.attention, or pass key.detach() and "
+        "use attention_backward"
     )
     for kind in (tensor, derived):
         negated = kind(qkv[1])

@@ -117,7 +117,8 @@ def test_results_outlive_the_call(qkv):
 
 
 complex_numbers = torch.complex(numbers(8, 1, 2, 17, 16), numbers(9, 1, 2, 17, 16))
-gradient = "requires a gradient, and this call records none; pass key.detach() and use attention_backward"
+gradient = ("requires a gradient, and this call records none; use anyflash.torch.attention, or pass key.detach() and use "
+            "attention_backward")  # fmt: skip
 REFUSED = {
     "requires a gradient": (lambda x: x.clone().requires_grad_(), ValueError, gradient),
     "a parameter": (torch.nn.Parameter, ValueError, gradient),

@@ -8,6 +8,7 @@ anyflash.attention does. It needs TensorFlow 2.15 or newer; no version is linked
 saved model that holds these ops.
 """
 
+from . import _flops  # noqa: F401 - registers its statistic
 from ._attention import attention
 from ._functions import causal_1d, causal_2d, full_1d, full_2d, local_1d, local_2d
 

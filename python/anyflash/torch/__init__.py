@@ -7,6 +7,7 @@
 linked; 2.4 or newer is expected, in graphs 2.7.
 """
 
+from . import _flops  # noqa: F401 - registers its formulas
 from ._attention import attention
 from ._packed import flash_attention_qkv_packed
 from ._sdpa import scaled_dot_product_attention, sdpa

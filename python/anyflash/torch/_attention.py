@@ -14,7 +14,7 @@ from .. import _core
 from .._arrays import settle
 from .._frontend import NESTED, check_return_lse, integer, truth, without_gradient
 from .._rules import full
-from ._op import NO_SLOPES, SECOND, lse_of, others_of, refuse_tangents, stream_of
+from ._op import NO_SLOPES, SECOND, dispatched, lse_of, others_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
 from ._transforms import transformed
 
@@ -78,6 +78,9 @@ def attention(
     Works in torch.compile(fullgraph=True), torch.export and torch.func (vmap, grad, vjp); under autocast q, k and v are
     cast as scaled_dot_product_attention's are.
 
+    DTensors of torch.distributed.tensor may be sharded over batch and heads: each process attends with its own part of
+    them, and the results are DTensors that are sharded likewise. Tables are plain tensors then, whole in each process.
+
     Raises ValueError, TypeError or MemoryError with one line, as anyflash.attention; where PyTorch finds no memory for a
     result, its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
     """
@@ -85,6 +88,16 @@ def attention(
     if scale is not None or softcap.__class__ is not float:
         _refuse_gradients(scale=scale, softcap=softcap)
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
+        if is_sharded(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table):
+            if plan is not None or out is not None:
+                raise ValueError(f"{'out' if plan is None else 'plan'}: given beside DTensors, expected none there")
+            from ._sharded import sharded  # PyTorch has loaded what it needs by now
+
+            by_name = dict(bias=bias, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q,
+                           cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths, page_table=page_table)  # fmt: skip
+            return sharded(attention, q, k, v, rule, tables, layout, by_name, align=align, scale=scale, softcap=softcap,
+                           return_lse=return_lse, deterministic=deterministic, allow_tf32=allow_tf32,
+                           threads=threads)  # fmt: skip
         for name, one in (("key", k), ("value", v)):
             if one is not None and not isinstance(one, Tensor):
                 raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
@@ -93,7 +106,7 @@ def attention(
             align, layout, scale, softcap, deterministic, allow_tf32, threads = _constants(
                 align, layout, scale, softcap, deterministic, allow_tf32, threads
             )
-        text, names, arrays = parts_of(rule, tables)
+        text, names, arrays, sizes = parts_of(rule, tables)
         tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
                    sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
         given = ("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays)
@@ -101,7 +114,7 @@ def attention(
         _check_data(*given)
         if plan is not None or out is not None:
             raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
-        rest = (*tensors, arrays, names, text, align, layout, scale, softcap, deterministic, allow_tf32, threads)
+        rest = (*tensors, arrays, names, text, sizes, align, layout, scale, softcap, deterministic, allow_tf32, threads)
         return _through_operator(q, k, v, rest, return_lse)
     if threads.__class__ is int and threads == 0:
         threads = torch.get_num_threads()
@@ -161,6 +174,11 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
     return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
             and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
             and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
+
+
+def is_sharded(*tensors: Any) -> bool:
+    """Is one of them a DTensor?"""
+    return any([type(tensor).__name__ == "DTensor" for tensor in tensors])
 
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
@@ -267,7 +285,8 @@ class _Attention(torch.autograd.Function):
         dlse = None if dlse is None else in_memory(dlse)
         wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
         options = _with_saved(ctx.options, ctx.text, kept)
-        made = once(_gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
+        gradients = dispatched if _modes() else _gradients
+        made = once(gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
         return *made, *[None] * (3 + ctx.kept)
 
 

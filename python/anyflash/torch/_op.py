@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from .. import _arrays, _core
 from .._frontend import second_derivative, without_gradient
-from ._rule import rule_of
+from ._rule import as_tensor, parts_of, rule_of
 
 SECOND = second_derivative("torch")
 FORWARD_MODE = "anyflash.torch.attention: a forward-mode derivative was asked for, expected reverse-mode ones alone"
@@ -22,8 +22,8 @@ NO_SLOPES = without_gradient("alibi_slopes", "alibi_slopes.detach()")
 
 _OPTIONS = (
     "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? key_lengths, Tensor? page_table, Tensor[] tables, str names, str rule, str align, str layout, "
-    "float? scale, float softcap, bool deterministic, bool allow_tf32, int threads"
+    "Tensor? key_lengths, Tensor? page_table, Tensor[] tables, str names, str rule, SymInt[] numbers, str align, "
+    "str layout, float? scale, float softcap, bool deterministic, bool allow_tf32, int threads"
 )
 _library = torch.library.Library("anyflash", "DEF")
 _library.define(
@@ -36,8 +36,8 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 # The arguments' places.
-BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, ALIGN, LAYOUT = range(3, 15)
-ARGUMENTS = 21  # of the first operator
+BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, NUMBERS, ALIGN, LAYOUT = range(3, 16)
+ARGUMENTS = 22  # of the first operator
 
 
 # The number alone, where PyTorch tells it: an object for it takes microseconds.
@@ -63,12 +63,12 @@ def stream_of(q: Tensor, others: tuple[Any, ...] = ()) -> int:
 
 
 def packed(q: Tensor, bias: Any, alibi_slopes: Any, sink: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, key_lengths: Any,
-           page_table: Any, tables: list[Tensor], names: str, rule: str, align: str, layout: str,
+           page_table: Any, tables: list[Tensor], names: str, rule: str, numbers: list[int], align: str, layout: str,
            scale: float | None, softcap: float, deterministic: bool, allow_tf32: bool,
            threads: int) -> tuple[Any, ...]:  # fmt: skip
     """The options as the extension takes them."""
-    return (rule_of(rule, names, tables), align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
-            cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
+    return (rule_of(rule, names, tables, numbers), align, layout, scale, bias, softcap, alibi_slopes, sink,
+            deterministic, None, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
             threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
 
 
@@ -86,6 +86,20 @@ def _backward(dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: A
     return tuple(q.new_empty(0) if one is None else one for one in made)
 
 
+def dispatched(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
+               out: Tensor, lse: Tensor) -> Any:  # fmt: skip
+    """The backward call of an eager one by its operator, which modes see (torch.utils.flop_counter). The options are
+    the extension's."""
+    rule, align, layout, scale, _, softcap, slopes, _, deterministic, _, *lengths, allow_tf32, threads, _ = options
+    text, names, tables, numbers = parts_of(rule, None)
+    slopes, *lengths = (None if one is None else as_tensor(one, "lengths") for one in (slopes, *lengths))
+    made = torch.ops.anyflash.attention_backward(
+        dout, dlse, out, lse, q, k, v, bias, slopes, sink, *lengths, tables, names, text, numbers, align, layout, scale,
+        softcap, deterministic, allow_tf32, threads, wanted,
+    )  # fmt: skip
+    return tuple(one if wanted >> i & 1 else None for i, one in enumerate(made))
+
+
 for _device in ("CPU", "CUDA"):
     _library.impl("attention", _forward, _device)
     _library.impl("attention_backward", _backward, _device)
@@ -96,7 +110,7 @@ def _empty(shape: tuple[Any, ...], like: Tensor) -> Tensor:
     return torch.empty_like(like) if tuple(like.shape) == shape else like.new_empty(shape)
 
 
-def _shapes(q: Tensor, v: Any, layout: str, paged: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def shapes_of_results(q: Tensor, v: Any, layout: str, paged: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Of out and of lse."""
     least = {"qkv": 4, "thd": 3}.get(layout, 4)
     if q.dim() < least:
@@ -117,7 +131,7 @@ def _shapes(q: Tensor, v: Any, layout: str, paged: bool) -> tuple[tuple[Any, ...
 
 
 def _forward_fake(q: Tensor, k: Any, v: Any, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    shape, rows = _shapes(q, v, rest[LAYOUT - 3], rest[PAGES - 3] is not None)
+    shape, rows = shapes_of_results(q, v, rest[LAYOUT - 3], rest[PAGES - 3] is not None)
     row_type = torch.float64 if q.dtype == torch.float64 else torch.float32
     first = q.new_empty(rows, dtype=row_type)
     return _empty(shape, q), first, torch.empty_like(first) if rest[-1] == 2 else q.new_empty(0)
@@ -170,6 +184,7 @@ def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = N
             if wanted >> bit & 1:
                 grads[i] = made[bit]
     grads[TABLES] = [None] * len(tables)
+    grads[NUMBERS] = None if ctx.others[NUMBERS - NAMES] else []  # PyTorch takes an empty list for one of tensors
     return tuple(grads)
 
 

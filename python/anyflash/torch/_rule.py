@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ from ._traced import TracedRule
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _of_text: dict[str, Rule] = {}  # of rules without tables
 _MOST = 1024  # of those that are remembered
+_NUMBERS = (int, torch.SymInt)
 
 
-def rule_of(text: str, names: str = "", tables: Sequence[Any] = ()) -> Rule:
-    """The rule that a text and its tables make, names separated by spaces. Raises as anyflash.parse_rule does."""
+def rule_of(text: str, names: str = "", tables: Sequence[Any] = (), numbers: Sequence[int] = ()) -> Rule:
+    """The rule that a text and its tables make, names separated by spaces; $i in the text is the i-th number. Raises as
+    anyflash.parse_rule does."""
+    if numbers:
+        text = re.sub(r"\$(\d+)", lambda place: str(numbers[int(place[1])]), text)
     if names:
         return _core.parse_rule(text, dict(zip(names.split(), tables)))
     rule = _of_text.get(text)
@@ -70,34 +74,46 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
         raise kind(f"{name}: {first_line(error)}") from None
 
 
-def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, list[torch.Tensor]]:
-    """(text, names, tables) of a call's rule, as rule_of takes them; a Rule's tables are shared with it, not copied."""
+def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, list[torch.Tensor], list[Any]]:
+    """(text, names, tables, numbers) of a call's rule, as rule_of takes them; a Rule's tables are shared with it, not
+    copied."""
     if isinstance(rule, str):
         given = given_tables(tables)
-        return rule, " ".join(given), [as_tensor(table, f"tables: {name}") for name, table in given.items()]
+        return rule, " ".join(given), [as_tensor(table, f"tables: {name}") for name, table in given.items()], []
     refuse_tables(tables)
     _check(rule)
-    found: list[torch.Tensor] = []
+    found = _Found([], [])
     text = _written(rule, found)
-    return text, " ".join([f"t{i}" for i in range(len(found))]), found
+    return text, " ".join([f"t{i}" for i in range(len(found.tables))]), found.tables, found.numbers
 
 
-def _written(part: Any, found: list[torch.Tensor]) -> str:
-    """A rule, or an argument of one, as text; its tables are added to those found."""
+class _Found(NamedTuple):
+    """What stands in a rule's text by its place: tables as t0, t1, ..., numbers as $0, $1, ..."""
+
+    tables: list[torch.Tensor]
+    numbers: list[int | torch.SymInt]
+
+
+def _written(part: Any, found: _Found) -> str:
+    """A rule, or an argument of one, as text. Numbers are kept out of it: one that a graph knows as a symbol (a size)
+    would be a constant in it."""
     if isinstance(part, TracedRule):
         texts = [_written(one, found) for one in part.parts]
         if part.name in "&|":
             return f"({texts[0]} {part.name} {texts[1]})"
         return f"{part.name}({', '.join(texts)})"  # "~(...)" too
-    if isinstance(part, (bool, int)):
-        return str(index(part))  # of a dynamic size too
+    if isinstance(part, bool):
+        return str(index(part))
+    if isinstance(part, _NUMBERS):
+        found.numbers.append(part)
+        return f"${len(found.numbers) - 1}"
     if isinstance(part, (tuple, list)):
-        return f"[{', '.join([str(index(one)) for one in part])}]"
+        return f"[{', '.join([_written(one if isinstance(one, _NUMBERS) else index(one), found) for one in part])}]"
     if isinstance(part, (torch.Tensor, np.ndarray)):
-        found.append(as_tensor(part, "rule"))
-        return f"t{len(found) - 1}"
-    text: str = _text(part, len(found))
-    found.extend([_table(part, i) for i in range(_count(part))])
+        found.tables.append(as_tensor(part, "rule"))
+        return f"t{len(found.tables) - 1}"
+    text: str = _text(part, len(found.tables))
+    found.tables.extend([_table(part, i) for i in range(_count(part))])
     return text
 
 

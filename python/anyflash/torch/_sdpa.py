@@ -4,6 +4,7 @@ PyTorch's own must take it."""
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 import threading
@@ -20,11 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _attention as _plain
 from .. import _rules
+from .._core import echoed
 from ._attention import attention, autocast_makes_one
 from ._rule import constant
 
 _log = logging.getLogger("anyflash.torch")
-_pytorch_s_own = F.scaled_dot_product_attention
+_pytorch_s_own = torch._C._nn.scaled_dot_product_attention  # whatever F holds at present
 _transforms = torch._C._functorch.get_interpreter_stack
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -35,7 +37,7 @@ _CAUSAL, _FULL = _rules.causal(), _rules.full()
 _told: set[str] = set()
 _lock = threading.Lock()
 _users = 0  # of the override
-_found = _pytorch_s_own  # what it stands in place of
+_in_use = False  # _users > 0: of this alone a compiled graph may depend
 
 
 def scaled_dot_product_attention(
@@ -99,9 +101,31 @@ def _of_bias(bias: Any, given: tuple[Any, ...], **options: Any) -> Tensor:
     return bias.__torch_function__(F.scaled_dot_product_attention, (type(bias),), given, options)
 
 
-# torch.jit.script, as long as PyTorch has it, takes the function for PyTorch's own.
+@functools.wraps(scaled_dot_product_attention)
+def _override(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """What stands in F. Whoever has put something around it may leave it there, or call it, after its last user has
+    gone: it is PyTorch's own then."""
+    if _in_use:
+        return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    return _pytorch_s_own(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+
+_override.__signature__ = inspect.signature(scaled_dot_product_attention)  # type: ignore[attr-defined]
+_override.__wrapped__ = _pytorch_s_own
+_override.__qualname__ = "_override"  # by which a pickle finds it; wrappers of others ask for __name__
+
+# torch.jit.script, as long as PyTorch has it, takes the functions for PyTorch's own.
 if _builtins := getattr(torch.jit, "_builtins", None):
-    _builtins._register_builtin(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
+    for _one in (scaled_dot_product_attention, _override):
+        _builtins._register_builtin(_one, "aten::scaled_dot_product_attention")
 
 
 def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, gqa: bool) -> str | None:
@@ -181,7 +205,30 @@ def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
     if mask.dtype not in (torch.bool, torch.float32, q.dtype) and not autocast_makes_one(q, mask):
         return ""
     padded = (1,) * (len(shape) - mask.dim()) + tuple(mask.shape)
-    return None if all(own in (1, full) for own, full in zip(padded, shape)) else ""
+    return None if all(_broadcasts(own, full) for own, full in zip(padded, shape)) else ""
+
+
+def _broadcasts(own: int | torch.SymInt, full: int | torch.SymInt) -> bool:
+    """Of two sizes. One that a graph knows only at run time is taken for the full one, as PyTorch takes it, and
+    compared there."""
+    if not torch.compiler.is_compiling():
+        return own in (1, full)
+    if _known(own == full) or _known(own == 1):
+        return True
+    if _known(own != full):
+        return False
+    torch._check(own == full)
+    return True
+
+
+def _known(fact: Any) -> bool:
+    """Is a comparison of sizes true, as far as a graph knows, which then needs no guard?"""
+    if not torch.compiler.is_compiling():
+        return bool(fact)
+    import torch.fx.experimental.symbolic_shapes as symbolic  # PyTorch has it by now
+
+    known = symbolic.guard_or_false if hasattr(symbolic, "guard_or_false") else symbolic.guard_size_oblivious
+    return bool(known(fact))
 
 
 def _reason_of_scale(scale: Any, dtype: torch.dtype) -> str | None:
@@ -200,7 +247,7 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
     if mask is not None:
         mask = mask[(None,) * (rank - mask.dim())]
     if rank > 4:
-        if mask is not None and max(mask.shape[:-3]) > 1:
+        if mask is not None and not all(_known(size == 1) for size in mask.shape[:-3]):
             mask = mask.expand(*shape[:-3], *mask.shape[-3:])
         q, k, v, mask = (x if x is None else x.flatten(0, -4) for x in (q, k, v, mask))
     elif rank < 4:
@@ -218,30 +265,50 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
 
 def switch_on() -> None:
     """Puts the override in place, for all threads."""
-    global _users, _found
+    global _users, _in_use
     torch.overrides.get_overridable_functions()  # which PyTorch finds in F once: its own must be among them
     with _lock:
+        found = F.scaled_dot_product_attention
+        if found is not _override and found is not _pytorch_s_own:
+            raise RuntimeError(_replaced(found))
+        F.scaled_dot_product_attention = _override
         _users += 1
-        if F.scaled_dot_product_attention is not scaled_dot_product_attention:
-            _found, F.scaled_dot_product_attention = F.scaled_dot_product_attention, scaled_dot_product_attention
+        _in_use = True
         _know_early_names()
 
 
-def _switch_off() -> None:
-    global _users
+def switch_off() -> None:
+    """Of one that has switched it on."""
+    global _users, _in_use
     with _lock:
         _users -= 1
-        if _users == 0 and F.scaled_dot_product_attention is scaled_dot_product_attention:
-            F.scaled_dot_product_attention = _found
+        _in_use = _users > 0
+        if not _in_use and F.scaled_dot_product_attention is _override:
+            F.scaled_dot_product_attention = _pytorch_s_own
+
+
+def _replaced(found: Any) -> str:
+    """To take its calls would undo what it is for: context_parallel's attend to what other processes have, too. To hand
+    them on would leave anyflash out without a word."""
+    name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', type(found).__qualname__)}"
+    return (
+        f"anyflash.torch: scaled_dot_product_attention is replaced by {echoed(name, 120)}, expected PyTorch's own; "
+        "switch anyflash on first, then put that around it"
+    )
 
 
 @contextmanager
 def sdpa() -> Iterator[None]:
     """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever that covers the
-    call, in all threads; then it is what it was before. Names that were imported from torch.nn.functional earlier keep
-    PyTorch's own."""
+    call, in all threads; then it is PyTorch's own again. Names that were imported from torch.nn.functional earlier keep
+    PyTorch's own.
+
+    What others put in the function's place inside of the block stays theirs, and may call what it has found there.
+    RuntimeError if something else is in its place already: a wrapper of another library, or PyTorch's own
+    context_parallel, whose calls must reach it.
+    """
     switch_on()
     try:
         yield
     finally:
-        _switch_off()
+        switch_off()

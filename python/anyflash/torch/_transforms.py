@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._op import ARGUMENTS, BIAS, FORWARD_MODE, LAYOUT, PAGES, TABLES, _library, differentiate, refuse, save
+from ._op import (
+    ARGUMENTS, BIAS, FORWARD_MODE, LAYOUT, NUMBERS, PAGES, TABLES, _library, differentiate, refuse, save,
+)  # fmt: skip
 
 _Dims = tuple[Any, ...]
 _FORWARD, _BACKWARD = 0, 4  # where q stands among the operators' arguments
@@ -107,7 +109,9 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         call = lambda *args: _Backward.apply(*_flat(_BACKWARD, args))
-        return _flat(_FORWARD, differentiate(ctx, grads, call))
+        made = list(differentiate(ctx, grads, call))
+        made[NUMBERS] = None
+        return _flat(_FORWARD, tuple(made))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -1,6 +1,20 @@
 """`import anyflash.torch.auto`: from then on torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever
-that covers the call; see anyflash.torch.scaled_dot_product_attention, and anyflash.torch.sdpa() for a block alone."""
+that covers the call; see anyflash.torch.scaled_dot_product_attention, and anyflash.torch.sdpa() for a block alone.
+undo() ends it."""
 
-from ._sdpa import switch_on
+import sys
+
+from ._sdpa import switch_off, switch_on
 
 switch_on()
+_on = True
+
+
+def undo() -> None:
+    """Makes torch.nn.functional.scaled_dot_product_attention PyTorch's own again; inside of a block of sdpa(), from
+    that block's end on. A new import of this module switches anyflash on again. A second call does nothing."""
+    global _on
+    if _on:
+        _on = False
+        switch_off()
+        sys.modules.pop(__name__, None)

@@ -1,0 +1,39 @@
+"""Useful operations of a call, for the profilers of frameworks: by the pairs of a query and a key that it computes
+with, as anyflash.explain counts them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from . import _core
+
+_Shape = Any  # of sizes, which may be symbols; or None
+
+
+def operations(q: _Shape, v: _Shape, layout: str, paged: bool, pairs: Any, backward: bool = False) -> Any:
+    """Of a call of these shapes with so many pairs, in all heads and batch entries together."""
+    d_qk = q[2] if layout == "bhds" else q[-1]
+    d_v = d_qk if v is None else v[2] if layout == "bhds" and not paged else v[-1]
+    if backward:
+        return (6 * d_qk + 4 * d_v) * pairs  # S, dP and dV; dQ and dK
+    return (2 * d_qk + 2 * d_v) * pairs
+
+
+def visible_pairs(q: _Shape, k: _Shape, v: _Shape, rule: Any, align: str, layout: str, cu_seqlens_q: Any,
+                  cu_seqlens_k: Any, key_lengths: Any, page_table: Any) -> int:  # fmt: skip
+    """Of shapes, with lengths and tables on the CPU."""
+    options = (rule, align, layout, None, None, 0.0, None, None, False, None, cu_seqlens_q, cu_seqlens_k, key_lengths,
+               page_table, False, 0, 0)  # fmt: skip
+    return _core.visible_pairs(q, k, v, options)
+
+
+def all_pairs(q: _Shape, k: _Shape, layout: str, page_table: _Shape) -> Any:
+    """Of shapes, where no more is known: every query sees every key. The sizes may be symbols."""
+    if k is None:  # qkv
+        return math.prod(q[1:3]) * q[2]
+    rows = math.prod([size for axis, size in enumerate(q) if axis != (2 if layout == "bhds" else len(q) - 1)])
+    if page_table is not None:
+        return rows * page_table[1] * k[1]
+    sequence = {"thd": slice(0, 1), "bshd": slice(1, -2), "bhsd": slice(2, -1), "bhds": slice(3, None)}[layout]
+    return rows * math.prod(k[sequence])
