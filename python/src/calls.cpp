@@ -89,9 +89,11 @@ int wanted_statistics(nb::handle return_lse) {
               "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
 }
 
+/// A result like the array `example`, of which `view` is the view.
 nb::object made_for(Caller caller, const char* name, std::span<const std::int64_t> shape, ElementType type,
-                    nb::handle example, Device device) {
-  return caller == Caller::torch ? new_tensor(shape, type, example) : new_array(name, shape, type, example, device);
+                    nb::handle example, const TensorView& view) {
+  return caller == Caller::torch ? new_tensor(shape, type, example, view)
+                                 : new_array(name, shape, type, example, view.device);
 }
 
 template <Caller caller>
@@ -105,17 +107,17 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto shapes = result_shapes(q, k, v, options);  // checks the call
   const bool make_out = out_array.is_none();
   nb::object out =
-      make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q.device) : nb::borrow(out_array);
+      make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q) : nb::borrow(out_array);
   ForwardOutputs outputs;
   outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
   const auto row_type = q.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
   if (statistics > 0) {
-    first = made_for(caller, statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array, q.device);
+    first = made_for(caller, statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array, q);
     (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.made(first, row_type);
   }
   if (statistics == 2) {
-    second = made_for(caller, "m", shapes.lse, row_type, q_array, q.device);
+    second = made_for(caller, "m", shapes.lse, row_type, q_array, q);
     outputs.row_max = arrays.made(second, row_type);
   }
   {
@@ -160,7 +162,7 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
   backward(inputs, q, k, v, gradients, options);  // asked for none yet: checks the call
   for (int i = 0; auto& [name, of, array, gradient, made] : wanted) {
     if (!(wanted_bits >> i++ & 1) || !of.given()) continue;
-    made = made_for(caller, name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of.device);
+    made = made_for(caller, name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of);
     *gradient = arrays.made(made, of.type);
   }
   {
@@ -225,7 +227,9 @@ void add_calls(nb::module_& module) {
   };
   add_forward("attention", &attention<Caller::anyone>);
   add_backward("attention_backward", &attention_backward<Caller::anyone>);
-  module.def("use_torch", &use_torch, nb::arg("module"));
+  module.def("use_torch", &use_torch, nb::arg("module"), any("exchange"));
+  module.def("torch_covers", &torch_covers, any("query"), any("key"), any("value"), any("mask"), any("causal"),
+             any("enable_gqa"));
   add_forward("torch_attention", &attention<Caller::torch>);
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
