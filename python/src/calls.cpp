@@ -185,6 +185,20 @@ PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   return {std::move(made), nb::borrow(given[rule])};
 }
 
+/// Bytes that attention_backward works in for the gradients in `wanted_bits`. Of q, k and v only shapes, types and
+/// strides are looked at.
+std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::handle v_array,
+                                   const nb::tuple& packed_options, int wanted_bits) {
+  Arrays arrays(Caller::torch);
+  const auto options = read_options(given_options(packed_options), arrays);
+  const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
+  Gradients gradients;
+  if (wanted_bits & 1) gradients.dq = q;
+  if (wanted_bits & 2) gradients.dk = k;
+  if (wanted_bits & 4) gradients.dv = v;
+  return backward_workspace(q, k, v, gradients, options);
+}
+
 nb::tuple tuple_of(const std::vector<std::int64_t>& sizes) {
   nb::list list;
   for (const auto size : sizes) list.append(size);
@@ -232,6 +246,8 @@ void add_calls(nb::module_& module) {
              any("enable_gqa"));
   add_forward("torch_attention", &attention<Caller::torch>);
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
+  module.def("torch_backward_workspace", &workspace_of_backward, any("q"), any("k"), any("v"), nb::arg("options"),
+             nb::arg("wanted"));
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("plan", &make_plan, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def("as_bfloat16", &as_bfloat16, nb::arg("bits"));

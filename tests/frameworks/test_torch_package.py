@@ -56,8 +56,9 @@ STRUCTURES = {
     "Device": ("DLDevice", "device_type device_id"),
     "DataType": ("DLDataType", "code bits lanes"),
     "Tensor": ("DLTensor", "data device ndim dtype shape strides byte_offset"),
-    "ExchangeApi": ("DLPackExchangeAPI", "version:header.version previous:header.prev_api allocate:managed_tensor_allocator "
-                    "view_of_object:dltensor_from_py_object_no_sync current_stream:current_work_stream"),
+    "ExchangeApi": ("DLPackExchangeAPI", "version:header.version previous:header.prev_api "
+                    "allocate:managed_tensor_allocator view_of_object:dltensor_from_py_object_no_sync "
+                    "current_stream:current_work_stream"),
 }  # fmt: skip
 
 

@@ -139,13 +139,17 @@ def attention(
     return _Attention.apply(q, k, v, bias, sink, (return_lse, options, others, named), *kept)
 
 
+def plain_options(rule: Any, scale: float | None, layout: str = "bhsd", stream: int = 0) -> tuple[Any, ...]:
+    """As the extension takes them, of a call with no others."""
+    return (rule, "none_front", layout, scale, None, 0.0, None, None, False, None, None, None, None, None, False,
+            torch.get_num_threads(), stream)  # fmt: skip
+
+
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, rule: Any, scale: float | None = None,
                     tables: dict[str, Tensor] | None = None) -> Tensor:  # fmt: skip
     """attention(q, k, v, rule=rule, scale=scale, tables=tables) where is_direct holds of all, nothing is cast by
     autocast, and all is on the CPU."""
-    called = rule if tables is None else given_rule(rule, tables)
-    options = (called, "none_front", "bhsd", scale, None, 0.0, None, None, False, None, None, None, None, None, False,
-               torch.get_num_threads(), 0)  # fmt: skip
+    options = plain_options(rule if tables is None else given_rule(rule, tables), scale)
     if not (_grad() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         made: Tensor = _core.torch_attention(q, k, v, None, False, options)
         return made
