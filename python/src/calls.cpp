@@ -96,6 +96,14 @@ nb::object made_for(Caller caller, const char* name, std::span<const std::int64_
                                  : new_array(name, shape, type, example, view.device);
 }
 
+/// What result_shapes gives. Of plain tensors it is known without the check, which forward makes too.
+ResultShapes shapes_of_forward(Caller caller, const TensorView& q, const TensorView& k, const TensorView& v,
+                               const Options& options) {
+  const bool plain = options.layout == Layout::bhsd && !options.page_table.given() && q.rank == 4 && v.rank == 4;
+  if (caller != Caller::torch || !plain || q.shape[3] != v.shape[3]) return result_shapes(q, k, v, options);
+  return {{q.shape.begin(), q.shape.begin() + 4}, {q.shape.begin(), q.shape.begin() + 3}};
+}
+
 template <Caller caller>
 nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
                      nb::handle return_lse, const nb::tuple& packed_options) {
@@ -104,7 +112,7 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto options = read_options(given, arrays);
   const int statistics = wanted_statistics(return_lse);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
-  const auto shapes = result_shapes(q, k, v, options);  // checks the call
+  const auto shapes = shapes_of_forward(caller, q, k, v, options);
   const bool make_out = out_array.is_none();
   nb::object out =
       make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q) : nb::borrow(out_array);

@@ -82,7 +82,7 @@ def attention(
     result, its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
     """
     q, k, v = cast(q, k, v)
-    if scale is not None or softcap.__class__ is not float:
+    if not (scale is None or scale.__class__ is float) or softcap.__class__ is not float:
         _refuse_gradients(scale=scale, softcap=softcap)
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
         for name, one in (("key", k), ("value", v)):
