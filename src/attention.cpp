@@ -132,6 +132,21 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
   });
 }
 
+std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                const Gradients& gradients, const Options& options) {
+  return with_memory_errors("backward", [&] {
+    backend_of(q.device);
+    auto problem = shape_problem(q, k, v, options, Direction::backward);
+    check_rule(problem);
+    if (!gradients.dq.given()) problem.dq = {};
+    if (!gradients.dk.given()) problem.dk = {};
+    if (!gradients.dv.given()) problem.dv = {};
+    if (!gradients.dbias.given()) problem.dbias = {};
+    if (!gradients.dsink.given()) problem.dsink = {};
+    return workspace_bytes(problem, *plan_of(problem));
+  });
+}
+
 Plan::Plan(std::shared_ptr<const detail::PlanPair> pair) : pair_(std::move(pair)) {
   if (!pair_) throw Error(Error::Kind::value, "plan: null");
 }

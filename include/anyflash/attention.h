@@ -129,6 +129,11 @@ void forward(const TensorView& q, const TensorView& k, const TensorView& v, cons
 void backward(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
               const Gradients& gradients, const Options& options = {});
 
+/// Bytes of memory that backward works in, beside its tensors, for those gradients that are given. It looks at the
+/// shapes, types and strides of q, k and v, whose data pointers may be null; throws Error as plan() would.
+std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                const Gradients& gradients, const Options& options = {});
+
 namespace detail {
 struct PlanPair;
 }

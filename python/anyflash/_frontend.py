@@ -32,7 +32,7 @@ def given_tables(tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _check_mapping(tables: Any) -> None:
-    if not isinstance(tables, (Mapping, type(None))):
+    if tables.__class__ is not dict and not isinstance(tables, (Mapping, type(None))):
         raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
 
 

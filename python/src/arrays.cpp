@@ -113,16 +113,31 @@ TensorView Arrays::input(nb::handle array, const char* name, Elements elements) 
   return view(array, name, elements, false);
 }
 
+TensorView Arrays::table_of_call(nb::handle array, const char* name) {
+  TensorView view;
+  if (!is_plain_tensor(array) || !torch_view(array, view) || view.device.kind != DeviceKind::cpu ||
+      view.type < ElementType::boolean) {  // floating-point numbers are refused there, and a gradient before them
+    return input(array, name, Elements::table);
+  }
+  held_.push_back(nb::borrow(array));
+  check_aligned(view, name);
+  return view;
+}
+
 TensorView Arrays::output(nb::handle array, const char* name) { return view(array, name, Elements::numbers, true); }
 
 TensorView Arrays::view(nb::handle array, const char* name, Elements elements, bool writable) {
   if (array.is_none()) return {};
   TensorView view;
+  if (caller_ == Caller::torch && torch_view(array, view)) {
+    check_aligned(view, name);
+    return view;
+  }
   if (is_numpy(array)) {
     view = numpy_view(array, name, elements, writable);
   } else if (caller_ == Caller::anyone) {
     view = dlpack_view(array, name, elements, writable);
-  } else if (!torch_view(array, view)) {
+  } else {
     const bool tensor = nb::hasattr(array, "detach") && !nb::isinstance<nb::type_object>(array);
     view = dlpack_view(tensor ? nb::object(array.attr("detach")()) : nb::borrow(array), name, elements, writable);
   }
@@ -288,6 +303,11 @@ double real(nb::handle number, const char* name) {
 }
 
 std::int64_t integer(nb::handle number, const char* name, const char* expected) {
+  if (PyLong_Check(number.ptr())) {  // most are, and need no object of their own
+    int beyond = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &beyond);
+    if (beyond == 0) return value;
+  }
   const bool truth = PyObject_IsInstance(number.ptr(), numpy->truth.ptr()) == 1;  // it is no index, unlike Python's
   const nb::object index = nb::steal(truth ? PyNumber_Long(number.ptr()) : PyNumber_Index(number.ptr()));
   if (!index.is_valid()) {

@@ -32,6 +32,8 @@ class Arrays {
 
   /// None gives a view that is not given. `name` is the argument's name in errors.
   TensorView input(nb::handle array, const char* name, Elements elements = Elements::numbers);
+  /// As input, of a rule's table. A tensor of PyTorch is held, not its memory: for a rule that lives as long as a call.
+  TensorView table_of_call(nb::handle array, const char* name);
   /// As input, but the memory must be writable.
   TensorView output(nb::handle array, const char* name);
   /// Of an array that new_array made.
@@ -52,7 +54,7 @@ class Arrays {
   std::array<Py_buffer, most> buffers_;
   int buffer_count_ = 0;
   std::vector<nb::ndarray<nb::ro>> tensors_;
-  std::vector<nb::object> on_gpus_;
+  std::vector<nb::object> on_gpus_, held_;
 };
 
 /// Finds NumPy's types; called once, when the module is made.
@@ -60,12 +62,19 @@ void find_numpy();
 
 bool is_numpy(nb::handle array);
 
-/// Tells the PyTorch front end's calls of the module `torch`.
-void use_torch(nb::handle module);
+/// Tells the PyTorch front end's calls of the module `torch`, and of the capsule of dlpack_exchange.h or None.
+void use_torch(nb::handle module, nb::handle exchange);
+/// A torch.Tensor or torch.nn.Parameter, not of a class that is derived from them.
+bool is_plain_tensor(nb::handle array);
 /// A view of a tensor of PyTorch; false if it is none, or one that takes DLPack to read or to refuse.
 bool torch_view(nb::handle array, TensorView& view);
+/// Is this a usual call of torch.nn.functional.scaled_dot_product_attention that attention covers as it is: plain
+/// tensors of rank 4 on the CPU, the mask boolean or None? False too where it takes another look to know.
+bool torch_covers(nb::handle query, nb::handle key, nb::handle value, nb::handle mask, nb::handle causal,
+                  nb::handle enable_gqa);
 /// An uninitialised tensor on the example's device, with its order of strides where the shape is the same.
-nb::object new_tensor(std::span<const std::int64_t> shape, ElementType type, nb::handle example);
+nb::object new_tensor(std::span<const std::int64_t> shape, ElementType type, nb::handle example,
+                      const TensorView& of_example);
 
 /// An uninitialised NumPy array for the result `name` that will be of `example`'s kind; bfloat16 is uint16 for now. For
 /// an example that is not NumPy's it starts on a 64-byte boundary: JAX and TensorFlow then take it without a copy. On a

@@ -92,9 +92,19 @@ int wanted_statistics(nb::handle return_lse) {
               "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
 }
 
+/// A result like the array `example`, of which `view` is the view.
 nb::object made_for(Caller caller, const char* name, std::span<const std::int64_t> shape, ElementType type,
-                    nb::handle example, Device device) {
-  return caller == Caller::torch ? new_tensor(shape, type, example) : new_array(name, shape, type, example, device);
+                    nb::handle example, const TensorView& view) {
+  return caller == Caller::torch ? new_tensor(shape, type, example, view)
+                                 : new_array(name, shape, type, example, view.device);
+}
+
+/// What result_shapes gives. Of plain tensors it is known without the check, which forward makes too.
+ResultShapes shapes_of_forward(Caller caller, const TensorView& q, const TensorView& k, const TensorView& v,
+                               const Options& options) {
+  const bool plain = options.layout == Layout::bhsd && !options.page_table.given() && q.rank == 4 && v.rank == 4;
+  if (caller != Caller::torch || !plain || q.shape[3] != v.shape[3]) return result_shapes(q, k, v, options);
+  return {{q.shape.begin(), q.shape.begin() + 4}, {q.shape.begin(), q.shape.begin() + 3}};
 }
 
 template <Caller caller>
@@ -105,20 +115,20 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto options = read_options(given, arrays);
   const int statistics = wanted_statistics(return_lse);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
-  const auto shapes = result_shapes(q, k, v, options);  // checks the call
+  const auto shapes = shapes_of_forward(caller, q, k, v, options);
   const bool make_out = out_array.is_none();
   nb::object out =
-      make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q.device) : nb::borrow(out_array);
+      make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q) : nb::borrow(out_array);
   ForwardOutputs outputs;
   outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
   const auto row_type = q.type == ElementType::float64 ? ElementType::float64 : ElementType::float32;
   if (statistics > 0) {
-    first = made_for(caller, statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array, q.device);
+    first = made_for(caller, statistics == 1 ? "lse" : "l", shapes.lse, row_type, q_array, q);
     (statistics == 1 ? outputs.lse : outputs.row_sum) = arrays.made(first, row_type);
   }
   if (statistics == 2) {
-    second = made_for(caller, "m", shapes.lse, row_type, q_array, q.device);
+    second = made_for(caller, "m", shapes.lse, row_type, q_array, q);
     outputs.row_max = arrays.made(second, row_type);
   }
   {
@@ -163,7 +173,7 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
   backward(inputs, q, k, v, gradients, options);  // asked for none yet: checks the call
   for (int i = 0; auto& [name, of, array, gradient, made] : wanted) {
     if (!(wanted_bits >> i++ & 1) || !of.given()) continue;
-    made = made_for(caller, name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of.device);
+    made = made_for(caller, name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of);
     *gradient = arrays.made(made, of.type);
   }
   {
@@ -184,6 +194,20 @@ PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array,
     return plan(q, k, v, options);
   }();
   return {std::move(made), nb::borrow(given[rule])};
+}
+
+/// Bytes that attention_backward works in for the gradients in `wanted_bits`. Of q, k and v only shapes, types and
+/// strides are looked at.
+std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::handle v_array,
+                                   const nb::tuple& packed_options, int wanted_bits) {
+  Arrays arrays(Caller::torch);
+  const auto options = read_options(given_options(packed_options), arrays);
+  const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
+  Gradients gradients;
+  if (wanted_bits & 1) gradients.dq = q;
+  if (wanted_bits & 2) gradients.dk = k;
+  if (wanted_bits & 4) gradients.dv = v;
+  return backward_workspace(q, k, v, gradients, options);
 }
 
 nb::tuple tuple_of(const std::vector<std::int64_t>& sizes) {
@@ -245,9 +269,13 @@ void add_calls(nb::module_& module) {
   };
   add_forward("attention", &attention<Caller::anyone>);
   add_backward("attention_backward", &attention_backward<Caller::anyone>);
-  module.def("use_torch", &use_torch, nb::arg("module"));
+  module.def("use_torch", &use_torch, nb::arg("module"), any("exchange"));
+  module.def("torch_covers", &torch_covers, any("query"), any("key"), any("value"), any("mask"), any("causal"),
+             any("enable_gqa"));
   add_forward("torch_attention", &attention<Caller::torch>);
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
+  module.def("torch_backward_workspace", &workspace_of_backward, any("q"), any("k"), any("v"), nb::arg("options"),
+             nb::arg("wanted"));
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def(
       "visible_pairs",

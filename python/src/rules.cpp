@@ -55,7 +55,8 @@ std::string nearest_table(const std::string& name, nb::handle arrays) {
   return did_you_mean(name, known);
 }
 
-RuleObject rule_of_text(std::string_view text, nb::handle arrays) {
+/// `of_call`: the rule lives as long as a call.
+RuleObject rule_of_text(std::string_view text, nb::handle arrays, bool of_call) {
   RuleObject made;
   std::map<std::string, TensorView> views;  // a table named twice is one table
   made.rule = parse_rule(text, [&](const std::string& name) {
@@ -64,9 +65,11 @@ RuleObject rule_of_text(std::string_view text, nb::handle arrays) {
       throw Error(Error::Kind::value,
                   "tables: no array '" + shown(name) + "', which the rule's text names" + nearest_table(name, arrays));
     }
-    made.tables.push_back(std::make_shared<Arrays>());
+    auto& table = *made.tables.emplace_back(std::make_shared<Arrays>());
     const auto label = "tables: " + shown(name);
-    return views[name] = made.tables.back()->input(arrays[name.c_str()], label.c_str(), Elements::table);
+    const nb::object array = arrays[name.c_str()];
+    return views[name] = of_call ? table.table_of_call(array, label.c_str())
+                                 : table.input(array, label.c_str(), Elements::table);
   });
   return made;
 }
@@ -146,11 +149,11 @@ void add_plain_rules(nb::module_& module) {
       any("kernel"), any("dilation"), any("causal"));
   module.def(
       "parse_rule",
-      [](nb::handle text, nb::handle tables) {
+      [](nb::handle text, nb::handle tables, bool of_call) {
         const auto characters = utf8(text, "text");
-        return tables.is_none() ? RuleObject{parse_rule(characters), {}} : rule_of_text(characters, tables);
+        return tables.is_none() ? RuleObject{parse_rule(characters), {}} : rule_of_text(characters, tables, of_call);
       },
-      any("text"), any("tables"));
+      any("text"), any("tables"), nb::arg("of_call") = false);
 }
 
 void add_rules_of_tables(nb::module_& module) {

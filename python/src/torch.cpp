@@ -1,14 +1,21 @@
-// PyTorch's tensors by their own attributes: quicker on small calls than a DLPack capsule, and the same in any version
-// of PyTorch, of which nothing is linked. What is unusual here is left to DLPack, which knows what to say about it.
+// PyTorch's tensors by DLPack's C functions, or in versions of PyTorch without them by their own attributes: quicker on
+// small calls than a DLPack capsule. Nothing of PyTorch is linked. What is unusual here is left to DLPack's capsules,
+// whose Python side knows what to say about it.
+#include <anyflash/dlpack.h>
+
+#include <algorithm>
+
 #include "arrays.h"
+#include "dlpack_exchange.h"
 
 namespace anyflash::python {
 namespace {
 
 // Kept for the life of the process, as in arrays.cpp.
 struct Torch {
-  nb::object tensor, empty_like;
-  nb::object dtype[8];  // by ElementType
+  nb::object tensor, parameter, empty_like;
+  const dlpack::ExchangeApi* exchange;  // null in PyTorch before 2.10
+  nb::object dtype[8];                  // by ElementType
   nb::str data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, element{"dtype"}, is_cpu{"is_cpu"},
       is_cuda{"is_cuda"}, get_device{"get_device"}, is_neg{"is_neg"}, new_empty{"new_empty"};
 };
@@ -24,6 +31,31 @@ bool type_of(nb::handle dtype, ElementType& type) {
 }
 
 std::int64_t item(nb::handle tuple, int i) { return PyLong_AsLongLong(PyTuple_GetItem(tuple.ptr(), i)); }
+
+/// The oldest known major version of the capsule's functions; null if there is none.
+const dlpack::ExchangeApi* exchange_of(nb::handle capsule) {
+  if (capsule.is_none()) return nullptr;
+  auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::capsule_name));
+  if (api == nullptr) throw nb::python_error();
+  while (api != nullptr && api->version.major != dlpack::known_major) api = api->previous;
+  return api != nullptr && api->view_of_object != nullptr ? api : nullptr;
+}
+
+/// By DLPack's C functions, which do not look at subclasses and lazy negation.
+bool read_quickly(nb::handle array, TensorView& view) {
+  if (torch->exchange == nullptr || !is_plain_tensor(array)) return false;
+  dlpack::Tensor tensor{};
+  if (torch->exchange->view_of_object(array.ptr(), &tensor) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  try {
+    view = from_dlpack(tensor);
+  } catch (const Error&) {
+    return false;
+  }
+  return array.attr(torch->is_neg)().is(Py_False);
+}
 
 bool read(nb::handle array, TensorView& view) {
   if (!type_of(array.attr(torch->element), view.type) || array.attr(torch->is_neg)().is(Py_True)) return false;
@@ -43,17 +75,31 @@ bool read(nb::handle array, TensorView& view) {
   return PyErr_Occurred() == nullptr;
 }
 
+/// With memory of its own on the CPU.
+bool cpu_view(nb::handle array, TensorView& view) {
+  return is_plain_tensor(array) && torch_view(array, view) && view.device.kind == DeviceKind::cpu &&
+         (view.data != nullptr || view.elements() == 0);
+}
+
 }  // namespace
 
-void use_torch(nb::handle module) {
-  auto* found = new Torch{module.attr("Tensor"), module.attr("empty_like"), {}};
+void use_torch(nb::handle module, nb::handle exchange) {
+  auto* found = new Torch{module.attr("Tensor"), module.attr("nn").attr("Parameter"), module.attr("empty_like"),
+                          exchange_of(exchange), {}};
   const char* names[] = {"float16", "bfloat16", "float32", "float64", "bool", "uint8", "int32", "int64"};
   for (int i = 0; i < 8; ++i) found->dtype[i] = module.attr(names[i]);
   torch = found;
 }
 
+bool is_plain_tensor(nb::handle array) {
+  if (torch == nullptr) return false;
+  const nb::handle type(reinterpret_cast<PyObject*>(Py_TYPE(array.ptr())));
+  return type.is(torch->tensor) || type.is(torch->parameter);
+}
+
 bool torch_view(nb::handle array, TensorView& view) {
   if (torch == nullptr || PyObject_IsInstance(array.ptr(), torch->tensor.ptr()) != 1) return false;
+  if (read_quickly(array, view)) return true;
   TensorView made;
   try {
     if (!read(array, made)) {
@@ -67,17 +113,41 @@ bool torch_view(nb::handle array, TensorView& view) {
   return true;
 }
 
-nb::object new_tensor(std::span<const std::int64_t> shape, ElementType type, nb::handle example) {
-  const nb::object like = example.attr(torch->shape);
-  bool same = example.attr(torch->element).is(torch->dtype[int(type)]) &&
-              std::size_t(PyTuple_Size(like.ptr())) == shape.size();
-  for (std::size_t i = 0; same && i < shape.size(); ++i) same = item(like, int(i)) == shape[i];
-  if (same) return torch->empty_like(example);
+bool torch_covers(nb::handle query, nb::handle key, nb::handle value, nb::handle mask, nb::handle causal,
+                  nb::handle enable_gqa) {
+  TensorView q, k, v, m;
+  if (!cpu_view(query, q) || !cpu_view(key, k) || !cpu_view(value, v)) return false;
+  if (q.rank != 4 || k.rank != 4 || v.rank != 4 || q.type > ElementType::float64 || k.type != q.type ||
+      v.type != q.type || !PyBool_Check(causal.ptr()) || !PyBool_Check(enable_gqa.ptr())) {
+    return false;
+  }
+  const bool heads = enable_gqa.is(Py_True) ? k.shape[1] > 0 && q.shape[1] % k.shape[1] == 0 : q.shape[1] == k.shape[1];
+  if (q.shape[0] != k.shape[0] || q.shape[0] != v.shape[0] || !heads || k.shape[1] != v.shape[1] ||
+      k.shape[2] != v.shape[2] || q.shape[3] != k.shape[3]) {
+    return false;
+  }
+  if (q.shape[3] < 1 || q.shape[3] > 256 || v.shape[3] < 1 || v.shape[3] > 512) return false;
+  if (mask.is_none()) return true;
+  if (causal.is(Py_True) || !cpu_view(mask, m) || m.rank != 4 || m.type != ElementType::boolean) return false;
+  const std::int64_t full[] = {q.shape[0], q.shape[1], q.shape[2], k.shape[2]};
+  for (int i = 0; i < 4; ++i) {
+    if (m.shape[i] != 1 && m.shape[i] != full[i]) return false;
+  }
+  return true;
+}
+
+nb::object new_tensor(std::span<const std::int64_t> shape, ElementType type, nb::handle example,
+                      const TensorView& of_example) {
+  const std::span like(of_example.shape.data(), std::size_t(of_example.rank));
+  if (type == of_example.type && std::equal(shape.begin(), shape.end(), like.begin(), like.end())) {
+    return torch->empty_like(example);
+  }
   const nb::object sizes = nb::steal(PyTuple_New(Py_ssize_t(shape.size())));
   for (std::size_t i = 0; i < shape.size(); ++i) {
     PyTuple_SetItem(sizes.ptr(), Py_ssize_t(i), PyLong_FromLongLong(shape[i]));
   }
-  return example.attr(torch->new_empty)(sizes, nb::arg("dtype") = torch->dtype[int(type)]);
+  const auto make = example.attr(torch->new_empty);
+  return type == of_example.type ? make(sizes) : make(sizes, nb::arg("dtype") = torch->dtype[int(type)]);
 }
 
 }  // namespace anyflash::python

@@ -16,8 +16,6 @@
 #include <type_traits>
 #include <utility>
 
-#include <omp.h>
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/backward.cpp"
 #include "hwy/foreach_target.h"
@@ -38,6 +36,7 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/ahead-inl.h"
+#include "cpu/threads-inl.h"
 #include "cpu/pairs-inl.h"
 #include "cpu/scores-inl.h"
 #include "cpu/backward_rows-inl.h"
@@ -50,13 +49,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
-
-/// Runs body(index, thread) for index 0 .. count - 1, handed out in ascending order.
-template <class Body>
-void ForEach(std::int64_t count, int threads, Body body) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (std::int64_t i = 0; i < count; ++i) body(i, omp_get_thread_num());
-}
 
 /// Threads that a call is worth: waking one takes about as long as a tile.
 inline int useful_threads(const Problem& problem, const ExecutionPlan& plan) {
@@ -121,16 +113,14 @@ std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char
     if (problem.dq.given()) ZeroUnseenRows(problem, plan, b, h, block, &memory[thread * thread_memory]);
   });
   if (products) {
-#pragma omp parallel num_threads(schedule.threads()) if (schedule.threads() > 1)
-    {
-      const int thread = omp_get_thread_num();
+    OnThreads(schedule.threads(), [&](int thread) {
       const amx::Alone tiles;
       KeyBlockTask<T, E> task(problem, plan, terms, schedule, &memory[thread * thread_memory]);
       for (BackwardSchedule::Task next; schedule.next(thread, next);) {
         task.run(next.group, next.first_key_block, next.key_blocks, &buffers[next.slot * buffer_size]);
         schedule.finish(next);
       }
-    }
+    });
   }
   if (problem.dbias.given()) {
     ForEach(bias_tiles, threads, [&](std::int64_t tile, int thread) {

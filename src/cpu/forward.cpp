@@ -16,8 +16,6 @@
 #include <type_traits>
 #include <utility>
 
-#include <omp.h>
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward.cpp"
 #include "hwy/foreach_target.h"
@@ -44,6 +42,7 @@
 #include "cpu/finish-inl.h"
 #include "cpu/panels-inl.h"
 #include "cpu/ahead-inl.h"
+#include "cpu/threads-inl.h"
 #include "cpu/few_products-inl.h"
 #include "cpu/few_rows-inl.h"
 
@@ -272,9 +271,7 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);
   // Later query blocks first: under causal rules they are the longest. Where there are many, a thread takes a few.
   const auto chunk = std::clamp<std::int64_t>(tasks / (threads * 32), 1, tuning::kMostBlocksAtOnce);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    const int thread = omp_get_thread_num();
+  OnThreads(threads, [&](int thread) {
     for (Shares::Share share; shares.next(thread, chunk, share);) {
       for (auto i = share.first; i < share.first + share.count; ++i) {
         const auto head = share.group * heads_of_group + i / blocks, left = blocks - 1 - i % blocks;
@@ -282,7 +279,7 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
                             left > 0 ? walked(plan.query_grid, left - 1) : -1);
       }
     }
-  }
+  });
   return parts.bytes();
 }
 
@@ -302,25 +299,23 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
     const auto row = task * shape.rows;
     return Part<T>{out + row * width, ends + row};
   };
-  const auto run = [&](std::int64_t i, const RowEnd<T>* before) {
+  const auto run = [&](std::int64_t i, int thread, const RowEnd<T>* before) {
     const auto group = i / shape.parts;
-    FewRowsTask<T, E> task(problem, plan, shape, memory + omp_get_thread_num() * size);
+    FewRowsTask<T, E> task(problem, plan, shape, memory + thread * size);
     task.run(group / problem.heads_kv, group % problem.heads_kv, i % shape.parts, part_of(i), before);
   };
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (std::int64_t i = 0; i < tasks; ++i) run(i, nullptr);
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (std::int64_t group = 0; group < groups; ++group) {
+  ForEach(tasks, threads, [&](std::int64_t i, int thread) { run(i, thread, nullptr); });
+  ForEach(groups, threads, [&](std::int64_t group, int thread) {
     const auto first = group * shape.parts;
     RowEnd<T>* const rows = joined + group * shape.rows;
     const auto join = [&](bool again) {
       const auto b = group / problem.heads_kv, g = group % problem.heads_kv;
       return JoinParts(problem, plan, shape, b, g, part_of(first), rows, again);
     };
-    if (join(false)) continue;
-    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, rows);
+    if (join(false)) return;
+    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, thread, rows);
     join(true);
-  }
+  });
   return parts.bytes();
 }
 

@@ -28,8 +28,9 @@ def losses(text):
 
 def test_loss_falls_as_with_pytorch_s_attention(text, monkeypatch):
     calls = []
-    real = _sdpa.attention
-    monkeypatch.setattr(_sdpa, "attention", lambda *a, **o: calls.append(1) or real(*a, **o))
+    for name in ("attention", "plain_attention"):
+        real = getattr(_sdpa, name)
+        monkeypatch.setattr(_sdpa, name, lambda *a, real=real, **o: calls.append(1) or real(*a, **o))
     expected, _ = losses(text)
     assert not calls
     with sdpa():

@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import overhead  # noqa: E402
+import overhead_pairs  # noqa: E402
 
 
 def test_the_calls_do_the_same():
@@ -26,3 +27,13 @@ def test_a_tiny_call_is_within_the_limit(monkeypatch):
     chosen = {name: calls[name] for name in ("NumPy, forward", "anyflash.torch.attention, forward")}
     numpy, torch = (min(microseconds) for microseconds in overhead.timed(chosen).values())
     assert torch - numpy < overhead.LIMIT
+
+
+def test_pairs_do_the_same():
+    for name, pair in overhead_pairs.calls().items():
+        ours, theirs = (made if isinstance(made, tuple) else (made,) for made in (call() for call in pair))
+        assert all(abs(a - b).max() < 1e-5 for a, b in zip(ours, theirs, strict=True)), name
+    models = [overhead_pairs.llama(name) for name in ("anyflash", "sdpa")]
+    for static in (False, True):
+        (_, ours), (_, theirs) = (overhead_pairs.tokens(model, static)() for model in models)
+        assert abs(ours - theirs).max() < 1e-5

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+PROJECT = Path(__file__).resolve().parents[2]
 EXAMPLES = [block for page in ("index.md", "guide.md")
-            for block in re.findall(r"```python torch\n(.*?)```", (DOCS / page).read_text(), re.S)]  # fmt: skip
+            for block in re.findall(r"```python torch\n(.*?)```", (PROJECT / "docs" / page).read_text(), re.S)]  # fmt: skip
 
 
 def run(program, **options):
@@ -47,6 +48,36 @@ assert len(inspect.getdoc(module)) > 100
 for name in getattr(module, "__all__", []):
     assert len(inspect.getdoc(getattr(module, name))) > 60, name
 """)
+
+
+# As python/src/dlpack_exchange.h has them: its own name of each field, and that of DLPack's header where it is another.
+STRUCTURES = {
+    "Version": ("DLPackVersion", "major minor"),
+    "Device": ("DLDevice", "device_type device_id"),
+    "DataType": ("DLDataType", "code bits lanes"),
+    "Tensor": ("DLTensor", "data device ndim dtype shape strides byte_offset"),
+    "ExchangeApi": ("DLPackExchangeAPI", "version:header.version previous:header.prev_api "
+                    "allocate:managed_tensor_allocator view_of_object:dltensor_from_py_object_no_sync "
+                    "current_stream:current_work_stream"),
+}  # fmt: skip
+
+
+def test_declarations_are_those_of_pytorch_s_header(tmp_path):
+    """A compiler compares the place and size of each field with those in the header that this PyTorch brings."""
+    lines = ["#include <cstddef>", "#include <ATen/dlpack.h>", '#include "dlpack_exchange.h"',
+             "namespace a = anyflash::dlpack;", "static_assert(DLPACK_MAJOR_VERSION == a::known_major);"]  # fmt: skip
+    for ours, (theirs, fields) in STRUCTURES.items():
+        lines.append(f"static_assert(sizeof(a::{ours}) == sizeof({theirs}));")
+        for field, _, other in (one.partition(":") for one in fields.split()):
+            other = other or field
+            lines.append(f"static_assert(offsetof(a::{ours}, {field}) == offsetof({theirs}, {other}));")
+            lines.append(f"static_assert(sizeof(a::{ours}::{field}) == sizeof(decltype((({theirs}*)0)->{other})));")
+    source = tmp_path / "same.cpp"
+    source.write_text("\n".join(lines) + "\n")
+    include = Path(torch.__file__).parent / "include"
+    done = subprocess.run(["c++", "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", "-I", include, "-I",
+                           PROJECT / "python" / "src", source], capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_copies():

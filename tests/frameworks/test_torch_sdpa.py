@@ -20,6 +20,7 @@ from processes import run_processes
 from profiles import examples
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 
+from anyflash import _arrays, _core
 from anyflash.torch import _sdpa, sdpa
 
 OWN = _sdpa._pytorch_s_own
@@ -46,9 +47,10 @@ def with_gradients(function, tensors, mask, options):
 
 def check(q, k, v, mask=None, **options):
     bound = BOUNDS[q.dtype]
-    with patch.object(_sdpa, "attention", wraps=_sdpa.attention) as ours:
+    with (patch.object(_sdpa, "attention", wraps=_sdpa.attention) as ours,
+          patch.object(_sdpa, "plain_attention", wraps=_sdpa.plain_attention) as ours_at_once):  # fmt: skip
         out, gradients = with_gradients(_sdpa.scaled_dot_product_attention, (q, k, v), mask, options)
-    assert ours.call_count == 1
+    assert ours.call_count + ours_at_once.call_count == 1
     wide = [x.double() for x in (q, k, v)]
     wide_mask = mask.double() if mask is not None and mask.dtype != torch.bool else mask
     expected, others = with_gradients(OWN, wide, wide_mask, options)
@@ -92,6 +94,61 @@ def sdpa_calls(draw):
 def test_any_call(call):
     arguments, options = call
     check(*arguments, **options)
+
+
+@st.composite
+def loose_calls(draw):
+    """Tensors whose sizes and types may fit or not, most of rank 4."""
+    size = st.sampled_from([0, 1, 2, 2, 4])
+    shape = st.lists(size, min_size=3, max_size=5) | st.tuples(*[st.just(2)] * 4) | st.tuples(size, size, size, size)
+    dtype = st.sampled_from([torch.float32] * 4 + [torch.float64, torch.int32])
+    tensors = [torch.ones(tuple(draw(shape)), dtype=draw(dtype)) for _ in range(3)]
+    mask = draw(st.none() | st.tuples(shape, st.sampled_from([torch.bool, torch.bool, torch.float32])))
+    mask = None if mask is None else torch.ones(tuple(mask[0]), dtype=mask[1])
+    return (*tensors, mask), draw(st.booleans()), draw(st.booleans())
+
+
+@pytest.mark.of_the_cpu
+@examples(400)
+@given(loose_calls())
+def test_usual_calls_are_those_that_are_covered(call):
+    """What the extension says at once of tensors of rank 4 and boolean masks is what the whole list of reasons says."""
+    tensors, causal, gqa = call
+    mask = tensors[3]
+    usual = all(x.dim() == 4 for x in tensors if x is not None) and (mask is None or mask.dtype == torch.bool)
+    covered = _sdpa._reason(*tensors, 0.0, causal, gqa) is None
+    assert _core.torch_covers(*tensors, causal, gqa) == (usual and covered)
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("kind", ["full", "causal", "mask", "groups", "scale"])
+def test_usual_calls_take_the_short_way(numbers, monkeypatch, kind, records):
+    """They look for no reason, and a mask needs no DLPack capsule."""
+    for module, name in ((_sdpa, "_reason"), (_sdpa, "attention"), (_arrays, "capsule_of")):
+        monkeypatch.setattr(module, name, None)
+    heads = 2 if kind == "groups" else 4
+    q, k, v = numbers(2, 4, 5, 8), numbers(2, heads, 7, 8), numbers(2, heads, 7, 6)
+    options = {"causal": {"is_causal": True}, "groups": {"enable_gqa": True}, "scale": {"scale": 0.3},
+               "mask": {"attn_mask": torch.arange(14).reshape(2, 1, 1, 7) % 3 > 0}}.get(kind, {})  # fmt: skip
+    q.requires_grad_(records)
+    out = _sdpa.scaled_dot_product_attention(q, k, v, **options)
+    torch.testing.assert_close(out, OWN(q, k, v, **options))
+    assert out.requires_grad == records
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("change", ["negated", "zeros", "meta", "sparse", "a subclass", "no tensor"])
+@pytest.mark.parametrize("place", range(4))
+def test_tensors_without_plain_memory_are_not_usual(change, place):
+    tensors = [torch.ones(1, 2, 3, 3) for _ in range(3)] + [torch.ones(1, 1, 3, 3, dtype=torch.bool)]
+    assert _core.torch_covers(*tensors, False, False)
+    one = tensors[place]
+    tensors[place] = {
+        "negated": torch._neg_view, "zeros": lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+        "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse(), "no tensor": lambda x: x.numpy(),
+        "a subclass": lambda x: x.as_subclass(type("Own", (torch.Tensor,), {}))}[change](one)  # fmt: skip
+    assert not _core.torch_covers(*tensors, False, False)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -324,8 +381,10 @@ def test_scripts_keep_pytorch_s_own(numbers):
 @pytest.fixture
 def ours_called(monkeypatch):
     """How often anyflash is called."""
-    calls, real = [], _sdpa.attention
-    monkeypatch.setattr(_sdpa, "attention", lambda *args, **options: calls.append(1) or real(*args, **options))
+    calls = []
+    for name in ("attention", "plain_attention"):
+        real = getattr(_sdpa, name)
+        monkeypatch.setattr(_sdpa, name, lambda *args, real=real, **options: calls.append(1) or real(*args, **options))
 
     def counted(call):
         calls.clear()
@@ -473,10 +532,13 @@ assert F.scaled_dot_product_attention.__wrapped__ is own
 def test_auto_stays_and_layers_of_pytorch_use_it():
     program = """
 import sys, torch, anyflash.torch.auto
+from anyflash import _arrays, _core
 from anyflash.torch import _sdpa, sdpa
 with sdpa(): pass
 calls = []
-real, _sdpa.attention = _sdpa.attention, lambda *a, **o: calls.append(1) or real(*a, **o)
+for name in ("attention", "plain_attention"):
+    real = getattr(_sdpa, name)
+    setattr(_sdpa, name, lambda *a, real=real, **o: calls.append(1) or real(*a, **o))
 made = dict(dtype=torch.float64, device=sys.argv[1])
 layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, **made)
 x = torch.randn(2, 5, 16, **made)

@@ -16,6 +16,7 @@ from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
 import anyflash as af
 import anyflash.torch
 import cases
+from anyflash import _core
 from test_core import CALLS
 
 
@@ -53,9 +54,15 @@ class TorchLaid(Laid):
 
 @pytest.fixture(autouse=True, params=["eager", "operator"])
 def way(request, monkeypatch):
+    """The operator with tensors read as those of PyTorch before 2.10 are."""
     monkeypatch.setattr(cases, "Laid", TorchLaid)
-    if request.param == "operator":
-        monkeypatch.setattr(anyflash.torch._attention, "is_direct", lambda *tensors: False)
+    if request.param == "eager":
+        yield
+        return
+    monkeypatch.setattr(anyflash.torch._attention, "is_direct", lambda *tensors: False)
+    _core.use_torch(torch, None)
+    yield
+    _core.use_torch(torch, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
 
 
 @pytest.mark.parametrize("type", FLOATS)

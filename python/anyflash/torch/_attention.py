@@ -18,7 +18,7 @@ from ._op import NO_SLOPES, SECOND, dispatched, lse_of, others_of, refuse_tangen
 from ._rule import as_tensor, given_rule, parts_of
 from ._transforms import transformed
 
-_core.use_torch(torch)
+_core.use_torch(torch, getattr(Tensor, "__dlpack_c_exchange_api__", None))
 _FULL = full()
 _KEPT = (6, 10, 11, 12)  # of slopes and lengths among the extension's options
 _INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
@@ -85,7 +85,7 @@ def attention(
     result, its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
     """
     q, k, v = cast(q, k, v)
-    if scale is not None or softcap.__class__ is not float:
+    if not (scale is None or scale.__class__ is float) or softcap.__class__ is not float:
         _refuse_gradients(scale=scale, softcap=softcap)
     if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
         if is_sharded(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table):
@@ -120,11 +120,15 @@ def attention(
         threads = torch.get_num_threads()
     plain = rule.__class__ is _core.Rule and tables is None
     called = rule if plain else given_rule(rule, tables)
-    others = others_of(q, called, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
-                       None if isinstance(out, Tensor) else out)  # fmt: skip
+    others: tuple[Any, ...] = ()
+    stream = 0
+    if q.is_cuda:
+        others = others_of(q, called, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
+                           None if isinstance(out, Tensor) else out)  # fmt: skip
+        stream = stream_of(q, others)
     options = (called, align, layout, scale, bias, softcap, alibi_slopes, sink,
                deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
-               threads, stream_of(q, others))  # fmt: skip
+               threads, stream)  # fmt: skip
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
     if out is not None:
         tensor = isinstance(out, Tensor)
@@ -138,12 +142,36 @@ def attention(
         return _forward(options, others, q, k, v, out, return_lse)
     if isinstance(alibi_slopes, Tensor) and alibi_slopes.requires_grad:
         raise ValueError(NO_SLOPES)
-    check_return_lse(return_lse)
-    numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
-    kept = [one if isinstance(one, Tensor) and not one.is_inference() else None for one in numbers]
+    if return_lse is not False:
+        check_return_lse(return_lse)
+    kept: list[Any] = []
+    if tables or not alibi_slopes is cu_seqlens_q is cu_seqlens_k is key_lengths is None:
+        numbers = (alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, *(tables or {}).values())
+        kept = [one if isinstance(one, Tensor) and not one.is_inference() else None for one in numbers]
     named = (rule, dict(tables)) if tables else None
-    made = _Attention.apply(q, k, v, bias, sink, return_lse, (options, others), named, *kept)
-    return made if return_lse else made[0]
+    return _Attention.apply(q, k, v, bias, sink, (return_lse, options, others, named), *kept)
+
+
+def plain_options(rule: Any, scale: float | None, layout: str = "bhsd", stream: int = 0) -> tuple[Any, ...]:
+    """As the extension takes them, of a call with no others."""
+    return (rule, "none_front", layout, scale, None, 0.0, None, None, False, None, None, None, None, None, False,
+            torch.get_num_threads(), stream)  # fmt: skip
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, rule: Any, scale: float | None = None,
+                    tables: dict[str, Tensor] | None = None) -> Tensor:  # fmt: skip
+    """attention(q, k, v, rule=rule, scale=scale, tables=tables) where is_direct holds of all, nothing is cast by
+    autocast, and all is on the CPU."""
+    options = plain_options(rule if tables is None else given_rule(rule, tables), scale)
+    if not (_grad() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        made: Tensor = _core.torch_attention(q, k, v, None, False, options)
+        return made
+    named, kept = None, ()
+    if tables is not None:
+        named = rule, tables
+        kept = (None,) * len(_KEPT) + tuple([None if one.is_inference() else one for one in tables.values()])
+    out: Tensor = _Attention.apply(q, k, v, None, None, (False, options, (), named), *kept)
+    return out
 
 
 def _forward(options: Any, others: tuple[Any, ...], q: Tensor, k: Any, v: Any, out: Any, return_lse: Any) -> Any:
@@ -173,7 +201,7 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
     """Nothing of PyTorch (a mode, a transform, a subclass) stands between the call and the tensors' memory."""
     return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
             and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
-            and forward_ad._current_level < 0 and not q.is_meta)  # fmt: skip
+            and forward_ad._current_level < 0 and not getattr(q, "is_meta", True))  # fmt: skip
 
 
 def is_sharded(*tensors: Any) -> bool:
@@ -235,9 +263,11 @@ def number(name: str, value: Any) -> float:
     raise TypeError(f"{name}: type {type(value).__name__}, expected a number")
 
 
-def _requires(*tensors: Any) -> bool:
-    for tensor in tensors:
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
+def _requires(q: Tensor, *others: Any) -> bool:
+    if q.requires_grad:
+        return True
+    for tensor in others:
+        if tensor is not None and isinstance(tensor, Tensor) and tensor.requires_grad:
             return True
     return False
 
@@ -258,67 +288,75 @@ def _differentiates() -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """(out, lse or l, m); the last is None without statistics of its own. What the options hold beside bias and sink is
-    given once more, as `kept`, for PyTorch to find out where it has been changed before the backward pass: slopes,
-    lengths, and the tables of `text`, a rule's text with its tables by name. None where there is nothing to watch."""
+    """out, (out, lse) or (out, l, m). What the options hold beside bias and sink is given once more, as `kept`, for
+    PyTorch to find out where it has been changed before the backward pass: slopes, lengths, and the tables of `named`,
+    a rule's text with its tables by name. Each is None where there is nothing to watch; all are left out where that
+    holds for each."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, return_lse: Any, call: Any, text: Any,
-                *kept: Any) -> Any:  # fmt: skip
-        options, others = call
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Any, *kept: Any) -> Any:
+        return_lse, options, others, named = call
         made = _forward(options, others, q, k, v, None, return_lse or True)
         ctx.set_materialize_grads(False)
         out, lse = made[0], made[1]
         if return_lse == "lm":
             lse = lse_of(made[1], made[2], 2)
             ctx.mark_non_differentiable(*made[1:])
-        (ctx.options, ctx.text), ctx.kept = _without_saved(options, text, kept), len(kept)
+        plain = bias is None and sink is None and not kept
+        ctx.call = (options, named) if plain else _without_saved(options, named, kept)
         ctx.save_for_backward(q, k, v, bias, sink, out, lse, *kept)
-        return made
+        return made if return_lse else out
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any = None, _: Any = None) -> Any:
+        needs = ctx.needs_input_grad
         if dout is None and dlse is None:
-            return (None,) * (8 + ctx.kept)
+            return (None,) * len(needs)
         q, k, v, bias, sink, out, lse, *kept = ctx.saved_tensors
         dout = out.new_zeros(()).expand(out.shape) if dout is None else in_memory(dout)
         dlse = None if dlse is None else in_memory(dlse)
-        wanted = sum(1 << i for i in range(5) if ctx.needs_input_grad[i])
-        options = _with_saved(ctx.options, ctx.text, kept)
+        wanted = needs[0] | needs[1] << 1 | needs[2] << 2 | needs[3] << 3 | needs[4] << 4
+        options, named = ctx.call
+        if kept:
+            options = _with_saved(options, named, kept)
         gradients = dispatched if _modes() else _gradients
         made = once(gradients, wanted, options, dout, dlse, q, k, v, bias, sink, out, lse)
-        return *made, *[None] * (3 + ctx.kept)
+        return *made, *[None] * (len(needs) - 5)
 
 
-def _without_saved(options: Any, text: Any, kept: tuple[Any, ...]) -> tuple[Any, Any]:
+def _without_saved(options: Any, named: Any, kept: tuple[Any, ...]) -> tuple[Any, Any]:
     """The options and the text without what PyTorch saves of them, and frees after the backward pass."""
     left = list(options)
     left[4] = left[7] = None  # bias and sink
     for place, saved in zip(_KEPT, kept):
         if saved is not None:
             left[place] = None
-    if text is not None:
+    if named is not None:
         left[0] = None
-        text = text[0], {name: one if saved is None else None for (name, one), saved in zip(text[1].items(), kept[4:])}
-    return left, text
+        rest = kept[len(_KEPT) :]
+        named = named[0], {name: one if saved is None else None for (name, one), saved in zip(named[1].items(), rest)}
+    return left, named
 
 
-def _with_saved(options: Any, text: Any, kept: list[Any]) -> list[Any]:
+def _with_saved(options: Any, named: Any, kept: list[Any]) -> list[Any]:
     """Those of _without_saved with what PyTorch has saved, of which hooks (torch.autograd.graph.saved_tensors_hooks)
     may have made copies. Bias and sink are still left out."""
     whole = list(options)
     for place, saved in zip(_KEPT, kept):
         if saved is not None:
             whole[place] = saved
-    if text is not None:
-        tables = {name: one if saved is None else saved for (name, one), saved in zip(text[1].items(), kept[4:])}
-        whole[0] = _core.parse_rule(text[0], tables)
+    if named is not None:
+        rest = kept[len(_KEPT) :]
+        tables = {name: one if saved is None else saved for (name, one), saved in zip(named[1].items(), rest)}
+        whole[0] = _core.parse_rule(named[0], tables, True)
     return whole
 
 
 def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
                out: Tensor, lse: Tensor) -> Any:  # fmt: skip
     """The options are those of _with_saved."""
+    if bias is None and sink is None and not q.is_cuda:
+        return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, tuple(options), wanted)
     others = others_of(q, options[0], options[6], *options[10:14])
     options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q, others))
     made = _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import _attention as _plain
-from .. import _rules
+from .. import _core, _rules
 from .._core import echoed
 from .._frontend import integer
-from ._attention import attention, cast, check_memory, in_memory, is_direct, once
+from ._attention import attention, cast, check_memory, in_memory, is_direct, once, plain_options
+from ._op import stream_of
 
 _CAUSAL = _rules.causal()
-_NARROW = (torch.float16, torch.bfloat16)
-_TYPES = (*_NARROW, torch.float32, torch.float64)
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DQ, _DK, _DV = 1, 2, 4  # as the extension numbers gradients
+_LEAST = 64  # entries of a block: fewer need as much memory
 
 
 def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: int) -> Tensor:
@@ -26,9 +27,10 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
 
     num_chunks_q, num_chunks_kv: positive, each divides L. They bound the memory that a call works in beside its
     tensors to that of the scores of one chunk of queries and one of keys, in all heads: N * (L / num_chunks_q) *
-    (L / num_chunks_kv) numbers. The forward pass needs some megabytes whatever they are. The backward pass takes all in
-    one call if that fits; else it goes from chunk to chunk, each pair a call of its own, whose tiles are the least it
-    needs.
+    (L / num_chunks_kv) numbers of float32 (float64 for float64). The forward pass needs some megabytes whatever they
+    are. The backward pass takes all in one call if that fits. Else it takes dQ from the largest blocks of queries that
+    fit, and then dK and dV from such blocks of keys, 1.3 times the time; where not even blocks of 64 in one head fit,
+    it takes those. More chunks never take more memory. Each gradient is rounded to its type once.
 
     Raises ValueError or TypeError with one line.
     """
@@ -49,7 +51,7 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     qkv = cast(qkv)[0]  # once, for both passes
     if not (direct and torch.is_grad_enabled() and qkv.requires_grad) or _fits(qkv, num_chunks_q * num_chunks_kv):
         return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)
-    return _InChunks.apply(qkv, num_chunks_q, num_chunks_kv)
+    return _InChunks.apply(qkv, num_chunks_q * num_chunks_kv)
 
 
 def _divisor(name: str, chunks: Any, length: int) -> int:
@@ -61,51 +63,94 @@ def _divisor(name: str, chunks: Any, length: int) -> int:
     return number
 
 
-def _fits(qkv: Tensor, pairs: int) -> bool:
-    """The backward pass as one call works in no more memory than the scores of a pair of chunks take."""
+def _budget(qkv: Tensor, pairs: int) -> int:
+    """Bytes of the scores of one of `pairs` pairs of chunks, in all heads."""
     _, heads, length, _ = qkv.shape
-    number = 8 if qkv.dtype == torch.float64 else 4
-    budget = heads * length * length * number // pairs
-    plan = _plain.plan(qkv.detach(), rule=_CAUSAL, layout="qkv", scale=1.0, threads=torch.get_num_threads())
-    return bool(plan.backward_workspace <= budget)
+    return int(heads * length * length * (8 if qkv.dtype == torch.float64 else 4) // pairs)
 
 
-def _rule(query: int, key: int) -> Any:
-    """Causal between queries from place `query` on and keys from place `key` on."""
-    if query >= key:
-        return _rules.window(-1, query - key)
-    return ~_rules.window(key - query - 1, -1)
+def _whole(qkv: Tensor) -> int:
+    """Bytes that the backward pass works in as one call."""
+    options = plain_options(_CAUSAL, 1.0, "qkv")
+    return _core.torch_backward_workspace(qkv.detach(), None, None, options, _DQ | _DK | _DV)
+
+
+def _fits(qkv: Tensor, pairs: int) -> bool:
+    return _whole(qkv) <= _budget(qkv, pairs)
+
+
+class _Blocks(NamedTuple):
+    """Of queries or keys, how many entries of how many heads are taken at a time."""
+
+    heads: int
+    entries: int
+
+
+def _bytes(qkv: Tensor, blocks: _Blocks) -> int:
+    """What the calls of such blocks work in, and their results."""
+    heads, entries = blocks
+    q, k, v = (x[None, :heads] for x in qkv.detach())
+    last = qkv.shape[2] - entries
+    of_queries = plain_options(_rules.window(-1, last), 1.0)
+    queries = _core.torch_backward_workspace(q[:, :, last:], k, v, of_queries, _DQ)
+    first = slice(0, entries)
+    of_keys = plain_options(_CAUSAL, 1.0)
+    keys = _core.torch_backward_workspace(q, k[:, :, first], v[:, :, first], of_keys, _DK | _DV)
+    one: int = heads * entries * qkv.shape[3] * qkv.element_size()
+    return max(queries + one, keys + 2 * one)
+
+
+def _chosen(qkv: Tensor, budget: int) -> _Blocks | None:
+    """The first blocks of ever smaller ones that work in the budget, or the last; None: all in one call. Only those
+    count that work in less than all before, so that a smaller budget never takes more."""
+    _, heads, length, _ = qkv.shape
+    chosen, least = None, _whole(qkv)
+    sizes = []
+    while length > _LEAST:
+        length = max(_LEAST, (length + 1) // 2)
+        sizes.append(length)
+    for blocks in [_Blocks(h, size) for h in dict.fromkeys((heads, 1)) for size in sizes]:
+        if least <= budget:
+            break
+        if (needed := _bytes(qkv, blocks)) < least:
+            chosen, least = blocks, needed
+    return chosen
 
 
 class _InChunks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, chunks_q: int, chunks_kv: int) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, pairs: int) -> Tensor:
         out, lse = attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0, return_lse=True)
-        ctx.chunks = chunks_q, chunks_kv
+        ctx.pairs = pairs
         ctx.save_for_backward(qkv, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
-        return once(_gradient, *ctx.saved_tensors, in_memory(dout), *ctx.chunks), None, None
+        return once(_gradient, *ctx.saved_tensors, in_memory(dout), ctx.pairs), None
 
 
-def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, chunks_q: int, chunks_kv: int) -> Tensor:
-    """A pair's gradients are the whole's, summed over its own queries and keys, since lse is the whole row's. The sums
-    of 16-bit types are taken in float32, and so are the pairs."""
+def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, pairs: int) -> Tensor:
+    """The gradients of some queries, and those of some keys, are sums of one call each: lse is the whole row's."""
     qkv, out, lse, dout = (x.detach() for x in (qkv, out, lse, dout))
-    length = qkv.shape[2]
-    step_q, step_kv = length // chunks_q, length // chunks_kv
-    wide = torch.float32 if qkv.dtype in _NARROW else qkv.dtype
-    dqkv = torch.zeros_like(qkv, dtype=wide)
-    for key in range(0, length, step_kv):
-        keys = slice(key, key + step_kv)
-        k, v = (x[None, :, keys].to(wide) for x in qkv[1:])
-        for query in range(key // step_q * step_q, length, step_q):
-            queries = slice(query, query + step_q)
-            q, o, do = (x[None, :, queries].to(wide) for x in (qkv[0], out, dout))
-            made = _plain.attention_backward(do, q, k, v, o, lse[None, :, queries], rule=_rule(query, key), scale=1.0,
-                                             threads=torch.get_num_threads())  # fmt: skip
-            for part, (gradient, place) in enumerate(zip(made[:3], (queries, keys, keys))):
-                dqkv[part, :, place] += gradient[0]
-    return dqkv.to(qkv.dtype)
+    blocks = _chosen(qkv, _budget(qkv, pairs))
+    if blocks is None:
+        return _core.torch_attention_backward(dout, qkv, None, None, out, lse, None,
+                                              plain_options(_CAUSAL, 1.0, "qkv", stream_of(qkv)), _DQ)[0]  # fmt: skip
+    dqkv = torch.empty_like(qkv)
+    _, heads, length, _ = qkv.shape
+    for first in range(0, heads, blocks.heads):
+        some = slice(first, first + blocks.heads)
+        q, k, v, o, do, rows, dq, dk, dv = (x[None, some] for x in (*qkv, out, dout, lse, *dqkv))
+        for start in range(0, length, blocks.entries):
+            end = start + blocks.entries
+            here, before, behind = slice(start, end), slice(0, end), slice(start, None)
+            of_queries = plain_options(_rules.window(-1, start), 1.0, stream=stream_of(q))
+            dq[:, :, here] = _core.torch_attention_backward(
+                do[:, :, here], q[:, :, here], k[:, :, before], v[:, :, before], o[:, :, here], rows[:, :, here], None,
+                of_queries, _DQ)[0]  # fmt: skip
+            of_keys = plain_options(_CAUSAL, 1.0, stream=stream_of(q))
+            _, dk[:, :, here], dv[:, :, here], *_ = _core.torch_attention_backward(
+                do[:, :, behind], q[:, :, behind], k[:, :, here], v[:, :, here], o[:, :, behind], rows[:, :, behind],
+                None, of_keys, _DK | _DV)  # fmt: skip
+    return dqkv

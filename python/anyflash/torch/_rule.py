@@ -24,11 +24,11 @@ _NUMBERS = (int, torch.SymInt)
 
 def rule_of(text: str, names: str = "", tables: Sequence[Any] = (), numbers: Sequence[int] = ()) -> Rule:
     """The rule that a text and its tables make, names separated by spaces; $i in the text is the i-th number. Raises as
-    anyflash.parse_rule does."""
+    anyflash.parse_rule does. Made of tables it lives no longer than a call."""
     if numbers:
         text = re.sub(r"\$(\d+)", lambda place: str(numbers[int(place[1])]), text)
     if names:
-        return _core.parse_rule(text, dict(zip(names.split(), tables)))
+        return _core.parse_rule(text, dict(zip(names.split(), tables)), True)
     rule = _of_text.get(text)
     if rule is None:
         if len(_of_text) >= _MOST:
@@ -38,10 +38,10 @@ def rule_of(text: str, names: str = "", tables: Sequence[Any] = (), numbers: Seq
 
 
 def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
-    """A call's rule, which may be given as a text with its tables."""
+    """A call's rule, which may be given as a text with its tables; made of those it lives no longer than the call."""
     if isinstance(rule, str):
         given = given_tables(tables)
-        return _core.parse_rule(rule, dict(given)) if given else rule_of(rule)
+        return _core.parse_rule(rule, dict(given), True) if given else rule_of(rule)
     refuse_tables(tables)
     _check(rule)
     return rule_of(*parts_of(rule, None)) if isinstance(rule, TracedRule) else rule  # made before a graph broke off

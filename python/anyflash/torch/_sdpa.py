@@ -21,13 +21,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import _attention as _plain
 from .. import _rules
-from .._core import echoed
-from ._attention import attention, autocast_makes_one
+from .._core import echoed, torch_covers
+from ._attention import attention, autocast_makes_one, is_direct, plain_attention
 from ._rule import constant
 
 _log = logging.getLogger("anyflash.torch")
 _pytorch_s_own = torch._C._nn.scaled_dot_product_attention  # whatever F holds at present
 _transforms = torch._C._functorch.get_interpreter_stack
+_autocast = torch.is_autocast_enabled
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LARGEST = torch.finfo(torch.float32).max, torch.finfo(torch.float64).max
@@ -66,6 +67,12 @@ def scaled_dot_product_attention(
     if type(attn_mask) not in _MASKS and type(attn_mask).__name__ == "CausalBias":
         return _of_bias(attn_mask, (query, key, value, attn_mask), dropout_p=dropout_p, is_causal=is_causal,
                         scale=scale, **more)  # fmt: skip
+    if not torch.compiler.is_compiling() and _is_usual(query, key, value, attn_mask, dropout_p, scale) and (
+        torch_covers(query, key, value, attn_mask, is_causal, enable_gqa)
+    ):  # as what follows finds too, in ten times the time
+        if attn_mask is None:
+            return plain_attention(query, key, value, _CAUSAL if is_causal else _FULL, scale)
+        return plain_attention(query, key, value, "dense(mask)", scale, {"mask": attn_mask})
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None and scale is not None:
         reason = _reason_of_scale(scale, query.dtype)
@@ -171,6 +178,13 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
         if shape[:-3] != of_keys[:-3] or not of_keys[-3] or shape[-3] % of_keys[-3]:
             return ""
     return None if mask is None else _reason_of_mask(mask, (*shape[:-1], of_keys[-2]), q)
+
+
+def _is_usual(q: Any, k: Any, v: Any, mask: Any, dropout: Any, scale: Any) -> bool:
+    """A call that torch_covers may be asked about, and plain_attention may run."""
+    return (dropout.__class__ is float and dropout == 0.0 and not _autocast("cpu")
+            and (scale is None or (scale.__class__ is float and abs(scale) <= _LARGEST[0]))
+            and is_direct(q, k, v, mask))  # fmt: skip
 
 
 def _is_plain(tensor: Any) -> bool:
