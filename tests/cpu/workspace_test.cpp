@@ -157,6 +157,17 @@ TEST(Workspace, IsKnownToThePlanAndToExplain) {
   }
 }
 
+TEST(Workspace, OfBackwardIsThatOfTheGradientsWanted) {
+  const TensorView x(nullptr, ElementType::float32, {1, 2, 1000, 64});
+  Options options;
+  options.rule = causal();
+  options.threads = 1;
+  const auto all = backward_workspace(x, x, x, {x, x, x, {}, {}}, options);
+  EXPECT_EQ(all, plan(x, x, x, options).backward_workspace());
+  EXPECT_EQ(backward_workspace(x, x, x, {x, {}, {}, {}, {}}, options), all) << "the sums of dq are in it";
+  EXPECT_LE(backward_workspace(x, x, x, {{}, x, x, {}, {}}, options), all - 1000 * 64 * 4) << "without them";
+}
+
 TEST(Workspace, GrowsWithWhatIsAskedOfACall) {
   std::vector<float> numbers(1);
   const auto shape = [&](std::int64_t batch, std::int64_t n) {
