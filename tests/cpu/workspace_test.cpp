@@ -17,14 +17,14 @@ std::size_t allocated = 0;  // by operator new, in this thread's calls; not coun
 
 }  // namespace
 
-#ifndef SANITIZED
-void* operator new(std::size_t bytes) {
+#ifndef SANITIZED  // noinline: GCC would warn of a call of free on what new has given
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   allocated += bytes;
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 #endif
 
 namespace {
