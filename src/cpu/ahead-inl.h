@@ -1,5 +1,5 @@
 // Rows that will be loaded next, brought into the nearest caches a little at a time while others are computed with, so
-// that neither waits for the other. Rules that see few keys would otherwise wait for memory: docs/design-log.md.
+// that neither waits for the other. Rules that see few keys would otherwise wait for memory: docs/notes/cpu-forward.md.
 
 #include <cstdint>
 

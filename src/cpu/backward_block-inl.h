@@ -179,7 +179,7 @@ class LoadedBlocks {
 
  private:
   /// Query blocks kept: as many as two key blocks meet, or kQueryBlocks, if they do not fit. Measured:
-  /// docs/design-log.md.
+  /// docs/notes/cpu-backward.md.
   static std::int64_t kept_count(const Problem& problem, const ExecutionPlan& plan) {
     if (problem.heads_kv == 0) return kQueryBlocks;
     const auto bytes = kTile * (padded(problem.d_qk) + padded(problem.d_v)) * static_cast<std::int64_t>(sizeof(T));

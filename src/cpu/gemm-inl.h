@@ -32,7 +32,8 @@ constexpr int kGemmRows = 8;
 constexpr int kGemmRows = 6;
 #endif
 constexpr int kGemmVectors = 2;
-// Patches of wide rows, which load fewer numbers for each product: measured on Intel's cores (docs/design-log.md).
+// Patches of wide rows, which load fewer numbers for each product. Measured on Intel's cores:
+// docs/notes/cpu-forward.md.
 #undef ANYFLASH_WIDE_PATCHES
 #define ANYFLASH_WIDE_PATCHES (HWY_TARGET == HWY_AVX3)
 constexpr int kWideRows = 6, kWideVectors = 4;

@@ -1,4 +1,4 @@
-// What was chosen by measurement for the CPU kernels, in one table. docs/design-log.md has the figures; how the
+// What was chosen by measurement for the CPU kernels, in one table. docs/notes has the figures; how the
 // registers are split is in gemm-inl.h, since it depends on the instruction set.
 #pragma once
 

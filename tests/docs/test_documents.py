@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [*sorted(PROJECT.glob("*.md")), *sorted((PROJECT / "docs").rglob("*.md"))]
 
 
 def examples(language, pages=PAGES):
@@ -70,17 +70,31 @@ def test_shell_example_runs(block, program, tmp_path):
     run("bash", "-ec", block, cwd=tmp_path, env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
         if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            assert (page.parent / target).exists(), f"{page.relative_to(PROJECT)}: {target}"
 
 
-def test_gallery_is_up_to_date():
-    run(sys.executable, PROJECT / "docs" / "make_gallery.py", "--check",
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/design.md", "docs/notes/README.md"])
+def test_files_that_are_named_exist(page):
+    """Whole paths in backticks, from the project's root; a * stands for anything, NAME for a name to be chosen."""
+    folders = "bench|cmake|docs|examples|include|python|scripts|src|tests"
+    for path in re.findall(rf"`((?:{folders})/[^`\s]*)`", (PROJECT / page).read_text()):
+        assert "NAME" in path or list(PROJECT.glob(path.rstrip("/"))), f"{page}: {path}"
+
+
+def test_the_version_is_the_same_everywhere():
+    version = re.search('ANYFLASH_VERSION "(.*)"', (PROJECT / "include/anyflash/version.h").read_text())[1]
+    assert re.search(r"^version: (.*)$", (PROJECT / "CITATION.cff").read_text(), re.M)[1] == version
+    assert re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), re.M)[1] == version
+
+
+@pytest.mark.parametrize("script", ["make_gallery.py", "make_diagrams.py"])
+def test_pictures_are_up_to_date(script):
+    run(sys.executable, PROJECT / "docs" / script, "--check", env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
 
 
 @pytest.mark.parametrize("option, code", [("--help", 0), ("--chekc", 2)])

@@ -57,7 +57,7 @@ BulkDecodeKernel group_decode_kernel_of() {
 
 // Groups of 8 rows of a warp, warps that share keys, that share rows, stages, rows joined at a time, registers; of
 // warpgroups, stages. There are as many as let two blocks be on a multiprocessor, where one is not enough for all rows.
-// docs/design-log.md has the figures.
+// docs/notes/gpu-decode.md has the figures.
 template <class E>
 BulkDecodeKernel bulk_decode_kernel_of(int depth, int rows) {
   if (depth == 64) {

@@ -14,7 +14,7 @@ GroupForwardKernel group_forward_kernel_of() {
           Sizes::kBiasBytes};
 }
 
-// Query blocks of a task, stages, registers, bytes of a bias. docs/design-log.md has the figures.
+// Query blocks of a task, stages, registers, bytes of a bias. docs/notes/hopper-16bit.md has the figures.
 template <class E, int kParts, bool kGeneral>
 GroupForwardKernel group_forward_kernel_of(int depth) {
   constexpr bool g = kGeneral;

@@ -4,7 +4,7 @@
 // head sizes up to d, the next step's rows coming in if there are two stages. `resident`: its own rows stay in shared
 // memory; if not, one tile of each side is there at a time, and the two gradients of keys are the work of two blocks.
 // `small` fits into the 64 KB of shared memory of sm_75; `tf32` is for float32 where that is allowed, and fits
-// where `large` does. docs/design-log.md has the figures.
+// where `large` does. docs/notes/portable-gpu.md has the figures.
 #pragma once
 
 #include "cuda/portable/tuning.h"

@@ -2,7 +2,7 @@
 //
 // Each of `warps` warps has all 8 * slots rows and takes key blocks of its own, `keys` keys at a time, with `stages`
 // times as much in flight or at hand. `small` fits into the 64 KB of shared memory of sm_75; `wide` is for more than 16
-// rows, `narrow` for plain calls of up to 8. docs/design-log.md has the figures.
+// rows, `narrow` for plain calls of up to 8. docs/notes/gpu-decode.md has the figures.
 #pragma once
 
 namespace anyflash::cuda {

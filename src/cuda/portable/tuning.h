@@ -5,7 +5,7 @@
 // `large` is for GPUs from sm_80 up into whose shared memory it fits, `group` for what Hopper's own kernels leave to
 // these (the same plan serves both, so with their 64 queries, or, of float64, 128), `tf32` for float32 where that is
 // allowed, in place of `large` and with its queries.
-// docs/design-log.md has the figures.
+// docs/notes/portable-gpu.md has the figures.
 #pragma once
 
 namespace anyflash::cuda {
