@@ -17,14 +17,14 @@ std::size_t allocated = 0;  // by operator new, in this thread's calls; not coun
 
 }  // namespace
 
-#ifndef SANITIZED
-void* operator new(std::size_t bytes) {
+#ifndef SANITIZED  // noinline: GCC would warn of a call of free on what new has given
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   allocated += bytes;
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 #endif
 
 namespace {
@@ -155,6 +155,17 @@ TEST(Workspace, IsKnownToThePlanAndToExplain) {
     EXPECT_EQ(figures.workspace_bytes, bytes);
     EXPECT_GT(figures.threads, 0);
   }
+}
+
+TEST(Workspace, OfBackwardIsThatOfTheGradientsWanted) {
+  const TensorView x(nullptr, ElementType::float32, {1, 2, 1000, 64});
+  Options options;
+  options.rule = causal();
+  options.threads = 1;
+  const auto all = backward_workspace(x, x, x, {x, x, x, {}, {}}, options);
+  EXPECT_EQ(all, plan(x, x, x, options).backward_workspace());
+  EXPECT_EQ(backward_workspace(x, x, x, {x, {}, {}, {}, {}}, options), all) << "the sums of dq are in it";
+  EXPECT_LE(backward_workspace(x, x, x, {{}, x, x, {}, {}}, options), all - 1000 * 64 * 4) << "without them";
 }
 
 TEST(Workspace, GrowsWithWhatIsAskedOfACall) {
