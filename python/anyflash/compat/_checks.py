@@ -143,11 +143,11 @@ def checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, call: dict[st
         q, k, v, *given = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, v, *given))
         _core.result_shapes(q, k, v, (*given, False, 0, 0))
         return lengths
-    text, names, tables = parts_of(call["rule"], None)
+    text, names, tables, numbers = parts_of(call["rule"], None)
     tensors = [call.get(name) for name in ("bias", "alibi_slopes", "sink", *_NAMES[10:])]
     return torch.ops.anyflash.checked_call(
-        lengths, q, k, v, *tensors, tables, names, text, call["align"], call["layout"], call["scale"], call["softcap"],
-        call["deterministic"], False, 0)  # fmt: skip
+        lengths, q, k, v, *tensors, tables, names, text, numbers, call["align"], call["layout"], call["scale"],
+        call["softcap"], call["deterministic"], False, 0)  # fmt: skip
 
 
 def _checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
