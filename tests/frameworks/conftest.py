@@ -49,6 +49,17 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in of_the_cpu]
 
 
+def pytest_terminal_summary(terminalreporter):
+    """How many architectures test_transformers_walk.py found equal, refused, not built."""
+    counts = {}
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name.startswith("architectures "):
+                counts[name] = counts.get(name, 0) + len(value)
+    if counts:
+        terminalreporter.write_line("Transformers' " + ", ".join(f"{name}: {n}" for name, n in counts.items()))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def on_the_device(request):
     """JAX and TensorFlow take the CPU where they find no GPU; PyTorch fails by itself."""

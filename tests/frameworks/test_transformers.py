@@ -3,6 +3,7 @@ configs."""
 
 import copy
 import logging
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from devices import DEVICE
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import anyflash.transformers
+from anyflash.transformers import attention_forward as forward
 
 SMALL = dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
              max_position_embeddings=64, pad_token_id=0)  # fmt: skip
@@ -131,7 +133,7 @@ def test_mask_and_position_bias(added, position_bias):
     mask = torch.ones(2, 1, 5, 9, dtype=torch.bool, device=DEVICE).tril(2)
     bias = torch.randn(1, 4, 5, 9, dtype=torch.float64, device=DEVICE) if position_bias else None
     given = torch.zeros(mask.shape, dtype=torch.float64, device=DEVICE).masked_fill_(~mask, -1e4) if added else mask
-    out, _ = anyflash.transformers.attention_forward(torch.nn.Module(), q, k, v, given, position_bias=bias)
+    out, _ = forward(torch.nn.Module(), q, k, v, given, position_bias=bias)
     scores = torch.einsum("bhnd,bhmd->bhnm", q, k) / 8**0.5 + (0 if bias is None else bias[..., :7])
     p = scores.masked_fill(~mask[..., :7], float("-inf")).softmax(-1)
     torch.testing.assert_close(out, torch.einsum("bhnm,bhmd->bnhd", p, v))
@@ -141,30 +143,66 @@ def test_mask_and_position_bias(added, position_bias):
 def test_a_mask_that_changes_before_the_backward_pass_is_found_out():
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
     mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
-    out, _ = anyflash.transformers.attention_forward(torch.nn.Module(), q, q, q, mask)
+    out, _ = forward(torch.nn.Module(), q, q, q, mask)
     mask.fill_(True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
 
 
-def test_dropout_is_left_to_transformers(calls, caplog, monkeypatch):
-    monkeypatch.setattr(anyflash.transformers, "_told", False)
-    caplog.set_level(logging.WARNING, "anyflash.transformers")
-    kind, config = MODELS["llama"]
+def training(name, implementation):
+    """A model with dropout inside of attention, in training, the same weights for each implementation."""
+    kind, config = MODELS[name]
     own = copy.deepcopy(config)
-    own._attn_implementation, own.attention_dropout = "anyflash", 0.5
-    model = kind(own).train().to(DEVICE)
+    own._attn_implementation, own.attention_dropout = implementation, 0.5
+    torch.manual_seed(0)
+    return kind(own).train().to(DEVICE)
+
+
+@pytest.fixture
+def warnings(caplog, monkeypatch):
+    """What the logger has been told so far."""
+    monkeypatch.setattr(anyflash.transformers, "_told", set())
+    caplog.set_level(logging.WARNING, "anyflash.transformers")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "anyflash.transformers"]
+
+
+def test_dropout_is_left_to_transformers(calls, warnings):
+    model = training("llama", "anyflash")
     model(IDS)
     assert not calls
-    assert [r.getMessage() for r in caplog.records if r.name == "anyflash.transformers"] == [
-        "attention left to Transformers' sdpa: dropout is not 0"]  # fmt: skip
+    assert warnings() == ["attention left to Transformers' sdpa: dropout is not 0"]
     model.eval()(IDS)
     assert len(calls) == 2
-    kind, config = MODELS["gemma"]
-    own = copy.deepcopy(config)
-    own._attn_implementation, own.attention_dropout = "anyflash", 0.5
-    with pytest.raises(ValueError, match="^dropout: 0.5 with a soft cap or sinks, expected 0"):
-        kind(own).train().to(DEVICE)(IDS)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name in ("gemma", "gpt-oss")])
+@pytest.mark.parametrize("padding", MASKS)
+def test_dropout_beside_a_soft_cap_or_sinks_is_left_to_eager(name, padding, calls, warnings):
+    """The same numbers are drawn, so that the results are equal."""
+    results = []
+    for implementation in ("eager", "anyflash"):
+        model = training(name, implementation)
+        torch.manual_seed(1)
+        results.append(model(IDS, attention_mask=MASKS[padding])[0])
+    real = slice(None) if MASKS[padding] is None else MASKS[padding].bool()
+    torch.testing.assert_close(results[1][real], results[0][real], rtol=0, atol=1e-5)
+    assert not calls
+    assert warnings() == ["attention left to the model's eager: dropout is not 0"]
+
+
+def test_dropout_without_an_eager_function_to_take_it():
+    q = torch.randn(1, 1, 3, 8, device=DEVICE)
+    with pytest.raises(ValueError, match="^dropout: 0.5 with softcap, expected 0; set attention_dropout=0$"):
+        forward(torch.nn.Module(), q, q, q, None, is_causal=True, dropout=0.5, softcap=2.0)
+
+
+def test_weights_asked_for_are_said_to_be_missing(calls, warnings):
+    _, model = make("llama")
+    for _ in range(2):
+        assert not model(IDS, output_attentions=True).attentions
+    assert len(calls) == 4
+    assert warnings() == [
+        'attention weights are not returned: output_attentions=True needs attn_implementation="eager"']  # fmt: skip
 
 
 def test_other_names_with_flash_are_still_flash_attention():
@@ -172,3 +210,171 @@ def test_other_names_with_flash_are_still_flash_attention():
 
     assert asked(requested_attention_implementation="flash_attention_2")
     assert not asked(requested_attention_implementation="anyflash")
+
+
+# Arguments of a call
+
+@pytest.fixture
+def qkv(numbers):
+    return numbers(2, 4, 6, 8), numbers(2, 2, 6, 8), numbers(2, 2, 6, 8)
+
+
+def by_hand(q, k, v, seen, sinks=None):
+    """Softmax over the keys that a query sees, and one more logit if there are sinks. Queries before heads."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks], -1)
+    return (scores.softmax(-1)[..., : k.shape[2]] @ v).transpose(1, 2)
+
+
+CAUSAL = torch.ones(1, 1, 6, 6, dtype=torch.bool, device=DEVICE).tril()
+MASK_FORMS = {
+    "boolean": CAUSAL,
+    "added": torch.zeros(CAUSAL.shape, dtype=torch.float64, device=DEVICE).masked_fill_(~CAUSAL, -1e9),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("mask", MASK_FORMS)
+def test_chosen_keys(qkv, mask):
+    chosen = torch.tensor([[[0, 5, -1]] * 6, [[0, 2, 3]] * 6], dtype=torch.int32, device=DEVICE)
+    seen = torch.zeros(2, 1, 6, 6, dtype=torch.bool, device=DEVICE)
+    seen[0, :, :, [0, 5]] = seen[1, :, :, [0, 2, 3]] = True
+    out, _ = forward(torch.nn.Module(), *qkv, MASK_FORMS[mask], indices=chosen, is_causal=True)
+    torch.testing.assert_close(out, by_hand(*qkv, seen & CAUSAL))
+
+
+@pytest.mark.parametrize("mask", MASK_FORMS)
+def test_chosen_blocks(qkv, mask):
+    """Blocks of 4 keys, chosen by each head of keys."""
+    module = torch.nn.Module()
+    module.indexer = torch.nn.Module()
+    module.indexer.block_size = 4
+    blocks = torch.tensor([[0, -1], [1, 0]], device=DEVICE)[None, :, None].expand(2, 2, 6, 2)
+    seen = torch.ones(2, 4, 6, 6, dtype=torch.bool, device=DEVICE)
+    seen[:, :2, :, 4:] = False
+    out, _ = forward(module, *qkv, MASK_FORMS[mask], block_indices=blocks, is_causal=True)
+    torch.testing.assert_close(out, by_hand(*qkv, seen & CAUSAL))
+
+
+def test_sinks_for_each_query(qkv, numbers):
+    sinks = numbers(2, 4, 6, 1)
+    out, _ = forward(torch.nn.Module(), *qkv, CAUSAL, sinks=sinks)
+    torch.testing.assert_close(out, by_hand(*qkv, CAUSAL, sinks))
+
+
+def test_arguments_without_effect(qkv):
+    expected, _ = forward(torch.nn.Module(), *qkv, CAUSAL)
+    given = dict(sliding_window=3, position_ids=torch.arange(6), use_cache=True, cu_seq_lens_q=torch.tensor([0, 3, 6]))
+    out, _ = forward(torch.nn.Module(), *qkv, CAUSAL, head_mask=None, **given)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("given, message", [
+    (dict(head_mask=1), 'head_mask: an argument that "anyflash" does not know; leave it out or use '
+                        'attn_implementation="eager"'),
+    (dict(cache=object()), "cache: a paged cache, expected one of Transformers' own kinds; use generate, not "
+                           "generate_batch"),
+    (dict(cu_seq_lens_k=torch.tensor([0, 3, 6])), "cu_seq_lens_k: several sequences without a mask; pass position_ids "
+                                                  "that start anew in each, not lengths"),
+])  # fmt: skip
+def test_other_arguments_are_refused(qkv, given, message):
+    with pytest.raises(ValueError) as raised:
+        forward(torch.nn.Module(), *qkv, None, is_causal=True, **given)
+    assert str(raised.value) == message
+
+
+def test_unknown_arguments_of_a_model_are_refused():
+    _, model = make("llama")
+    with pytest.raises(ValueError, match="^bonus: an argument that"):
+        model(IDS, bonus=1)
+
+
+# No mask
+
+def test_without_a_mask_the_queries_of_a_causal_module_are_the_last(qkv):
+    q, k, v = qkv
+    out, _ = forward(torch.nn.Module(), q[:, :, -2:], k, v, None, is_causal=True)
+    torch.testing.assert_close(out, by_hand(*qkv, CAUSAL)[:, -2:])
+
+
+@pytest.mark.parametrize("keys, is_causal, message", [
+    (3, True, "attention_mask: None for 6 queries and 3 keys of a causal module; pass a mask"),
+    (6, None, "is_causal: not told by Module, and there is no mask; pass a mask or is_causal"),
+])  # fmt: skip
+def test_without_a_mask_what_is_not_known_is_refused(qkv, keys, is_causal, message):
+    q, k, v = qkv
+    with pytest.raises(ValueError) as raised:
+        forward(torch.nn.Module(), q, k[:, :, :keys], v[:, :, :keys], None, is_causal=is_causal)
+    assert str(raised.value) == message
+
+
+# Models that have no attention but their own
+
+HEADS = dict(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+ALONE = {
+    "bloom": (transformers.BloomForCausalLM, transformers.BloomConfig(
+        vocab_size=99, hidden_size=32, n_layer=1, n_head=4)),
+    "falcon": (transformers.FalconForCausalLM, transformers.FalconConfig(**HEADS)),
+    "gpt_neo": (transformers.GPTNeoForCausalLM, transformers.GPTNeoConfig(
+        vocab_size=99, hidden_size=32, num_layers=1, num_heads=4, attention_types=[[["global"], 1]])),
+    "roformer": (transformers.RoFormerModel, transformers.RoFormerConfig(**HEADS)),
+    "splinter": (transformers.SplinterModel, transformers.SplinterConfig(**HEADS)),
+    "sam": (transformers.SamVisionModel, transformers.SamVisionConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4)),
+}  # fmt: skip
+WAYS = {
+    "a configuration": lambda kind, config: kind(with_ours(config)),
+    "_from_config": lambda kind, config: kind._from_config(config, attn_implementation="anyflash"),
+    "set_attn_implementation": lambda kind, config: kind(config).set_attn_implementation("anyflash"),
+}
+
+
+def with_ours(config):
+    config._attn_implementation = "anyflash"
+    return config
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ALONE)
+def test_models_with_an_attention_of_their_own_are_refused(name, way):
+    kind, config = ALONE[name]
+    with pytest.raises(ValueError) as raised:
+        WAYS[way](kind, copy.deepcopy(config))
+    assert re.fullmatch(
+        rf'attn_implementation: "anyflash" for {kind.__name__}, which has no attention but its own; use "eager", for '
+        r'parts of a composite model alone a dict, as attn_implementation=\{"text_config": "anyflash"\}',
+        str(raised.value),
+    )
+
+
+def test_from_pretrained_refuses_too(tmp_path):
+    kind, config = ALONE["bloom"]
+    kind(copy.deepcopy(config)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for BloomForCausalLM'):
+        kind.from_pretrained(tmp_path, attn_implementation="anyflash")
+
+
+def test_the_language_model_of_a_composite_one_whose_vision_has_its_own(calls):
+    vision = dict(hidden_size=16, output_channels=8, num_hidden_layers=1, num_attention_heads=2, image_size=16,
+                  patch_size=4, mlp_dim=16)  # fmt: skip
+    text = dict(**SMALL, num_key_value_heads=2)
+    kind = transformers.GotOcr2ForConditionalGeneration
+    config = transformers.GotOcr2Config(vision_config=vision, text_config=text)
+    with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for GotOcr2'):
+        kind(with_ours(copy.deepcopy(config)))
+    eager = kind._from_config(copy.deepcopy(config), attn_implementation="eager").eval().to(DEVICE)
+    ours = kind._from_config(config, attn_implementation={"text_config": "anyflash"}).eval().to(DEVICE)
+    ours.load_state_dict(eager.state_dict())
+    with torch.no_grad():
+        assert (eager(IDS).logits - ours(IDS).logits).abs().max() <= 1e-4
+    assert len(calls) == 2
+
+
+def test_a_part_that_has_its_own_attention_is_named():
+    vision = transformers.SamVisionConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
+                                          patch_size=4)  # fmt: skip
+    config = transformers.LlavaConfig(vision_config=vision, text_config=dict(model_type="llama", **SMALL))
+    with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for SamVisionModel'):
+        transformers.LlavaForConditionalGeneration(with_ours(config))

@@ -1,0 +1,204 @@
+"""`import anyflash.transformers`, then attn_implementation="anyflash" in Hugging Face Transformers (4.57 or newer).
+
+    import anyflash.transformers
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="anyflash")
+
+The logits are those of "eager", which holds the whole matrix of scores, except at places that are padding themselves: a
+query whose every key is hidden gives 0 here, the mean of all values there. Soft caps, sliding windows and chunks, sink
+logits, position biases, chosen keys (indices, block_indices), caches and grouped heads are covered.
+
+What is not known is refused with a ValueError of one line: a model that computes its attention itself, when it is made;
+an argument of a call that may change the result. Attention weights are not returned: output_attentions=True is logged
+once. Dropout inside of attention is left to Transformers' "sdpa", with a soft cap or sinks to the model's own "eager",
+which is logged once. Both are warnings of the logger "anyflash.transformers".
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from .. import _rules
+from ..torch import attention
+
+if not hasattr(transformers.PreTrainedModel, "get_correct_attn_implementation"):
+    raise ImportError(f"transformers: version {transformers.__version__}, expected 4.57 or newer")
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from ._masks import known, make_mask
+from ._models import NAME, is_no_flash_attention, refuse_the_others
+
+_log = logging.getLogger(__name__)
+_CAUSAL, _FULL = _rules.causal(), _rules.full()
+_told: set[str] = set()
+
+# Arguments that leave the result alone beside the mask: what models pass on from their own callers.
+_WITHOUT_EFFECT = frozenset("""
+    sliding_window position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
+    max_length_q max_length_k output_hidden_states output_router_logits input_ids inputs_embeds decoder_input_ids labels
+    return_loss token_type_ids mm_token_type_ids pixel_values pixel_values_videos pixel_mask image_grid_thw grid_thw
+    video_grid_thw image_sizes interpolate_pos_encoding input_values input_features input_features_mask bbox
+""".split())  # fmt: skip
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
+    sinks: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Of Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of
+    keys, keys, channels), attention_mask boolean or added, (batch, 1 or heads, queries, keys or more). Returns (batch,
+    queries, heads, channels) and no weights. Windows are part of the mask. Without a mask, queries of a causal module
+    are the last ones of the keys.
+
+    s_aux : (heads,), sink logits; sinks : (batch, heads, queries, 1), one for each query
+    indices : (batch, queries, n), the keys that a query sees if the mask shows them too; negative ones are no key
+    block_indices : (batch, heads of keys, queries, n), likewise blocks of module.indexer.block_size keys
+
+    Raises ValueError with one line for every other argument that may change the result.
+    """
+    for name, given in more.items():
+        if given is not None and name not in _WITHOUT_EFFECT:
+            _refuse(name, given, attention_mask)
+    keys = key.shape[2]
+    mask = None if attention_mask is None else attention_mask[..., :keys]
+    causal = mask is None and query.shape[2] > 1 and _is_causal(module, is_causal, query.shape[2], keys)
+    chosen = None
+    if indices is not None or block_indices is not None:
+        chosen = _chosen(module, query, key, indices, block_indices)
+    if dropout > 0.0:
+        if causal:
+            seen = torch.ones(1, 1, query.shape[2], keys, dtype=torch.bool, device=query.device)
+            mask = seen.tril_(keys - query.shape[2])
+        return _with_dropout(module, query, key, value, _both(mask, chosen), dropout=dropout, scaling=scaling,
+                             position_bias=position_bias, softcap=softcap, s_aux=s_aux, sinks=sinks)  # fmt: skip
+    rule: Any = _CAUSAL if causal else _FULL
+    tables = None
+    told = known(attention_mask, query, key) if mask is not None and chosen is None else None
+    if told is not None:
+        rule, keys, mask = told.rule, told.keys, None
+        key, value = key[:, :, :keys], value[:, :, :keys]
+    bias = None if position_bias is None else position_bias[..., :keys]
+    mask = _both(mask, chosen)
+    if mask is not None and mask.dtype == torch.bool:
+        if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        else:
+            rule, tables, mask = "causal() & dense(mask)" if causal else "dense(mask)", {"mask": mask}, None
+    if mask is not None:
+        bias = mask if bias is None else bias + mask
+    options: Any = dict(rule=rule, tables=tables, align="none_end", scale=scaling, softcap=softcap or 0.0, bias=bias,
+                        sink=s_aux)  # fmt: skip
+    if sinks is None:
+        out = attention(query, key, value, **options)
+    else:  # one more key of value 0: the others keep exp(lse) of exp(lse) + exp(sink)
+        out, lse = attention(query, key, value, return_lse=True, **options)
+        out = out * torch.sigmoid(lse.unsqueeze(-1) - sinks).to(out.dtype)
+    return out.transpose(1, 2), None
+
+
+def _refuse(name: str, given: Any, attention_mask: Tensor | None) -> None:
+    """An argument that is not among those without effect, unless it turns out to have none."""
+    if name == "output_attentions":
+        if given:
+            _tell('attention weights are not returned: output_attentions=True needs attn_implementation="eager"')
+    elif name == "cache":
+        raise ValueError(
+            "cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch"
+        )
+    elif name not in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        raise ValueError(
+            f'{name}: an argument that "{NAME}" does not know; leave it out or use attn_implementation="eager"'
+        )
+    elif attention_mask is None and given.shape[0] > 2:
+        raise ValueError(
+            f"{name}: several sequences without a mask; pass position_ids that start anew in each, not lengths"
+        )
+
+
+def _is_causal(module: Any, is_causal: bool | None, queries: int, keys: int) -> bool:
+    """Of a call without a mask."""
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", None)
+        if is_causal is None:
+            name = type(module).__name__
+            raise ValueError(f"is_causal: not told by {name}, and there is no mask; pass a mask or is_causal")
+    if is_causal and queries > keys:
+        raise ValueError(f"attention_mask: None for {queries} queries and {keys} keys of a causal module; pass a mask")
+    return is_causal
+
+
+def _chosen(module: Any, query: Tensor, key: Tensor, indices: Tensor | None,
+            block_indices: Tensor | None) -> Tensor | None:  # fmt: skip
+    """The keys that indices and block_indices choose, as a mask."""
+    keys = key.shape[2]
+    out = None if indices is None else _one_hot(indices, keys).unsqueeze(1)
+    if block_indices is not None:
+        size = module.indexer.block_size
+        blocks = _one_hot(block_indices, -(-keys // size)).repeat_interleave(size, -1)[..., :keys]
+        blocks = blocks.repeat_interleave(query.shape[1] // blocks.shape[1], 1)
+        out = blocks if out is None else out & blocks
+    return out
+
+
+def _one_hot(indices: Tensor, size: int) -> Tensor:
+    """True at each index of the last axis; a negative one is none."""
+    out = torch.zeros(*indices.shape[:-1], size + 1, dtype=torch.bool, device=indices.device)
+    return out.scatter_(-1, torch.where(indices < 0, size, indices).long(), True)[..., :size]
+
+
+def _both(mask: Tensor | None, chosen: Tensor | None) -> Tensor | None:
+    if mask is None or chosen is None:
+        return chosen if mask is None else mask
+    return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, float("-inf"))
+
+
+def _with_dropout(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
+                  dropout: float, scaling: float | None, position_bias: Tensor | None,
+                  **special: Any) -> tuple[Tensor, None]:  # fmt: skip
+    """By Transformers' own functions: "sdpa", or the model's "eager" for a soft cap and sinks."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    special = {name: given for name, given in special.items() if given is not None}
+    options = dict(dropout=dropout, scaling=scaling, position_bias=position_bias)
+    if not special:
+        _tell("attention left to Transformers' sdpa: dropout is not 0")
+        return sdpa_attention_forward(module, query, key, value, mask, is_causal=False, **options)[0], None
+    eager = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
+    if eager is None:
+        raise ValueError(f"dropout: {dropout} with {', '.join(special)}, expected 0; set attention_dropout=0")
+    _tell("attention left to the model's eager: dropout is not 0")
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+    options["scaling"] = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return eager(module, query, key, value, mask, **options, **special)[0], None
+
+
+def _tell(what: str) -> None:
+    if what not in _told and not torch.compiler.is_compiling():
+        _told.add(what)
+        _log.warning(what)
+
+
+is_no_flash_attention()
+refuse_the_others()
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, make_mask)

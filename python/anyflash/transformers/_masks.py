@@ -1,0 +1,126 @@
+"""The masks that Transformers has made for "anyflash", and the rules that they are.
+
+A mask is a boolean tensor, as for "sdpa". Where it is a causal or windowed one without padding, it carries its rule,
+so that nobody reads the matrix. A model that cuts or changes the mask gets a tensor without the rule.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import CodeType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+from transformers.masking_utils import sdpa_mask
+
+from .. import _rules
+
+
+class Known(NamedTuple):
+    """What a mask is: `rule` over the first `keys` keys, aligned at the end; the others are hidden."""
+
+    rule: Any
+    keys: int
+    version: int  # the tensor's, to tell whether it has been changed since
+
+
+def make_mask(**options: Any) -> Tensor | None:
+    """Of Transformers' AttentionMaskInterface, which calls it as sdpa_mask. None where every query sees every key, and
+    for a causal mask of as many queries as keys: if a model cuts the first queries away, the others stay the last."""
+    positions: Tensor | None = options.get("cache_position")  # of Transformers 4
+    queries = options["q_length"] if positions is None else positions.shape[0]
+    square = queries == 1 or options["kv_length"] == queries
+    # Modules of such a configuration say that they are not causal, even where their mask is.
+    plain = square and not getattr(options.get("config"), "use_bidirectional_attention", None)
+    options["allow_is_causal_skip"] = options.get("allow_is_causal_skip", True) and plain
+    make: Any = sdpa_mask
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        in_graph: Tensor | None = make(**options)
+        return in_graph
+    with torch.inference_mode(False):  # where tensors have no versions
+        mask: Any = make(**options)
+    if mask is not None:
+        first = int(options.get("q_offset", 0) if positions is None else positions[0])
+        first_key = options.get("kv_offset", 0)
+        keys = first + queries - first_key
+        if _is_unpadded(options.get("attention_mask"), first_key + keys):
+            function = options.get("mask_function", masking_utils.causal_mask_function)
+            rule = _rule(function, first, first_key, keys, options["kv_length"])
+            mask._anyflash = None if rule is None else Known(rule, keys, mask._version)
+    return cast("Tensor | None", mask)
+
+
+def known(mask: Any, query: Tensor, key: Tensor) -> Known | None:
+    """What the mask is, if it was made for this call and nobody has changed it since."""
+    if torch.compiler.is_compiling():
+        return None
+    found: Known | None = getattr(mask, "_anyflash", None)
+    if found is None or found.version != mask._version or found.keys > key.shape[2]:
+        return None
+    return found if mask.shape[2] == query.shape[2] and mask.shape[3] >= key.shape[2] else None
+
+
+def _is_unpadded(attention_mask: Tensor | None, keys: int) -> bool:
+    if attention_mask is None:
+        return True
+    if type(attention_mask) is not Tensor or attention_mask.is_meta or attention_mask.shape[-1] < keys:
+        return False
+    if attention_mask.is_cuda and torch.cuda.is_current_stream_capturing():  # the values cannot be read there
+        return False
+    return bool(attention_mask.all())
+
+
+def _rule(function: Any, first: int, first_key: int, keys: int, all_keys: int) -> Any:
+    """The rule of a mask function over the first `keys` of all keys, the last of which is at the last query's place.
+    None if it is not known."""
+    bounds = _bounds(function)
+    if bounds is None or first < first_key or keys > all_keys or (bounds[1] != 0 and keys < all_keys):
+        return None
+    left, right, chunk = bounds
+    if not chunk:
+        return _window(left, right)
+    chunks = torch.arange(first_key, first_key + keys) // chunk
+    return _window(left, right) & _rules.documents(chunks[first - first_key :], chunks)
+
+
+@functools.lru_cache(256)
+def _window(left: int, right: int) -> Any:
+    return _rules.window(left, right)
+
+
+def _code(name: str) -> CodeType | None:
+    """Of the functions that a maker of mask functions returns: all share it."""
+    inside = getattr(getattr(masking_utils, name, None), "__code__", None)
+    codes = [] if inside is None else [one for one in inside.co_consts if isinstance(one, CodeType)]
+    return next((one for one in codes if not one.co_name.startswith("<")), None)  # "<genexpr>" is none of them
+
+
+_AND, _CHUNK, _WINDOW = (_code(name) for name in ("and_masks", "chunked_overlay", "sliding_window_overlay"))
+_BOTH_WAYS = _code("sliding_window_bidirectional_overlay")
+
+
+def _bounds(function: Any) -> tuple[int, int, int] | None:
+    """(left, right, chunk) of a mask function of Transformers' own: how far a query sees either way, -1 for no limit,
+    and the length of a chunk, 0 for no chunks. None for any other function."""
+    if function is masking_utils.causal_mask_function:
+        return -1, 0, 0
+    if function is getattr(masking_utils, "bidirectional_mask_function", None):
+        return -1, -1, 0
+    code = getattr(function, "__code__", None)
+    if code not in (_AND, _CHUNK, _WINDOW, _BOTH_WAYS) or code is None:
+        return None
+    given = inspect.getclosurevars(function).nonlocals
+    if code is _AND:
+        parts = [_bounds(part) for part in given["mask_functions"]]
+        if any(part is None for part in parts):
+            return None
+        left, right = (min((part[side] for part in parts if part and part[side] >= 0), default=-1) for side in (0, 1))
+        chunks = [part[2] for part in parts if part and part[2]]
+        return (left, right, sum(chunks)) if len(chunks) < 2 else None
+    number = given.get("chunk_size" if code is _CHUNK else "sliding_window")
+    if not isinstance(number, int) or number < 1:
+        return None
+    return {_CHUNK: (-1, -1, number), _WINDOW: (number - 1, -1, 0), _BOTH_WAYS: (number, number, 0)}[code]
