@@ -212,9 +212,10 @@ class FewRowsTask {
     const auto next_keys = next < 0 ? EvenRows() : keys_in_place(program, plan_.key_grid.box(next));
     // Many rows would transpose keys many times in registers, and the tiles of AMX take no others.
     const bool direct = seen.keys.line != 0 && !kInTiles<E> && shape_.rows < kTransposedOnce;
+    const bool copies = !direct || !seen.all || seen.values.line == 0;
     if (direct) products_in_place(seen, bytes_ahead(problem_.k, seen.keys, problem_.v, seen.values));
     for (std::int64_t head = 0; head < shape_.heads; ++head) {
-      look_ahead(program, head, seen, next);
+      if (copies) look_ahead(program, head, seen, next);
       if (!direct) find_products(program, head, seen);
       if (!plain_) finish_scores(program, head, seen.box);
       softmax(head, seen, state);
