@@ -36,12 +36,7 @@ HWY_INLINE void AddProductsOfKeys(D d, const E* q, std::int64_t depth, const T* 
                                   V (&sums)[kRows], std::int64_t ahead) {
   V columns[kColumns];
   LoadColumns(d, k + c, line, columns);
-  constexpr int lanes = static_cast<int>(hn::MaxLanes(d)), per_line = 64 / sizeof(T);
-  if (kColumns == per_line && line == depth && depth <= 2 * per_line) {  // short rows without gaps: in their order
-    for (int i = 0; i < lanes; ++i) FetchAhead(k + c * lanes + i * per_line, 0, ahead);
-  } else {
-    for (int key = 0; key < lanes; ++key) FetchAhead(k + key * line + c, c, ahead);
-  }
+  for (int key = 0; key < static_cast<int>(hn::MaxLanes(d)); ++key) FetchAhead(k + key * line + c, c, ahead);
 #pragma GCC unroll 16
   for (int i = 0; i < kColumns; ++i)
     for (int r = 0; r < kRows; ++r) {
