@@ -148,6 +148,7 @@ def main():
     else:
         measured = {part: function_of(part) for part in PARTS if part in arguments.parts}
         table = Table(arguments.device)
+        table.kernels = arguments.kernels if is_program(arguments.kernels) else None
     if arguments.add:
         table.earlier = earlier_rows(arguments, table.machine)
     measure_parts(table, arguments, measured)

@@ -202,13 +202,12 @@ void run_decode_scores(State& state, std::int64_t d) {
   const auto* const keys = reinterpret_cast<const T*>(rows.get());
   const double seconds = timed(state, [&]() HWY_ATTR {
     if constexpr (kInTiles<E>) {
-      Ahead none;
-      TransposeKeys(keys, depth, depth, reinterpret_cast<T*>(columns.get()), none);
+      TransposeKeys(kTile, keys, depth, depth, reinterpret_cast<T*>(columns.get()));
       Gemm<false>(kDecodeRows, depth, kTile, q.get(), depth, 1, columns.get(), kTile, s.get(), kTile);
     } else {
-      constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+      constexpr int keys_at_once = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
       for (int key = 0; key < kTile; key += keys_at_once)
-        ProductsOfKeys<kDecodeRows>(q.get(), depth, keys + key * depth, depth, s.get() + key, nullptr);
+        ProductsOfKeys<kDecodeRows>(q.get(), depth, keys + key * depth, depth, s.get() + key, 0);
     }
   });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<E>());
@@ -221,11 +220,8 @@ void run_decode_values(State& state, std::int64_t d) {
   const auto x = numbers<T>(kTile * d);
   const auto v = allocate<Memory>(kTile * d);
   for (std::int64_t i = 0; i < kTile * d; ++i) v[i] = hwy::ConvertScalarTo<Memory>(x[i]);
-  constexpr std::int64_t patch = kFewVectors * static_cast<std::int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
-  const double seconds = timed(state, [&]() HWY_ATTR {
-    for (std::int64_t c = 0; c < d; c += patch)
-      AddValuesPatch<kDecodeRows, kFewVectors>(p.get(), v.get() + c, d, out.get() + c, d, nullptr);
-  });
+  const double seconds = timed(
+      state, [&]() HWY_ATTR { AddValues<kDecodeRows>(kTile, p.get(), v.get(), d, d, out.get(), 0); });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<T>());
 }
 

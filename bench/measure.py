@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -54,8 +55,6 @@ class LongCalls:
 
 def peak_memory(what, length):
     """MB that a LongCalls' first call takes beyond its inputs and outputs; for a process that does nothing else."""
-    import re
-
     calls = LongCalls(length)
     megabytes = lambda field: int(re.search(field + r":\s+(\d+)",
                                             Path("/proc/self/status").read_text())[1]) / 1e6 * 1024
@@ -122,6 +121,20 @@ def machine_speeds(program, threads, loops="read|peak"):
     return speeds, context["pairs"]
 
 
+def peaks(program, threads):
+    """{type of a loop: GFLOP/s of multiply-adds, several times} on so many threads. Pairs that tiles multiply have a peak
+    that is not measured: None."""
+    speeds, pairs_by = machine_speeds(program, threads, "peak")
+    return {loop.removeprefix("peak/"): figures for loop, figures in speeds.items()} | (
+        {"pairs": None} if pairs_by == "tiles" else {})  # fmt: skip
+
+
+def peak_of(type_, peaks):
+    """Of multiply-adds in that type; None if it is not measured. float16 is computed in float32, and so is bfloat16 where
+    nothing multiplies pairs."""
+    return peaks.get({"float16": "float32", "bfloat16": "pairs"}.get(type_, type_), peaks["float32"])
+
+
 def read_bandwidth(program, threads):
     """GB/s, several times."""
     return machine_speeds(program, threads, "read")[0]["read"]
@@ -154,6 +167,28 @@ def processor():
     with open("/proc/cpuinfo") as file:
         names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     return f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} threads"
+
+
+# (vendor, family): [(models up to, generation)], ascending. Names of processors leave it out on virtual machines.
+GENERATIONS = {
+    ("AuthenticAMD", 23): [(0x2F, "Zen"), (0xFF, "Zen 2")],
+    ("AuthenticAMD", 25): [(0x0F, "Zen 3"), (0x1F, "Zen 4"), (0x5F, "Zen 3"), (0xAF, "Zen 4")],
+    ("AuthenticAMD", 26): [(0x4F, "Zen 5"), (0x5F, None), (0x7F, "Zen 5")],
+    ("GenuineIntel", 6): [(84, None), (85, "Skylake or Cascade Lake"), (105, None), (108, "Ice Lake"), (142, None),
+                          (143, "Sapphire Rapids"), (172, None), (174, "Granite Rapids"), (206, None),
+                          (207, "Emerald Rapids")],
+}  # fmt: skip
+
+
+def generation(cpuinfo=None):
+    """Of the processor's cores, by the family and the model that cpuinfo's text (of this machine if not given) names."""
+    text = cpuinfo if cpuinfo is not None else Path("/proc/cpuinfo").read_text()
+    fields = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (\S+)$", text, re.M)[::-1])
+    if len(fields) < 3:
+        return "unknown generation"
+    vendor, family, model = fields["vendor_id"], int(fields["cpu family"]), int(fields["model"])
+    known = next((name for last, name in GENERATIONS.get((vendor, family), ()) if model <= last), None)
+    return known or f"{vendor} family {family} model {model}"
 
 
 def has_amx():

@@ -9,9 +9,11 @@ PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
 GPU_RECORD = PROJECT / "bench" / "results" / "cuda.json"
 AMX_RECORD = PROJECT / "bench" / "results" / "cpu-amx.json"  # of a machine with AMX, and of a shape of its own
+ZEN4_RECORD = PROJECT / "bench" / "results" / "cpu-zen4.json"  # there where somebody had such a machine
+CPU_RECORDS = {"figures": RECORD, "Zen 4 figures": ZEN4_RECORD, "AMX figures": AMX_RECORD}  # and their blocks
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
 BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
-         for name in ("figures", "roofline", "GPU figures", "AMX figures")}  # fmt: skip
+         for name in (*CPU_RECORDS, "roofline", "GPU figures")}  # fmt: skip
 # Headings of the parts of bench/compare.
 TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "tf32": "Where TF32 is allowed",
           "short": "Short sequences", "sizes": "Other head sizes", "decode": "Decoding",
@@ -77,11 +79,19 @@ def summary(rows):
     return "\n".join(lines)
 
 
+def of_readme(rows):
+    """The rows that the README compares over generations: float32 beside PyTorch, head sizes 64 and 128, on the fewest
+    threads of the record."""
+    found = [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch") and
+             row["type"] == "float32" and row["what"] in ("forward", "backward") and row["d"] in (64, 128) and
+             (row["sequence"] == SEQUENCE or row.get("shape"))]  # fmt: skip
+    fewest = min((row["threads"] for row in found), default=0)
+    return [row for row in found if row["threads"] == fewest]
+
+
 def short(rows):
-    """The rows that the README shows: one thread, float32, 1x4x2048, head sizes 64 and 128."""
-    return [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch") and row["threads"] == 1 and
-            row["type"] == "float32" and row["what"] in ("forward", "backward") and row["sequence"] == 2048 and
-            row["d"] in (64, 128)]  # fmt: skip
+    """Those of a record without a shape of its own: one thread, 1x4x2048."""
+    return [row for row in of_readme(rows) if row["threads"] == 1 and not row.get("shape")]
 
 
 def in_order(rows):
@@ -148,15 +158,51 @@ def share_of_peak(rows):
             f"thread: {', '.join(shares)}.") if shares else ""  # fmt: skip
 
 
-def readme_block(rows):
+def share(row):
+    """Of the peak of multiply-adds in the row's type, on as many threads."""
+    return percent(row["figure"] / row["peak"]) if row.get("peak") else ""
+
+
+def generation(rows):
+    return rows[0].get("generation", "unknown generation")
+
+
+def peaks(rows):
+    """The machine's peaks in words, on the fewest threads that the rows have them of."""
+    known = [row for row in rows if row.get("peak")]
+    if not known:
+        return "peak not recorded"
+    threads = min(row["threads"] for row in known)
+    figures = {row["type"]: row["peak"] for row in known if row["threads"] == threads}
+    return (f"peak on {threads} thread{'s' * (threads > 1)}: " +
+            ", ".join(f"{type_} {peak:.0f}" for type_, peak in sorted(figures.items())) + " GFLOP/s")  # fmt: skip
+
+
+def readme_block(rows, others=()):
+    """rows: of the machine whose figures are shown; others: records of other generations, whose ratios are counted in."""
     shown = short(rows)
     peer = figure("peer_figure", "peer_spread")
+    case = lambda row: (row["what"], row["d"], row["causal"])
+    ratios = lambda row: [other["ratio"] for record in (rows, *others) for other in of_readme(record)
+                          if case(other) == case(row)]  # fmt: skip
     lines = table(shown, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}",
-                          "anyflash (spread)": figure("figure", "spread"),
-                          "PyTorch (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
-                          "ratio": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
-    return (f"{measured(shown)}, one thread, float32, 1x4x2048; "
-            f"{shown[0]['peer'].removesuffix(' math')}:\n\n{lines}{share_of_peak(rows)}")  # fmt: skip
+                          "ratio to PyTorch, all generations": lambda row: between(ratios(row)),
+                          f"anyflash on {generation(rows)} (spread)": figure("figure", "spread"),
+                          "of the peak": share,
+                          "PyTorch there (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
+                          "ratio there": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
+    machines = [f"{generation(rows)} ({measured(shown)}; {peaks(rows)}; one thread, 1x4x2048, "
+                f"{shown[0]['peer'].removesuffix(' math')})"]  # fmt: skip
+    machines += [f"{generation(record)} ({measured(record)}; {peaks(record)}; {of_readme(record)[0]['threads']} threads, "
+                 f"{of_readme(record)[0].get('shape', '1x4x2048')}, "
+                 f"{of_readme(record)[0]['peer'].removesuffix(' math')})" for record in others if of_readme(record)]  # fmt: skip
+    return (f"float32. Recorded: {'; '.join(machines)}. No other generation of processors is: how far anyflash is ahead "
+            f"differs between them.\n\n{lines}{share_of_peak(rows)}")  # fmt: skip
+
+
+def between(ratios):
+    least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def performance_block(rows):
@@ -165,11 +211,12 @@ def performance_block(rows):
     columns = {"what": lambda row: row["what"].replace("|", "\\|"),
                **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)
                   if key != "threads" or not on_gpu(rows)},
-               "figure (spread)": figure("figure", "spread"), "peer": lambda row: row["peer"],
+               "figure (spread)": figure("figure", "spread"),
+               **({} if on_gpu(rows) else {"of the peak": share}), "peer": lambda row: row["peer"],
                "its figure (spread)": figure("peer_figure", "peer_spread"),
                "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
                "limit": limit}  # fmt: skip
-    text = f"{measured(rows)}."
+    text = f"{measured(rows)}." if on_gpu(rows) else f"{measured(rows)}. {generation(rows)}, {peaks(rows)}."
     for part, group in itertools.groupby(rows, lambda row: row.get("part")):
         title = f"{TITLES[part]}, on a GPU" if on_gpu(rows) else TITLES.get(part)
         group = list(group)
@@ -199,16 +246,24 @@ def gpu_readme_block(rows):
             f"[docs/performance.md](docs/performance.md); of all limits, {limits_held(rows)}.")  # fmt: skip
 
 
-def blocks(rows):
-    """What stands in the marked block of each of PAGES, None where there is no such block; rows: None where none are
-    recorded."""
+def name_of(rows):
+    """Of the block that shows a record."""
     if on_gpu(rows):
-        return [gpu_readme_block(rows), performance_block(rows)]
-    if of_own_shape(rows):
-        return [None, performance_block(rows)]
-    if rows is None:
-        return ["No figures are recorded yet: `bench/compare --device cpu` measures them."] * 2
-    return [readme_block(rows), performance_block(rows)]
+        return "GPU figures"
+    return "AMX figures" if of_own_shape(rows) else "Zen 4 figures" if generation(rows) == "Zen 4" else "figures"
+
+
+def blocks(rows, records=None):
+    """[(page's number, block's name, text)] of a record. records: {name: rows} of the other CPUs', all that there are if
+    not given: the README compares them."""
+    if on_gpu(rows):
+        return [(0, "GPU figures", gpu_readme_block(rows)), (1, "GPU figures", performance_block(rows))]
+    if records is None:
+        records = {name: json.loads(path.read_text()) for name, path in CPU_RECORDS.items() if path.exists()}
+    records = records | {name_of(rows): rows}
+    main = records.pop("figures", None) or records.pop("Zen 4 figures", None)
+    of_machine = (1, name_of(rows), performance_block(rows))
+    return [of_machine] if main is None else [(0, "figures", readme_block(main, list(records.values()))), of_machine]
 
 
 def write_block(path, name, block):
@@ -217,7 +272,5 @@ def write_block(path, name, block):
 
 
 def publish(rows, pages=PAGES):
-    name = "GPU figures" if on_gpu(rows) else "AMX figures" if of_own_shape(rows) else "figures"
-    for path, block in zip(pages, blocks(rows)):
-        if block is not None:
-            write_block(path, name, block)
+    for number, name, block in blocks(rows):
+        write_block(pages[number], name, block)

@@ -8,7 +8,6 @@ import timed_case
 import measure
 import page
 import peers
-import roofline
 from options import is_program
 
 SEQUENCE = page.SEQUENCE  # of the parts torch and sizes: batch 1
@@ -65,12 +64,10 @@ def torch(table, arguments):
 def products(table, arguments):
     """PyTorch's own matrix product beside the peak of multiply-adds, on one thread."""
     size = peers.PRODUCT
-    speeds, pairs_by = measure.machine_speeds(arguments.kernels, 1, "peak")
-    peaks = {loop.removeprefix("peak/"): figures for loop, figures in speeds.items()}
-    peaks |= {"pairs": None} if pairs_by == "tiles" else {}
+    peaks = measure.peaks(arguments.kernels, 1)
     for type_ in arguments.types:
         (seconds,) = measure.interleaved([peers.product(1, type_)], min(3, arguments.rounds))  # float16: seconds
-        speed, peak = 2 * size**3 / 1e9 / statistics.median(seconds), roofline.peak_of(type_, peaks)
+        speed, peak = 2 * size**3 / 1e9 / statistics.median(seconds), measure.peak_of(type_, peaks)
         beside = {} if peak is None else dict(peer="FMA peak", peer_figure=max(peak), peer_spread=measure.spread(peak),
                                               ratio=speed / max(peak))  # fmt: skip
         table.add(f"{page.PRODUCT}, {size} x {size} x {size}", speed, "GFLOP/s", spread=measure.spread(seconds),

@@ -22,7 +22,6 @@ PAGE = measure.PROJECT / "docs" / "performance.md"
 KERNELS = measure.PROJECT / "build-bench/bench/bench_kernels"
 COLOURS = {"float32": "#1f77b4", "float64": "#2ca02c", "bfloat16": "#d62728", "float16": "#ff7f0e"}
 MARKERS = {"forward": "^", "backward": "v", "decode": "o"}
-PEAKS = {"float32": "float32", "float16": "float32", "float64": "float64", "bfloat16": "pairs"}  # of bench_kernels
 
 
 def parse_arguments():
@@ -106,14 +105,9 @@ def limits(program, threads):
     return peaks | ({"pairs": None} if pairs_by == "tiles" else {}), reading
 
 
-def peak_of(type_, peaks):
-    """None if it is not measured. Where nothing multiplies pairs, bfloat16 is computed in float32."""
-    return peaks.get(PEAKS[type_], peaks["float32"])
-
-
 def roof_of(row, peaks, reading):
     """None if the peak of its type is not measured."""
-    peak = peak_of(row["type"], peaks)
+    peak = measure.peak_of(row["type"], peaks)
     return None if peak is None else min(peak, row["intensity"] * reading)
 
 

@@ -35,10 +35,12 @@ class LoadedBlocks {
   E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries; `kInTiles` left
                             ///< operands (channels, 64 queries), since tiles take these in rows alone
   std::uint64_t q_bad, dout_bad;
+  std::int32_t query_rows;  ///< loaded of them, whole steps of kSpanStep: no others exist; their p and ds say nothing
   // After `use_keys`.
   E *k_t, *v_t;  ///< right operands (d_qk, 64 keys), (d_v, 64 keys), whole
   E* k_right;    ///< right operand (64 keys, d_qk); the next key block's follows it
   std::uint64_t k_bad;
+  std::int32_t key_rows;  ///< loaded of them, as of queries
   // After `compute`.
   E *p, *ds;                   ///< (64 queries, 64 keys), Pairs along the queries
   T *p_numbers, *ds_numbers;   ///< P and dS as numbers, if not `of_products`
@@ -85,14 +87,20 @@ class LoadedBlocks {
   HWY_NOINLINE void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v, std::int32_t slot = 0) {
     use_keys(block, slot);
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(k_right);
-    LoadRows(problem_.k, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_qk, rows, d_qk_);
-    if constexpr (kIsPair<E>) k_bad = RowsNotFinite(rows, d_qk_), right_operand(rows, d_qk_, k_bad, k_right);
-    TransposeOperand(rows, d_qk_, k_t);  // Pairs are made of the rows in their place
-    if constexpr (!kIsPair<E>) k_bad = CleanRows(rows, d_qk_, rows);
+    const RowAddresses keys(problem_.k, b, g, key_box_, problem_.k_size);
+    const auto count = key_rows = all_key_rows_[slot] = keys.used();
+    LoadRows(problem_.k, problem_.type, keys, count, problem_.d_qk, rows, d_qk_);
+    if constexpr (kIsPair<E>) {
+      k_bad = RowsNotFinite(rows, d_qk_, count);
+      right_operand(rows, count, d_qk_, k_bad, k_right);
+    }
+    TransposeOperand(rows, d_qk_, k_t, count);  // Pairs are made of the rows in their place
+    if constexpr (!kIsPair<E>) k_bad = CleanRows(rows, d_qk_, rows, count);
     all_k_bad_[slot] = k_bad;
     if (!with_v) return;
-    LoadRows(problem_.v, problem_.type, b, g, key_box_, problem_.k_size, problem_.d_v, rows_, d_v_);
-    TransposeOperand(rows_, d_v_, v_t);
+    const RowAddresses values(problem_.v, b, g, key_box_, problem_.k_size);
+    LoadRows(problem_.v, problem_.type, values, count, problem_.d_v, rows_, d_v_);
+    TransposeOperand(rows_, d_v_, v_t, count);
   }
 
   /// Makes a loaded key block the one that `compute` takes, after the query block.
@@ -101,7 +109,7 @@ class LoadedBlocks {
     k_right = k_rights_ + slot * Depth<E>(kTile) * d_qk_, k_t = k_ts_ + slot * Depth<E>(kTile) * d_qk_;
     v_t = v_ts_ + slot * Depth<E>(kTile) * d_v_;
     ds_rows = all_ds_rows_ + (at_ * kTile * ds_line + slot * Depth<E>(kTile));
-    k_bad = all_k_bad_[slot];
+    k_bad = all_k_bad_[slot], key_rows = all_key_rows_[slot];
   }
 
   /// Loads a query block if it is not there. at < kQueryBlocks; at 1 it comes beside the one at 0, with a tile of its
@@ -114,19 +122,22 @@ class LoadedBlocks {
     const auto slot = kept >= 0 ? kept : kept_.put(name, at == 0 ? -1 : first_slot_);
     if (at == 0) first_slot_ = slot;
     T* memory = queries_ + slot * kTile * (d_qk_ + d_v_);
-    auto& [bad_of_q, bad_of_dout] = bad_[slot];
+    auto& [bad_of_q, bad_of_dout, rows] = of_kept_[slot];
     const auto take = [&](std::int64_t count) { return reinterpret_cast<E*>(std::exchange(memory, memory + count)); };
     q = take(Depth<E>(kTile * d_qk_)), dout = take(Depth<E>(kTile * d_v_));
     if constexpr (kIsPair<E>) q_right = take(kTile / 2 * d_qk_), dout_right = take(kTile / 2 * d_v_);
     if (kept < 0) {
-      bad_of_q = load_left(problem_.q, b, h, problem_.d_qk, q, q_right, d_qk_);
-      bad_of_dout = load_left(problem_.dout, b, h, problem_.d_v, dout, dout_right, d_v_);
+      const RowAddresses queries(problem_.q, b, h, query_box_, problem_.q_size);
+      const RowAddresses douts(problem_.dout, b, h, query_box_, problem_.q_size);
+      rows = queries.used();
+      bad_of_q = load_left(problem_.q, queries, rows, problem_.d_qk, q, q_right, d_qk_);
+      bad_of_dout = load_left(problem_.dout, douts, rows, problem_.d_v, dout, dout_right, d_v_);
     }
     if constexpr (!kIsPair<E>) {
       q_right = bad_of_q ? (CleanRows(q, d_qk_, q_clean_), q_clean_) : q;
       dout_right = bad_of_dout ? (CleanRows(dout, d_v_, dout_clean_), dout_clean_) : dout;
     }
-    q_bad = bad_of_q, dout_bad = bad_of_dout;
+    q_bad = bad_of_q, dout_bad = bad_of_dout, query_rows = rows;
   }
 
   /// What the next task will load: its keys, and the last query block that it meets.
@@ -159,7 +170,8 @@ class LoadedBlocks {
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, s_, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
     const TileTerms<T> terms{&terms_.lse[at], &terms_.rest[at], &terms_.delta[at], &terms_.dlse[at],
-                             masked ? words : nullptr, spans, sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
+                             masked ? words : nullptr, spans, of_products ? query_rows : kTile,
+                             sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
                              of_products ? static_cast<T>(problem_.scale) : T(1)};
     WithTileKind<E>(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {
@@ -196,19 +208,19 @@ class LoadedBlocks {
   }
 
   /// Rows of a query block as left operand and, of Pairs, as right operand; returns those that are not finite.
-  std::uint64_t load_left(const Operand& from, std::int64_t b, std::int64_t h, std::int64_t channels, E* left,
+  std::uint64_t load_left(const Operand& from, const RowAddresses& address, int count, std::int64_t channels, E* left,
                           E* right, std::int64_t width) {
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(left);
-    LoadRows(from, problem_.type, b, h, query_box_, problem_.q_size, channels, rows, width);
-    const auto bad = RowsNotFinite(rows, width);
+    LoadRows(from, problem_.type, address, count, channels, rows, width);
+    const auto bad = RowsNotFinite(rows, width, count);
     if constexpr (kIsPair<E>) {
-      PairNeighbours(rows, kTile * width, left);
+      PairNeighbours(rows, count * width, left);
       if constexpr (kInTiles<E>) {
         E* const pairs = reinterpret_cast<E*>(rows);  // in their place
-        right_operand(rows, width, bad, pairs);
+        right_operand(rows, count, width, bad, pairs);
         TransposeWords<kTile / 2>(pairs, width, right);
       } else {
-        right_operand(rows, width, bad, right);
+        right_operand(rows, count, width, bad, right);
       }
     }
     return bad;
@@ -225,9 +237,9 @@ class LoadedBlocks {
     }
   }
 
-  /// rows (64, width) without those that are `bad`.
-  static void right_operand(const T* rows, std::int64_t width, std::uint64_t bad, Pair* to) {
-    PairRows(rows, width, to);
+  /// rows (count, width) without those that are `bad`.
+  static void right_operand(const T* rows, int count, std::int64_t width, std::uint64_t bad, Pair* to) {
+    PairRows(rows, width, to, count);
     if (bad) CleanPairs(to, width, bad, to);
   }
 
@@ -254,9 +266,14 @@ class LoadedBlocks {
   const RowTerms<T>& terms_;
   const std::int64_t d_qk_, d_v_;
   KeptBlocks kept_;
-  std::pair<std::uint64_t, std::uint64_t> bad_[KeptBlocks::most];  // of the kept blocks, q's and dout's
+  struct Kept {
+    std::uint64_t q_bad, dout_bad;
+    std::int32_t rows;
+  };
+  Kept of_kept_[KeptBlocks::most];
   E *k_rights_, *k_ts_, *v_ts_, *all_ds_rows_;
   std::uint64_t all_k_bad_[tuning::kKeyBlocksOfTiles] = {};
+  std::int32_t all_key_rows_[tuning::kKeyBlocksOfTiles] = {};
   T *tiles_, *s_, *slope_, *rows_, *queries_, *q_clean_ = nullptr, *dout_clean_ = nullptr;
   TileWords<kTile> tile_words_;
   Ahead ahead_;

@@ -30,15 +30,16 @@ HWY_INLINE hn::Vec<D> DotColumns(D d, const T* a, const T* b, std::int64_t depth
   return total;
 }
 
-/// sum[row] = a[row] . b[row] for 64 rows of `width` channels, which it may change; memory: 2 * 64 * width. The terms
-/// are added first to last, as Gemm adds those of dO V^T: so delta and dP of a query that sees one key cancel exactly.
+/// sum[row] = a[row] . b[row] for `rows` rows of `width` channels, which it may change; memory: 2 * 64 * width. The
+/// terms are added first to last, as Gemm adds those of dO V^T: so delta and dP of a query that sees one key cancel
+/// exactly.
 template <class E, class T>
-void DotRows(T* a, T* b, std::int64_t width, T* memory, T* sum) {
+void DotRows(T* a, T* b, int rows, std::int64_t width, T* memory, T* sum) {
   const hn::ScalableTag<T> d;
   auto *a_t = reinterpret_cast<E*>(memory), *b_t = reinterpret_cast<E*>(memory + kTile * width);
-  TransposeOperand(a, width, a_t);
-  TransposeOperand(b, width, b_t);
-  for (std::size_t row = 0; row < kTile; row += hn::Lanes(d))
+  TransposeOperand(a, width, a_t, rows);
+  TransposeOperand(b, width, b_t, rows);
+  for (int row = 0; row < rows; row += static_cast<int>(hn::Lanes(d)))
     hn::Store(DotColumns(d, a_t + row, b_t + row, Depth<E>(width)), d, sum + row);
 }
 
@@ -49,10 +50,13 @@ void FindRowTerms(const Problem& problem, const ExecutionPlan& plan, std::int64_
   const auto width = padded(problem.d_v);
   T *out = memory, *dout = memory + kTile * width;
   const Box box = plan.query_grid.box(block);
-  LoadRows(problem.out, problem.type, b, h, box, problem.q_size, problem.d_v, out, width);
-  LoadRows(problem.dout, problem.type, b, h, box, problem.q_size, problem.d_v, dout, width);
-  HWY_ALIGN T delta[kTile];
-  DotRows<E>(dout, out, width, memory + 2 * kTile * width, delta);
+  const RowAddresses outs(problem.out, b, h, box, problem.q_size);
+  const RowAddresses douts(problem.dout, b, h, box, problem.q_size);
+  const auto rows = outs.used();
+  LoadRows(problem.out, problem.type, outs, rows, problem.d_v, out, width);
+  LoadRows(problem.dout, problem.type, douts, rows, problem.d_v, dout, width);
+  HWY_ALIGN T delta[kTile] = {};
+  DotRows<E>(dout, out, rows, width, memory + 2 * kTile * width, delta);
   const auto at = terms.at(b, h, block);
   std::uint64_t live = 0;
   for (int row = 0; row < kTile; ++row) {

@@ -50,8 +50,12 @@ class KeyBlockTask {
     for (std::int32_t slot = 0; slot < count; ++slot)
       blocks_.load_keys(b, g, first_key_block + slot, with_ds(), slot);
     blocks_.look_ahead(b, g, first_key_block + count);
-    std::fill_n(dk_, count * kTile * d_qk_, T(0));
-    std::fill_n(dv_, count * kTile * d_v_, T(0));
+    for (std::int32_t slot = 0; slot < count; ++slot) {
+      blocks_.use_keys(first_key_block + slot, slot);
+      const auto rows = kInTiles<E> ? kTile : blocks_.key_rows;  // tiles have the keys in columns
+      std::fill_n(dk_ + slot * kTile * d_qk_, rows * d_qk_, T(0));
+      std::fill_n(dv_ + slot * kTile * d_v_, rows * d_v_, T(0));
+    }
     for (std::int64_t head = 0; head < group_heads_; ++head) add_head(b, g * group_heads_ + head, head);
     for (std::int32_t slot = 0; slot < count; ++slot) {
       blocks_.use_keys(first_key_block + slot, slot);
@@ -249,7 +253,7 @@ class KeyBlockTask {
     if (whole) return of_keys(0, kTile, 0, kTile);
     for (int key = 0; key < kTile; key += kKeys) {
       const auto [first, count] = rows_that_see(key);
-      of_keys(key, kKeys, first, count);
+      if (count > 0) of_keys(key, kKeys, first, count);
     }
   }
 
@@ -298,6 +302,7 @@ class KeyBlockTask {
     for (int i = 0; i < kTile / kSpanRows; ++i) {
       const auto [begin, keys] = blocks_.spans[i];
       const auto first = i * kSpanRows;
+      if (keys == 0 && (kAdd || first >= blocks_.query_rows)) continue;
       Gemm<kAdd>(kSpanRows, Depth<E>(keys), d_qk_, ds + first * line + Depth<E>(begin), line, 1,
                  k + Depth<E>(begin) * d_qk_, d_qk_, sum + first * d_qk_, d_qk_);
     }

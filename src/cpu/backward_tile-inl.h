@@ -29,6 +29,7 @@ struct TileTerms {
   const T *delta, *dlse;       ///< (64)
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
   const Span* spans;           ///< with words, for each kSpanRows rows: what the products have filled
+  int rows;                    ///< of them that are wanted, an even number
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
   T score_scale;               ///< on s, as in the forward pass
   T gradient_scale;            ///< on dS
@@ -85,7 +86,7 @@ HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>&
 template <class E, class Kind, class T>
 void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp, Ahead& ahead) {
   const hn::ScalableTag<T> d;
-  for (int row = 0; row < kTile; ++row) {
+  for (int row = 0; row < terms.rows; ++row) {
     const RowOfTile of_row(d, terms, row);
     const auto [begin, width] = Kind::masked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
     const auto end = static_cast<std::size_t>(begin + width);
@@ -117,7 +118,7 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
   auto *const p_to = reinterpret_cast<Pair*>(s), *const ds_to = reinterpret_cast<Pair*>(dp);
   auto* const neighbours = reinterpret_cast<hwy::bfloat16_t*>(ds_rows);
   const auto line = static_cast<std::size_t>(2 * ds_line);
-  for (int row = 0; row < kTile; row += 2) {
+  for (int row = 0; row < terms.rows; row += 2) {
     const RowOfTile first(d, terms, row), second(d, terms, row + 1);
     const auto [begin, width] = Kind::masked ? terms.spans[row / tuning::kSpanRows] : Span{0, kTile};
     const auto end = static_cast<std::size_t>(begin + width);

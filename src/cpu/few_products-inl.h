@@ -1,12 +1,11 @@
 // Products of a few rows with keys and values where they lie in memory, each of which is used once (for the tiles of
-// AMX alone keys are packed). What comes next is asked for at the pace of use, so that memory is never idle: `ahead`,
-// null where other rows have asked already.
+// AMX alone keys are packed). What lies some rows behind is asked for as they are read, so that memory is never idle.
 
 #include <cstdint>
 
-#include "cpu/ahead-inl.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/rows-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 #if defined(ANYFLASH_CPU_FEW_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -23,67 +22,84 @@ namespace HWY_NAMESPACE {
 // Vectors of channels that a patch of the output is wide.
 constexpr int kFewVectors = kGemmRows == 8 ? 4 : 2;
 
-/// s (kRows, 64) = Q K^T for two vectors of keys, whose rows lie `line` apart; summed in the order of Gemm. E: T or
-/// Pair; depth and line count E. k: E too, as numbers of the same size.
+/// Asks for the cache line `bytes` behind `at`, number `number` of its row, once a line. It may lie in no tensor.
+template <class T>
+HWY_INLINE void FetchAhead(const T* at, std::int64_t number, std::int64_t bytes) {
+  if (bytes == 0 || number * static_cast<std::int64_t>(sizeof(T)) % 64 != 0) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(at) + static_cast<std::uintptr_t>(bytes);
+  hwy::Prefetch(reinterpret_cast<const char*>(address));
+}
+
+/// sums += Q K^T over kColumns channels, from channel c on, of a vector of keys.
+template <int kColumns, int kRows, class E, class D, class V, class T>
+HWY_INLINE void AddProductsOfKeys(D d, const E* q, std::int64_t depth, const T* k, std::int64_t line, std::int64_t c,
+                                  V (&sums)[kRows], std::int64_t ahead) {
+  V columns[kColumns];
+  LoadColumns(d, k + c, line, columns);
+  for (int key = 0; key < static_cast<int>(hn::MaxLanes(d)); ++key) FetchAhead(k + key * line + c, c, ahead);
+#pragma GCC unroll 16
+  for (int i = 0; i < kColumns; ++i)
+    for (int r = 0; r < kRows; ++r) {
+      const auto left = SetFactors(d, q[r * depth + c + i]);
+      const auto right = hn::ResizeBitCast(hn::DFromV<decltype(left)>(), columns[i]);
+      sums[r] = MulAddFactors<E>(d, left, right, sums[r]);
+    }
+}
+
+/// s (kRows, 64) = Q K^T for a vector of keys, whose rows lie `line` apart; summed in the order of Gemm. E: T or Pair;
+/// depth and line count E. k: E too, as numbers of the same size. ahead: bytes from what is read to what is asked for,
+/// or 0.
 template <int kRows, class E, class T = SumOf<E>>
 HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::int64_t line, T* s,
-                               Ahead* ahead) {
+                               std::int64_t ahead) {
   const hn::ScalableTag<T> d;
   constexpr int lanes = static_cast<int>(hn::MaxLanes(d)), n = 16 / sizeof(T);
-  hn::Vec<decltype(d)> sums[kRows][2];
-  for (auto& row : sums) row[0] = row[1] = hn::Zero(d);
-  for (std::int64_t c = 0; c < depth; c += n) {
-    for (int half = 0; half < 2; ++half) {
-      hn::Vec<decltype(d)> columns[n];
-      LoadTransposed(d, k + half * lanes * line + c, line, columns);
-      for (int i = 0; i < n; ++i)
-        for (int r = 0; r < kRows; ++r) {
-          const auto left = SetFactors(d, q[r * depth + c + i]);
-          const auto right = hn::ResizeBitCast(hn::DFromV<decltype(left)>(), columns[i]);
-          sums[r][half] = MulAddFactors<E>(d, left, right, sums[r][half]);
-        }
-    }
-    if (ahead) ahead->fetch_lines(2 * lanes * 16 / 64);
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int half = 0; half < 2; ++half) hn::StoreU(sums[r][half], d, s + r * kTile + half * lanes);
+  hn::Vec<decltype(d)> sums[kRows];
+  for (auto& sum : sums) sum = hn::Zero(d);
+  std::int64_t c = 0;
+  for (; c + lanes <= depth; c += lanes) AddProductsOfKeys<lanes>(d, q, depth, k, line, c, sums, ahead);
+  for (; c < depth; c += n) AddProductsOfKeys<n>(d, q, depth, k, line, c, sums, ahead);
+  for (int r = 0; r < kRows; ++r) hn::StoreU(sums[r], d, s + r * kTile);
 }
 
-/// to (depth, 64) = 64 keys, whose rows lie `line` apart.
+/// The first columns of to (depth, 64) = so many keys, whole vectors, whose rows lie `line` apart.
 template <class T>
-void TransposeKeys(const T* k, std::int64_t line, std::int64_t depth, T* to, Ahead& ahead) {
-  const hn::ScalableTag<T> d;
-  constexpr int lanes = static_cast<int>(hn::MaxLanes(d)), n = 16 / sizeof(T);
-  for (int key = 0; key < kTile; key += lanes)
-    for (std::int64_t c = 0; c < depth; c += n) {
-      hn::Vec<decltype(d)> columns[n];
-      LoadTransposed(d, k + key * line + c, line, columns);
-      for (int i = 0; i < n; ++i) hn::Store(columns[i], d, to + (c + i) * kTile + key);
-      ahead.fetch_lines(lanes * 16 / 64);
-    }
+void TransposeKeys(int keys, const T* k, std::int64_t line, std::int64_t depth, T* to) {
+  constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+  for (int key = 0; key < keys; key += lanes) TransposeVectorOfRows(k + key * line, line, depth, to + key, kTile);
 }
 
-/// out (kRows, ..) += P V over 64 keys and kVectors vectors of channels. p: (kRows, 64); v: rows `line` apart.
+/// out (kRows, ..) += P V over some keys and kVectors vectors of channels. p: (kRows, 64); v: rows `line` apart.
 template <int kRows, int kVectors, class T, class Memory>
-HWY_INLINE void AddValuesPatch(const T* p, const Memory* v, std::int64_t line, T* out, std::int64_t width,
-                               Ahead* ahead) {
+HWY_INLINE void AddValuesPatch(int keys, const T* p, const Memory* v, std::int64_t line, T* out, std::int64_t width,
+                               std::int64_t ahead) {
   const hn::ScalableTag<T> d;
   constexpr int lanes = static_cast<int>(hn::MaxLanes(d));
   hn::Vec<decltype(d)> sums[kRows][kVectors];
   for (auto& row : sums)
     for (auto& sum : row) sum = hn::Zero(d);
-  for (int key = 0; key < kTile; ++key) {
+  for (int key = 0; key < keys; ++key)
     for (int i = 0; i < kVectors; ++i) {
-      const auto values = Convert<T, Memory>::Load(d, v + key * line + i * lanes);
+      const Memory* const from = v + key * line + i * lanes;
+      const auto values = Convert<T, Memory>::Load(d, from);
+      FetchAhead(from, i * lanes, ahead);
       for (int r = 0; r < kRows; ++r) sums[r][i] = hn::MulAdd(hn::Set(d, p[r * kTile + key]), values, sums[r][i]);
     }
-    if (ahead) ahead->fetch_lines((kVectors * lanes * static_cast<int>(sizeof(Memory)) + 63) / 64);
-  }
   for (int r = 0; r < kRows; ++r)
     for (int i = 0; i < kVectors; ++i) {
       T* const to = out + r * width + i * lanes;
       hn::Store(hn::Add(hn::Load(d, to), sums[r][i]), d, to);
     }
+}
+/// The same of all channels.
+template <int kRows, class T, class Memory>
+HWY_INLINE void AddValues(int keys, const T* p, const Memory* v, std::int64_t line, std::int64_t width, T* out,
+                          std::int64_t ahead) {
+  constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+  std::int64_t c = 0;
+  for (; c + kFewVectors * lanes <= width; c += kFewVectors * lanes)
+    AddValuesPatch<kRows, kFewVectors>(keys, p, v + c, line, out + c, width, ahead);
+  for (; c < width; c += lanes) AddValuesPatch<kRows, 1>(keys, p, v + c, line, out + c, width, ahead);
 }
 
 }  // namespace HWY_NAMESPACE

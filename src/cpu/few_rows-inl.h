@@ -1,13 +1,16 @@
 // The forward pass for few queries (decoding): all queries of all heads that share a key head are the rows of one
 // block, so that K and V are read once for them; long key sequences are cut into parts for several threads.
 //
-// A task is one part of one (batch entry, key head): the walk of forward.cpp over that part's key blocks. Afterwards
-// the parts of a row are put together by their maxima (Dao et al. 2023, "Flash-Decoding"). Where a part begins depends
-// on the keys alone, so that results are the same bits for any number of threads. Bound by reading K and V.
+// A task is one part of one (batch entry, key head): the walk of forward.cpp over that part's key blocks. Where a key's
+// heads are nearer to each other in memory than the next key, a task has several heads and reads memory in its order.
+// (The rows of one head alone lie far apart then, often by a power of two.) Afterwards the parts of a row are put
+// together by their maxima (Dao et al. 2023, "Flash-Decoding"). Where a part begins depends on the keys alone, so that
+// results are the same bits for any number of threads. Bound by reading K and V.
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 
 #include "cpu/tuning.h"
@@ -29,12 +32,22 @@ using tuning::kPartBlocks;
 /// What the tasks of a call share.
 struct FewRows {
   std::int64_t queries, group, rows, parts;  // query heads a key head; queries * group; parts of a key sequence
+  std::int64_t heads;                        // key heads of a task: no result depends on it
 
-  FewRows(const Problem& problem, const ExecutionPlan& plan)
+  /// threads: 0 for the most heads that a task can have.
+  FewRows(const Problem& problem, const ExecutionPlan& plan, int threads)
       : queries(problem.queries()), group(problem.heads_kv ? problem.heads_q / problem.heads_kv : 0),
         rows(queries * group),
         parts(std::max<std::int64_t>((most_met(plan, &MaskGroup::keys_of_query_block) + kPartBlocks - 1) / kPartBlocks,
-                                     1)) {}
+                                     1)) {
+    const auto groups = problem.batch * problem.heads_kv;
+    const auto fits = [&](std::int64_t count) {
+      const bool enough_tasks = threads <= 1 || groups / count * parts >= threads * tuning::kTasksOfThread;
+      return problem.heads_kv % count == 0 && (threads == 0 || enough_tasks);
+    };
+    heads = beside(problem.k) && beside(problem.v) ? std::min(problem.heads_kv, tuning::kMostRowsOfTask / rows) : 1;
+    while (heads > 1 && !fits(heads)) --heads;
+  }
 
   /// Is it worth it: do the rows fit, and do they see the same keys?
   static bool suit(const Problem& problem, const ExecutionPlan& plan) {
@@ -42,9 +55,13 @@ struct FewRows {
            plan.head_groups == 1 && problem.heads_kv > 0 &&
            problem.queries() * (problem.heads_q / problem.heads_kv) <= tuning::kMostFewRows;
   }
+
+ private:
+  /// Whether the heads of a row are nearer to each other than rows.
+  static bool beside(const Operand& operand) { return std::abs(operand.head) < std::abs(operand.sequence[2]); }
 };
 
-/// What a part leaves behind of each row: (rows, d_v), (rows).
+/// What a part leaves behind of each row: (heads, rows, d_v), (heads, rows).
 template <class T>
 struct Part {
   T* out;
@@ -57,34 +74,37 @@ class FewRowsTask {
  public:
   FewRowsTask(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, T* memory)
       : problem_(problem), plan_(plan), shape_(shape), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        plain_(PlainScores(problem)), query_box_(plan.query_grid.box(0)) {
+        rows_(shape.heads * shape.rows), plain_(PlainScores(problem)), query_box_(plan.query_grid.box(0)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_ = take(even(shape_.rows) * d_qk_), k_ = take(kTile * d_qk_);
+    q_ = take(shape.heads * even(shape.rows) * d_qk_), k_ = take(kTile * d_qk_);
     k_t_ = reinterpret_cast<E*>(take(Depth<E>(kTile) * d_qk_));
-    v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(shape_.rows * kTile);
-    row_max_ = take(shape_.rows * kSumLanes), row_sum_ = take(shape_.rows * kSumLanes), shift_ = take(shape_.rows);
-    factor_ = take(shape_.rows);
+    v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile);
+    row_max_ = take(rows_ * kSumLanes), row_sum_ = take(rows_ * kSumLanes), shift_ = take(rows_);
+    factor_ = take(rows_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
-    const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = FewRows(problem, plan).rows;
-    return even(rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) + (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
+    const FewRows shape(problem, plan, 0);
+    const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = shape.heads * shape.rows;
+    return shape.heads * even(shape.rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) +
+           (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
   }
 
   /// before: the rows' ends after a first walk over all parts, null in that.
+  /// g: the first of the key heads.
   HWY_NOINLINE void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result,
                         const RowEnd<T>* before) {
     b_ = b, g_ = g;
     load_queries();
     T* const factor = before ? factor_ : nullptr;
     const RowState<T> state{shift_, row_max_, row_sum_, result.out, d_v_, ScaleLeft<T>(problem_), factor};
-    before ? state.clear(shape_.rows, before) : state.clear(shape_.rows);
+    before ? state.clear(rows_, before) : state.clear(rows_);
     const auto& group = plan_.group(b, g * shape_.group);
     std::int32_t blocks[kPartBlocks];
     TileClass kinds[kPartBlocks];
     const auto count = blocks_of(group.keys_of_query_block, part, blocks, kinds);
     for (int i = 0; i < count; ++i)
       visit(group.program, blocks[i], i + 1 < count ? blocks[i + 1] : -1, kinds[i], state);
-    for (std::int64_t row = 0; row < shape_.rows; ++row)  // those of a second walk are added as they are
+    for (std::int64_t row = 0; row < rows_; ++row)  // those of a second walk are added as they are
       result.ends[row] = before ? RowEnd<T>{T(0), T(0)} : SettleRow(row, state);
   }
 
@@ -109,111 +129,167 @@ class FewRowsTask {
 
   void load_queries() {
     const auto queries = static_cast<std::int32_t>(shape_.queries);
-    for (std::int64_t i = 0; i < shape_.group; ++i) {
-      const RowAddresses address(problem_.q, b_, g_ * shape_.group + i, query_box_, problem_.q_size);
-      LoadRows(problem_.q, problem_.type, address, queries, problem_.d_qk, q_ + i * queries * d_qk_, d_qk_);
+    for (std::int64_t head = 0; head < shape_.heads; ++head) {
+      T* const rows = q_ + head * even(shape_.rows) * d_qk_;
+      for (std::int64_t i = 0; i < shape_.group; ++i) {
+        const RowAddresses address(problem_.q, b_, (g_ + head) * shape_.group + i, query_box_, problem_.q_size);
+        LoadRows(problem_.q, problem_.type, address, queries, problem_.d_qk, rows + i * queries * d_qk_, d_qk_);
+      }
     }
-    if constexpr (kIsPair<E>) PairNeighbours(q_, even(shape_.rows) * d_qk_, reinterpret_cast<Pair*>(q_));
+    if constexpr (kIsPair<E>) PairNeighbours(q_, shape_.heads * even(shape_.rows) * d_qk_, reinterpret_cast<Pair*>(q_));
+  }
+  const E* queries_of(std::int64_t head) const {
+    return reinterpret_cast<const E*>(q_) + head * even(shape_.rows) * Depth<E>(d_qk_);
   }
 
-  /// Where the rows of a key block lie, if products can read them there.
-  EvenRows in_place(const Operand& operand, const rules::Program& program, const Box& box, bool whole) const {
-    if (!whole || operand.channel != 1) return {};
-    return {operand, b_, g_, box, program.k_size(), problem_.pages};
+  /// Where the first rows of a key block lie, of the first head, if products can read them there.
+  EvenRows in_place(const Operand& operand, const rules::Program& program, const Box& box, int rows, bool fit) const {
+    if (!fit || operand.channel != 1) return {};
+    return {operand, b_, g_, box, rows, program.k_size(), problem_.pages};
   }
-  EvenRows keys_in_place(const rules::Program& program, const Box& box) const {
+  EvenRows keys_in_place(const rules::Program& program, const Box& box, int keys = kTile) const {
     const bool whole = problem_.d_qk == d_qk_ && problem_.type == kOperandType;
-    const auto rows = in_place(problem_.k, program, box, whole);
+    const bool whole_words = shape_.heads == 1 || problem_.k.head % kNumbers == 0;
+    const auto rows = in_place(problem_.k, program, box, keys, whole && whole_words);
     return rows.line % kNumbers == 0 ? rows : EvenRows();
   }
-  EvenRows values_in_place(const rules::Program& program, const Box& box) const {
-    return in_place(problem_.v, program, box, problem_.d_v == d_v_);
+  EvenRows values_in_place(const rules::Program& program, const Box& box, int keys = kTile) const {
+    return in_place(problem_.v, program, box, keys, problem_.d_v == d_v_);
   }
 
-  /// While the keys are used, the values are on their way; while those are, the next block's keys.
-  void look_ahead(const rules::Program& program, const Box& box, std::int32_t next) {
-    const auto add = [&](const Operand& operand, const EvenRows& even, const Box& rows, std::int64_t channels) {
-      if (even.line != 0) return ahead_.add(operand, problem_.type, even, kTile, channels);
-      const RowAddresses address(operand, b_, g_, rows, program.k_size(), &problem_.pages);
+  /// Of the keys of a block those that a task works on: from `box`'s first on, whole steps of kSpanStep.
+  struct Seen {
+    Box box;
+    int count = kTile;
+    std::uint64_t words[tuning::kMostFewRows];  ///< of a head's rows
+    bool all = true;                            ///< every row sees every one of them
+    EvenRows keys, values;                      ///< where they lie, if products can read them there
+  };
+
+  /// Where rows are copied: while the keys are, the values are on their way; while those are, the keys that follow, of
+  /// the next head or the next block. (Products that read rows in place see to it themselves.)
+  void look_ahead(const rules::Program& program, std::int64_t head, const Seen& seen, std::int32_t next) {
+    const auto add = [&](const Operand& operand, const EvenRows& even, std::int64_t of_head, const Box& rows,
+                         std::int64_t channels) {
+      if (even.line != 0) return;
+      const RowAddresses address(operand, b_, g_ + of_head, rows, program.k_size(), &problem_.pages);
       ahead_.add(operand, problem_.type, address, channels);
     };
     ahead_.clear();
-    add(problem_.v, values_in_place(program, box), box, problem_.d_v);
-    if (next < 0) return;
-    const Box next_box = plan_.key_grid.box(next);
-    add(problem_.k, keys_in_place(program, next_box), next_box, problem_.d_qk);
+    if (!seen.all || seen.values.line == 0) add(problem_.v, EvenRows(), head, seen.box, problem_.d_v);
+    const bool last = head + 1 == shape_.heads;
+    if (last && next < 0) return;
+    const Box next_box = last ? plan_.key_grid.box(next) : seen.box;
+    add(problem_.k, keys_in_place(program, next_box), last ? 0 : head + 1, next_box, problem_.d_qk);
+  }
+
+  Seen seen_of(const rules::Program& program, std::int32_t block, TileClass kind) const {
+    Seen seen;
+    seen.box = plan_.key_grid.box(block);
+    if (kind != TileClass::full) {
+      rules::WordsOfKeys words_of(program, seen.box);
+      for (std::int64_t row = 0; row < shape_.rows; ++row)
+        seen.words[row] = row < shape_.queries ? words_of(query_box_.entry(static_cast<std::int32_t>(row)))
+                                               : seen.words[row - shape_.queries];
+      const auto span = span_of(seen_by(seen.words, static_cast<std::int32_t>(shape_.rows)));
+      seen.count = span.width;
+      if (span.width == 0) return seen;
+      seen.box.origin[2] += span.begin * seen.box.step[2];
+      for (std::int64_t row = 0; row < shape_.rows; ++row) {
+        seen.words[row] >>= span.begin;
+        seen.all &= seen.words[row] == ~std::uint64_t{0} >> (kTile - span.width);
+      }
+    }
+    seen.keys = keys_in_place(program, seen.box, seen.count);
+    seen.values = values_in_place(program, seen.box, seen.count);
+    return seen;
   }
 
   void visit(const rules::Program& program, std::int32_t block, std::int32_t next, TileClass kind,
              const RowState<T>& state) {
-    const Box keys = plan_.key_grid.box(block);
-    look_ahead(program, keys, next);
-    find_products(program, keys);
-    if (!plain_) finish_scores(program, keys);
-
-    if (kind == TileClass::full) {
-      for (std::int64_t row = 0; row < shape_.rows; ++row) {
-        T* const s = s_ + row * kTile;
-        SoftmaxRow<false, kTile>(0, s, s, row, state);
+    const Seen seen = seen_of(program, block, kind);
+    if (seen.count == 0) return;
+    const auto next_keys = next < 0 ? EvenRows() : keys_in_place(program, plan_.key_grid.box(next));
+    // Many rows would transpose keys many times in registers, and the tiles of AMX take no others.
+    const bool direct = seen.keys.line != 0 && !kInTiles<E> && shape_.rows < kTransposedOnce;
+    const bool copies = !direct || !seen.all || seen.values.line == 0;
+    if (direct) products_in_place(seen, bytes_ahead(problem_.k, seen.keys, problem_.v, seen.values));
+    for (std::int64_t head = 0; head < shape_.heads; ++head) {
+      if (copies) look_ahead(program, head, seen, next);
+      if (!direct) find_products(program, head, seen);
+      if (!plain_) finish_scores(program, head, seen.box);
+      softmax(head, seen, state);
+      if (seen.all && seen.values.line != 0) {
+        add_values_in_place(head, seen, bytes_ahead(problem_.v, seen.values, problem_.k, next_keys), state);
+      } else {
+        add_values(program, head, seen, state);
       }
-      return add_values(program, keys, state);
     }
-    load_values(program, keys);
-    std::uint64_t words[tuning::kMostFewRows];
-    rules::WordsOfKeys words_of(program, keys);
-    for (std::int64_t row = 0; row < shape_.rows; ++row)
-      words[row] = row < shape_.queries ? words_of(query_box_.entry(static_cast<std::int32_t>(row)))
-                                        : words[row - shape_.queries];
-    for (std::int64_t row = 0; row < shape_.rows; ++row)
-      SoftmaxRow<true, kTile>(words[row], s_ + row * kTile, s_ + row * kTile, row, state);
-    const auto not_finite = CleanRows(v_, d_v_, v_clean_);
-    Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, not_finite ? v_clean_ : v_, d_v_, state.out, d_v_);
-    for (std::int64_t row = 0; not_finite && row < shape_.rows; ++row)
-      AddRowsNotFinite(words[row] & not_finite, s_ + row * kTile, v_, d_v_, problem_.d_v, state.out + row * d_v_);
   }
 
-  /// s = Q K^T.
-  void find_products(const rules::Program& program, const Box& keys) {
-    const auto rows = keys_in_place(program, keys);
-    if constexpr (!kInTiles<E>) {
-      if (rows.line != 0) return products_in_place(rows);
-    }
-    if (rows.line != 0) {
-      TransposeKeys(first_key(rows), rows.line / kNumbers, Depth<E>(d_qk_), reinterpret_cast<T*>(k_t_), ahead_);
-    } else {
-      load_keys(program, keys);
-    }
-    const auto* const q = reinterpret_cast<const E*>(q_);
-    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), kTile, q, Depth<E>(d_qk_), 1, k_t_, kTile, s_, kTile);
+  /// From what is read of a row to what is asked for then: the same of the rows that are read next, where both fit the
+  /// nearest cache; else, since those would be gone before they are used, rows of the same tensor.
+  std::int64_t bytes_ahead(const Operand& operand, const EvenRows& rows, const Operand& next,
+                           const EvenRows& next_rows) const {
+    const auto size = static_cast<std::int64_t>(element_size(problem_.type)), line = rows.line * size;
+    const auto channels = std::max(problem_.d_qk, problem_.d_v);
+    if (shape_.heads == 1 && channels * size <= tuning::kShortRow && next_rows.line == rows.line)
+      return next.data - operand.data + (next_rows.first - rows.first) * size;
+    const auto ahead = tuning::kBytesAhead / (channels * size);
+    return (shape_.heads == 1 ? std::max<std::int64_t>(ahead, 1) : tuning::kRowsAhead) * line;
   }
-  void products_in_place(const EvenRows& rows) {
-    const auto* const q = reinterpret_cast<const E*>(q_);
-    const auto* const k = first_key(rows);
-    const auto depth = Depth<E>(d_qk_), line = rows.line / kNumbers;
-    constexpr int keys_at_once = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
-    for (int key = 0; key < kTile; key += keys_at_once)
-      ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
-        ProductsOfKeys<kRows>(q + row * depth, depth, k + key * line, line, s_ + row * kTile + key,
-                              row == 0 ? &ahead_ : nullptr);
-      });
+
+  void softmax(std::int64_t head, const Seen& seen, const RowState<T>& state) {
+    WithWidth(seen.count, [&]<int kWidth>() {
+      for (std::int64_t i = 0; i < shape_.rows; ++i) {
+        const auto row = head * shape_.rows + i;
+        T* const s = s_ + row * kTile;
+        seen.all ? SoftmaxRow<false, kWidth>(0, s, s, row, state)
+                 : SoftmaxRow<true, kWidth>(seen.words[i], s, s, row, state);
+      }
+    });
+  }
+
+  /// s = Q K^T of one head.
+  void find_products(const rules::Program& program, std::int64_t head, const Seen& seen) {
+    if (seen.keys.line != 0) {
+      const auto line = seen.keys.line / kNumbers;
+      TransposeKeys(seen.count, first_key(seen.keys, head), line, Depth<E>(d_qk_), reinterpret_cast<T*>(k_t_));
+    } else {
+      load_keys(program, head, seen);
+    }
+    Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), seen.count, queries_of(head), Depth<E>(d_qk_), 1, k_t_, kTile,
+                s_ + head * shape_.rows * kTile, kTile);
+  }
+  /// The same of all heads, which are read side by side.
+  void products_in_place(const Seen& seen, std::int64_t ahead) {
+    const auto depth = Depth<E>(d_qk_), line = seen.keys.line / kNumbers;
+    constexpr int keys_at_once = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+    for (int key = 0; key < seen.count; key += keys_at_once)
+      for (std::int64_t head = 0; head < shape_.heads; ++head)
+        ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
+          T* const s = s_ + (head * shape_.rows + row) * kTile + key;
+          ProductsOfKeys<kRows>(queries_of(head) + row * depth, depth, first_key(seen.keys, head) + key * line, line, s,
+                                row == 0 ? ahead : 0);
+        });
   }
   /// An E as a number of its size. It may lie across two Pairs of the tensor.
-  const T* first_key(const EvenRows& rows) const {
-    const auto offset = rows.first * static_cast<std::int64_t>(element_size(problem_.type));
+  const T* first_key(const EvenRows& rows, std::int64_t head) const {
+    const auto offset = (rows.first + head * problem_.k.head) * static_cast<std::int64_t>(element_size(problem_.type));
     return reinterpret_cast<const T*>(reinterpret_cast<const char*>(problem_.k.data) + offset);
   }
 
-  void load_keys(const rules::Program& program, const Box& keys) {
-    const RowAddresses address(problem_.k, b_, g_, keys, program.k_size(), &problem_.pages);
-    LoadRows(problem_.k, problem_.type, address, kTile, problem_.d_qk, k_, d_qk_);
+  void load_keys(const rules::Program& program, std::int64_t head, const Seen& seen) {
+    const RowAddresses address(problem_.k, b_, g_ + head, seen.box, program.k_size(), &problem_.pages);
+    LoadRows(problem_.k, problem_.type, address, seen.count, problem_.d_qk, k_, d_qk_);
     ahead_.fetch_lines(lines_of(problem_.d_v) / 2);
-    TransposeOperand(k_, d_qk_, k_t_);
+    TransposeOperand(k_, d_qk_, k_t_, seen.count);
     ahead_.fetch_lines(lines_of(problem_.d_v) / 2);
   }
 
-  void load_values(const rules::Program& program, const Box& keys) {
-    const RowAddresses address(problem_.v, b_, g_, keys, program.k_size(), &problem_.pages);
-    LoadRows(problem_.v, problem_.type, address, kTile, problem_.d_v, v_, d_v_);
+  void load_values(const rules::Program& program, std::int64_t head, const Seen& seen) {
+    const RowAddresses address(problem_.v, b_, g_ + head, seen.box, program.k_size(), &problem_.pages);
+    LoadRows(problem_.v, problem_.type, address, seen.count, problem_.d_v, v_, d_v_);
     ahead_.fetch_lines(lines_of(problem_.d_qk));
   }
   /// Cache lines of a block of keys.
@@ -221,25 +297,24 @@ class FewRowsTask {
     return static_cast<int>(kTile * channels * static_cast<std::int64_t>(element_size(problem_.type)) / 64);
   }
 
-  /// out += P V.
-  void add_values(const rules::Program& program, const Box& keys, const RowState<T>& state) {
-    const auto rows = values_in_place(program, keys);
-    if (rows.line == 0) {
-      load_values(program, keys);
-      return Gemm<true>(shape_.rows, kTile, d_v_, s_, kTile, 1, v_, d_v_, state.out, d_v_);
-    }
-    constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+  /// out += P V of one head.
+  void add_values(const rules::Program& program, std::int64_t head, const Seen& seen, const RowState<T>& state) {
+    load_values(program, head, seen);
+    const T* const p = s_ + head * shape_.rows * kTile;
+    T* const out = state.out + head * shape_.rows * d_v_;
+    const auto not_finite = seen.all ? 0 : CleanRows(v_, d_v_, v_clean_, seen.count);
+    Gemm<true>(shape_.rows, seen.count, d_v_, p, kTile, 1, not_finite ? v_clean_ : v_, d_v_, out, d_v_);
+    for (std::int64_t row = 0; not_finite && row < shape_.rows; ++row)
+      AddRowsNotFinite(seen.words[row] & not_finite, p + row * kTile, v_, d_v_, problem_.d_v, out + row * d_v_);
+  }
+  void add_values_in_place(std::int64_t head, const Seen& seen, std::int64_t ahead, const RowState<T>& state) {
     WithMemoryType<T>(problem_.type, [&]<class Memory>(Memory*) HWY_ATTR {
-      const auto* const from = reinterpret_cast<const Memory*>(problem_.v.data) + rows.first;
+      const auto& rows = seen.values;
+      const auto* const from = reinterpret_cast<const Memory*>(problem_.v.data) + rows.first + head * problem_.v.head;
       ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
-        const auto add = [&]<int kVectors>(std::int64_t c) {
-          T* const out = state.out + row * d_v_ + c;
-          AddValuesPatch<kRows, kVectors>(s_ + row * kTile, from + c, rows.line, out, d_v_,
-                                          row == 0 ? &ahead_ : nullptr);
-        };
-        std::int64_t c = 0;
-        for (; c + kFewVectors * lanes <= d_v_; c += kFewVectors * lanes) add.template operator()<kFewVectors>(c);
-        for (; c < d_v_; c += lanes) add.template operator()<1>(c);
+        const auto of_task = head * shape_.rows + row;
+        AddValues<kRows>(seen.count, s_ + of_task * kTile, from, rows.line, d_v_, state.out + of_task * d_v_,
+                         row == 0 ? ahead : 0);
       });
     });
   }
@@ -253,14 +328,15 @@ class FewRowsTask {
     for (; row < rows; ++row) run.template operator()<1>(row);
   }
 
-  void finish_scores(const rules::Program& program, const Box& keys) {
+  void finish_scores(const rules::Program& program, std::int64_t head, const Box& keys) {
     const auto queries = static_cast<std::int32_t>(shape_.queries);
     for (std::int64_t i = 0; i < shape_.group; ++i) {
-      T* const s = s_ + i * queries * kTile;
-      FinishScores<T>(problem_, program, b_, g_ * shape_.group + i, query_box_, queries, keys, s, nullptr);
+      T* const s = s_ + (head * shape_.rows + i * queries) * kTile;
+      FinishScores<T>(problem_, program, b_, (g_ + head) * shape_.group + i, query_box_, queries, keys, s, nullptr);
     }
   }
 
+  static constexpr std::int64_t kTransposedOnce = 8;  // rows
   static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
   static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
                                        : sizeof(T) == 8 ? ElementType::float64
@@ -269,7 +345,7 @@ class FewRowsTask {
   const Problem& problem_;
   const ExecutionPlan& plan_;
   const FewRows& shape_;
-  const std::int64_t d_qk_, d_v_;
+  const std::int64_t d_qk_, d_v_, rows_;  // rows_: of all heads
   const bool plain_;
   const Box query_box_;
   T *q_, *k_;  // q_ holds E once loaded
@@ -285,7 +361,7 @@ RowEnd<T> JoinRow(const FewRows& shape, std::int64_t row, std::int64_t width, co
   T* const out = first.out + row * width;
   RowEnd<T> end = first.ends[row];
   for (std::int64_t part = 1; part < shape.parts; ++part) {
-    const auto at = part * shape.rows + row;
+    const auto at = part * shape.heads * shape.rows + row;
     const RowEnd<T>& next = first.ends[at];
     const T together = std::max(end.largest, next.largest), shift = together == -kInfinity<T> ? T(0) : together;
     const T mine = std::exp(end.largest - shift), other = std::exp(next.largest - shift);

@@ -10,6 +10,7 @@
 // A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -50,7 +51,7 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-using tuning::kSpanRows, tuning::kSpanStep;
+using tuning::kSpanRows;
 
 /// T: what is computed in. E: what the products read, T or Pair.
 template <class T, class E>
@@ -144,16 +145,18 @@ class ForwardTask {
     add_values(0, used_rows_, 0, kTile, keys.v);
   }
 
-  /// Works on the rows a few at a time, each time only on the span of keys (whole steps of kSpanStep) that they see.
+  /// Works on the rows a few at a time, each time only on the span of keys (whole steps of kSpanStep) that they see; on
+  /// all at once where that is one span for all, as at the end of the keys.
   void visit_partial(const rules::Program& program, const Panel<T, E>& keys) {
     words_ = tile_words_.of(program, query_box_, used_rows_, keys.box);
     if (!plain_) {
-      find_products(0, used_rows_, 0, kTile, keys);
+      find_products(0, used_rows_, 0, keys.keys, keys);
       FinishScores<T>(problem_, program, b_, h_, query_box_, used_rows_, keys.box, s_, nullptr);
     }
     const E* const v = keys.not_finite ? without_not_finite(keys) : keys.v;
-    for (std::int32_t first = 0; first < used_rows_; first += kSpanRows) {
-      const auto rows = std::min(kSpanRows, used_rows_ - first);
+    const auto step = one_span() ? used_rows_ : kSpanRows;
+    for (std::int32_t first = 0; first < used_rows_; first += step) {
+      const auto rows = std::min(step, used_rows_ - first);
       const auto [begin, width] = span_of(seen_by(words_ + first, rows));
       if (width == 0) continue;
       if (plain_) find_products(first, rows, begin, width, keys);
@@ -161,6 +164,10 @@ class ForwardTask {
       add_values(first, rows, begin, width, v);
     }
     if (keys.not_finite) add_not_finite(keys);
+  }
+  /// Whether all rows see the same keys.
+  bool one_span() const {
+    return std::all_of(words_, words_ + used_rows_, [&](std::uint64_t word) { return word == words_[0]; });
   }
 
   /// s = Q K^T of some rows and keys.
@@ -180,7 +187,7 @@ class ForwardTask {
     if constexpr (kIsPair<E>) {
       CleanPairs(keys.v, d_v_, keys.not_finite, v_clean_);
     } else {
-      CleanRows(keys.v, d_v_, v_clean_);
+      CleanRows(keys.v, d_v_, v_clean_, keys.keys);
     }
     return v_clean_;
   }
@@ -193,13 +200,7 @@ class ForwardTask {
         ahead_.fetch(1);
       }
     };
-    static_assert(kTile == 4 * kSpanStep);
-    switch (width / kSpanStep) {
-      case 1: return each_row.template operator()<kSpanStep>();
-      case 2: return each_row.template operator()<2 * kSpanStep>();
-      case 3: return each_row.template operator()<3 * kSpanStep>();
-      default: return each_row.template operator()<kTile>();
-    }
+    WithWidth(width, each_row);
   }
 
   /// Values that are not finite are added to the queries that see them, and to no other.
@@ -285,36 +286,42 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
 
 template <class T, class E>
 std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  const FewRows shape(problem, plan);
-  const auto groups = problem.batch * problem.heads_kv, tasks = groups * shape.parts, width = padded(problem.d_v);
-  const auto threads = threads_for(problem, plan, tasks);
+  const auto groups = problem.batch * problem.heads_kv, width = padded(problem.d_v);
+  const auto parts_of_heads = groups * FewRows(problem, plan, 0).parts;
+  const auto threads = threads_for(problem, plan, parts_of_heads);
+  const FewRows shape(problem, plan, threads);
+  const auto rows = shape.heads * shape.rows, bunches = groups / shape.heads, tasks = bunches * shape.parts;
   const auto size = (FewRowsTask<T, E>::memory_size(problem, plan) + 15) / 16 * 16;
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
-  T* const out = parts.take<T>(tasks * shape.rows * width);
-  auto* const ends = parts.take<RowEnd<T>>(tasks * shape.rows);
+  T* const out = parts.take<T>(tasks * rows * width);
+  auto* const ends = parts.take<RowEnd<T>>(tasks * rows);
   auto* const joined = parts.take<RowEnd<T>>(groups * shape.rows);
   if (!workspace) return parts.bytes();
-  const auto part_of = [&](std::int64_t task) {
-    const auto row = task * shape.rows;
+  const auto part_of = [&](std::int64_t task, std::int64_t head) {
+    const auto row = task * rows + head * shape.rows;
     return Part<T>{out + row * width, ends + row};
   };
   const auto run = [&](std::int64_t i, int thread, const RowEnd<T>* before) {
-    const auto group = i / shape.parts;
+    const auto group = i / shape.parts * shape.heads;
     FewRowsTask<T, E> task(problem, plan, shape, memory + thread * size);
-    task.run(group / problem.heads_kv, group % problem.heads_kv, i % shape.parts, part_of(i), before);
+    task.run(group / problem.heads_kv, group % problem.heads_kv, i % shape.parts, part_of(i, 0), before);
   };
   ForEach(tasks, threads, [&](std::int64_t i, int thread) { run(i, thread, nullptr); });
-  ForEach(groups, threads, [&](std::int64_t group, int thread) {
-    const auto first = group * shape.parts;
-    RowEnd<T>* const rows = joined + group * shape.rows;
-    const auto join = [&](bool again) {
-      const auto b = group / problem.heads_kv, g = group % problem.heads_kv;
-      return JoinParts(problem, plan, shape, b, g, part_of(first), rows, again);
+  ForEach(bunches, threads, [&](std::int64_t bunch, int thread) {
+    const auto first = bunch * shape.parts;
+    RowEnd<T>* const ends_of_bunch = joined + bunch * rows;
+    const auto join = [&](std::int64_t head, bool again) {
+      const auto group = bunch * shape.heads + head;
+      return JoinParts(problem, plan, shape, group / problem.heads_kv, group % problem.heads_kv, part_of(first, head),
+                       ends_of_bunch + head * shape.rows, again);
     };
-    if (join(false)) return;
-    for (std::int64_t i = first; i < first + shape.parts; ++i) run(i, thread, rows);
-    join(true);
+    std::uint64_t overflowed = 0;  // heads
+    for (std::int64_t head = 0; head < shape.heads; ++head)
+      overflowed |= std::uint64_t{!join(head, false)} << head;
+    if (!overflowed) return;
+    for (auto i = first; i < first + shape.parts; ++i) run(i, thread, ends_of_bunch);
+    for (; overflowed; overflowed &= overflowed - 1) join(std::countr_zero(overflowed), true);
   });
   return parts.bytes();
 }

@@ -94,11 +94,11 @@ class PairsOfVectors {
   decltype(hn::SetTableIndices(Bits(), static_cast<const std::uint16_t*>(nullptr))) indices_;
 };
 
-/// from (64, width), rounded to nearest -> to (32, width): rows 2 i and 2 i + 1 make a row of pairs.
-inline void PairRows(const float* from, std::int64_t width, Pair* to) {
+/// from (count, width), rounded to nearest -> to (count / 2, width): rows 2 i and 2 i + 1 make a row of pairs.
+inline void PairRows(const float* from, std::int64_t width, Pair* to, int count = kTile) {
   const hn::ScalableTag<float> d;
   const PairsOfVectors interleave;
-  for (std::int64_t row = 0; row < kTile; row += 2)
+  for (std::int64_t row = 0; row < count; row += 2)
     for (std::int64_t c = 0; c < width; c += static_cast<std::int64_t>(hn::Lanes(d))) {
       const float* at = from + row * width + c;
       const auto both = NarrowTwo(d, hn::Load(d, at), hn::Load(d, at + width));
@@ -135,16 +135,15 @@ hn::Vec<D> DotColumns(D d, const Pair* a, const Pair* b, std::int64_t depth) {
 
 #endif  // ANYFLASH_PAIRS
 
-/// rows (64, width), which it may change, to (width, 64), Pairs along the width.
+/// rows (count, width), which it may change, to the first columns of (width, 64), Pairs along the width. count: whole
+/// vectors.
 template <class E, class T>
-void TransposeOperand(T* rows, std::int64_t width, E* to) {
-  if constexpr (kIsPair<E>) {
-    auto* const pairs = reinterpret_cast<Pair*>(rows);
-    PairNeighbours(rows, kTile * width, pairs);
-    TransposeWords(pairs, width / 2, to);
-  } else {
-    TransposeRows(rows, width, to);
-  }
+void TransposeOperand(T* rows, std::int64_t width, E* to, int count = kTile) {
+  constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+  if constexpr (kIsPair<E>) PairNeighbours(rows, count * width, reinterpret_cast<Pair*>(rows));
+  const auto depth = Depth<E>(width);
+  for (int row = 0; row < count; row += lanes)
+    TransposeVectorOfRows(rows + row * depth, depth, depth, reinterpret_cast<T*>(to) + row, kTile);
 }
 
 /// run<T, E>(): T is what a call computes in, E what its products read.

@@ -25,6 +25,7 @@ struct Panel {
   Box box;
   E* k_t;                    ///< (d_qk, 64)
   E* v;                      ///< (64, padded d_v)
+  int keys;                  ///< packed of them, whole steps of kSpanStep: no others exist
   std::uint64_t not_finite;  ///< the keys whose values hold a NaN or an infinity
 };
 
@@ -50,20 +51,15 @@ class Panels {
     if (const auto slot = kept_.find(name); slot >= 0) return panels_[slot];
     Panel<T, E>& panel = panels_[kept_.put(name)];
     panel.box = plan_.key_grid.box(block);
-    const auto load = [&](const Operand& operand, std::int64_t channels, T* to, std::int64_t width) {
-      const RowAddresses address(operand, b, g, panel.box, k_size, &problem_.pages);
-      LoadRows(operand, problem_.type, address, kTile, channels, to, width);
-    };
-    load(problem_.k, problem_.d_qk, rows_, d_qk_);
-    TransposeOperand(rows_, d_qk_, panel.k_t);
-    if constexpr (kIsPair<E>) {
-      load(problem_.v, problem_.d_v, rows_, d_v_);
-      panel.not_finite = RowsNotFinite(rows_, d_v_);
-      PairRows(rows_, d_v_, panel.v);
-    } else {
-      load(problem_.v, problem_.d_v, panel.v, d_v_);
-      panel.not_finite = RowsNotFinite(panel.v, d_v_);
-    }
+    const RowAddresses k(problem_.k, b, g, panel.box, k_size, &problem_.pages);
+    const RowAddresses v(problem_.v, b, g, panel.box, k_size, &problem_.pages);
+    panel.keys = k.used();
+    LoadRows(problem_.k, problem_.type, k, panel.keys, problem_.d_qk, rows_, d_qk_);
+    TransposeOperand(rows_, d_qk_, panel.k_t, panel.keys);
+    T* const values = kIsPair<E> ? rows_ : reinterpret_cast<T*>(panel.v);
+    LoadRows(problem_.v, problem_.type, v, panel.keys, problem_.d_v, values, d_v_);
+    panel.not_finite = RowsNotFinite(values, d_v_, panel.keys);
+    if constexpr (kIsPair<E>) PairRows(rows_, d_v_, panel.v, panel.keys);
     return panel;
   }
 

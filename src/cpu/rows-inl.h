@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cpu/numbers.h"
+#include "cpu/tuning.h"
 #include "cpu/workspace.h"
 #include "hwy/highway.h"
 #include "plan/plan.h"
@@ -149,6 +150,12 @@ class RowAddresses {
   std::int32_t count() const { return count_; }
   std::int64_t operator[](std::int32_t row) const { return at_[row]; }
   bool exists(std::int32_t row) const { return at_[row] != kPadding; }
+  /// The rows up to the last that exists, in whole steps of kSpanStep: no others need be loaded.
+  std::int32_t used() const {
+    auto rows = count_;
+    while (rows > 0 && !exists(rows - 1)) --rows;
+    return (rows + tuning::kSpanStep - 1) / tuning::kSpanStep * tuning::kSpanStep;
+  }
   /// Rows row .. row + n - 1 exist and follow each other at a distance of one element.
   bool neighbours(std::int32_t row, int n) const {
     bool all = row + n <= count_ && exists(row);
@@ -173,14 +180,14 @@ class RowAddresses {
   std::int64_t at_[kMaxQueryRows];
 };
 
-/// The rows of a box of (b, h) in one dimension, if they all exist and lie `line` elements apart; otherwise line is 0.
+/// The first rows of a box of (b, h) in one dimension, if they exist and lie `line` elements apart; else line is 0.
 struct EvenRows {
   std::int64_t first = 0, line = 0;
 
   EvenRows() = default;
-  EvenRows(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
+  EvenRows(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, int rows, const Int3& size,
            const Pages& pages) {
-    const std::int64_t last = box.origin[2] + std::int64_t{box.extent[2] - 1} * box.step[2];
+    const std::int64_t last = box.origin[2] + std::int64_t{rows - 1} * box.step[2];
     if (pages.table || rules::volume(box.extent) != box.extent[2] || last >= size[2]) return;
     first = b * operand.batch + h * operand.head + box.origin[2] * operand.sequence[2];
     line = box.step[2] * operand.sequence[2];
@@ -330,38 +337,94 @@ HWY_INLINE void LoadTransposed(D d, const T* from, std::int64_t line, hn::Vec<D>
   TransposeSquares(d, columns);
 }
 
-/// rows (kRows, width) -> to (width, kRows). width is whole vectors.
-template <int kRows = kTile, class T>
-void TransposeRows(const T* rows, std::int64_t width, T* to) {
-  const hn::ScalableTag<T> d;
-  constexpr int n = 16 / sizeof(T), lanes = static_cast<int>(hn::MaxLanes(d));
-  for (int r = 0; r < kRows; r += lanes)
-    for (std::int64_t c = 0; c < width; c += n) {
-      hn::Vec<hn::ScalableTag<T>> columns[n];
-      LoadTransposed(d, rows + r * width + c, width, columns);
-      for (int i = 0; i < n; ++i) hn::Store(columns[i], d, to + (c + i) * kRows + r);
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86_64
+/// Of two vectors of four blocks of 16 bytes, blocks 0 and 2 (kOdd: 1 and 3) of each. Highway has nothing for it.
+template <bool kOdd, class D, class V = hn::Vec<D>>
+HWY_INLINE V AlternateBlocks(D d, V a, V b) {
+  const hn::Repartition<float, D> words;
+  const auto x = hn::BitCast(words, a), y = hn::BitCast(words, b);
+  return hn::BitCast(d, hn::Vec<decltype(words)>{_mm512_shuffle_f32x4(x.raw, y.raw, kOdd ? 0xdd : 0x88)});
+}
+#endif
+
+/// A vector of each of as many rows as it has lanes, `line` apart -> columns. A row's cache line is read at once, so
+/// that it does not matter where rows lie, and whether the nearest cache has room for all of them.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void LoadSquare(D d, const T* from, std::int64_t line, hn::Vec<D> (&columns)[hn::MaxLanes(D())]) {
+  constexpr int n = 16 / sizeof(T), kBlocks = static_cast<int>(hn::MaxLanes(d)) / n;
+  static_assert(kBlocks == 1 || kBlocks == 2 || kBlocks == 4);
+  hn::Vec<D> squares[kBlocks][n];
+  asm("" : "+r"(line));  // else the compiler keeps the address of each row for the next call, on the stack
+  for (int b = 0; b < kBlocks; ++b) {
+    for (int i = 0; i < n; ++i, from += line) squares[b][i] = hn::LoadU(d, from);
+    TransposeSquares(d, squares[b]);
+  }
+  for (int i = 0; i < n; ++i) {  // block b of squares[a][i]: column b * n + i of rows a * n and on
+    if constexpr (kBlocks == 1) {
+      columns[i] = squares[0][i];
+    } else if constexpr (kBlocks == 2) {
+      columns[i] = hn::ConcatLowerLower(d, squares[1][i], squares[0][i]);
+      columns[n + i] = hn::ConcatUpperUpper(d, squares[1][i], squares[0][i]);
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86_64
+    } else {
+      const auto lower = hn::ConcatLowerLower(d, squares[1][i], squares[0][i]);
+      const auto lower_of_rest = hn::ConcatLowerLower(d, squares[3][i], squares[2][i]);
+      const auto upper = hn::ConcatUpperUpper(d, squares[1][i], squares[0][i]);
+      const auto upper_of_rest = hn::ConcatUpperUpper(d, squares[3][i], squares[2][i]);
+      columns[i] = AlternateBlocks<false>(d, lower, lower_of_rest);
+      columns[n + i] = AlternateBlocks<true>(d, lower, lower_of_rest);
+      columns[2 * n + i] = AlternateBlocks<false>(d, upper, upper_of_rest);
+      columns[3 * n + i] = AlternateBlocks<true>(d, upper, upper_of_rest);
+#endif
     }
+  }
 }
 
-/// The same of `count` rows, whole vectors too.
+/// kColumns: those of a whole vector, or of 16 bytes.
+template <int kColumns, class D, class T = hn::TFromD<D>>
+HWY_INLINE void LoadColumns(D d, const T* from, std::int64_t line, hn::Vec<D> (&columns)[kColumns]) {
+  if constexpr (kColumns * sizeof(T) == 16) {
+    LoadTransposed(d, from, line, columns);
+  } else {
+    LoadSquare(d, from, line, columns);
+  }
+}
+template <int kColumns, class T>
+HWY_INLINE void TransposeColumns(const T* from, std::int64_t line, T* to, std::int64_t to_line) {
+  const hn::ScalableTag<T> d;
+  hn::Vec<decltype(d)> columns[kColumns];
+  LoadColumns(d, from, line, columns);
+#pragma GCC unroll 16
+  for (int i = 0; i < kColumns; ++i) hn::Store(columns[i], d, to + i * to_line);
+}
+/// As many rows as a vector has lanes, `line` apart; width is whole blocks of 16 bytes.
+template <class T>
+HWY_INLINE void TransposeVectorOfRows(const T* rows, std::int64_t line, std::int64_t width, T* to,
+                                      std::int64_t to_line) {
+  constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>())), n = 16 / sizeof(T);
+  std::int64_t c = 0;
+  for (; c + lanes <= width; c += lanes) TransposeColumns<lanes>(rows + c, line, to + c * to_line, to_line);
+  for (; c < width; c += n) TransposeColumns<n>(rows + c, line, to + c * to_line, to_line);
+}
+
+/// `count` rows, whole vectors of them and of their width -> to (width, count).
 template <class T>
 void TransposeRows(std::int64_t count, const T* rows, std::int64_t width, T* to) {
-  const hn::ScalableTag<T> d;
-  constexpr int n = 16 / sizeof(T), lanes = static_cast<int>(hn::MaxLanes(d));
-  for (std::int64_t r = 0; r < count; r += lanes)
-    for (std::int64_t c = 0; c < width; c += n) {
-      hn::Vec<hn::ScalableTag<T>> columns[n];
-      LoadTransposed(d, rows + r * width + c, width, columns);
-      for (int i = 0; i < n; ++i) hn::Store(columns[i], d, to + (c + i) * count + r);
-    }
+  constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+  for (std::int64_t r = 0; r < count; r += lanes) TransposeVectorOfRows(rows + r * width, width, width, to + r, count);
+}
+/// rows (kRows, width) -> to (width, kRows).
+template <int kRows = kTile, class T>
+void TransposeRows(const T* rows, std::int64_t width, T* to) {
+  TransposeRows(kRows, rows, width, to);
 }
 
-/// Which of 64 rows hold a NaN or an infinity.
+/// Which of `count` rows, at most 64, hold a NaN or an infinity.
 template <class T>
-std::uint64_t RowsNotFinite(const T* rows, std::int64_t width) {
+std::uint64_t RowsNotFinite(const T* rows, std::int64_t width, int count = kTile) {
   const hn::ScalableTag<T> d;
   std::uint64_t bad = 0;
-  for (int row = 0; row < kTile; ++row) {
+  for (int row = 0; row < count; ++row) {
     auto sum = hn::Zero(d);  // of x - x: 0, or NaN if any x is not finite
     for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) {
       const auto x = hn::Load(d, rows + row * width + i);
@@ -374,10 +437,10 @@ std::uint64_t RowsNotFinite(const T* rows, std::int64_t width) {
 
 /// RowsNotFinite; if there are any, `clean` becomes the rows with zeros in their place. It may be `rows` itself.
 template <class T>
-std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean) {
-  const auto bad = RowsNotFinite(rows, width);
+std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean, int count = kTile) {
+  const auto bad = RowsNotFinite(rows, width, count);
   if (!bad) return 0;
-  if (clean != rows) std::copy_n(rows, kTile * width, clean);
+  if (clean != rows) std::copy_n(rows, count * width, clean);
   for (auto left = bad; left; left &= left - 1) std::fill_n(clean + std::countr_zero(left) * width, width, T(0));
   return bad;
 }

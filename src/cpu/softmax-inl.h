@@ -110,6 +110,19 @@ HWY_INLINE void StoreP(D d, const V (&p)[kVectors], E* to) {
   }
 }
 
+/// run.operator()<width>(), of a width that is whole steps of kSpanStep.
+template <class F>
+HWY_INLINE void WithWidth(int width, const F& run) {
+  using tuning::kSpanStep;
+  static_assert(kTile == 4 * kSpanStep);
+  switch (width / kSpanStep) {
+    case 1: return run.template operator()<kSpanStep>();
+    case 2: return run.template operator()<2 * kSpanStep>();
+    case 3: return run.template operator()<3 * kSpanStep>();
+    default: return run.template operator()<kTile>();
+  }
+}
+
 /// s: kWidth scores of a row; p: becomes their P, and may be s. word: which of them are visible, from bit 0 (used only
 /// if kMasked).
 template <bool kMasked, int kWidth, class T, class E>

@@ -24,6 +24,10 @@ constexpr std::int64_t kPanelTimes = 8;                      // and as many as t
 constexpr std::int64_t kStrip = 8;                           // query blocks across a strip of the walk
 constexpr std::int64_t kMostFewRows = 16;                    // queries times heads of a group that count as few
 constexpr std::int64_t kPartBlocks = 16;                     // key blocks of a part of theirs
+constexpr std::int64_t kMostRowsOfTask = 64;                 // of theirs in all heads of a task
+constexpr std::int64_t kShortRow = 256;                      // bytes: 64 rows of K and of V fit the nearest cache
+constexpr std::int64_t kBytesAhead = 16384;                  // of longer rows, so many are asked for ahead,
+constexpr std::int64_t kRowsAhead = 16;                      // of rows that several heads have, so many rows
 
 // Backward.
 constexpr double kFarLse = 32;  // from here on P may be off by the rounding of lse: it is summed first

@@ -126,6 +126,11 @@ ROWS = [row(0.8, 0.7), row(0.5, 0.6, what="backward", causal=True), row(0.25, 0.
         | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
 
 
+def blocks(rows, records=None):
+    """The README's and docs/performance.md's, without what is recorded here."""
+    return [text for _, _, text in page.blocks(rows, records or {})]
+
+
 def test_the_summary_ends_with_the_worst_ratio():
     lines = page.summary(ROWS).splitlines()
     assert "limits: 1 of 4 held" in lines and sum("missed:" in line for line in lines) == 3
@@ -138,8 +143,8 @@ def test_the_tables_are_written_between_the_marks(tmp_path):
     for _ in range(2):  # twice gives the same
         page.publish(ROWS, pages)
         readme, performance = (path.read_text() for path in pages)
-        assert "| forward, d64, full | 100 GFLOP/s (5 %) | 125 GFLOP/s | 0.80 |" in readme and "A machine" in readme
-        assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |  |  | at most 250, MISSED |" in performance
+        assert "| 100 GFLOP/s (5 %) |  | 125 GFLOP/s | 0.80 |" in readme and "A machine" in readme
+        assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |  |  |  | at most 250, MISSED |" in performance
         assert "worst ratio: 0.50" in performance
         assert [page.BLOCK["figures"].split(path.read_text()) for path in pages] == before
 
@@ -162,11 +167,57 @@ def test_a_file_without_the_rows_to_show_is_not_published(tmp_path, rows, reason
 def test_a_record_with_parts_has_a_table_for_each():
     rows = [row(1.2, 1.15, part="torch"), row(9, 1.15, part="torch", peer="torch 1.0 math", causal=True),
             row(9, 1.3, part="short", sequence=64), row(9, 1.1, part="sizes", d=40)]  # fmt: skip
-    readme, performance = page.blocks(rows)
+    readme, performance = blocks(rows)
     assert [line for line in performance.splitlines() if line.startswith("##")] == [
         "### Beside PyTorch", "### Short sequences", "### Other head sizes"]  # fmt: skip
     assert performance.count("| what | type |") == 3 and "| at least 1.15 x |" in performance
     assert readme.count("| forward, d64, ") == 2 and "11.1 GFLOP/s, math path | 9.00 |" in readme
+
+
+GENERATIONS = {"Zen 4 figures": [row(1.2, 1.15, generation="Zen 4", peak=117.0)],
+               "AMX figures": [row(1.5, 1.2, sequence=4096, threads=16, shape="1x16x4096", machine="A server", amx=True)]}
+
+
+def test_the_readme_tells_the_range_over_the_generations_and_the_share_of_the_peak():
+    rows = [row(2.2, 1.15, part="torch", generation="Zen 5", peak=250.0), row(3, 1.15, part="torch", causal=True)]
+    readme, performance = blocks(rows, GENERATIONS)
+    assert "| forward, d64, full | 1.20 to 2.20 | 100 GFLOP/s (5 %) | 40 % | 45.5 GFLOP/s | 2.20 |" in readme
+    assert "| forward, d64, causal | 3.00 | 100 GFLOP/s (5 %) |  | 33.3 GFLOP/s | 3.00 |" in readme, "not recorded there"
+    assert "Recorded: Zen 5 (A machine, 2 threads, 2030-01-01; peak on 1 thread: float32 250 GFLOP/s; one thread" in readme
+    assert "; Zen 4 (A machine" in readme and "; unknown generation (A server, 2030-01-01; peak not recorded; 16 " in readme
+    assert performance.startswith("A machine, 2 threads, 2030-01-01. Zen 5, peak on 1 thread: float32 250 GFLOP/s.\n")
+    assert "| 100 GFLOP/s (5 %) | 40 % | torch 1.0 |" in performance
+    assert [name for _, name, _ in page.blocks(GENERATIONS["Zen 4 figures"], {"figures": rows})] == [
+        "figures", "Zen 4 figures"]  # fmt: skip
+    alone = blocks(GENERATIONS["Zen 4 figures"])[0]
+    assert "anyflash on Zen 4 (spread)" in alone, "shown itself where no other is recorded"
+
+
+@pytest.mark.parametrize("vendor, family, model, named", [
+    ("AuthenticAMD", 26, 2, "Zen 5"), ("AuthenticAMD", 25, 17, "Zen 4"), ("AuthenticAMD", 25, 1, "Zen 3"),
+    ("AuthenticAMD", 25, 97, "Zen 4"), ("AuthenticAMD", 23, 49, "Zen 2"), ("GenuineIntel", 6, 143, "Sapphire Rapids"),
+    ("GenuineIntel", 6, 207, "Emerald Rapids"), ("GenuineIntel", 6, 999, "GenuineIntel family 6 model 999"),
+    ("AuthenticAMD", 27, 1, "AuthenticAMD family 27 model 1")])  # fmt: skip
+def test_the_generation_of_a_processor(vendor, family, model, named):
+    one = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: A CPU\n"
+    assert measure.generation(one + one.replace("processor\t: 0", "processor\t: 1")) == named
+    assert measure.generation("Processor: of another kind\n") == "unknown generation"
+
+
+def test_a_row_says_the_peak_of_its_type(monkeypatch):
+    """Measured once for a number of threads, and only where a program measures it."""
+    asked = []
+    monkeypatch.setattr(measure, "peaks", lambda program, threads: asked.append(threads) or {
+        "float32": [threads * 1e2, threads * 2e2], "float64": [50.0], "pairs": None})  # fmt: skip
+    monkeypatch.setattr(measure, "generation", lambda: "Zen 9")
+    table = Table("cpu", "A machine")
+    table.add("forward", 70.0, "GFLOP/s", threads=1)
+    table.kernels = Path("a program")
+    for type_, threads in (("float32", 1), ("float64", 1), ("bfloat16", 1), ("float16", 2), ("float32", 2)):
+        table.add("forward", 70.0, "GFLOP/s", type=type_, threads=threads)
+    table.add("decode", 7.0, "GB/s", threads=1)
+    assert [row.get("peak") for row in table.rows] == [None, 200, 50, None, 400, 400, None] and asked == [1, 2]
+    assert {row["generation"] for row in table.rows} == {"Zen 9"}
 
 
 def test_the_readme_tells_the_share_of_the_peak_that_pytorch_s_product_reaches():
@@ -174,11 +225,11 @@ def test_the_readme_tells_the_share_of_the_peak_that_pytorch_s_product_reaches()
     rows = [row(1.2, 1.15, part="torch"), row(0.45, **product), row(0.4, type="float64", **product),
             row(0.01, type="float16", **product),
             row(1, type="bfloat16", **product) | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
-    readme, performance = page.blocks(rows)
+    readme, performance = blocks(rows)
     assert readme.endswith("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's "
                            "peak on one thread: 45 % in float32, 40 % in float64.")  # fmt: skip
     assert "| FMA peak |" in performance and "worst ratio: 1.20" in performance
-    assert "peak" not in page.blocks(rows[:1])[0]
+    assert "PyTorch's own product" not in blocks(rows[:1])[0]
 
 
 GPU = dict(device="cuda", type="bfloat16", unit="TFLOP/s", threads=0, machine="A GPU, PyTorch 3.0")
@@ -197,24 +248,30 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     assert "| backward, 1 row | torch flash | 1.30 to 1.30 | 550 TFLOP/s |" in readme
     assert "rows without a limit are in [docs/performance.md](docs/performance.md); of all limits, 3 of 4 held." in readme
     assert "### Masks given as rules, on a GPU" in performance and "at least 1 x, MISSED |" in performance
-    assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |" in performance, "the rows of the CPU stay"
+    assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |" in performance, "the rows of the CPU stay"
 
 
 AMX_ROWS = [row(1.4, 1.2, part="torch", type=type_, sequence=4096, threads=16, shape="1x16x4096", machine="A server",
                 amx=True) for type_ in ("bfloat16", "float32")]  # fmt: skip
 
 
-def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path):
-    """Beside those of the CPU; the README shows none of them."""
+def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path, monkeypatch):
+    """Beside those of the CPU; of theirs the README shows the range."""
+    records = {"figures": tmp_path / "cpu.json"}
+    records["figures"].write_text(json.dumps(ROWS))
+    monkeypatch.setattr(page, "CPU_RECORDS", records)
     pages = [Path(shutil.copy(path, tmp_path)) for path in page.PAGES]
     page.publish(ROWS, pages)
     readme, before = (path.read_text() for path in pages)
     (tmp_path / "rows.json").write_text(json.dumps(AMX_ROWS))
     page.publish(page.read(tmp_path / "rows.json"), pages)
-    assert pages[0].read_text() == readme
+    assert pages[0].read_text() == readme.replace("| forward, d64, full | 0.80 |", "| forward, d64, full | 0.80 to 1.40 |"
+                                                  ).replace("torch 1.0). No other", "torch 1.0); unknown generation (A "
+                                                            "server, 2030-01-01; peak not recorded; 16 threads, "
+                                                            "1x16x4096, torch 1.0). No other")  # fmt: skip
     performance = pages[1].read_text()
     found = page.BLOCK["AMX figures"].search(performance)
-    assert "A server, 2030-01-01.\n\n### Beside PyTorch, 1x16x4096\n" in found[0]
+    assert "A server, 2030-01-01. unknown generation, peak not recorded.\n\n### Beside PyTorch, 1x16x4096\n" in found[0]
     assert found[0].count("| forward | ") == 2 and "| 1.40 | at least 1.2 x |" in found[0]
     assert page.BLOCK["AMX figures"].split(performance) == page.BLOCK["AMX figures"].split(before)
     assert "A machine" in page.BLOCK["figures"].search(performance)[0]
@@ -314,9 +371,9 @@ def test_rows_of_two_shapes_are_not_put_together(tmp_path):
 def test_parts_stand_in_their_order_with_all_their_days():
     rows = page.in_order([row(1, part="build"), row(1, part="masks", date="2030-01-02"), row(1.2, 1.15, part="torch")])
     assert [row["part"] for row in rows] == ["torch", "masks", "build"]
-    readme, performance = page.blocks(rows)
-    assert performance.startswith("A machine, 2 threads, 2030-01-01 and 2030-01-02.\n")
-    assert readme.startswith("A machine, 2 threads, 2030-01-01, one thread")
+    readme, performance = blocks(rows)
+    assert performance.startswith("A machine, 2 threads, 2030-01-01 and 2030-01-02. unknown generation, peak not rec")
+    assert readme.startswith("float32. Recorded: unknown generation (A machine, 2 threads, 2030-01-01; peak not recorded;")
 
 
 def test_a_file_with_the_rows_is_read(tmp_path):
@@ -325,9 +382,7 @@ def test_a_file_with_the_rows_is_read(tmp_path):
 
 
 def test_the_documents_show_the_record():
-    recorded = page.read(page.RECORD) if page.RECORD.exists() else None
-    amx = [(page.AMX_RECORD, page.read(page.AMX_RECORD))] if page.AMX_RECORD.exists() else []
-    for record, rows in (page.RECORD, recorded), (page.GPU_RECORD, page.read(page.GPU_RECORD)), *amx:
-        for path, block in zip(page.PAGES, page.blocks(rows)):
-            shown = block is None or block in path.read_text()
-            assert shown, f"{path.name}: run bench/compare --publish {record.relative_to(PROJECT)}"
+    texts = [path.read_text() for path in page.PAGES]
+    for record in [path for path in (*page.CPU_RECORDS.values(), page.GPU_RECORD) if path.exists()]:
+        for number, _, block in page.blocks(page.read(record)):
+            assert block in texts[number], f"run bench/compare --publish {record.relative_to(PROJECT)}"

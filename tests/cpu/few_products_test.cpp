@@ -18,7 +18,6 @@
 #include "cpu/gemm-inl.h"
 #include "cpu/pairs-inl.h"
 #include "cpu/rows-inl.h"
-#include "cpu/ahead-inl.h"
 #include "cpu/few_products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -35,15 +34,14 @@ void ExpectSum(double got, double before, std::int64_t count, double epsilon, co
 
 template <int kRows, class T>
 void CheckKeys(std::int64_t depth, std::int64_t gap) {
-  constexpr int keys = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
+  constexpr int keys = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
   const auto line = depth + gap;
   const Matrix<T> q(kRows, depth, 1), k(kTile, line, 2);
   Matrix<T> s(kRows, kTile, 3);
   const Matrix<T> before(kRows, kTile, 3);
-  static Ahead ahead;
   for (int first = 0; first + keys <= kTile - keys; first += keys)  // all but the last keys
     ProductsOfKeys<kRows>(q.data.get(), depth, k.data.get() + first * line, line, s.data.get() + first,
-                          first == 0 ? &ahead : nullptr);
+                          first == 0 ? 64 : 0);
   for (int r = 0; r < kRows; ++r)
     for (int key = 0; key < kTile; ++key) {
       const T got = s.data[r * kTile + key];
@@ -60,7 +58,7 @@ void CheckKeys(std::int64_t depth, std::int64_t gap) {
 /// Keys of bfloat16, which may begin at odd elements.
 template <int kRows>
 void CheckKeyPairs(std::int64_t pairs, std::int64_t gap) {
-  constexpr int keys = 2 * static_cast<int>(hn::MaxLanes(hn::ScalableTag<float>()));
+  constexpr int keys = static_cast<int>(hn::MaxLanes(hn::ScalableTag<float>()));
   const auto line = pairs + gap;
   const Matrix<float> numbers(kRows + keys, 2 * line, 4);
   std::vector<hwy::bfloat16_t> q(2 * pairs * kRows), k(2 * line * keys + 1);
@@ -70,7 +68,7 @@ void CheckKeyPairs(std::int64_t pairs, std::int64_t gap) {
   for (std::int64_t i = 0; i < 2 * line * keys; ++i) k[i + 1] = hwy::BF16FromF32(numbers.data[kRows * 2 * line + i]);
   Matrix<float> s(kRows, kTile, 3);
   ProductsOfKeys<kRows>(reinterpret_cast<const Pair*>(q.data()), pairs, reinterpret_cast<const float*>(k.data() + 1),
-                        line, s.data.get(), nullptr);
+                        line, s.data.get(), 0);
   for (int r = 0; r < kRows; ++r)
     for (int key = 0; key < keys; ++key)
       ExpectSum(s.data[r * kTile + key], 0, 2 * pairs, std::numeric_limits<float>::epsilon(), [&](std::int64_t c) {
@@ -83,8 +81,7 @@ template <class T>
 void CheckTransposedKeys(std::int64_t depth, std::int64_t gap) {
   const Matrix<T> k(kTile, depth + gap, 5);
   Matrix<T> to(depth, kTile, 6);
-  static Ahead ahead;
-  TransposeKeys(k.data.get(), depth + gap, depth, to.data.get(), ahead);
+  TransposeKeys(kTile, k.data.get(), depth + gap, depth, to.data.get());
   for (std::int64_t c = 0; c < depth; ++c)
     for (int key = 0; key < kTile; ++key) ASSERT_EQ(to.data[c * kTile + key], k.data[key * (depth + gap) + c]);
 }
@@ -97,7 +94,7 @@ void CheckValues(std::int64_t gap) {
   Matrix<T> out(kRows, width, 9);
   std::vector<Memory> v(kTile * line);
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = hwy::ConvertScalarTo<Memory>(numbers.data[i]);
-  AddValuesPatch<kRows, kVectors>(p.data.get(), v.data(), line, out.data.get() + patch, width, nullptr);
+  AddValuesPatch<kRows, kVectors>(kTile, p.data.get(), v.data(), line, out.data.get() + patch, width, 0);
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < width; ++c) {
       const T got = out.data[r * width + c], old = before.data[r * width + c];

@@ -56,6 +56,26 @@ TEST(ForwardExact, FewQueriesOfOneHead) {
   }
 }
 
+/// Where heads lie beside each other, a task takes several; one of them, with values that overflow, is walked again.
+TEST(ForwardExact, FewQueriesOfHeadsBesideEachOther) {
+  for (auto type : all_types)
+    for (const std::int64_t keys : {20, 197, 2500}) {
+      SCOPED_TRACE(testing::Message() << keys << " " << anyflash::element_name(type));
+      Case c = base(type);
+      c.batch = 2, c.heads_q = 12, c.heads_kv = 6, c.d_qk = c.d_v = 64;
+      c.q_shape = {2}, c.k_shape = {keys};
+      c.options.align = anyflash::Align::none_end;
+      c.fill(1);
+      for (std::size_t i = 3 * keys * 64; i < 4u * keys * 64; ++i) c.v[i] = c.v[i] < 0 ? -6e4 : 6e4;
+      const Forward apart = forward(c);
+      c.options.layout = anyflash::Layout::bshd;
+      for (const int threads : {1, 2, 5}) {
+        c.options.threads = threads;
+        EXPECT_TRUE(same_bits(forward(c), apart)) << threads << " threads";
+      }
+    }
+}
+
 TEST(ForwardExact, CachesOfAnySize) {
   const auto share = anyflash::cpu::cache_share().load();
   EXPECT_GT(share, 0);

@@ -302,7 +302,7 @@ void EvenRowsAreRows() {
   const std::int32_t table[] = {5, 3, 1, 2};
   const Pages none{}, pages{.table = table, .table_batch = 2, .table_page = 1, .page_size = 64, .pages = 9};
   const auto check = [&](const Box& box, Int3 size, const Pages& in, bool even) {
-    const EvenRows rows(operand, 1, 2, box, size, in);
+    const EvenRows rows(operand, 1, 2, box, box.extent[2], size, in);
     ASSERT_EQ(rows.line != 0, even);
     const RowAddresses address(operand, 1, 2, box, size);
     for (std::int32_t row = 0; even && row < address.count(); ++row)
