@@ -89,7 +89,7 @@ OF_SIZES = {
     "local": lambda n: af.local(n // 2, 1, True) | af.causal(),
     "prefix": lambda n: af.prefix(n // 3),
     "prefix_queries": lambda n: af.prefix_queries(n // 3) | af.causal(),
-    "sink": lambda n: ~af.sink(n - 3),
+    "sink": lambda n: af.sink(n - 3) | af.causal(),
     "tiles": lambda n: af.tiles([n // 2], 3) & af.window(-1, n),
     "neighbourhood": lambda n: af.neighbourhood(n // 2 + 1, 1, [True]),
     "blocks": lambda n: af.blocks(torch.ones(1, 1, dtype=torch.bool), n, n),

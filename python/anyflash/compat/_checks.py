@@ -72,9 +72,14 @@ def _pages(name: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
 
 def _positions(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
     """given: the first positions. sizes: how many each takes, how many there are."""
-    most = _bounds(given[0])[1] + sizes[0]
-    if given[0].numel() and sizes[0] and most > sizes[1]:
-        raise ValueError(f"rotary_cos: {sizes[1]} positions, expected at least {most}")
+    if given[0].numel():
+        check_positions(_bounds(given[0])[1], *sizes)
+
+
+def check_positions(first: int, taken: int, there: int) -> None:
+    """ValueError if a rotation that takes so many positions from the first on reads beyond those that are there."""
+    if taken and first + taken > there:
+        raise ValueError(f"rotary_cos: {there} positions, expected at least {first + taken}")
 
 
 def _indices(given: Sequence[Tensor], sizes: Sequence[int]) -> None:

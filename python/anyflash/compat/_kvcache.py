@@ -12,7 +12,7 @@ from .._core import echoed
 from .._frontend import truth
 from ..torch import attention
 from ..torch._op import refuse_tangents
-from ._checks import checked, checked_call
+from ._checks import check_positions, checked, checked_call
 from ._forward_only import detached, forward_only
 from ._shared import and_dense, check_indices, check_table, check_tensor, moved, options, place_of, window_of
 
@@ -97,6 +97,8 @@ def with_cache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_cos: A
             moves = int(causal or max(window_of(window_size)) >= 0)
             _check_rotary(q, rotary_cos, rotary_sin)
             most = max(new, q.shape[1] if moves else min(q.shape[1], 1))
+            if isinstance(cache_seqlens, int) and q.shape[0]:  # on a GPU, too
+                check_positions(cache_seqlens, most, rotary_cos.shape[0])
             start = checked("positions", lengths, sizes=(most, rotary_cos.shape[0]))
             k = _rotated(k, rotary_cos, rotary_sin, rotary_interleaved, start, 1)
             turned = _rotated(q, rotary_cos, rotary_sin, rotary_interleaved, start, moves)
