@@ -8,8 +8,10 @@
 
 namespace anyflash {
 
+/// Names that are known, in the order in which an error lists them.
 using Names = std::vector<std::string_view>;
 
+/// Those of an array of words.
 template <std::size_t count>
 Names names_of(const char* const (&words)[count]) {
   return Names(words, words + count);
@@ -20,7 +22,7 @@ Names names_of(const char* const (&words)[count]) {
 /// swapped with their neighbour; upper and lower case, and - and _, are the same.
 std::string did_you_mean(std::string_view given, const Names& known);
 
-/// "'end', expected a, b or c, did you mean 'b'?"
+/// What an error says of a name that is not known: "'end', expected a, b or c, did you mean 'b'?"
 std::string unknown_name(std::string_view given, const Names& known);
 
 /// The place of a name among the known ones. Throws Error, "WHAT: " and unknown_name, if it is none of them.

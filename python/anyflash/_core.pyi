@@ -12,8 +12,8 @@ def echoed(object: object, most: int = 40) -> str: ...
 def check_name(what: str, given: str, known: list[str]) -> None: ...
 
 class Rule:
-    """Which keys a query sees. Made by full, causal, local, window, prefix, sink, documents,
-    documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~ (and, or, not and if
+    """Which keys a query sees. Made by full, causal, local, window, prefix, prefix_queries, sink,
+    documents, documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~ (and, or, not and if
     raise TypeError: a rule has no truth value). Immutable. It keeps
     the arrays it was made of alive and reads them when it runs; str(rule) is the rule as text."""
 
