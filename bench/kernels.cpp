@@ -207,7 +207,7 @@ void run_decode_scores(State& state, std::int64_t d) {
     } else {
       constexpr int keys_at_once = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
       for (int key = 0; key < kTile; key += keys_at_once)
-        ProductsOfKeys<kDecodeRows>(q.get(), depth, keys + key * depth, depth, s.get() + key, 0);
+        ProductsOfKeys<kDecodeRows, Fetch::nothing>(q.get(), depth, keys + key * depth, depth, s.get() + key, 0);
     }
   });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<E>());
