@@ -225,10 +225,6 @@ void run_decode_values(State& state, std::int64_t d) {
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<T>());
 }
 
-/// Arithmetic of SoftmaxExp on a number: the polynomial's steps, five more multiply-adds and two operations.
-template <class T>
-constexpr double kExpOperations = 2 * (sizeof(ExpNumbers<T>::p) / sizeof(T) - 1) + 2 * 5 + 2;
-
 template <class T>
 void run_exp(State& state) {
   constexpr std::int64_t count = 1024;
