@@ -207,7 +207,7 @@ void run_decode_scores(State& state, std::int64_t d) {
     } else {
       constexpr int keys_at_once = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
       for (int key = 0; key < kTile; key += keys_at_once)
-        ProductsOfKeys<kDecodeRows>(q.get(), depth, keys + key * depth, depth, s.get() + key, 0);
+        ProductsOfKeys<kDecodeRows, Fetch::nothing>(q.get(), depth, keys + key * depth, depth, s.get() + key, 0);
     }
   });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<E>());
@@ -224,10 +224,6 @@ void run_decode_values(State& state, std::int64_t d) {
       state, [&]() HWY_ATTR { AddValues<kDecodeRows>(kTile, p.get(), v.get(), d, d, out.get(), 0); });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<T>());
 }
-
-/// Arithmetic of SoftmaxExp on a number: the polynomial's steps, five more multiply-adds and two operations.
-template <class T>
-constexpr double kExpOperations = 2 * (sizeof(ExpNumbers<T>::p) / sizeof(T) - 1) + 2 * 5 + 2;
 
 template <class T>
 void run_exp(State& state) {

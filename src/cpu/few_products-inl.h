@@ -30,13 +30,21 @@ HWY_INLINE void FetchAhead(const T* at, std::int64_t number, std::int64_t bytes)
   hwy::Prefetch(reinterpret_cast<const char*>(address));
 }
 
+/// What is asked for while keys are read: nothing; the same channels, of rows behind; or as many bytes in the order of
+/// memory, where rows have no gaps between them.
+enum class Fetch { nothing, of_rows, in_order };
+
 /// sums += Q K^T over kColumns channels, from channel c on, of a vector of keys.
-template <int kColumns, int kRows, class E, class D, class V, class T>
+template <int kColumns, Fetch kFetch, int kRows, class E, class D, class V, class T>
 HWY_INLINE void AddProductsOfKeys(D d, const E* q, std::int64_t depth, const T* k, std::int64_t line, std::int64_t c,
                                   V (&sums)[kRows], std::int64_t ahead) {
   V columns[kColumns];
   LoadColumns(d, k + c, line, columns);
-  for (int key = 0; key < static_cast<int>(hn::MaxLanes(d)); ++key) FetchAhead(k + key * line + c, c, ahead);
+  constexpr int lanes = static_cast<int>(hn::MaxLanes(d)), per_line = 64 / sizeof(T);
+  if constexpr (kFetch == Fetch::of_rows)
+    for (int key = 0; key < lanes; ++key) FetchAhead(k + key * line + c, c, ahead);
+  if constexpr (kFetch == Fetch::in_order)
+    for (int i = 0; i < kColumns * lanes; i += per_line) FetchAhead(k + c * lanes + i, c * lanes + i, ahead);
 #pragma GCC unroll 16
   for (int i = 0; i < kColumns; ++i)
     for (int r = 0; r < kRows; ++r) {
@@ -47,9 +55,8 @@ HWY_INLINE void AddProductsOfKeys(D d, const E* q, std::int64_t depth, const T* 
 }
 
 /// s (kRows, 64) = Q K^T for a vector of keys, whose rows lie `line` apart; summed in the order of Gemm. E: T or Pair;
-/// depth and line count E. k: E too, as numbers of the same size. ahead: bytes from what is read to what is asked for,
-/// or 0.
-template <int kRows, class E, class T = SumOf<E>>
+/// depth and line count E. k: E too, as numbers of the same size. ahead: bytes from what is read to what is asked for.
+template <int kRows, Fetch kFetch, class E, class T = SumOf<E>>
 HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::int64_t line, T* s,
                                std::int64_t ahead) {
   const hn::ScalableTag<T> d;
@@ -57,8 +64,8 @@ HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::
   hn::Vec<decltype(d)> sums[kRows];
   for (auto& sum : sums) sum = hn::Zero(d);
   std::int64_t c = 0;
-  for (; c + lanes <= depth; c += lanes) AddProductsOfKeys<lanes>(d, q, depth, k, line, c, sums, ahead);
-  for (; c < depth; c += n) AddProductsOfKeys<n>(d, q, depth, k, line, c, sums, ahead);
+  for (; c + lanes <= depth; c += lanes) AddProductsOfKeys<lanes, kFetch>(d, q, depth, k, line, c, sums, ahead);
+  for (; c < depth; c += n) AddProductsOfKeys<n, kFetch>(d, q, depth, k, line, c, sums, ahead);
   for (int r = 0; r < kRows; ++r) hn::StoreU(sums[r], d, s + r * kTile);
 }
 

@@ -263,14 +263,22 @@ class FewRowsTask {
   }
   /// The same of all heads, which are read side by side.
   void products_in_place(const Seen& seen, std::int64_t ahead) {
+    const auto bytes = d_qk_ * static_cast<std::int64_t>(element_size(problem_.type));
+    seen.keys.line == d_qk_ && bytes <= tuning::kRowInOrder ? products_in_place<Fetch::in_order>(seen, ahead)
+                                                            : products_in_place<Fetch::of_rows>(seen, ahead);
+  }
+  template <Fetch kFetch>
+  void products_in_place(const Seen& seen, std::int64_t ahead) {
     const auto depth = Depth<E>(d_qk_), line = seen.keys.line / kNumbers;
     constexpr int keys_at_once = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
     for (int key = 0; key < seen.count; key += keys_at_once)
       for (std::int64_t head = 0; head < shape_.heads; ++head)
         ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
           T* const s = s_ + (head * shape_.rows + row) * kTile + key;
-          ProductsOfKeys<kRows>(queries_of(head) + row * depth, depth, first_key(seen.keys, head) + key * line, line, s,
-                                row == 0 ? ahead : 0);
+          const T* const from = first_key(seen.keys, head) + key * line;
+          const E* const q = queries_of(head) + row * depth;
+          row == 0 ? ProductsOfKeys<kRows, kFetch>(q, depth, from, line, s, ahead)
+                   : ProductsOfKeys<kRows, Fetch::nothing>(q, depth, from, line, s, 0);
         });
   }
   /// An E as a number of its size. It may lie across two Pairs of the tensor.

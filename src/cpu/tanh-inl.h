@@ -43,9 +43,7 @@ HWY_INLINE V CapTanh(D d, V x) {
   const V e = SoftmaxExp(d, hn::Mul(size, hn::Set(d, T(-2))));
   const V large = hn::Sub(one, hn::Div(hn::Add(e, e), hn::Add(one, e)));
   const V square = hn::Mul(size, size);
-  constexpr int count = sizeof(N::p) / sizeof(T);
-  V p = hn::Set(d, N::p[count - 1]);
-  for (int i = count - 2; i >= 0; --i) p = hn::MulAdd(p, square, hn::Set(d, N::p[i]));
+  const V p = Polynomial(d, N::p, square);
   const V small = hn::MulAdd(hn::Mul(p, square), size, size);
   return hn::CopySign(hn::IfThenElse(hn::Lt(size, hn::Set(d, T(0.625))), small, large), x);
 }

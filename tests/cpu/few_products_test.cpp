@@ -39,9 +39,16 @@ void CheckKeys(std::int64_t depth, std::int64_t gap) {
   const Matrix<T> q(kRows, depth, 1), k(kTile, line, 2);
   Matrix<T> s(kRows, kTile, 3);
   const Matrix<T> before(kRows, kTile, 3);
-  for (int first = 0; first + keys <= kTile - keys; first += keys)  // all but the last keys
-    ProductsOfKeys<kRows>(q.data.get(), depth, k.data.get() + first * line, line, s.data.get() + first,
-                          first == 0 ? 64 : 0);
+  const auto run = [&]<Fetch kFetch>(int first) HWY_ATTR {
+    ProductsOfKeys<kRows, kFetch>(q.data.get(), depth, k.data.get() + first * line, line, s.data.get() + first, 64);
+  };
+  for (int first = 0; first + keys <= kTile - keys; first += keys) {  // all but the last keys
+    if (first == 0) {
+      run.template operator()<Fetch::of_rows>(first);
+    } else {
+      gap == 0 ? run.template operator()<Fetch::in_order>(first) : run.template operator()<Fetch::nothing>(first);
+    }
+  }
   for (int r = 0; r < kRows; ++r)
     for (int key = 0; key < kTile; ++key) {
       const T got = s.data[r * kTile + key];
@@ -67,8 +74,8 @@ void CheckKeyPairs(std::int64_t pairs, std::int64_t gap) {
       q[r * 2 * pairs + c] = hwy::BF16FromF32(numbers.data[r * 2 * line + c]);
   for (std::int64_t i = 0; i < 2 * line * keys; ++i) k[i + 1] = hwy::BF16FromF32(numbers.data[kRows * 2 * line + i]);
   Matrix<float> s(kRows, kTile, 3);
-  ProductsOfKeys<kRows>(reinterpret_cast<const Pair*>(q.data()), pairs, reinterpret_cast<const float*>(k.data() + 1),
-                        line, s.data.get(), 0);
+  ProductsOfKeys<kRows, Fetch::nothing>(reinterpret_cast<const Pair*>(q.data()), pairs,
+                                        reinterpret_cast<const float*>(k.data() + 1), line, s.data.get(), 0);
   for (int r = 0; r < kRows; ++r)
     for (int key = 0; key < keys; ++key)
       ExpectSum(s.data[r * kTile + key], 0, 2 * pairs, std::numeric_limits<float>::epsilon(), [&](std::int64_t c) {
