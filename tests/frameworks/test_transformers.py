@@ -266,23 +266,76 @@ def test_sinks_for_each_query(qkv, numbers):
 
 def test_arguments_without_effect(qkv):
     expected, _ = forward(torch.nn.Module(), *qkv, CAUSAL)
-    given = dict(sliding_window=3, position_ids=torch.arange(6), use_cache=True, cu_seq_lens_q=torch.tensor([0, 3, 6]))
+    given = dict(sliding_window=3, position_ids=torch.arange(6), use_cache=True, cu_seq_lens_q=torch.tensor([0, 6]),
+                 shift_labels=torch.arange(6), ignore_index=5, skip_logits=False)  # fmt: skip
     out, _ = forward(torch.nn.Module(), *qkv, CAUSAL, head_mask=None, **given)
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("given, message", [
-    (dict(head_mask=1), 'head_mask: an argument that "anyflash" does not know; leave it out or use '
-                        'attn_implementation="eager"'),
-    (dict(cache=object()), "cache: a paged cache, expected one of Transformers' own kinds; use generate, not "
-                           "generate_batch"),
-    (dict(cu_seq_lens_k=torch.tensor([0, 3, 6])), "cu_seq_lens_k: several sequences without a mask; pass position_ids "
-                                                  "that start anew in each, not lengths"),
-])  # fmt: skip
-def test_other_arguments_are_refused(qkv, given, message):
+@pytest.mark.parametrize("queries", [1, 2, 6])
+@pytest.mark.parametrize("window", [1, 3, 6, 9])
+def test_a_window_without_a_mask(qkv, queries, window):
+    q, k, v = qkv
+    out, _ = forward(torch.nn.Module(), q[:, :, -queries:], k, v, None, sliding_window=window, is_causal=True)
+    torch.testing.assert_close(out, by_hand(*qkv, CAUSAL.triu(1 - window))[:, -queries:])
+
+
+PACKED = torch.block_diag(*[torch.ones(n, n, dtype=torch.bool) for n in (2, 1, 3)])[None, None].to(DEVICE)
+ENDS = torch.tensor([0, 2, 3, 6], dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize("mask", MASK_FORMS)
+@pytest.mark.parametrize("given", [dict(cu_seq_lens_q=ENDS), dict(cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS)])
+def test_packed_sequences(qkv, mask, given):
+    """By their lengths, which a mask may leave to them."""
+    qkv = [x[:1] for x in qkv]
+    out, _ = forward(torch.nn.Module(), *qkv, MASK_FORMS[mask], is_causal=True, **given)
+    torch.testing.assert_close(out, by_hand(*qkv, PACKED & CAUSAL))
+
+
+def test_packed_training_with_windows(calls):
+    """What DataCollatorWithFlattening hands over, in a model of sliding windows."""
+    config = transformers.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=4)
+    model = transformers.MistralForCausalLM(with_ours(config)).eval().to(DEVICE)
+    apart = [IDS[:1], IDS[1:, :6]]
+    ends = torch.tensor([0, 13, 19], dtype=torch.int32, device=DEVICE)
+    places = torch.cat([torch.arange(ids.shape[1]) for ids in apart])[None].to(DEVICE)
+    with torch.no_grad():
+        expected = torch.cat([model(ids).logits for ids in apart], 1)
+        found = model(torch.cat(apart, 1), position_ids=places, cu_seq_lens_q=ends, cu_seq_lens_k=ends,
+                      max_length_q=13, max_length_k=13).logits  # fmt: skip
+    assert (found - expected).abs().max() <= 1e-5
+
+
+UNKNOWN = {
+    'head_mask: an argument that "anyflash" does not know; leave it out or use attn_implementation="eager"':
+        dict(head_mask=1),
+    "cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch":
+        dict(cache=object()),
+    "cu_seq_lens_q: 3 sequences in a batch of 2, expected 1": dict(cu_seq_lens_k=ENDS),
+    "cu_seq_lens_k: expected a tensor of rank 1 of int32 or int64, the cumulative lengths": dict(cu_seq_lens_k=[0, 6]),
+    "cu_seq_lens_k: 2 numbers, expected 4 as cu_seq_lens_q": dict(cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[::3]),
+    "indices: torch.float32, expected torch.int32 or torch.int64": dict(indices=torch.ones(2, 6, 1)),
+    "block_indices: Module has no indexer.block_size; pass a mask": dict(block_indices=torch.zeros(2, 2, 6, 1).int()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", UNKNOWN)
+def test_other_arguments_are_refused(qkv, message):
     with pytest.raises(ValueError) as raised:
-        forward(torch.nn.Module(), *qkv, None, is_causal=True, **given)
+        forward(torch.nn.Module(), *qkv, None, is_causal=True, **UNKNOWN[message])
     assert str(raised.value) == message
+
+
+@pytest.mark.of_the_cpu  # on a GPU nobody waits for the numbers
+def test_chosen_keys_that_do_not_exist_are_refused(qkv):
+    with pytest.raises(ValueError, match="^indices: 9, expected at most 5$"):
+        forward(torch.nn.Module(), *qkv, None, is_causal=True, indices=torch.full((2, 6, 1), 9))
+
+
+def test_a_window_of_a_module_that_is_not_causal_needs_a_mask(qkv):
+    with pytest.raises(ValueError, match="^sliding_window: 3 without a mask in a module that is not causal"):
+        forward(torch.nn.Module(), *qkv, None, is_causal=False, sliding_window=3)
 
 
 def test_unknown_arguments_of_a_model_are_refused():
@@ -342,11 +395,39 @@ def test_models_with_an_attention_of_their_own_are_refused(name, way):
     kind, config = ALONE[name]
     with pytest.raises(ValueError) as raised:
         WAYS[way](kind, copy.deepcopy(config))
-    assert re.fullmatch(
-        rf'attn_implementation: "anyflash" for {kind.__name__}, which has no attention but its own; use "eager", for '
-        r'parts of a composite model alone a dict, as attn_implementation=\{"text_config": "anyflash"\}',
-        str(raised.value),
+    assert str(raised.value) == (
+        f'attn_implementation: "anyflash" for {kind.__name__}, which computes attention by its own code; use "eager"'
     )
+
+
+@pytest.mark.parametrize("name", ["bloom", "roformer"])
+def test_a_name_written_into_the_configuration_afterwards_is_refused_too(name):
+    """When a mask is made; a model that makes none computes what it did."""
+    kind, config = ALONE[name]
+    model = kind(copy.deepcopy(config)).eval()
+    with_ours(model.config)
+    with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for .*; use "eager"$'):
+        model(IDS.cpu(), attention_mask=MASKS["left"].cpu())
+
+
+@pytest.mark.parametrize("name", ["bloom", "gpt_neo"])
+def test_a_dict_that_gives_the_name_to_a_model_of_its_own_attention_is_refused(name):
+    kind, config = ALONE[name]
+    model = kind(copy.deepcopy(config))
+    with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for '):
+        model.set_attn_implementation({"": "anyflash"})
+    assert model.config._attn_implementation != "anyflash"
+
+
+def test_classes_of_a_user_s_own_have_the_attention_of_what_they_extend(calls):
+    class AttentionPooling(torch.nn.Module):
+        """Transformers looks for such names."""
+
+    mine = type("Mine", (LlamaForCausalLM,), {"__module__": "__main__", "pool": AttentionPooling})
+    model = mine(with_ours(copy.deepcopy(MODELS["llama"][1]))).eval().to(DEVICE)
+    with torch.no_grad():
+        model(IDS)
+    assert len(calls) == 2
 
 
 def test_from_pretrained_refuses_too(tmp_path):

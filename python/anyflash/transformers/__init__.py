@@ -35,15 +35,16 @@ from ._masks import known, make_mask
 from ._models import NAME, is_no_flash_attention, refuse_the_others
 
 _log = logging.getLogger(__name__)
-_CAUSAL, _FULL = _rules.causal(), _rules.full()
+_KNOWN: dict[str, Any] = {"": _rules.full(), "causal()": _rules.causal()}
 _told: set[str] = set()
 
 # Arguments that leave the result alone beside the mask: what models pass on from their own callers.
 _WITHOUT_EFFECT = frozenset("""
-    sliding_window position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
+    position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
     max_length_q max_length_k output_hidden_states output_router_logits input_ids inputs_embeds decoder_input_ids labels
     return_loss token_type_ids mm_token_type_ids pixel_values pixel_values_videos pixel_mask image_grid_thw grid_thw
     video_grid_thw image_sizes interpolate_pos_encoding input_values input_features input_features_mask bbox
+    shift_labels ignore_index skip_logits seq_idx
 """.split())  # fmt: skip
 
 
@@ -62,49 +63,52 @@ def attention_forward(
     indices: Tensor | None = None,
     block_indices: Tensor | None = None,
     sinks: Tensor | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Of Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of
     keys, keys, channels), attention_mask boolean or added, (batch, 1 or heads, queries, keys or more). Returns (batch,
-    queries, heads, channels) and no weights. Windows are part of the mask. Without a mask, queries of a causal module
+    queries, heads, channels) and no weights. Windows are part of a mask. Without one, queries of a causal module
     are the last ones of the keys.
 
     s_aux : (heads,), sink logits; sinks : (batch, heads, queries, 1), one for each query
     indices : (batch, queries, n), the keys that a query sees if the mask shows them too; negative ones are no key
     block_indices : (batch, heads of keys, queries, n), likewise blocks of module.indexer.block_size keys
+    sliding_window : without a mask, how many keys a query of a causal module sees, itself included
+    cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), cumulative lengths; a query sees keys of its own sequence alone
 
     Raises ValueError with one line for every other argument that may change the result.
     """
     for name, given in more.items():
         if given is not None and name not in _WITHOUT_EFFECT:
-            _refuse(name, given, attention_mask)
+            _refuse(name, given)
     keys = key.shape[2]
     mask = None if attention_mask is None else attention_mask[..., :keys]
     causal = mask is None and query.shape[2] > 1 and _is_causal(module, is_causal, query.shape[2], keys)
+    left = _window_of(sliding_window, keys) if mask is None else -1
+    if left >= 0 and not (causal or _is_causal(module, is_causal, query.shape[2], keys)):
+        raise ValueError(f"sliding_window: {sliding_window} without a mask in a module that is not causal; pass a mask")
     chosen = None
     if indices is not None or block_indices is not None:
         chosen = _chosen(module, query, key, indices, block_indices)
+    packed = _packed(query, cu_seq_lens_q, cu_seq_lens_k)
     if dropout > 0.0:
-        if causal:
-            seen = torch.ones(1, 1, query.shape[2], keys, dtype=torch.bool, device=query.device)
-            mask = seen.tril_(keys - query.shape[2])
-        return _with_dropout(module, query, key, value, _both(mask, chosen), dropout=dropout, scaling=scaling,
+        if causal or left >= 0:
+            mask = _dense_causal(query, keys, left)
+        for hides in (chosen, None if packed is None else _same_sequence(query.shape[2], keys, *packed)):
+            mask = _both(mask, hides)
+        return _with_dropout(module, query, key, value, mask, dropout=dropout, scaling=scaling,
                              position_bias=position_bias, softcap=softcap, s_aux=s_aux, sinks=sinks)  # fmt: skip
-    rule: Any = _CAUSAL if causal else _FULL
-    tables = None
     told = known(attention_mask, query, key) if mask is not None and chosen is None else None
     if told is not None:
-        rule, keys, mask = told.rule, told.keys, None
+        mask, keys = None, told.keys
         key, value = key[:, :, :keys], value[:, :, :keys]
     bias = None if position_bias is None else position_bias[..., :keys]
-    mask = _both(mask, chosen)
-    if mask is not None and mask.dtype == torch.bool:
-        if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
-        else:
-            rule, tables, mask = "causal() & dense(mask)" if causal else "dense(mask)", {"mask": mask}, None
-    if mask is not None:
-        bias = mask if bias is None else bias + mask
+    text = f"window({left}, 0)" if left >= 0 else "causal()" if causal else ""
+    rule = told.rule if told is not None else _KNOWN.get(text, text)
+    rule, tables, bias = _visible(rule, text, _both(mask, chosen), bias, packed, query.dtype)
     options: Any = dict(rule=rule, tables=tables, align="none_end", scale=scaling, softcap=softcap or 0.0, bias=bias,
                         sink=s_aux)  # fmt: skip
     if sinks is None:
@@ -115,8 +119,27 @@ def attention_forward(
     return out.transpose(1, 2), None
 
 
-def _refuse(name: str, given: Any, attention_mask: Tensor | None) -> None:
-    """An argument that is not among those without effect, unless it turns out to have none."""
+def _visible(rule: Any, text: str, mask: Tensor | None, bias: Tensor | None, packed: tuple[Tensor, Tensor] | None,
+             dtype: torch.dtype) -> tuple[Any, Any, Tensor | None]:  # fmt: skip
+    """(rule, tables, bias) of a call: what its rule (as text, too) and the mask show, inside each packed sequence."""
+    tables: dict[str, Tensor] = {}
+    if mask is not None and mask.dtype == torch.bool:
+        if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+        else:
+            rule, tables["mask"], mask = f"{text} & dense(mask)" if text else "dense(mask)", mask, None
+    if mask is not None:
+        bias = mask if bias is None else bias + mask
+    if packed is not None and isinstance(rule, str):
+        rule += " & documents_packed(cu_q, cu_k)"
+        tables["cu_q"], tables["cu_k"] = packed
+    elif packed is not None:
+        rule = rule & _rules.documents_packed(*packed)
+    return rule, tables or None, bias
+
+
+def _refuse(name: str, given: Any) -> None:
+    """An argument that is not among those without effect, unless its value has none."""
     if name == "output_attentions":
         if given:
             _tell('attention weights are not returned: output_attentions=True needs attn_implementation="eager"')
@@ -124,13 +147,9 @@ def _refuse(name: str, given: Any, attention_mask: Tensor | None) -> None:
         raise ValueError(
             "cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch"
         )
-    elif name not in ("cu_seq_lens_q", "cu_seq_lens_k"):
+    else:
         raise ValueError(
             f'{name}: an argument that "{NAME}" does not know; leave it out or use attn_implementation="eager"'
-        )
-    elif attention_mask is None and given.shape[0] > 2:
-        raise ValueError(
-            f"{name}: several sequences without a mask; pass position_ids that start anew in each, not lengths"
         )
 
 
@@ -146,23 +165,68 @@ def _is_causal(module: Any, is_causal: bool | None, queries: int, keys: int) -> 
     return is_causal
 
 
+def _window_of(sliding_window: Any, keys: int) -> int:
+    """How far back a query sees without a mask; -1 where that is every key."""
+    return sliding_window - 1 if isinstance(sliding_window, int) and 0 < sliding_window < keys else -1
+
+
+def _dense_causal(query: Tensor, keys: int, left: int) -> Tensor:
+    queries = query.shape[2]
+    seen = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril_(keys - queries)
+    return seen if left < 0 else seen.triu_(keys - queries - left)
+
+
+def _packed(query: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None:
+    """Cumulative lengths of sequences that lie end to end; None for one sequence."""
+    for name, given in (("cu_seq_lens_q", cu_q), ("cu_seq_lens_k", cu_k)):
+        if given is None:
+            continue
+        if not isinstance(given, Tensor) or given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{name}: expected a tensor of rank 1 of int32 or int64, the cumulative lengths")
+    if cu_q is None and cu_k is None:
+        return None
+    cu_q, cu_k = cu_k if cu_q is None else cu_q, cu_q if cu_k is None else cu_k
+    if cu_q.shape != cu_k.shape:
+        raise ValueError(f"cu_seq_lens_k: {cu_k.shape[0]} numbers, expected {cu_q.shape[0]} as cu_seq_lens_q")
+    if cu_q.shape[0] <= 2:
+        return None
+    if query.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q: {cu_q.shape[0] - 1} sequences in a batch of {query.shape[0]}, expected 1")
+    return cu_q, cu_k
+
+
+def _same_sequence(queries: int, keys: int, cu_q: Tensor, cu_k: Tensor) -> Tensor:
+    """Whether a query and a key lie in the same sequence, as a mask."""
+    of_q, of_k = (torch.bucketize(torch.arange(size, device=ends.device), ends, right=True)
+                  for size, ends in ((queries, cu_q), (keys, cu_k)))  # fmt: skip
+    return (of_q[:, None] == of_k)[None, None]
+
+
 def _chosen(module: Any, query: Tensor, key: Tensor, indices: Tensor | None,
             block_indices: Tensor | None) -> Tensor | None:  # fmt: skip
     """The keys that indices and block_indices choose, as a mask."""
     keys = key.shape[2]
-    out = None if indices is None else _one_hot(indices, keys).unsqueeze(1)
+    out = None if indices is None else _one_hot("indices", indices, keys).unsqueeze(1)
     if block_indices is not None:
-        size = module.indexer.block_size
-        blocks = _one_hot(block_indices, -(-keys // size)).repeat_interleave(size, -1)[..., :keys]
+        size = getattr(getattr(module, "indexer", None), "block_size", None)
+        if size is None:
+            raise ValueError(f"block_indices: {type(module).__name__} has no indexer.block_size; pass a mask")
+        blocks = _one_hot("block_indices", block_indices, -(-keys // size)).repeat_interleave(size, -1)[..., :keys]
         blocks = blocks.repeat_interleave(query.shape[1] // blocks.shape[1], 1)
         out = blocks if out is None else out & blocks
     return out
 
 
-def _one_hot(indices: Tensor, size: int) -> Tensor:
-    """True at each index of the last axis; a negative one is none."""
+def _one_hot(name: str, indices: Tensor, size: int) -> Tensor:
+    """True at each index of the last axis; a negative one is none. On a GPU, where nobody waits for the values, so is
+    one that is too large."""
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name}: {indices.dtype}, expected torch.int32 or torch.int64")
+    if indices.is_cpu and not torch.compiler.is_compiling() and indices.numel() and int(indices.max()) >= size:
+        raise ValueError(f"{name}: {int(indices.max())}, expected at most {size - 1}")
     out = torch.zeros(*indices.shape[:-1], size + 1, dtype=torch.bool, device=indices.device)
-    return out.scatter_(-1, torch.where(indices < 0, size, indices).long(), True)[..., :size]
+    none = (indices < 0) | (indices >= size)
+    return out.scatter_(-1, torch.where(none, size, indices).long(), True)[..., :size]
 
 
 def _both(mask: Tensor | None, chosen: Tensor | None) -> Tensor | None:

@@ -17,6 +17,7 @@ from transformers import masking_utils
 from transformers.masking_utils import sdpa_mask
 
 from .. import _rules
+from ._models import check_config
 
 
 class Known(NamedTuple):
@@ -40,6 +41,7 @@ def make_mask(**options: Any) -> Tensor | None:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         in_graph: Tensor | None = make(**options)
         return in_graph
+    check_config(options.get("config"))
     with torch.inference_mode(False):  # where tensors have no versions
         mask: Any = make(**options)
     if mask is not None:

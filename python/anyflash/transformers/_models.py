@@ -3,35 +3,88 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any
 
+import transformers
 from transformers import PreTrainedModel
 
 NAME = "anyflash"
 
 
-def check(model: type) -> None:
-    """Raises ValueError with one line for a class of models that has no attention but its own.
+_SINCE = {"bert": "5.0", "modernbert": "5.3", "t5": "5.16"}  # versions of Transformers, by the type of model
+
+
+def check(model: Any) -> None:
+    """Raises ValueError with one line for a class of models that computes attention by its own code.
 
     Such a class reads the mask in the form that "eager" gets, or hands over half of what its own attention does.
     """
-    if not _takes_others(model):
-        raise ValueError(
-            f'attn_implementation: "{NAME}" for {model.__name__}, which has no attention but its own; use "eager", for '
-            f'parts of a composite model alone a dict, as attn_implementation={{"text_config": "{NAME}"}}'
-        )
+    if _takes_others(model):
+        return
+    since = _SINCE.get(getattr(model.config_class, "model_type", ""), "")
+    line = f'attn_implementation: "{NAME}" for {model.__name__}, which computes attention by its own code'
+    if since:
+        line += f" in Transformers {transformers.__version__}; use {since} or newer"
+    line += '; use "eager"'
+    if getattr(model.config_class, "sub_configs", None):
+        parts = ", ".join(model.config_class.sub_configs)
+        line += f', or a dict for parts alone: {{PART: "{NAME}"}} with {parts}'
+    raise ValueError(line)
+
+
+@functools.lru_cache(256)
+def _check_config_class(kind: Any) -> None:
+    """By the models of the configuration's own file: "anyflash" may have been written into a configuration behind
+    Transformers' back, after its model was made."""
+    file = kind.__module__.replace(".configuration_", ".modeling_")
+    models = [one for one in vars(sys.modules.get(file, object)).values()
+              if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == file]  # fmt: skip
+    if models and not any(map(_takes_others, models)):
+        check(models[0])
+
+
+def check_config(config: Any) -> None:
+    kind: Any = type(config)
+    if config is not None:
+        _check_config_class(kind)
 
 
 def _takes_others(model: Any) -> bool:
     other = model._supports_flex_attn or model._supports_flash_attn
     if not (model._supports_sdpa or (model._supports_attention_backend and other)):
         return False
+    # A class of a user's own has the attention of the model that it extends.
+    extended = next((one for one in model.__mro__ if one.__module__.startswith("transformers.models.")
+                     and "forward" in vars(one)), model)  # fmt: skip
     # Older files choose a class by the implementation's name, from a table that knows their own names only.
-    tables = [value for value in vars(sys.modules[model.__module__]).values() if isinstance(value, dict)]
+    module = sys.modules.get(extended.__module__)
+    tables = [value for value in vars(module or object).values() if isinstance(value, dict)]
     if any("eager" in table and NAME not in table for table in tables):
         return False
-    return bool(model._can_set_attn_implementation())  # False if no class of the file uses the interface
+    # Transformers finds by the file's text whether a class uses the interface; not every way to use it, though.
+    return bool(extended._can_set_attn_implementation()) or _looks_up(module)
+
+
+def _looks_up(module: Any) -> bool:
+    try:
+        return "ALL_ATTENTION_FUNCTIONS[" in inspect.getsource(module)
+    except (OSError, TypeError):
+        return False
+
+
+def _given_to(config: Any, implementation: Any) -> Iterator[Any]:
+    """The configurations, of a model and its parts, that an argument of set_attn_implementation gives "anyflash"."""
+    own = implementation.get("") if isinstance(implementation, dict) else implementation
+    if own == NAME:
+        yield config
+    for name in getattr(config, "sub_configs", ()):
+        part = getattr(config, name, None)
+        given = implementation.get(name) if isinstance(implementation, dict) else implementation
+        if part is not None and given is not None:
+            yield from _given_to(part, given)
 
 
 def refuse_the_others() -> None:
@@ -48,10 +101,11 @@ def refuse_the_others() -> None:
 
     @functools.wraps(change)
     def set_attn_implementation(self: Any, attn_implementation: Any, *rest: Any, **options: Any) -> Any:
-        if attn_implementation == NAME:  # Transformers only warns where it cannot change a model
-            for part in self.modules():
-                if isinstance(part, PreTrainedModel):
-                    check(type(part))
+        # Transformers only warns where it cannot change a model.
+        configs = [id(config) for config in _given_to(self.config, attn_implementation)]
+        for part in self.modules():
+            if isinstance(part, PreTrainedModel) and id(part.config) in configs:
+                check(type(part))
         return change(self, attn_implementation, *rest, **options)
 
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation
