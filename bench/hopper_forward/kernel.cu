@@ -1,20 +1,22 @@
 // One variant of src/cuda/hopper/attention.cuh as a shared library, which run.py builds, checks and times. Macros
-// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, MASK, ORDERED.
+// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, MASK, SCORE,
+// ORDERED.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "cuda/common/driver.h"
 #include "cuda/hopper/attention.cuh"
 #include "cuda/hopper/kernel.cuh"
+#include "cuda/hopper/maps.h"
 
+using namespace anyflash;
 using namespace anyflash::cuda;
 
 namespace {
 
-using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, MaskKind::MASK, ORDERED != 0>;
+using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, MaskKind::MASK,
+                               ScoreKind::SCORE, ORDERED != 0>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
 constexpr long long kSectionBytes = 32 << 20;
@@ -27,48 +29,59 @@ class Block : public Attention<T> {
   static constexpr int kThreads = T::kThreads;
 };
 
-struct Tensor {
-  void* data;
-  long long rows, heads, batch, row_stride, head_stride, batch_stride;
-};
+/// Contiguous (batch, sequence, heads, channels).
+Rows rows_of(void* data, const Int3& size, int heads) {
+  const long long row = (long long)heads * HEAD_SIZE, plane = row * size[2];
+  return {static_cast<char*>(data), plane * size[1] * size[0], HEAD_SIZE, 1, {plane * size[1], plane, row}, true};
+}
 
-bool encode(CUtensorMap& map, const Tensor& t, int box_rows) {
-  static const auto function = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const cuuint64_t sizes[4] = {HEAD_SIZE, cuuint64_t(t.rows), cuuint64_t(t.heads), cuuint64_t(t.batch)};
-  const cuuint64_t strides[3] = {cuuint64_t(t.row_stride) * 2, cuuint64_t(t.head_stride) * 2,
-                                 cuuint64_t(t.batch_stride) * 2};
-  const cuuint32_t box[4] = {64, cuuint32_t(box_rows), 1, 1}, steps[4] = {1, 1, 1, 1};
-  return function(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, t.data, sizes, strides, box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+/// How many heads run at a time so that their K and V fit the L2. All sections have about as many heads, so that the
+/// last one has tasks enough for all thread blocks.
+int section_heads(long long heads, long long group, long long head_bytes) {
+  const long long near = std::min(std::max(kSectionBytes / head_bytes, 1ll) * group, heads);
+  const long long sections = std::max(heads / near, 1ll);
+  return int(((heads + sections - 1) / sections + group - 1) / group * group);
 }
 
 }  // namespace
 
-/// Contiguous bshd tensors. counter: two int32 that are 0; the second becomes 1 if a result is not finite. Returns 0,
-/// or where it failed.
-extern "C" int attention(void* q, void* k, void* v, void* out, float* lse, int* counter, int batch, int heads,
-                         int heads_kv, int queries, int keys, int diagonal, double scale, void* stream) {
+/// As run.py has it. Pointers are to device memory.
+struct Call {
+  void *q, *k, *v, *out;  ///< contiguous (batch, sequence, heads, channels)
+  float *lse, *sink;      ///< null: none
+  int* counters;          ///< two that are 0; the second becomes 1 if a result is not finite
+  const DeviceGroup* groups;
+  int batch, heads, heads_kv, diagonal;
+  rules::Grid query_grid, key_grid;
+  float scale, softcap;
+};
+
+/// 0, or 1: TMA takes no such tensor; 2: too much shared memory; 3: the launch failed.
+extern "C" int attention(const Call* call, void* stream) {
+  const auto &query_grid = call->query_grid, &key_grid = call->key_grid;
   AttentionArgs args{};
-  const auto bshd = [&](void* data, long long rows, long long h) {
-    return Tensor{data, rows, h, batch, h * HEAD_SIZE, HEAD_SIZE, rows * h * HEAD_SIZE};
+  args.queries = int(rules::volume(query_grid.size)), args.keys = int(rules::volume(key_grid.size));
+  auto q_boxes = query_grid, k_boxes = key_grid;
+  if (!Traits::kWords) q_boxes.extent = {{1, 1, 64}}, k_boxes.extent = {{1, 1, KEYS}};
+  const auto map = [&](RowMap& to, void* data, const rules::Grid& boxes, int heads) {
+    return map_rows(to, rows_of(data, boxes.size, heads), HEAD_SIZE, boxes, heads, call->batch);
   };
-  if (!encode(args.q, bshd(q, queries, heads), 64) || !encode(args.k, bshd(k, keys, heads_kv), KEYS) ||
-      !encode(args.v, bshd(v, keys, heads_kv), KEYS))
+  if (!map(args.q, call->q, q_boxes, call->heads) || !map(args.k, call->k, k_boxes, call->heads_kv) ||
+      !map(args.v, call->v, k_boxes, call->heads_kv))
     return 1;
-  args.out = out, args.lse = lse;
-  args.out_row = (long long)heads * HEAD_SIZE, args.out_head = HEAD_SIZE, args.out_batch = args.out_row * queries;
-  args.heads = heads, args.group = heads / heads_kv, args.queries = queries, args.keys = keys, args.diagonal = diagonal;
-  args.tiles = (queries + Traits::kQueries - 1) / Traits::kQueries;
-  args.tasks = args.tiles * heads * batch;
-  const long long head_bytes = 4ll * keys * HEAD_SIZE;
-  // Sections of equally many heads, so that the last one has tasks enough for all thread blocks.
-  const long long all_heads = (long long)heads * batch;
-  const long long near = std::min(std::max(kSectionBytes / head_bytes, 1ll) * args.group, all_heads);
-  const long long sections = std::max(all_heads / near, 1ll);
-  args.section_heads = int((all_heads + sections - 1) / sections + args.group - 1) / args.group * args.group;
-  args.next_task = counter, args.not_finite = counter + 1;
-  args.scale_log2 = float(scale * 1.4426950408889634);
+  const auto is_plain = [](const rules::Grid& grid) { return grid.extent[2] == 64 && grid.step[2] == 1; };
+  args.query_cut = cut_of(query_grid, is_plain(query_grid)), args.key_cut = cut_of(key_grid, is_plain(key_grid));
+  args.out = rows_of(call->out, query_grid.size, call->heads), args.lse = call->lse;
+  args.sink = {reinterpret_cast<char*>(call->sink), 2, 0, 1, 0, 0};
+  args.groups = call->groups, args.batch_groups = args.head_groups = 1;
+  args.heads = call->heads, args.group = call->heads / call->heads_kv, args.diagonal = call->diagonal;
+  const auto blocks = Traits::kWords ? args.query_cut.blocks : (args.queries + 63) / 64;
+  args.tiles = (blocks + WARPGROUPS - 1) / WARPGROUPS;
+  args.tasks = args.tiles * args.heads * call->batch;
+  args.section_heads = section_heads((long long)args.heads * call->batch, args.group, 4ll * args.keys * HEAD_SIZE);
+  args.next_task = call->counters, args.not_finite = call->counters + 1;
+  args.scale = call->scale, args.scale_log2 = call->scale * 1.4426950409f;
+  args.cap = call->softcap, args.cap_inverse = call->softcap > 0 ? 1 / call->softcap : 0;
   const auto kernel = group_kernel<Block<Traits>, AttentionArgs>;
   const int bytes = shared_bytes<Block<Traits>>();
   static const auto allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

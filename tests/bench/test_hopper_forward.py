@@ -1,4 +1,4 @@
-"""bench/hopper_forward/run.py where no GPU is: its options, and what it says when a variant does not compile as it must.
+"""bench/hopper_forward/run.py where no GPU is: its options, and what it says of a variant that ptxas serializes.
 A script takes the compiler's place."""
 
 import os
@@ -42,7 +42,8 @@ def test_a_variant_s_name_chooses_its_macros(compiler, tmp_path):
                compiler=compiler("Used 168 registers, 8 bytes spill stores"))  # fmt: skip
     assert done.stdout == f"{VARIANT}_half: 168 registers, 8 bytes spill stores\n"
     told = (tmp_path / "arguments").read_text().split()
-    assert {"-DHEAD_SIZE=128", "-DKEYS=128", "-DMASK=causal", "-DTYPE=__half", "-DORDERED=1"} < set(told)
+    macros = {"HEAD_SIZE=128", "KEYS=128", "MASK=causal", "SCORE=scale", "TYPE=__half", "ORDERED=1"}
+    assert {f"-D{macro}" for macro in macros} < set(told)
 
 
 @pytest.mark.parametrize("says, status", [("ptxas info : (C7510) Potential Performance Loss: serialized", 0),

@@ -4,66 +4,19 @@
 // Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together.
 // One producer warp loads Q, and K and V step by step, by TMA. A consumer warpgroup keeps S, P and O in registers and
 // issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor cores work for
-// the other warpgroups, which issue one after the other. O leaves from registers.
+// the other warpgroups, which issue one after the other. O leaves from registers. A mask is arithmetic (full, causal) or
+// a plan's runs and words: then a step is a few key blocks that any of the tile's query blocks visits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
+#include "cuda/hopper/attention_producer.cuh"
+#include "cuda/portable/rows.cuh"
 #include "cuda/tile/mask_words.cuh"
 #include "cuda/tile/online_softmax.cuh"
-#include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/score_mod.cuh"
 #include "cuda/tile/setmaxnreg.cuh"
 
 namespace anyflash::cuda {
-
-enum class MaskKind { full, causal };
-
-struct AttentionArgs {
-  CUtensorMap q, k, v;  ///< 4-D: channels, sequence, heads, batch
-  void* out;
-  float* lse;
-  std::int64_t out_row, out_head, out_batch;  ///< strides in elements
-  std::int32_t heads, group, queries, keys;   ///< group: query heads of a key head
-  std::int32_t diagonal;                      ///< query i sees keys 0 .. i + diagonal
-  std::int32_t tiles, tasks, section_heads;   ///< query tiles of a head; heads claimed together
-  std::int32_t* next_task;                    ///< 0 before and after a launch
-  std::int32_t* not_finite;                   ///< becomes 1 if a result is not finite: all is then made again elsewhere
-  float scale_log2;
-};
-
-/// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kOrdered: warpgroups issue products one after the
-/// other.
-template <class E_, int kHeadSize_, int kKeys_, int kWarpgroups_, int kStages_, int kQueryStages_, MaskKind kMask_,
-          bool kOrdered_ = true>
-struct AttentionTraits {
-  using E = E_;
-  static constexpr int kHeadSize = kHeadSize_, kKeys = kKeys_, kWarpgroups = kWarpgroups_;
-  static constexpr int kStages = kStages_, kQueryStages = kQueryStages_;
-  static constexpr MaskKind kMask = kMask_;
-  static constexpr bool kOrdered = kOrdered_;
-  static constexpr int kQueries = 64 * kWarpgroups, kThreads = 128 * (kWarpgroups + 1);
-  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 240 : 160;
-  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 24 : 32;
-};
-
-/// A query tile against `steps` key steps. first_query -1: there are no more.
-struct alignas(16) Task {
-  std::int32_t b, h, first_query, steps;
-};
-/// What the producer tells of a step. Aligned, so that no load also reads what another barrier guards.
-struct alignas(16) StepInfo {
-  std::int32_t last, partial, first_key;
-};
-
-template <class Traits>
-struct AttentionShared {
-  using E = typename Traits::E;
-  SharedTile<E, 64, Traits::kHeadSize> q[Traits::kQueryStages][Traits::kWarpgroups];
-  SharedTile<E, Traits::kKeys, Traits::kHeadSize> k[Traits::kStages], v[Traits::kStages];
-  StepInfo step[Traits::kStages];
-  Task task[Traits::kQueryStages];
-  Pipeline<Traits::kQueryStages> queries;
-  Pipeline<Traits::kStages> keys, values;
-};
 
 template <class Traits>
 class Attention {
@@ -89,7 +42,8 @@ class Attention {
     const unsigned warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == kWarpgroups) {
       setmaxnreg_dec<Traits::kProducerRegisters>();
-      if (threadIdx.x == 128 * kWarpgroups) produce();
+      using Producer = AttentionProducer<Traits>;
+      if (threadIdx.x < 128 * kWarpgroups + Producer::kThreads) Producer(args_, shared_).run();
     } else {
       setmaxnreg_inc<Traits::kConsumerRegisters>();
       consume(warpgroup);
@@ -97,92 +51,6 @@ class Attention {
   }
 
  private:
-  // --- Producer ------------------------------------------------------------------------------------------------------
-
-  /// K and V go through a task and on into the next one in the order in which the consumers wait for them.
-  __device__ __forceinline__ void produce() {
-    State k_at, v_at;
-    QueryState q_at;
-    auto task = task_of(blockIdx.x);
-    load_keys(task, 0, k_at);
-    load_queries(task, q_at);
-    while (task.first_query >= 0) {
-      // The next task is asked for a step ahead: the answer takes a microsecond. Earlier would spoil the balance.
-      std::int32_t claimed = 0;
-      if (task.steps < 2) claimed = atomicAdd(args_.next_task, 1);
-      for (std::int32_t i = 0; i + 1 < task.steps; ++i) {
-        if (i + 2 == task.steps) claimed = atomicAdd(args_.next_task, 1);
-        load_keys(task, i + 1, k_at);
-        load_values(task, i, v_at);
-      }
-      if (claimed == args_.tasks - 1) *args_.next_task = 0;  // the last thread block that asks sets the counter back
-      const auto next = task_of(static_cast<std::int32_t>(gridDim.x) + claimed);
-      load_keys(next, 0, k_at);
-      load_values(task, task.steps - 1, v_at);
-      load_queries(next, q_at);
-      task = next;
-    }
-  }
-  /// Task `index`, longest first; the heads of a section take turns.
-  __device__ __forceinline__ Task task_of(std::int32_t index) const {
-    if (index >= args_.tasks) return {0, 0, -1, 0};
-    const auto all = args_.section_heads * args_.tiles, section = index / all, rest = index % all;
-    const auto heads = min(args_.section_heads, args_.tasks / args_.tiles - section * args_.section_heads);
-    const auto head = section * args_.section_heads + rest % heads;
-    const auto first_query = (args_.tiles - 1 - rest / heads) * kM;
-    auto end = args_.keys;  // of the keys that the tile's last query sees
-    if constexpr (Traits::kMask == MaskKind::causal)
-      end = min(end, min(first_query + kM, args_.queries) + args_.diagonal);
-    return {head / args_.heads, head % args_.heads, first_query, end > 0 ? (end + kN - 1) / kN : 0};
-  }
-  __device__ __forceinline__ void load_queries(const Task& task, QueryState& at) {
-    shared_.queries.wait_empty(at);
-    auto& full = shared_.queries.full[at.stage];
-    shared_.task[at.stage] = task;
-    if (task.steps == 0) {
-      full.arrive();
-    } else {
-      full.arrive_and_expect(kM * kD * 2);
-#pragma unroll
-      for (int w = 0; w < kWarpgroups; ++w)
-#pragma unroll
-        for (int c = 0; c < kD; c += 64)
-          copy_box_4d(shared_.q[at.stage][w].data + c * 64, args_.q, c, task.first_query + 64 * w, task.h, task.b,
-                      full);
-    }
-    at.advance();
-  }
-  __device__ __forceinline__ void load_keys(const Task& task, std::int32_t i, State& at) {
-    if (i >= task.steps) return;
-    shared_.keys.wait_empty(at);
-    bool partial = (i + 1) * kN > args_.keys;
-    if constexpr (Traits::kMask == MaskKind::causal) partial |= (i + 1) * kN > task.first_query + args_.diagonal + 1;
-    shared_.step[at.stage] = {i + 1 == task.steps, partial, i * kN};
-    load(shared_.k[at.stage], args_.k, i * kN, task.h / args_.group, task.b, shared_.keys.full[at.stage]);
-    at.advance();
-  }
-  __device__ __forceinline__ void load_values(const Task& task, std::int32_t i, State& at) {
-    if (i < 0) return;
-    shared_.values.wait_empty(at);
-    load(shared_.v[at.stage], args_.v, i * kN, task.h / args_.group, task.b, shared_.values.full[at.stage]);
-    at.advance();
-  }
-  template <class Tile>
-  __device__ __forceinline__ static void load(Tile& to, const CUtensorMap& map, std::int32_t row, std::int32_t h,
-                                              std::int32_t b, Barrier& full) {
-    full.arrive_and_expect(Tile::kBytes);
-#pragma unroll
-    for (int c = 0; c < kD; c += 64) copy_box_4d(to.data + c * Tile::kRows, map, c, row, h, b, full);
-  }
-  __device__ __forceinline__ static void copy_box_4d(void* to, const CUtensorMap& map, int c, int row, int h, int b,
-                                                     Barrier& full) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-        "[%6];" ::"r"(shared_address(to)),
-        "l"(&map), "r"(c), "r"(row), "r"(h), "r"(b), "r"(shared_address(&full.state))
-        : "memory");
-  }
-
   // --- Consumers -----------------------------------------------------------------------------------------------------
 
   /// Steps form one stream over all tasks: the first scores of a task are made beside the last O += P V of the one
@@ -205,20 +73,20 @@ class Attention {
     mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
     wgmma_commit();
     wgmma_wait<0>();
-    finish_scores(s, step, q_at, k_at);
+    finish_scores(s, step, warpgroup, q_at, k_at);
     for (;;) {
       o.clear(), softmax.reset();
-      if (step.partial) mask(s, step, first_row(task));
-      softmax.raise_shift_to_max(s, args_.scale_log2, factor);
-      softmax.template exponentiate<kLateFirstKey>(s, args_.scale_log2);
+      if (!Traits::kWords && step.cells) mask(s, step, task);
+      softmax.raise_shift_to_max(s, scale_log2(), factor);
+      softmax.template exponentiate<kLateFirstKey>(s, scale_log2());
       p.pack(s);
       while (!step.last) {
         shared_.keys.wait_full(k_at);
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
         step = shared_.step[k_at.stage];
-        finish_scores(s, step, q_at, k_at);
-        if (step.partial) mask(s, step, first_row(task));
-        softmax.template exponentiate<kLateFirstKey>(s, args_.scale_log2);
+        finish_scores(s, step, warpgroup, q_at, k_at);
+        if (!Traits::kWords && step.cells) mask(s, step, task);
+        softmax.template exponentiate<kLateFirstKey>(s, scale_log2());
         // This branch needs the sums, so the exponentials come before it. ptxas 13 moves the wait for O += P V over
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
@@ -232,7 +100,7 @@ class Attention {
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
       if (more) {
         step = shared_.step[k_at.stage];
-        finish_scores(s, step, q_at, k_at);
+        finish_scores(s, step, warpgroup, q_at, k_at);
       }
       finish_values(o, v_at);
       store(o, softmax, task);
@@ -269,18 +137,23 @@ class Attention {
     }
   }
   __device__ __forceinline__ void store_empty(const Task& task) const {
-    const auto rows = min(kM, args_.queries - task.first_query);
-    auto* const out = static_cast<E*>(args_.out) + task.b * args_.out_batch + task.h * args_.out_head;
-    const auto lse = (std::int64_t{task.b} * args_.heads + task.h) * args_.queries + task.first_query;
-    for (std::int32_t i = threadIdx.x; i < rows * (kD / 8); i += 128 * kWarpgroups) {
-      auto* const to = out + std::int64_t{task.first_query + i / (kD / 8)} * args_.out_row + i % (kD / 8) * 8;
-      *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
-      if (args_.lse && i < rows) args_.lse[lse + i] = OnlineSoftmax::kMinusInfinity;
+    for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
+      const auto row = place_of_row(task, i / (kD / 8));
+      if (row.index < 0) continue;
+      *reinterpret_cast<uint4*>(out_of(task) + row.offset + i % (kD / 8) * 8) = make_uint4(0, 0, 0, 0);
+      if (args_.lse && i % (kD / 8) == 0) lse_of(task)[row.index] = OnlineSoftmax::kMinusInfinity;
     }
   }
-  __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, QueryState& q_at,
-                                                State& k_at) {
+  /// S is there: what is done to it before the mask, of words the mask too, which lies where K does.
+  __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
+                                                QueryState& q_at, State& k_at) {
     s.fence_operand();
+    if constexpr (Traits::kScore == ScoreKind::general) apply_score_mod(s, args_.scale, args_.cap, args_.cap_inverse);
+    if constexpr (Traits::kWords) {
+      constexpr int kBits = 2 * Traits::kCells;
+      const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
+      if (cells) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    }
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
@@ -294,28 +167,63 @@ class Attention {
     shared_.values.release(v_at);
     v_at.advance();
   }
+  __device__ __forceinline__ float scale_log2() const {
+    return Traits::kScore == ScoreKind::scale ? args_.scale_log2 : 1.4426950409f;
+  }
   /// This lane's first row of the tile; the second is 8 behind it.
-  __device__ __forceinline__ static std::int32_t first_row(const Task& task) {
-    return task.first_query + static_cast<std::int32_t>(threadIdx.x / 32 * 16 + lane_number() / 4);
+  __device__ __forceinline__ static std::int32_t lane_row() {
+    return static_cast<std::int32_t>(threadIdx.x / 32 * 16 + lane_number() / 4);
   }
 
-  __device__ __forceinline__ void mask(AccumulatorTile<kN>& s, const StepInfo& step, std::int32_t row) const {
+  __device__ __forceinline__ void mask(AccumulatorTile<kN>& s, const StepInfo& step, const Task& task) const {
     apply_mask(s, [&](int r, int cell) {
       auto end = args_.keys;
-      if constexpr (Traits::kMask == MaskKind::causal) end = min(end, row + 8 * r + args_.diagonal + 1);
+      if constexpr (Traits::kMask == MaskKind::causal)
+        end = min(end, task.first_query + lane_row() + 8 * r + args_.diagonal + 1);
       return first_bits(end - step.first_key - 64 * cell);
     });
   }
+  template <int kCells, int kRows>
+  __device__ __forceinline__ static void mask(AccumulatorTile<kN>& s, unsigned cells,
+                                              const std::uint64_t (&words)[kCells][kRows]) {
+    apply_mask(s, [&](int r, int cell) {
+      const unsigned kind = cells >> 2 * cell & 3;
+      return kind == kPartialCell ? words[cell][lane_row() % 64 + 8 * r] : kind == kFullCell ? ~0ull : 0ull;
+    });
+  }
+
+  // --- Results -------------------------------------------------------------------------------------------------------
+
+  struct RowPlace {
+    std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
+  };
+  __device__ __forceinline__ RowPlace place_of_row(const Task& task, std::int32_t row) const {
+    const auto i = task.first_query + row;
+    const auto& strides = args_.out.sequence;
+    if (!Traits::kWords || args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
+    const auto& grid = args_.query_cut.grid;
+    const auto c = entry_of({origin_of(args_.query_cut, i / 64), grid.extent, grid.step}, i % 64);
+    return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
+            rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
+  }
+  __device__ __forceinline__ E* out_of(const Task& task) const {
+    return reinterpret_cast<E*>(args_.out.data) + task.b * args_.out.batch + task.h * args_.out.head;
+  }
+  __device__ __forceinline__ float* lse_of(const Task& task) const {
+    return args_.lse + (std::int64_t{task.b} * args_.heads + task.h) * args_.queries;
+  }
 
   __device__ __forceinline__ void store(AccumulatorTile<kD>& o, OnlineSoftmax& softmax, const Task& task) const {
-    const auto row = first_row(task);
+    const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
     float factor[2], not_finite = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = quad_total(softmax.row_sum[r]);
-      factor[r] = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
-      if (args_.lse && lane_number() % 4 == 0 && row + 8 * r < args_.queries)
-        args_.lse[(std::int64_t{task.b} * args_.heads + task.h) * args_.queries + row + 8 * r] = softmax.lse(r, sum);
+      float sum = quad_total(softmax.row_sum[r]);
+      factor[r] = 1;
+      if (args_.sink.data && softmax.shift[r] != OnlineSoftmax::kMinusInfinity)
+        softmax.add_sink(r, read_number<float>(args_.sink, task.h * args_.sink.head), sum, factor[r]);
+      factor[r] = sum == 0 ? 0.0f : __fdividef(factor[r], sum);
+      if (args_.lse && lane_number() % 4 == 0 && rows[r].index >= 0) lse_of(task)[rows[r].index] = softmax.lse(r, sum);
     }
     rescale_rows(o, factor);
 #pragma unroll
@@ -323,21 +231,21 @@ class Attention {
 #pragma unroll
       for (int e = 0; e < 4; ++e) not_finite = fmaf(0, o.x[j][e], not_finite);
     if (not_finite != 0) *args_.not_finite = 1;  // NaN
-    store_rows(o, row, static_cast<E*>(args_.out) + task.b * args_.out_batch + task.h * args_.out_head);
+    store_rows(o, rows, out_of(task));
   }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
-  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, std::int32_t row, E* out) const {
+  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {
     const unsigned t = lane_number() % 4;
     const bool odd = t % 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      auto* const to = out + std::int64_t{row + 8 * r} * args_.out_row + 8 * (t % 2) + 2 * (t & 2);
+      auto* const to = out + rows[r].offset + 8 * (t % 2) + 2 * (t & 2);
 #pragma unroll
       for (int j = 0; j < kD / 8; j += 2) {
         const auto x0 = packed_pair(o.x[j][2 * r], o.x[j][2 * r + 1], E());
         const auto x1 = packed_pair(o.x[j + 1][2 * r], o.x[j + 1][2 * r + 1], E());
         const auto other = __shfl_xor_sync(0xffffffffu, odd ? x0 : x1, 1);
-        if (row + 8 * r < args_.queries)
+        if (rows[r].index >= 0)
           *reinterpret_cast<uint2*>(to + 8 * j) = odd ? make_uint2(other, x1) : make_uint2(x0, other);
       }
     }

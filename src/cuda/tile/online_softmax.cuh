@@ -85,6 +85,14 @@ struct OnlineSoftmax {
     return raised;
   }
 
+  /// One more score that has no value: sum, row_sum over the lanes of the row, becomes that of all; O is to be
+  /// multiplied by `factor`.
+  __device__ __forceinline__ void add_sink(int r, float sink, float& sum, float& factor) {
+    const float sink_log2 = sink * 1.4426950409f, together = fmaxf(shift[r], sink_log2);
+    factor = exp2f(shift[r] - together);
+    sum = sum * factor + exp2f(sink_log2 - together);
+    shift[r] = together;
+  }
   /// sum: row_sum over the lanes of the row.
   __device__ __forceinline__ float lse(int r, float sum) const {
     return sum == 0 ? kMinusInfinity : shift[r] * 0.6931471806f + logf(sum);
