@@ -61,13 +61,15 @@ extern "C" int attention(const Call* call, void* stream) {
   const auto &query_grid = call->query_grid, &key_grid = call->key_grid;
   AttentionArgs args{};
   args.queries = int(rules::volume(query_grid.size)), args.keys = int(rules::volume(key_grid.size));
-  auto q_boxes = query_grid, k_boxes = key_grid;
-  if (!Traits::kWords) q_boxes.extent = {{1, 1, 64}}, k_boxes.extent = {{1, 1, KEYS}};
+  const rules::Grid steps{key_grid.size, {{1, 1, KEYS}}, {{1, 1, 1}}};
   const auto map = [&](RowMap& to, void* data, const rules::Grid& boxes, int heads) {
     return map_rows(to, rows_of(data, boxes.size, heads), HEAD_SIZE, boxes, heads, call->batch);
   };
-  if (!map(args.q, call->q, q_boxes, call->heads) || !map(args.k, call->k, k_boxes, call->heads_kv) ||
-      !map(args.v, call->v, k_boxes, call->heads_kv))
+  if (!map(args.q, call->q, query_grid, call->heads) || !map(args.k, call->k, steps, call->heads_kv) ||
+      !map(args.v, call->v, steps, call->heads_kv))
+    return 1;
+  if (Traits::kWords &&
+      !(map(args.k_block, call->k, key_grid, call->heads_kv) && map(args.v_block, call->v, key_grid, call->heads_kv)))
     return 1;
   const auto is_plain = [](const rules::Grid& grid) { return grid.extent[2] == 64 && grid.step[2] == 1; };
   args.query_cut = cut_of(query_grid, is_plain(query_grid)), args.key_cut = cut_of(key_grid, is_plain(key_grid));

@@ -12,10 +12,11 @@ enum class MaskKind { full, causal, words };
 enum class ScoreKind { scale, general };
 
 struct AttentionArgs {
-  RowMap q, k, v;  ///< boxes of 64 channels and a query block's rows; a step's keys, of words a key block's
-  Rows out;        ///< channels are neighbours; rows begin on 16 bytes
-  float* lse;      ///< (batch, heads, queries), or null
-  Numbers sink;    ///< a number for each head; data null: none
+  RowMap q, k, v;           ///< boxes of 64 channels and a query block's rows, or as many rows as a step has keys
+  RowMap k_block, v_block;  ///< words: boxes of 64 channels and a key block's rows
+  Rows out;                 ///< channels are neighbours; rows begin on 16 bytes
+  float* lse;               ///< (batch, heads, queries), or null
+  Numbers sink;             ///< a number for each head; data null: none
   std::int32_t heads, group, queries, keys;  ///< group: query heads of a key head
   std::int32_t diagonal;                     ///< causal: query i sees keys 0 .. i + diagonal
   Cut query_cut, key_cut;                    ///< words: blocks of 64

@@ -26,8 +26,11 @@ template <class Traits>
 struct AttentionShared {
   using E = typename Traits::E;
 
-  SharedTile<E, 64, Traits::kHeadSize> q[Traits::kQueryStages][Traits::kWarpgroups];
-  SharedTile<E, Traits::kKeys, Traits::kHeadSize> k[Traits::kStages], v[Traits::kStages];
+  using QueryTile = SharedTile<E, 64, Traits::kHeadSize>;
+  using KeyTile = SharedTile<E, Traits::kKeys, Traits::kHeadSize>;
+
+  QueryTile q[Traits::kQueryStages][Traits::kWarpgroups];
+  KeyTile k[Traits::kStages], v[Traits::kStages];
   std::uint64_t words[Traits::kWords ? Traits::kStages : 1][Traits::kWarpgroups][Traits::kCells]
                      [Traits::kWords ? 64 : 2];  ///< come and go with K
   StepInfo step[Traits::kStages];
@@ -117,6 +120,7 @@ template <class Traits>
 class AttentionProducer {
  public:
   using Shared = AttentionShared<Traits>;
+  using KeyTile = typename Shared::KeyTile;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
   static constexpr int kWarpgroups = Traits::kWarpgroups, kCells = Traits::kCells;
   static constexpr int kThreads = Traits::kWords ? 32 : 1;  ///< that run()
@@ -186,8 +190,7 @@ class AttentionProducer {
         full.arrive_and_expect(kM * kD * 2);
 #pragma unroll
         for (int w = 0; w < kWarpgroups; ++w)
-          load_rows(shared_.q[q_at_.stage][w], 0, args_.q, args_.query_cut, task.first_query + 64 * w, task.h, task.b,
-                    full);
+          load_query_block(shared_.q[q_at_.stage][w], task, task.first_query + 64 * w, full);
       }
     }
     q_at_.advance();
@@ -207,53 +210,62 @@ class AttentionProducer {
       for (int c = 0; c < kCells; ++c) word_bytes += 512 * __popc(__ballot_sync(0xffffffffu, step.words[c] != nullptr));
     if (leads()) {
       shared_.step[k_at_.stage] = info;
-      full.arrive_and_expect(shared_.k[0].kBytes + word_bytes);
-      load_step(shared_.k[k_at_.stage], args_.k, step, task, full);
+      full.arrive_and_expect(KeyTile::kBytes + word_bytes);
     }
-    if constexpr (Traits::kWords) {
-      __syncwarp();  // bytes are expected before they come
+    load_step(shared_.k[k_at_.stage], args_.k, args_.k_block, step, task, full);
+    if constexpr (Traits::kWords)
 #pragma unroll
       for (int c = 0; c < kCells; ++c)
         if (step.words[c]) copy_bytes(shared_.words[k_at_.stage][lane_number()][c], step.words[c], 512, full);
-    }
     k_at_.advance();
   }
   __device__ __forceinline__ void load_values(const Task& task, const Step& step) {
     shared_.values.wait_empty(v_at_);
     auto& full = shared_.values.full[v_at_.stage];
-    if (leads()) {
-      full.arrive_and_expect(shared_.v[0].kBytes);
-      load_step(shared_.v[v_at_.stage], args_.v, step, task, full);
-    }
+    if (leads()) full.arrive_and_expect(KeyTile::kBytes);
+    load_step(shared_.v[v_at_.stage], args_.v, args_.v_block, step, task, full);
     v_at_.advance();
   }
-  template <class Tile>
-  __device__ __forceinline__ void load_step(Tile& to, const RowMap& map, const Step& step, const Task& task,
-                                            Barrier& full) const {
+  __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const Task& task, std::int32_t row,
+                                                   Barrier& full) const {
+    MapPlace at{{row, 0, task.h, task.b}};
+    if constexpr (Traits::kWords) at = place_of(args_.q, origin_of(args_.query_cut, row / 64), task.h, task.b);
+#pragma unroll
+    for (int c = 0; c < kD; c += 64) copy_box(to.data + c * 64, &args_.q.map, c, at[0], at[1], at[2], at[3], full);
+  }
+  /// Key blocks that follow one another are one box: two of half the size made the whole kernel 13 % slower.
+  __device__ __forceinline__ void load_step(KeyTile& to, const RowMap& rows, const RowMap& block_rows, const Step& step,
+                                            const Task& task, Barrier& full) const {
     const auto head = task.h / args_.group;
     if constexpr (Traits::kWords) {
+      __syncwarp();  // bytes are expected before they come
+      bool neighbours = args_.key_cut.plain;
 #pragma unroll
-      for (int c = 0; c < kCells; ++c)  // of no block: zeros from beyond the sequence
-        load_rows(to, 64 * c, map, args_.key_cut, 64 * (step.block[c] < 0 ? args_.key_cut.blocks : step.block[c]), head,
-                  task.b, full);
+      for (int c = 1; c < kCells; ++c) neighbours &= step.block[c] == step.block[0] + c;
+      if (!neighbours)
+        load_blocks(to, block_rows, step, head, task.b, full);
+      else if (leads())
+        load_rows(to, rows, 64 * step.block[0], head, task.b, full);
     } else {
-      load_rows(to, 0, map, args_.key_cut, step.first_key, head, task.b, full);
+      load_rows(to, rows, step.first_key, head, task.b, full);
     }
   }
-  /// To rows `row` and on of a tile: a box of the map, from the place where a plan's entry `first` is.
-  template <class Tile>
-  __device__ __forceinline__ static void load_rows(Tile& to, int row, const RowMap& map, const Cut& cut,
-                                                   std::int32_t first, std::int32_t head, std::int32_t b,
-                                                   Barrier& full) {
-    if constexpr (Traits::kWords) {
-      const auto at = place_of(map, origin_of(cut, first / 64), head, b);
+  __device__ __forceinline__ static void load_rows(KeyTile& to, const RowMap& rows, std::int32_t first,
+                                                   std::int32_t head, std::int32_t b, Barrier& full) {
 #pragma unroll
-      for (int c = 0; c < kD; c += 64)
-        copy_box(to.data + c * Tile::kRows + row * 64, &map.map, c, at[0], at[1], at[2], at[3], full);
-    } else {
+    for (int c = 0; c < kD; c += 64) copy_box(to.data + c * kN, &rows.map, c, first, 0, head, b, full);
+  }
+  /// A box of 64 channels of one block for each of the first lanes. Of no block: zeros from beyond the sequence.
+  __device__ __forceinline__ void load_blocks(KeyTile& to, const RowMap& rows, const Step& step, std::int32_t head,
+                                              std::int32_t b, Barrier& full) const {
+    constexpr int kPanels = kD / 64;
+    const int lane = static_cast<int>(lane_number()), cell = lane / kPanels, c = lane % kPanels * 64;
+    if (cell >= kCells) return;
+    auto block = step.block[0];
 #pragma unroll
-      for (int c = 0; c < kD; c += 64) copy_box(to.data + c * Tile::kRows, &map.map, c, first, 0, head, b, full);
-    }
+    for (int i = 1; i < kCells; ++i) block = cell == i ? step.block[i] : block;
+    const auto at = place_of(rows, origin_of(args_.key_cut, block < 0 ? args_.key_cut.blocks : block), head, b);
+    copy_box(to.data + c * kN + cell * 4096, &rows.map, c, at[0], at[1], at[2], at[3], full);
   }
 
   const AttentionArgs& args_;

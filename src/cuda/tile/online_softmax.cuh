@@ -1,8 +1,7 @@
 // The online softmax (Milakov and Gimelshein 2018) of a warpgroup's 64 rows, two a lane. What is subtracted from a
-// row's scores, `shift`, need not be their maximum: any number near it gives the same P / row_sum. Only a task's first
-// step (and every step of float16, whose P must not overflow) finds a maximum before the exponentials. The others
-// subtract what is known, and raise it for the next step if their sum says that it is now too small (lazy rescaling):
-// no pass over the scores, no maximum across lanes.
+// row's scores, `shift`, need not be their maximum: any number near it gives the same P / row_sum. Only a row's first
+// step finds a maximum before the exponentials. The others subtract what is known, and raise it if their sums say that
+// it is now too small (lazy rescaling): no pass over the scores, no maximum across lanes.
 #pragma once
 
 #include "cuda/tile/register_tile.cuh"
