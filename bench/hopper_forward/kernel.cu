@@ -16,7 +16,7 @@ using namespace anyflash::cuda;
 namespace {
 
 using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, MaskKind::MASK,
-                               ScoreKind::SCORE, ORDERED != 0>;
+                               ScoreModKind::SCORE, ORDERED != 0>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
 constexpr long long kSectionBytes = 32 << 20;

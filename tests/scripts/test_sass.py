@@ -32,19 +32,21 @@ def project(tmp_path):
 def test_other_names_make_the_same_code(project):
     done = project(KERNEL.replace("twice", "double_of"), "--same")
     assert done.returncode == 0 and done.stdout.endswith("all kernels are the same\n"), done.stdout + done.stderr
-    assert done.stdout.count("same: ") == 2 and " registers, 0 B spilled" in done.stdout
+    assert done.stdout.count("    same: ") == 2 and " registers, 0 B spilled" in done.stdout
 
 
 def test_other_arithmetic_does_not(project):
     text = KERNEL.replace("2 * x", "x / 3 + x")
     done = project(text, "--same")
-    assert done.returncode == 1 and done.stdout.endswith("1 kernels are not the same\n"), done.stdout + done.stderr
-    assert done.stdout.count("differs: ") == done.stdout.count("same: ") == 1
+    assert done.returncode == 1 and done.stdout.endswith("not the same: 1\n"), done.stdout + done.stderr
+    assert done.stdout.count("differs: ") == done.stdout.count("    same: ") == 1
     assert project(text).returncode == 0
 
 
 def test_kernels_that_come_and_go(project):
     done = project(KERNEL.replace("other", "another"))
+    assert done.stdout.count("    same: ") == 2 and ", was other(float*)" in done.stdout
+    done = project(KERNEL.replace("other(float* x) { *x = 1", "another(float* x) { *x = 2"))
     assert done.stdout.count("new: ") == done.stdout.count("gone: ") == 1
 
 

@@ -4,15 +4,15 @@
 // Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together.
 // One producer warp loads Q, and K and V step by step, by TMA. A consumer warpgroup keeps S, P and O in registers and
 // issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor cores work for
-// the other warpgroups, which issue one after the other. O leaves from registers. A mask is arithmetic (full, causal) or
-// a plan's runs and words: then a step is a few key blocks that any of the tile's query blocks visits.
+// the other warpgroups, which issue one after the other. O leaves from registers. A mask is arithmetic (full, causal),
+// or a plan's runs and words: then a step is a few key blocks that any of the tile's query blocks visits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
 #include "cuda/hopper/attention_producer.cuh"
 #include "cuda/portable/rows.cuh"
+#include "cuda/tile/lazy_softmax.cuh"
 #include "cuda/tile/mask_words.cuh"
-#include "cuda/tile/online_softmax.cuh"
 #include "cuda/tile/score_mod.cuh"
 #include "cuda/tile/setmaxnreg.cuh"
 
@@ -61,7 +61,7 @@ class Attention {
     AccumulatorTile<kN> s;
     AccumulatorTile<kD> o;
     OperandTile<E, kN> p;
-    OnlineSoftmax softmax;
+    LazySoftmax softmax;
     float factor[2];
 
     auto task = wait_task(q_at);
@@ -126,7 +126,7 @@ class Attention {
   }
 
   /// The next task with a key to see. Those without are done here. q_at: where its Q is.
-  __device__ __forceinline__ Task wait_task(QueryState& q_at) {
+  __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at) {
     for (;;) {
       shared_.queries.wait_full(q_at);
       const auto task = shared_.task[q_at.stage];
@@ -136,19 +136,20 @@ class Attention {
       store_empty(task);
     }
   }
-  __device__ __forceinline__ void store_empty(const Task& task) const {
+  __device__ __forceinline__ void store_empty(const AttentionTask& task) const {
     for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
       const auto row = place_of_row(task, i / (kD / 8));
       if (row.index < 0) continue;
       *reinterpret_cast<uint4*>(out_of(task) + row.offset + i % (kD / 8) * 8) = make_uint4(0, 0, 0, 0);
-      if (args_.lse && i % (kD / 8) == 0) lse_of(task)[row.index] = OnlineSoftmax::kMinusInfinity;
+      if (args_.lse && i % (kD / 8) == 0) lse_of(task)[row.index] = LazySoftmax::kMinusInfinity;
     }
   }
   /// S is there: what is done to it before the mask, of words the mask too, which lies where K does.
   __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
                                                 QueryState& q_at, State& k_at) {
     s.fence_operand();
-    if constexpr (Traits::kScore == ScoreKind::general) apply_score_mod(s, args_.scale, args_.cap, args_.cap_inverse);
+    if constexpr (Traits::kScore == ScoreModKind::general)
+      apply_score_mod(s, args_.scale, args_.cap, args_.cap_inverse);
     if constexpr (Traits::kWords) {
       constexpr int kBits = 2 * Traits::kCells;
       const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
@@ -168,14 +169,14 @@ class Attention {
     v_at.advance();
   }
   __device__ __forceinline__ float scale_log2() const {
-    return Traits::kScore == ScoreKind::scale ? args_.scale_log2 : 1.4426950409f;
+    return Traits::kScore == ScoreModKind::scale ? args_.scale_log2 : 1.4426950409f;
   }
   /// This lane's first row of the tile; the second is 8 behind it.
   __device__ __forceinline__ static std::int32_t lane_row() {
     return static_cast<std::int32_t>(threadIdx.x / 32 * 16 + lane_number() / 4);
   }
 
-  __device__ __forceinline__ void mask(AccumulatorTile<kN>& s, const StepInfo& step, const Task& task) const {
+  __device__ __forceinline__ void mask(AccumulatorTile<kN>& s, const StepInfo& step, const AttentionTask& task) const {
     apply_mask(s, [&](int r, int cell) {
       auto end = args_.keys;
       if constexpr (Traits::kMask == MaskKind::causal)
@@ -197,7 +198,7 @@ class Attention {
   struct RowPlace {
     std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
   };
-  __device__ __forceinline__ RowPlace place_of_row(const Task& task, std::int32_t row) const {
+  __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t row) const {
     const auto i = task.first_query + row;
     const auto& strides = args_.out.sequence;
     if (!Traits::kWords || args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
@@ -206,21 +207,21 @@ class Attention {
     return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
             rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
   }
-  __device__ __forceinline__ E* out_of(const Task& task) const {
+  __device__ __forceinline__ E* out_of(const AttentionTask& task) const {
     return reinterpret_cast<E*>(args_.out.data) + task.b * args_.out.batch + task.h * args_.out.head;
   }
-  __device__ __forceinline__ float* lse_of(const Task& task) const {
+  __device__ __forceinline__ float* lse_of(const AttentionTask& task) const {
     return args_.lse + (std::int64_t{task.b} * args_.heads + task.h) * args_.queries;
   }
 
-  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, OnlineSoftmax& softmax, const Task& task) const {
+  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task) const {
     const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
     float factor[2], not_finite = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = quad_total(softmax.row_sum[r]);
       factor[r] = 1;
-      if (args_.sink.data && softmax.shift[r] != OnlineSoftmax::kMinusInfinity)
+      if (args_.sink.data && softmax.shift[r] != LazySoftmax::kMinusInfinity)
         softmax.add_sink(r, read_number<float>(args_.sink, task.h * args_.sink.head), sum, factor[r]);
       factor[r] = sum == 0 ? 0.0f : __fdividef(factor[r], sum);
       if (args_.lse && lane_number() % 4 == 0 && rows[r].index >= 0) lse_of(task)[rows[r].index] = softmax.lse(r, sum);

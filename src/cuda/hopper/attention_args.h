@@ -9,7 +9,7 @@ namespace anyflash::cuda {
 /// words: the runs and words of a plan, for any rule and any boxes. The others need neither, and plain rows.
 enum class MaskKind { full, causal, words };
 /// scale: a positive scale alone. general: a scale of any sign, a soft cap.
-enum class ScoreKind { scale, general };
+enum class ScoreModKind { scale, general };
 
 struct AttentionArgs {
   RowMap q, k, v;           ///< boxes of 64 channels and a query block's rows, or as many rows as a step has keys
@@ -26,20 +26,20 @@ struct AttentionArgs {
   std::int32_t tiles, tasks, section_heads;  ///< query tiles of a head; heads whose K and V share the L2
   std::int32_t* next_task;                   ///< 0 before and after a launch
   std::int32_t* not_finite;                  ///< becomes 1 if a result is not finite: all is then made again elsewhere
-  float scale_log2;                          ///< ScoreKind::scale: softmax_scale * log2(e)
-  float scale, cap, cap_inverse;             ///< ScoreKind::general; cap 0: none
+  float scale_log2;                          ///< ScoreModKind::scale: softmax_scale * log2(e)
+  float scale, cap, cap_inverse;             ///< ScoreModKind::general; cap 0: none
 };
 
 /// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kOrdered: warpgroups issue products one after the
 /// other.
 template <class E_, int kHeadSize_, int kKeys_, int kWarpgroups_, int kStages_, int kQueryStages_, MaskKind kMask_,
-          ScoreKind kScore_ = ScoreKind::scale, bool kOrdered_ = true>
+          ScoreModKind kScore_ = ScoreModKind::scale, bool kOrdered_ = true>
 struct AttentionTraits {
   using E = E_;
   static constexpr int kHeadSize = kHeadSize_, kKeys = kKeys_, kWarpgroups = kWarpgroups_;
   static constexpr int kStages = kStages_, kQueryStages = kQueryStages_;
   static constexpr MaskKind kMask = kMask_;
-  static constexpr ScoreKind kScore = kScore_;
+  static constexpr ScoreModKind kScore = kScore_;
   static constexpr bool kOrdered = kOrdered_;
   static constexpr bool kWords = kMask == MaskKind::words;
   static constexpr int kCells = kWords ? kKeys / 64 : 1;  ///< key blocks of a step

@@ -11,14 +11,13 @@
 namespace anyflash::cuda {
 
 /// A query tile of head h, which has a key step to see or not. first_query -1: there are no more.
-struct alignas(16) Task {
+struct alignas(16) AttentionTask {
   std::int32_t b, h, first_query, steps;
 };
 /// What the producer tells of a step. Aligned, so that no load also reads what another barrier guards.
 struct alignas(16) StepInfo {
   std::int32_t last, first_key;
-  std::int32_t
-      cells;  ///< not 0: some pairs are hidden. Of words, two bits for each query block and key block: CellKind
+  std::int32_t cells;  ///< not 0: pairs are hidden. Of words, a CellKind in two bits for each query and key block
 };
 enum CellKind { kFullCell = 0, kPartialCell = 1, kHiddenCell = 2 };
 
@@ -34,7 +33,7 @@ struct AttentionShared {
   std::uint64_t words[Traits::kWords ? Traits::kStages : 1][Traits::kWarpgroups][Traits::kCells]
                      [Traits::kWords ? 64 : 2];  ///< come and go with K
   StepInfo step[Traits::kStages];
-  Task task[Traits::kQueryStages];
+  AttentionTask task[Traits::kQueryStages];
   Pipeline<Traits::kQueryStages> queries;
   Pipeline<Traits::kStages> keys, values;
 };
@@ -46,7 +45,7 @@ class PlainSteps {
   static constexpr int kN = Traits::kKeys, kM = Traits::kQueries;
 
   __device__ __forceinline__ explicit PlainSteps(const AttentionArgs& args) : args_(args) {}
-  __device__ __forceinline__ void open(const Task& task) {
+  __device__ __forceinline__ void open(const AttentionTask& task) {
     auto end = args_.keys;
     if constexpr (Traits::kMask == MaskKind::causal)
       end = min(end, min(task.first_query + kM, args_.queries) + args_.diagonal);
@@ -80,7 +79,7 @@ class PlannedSteps {
   using Runs = MergedRuns<Traits::kWarpgroups, 1>;
 
   __device__ __forceinline__ explicit PlannedSteps(const AttentionArgs& args) : args_(args) {}
-  __device__ __forceinline__ void open(const Task& task) {
+  __device__ __forceinline__ void open(const AttentionTask& task) {
     if (task.first_query < 0) return;
     list_ = &group_of(args_, task.b, task.h).keys_of_query_block;
     runs_.open(*list_, task.first_query / 64, args_.query_cut.blocks);
@@ -172,14 +171,14 @@ class AttentionProducer {
 
   /// Task `index`, the last query tiles first, which are the longest under causal rules; the heads of a section take
   /// turns.
-  __device__ __forceinline__ Task task_of(std::int32_t index) const {
+  __device__ __forceinline__ AttentionTask task_of(std::int32_t index) const {
     if (index >= args_.tasks) return {0, 0, -1, 0};
     const auto all = args_.section_heads * args_.tiles, section = index / all, rest = index % all;
     const auto heads = min(args_.section_heads, args_.tasks / args_.tiles - section * args_.section_heads);
     const auto head = section * args_.section_heads + rest % heads;
     return {head / args_.heads, head % args_.heads, (args_.tiles - 1 - rest / heads) * kM, 0};
   }
-  __device__ __forceinline__ void load_queries(const Task& task) {
+  __device__ __forceinline__ void load_queries(const AttentionTask& task) {
     shared_.queries.wait_empty(q_at_);
     auto& full = shared_.queries.full[q_at_.stage];
     if (leads()) {
@@ -195,13 +194,13 @@ class AttentionProducer {
     }
     q_at_.advance();
   }
-  __device__ __forceinline__ Step load_first_keys(const Task& task) {
+  __device__ __forceinline__ Step load_first_keys(const AttentionTask& task) {
     StepInfo info;
     const auto step = steps_.next(info);
     load_keys(task, step, info);
     return step;
   }
-  __device__ __forceinline__ void load_keys(const Task& task, const Step& step, const StepInfo& info) {
+  __device__ __forceinline__ void load_keys(const AttentionTask& task, const Step& step, const StepInfo& info) {
     shared_.keys.wait_empty(k_at_);
     auto& full = shared_.keys.full[k_at_.stage];
     int word_bytes = 0;
@@ -219,15 +218,15 @@ class AttentionProducer {
         if (step.words[c]) copy_bytes(shared_.words[k_at_.stage][lane_number()][c], step.words[c], 512, full);
     k_at_.advance();
   }
-  __device__ __forceinline__ void load_values(const Task& task, const Step& step) {
+  __device__ __forceinline__ void load_values(const AttentionTask& task, const Step& step) {
     shared_.values.wait_empty(v_at_);
     auto& full = shared_.values.full[v_at_.stage];
     if (leads()) full.arrive_and_expect(KeyTile::kBytes);
     load_step(shared_.v[v_at_.stage], args_.v, args_.v_block, step, task, full);
     v_at_.advance();
   }
-  __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const Task& task, std::int32_t row,
-                                                   Barrier& full) const {
+  __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const AttentionTask& task,
+                                                   std::int32_t row, Barrier& full) const {
     MapPlace at{{row, 0, task.h, task.b}};
     if constexpr (Traits::kWords) at = place_of(args_.q, origin_of(args_.query_cut, row / 64), task.h, task.b);
 #pragma unroll
@@ -235,7 +234,7 @@ class AttentionProducer {
   }
   /// Key blocks that follow one another are one box: two of half the size made the whole kernel 13 % slower.
   __device__ __forceinline__ void load_step(KeyTile& to, const RowMap& rows, const RowMap& block_rows, const Step& step,
-                                            const Task& task, Barrier& full) const {
+                                            const AttentionTask& task, Barrier& full) const {
     const auto head = task.h / args_.group;
     if constexpr (Traits::kWords) {
       __syncwarp();  // bytes are expected before they come

@@ -1,7 +1,7 @@
-// The online softmax (Milakov and Gimelshein 2018) of a warpgroup's 64 rows, two a lane. What is subtracted from a
-// row's scores, `shift`, need not be their maximum: any number near it gives the same P / row_sum. Only a row's first
-// step finds a maximum before the exponentials. The others subtract what is known, and raise it if their sums say that
-// it is now too small (lazy rescaling): no pass over the scores, no maximum across lanes.
+// The online softmax with lazy rescaling (Milakov and Gimelshein 2018) of a warpgroup's 64 rows, two a lane. What is
+// subtracted from a row's scores, `shift`, need not be their maximum: any number near it gives the same P / row_sum.
+// Only a row's first step finds a maximum before the exponentials. The others subtract what is known, and raise it if
+// their sums say that it is now too small (lazy rescaling): no pass over the scores, no maximum across lanes.
 #pragma once
 
 #include "cuda/tile/register_tile.cuh"
@@ -17,7 +17,7 @@ __device__ __forceinline__ float quad_total(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-struct OnlineSoftmax {
+struct LazySoftmax {
   float shift[2];    ///< of scores times scale_log2, the same in all lanes of a row; kMinusInfinity: no key seen yet
   float row_sum[2];  ///< of this lane's keys
   static constexpr float kMinusInfinity = -__builtin_huge_valf();
