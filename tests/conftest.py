@@ -13,6 +13,8 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 collect_ignore = [] if os.environ.get("ANYFLASH_TEST_DEVICE") == "cuda" else ["gpu"]  # scripts/test --gpu
 if not os.environ.get("ANYFLASH_TEST_FRAMEWORKS"):  # set where they are installed: scripts/test does, last
     collect_ignore.append("frameworks")
+if not os.environ.get("CUDACXX"):  # scripts/test sets it, but for --fast
+    collect_ignore.append("scripts/test_sass.py")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -36,6 +36,7 @@ class MergedRuns {
     fetch();
   }
 
+  __device__ __forceinline__ bool more() const { return __any_sync(0xffffffffu, count_ > 0); }
   /// The first block of the next tile that any of the blocks visits, -1 if there is none. words: of this lane's block
   /// and each of the tile's: as DeviceRun's, or one of the above.
   __device__ __forceinline__ std::int32_t find(std::int32_t (&words)[kCells]) {

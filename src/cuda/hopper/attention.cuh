@@ -1,0 +1,259 @@
+// The forward pass on Hopper (sm_90a), bfloat16 and float16 (FlashAttention-3, Shah et al. 2024).
+//
+// A task is a query tile of a head, 64 rows for each consumer warpgroup, against all key steps that the tile visits.
+// Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together.
+// One producer warp loads Q, and K and V step by step, by TMA. A consumer warpgroup keeps S, P and O in registers and
+// issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor cores work for
+// the other warpgroups, which issue one after the other. O leaves from registers. A mask is arithmetic (full, causal),
+// or a plan's runs and words: then a step is a few key blocks that any of the tile's query blocks visits.
+// Bound by the tensor cores, at 64 channels by the exponentials too.
+#pragma once
+
+#include "cuda/hopper/attention_producer.cuh"
+#include "cuda/portable/rows.cuh"
+#include "cuda/tile/lazy_softmax.cuh"
+#include "cuda/tile/mask_words.cuh"
+#include "cuda/tile/score_mod.cuh"
+#include "cuda/tile/setmaxnreg.cuh"
+
+namespace anyflash::cuda {
+
+template <class Traits>
+class Attention {
+ public:
+  using E = typename Traits::E;
+  using Shared = AttentionShared<Traits>;
+  static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
+  static constexpr bool kLateFirstKey = Traits::kMask != MaskKind::full;  ///< a row's first key in a later step
+  static constexpr int kWarpgroups = Traits::kWarpgroups, kStages = Traits::kStages;
+  using State = PipelineState<kStages>;
+  using QueryState = PipelineState<Traits::kQueryStages>;
+  using Issue = IssueOrder<Traits::kOrdered ? kWarpgroups : 0, 1>;
+
+  __device__ __forceinline__ Attention(const AttentionArgs& args, Shared& shared) : args_(args), shared_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) {
+      shared_.queries.init(4 * kWarpgroups);
+      shared_.keys.init(4 * kWarpgroups), shared_.values.init(4 * kWarpgroups);
+      barriers_begun();
+    }
+    __syncthreads();
+    const unsigned warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (warpgroup == kWarpgroups) {
+      setmaxnreg_dec<Traits::kProducerRegisters>();
+      using Producer = AttentionProducer<Traits>;
+      if (threadIdx.x < 128 * kWarpgroups + Producer::kThreads) Producer(args_, shared_).run();
+    } else {
+      setmaxnreg_inc<Traits::kConsumerRegisters>();
+      consume(warpgroup);
+    }
+  }
+
+ private:
+  // --- Consumers -----------------------------------------------------------------------------------------------------
+
+  /// Steps form one stream over all tasks: the first scores of a task are made beside the last O += P V of the one
+  /// before.
+  __device__ __forceinline__ void consume(unsigned warpgroup) {
+    State k_at, v_at;
+    QueryState q_at;
+    AccumulatorTile<kN> s;
+    AccumulatorTile<kD> o;
+    OperandTile<E, kN> p;
+    LazySoftmax softmax;
+    float factor[2];
+
+    auto task = wait_task(q_at);
+    if (task.first_query < 0) return;
+    Issue::init(warpgroup);
+    shared_.keys.wait_full(k_at);
+    auto step = shared_.step[k_at.stage];
+    wgmma_fence();
+    mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
+    wgmma_commit();
+    wgmma_wait<0>();
+    finish_scores(s, step, warpgroup, q_at, k_at);
+    for (;;) {
+      o.clear(), softmax.reset();
+      if (!Traits::kWords && step.cells) mask(s, step, task);
+      softmax.raise_shift_to_max(s, scale_log2(), factor);
+      softmax.template exponentiate<kLateFirstKey>(s, scale_log2());
+      p.pack(s);
+      while (!step.last) {
+        shared_.keys.wait_full(k_at);
+        issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
+        step = shared_.step[k_at.stage];
+        finish_scores(s, step, warpgroup, q_at, k_at);
+        if (!Traits::kWords && step.cells) mask(s, step, task);
+        softmax.template exponentiate<kLateFirstKey>(s, scale_log2());
+        // This branch needs the sums, so the exponentials come before it. ptxas 13 moves the wait for O += P V over
+        // exponentials, but over no branch.
+        const bool raised = softmax.raise_shift_by_sums(factor);
+        finish_values(o, v_at);
+        if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
+        p.pack(s);
+      }
+      const auto next = wait_task(q_at);
+      const bool more = next.first_query >= 0;
+      if (more) shared_.keys.wait_full(k_at);
+      issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
+      if (more) {
+        step = shared_.step[k_at.stage];
+        finish_scores(s, step, warpgroup, q_at, k_at);
+      }
+      finish_values(o, v_at);
+      store(o, softmax, task);
+      if (!more) break;
+      task = next;
+    }
+    Issue::finish(warpgroup);
+  }
+  /// S of the next step, O += P V of this one. Returns when S is there; O is to be waited for.
+  __device__ __forceinline__ void issue_scores_and_values(AccumulatorTile<kN>& s, AccumulatorTile<kD>& o,
+                                                          const OperandTile<E, kN>& p, unsigned warpgroup,
+                                                          QueryState q_at, State k_at, State v_at) {
+    Issue::wait_turn(warpgroup);
+    wgmma_fence();
+    mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
+    wgmma_commit();
+    shared_.values.wait_full(v_at);
+    wgmma_fence();
+    mma_AB(o, p, shared_.v[v_at.stage]);
+    wgmma_commit();
+    Issue::pass_turn(warpgroup);
+    wgmma_wait<1>();
+  }
+
+  /// The next task with a key to see. Those without are done here. q_at: where its Q is.
+  __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at) {
+    for (;;) {
+      shared_.queries.wait_full(q_at);
+      const auto task = shared_.task[q_at.stage];
+      if (task.first_query < 0 || task.steps > 0) return task;
+      shared_.queries.release(q_at);
+      q_at.advance();
+      store_empty(task);
+    }
+  }
+  __device__ __forceinline__ void store_empty(const AttentionTask& task) const {
+    for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
+      const auto row = place_of_row(task, i / (kD / 8));
+      if (row.index < 0) continue;
+      *reinterpret_cast<uint4*>(out_of(task) + row.offset + i % (kD / 8) * 8) = make_uint4(0, 0, 0, 0);
+      if (args_.lse && i % (kD / 8) == 0) lse_of(task)[row.index] = LazySoftmax::kMinusInfinity;
+    }
+  }
+  /// S is there: what is done to it before the mask, of words the mask too, which lies where K does.
+  __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
+                                                QueryState& q_at, State& k_at) {
+    s.fence_operand();
+    if constexpr (Traits::kScore == ScoreModKind::general)
+      apply_score_mod(s, args_.scale, args_.cap, args_.cap_inverse);
+    if constexpr (Traits::kWords) {
+      constexpr int kBits = 2 * Traits::kCells;
+      const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
+      if (cells) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    }
+    shared_.keys.release(k_at);
+    k_at.advance();
+    if (step.last) {
+      shared_.queries.release(q_at);
+      q_at.advance();
+    }
+  }
+  __device__ __forceinline__ void finish_values(AccumulatorTile<kD>& o, State& v_at) {
+    wgmma_wait<0>();
+    o.fence_operand();
+    shared_.values.release(v_at);
+    v_at.advance();
+  }
+  __device__ __forceinline__ float scale_log2() const {
+    return Traits::kScore == ScoreModKind::scale ? args_.scale_log2 : 1.4426950409f;
+  }
+  /// This lane's first row of the tile; the second is 8 behind it.
+  __device__ __forceinline__ static std::int32_t lane_row() {
+    return static_cast<std::int32_t>(threadIdx.x / 32 * 16 + lane_number() / 4);
+  }
+
+  __device__ __forceinline__ void mask(AccumulatorTile<kN>& s, const StepInfo& step, const AttentionTask& task) const {
+    apply_mask(s, [&](int r, int cell) {
+      auto end = args_.keys;
+      if constexpr (Traits::kMask == MaskKind::causal)
+        end = min(end, task.first_query + lane_row() + 8 * r + args_.diagonal + 1);
+      return first_bits(end - step.first_key - 64 * cell);
+    });
+  }
+  template <int kCells, int kRows>
+  __device__ __forceinline__ static void mask(AccumulatorTile<kN>& s, unsigned cells,
+                                              const std::uint64_t (&words)[kCells][kRows]) {
+    apply_mask(s, [&](int r, int cell) {
+      const unsigned kind = cells >> 2 * cell & 3;
+      return kind == kPartialCell ? words[cell][lane_row() % 64 + 8 * r] : kind == kFullCell ? ~0ull : 0ull;
+    });
+  }
+
+  // --- Results -------------------------------------------------------------------------------------------------------
+
+  struct RowPlace {
+    std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
+  };
+  __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t row) const {
+    const auto i = task.first_query + row;
+    const auto& strides = args_.out.sequence;
+    if (!Traits::kWords || args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
+    const auto& grid = args_.query_cut.grid;
+    const auto c = entry_of({origin_of(args_.query_cut, i / 64), grid.extent, grid.step}, i % 64);
+    return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
+            rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
+  }
+  __device__ __forceinline__ E* out_of(const AttentionTask& task) const {
+    return reinterpret_cast<E*>(args_.out.data) + task.b * args_.out.batch + task.h * args_.out.head;
+  }
+  __device__ __forceinline__ float* lse_of(const AttentionTask& task) const {
+    return args_.lse + (std::int64_t{task.b} * args_.heads + task.h) * args_.queries;
+  }
+
+  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task) const {
+    const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
+    float factor[2], not_finite = 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sum = quad_total(softmax.row_sum[r]);
+      factor[r] = 1;
+      if (args_.sink.data && softmax.shift[r] != LazySoftmax::kMinusInfinity)
+        softmax.add_sink(r, read_number<float>(args_.sink, task.h * args_.sink.head), sum, factor[r]);
+      factor[r] = sum == 0 ? 0.0f : __fdividef(factor[r], sum);
+      if (args_.lse && lane_number() % 4 == 0 && rows[r].index >= 0) lse_of(task)[rows[r].index] = softmax.lse(r, sum);
+    }
+    rescale_rows(o, factor);
+#pragma unroll
+    for (int j = 0; j < kD / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) not_finite = fmaf(0, o.x[j][e], not_finite);
+    if (not_finite != 0) *args_.not_finite = 1;  // NaN
+    store_rows(o, rows, out_of(task));
+  }
+  /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
+  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {
+    const unsigned t = lane_number() % 4;
+    const bool odd = t % 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      auto* const to = out + rows[r].offset + 8 * (t % 2) + 2 * (t & 2);
+#pragma unroll
+      for (int j = 0; j < kD / 8; j += 2) {
+        const auto x0 = packed_pair(o.x[j][2 * r], o.x[j][2 * r + 1], E());
+        const auto x1 = packed_pair(o.x[j + 1][2 * r], o.x[j + 1][2 * r + 1], E());
+        const auto other = __shfl_xor_sync(0xffffffffu, odd ? x0 : x1, 1);
+        if (rows[r].index >= 0)
+          *reinterpret_cast<uint2*>(to + 8 * j) = odd ? make_uint2(other, x1) : make_uint2(x0, other);
+      }
+    }
+  }
+
+  const AttentionArgs& args_;
+  Shared& shared_;
+};
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,277 @@
+// What thread blocks of attention.cuh have in shared memory, and the warp that fills it: the producer takes tasks until
+// there are none, and loads Q, K, V and words by TMA, step by step, as far ahead as there are stages.
+#pragma once
+
+#include "cuda/hopper/attention_args.h"
+#include "cuda/hopper/tiles.cuh"
+#include "cuda/portable/walk.cuh"
+#include "cuda/tile/pipeline.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace anyflash::cuda {
+
+/// A query tile of head h, which has a key step to see or not. first_query -1: there are no more.
+struct alignas(16) AttentionTask {
+  std::int32_t b, h, first_query, steps;
+};
+/// What the producer tells of a step. Aligned, so that no load also reads what another barrier guards.
+struct alignas(16) StepInfo {
+  std::int32_t last, first_key;
+  std::int32_t cells;  ///< not 0: pairs are hidden. Of words, a CellKind in two bits for each query and key block
+};
+enum CellKind { kFullCell = 0, kPartialCell = 1, kHiddenCell = 2 };
+
+template <class Traits>
+struct AttentionShared {
+  using E = typename Traits::E;
+
+  using QueryTile = SharedTile<E, 64, Traits::kHeadSize>;
+  using KeyTile = SharedTile<E, Traits::kKeys, Traits::kHeadSize>;
+
+  QueryTile q[Traits::kQueryStages][Traits::kWarpgroups];
+  KeyTile k[Traits::kStages], v[Traits::kStages];
+  std::uint64_t words[Traits::kWords ? Traits::kStages : 1][Traits::kWarpgroups][Traits::kCells]
+                     [Traits::kWords ? 64 : 2];  ///< come and go with K
+  StepInfo step[Traits::kStages];
+  AttentionTask task[Traits::kQueryStages];
+  Pipeline<Traits::kQueryStages> queries;
+  Pipeline<Traits::kStages> keys, values;
+};
+
+/// The key steps of a task under full and causal masks: from the first key to the last one that a query sees.
+template <class Traits>
+class PlainSteps {
+ public:
+  static constexpr int kN = Traits::kKeys, kM = Traits::kQueries;
+
+  __device__ __forceinline__ explicit PlainSteps(const AttentionArgs& args) : args_(args) {}
+  __device__ __forceinline__ void open(const AttentionTask& task) {
+    auto end = args_.keys;
+    if constexpr (Traits::kMask == MaskKind::causal)
+      end = min(end, min(task.first_query + kM, args_.queries) + args_.diagonal);
+    first_query_ = task.first_query, key_ = 0, end_ = task.first_query >= 0 ? end : 0;
+  }
+  __device__ __forceinline__ bool more() const { return key_ < end_; }
+
+  struct Step {
+    std::int32_t first_key;
+  };
+  __device__ __forceinline__ Step next(StepInfo& info) {
+    const auto first = key_;
+    key_ += kN;
+    bool partial = key_ > args_.keys;
+    if constexpr (Traits::kMask == MaskKind::causal) partial |= key_ > first_query_ + args_.diagonal + 1;
+    info = {!more(), first, partial};
+    return {first};
+  }
+
+ private:
+  const AttentionArgs& args_;
+  std::int32_t first_query_, key_, end_;
+};
+
+/// The key steps of a task by the plan's runs: kCells key blocks at a time that any of the task's query blocks visits.
+/// They need not be neighbours. By a warp; lane w has what query block w's words are.
+template <class Traits>
+class PlannedSteps {
+ public:
+  static constexpr int kCells = Traits::kCells;
+  using Runs = MergedRuns<Traits::kWarpgroups, 1>;
+
+  __device__ __forceinline__ explicit PlannedSteps(const AttentionArgs& args) : args_(args) {}
+  __device__ __forceinline__ void open(const AttentionTask& task) {
+    if (task.first_query < 0) return;
+    list_ = &group_of(args_, task.b, task.h).keys_of_query_block;
+    runs_.open(*list_, task.first_query / 64, args_.query_cut.blocks);
+  }
+  __device__ __forceinline__ bool more() const { return runs_.more(); }
+
+  struct Step {
+    std::int32_t block[kCells];          ///< -1: none
+    const std::uint64_t* words[kCells];  ///< this lane's; null: none
+  };
+  __device__ __forceinline__ Step next(StepInfo& info) {
+    Step step;
+    unsigned cells = 0;
+#pragma unroll
+    for (int c = 0; c < kCells; ++c) {
+      std::int32_t words[1];
+      step.block[c] = runs_.find(words);
+      step.words[c] = words[0] >= Runs::hidden ? nullptr
+                      : words[0] < 0           ? args_.words + std::int64_t{~words[0]} * 64
+                                               : list_->words + std::int64_t{words[0]} * 64;
+      const unsigned kind = words[0] == Runs::full ? kFullCell : words[0] == Runs::hidden ? kHiddenCell : kPartialCell;
+      cells |= kind << 2 * c;
+    }
+    const auto w = lane_number();
+    const auto all = __reduce_or_sync(0xffffffffu, w < Traits::kWarpgroups ? cells << 2 * kCells * w : 0u);
+    info = {!more(), 0, static_cast<std::int32_t>(all)};
+    return step;
+  }
+
+ private:
+  const AttentionArgs& args_;
+  const DeviceRuns* list_;
+  Runs runs_;
+};
+
+template <class Traits>
+class AttentionProducer {
+ public:
+  using Shared = AttentionShared<Traits>;
+  using KeyTile = typename Shared::KeyTile;
+  static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
+  static constexpr int kWarpgroups = Traits::kWarpgroups, kCells = Traits::kCells;
+  static constexpr int kThreads = Traits::kWords ? 32 : 1;  ///< that run()
+  using State = PipelineState<Traits::kStages>;
+  using QueryState = PipelineState<Traits::kQueryStages>;
+  using Steps = std::conditional_t<Traits::kWords, PlannedSteps<Traits>, PlainSteps<Traits>>;
+  using Step = typename Steps::Step;
+
+  __device__ __forceinline__ AttentionProducer(const AttentionArgs& args, Shared& shared)
+      : args_(args), shared_(shared), steps_(args) {}
+
+  /// K and V go through a task and on into the next one in the order in which the consumers wait for them.
+  __device__ __forceinline__ void run() {
+    auto task = task_of(blockIdx.x);
+    steps_.open(task);
+    task.steps = task.first_query >= 0 && steps_.more();
+    Step now;
+    if (task.steps) now = load_first_keys(task);
+    load_queries(task);
+    while (task.first_query >= 0) {
+      // The next task is asked for a step ahead: the answer takes a microsecond. Earlier would spoil the balance.
+      std::int32_t claimed = -1;
+      if (task.steps)
+        while (steps_.more()) {
+          StepInfo info;
+          const auto next = steps_.next(info);
+          if (info.last) claimed = claim();
+          load_keys(task, next, info);
+          load_values(task, now);
+          now = next;
+        }
+      if (claimed < 0) claimed = claim();
+      if constexpr (Traits::kWords) claimed = uniform(claimed);
+      if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
+      auto next_task = task_of(static_cast<std::int32_t>(gridDim.x) + claimed);
+      steps_.open(next_task);
+      next_task.steps = next_task.first_query >= 0 && steps_.more();
+      const auto last = now;
+      if (next_task.steps) now = load_first_keys(next_task);
+      if (task.steps) load_values(task, last);
+      load_queries(next_task);
+      task = next_task;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static bool leads() { return kThreads == 1 || lane_number() == 0; }
+  __device__ __forceinline__ std::int32_t claim() const { return leads() ? atomicAdd(args_.next_task, 1) : 0; }
+
+  /// Task `index`, the last query tiles first, which are the longest under causal rules; the heads of a section take
+  /// turns.
+  __device__ __forceinline__ AttentionTask task_of(std::int32_t index) const {
+    if (index >= args_.tasks) return {0, 0, -1, 0};
+    const auto all = args_.section_heads * args_.tiles, section = index / all, rest = index % all;
+    const auto heads = min(args_.section_heads, args_.tasks / args_.tiles - section * args_.section_heads);
+    const auto head = section * args_.section_heads + rest % heads;
+    return {head / args_.heads, head % args_.heads, (args_.tiles - 1 - rest / heads) * kM, 0};
+  }
+  __device__ __forceinline__ void load_queries(const AttentionTask& task) {
+    shared_.queries.wait_empty(q_at_);
+    auto& full = shared_.queries.full[q_at_.stage];
+    if (leads()) {
+      shared_.task[q_at_.stage] = task;
+      if (task.steps == 0) {
+        full.arrive();
+      } else {
+        full.arrive_and_expect(kM * kD * 2);
+#pragma unroll
+        for (int w = 0; w < kWarpgroups; ++w)
+          load_query_block(shared_.q[q_at_.stage][w], task, task.first_query + 64 * w, full);
+      }
+    }
+    q_at_.advance();
+  }
+  __device__ __forceinline__ Step load_first_keys(const AttentionTask& task) {
+    StepInfo info;
+    const auto step = steps_.next(info);
+    load_keys(task, step, info);
+    return step;
+  }
+  __device__ __forceinline__ void load_keys(const AttentionTask& task, const Step& step, const StepInfo& info) {
+    shared_.keys.wait_empty(k_at_);
+    auto& full = shared_.keys.full[k_at_.stage];
+    int word_bytes = 0;
+    if constexpr (Traits::kWords)
+#pragma unroll
+      for (int c = 0; c < kCells; ++c) word_bytes += 512 * __popc(__ballot_sync(0xffffffffu, step.words[c] != nullptr));
+    if (leads()) {
+      shared_.step[k_at_.stage] = info;
+      full.arrive_and_expect(KeyTile::kBytes + word_bytes);
+    }
+    load_step(shared_.k[k_at_.stage], args_.k, args_.k_block, step, task, full);
+    if constexpr (Traits::kWords)
+#pragma unroll
+      for (int c = 0; c < kCells; ++c)
+        if (step.words[c]) copy_bytes(shared_.words[k_at_.stage][lane_number()][c], step.words[c], 512, full);
+    k_at_.advance();
+  }
+  __device__ __forceinline__ void load_values(const AttentionTask& task, const Step& step) {
+    shared_.values.wait_empty(v_at_);
+    auto& full = shared_.values.full[v_at_.stage];
+    if (leads()) full.arrive_and_expect(KeyTile::kBytes);
+    load_step(shared_.v[v_at_.stage], args_.v, args_.v_block, step, task, full);
+    v_at_.advance();
+  }
+  __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const AttentionTask& task,
+                                                   std::int32_t row, Barrier& full) const {
+    MapPlace at{{row, 0, task.h, task.b}};
+    if constexpr (Traits::kWords) at = place_of(args_.q, origin_of(args_.query_cut, row / 64), task.h, task.b);
+#pragma unroll
+    for (int c = 0; c < kD; c += 64) copy_box(to.data + c * 64, &args_.q.map, c, at[0], at[1], at[2], at[3], full);
+  }
+  /// Key blocks that follow one another are one box: two of half the size made the whole kernel 13 % slower.
+  __device__ __forceinline__ void load_step(KeyTile& to, const RowMap& rows, const RowMap& block_rows, const Step& step,
+                                            const AttentionTask& task, Barrier& full) const {
+    const auto head = task.h / args_.group;
+    if constexpr (Traits::kWords) {
+      __syncwarp();  // bytes are expected before they come
+      bool neighbours = args_.key_cut.plain;
+#pragma unroll
+      for (int c = 1; c < kCells; ++c) neighbours &= step.block[c] == step.block[0] + c;
+      if (!neighbours)
+        load_blocks(to, block_rows, step, head, task.b, full);
+      else if (leads())
+        load_rows(to, rows, 64 * step.block[0], head, task.b, full);
+    } else {
+      load_rows(to, rows, step.first_key, head, task.b, full);
+    }
+  }
+  __device__ __forceinline__ static void load_rows(KeyTile& to, const RowMap& rows, std::int32_t first,
+                                                   std::int32_t head, std::int32_t b, Barrier& full) {
+#pragma unroll
+    for (int c = 0; c < kD; c += 64) copy_box(to.data + c * kN, &rows.map, c, first, 0, head, b, full);
+  }
+  /// A box of 64 channels of one block for each of the first lanes. Of no block: zeros from beyond the sequence.
+  __device__ __forceinline__ void load_blocks(KeyTile& to, const RowMap& rows, const Step& step, std::int32_t head,
+                                              std::int32_t b, Barrier& full) const {
+    constexpr int kPanels = kD / 64;
+    const int lane = static_cast<int>(lane_number()), cell = lane / kPanels, c = lane % kPanels * 64;
+    if (cell >= kCells) return;
+    auto block = step.block[0];
+#pragma unroll
+    for (int i = 1; i < kCells; ++i) block = cell == i ? step.block[i] : block;
+    const auto at = place_of(rows, origin_of(args_.key_cut, block < 0 ? args_.key_cut.blocks : block), head, b);
+    copy_box(to.data + c * kN + cell * 4096, &rows.map, c, at[0], at[1], at[2], at[3], full);
+  }
+
+  const AttentionArgs& args_;
+  Shared& shared_;
+  Steps steps_;
+  State k_at_, v_at_;
+  QueryState q_at_;
+};
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,124 @@
+// The online softmax with lazy rescaling (Milakov and Gimelshein 2018) of a warpgroup's 64 rows, two a lane. What is
+// subtracted from a row's scores, `shift`, need not be their maximum: any number near it gives the same P / row_sum.
+// Only a row's first step finds a maximum before the exponentials. The others subtract what is known, and raise it if
+// their sums say that it is now too small (lazy rescaling): no pass over the scores, no maximum across lanes.
+#pragma once
+
+#include "cuda/tile/register_tile.cuh"
+
+namespace anyflash::cuda {
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_total(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+struct LazySoftmax {
+  float shift[2];    ///< of scores times scale_log2, the same in all lanes of a row; kMinusInfinity: no key seen yet
+  float row_sum[2];  ///< of this lane's keys
+  static constexpr float kMinusInfinity = -__builtin_huge_valf();
+  static constexpr float kRescaleThreshold = 8;  ///< rows are rescaled when P would exceed 2^kRescaleThreshold
+
+  __device__ __forceinline__ void reset() {
+    shift[0] = shift[1] = kMinusInfinity;
+    row_sum[0] = row_sum[1] = step_sum_[0] = step_sum_[1] = 0;
+  }
+
+  /// Raises shifts that lag behind the scores' maximum. True if O has to be rescaled, its rows by `factor`.
+  template <int kCols>
+  __device__ __forceinline__ bool raise_shift_to_max(AccumulatorTile<kCols>& s, float scale_log2, float (&factor)[2]) {
+    float row_max[2];
+    row_maxima(s, scale_log2, row_max);
+    const bool raised =
+        __any_sync(0xffffffffu, row_max[0] > shift[0] + kRescaleThreshold || row_max[1] > shift[1] + kRescaleThreshold);
+    if (raised) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float tile = quad_max(row_max[r]);
+        const bool rise = tile > shift[r] + kRescaleThreshold;
+        factor[r] = rise && shift[r] != kMinusInfinity ? exp2_approximately(shift[r] - tile) : 1.0f;
+        if (rise) shift[r] = tile;
+        row_sum[r] *= factor[r];
+      }
+    }
+    return raised;
+  }
+  /// s becomes P. Rows that see their first key here begin with their maximum.
+  template <bool kLateFirstKey, int kCols>
+  __device__ __forceinline__ void exponentiate(AccumulatorTile<kCols>& s, float scale_log2) {
+    using Tile = AccumulatorTile<kCols>;
+    if constexpr (kLateFirstKey)
+      if (__any_sync(0xffffffffu, shift[0] == kMinusInfinity || shift[1] == kMinusInfinity)) init_rows(s, scale_log2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float subtracted = kLateFirstKey && shift[r] == kMinusInfinity ? 0.0f : shift[r];
+      float sum[2] = {};
+#pragma unroll
+      for (int n = 0; n < Tile::kPerRow; ++n) {
+        float& x = s.at(r, n);
+        x = exp2_approximately(fmaf(x, scale_log2, -subtracted));
+        sum[n % 2] += x;
+      }
+      step_sum_[r] = sum[0] + sum[1];
+      row_sum[r] += step_sum_[r];
+    }
+  }
+  /// After exponentiate(): raises shifts that the step's sums have shown to be too small. True if O and P have to be
+  /// rescaled, their rows by `factor`. Sums say it without a pass over the scores. (A score more than 2^127 above the
+  /// shift makes the result infinite: it is then made again by the non-finite fallback.)
+  __device__ __forceinline__ bool raise_shift_by_sums(float (&factor)[2]) {
+    constexpr float limit = 1 << int(kRescaleThreshold);
+    const bool raised = __any_sync(0xffffffffu, step_sum_[0] > limit || step_sum_[1] > limit);
+    if (raised) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float rise = log2f(fmaxf(quad_max(step_sum_[r]), 1.0f));
+        factor[r] = exp2_approximately(-rise);
+        shift[r] += rise, row_sum[r] *= factor[r];
+      }
+    }
+    return raised;
+  }
+
+  /// One more score that has no value: sum, row_sum over the lanes of the row, becomes that of all; O is to be
+  /// multiplied by `factor`.
+  __device__ __forceinline__ void add_sink(int r, float sink, float& sum, float& factor) {
+    const float sink_log2 = sink * 1.4426950409f, together = fmaxf(shift[r], sink_log2);
+    factor = exp2f(shift[r] - together);
+    sum = sum * factor + exp2f(sink_log2 - together);
+    shift[r] = together;
+  }
+  /// sum: row_sum over the lanes of the row.
+  __device__ __forceinline__ float lse(int r, float sum) const {
+    return sum == 0 ? kMinusInfinity : shift[r] * 0.6931471806f + logf(sum);
+  }
+
+ private:
+  template <int kCols>
+  __device__ __forceinline__ static void row_maxima(AccumulatorTile<kCols>& s, float scale_log2, float (&row_max)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float part[4] = {s.at(r, 0), s.at(r, 1), s.at(r, 2), s.at(r, 3)};  // short chains: a maximum takes 5 clocks
+#pragma unroll
+      for (int n = 4; n < AccumulatorTile<kCols>::kPerRow; ++n) part[n % 4] = fmaxf(part[n % 4], s.at(r, n));
+      row_max[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3])) * scale_log2;
+    }
+  }
+  /// Rows that have seen no key before this step.
+  template <int kCols>
+  __device__ __forceinline__ void init_rows(AccumulatorTile<kCols>& s, float scale_log2) {
+    float row_max[2];
+    row_maxima(s, scale_log2, row_max);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (const float tile = quad_max(row_max[r]); shift[r] == kMinusInfinity) shift[r] = tile;
+  }
+
+  float step_sum_[2];  ///< of the last step, this lane's
+};
+
+}  // namespace anyflash::cuda

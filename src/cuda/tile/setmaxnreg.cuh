@@ -1,0 +1,15 @@
+// setmaxnreg (sm_90a): how many registers a thread has, changed by whole warpgroups.
+#pragma once
+
+namespace anyflash::cuda {
+
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace anyflash::cuda

@@ -1,0 +1,27 @@
+// A tile of 16-bit numbers in shared memory, in the layout that TMA writes and wgmma reads: panels of 64 columns, each
+// row of a panel 128 bytes, swizzled by 128 bytes.
+#pragma once
+
+#include "cuda/hopper/barriers.cuh"
+
+namespace anyflash::cuda {
+
+template <class E, int kRows_, int kCols_>
+struct alignas(1024) SharedTile {
+  static constexpr int kRows = kRows_, kCols = kCols_, kPanels = kCols / 64;
+  static constexpr int kPanelBytes = kRows * 128, kBytes = kPanels * kPanelBytes;
+  static_assert(kCols % 64 == 0 && kRows % 8 == 0, "swizzled panels have 64 columns and groups of 8 rows");
+
+  E data[kRows * kCols];
+
+  /// The lower half of the wgmma descriptor of the whole tile, for either way of reading it. The leading byte offset is
+  /// the distance of panels: MN-major operands of more than 64 columns use it, K-major ones do not.
+  __device__ __forceinline__ std::uint32_t descriptor() const {
+    return (kPanelBytes >> 4) << 16 | (shared_address(data) & 0x3ffff) >> 4;
+  }
+  /// What to add to it for columns c .. c + 15 of a K-major operand, and for rows r .. r + 15 of an MN-major one.
+  __device__ static constexpr std::uint32_t columns(int c) { return (c / 64 * kPanelBytes + c % 64 * 2) / 16; }
+  __device__ static constexpr std::uint32_t rows(int r) { return r * 128 / 16; }
+};
+
+}  // namespace anyflash::cuda
