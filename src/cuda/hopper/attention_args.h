@@ -25,7 +25,7 @@ struct AttentionArgs {
   const std::uint64_t* words;                ///< words: of tiles that have none in the plan's tables
   std::int32_t tiles, tasks, section_heads;  ///< query tiles of a head; heads whose K and V share the L2
   std::int32_t* next_task;                   ///< 0 before and after a launch
-  std::int32_t* not_finite;                  ///< becomes 1 if a result is not finite: all is then made again elsewhere
+  std::int32_t* not_finite;                  ///< becomes 1 if a result is not finite, for the non-finite fallback
   float scale_log2;                          ///< ScoreModKind::scale: softmax_scale * log2(e)
   float scale, cap, cap_inverse;             ///< ScoreModKind::general; cap 0: none
 };

@@ -69,7 +69,7 @@ struct LazySoftmax {
   }
   /// After exponentiate(): raises shifts that the step's sums have shown to be too small. True if O and P have to be
   /// rescaled, their rows by `factor`. Sums say it without a pass over the scores. (A score more than 2^127 above the
-  /// shift makes the result infinite: it is then made again by the non-finite fallback.)
+  /// shift makes the result infinite, and the non-finite fallback computes it.)
   __device__ __forceinline__ bool raise_shift_by_sums(float (&factor)[2]) {
     constexpr float limit = 1 << int(kRescaleThreshold);
     const bool raised = __any_sync(0xffffffffu, step_sum_[0] > limit || step_sum_[1] > limit);
