@@ -588,6 +588,8 @@ with sdpa():
     assert F.scaled_dot_product_attention is not own  # of the block
 assert F.scaled_dot_product_attention is own
 first.undo()
+from anyflash.torch import auto
+assert auto is first and F.scaled_dot_product_attention is own
 import anyflash.torch.auto
 assert F.scaled_dot_product_attention.__wrapped__ is own
 first.undo()  # not of this one
