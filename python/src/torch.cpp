@@ -138,6 +138,7 @@ bool torch_covers(nb::handle query, nb::handle key, nb::handle value, nb::handle
 
 nb::object new_tensor(std::span<const std::int64_t> shape, ElementType type, nb::handle example,
                       const TensorView& of_example) {
+  if (torch == nullptr) throw Error(Error::Kind::value, "anyflash.torch: not imported, expected it before the call");
   const std::span like(of_example.shape.data(), std::size_t(of_example.rank));
   if (type == of_example.type && std::equal(shape.begin(), shape.end(), like.begin(), like.end())) {
     return torch->empty_like(example);
