@@ -103,7 +103,8 @@ def loose_calls(draw):
     shape = st.lists(size, min_size=3, max_size=5) | st.tuples(*[st.just(2)] * 4) | st.tuples(size, size, size, size)
     dtype = st.sampled_from([torch.float32] * 4 + [torch.float64, torch.int32])
     tensors = [torch.ones(tuple(draw(shape)), dtype=draw(dtype)) for _ in range(3)]
-    mask = draw(st.none() | st.tuples(shape, st.sampled_from([torch.bool, torch.bool, torch.float32])))
+    of_mask = shape | st.tuples(size, size) | st.tuples(size, size, size) | st.tuples(*[st.sampled_from([1, 2])] * 3)
+    mask = draw(st.none() | st.tuples(of_mask, st.sampled_from([torch.bool, torch.bool, torch.float32])))
     mask = None if mask is None else torch.ones(tuple(mask[0]), dtype=mask[1])
     return (*tensors, mask), draw(st.booleans()), draw(st.booleans())
 
@@ -112,29 +113,38 @@ def loose_calls(draw):
 @examples(400)
 @given(loose_calls())
 def test_usual_calls_are_those_that_are_covered(call):
-    """What the extension says at once of tensors of rank 4 and boolean masks is what the whole list of reasons says."""
+    """What the extension says at once of tensors of rank 3 or 4 and boolean masks is what the whole list of reasons
+    says."""
     tensors, causal, gqa = call
     mask = tensors[3]
-    usual = all(x.dim() == 4 for x in tensors if x is not None) and (mask is None or mask.dtype == torch.bool)
+    usual = tensors[0].dim() in (3, 4) and (mask is None or mask.dtype == torch.bool)
     covered = _sdpa._reason(*tensors, 0.0, causal, gqa) is None
     assert _core.torch_covers(*tensors, causal, gqa) == (usual and covered)
 
 
 @pytest.mark.of_the_cpu
 @pytest.mark.parametrize("records", [False, True])
-@pytest.mark.parametrize("kind", ["full", "causal", "mask", "groups", "scale"])
-def test_usual_calls_take_the_short_way(numbers, monkeypatch, kind, records):
+@pytest.mark.parametrize("kind", ["full", "causal", "mask", "groups", "scale", "two axes", "three axes", "one row"])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_usual_calls_take_the_short_way(numbers, monkeypatch, kind, records, rank):
     """They look for no reason, and a mask needs no DLPack capsule."""
     for module, name in ((_sdpa, "_reason"), (_sdpa, "attention"), (_arrays, "capsule_of")):
         monkeypatch.setattr(module, name, None)
     heads = 2 if kind == "groups" else 4
-    q, k, v = numbers(2, 4, 5, 8), numbers(2, heads, 7, 8), numbers(2, heads, 7, 6)
+    batch = (2,) * (rank - 3)
+    q, k, v = numbers(*batch, 4, 5, 8), numbers(*batch, heads, 7, 8), numbers(*batch, heads, 7, 6)
+    mask = torch.arange(280).reshape(2, 4, 5, 7) % 3 > 0
+    masks = {"mask": mask[:, :1, :1] if batch else mask[0], "two axes": mask[0, 0], "three axes": mask[0],
+             "one row": mask[0, :1, :1]}  # fmt: skip
     options = {"causal": {"is_causal": True}, "groups": {"enable_gqa": True}, "scale": {"scale": 0.3},
-               "mask": {"attn_mask": torch.arange(14).reshape(2, 1, 1, 7) % 3 > 0}}.get(kind, {})  # fmt: skip
+               **{name: {"attn_mask": one} for name, one in masks.items()}}.get(kind, {})  # fmt: skip
     q.requires_grad_(records)
     out = _sdpa.scaled_dot_product_attention(q, k, v, **options)
-    torch.testing.assert_close(out, OWN(q, k, v, **options))
+    expected = OWN(q, k, v, **options)
+    torch.testing.assert_close(out, expected)
     assert out.requires_grad == records
+    if records:
+        torch.testing.assert_close(*[torch.autograd.grad(one.sin().sum(), q) for one in (out, expected)])
 
 
 @pytest.mark.of_the_cpu
