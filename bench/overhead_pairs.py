@@ -38,7 +38,6 @@ def calls():
     q, k, v, dout = (torch.randn(1, 1, 16, 16) for _ in range(4))
     recorded = [x.clone().requires_grad_() for x in (q, k, v)]
     mask = (torch.rand(1, 1, 16, 16) > 0.3) | torch.eye(16, dtype=torch.bool)
-
     of_two_axes = mask[0, 0]
 
     def both(call):

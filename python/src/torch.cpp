@@ -124,7 +124,7 @@ bool torch_covers(nb::handle query, nb::handle key, nb::handle value, nb::handle
                   nb::handle enable_gqa) {
   TensorView q, k, v, m;
   if (!cpu_view(query, q) || !cpu_view(key, k) || !cpu_view(value, v)) return false;
-  if (q.rank < 3 || q.rank > 4 || k.rank != q.rank || v.rank != q.rank || q.type > ElementType::float64 ||
+  if (q.rank < 2 || q.rank > 4 || k.rank != q.rank || v.rank != q.rank || q.type > ElementType::float64 ||
       k.type != q.type || v.type != q.type || !PyBool_Check(causal.ptr()) || !PyBool_Check(enable_gqa.ptr())) {
     return false;
   }

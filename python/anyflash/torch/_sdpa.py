@@ -187,7 +187,7 @@ def _is_usual(q: Any, k: Any, v: Any, mask: Any, dropout: Any, scale: Any) -> bo
 
 def _usual(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
     """A call that torch_covers."""
-    if q.dim() == 3:
+    if q.dim() < 4:
         return _usual(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask, causal, scale).squeeze(0)
     if mask is None:
         return plain_attention(q, k, v, _CAUSAL if causal else _FULL, scale)
