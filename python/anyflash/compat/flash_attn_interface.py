@@ -128,7 +128,7 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Attention inside sequences that lie end to end, as anyflash.compat.flash_attn has it. seqused_q and seqused_k
     (batch,): how many tokens of each sequence are in use, from its first on. The others are in no sequence, as those
-    behind the last cumulative length: out 0, lse -inf, gradients 0. The lengths say the longest: max_seqlen may be any.
+    after the last cumulative length: out 0, lse -inf, gradients 0. The lengths say the longest: max_seqlen may be any.
 
     Returns out, or (out, softmax_lse (heads, queries)) if return_attn_probs. Differentiable.
     """
