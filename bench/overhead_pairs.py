@@ -38,6 +38,7 @@ def calls():
     q, k, v, dout = (torch.randn(1, 1, 16, 16) for _ in range(4))
     recorded = [x.clone().requires_grad_() for x in (q, k, v)]
     mask = (torch.rand(1, 1, 16, 16) > 0.3) | torch.eye(16, dtype=torch.bool)
+    of_two_axes = mask[0, 0]
 
     def both(call):
         return [lambda one=one: call(one) for one in (_sdpa.scaled_dot_product_attention, _sdpa._pytorch_s_own)]
@@ -45,6 +46,7 @@ def calls():
     return {
         "no mask": both(lambda sdpa: sdpa(q, k, v)),
         "a boolean mask": both(lambda sdpa: sdpa(q, k, v, attn_mask=mask)),
+        "a boolean mask of two axes": both(lambda sdpa: sdpa(q, k, v, attn_mask=of_two_axes)),
         "forward and backward": both(lambda sdpa: torch.autograd.grad(sdpa(*recorded), recorded, dout)),
         "forward and backward, a mask": both(
             lambda sdpa: torch.autograd.grad(sdpa(*recorded, attn_mask=mask), recorded, dout)),
@@ -86,8 +88,8 @@ def tokens(model, static):
 
 def rows():
     """{name: Row}."""
-    limits = {"no mask": (2.4, 12), "a boolean mask": (1.9, 15), "forward and backward": (1.6, 90),
-              "forward and backward, a mask": (1.9, 90)}  # fmt: skip
+    limits = {"no mask": (2.4, 12), "a boolean mask": (1.9, 15), "a boolean mask of two axes": (1.9, 15),
+              "forward and backward": (1.6, 90), "forward and backward, a mask": (1.9, 90)}  # fmt: skip
     found = {name: Row(*map(each, pair), *limits[name]) for name, pair in calls().items()}
     models = [llama(name) for name in ("anyflash", "sdpa")]
     for kind, static in (("dynamic", False), ("static", True)):

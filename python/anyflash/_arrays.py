@@ -151,8 +151,8 @@ def stream_of(array: Any, *others: Any) -> int:
 
 
 def settle(array: Any, *others: Any) -> None:
-    """After a call on arrays of a framework that does not know of our stream, or of several ones: waits for it, lest
-    their memory be used for something else meanwhile."""
+    """Waits for our stream after a call on arrays of a framework that does not know of it, or of several frameworks.
+    Else they could use the arrays' memory for something else meanwhile."""
     gpu = gpu_of(array)
     if gpu is not None and (_own_stream(array) is None or _meets_others(array, others)):
         _core.synchronize(gpu, 0)

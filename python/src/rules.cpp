@@ -1,6 +1,7 @@
 // Python's Rule class and the functions that make rules. Their documentation is in anyflash/_rules.py.
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include <anyflash/names.h>
 
@@ -43,16 +44,42 @@ RuleObject dense_rule(nb::handle mask) {
   return {dense(view), {tables}};
 }
 
+/// A table's name; nothing if it is no text, which no rule can name.
+std::optional<std::string_view> name_of_table(nb::handle key) {
+  Py_ssize_t size = 0;
+  const char* const letters = PyUnicode_Check(key.ptr()) ? PyUnicode_AsUTF8AndSize(key.ptr(), &size) : nullptr;
+  PyErr_Clear();
+  if (letters == nullptr) return {};
+  return std::string_view(letters, std::size_t(size));
+}
+
 std::string nearest_table(const std::string& name, nb::handle arrays) {
   if (!PyDict_Check(arrays.ptr())) return {};
   Names known;
   for (const auto& [key, array] : nb::borrow<nb::dict>(arrays)) {
-    Py_ssize_t size = 0;
-    const char* const letters = PyUnicode_Check(key.ptr()) ? PyUnicode_AsUTF8AndSize(key.ptr(), &size) : nullptr;
-    if (letters) known.emplace_back(letters, std::size_t(size));
-    PyErr_Clear();
+    if (const auto letters = name_of_table(key)) known.push_back(*letters);
   }
   return did_you_mean(name, known);
+}
+
+/// Throws Error if `arrays` holds more than the tables that the rule's text names.
+void refuse_others(nb::handle arrays, const std::map<std::string, TensorView>& named) {
+  if (PyMapping_Size(arrays.ptr()) == Py_ssize_t(named.size())) return;
+  PyErr_Clear();
+  const auto keys = nb::steal(PyMapping_Keys(arrays.ptr()));
+  if (!keys.is_valid()) {
+    PyErr_Clear();
+    throw Error(Error::Kind::type, "tables: type " + class_name(arrays) + ", expected arrays by name");
+  }
+  Names known;
+  for (const auto& [name, view] : named) known.push_back(name);
+  for (const nb::handle key : keys) {
+    const auto name = name_of_table(key);
+    if (name && named.contains(std::string(*name))) continue;
+    throw Error(Error::Kind::value, "tables: " + (name ? "'" + shown(*name) + "'" : echoed(nb::repr(key))) +
+                                        ", which the rule's text does not name" +
+                                        (name ? did_you_mean(*name, known) : ""));
+  }
 }
 
 /// `of_call`: the rule lives as long as a call.
@@ -71,6 +98,7 @@ RuleObject rule_of_text(std::string_view text, nb::handle arrays, bool of_call) 
     return views[name] = of_call ? table.table_of_call(array, label.c_str())
                                  : table.input(array, label.c_str(), Elements::table);
   });
+  refuse_others(arrays, views);
   return made;
 }
 

@@ -81,6 +81,13 @@ bool cpu_view(nb::handle array, TensorView& view) {
          (view.data != nullptr || view.elements() == 0);
 }
 
+/// The shape with as many axes of size 1 before it as make it four; the strides stay.
+void pad_shape(TensorView& view) {
+  const auto end = view.shape.begin() + view.rank;
+  std::fill(view.shape.begin(), std::copy_backward(view.shape.begin(), end, view.shape.begin() + 4), 1);
+  view.rank = 4;
+}
+
 }  // namespace
 
 void use_torch(nb::handle module, nb::handle exchange) {
@@ -117,10 +124,12 @@ bool torch_covers(nb::handle query, nb::handle key, nb::handle value, nb::handle
                   nb::handle enable_gqa) {
   TensorView q, k, v, m;
   if (!cpu_view(query, q) || !cpu_view(key, k) || !cpu_view(value, v)) return false;
-  if (q.rank != 4 || k.rank != 4 || v.rank != 4 || q.type > ElementType::float64 || k.type != q.type ||
-      v.type != q.type || !PyBool_Check(causal.ptr()) || !PyBool_Check(enable_gqa.ptr())) {
+  if (q.rank < 2 || q.rank > 4 || k.rank != q.rank || v.rank != q.rank || q.type > ElementType::float64 ||
+      k.type != q.type || v.type != q.type || !PyBool_Check(causal.ptr()) || !PyBool_Check(enable_gqa.ptr())) {
     return false;
   }
+  const int most_rank = q.rank;
+  for (auto* view : {&q, &k, &v}) pad_shape(*view);
   const bool heads = enable_gqa.is(Py_True) ? k.shape[1] > 0 && q.shape[1] % k.shape[1] == 0 : q.shape[1] == k.shape[1];
   if (q.shape[0] != k.shape[0] || q.shape[0] != v.shape[0] || !heads || k.shape[1] != v.shape[1] ||
       k.shape[2] != v.shape[2] || q.shape[3] != k.shape[3]) {
@@ -128,7 +137,9 @@ bool torch_covers(nb::handle query, nb::handle key, nb::handle value, nb::handle
   }
   if (q.shape[3] < 1 || q.shape[3] > 256 || v.shape[3] < 1 || v.shape[3] > 512) return false;
   if (mask.is_none()) return true;
-  if (causal.is(Py_True) || !cpu_view(mask, m) || m.rank != 4 || m.type != ElementType::boolean) return false;
+  if (causal.is(Py_True) || !cpu_view(mask, m) || m.type != ElementType::boolean) return false;
+  if (m.rank < 2 || m.rank > most_rank) return false;
+  pad_shape(m);
   const std::int64_t full[] = {q.shape[0], q.shape[1], q.shape[2], k.shape[2]};
   for (int i = 0; i < 4; ++i) {
     if (m.shape[i] != 1 && m.shape[i] != full[i]) return false;
@@ -138,6 +149,7 @@ bool torch_covers(nb::handle query, nb::handle key, nb::handle value, nb::handle
 
 nb::object new_tensor(std::span<const std::int64_t> shape, ElementType type, nb::handle example,
                       const TensorView& of_example) {
+  if (torch == nullptr) throw Error(Error::Kind::value, "anyflash.torch: not imported, expected it before the call");
   const std::span like(of_example.shape.data(), std::size_t(of_example.rank));
   if (type == of_example.type && std::equal(shape.begin(), shape.end(), like.begin(), like.end())) {
     return torch->empty_like(example);

@@ -183,6 +183,7 @@ void check_input(const CheckArguments& arguments) {
   const auto call = make_call(arguments.call, inputs);
   auto dout = inputs.find("dout");
   const auto dlse = inputs.find("dlse");
+  inputs.refuse_unused();
   const bool forward_only = call.options.page_table.given();
   if (!dout && !forward_only) dout = random_dout(call, arguments.seed);
   Bar bar(arguments.call, call.q.type);

@@ -130,6 +130,7 @@ void explain_command(ExplainArguments arguments) {
     tables.push_back(inputs.get(name));
     return tables.back().view();
   });
+  inputs.refuse_unused();
   auto& options = arguments.options;
   options.type = *float_type(arguments.type);
   if (options.d_v == 0) options.d_v = options.d_qk;

@@ -84,6 +84,14 @@ OwnedTensor Inputs::get(const std::string& name, const std::string& option) {
        did_you_mean(name, known));
 }
 
+void Inputs::refuse_unused() const {
+  Names used;
+  for (const auto& [name, tensor] : read_) used.push_back(name);
+  for (const auto& [name, where] : assigned_)
+    if (!read_.contains(name))
+      fail(name + ": given, expected a tensor that the command or its rule uses" + did_you_mean(name, used));
+}
+
 std::optional<OwnedTensor> Inputs::load(const std::string& name) {
   const auto assigned = assigned_.find(name);
   if (assigned == assigned_.end()) return from_files(name);

@@ -29,6 +29,8 @@ class Inputs {
   std::optional<OwnedTensor> find(const std::string& name);
   /// Throws Error if it is not there; `option` is the option that would name it.
   OwnedTensor get(const std::string& name, const std::string& option = "--tensor NAME=FILE");
+  /// Throws Error if a tensor is assigned that nobody has looked for.
+  void refuse_unused() const;
 
  private:
   std::optional<OwnedTensor> load(const std::string& name);

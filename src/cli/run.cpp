@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "call.h"
 #include "commands.h"
@@ -34,6 +35,12 @@ void run_command(const RunArguments& arguments) {
   auto inputs = arguments.call.inputs();
   if (inputs.names_file(arguments.output)) fail("--output: " + arguments.output + " is an input file too");
   const auto call = make_call(arguments.call, inputs);
+  std::optional<OwnedTensor> dout, dlse;
+  if (arguments.backward) {
+    dout = inputs.get("dout", "--dout");
+    dlse = inputs.find("dlse");
+  }
+  inputs.refuse_unused();
 
   progress.step("forward");
   const auto start = std::chrono::steady_clock::now();
@@ -45,10 +52,8 @@ void run_command(const RunArguments& arguments) {
     written.emplace_back("row_sum", results.row_sum);
   }
   if (arguments.backward) {
-    const auto dout = inputs.get("dout", "--dout");
-    const auto dlse = inputs.find("dlse");
     progress.step("backward");
-    for (auto& gradient : run_backward(call, results, dout, dlse ? &*dlse : nullptr))
+    for (auto& gradient : run_backward(call, results, *dout, dlse ? &*dlse : nullptr))
       written.push_back(std::move(gradient));
   }
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;

@@ -44,12 +44,12 @@ class Ahead {
     }
   }
 
-  /// Asks for the next `rows` rows.
+  /// Prefetches the next `rows` rows.
   HWY_INLINE void fetch(int rows) {
     for (; rows > 0 && fetched_ < count_; --rows, ++fetched_)
       for (std::int64_t at = 0; at < rows_[fetched_].bytes; at += 64) hwy::Prefetch(rows_[fetched_].data + at);
   }
-  /// Asks for the next `lines` cache lines.
+  /// Prefetches the next `lines` cache lines.
   HWY_INLINE void fetch_lines(int lines) {
     for (; lines > 0 && fetched_ < count_; --lines) {
       hwy::Prefetch(rows_[fetched_].data + line_);

@@ -35,12 +35,13 @@ class LoadedBlocks {
   E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries; `kInTiles` left
                             ///< operands (channels, 64 queries), since tiles take these in rows alone
   std::uint64_t q_bad, dout_bad;
-  std::int32_t query_rows;  ///< loaded of them, whole steps of kSpanStep: no others exist; their p and ds say nothing
+  std::int32_t query_rows;  ///< how many queries are loaded, a multiple of kSpanStep; the other rows of p and ds are
+                            ///< undefined
   // After `use_keys`.
   E *k_t, *v_t;  ///< right operands (d_qk, 64 keys), (d_v, 64 keys), whole
   E* k_right;    ///< right operand (64 keys, d_qk); the next key block's follows it
   std::uint64_t k_bad;
-  std::int32_t key_rows;  ///< loaded of them, as of queries
+  std::int32_t key_rows;  ///< how many keys are loaded, likewise
   // After `compute`.
   E *p, *ds;                   ///< (64 queries, 64 keys), Pairs along the queries
   T *p_numbers, *ds_numbers;   ///< P and dS as numbers, if not `of_products`

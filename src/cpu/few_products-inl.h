@@ -1,5 +1,5 @@
-// Products of a few rows with keys and values where they lie in memory, each of which is used once (for the tiles of
-// AMX alone keys are packed). What lies some rows behind is asked for as they are read, so that memory is never idle.
+// Products of a few rows with keys and values, each of which is used once. Both are read where they lie in memory; only
+// for AMX, keys are packed. Later rows are prefetched while the present ones are read, so that memory is never idle.
 
 #include <cstdint>
 
@@ -22,7 +22,8 @@ namespace HWY_NAMESPACE {
 // Vectors of channels that a patch of the output is wide.
 constexpr int kFewVectors = kGemmRows == 8 ? 4 : 2;
 
-/// Asks for the cache line `bytes` behind `at`, number `number` of its row, once a line. It may lie in no tensor.
+/// Prefetches the cache line that lies `bytes` after `at`. `number`: the place of `at` in its row; only the first
+/// number of each cache line prefetches. The address may lie outside of the tensor.
 template <class T>
 HWY_INLINE void FetchAhead(const T* at, std::int64_t number, std::int64_t bytes) {
   if (bytes == 0 || number * static_cast<std::int64_t>(sizeof(T)) % 64 != 0) return;
@@ -30,8 +31,8 @@ HWY_INLINE void FetchAhead(const T* at, std::int64_t number, std::int64_t bytes)
   hwy::Prefetch(reinterpret_cast<const char*>(address));
 }
 
-/// What is asked for while keys are read: nothing; the same channels, of rows behind; or as many bytes in the order of
-/// memory, where rows have no gaps between them.
+/// What is prefetched while keys are read: nothing; the same channels of later rows; or as many bytes as are read, in
+/// the order of memory, which needs rows without gaps between them.
 enum class Fetch { nothing, of_rows, in_order };
 
 /// sums += Q K^T over kColumns channels, from channel c on, of a vector of keys.
@@ -55,7 +56,7 @@ HWY_INLINE void AddProductsOfKeys(D d, const E* q, std::int64_t depth, const T* 
 }
 
 /// s (kRows, 64) = Q K^T for a vector of keys, whose rows lie `line` apart; summed in the order of Gemm. E: T or Pair;
-/// depth and line count E. k: E too, as numbers of the same size. ahead: bytes from what is read to what is asked for.
+/// depth and line count E. k: E too, as numbers of the same size. ahead: bytes from what is read to what is prefetched.
 template <int kRows, Fetch kFetch, class E, class T = SumOf<E>>
 HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::int64_t line, T* s,
                                std::int64_t ahead) {

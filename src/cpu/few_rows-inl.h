@@ -61,7 +61,7 @@ struct FewRows {
   static bool beside(const Operand& operand) { return std::abs(operand.head) < std::abs(operand.sequence[2]); }
 };
 
-/// What a part leaves behind of each row: (heads, rows, d_v), (heads, rows).
+/// The results of a part, for each row: (heads, rows, d_v), (heads, rows).
 template <class T>
 struct Part {
   T* out;
@@ -157,7 +157,8 @@ class FewRowsTask {
     return in_place(problem_.v, program, box, keys, problem_.d_v == d_v_);
   }
 
-  /// Of the keys of a block those that a task works on: from `box`'s first on, whole steps of kSpanStep.
+  /// The keys of a block that a task works on: they start at `box`'s first key, and their number is a multiple of
+  /// kSpanStep.
   struct Seen {
     Box box;
     int count = kTile;
@@ -166,8 +167,9 @@ class FewRowsTask {
     EvenRows keys, values;                      ///< where they lie, if products can read them there
   };
 
-  /// Where rows are copied: while the keys are, the values are on their way; while those are, the keys that follow, of
-  /// the next head or the next block. (Products that read rows in place see to it themselves.)
+  /// Lists the rows to prefetch, for blocks whose rows are copied. The values are prefetched while the keys are copied.
+  /// The keys of the next head or of the next block are prefetched while the values are copied. Products that read
+  /// rows in place prefetch on their own.
   void look_ahead(const rules::Program& program, std::int64_t head, const Seen& seen, std::int32_t next) {
     const auto add = [&](const Operand& operand, const EvenRows& even, std::int64_t of_head, const Box& rows,
                          std::int64_t channels) {
@@ -227,8 +229,9 @@ class FewRowsTask {
     }
   }
 
-  /// From what is read of a row to what is asked for then: the same of the rows that are read next, where both fit the
-  /// nearest cache; else, since those would be gone before they are used, rows of the same tensor.
+  /// The distance in bytes from a row that is read to the row that is prefetched meanwhile. That row is the same one of
+  /// the tensor that is read next, if both tensors' rows fit the L1 cache. Else it would be evicted before its use, and
+  /// a later row of the same tensor is prefetched.
   std::int64_t bytes_ahead(const Operand& operand, const EvenRows& rows, const Operand& next,
                            const EvenRows& next_rows) const {
     const auto size = static_cast<std::int64_t>(element_size(problem_.type)), line = rows.line * size;

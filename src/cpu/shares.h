@@ -1,6 +1,6 @@
 // Hands out work that lies in groups of equal parts. A thread takes a group for itself, part after part, so that it
-// loads what they share once; when every group is taken it helps where most is left, lest all wait for the slowest
-// thread.
+// loads what they share once. When every group is taken it helps where most is left, so that nobody waits long for the
+// slowest thread.
 #pragma once
 
 #include <algorithm>

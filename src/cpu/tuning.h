@@ -27,7 +27,7 @@ constexpr std::int64_t kPartBlocks = 16;                     // key blocks of a 
 constexpr std::int64_t kMostRowsOfTask = 64;                 // of theirs in all heads of a task
 constexpr std::int64_t kShortRow = 256;                      // bytes: 64 rows of K and of V fit the nearest cache
 constexpr std::int64_t kRowInOrder = 128;                    // those of keys up to here in the order of memory
-constexpr std::int64_t kBytesAhead = 16384;                  // of longer rows, so many are asked for ahead,
+constexpr std::int64_t kBytesAhead = 16384;                  // of longer rows, so many are prefetched,
 constexpr std::int64_t kRowsAhead = 16;                      // of rows that several heads have, so many rows
 
 // Backward.

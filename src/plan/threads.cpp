@@ -17,8 +17,8 @@ const auto pause_all = reinterpret_cast<int (*)(omp_pause_resource_t)>(dlsym(RTL
 
 // A child that is forked has the thread that forked and OpenMP's record of its team, but not the team: GCC's run-time
 // would wait for it for ever. So the team is let go before a fork; parent and child each start a new one at need. Where
-// it cannot be let go, the child computes with one thread. And the cache is held, lest the child be born with it locked
-// by a thread that it lacks.
+// it cannot be let go, the child computes with one thread. And the cache's lock is taken before the fork. Else another
+// thread might hold it then, and the child, which lacks that thread, could never take it.
 void before_fork() {
   if (pause_all) pause_all(omp_pause_soft);
   plan_cache().lock();

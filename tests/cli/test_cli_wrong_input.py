@@ -79,6 +79,22 @@ CALLS = {  # the arguments, a part of the line
         [*RUN, "--input", "tables.npz", "--rule", "documents(idz3, idz3)"],
         "name it with --tensor NAME=FILE, did you mean 'ids3'?",
     ),
+    "a tensor that nothing names": (
+        [*RUN, "--tensor", "sinks=tables.npz:ids3"],
+        "sinks: given, expected a tensor that the command or its rule uses, did you mean 'sink'?",
+    ),
+    "dout of a forward call": (
+        [*RUN, "--dout", "qkv.npz:q"],
+        "dout: given, expected a tensor that the command or its rule uses",
+    ),
+    "a table that the rule explained does not name": (
+        ["explain", "--shape", "4", "--tensor", "ids=tables.npz"],
+        "ids: given, expected a tensor that the command or its rule uses",
+    ),
+    "a tensor that the call checked does not use": (
+        ["check", "--input", "qkv.npz", "--tensor", "ids=tables.npz"],
+        "ids: given, expected a tensor that the command or its rule uses",
+    ),
     "neither file nor entry": (
         [*RUN, "--query", "z"],
         "q: 'z' is neither a .npy, .npz or .safetensors file nor in an input",

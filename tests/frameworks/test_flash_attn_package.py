@@ -235,6 +235,19 @@ def test_what_is_not_offered_of_version_3_is_refused(name):
 
 
 @pytest.mark.of_the_cpu
+@pytest.mark.parametrize("wrong, line", [
+    (torch.zeros(3), "shape"), (torch.zeros(2, 4), "rank"), (torch.zeros(4, dtype=torch.int64), ""), ("four", "type str"),
+])  # fmt: skip
+def test_a_wrong_sink_is_named_as_it_was_given(wrong, line):
+    ends = torch.tensor([0, 5], dtype=torch.int32)
+    for call in (lambda: flash_attn_interface.flash_attn_func(Y, Y, Y, s_aux=wrong),
+                 lambda: flash_attn_interface.flash_attn_varlen_func(Y[0], Y[0], Y[0], ends, ends, 5, 5, s_aux=wrong),
+                 lambda: flash_attn_interface.flash_attn_with_kvcache(Y, Y, Y, s_aux=wrong)):  # fmt: skip
+        with pytest.raises((ValueError, TypeError), match=f"^s_aux: {line}[^\n]*$"):
+            call()
+
+
+@pytest.mark.of_the_cpu
 def test_numbers_in_use_are_checked():
     ends = torch.tensor([0, 2, 5])
     for name, used, line in (("seqused_q", [3, 1], r"seqused_q: \[3, 1\], expected 0 to the lengths \[2, 3\]"),

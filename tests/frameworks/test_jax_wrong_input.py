@@ -39,6 +39,10 @@ WRONG = {
     "tables of no names": (TypeError, "tables: type list, expected arrays by name",
                            lambda: attention(X, X, X, rule="documents(a, a)", tables=[X])),
     "tables": (ValueError, "tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
+    "a table that the text does not name": (ValueError, "tables: 'b', which the rule's text does not name", lambda:
+        attention(X, X, X, rule="documents(a, a)", tables={"a": jnp.arange(X.shape[2]), "b": X})),
+    "a table beside a text without any": (ValueError, "tables: 'causal', which the rule's text does not name",
+                                          lambda: attention(X, X, X, rule="causal()", tables={"causal": X})),
     "no table": (ValueError, "tables: no array 'a'", lambda: attention(X, X, X, rule="documents(a, a)")),
     "table of words": (TypeError, "tables: a: type ",
                        lambda: attention(X, X, X, rule="dense(a)", tables={"a": np.array(["a"])})),

@@ -316,6 +316,11 @@ WRONG = {
     "stride": ("rule: column 1: local: log2_stride 31, expected",
                lambda: local_2d(X, X, X, **ONE | {"log2_stride_size": 31})),
     "rule's text": ("rule: ", lambda: attention(X, X, X, rule="casual()")),
+    "a table that the text does not name": (
+        "tables: 'idz', which the rule's text does not name, did you mean 'ids'?",
+        lambda: attention(X, X, X, rule="dense(ids)", tables={"ids": tf.ones((8, 8), tf.bool), "idz": [0] * 8})),
+    "a table beside a text without any": ("tables: 'a', which the rule's text does not name",
+                                          lambda: attention(X, X, X, rule="causal()", tables={"a": [0] * 8})),
     "no table": ("tables: no tensor 'ids'", lambda: attention(X, X, X, rule="documents(ids, ids)")),
     "tables": ("tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
     "layout": ("layout: 'qkv', expected bhsd, bshd, thd or bhds", lambda: attention(X, X, X, layout="qkv")),

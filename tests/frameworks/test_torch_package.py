@@ -40,6 +40,21 @@ print([name for name in sys.modules if name not in before and not name.startswit
     assert run(program) == "[]\n"
 
 
+def test_the_extension_s_calls_before_the_front_end_is_imported_raise():
+    assert run("""
+import torch
+from anyflash import _core
+x, rows = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2)
+options = (_core.full(), "none_front", "bhsd", None, None, 0.0, None, None, False, *[None] * 5, False, 0, 0)
+for call in (lambda: _core.torch_attention(x, x, x, None, False, options),
+             lambda: _core.torch_attention_backward(x, x, x, x, x, rows, None, options, 1)):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+""") == "anyflash.torch: not imported, expected it before the call\n" * 2
+
+
 @pytest.mark.parametrize("module", ["anyflash.torch", "anyflash.compat.flash_attn", "anyflash.transformers"])
 def test_everything_public_is_documented(module):
     run(f"""

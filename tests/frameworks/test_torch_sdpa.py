@@ -2,6 +2,7 @@
 not covered goes to PyTorch and is logged once."""
 
 import inspect
+import itertools
 import logging
 import pickle
 import re
@@ -100,10 +101,11 @@ def test_any_call(call):
 def loose_calls(draw):
     """Tensors whose sizes and types may fit or not, most of rank 4."""
     size = st.sampled_from([0, 1, 2, 2, 4])
-    shape = st.lists(size, min_size=3, max_size=5) | st.tuples(*[st.just(2)] * 4) | st.tuples(size, size, size, size)
+    shape = st.lists(size, min_size=2, max_size=5) | st.tuples(*[st.just(2)] * 4) | st.tuples(size, size, size, size)
     dtype = st.sampled_from([torch.float32] * 4 + [torch.float64, torch.int32])
     tensors = [torch.ones(tuple(draw(shape)), dtype=draw(dtype)) for _ in range(3)]
-    mask = draw(st.none() | st.tuples(shape, st.sampled_from([torch.bool, torch.bool, torch.float32])))
+    of_mask = shape | st.tuples(size, size) | st.tuples(size, size, size) | st.tuples(*[st.sampled_from([1, 2])] * 3)
+    mask = draw(st.none() | st.tuples(of_mask, st.sampled_from([torch.bool, torch.bool, torch.float32])))
     mask = None if mask is None else torch.ones(tuple(mask[0]), dtype=mask[1])
     return (*tensors, mask), draw(st.booleans()), draw(st.booleans())
 
@@ -112,29 +114,40 @@ def loose_calls(draw):
 @examples(400)
 @given(loose_calls())
 def test_usual_calls_are_those_that_are_covered(call):
-    """What the extension says at once of tensors of rank 4 and boolean masks is what the whole list of reasons says."""
+    """What the extension says at once of tensors of rank 2 to 4 and boolean masks is what the whole list of reasons
+    says."""
     tensors, causal, gqa = call
     mask = tensors[3]
-    usual = all(x.dim() == 4 for x in tensors if x is not None) and (mask is None or mask.dtype == torch.bool)
+    usual = tensors[0].dim() in (2, 3, 4) and (mask is None or mask.dtype == torch.bool)
     covered = _sdpa._reason(*tensors, 0.0, causal, gqa) is None
     assert _core.torch_covers(*tensors, causal, gqa) == (usual and covered)
 
 
 @pytest.mark.of_the_cpu
 @pytest.mark.parametrize("records", [False, True])
-@pytest.mark.parametrize("kind", ["full", "causal", "mask", "groups", "scale"])
-def test_usual_calls_take_the_short_way(numbers, monkeypatch, kind, records):
+@pytest.mark.parametrize("rank, kind", [
+    *itertools.product([2, 3, 4], ["full", "causal", "mask", "scale", "two axes", "one row"]),
+    *itertools.product([3, 4], ["groups", "three axes"]),
+])  # fmt: skip
+def test_usual_calls_take_the_short_way(numbers, monkeypatch, kind, records, rank):
     """They look for no reason, and a mask needs no DLPack capsule."""
     for module, name in ((_sdpa, "_reason"), (_sdpa, "attention"), (_arrays, "capsule_of")):
         monkeypatch.setattr(module, name, None)
     heads = 2 if kind == "groups" else 4
     q, k, v = numbers(2, 4, 5, 8), numbers(2, heads, 7, 8), numbers(2, heads, 7, 6)
+    q, k, v = (x[(0,) * (4 - rank)] for x in (q, k, v))
+    mask = torch.arange(280).reshape(2, 4, 5, 7) % 3 > 0
+    masks = {"mask": mask[:, :1, :1][(0,) * (4 - rank)], "two axes": mask[0, 0], "three axes": mask[0],
+             "one row": mask[0, 0, :1]}  # fmt: skip
     options = {"causal": {"is_causal": True}, "groups": {"enable_gqa": True}, "scale": {"scale": 0.3},
-               "mask": {"attn_mask": torch.arange(14).reshape(2, 1, 1, 7) % 3 > 0}}.get(kind, {})  # fmt: skip
+               **{name: {"attn_mask": one} for name, one in masks.items()}}.get(kind, {})  # fmt: skip
     q.requires_grad_(records)
     out = _sdpa.scaled_dot_product_attention(q, k, v, **options)
-    torch.testing.assert_close(out, OWN(q, k, v, **options))
+    expected = OWN(q, k, v, **options)
+    torch.testing.assert_close(out, expected)
     assert out.requires_grad == records
+    if records:
+        torch.testing.assert_close(*[torch.autograd.grad(one.sin().sum(), q) for one in (out, expected)])
 
 
 @pytest.mark.of_the_cpu
@@ -588,6 +601,8 @@ with sdpa():
     assert F.scaled_dot_product_attention is not own  # of the block
 assert F.scaled_dot_product_attention is own
 first.undo()
+from anyflash.torch import auto
+assert auto is first and F.scaled_dot_product_attention is own
 import anyflash.torch.auto
 assert F.scaled_dot_product_attention.__wrapped__ is own
 first.undo()  # not of this one

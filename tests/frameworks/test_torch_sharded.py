@@ -124,6 +124,7 @@ for place in (0, 1):
     "wrong input": """
 x = numbers(2, 4, 6, 8)
 d, plain = spread(x, Shard(1)), x.clone()
+six, three = numbers(2, 6, 5, 8), numbers(2, 3, 5, 8)
 pages = spread(x, Replicate())
 for line, call in (
         ("query: placed as Shard(2), expected its batch or heads sharded or none; redistribute it to Shard(0) or Shard(1)",
@@ -135,8 +136,13 @@ for line, call in (
         ("query: a plain tensor beside a DTensor", lambda: attention(plain, d, d)),
         ("bias: a plain tensor beside a DTensor", lambda: attention(d, d, d, bias=numbers(1, 1, 6, 6))),
         ("key_lengths: a plain tensor beside", lambda: attention(d, d, d, key_lengths=torch.tensor([1, 2]))),
-        ("key: 3 heads over 2 processes, expected a multiple", lambda: attention(
-            spread(numbers(2, 6, 5, 8), Shard(1)), *[spread(numbers(2, 3, 5, 8), Replicate())] * 2)),
+        ("key: 3 heads over 2 processes, expected a multiple; redistribute query to Replicate() or Shard(0)",
+         lambda: attention(spread(six, Shard(1)), *[spread(three, Replicate())] * 2)),
+        ("key: 3 heads over 2 processes, expected a multiple; redistribute query, key to Replicate() or Shard(0)",
+         lambda: attention(spread(six, Shard(1)), spread(three, Shard(1)), spread(three, Replicate()))),
+        ("key: 3 heads over 2 processes, expected a multiple; redistribute sink to Replicate()",
+         lambda: attention(spread(six, Replicate()), *[spread(three, Replicate())] * 2,
+                           sink=spread(numbers(6), Shard(0)))),
         ("out: given beside DTensors", lambda: attention(d, d, d, out=d)),
         ("layout: 'sbhd', expected one of ", lambda: attention(d, d, d, layout="sbhd")),
         ("key: head size 4, expected 8 as in query", lambda: attention(d, spread(numbers(2, 4, 6, 4), Shard(1)), d))):

@@ -101,6 +101,11 @@ WRONG = {
                                        lambda: af.attention(X, torch.nn.Identity(), X)),
     "return_lse with gradient": (ValueError, "return_lse: tensor(",
                                  lambda: attention(X.clone().requires_grad_(), X, X, return_lse=zeros(2))),
+    "a table that the text does not name": (
+        ValueError, "tables: 'b', which the rule's text does not name",
+        lambda: attention(X, X, X, rule="documents(a, a)", tables={"a": torch.arange(5), "b": torch.arange(5)})),
+    "a table beside a text without any": (ValueError, "tables: 'a', which the rule's text does not name",
+                                          lambda: attention(X, X, X, rule="causal()", tables={"a": X})),
     "tables in a tensor": (TypeError, "tables: type Tensor, expected arrays by name",
                            lambda: attention(X, X, X, tables=X)),
     "scale with gradient": (ValueError, "scale: requires a gradient, and none is computed; pass scale.detach()",

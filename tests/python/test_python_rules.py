@@ -145,7 +145,7 @@ def test_rules_go_to_other_processes():
 
 
 def test_tables_by_name():
-    rule = af.parse_rule("documents(ids, ids) & ~dense(mask)", {"ids": ids, "mask": y > x, "other": None})
+    rule = af.parse_rule("documents(ids, ids) & ~dense(mask)", {"ids": ids, "mask": y > x})
     np.testing.assert_array_equal(pattern(rule, 6), (ids[:, None] == ids) & ~(y > x))
     for given, line in (({}, "tables: no array 'ids', which the rule's text names"),
                         ({3: ids, "\ud800": ids, "id": ids}, "which the rule's text names, did you mean 'id'?"),

@@ -169,6 +169,31 @@ RULES = {
         ValueError,
         f"tables: no array '{'x' * 40}...', which the rule's text names",
     ),
+    "a table that the text does not name": (
+        lambda: af.parse_rule("documents(ids, ids)", {"ids": np.zeros(3, int), "idz": np.zeros(3, int)}),
+        ValueError,
+        "tables: 'idz', which the rule's text does not name, did you mean 'ids'?",
+    ),
+    "a table beside a rule without any": (
+        lambda: af.parse_rule("causal()", {"causal": None}),
+        ValueError,
+        "tables: 'causal', which the rule's text does not name",
+    ),
+    "a table whose name is a number": (
+        lambda: af.parse_rule("causal()", {3: None}),
+        ValueError,
+        "tables: 3, which the rule's text does not name",
+    ),
+    "tables of no names": (
+        lambda: af.parse_rule("causal()", 3),
+        TypeError,
+        "tables: type int, expected arrays by name",
+    ),
+    "tables in a list": (
+        lambda: af.parse_rule("causal()", [3]),
+        TypeError,
+        "tables: type list, expected arrays by name",
+    ),
     "pattern too large": (
         lambda: af.explain(af.full(), 1 << 20).pattern,
         ValueError,

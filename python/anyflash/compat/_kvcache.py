@@ -47,7 +47,7 @@ def flash_attn_with_kvcache(
     (batch,) int32; the whole cache if not given. cache_batch_idx (batch,): each entry's place in the cache; not with
     block_table. cache_leftpad (batch,): the first key of each entry; not with block_table.
 
-    k, v (batch, new, heads of keys, channels): written into the cache, in place, behind cache_seqlens, and attended to.
+    k, v (batch, new, heads of keys, channels): written into the cache, in place, after cache_seqlens, and attended to.
     rotary_cos, rotary_sin (positions, half of the rotated channels): with k, rotate k and q. The first new key and the
     first query are at position cache_seqlens, whatever cache_leftpad is; without causal and window all queries are.
     rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
@@ -145,7 +145,7 @@ def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, 
             raise ValueError("rotary_cos: given without k, expected new keys to rotate")
         return
     if lengths is None:
-        raise ValueError("cache_seqlens: not given, expected the lengths behind which k and v go")
+        raise ValueError("cache_seqlens: not given, expected the lengths after which k and v go")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         if torch.compiler.is_compiling():
             continue

@@ -37,7 +37,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
 ) -> Any:
     """Attention inside sequences that lie end to end: q (queries, heads, channels), k and v (keys, heads of keys,
-    channels), cu_seqlens (batch + 1,) int32 their cumulative lengths. Tokens behind the last length are in no sequence:
+    channels), cu_seqlens (batch + 1,) int32 their cumulative lengths. Tokens after the last length are in no sequence:
     their out is 0, their lse -inf, their gradients are 0.
 
     block_table (batch, pages), int32: k and v are (pages, page size, heads of keys, channels). Forward only: a backward
@@ -155,12 +155,12 @@ def _in_use(cu_q: Tensor, cu_k: Tensor, used: tuple[Any, Any], place: torch.devi
 
 
 def _are_whole(cu_q: Tensor, cu_k: Tensor, ends: tuple[int, int]) -> bool:
-    """They reach all tokens, or are on a GPU, where attention finds those behind the last length itself."""
+    """The lengths reach all tokens, or are on a GPU, where attention finds the tokens after the last length itself."""
     return cu_q.is_cuda or (not traced() and (cu_q.tolist()[-1], cu_k.tolist()[-1]) == ends)
 
 
 def _whole(cu_q: Tensor, cu_k: Tensor, ends: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """With two more sequences: the queries behind the last one without keys, the keys behind it without queries."""
+    """With two more sequences: the queries after the last one without keys, the keys after it without queries."""
     if _are_whole(cu_q, cu_k, ends):
         return cu_q, cu_k
     queries, keys = cu_q.new_full((1,), ends[0]), cu_k.new_full((1,), ends[1])

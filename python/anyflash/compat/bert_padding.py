@@ -71,7 +71,7 @@ def unpad_input_for_concatenated_sequences(
     hidden_states: Tensor, attention_mask_in_length: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]:
     """The same where rows hold several sequences. attention_mask_in_length (batch, length), integers: each row's
-    lengths of sequences, from its front on, and zeros behind them, as [[2, 3, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]].
+    lengths of sequences, from its front on, and zeros after them, as [[2, 3, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]].
 
     Returns (tokens, indices, cu_seqlens (sequences + 1,) int32, the longest length).
     """

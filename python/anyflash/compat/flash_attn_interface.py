@@ -12,7 +12,7 @@ anyflash.compat.flash_attn, the differences too. Beyond it:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,8 +62,8 @@ def flash_attn_func(
     """
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = options(0.0, softmax_scale, causal, window_size, softcap, deterministic)
-    return attention(q, k, v, layout="bshd", sink=s_aux,
-                     return_lse=truth("return_attn_probs", return_attn_probs), **call)  # fmt: skip
+    return _with_s_aux(attention, q, k, v, layout="bshd", sink=s_aux,
+                       return_lse=truth("return_attn_probs", return_attn_probs), **call)  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -128,15 +128,15 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Attention inside sequences that lie end to end, as anyflash.compat.flash_attn has it. seqused_q and seqused_k
     (batch,): how many tokens of each sequence are in use, from its first on. The others are in no sequence, as those
-    behind the last cumulative length: out 0, lse -inf, gradients 0. The lengths say the longest: max_seqlen may be any.
+    after the last cumulative length: out 0, lse -inf, gradients 0. The lengths say the longest: max_seqlen may be any.
 
     Returns out, or (out, softmax_lse (heads, queries)) if return_attn_probs. Differentiable.
     """
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = options(0.0, softmax_scale, causal, window_size, softcap, deterministic)
     call |= dict(alibi_slopes=None, sink=s_aux)
-    return attend(q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), None,
-                  truth("return_attn_probs", return_attn_probs), call, (seqused_q, seqused_k))  # fmt: skip
+    return _with_s_aux(attend, q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), None,
+                       truth("return_attn_probs", return_attn_probs), call, (seqused_q, seqused_k))  # fmt: skip
 
 
 def flash_attn_with_kvcache(
@@ -181,9 +181,9 @@ def flash_attn_with_kvcache(
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
             scheduler_metadata=scheduler_metadata)  # fmt: skip
-    made = with_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-                      page_table, softmax_scale, causal, window_size, softcap, rotary_interleaved, None,
-                      return_softmax_lse, s_aux, "page_table")  # fmt: skip
+    made = _with_s_aux(with_cache, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+                       cache_leftpad, page_table, softmax_scale, causal, window_size, softcap, rotary_interleaved, None,
+                       return_softmax_lse, s_aux, "page_table")  # fmt: skip
     return (*made, made[0].new_empty(0), made[0].new_empty(0)) if isinstance(made, tuple) else made
 
 
@@ -237,6 +237,17 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
 ) -> None:
     """None, which flash_attn_with_kvcache takes as scheduler_metadata: anyflash plans its calls itself."""
+
+
+def _with_s_aux(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """The function's result. Its errors name the sink as the caller does."""
+    try:
+        return function(*given, **options)
+    except (ValueError, TypeError) as error:
+        line = str(error)
+        if not line.startswith("sink:"):
+            raise
+        raise type(error)(f"s_aux{line.removeprefix('sink')}") from None
 
 
 def _refuse(attention_chunk: int, **given: Any) -> None:

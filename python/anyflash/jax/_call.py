@@ -73,9 +73,7 @@ def operand(name: str, array: Any) -> Any:
 def rule_parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
     """(text, tables by name) of a rule, which may be a text already."""
     if isinstance(rule, str):
-        text = " ".join(rule.split())
-        named = set(re.findall(r"\w+", text))
-        return text, {name: table for name, table in given_tables(tables).items() if name in named}
+        return " ".join(rule.split()), dict(given_tables(tables))
     if not isinstance(rule, _core.Rule):
         kind = _core.echoed(type(rule).__name__)
         raise TypeError(f"rule: type {kind}, expected a rule such as anyflash.causal(), or its text")

@@ -29,8 +29,8 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     tensors to that of the scores of one chunk of queries and one of keys, in all heads: N * (L / num_chunks_q) *
     (L / num_chunks_kv) numbers of float32 (float64 for float64). The forward pass needs some megabytes whatever they
     are. The backward pass takes all in one call if that fits. Else it takes dQ from the largest blocks of queries that
-    fit, and then dK and dV from such blocks of keys, in about twice the time; where not even blocks of 64 in one head
-    fit, it takes those. More chunks never take more memory. Each gradient is rounded to its type once.
+    fit, and then dK and dV from such blocks of keys, in two to three times the time; where not even blocks of 64 in one
+    head fit, it takes those. More chunks never take more memory. Each gradient is rounded to its type once.
 
     Raises ValueError or TypeError with one line.
     """

@@ -38,7 +38,7 @@ _CAUSAL, _FULL = _rules.causal(), _rules.full()
 _told: set[str] = set()
 _lock = threading.Lock()
 _users = 0  # of the override
-_in_use = False  # _users > 0: of this alone a compiled graph may depend
+_in_use = False  # _users > 0; a compiled graph depends on this flag, and not on the count
 
 
 def scaled_dot_product_attention(
@@ -70,9 +70,7 @@ def scaled_dot_product_attention(
     if not torch.compiler.is_compiling() and _is_usual(query, key, value, attn_mask, dropout_p, scale) and (
         torch_covers(query, key, value, attn_mask, is_causal, enable_gqa)
     ):  # as what follows finds too, in ten times the time
-        if attn_mask is None:
-            return plain_attention(query, key, value, _CAUSAL if is_causal else _FULL, scale)
-        return plain_attention(query, key, value, "dense(mask)", scale, {"mask": attn_mask})
+        return _usual(query, key, value, attn_mask, is_causal, scale)
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None and scale is not None:
         reason = _reason_of_scale(scale, query.dtype)
@@ -103,8 +101,8 @@ def _know_early_names() -> None:
 
 
 def _of_bias(bias: Any, given: tuple[Any, ...], **options: Any) -> Tensor:
-    """PyTorch's object for a causal mask knows a call of the function that F has at present by that alone; it then
-    calls it anew, with is_causal or a mask that is a plain tensor."""
+    """PyTorch's object for a causal mask takes calls of the function that F holds at present, and of no other. It then
+    calls that function again, with is_causal or with a mask that is a plain tensor."""
     return bias.__torch_function__(F.scaled_dot_product_attention, (type(bias),), given, options)
 
 
@@ -185,6 +183,15 @@ def _is_usual(q: Any, k: Any, v: Any, mask: Any, dropout: Any, scale: Any) -> bo
     return (dropout.__class__ is float and dropout == 0.0 and not _autocast("cpu")
             and (scale is None or (scale.__class__ is float and abs(scale) <= _LARGEST[0]))
             and is_direct(q, k, v, mask))  # fmt: skip
+
+
+def _usual(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """A call that torch_covers."""
+    if q.dim() < 4:
+        return _usual(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask, causal, scale).squeeze(0)
+    if mask is None:
+        return plain_attention(q, k, v, _CAUSAL if causal else _FULL, scale)
+    return plain_attention(q, k, v, "dense(mask)", scale, {"mask": mask.unsqueeze(0) if mask.dim() == 3 else mask})
 
 
 def _is_plain(tensor: Any) -> bool:

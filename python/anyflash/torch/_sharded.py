@@ -95,8 +95,8 @@ def _kind(dim: int, given: Mapping[str, Any], axes: Mapping[str, _Axes]) -> int 
         if axis is None or axis not in (of_batch, of_heads):
             places = " or ".join(f"Shard({place})" for place in (of_batch, of_heads) if place is not None)
             raise ValueError(
-                f"{name}: placed as {placement if axis is None else f'Shard({axis})'}, expected its batch or heads sharded or none; redistribute it to "
-                f"{places or 'Replicate()'}"
+                f"{name}: placed as {placement if axis is None else f'Shard({axis})'}, expected its batch or heads "
+                f"sharded or none; redistribute it to {places or 'Replicate()'}"
             )
         if kind is None:
             kind = _BATCH if axis == of_batch else _HEADS
@@ -112,10 +112,17 @@ def _check_heads(kinds: list[int | None], mesh: Any, given: Mapping[str, Any], a
     if axis is None or given["key"].shape[axis] == given["query"].shape[of_query]:
         return
     if given["key"].shape[axis] % processes:
+        by_heads = [name for name, one in given.items() if _shards_heads(kinds, one, axes[name])]
+        by_batch = all(axes[name][_BATCH] is not None for name in by_heads)
         raise ValueError(
             f"key: {given['key'].shape[axis]} heads over {processes} processes, expected a multiple; redistribute "
-            "to Replicate()"
+            f"{', '.join(by_heads)} to Replicate(){' or Shard(0)' if by_batch else ''}"
         )
+
+
+def _shards_heads(kinds: list[int | None], one: Any, axes: _Axes) -> bool:
+    return any(kind == _HEADS and type(placement) is Shard and placement.dim % one.dim() == axes[_HEADS] % one.dim()
+               for kind, placement in zip(kinds, one.placements) if axes[_HEADS] is not None)  # fmt: skip
 
 
 def _processes(kinds: list[int | None], mesh: Any, kind: int) -> int:

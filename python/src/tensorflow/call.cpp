@@ -137,15 +137,27 @@ void Call::read_extras(Context& context) {
     place->option = context.next(place->name, place->is_host);
     if (place->is_term) terms.push_back({name, place->option});
   }
-  if (!text_.has_tables) return;
-  options.rule = parse_rule(text_.rule, [&](const std::string& name) {
+  read_rule(tables);
+}
+
+void Call::read_rule(const std::map<std::string, TensorView>& tables) {
+  Names known, named;
+  for (const auto& [table, tensor] : tables) known.push_back(table);
+  const auto table_of = [&](const std::string& name) {
     const auto found = tables.find(name);
-    if (found != tables.end()) return found->second;
-    Names known;
-    for (const auto& [table, tensor] : tables) known.push_back(table);
+    if (found == tables.end()) {
+      throw Error(Error::Kind::value,
+                  "tables: no tensor '" + shown(name) + "', which the rule's text names" + did_you_mean(name, known));
+    }
+    named.push_back(found->first);
+    return found->second;
+  };
+  if (text_.has_tables) options.rule = parse_rule(text_.rule, table_of);
+  for (const auto& table : known) {
+    if (std::find(named.begin(), named.end(), table) != named.end()) continue;
     throw Error(Error::Kind::value,
-                "tables: no tensor '" + shown(name) + "', which the rule's text names" + did_you_mean(name, known));
-  });
+                "tables: '" + shown(table) + "', which the rule's text does not name" + did_you_mean(table, named));
+  }
 }
 
 TensorView Call::like_out(const Shaped& tensor, const char* name) const {

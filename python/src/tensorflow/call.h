@@ -10,6 +10,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,7 @@ class Call {
 
  private:
   void read_extras(Context& context);
+  void read_rule(const std::map<std::string, TensorView>& tables);
   TensorView flattened(const Shaped& tensor, const char* name) const;
 
   const Text& text_;
