@@ -133,6 +133,6 @@ def parse_rule(text: str, tables: Mapping[str, _Array] | None = None) -> Rule:
     """Reads a rule from text as str(rule) writes it: calls, & | ~, parentheses, and [a, b] for one number a dimension.
 
     tables: the arrays that stand in the text by name, as in parse_rule("documents(ids, ids)", {"ids": ids}); they are
-    kept, not copied. Raises ValueError, naming the column where it fails, or TypeError.
+    kept, not copied, and the text must name each. Raises ValueError, naming the column where it fails, or TypeError.
     """
     return _core.parse_rule(text, tables)
