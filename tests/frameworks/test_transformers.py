@@ -272,14 +272,6 @@ def test_arguments_without_effect(qkv):
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("queries", [1, 2, 6])
-@pytest.mark.parametrize("window", [1, 3, 6, 9])
-def test_a_window_without_a_mask(qkv, queries, window):
-    q, k, v = qkv
-    out, _ = forward(torch.nn.Module(), q[:, :, -queries:], k, v, None, sliding_window=window, is_causal=True)
-    torch.testing.assert_close(out, by_hand(*qkv, CAUSAL.triu(1 - window))[:, -queries:])
-
-
 PACKED = torch.block_diag(*[torch.ones(n, n, dtype=torch.bool) for n in (2, 1, 3)])[None, None].to(DEVICE)
 ENDS = torch.tensor([0, 2, 3, 6], dtype=torch.int32, device=DEVICE)
 
@@ -315,6 +307,8 @@ UNKNOWN = {
     "cu_seq_lens_q: 3 sequences in a batch of 2, expected 1": dict(cu_seq_lens_k=ENDS),
     "cu_seq_lens_k: expected a tensor of rank 1 of int32 or int64, the cumulative lengths": dict(cu_seq_lens_k=[0, 6]),
     "cu_seq_lens_k: 2 numbers, expected 4 as cu_seq_lens_q": dict(cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[::3]),
+    "dropout: 0.5 with cu_seq_lens_q, expected 0; set attention_dropout=0":
+        dict(cu_seq_lens_q=ENDS, dropout=0.5, batch=1),
     "indices: torch.float32, expected torch.int32 or torch.int64": dict(indices=torch.ones(2, 6, 1)),
     "block_indices: Module has no indexer.block_size; pass a mask": dict(block_indices=torch.zeros(2, 2, 6, 1).int()),
 }  # fmt: skip
@@ -322,8 +316,10 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("message", UNKNOWN)
 def test_other_arguments_are_refused(qkv, message):
+    given = dict(UNKNOWN[message])
+    qkv = [x[: given.pop("batch", 2)] for x in qkv]
     with pytest.raises(ValueError) as raised:
-        forward(torch.nn.Module(), *qkv, None, is_causal=True, **UNKNOWN[message])
+        forward(torch.nn.Module(), *qkv, None, is_causal=True, **given)
     assert str(raised.value) == message
 
 
@@ -333,15 +329,22 @@ def test_chosen_keys_that_do_not_exist_are_refused(qkv):
         forward(torch.nn.Module(), *qkv, None, is_causal=True, indices=torch.full((2, 6, 1), 9))
 
 
-def test_a_window_of_a_module_that_is_not_causal_needs_a_mask(qkv):
-    with pytest.raises(ValueError, match="^sliding_window: 3 without a mask in a module that is not causal"):
-        forward(torch.nn.Module(), *qkv, None, is_causal=False, sliding_window=3)
-
-
 def test_unknown_arguments_of_a_model_are_refused():
     _, model = make("llama")
     with pytest.raises(ValueError, match="^bonus: an argument that"):
         model(IDS, bonus=1)
+
+
+def test_a_window_that_eager_does_not_apply():
+    """OLMoE hands one over."""
+    sizes = dict(**SMALL, num_key_value_heads=2, num_experts=2, num_experts_per_tok=1)
+    config = transformers.OlmoeConfig(**sizes)
+    config.sliding_window = 3
+    eager, ours = (transformers.OlmoeForCausalLM._from_config(copy.deepcopy(config), attn_implementation=name)
+                   for name in ("eager", "anyflash"))  # fmt: skip
+    ours.load_state_dict(eager.state_dict())
+    with torch.no_grad():
+        assert (eager.eval()(IDS.cpu()).logits - ours.eval()(IDS.cpu()).logits).abs().max() <= 1e-5
 
 
 # No mask
@@ -400,11 +403,14 @@ def test_models_with_an_attention_of_their_own_are_refused(name, way):
     )
 
 
+@pytest.mark.parametrize("own_class", [False, True])
 @pytest.mark.parametrize("name", ["bloom", "roformer"])
-def test_a_name_written_into_the_configuration_afterwards_is_refused_too(name):
+def test_a_name_written_into_the_configuration_afterwards_is_refused_too(name, own_class):
     """When a mask is made; a model that makes none computes what it did."""
     kind, config = ALONE[name]
-    model = kind(copy.deepcopy(config)).eval()
+    config = copy.deepcopy(config)
+    config.__class__ = type("Mine", (type(config),), {"__module__": "__main__"}) if own_class else type(config)
+    model = kind(config).eval()
     with_ours(model.config)
     with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for .*; use "eager"$'):
         model(IDS.cpu(), attention_mask=MASKS["left"].cpu())

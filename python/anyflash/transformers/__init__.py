@@ -38,9 +38,10 @@ _log = logging.getLogger(__name__)
 _KNOWN: dict[str, Any] = {"": _rules.full(), "causal()": _rules.causal()}
 _told: set[str] = set()
 
-# Arguments that leave the result alone beside the mask: what models pass on from their own callers.
+# Arguments that leave the result alone beside the mask: what models pass on from their own callers. A window is part of
+# the mask that Transformers makes; "eager" applies no other one, though OLMoE hands one over.
 _WITHOUT_EFFECT = frozenset("""
-    position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
+    sliding_window position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
     max_length_q max_length_k output_hidden_states output_router_logits input_ids inputs_embeds decoder_input_ids labels
     return_loss token_type_ids mm_token_type_ids pixel_values pixel_values_videos pixel_mask image_grid_thw grid_thw
     video_grid_thw image_sizes interpolate_pos_encoding input_values input_features input_features_mask bbox
@@ -63,7 +64,6 @@ def attention_forward(
     indices: Tensor | None = None,
     block_indices: Tensor | None = None,
     sinks: Tensor | None = None,
-    sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     **more: Any,
@@ -76,7 +76,6 @@ def attention_forward(
     s_aux : (heads,), sink logits; sinks : (batch, heads, queries, 1), one for each query
     indices : (batch, queries, n), the keys that a query sees if the mask shows them too; negative ones are no key
     block_indices : (batch, heads of keys, queries, n), likewise blocks of module.indexer.block_size keys
-    sliding_window : without a mask, how many keys a query of a causal module sees, itself included
     cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), cumulative lengths; a query sees keys of its own sequence alone
 
     Raises ValueError with one line for every other argument that may change the result.
@@ -87,27 +86,25 @@ def attention_forward(
     keys = key.shape[2]
     mask = None if attention_mask is None else attention_mask[..., :keys]
     causal = mask is None and query.shape[2] > 1 and _is_causal(module, is_causal, query.shape[2], keys)
-    left = _window_of(sliding_window, keys) if mask is None else -1
-    if left >= 0 and not (causal or _is_causal(module, is_causal, query.shape[2], keys)):
-        raise ValueError(f"sliding_window: {sliding_window} without a mask in a module that is not causal; pass a mask")
     chosen = None
     if indices is not None or block_indices is not None:
         chosen = _chosen(module, query, key, indices, block_indices)
     packed = _packed(query, cu_seq_lens_q, cu_seq_lens_k)
     if dropout > 0.0:
-        if causal or left >= 0:
-            mask = _dense_causal(query, keys, left)
-        for hides in (chosen, None if packed is None else _same_sequence(query.shape[2], keys, *packed)):
-            mask = _both(mask, hides)
-        return _with_dropout(module, query, key, value, mask, dropout=dropout, scaling=scaling,
+        if packed is not None:
+            raise ValueError(f"dropout: {dropout} with cu_seq_lens_q, expected 0; set attention_dropout=0")
+        if causal:
+            seen = torch.ones(1, 1, query.shape[2], keys, dtype=torch.bool, device=query.device)
+            mask = seen.tril_(keys - query.shape[2])
+        return _with_dropout(module, query, key, value, _both(mask, chosen), dropout=dropout, scaling=scaling,
                              position_bias=position_bias, softcap=softcap, s_aux=s_aux, sinks=sinks)  # fmt: skip
     told = known(attention_mask, query, key) if mask is not None and chosen is None else None
     if told is not None:
         mask, keys = None, told.keys
         key, value = key[:, :, :keys], value[:, :, :keys]
     bias = None if position_bias is None else position_bias[..., :keys]
-    text = f"window({left}, 0)" if left >= 0 else "causal()" if causal else ""
-    rule = told.rule if told is not None else _KNOWN.get(text, text)
+    text = "causal()" if causal else ""
+    rule = told.rule if told is not None else _KNOWN[text]
     rule, tables, bias = _visible(rule, text, _both(mask, chosen), bias, packed, query.dtype)
     options: Any = dict(rule=rule, tables=tables, align="none_end", scale=scaling, softcap=softcap or 0.0, bias=bias,
                         sink=s_aux)  # fmt: skip
@@ -165,17 +162,6 @@ def _is_causal(module: Any, is_causal: bool | None, queries: int, keys: int) -> 
     return is_causal
 
 
-def _window_of(sliding_window: Any, keys: int) -> int:
-    """How far back a query sees without a mask; -1 where that is every key."""
-    return sliding_window - 1 if isinstance(sliding_window, int) and 0 < sliding_window < keys else -1
-
-
-def _dense_causal(query: Tensor, keys: int, left: int) -> Tensor:
-    queries = query.shape[2]
-    seen = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=query.device).tril_(keys - queries)
-    return seen if left < 0 else seen.triu_(keys - queries - left)
-
-
 def _packed(query: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None:
     """Cumulative lengths of sequences that lie end to end; None for one sequence."""
     for name, given in (("cu_seq_lens_q", cu_q), ("cu_seq_lens_k", cu_k)):
@@ -193,13 +179,6 @@ def _packed(query: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None
     if query.shape[0] != 1:
         raise ValueError(f"cu_seq_lens_q: {cu_q.shape[0] - 1} sequences in a batch of {query.shape[0]}, expected 1")
     return cu_q, cu_k
-
-
-def _same_sequence(queries: int, keys: int, cu_q: Tensor, cu_k: Tensor) -> Tensor:
-    """Whether a query and a key lie in the same sequence, as a mask."""
-    of_q, of_k = (torch.bucketize(torch.arange(size, device=ends.device), ends, right=True)
-                  for size, ends in ((queries, cu_q), (keys, cu_k)))  # fmt: skip
-    return (of_q[:, None] == of_k)[None, None]
 
 
 def _chosen(module: Any, query: Tensor, key: Tensor, indices: Tensor | None,

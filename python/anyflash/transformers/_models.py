@@ -30,8 +30,7 @@ def check(model: Any) -> None:
         line += f" in Transformers {transformers.__version__}; use {since} or newer"
     line += '; use "eager"'
     if getattr(model.config_class, "sub_configs", None):
-        parts = ", ".join(model.config_class.sub_configs)
-        line += f', or a dict for parts alone: {{PART: "{NAME}"}} with {parts}'
+        line += f', or name the parts that take it in a dict, as {{"text_config": "{NAME}"}}'
     raise ValueError(line)
 
 
@@ -47,7 +46,8 @@ def _check_config_class(kind: Any) -> None:
 
 
 def check_config(config: Any) -> None:
-    kind: Any = type(config)
+    own = [one for one in type(config).__mro__ if one.__module__.startswith("transformers.models.")]
+    kind: Any = own[0] if own else type(config)
     if config is not None:
         _check_config_class(kind)
 
