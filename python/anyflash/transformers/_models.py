@@ -56,7 +56,8 @@ def _takes_others(model: Any) -> bool:
     other = model._supports_flex_attn or model._supports_flash_attn
     if not (model._supports_sdpa or (model._supports_attention_backend and other)):
         return False
-    # A class of a user's own has the attention of the model that it extends.
+    # A class of a user's own is taken for the model that it extends, as "sdpa" takes it. Nobody looks for an attention
+    # of its own.
     extended = next((one for one in model.__mro__ if one.__module__.startswith("transformers.models.")
                      and "forward" in vars(one)), model)  # fmt: skip
     # Older files choose a class by the implementation's name, from a table that knows their own names only.
