@@ -11,7 +11,8 @@ namespace {
 
 struct Tiny {
   static constexpr std::int64_t b = 1, h = 1, s = 8, d = 16;
-  std::vector<float> q = std::vector<float>(b * h * s * d, 0.5f), k = q, v = q, out = q, dout = q, dq = q, dk = q, dv = q;
+  std::vector<float> q = std::vector<float>(b * h * s * d, 0.5f), k = q, v = q, out = q, dout = q, dq = q, dk = q,
+                     dv = q;
   std::vector<float> lse = std::vector<float>(b * h * s);
   static anyflash::TensorView view(std::vector<float>& x) {
     return {x.data(), anyflash::ElementType::float32, {b, h, s, d}};

@@ -20,9 +20,18 @@ from table import Table
 TYPES = ("float32", "float64", "bfloat16", "float16")
 # In the order of the table: the module that measures each on a CPU, by a function of its name. docs/performance.md says
 # what.
-PARTS = {"calls": "parts_own", "torch": "parts_torch", "short": "parts_torch", "sizes": "parts_torch",
-         "decode": "parts_torch", "masks": "parts_own", "scaling": "parts_own", "beside": "parts_torch",
-         "rules": "parts_own", "long": "parts_own"}  # fmt: skip
+PARTS = {
+    "calls": "parts_own",
+    "torch": "parts_torch",
+    "short": "parts_torch",
+    "sizes": "parts_torch",
+    "decode": "parts_torch",
+    "masks": "parts_own",
+    "scaling": "parts_own",
+    "beside": "parts_torch",
+    "rules": "parts_own",
+    "long": "parts_own",
+}
 # Those of a GPU, in gpu.py.
 GPU_PARTS = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
 NEEDS = {"calls": "calls", "decode": "kernels"}  # a part's C++ program: the option that names it
@@ -38,39 +47,77 @@ def number(least, most):
 
 
 def parse_arguments():
-    parser = Parser("compare", description=__doc__,
-                    epilog="example: bench/compare --device cpu --json bench/results/cpu.json")  # fmt: skip
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu",
-                        help="cuda: not with --build, --threads, --heads, --sequence; minutes, most of them for the "
-                             "compilation of `masks`' peer")
+    parser = Parser(
+        "compare", description=__doc__, epilog="example: bench/compare --device cpu --json bench/results/cpu.json"
+    )
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="cuda: not with --build, --threads, --heads, --sequence; minutes, most of them for the "
+        "compilation of `masks`' peer",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
-    parser.add_argument("--parts", nargs="+", choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
-                        metavar="PART", help=f"what to measure on a CPU: {', '.join(PARTS)}; on a GPU: "
-                        f"{', '.join(GPU_PARTS)} (default: all of the device's)")
-    parser.add_argument("--add", action="store_true",
-                        help="keep what --json's file has of other parts, and beside PyTorch of other types, as "
-                             "measured before")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
+        metavar="PART",
+        help=f"what to measure on a CPU: {', '.join(PARTS)}; on a GPU: "
+        f"{', '.join(GPU_PARTS)} (default: all of the device's)",
+    )
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep what --json's file has of other parts, and beside PyTorch of other types, as measured before",
+    )
     parser.add_argument("--build", action="store_true", help="on a CPU: also time a cold build (minutes)")
     parser.add_argument("--rounds", type=number(1, 1000), default=7, metavar="N", help="timed rounds a row (default 7)")
-    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES,
-                        help="of the parts torch, tf32 and decode (default: all)")
-    parser.add_argument("--threads", nargs="+", type=number(1, 1024), metavar="N",
-                        help="of the parts torch, short, decode and masks on a CPU (default: one, and all)")
-    parser.add_argument("--heads", type=number(1, 1024), metavar="N",
-                        help="of the part torch on a CPU, alone: so many heads (default 4)")
-    parser.add_argument("--sequence", type=number(1, 1 << 20), metavar="N",
-                        help="of the part torch on a CPU, alone: so many tokens (default 2048). A record with --heads "
-                             "or --sequence is published in a block of its own, if the CPU has AMX")
-    parser.add_argument("--gpu-calls", metavar="PROGRAM", type=Path,
-                        default=measure.PROJECT / "build-gpu/bench/bench_gpu_calls",
-                        help="tiny calls from C++ on a GPU (default: the one that bench/compare builds)")
+    parser.add_argument(
+        "--types", nargs="+", choices=TYPES, default=TYPES, help="of the parts torch, tf32 and decode (default: all)"
+    )
+    parser.add_argument(
+        "--threads",
+        nargs="+",
+        type=number(1, 1024),
+        metavar="N",
+        help="of the parts torch, short, decode and masks on a CPU (default: one, and all)",
+    )
+    parser.add_argument(
+        "--heads",
+        type=number(1, 1024),
+        metavar="N",
+        help="of the part torch on a CPU, alone: so many heads (default 4)",
+    )
+    parser.add_argument(
+        "--sequence",
+        type=number(1, 1 << 20),
+        metavar="N",
+        help="of the part torch on a CPU, alone: so many tokens (default 2048). A record with --heads "
+        "or --sequence is published in a block of its own, if the CPU has AMX",
+    )
+    parser.add_argument(
+        "--gpu-calls",
+        metavar="PROGRAM",
+        type=Path,
+        default=measure.PROJECT / "build-gpu/bench/bench_gpu_calls",
+        help="tiny calls from C++ on a GPU (default: the one that bench/compare builds)",
+    )
     for name, what in (("calls", "tiny calls from C++"), ("kernels", "reading memory, in C++")):
-        parser.add_argument(f"--{name}", metavar="PROGRAM", type=Path,
-                            default=measure.PROJECT / f"build-bench/bench/bench_{name}",
-                            help=f"{what} (default: the one that bench/compare builds)")  # fmt: skip
-    parser.add_argument("--publish", metavar="FILE", type=Path,
-                        help="measure nothing: write the rows of this earlier --json file, of either device, into "
-                             "README.md and docs/performance.md")
+        parser.add_argument(
+            f"--{name}",
+            metavar="PROGRAM",
+            type=Path,
+            default=measure.PROJECT / f"build-bench/bench/bench_{name}",
+            help=f"{what} (default: the one that bench/compare builds)",
+        )
+    parser.add_argument(
+        "--publish",
+        metavar="FILE",
+        type=Path,
+        help="measure nothing: write the rows of this earlier --json file, of either device, into "
+        "README.md and docs/performance.md",
+    )
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
     offered = GPU_PARTS if arguments.device == "cuda" else tuple(PARTS)
@@ -114,16 +161,18 @@ def earlier_rows(arguments, machine):
     if any(row.get("shape") != shape for row in rows):
         raise SystemExit(f"bench/compare: --add: {arguments.json} has rows of other heads or another sequence")
     anew = [*arguments.parts, *["build"] * arguments.build]
-    return [row for row in rows if row["part"] not in anew or
-            row["part"] == "torch" and row["type"] not in arguments.types]  # fmt: skip
+    return [
+        row for row in rows if row["part"] not in anew or row["part"] == "torch" and row["type"] not in arguments.types
+    ]
 
 
 def imported(name):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise SystemExit(f"bench/compare: {str(error).splitlines()[0]}; bench/compare (not compare.py) sets up what it "
-                         "needs") from None
+        raise SystemExit(
+            f"bench/compare: {str(error).splitlines()[0]}; bench/compare (not compare.py) sets up what it needs"
+        ) from None
 
 
 def function_of(part):
@@ -154,8 +203,9 @@ def main():
     measure_parts(table, arguments, measured)
     if arguments.build:
         table.part = "build"
-        table.add("cold build of library and program, two jobs", measure.build_time(), "s", type="", d=0, threads=2,
-                  most=120)
+        table.add(
+            "cold build of library and program, two jobs", measure.build_time(), "s", type="", d=0, threads=2, most=120
+        )
     if arguments.json:
         table.write(arguments.json)
     print(page.summary(table.rows))

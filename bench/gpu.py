@@ -12,17 +12,18 @@ import json
 import statistics
 import subprocess
 
+import anyflash as af
 import measure
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import anyflash as af
-
 # The peer of each type, and what anyflash is held to beside it, forward and backward.
-PEERS = {"bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
-         "float16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
-         "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, (2, 2)),
-         "float64": ("torch math", SDPBackend.MATH, (2.5, 1.3))}  # fmt: skip
+PEERS = {
+    "bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
+    "float16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
+    "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, (2, 2)),
+    "float64": ("torch math", SDPBackend.MATH, (2.5, 1.3)),
+}
 OPERATIONS = {"forward": 4, "backward": 10}  # for each visible pair and channel
 # How far two results of a type may differ, relative to the largest number: TF32 may be in PyTorch's float32.
 TOLERANCES = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float32: 3e-3, torch.float64: 1e-9}
@@ -32,8 +33,10 @@ attention = torch.nn.functional.scaled_dot_product_attention
 
 def name():
     cudnn = torch.backends.cudnn.version() or 0  # 91002: 9.10.2
-    return (f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
-            f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}")  # fmt: skip
+    return (
+        f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
+        f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"
+    )
 
 
 def seconds(call, idle=False, count=1):
@@ -71,19 +74,23 @@ def check(what, ours, theirs, tolerance=None):
         difference = ((mine - its).abs().max() / its.abs().max()).item()
         allowed = tolerance or TOLERANCES[mine.dtype]
         if not difference <= allowed:
-            raise SystemExit(f"bench/compare: {what}, {tensor}: differs from the peer's by {difference:.1e} of its "
-                             f"largest, expected at most {allowed:.0e}")  # fmt: skip
+            raise SystemExit(
+                f"bench/compare: {what}, {tensor}: differs from the peer's by {difference:.1e} of its "
+                f"largest, expected at most {allowed:.0e}"
+            )
 
 
-def add_rates(table, what, direction, calls, work, arguments, *, same=True, tolerance=None, idle=False, rounds=None,
-              **columns):  # fmt: skip
+def add_rates(
+    table, what, direction, calls, work, arguments, *, same=True, tolerance=None, idle=False, rounds=None, **columns
+):
     """A row of useful TFLOP/s. work: visible pairs times channels; same: both calls have the same results, within
     `tolerance` as check() takes it."""
     if same:
         check(f"{direction} {what}, {columns}", *(call() for call in calls), tolerance)
     mine, theirs = interleaved(calls, rounds or arguments.rounds, idle)
-    table.rates(f"{direction}{', ' * bool(what)}{what}", mine, theirs, OPERATIONS[direction] * work / 1e12, "TFLOP/s",
-                **columns)  # fmt: skip
+    table.rates(
+        f"{direction}{', ' * bool(what)}{what}", mine, theirs, OPERATIONS[direction] * work / 1e12, "TFLOP/s", **columns
+    )
 
 
 def our_call(direction, q, k, v, dout, **options):
@@ -125,10 +132,24 @@ def beside_torch(table, arguments):
         for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
             tensors = [random(b, h, s, d, type_=type_) for _ in range(4)]
             for direction, least in zip(OPERATIONS, limits):
-                calls = [our_call(direction, *tensors, rule=af.causal() if causal else af.full()),
-                         peer_call(direction, *tensors, by_backend(backend, is_causal=causal))]  # fmt: skip
-                add_rates(table, "", direction, calls, b * h * s * s * d / (2 if causal else 1), arguments, type=type_,
-                          d=d, causal=causal, sequence=s, peer=peer, least=least)  # fmt: skip
+                calls = [
+                    our_call(direction, *tensors, rule=af.causal() if causal else af.full()),
+                    peer_call(direction, *tensors, by_backend(backend, is_causal=causal)),
+                ]
+                add_rates(
+                    table,
+                    "",
+                    direction,
+                    calls,
+                    b * h * s * s * d / (2 if causal else 1),
+                    arguments,
+                    type=type_,
+                    d=d,
+                    causal=causal,
+                    sequence=s,
+                    peer=peer,
+                    least=least,
+                )
 
 
 def tf32(table, arguments):
@@ -152,15 +173,35 @@ def tf32(table, arguments):
                     continue
                 ours = our_call(direction, *tensors, rule=af.causal() if causal else af.full(), allow_tf32=True)
                 work = b * h * s * s * d / (2 if causal else 1)
-                add_rates(table, "TF32 allowed", direction, [ours, peers], work, arguments, tolerance=TF32_TOLERANCE,
-                          type="float32", d=d, causal=causal, sequence=s, peer="torch Flex, TF32")  # fmt: skip
+                add_rates(
+                    table,
+                    "TF32 allowed",
+                    direction,
+                    [ours, peers],
+                    work,
+                    arguments,
+                    tolerance=TF32_TOLERANCE,
+                    type="float32",
+                    d=d,
+                    causal=causal,
+                    sequence=s,
+                    peer="torch Flex, TF32",
+                )
     torch.set_float32_matmul_precision("highest")
 
 
 # (batch, query heads, key heads, keys, d), bfloat16
-DECODE = ((1, 32, 8, 131072, 128), (16, 32, 8, 8192, 128), (64, 32, 8, 4096, 128), (16, 32, 1, 8192, 128),
-          (16, 16, 16, 8192, 64), (64, 8, 1, 4096, 256), (1, 64, 8, 16384, 128), (256, 32, 8, 1024, 128),
-          (8, 32, 8, 1000, 128))  # fmt: skip
+DECODE = (
+    (1, 32, 8, 131072, 128),
+    (16, 32, 8, 8192, 128),
+    (64, 32, 8, 4096, 128),
+    (16, 32, 1, 8192, 128),
+    (16, 16, 16, 8192, 64),
+    (64, 8, 1, 4096, 256),
+    (1, 64, 8, 16384, 128),
+    (256, 32, 8, 1024, 128),
+    (8, 32, 8, 1000, 128),
+)
 DECODE_PEERS = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
 PAGES = (16, 64)  # keys
 SLOW_PEER = 3e12  # bytes a second: where the peer reads less, half as much again is wanted
@@ -192,24 +233,46 @@ def decode(table, arguments):
             timed[peer] = in_turns([ours, theirs], [kv, kv], arguments.rounds)
         peer = min(timed, key=lambda name: statistics.median(timed[name][1]))
         mine, others = timed[peer]
-        table.rates(f"decode, batch {b}, {h} / {h_kv} heads, K and V read", mine, others, read / 1e9, "GB/s",
-                    type="bfloat16", d=d, sequence=n, peer=peer,
-                    least=1.5 if read / statistics.median(others) < SLOW_PEER else 1.0)  # fmt: skip
+        table.rates(
+            f"decode, batch {b}, {h} / {h_kv} heads, K and V read",
+            mine,
+            others,
+            read / 1e9,
+            "GB/s",
+            type="bfloat16",
+            d=d,
+            sequence=n,
+            peer=peer,
+            least=1.5 if read / statistics.median(others) < SLOW_PEER else 1.0,
+        )
     for (b, h, h_kv, n, d), page in ((shape, page) for shape in DECODE for page in PAGES):
         read = 2 * b * h_kv * n * d * 2
         q, lengths = random(b, h, 1, d), torch.full((b,), n, device="cuda", dtype=torch.int32)
         copies, count = max(2, 2**29 // read), b * -(-n // page)
         plain = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(copies)]
-        pages = [(random(count, page, h_kv, d), random(count, page, h_kv, d),
-                  torch.randperm(count, device="cuda", dtype=torch.int32).view(b, -1))
-                 for _ in range(copies)]  # fmt: skip
+        pages = [
+            (
+                random(count, page, h_kv, d),
+                random(count, page, h_kv, d),
+                torch.randperm(count, device="cuda", dtype=torch.int32).view(b, -1),
+            )
+            for _ in range(copies)
+        ]
         ours = functools.partial(af.attention, q, out=torch.empty_like(q))
-        paged = lambda k, v, table: ours(k, v, page_table=table, key_lengths=lengths)  # noqa: E731
+        paged = lambda k, v, table: ours(k, v, page_table=table, key_lengths=lengths)
         in_a_row = [x[pages[0][2]].flatten(1, 2)[:, :n].movedim(2, 1) for x in pages[0][:2]]
         check(f"decode, pages of {page}, {b, h, h_kv, n, d}", paged(*pages[0]).clone(), ours(*in_a_row))
-        table.rates(f"decode, pages of {page}, batch {b}, {h} / {h_kv} heads, K and V read",
-                    *in_turns([paged, ours], [pages, plain], arguments.rounds), read / 1e9, "GB/s", type="bfloat16",
-                    d=d, sequence=n, peer="without pages", least=0.95)  # fmt: skip
+        table.rates(
+            f"decode, pages of {page}, batch {b}, {h} / {h_kv} heads, K and V read",
+            *in_turns([paged, ours], [pages, plain], arguments.rounds),
+            read / 1e9,
+            "GB/s",
+            type="bfloat16",
+            d=d,
+            sequence=n,
+            peer="without pages",
+            least=0.95,
+        )
 
 
 def packed(table, arguments):
@@ -223,16 +286,28 @@ def packed(table, arguments):
     for causal in (False, True):
         named = inspect.signature(varlen_attn).parameters
         mask = dict(is_causal=causal) if "is_causal" in named else dict(window_size=(-1, 0 if causal else -1))
-        theirs = lambda q, k, v: varlen_attn(q, k, v, on_gpu, on_gpu, longest, longest, **mask)  # noqa: E731
+        theirs = lambda q, k, v: varlen_attn(q, k, v, on_gpu, on_gpu, longest, longest, **mask)
         work = h * d * sum(n * n for n in lengths) / (2 if causal else 1)
         for where, ours in (("", cu.numpy()), (", lengths on the GPU", on_gpu)):
-            options = dict(layout="thd", cu_seqlens_q=ours, cu_seqlens_k=ours,
-                           rule=af.causal() if causal else af.full())  # fmt: skip
+            options = dict(
+                layout="thd", cu_seqlens_q=ours, cu_seqlens_k=ours, rule=af.causal() if causal else af.full()
+            )
             for direction in OPERATIONS:
                 calls = [our_call(direction, *tensors, **options), peer_call(direction, *tensors, theirs)]
-                add_rates(table, f"documents of 1k to 4k, packed{where}", direction, calls, work, arguments,
-                          type="bfloat16", d=d, causal=causal, sequence=int(cu[-1]), peer="torch varlen",
-                          least=1.1)  # fmt: skip
+                add_rates(
+                    table,
+                    f"documents of 1k to 4k, packed{where}",
+                    direction,
+                    calls,
+                    work,
+                    arguments,
+                    type="bfloat16",
+                    d=d,
+                    causal=causal,
+                    sequence=int(cu[-1]),
+                    peer="torch varlen",
+                    least=1.1,
+                )
 
 
 def bias(table, arguments):
@@ -262,8 +337,14 @@ def calls(table, arguments):
     done = subprocess.run([arguments.gpu_calls], capture_output=True, text=True, check=True)
     for what, times in json.loads(done.stdout).items():
         name = "launch of an empty kernel" if what == "launch" else f"tiny {what} from C++"
-        table.add(f"{name}, host side", statistics.median(times) * 1e6, "us", spread=measure.spread(times),
-                  most=8 if what == "forward" else None, **columns)  # fmt: skip
+        table.add(
+            f"{name}, host side",
+            statistics.median(times) * 1e6,
+            "us",
+            spread=measure.spread(times),
+            most=8 if what == "forward" else None,
+            **columns,
+        )
     q = random(1, 1, 8, 16, type_="float32")
     out, rule, loops = torch.empty_like(q), af.causal(), 200
 
@@ -275,8 +356,13 @@ def calls(table, arguments):
     for _ in range(9):
         times.append(measure.once(many) / loops)
         torch.cuda.synchronize()
-    table.add("tiny forward from Python, host side", statistics.median(times[2:]) * 1e6, "us",
-              spread=measure.spread(times[2:]), **columns)  # fmt: skip
+    table.add(
+        "tiny forward from Python, host side",
+        statistics.median(times[2:]) * 1e6,
+        "us",
+        spread=measure.spread(times[2:]),
+        **columns,
+    )
 
 
 def long(table, arguments):
@@ -285,14 +371,34 @@ def long(table, arguments):
     tensors = [random(1, 1, n, d) for _ in range(4)]
     plan = af.plan(*tensors[:3], rule=af.causal())
     for direction in OPERATIONS:
-        calls = [our_call(direction, *tensors, rule=af.causal()),
-                 peer_call(direction, *tensors, by_backend(SDPBackend.FLASH_ATTENTION, is_causal=True))]  # fmt: skip
-        add_rates(table, "a million tokens", direction, calls, n * n * d / 2, arguments,
-                  rounds=min(arguments.rounds, 3), type="bfloat16", d=d, causal=True, sequence=n, peer="torch flash",
-                  least=1.1)  # fmt: skip
-        table.add(f"{direction}, a million tokens, memory beside tensors",
-                  getattr(plan, f"{direction}_workspace") / 1e6, "MB", type="bfloat16", d=d, causal=True,
-                  sequence=n)  # fmt: skip
+        calls = [
+            our_call(direction, *tensors, rule=af.causal()),
+            peer_call(direction, *tensors, by_backend(SDPBackend.FLASH_ATTENTION, is_causal=True)),
+        ]
+        add_rates(
+            table,
+            "a million tokens",
+            direction,
+            calls,
+            n * n * d / 2,
+            arguments,
+            rounds=min(arguments.rounds, 3),
+            type="bfloat16",
+            d=d,
+            causal=True,
+            sequence=n,
+            peer="torch flash",
+            least=1.1,
+        )
+        table.add(
+            f"{direction}, a million tokens, memory beside tensors",
+            getattr(plan, f"{direction}_workspace") / 1e6,
+            "MB",
+            type="bfloat16",
+            d=d,
+            causal=True,
+            sequence=n,
+        )
 
 
 def masks(table, arguments):
@@ -302,5 +408,13 @@ def masks(table, arguments):
 
 
 # In the order of the table.
-PARTS = {"calls": calls, "torch": beside_torch, "tf32": tf32, "decode": decode, "masks": masks, "packed": packed,
-         "bias": bias, "long": long}  # fmt: skip
+PARTS = {
+    "calls": calls,
+    "torch": beside_torch,
+    "tf32": tf32,
+    "decode": decode,
+    "masks": masks,
+    "packed": packed,
+    "bias": bias,
+    "long": long,
+}

@@ -1,6 +1,6 @@
 // What the host does for a call on tiny input on a GPU, forward and backward, and to launch a kernel that does nothing,
-// which no call can do without: seconds, several times, as JSON. The GPU has enough to do meanwhile and nobody waits for
-// it; between the times it catches up.
+// which no call can do without: seconds, several times, as JSON. The GPU has enough to do meanwhile and nobody waits
+// for it; between the times it catches up.
 #include <anyflash/anyflash.h>
 #include <cuda_runtime_api.h>
 

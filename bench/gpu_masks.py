@@ -13,12 +13,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import anyflash as af
 import numpy as np
 import torch
 from gpu import OPERATIONS, add_rates, our_call, peer_call, random
 from torch.nn.attention import flex_attention as flex
-
-import anyflash as af
 
 D = 128
 MEMORY_TO_COMPILE = 2**33  # bytes; 14 processes took 79 GiB
@@ -61,7 +60,7 @@ def rule_masks():
     """{name: (shape, heads, least ratio, the rule, FlexAttention's mask)}; those that need tensors make them when they
     are asked for."""
     text, picture, large, volume = (16384,), (128, 128), (512, 512), (32, 32, 32)
-    near = lambda w: lambda x, y, size: (x - y < w) & (y - x < w)  # noqa: E731
+    near = lambda w: lambda x, y, size: (x - y < w) & (y - x < w)
 
     def window(w):
         return text, 16, 1, lambda: af.local(w, causal=True), lambda: lambda b, h, i, j: (i >= j) & (i - j < w)
@@ -92,21 +91,41 @@ def rule_masks():
         "causal window 1024": window(1024),
         "causal window 4096": window(4096),
         "12 documents": (text, 16, 1, lambda: af.documents(documents(text[0], 12)), of_documents),
-        "prefix 4096, else causal": (text, 16, 1, lambda: af.prefix(4096) | af.causal(),
-                                     lambda: lambda b, h, i, j: (j < 4096) | (i >= j)),
+        "prefix 4096, else causal": (
+            text,
+            16,
+            1,
+            lambda: af.prefix(4096) | af.causal(),
+            lambda: lambda b, h, i, j: (j < 4096) | (i >= j),
+        ),
         "bitmap, 25 % of 128 x 128": (text, 16, 1, lambda: af.blocks(bitmap(), 128, 128), of_blocks),
         "local(8), 128x128": local(picture, 16, 8),
         "local(16), 128x128": local(picture, 16, 16),
         "local(8), 512x512": local(large, 4, 8),
         "local(16), 512x512": local(large, 4, 16),
-        "local(64, log2_stride=2)": (text, 16, 3, lambda: af.local(64, log2_stride=2),
-                                     lambda: lambda b, h, i, j: ((i - j) % 4 == 0) & (i - j < 256) & (j - i < 256)),
+        "local(64, log2_stride=2)": (
+            text,
+            16,
+            3,
+            lambda: af.local(64, log2_stride=2),
+            lambda: lambda b, h, i, j: ((i - j) % 4 == 0) & (i - j < 256) & (j - i < 256),
+        ),
         "local(4), 32x32x32": local(volume, 16, 4),
-        "tiles((8, 8), (3, 3)), 128x128": (picture, 16, 3, lambda: af.tiles((8, 8), (3, 3)),
-                                           lambda: in_each_dimension(picture, tile)),
-        "neighbourhood((13, 13)), 128x128": (picture, 16, 3, lambda: af.neighbourhood((13, 13)),
-                                             lambda: in_each_dimension(picture, neighbour)),
-    }  # fmt: skip
+        "tiles((8, 8), (3, 3)), 128x128": (
+            picture,
+            16,
+            3,
+            lambda: af.tiles((8, 8), (3, 3)),
+            lambda: in_each_dimension(picture, tile),
+        ),
+        "neighbourhood((13, 13)), 128x128": (
+            picture,
+            16,
+            3,
+            lambda: af.neighbourhood((13, 13)),
+            lambda: in_each_dimension(picture, neighbour),
+        ),
+    }
 
 
 def peer(mask, tokens):
@@ -165,8 +184,16 @@ def masks(table, arguments):
             if name == "12 documents":
                 for what, count in (("without a plan", 1), ("new ones in each call", NEVER_KEPT)):
                     many = itertools.cycle(calls_of_documents(direction, *tensors, count))
-                    add_rates(table, f"{name}, {what}", direction, [lambda: next(many)(), calls[1]], heads * D * pairs,
-                              arguments, idle=True, **columns | dict(least=least if count == 1 else None))  # fmt: skip
+                    add_rates(
+                        table,
+                        f"{name}, {what}",
+                        direction,
+                        [lambda: next(many)(), calls[1]],
+                        heads * D * pairs,
+                        arguments,
+                        idle=True,
+                        **columns | dict(least=least if count == 1 else None),
+                    )
         torch.cuda.empty_cache()
     masked_tiles(table, arguments)
 
@@ -176,10 +203,25 @@ def masked_tiles(table, arguments):
     heads, tokens, tile = 16, 16384, 128
     tensors = [random(1, heads, tokens, D) for _ in range(4)]
     unmasked = af.blocks(np.tri(tokens // tile, dtype=bool), tile, tile)
-    calls = [our_call("forward", *tensors, rule=af.causal()),
-             our_call("forward", *tensors, rule=unmasked, plan=af.plan(*tensors[:3], rule=unmasked))]  # fmt: skip
-    add_rates(table, "tiles masked", "forward", calls, heads * D * tokens**2 / 2, arguments, type="bfloat16", d=D,
-              causal=True, sequence=tokens, same=False, peer="the same tiles, unmasked", least=0.97)  # fmt: skip
+    calls = [
+        our_call("forward", *tensors, rule=af.causal()),
+        our_call("forward", *tensors, rule=unmasked, plan=af.plan(*tensors[:3], rule=unmasked)),
+    ]
+    add_rates(
+        table,
+        "tiles masked",
+        "forward",
+        calls,
+        heads * D * tokens**2 / 2,
+        arguments,
+        type="bfloat16",
+        d=D,
+        causal=True,
+        sequence=tokens,
+        same=False,
+        peer="the same tiles, unmasked",
+        least=0.97,
+    )
 
 
 if __name__ == "__main__":

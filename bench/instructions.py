@@ -22,8 +22,12 @@ PROGRAM = PROJECT / "build-release" / "src" / "cli" / "anyflash"
 TOLERANCE, OF_ANOTHER_COMPILER = 0.03, 0.10
 INSTRUCTION_SET = "AVX2"
 # direction, type, rule, sequence; head size 64, one head.
-CASES = (("forward", "float32", "full()", "192"), ("backward", "float32", "full()", "192"),
-         ("forward", "bfloat16", "local(4)", "24x24"), ("backward", "bfloat16", "local(4)", "16x16"))  # fmt: skip
+CASES = (
+    ("forward", "float32", "full()", "192"),
+    ("backward", "float32", "full()", "192"),
+    ("forward", "bfloat16", "local(4)", "24x24"),
+    ("backward", "bfloat16", "local(4)", "16x16"),
+)
 COMPILER = re.compile(rb"GCC: \([^)\0]*\) [0-9.]+|[ -~]*clang version [ -~]+")
 
 
@@ -34,10 +38,20 @@ def fail(message):
 def parse_arguments():
     parser = Parser("instructions", description=__doc__)
     parser.add_argument("--record", action="store_true", help="write the counts to the record, compare nothing")
-    parser.add_argument("--program", metavar="FILE", type=Path, default=PROGRAM,
-                        help="the anyflash program, a release build (default: build-release/src/cli/anyflash)")
-    parser.add_argument("--file", metavar="FILE", type=Path, default=RECORD,
-                        help="the record (default: bench/results/instructions.json)")
+    parser.add_argument(
+        "--program",
+        metavar="FILE",
+        type=Path,
+        default=PROGRAM,
+        help="the anyflash program, a release build (default: build-release/src/cli/anyflash)",
+    )
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        type=Path,
+        default=RECORD,
+        help="the record (default: bench/results/instructions.json)",
+    )
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
     if not is_program(arguments.program):
@@ -67,13 +81,33 @@ def count(program, case):
     """The instructions that one case takes inside the library's calls."""
     direction, type_, rule, shape = case
     with tempfile.TemporaryDirectory() as folder:
-        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out", "--collect-atstart=no",
-                   f"--toggle-collect=anyflash::{direction}(*Options const&)", program, "bench", "--direction",
-                   direction, "--type", type_, "--rule", rule, "--shape", shape, "--heads", "1", "--threads", "1",
-                   "--repetitions", "1"]  # fmt: skip
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            f"--callgrind-out-file={folder}/out",
+            "--collect-atstart=no",
+            f"--toggle-collect=anyflash::{direction}(*Options const&)",
+            program,
+            "bench",
+            "--direction",
+            direction,
+            "--type",
+            type_,
+            "--rule",
+            rule,
+            "--shape",
+            shape,
+            "--heads",
+            "1",
+            "--threads",
+            "1",
+            "--repetitions",
+            "1",
+        ]
         try:
-            run = subprocess.run(command, env=os.environ | {"ANYFLASH_ISA": INSTRUCTION_SET}, capture_output=True,
-                                 text=True)  # fmt: skip
+            run = subprocess.run(
+                command, env=os.environ | {"ANYFLASH_ISA": INSTRUCTION_SET}, capture_output=True, text=True
+            )
         except FileNotFoundError:
             fail("valgrind is missing, please install it")
     found = re.search(r"refs: +([\d,]+)", run.stderr)
@@ -109,11 +143,14 @@ def main():
                 line += "  CHANGED"
         print(line, flush=True)
     if arguments.record:
-        arguments.file.write_text(json.dumps({"compiler": compiler, "instruction_set": INSTRUCTION_SET,
-                                              "counts": counts}, indent=1) + "\n")  # fmt: skip
+        arguments.file.write_text(
+            json.dumps({"compiler": compiler, "instruction_set": INSTRUCTION_SET, "counts": counts}, indent=1) + "\n"
+        )
     if changed:
-        fail(f"{changed} of {len(CASES)} counts changed by more than {100 * tolerance:.0f} %; "
-             "where that is right, bench/instructions --record writes the new ones")  # fmt: skip
+        fail(
+            f"{changed} of {len(CASES)} counts changed by more than {100 * tolerance:.0f} %; "
+            "where that is right, bench/instructions --record writes the new ones"
+        )
 
 
 if __name__ == "__main__":

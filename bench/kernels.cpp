@@ -111,7 +111,9 @@ const char* pairs_by() {
 }
 
 template <class E>
-constexpr const char* kName = kIsPair<E> ? "pairs" : sizeof(E) == 8 ? "float64" : "float32";
+constexpr const char* kName = kIsPair<E>       ? "pairs"
+                              : sizeof(E) == 8 ? "float64"
+                                               : "float32";
 
 /// `count` numbers between -1 and 1, none of them tiny; of Pairs, so many pairs.
 template <class E>
@@ -155,8 +157,8 @@ template <class E>
 void run_peak(State& state) {
   const auto factors = numbers<E>(kFactors * static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<SumOf<E>>())));
   constexpr std::int64_t steps = 20000;
-  const double seconds = timed(
-      state, [&]() HWY_ATTR { benchmark::DoNotOptimize(multiply_adds(steps, factors.get())); }, CLOCK_MONOTONIC);
+  const double seconds =
+      timed(state, [&]() HWY_ATTR { benchmark::DoNotOptimize(multiply_adds(steps, factors.get())); }, CLOCK_MONOTONIC);
   report(state, operations_of_step<E>() * steps, seconds, 0);
 }
 
@@ -164,8 +166,8 @@ void run_read(State& state) {
   const auto bytes = read_bytes(state.threads()), count = bytes / 8;
   const auto memory = allocate<std::uint64_t>(count);
   std::memset(memory.get(), 1, static_cast<std::size_t>(bytes));
-  const double seconds = timed(
-      state, [&]() HWY_ATTR { benchmark::DoNotOptimize(read_all(memory.get(), count)); }, CLOCK_MONOTONIC);
+  const double seconds =
+      timed(state, [&]() HWY_ATTR { benchmark::DoNotOptimize(read_all(memory.get(), count)); }, CLOCK_MONOTONIC);
   state.counters["GB/s"] = static_cast<double>(bytes) / seconds / 1e9;
 }
 
@@ -220,8 +222,8 @@ void run_decode_values(State& state, std::int64_t d) {
   const auto x = numbers<T>(kTile * d);
   const auto v = allocate<Memory>(kTile * d);
   for (std::int64_t i = 0; i < kTile * d; ++i) v[i] = hwy::ConvertScalarTo<Memory>(x[i]);
-  const double seconds = timed(
-      state, [&]() HWY_ATTR { AddValues<kDecodeRows>(kTile, p.get(), v.get(), d, d, out.get(), 0); });
+  const double seconds =
+      timed(state, [&]() HWY_ATTR { AddValues<kDecodeRows>(kTile, p.get(), v.get(), d, d, out.get(), 0); });
   report(state, 2.0 * static_cast<double>(kDecodeRows * d * kTile), seconds, peak<T>());
 }
 

@@ -40,9 +40,8 @@ class LongCalls:
     """One head of 64 channels under local(256): forward and backward as functions without arguments."""
 
     def __init__(self, length):
-        import numpy as np
-
         import anyflash as af
+        import numpy as np
 
         rng = np.random.default_rng(0)
         rule = af.local(256)
@@ -56,8 +55,9 @@ class LongCalls:
 def peak_memory(what, length):
     """MB that a LongCalls' first call takes beyond its inputs and outputs; for a process that does nothing else."""
     calls = LongCalls(length)
-    megabytes = lambda field: int(re.search(field + r":\s+(\d+)",
-                                            Path("/proc/self/status").read_text())[1]) / 1e6 * 1024
+    megabytes = lambda field: (
+        int(re.search(field + r":\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1e6 * 1024
+    )
     Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
     before = megabytes("VmRSS")
     getattr(calls, what)()
@@ -71,9 +71,8 @@ def peak_memory_in_own_process(what, length):
 
 def tiny_call():
     """Seconds of a causal call on 1x1x8x16 float32 NumPy arrays, several times: what bench/calls.cpp times from C++."""
-    import numpy as np
-
     import anyflash as af
+    import numpy as np
 
     q = np.ones((1, 1, 8, 16), np.float32)
     rule, loops = af.causal(), 2000
@@ -112,8 +111,13 @@ def tiny_calls_from_cpp(program):
 def machine_speeds(program, threads, loops="read|peak"):
     """What bench/kernels.cpp measures of the machine on so many threads: {loop, e.g. peak/float32: its GB/s or GFLOP/s,
     several times}; and what multiplies pairs: an instruction, tiles or nothing."""
-    rows, context = report_of_program(program, f"--benchmark_filter=^({loops})/", f"--machine_threads={threads}",
-                                      "--benchmark_repetitions=5", "--benchmark_min_time=0.1")  # fmt: skip
+    rows, context = report_of_program(
+        program,
+        f"--benchmark_filter=^({loops})/",
+        f"--machine_threads={threads}",
+        "--benchmark_repetitions=5",
+        "--benchmark_min_time=0.1",
+    )
     speeds = {}
     for row in rows:
         loop = row["run_name"].split("/real_time")[0]
@@ -126,7 +130,8 @@ def peaks(program, threads):
     that is not measured: None."""
     speeds, pairs_by = machine_speeds(program, threads, "peak")
     return {loop.removeprefix("peak/"): figures for loop, figures in speeds.items()} | (
-        {"pairs": None} if pairs_by == "tiles" else {})  # fmt: skip
+        {"pairs": None} if pairs_by == "tiles" else {}
+    )
 
 
 def peak_of(type_, peaks):
@@ -155,8 +160,7 @@ def build_time():
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         configure = ["cmake", "-S", PROJECT, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
-        for command in ([*configure, "-DANYFLASH_CUDA=OFF"],
-                        ["cmake", "--build", folder, "-j", "2"]):
+        for command in ([*configure, "-DANYFLASH_CUDA=OFF"], ["cmake", "--build", folder, "-j", "2"]):
             run = subprocess.run(command, env=environment | {"CCACHE_DISABLE": "1"}, capture_output=True, text=True)
             if run.returncode != 0:
                 raise SystemExit(f"bench/compare: the cold build failed: {(run.stderr or run.stdout).strip()[-300:]}")
@@ -174,10 +178,19 @@ GENERATIONS = {
     ("AuthenticAMD", 23): [(0x2F, "Zen"), (0xFF, "Zen 2")],
     ("AuthenticAMD", 25): [(0x0F, "Zen 3"), (0x1F, "Zen 4"), (0x5F, "Zen 3"), (0xAF, "Zen 4")],
     ("AuthenticAMD", 26): [(0x4F, "Zen 5"), (0x5F, None), (0x7F, "Zen 5")],
-    ("GenuineIntel", 6): [(84, None), (85, "Skylake or Cascade Lake"), (105, None), (108, "Ice Lake"), (142, None),
-                          (143, "Sapphire Rapids"), (172, None), (174, "Granite Rapids"), (206, None),
-                          (207, "Emerald Rapids")],
-}  # fmt: skip
+    ("GenuineIntel", 6): [
+        (84, None),
+        (85, "Skylake or Cascade Lake"),
+        (105, None),
+        (108, "Ice Lake"),
+        (142, None),
+        (143, "Sapphire Rapids"),
+        (172, None),
+        (174, "Granite Rapids"),
+        (206, None),
+        (207, "Emerald Rapids"),
+    ],
+}
 
 
 def generation(cpuinfo=None):

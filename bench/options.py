@@ -8,8 +8,9 @@ class Parser(argparse.ArgumentParser):
     """Of the script bench/NAME."""
 
     def __init__(self, name, **more):
-        super().__init__(prog=f"bench/{name}", allow_abbrev=False,
-                         formatter_class=argparse.RawDescriptionHelpFormatter, **more)  # fmt: skip
+        super().__init__(
+            prog=f"bench/{name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more
+        )
 
     def error(self, message):
         raise SystemExit(f"{self.prog}: {message}")

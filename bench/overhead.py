@@ -30,20 +30,19 @@ IMPORT_LIMIT = 0.05  # seconds over the framework's own
 
 def calls(device="cpu"):
     """{name: call without arguments}."""
-    import torch
-    import torch.nn.functional as F
-
     import anyflash as af
     import anyflash.torch
+    import torch
+    import torch.nn.functional as F
 
     torch.set_num_threads(1)
     q, k, v, dout = (torch.randn(1, 1, 8, 16, device=device) for _ in range(4))
     arrays = [x.numpy() for x in (q, k, v)] if device == "cpu" else (q, k, v)
     rule = af.causal()
     with_grad = q.clone().requires_grad_()
-    ours = lambda q: anyflash.torch.attention(q, k, v, rule=rule)  # noqa: E731
-    override = lambda q: anyflash.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
-    theirs = lambda q: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    ours = lambda q: anyflash.torch.attention(q, k, v, rule=rule)
+    override = lambda q: anyflash.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+    theirs = lambda q: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     plain = "NumPy, forward" if device == "cpu" else "DLPack, forward"
     found = {plain: lambda: af.attention(*arrays, rule=rule, threads=1)}
     for name, call in (("anyflash.torch.attention", ours), ("the override", override), ("PyTorch's own", theirs)):
@@ -79,16 +78,16 @@ def timed(calls, wait=lambda: None):
 
 def import_times(module, framework):
     """Seconds that the module adds to an interpreter that has the framework, several times."""
-    code = (f"import {framework}, time; start = time.perf_counter(); import {module}; "
-            "print(time.perf_counter() - start)")  # fmt: skip
-    return [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-            for _ in range(5)]  # fmt: skip
+    code = f"import {framework}, time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
+    return [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    ]
 
 
 def main():
     parser = Parser("overhead", description=__doc__)
-    parser.add_argument("--framework", choices=["torch", "tensorflow", "jax"], default="torch",
-                        help="default: torch")  # fmt: skip
+    parser.add_argument("--framework", choices=["torch", "tensorflow", "jax"], default="torch", help="default: torch")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     given = parser.parse_args()
     name, on_gpu = given.framework, given.device == "cuda"
@@ -96,8 +95,7 @@ def main():
         parser.error("--device cuda: of torch and jax alone")
     chosen = sys.modules[__name__] if name == "torch" else importlib.import_module(f"overhead_{name}")
     version = importlib.import_module(chosen.FRAMEWORK).__version__
-    print(f"{measure.processor()}; {chosen.FRAMEWORK} {version}; "
-          f"fastest of {ROUNDS} rounds of {LOOPS} calls (median)")  # fmt: skip
+    print(f"{measure.processor()}; {chosen.FRAMEWORK} {version}; fastest of {ROUNDS} rounds of {LOOPS} calls (median)")
     if on_gpu:
         results = timed(chosen.calls("cuda"), chosen.wait)
         for name, microseconds in results.items():

@@ -12,12 +12,11 @@ def wait():
 
 def calls(device="cpu"):
     """{name: call without arguments}. JAX's default device is the one that is asked for."""
+    import anyflash as af
+    import anyflash.jax
     import jax
     import jax.numpy as jnp
     import numpy as np
-
-    import anyflash as af
-    import anyflash.jax
 
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((1, 1, 8, 16), np.float32) for _ in range(3)]

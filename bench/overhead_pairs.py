@@ -31,7 +31,6 @@ def each(call):
 def calls():
     """{name: (a call of ours, PyTorch's)}."""
     import torch
-
     from anyflash.torch import _sdpa
 
     torch.set_num_threads(1)
@@ -49,20 +48,26 @@ def calls():
         "a boolean mask of two axes": both(lambda sdpa: sdpa(q, k, v, attn_mask=of_two_axes)),
         "forward and backward": both(lambda sdpa: torch.autograd.grad(sdpa(*recorded), recorded, dout)),
         "forward and backward, a mask": both(
-            lambda sdpa: torch.autograd.grad(sdpa(*recorded, attn_mask=mask), recorded, dout)),
-    }  # fmt: skip
+            lambda sdpa: torch.autograd.grad(sdpa(*recorded, attn_mask=mask), recorded, dout)
+        ),
+    }
 
 
 def llama(implementation):
+    import anyflash.transformers  # noqa: F401
     import torch
     import transformers
 
-    import anyflash.transformers  # noqa: F401
-
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2 * MOST_TOKENS)  # fmt: skip
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2 * MOST_TOKENS,
+    )
     config._attn_implementation = implementation
     return transformers.LlamaForCausalLM(config).eval()
 
@@ -88,8 +93,13 @@ def tokens(model, static):
 
 def rows():
     """{name: Row}."""
-    limits = {"no mask": (2.4, 12), "a boolean mask": (1.9, 15), "a boolean mask of two axes": (1.9, 15),
-              "forward and backward": (1.6, 90), "forward and backward, a mask": (1.9, 90)}  # fmt: skip
+    limits = {
+        "no mask": (2.4, 12),
+        "a boolean mask": (1.9, 15),
+        "a boolean mask of two axes": (1.9, 15),
+        "forward and backward": (1.6, 90),
+        "forward and backward, a mask": (1.9, 90),
+    }
     found = {name: Row(*map(each, pair), *limits[name]) for name, pair in calls().items()}
     models = [llama(name) for name in ("anyflash", "sdpa")]
     for kind, static in (("dynamic", False), ("static", True)):

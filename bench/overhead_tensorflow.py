@@ -8,11 +8,10 @@ MODULE, FRAMEWORK = "anyflash.tensorflow", "tensorflow"
 
 def calls():
     """{name: call without arguments}."""
+    import anyflash as af
     import keras
     import numpy as np
     import tensorflow as tf
-
-    import anyflash as af
     from anyflash.tensorflow import attention, causal_1d
 
     tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -12,28 +12,42 @@ AMX_RECORD = PROJECT / "bench" / "results" / "cpu-amx.json"  # of a machine with
 ZEN4_RECORD = PROJECT / "bench" / "results" / "cpu-zen4.json"  # there where somebody had such a machine
 CPU_RECORDS = {"figures": RECORD, "Zen 4 figures": ZEN4_RECORD, "AMX figures": AMX_RECORD}  # and their blocks
 PAGES = (PROJECT / "README.md", PROJECT / "docs" / "performance.md")
-BLOCK = {name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
-         for name in (*CPU_RECORDS, "roofline", "GPU figures")}  # fmt: skip
+BLOCK = {
+    name: re.compile(rf"(<!-- {name}:.*? -->\n).*?(<!-- end of {name} -->)", re.S)
+    for name in (*CPU_RECORDS, "roofline", "GPU figures")
+}
 # Headings of the parts of bench/compare.
-TITLES = {"calls": "Tiny calls", "torch": "Beside PyTorch", "tf32": "Where TF32 is allowed",
-          "short": "Short sequences", "sizes": "Other head sizes", "decode": "Decoding",
-          "masks": "Masks given as rules", "scaling": "Two threads", "beside": "After PyTorch",
-          "rules": "Time follows the rule", "long": "Long sequences", "packed": "Packed sequences",
-          "bias": "A bias or a mask of any pairs", "build": "Cold build"}  # fmt: skip
+TITLES = {
+    "calls": "Tiny calls",
+    "torch": "Beside PyTorch",
+    "tf32": "Where TF32 is allowed",
+    "short": "Short sequences",
+    "sizes": "Other head sizes",
+    "decode": "Decoding",
+    "masks": "Masks given as rules",
+    "scaling": "Two threads",
+    "beside": "After PyTorch",
+    "rules": "Time follows the rule",
+    "long": "Long sequences",
+    "packed": "Packed sequences",
+    "bias": "A bias or a mask of any pairs",
+    "build": "Cold build",
+}
 GPU_ORDER = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
 PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
 HEADS, SEQUENCE = 4, 2048  # of the part torch, if options do not choose them
 SHAPE = re.compile(r"1x[1-9]\d{0,8}x[1-9]\d{0,8}")  # if they do, of its rows
 FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself", "without pages")  # rows beside these peers
-HEADER = (f"{'what':<59} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
-          f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit")  # fmt: skip
+HEADER = (
+    f"{'what':<59} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
+    f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit"
+)
 
 
 def shape(row):
     """The columns that say what a row is about; empty where they have no meaning."""
     mask = "causal" if row["causal"] else "full" if row["peer"].startswith(FULL_UNLESS_CAUSAL) else ""
-    return (row["type"], str(row["d"] or ""), mask,
-            str(row["sequence"] or ""), str(row["threads"] or ""))  # fmt: skip
+    return (row["type"], str(row["d"] or ""), mask, str(row["sequence"] or ""), str(row["threads"] or ""))
 
 
 def percent(number):
@@ -51,9 +65,11 @@ def line(row):
     peer = ""
     if row["peer"]:
         peer = f"{row['peer']:<18}{row['peer_figure']:8.2f} {percent(row['peer_spread']):>6} {row['ratio']:6.2f} x"
-    return (f"{row['what']:<59} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} "
-            f"{row['unit']:<14}"
-            f"{percent(row['spread']):>7}  {peer:<44}{limit(row)}").rstrip()  # fmt: skip
+    return (
+        f"{row['what']:<59} {type_:<9}{d:>4} {mask:<7}{sequence:>9}{threads:>8} {row['figure']:9.2f} "
+        f"{row['unit']:<14}"
+        f"{percent(row['spread']):>7}  {peer:<44}{limit(row)}"
+    ).rstrip()
 
 
 def name(row):
@@ -82,9 +98,16 @@ def summary(rows):
 def of_readme(rows):
     """The rows that the README compares over generations: float32 beside PyTorch, head sizes 64 and 128, on the fewest
     threads of the record."""
-    found = [row for row in rows if row["least_ratio"] and row["peer"].startswith("torch") and
-             row["type"] == "float32" and row["what"] in ("forward", "backward") and row["d"] in (64, 128) and
-             (row["sequence"] == SEQUENCE or row.get("shape"))]  # fmt: skip
+    found = [
+        row
+        for row in rows
+        if row["least_ratio"]
+        and row["peer"].startswith("torch")
+        and row["type"] == "float32"
+        and row["what"] in ("forward", "backward")
+        and row["d"] in (64, 128)
+        and (row["sequence"] == SEQUENCE or row.get("shape"))
+    ]
     fewest = min((row["threads"] for row in found), default=0)
     return [row for row in found if row["threads"] == fewest]
 
@@ -120,11 +143,14 @@ def read(path, to_publish=True):
         if of_own_shape(rows) and (on_gpu(rows) or not all(SHAPE.fullmatch(row["shape"]) for row in rows)):
             raise ValueError
         if to_publish and not on_gpu(rows) and not of_own_shape(rows) and not short(rows):
-            raise SystemExit(f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the "
-                             "README shows")  # fmt: skip
+            raise SystemExit(
+                f"bench/compare: {path}: no rows beside PyTorch in float32 on one thread, which the README shows"
+            )
         if to_publish and of_own_shape(rows) and not all(row.get("amx") is True for row in rows):
-            raise SystemExit(f"bench/compare: {path}: rows with --heads or --sequence, which the documents show of a "
-                             "CPU with AMX alone")  # fmt: skip
+            raise SystemExit(
+                f"bench/compare: {path}: rows with --heads or --sequence, which the documents show of a "
+                "CPU with AMX alone"
+            )
         blocks(rows) if to_publish else performance_block(rows)
         return rows
     except OSError as error:
@@ -145,17 +171,32 @@ def table(rows, columns):
 
 
 def figure(key, spread):
-    return lambda row: "" if row[key] is None else (
-        f"{row[key]:.{'0f' if row[key] >= 1000 else '3g'}} {row['unit']}" + (f" ({percent(row[spread])})" if row[spread] else ""))  # fmt: skip
+    return lambda row: (
+        ""
+        if row[key] is None
+        else (
+            f"{row[key]:.{'0f' if row[key] >= 1000 else '3g'}} {row['unit']}"
+            + (f" ({percent(row[spread])})" if row[spread] else "")
+        )
+    )
 
 
 def share_of_peak(rows):
     """A sentence about PyTorch's own matrix product, from rows that have it, for it is a part of the ratios."""
     types = ("float32", "float64")
-    shares = [f"{percent(row['ratio'])} in {row['type']}" for row in rows
-              if row["what"].startswith(PRODUCT) and row["ratio"] and row["type"] in types]  # fmt: skip
-    return ("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's peak on one "
-            f"thread: {', '.join(shares)}.") if shares else ""  # fmt: skip
+    shares = [
+        f"{percent(row['ratio'])} in {row['type']}"
+        for row in rows
+        if row["what"].startswith(PRODUCT) and row["ratio"] and row["type"] in types
+    ]
+    return (
+        (
+            "\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's peak on one "
+            f"thread: {', '.join(shares)}."
+        )
+        if shares
+        else ""
+    )
 
 
 def share(row):
@@ -174,8 +215,11 @@ def peaks(rows):
         return "peak not recorded"
     threads = min(row["threads"] for row in known)
     figures = {row["type"]: row["peak"] for row in known if row["threads"] == threads}
-    return (f"peak on {threads} thread{'s' * (threads > 1)}: " +
-            ", ".join(f"{type_} {peak:.0f}" for type_, peak in sorted(figures.items())) + " GFLOP/s")  # fmt: skip
+    return (
+        f"peak on {threads} thread{'s' * (threads > 1)}: "
+        + ", ".join(f"{type_} {peak:.0f}" for type_, peak in sorted(figures.items()))
+        + " GFLOP/s"
+    )
 
 
 def readme_block(rows, others=()):
@@ -183,21 +227,35 @@ def readme_block(rows, others=()):
     shown = short(rows)
     peer = figure("peer_figure", "peer_spread")
     case = lambda row: (row["what"], row["d"], row["causal"])
-    ratios = lambda row: [other["ratio"] for record in (rows, *others) for other in of_readme(record)
-                          if case(other) == case(row)]  # fmt: skip
-    lines = table(shown, {"": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}",
-                          "ratio to PyTorch, all generations": lambda row: between(ratios(row)),
-                          f"anyflash on {generation(rows)} (spread)": figure("figure", "spread"),
-                          "of the peak": share,
-                          "PyTorch there (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
-                          "ratio there": lambda row: f"{row['ratio']:.2f}"})  # fmt: skip
-    machines = [f"{generation(rows)} ({measured(shown)}; {peaks(rows)}; one thread, 1x4x2048, "
-                f"{shown[0]['peer'].removesuffix(' math')})"]  # fmt: skip
-    machines += [f"{generation(record)} ({measured(record)}; {peaks(record)}; {of_readme(record)[0]['threads']} threads, "
-                 f"{of_readme(record)[0].get('shape', '1x4x2048')}, "
-                 f"{of_readme(record)[0]['peer'].removesuffix(' math')})" for record in others if of_readme(record)]  # fmt: skip
-    return (f"float32. Recorded: {'; '.join(machines)}. No other generation of processors is: how far anyflash is ahead "
-            f"differs between them.\n\n{lines}{share_of_peak(rows)}")  # fmt: skip
+    ratios = lambda row: [
+        other["ratio"] for record in (rows, *others) for other in of_readme(record) if case(other) == case(row)
+    ]
+    lines = table(
+        shown,
+        {
+            "": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}",
+            "ratio to PyTorch, all generations": lambda row: between(ratios(row)),
+            f"anyflash on {generation(rows)} (spread)": figure("figure", "spread"),
+            "of the peak": share,
+            "PyTorch there (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
+            "ratio there": lambda row: f"{row['ratio']:.2f}",
+        },
+    )
+    machines = [
+        f"{generation(rows)} ({measured(shown)}; {peaks(rows)}; one thread, 1x4x2048, "
+        f"{shown[0]['peer'].removesuffix(' math')})"
+    ]
+    machines += [
+        f"{generation(record)} ({measured(record)}; {peaks(record)}; {of_readme(record)[0]['threads']} threads, "
+        f"{of_readme(record)[0].get('shape', '1x4x2048')}, "
+        f"{of_readme(record)[0]['peer'].removesuffix(' math')})"
+        for record in others
+        if of_readme(record)
+    ]
+    return (
+        f"float32. Recorded: {'; '.join(machines)}. No other generation of processors is: how far anyflash is ahead "
+        f"differs between them.\n\n{lines}{share_of_peak(rows)}"
+    )
 
 
 def between(ratios):
@@ -208,14 +266,16 @@ def between(ratios):
 def performance_block(rows):
     """A table for each part; one for all rows of a record that tells no parts apart."""
     keys = ("type", "d", "mask", "sequence", "threads")
-    columns = {"what": lambda row: row["what"].replace("|", "\\|"),
-               **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys)
-                  if key != "threads" or not on_gpu(rows)},
-               "figure (spread)": figure("figure", "spread"),
-               **({} if on_gpu(rows) else {"of the peak": share}), "peer": lambda row: row["peer"],
-               "its figure (spread)": figure("peer_figure", "peer_spread"),
-               "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
-               "limit": limit}  # fmt: skip
+    columns = {
+        "what": lambda row: row["what"].replace("|", "\\|"),
+        **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys) if key != "threads" or not on_gpu(rows)},
+        "figure (spread)": figure("figure", "spread"),
+        **({} if on_gpu(rows) else {"of the peak": share}),
+        "peer": lambda row: row["peer"],
+        "its figure (spread)": figure("peer_figure", "peer_spread"),
+        "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
+        "limit": limit,
+    }
     text = f"{measured(rows)}." if on_gpu(rows) else f"{measured(rows)}. {generation(rows)}, {peaks(rows)}."
     for part, group in itertools.groupby(rows, lambda row: row.get("part")):
         title = f"{TITLES[part]}, on a GPU" if on_gpu(rows) else TITLES.get(part)
@@ -230,20 +290,28 @@ def gpu_readme_block(rows):
     """Of the rows that have a limit, the range of ratios beside each peer, of both directions, and the fastest row; and
     which rows that leaves out."""
     lines = []
-    of_interest = [row for row in rows if row["part"] in ("torch", "masks", "packed", "bias") and row["least_ratio"] and
-                   row["type"] == "bfloat16"]  # fmt: skip
+    of_interest = [
+        row
+        for row in rows
+        if row["part"] in ("torch", "masks", "packed", "bias") and row["least_ratio"] and row["type"] == "bfloat16"
+    ]
     for (peer, direction), group in itertools.groupby(
-            sorted(of_interest, key=lambda row: (row["peer"], row["what"].split(",")[0] != "forward")),
-            key=lambda row: (row["peer"], row["what"].split(",")[0])):  # fmt: skip
+        sorted(of_interest, key=lambda row: (row["peer"], row["what"].split(",")[0] != "forward")),
+        key=lambda row: (row["peer"], row["what"].split(",")[0]),
+    ):
         group = list(group)
         ratios, fastest = [row["ratio"] for row in group], max(row["figure"] for row in group)
         count = "1 row" if len(group) == 1 else f"{len(group)} rows"
-        lines.append(f"| {direction}, {count} | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | "
-                     f"{fastest:.0f} TFLOP/s |")  # fmt: skip
-    return (f"{measured(rows)}, bfloat16, useful operations:\n\n"
-            "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n" + "\n".join(lines) +
-            "\n\nOther types, decoding, a million tokens, tiny calls, and rows without a limit are in "
-            f"[docs/performance.md](docs/performance.md); of all limits, {limits_held(rows)}.")  # fmt: skip
+        lines.append(
+            f"| {direction}, {count} | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | {fastest:.0f} TFLOP/s |"
+        )
+    return (
+        f"{measured(rows)}, bfloat16, useful operations:\n\n"
+        "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n\nOther types, decoding, a million tokens, tiny calls, and rows without a limit are in "
+        f"[docs/performance.md](docs/performance.md); of all limits, {limits_held(rows)}."
+    )
 
 
 def name_of(rows):

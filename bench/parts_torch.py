@@ -4,10 +4,10 @@ import math
 import os
 import statistics
 
-import timed_case
 import measure
 import page
 import peers
+import timed_case
 from options import is_program
 
 SEQUENCE = page.SEQUENCE  # of the parts torch and sizes: batch 1
@@ -27,8 +27,9 @@ def row(table, arguments, case, what, name, least, paths=None, **more):
     """A row of GFLOP/s."""
     ours, theirs, peer = case.beside(what, paths)
     mine, its = measure.interleaved([ours, theirs], arguments.rounds)
-    table.rates(name, mine, its, case.flops(what) / 1e9, "GFLOP/s", peer=peer, least=least, **case.columns(what),
-                **more)  # fmt: skip
+    table.rates(
+        name, mine, its, case.flops(what) / 1e9, "GFLOP/s", peer=peer, least=least, **case.columns(what), **more
+    )
 
 
 def goal(type_, what, d, causal, amx=False):
@@ -68,10 +69,21 @@ def products(table, arguments):
     for type_ in arguments.types:
         (seconds,) = measure.interleaved([peers.product(1, type_)], min(3, arguments.rounds))  # float16: seconds
         speed, peak = 2 * size**3 / 1e9 / statistics.median(seconds), measure.peak_of(type_, peaks)
-        beside = {} if peak is None else dict(peer="FMA peak", peer_figure=max(peak), peer_spread=measure.spread(peak),
-                                              ratio=speed / max(peak))  # fmt: skip
-        table.add(f"{page.PRODUCT}, {size} x {size} x {size}", speed, "GFLOP/s", spread=measure.spread(seconds),
-                  type=type_, d=0, threads=1, **beside)  # fmt: skip
+        beside = (
+            {}
+            if peak is None
+            else dict(peer="FMA peak", peer_figure=max(peak), peer_spread=measure.spread(peak), ratio=speed / max(peak))
+        )
+        table.add(
+            f"{page.PRODUCT}, {size} x {size} x {size}",
+            speed,
+            "GFLOP/s",
+            spread=measure.spread(seconds),
+            type=type_,
+            d=0,
+            threads=1,
+            **beside,
+        )
 
 
 def short(table, arguments):
@@ -95,24 +107,39 @@ def decode(table, arguments):
     """One query of 32 heads, 8 key heads. K and V lie in so many copies, taken in turn, that they come from memory; short
     calls follow one another, as those of a model's layers do: one alone after the peer's finds even its code cold."""
     types = [type_ for type_ in ("float32", "bfloat16") if type_ in arguments.types]
-    for threads, type_, d, keys in ((n, t, d, k) for n in thread_counts(arguments) for t in types
-                                    for d in (64, 128) for k in DECODE_KEYS):  # fmt: skip
+    for threads, type_, d, keys in (
+        (n, t, d, k) for n in thread_counts(arguments) for t in types for d in (64, 128) for k in DECODE_KEYS
+    ):
         copies = math.ceil(FAR / (2 * 8 * keys * d * timed_case.BYTES[type_]))
-        case = peers.Case(type=type_, heads=32, kv_heads=8, queries=(1,), keys=(keys,), d=d, threads=threads,
-                          copies=copies)  # fmt: skip
+        case = peers.Case(
+            type=type_, heads=32, kv_heads=8, queries=(1,), keys=(keys,), d=d, threads=threads, copies=copies
+        )
         ours, theirs, peer = case.beside("forward")
         for _ in range(copies):
             ours()  # the first time that memory is read it is slower
         calls = min(DECODE_CALLS, copies)
-        mine, its = ([seconds / calls for seconds in of] for of in measure.interleaved(
-            [lambda call=call: [call() for _ in range(calls)] for call in (ours, theirs)], arguments.rounds))
+        mine, its = (
+            [seconds / calls for seconds in of]
+            for of in measure.interleaved(
+                [lambda call=call: [call() for _ in range(calls)] for call in (ours, theirs)], arguments.rounds
+            )
+        )
         columns, gigabytes = case.columns("forward"), case.kv_bytes() / 1e9
         table.rates("decode, 32 / 8 heads, K and V read", mine, its, gigabytes, "GB/s", peer=peer, least=3.5, **columns)
         reading = measure.read_bandwidth(arguments.kernels, threads)
         speed = gigabytes / statistics.median(mine)
-        table.add("decode, 32 / 8 heads, beside reading memory", speed, "GB/s", spread=measure.spread(mine),
-                  peer="reading memory", peer_figure=statistics.median(reading), peer_spread=measure.spread(reading),
-                  ratio=speed / statistics.median(reading), least=0.75, **columns)  # fmt: skip
+        table.add(
+            "decode, 32 / 8 heads, beside reading memory",
+            speed,
+            "GB/s",
+            spread=measure.spread(mine),
+            peer="reading memory",
+            peer_figure=statistics.median(reading),
+            peer_spread=measure.spread(reading),
+            ratio=speed / statistics.median(reading),
+            least=0.75,
+            **columns,
+        )
 
 
 def beside(table, arguments):
@@ -123,5 +150,13 @@ def beside(table, arguments):
         case = timed_case.Case(queries=(sequence,), threads=threads)
         call = case.call(what, reuse=True)
         _, after, _, alone = measure.interleaved([product, call, call, call], arguments.rounds)
-        table.times(f"{what}, right after a product of PyTorch's", after, alone, "ms", 1e3, peer="by itself",
-                    least=1 / 1.05, **case.columns(what))  # fmt: skip
+        table.times(
+            f"{what}, right after a product of PyTorch's",
+            after,
+            alone,
+            "ms",
+            1e3,
+            peer="by itself",
+            least=1 / 1.05,
+            **case.columns(what),
+        )

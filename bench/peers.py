@@ -1,9 +1,8 @@
 """PyTorch's scaled_dot_product_attention beside anyflash: the path that it takes by itself, and its math path."""
 
+import timed_case
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-import timed_case
 
 PRODUCT = 1024  # rows and columns of the factors of product()
 NAME = f"torch {torch.__version__.split('+')[0]}"

@@ -27,10 +27,20 @@ MARKERS = {"forward": "^", "backward": "v", "decode": "o"}
 def parse_arguments():
     parser = Parser("roofline", description=__doc__, epilog="example: bench/roofline --json bench/results/cpu.json")
     parser.add_argument("--json", metavar="FILE", type=Path, help="rows of bench/compare (default: a few timed here)")
-    parser.add_argument("--output", metavar="PREFIX", type=Path, default=PICTURE,
-                        help="default: docs/pictures/roofline, which docs/performance.md then shows")
-    parser.add_argument("--kernels", metavar="PROGRAM", type=Path, default=KERNELS,
-                        help="the C++ benchmark (default: the one that bench/roofline builds)")
+    parser.add_argument(
+        "--output",
+        metavar="PREFIX",
+        type=Path,
+        default=PICTURE,
+        help="default: docs/pictures/roofline, which docs/performance.md then shows",
+    )
+    parser.add_argument(
+        "--kernels",
+        metavar="PROGRAM",
+        type=Path,
+        default=KERNELS,
+        help="the C++ benchmark (default: the one that bench/roofline builds)",
+    )
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
     if arguments.json:
@@ -68,9 +78,16 @@ def points(rows):
         if not intensity or per_unit is None or kind not in MARKERS or row["peer"] in ("reading memory", "one thread"):
             continue
         torch = row["peer"].startswith("torch")
-        found.append(dict(kind=kind, type=row["type"], threads=row["threads"], intensity=intensity,
-                          ours=row["figure"] * per_unit,
-                          peers=row["peer_figure"] * per_unit if torch else None))  # fmt: skip
+        found.append(
+            dict(
+                kind=kind,
+                type=row["type"],
+                threads=row["threads"],
+                intensity=intensity,
+                ours=row["figure"] * per_unit,
+                peers=row["peer_figure"] * per_unit if torch else None,
+            )
+        )
     return found
 
 
@@ -85,12 +102,22 @@ def few_rows():
             case = timed_case.Case(type=type_, d=d, threads=threads)
             for what in timed_case.DIRECTIONS:
                 (seconds,) = measure.interleaved([case.call(what, reuse=True)], 5)
-                table.add(what, case.flops(what) / statistics.median(seconds) / 1e9, "GFLOP/s",
-                          spread=measure.spread(seconds), **case.columns(what))  # fmt: skip
+                table.add(
+                    what,
+                    case.flops(what) / statistics.median(seconds) / 1e9,
+                    "GFLOP/s",
+                    spread=measure.spread(seconds),
+                    **case.columns(what),
+                )
         case = timed_case.Case(heads=32, kv_heads=8, queries=(1,), keys=(65536,), d=128, threads=threads)
         (seconds,) = measure.interleaved([case.call("forward")], 5)
-        table.add("decode, 32 / 8 heads, K and V read", case.kv_bytes() / statistics.median(seconds) / 1e9, "GB/s",
-                  spread=measure.spread(seconds), **case.columns("forward"))  # fmt: skip
+        table.add(
+            "decode, 32 / 8 heads, K and V read",
+            case.kv_bytes() / statistics.median(seconds) / 1e9,
+            "GB/s",
+            spread=measure.spread(seconds),
+            **case.columns("forward"),
+        )
     return points(table.rows)
 
 
@@ -119,8 +146,7 @@ def above(rows, machine):
         for whose, speed in (("", row["ours"]), ("PyTorch's ", row["peers"])):
             if roof is not None and speed is not None and speed > roof:
                 threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
-                lines.append(f"{whose}{row['kind']} {row['type']}, {threads}: "
-                             f"{speed:.1f} of {roof:.1f} GFLOP/s")  # fmt: skip
+                lines.append(f"{whose}{row['kind']} {row['type']}, {threads}: {speed:.1f} of {roof:.1f} GFLOP/s")
     return lines
 
 
@@ -134,19 +160,35 @@ def draw_panel(axes, threads, rows, peaks, reading):
     ends = [min(1, *(row["intensity"] for row in rows)) / 2, max(row["intensity"] for row in rows) * 2]
     for name, peak in ((name, peak) for name, peak in peaks.items() if peak is not None):
         corner = peak / reading
-        axes.plot([min(ends[0], corner), corner, max(ends[1], corner)], [min(ends[0], corner) * reading, peak, peak],
-                  color=COLOURS["bfloat16" if name == "pairs" else name], linewidth=1, zorder=1)  # fmt: skip
-        axes.annotate(f"{'bfloat16 pairs' if name == 'pairs' else name}: {peak:.0f} GFLOP/s", (corner * 0.9, peak),
-                      ha="right", va="center", fontsize=8, color="#555")  # fmt: skip
-    axes.annotate(f"memory:\n{reading:.0f} GB/s", (ends[0], ends[0] * reading), ha="left", va="top", fontsize=8,
-                  color="#555")  # fmt: skip
+        axes.plot(
+            [min(ends[0], corner), corner, max(ends[1], corner)],
+            [min(ends[0], corner) * reading, peak, peak],
+            color=COLOURS["bfloat16" if name == "pairs" else name],
+            linewidth=1,
+            zorder=1,
+        )
+        axes.annotate(
+            f"{'bfloat16 pairs' if name == 'pairs' else name}: {peak:.0f} GFLOP/s",
+            (corner * 0.9, peak),
+            ha="right",
+            va="center",
+            fontsize=8,
+            color="#555",
+        )
+    axes.annotate(
+        f"memory:\n{reading:.0f} GB/s", (ends[0], ends[0] * reading), ha="left", va="top", fontsize=8, color="#555"
+    )
     for row in rows:
         style = dict(color=COLOURS[row["type"]], marker=MARKERS[row["kind"]], linestyle="none", markersize=6)
         axes.plot(row["intensity"], row["ours"], **style)
         if row["peers"] is not None:
             axes.plot(row["intensity"], row["peers"], fillstyle="none", alpha=0.6, **style)
-    axes.set(xscale="log", yscale="log", xlabel="useful operations for each byte that must be moved",
-             title=f"{threads} thread{'s' * (threads > 1)}")  # fmt: skip
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="useful operations for each byte that must be moved",
+        title=f"{threads} thread{'s' * (threads > 1)}",
+    )
     axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
 
 
@@ -162,10 +204,16 @@ def draw(rows, machine, title, output):
     for axes, (threads, (peaks, reading)) in zip(panels[0], sorted(machine.items())):
         draw_panel(axes, threads, [row for row in rows if row["threads"] == threads], peaks, reading)
     panels[0][0].set_ylabel("GFLOP/s")
-    marks = [plt.Line2D([], [], color=colour, marker="s", linestyle="none", label=type_)
-             for type_, colour in COLOURS.items() if any(row["type"] == type_ for row in rows)]
-    marks += [plt.Line2D([], [], color="#333", marker=marker, linestyle="none", label=kind)
-              for kind, marker in MARKERS.items() if any(row["kind"] == kind for row in rows)]
+    marks = [
+        plt.Line2D([], [], color=colour, marker="s", linestyle="none", label=type_)
+        for type_, colour in COLOURS.items()
+        if any(row["type"] == type_ for row in rows)
+    ]
+    marks += [
+        plt.Line2D([], [], color="#333", marker=marker, linestyle="none", label=kind)
+        for kind, marker in MARKERS.items()
+        if any(row["kind"] == kind for row in rows)
+    ]
     if any(row["peers"] is not None for row in rows):
         marks.append(plt.Line2D([], [], color="#333", marker="^", fillstyle="none", linestyle="none", label="PyTorch"))
     figure.legend(handles=marks, fontsize=8, loc="lower center", ncols=len(marks))
@@ -206,8 +254,10 @@ def main():
         for row in (row for row in rows if row["threads"] == threads):
             print(line(row, peaks, reading), flush=True)
     if found := above(rows, machine):
-        raise SystemExit(f"bench/roofline: {len(found)} marks above their roof, nothing written; the limits need a "
-                         f"machine as quiet as the rows had: {found[0]}")  # fmt: skip
+        raise SystemExit(
+            f"bench/roofline: {len(found)} marks above their roof, nothing written; the limits need a "
+            f"machine as quiet as the rows had: {found[0]}"
+        )
     title = f"{measure.processor()}, {time.strftime('%Y-%m-%d')}"
     draw(rows, machine, title, arguments.output)
     print(f"wrote {arguments.output}.svg and {arguments.output}.png")

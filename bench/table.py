@@ -19,22 +19,63 @@ class Table:
         self.earlier = []  # rows of other runs, which stay in the file
         print(f"{self.date}  {self.machine}\n{page.HEADER}", flush=True)
 
-    def add(self, what, figure, unit, *, type="float32", d=64, causal=False, sequence=0, threads=0, spread=None,
-            peer="", peer_figure=None, peer_spread=None, ratio=None, least=None, most=None,
-            intensity=None, shape=None, rounds=None):  # fmt: skip
+    def add(
+        self,
+        what,
+        figure,
+        unit,
+        *,
+        type="float32",
+        d=64,
+        causal=False,
+        sequence=0,
+        threads=0,
+        spread=None,
+        peer="",
+        peer_figure=None,
+        peer_spread=None,
+        ratio=None,
+        least=None,
+        most=None,
+        intensity=None,
+        shape=None,
+        rounds=None,
+    ):
         """least: of the ratio; most: of the figure; intensity: useful operations for each byte that must be moved;
         shape: batch x heads x tokens, where options chose them; rounds: in which both were timed. A row says the CPU's
         generation, if it has AMX and, of GFLOP/s, the peak of its type on so many threads, if that can be measured."""
         peak = self.peak(type, threads) if unit == "GFLOP/s" else None
         held = (least is None or ratio >= least) and (most is None or figure <= most)
-        self.rows.append(dict(what=what, device=self.device, type=type, d=d, causal=causal, sequence=sequence,
-                              figure=figure, unit=unit, peer=peer, peer_figure=peer_figure, ratio=ratio,
-                              threads=threads, spread=spread, peer_spread=peer_spread, least_ratio=least, most=most,
-                              held=held, machine=self.machine, date=self.date, part=self.part,
-                              intensity=intensity) | ({"shape": shape} if shape else {}) |
-                         ({"rounds": rounds} if rounds else {}) | ({"amx": True} if self.amx else {}) |
-                         ({"generation": self.generation} if self.generation else {}) |
-                         ({"peak": peak} if peak else {}))  # fmt: skip
+        self.rows.append(
+            dict(
+                what=what,
+                device=self.device,
+                type=type,
+                d=d,
+                causal=causal,
+                sequence=sequence,
+                figure=figure,
+                unit=unit,
+                peer=peer,
+                peer_figure=peer_figure,
+                ratio=ratio,
+                threads=threads,
+                spread=spread,
+                peer_spread=peer_spread,
+                least_ratio=least,
+                most=most,
+                held=held,
+                machine=self.machine,
+                date=self.date,
+                part=self.part,
+                intensity=intensity,
+            )
+            | ({"shape": shape} if shape else {})
+            | ({"rounds": rounds} if rounds else {})
+            | ({"amx": True} if self.amx else {})
+            | ({"generation": self.generation} if self.generation else {})
+            | ({"peak": peak} if peak else {})
+        )
         print(page.line(self.rows[-1]), flush=True)
 
     def peak(self, type, threads):
@@ -48,16 +89,32 @@ class Table:
     def rates(self, what, ours, theirs, work, unit, **columns):
         """A row of work / seconds (an amount a second, more is better) beside a peer's."""
         median = statistics.median
-        self.add(what, work / median(ours), unit, peer_figure=work / median(theirs), spread=measure.spread(ours),
-                 peer_spread=measure.spread(theirs), ratio=measure.median_ratio(ours, theirs), rounds=len(ours),
-                 **columns)  # fmt: skip
+        self.add(
+            what,
+            work / median(ours),
+            unit,
+            peer_figure=work / median(theirs),
+            spread=measure.spread(ours),
+            peer_spread=measure.spread(theirs),
+            ratio=measure.median_ratio(ours, theirs),
+            rounds=len(ours),
+            **columns,
+        )
 
     def times(self, what, ours, theirs, unit, scale, **columns):
         """A row of seconds * scale (less is better) beside a peer's."""
         median = statistics.median
-        self.add(what, median(ours) * scale, unit, peer_figure=median(theirs) * scale, spread=measure.spread(ours),
-                 peer_spread=measure.spread(theirs), ratio=measure.median_ratio(ours, theirs), rounds=len(ours),
-                 **columns)  # fmt: skip
+        self.add(
+            what,
+            median(ours) * scale,
+            unit,
+            peer_figure=median(theirs) * scale,
+            spread=measure.spread(ours),
+            peer_spread=measure.spread(theirs),
+            ratio=measure.median_ratio(ours, theirs),
+            rounds=len(ours),
+            **columns,
+        )
 
     def write(self, path):
         path.write_text(json.dumps(page.in_order(self.earlier + self.rows), indent=1) + "\n")

@@ -3,10 +3,9 @@
 import itertools
 import math
 
-import numpy as np
-
 import anyflash as af
 import measure
+import numpy as np
 
 # What results may differ by, relative to the largest: a few units in the last place of the type, as both sides round.
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
@@ -21,15 +20,33 @@ class Case:
     """queries, keys: sizes of the sequence, of one to three dimensions; keys as queries if not given. copies: how many
     of k and v there are; forward calls take them in turn, as the layers of a model do."""
 
-    def __init__(self, *, type="float32", batch=1, heads=4, kv_heads=None, queries=(2048,), keys=None, d=64, d_v=None,
-                 rule=None, causal=False, threads=1, copies=1):  # fmt: skip
+    def __init__(
+        self,
+        *,
+        type="float32",
+        batch=1,
+        heads=4,
+        kv_heads=None,
+        queries=(2048,),
+        keys=None,
+        d=64,
+        d_v=None,
+        rule=None,
+        causal=False,
+        threads=1,
+        copies=1,
+    ):
         self.type, self.d, self.d_v, self.causal, self.threads = type, d, d_v or d, causal, threads
         self.rule = rule if rule is not None else af.causal() if causal else af.full()
         self.queries, self.keys = queries, keys or queries
         self.heads, self.kv_heads = batch * heads, batch * (kv_heads or heads)
         of_queries, of_keys = (batch, heads, *self.queries), (batch, kv_heads or heads, *self.keys)
-        q, k, v, dout = (self.random(seed, shape) for seed, shape in enumerate(
-            ((*of_queries, d), (*of_keys, d), (*of_keys, self.d_v), (*of_queries, self.d_v))))  # fmt: skip
+        q, k, v, dout = (
+            self.random(seed, shape)
+            for seed, shape in enumerate(
+                ((*of_queries, d), (*of_keys, d), (*of_keys, self.d_v), (*of_queries, self.d_v))
+            )
+        )
         self.q, self.dout = self.array(q), self.array(dout)
         self.kv = [(self.array(k), self.array(v)) for _ in range(copies)]
 
@@ -62,8 +79,14 @@ class Case:
 
     def columns(self, what):
         """What a row of bench/compare says about the case."""
-        return dict(type=self.type, d=self.d, causal=self.causal, sequence=math.prod(self.keys), threads=self.threads,
-                    intensity=self.flops(what) / self.bytes(what))  # fmt: skip
+        return dict(
+            type=self.type,
+            d=self.d,
+            causal=self.causal,
+            sequence=math.prod(self.keys),
+            threads=self.threads,
+            intensity=self.flops(what) / self.bytes(what),
+        )
 
     def in_turn(self, first):
         return itertools.cycle(self.kv[first:] + self.kv[:first])
@@ -106,10 +129,14 @@ class Case:
             mine, its = self.numbers(mine), self.numbers(its)
             for whose, numbers in (("anyflash's", mine), (f"{name}'s", its)):
                 if not np.isfinite(numbers).all():
-                    raise SystemExit(f"bench/compare: {tensor} of {self.type} {tuple(self.q.shape)}, causal "
-                                     f"{self.causal}: {whose} is not finite")
+                    raise SystemExit(
+                        f"bench/compare: {tensor} of {self.type} {tuple(self.q.shape)}, causal "
+                        f"{self.causal}: {whose} is not finite"
+                    )
             difference = np.abs(mine - its).max() / np.abs(its).max()
             if not difference <= TOLERANCE[self.type]:
-                raise SystemExit(f"bench/compare: {tensor} of {self.type} {tuple(self.q.shape)}, causal {self.causal}: "
-                                 f"differs from {name} by {difference:.1e} of its largest, expected at most "
-                                 f"{TOLERANCE[self.type]:.0e}")
+                raise SystemExit(
+                    f"bench/compare: {tensor} of {self.type} {tuple(self.q.shape)}, causal {self.causal}: "
+                    f"differs from {name} by {difference:.1e} of its largest, expected at most "
+                    f"{TOLERANCE[self.type]:.0e}"
+                )

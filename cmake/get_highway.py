@@ -24,7 +24,9 @@ INSIDE = "numpy-2.3.5/numpy/_core/src/highway/"
 
 
 def pip_setting(name):
-    found = subprocess.run([sys.executable, "-m", "pip", "config", "get", f"global.{name}"], capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", f"global.{name}"], capture_output=True, text=True
+    )
     return os.environ.get("PIP_" + name.upper().replace("-", "_")) or found.stdout.strip() or None
 
 
@@ -35,7 +37,9 @@ def index_url():
     try:
         from pip._internal.models.index import PyPI  # pip's own default
     except ImportError:
-        raise RuntimeError(f"{sys.executable} has no pip to ask for the index; choose one with -DPython3_EXECUTABLE=")
+        raise RuntimeError(
+            f"{sys.executable} has no pip to ask for the index; choose one with -DPython3_EXECUTABLE="
+        ) from None
     return PyPI.simple_url
 
 
@@ -43,7 +47,7 @@ def download():
     context = ssl.create_default_context(cafile=pip_setting("cert"))
     page_url = index_url().rstrip("/") + "/numpy/"
     page = urllib.request.urlopen(page_url, context=context, timeout=120).read().decode()
-    links = re.findall(r'href="([^"#]*' + re.escape(ARCHIVE) + r')', page)
+    links = re.findall(r'href="([^"#]*' + re.escape(ARCHIVE) + r")", page)
     if not links:
         raise RuntimeError(f"the package index does not list {ARCHIVE}")
     data = urllib.request.urlopen(urljoin(page_url, links[0]), context=context, timeout=600).read()
@@ -59,7 +63,7 @@ def main():
     with tarfile.open(fileobj=io.BytesIO(download())) as archive:
         for member in archive.getmembers():
             if member.isfile() and member.name.startswith(INSIDE):
-                path = target / member.name[len(INSIDE):]
+                path = target / member.name[len(INSIDE) :]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.extractfile(member).read())
 

@@ -1,7 +1,7 @@
 """The two pictures of docs/design.md: the house, and one call's way through it.
 
-    python docs/make_diagrams.py            writes docs/pictures/house.svg and docs/pictures/call.svg
-    python docs/make_diagrams.py --check    only says whether they are up to date (exit code 1 if not)
+python docs/make_diagrams.py            writes docs/pictures/house.svg and docs/pictures/call.svg
+python docs/make_diagrams.py --check    only says whether they are up to date (exit code 1 if not)
 """
 
 import argparse
@@ -25,13 +25,16 @@ class Picture:
         ]
 
     def text(self, x, y, words, size=13, anchor="middle", style=""):
-        self.parts.append(f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="#222" {style}>'
-                          f"{escape(words)}</text>")  # fmt: skip
+        self.parts.append(
+            f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="#222" {style}>'
+            f"{escape(words)}</text>"
+        )
 
     def box(self, x, y, width, height, colour, name, *lines):
         """A room: its name, and under it what is in it."""
-        self.parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{colour}" '
-                          'stroke="#666"/>')  # fmt: skip
+        self.parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{colour}" stroke="#666"/>'
+        )
         top = y + height / 2 - 8 * len(lines) + 5
         self.text(x + width / 2, top, name, 14, style='font-weight="bold"')
         for n, line in enumerate(lines, 1):
@@ -40,8 +43,9 @@ class Picture:
     def arrow(self, *points, words="", at=None, dashed=False):
         path = " ".join(f"{x},{y}" for x, y in points)
         dash = ' stroke-dasharray="5 4"' if dashed else ""
-        self.parts.append(f'<polyline points="{path}" fill="none" stroke="#444" stroke-width="1.5"{dash} '
-                          'marker-end="url(#tip)"/>')  # fmt: skip
+        self.parts.append(
+            f'<polyline points="{path}" fill="none" stroke="#444" stroke-width="1.5"{dash} marker-end="url(#tip)"/>'
+        )
         if words:
             self.text(*at, words, 11.5, anchor="start")
 
@@ -59,7 +63,9 @@ def house():
     for x in (305, 672, 817):
         p.arrow((x, 124), (x, 149))
     p.box(20, 150, 860, 44, GREY, "include/anyflash", "all that a C++ or C user includes: tensors, rules, calls, plans")
-    p.box(20, 230, 410, 60, GREEN, "src/problem", "every check of tensors;", "a call becomes plain numbers and pointers")
+    p.box(
+        20, 230, 410, 60, GREEN, "src/problem", "every check of tensors;", "a call becomes plain numbers and pointers"
+    )
     p.box(470, 230, 410, 60, GREEN, "src/rules", "a rule becomes a small program:", "mask words, tile classes")
     p.box(20, 320, 860, 50, GREEN, "src/plan", "boxes, runs of visible tiles, the cache of plans; explain")
     p.box(20, 400, 860, 40, GREY, "src/backends.*", "one entry a kind of device")
@@ -80,9 +86,21 @@ def house():
 def call():
     p = Picture(900, 620, "One call's way, from the front end to the result")
     steps = [
-        (BLUE, "Front end", "arrays become tensor views;", "options become Options", "python/src/arrays.cpp, calls.cpp"),
+        (
+            BLUE,
+            "Front end",
+            "arrays become tensor views;",
+            "options become Options",
+            "python/src/arrays.cpp, calls.cpp",
+        ),
         (GREEN, "Problem", "all tensors are checked;", "nothing is written before", "src/problem/problem.cpp"),
-        (GREEN, "Rule", "checked against the shapes,", "compiled to atoms and postfix", "src/rules/check.cpp, compile.cpp"),
+        (
+            GREEN,
+            "Rule",
+            "checked against the shapes,",
+            "compiled to atoms and postfix",
+            "src/rules/check.cpp, compile.cpp",
+        ),
         (GREEN, "Plan", "given, cached, or made:", "boxes, then runs of tiles", "src/plan/plan.cpp, runs.cpp"),
         (GREY, "Backend", "by the query's device;", "workspace is allocated", "src/attention.cpp, backends.cpp"),
     ]
@@ -91,15 +109,29 @@ def call():
         p.box(20, y, 290, 84, colour, name, *lines, files)
         if n:
             p.arrow((165, y - 40), (165, y - 1))
-    p.box(390, 40, 490, 78, RED, "Which kernel?", "few queries: decode. Hopper, and the call is one it serves: Hopper's.",
-          "Otherwise: portable. On a CPU: few rows, or blocks of rows.")  # fmt: skip
+    p.box(
+        390,
+        40,
+        490,
+        78,
+        RED,
+        "Which kernel?",
+        "few queries: decode. Hopper, and the call is one it serves: Hopper's.",
+        "Otherwise: portable. On a CPU: few rows, or blocks of rows.",
+    )
     p.arrow((310, 558), (350, 558), (350, 79), (389, 79))
     p.parts.append('<rect x="390" y="160" width="490" height="290" rx="6" fill="none" stroke="#666"/>')
-    p.text(405, 182, "for each query block, for each run of its key blocks", 13, anchor="start",
-           style='font-weight="bold"')  # fmt: skip
-    rows = [("load K and V", "packed on a CPU; TMA or cp.async on a GPU"), ("S = Q K^T", "the first product"),
-            ("score_mod", "scale, soft cap, bias, ALiBi"), ("mask", "partial tiles only: one 64-bit word a row and cell"),
-            ("online softmax", "row_max, P = exp(S - row_max), row_sum, rescale"), ("O += P V", "the second product")]  # fmt: skip
+    p.text(
+        405, 182, "for each query block, for each run of its key blocks", 13, anchor="start", style='font-weight="bold"'
+    )
+    rows = [
+        ("load K and V", "packed on a CPU; TMA or cp.async on a GPU"),
+        ("S = Q K^T", "the first product"),
+        ("score_mod", "scale, soft cap, bias, ALiBi"),
+        ("mask", "partial tiles only: one 64-bit word a row and cell"),
+        ("online softmax", "row_max, P = exp(S - row_max), row_sum, rescale"),
+        ("O += P V", "the second product"),
+    ]
     for n, (name, words) in enumerate(rows):
         y = 196 + 41 * n
         p.parts.append(f'<rect x="405" y="{y}" width="460" height="33" rx="4" fill="{YELLOW}" stroke="#999"/>')

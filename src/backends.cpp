@@ -29,8 +29,8 @@ constexpr Backend backends[] = {
      [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 #if defined(ANYFLASH_HAS_CUDA)
     {DeviceKind::cuda, cuda::devices, cuda::tile_menu, cuda::workspace, cuda::allocate_workspace, cuda::forward,
-     cuda::backward, cuda::check_memory, cuda::fill, cuda::synchronize, cuda::synchronize_device,
-     cuda::memory, cuda::copy},
+     cuda::backward, cuda::check_memory, cuda::fill, cuda::synchronize, cuda::synchronize_device, cuda::memory,
+     cuda::copy},
 #endif
 };
 

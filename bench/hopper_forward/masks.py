@@ -19,7 +19,8 @@ class Grid:
 
         coordinates = []
         for size, extent, step in zip(self.size, self.extent, self.step):
-            chunks = -(-(-(-size // step)) // extent)
+            per_step = -(-size // step)
+            chunks = -(-per_step // extent)
             residue, chunk, e = torch.meshgrid(*map(torch.arange, (step, chunks, extent)), indexing="ij")
             at = residue + (chunk * extent + e) * step
             coordinates.append(at.masked_fill(at >= size, -1).reshape(step * chunks, extent))
@@ -75,9 +76,11 @@ class Mask:
                     runs.append([k, 1, 2, 0] if count == 4096 else [k, 1, 1, number[k]])
             starts.append(len(runs))
         nothing = torch.zeros(64, dtype=torch.int64, device="cuda")
-        self.kept = [torch.tensor(starts, device="cuda"),
-                     torch.tensor(runs or [[0] * 4], dtype=torch.int32, device="cuda"),
-                     torch.stack(words).contiguous() if words else nothing]  # fmt: skip
+        self.kept = [
+            torch.tensor(starts, device="cuda"),
+            torch.tensor(runs or [[0] * 4], dtype=torch.int32, device="cuda"),
+            torch.stack(words).contiguous() if words else nothing,
+        ]
         return torch.tensor([0, *(t.data_ptr() for t in self.kept), 0, 0, 0], device="cuda")
 
 
@@ -104,10 +107,13 @@ def random_masks(queries, keys, generator):
     i, j = places(queries, keys)
     width, shift = (int(x) for x in (uniform(2) * torch.tensor([300.0, 200.0], device="cuda") + 1).tolist())
     blocks = uniform(queries // 64 + 1, keys // 64 + 1) < 0.4
-    made = {"causal": j <= i, "window": (j - i + shift).abs() < width,
-            "documents": document_ids(queries, 4, generator)[:, None] == document_ids(keys, 4, generator),
-            "bitmap": blocks[i // 64, j // 64],
-            "random": (uniform(queries, keys) < 0.5) & (uniform(queries, 1) < 0.8) & (uniform(1, keys) < 0.3)}
+    made = {
+        "causal": j <= i,
+        "window": (j - i + shift).abs() < width,
+        "documents": document_ids(queries, 4, generator)[:, None] == document_ids(keys, 4, generator),
+        "bitmap": blocks[i // 64, j // 64],
+        "random": (uniform(queries, keys) < 0.5) & (uniform(queries, 1) < 0.8) & (uniform(1, keys) < 0.3),
+    }
     return [Mask(queries, keys, dense=dense, name=name) for name, dense in made.items()]
 
 
@@ -125,10 +131,15 @@ def box_window(size, extent, step, near, name):
 def random_boxes(generator):
     return [
         box_window((37, 45), (8, 8), (1, 1), lambda y, x: (y.abs() < 5) & (x.abs() < 6), "2-D local"),
-        box_window((5, 19, 22), (4, 4, 4), (1, 1, 1), lambda z, y, x: (z.abs() < 2) & (y.abs() < 4) & (x.abs() < 9),
-                   "3-D local"),
+        box_window(
+            (5, 19, 22),
+            (4, 4, 4),
+            (1, 1, 1),
+            lambda z, y, x: (z.abs() < 2) & (y.abs() < 4) & (x.abs() < 9),
+            "3-D local",
+        ),
         box_window((1024,), (64,), (4,), lambda x: (x % 4 == 0) & (x.abs() < 120), "strided"),
-    ]  # fmt: skip
+    ]
 
 
 def patterns(n):
@@ -149,6 +160,7 @@ def patterns(n):
     made["bitmap 25 %"] = over("bitmap", lambda i, j: bitmap[i // 128, j // 128])
     for w in (8, 16):
         made[f"2-D local {w}"] = lambda w=w: box_window(
-            (side, side), (8, 8), (1, 1), lambda y, x: (y.abs() < w) & (x.abs() < w), "2-D local")  # fmt: skip
+            (side, side), (8, 8), (1, 1), lambda y, x: (y.abs() < w) & (x.abs() < w), "2-D local"
+        )
     made["strided"] = lambda: box_window((n,), (64,), (4,), lambda x: (x % 4 == 0) & (x.abs() < 256), "strided")
     return made

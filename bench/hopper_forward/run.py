@@ -33,12 +33,21 @@ import masks
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_VARIANTS = [
-    "d64_n128_w3_s3_q2_full", "d64_n128_w3_s3_q2_causal", "d128_n192_w2_s2_q1_full", "d128_n128_w2_s2_q2_full",
-    "d128_n128_w2_s2_q2_causal", "d256_n80_w2_s2_q1_full", "d256_n80_w2_s2_q1_causal", "d128_n128_w2_s2_q2_words",
-    "d64_n128_w3_s3_q2_words", "d256_n64_w2_s2_q1_words",
-]  # fmt: skip
-NAME = re.compile(r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])_(full|causal|words)"
-                  r"((?:_half|_general|_unordered|_racecheck)*)")  # fmt: skip
+    "d64_n128_w3_s3_q2_full",
+    "d64_n128_w3_s3_q2_causal",
+    "d128_n192_w2_s2_q1_full",
+    "d128_n128_w2_s2_q2_full",
+    "d128_n128_w2_s2_q2_causal",
+    "d256_n80_w2_s2_q1_full",
+    "d256_n80_w2_s2_q1_causal",
+    "d128_n128_w2_s2_q2_words",
+    "d64_n128_w3_s3_q2_words",
+    "d256_n64_w2_s2_q1_words",
+]
+NAME = re.compile(
+    r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])_(full|causal|words)"
+    r"((?:_half|_general|_unordered|_racecheck)*)"
+)
 
 
 def variant_name(text):
@@ -49,8 +58,9 @@ def variant_name(text):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="*", type=variant_name, metavar="VARIANT",
-                        help="default: " + " ".join(DEFAULT_VARIANTS))  # fmt: skip
+    parser.add_argument(
+        "variants", nargs="*", type=variant_name, metavar="VARIANT", help="default: " + " ".join(DEFAULT_VARIANTS)
+    )
     parser.add_argument("--folder", type=Path, default=PROJECT / "build-hopper-forward", help="of the built variants")
     parser.add_argument("--build", action="store_true", help="with $CUDACXX or nvcc; fails on serialized wgmma")
     parser.add_argument("--check", action="store_true", help="compare with float64")
@@ -68,18 +78,40 @@ def arguments():
 def build(name, folder):
     """Compiles a variant. Returns its registers and spills, or raises with ptxas' warning or the compiler's error."""
     d, n, w, s, q, mask, rest = NAME.fullmatch(name).groups()
-    macros = {"HEAD_SIZE": d, "KEYS": n, "WARPGROUPS": w, "STAGES": s, "QUERY_STAGES": q, "MASK": mask,
-              "SCORE": "general" if "_general" in rest else "scale",
-              "TYPE": "__half" if "_half" in rest else "__nv_bfloat16",
-              "ORDERED": int("_unordered" not in rest)}  # fmt: skip
+    macros = {
+        "HEAD_SIZE": d,
+        "KEYS": n,
+        "WARPGROUPS": w,
+        "STAGES": s,
+        "QUERY_STAGES": q,
+        "MASK": mask,
+        "SCORE": "general" if "_general" in rest else "scale",
+        "TYPE": "__half" if "_half" in rest else "__nv_bfloat16",
+        "ORDERED": int("_unordered" not in rest),
+    }
     if "_racecheck" in rest:
         macros["ANYFLASH_FOR_RACECHECK"] = 1
-    command = [os.environ.get("CUDACXX", "nvcc"), "-std=c++20", "-O3", "-gencode=arch=compute_90a,code=sm_90a",
-               f"-I{PROJECT / 'src'}", f"-I{PROJECT / 'include'}", "-Xptxas", "-v",
-               "--shared", "-Xcompiler", "-fPIC", "-Xlinker", "--no-undefined",
-               *(f"-D{macro}={value}" for macro, value in macros.items()),
-               "-o", folder / f"{name}.so", PROJECT / "bench/hopper_forward/kernel.cu",
-               PROJECT / "src/cuda/hopper/maps.cpp", PROJECT / "src/problem/tensor.cpp"]  # fmt: skip
+    command = [
+        os.environ.get("CUDACXX", "nvcc"),
+        "-std=c++20",
+        "-O3",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        f"-I{PROJECT / 'src'}",
+        f"-I{PROJECT / 'include'}",
+        "-Xptxas",
+        "-v",
+        "--shared",
+        "-Xcompiler",
+        "-fPIC",
+        "-Xlinker",
+        "--no-undefined",
+        *(f"-D{macro}={value}" for macro, value in macros.items()),
+        "-o",
+        folder / f"{name}.so",
+        PROJECT / "bench/hopper_forward/kernel.cu",
+        PROJECT / "src/cuda/hopper/maps.cpp",
+        PROJECT / "src/problem/tensor.cpp",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     said = done.stdout + done.stderr
     wrong = re.search(r".*(?:error|C75\d\d).*", said)
@@ -91,10 +123,12 @@ def build(name, folder):
 class Call(ctypes.Structure):
     """As kernel.cu has it."""
 
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "sink", "counters", "groups")),
-                *((name, ctypes.c_int) for name in ("batch", "heads", "heads_kv", "diagonal")),
-                *((name, ctypes.c_int * 9) for name in ("query_grid", "key_grid")),
-                *((name, ctypes.c_float) for name in ("scale", "softcap"))]  # fmt: skip
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "sink", "counters", "groups")),
+        *((name, ctypes.c_int) for name in ("batch", "heads", "heads_kv", "diagonal")),
+        *((name, ctypes.c_int * 9) for name in ("query_grid", "key_grid")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    ]
 
 
 class Variant:
@@ -114,8 +148,17 @@ class Variant:
         b, _, h, d = q.shape
         tensors = (q, k, v, out, lse, sink, self.counters, mask.groups if self.mask == "words" else None)
         pointers = [t.data_ptr() if t is not None else None for t in tensors]
-        call = Call(*pointers, b, h, k.shape[2], mask.diagonal or 0, mask.query_grid.numbers(), mask.key_grid.numbers(),
-                    1 / math.sqrt(d) if scale is None else scale, softcap)  # fmt: skip
+        call = Call(
+            *pointers,
+            b,
+            h,
+            k.shape[2],
+            mask.diagonal or 0,
+            mask.query_grid.numbers(),
+            mask.key_grid.numbers(),
+            1 / math.sqrt(d) if scale is None else scale,
+            softcap,
+        )
         status = self.function(ctypes.byref(call), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
         if status:
             raise SystemExit(f"{self.name}: {('TMA', 'shared memory', 'launch')[status - 1]} failed")
@@ -162,18 +205,35 @@ def reference(q, k, v, mask, scale=None, softcap=0.0, sink=None):
 
 def cases_of(variant, inputs):
     """(mask, batch, heads, key heads) of the cases to check."""
-    shapes = [(1, 1, 1, 1, 1), (1, 2, 1, 128, 128), (2, 3, 3, 257, 1), (1, 4, 2, 1, 1000), (2, 4, 2, 1000, 333),
-              (1, 2, 2, 333, 1000), (1, 1, 1, 4001, 4001), (4, 40, 8, 300, 513)]  # fmt: skip
+    shapes = [
+        (1, 1, 1, 1, 1),
+        (1, 2, 1, 128, 128),
+        (2, 3, 3, 257, 1),
+        (1, 4, 2, 1, 1000),
+        (2, 4, 2, 1000, 333),
+        (1, 2, 2, 333, 1000),
+        (1, 1, 1, 4001, 4001),
+        (4, 40, 8, 300, 513),
+    ]
     for _ in range(12):
         heads_kv = inputs.integer(1, 3)
-        shapes.append((inputs.integer(1, 3), inputs.integer(1, 3) * heads_kv, heads_kv, inputs.integer(1, 700),
-                       inputs.integer(1, 1500)))  # fmt: skip
+        shapes.append(
+            (
+                inputs.integer(1, 3),
+                inputs.integer(1, 3) * heads_kv,
+                heads_kv,
+                inputs.integer(1, 700),
+                inputs.integer(1, 1500),
+            )
+        )
     for b, h, heads_kv, queries, keys in shapes:
         if variant.mask == "words":
             made = masks.random_masks(queries, keys, inputs.generator)
         else:
-            made = [masks.Mask(queries, keys, diagonal)
-                    for diagonal in ([0, keys - queries] if variant.mask == "causal" else [None])]  # fmt: skip
+            made = [
+                masks.Mask(queries, keys, diagonal)
+                for diagonal in ([0, keys - queries] if variant.mask == "causal" else [None])
+            ]
         yield from ((mask, b, h, heads_kv) for mask in made)
     if variant.mask == "words":
         yield from ((mask, 1, 4, 2) for mask in masks.random_boxes(inputs.generator))
@@ -192,8 +252,11 @@ def check(variant, inputs):
 def check_all(variant, inputs):
     errors = [check_case(variant, inputs, *case) for case in cases_of(variant, inputs)]
     outliers = [check_outlier(variant, inputs, factor) for factor in (5, 20, 100)]
-    print(f"right {variant.name}: {len(errors)} cases, largest error of O's norm {max(errors):.1e}, "
-          f"outliers {outliers}, seed {inputs.seed}", flush=True)  # fmt: skip
+    print(
+        f"right {variant.name}: {len(errors)} cases, largest error of O's norm {max(errors):.1e}, "
+        f"outliers {outliers}, seed {inputs.seed}",
+        flush=True,
+    )
 
 
 def check_case(variant, inputs, mask, b, h, heads_kv):

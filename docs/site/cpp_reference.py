@@ -81,8 +81,9 @@ class Headers:
         inner = [member for member in members if member.members]
         self.items += [replace(one, name=f"{name}::{one.name}", code=f"enum {name}::{one.name}") for one in inner]
         members = [member for member in members if member not in inner and not _internal(member)]
-        self.items.append(Item(compound.get("id") or "", kind, name, header, line, f"{kind} {name}",
-                               _description(compound), members))  # fmt: skip
+        self.items.append(
+            Item(compound.get("id") or "", kind, name, header, line, f"{kind} {name}", _description(compound), members)
+        )
 
     @cached_property
     def by_id(self) -> dict[str, Item]:
@@ -97,8 +98,16 @@ class Headers:
         plain = re.sub(r"^anyflash_(rule_)?", "", name)
         wanted = {plain, "".join(map(str.capitalize, plain.split("_")))}
         wanted |= {f"Forward{plain.capitalize()}"}  # anyflash_outputs
-        return next((one for one in self.items if one.name in wanted and one.header != "c_api.h"
-                     and (one.kind == item.kind or not {one.kind, item.kind} & {"function", "enum"})), None)  # fmt: skip
+        return next(
+            (
+                one
+                for one in self.items
+                if one.name in wanted
+                and one.header != "c_api.h"
+                and (one.kind == item.kind or not {one.kind, item.kind} & {"function", "enum"})
+            ),
+            None,
+        )
 
     def markdown(self, header: str, page: str) -> str:
         """The reference of a header, for the page at this address (relative to docs)."""
@@ -210,10 +219,17 @@ def _member(element: ET.Element) -> Item | None:
     if kind not in _KINDS or element.get("prot") == "private" or name == _INCLUDE_GUARD:
         return None
     members = [
-        Item(value.get("id") or "", "value", value.findtext("name") or "", header, line,
-             f"{value.findtext('name')} {value.findtext('initializer') or ''}".strip(), _description(value))
+        Item(
+            value.get("id") or "",
+            "value",
+            value.findtext("name") or "",
+            header,
+            line,
+            f"{value.findtext('name')} {value.findtext('initializer') or ''}".strip(),
+            _description(value),
+        )
         for value in element.findall("enumvalue")
-    ]  # fmt: skip
+    ]
     code = _code(element, name, kind)
     return Item(element.get("id") or "", kind, name, header, line, code, _description(element), members)
 

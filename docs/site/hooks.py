@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cpp_reference import ASKS, HEADERS, PROJECT, Headers, run_doxygen  # noqa: E402
+from cpp_reference import ASKS, HEADERS, PROJECT, Headers, run_doxygen
 
 # Documents of the project's root that are pages of the site; the site's own first page stands for README.md.
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}

@@ -18,10 +18,9 @@ os.environ["KERAS_BACKEND"] = "tensorflow"  # whose own operations the model tak
 import keras
 import numpy as np
 import tensorflow as tf
+from anyflash.tensorflow import local_2d
 from keras import layers
 from sklearn.datasets import load_digits
-
-from anyflash.tensorflow import local_2d
 
 WIDTH, HEADS, LAYERS, WINDOW = 32, 4, 2, 3  # a window of 3 is 5 x 5 pixels
 
@@ -102,8 +101,14 @@ def train(model, learning, test, epochs):
         found.append((logs["loss"], logs["val_accuracy"]))
         print(f"epoch {epoch + 1}  loss {found[-1][0]:.3f}  right in the test {found[-1][1]:.1%}", flush=True)
 
-    model.fit(*learning, batch_size=64, epochs=epochs, validation_data=test, verbose=0,
-              callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=show)])  # fmt: skip
+    model.fit(
+        *learning,
+        batch_size=64,
+        epochs=epochs,
+        validation_data=test,
+        verbose=0,
+        callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=show)],
+    )
     return found
 
 
@@ -121,7 +126,7 @@ def main():
 
     keras.utils.set_random_seed(0)
     learning, test = pictures()
-    near = lambda q, k, v: local_2d(q, k, v, WINDOW, 0, False, "none_front")  # noqa: E731
+    near = lambda q, k, v: local_2d(q, k, v, WINDOW, 0, False, "none_front")
     model = make_model(textbook if arguments.tensorflow else near)
     print(f"{model.count_params():,} parameters, {len(learning[1])} pictures to learn, {len(test[1])} for the test")
     start = time.perf_counter()

@@ -22,18 +22,28 @@ def count(text):
 
 
 def parse_arguments():
-    parser = Parser(prog="scripts/demo", epilog="A paragraph's tokens beyond 256 are cut off.",
-                    description="Finds the paragraphs of a text that answer a question, by attention on anyflash.")
-    parser.add_argument("text", nargs="?", metavar="TEXT_FILE",
-                        help="a text file (default: this project's documentation)")
-    parser.add_argument("question", nargs="?", metavar="QUESTION",
-                        help=f"default: {QUESTION}; of another text: {OTHER_QUESTION}")
+    parser = Parser(
+        prog="scripts/demo",
+        epilog="A paragraph's tokens beyond 256 are cut off.",
+        description="Finds the paragraphs of a text that answer a question, by attention on anyflash.",
+    )
+    parser.add_argument(
+        "text", nargs="?", metavar="TEXT_FILE", help="a text file (default: this project's documentation)"
+    )
+    parser.add_argument(
+        "question", nargs="?", metavar="QUESTION", help=f"default: {QUESTION}; of another text: {OTHER_QUESTION}"
+    )
     parser.add_argument("--best", type=count, default=3, help="how many paragraphs to show (default 3)")
     parser.add_argument("--picture", default="demo-rule.svg", help="where to draw the rule (default demo-rule.svg)")
-    parser.add_argument("--framework", choices=["numpy", "torch", "tensorflow", "jax"], default="numpy",
-                        help="whose arrays the model is computed in, each by anyflash (default numpy)")
-    parser.add_argument("--model", type=Path, metavar="FOLDER",
-                        help="a sentence model like it (default: all-MiniLM-L6-v2, installed)")
+    parser.add_argument(
+        "--framework",
+        choices=["numpy", "torch", "tensorflow", "jax"],
+        default="numpy",
+        help="whose arrays the model is computed in, each by anyflash (default numpy)",
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="a sentence model like it (default: all-MiniLM-L6-v2, installed)"
+    )
     return parser.parse_args()
 
 

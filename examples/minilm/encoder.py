@@ -79,8 +79,10 @@ class Encoder:
 
     def block(self, x, name, attention):
         # (tokens, heads * d) -> (heads, tokens, d) is a view: anyflash takes any strides.
-        q, k, v = (self.linear(x, f"{name}attention.self.{part}").reshape(len(x), self.heads, -1).transpose(1, 0, 2)
-                   for part in ("query", "key", "value"))
+        q, k, v = (
+            self.linear(x, f"{name}attention.self.{part}").reshape(len(x), self.heads, -1).transpose(1, 0, 2)
+            for part in ("query", "key", "value")
+        )
         out = attention(q, k, v)
         del q, k, v  # the memory of the packed run is a few arrays like x
         x += self.linear(out.transpose(1, 0, 2).reshape(len(x), -1), f"{name}attention.output.dense")

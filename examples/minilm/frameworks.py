@@ -9,9 +9,8 @@ import anyflash as af
 
 class Torch:
     def __init__(self):
-        import torch
-
         import anyflash.torch
+        import torch
 
         self.array, self.numpy = torch.from_numpy, lambda x: x.numpy()
         self.gelu = torch.nn.functional.gelu
@@ -23,9 +22,8 @@ class Torch:
 
 class TensorFlow:
     def __init__(self):
-        import tensorflow as tf
-
         import anyflash.tensorflow
+        import tensorflow as tf
 
         self.array, self.numpy = tf.constant, lambda x: x.numpy()
         self.gelu = tf.nn.gelu
@@ -38,10 +36,9 @@ class TensorFlow:
 
 class Jax:
     def __init__(self):
+        import anyflash.jax
         import jax
         import numpy
-
-        import anyflash.jax
 
         self.array, self.numpy = jax.numpy.asarray, numpy.asarray
         self.gelu = functools.partial(jax.nn.gelu, approximate=False)
@@ -65,10 +62,12 @@ def encode(encoder, token_lists, ids, framework, bar):
 
     @own.compiled
     def layer(x, w):
-        linear = lambda x, name: own.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])  # noqa: E731
-        after = lambda x, name: norm(x, w[f"{name}.weight"], w[f"{name}.bias"])  # noqa: E731
-        q, k, v = (own.reshape(linear(x, f"attention.self.{part}"), (1, len(ids), encoder.heads, -1))
-                   for part in ("query", "key", "value"))  # fmt: skip
+        linear = lambda x, name: own.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
+        after = lambda x, name: norm(x, w[f"{name}.weight"], w[f"{name}.bias"])
+        q, k, v = (
+            own.reshape(linear(x, f"attention.self.{part}"), (1, len(ids), encoder.heads, -1))
+            for part in ("query", "key", "value")
+        )
         seen = own.reshape(own.attention(q, k, v, rule=rule), (len(ids), -1))
         x = after(x + linear(seen, "attention.output.dense"), "attention.output.LayerNorm")
         inner = own.gelu(linear(x, "intermediate.dense"))
@@ -77,8 +76,9 @@ def encode(encoder, token_lists, ids, framework, bar):
     x = own.array(encoder.embedded(token_lists))
     for i in range(encoder.layers):
         start = f"encoder.layer.{i}."
-        parts = {name[len(start) :]: own.array(array) for name, array in encoder.weights.items()
-                 if name.startswith(start)}  # fmt: skip
+        parts = {
+            name[len(start) :]: own.array(array) for name, array in encoder.weights.items() if name.startswith(start)
+        }
         x = layer(x, parts)
         bar.update(len(token_lists) * (i + 1) // encoder.layers - bar.n)
     return encoder.pooled(own.numpy(x), token_lists)

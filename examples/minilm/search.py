@@ -13,12 +13,11 @@ import textwrap
 import time
 from pathlib import Path
 
-import numpy as np
-from tqdm import tqdm
-
 import anyflash as af
+import numpy as np
 from arguments import OTHER_QUESTION, QUESTION, parse_arguments
 from encoder import Encoder, model_folder, textbook_attention
+from tqdm import tqdm
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -88,8 +87,9 @@ def measured(way, model, texts, label):
     way(encoder, tokens[:2], tqdm(disable=True))  # warm up: threads, pages of the weights
     Path("/proc/self/clear_refs").write_text("5")  # the highest so far is now
     before = memory("VmRSS")
-    with tqdm(total=len(tokens), desc=label, mininterval=0.5,
-              bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}") as bar:
+    with tqdm(
+        total=len(tokens), desc=label, mininterval=0.5, bar_format="{desc} {percentage:3.0f}% |{bar:30}| {elapsed}"
+    ) as bar:
         start = time.perf_counter()
         embeddings = way(encoder, tokens, bar)
         seconds = time.perf_counter() - start
@@ -128,8 +128,10 @@ def main():
     print(f"{len(texts)} paragraphs, {total} tokens: {what}")
     name = arguments.model or "all-MiniLM-L6-v2"
     arrays = "" if arguments.framework == "numpy" else f" in {arguments.framework}"
-    print(f"model {name}, {encoder.layers} layers of {encoder.heads} heads{arrays}; every paragraph is embedded twice:",
-          flush=True)
+    print(
+        f"model {name}, {encoder.layers} layers of {encoder.heads} heads{arrays}; every paragraph is embedded twice:",
+        flush=True,
+    )
 
     way = functools.partial(packed, framework=arguments.framework)
     embeddings, packed_seconds, packed_memory = in_own_process(way, model, texts, "packed, anyflash    ")

@@ -17,7 +17,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from anyflash.jax import attention
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -50,10 +49,18 @@ def new_weights(key):
         key, own = jax.random.split(key)
         return jax.random.normal(own, (rows, columns)) * (scale or rows**-0.5)
 
-    layers = [dict(qkv=matrix(WIDTH, 3 * WIDTH), out=matrix(WIDTH, WIDTH), wide=matrix(WIDTH, 4 * WIDTH),
-                   narrow=matrix(4 * WIDTH, WIDTH)) for _ in range(LAYERS)]  # fmt: skip
-    return dict(bytes=matrix(256, WIDTH, 0.1), places=matrix(LONGEST, WIDTH, 0.1), layers=layers,
-                scores=matrix(WIDTH, 256))  # fmt: skip
+    layers = [
+        dict(
+            qkv=matrix(WIDTH, 3 * WIDTH),
+            out=matrix(WIDTH, WIDTH),
+            wide=matrix(WIDTH, 4 * WIDTH),
+            narrow=matrix(4 * WIDTH, WIDTH),
+        )
+        for _ in range(LAYERS)
+    ]
+    return dict(
+        bytes=matrix(256, WIDTH, 0.1), places=matrix(LONGEST, WIDTH, 0.1), layers=layers, scores=matrix(WIDTH, 256)
+    )
 
 
 def norm(x):
@@ -90,7 +97,7 @@ def step(seen_by, weights, moments, count, *pack):
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradients)
     square = jax.tree.map(lambda m, g: 0.99 * m + 0.01 * g * g, moments[1], gradients)
     rate = 3e-3 * jnp.minimum(1, count / 20)
-    update = lambda w, m, s: w - rate * (m / (1 - 0.9**count)) / (jnp.sqrt(s / (1 - 0.99**count)) + 1e-8)  # noqa: E731
+    update = lambda w, m, s: w - rate * (m / (1 - 0.9**count)) / (jnp.sqrt(s / (1 - 0.99**count)) + 1e-8)
     return jax.tree.map(update, weights, mean, square), (mean, square), loss
 
 

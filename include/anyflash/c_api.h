@@ -151,12 +151,14 @@ typedef struct anyflash_options {
   const anyflash_plan* plan;
   int32_t threads;    /* 0: all */
   int32_t allow_tf32; /* float32 on a GPU: products may be as those of TF32, where that is faster */
-  void* stream;       /* tensors on cuda: the cudaStream_t that the call's work is queued on; NULL: the default stream */
+  void* stream; /* tensors on cuda: the cudaStream_t that the call's work is queued on; NULL: the default stream */
   const anyflash_tensor* workspace; /* memory to work in, see anyflash_plan_workspace; NULL: the library's own */
 } anyflash_options;
 
+/* clang-format off */
 #define ANYFLASH_OPTIONS_INIT \
   { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL }
+/* clang-format on */
 
 /* Sets all options to their defaults. struct_size is sizeof(anyflash_options). */
 anyflash_status anyflash_options_init(anyflash_options* options, size_t struct_size);

@@ -12,19 +12,19 @@ namespace anyflash {
 /// The figures of a rule on given shapes, as the CPU backend's plan runs it. A tile: a query block times a key block.
 struct Explanation {
   std::int64_t queries = 0, keys = 0;
-  std::int64_t visible_pairs = 0;   ///< pairs the rule shows, of queries * keys: counted, not estimated
-  std::int64_t visited_pairs = 0;   ///< pairs in the tiles that are computed, padding included
-  double visited_per_visible = 0;   ///< 1 is best; 0 if nothing is visible
+  std::int64_t visible_pairs = 0;                 ///< pairs the rule shows, of queries * keys: counted, not estimated
+  std::int64_t visited_pairs = 0;                 ///< pairs in the tiles that are computed, padding included
+  double visited_per_visible = 0;                 ///< 1 is best; 0 if nothing is visible
   std::int64_t query_blocks = 0, key_blocks = 0;  ///< blocks that hold an entry
   std::int64_t tiles_skipped = 0, tiles_partial = 0, tiles_full = 0;  ///< sum: query_blocks * key_blocks
   /// A block in each dimension (z, y, x; 1 in those that the sequence lacks): entries, and the step between them.
   std::int64_t query_block[3] = {}, query_step[3] = {}, key_block[3] = {}, key_step[3] = {};
-  double forward_flops = 0;         ///< useful: 2 (d_qk + d_v) per visible pair
-  double backward_flops = 0;        ///< useful: 6 d_qk + 4 d_v per visible pair
-  double bytes = 0;                 ///< of q, k, v, out and lse, one head
-  double dense_mask_bytes = 0;      ///< what the rule would take as a boolean matrix, one head
-  int threads = 0;                  ///< that the plan is made for
-  std::int64_t workspace_bytes = 0; ///< of memory that a call of one head works in: forward or, if asked for, backward
+  double forward_flops = 0;          ///< useful: 2 (d_qk + d_v) per visible pair
+  double backward_flops = 0;         ///< useful: 6 d_qk + 4 d_v per visible pair
+  double bytes = 0;                  ///< of q, k, v, out and lse, one head
+  double dense_mask_bytes = 0;       ///< what the rule would take as a boolean matrix, one head
+  int threads = 0;                   ///< that the plan is made for
+  std::int64_t workspace_bytes = 0;  ///< of memory that a call of one head works in: forward or, if asked for, backward
   /// (query_blocks, key_blocks): 0 skip, 1 partial, 2 full; empty if over 2^24 tiles.
   std::vector<std::uint8_t> tile_classes;
 };
@@ -44,9 +44,9 @@ struct ExplainOptions {
 Explanation explain(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                     const ExplainOptions& options = {});
 
-/// Pairs of a query and a key that a call computes with, in all its batch entries and heads: counted, not estimated. Of q,
-/// k and v only shapes and types matter, their data may be null; lengths, page tables and the rule's tables are read, and
-/// must be on the CPU. Throws Error as forward would.
+/// Pairs of a query and a key that a call computes with, in all its batch entries and heads: counted, not estimated. Of
+/// q, k and v only shapes and types matter, their data may be null; lengths, page tables and the rule's tables are
+/// read, and must be on the CPU. Throws Error as forward would.
 std::int64_t visible_pairs(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
 
 /// The pattern itself, (queries, keys) row-major, 1 where the query sees the key: from the definition, pair by pair.

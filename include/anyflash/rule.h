@@ -34,7 +34,7 @@ using NameOfTable = std::function<std::string(const TensorView&)>;
 /// copy the tables that it is made of: they must outlive it.
 class Rule {
  public:
-  Rule();  ///< full()
+  Rule();                                                  ///< full()
   explicit Rule(std::shared_ptr<const rules::Node> node);  ///< throws Error if it is null
   Rule(const Rule&) = default;  // moving copies, so that a rule that was moved from is still one
   Rule& operator=(const Rule&) = default;

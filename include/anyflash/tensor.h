@@ -51,7 +51,7 @@ struct TensorView {
   void* data = nullptr;  ///< of the first element; on a GPU its address there
   ElementType type = ElementType::float32;
   Device device;
-  int rank = -1;  ///< the number of axes; -1: the tensor is not given
+  int rank = -1;                                 ///< the number of axes; -1: the tensor is not given
   std::array<std::int64_t, max_rank> shape{};    ///< the first `rank` numbers count
   std::array<std::int64_t, max_rank> strides{};  ///< in elements
 
@@ -63,8 +63,8 @@ struct TensorView {
              std::initializer_list<std::int64_t> strides, Device device = {});
 
   bool given() const { return rank >= 0; }  ///< is there a tensor?
-  std::int64_t elements() const;  ///< the product of the shape, at most 2^63 - 1; 1 for rank 0
-  void set_row_major_strides();   ///< from the shape; throws Error over 2^63 elements
+  std::int64_t elements() const;            ///< the product of the shape, at most 2^63 - 1; 1 for rank 0
+  void set_row_major_strides();             ///< from the shape; throws Error over 2^63 elements
 };
 
 std::size_t element_size(ElementType type);  ///< the bytes of an element

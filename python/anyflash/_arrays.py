@@ -131,8 +131,10 @@ def _meets_others(array: Any, others: tuple[Any, ...]) -> bool:
     """Arrays of another framework than `array`, which is on a GPU, are on one too: each frees its memory and orders its
     work for itself alone."""
     own = _framework(array)
-    return any(one is not None and not isinstance(one, np.ndarray) and _framework(one) != own
-               and gpu_of(one) is not None for one in others)  # fmt: skip
+    return any(
+        one is not None and not isinstance(one, np.ndarray) and _framework(one) != own and gpu_of(one) is not None
+        for one in others
+    )
 
 
 def stream_of(array: Any, *others: Any) -> int:

@@ -157,11 +157,38 @@ def attention(
     MemoryError
         There is no memory left. After any of the three, nothing has been written to out.
     """
-    others = (k, v, bias, alibi_slopes, sink, out, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
-              *getattr(rule, "_arrays", ()))  # fmt: skip
-    options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
-               threads, stream_of(q, *others))  # fmt: skip
+    others = (
+        k,
+        v,
+        bias,
+        alibi_slopes,
+        sink,
+        out,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        page_table,
+        *getattr(rule, "_arrays", ()),
+    )
+    options = (
+        rule,
+        align,
+        layout,
+        scale,
+        bias,
+        softcap,
+        alibi_slopes,
+        sink,
+        deterministic,
+        plan,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        page_table,
+        allow_tf32,
+        threads,
+        stream_of(q, *others),
+    )
     result = _core.attention(q, k, v, out, return_lse, options)
     if isinstance(q, ndarray):
         return result
@@ -229,18 +256,49 @@ def attention_backward(
     ValueError
         And TypeError and MemoryError, with one line, as attention.
     """
-    others = (k, v, bias, alibi_slopes, sink, dout, out, lse, dlse, cu_seqlens_q, cu_seqlens_k, key_lengths,
-              *getattr(rule, "_arrays", ()))  # fmt: skip
-    options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, plan,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
-               threads, stream_of(q, *others))  # fmt: skip
+    others = (
+        k,
+        v,
+        bias,
+        alibi_slopes,
+        sink,
+        dout,
+        out,
+        lse,
+        dlse,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        *getattr(rule, "_arrays", ()),
+    )
+    options = (
+        rule,
+        align,
+        layout,
+        scale,
+        bias,
+        softcap,
+        alibi_slopes,
+        sink,
+        deterministic,
+        plan,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        page_table,
+        allow_tf32,
+        threads,
+        stream_of(q, *others),
+    )
     made = _core.attention_backward(dout, q, k, v, out, lse, dlse, options)
     settle(q, *others)
     owners = (q, k, v, bias, sink)
-    return Gradients(*(
-        one if one is None or isinstance(owner, ndarray) else same_kind(owner, one)
-        for one, owner in zip(made, owners)
-    ))  # fmt: skip
+    return Gradients(
+        *(
+            one if one is None or isinstance(owner, ndarray) else same_kind(owner, one)
+            for one, owner in zip(made, owners)
+        )
+    )
 
 
 def plan(
@@ -287,6 +345,23 @@ def plan(
     ValueError
         And TypeError and MemoryError, with one line, as attention.
     """
-    options = (rule, align, layout, scale, bias, softcap, alibi_slopes, sink, deterministic, None,
-               cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32, threads, stream_of(q))  # fmt: skip
+    options = (
+        rule,
+        align,
+        layout,
+        scale,
+        bias,
+        softcap,
+        alibi_slopes,
+        sink,
+        deterministic,
+        None,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        page_table,
+        allow_tf32,
+        threads,
+        stream_of(q),
+    )
     return _core.plan(q, k, v, options)

@@ -125,18 +125,20 @@ class Explanation:
         def block(extent: tuple[int, ...], step: tuple[int, ...]) -> str:
             return _text(extent) + (f" every {_text(step)}" if max(step) > 1 else "")
 
-        return "\n".join((
-            self._title(),
-            f"visible pairs  {self.visible_pairs:,} of {pairs:,} ({shown:.2%})",
-            f"visited pairs  {self.visited_pairs:,} ({self.visited_per_visible:.2f} a visible one)",
-            f"tiles          {self.tiles_full:,} full, {self.tiles_partial:,} partial, {self.tiles_skipped:,} skipped",
-            f"blocks         {block(self.query_block, self.query_step)} queries, "
-            f"{block(self.key_block, self.key_step)} keys",
-            f"operations     {self.forward_flops:.4g} forward, {self.backward_flops:.4g} backward (one head)",
-            f"bytes          {self.bytes:.4g} (q, k, v, out and lse of one head), "
-            f"{self.dense_mask_bytes:.4g} of a dense mask",
-            f"workspace      {self.workspace_bytes:,} bytes, {self.threads} threads",
-        ))  # fmt: skip
+        return "\n".join(
+            (
+                self._title(),
+                f"visible pairs  {self.visible_pairs:,} of {pairs:,} ({shown:.2%})",
+                f"visited pairs  {self.visited_pairs:,} ({self.visited_per_visible:.2f} a visible one)",
+                f"tiles          {self.tiles_full:,} full, {self.tiles_partial:,} partial, {self.tiles_skipped:,} skipped",
+                f"blocks         {block(self.query_block, self.query_step)} queries, "
+                f"{block(self.key_block, self.key_step)} keys",
+                f"operations     {self.forward_flops:.4g} forward, {self.backward_flops:.4g} backward (one head)",
+                f"bytes          {self.bytes:.4g} (q, k, v, out and lse of one head), "
+                f"{self.dense_mask_bytes:.4g} of a dense mask",
+                f"workspace      {self.workspace_bytes:,} bytes, {self.threads} threads",
+            )
+        )
 
     def __repr__(self) -> str:
         return f"<anyflash.Explanation of {self._title()}>"

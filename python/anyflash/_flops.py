@@ -20,11 +20,38 @@ def operations(q: _Shape, v: _Shape, layout: str, paged: bool, pairs: Any, backw
     return (2 * d_qk + 2 * d_v) * pairs
 
 
-def visible_pairs(q: _Shape, k: _Shape, v: _Shape, rule: Any, align: str, layout: str, cu_seqlens_q: Any,
-                  cu_seqlens_k: Any, key_lengths: Any, page_table: Any) -> int:  # fmt: skip
+def visible_pairs(
+    q: _Shape,
+    k: _Shape,
+    v: _Shape,
+    rule: Any,
+    align: str,
+    layout: str,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    key_lengths: Any,
+    page_table: Any,
+) -> int:
     """Of shapes, with lengths and tables on the CPU."""
-    options = (rule, align, layout, None, None, 0.0, None, None, False, None, cu_seqlens_q, cu_seqlens_k, key_lengths,
-               page_table, False, 0, 0)  # fmt: skip
+    options = (
+        rule,
+        align,
+        layout,
+        None,
+        None,
+        0.0,
+        None,
+        None,
+        False,
+        None,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        page_table,
+        False,
+        0,
+        0,
+    )
     return _core.visible_pairs(q, k, v, options)
 
 

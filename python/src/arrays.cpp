@@ -93,9 +93,9 @@ void check_aligned(const TensorView& view, const char* name) {
 
 void find_numpy() {
   const auto module = nb::module_::import_("numpy");
-  numpy = new NumPy{
-      module.attr("ndarray"), module.attr("ma").attr("MaskedArray"), module.attr("empty"), module.attr("uint16"),
-      module.attr("bool_"),   {}};
+  numpy = new NumPy{module.attr("ndarray"), module.attr("ma").attr("MaskedArray"),
+                    module.attr("empty"),   module.attr("uint16"),
+                    module.attr("bool_"),   {}};
   const char* names[] = {"float16", "uint16", "float32", "float64", "bool", "uint8", "int32", "int64"};
   for (int i = 0; i < 8; ++i) numpy->dtype[i] = module.attr("dtype")(names[i]);
 }
@@ -360,9 +360,7 @@ std::string_view utf8(nb::handle text, const char* name) {
   fail(Error::Kind::value, name, "a str with surrogates, expected one that UTF-8 can hold");
 }
 
-Align align_of(nb::handle word) {
-  return Align(place_of_name("align", utf8(word, "align"), names_of(align_names)));
-}
+Align align_of(nb::handle word) { return Align(place_of_name("align", utf8(word, "align"), names_of(align_names))); }
 
 Layout layout_of(nb::handle word) {
   return Layout(place_of_name("layout", utf8(word, "layout"), names_of(layout_names)));

@@ -96,7 +96,7 @@ double real(nb::handle number, const char* name);
 std::int64_t integer(nb::handle number, const char* name, const char* expected = "an integer");
 PerDimension per_dimension(nb::handle value, const char* name);  ///< an integer, or a sequence of 1 to 3
 bool flag(nb::handle value, const char* name);
-std::string_view utf8(nb::handle text, const char* name);  ///< valid as long as `text`
+std::string_view utf8(nb::handle text, const char* name);      ///< valid as long as `text`
 std::string echoed(nb::handle object, std::size_t most = 40);  ///< str(object) as anyflash::shown
 std::string class_name(nb::handle object);
 Align align_of(nb::handle word);

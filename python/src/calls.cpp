@@ -88,8 +88,7 @@ int wanted_statistics(nb::handle return_lse) {
   } else if (PyBool_Check(return_lse.ptr())) {
     return return_lse.is(Py_True) ? 1 : 0;
   }
-  throw Error(Error::Kind::value,
-              "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
+  throw Error(Error::Kind::value, "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
 }
 
 /// A result like the array `example`, of which `view` is the view.
@@ -117,8 +116,7 @@ nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   const auto shapes = shapes_of_forward(caller, q, k, v, options);
   const bool make_out = out_array.is_none();
-  nb::object out =
-      make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q) : nb::borrow(out_array);
+  nb::object out = make_out ? made_for(caller, "out", shapes.out, q.type, q_array, q) : nb::borrow(out_array);
   ForwardOutputs outputs;
   outputs.out = make_out ? arrays.made(out, q.type) : arrays.output(out, "out");
   nb::object first, second;
@@ -250,10 +248,12 @@ void add_calls(nb::module_& module) {
       module, "Plan",
       "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
       "types and options; immutable, usable from several threads, keeps its rule alive.")
-      .def_prop_ro("forward_workspace", [](const PlanObject& self) { return self.plan->forward_workspace(); },
-                   "Bytes of memory that a call of attention works in, beside its arrays and the plan.")
-      .def_prop_ro("backward_workspace", [](const PlanObject& self) { return self.plan->backward_workspace(); },
-                   "The same for attention_backward; 0 with a page_table, which has no backward.")
+      .def_prop_ro(
+          "forward_workspace", [](const PlanObject& self) { return self.plan->forward_workspace(); },
+          "Bytes of memory that a call of attention works in, beside its arrays and the plan.")
+      .def_prop_ro(
+          "backward_workspace", [](const PlanObject& self) { return self.plan->backward_workspace(); },
+          "The same for attention_backward; 0 with a page_table, which has no backward.")
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
       });

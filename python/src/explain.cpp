@@ -17,8 +17,7 @@ nb::object array_of(std::vector<std::uint8_t>&& values, std::initializer_list<st
   auto* kept = new std::vector<std::uint8_t>(std::move(values));
   const nb::capsule owner(kept, [](void* vector) noexcept { delete static_cast<std::vector<std::uint8_t>*>(vector); });
   static std::uint8_t nothing = 0;  // an empty vector has no address
-  return nb::cast(
-      nb::ndarray<nb::numpy, std::uint8_t>(kept->empty() ? &nothing : kept->data(), shape, owner));
+  return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>(kept->empty() ? &nothing : kept->data(), shape, owner));
 }
 
 ElementType type_named(nb::handle dtype) {
@@ -101,8 +100,7 @@ Picture picture_of(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::
   return picture(rule_object.rule, queries, keys, aligned, pixels);
 }
 
-nb::object picture_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align,
-                         nb::handle side) {
+nb::object picture_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, nb::handle align, nb::handle side) {
   auto made = picture_of(rule, q_shape, k_shape, align, side);
   return array_of(std::move(made.grey), {std::size_t(made.height), std::size_t(made.width)});
 }
@@ -117,8 +115,8 @@ nb::object image_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape, 
 
 void add_explain(nb::module_& module) {
   const auto any = [](const char* name) { return nb::arg(name).none(); };
-  module.def("explain", &explained, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("d_qk"),
-             any("d_v"), any("dtype"), any("backward"));
+  module.def("explain", &explained, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("d_qk"), any("d_v"),
+             any("dtype"), any("backward"));
   module.def("pattern", &pattern_array, any("rule"), any("q_shape"), any("k_shape"), any("align"));
   module.def("picture", &picture_array, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("side"));
   module.def("picture_image", &image_array, any("rule"), any("q_shape"), any("k_shape"), any("align"), any("side"),

@@ -43,7 +43,7 @@ struct Call {
   std::string rule_text;
   bool has_tables = false;
   bool tables_on_host = false;  ///< of a call on a GPU
-  Options options;  ///< all but tensors, and the rule if it has tables
+  Options options;              ///< all but tensors, and the rule if it has tables
 };
 
 [[noreturn]] void fail_call(const std::string& what) {

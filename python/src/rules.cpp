@@ -95,8 +95,8 @@ RuleObject rule_of_text(std::string_view text, nb::handle arrays, bool of_call) 
     auto& table = *made.tables.emplace_back(std::make_shared<Arrays>());
     const auto label = "tables: " + shown(name);
     const nb::object array = arrays[name.c_str()];
-    return views[name] = of_call ? table.table_of_call(array, label.c_str())
-                                 : table.input(array, label.c_str(), Elements::table);
+    return views[name] =
+               of_call ? table.table_of_call(array, label.c_str()) : table.input(array, label.c_str(), Elements::table);
   });
   refuse_others(arrays, views);
   return made;
@@ -232,8 +232,9 @@ void add_rules(nb::module_& module) {
              throw Error(Error::Kind::type, "rule: has no truth value, expected & | ~ in place of and, or, not");
            })
       .def("__reduce__", &reduced)
-      .def_prop_ro("_parts", [](nb::handle self) { return parts(self, false); },
-                   "(text, {name: table}), which parse_rule reads; the tables share the rule's memory.")
+      .def_prop_ro(
+          "_parts", [](nb::handle self) { return parts(self, false); },
+          "(text, {name: table}), which parse_rule reads; the tables share the rule's memory.")
       .def_prop_ro("_arrays", &arrays_on_gpus, "Those of its tables that are on a GPU, as they came.")
       .def("__copy__", [](nb::handle self) { return nb::borrow(self); });
 

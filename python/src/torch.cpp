@@ -91,8 +91,8 @@ void pad_shape(TensorView& view) {
 }  // namespace
 
 void use_torch(nb::handle module, nb::handle exchange) {
-  auto* found = new Torch{module.attr("Tensor"), module.attr("nn").attr("Parameter"), module.attr("empty_like"),
-                          exchange_of(exchange), {}};
+  auto* found = new Torch{
+      module.attr("Tensor"), module.attr("nn").attr("Parameter"), module.attr("empty_like"), exchange_of(exchange), {}};
   const char* names[] = {"float16", "bfloat16", "float32", "float64", "bool", "uint8", "int32", "int64"};
   for (int i = 0; i < 8; ++i) found->dtype[i] = module.attr(names[i]);
   torch = found;

@@ -6,8 +6,8 @@
 
 namespace anyflash::python {
 
-/// While it lives, the thread does not hold Python's lock (the GIL). Where the interpreter ends meanwhile, Python before
-/// 3.14 unwinds the thread that asks for it again, which no destructor bears: as since then, that thread sleeps.
+/// While it lives, the thread does not hold Python's lock (the GIL). Where the interpreter ends meanwhile, Python
+/// before 3.14 unwinds the thread that asks for it again, which no destructor bears: as since then, that thread sleeps.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}

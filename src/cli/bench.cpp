@@ -85,14 +85,14 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   const auto results = run_forward(call);
   PlacedCall placed(call, results);
   if (arguments.direction != "backward")
-    timings.push_back(time_of("forward", arguments.repetitions, heads * explanation.forward_flops,
-                              [&] { placed.forward(); }));
+    timings.push_back(
+        time_of("forward", arguments.repetitions, heads * explanation.forward_flops, [&] { placed.forward(); }));
   if (arguments.direction == "forward") return timings;
   const auto dout = random_dout(call, 4);
   const auto gradients = run_backward(call, results, dout, nullptr);
   placed.add_backward(dout, nullptr, gradients);
-  timings.push_back(time_of("backward", arguments.repetitions, heads * explanation.backward_flops,
-                            [&] { placed.backward(); }));
+  timings.push_back(
+      time_of("backward", arguments.repetitions, heads * explanation.backward_flops, [&] { placed.backward(); }));
   return timings;
 }
 

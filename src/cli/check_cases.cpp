@@ -56,9 +56,7 @@ struct Sizes {
   Shape queries, keys;
 };
 
-bool uses(const CheckedRule& rule, const char* name) {
-  return rule.text.find(name) != std::string::npos;
-}
+bool uses(const CheckedRule& rule, const char* name) { return rule.text.find(name) != std::string::npos; }
 
 // The same call for a rule and type whichever others are checked beside it (FNV-1a).
 std::uint64_t seed_of(const CheckedRule& rule, ElementType type, Align align, std::uint64_t seed) {

@@ -32,9 +32,7 @@ struct ExplainArguments {
 
 constexpr std::int64_t terminal_side = 64, file_side = 512;
 
-double share(std::int64_t part, std::int64_t whole) {
-  return whole > 0 ? double(part) / double(whole) : 0;
-}
+double share(std::int64_t part, std::int64_t whole) { return whole > 0 ? double(part) / double(whole) : 0; }
 
 void print_text(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
                 const SequenceShape& keys, const Explanation& e) {
@@ -145,11 +143,10 @@ void explain_command(ExplainArguments arguments) {
     drawn = picture(rule, queries, keys, options.align, side);
   }
   progress.clear();
-  const auto title = rule.text() + ", " + text_of(queries) + " queries, " + text_of(keys) + " keys, " +
-                     name_of(options.align);
+  const auto title =
+      rule.text() + ", " + text_of(queries) + " queries, " + text_of(keys) + " keys, " + name_of(options.align);
   if (kind == PictureKind::png)
-    write_file_whole(arguments.picture,
-                     [&](const std::string& path) { write_png(path, picture_image(drawn, title)); });
+    write_file_whole(arguments.picture, [&](const std::string& path) { write_png(path, picture_image(drawn, title)); });
   if (kind == PictureKind::svg)
     write_file_whole(arguments.picture, [&](const std::string& path) {
       std::ofstream file(path);

@@ -56,9 +56,7 @@ bool Inputs::names_file(const std::string& path) const {
   return std::any_of(files_.begin(), files_.end(), by_file) || std::any_of(assigned_.begin(), assigned_.end(), by_name);
 }
 
-void Inputs::hide(const std::string& name) {
-  hidden_.push_back(name);
-}
+void Inputs::hide(const std::string& name) { hidden_.push_back(name); }
 
 std::optional<OwnedTensor> Inputs::find(const std::string& name) {
   if (std::find(hidden_.begin(), hidden_.end(), name) != hidden_.end()) return {};
@@ -80,8 +78,7 @@ OwnedTensor Inputs::get(const std::string& name, const std::string& option) {
     }
   if (more > 0) has += " and " + std::to_string(more) + " more";
   fail(name + ": not in " + files_.front().path + (files_.size() > 1 ? " or the other input files" : "") +
-       ", which has " + (has.empty() ? "no tensor" : has) + "; name it with " + option +
-       did_you_mean(name, known));
+       ", which has " + (has.empty() ? "no tensor" : has) + "; name it with " + option + did_you_mean(name, known));
 }
 
 void Inputs::refuse_unused() const {

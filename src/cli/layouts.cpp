@@ -6,9 +6,7 @@ namespace anyflash::cli {
 
 namespace {
 
-Shape shape_of(const TensorView& view) {
-  return {view.shape.begin(), view.shape.begin() + view.rank};
-}
+Shape shape_of(const TensorView& view) { return {view.shape.begin(), view.shape.begin() + view.rank}; }
 
 }  // namespace
 

@@ -103,9 +103,7 @@ double ulp(ElementType type, double value) {
   return std::ldexp(1.0, std::max(exponent, format.least_exponent) - format.mantissa_bits);
 }
 
-bool is_floating(ElementType type) {
-  return type <= ElementType::float64;
-}
+bool is_floating(ElementType type) { return type <= ElementType::float64; }
 
 const std::vector<std::string>& float_type_names() {
   static const std::vector<std::string> names = {"float16", "bfloat16", "float32", "float64"};

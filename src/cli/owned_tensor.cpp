@@ -32,9 +32,7 @@ void fail_no_entry(const std::string& path, const std::string& entry, const std:
   fail(path + ": no tensor '" + entry + "' in the file" + did_you_mean(entry, Names(has.begin(), has.end())));
 }
 
-void fail(const std::string& line) {
-  throw Error(Error::Kind::value, one_line(line));
-}
+void fail(const std::string& line) { throw Error(Error::Kind::value, one_line(line)); }
 
 Shape row_major(const Shape& shape) {
   Shape strides(shape.size());

@@ -284,9 +284,7 @@ std::vector<std::vector<std::int64_t>> document_side(const std::vector<std::int6
 
 }  // namespace
 
-ReferenceResult exact_result(const ReferenceCase& given) {
-  return Textbook<Wide>(given, {true, false, false}).run();
-}
+ReferenceResult exact_result(const ReferenceCase& given) { return Textbook<Wide>(given, {true, false, false}).run(); }
 
 std::vector<ReferenceResult> textbook_results(const ReferenceCase& given) {
   std::vector<ReferenceResult> results;

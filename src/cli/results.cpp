@@ -24,8 +24,11 @@ PlacedCall::PlacedCall(const Call& call, const Results& results)
 void PlacedCall::add_backward(const OwnedTensor& dout, const OwnedTensor* dlse, const NamedTensors& gradients) {
   inputs_ = {place(dout, false), outputs_.out, outputs_.lse, dlse ? place(*dlse, false) : TensorView()};
   for (const auto& [name, tensor] : gradients) {
-    auto& view = name == "dk" ? gradients_.dk : name == "dv" ? gradients_.dv : name == "dbias" ? gradients_.dbias
-                 : name == "dsink" ? gradients_.dsink : gradients_.dq;  // dq or dqkv
+    auto& view = name == "dk"      ? gradients_.dk
+                 : name == "dv"    ? gradients_.dv
+                 : name == "dbias" ? gradients_.dbias
+                 : name == "dsink" ? gradients_.dsink
+                                   : gradients_.dq;  // dq or dqkv
     view = place(tensor, true);
   }
 }

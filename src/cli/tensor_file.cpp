@@ -77,8 +77,7 @@ void check_target(const std::string& path) {
   if (std::filesystem::exists(path, code) && !std::filesystem::is_regular_file(path, code))
     fail(path + ": not a regular file");  // a device would be replaced by the result
   const auto folder = std::filesystem::path(path).parent_path() / ".";
-  if (access(folder.c_str(), W_OK | X_OK) != 0)
-    fail(path + ": cannot be written: " + std::strerror(errno));
+  if (access(folder.c_str(), W_OK | X_OK) != 0) fail(path + ": cannot be written: " + std::strerror(errno));
 }
 
 void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write) {
@@ -112,9 +111,7 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   size_ = std::uint64_t(status.st_size);
 }
 
-InputFile::~InputFile() {
-  close(descriptor_);
-}
+InputFile::~InputFile() { close(descriptor_); }
 
 void InputFile::read(std::uint64_t offset, void* to, std::size_t bytes) const {
   auto* place = static_cast<char*>(to);

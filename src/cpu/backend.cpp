@@ -25,14 +25,14 @@ std::vector<std::int64_t> usable_targets() {
   const auto supported = hwy::SupportedTargets();
   hwy::GetChosenTarget().Update(supported);
   std::vector<std::int64_t> targets;
-  for (std::int64_t rest = supported & HWY_TARGETS; rest != 0; rest &= rest - 1)
-    targets.push_back(rest & -rest);
+  for (std::int64_t rest = supported & HWY_TARGETS; rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);
   return targets;
 }
 
 /// The instruction sets this machine can run, best first, before ANYFLASH_ISA has its say.
 const std::vector<std::int64_t>& all_targets() {
-  static const auto& targets = *new std::vector<std::int64_t>(usable_targets());  // never destroyed: calls may come late
+  static const auto& targets =
+      *new std::vector<std::int64_t>(usable_targets());  // never destroyed: calls may come late
   return targets;
 }
 

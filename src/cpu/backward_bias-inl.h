@@ -20,8 +20,11 @@ template <class T, class E>
 class BiasTask {
  public:
   BiasTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
-      : problem_(problem), plan_(plan), blocks_(problem, plan, rows, memory),
-        sum_(memory + LoadedBlocks<T, E>::memory_size(problem, plan)), whole_queries_(problem.dbias.size[2] == 1),
+      : problem_(problem),
+        plan_(plan),
+        blocks_(problem, plan, rows, memory),
+        sum_(memory + LoadedBlocks<T, E>::memory_size(problem, plan)),
+        whole_queries_(problem.dbias.size[2] == 1),
         whole_keys_(problem.dbias.size[3] == 1) {}
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     return LoadedBlocks<T, E>::memory_size(problem, plan) + kTile * kTile;

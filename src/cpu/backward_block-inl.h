@@ -55,8 +55,13 @@ class LoadedBlocks {
   /// key_blocks: how many are loaded at a time.
   LoadedBlocks(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory,
                std::int64_t key_blocks = 1)
-      : ds_line(Depth<E>(kTile) * key_blocks), problem_(problem), plan_(plan), terms_(terms),
-        d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)), kept_(kept_count(problem, plan)) {
+      : ds_line(Depth<E>(kTile) * key_blocks),
+        problem_(problem),
+        plan_(plan),
+        terms_(terms),
+        d_qk_(padded(problem.d_qk)),
+        d_v_(padded(problem.d_v)),
+        kept_(kept_count(problem, plan)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     const auto take_factors = [&](std::int64_t width) { return reinterpret_cast<E*>(take(Depth<E>(kTile) * width)); };
     k_rights_ = take_factors(key_blocks * d_qk_), k_ts_ = take_factors(key_blocks * d_qk_);
@@ -156,7 +161,8 @@ class LoadedBlocks {
     const auto block = last.first + last.count - 1;
     if (kept_.find(terms_.block(b, h, block)) >= 0) return;
     const Box box = plan_.query_grid.box(block);
-    const RowAddresses queries(problem_.q, b, h, box, problem_.q_size), douts(problem_.dout, b, h, box, problem_.q_size);
+    const RowAddresses queries(problem_.q, b, h, box, problem_.q_size),
+        douts(problem_.dout, b, h, box, problem_.q_size);
     ahead_.add(problem_.q, problem_.type, queries, problem_.d_qk);
     ahead_.add(problem_.dout, problem_.type, douts, problem_.d_v);
   }
@@ -170,9 +176,15 @@ class LoadedBlocks {
     if (with_ds) multiply(kind == TileClass::full, problem_.d_v, dout, d_v_, v_t, ds_numbers);
     if (!plain) FinishScores(problem_, plan_.group(b, h).program, b, h, query_box_, kTile, key_box_, s_, slope_);
     const bool sloped = of_products && problem_.softcap > 0;
-    const TileTerms<T> terms{&terms_.lse[at], &terms_.rest[at], &terms_.delta[at], &terms_.dlse[at],
-                             masked ? words : nullptr, spans, of_products ? query_rows : kTile,
-                             sloped ? slope_ : nullptr, ScaleLeft<T>(problem_),
+    const TileTerms<T> terms{&terms_.lse[at],
+                             &terms_.rest[at],
+                             &terms_.delta[at],
+                             &terms_.dlse[at],
+                             masked ? words : nullptr,
+                             spans,
+                             of_products ? query_rows : kTile,
+                             sloped ? slope_ : nullptr,
+                             ScaleLeft<T>(problem_),
                              of_products ? static_cast<T>(problem_.scale) : T(1)};
     WithTileKind<E>(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {

@@ -70,7 +70,9 @@ class BackwardSchedule {
   /// key_blocks >= 1. together: as many of them as a thread had best take at once.
   BackwardSchedule(std::int64_t groups, std::int64_t heads_in_group, std::int64_t query_blocks, std::int64_t key_blocks,
                    std::int64_t together, int threads, Parts& parts)
-      : groups_(groups), heads_(heads_in_group), query_blocks_(query_blocks),
+      : groups_(groups),
+        heads_(heads_in_group),
+        query_blocks_(query_blocks),
         key_blocks_(static_cast<std::int32_t>(key_blocks)) {
     // Whole groups where handing them out leaves no thread idle for more than a tenth of the time.
     const auto rounds = (groups + threads - 1) / threads;

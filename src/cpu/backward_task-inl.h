@@ -24,9 +24,13 @@ class KeyBlockTask {
  public:
   KeyBlockTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, BackwardSchedule& schedule,
                T* memory)
-      : problem_(problem), plan_(plan), schedule_(schedule),
-        blocks_(problem, plan, rows, memory, schedule.together()), group_heads_(problem.heads_q / problem.heads_kv),
-        d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)) {
+      : problem_(problem),
+        plan_(plan),
+        schedule_(schedule),
+        blocks_(problem, plan, rows, memory, schedule.together()),
+        group_heads_(problem.heads_q / problem.heads_kv),
+        d_qk_(padded(problem.d_qk)),
+        d_v_(padded(problem.d_v)) {
     const auto together = schedule.together();
     memory += LoadedBlocks<T, E>::memory_size(problem, plan, together);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
@@ -47,8 +51,7 @@ class KeyBlockTask {
   void run(std::int64_t group, std::int32_t first_key_block, std::int32_t count, T* dq) {
     const auto b = group / problem_.heads_kv, g = group % problem_.heads_kv;
     group_ = group, first_key_block_ = first_key_block, count_ = count, dq_buffer_ = dq;
-    for (std::int32_t slot = 0; slot < count; ++slot)
-      blocks_.load_keys(b, g, first_key_block + slot, with_ds(), slot);
+    for (std::int32_t slot = 0; slot < count; ++slot) blocks_.load_keys(b, g, first_key_block + slot, with_ds(), slot);
     blocks_.look_ahead(b, g, first_key_block + count);
     for (std::int32_t slot = 0; slot < count; ++slot) {
       blocks_.use_keys(first_key_block + slot, slot);

@@ -55,8 +55,11 @@ struct RowOfTile {
   std::uint64_t word;
 
   RowOfTile(D d, const TileTerms<T>& terms, int row)
-      : lse(hn::Set(d, terms.lse[row])), rest(hn::Set(d, terms.rest[row])), delta(hn::Set(d, terms.delta[row])),
-        dlse(hn::Set(d, terms.dlse[row])), word(terms.words ? terms.words[row] : 0) {}
+      : lse(hn::Set(d, terms.lse[row])),
+        rest(hn::Set(d, terms.rest[row])),
+        delta(hn::Set(d, terms.delta[row])),
+        dlse(hn::Set(d, terms.dlse[row])),
+        word(terms.words ? terms.words[row] : 0) {}
 };
 
 /// p, ds: a vector of each, at column `col` of a row; `at` is where it lies in s, dp and the slope.

@@ -139,8 +139,8 @@ HWY_INLINE V SoftmaxExp(D d, V x) {
 
 /// Arithmetic of SoftmaxExp on a number: multiply-adds of its polynomial and others, and one or two operations more.
 template <class T, class N = ExpNumbers<T>>
-constexpr double kExpOperations = kExpByTable ? 2 * (sizeof(N::q) / sizeof(T) - 1 + 4) + 1
-                                              : 2 * (sizeof(N::p) / sizeof(T) - 1 + 5) + 2;
+constexpr double kExpOperations =
+    kExpByTable ? 2 * (sizeof(N::q) / sizeof(T) - 1 + 4) + 1 : 2 * (sizeof(N::p) / sizeof(T) - 1 + 5) + 2;
 
 }  // namespace HWY_NAMESPACE
 }  // namespace anyflash::cpu

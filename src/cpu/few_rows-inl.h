@@ -36,7 +36,8 @@ struct FewRows {
 
   /// threads: 0 for the most heads that a task can have.
   FewRows(const Problem& problem, const ExecutionPlan& plan, int threads)
-      : queries(problem.queries()), group(problem.heads_kv ? problem.heads_q / problem.heads_kv : 0),
+      : queries(problem.queries()),
+        group(problem.heads_kv ? problem.heads_q / problem.heads_kv : 0),
         rows(queries * group),
         parts(std::max<std::int64_t>((most_met(plan, &MaskGroup::keys_of_query_block) + kPartBlocks - 1) / kPartBlocks,
                                      1)) {
@@ -73,8 +74,14 @@ template <class T, class E>
 class FewRowsTask {
  public:
   FewRowsTask(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, T* memory)
-      : problem_(problem), plan_(plan), shape_(shape), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        rows_(shape.heads * shape.rows), plain_(PlainScores(problem)), query_box_(plan.query_grid.box(0)) {
+      : problem_(problem),
+        plan_(plan),
+        shape_(shape),
+        d_qk_(padded(problem.d_qk)),
+        d_v_(padded(problem.d_v)),
+        rows_(shape.heads * shape.rows),
+        plain_(PlainScores(problem)),
+        query_box_(plan.query_grid.box(0)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
     q_ = take(shape.heads * even(shape.rows) * d_qk_), k_ = take(kTile * d_qk_);
     k_t_ = reinterpret_cast<E*>(take(Depth<E>(kTile) * d_qk_));
@@ -267,8 +274,8 @@ class FewRowsTask {
   /// The same of all heads, which are read side by side.
   void products_in_place(const Seen& seen, std::int64_t ahead) {
     const auto bytes = d_qk_ * static_cast<std::int64_t>(element_size(problem_.type));
-    seen.keys.line == d_qk_ && bytes <= tuning::kRowInOrder ? products_in_place<Fetch::in_order>(seen, ahead)
-                                                            : products_in_place<Fetch::of_rows>(seen, ahead);
+    seen.keys.line == d_qk_&& bytes <= tuning::kRowInOrder ? products_in_place<Fetch::in_order>(seen, ahead)
+                                                           : products_in_place<Fetch::of_rows>(seen, ahead);
   }
   template <Fetch kFetch>
   void products_in_place(const Seen& seen, std::int64_t ahead) {
@@ -347,7 +354,7 @@ class FewRowsTask {
     }
   }
 
-  static constexpr std::int64_t kTransposedOnce = 8;  // rows
+  static constexpr std::int64_t kTransposedOnce = 8;   // rows
   static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
   static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
                                        : sizeof(T) == 8 ? ElementType::float64
@@ -382,8 +389,8 @@ RowEnd<T> JoinRow(const FewRows& shape, std::int64_t row, std::int64_t width, co
   return end;
 }
 
-/// Puts the parts of all rows of (b, g) together and stores the results. ends: becomes the rows'. False if a second walk
-/// is wanted.
+/// Puts the parts of all rows of (b, g) together and stores the results. ends: becomes the rows'. False if a second
+/// walk is wanted.
 template <class T>
 bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, std::int64_t b, std::int64_t g,
                const Part<T>& first, RowEnd<T>* ends, bool again) {

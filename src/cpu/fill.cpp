@@ -26,8 +26,6 @@ void fill(char* data, const TensorView& view, int axis, double value) {
 
 }  // namespace
 
-void fill(const Problem&, const TensorView& view, double value) {
-  fill(static_cast<char*>(view.data), view, 0, value);
-}
+void fill(const Problem&, const TensorView& view, double value) { fill(static_cast<char*>(view.data), view, 0, value); }
 
 }  // namespace anyflash::cpu

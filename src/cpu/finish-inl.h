@@ -66,8 +66,8 @@ inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, 
   return false;
 }
 
-/// Entry `row` of a block of (b, h). end: of its keys, becomes that with the sink. out: (padded d_v) sum of P V, becomes
-/// the result. False if that is not finite, though the sum of P is: V is not, or a sum of P V has overflowed.
+/// Entry `row` of a block of (b, h). end: of its keys, becomes that with the sink. out: (padded d_v) sum of P V,
+/// becomes the result. False if that is not finite, though the sum of P is: V is not, or a sum of P V has overflowed.
 template <class T>
 HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h,
                             std::int32_t block, std::int32_t row, RowEnd<T>& end, T* out) {
@@ -82,7 +82,7 @@ HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, s
   }
   const bool nan = end.sum != end.sum;
   if (nan && end.largest != kInfinity<T>) end.largest = end.sum;  // of a score, which comparisons pass over
-  auto different = hn::Zero(d);  // from itself: what is not finite
+  auto different = hn::Zero(d);                                   // from itself: what is not finite
   for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) {
     const auto x = hn::Div(hn::Load(d, out + i), hn::Set(d, end.sum));
     different = hn::Or(different, hn::Sub(x, x));

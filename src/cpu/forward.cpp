@@ -4,10 +4,10 @@
 //   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h);
 //   out += P V.
 // A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it
-// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Values near
-// the type's largest number can overflow in out, which is divided last: such a task walks again, with P that sums to
-// a half. Calls of few queries go another way (few_rows-inl.h).
-// A task's arithmetic does not depend on threads or on the rest of the batch, so results are the same to the bit.
+// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Values
+// near the type's largest number can overflow in out, which is divided last: such a task walks again, with P that sums
+// to a half. Calls of few queries go another way (few_rows-inl.h). A task's arithmetic does not depend on threads or on
+// the rest of the batch, so results are the same to the bit.
 
 #include <algorithm>
 #include <bit>
@@ -58,8 +58,12 @@ template <class T, class E>
 class ForwardTask {
  public:
   ForwardTask(const Problem& problem, const ExecutionPlan& plan, T* memory)
-      : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        rows_(static_cast<std::int32_t>(rules::volume(plan.query_grid.extent))), plain_(PlainScores(problem)),
+      : problem_(problem),
+        plan_(plan),
+        d_qk_(padded(problem.d_qk)),
+        d_v_(padded(problem.d_v)),
+        rows_(static_cast<std::int32_t>(rules::volume(plan.query_grid.extent))),
+        plain_(PlainScores(problem)),
         panels_(problem, plan, memory) {
     memory += Panels<T, E>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
@@ -195,8 +199,8 @@ class ForwardTask {
   void softmax(std::int32_t first, std::int32_t rows, int begin, int width) {
     const auto each_row = [&]<int kWidth>() {
       for (std::int32_t row = first; row < first + rows; ++row) {
-        SoftmaxRow<true, kWidth>(words_[row] >> begin, s_ + row * kTile + begin,
-                                 p_ + row * kPRow + Depth<E>(begin), row, state_);
+        SoftmaxRow<true, kWidth>(words_[row] >> begin, s_ + row * kTile + begin, p_ + row * kPRow + Depth<E>(begin),
+                                 row, state_);
         ahead_.fetch(1);
       }
     };
@@ -317,8 +321,7 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
                        ends_of_bunch + head * shape.rows, again);
     };
     std::uint64_t overflowed = 0;  // heads
-    for (std::int64_t head = 0; head < shape.heads; ++head)
-      overflowed |= std::uint64_t{!join(head, false)} << head;
+    for (std::int64_t head = 0; head < shape.heads; ++head) overflowed |= std::uint64_t{!join(head, false)} << head;
     if (!overflowed) return;
     for (auto i = first; i < first + shape.parts; ++i) run(i, thread, ends_of_bunch);
     for (; overflowed; overflowed &= overflowed - 1) join(std::countr_zero(overflowed), true);

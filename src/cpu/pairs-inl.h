@@ -112,9 +112,8 @@ hn::Vec<D> DotColumns(D d, const Pair* a, const Pair* b, std::int64_t depth) {
   auto total = hn::Zero(d);
 #if ANYFLASH_PAIRS_IN_TILES  // first and second numbers apart, sixteen pairs at a time
   const hn::RebindToUnsigned<D> words;
-  const auto load = [&](const Pair* from) HWY_ATTR {
-    return hn::Load(words, reinterpret_cast<const std::uint32_t*>(from));
-  };
+  const auto load = [&](const Pair* from)
+                        HWY_ATTR { return hn::Load(words, reinterpret_cast<const std::uint32_t*>(from)); };
   const auto first = [&](auto pairs) HWY_ATTR { return hn::BitCast(d, hn::ShiftLeft<16>(pairs)); };
   const auto second = [&](auto pairs) HWY_ATTR { return hn::BitCast(d, hn::And(pairs, hn::Set(words, 0xffff0000u))); };
   for (std::int64_t i = 0; i < depth; i += 16) {

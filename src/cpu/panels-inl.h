@@ -33,8 +33,12 @@ template <class T, class E>
 class Panels {
  public:
   Panels(const Problem& problem, const ExecutionPlan& plan, T* memory)
-      : problem_(problem), plan_(plan), d_qk_(padded(problem.d_qk)), d_v_(padded(problem.d_v)),
-        kept_(count(problem, plan)), rows_(memory) {
+      : problem_(problem),
+        plan_(plan),
+        d_qk_(padded(problem.d_qk)),
+        d_v_(padded(problem.d_v)),
+        kept_(count(problem, plan)),
+        rows_(memory) {
     memory += kTile * std::max(d_qk_, d_v_);
     for (std::int64_t i = 0; i < kept_.count(); ++i) {
       panels_[i].k_t = reinterpret_cast<E*>(std::exchange(memory, memory + Depth<E>(kTile) * d_qk_));
@@ -63,9 +67,7 @@ class Panels {
     return panel;
   }
 
-  bool holds(std::int64_t b, std::int64_t g, std::int32_t block) const {
-    return kept_.find(name_of(b, g, block)) >= 0;
-  }
+  bool holds(std::int64_t b, std::int64_t g, std::int32_t block) const { return kept_.find(name_of(b, g, block)) >= 0; }
 
  private:
   std::int64_t name_of(std::int64_t b, std::int64_t g, std::int32_t block) const {

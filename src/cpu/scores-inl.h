@@ -58,9 +58,9 @@ void ScaleScores(T scale, T* HWY_RESTRICT s, std::int64_t count) {
 /// Where the biases of a key block lie, in elements from those of a row.
 struct BiasKeys {
   std::int64_t at[kTile];
-  std::uint64_t inside = 0;   ///< keys outside have no bias
-  bool side_by_side = true;   ///< all inside and neighbours in memory
-  bool one_for_all = false;   ///< broadcast along the keys
+  std::uint64_t inside = 0;  ///< keys outside have no bias
+  bool side_by_side = true;  ///< all inside and neighbours in memory
+  bool one_for_all = false;  ///< broadcast along the keys
 
   BiasKeys(const Bias& bias, const Box& keys, const Int3& k_size) : one_for_all(bias.stride[3] == 0) {
     for (int j = 0; j < kTile; ++j) {
@@ -121,8 +121,8 @@ void AddBias(const Problem& problem, std::int64_t b, std::int64_t h, const Box& 
   });
 }
 
-/// Subtracts slope * sum_i |x_i - y_i|, in aligned coordinates (Press et al. 2022, on any number of dimensions). They are
-/// counted from the first key's, so that they are small where distances are: a T does not hold every large integer.
+/// Subtracts slope * sum_i |x_i - y_i|, in aligned coordinates (Press et al. 2022, on any number of dimensions). They
+/// are counted from the first key's, so that they are small where distances are: a T does not hold every large integer.
 template <class T>
 void AddAlibi(const Problem& problem, const rules::Program& program, T slope, const Box& queries, const Box& keys,
               std::int32_t rows, T* s) {

@@ -21,7 +21,10 @@ class Shares {
   };
 
   Shares(std::int64_t groups, std::int64_t parts, int threads, Parts& memory)
-      : groups_(groups), parts_(parts), threads_(std::max(threads, 1)), taken_(memory.take<Taken>(groups)),
+      : groups_(groups),
+        parts_(parts),
+        threads_(std::max(threads, 1)),
+        taken_(memory.take<Taken>(groups)),
         owned_(memory.take<Owned>(threads_)) {
     if (taken_) std::uninitialized_default_construct_n(taken_, groups);
     if (owned_) std::uninitialized_default_construct_n(owned_, threads_);

@@ -102,8 +102,7 @@ HWY_INLINE void StoreP(D d, const V (&p)[kVectors], E* to) {
     auto* const numbers = reinterpret_cast<hwy::bfloat16_t*>(to);
     const hn::Repartition<hwy::bfloat16_t, D> narrow;
     const hn::Half<decltype(narrow)> half;
-    for (int i = 0; i + 1 < kVectors; i += 2)
-      hn::StoreU(NarrowTwo(d, p[i], p[i + 1]), narrow, numbers + i * lanes);
+    for (int i = 0; i + 1 < kVectors; i += 2) hn::StoreU(NarrowTwo(d, p[i], p[i + 1]), narrow, numbers + i * lanes);
     if constexpr (kVectors % 2 == 1)
       hn::StoreU(hn::LowerHalf(half, NarrowTwo(d, p[kVectors - 1], p[kVectors - 1])), half,
                  numbers + (kVectors - 1) * lanes);

@@ -26,8 +26,8 @@ class TileWords {
       return find(program, queries, rows, keys, tiles_[kMostKnown]);
     Int3 difference;
     for (int i = 0; i < 3; ++i)
-      difference[i] = static_cast<std::int32_t>(program.axis[i].query(queries.origin[i]) -
-                                                program.axis[i].key(keys.origin[i]));
+      difference[i] =
+          static_cast<std::int32_t>(program.axis[i].query(queries.origin[i]) - program.axis[i].key(keys.origin[i]));
     for (int i = 0; i < known_; ++i)
       if (tiles_[i].difference == difference) return tiles_[i].words;
     Tile& tile = tiles_[next_];

@@ -7,9 +7,9 @@
 namespace anyflash::cpu::tuning {
 
 // The plan's choice of boxes.
-constexpr int kQueryRows[] = {64, 128, 256};  // of a query block, forward; backward takes the first
+constexpr int kQueryRows[] = {64, 128, 256};     // of a query block, forward; backward takes the first
 constexpr std::int64_t kKeysOfFewQueries = 512;  // from here on forward too takes the first for up to 256 queries
-constexpr double kTileCost = 2048.0;          // pairs that a tile costs beside its own: about 32 rows of them
+constexpr double kTileCost = 2048.0;             // pairs that a tile costs beside its own: about 32 rows of them
 
 // Partial tiles (spans.h).
 constexpr std::int32_t kSpanRows = 8;  // queries worked on at a time

@@ -69,7 +69,8 @@ std::shared_ptr<void> memory(Device device, std::size_t bytes) {
   if (const auto status = cudaMalloc(&data, bytes > 0 ? bytes : 1); status != cudaSuccess) {
     cudaGetLastError();
     if (status != cudaErrorMemoryAllocation) check(status, "allocating device memory");
-    throw Error(Error::Kind::memory, device_name(device) + ": not enough memory for " + std::to_string(bytes) + " bytes");
+    throw Error(Error::Kind::memory,
+                device_name(device) + ": not enough memory for " + std::to_string(bytes) + " bytes");
   }
   return {data, [device](void* given) {
             try {

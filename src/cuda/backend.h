@@ -13,9 +13,9 @@ namespace anyflash::cuda {
 std::vector<DeviceInfo> devices();
 TileMenu tile_menu(const Problem& problem);
 
-/// Beside the call's tensors: masks that are no part of a kept plan, words, the page table, and what the kernels work in.
-/// Unless the caller gives it, it is taken inside the call, in the order of its stream, so there is nothing to allocate
-/// before: allocate_workspace gives null.
+/// Beside the call's tensors: masks that are no part of a kept plan, words, the page table, and what the kernels work
+/// in. Unless the caller gives it, it is taken inside the call, in the order of its stream, so there is nothing to
+/// allocate before: allocate_workspace gives null.
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan);
 Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 

@@ -13,9 +13,9 @@
 namespace anyflash::planning {
 namespace {
 
-constexpr int sampled_blocks = 16;   // query blocks looked at for each cut; 64 changed none of 27 choices
-constexpr int largest_step = 128;    // a block's search asks once for each residue class
-constexpr int longest_aspect = 4;    // of a box's sides: 8 x 32, not 8 x 64
+constexpr int sampled_blocks = 16;  // query blocks looked at for each cut; 64 changed none of 27 choices
+constexpr int largest_step = 128;   // a block's search asks once for each residue class
+constexpr int longest_aspect = 4;   // of a box's sides: 8 x 32, not 8 x 64
 
 enum class Cell { row, square, cube };
 

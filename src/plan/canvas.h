@@ -34,7 +34,6 @@ class Canvas {
 
 Colour colour_of(int grey);
 
-
 /// Throws Error unless the picture has the pixels that its sides say.
 void check(const Picture& picture);
 

@@ -27,8 +27,8 @@ bool by_difference(const rules::Program& program) {
 bool by_document(const rules::Program& program) {
   using rules::AtomKind;
   return program.has_documents && std::all_of(program.atoms, program.atoms + program.atom_count, [](const auto& atom) {
-    return atom.kind == AtomKind::full || atom.kind == AtomKind::documents;
-  });
+           return atom.kind == AtomKind::full || atom.kind == AtomKind::documents;
+         });
 }
 
 std::pair<rules::Program, std::shared_ptr<const void>> first_program(const Problem& problem) {

@@ -98,7 +98,8 @@ void check_same(const detail::PlanPair& pair, const Problem& problem) {
   if (kept.tables_on_device != problem.tables_on_device)
     fail(kept.tables_on_device ? "lengths or tables on a GPU" : "no lengths or tables on a GPU",
          kept.tables_on_device ? "none there" : "some there");
-  if (problem.tables_on_device) check_count("cumulative lengths", pair.cu_seqlens_size, lengths_of(problem.cu_seqlens_q));
+  if (problem.tables_on_device)
+    check_count("cumulative lengths", pair.cu_seqlens_size, lengths_of(problem.cu_seqlens_q));
   if (problem.tables_on_device) check_count("key lengths", pair.key_lengths_size, lengths_of(problem.key_lengths));
   check_numbers("cu_seqlens_q", pair.cu_seqlens_q, problem.cu_seqlens_q);
   check_numbers("cu_seqlens_k", pair.cu_seqlens_k, problem.cu_seqlens_k);

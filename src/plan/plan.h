@@ -22,9 +22,9 @@ using rules::TileClass;
 
 /// What a backend can run, and what it costs: the plan chooses boxes from this menu.
 struct TileMenu {
-  std::vector<int> query_rows;   ///< rows of a query block it may use, each a multiple of 64, e.g. {64, 128, 256}
-  int key_rows = 64;             ///< rows of a key block, a multiple of 64
-  double tile_cost = 0.0;        ///< of bringing one key block to a query block, in pairs of a visited tile
+  std::vector<int> query_rows;  ///< rows of a query block it may use, each a multiple of 64, e.g. {64, 128, 256}
+  int key_rows = 64;            ///< rows of a key block, a multiple of 64
+  double tile_cost = 0.0;       ///< of bringing one key block to a query block, in pairs of a visited tile
 };
 
 /// A block is cut into cells of 64 entries, the unit in which words answer: 64 in a row in a block that is a row, 8 x 8
@@ -129,10 +129,10 @@ namespace detail {
 struct PlanPair {
   std::shared_ptr<const ExecutionPlan> forward, backward;
   std::int64_t forward_workspace = 0, backward_workspace = 0;
-  Problem made_for;  ///< numbers and the rule, no pointers
+  Problem made_for;                                                   ///< numbers and the rule, no pointers
   std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< what they held
-  std::int64_t cu_seqlens_size = 0, key_lengths_size = 0;  ///< of them, wherever they are
-  std::uint64_t tables_hash = 0;  ///< rules::tables_hash of the rule
+  std::int64_t cu_seqlens_size = 0, key_lengths_size = 0;             ///< of them, wherever they are
+  std::uint64_t tables_hash = 0;                                      ///< rules::tables_hash of the rule
 };
 }  // namespace detail
 

@@ -11,8 +11,8 @@
 namespace anyflash::planning {
 namespace {
 
-// Looked up, not linked: the run-times of GCC 8 and before lack it, and PyTorch's older packages bring one of them along,
-// which then is this library's too.
+// Looked up, not linked: the run-times of GCC 8 and before lack it, and PyTorch's older packages bring one of them
+// along, which then is this library's too.
 const auto pause_all = reinterpret_cast<int (*)(omp_pause_resource_t)>(dlsym(RTLD_DEFAULT, "omp_pause_resource_all"));
 
 // A child that is forked has the thread that forked and OpenMP's record of its team, but not the team: GCC's run-time

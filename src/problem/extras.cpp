@@ -156,7 +156,8 @@ void read_extras(const Options& options, const Axes& axes, bool data, Problem& p
   check_cu_seqlens(options, problem, regions);
   check_key_lengths(options, axes, problem, regions);
   check_places(options, problem);
-  if (data && problem.pages.page_size > 0 && !problem.tables_on_device) check_page_numbers(problem, problem.pages.pages);
+  if (data && problem.pages.page_size > 0 && !problem.tables_on_device)
+    check_page_numbers(problem, problem.pages.pages);
 }
 
 void read_pages(const TensorView& page_table, const TensorView& key, bool data, Problem& problem, Regions& regions) {

@@ -137,8 +137,8 @@ class Reader {
       }
     }
     if (reinterpret_cast<std::uintptr_t>(view.data) % workspace_alignment != 0) {
-      fail_value(workspace.name, "data pointer misaligned, expected a multiple of " +
-                                     std::to_string(workspace_alignment) + " bytes");
+      fail_value(workspace.name,
+                 "data pointer misaligned, expected a multiple of " + std::to_string(workspace_alignment) + " bytes");
     }
     regions_.add_output(workspace);
     problem_.workspace = static_cast<char*>(view.data);

@@ -70,7 +70,7 @@ struct Problem {
   int threads = 0;
   bool deterministic = false;
   bool allow_tf32 = false;  // of float32
-  void* stream = nullptr;  // cuda
+  void* stream = nullptr;   // cuda
   char* workspace = nullptr;
   std::int64_t workspace_bytes = -1;  // -1: not given
 

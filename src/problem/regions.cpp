@@ -17,8 +17,7 @@ void for_each_table(const rules::Node& node, const Visit& visit) {
 }  // namespace
 
 void Regions::add(Argument argument, bool written) {
-  if (!is_empty(argument.view))
-    regions_[count_++] = {argument.name, &argument.view, extent_of(argument.view), written};
+  if (!is_empty(argument.view)) regions_[count_++] = {argument.name, &argument.view, extent_of(argument.view), written};
 }
 
 void Regions::check_against_outputs(const Region& region, int outputs_from) const {

@@ -185,7 +185,7 @@ class Compiler {
     if (node.n == 0) return constant(false);
     const bool raw = node.kind == NodeKind::sink;
     auto part = std::make_unique<Part>(Part{Part::Kind::atom, {}, {}, {}, 1});
-    part->atom.kind = raw                                   ? AtomKind::sink
+    part->atom.kind = raw                                     ? AtomKind::sink
                       : node.kind == NodeKind::prefix_queries ? AtomKind::prefix_queries
                                                               : AtomKind::prefix;
     const auto last = node.n - 1;

@@ -24,12 +24,12 @@ struct Shapes {
 
 /// The axes that the rule's tables (documents, blocks, dense) have for the batch and the heads.
 struct TableAxes {
-  bool tables = false;                ///< there are any
-  bool batch_axis = false;            ///< a table has an axis for the batch, be it of size 1
+  bool tables = false;                     ///< there are any
+  bool batch_axis = false;                 ///< a table has an axis for the batch, be it of size 1
   bool on_device = false, on_cpu = false;  ///< one is in the memory of a GPU, of the CPU
-  bool documents = false;             ///< there are documents
-  bool matrices = false;              ///< there are bitmaps or masks
-  std::int64_t batch = 1, heads = 1;  ///< the largest sizes
+  bool documents = false;                  ///< there are documents
+  bool matrices = false;                   ///< there are bitmaps or masks
+  std::int64_t batch = 1, heads = 1;       ///< the largest sizes
 };
 TableAxes table_axes(const Rule& rule);
 

@@ -195,9 +195,8 @@ class Arguments {
   PerDimension numbers(std::size_t i, bool words = false) const {
     if (!values_[i]) fail(at_, "argument '" + std::string(names_[i]) + "' missing");
     if (!values_[i]->table.empty()) {
-      fail(values_[i]->at,
-           "argument '" + std::string(names_[i]) + "' takes a number, found '" + shown(values_[i]->table) + "'" +
-               did_you_mean(values_[i]->table, {"true", "false"}));
+      fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' takes a number, found '" +
+                               shown(values_[i]->table) + "'" + did_you_mean(values_[i]->table, {"true", "false"}));
     }
     if (values_[i]->word && !words)
       fail(values_[i]->at, "argument '" + std::string(names_[i]) + "' true or false, expected a number");

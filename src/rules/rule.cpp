@@ -112,12 +112,10 @@ std::string leaf_text(const Node& node, const NameOfTable& name_of) {
     case NodeKind::neighbourhood:
       return "neighbourhood(" + text_of(node.a) + (all_equal(node.b, 1) ? "" : ", dilation=" + text_of(node.b)) +
              (all_equal(node.c, 0) ? ")" : ", causal=" + text_of(node.c) + ")");
-    case NodeKind::documents:
-      return "documents(" + name_of(node.table_q) + ", " + name_of(node.table_k) + ")";
+    case NodeKind::documents: return "documents(" + name_of(node.table_q) + ", " + name_of(node.table_k) + ")";
     case NodeKind::documents_packed:
       return "documents_packed(" + name_of(node.table_q) + ", " + name_of(node.table_k) + ")";
-    case NodeKind::blocks:
-      return "blocks(" + name_of(node.table_q) + ", " + n + ", " + std::to_string(node.m) + ")";
+    case NodeKind::blocks: return "blocks(" + name_of(node.table_q) + ", " + n + ", " + std::to_string(node.m) + ")";
     case NodeKind::dense: return "dense(" + name_of(node.table_q) + ")";
     default: return {};
   }

@@ -142,8 +142,8 @@ ANYFLASH_HD Word position_word(const Program& program, const Atom& atom, const Q
   Word word = all_bits;
   ANYFLASH_UNROLL(1)
   for (int i = 3 - program.dimensions; i < 3 && atom.kind != AtomKind::causal; ++i) {
-    const auto range = keys ? keys_of(atom, i, question.x[i], question.size[i])
-                            : queries_of(atom, i, question.x[i], question.size[i]);
+    const auto range =
+        keys ? keys_of(atom, i, question.x[i], question.size[i]) : queries_of(atom, i, question.x[i], question.size[i]);
     word &= spread(extent, i, range_bits(question.line[i], range));
   }
   const bool ordered = atom.kind == AtomKind::causal || (atom.kind == AtomKind::local && atom.causal);

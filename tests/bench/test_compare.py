@@ -13,46 +13,53 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
-import compare  # noqa: E402
-import measure  # noqa: E402
-import page  # noqa: E402
-from table import Table  # noqa: E402
+import compare
+import measure
+import page
+from table import Table
 
 COLUMNS = {"what", "device", "type", "d", "causal", "sequence", "figure", "unit", "peer", "peer_figure", "ratio"}
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *map(str, arguments)], capture_output=True,
-                          text=True)
+    return subprocess.run(
+        [sys.executable, PROJECT / "bench" / "compare.py", *map(str, arguments)], capture_output=True, text=True
+    )
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-    (["--rounds", "0"], "argument --rounds: '0', expected a whole number from 1 to 1000"),
-    (["--rounds", "2.5"], "argument --rounds: '2.5', expected a whole number"),
-    (["--threads", "-1"], "argument --threads: "),
-    (["--threads", "1", "9999"], "argument --threads: '9999', expected a whole number from 1 to 1024"),
-    (["--types", "int8"], "argument --types: invalid choice: 'int8'"),
-    (["--parts", "all"], "argument --parts: invalid choice: 'all'"),
-    (["--device", "cuda", "--parts", "scaling"], "--parts: no 'scaling' on cuda, expected one of calls, torch, tf32"),
-    (["--parts", "packed"], "--parts: no 'packed' on cpu, expected one of calls, torch, short"),
-    (["--device", "cuda", "--build"], "--build: only on a CPU"),
-    (["--threads", "4", "--device", "cuda"], "--threads: only on a CPU"),
-    (["--heads", "0", "--parts", "torch"], "argument --heads: '0', expected a whole number from 1 to 1024"),
-    (["--heads", "16"], "--heads, --sequence: only with --parts torch on a CPU"),
-    (["--sequence", "4096", "--parts", "torch", "short"], "--heads, --sequence: only with --parts torch on a CPU"),
-    (["--sequence", "64", "--parts", "torch", "--device", "cuda"], "--sequence: only with --parts torch on a CPU"),
-    (["--add"], "--add: needs --json with a file that is there"),
-    (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
-    (["--json", "/"], "--json: / cannot be written"),
-    (["--calls", "/no/program", "--parts", "calls"], "--calls: no program /no/program"),
-    (["--calls", "/tmp", "--parts", "calls"], "--calls: no program /tmp"),
-    (["--add", "--json", __file__], "not a file that bench/compare --json wrote"),
-    (["--kernels", "/no/program", "--parts", "decode"], "--kernels: no program /no/program"),
-    (["--publish", "no.json"], "no.json: No such file or directory"),
-    (["--publish", __file__], "not a file that bench/compare --json wrote"),
-    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--rounds", "0"], "argument --rounds: '0', expected a whole number from 1 to 1000"),
+        (["--rounds", "2.5"], "argument --rounds: '2.5', expected a whole number"),
+        (["--threads", "-1"], "argument --threads: "),
+        (["--threads", "1", "9999"], "argument --threads: '9999', expected a whole number from 1 to 1024"),
+        (["--types", "int8"], "argument --types: invalid choice: 'int8'"),
+        (["--parts", "all"], "argument --parts: invalid choice: 'all'"),
+        (
+            ["--device", "cuda", "--parts", "scaling"],
+            "--parts: no 'scaling' on cuda, expected one of calls, torch, tf32",
+        ),
+        (["--parts", "packed"], "--parts: no 'packed' on cpu, expected one of calls, torch, short"),
+        (["--device", "cuda", "--build"], "--build: only on a CPU"),
+        (["--threads", "4", "--device", "cuda"], "--threads: only on a CPU"),
+        (["--heads", "0", "--parts", "torch"], "argument --heads: '0', expected a whole number from 1 to 1024"),
+        (["--heads", "16"], "--heads, --sequence: only with --parts torch on a CPU"),
+        (["--sequence", "4096", "--parts", "torch", "short"], "--heads, --sequence: only with --parts torch on a CPU"),
+        (["--sequence", "64", "--parts", "torch", "--device", "cuda"], "--sequence: only with --parts torch on a CPU"),
+        (["--add"], "--add: needs --json with a file that is there"),
+        (["--json", "no/where.json"], "--json: no/where.json cannot be written"),
+        (["--json", "/"], "--json: / cannot be written"),
+        (["--calls", "/no/program", "--parts", "calls"], "--calls: no program /no/program"),
+        (["--calls", "/tmp", "--parts", "calls"], "--calls: no program /tmp"),
+        (["--add", "--json", __file__], "not a file that bench/compare --json wrote"),
+        (["--kernels", "/no/program", "--parts", "decode"], "--kernels: no program /no/program"),
+        (["--publish", "no.json"], "no.json: No such file or directory"),
+        (["--publish", __file__], "not a file that bench/compare --json wrote"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
 def test_wrong_options(arguments, message):
     done = run(*arguments)
     assert done.returncode == 1
@@ -63,20 +70,26 @@ def test_wrong_options(arguments, message):
 @pytest.mark.parametrize("option", [["--device", "cuda"], ["--device=cuda"]], ids=" ".join)
 def test_a_gpu_is_measured_with_the_interpreter_for_gpus(option):
     env = os.environ | {"ANYFLASH_TEST_PYTHON": "/no/python", "PIP_NO_INDEX": "1"}
-    done = subprocess.run([PROJECT / "bench" / "compare", *option], env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [PROJECT / "bench" / "compare", *option], env=env, capture_output=True, text=True, timeout=100
+    )
     assert (done.returncode, done.stderr) == (1, "compare: no interpreter /no/python\n")
 
 
-@pytest.mark.parametrize("module, arguments", [
-    ("torch", ["--parts", "torch"]), ("anyflash", ["--parts", "masks"]), ("torch", ["--device", "cuda"])])  # fmt: skip
+@pytest.mark.parametrize(
+    "module, arguments",
+    [("torch", ["--parts", "torch"]), ("anyflash", ["--parts", "masks"]), ("torch", ["--device", "cuda"])],
+)
 def test_a_missing_module_is_told_in_one_line(tmp_path, module, arguments):
     """Its place is taken by one that cannot be imported."""
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{module}'\")")
     environment = os.environ | dict(PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    done = subprocess.run([sys.executable, PROJECT / "bench" / "compare.py", *arguments], capture_output=True,
-                          text=True, env=environment)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, PROJECT / "bench" / "compare.py", *arguments], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 1 and done.stderr == (
-        f"bench/compare: No module named '{module}'; bench/compare (not compare.py) sets up what it needs\n")
+        f"bench/compare: No module named '{module}'; bench/compare (not compare.py) sets up what it needs\n"
+    )
 
 
 @pytest.mark.parametrize("text", ["[" * 100000, "[]", "{}", "[1]"], ids=["deep", "empty", "an object", "numbers"])
@@ -87,10 +100,15 @@ def test_a_record_that_is_none(tmp_path, text):
     assert str(caught.value) == f"bench/compare: {tmp_path / 'rows.json'}: not a file that bench/compare --json wrote"
 
 
-@pytest.mark.parametrize("script, reason", [
-    ("echo no report", "not a program on Google Benchmark: it gave no report"),
-    ("echo '{}'", "not a program on Google Benchmark: it gave no report"),
-    ("echo one >&2; echo two >&2; exit 3", "failed: one"), ("exit 3", "failed: status 3")])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, reason",
+    [
+        ("echo no report", "not a program on Google Benchmark: it gave no report"),
+        ("echo '{}'", "not a program on Google Benchmark: it gave no report"),
+        ("echo one >&2; echo two >&2; exit 3", "failed: one"),
+        ("exit 3", "failed: status 3"),
+    ],
+)
 def test_a_program_that_gives_no_report_is_told_in_one_line(tmp_path, script, reason):
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -115,15 +133,38 @@ def test_rows_of_long_sequences(tmp_path):
 
 
 def row(ratio, least=None, **more):
-    return dict(what="forward", device="cpu", type="float32", d=64, causal=False, sequence=2048, figure=100.0,
-                unit="GFLOP/s", peer="torch 1.0", peer_figure=100 / ratio, ratio=ratio, threads=1, spread=0.05,
-                peer_spread=None, least_ratio=least, most=None, held=least is None or ratio >= least,
-                machine="A machine, 2 threads", date="2030-01-01") | more  # fmt: skip
+    return (
+        dict(
+            what="forward",
+            device="cpu",
+            type="float32",
+            d=64,
+            causal=False,
+            sequence=2048,
+            figure=100.0,
+            unit="GFLOP/s",
+            peer="torch 1.0",
+            peer_figure=100 / ratio,
+            ratio=ratio,
+            threads=1,
+            spread=0.05,
+            peer_spread=None,
+            least_ratio=least,
+            most=None,
+            held=least is None or ratio >= least,
+            machine="A machine, 2 threads",
+            date="2030-01-01",
+        )
+        | more
+    )
 
 
-ROWS = [row(0.8, 0.7), row(0.5, 0.6, what="backward", causal=True), row(0.25, 0.8, what="local(8)", peer="full()"),
-        row(1, what="memory", figure=260.0, unit="MB", most=250, held=False)
-        | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
+ROWS = [
+    row(0.8, 0.7),
+    row(0.5, 0.6, what="backward", causal=True),
+    row(0.25, 0.8, what="local(8)", peer="full()"),
+    row(1, what="memory", figure=260.0, unit="MB", most=250, held=False) | dict(peer="", peer_figure=None, ratio=None),
+]
 
 
 def blocks(rows, records=None):
@@ -149,14 +190,19 @@ def test_the_tables_are_written_between_the_marks(tmp_path):
         assert [page.BLOCK["figures"].split(path.read_text()) for path in pages] == before
 
 
-@pytest.mark.parametrize("rows, reason", [
-    ([], "no rows beside PyTorch in float32 on one thread, which the README shows"),
-    (ROWS[2:], "no rows beside PyTorch in float32 on one thread, which the README shows"),
-    ([row(0.8)], "no rows beside PyTorch in float32 on one thread, which the README shows"),
-    (ROWS + [{}], "not a file that bench/compare --json wrote"),
-    ([{name: value for name, value in row(0.8, 0.7).items() if name != "machine"}],
-     "not a file that bench/compare --json wrote"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, reason",
+    [
+        ([], "no rows beside PyTorch in float32 on one thread, which the README shows"),
+        (ROWS[2:], "no rows beside PyTorch in float32 on one thread, which the README shows"),
+        ([row(0.8)], "no rows beside PyTorch in float32 on one thread, which the README shows"),
+        (ROWS + [{}], "not a file that bench/compare --json wrote"),
+        (
+            [{name: value for name, value in row(0.8, 0.7).items() if name != "machine"}],
+            "not a file that bench/compare --json wrote",
+        ),
+    ],
+)
 def test_a_file_without_the_rows_to_show_is_not_published(tmp_path, rows, reason):
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     with pytest.raises(SystemExit) as caught:
@@ -165,39 +211,66 @@ def test_a_file_without_the_rows_to_show_is_not_published(tmp_path, rows, reason
 
 
 def test_a_record_with_parts_has_a_table_for_each():
-    rows = [row(1.2, 1.15, part="torch"), row(9, 1.15, part="torch", peer="torch 1.0 math", causal=True),
-            row(9, 1.3, part="short", sequence=64), row(9, 1.1, part="sizes", d=40)]  # fmt: skip
+    rows = [
+        row(1.2, 1.15, part="torch"),
+        row(9, 1.15, part="torch", peer="torch 1.0 math", causal=True),
+        row(9, 1.3, part="short", sequence=64),
+        row(9, 1.1, part="sizes", d=40),
+    ]
     readme, performance = blocks(rows)
     assert [line for line in performance.splitlines() if line.startswith("##")] == [
-        "### Beside PyTorch", "### Short sequences", "### Other head sizes"]  # fmt: skip
+        "### Beside PyTorch",
+        "### Short sequences",
+        "### Other head sizes",
+    ]
     assert performance.count("| what | type |") == 3 and "| at least 1.15 x |" in performance
     assert readme.count("| forward, d64, ") == 2 and "11.1 GFLOP/s, math path | 9.00 |" in readme
 
 
-GENERATIONS = {"Zen 4 figures": [row(1.2, 1.15, generation="Zen 4", peak=117.0)],
-               "AMX figures": [row(1.5, 1.2, sequence=4096, threads=16, shape="1x16x4096", machine="A server", amx=True)]}
+GENERATIONS = {
+    "Zen 4 figures": [row(1.2, 1.15, generation="Zen 4", peak=117.0)],
+    "AMX figures": [row(1.5, 1.2, sequence=4096, threads=16, shape="1x16x4096", machine="A server", amx=True)],
+}
 
 
 def test_the_readme_tells_the_range_over_the_generations_and_the_share_of_the_peak():
     rows = [row(2.2, 1.15, part="torch", generation="Zen 5", peak=250.0), row(3, 1.15, part="torch", causal=True)]
     readme, performance = blocks(rows, GENERATIONS)
     assert "| forward, d64, full | 1.20 to 2.20 | 100 GFLOP/s (5 %) | 40 % | 45.5 GFLOP/s | 2.20 |" in readme
-    assert "| forward, d64, causal | 3.00 | 100 GFLOP/s (5 %) |  | 33.3 GFLOP/s | 3.00 |" in readme, "not recorded there"
-    assert "Recorded: Zen 5 (A machine, 2 threads, 2030-01-01; peak on 1 thread: float32 250 GFLOP/s; one thread" in readme
-    assert "; Zen 4 (A machine" in readme and "; unknown generation (A server, 2030-01-01; peak not recorded; 16 " in readme
+    assert "| forward, d64, causal | 3.00 | 100 GFLOP/s (5 %) |  | 33.3 GFLOP/s | 3.00 |" in readme, (
+        "not recorded there"
+    )
+    assert (
+        "Recorded: Zen 5 (A machine, 2 threads, 2030-01-01; peak on 1 thread: float32 250 GFLOP/s; one thread" in readme
+    )
+    assert (
+        "; Zen 4 (A machine" in readme
+        and "; unknown generation (A server, 2030-01-01; peak not recorded; 16 " in readme
+    )
     assert performance.startswith("A machine, 2 threads, 2030-01-01. Zen 5, peak on 1 thread: float32 250 GFLOP/s.\n")
     assert "| 100 GFLOP/s (5 %) | 40 % | torch 1.0 |" in performance
     assert [name for _, name, _ in page.blocks(GENERATIONS["Zen 4 figures"], {"figures": rows})] == [
-        "figures", "Zen 4 figures"]  # fmt: skip
+        "figures",
+        "Zen 4 figures",
+    ]
     alone = blocks(GENERATIONS["Zen 4 figures"])[0]
     assert "anyflash on Zen 4 (spread)" in alone, "shown itself where no other is recorded"
 
 
-@pytest.mark.parametrize("vendor, family, model, named", [
-    ("AuthenticAMD", 26, 2, "Zen 5"), ("AuthenticAMD", 25, 17, "Zen 4"), ("AuthenticAMD", 25, 1, "Zen 3"),
-    ("AuthenticAMD", 25, 97, "Zen 4"), ("AuthenticAMD", 23, 49, "Zen 2"), ("GenuineIntel", 6, 143, "Sapphire Rapids"),
-    ("GenuineIntel", 6, 207, "Emerald Rapids"), ("GenuineIntel", 6, 999, "GenuineIntel family 6 model 999"),
-    ("AuthenticAMD", 27, 1, "AuthenticAMD family 27 model 1")])  # fmt: skip
+@pytest.mark.parametrize(
+    "vendor, family, model, named",
+    [
+        ("AuthenticAMD", 26, 2, "Zen 5"),
+        ("AuthenticAMD", 25, 17, "Zen 4"),
+        ("AuthenticAMD", 25, 1, "Zen 3"),
+        ("AuthenticAMD", 25, 97, "Zen 4"),
+        ("AuthenticAMD", 23, 49, "Zen 2"),
+        ("GenuineIntel", 6, 143, "Sapphire Rapids"),
+        ("GenuineIntel", 6, 207, "Emerald Rapids"),
+        ("GenuineIntel", 6, 999, "GenuineIntel family 6 model 999"),
+        ("AuthenticAMD", 27, 1, "AuthenticAMD family 27 model 1"),
+    ],
+)
 def test_the_generation_of_a_processor(vendor, family, model, named):
     one = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: A CPU\n"
     assert measure.generation(one + one.replace("processor\t: 0", "processor\t: 1")) == named
@@ -207,8 +280,13 @@ def test_the_generation_of_a_processor(vendor, family, model, named):
 def test_a_row_says_the_peak_of_its_type(monkeypatch):
     """Measured once for a number of threads, and only where a program measures it."""
     asked = []
-    monkeypatch.setattr(measure, "peaks", lambda program, threads: asked.append(threads) or {
-        "float32": [threads * 1e2, threads * 2e2], "float64": [50.0], "pairs": None})  # fmt: skip
+    monkeypatch.setattr(
+        measure,
+        "peaks",
+        lambda program, threads: (
+            asked.append(threads) or {"float32": [threads * 1e2, threads * 2e2], "float64": [50.0], "pairs": None}
+        ),
+    )
     monkeypatch.setattr(measure, "generation", lambda: "Zen 9")
     table = Table("cpu", "A machine")
     table.add("forward", 70.0, "GFLOP/s", threads=1)
@@ -222,21 +300,29 @@ def test_a_row_says_the_peak_of_its_type(monkeypatch):
 
 def test_the_readme_tells_the_share_of_the_peak_that_pytorch_s_product_reaches():
     product = dict(what="torch.mm, 1024 x 1024 x 1024", part="torch", d=0, peer="FMA peak")
-    rows = [row(1.2, 1.15, part="torch"), row(0.45, **product), row(0.4, type="float64", **product),
-            row(0.01, type="float16", **product),
-            row(1, type="bfloat16", **product) | dict(peer="", peer_figure=None, ratio=None)]  # fmt: skip
+    rows = [
+        row(1.2, 1.15, part="torch"),
+        row(0.45, **product),
+        row(0.4, type="float64", **product),
+        row(0.01, type="float16", **product),
+        row(1, type="bfloat16", **product) | dict(peer="", peer_figure=None, ratio=None),
+    ]
     readme, performance = blocks(rows)
-    assert readme.endswith("\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's "
-                           "peak on one thread: 45 % in float32, 40 % in float64.")  # fmt: skip
+    assert readme.endswith(
+        "\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's "
+        "peak on one thread: 45 % in float32, 40 % in float64."
+    )
     assert "| FMA peak |" in performance and "worst ratio: 1.20" in performance
     assert "PyTorch's own product" not in blocks(rows[:1])[0]
 
 
 GPU = dict(device="cuda", type="bfloat16", unit="TFLOP/s", threads=0, machine="A GPU, PyTorch 3.0")
-GPU_ROWS = [row(1.2, 1.1, part="torch", peer="torch flash", figure=600.0, **GPU),
-            row(1.5, 1.1, part="torch", peer="torch flash", figure=500.0, **GPU),
-            row(1.3, 1.1, part="torch", peer="torch flash", what="backward", figure=550.0, **GPU),
-            row(0.9, 1, part="masks", peer="FlexAttention", what="forward, a rule", **GPU)]
+GPU_ROWS = [
+    row(1.2, 1.1, part="torch", peer="torch flash", figure=600.0, **GPU),
+    row(1.5, 1.1, part="torch", peer="torch flash", figure=500.0, **GPU),
+    row(1.3, 1.1, part="torch", peer="torch flash", what="backward", figure=550.0, **GPU),
+    row(0.9, 1, part="masks", peer="FlexAttention", what="forward, a rule", **GPU),
+]
 
 
 def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
@@ -246,13 +332,17 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     readme, performance = (path.read_text() for path in pages)
     assert "| forward, 2 rows | torch flash | 1.20 to 1.50 | 600 TFLOP/s |" in readme
     assert "| backward, 1 row | torch flash | 1.30 to 1.30 | 550 TFLOP/s |" in readme
-    assert "rows without a limit are in [docs/performance.md](docs/performance.md); of all limits, 3 of 4 held." in readme
+    assert (
+        "rows without a limit are in [docs/performance.md](docs/performance.md); of all limits, 3 of 4 held." in readme
+    )
     assert "### Masks given as rules, on a GPU" in performance and "at least 1 x, MISSED |" in performance
     assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |" in performance, "the rows of the CPU stay"
 
 
-AMX_ROWS = [row(1.4, 1.2, part="torch", type=type_, sequence=4096, threads=16, shape="1x16x4096", machine="A server",
-                amx=True) for type_ in ("bfloat16", "float32")]  # fmt: skip
+AMX_ROWS = [
+    row(1.4, 1.2, part="torch", type=type_, sequence=4096, threads=16, shape="1x16x4096", machine="A server", amx=True)
+    for type_ in ("bfloat16", "float32")
+]
 
 
 def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path, monkeypatch):
@@ -265,10 +355,14 @@ def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path, monkeypatch):
     readme, before = (path.read_text() for path in pages)
     (tmp_path / "rows.json").write_text(json.dumps(AMX_ROWS))
     page.publish(page.read(tmp_path / "rows.json"), pages)
-    assert pages[0].read_text() == readme.replace("| forward, d64, full | 0.80 |", "| forward, d64, full | 0.80 to 1.40 |"
-                                                  ).replace("torch 1.0). No other", "torch 1.0); unknown generation (A "
-                                                            "server, 2030-01-01; peak not recorded; 16 threads, "
-                                                            "1x16x4096, torch 1.0). No other")  # fmt: skip
+    assert pages[0].read_text() == readme.replace(
+        "| forward, d64, full | 0.80 |", "| forward, d64, full | 0.80 to 1.40 |"
+    ).replace(
+        "torch 1.0). No other",
+        "torch 1.0); unknown generation (A "
+        "server, 2030-01-01; peak not recorded; 16 threads, "
+        "1x16x4096, torch 1.0). No other",
+    )
     performance = pages[1].read_text()
     found = page.BLOCK["AMX figures"].search(performance)
     assert "A server, 2030-01-01. unknown generation, peak not recorded.\n\n### Beside PyTorch, 1x16x4096\n" in found[0]
@@ -284,12 +378,16 @@ def test_rows_of_another_shape_of_a_cpu_without_amx_are_not_published(tmp_path):
         done = run("--publish", tmp_path / "rows.json")
         assert done.returncode == 1 and done.stderr == (
             f"bench/compare: {tmp_path / 'rows.json'}: rows with --heads or --sequence, which the documents show of a "
-            "CPU with AMX alone\n")  # fmt: skip
+            "CPU with AMX alone\n"
+        )
     assert len(page.read(tmp_path / "rows.json", to_publish=False)) == 2, "rows may be added to it"
 
 
-@pytest.mark.parametrize("change", [dict(shape=shape) for shape in ("foo", "1xx4096", [1, 2], "1x" + "9" * 5000 + "x1")] +
-                         [dict(device="cuda")], ids=range(5))  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [dict(shape=shape) for shape in ("foo", "1xx4096", [1, 2], "1x" + "9" * 5000 + "x1")] + [dict(device="cuda")],
+    ids=range(5),
+)
 @pytest.mark.parametrize("to_publish", [False, True])
 def test_no_such_shape(tmp_path, change, to_publish):
     (tmp_path / "rows.json").write_text(json.dumps([row | change for row in AMX_ROWS]))
@@ -323,14 +421,19 @@ def test_parts_of_a_gpu_that_are_measured_anew(tmp_path):
     table.part, table.earlier = "torch", [GPU_ROWS[3]]
     table.add("forward", 700.0, "TFLOP/s", ratio=1.6)
     table.write(tmp_path / "rows.json")
-    assert [(row["part"], row["figure"]) for row in page.read(tmp_path / "rows.json")] == [("torch", 700), ("masks", 100)]
+    assert [(row["part"], row["figure"]) for row in page.read(tmp_path / "rows.json")] == [
+        ("torch", 700),
+        ("masks", 100),
+    ]
 
 
-def earlier_of(tmp_path, rows, parts, build=False, machine="A machine, 2 threads", types=compare.TYPES, heads=None,
-               sequence=None):
+def earlier_of(
+    tmp_path, rows, parts, build=False, machine="A machine, 2 threads", types=compare.TYPES, heads=None, sequence=None
+):
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    given = SimpleNamespace(json=tmp_path / "rows.json", parts=parts, build=build, types=types, heads=heads,
-                            sequence=sequence)  # fmt: skip
+    given = SimpleNamespace(
+        json=tmp_path / "rows.json", parts=parts, build=build, types=types, heads=heads, sequence=sequence
+    )
     return [row["part"] for row in compare.earlier_rows(given, machine)]
 
 
@@ -341,8 +444,9 @@ def test_what_is_kept_of_parts_measured_before(tmp_path):
     assert earlier_of(tmp_path, rows, ["masks"], build=True) == ["rules"]
     with pytest.raises(SystemExit) as caught:
         earlier_of(tmp_path, rows, ["masks"], machine="Another, 64 threads")
-    assert str(caught.value) == (f"bench/compare: --add: {tmp_path / 'rows.json'} has rows of A machine, 2 threads, "
-                                 "this is Another, 64 threads")  # fmt: skip
+    assert str(caught.value) == (
+        f"bench/compare: --add: {tmp_path / 'rows.json'} has rows of A machine, 2 threads, this is Another, 64 threads"
+    )
 
 
 def test_types_beside_torch_that_are_not_measured_anew_are_kept(tmp_path):
@@ -358,12 +462,19 @@ def test_rows_of_two_shapes_are_not_put_together(tmp_path):
     assert earlier_of(tmp_path, usual, ["torch"], machine="A server", types=("float32",), sequence=4096) == ["torch"]
     plain = [row(1, part="torch")]
     for rows, machine, heads in (
-            (AMX_ROWS, "A server", None), (AMX_ROWS, "A server", 8), (AMX_ROWS, "A server", 16),
-            (plain, "A machine, 2 threads", 16), ([*plain, *AMX_ROWS], None, 16)):  # fmt: skip
+        (AMX_ROWS, "A server", None),
+        (AMX_ROWS, "A server", 8),
+        (AMX_ROWS, "A server", 16),
+        (plain, "A machine, 2 threads", 16),
+        ([*plain, *AMX_ROWS], None, 16),
+    ):
         with pytest.raises(SystemExit) as caught:
             earlier_of(tmp_path, rows, ["torch"], machine=machine, heads=heads)
-        assert str(caught.value).endswith("rows.json has rows of other heads or another sequence" if machine
-                                          else "not a file that bench/compare --json wrote")  # fmt: skip
+        assert str(caught.value).endswith(
+            "rows.json has rows of other heads or another sequence"
+            if machine
+            else "not a file that bench/compare --json wrote"
+        )
     with pytest.raises(SystemExit, match="has rows of other heads"):
         earlier_of(tmp_path, AMX_ROWS, ["torch"], machine="A server", sequence=4096)
 
@@ -373,7 +484,9 @@ def test_parts_stand_in_their_order_with_all_their_days():
     assert [row["part"] for row in rows] == ["torch", "masks", "build"]
     readme, performance = blocks(rows)
     assert performance.startswith("A machine, 2 threads, 2030-01-01 and 2030-01-02. unknown generation, peak not rec")
-    assert readme.startswith("float32. Recorded: unknown generation (A machine, 2 threads, 2030-01-01; peak not recorded;")
+    assert readme.startswith(
+        "float32. Recorded: unknown generation (A machine, 2 threads, 2030-01-01; peak not recorded;"
+    )
 
 
 def test_a_file_with_the_rows_is_read(tmp_path):

@@ -14,8 +14,12 @@ VARIANT = "d128_n128_w2_s2_q2_causal"
 
 
 def run(*arguments, compiler="nvcc"):
-    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True,
-                          env=os.environ | {"CUDACXX": str(compiler)})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"CUDACXX": str(compiler)},
+    )
 
 
 @pytest.fixture
@@ -38,16 +42,23 @@ def test_help_and_names_of_variants():
 
 
 def test_a_variant_s_name_chooses_its_macros(compiler, tmp_path):
-    done = run("--build", "--folder", tmp_path, f"{VARIANT}_half",
-               compiler=compiler("Used 168 registers, 8 bytes spill stores"))  # fmt: skip
+    done = run(
+        "--build",
+        "--folder",
+        tmp_path,
+        f"{VARIANT}_half",
+        compiler=compiler("Used 168 registers, 8 bytes spill stores"),
+    )
     assert done.stdout == f"{VARIANT}_half: 168 registers, 8 bytes spill stores\n"
     told = (tmp_path / "arguments").read_text().split()
     macros = {"HEAD_SIZE=128", "KEYS=128", "MASK=causal", "SCORE=scale", "TYPE=__half", "ORDERED=1"}
     assert {f"-D{macro}" for macro in macros} < set(told)
 
 
-@pytest.mark.parametrize("says, status", [("ptxas info : (C7510) Potential Performance Loss: serialized", 0),
-                                          ("kernel.cu(3): error: expected a ;", 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    "says, status",
+    [("ptxas info : (C7510) Potential Performance Loss: serialized", 0), ("kernel.cu(3): error: expected a ;", 2)],
+)
 def test_serialized_products_and_errors_end_the_build(says, status, compiler, tmp_path):
     done = run("--build", "--folder", tmp_path, VARIANT, compiler=compiler(says, status))
     assert done.returncode == 1 and done.stderr == f"{VARIANT}: {says}\n"

@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 
 # What multiplies pairs of bfloat16 on some instruction sets of x86; on others the program is believed.
-PAIRS_BY = {"AMX": "tiles", "AVX3_SPR": "instruction", "AVX3_ZEN4": "instruction", "AVX3_DL": "nothing",
-            "AVX3": "nothing", "AVX2": "nothing", "SSE4": "nothing", "SSSE3": "nothing", "SSE2": "nothing"}  # fmt: skip
+PAIRS_BY = {
+    "AMX": "tiles",
+    "AVX3_SPR": "instruction",
+    "AVX3_ZEN4": "instruction",
+    "AVX3_DL": "nothing",
+    "AVX3": "nothing",
+    "AVX2": "nothing",
+    "SSE4": "nothing",
+    "SSSE3": "nothing",
+    "SSE2": "nothing",
+}
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
-import measure  # noqa: E402
+import measure
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +35,12 @@ def kernels():
 
 
 def rows(kernels, *options, **environment):
-    done = subprocess.run([kernels, "--benchmark_format=json", "--benchmark_min_time=0.001", *options],
-                          env=os.environ | environment, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [kernels, "--benchmark_format=json", "--benchmark_min_time=0.001", *options],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -73,13 +86,16 @@ def test_the_machine_s_limits(kernels):
     assert all(1 < speed < 1e4 for speed in measure.read_bandwidth(kernels, 1))
 
 
-@pytest.mark.parametrize("option, message", [
-    ("--machine_threads=2x", "bench_kernels: --machine_threads=2x: expected a whole number from 1 to 1024"),
-    ("--machine_threads=0", "bench_kernels: --machine_threads=0: expected a whole number from 1 to 1024"),
-    ("--machine_threads=", "bench_kernels: --machine_threads=: expected a whole number from 1 to 1024"),
-    ("--benchmark_filter=[", "bench_kernels: no benchmark has such a name"),
-    ("--benchmark_filter=none", "bench_kernels: no benchmark has such a name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("--machine_threads=2x", "bench_kernels: --machine_threads=2x: expected a whole number from 1 to 1024"),
+        ("--machine_threads=0", "bench_kernels: --machine_threads=0: expected a whole number from 1 to 1024"),
+        ("--machine_threads=", "bench_kernels: --machine_threads=: expected a whole number from 1 to 1024"),
+        ("--benchmark_filter=[", "bench_kernels: no benchmark has such a name"),
+        ("--benchmark_filter=none", "bench_kernels: no benchmark has such a name"),
+    ],
+)
 def test_a_wrong_number_or_name_is_told(kernels, option, message):
     done = subprocess.run([kernels, option], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == message
@@ -88,6 +104,7 @@ def test_a_wrong_number_or_name_is_told(kernels, option, message):
 @pytest.mark.parametrize("program", ["bench_kernels", "bench_calls"])
 def test_a_wrong_option_or_instruction_set_is_told(kernels, program):
     for arguments, environment in ((["--frobnicate"], {}), ([], dict(ANYFLASH_ISA="NOPE"))):
-        done = subprocess.run([kernels.with_name(program), *arguments], env=os.environ | environment,
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            [kernels.with_name(program), *arguments], env=os.environ | environment, capture_output=True, text=True
+        )
         assert done.returncode == 1 and ("frobnicate" in done.stderr or "NOPE" in done.stderr), done.stderr

@@ -16,12 +16,11 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
-import timed_case  # noqa: E402
-import compare  # noqa: E402
-import page  # noqa: E402
-import parts_own  # noqa: E402
-from table import Table  # noqa: E402
-
+import compare
+import page
+import parts_own
+import timed_case
+from table import Table
 
 PATHS = ("textbook 1.0", "textbook 1.0 math")
 
@@ -56,20 +55,32 @@ class Textbook(timed_case.Case):
 @pytest.fixture
 def parts_torch(monkeypatch):
     """The module, with the textbook as its peer, and small shapes."""
-    peers = SimpleNamespace(NAME="textbook 1.0", Case=Textbook, PRODUCT=10,
-                            product=lambda threads, type="float32": lambda: time.sleep(1e-6))
+    peers = SimpleNamespace(
+        NAME="textbook 1.0", Case=Textbook, PRODUCT=10, product=lambda threads, type="float32": lambda: time.sleep(1e-6)
+    )
     monkeypatch.setitem(sys.modules, "peers", peers)
     monkeypatch.delitem(sys.modules, "parts_torch", raising=False)
     module = importlib.import_module("parts_torch")
-    for name, small in dict(SEQUENCE=96, SHORT=(2, 3, (16, 40)), DECODE_KEYS=(128,), FAR=1 << 20,
-                            SIZES=((40, 40), (24, 8))).items():  # fmt: skip
+    for name, small in dict(
+        SEQUENCE=96, SHORT=(2, 3, (16, 40)), DECODE_KEYS=(128,), FAR=1 << 20, SIZES=((40, 40), (24, 8))
+    ).items():
         monkeypatch.setattr(module, name, small)
     return module
 
 
 def arguments(**more):
-    return SimpleNamespace(**dict(rounds=1, types=("float32", "float64"), threads=[1], json=None,
-                                  kernels=Path("none"), heads=None, sequence=None) | more)
+    return SimpleNamespace(
+        **dict(
+            rounds=1,
+            types=("float32", "float64"),
+            threads=[1],
+            json=None,
+            kernels=Path("none"),
+            heads=None,
+            sequence=None,
+        )
+        | more
+    )
 
 
 def rows_of(part, given):
@@ -83,8 +94,12 @@ def test_rows_beside_torch(parts_torch, monkeypatch):
     monkeypatch.setattr(parts_torch.measure, "has_amx", lambda: False)
     rows = rows_of(parts_torch.torch, arguments())
     assert [(row["type"], row["d"], row["causal"], row["what"]) for row in rows] == [
-        (type_, d, causal, what) for type_ in ("float32", "float64") for d in (64, 128) for causal in (False, True)
-        for what in ("forward", "backward")]  # fmt: skip
+        (type_, d, causal, what)
+        for type_ in ("float32", "float64")
+        for d in (64, 128)
+        for causal in (False, True)
+        for what in ("forward", "backward")
+    ]
     assert [row["least_ratio"] for row in rows] == [1.15, 1.2, 1.4, 1.45, 1.1, 1.2, 1.35, 1.45] + [1.5] * 8
     assert all(row["unit"] == "GFLOP/s" and row["peer"] in PATHS for row in rows)
     assert all(row["ratio"] == pytest.approx(row["figure"] / row["peer_figure"]) for row in rows)  # of one round
@@ -122,23 +137,34 @@ def test_goals_on_a_processor_with_amx(parts_torch, monkeypatch):
     monkeypatch.setattr(parts_torch.measure, "has_amx", lambda: True)
     rows = rows_of(parts_torch.torch, arguments(types=("float32", "float64")))
     assert [row["least_ratio"] for row in rows] == [1.2] * 8 + [1.5] * 8
-    goals = {what: {parts_torch.goal("bfloat16", what, d, causal, True) for d in (64, 128) for causal in (False, True)}
-             for what in timed_case.DIRECTIONS}  # fmt: skip
+    goals = {
+        what: {parts_torch.goal("bfloat16", what, d, causal, True) for d in (64, 128) for causal in (False, True)}
+        for what in timed_case.DIRECTIONS
+    }
     assert goals == {"forward": {1.2}, "backward": {2.5}}
     assert parts_torch.goal("float16", "backward", 64, False, True) == 25
 
 
-@pytest.mark.parametrize("flags, found", [("avx512_bf16 amx_bf16 amx_tile", True), ("fpu amx_bf16", True),
-                                          ("avx512_bf16 amx_tile", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, found", [("avx512_bf16 amx_bf16 amx_tile", True), ("fpu amx_bf16", True), ("avx512_bf16 amx_tile", False)]
+)
 def test_a_processor_with_amx_is_known(monkeypatch, flags, found):
     monkeypatch.setattr(timed_case.measure.Path, "read_text", lambda self: f"flags\t\t: {flags}\nbugs\t: none\n")
     assert timed_case.measure.has_amx() is found
 
 
-@pytest.mark.parametrize("limits, held", [
-    (dict(), True), (dict(ratio=1.1, least=1.1), True), (dict(ratio=1.09, least=1.1), False),
-    (dict(most=3.0), True), (dict(most=2.9), False), (dict(ratio=2, least=1, most=2.9), False),
-    (dict(ratio=0.9, least=1, most=3.0), False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "limits, held",
+    [
+        (dict(), True),
+        (dict(ratio=1.1, least=1.1), True),
+        (dict(ratio=1.09, least=1.1), False),
+        (dict(most=3.0), True),
+        (dict(most=2.9), False),
+        (dict(ratio=2, least=1, most=2.9), False),
+        (dict(ratio=0.9, least=1, most=3.0), False),
+    ],
+)
 def test_a_limit_is_held_or_missed(limits, held):
     table = Table("cpu")
     table.add("forward", 3.0, "s", **limits)
@@ -150,12 +176,15 @@ def test_ratios_are_above_1_where_anyflash_is_faster():
     table = Table("cpu")
     table.rates("forward", (1, 4, 2), (4, 4, 4), 8, "GFLOP/s")
     table.times("forward", (1, 4, 2), (4, 4, 4), "ms", 1e3)
-    assert [(row["figure"], row["peer_figure"], row["ratio"], row["spread"], row["peer_spread"])
-            for row in table.rows] == [(4, 2, 2, 1.5, 0), (2000, 4000, 2, 1.5, 0)]  # fmt: skip
+    assert [
+        (row["figure"], row["peer_figure"], row["ratio"], row["spread"], row["peer_spread"]) for row in table.rows
+    ] == [(4, 2, 2, 1.5, 0), (2000, 4000, 2, 1.5, 0)]
 
 
-@pytest.mark.parametrize("seconds, paths, fastest", [
-    ((1, 2), None, "textbook 1.0"), ((2, 1), None, "textbook 1.0 math"), ((2, 1), ["textbook 1.0"], "textbook 1.0")])
+@pytest.mark.parametrize(
+    "seconds, paths, fastest",
+    [((1, 2), None, "textbook 1.0"), ((2, 1), None, "textbook 1.0 math"), ((2, 1), ["textbook 1.0"], "textbook 1.0")],
+)
 def test_the_faster_path_is_the_peer(monkeypatch, seconds, paths, fastest):
     """Each is compared; where there are two, one round says whether one is far slower, one more is not timed."""
     called = []
@@ -183,8 +212,9 @@ def test_a_path_that_was_disturbed_once_is_still_the_peer(monkeypatch):
 def test_a_long_path_that_is_far_slower_is_not_tried_again(monkeypatch, seconds, calls):
     """By its second call; a short one, or one not far from the other, may have been disturbed."""
     called = []
-    monkeypatch.setattr(Textbook, "peer_calls", lambda self, what: {
-        path: lambda i=i: called.append(i) for i, path in enumerate(PATHS)})
+    monkeypatch.setattr(
+        Textbook, "peer_calls", lambda self, what: {path: lambda i=i: called.append(i) for i, path in enumerate(PATHS)}
+    )
     monkeypatch.setattr(Textbook, "compare", lambda *rest: None)
     # Before and after the second call of each path, then before and after each other.
     clock = iter([0, seconds[0], 0, seconds[1]] + [0, 1, 0, 2] * timed_case.TRIALS)
@@ -199,13 +229,19 @@ def test_results_that_differ_end_the_run(monkeypatch, what):
     with pytest.raises(SystemExit) as caught:
         Textbook(queries=(32,)).beside(what)
     tensor = "out" if what == "forward" else "dv"
-    assert str(caught.value) == (f"bench/compare: {tensor} of float32 (1, 4, 32, 64), causal False: differs from "
-                                 "textbook 1.0 by 1.0e-03 of its largest, expected at most 2e-05")  # fmt: skip
+    assert str(caught.value) == (
+        f"bench/compare: {tensor} of float32 (1, 4, 32, 64), causal False: differs from "
+        "textbook 1.0 by 1.0e-03 of its largest, expected at most 2e-05"
+    )
 
 
 def test_goals_of_16_bit_types(parts_torch):
-    goals = {(type_, what, causal): parts_torch.goal(type_, what, 64, causal) for type_ in ("bfloat16", "float16")
-             for what in timed_case.DIRECTIONS for causal in (False, True)}  # fmt: skip
+    goals = {
+        (type_, what, causal): parts_torch.goal(type_, what, 64, causal)
+        for type_ in ("bfloat16", "float16")
+        for what in timed_case.DIRECTIONS
+        for causal in (False, True)
+    }
     assert set(goals.values()) == {1.1, 1.35, 3, 25}
     assert all(goals[type_, "forward", causal] == (1.35 if causal else 1.1) for type_, _, causal in goals)
     assert goals["bfloat16", "backward", True] == 3 and goals["float16", "backward", False] == 25
@@ -221,7 +257,11 @@ def test_rows_of_short_sequences(parts_torch):
 def test_rows_of_other_head_sizes(parts_torch):
     rows = rows_of(parts_torch.sizes, arguments())
     assert {(row["what"], row["d"]) for row in rows} == {
-        ("forward", 40), ("backward", 40), ("forward, d_v 8", 24), ("backward, d_v 8", 24)}  # fmt: skip
+        ("forward", 40),
+        ("backward", 40),
+        ("forward, d_v 8", 24),
+        ("backward, d_v 8", 24),
+    }
     assert {row["least_ratio"] for row in rows} == {1.1}
 
 
@@ -229,7 +269,8 @@ def test_rows_of_decoding(parts_torch, monkeypatch):
     monkeypatch.setattr(parts_torch.measure, "read_bandwidth", lambda program, threads: [1e9, 3e9, 2e9])
     rows = rows_of(parts_torch.decode, arguments(types=("float64", "float32"), kernels="none"))
     assert [(row["type"], row["d"], row["sequence"], row["least_ratio"]) for row in rows] == [
-        ("float32", d, 128, least) for d in (64, 128) for least in (3.5, 0.75)]  # fmt: skip
+        ("float32", d, 128, least) for d in (64, 128) for least in (3.5, 0.75)
+    ]
     read = rows[1]
     assert read["figure"] == rows[0]["figure"] and read["peer_figure"] == 2e9 and not read["held"]
     assert read["ratio"] == pytest.approx(read["figure"] / 2e9)
@@ -246,8 +287,10 @@ def test_operations_and_bytes_of_a_call(type_):
     inputs = case.q.nbytes + sum(x.nbytes for x in case.kv[0])
     gradients = sum(x.nbytes for x in case.call("backward")()[:3])  # dq, dk, dv
     pairs = 2 * 6 * 40 * 56
-    moved = {"forward": inputs + out.nbytes + lse.nbytes,
-             "backward": inputs + out.nbytes + lse.nbytes + dout.nbytes + gradients}  # fmt: skip
+    moved = {
+        "forward": inputs + out.nbytes + lse.nbytes,
+        "backward": inputs + out.nbytes + lse.nbytes + dout.nbytes + gradients,
+    }
     operations = {"forward": 2 * (24 + 8) * pairs, "backward": (6 * 24 + 4 * 8) * pairs}
     for what in timed_case.DIRECTIONS:
         assert case.bytes(what) == moved[what] and case.flops(what) == operations[what]
@@ -264,7 +307,11 @@ def test_copies_of_keys_and_values_are_taken_in_turn():
 def test_rows_after_an_operation_of_torch(parts_torch):
     rows = rows_of(parts_torch.beside, arguments())
     assert [(row["sequence"], row["what"].split(",")[0]) for row in rows] == [
-        (512, "forward"), (512, "backward"), (96, "forward"), (96, "backward")]  # fmt: skip
+        (512, "forward"),
+        (512, "backward"),
+        (96, "forward"),
+        (96, "backward"),
+    ]
     assert {row["peer"] for row in rows} == {"by itself"} and {row["least_ratio"] for row in rows} == {1 / 1.05}
 
 
@@ -272,9 +319,16 @@ def test_rows_of_masks():
     """A rule's ratio is (time of full / time of the rule) * (its visible share)."""
     rows = rows_of(parts_own.masks, arguments())
     assert [row["what"] for row in rows] == [
-        f"{what} {text}, time a visible pair" for text in ("causal() 2048", "local(256, causal=true) 2048",
-                                                           "documents of 200 2048", "local(8) 64x64", "local(16) 64x64")
-        for what in ("forward", "backward")]  # fmt: skip
+        f"{what} {text}, time a visible pair"
+        for text in (
+            "causal() 2048",
+            "local(256, causal=true) 2048",
+            "documents of 200 2048",
+            "local(8) 64x64",
+            "local(16) 64x64",
+        )
+        for what in ("forward", "backward")
+    ]
     assert {row["least_ratio"] for row in rows} == {0.8} and {row["unit"] for row in rows} == {"ns"}
     assert all(row["ratio"] == pytest.approx(row["peer_figure"] / row["figure"]) for row in rows)
 
@@ -321,13 +375,23 @@ def test_packed_sequences_on_a_gpu_have_their_lengths_in_either_memory(monkeypat
     gpu = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(gpu)
     rows, lengths = [], []
-    monkeypatch.setattr(gpu, "add_rates", lambda table, what, direction, *_, **columns: rows.append(
-        (f"{direction}, {what}", columns["causal"], columns["peer"], columns["least"])))  # fmt: skip
-    monkeypatch.setattr(gpu, "our_call", lambda *_, cu_seqlens_q, cu_seqlens_k, **given: lengths.append(
-        (cu_seqlens_q, cu_seqlens_k)))  # fmt: skip
+    monkeypatch.setattr(
+        gpu,
+        "add_rates",
+        lambda table, what, direction, *_, **columns: rows.append(
+            (f"{direction}, {what}", columns["causal"], columns["peer"], columns["least"])
+        ),
+    )
+    monkeypatch.setattr(
+        gpu, "our_call", lambda *_, cu_seqlens_q, cu_seqlens_k, **given: lengths.append((cu_seqlens_q, cu_seqlens_k))
+    )
     gpu.packed(None, None)
     on_cpu, on_gpu = (f"documents of 1k to 4k, packed{where}" for where in ("", ", lengths on the GPU"))
-    assert rows == [(f"{direction}, {what}", causal, "torch varlen", 1.1) for causal in (False, True)
-                    for what in (on_cpu, on_gpu) for direction in ("forward", "backward")]  # fmt: skip
+    assert rows == [
+        (f"{direction}, {what}", causal, "torch varlen", 1.1)
+        for causal in (False, True)
+        for what in (on_cpu, on_gpu)
+        for direction in ("forward", "backward")
+    ]
     cu = torch.tensor().cumsum().to()
     assert lengths == ([(cu.numpy(), cu.numpy())] * 2 + [(cu.cuda(), cu.cuda())] * 2) * 2

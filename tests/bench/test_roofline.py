@@ -12,23 +12,37 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
-import page  # noqa: E402
-import roofline  # noqa: E402
+import page
+import roofline
 
 
 def row(what, unit, figure, intensity, peer="torch 1.0", **more):
-    return dict(what=what, unit=unit, figure=figure, intensity=intensity, peer=peer, peer_figure=figure / 2,
-                type="float32", threads=1) | more  # fmt: skip
+    return (
+        dict(
+            what=what,
+            unit=unit,
+            figure=figure,
+            intensity=intensity,
+            peer=peer,
+            peer_figure=figure / 2,
+            type="float32",
+            threads=1,
+        )
+        | more
+    )
 
 
-ROWS = [row("forward", "GFLOP/s", 60.0, 500.0), row("backward, batch 32 x 12 heads", "GFLOP/s", 50.0, 16.0, threads=2),
-        row("decode, 32 / 8 heads, K and V read", "GB/s", 8.0, 2.0, "torch 1.0 math"),
-        row("decode, 32 / 8 heads, beside reading memory", "GB/s", 8.0, 2.0, "reading memory"),
-        row("forward, two threads", "GFLOP/s", 100.0, 500.0, "one thread"),
-        row("forward", "GFLOP/s", 70.0, 500.0, type="bfloat16"),
-        row("forward", "GFLOP/s", 900.0, 500.0, type="bfloat16", threads=2),
-        row("forward local(8) 64x64, time a visible pair", "ns", 1.0, 9.0, "full() 64x64"),
-        row("tiny forward from C++", "us", 3.0, None, "")]  # fmt: skip
+ROWS = [
+    row("forward", "GFLOP/s", 60.0, 500.0),
+    row("backward, batch 32 x 12 heads", "GFLOP/s", 50.0, 16.0, threads=2),
+    row("decode, 32 / 8 heads, K and V read", "GB/s", 8.0, 2.0, "torch 1.0 math"),
+    row("decode, 32 / 8 heads, beside reading memory", "GB/s", 8.0, 2.0, "reading memory"),
+    row("forward, two threads", "GFLOP/s", 100.0, 500.0, "one thread"),
+    row("forward", "GFLOP/s", 70.0, 500.0, type="bfloat16"),
+    row("forward", "GFLOP/s", 900.0, 500.0, type="bfloat16", threads=2),
+    row("forward local(8) 64x64, time a visible pair", "ns", 1.0, 9.0, "full() 64x64"),
+    row("tiny forward from C++", "us", 3.0, None, ""),
+]
 
 
 @pytest.fixture
@@ -48,15 +62,19 @@ print(json.dumps(dict(context=dict(pairs="tiles" if threads == 2 else "nothing")
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, PROJECT / "bench" / "roofline.py", *map(str, arguments)],
-                          capture_output=True, text=True)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, PROJECT / "bench" / "roofline.py", *map(str, arguments)], capture_output=True, text=True
+    )
 
 
 def test_points_are_rows_with_a_speed_of_arithmetic():
     assert [tuple(point.values()) for point in roofline.points(ROWS)] == [
-        ("forward", "float32", 1, 500.0, 60.0, 30.0), ("backward", "float32", 2, 16.0, 50.0, 25.0),
-        ("decode", "float32", 1, 2.0, 16.0, 8.0), ("forward", "bfloat16", 1, 500.0, 70.0, 35.0),
-        ("forward", "bfloat16", 2, 500.0, 900.0, 450.0)]  # fmt: skip
+        ("forward", "float32", 1, 500.0, 60.0, 30.0),
+        ("backward", "float32", 2, 16.0, 50.0, 25.0),
+        ("decode", "float32", 1, 2.0, 16.0, 8.0),
+        ("forward", "bfloat16", 1, 500.0, 70.0, 35.0),
+        ("forward", "bfloat16", 2, 500.0, 900.0, 450.0),
+    ]
 
 
 def test_the_picture(tmp_path, kernels):
@@ -84,8 +102,10 @@ def test_nothing_is_drawn_with_marks_above_their_roof(tmp_path, kernels):
     (tmp_path / "rows.json").write_text(json.dumps(ROWS + high))
     done = run("--json", tmp_path / "rows.json", "--kernels", kernels, "--output", tmp_path / "picture")
     assert done.returncode == 1 and not list(tmp_path.glob("picture*"))
-    assert done.stderr == ("bench/roofline: 3 marks above their roof, nothing written; the limits need a machine as "
-                           "quiet as the rows had: forward float32, 1 thread: 101.0 of 100.0 GFLOP/s\n")  # fmt: skip
+    assert done.stderr == (
+        "bench/roofline: 3 marks above their roof, nothing written; the limits need a machine as "
+        "quiet as the rows had: forward float32, 1 thread: 101.0 of 100.0 GFLOP/s\n"
+    )
 
 
 def test_bfloat16_has_a_roof_of_its_own(monkeypatch):
@@ -135,17 +155,20 @@ def test_the_page_has_a_place_for_it(tmp_path):
     assert "- 2 threads: peak float32 190 GFLOP/s, of pairs in tiles not measured; memory 15 GB/s\n" in text
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--json", "no.json"], "--json: no.json: No such file or directory"),
-    (["--json", __file__], "not a file that bench/compare --json wrote"),
-    (["--json", "EMPTY"], "no rows with their operations for each byte; measure anew"),
-    (["--output", "/no/where"], "--output: /no/where cannot be written"),
-    (["--output", "."], "--output: . cannot be written"),
-    (["--kernels", "/no/program"], "--kernels: no program /no/program"),
-    (["--kernels", "/tmp"], "--kernels: no program /tmp"),
-    (["--json", "ELSEWHERE"], "rows of Another, 64 threads, this is "),
-    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--json", "no.json"], "--json: no.json: No such file or directory"),
+        (["--json", __file__], "not a file that bench/compare --json wrote"),
+        (["--json", "EMPTY"], "no rows with their operations for each byte; measure anew"),
+        (["--output", "/no/where"], "--output: /no/where cannot be written"),
+        (["--output", "."], "--output: . cannot be written"),
+        (["--kernels", "/no/program"], "--kernels: no program /no/program"),
+        (["--kernels", "/tmp"], "--kernels: no program /tmp"),
+        (["--json", "ELSEWHERE"], "rows of Another, 64 threads, this is "),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
 def test_wrong_options(arguments, message, tmp_path):
     (tmp_path / "EMPTY").write_text("[]")
     elsewhere = row("forward", "GFLOP/s", 60.0, 500.0, machine="Another, 64 threads")

@@ -9,9 +9,8 @@ import xml.etree.ElementTree
 
 import numpy as np
 import pytest
-from PIL import Image
-
 from cli_helpers import TYPES, normal, save
+from PIL import Image
 
 COMMANDS = ("run", "check", "bench", "explain", "devices")
 
@@ -174,26 +173,46 @@ def test_check_of_tensors(anyflash, tmp_path, type):
     save(tmp_path / "in.safetensors", {**arrays, "mask": np.random.default_rng(1).random((2, 2, 33, 33)) < 0.5})
     text = anyflash.succeeds("check", "--input", "in.safetensors", "--rule", "dense(mask) & causal()", "--seed", "3")
     assert [line.split(f" {type} ")[1].split()[1] for line in text.splitlines()[1:-1]] == [
-        "out", "lse", "row_max", "row_max", "dq", "dk", "dv",
-    ]  # fmt: skip
+        "out",
+        "lse",
+        "row_max",
+        "row_max",
+        "dq",
+        "dk",
+        "dv",
+    ]
     assert text.endswith("7 checks passed\n")
 
 
 def test_check_of_tensors_reads_what_run_reads(anyflash, tmp_path):
-    save(tmp_path / "in.npz", {
-        "q": normal(1, 20, 4, 8), "k": normal(2, 25, 2, 8), "v": normal(3, 25, 2, 16), "dout": normal(4, 20, 4, 16),
-        "cu_seqlens_q": np.array([0, 5, 20]), "cu_seqlens_k": np.array([0, 15, 25]), "sink": normal(5, 4),
-        "bias": normal(6, 1, 4, 20, 1), "alibi": abs(normal(7, 4)),
-    })  # fmt: skip
+    save(
+        tmp_path / "in.npz",
+        {
+            "q": normal(1, 20, 4, 8),
+            "k": normal(2, 25, 2, 8),
+            "v": normal(3, 25, 2, 16),
+            "dout": normal(4, 20, 4, 16),
+            "cu_seqlens_q": np.array([0, 5, 20]),
+            "cu_seqlens_k": np.array([0, 15, 25]),
+            "sink": normal(5, 4),
+            "bias": normal(6, 1, 4, 20, 1),
+            "alibi": abs(normal(7, 4)),
+        },
+    )
     text = anyflash.succeeds("check", "--input", "in.npz", "--layout", "thd", "--rule", "causal()", "--softcap", "3")
     assert text.endswith("9 checks passed\n") and "dsink" in text and "dbias" in text
 
 
 def test_check_goes_by_the_rule_and_not_by_its_tables_names(anyflash, tmp_path):
-    save(tmp_path / "in.npz", {
-        **{n: normal(s, 1, 2, 9, 8) for s, n in enumerate("qkv")}, "key_lengths": np.array([5]),
-        "blocks_of_mine": np.random.default_rng(1).random((9, 9)) < 0.5, "bitmap": np.ones((1, 1), bool),
-    })  # fmt: skip
+    save(
+        tmp_path / "in.npz",
+        {
+            **{n: normal(s, 1, 2, 9, 8) for s, n in enumerate("qkv")},
+            "key_lengths": np.array([5]),
+            "blocks_of_mine": np.random.default_rng(1).random((9, 9)) < 0.5,
+            "bitmap": np.ones((1, 1), bool),
+        },
+    )
     check = ["check", "--input", "in.npz", "--rule"]
     assert anyflash.succeeds(*check, "dense(blocks_of_mine)").endswith("7 checks passed\n")
     line = anyflash.fails(*check, "blocks(bitmap, 16, 16)")
@@ -205,9 +224,26 @@ def test_check_goes_by_the_rule_and_not_by_its_tables_names(anyflash, tmp_path):
 
 def test_bench(anyflash, tmp_path):
     text = anyflash.succeeds(
-        "bench", "--shape", "64", "--shape", "96", "--rule", "causal()", "--type", "float32", "--type", "float16",
-        "--heads", "2", "--repetitions", "3", "--threads", "1", "--json", "bench.json",
-    )  # fmt: skip
+        "bench",
+        "--shape",
+        "64",
+        "--shape",
+        "96",
+        "--rule",
+        "causal()",
+        "--type",
+        "float32",
+        "--type",
+        "float16",
+        "--heads",
+        "2",
+        "--repetitions",
+        "3",
+        "--threads",
+        "1",
+        "--json",
+        "bench.json",
+    )
     rows = json.loads((tmp_path / "bench.json").read_text())
     assert len(rows) == 8 == len(text.splitlines()) - 1
     assert {row["direction"] for row in rows} == {"forward", "backward"} and {row["shape"] for row in rows} == {
@@ -230,8 +266,23 @@ def test_bench_takes_a_gpus_switches_and_says_so(anyflash, tmp_path):
 
 
 def test_bench_counts_values_of_another_size(anyflash, tmp_path):
-    anyflash.succeeds("bench", "--shape", "48", "--rule", "full()", "--head-size", "16", "--value-size", "24",
-                      "--heads", "1", "--repetitions", "1", "--json", "bench.json")  # fmt: skip
+    anyflash.succeeds(
+        "bench",
+        "--shape",
+        "48",
+        "--rule",
+        "full()",
+        "--head-size",
+        "16",
+        "--value-size",
+        "24",
+        "--heads",
+        "1",
+        "--repetitions",
+        "1",
+        "--json",
+        "bench.json",
+    )
     forward, backward = json.loads((tmp_path / "bench.json").read_text())
     assert forward["gflops"] * forward["median_seconds"] * 1e9 == pytest.approx(2 * (16 + 24) * 48 * 48)
     assert backward["gflops"] * backward["median_seconds"] * 1e9 == pytest.approx((6 * 16 + 4 * 24) * 48 * 48)

@@ -5,7 +5,6 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
-
 from cli_helpers import TOLERANCE, TYPES, attention, gradients, load, normal, save
 
 FORMATS = (".npz", ".safetensors")

@@ -11,7 +11,6 @@ import zipfile
 
 import numpy as np
 import pytest
-
 from cli_helpers import normal, save
 
 Q = normal(1, 1, 2, 6, 8)
@@ -472,10 +471,13 @@ def test_any_byte_of_a_file_may_be_wrong(anyflash, folder, suffix):
 
 def test_a_full_disk_leaves_nothing(anyflash, folder):
     """The largest file the program may write is set below the size of the result."""
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))  # noqa: E731
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
     done = subprocess.run(
         [anyflash.path, "run", "--input", "qkv.npz", "--output", "out.safetensors"],
-        cwd=folder, preexec_fn=limit, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1 and done.stderr == "anyflash: out.safetensors: cannot be written\n"
     assert not list(folder.glob("out*"))

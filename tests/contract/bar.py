@@ -44,8 +44,13 @@ class Errors:
         same = (got == truth) | (np.isnan(got) & np.isnan(truth))
         errors = np.where(same, 0, got - truth).astype(np.longdouble) / sizes
         finite = np.where(np.isfinite(truth), truth, 0) / sizes
-        return Errors(float(np.abs(errors).max(initial=0)), (errors * errors).sum(), np.count_nonzero(np.isfinite(truth)),
-                      (errors * finite).sum(), (finite * finite).sum())  # fmt: skip
+        return Errors(
+            float(np.abs(errors).max(initial=0)),
+            (errors * errors).sum(),
+            np.count_nonzero(np.isfinite(truth)),
+            (errors * finite).sum(),
+            (finite * finite).sum(),
+        )
 
     @property
     def mean(self):
@@ -81,8 +86,12 @@ class Measured:
         """What is over the bar, or None."""
         bars = {
             "largest error": (self.ours.largest, self.textbook.largest, 2, 1),
-            "root mean square": (self.ours.mean, self.textbook.mean, 1.5 + 4 / max(self.ours.count, 1) ** 0.5,
-                                 self.slack),
+            "root mean square": (
+                self.ours.mean,
+                self.textbook.mean,
+                1.5 + 4 / max(self.ours.count, 1) ** 0.5,
+                self.slack,
+            ),
         }
         for what, (ours, textbook, factor, units) in bars.items():
             bar = factor * textbook + units * self.unit
@@ -95,17 +104,29 @@ class Measured:
 
 def _all(errors):
     errors = list(errors)
-    squares, count, along, power = (sum(getattr(e, name) for e in errors)
-                                    for name in ("squares", "count", "along", "power"))  # fmt: skip
+    squares, count, along, power = (
+        sum(getattr(e, name) for e in errors) for name in ("squares", "count", "along", "power")
+    )
     apart = sum((e.along - along / power * e.power) ** 2 for e in errors) if power else 0
-    return Errors(float(np.max([e.largest for e in errors])), squares, count, along, power,
-                  float(np.sqrt(apart) / power) if power else 0.0)  # fmt: skip
+    return Errors(
+        float(np.max([e.largest for e in errors])),
+        squares,
+        count,
+        along,
+        power,
+        float(np.sqrt(apart) / power) if power else 0.0,
+    )
 
 
 def together(draws):
     """The same result's errors in several draws."""
-    return Measured(_all(d.ours for d in draws), _all(d.textbook for d in draws), max(d.unit for d in draws),
-                    draws[0].name, draws[0].slack)  # fmt: skip
+    return Measured(
+        _all(d.ours for d in draws),
+        _all(d.textbook for d in draws),
+        max(d.unit for d in draws),
+        draws[0].name,
+        draws[0].slack,
+    )
 
 
 def compare(label, got, truth, textbooks, name, sizes=None, slack=0.1):
@@ -125,6 +146,11 @@ def compare(label, got, truth, textbooks, name, sizes=None, slack=0.1):
         units = [unit_in_last_place(abs(float(x)), name) / size for x, size in zip(truth.flat, sizes.flat)]
         unit = max(units, default=0.0)
     others = [Errors.of(textbook, truth, sizes) for textbook in textbooks]
-    worst = Errors(max(o.largest for o in others), max(o.squares for o in others), others[0].count,
-                   max((o.along for o in others), key=abs), others[0].power)  # fmt: skip
+    worst = Errors(
+        max(o.largest for o in others),
+        max(o.squares for o in others),
+        others[0].count,
+        max((o.along for o in others), key=abs),
+        others[0].power,
+    )
     return Measured(Errors.of(got, truth, sizes), worst, unit, name, slack)

@@ -120,9 +120,18 @@ class Case:
                 penalty = np.broadcast_to(slopes, (self.batch, self.heads_q))[..., None, None] * distance[:, None]
         scale = float(1 / np.sqrt(np.longdouble(self.d_qk))) if self.scale is None else self.scale
         return Call(
-            t["q"], t["k"], t["v"], mask, scale, self.softcap, t.get("bias"), penalty, t.get("sink"),
-            t["dout"] if backward else None, t.get("dlse"),
-        )  # fmt: skip
+            t["q"],
+            t["k"],
+            t["v"],
+            mask,
+            scale,
+            self.softcap,
+            t.get("bias"),
+            penalty,
+            t.get("sink"),
+            t["dout"] if backward else None,
+            t.get("dlse"),
+        )
 
 
 def library_rule(rule, index_type="int32", place=lambda table: table):
@@ -169,14 +178,21 @@ class Laid:
     def _options(self, given, lay):
         case = self.case
         options = dict(
-            rule=library_rule(case.rule, case.index_type, self.place_table), align=case.align, layout=case.layout,
-            scale=case.scale, softcap=case.softcap, threads=case.threads,
-        )  # fmt: skip
+            rule=library_rule(case.rule, case.index_type, self.place_table),
+            align=case.align,
+            layout=case.layout,
+            scale=case.scale,
+            softcap=case.softcap,
+            threads=case.threads,
+        )
         for name in ("bias", "alibi_slopes", "sink"):
             if name in given:
                 options[name] = lay(given[name])
-        for name, value in (("cu_seqlens_q", case.cu_q), ("cu_seqlens_k", case.cu_k),
-                            ("key_lengths", case.key_lengths)):
+        for name, value in (
+            ("cu_seqlens_q", case.cu_q),
+            ("cu_seqlens_k", case.cu_k),
+            ("key_lengths", case.key_lengths),
+        ):
             if value is not None:
                 options[name] = self.place_table(self.shape(np.array(value, case.index_type)))
         return options
@@ -323,8 +339,9 @@ def measure(case, tensors=None, backward=True, fused=(False,), relative=False, *
         parts = [getattr(t, name) for t in textbooks]
         sizes = sizes_of_dsink(call, truth) if relative and name == "dsink" else None
         rough = DEVICE == "cuda" and case.type == "bfloat16" and name in ("lse", "l", "m")
-        measured[name] = compare(name, value, getattr(truth, name), parts, result_type(case, name), sizes,
-                                 0.35 if rough else 0.1)
+        measured[name] = compare(
+            name, value, getattr(truth, name), parts, result_type(case, name), sizes, 0.35 if rough else 0.1
+        )
     return measured
 
 

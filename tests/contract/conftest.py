@@ -1,8 +1,8 @@
 """How the contract tests run: the same examples every time, or many new ones.
 
-    pytest tests/contract -n 2                                    as continuous integration runs them
-    ANYFLASH_TEST_EXAMPLES=20 pytest tests/contract -n 2          20 times as many, new ones in each run
-    ANYFLASH_TEST_SHRINK=1 pytest tests/contract -n 2             also makes a failing example small: minutes
+pytest tests/contract -n 2                                    as continuous integration runs them
+ANYFLASH_TEST_EXAMPLES=20 pytest tests/contract -n 2          20 times as many, new ones in each run
+ANYFLASH_TEST_SHRINK=1 pytest tests/contract -n 2             also makes a failing example small: minutes
 """
 
 import os
@@ -11,10 +11,9 @@ for library in ("OPENBLAS", "MKL"):  # the reference's matrix products leave the
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from hypothesis import HealthCheck, Phase, settings  # noqa: E402
-
-from devices import DEVICE, require_gpu_of_pytorch  # noqa: E402
-from profiles import many  # noqa: E402
+from devices import DEVICE, require_gpu_of_pytorch
+from hypothesis import HealthCheck, Phase, settings
+from profiles import many
 
 if DEVICE == "cuda":
     require_gpu_of_pytorch()

@@ -22,7 +22,7 @@ def restride(a, rng, writable_base=False):
     flat = np.full(offset + int(np.prod(extents)) + 3, 77, a.dtype)
     box = flat[offset : offset + int(np.prod(extents))].reshape(extents)
     cut = []
-    for axis, extent in zip(order, extents):
+    for axis in order:
         step, size = int(steps[axis]), a.shape[axis]
         first = int(margins[axis])
         part = slice(first, first + size * abs(step), abs(step))

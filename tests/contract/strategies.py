@@ -9,8 +9,21 @@ from hypothesis import strategies as st
 
 ALIGNMENTS = ("none_front", "none_end", "scale_front", "scale_end")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-ATOMS = ("full", "causal", "local", "window", "prefix", "prefix_queries", "sink", "documents", "documents_packed",
-         "tiles", "neighbourhood", "blocks", "dense")  # fmt: skip
+ATOMS = (
+    "full",
+    "causal",
+    "local",
+    "window",
+    "prefix",
+    "prefix_queries",
+    "sink",
+    "documents",
+    "documents_packed",
+    "tiles",
+    "neighbourhood",
+    "blocks",
+    "dense",
+)
 
 # Around the edges of vectors, cells of 64 and blocks of 128 and 256, and anything else.
 lengths = st.one_of(
@@ -178,11 +191,21 @@ def calls(draw, types=FLOATS, atom=None, long=False):
     shapes = Shapes(batch, heads_q, q_shape, k_shape)
     rule = draw_atom(draw, atom, shapes) if atom else draw_rule(draw, shapes, draw(st.integers(0, 3)))
     return Case(
-        type=type, batch=batch, heads_q=heads_q, heads_kv=heads_kv, q_shape=q_shape, k_shape=k_shape,
-        d_qk=d_qk, d_v=d_v, rule=rule, align=draw(st.sampled_from(ALIGNMENTS)),
-        layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])), key_lengths=key_lengths, **_options(draw, type),
+        type=type,
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        q_shape=q_shape,
+        k_shape=k_shape,
+        d_qk=d_qk,
+        d_v=d_v,
+        rule=rule,
+        align=draw(st.sampled_from(ALIGNMENTS)),
+        layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])),
+        key_lengths=key_lengths,
+        **_options(draw, type),
         **_common(draw),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -192,10 +215,19 @@ def packed_cases(draw, types=FLOATS):
     length, d = draw(lengths), draw(channels(256))
     shapes = Shapes(1, heads, (length,), (length,))
     return Case(
-        type=type, heads_q=heads, heads_kv=heads, q_shape=(length,), k_shape=(length,), d_qk=d, d_v=d, layout="qkv",
-        rule=draw_rule(draw, shapes, 2), align=draw(st.sampled_from(ALIGNMENTS)),
-        **_options(draw, type), **(_common(draw) | {"poison": False}),
-    )  # fmt: skip
+        type=type,
+        heads_q=heads,
+        heads_kv=heads,
+        q_shape=(length,),
+        k_shape=(length,),
+        d_qk=d,
+        d_v=d,
+        layout="qkv",
+        rule=draw_rule(draw, shapes, 2),
+        align=draw(st.sampled_from(ALIGNMENTS)),
+        **_options(draw, type),
+        **(_common(draw) | {"poison": False}),
+    )
 
 
 @st.composite
@@ -211,11 +243,21 @@ def ragged_cases(draw, types=FLOATS):
         cu_k = cu_q
     shapes = Shapes(1, heads_q, (cu_q[-1],), (cu_k[-1],), documents=False)
     return Case(
-        type=type, heads_q=heads_q, heads_kv=heads_kv, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],),
-        d_qk=draw(channels(256)), d_v=draw(channels(512)), layout="thd", cu_q=cu_q, cu_k=cu_k,
-        rule=draw_rule(draw, shapes, 2), align=draw(st.sampled_from(ALIGNMENTS)), **_options(draw, type),
+        type=type,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        q_shape=(cu_q[-1],),
+        k_shape=(cu_k[-1],),
+        d_qk=draw(channels(256)),
+        d_v=draw(channels(512)),
+        layout="thd",
+        cu_q=cu_q,
+        cu_k=cu_k,
+        rule=draw_rule(draw, shapes, 2),
+        align=draw(st.sampled_from(ALIGNMENTS)),
+        **_options(draw, type),
         **_common(draw),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -230,8 +272,19 @@ def paged_cases(draw, types=FLOATS):
     key_lengths = tuple(draw(st.one_of(st.integers(0, keys), st.just(keys))) for _ in range(batch))
     shapes = Shapes(batch, heads_q, (queries,), (keys,))
     return Case(
-        type=type, batch=batch, heads_q=heads_q, heads_kv=heads_kv, q_shape=(queries,), k_shape=(keys,),
-        d_qk=draw(channels(256)), d_v=draw(channels(512)), layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])),
-        key_lengths=key_lengths, page_size=page_size, rule=draw_rule(draw, shapes, 2),
-        align=draw(st.sampled_from(ALIGNMENTS)), **_options(draw, type), **_common(draw),
-    )  # fmt: skip
+        type=type,
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        q_shape=(queries,),
+        k_shape=(keys,),
+        d_qk=draw(channels(256)),
+        d_v=draw(channels(512)),
+        layout=draw(st.sampled_from(["bhsd", "bshd", "bhds"])),
+        key_lengths=key_lengths,
+        page_size=page_size,
+        rule=draw_rule(draw, shapes, 2),
+        align=draw(st.sampled_from(ALIGNMENTS)),
+        **_options(draw, type),
+        **_common(draw),
+    )

@@ -90,7 +90,11 @@ def test_one_large_error_among_many_is_a_miss():
 
 def test_nothing_is_no_miss():
     assert compare("out", np.zeros((0, 3)), np.zeros((0, 3)), [np.zeros((0, 3))], "float32").miss() is None
-    assert Measured(Errors(np.nan, np.nan, 1, np.nan, 1), Errors(0.0, 0.0, 1, 0.0, 1), 1.0, "float32").miss().startswith("largest error nan")
+    assert (
+        Measured(Errors(np.nan, np.nan, 1, np.nan, 1), Errors(0.0, 0.0, 1, 0.0, 1), 1.0, "float32")
+        .miss()
+        .startswith("largest error nan")
+    )
 
 
 @pytest.mark.parametrize("type", ["float16", "bfloat16"])

@@ -65,8 +65,12 @@ def test_it_shows_where_it_should(name, bad):
     """The places that must be non-finite come from the reference's own arithmetic, in which hidden pairs have no terms.
     For NaN also: a row (of a query or a key) in no result of which it shows keeps its bits, and what is left of the
     others its value."""
-    extra = {"bias": dict(bias=("float32", (True, True, True, True))), "sink": dict(sink="float32"),
-             "alibi_slopes": dict(alibi=("float32", True)), "dlse": dict(dlse=True)}.get(name, {})  # fmt: skip
+    extra = {
+        "bias": dict(bias=("float32", (True, True, True, True))),
+        "sink": dict(sink="float32"),
+        "alibi_slopes": dict(alibi=("float32", True)),
+        "dlse": dict(dlse=True),
+    }.get(name, {})
 
     @examples(25)
     @given(calls(types=["float32", "float64"]).filter(small), st.integers(0, 2**30))
@@ -106,12 +110,20 @@ def assert_same_places(name, got, expected):
 
 
 @pytest.mark.parametrize("type", FLOATS)
-@pytest.mark.parametrize("kind, sink", [(kind, sink) for kind in ("rule", "key length", "bias", "no key")
-                                        for sink in (None, "float32") if (kind, sink) != ("bias", "float32")])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, sink",
+    [
+        (kind, sink)
+        for kind in ("rule", "key length", "bias", "no key")
+        for sink in (None, "float32")
+        if (kind, sink) != ("bias", "float32")
+    ],
+)
 def test_queries_without_keys(type, sink, kind):
     """out 0, lse -inf, m -inf, l 0, and nothing of them in any gradient, even if they themselves hold NaN."""
-    case = Case(type=type, batch=2, heads_q=2, heads_kv=1, q_shape=(150,), k_shape=(90,), d_qk=24, d_v=40, sink=sink,
-                seed=4)
+    case = Case(
+        type=type, batch=2, heads_q=2, heads_kv=1, q_shape=(150,), k_shape=(90,), d_qk=24, d_v=40, sink=sink, seed=4
+    )
     dead = np.zeros((2, 2, 150), bool)
     if kind == "rule":
         case = case.but(rule=("causal",), align="none_end")
@@ -145,8 +157,9 @@ def test_queries_without_keys(type, sink, kind):
 @pytest.mark.parametrize("type", FLOATS)
 def test_out_is_written_whole_and_nothing_else(type):
     """A given out with gaps: every element of it is written, and no byte between them."""
-    case = Case(type=type, batch=2, heads_q=3, q_shape=(70,), k_shape=(50,), d_qk=19, d_v=33, rule=("causal",),
-                align="none_end")
+    case = Case(
+        type=type, batch=2, heads_q=3, q_shape=(70,), k_shape=(50,), d_qk=19, d_v=33, rule=("causal",), align="none_end"
+    )
     laid = Laid(case)
     expected = af.attention(laid.q, laid.k, laid.v, **laid.options)
     rng = np.random.default_rng(0)

@@ -17,16 +17,27 @@ EMPTY = {
     "all": dict(batch=0, heads_q=0, heads_kv=0, q_shape=(0,), k_shape=(0,)),
 }
 LAYOUTS = ("bhsd", "bshd", "bhds")
-RULES = [("full",), ("causal",), ("local", 2), ("window", 1, 1), ("prefix", 2), ("prefix_queries", 2), ("sink", 1),
-         ("tiles", 2, 3), ("neighbourhood", 3, 2), ("not", ("causal",))]  # fmt: skip
+RULES = [
+    ("full",),
+    ("causal",),
+    ("local", 2),
+    ("window", 1, 1),
+    ("prefix", 2),
+    ("prefix_queries", 2),
+    ("sink", 1),
+    ("tiles", 2, 3),
+    ("neighbourhood", 3, 2),
+    ("not", ("causal",)),
+]
 
 
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("axis", EMPTY)
 def test_nothing_there(axis, layout, type):
-    case = Case(**dict(type=type, batch=2, heads_q=4, heads_kv=2, q_shape=(3,), k_shape=(6,),
-                       layout=layout) | EMPTY[axis])
+    case = Case(
+        **dict(type=type, batch=2, heads_q=4, heads_kv=2, q_shape=(3,), k_shape=(6,), layout=layout) | EMPTY[axis]
+    )
     for align in ("none_front", "none_end", "scale_front", "scale_end"):
         check(case.but(align=align))
     for rule in RULES:
@@ -50,11 +61,14 @@ def test_tables_over_nothing(axis):
         check(case.but(rule=rule))
 
 
-@pytest.mark.parametrize("cu_q, cu_k", [((0,), (0,)), ((0, 0), (0, 0)), ((0, 0, 0), (0, 4, 9)), ((0, 4, 9), (0, 0, 0)),
-                                        ((0, 0, 5, 5), (0, 3, 3, 7))])
+@pytest.mark.parametrize(
+    "cu_q, cu_k",
+    [((0,), (0,)), ((0, 0), (0, 0)), ((0, 0, 0), (0, 4, 9)), ((0, 4, 9), (0, 0, 0)), ((0, 0, 5, 5), (0, 3, 3, 7))],
+)
 def test_empty_documents(cu_q, cu_k):
-    check(Case(heads_q=2, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],), layout="thd", cu_q=cu_q, cu_k=cu_k,
-               rule=("causal",)))
+    check(
+        Case(heads_q=2, q_shape=(cu_q[-1],), k_shape=(cu_k[-1],), layout="thd", cu_q=cu_q, cu_k=cu_k, rule=("causal",))
+    )
 
 
 @pytest.mark.parametrize("axis", ["heads", "batch"])

@@ -24,9 +24,10 @@ def attention_backward(*arrays, **options):
 
 
 @pytest.mark.parametrize("queries", FEW_OR_MANY)
-@pytest.mark.parametrize("type, large, tiny, scale",
-                         [(np.float32, 2.0**17, 2.0**-100, 2.0**113),
-                          (np.float64, 2.0**33, 2.0**-1000, 2.0**993)])  # fmt: skip
+@pytest.mark.parametrize(
+    "type, large, tiny, scale",
+    [(np.float32, 2.0**17, 2.0**-100, 2.0**113), (np.float64, 2.0**33, 2.0**-1000, 2.0**993)],
+)
 def test_a_scale_that_only_products_can_bear(queries, type, large, tiny, scale):
     q, k = np.zeros((1, 1, queries, 64), type), np.zeros((1, 1, 40, 64), type)
     q[..., :2], k[..., 0], k[..., 1] = large, tiny, -tiny  # scale * q is more than the type holds, the scores are 0
@@ -39,9 +40,14 @@ def test_a_scale_that_only_products_can_bear(queries, type, large, tiny, scale):
 
 
 @pytest.mark.parametrize("queries", FEW_OR_MANY)
-@pytest.mark.parametrize("type, size, scale, tolerance",
-                         [(np.float32, 2.0**63, 2.0**-127, 1e-5), (np.float64, 2.0**511, 2.0**-1023, 1e-12),
-                          (ml_dtypes.bfloat16, 2.0**63, 2.0**-127, 2e-2)])  # fmt: skip
+@pytest.mark.parametrize(
+    "type, size, scale, tolerance",
+    [
+        (np.float32, 2.0**63, 2.0**-127, 1e-5),
+        (np.float64, 2.0**511, 2.0**-1023, 1e-12),
+        (ml_dtypes.bfloat16, 2.0**63, 2.0**-127, 2e-2),
+    ],
+)
 def test_the_smallest_scales(queries, type, size, scale, tolerance):
     q, k = np.zeros((1, 1, queries, 64), type), np.zeros((1, 1, 40, 64), type)
     weights = (np.arange(40) % 16 / 8).astype(type)  # scores are half of these
@@ -49,7 +55,9 @@ def test_the_smallest_scales(queries, type, size, scale, tolerance):
     v = (np.arange(40 * 8).reshape(1, 1, 40, 8) % 32).astype(type)
     out, lse = attention(q, k, v, scale=scale, return_lse=True)
     p = np.exp(weights.astype(float) / 2)
-    np.testing.assert_allclose(out.astype(float), np.broadcast_to(p @ v.astype(float) / p.sum(), out.shape), rtol=tolerance)
+    np.testing.assert_allclose(
+        out.astype(float), np.broadcast_to(p @ v.astype(float) / p.sum(), out.shape), rtol=tolerance
+    )
     np.testing.assert_allclose(lse, np.log(p.sum()), rtol=tolerance)
     grads = attention_backward(np.ones_like(out), q, k, v, out, lse, scale=scale)
     np.testing.assert_allclose(grads.dv[0, 0, :, 0].astype(float), queries * p / p.sum(), rtol=tolerance)
@@ -86,7 +94,9 @@ def test_the_largest_scale(queries, type, tolerance):
     out, lse = attention(q, k, v, scale=scale, return_lse=True)
     scores = scale * 2.0**-125 * weights
     p = np.exp(scores - scores.max())
-    np.testing.assert_allclose(out.astype(float), np.broadcast_to(p @ v.astype(float) / p.sum(), out.shape), rtol=tolerance)
+    np.testing.assert_allclose(
+        out.astype(float), np.broadcast_to(p @ v.astype(float) / p.sum(), out.shape), rtol=tolerance
+    )
     np.testing.assert_allclose(lse, scores.max() + np.log(p.sum()), rtol=tolerance)
 
 
@@ -98,8 +108,9 @@ def test_distances_far_from_the_origin(queries):
     q = rng.standard_normal((1, 1, queries, 1), np.float32)
     k, v = (np.broadcast_to(rng.standard_normal((1, 1, 1, 1), np.float32), (1, 1, keys, 1)).copy() for _ in range(2))
     v[0, 0, -50:, 0] = rng.standard_normal(50)
-    out, lse = attention(q, k, v, rule=af.local(5), align="none_end", alibi_slopes=np.ones(1, np.float32), scale=0,
-                            return_lse=True)  # fmt: skip
+    out, lse = attention(
+        q, k, v, rule=af.local(5), align="none_end", alibi_slopes=np.ones(1, np.float32), scale=0, return_lse=True
+    )
     x, y = np.arange(keys - queries, keys), np.arange(keys)
     for i in range(queries):
         near = y[max(0, x[i] - 4) : x[i] + 5]
@@ -285,8 +296,12 @@ def test_gradients_at_large_scores(queries, type_, tolerance, score):
     delta = (p * dp).sum(-1, keepdims=True)
     ds = p * (dp - delta)
     of_group = lambda x: x.reshape(2, 2, 2, *x.shape[2:]).sum(2)
-    expected = dict(dq=ds @ k, dk=of_group(np.swapaxes(ds, -1, -2) @ q), dv=of_group(np.swapaxes(p, -1, -2) @ dout),
-                    dsink=-(p_sink * delta).sum((0, 2, 3)))  # fmt: skip
+    expected = dict(
+        dq=ds @ k,
+        dk=of_group(np.swapaxes(ds, -1, -2) @ q),
+        dv=of_group(np.swapaxes(p, -1, -2) @ dout),
+        dsink=-(p_sink * delta).sum((0, 2, 3)),
+    )
     assert expected["dk"].shape == shared.shape
     for name, x in expected.items():
         error = np.abs(getattr(grads, name).astype(np.float64) - x).max()

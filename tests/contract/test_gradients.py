@@ -28,10 +28,15 @@ OPTIONS = {
     "ragged": dict(batch=1, layout="thd", cu_q=(0, 3, 4), cu_k=(0, 1, 5)),
     "packed": dict(batch=1, heads_kv=2, layout="qkv", k_shape=(4,), d_v=3),
     "all together": dict(
-        scale=0.9, softcap=1.5, bias=("float64", (True, False, True, True)), alibi=("float64", False), sink="float64",
-        rule=("or", ("causal",), ("sink", 2)), align="none_end",
+        scale=0.9,
+        softcap=1.5,
+        bias=("float64", (True, False, True, True)),
+        alibi=("float64", False),
+        sink="float64",
+        rule=("or", ("causal",), ("sink", 2)),
+        align="none_end",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -46,8 +46,18 @@ def test_every_set_that_runs_here_is_there():
 
 @pytest.mark.parametrize("isa", SETS)
 def test_core_selection(isa):
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist",
-               str(Path(__file__).with_name("test_core.py"))]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        str(Path(__file__).with_name("test_core.py")),
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(command, env=environment | {"ANYFLASH_ISA": isa}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
@@ -64,8 +74,13 @@ def test_asking_for_the_name_changes_nothing():
         print(af.attention(q, k, v).tobytes().hex())"""
 
     def bits(isa, *arguments):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], env=os.environ | {"ANYFLASH_ISA": isa},
-                              capture_output=True, text=True, check=True)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env=os.environ | {"ANYFLASH_ISA": isa},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return done.stdout
 
     best = SETS[0]

@@ -40,10 +40,12 @@ def test_patterns_by_hand(rule, expected):
 def test_gradients_are_the_derivative():
     rng = np.random.default_rng(0)
     given = {
-        "q": rng.standard_normal((2, 2, 4, 3)), "k": rng.standard_normal((2, 1, 5, 3)),
-        "v": rng.standard_normal((2, 1, 5, 2)), "bias": rng.standard_normal((1, 2, 1, 5)),
+        "q": rng.standard_normal((2, 2, 4, 3)),
+        "k": rng.standard_normal((2, 1, 5, 3)),
+        "v": rng.standard_normal((2, 1, 5, 2)),
+        "bias": rng.standard_normal((1, 2, 1, 5)),
         "sink": rng.standard_normal(2),
-    }  # fmt: skip
+    }
     mask = rng.random((2, 2, 4, 5)) < 0.6
     mask[0, 1, 2] = False
     dout, dlse = rng.standard_normal((2, 2, 4, 2)), rng.standard_normal((2, 2, 4))
@@ -67,7 +69,8 @@ def test_gradients_are_the_derivative():
             assert abs(slope - getattr(gradients, "d" + name)[index]) < 1e-8, (name, index)
 
 
-@pytest.mark.parametrize("name, value, unit", [("float32", 1.0, 2**-23), ("bfloat16", 3.9, 2**-6),
-                                               ("float16", 1e-9, 2**-24)])
+@pytest.mark.parametrize(
+    "name, value, unit", [("float32", 1.0, 2**-23), ("bfloat16", 3.9, 2**-6), ("float16", 1e-9, 2**-24)]
+)
 def test_unit_in_last_place(name, value, unit):
     assert unit_in_last_place(value, name) == unit

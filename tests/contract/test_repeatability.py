@@ -12,9 +12,21 @@ from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, ragged_cases
 
-SIZED = Case(batch=2, heads_q=4, heads_kv=2, q_shape=(600,), k_shape=(700,), d_qk=40, d_v=72, rule=("causal",),
-             align="none_end", bias=("float32", (False, True, False, True)), sink="float32", softcap=20.0,
-             seed=5)  # fmt: skip
+SIZED = Case(
+    batch=2,
+    heads_q=4,
+    heads_kv=2,
+    q_shape=(600,),
+    k_shape=(700,),
+    d_qk=40,
+    d_v=72,
+    rule=("causal",),
+    align="none_end",
+    bias=("float32", (False, True, False, True)),
+    sink="float32",
+    softcap=20.0,
+    seed=5,
+)
 
 
 def assert_same(a, b):
@@ -43,8 +55,9 @@ def test_threads_ragged(case):
 
 
 @pytest.mark.parametrize("type", FLOATS)
-@pytest.mark.parametrize("bias", [None, (True, True, True, True), (False, False, False, True),
-                                  (False, True, True, False)])
+@pytest.mark.parametrize(
+    "bias", [None, (True, True, True, True), (False, False, False, True), (False, True, True, False)]
+)
 def test_threads_over_many_blocks(type, bias):
     case = SIZED.but(type=type, bias=bias and ("float32", bias))
     expected = run(case, threads=1)
@@ -55,8 +68,18 @@ def test_threads_over_many_blocks(type, bias):
 @pytest.mark.parametrize("type", FLOATS)
 def test_few_queries_many_threads(type):
     """The keys of one head are cut into parts, which must not depend on the threads."""
-    case = Case(type=type, heads_q=4, heads_kv=2, q_shape=(3,), k_shape=(5000,), d_qk=64, d_v=48, rule=("causal",),
-                align="none_end", seed=9)  # fmt: skip
+    case = Case(
+        type=type,
+        heads_q=4,
+        heads_kv=2,
+        q_shape=(3,),
+        k_shape=(5000,),
+        d_qk=64,
+        d_v=48,
+        rule=("causal",),
+        align="none_end",
+        seed=9,
+    )
     expected = run(case, threads=1)
     for threads in (2, 3, 8, 8):
         assert_same(run(case, threads=threads), expected)
@@ -65,8 +88,9 @@ def test_few_queries_many_threads(type):
 @pytest.mark.parametrize("type", FLOATS)
 def test_one_head_many_threads(type):
     """dK, dV and dQ are summed over many blocks by several threads: the order must not depend on who is faster."""
-    case = Case(type=type, q_shape=(1500,), k_shape=(1500,), d_qk=64, d_v=64, bias=(type, (True, True, False, True)),
-                seed=8)
+    case = Case(
+        type=type, q_shape=(1500,), k_shape=(1500,), d_qk=64, d_v=64, bias=(type, (True, True, False, True)), seed=8
+    )
     expected = run(case, threads=1)
     for threads in (2, 3, 8, 8, 8):
         assert_same(run(case, threads=threads), expected)
@@ -75,8 +99,15 @@ def test_one_head_many_threads(type):
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("rule", [("full",), ("causal",), ("local", 100, 1, True)], ids=str)
 def test_batch_of_three(type, rule):
-    case = SIZED.but(type=type, batch=3, rule=rule, key_lengths=(700, 1, 300),
-                     bias=("float32", (True, True, True, True)), q_shape=(150,), sink=None)  # fmt: skip
+    case = SIZED.but(
+        type=type,
+        batch=3,
+        rule=rule,
+        key_lengths=(700, 1, 300),
+        bias=("float32", (True, True, True, True)),
+        q_shape=(150,),
+        sink=None,
+    )
     together = run(case)
     for entry in range(3):
         single = case.but(batch=1, key_lengths=case.key_lengths[entry : entry + 1])

@@ -25,8 +25,9 @@ STRIDES = {
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("axis", STRIDES)
 def test_far_apart(axis, type):
-    case = Case(type=type, batch=2, heads_q=2, heads_kv=2, q_shape=(3,), k_shape=(3,), d_qk=4, d_v=4, rule=("causal",),
-                seed=9)
+    case = Case(
+        type=type, batch=2, heads_q=2, heads_kv=2, q_shape=(3,), k_shape=(3,), d_qk=4, d_v=4, rule=("causal",), seed=9
+    )
     laid = Laid(case)
     out, lse = af.attention(laid.q, laid.k, laid.v, return_lse=True, **laid.options)
     expected = af.attention_backward(laid.dout, laid.q, laid.k, laid.v, out, lse, **laid.options)
@@ -92,9 +93,10 @@ def test_more_than_2_to_the_31_pairs():
     keys = np.concatenate([[0], np.arange(n - 42, n)])
     case = Case(q_shape=(40,), k_shape=(43,), d_qk=4, d_v=4)
     mask = np.array([[j == 0 or i - 2 <= j <= i for j in keys] for i in range(n - 40, n)])
-    piece = Laid(case.but(rule=("dense", mask)), {
-        "q": q[:, :, tail], "k": k[:, :, keys], "v": v[:, :, keys], "dout": dout[:, :, tail]
-    })  # fmt: skip
+    piece = Laid(
+        case.but(rule=("dense", mask)),
+        {"q": q[:, :, tail], "k": k[:, :, keys], "v": v[:, :, keys], "dout": dout[:, :, tail]},
+    )
     expected = piece.run()
     close = lambda a, b: np.abs(a - b).max() < (1e-6 if DEVICE == "cpu" else 1e-5)  # a GPU cuts sums elsewhere
     assert close(out[:, :, tail], expected.out) and close(lse[:, :, tail], expected.lse)

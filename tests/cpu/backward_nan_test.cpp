@@ -69,8 +69,8 @@ TEST(BackwardNan, VisiblePairsShow) {
       c.options.rule = anyflash::causal();
       c.sees = [](auto, auto, std::int64_t i, std::int64_t j) { return i >= j; };
       c.fill(2);
-      if (which == 0) c.q[100 * c.d_qk + 4] = nan;       // head 0, query 100
-      if (which == 1) c.k[90 * c.d_qk + 2] = nan;        // key 90
+      if (which == 0) c.q[100 * c.d_qk + 4] = nan;  // head 0, query 100
+      if (which == 1) c.k[90 * c.d_qk + 2] = nan;   // key 90
       if (which == 2) c.v[90 * c.d_v + 2] = nan;
       if (which == 3) c.dout[100 * c.d_v + 7] = nan;
       Result expected = reference(c), forward = expected;

@@ -162,7 +162,8 @@ TEST(BackwardRepeat, BlocksLeftOut) {
 TEST(BackwardRepeat, QueryBlockThatIsStillLoaded) {
   expect_left_out_blocks_to_change_nothing(8, {0, 0, 0, 0, 0, 0, 0, 0,  //
                                                1, 1, 1, 1, 0, 0, 0, 0,  //
-                                               0, 0, 0, 0, 1, 1, 1, 1}, 6);
+                                               0, 0, 0, 0, 1, 1, 1, 1},
+                                           6);
 }
 
 TEST(BackwardRepeat, WindowBesideFirstKeys) {

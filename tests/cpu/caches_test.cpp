@@ -42,7 +42,7 @@ TEST_F(Caches, EachIsDividedByThoseThatShareIt) {
 }
 
 TEST_F(Caches, ListsOfProcessors) {
-  const std::pair<const char*, int> lists[] = {{"0", 1},     {"0-1", 2},     {"0,2", 2},          {"0-3,8", 5},
+  const std::pair<const char*, int> lists[] = {{"0", 1},     {"0-1", 2},        {"0,2", 2},          {"0-3,8", 5},
                                                {"8,0-3", 5}, {"0-7,64-71", 16}, {"0,2,4-6,10-11", 7}};
   for (const auto& [list, processors] : lists) {
     SCOPED_TRACE(list);

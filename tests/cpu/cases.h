@@ -27,7 +27,7 @@ inline void set_bias(Case& c, bool b, bool h, bool i, bool j) {
 }
 
 inline constexpr ElementType all_types[] = {ElementType::float16, ElementType::bfloat16, ElementType::float32,
-                                     ElementType::float64};
+                                            ElementType::float64};
 
 /// Every fourth key, 9 of them to each side.
 inline Case strided_local() {
@@ -78,8 +78,8 @@ inline Case masked_heads(std::vector<std::uint8_t>& mask) {
     return ((b * c.heads_q + h) * c.queries() + i) * c.keys() + j;
   };
   for (std::int64_t j = 0; j < c.keys(); ++j) mask[at(1, 2, 70, j)] = 0;
-  c.options.rule = anyflash::dense(
-      TensorView(mask.data(), ElementType::boolean, {c.batch, c.heads_q, c.queries(), c.keys()}));
+  c.options.rule =
+      anyflash::dense(TensorView(mask.data(), ElementType::boolean, {c.batch, c.heads_q, c.queries(), c.keys()}));
   c.sees = [&mask, at](auto b, auto h, auto i, auto j) { return mask[at(b, h, i, j)] != 0; };
   c.with_sink = true;
   return c;

@@ -19,7 +19,8 @@ std::vector<float> computed(anyflash::Options options) {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8;
   const TensorView view(x.data(), ElementType::float32, {1, 1, n, d});
   options.threads = 1;
-  anyflash::forward(view, view, view, {TensorView(out.data(), ElementType::float32, {1, 1, n, d}), {}, {}, {}}, options);
+  anyflash::forward(view, view, view, {TensorView(out.data(), ElementType::float32, {1, 1, n, d}), {}, {}, {}},
+                    options);
   return out;
 }
 
@@ -41,8 +42,8 @@ Results all_computed() {
 
 constexpr int same = 3, other = 4;  // how a process ends
 
-/// Computes when it is destroyed, which is after what came later. As a process's last act: LLVM's OpenMP does not survive
-/// the end of a process that was forked.
+/// Computes when it is destroyed, which is after what came later. As a process's last act: LLVM's OpenMP does not
+/// survive the end of a process that was forked.
 struct AtEnd {
   Results expected, *found = nullptr;
   ~AtEnd() {

@@ -1,6 +1,6 @@
 // Runs the program's tests once for each instruction set that was compiled in and runs here, each in a process of its
-// own, since GoogleTest runs once in a process. With ANYFLASH_ISA set, runs them on that one. With ANYFLASH_TEST_SETS=best
-// only on the best one: under sanitizers the scalar one takes ten times as long.
+// own, since GoogleTest runs once in a process. With ANYFLASH_ISA set, runs them on that one. With
+// ANYFLASH_TEST_SETS=best only on the best one: under sanitizers the scalar one takes ten times as long.
 #include <cstdlib>
 #include <iostream>
 #include <string>

@@ -77,8 +77,8 @@ TEST(ForwardValues, BiasOverEveryChoiceOfBroadcastAxesAndTypes) {
 }
 
 TEST(ForwardValues, HeadSizes) {
-  const std::int64_t sizes[][2] = {{1, 1}, {3, 5}, {16, 16}, {17, 64},  {64, 17},
-                                  {65, 96}, {80, 200}, {128, 72}, {256, 512}};
+  const std::int64_t sizes[][2] = {{1, 1},   {3, 5},    {16, 16},  {17, 64},  {64, 17},
+                                   {65, 96}, {80, 200}, {128, 72}, {256, 512}};
   for (auto [d_qk, d_v] : sizes)
     for (auto type : all_types) {
       SCOPED_TRACE(testing::Message() << d_qk << " " << d_v << " " << anyflash::element_name(type));
@@ -91,8 +91,8 @@ TEST(ForwardValues, HeadSizes) {
 }
 
 TEST(ForwardValues, SequenceLengths) {
-  const std::int64_t sizes[][2] = {{1, 1}, {1, 200}, {200, 1}, {5, 700}, {63, 65},
-                                  {64, 64}, {65, 63}, {128, 256}, {600, 129}};
+  const std::int64_t sizes[][2] = {{1, 1},   {1, 200}, {200, 1},   {5, 700},  {63, 65},
+                                   {64, 64}, {65, 63}, {128, 256}, {600, 129}};
   for (auto [n_q, n_k] : sizes) {
     SCOPED_TRACE(testing::Message() << n_q << " " << n_k);
     for (const bool causal : {false, true}) {

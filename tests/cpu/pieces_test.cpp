@@ -277,8 +277,10 @@ void CheckRows(ElementType type, const std::vector<char>& order, std::int64_t ch
 void RowsComeAndGo() {
   const Box line{{{0, 0, 32}}, {{1, 1, 64}}, {{1, 1, 1}}}, stepped{{{0, 0, 3}}, {{1, 1, 64}}, {{1, 1, 2}}};
   const Box square{{{0, 1, 3}}, {{1, 8, 8}}, {{1, 1, 1}}}, cube{{{1, 0, 2}}, {{4, 4, 4}}, {{1, 2, 1}}};
-  const std::vector<std::vector<char>> orders = {{'c', 'x', 'y', 'z', 'h', 'b'}, {'c', 'h', 'x', 'y', 'z', 'b'},
-                                                 {'x', 'y', 'z', 'c', 'h', 'b'}, {'h', 'x', 'c', 'y', 'z', 'b'}};
+  const std::vector<std::vector<char>> orders = {{'c', 'x', 'y', 'z', 'h', 'b'},
+                                                 {'c', 'h', 'x', 'y', 'z', 'b'},
+                                                 {'x', 'y', 'z', 'c', 'h', 'b'},
+                                                 {'h', 'x', 'c', 'y', 'z', 'b'}};
   for (const auto& order : orders)
     for (const std::int64_t channels : {1, 3, 4, 17, 40})
       for (const std::int64_t gap : {0, 3}) {

@@ -16,8 +16,11 @@ PAGES = [*sorted(PROJECT.glob("*.md")), *sorted((PROJECT / "docs").rglob("*.md")
 
 
 def examples(language, pages=PAGES):
-    return [pytest.param(block, id=f"{page.name}-{number}") for page in pages
-            for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S), 1)]
+    return [
+        pytest.param(block, id=f"{page.name}-{number}")
+        for page in pages
+        for number, block in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S), 1)
+    ]
 
 
 def run(*command, **options):
@@ -45,17 +48,34 @@ def installed(program, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("language, block", [pytest.param(language, *param.values, id=f"{language}-{param.id}")
-                                             for language in ("cpp", "c") for param in examples(language)])  # fmt: skip
+@pytest.mark.parametrize(
+    "language, block",
+    [
+        pytest.param(language, *param.values, id=f"{language}-{param.id}")
+        for language in ("cpp", "c")
+        for param in examples(language)
+    ],
+)
 def test_compiled_example_runs(language, block, installed, tmp_path):
     """Built as the guide's CMake example says; what it prints stands beside its printf."""
     (use,) = (param.values[0] for param in examples("cmake"))
     (tmp_path / f"main.{language}").write_text(block)
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.25)\nproject(example LANGUAGES C CXX)\n"
-        f"add_executable(my_program main.{language})\n{use}")
-    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={installed}",
-        "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+        f"add_executable(my_program main.{language})\n{use}"
+    )
+    run(
+        "cmake",
+        "-S",
+        tmp_path,
+        "-B",
+        tmp_path / "build",
+        "-G",
+        "Ninja",
+        f"-DCMAKE_PREFIX_PATH={installed}",
+        "-DCMAKE_C_FLAGS=-Wall -Wextra -Werror",
+        "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror",
+    )
     run("cmake", "--build", tmp_path / "build")
     printed = re.findall(r"printf\(.*?\); *// (.*)", block)
     assert printed and run(tmp_path / "build" / "my_program").splitlines() == printed

@@ -3,13 +3,12 @@
 import sys
 from pathlib import Path
 
+import anyflash as af
 import numpy as np
 import pytest
 
-import anyflash as af
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
-from make_gallery import IMPORTS, KEY_SHAPES, PATTERNS, SIGNED_ALIBI, rule_of  # noqa: E402
+from make_gallery import IMPORTS, KEY_SHAPES, PATTERNS, SIGNED_ALIBI, rule_of
 
 RECIPES = {heading: (code, shape) for heading, code, shape, _ in PATTERNS}
 IMAGES_SO_FAR = [0] * 8 + [1] * 20 + [2] * 12 + [3] * 24
@@ -50,8 +49,9 @@ def test_dilated_windows_of_any_step_and_length(step):
     q, k, v = np.random.default_rng(step).standard_normal((3, 1, 1, 300, 16))
     rule = af.neighbourhood(300, dilation=step) & af.window(10 * step, 10 * step) & af.causal()
     np.testing.assert_array_equal(af.explain(rule, 300).pattern, visible)
-    np.testing.assert_allclose(af.attention(q, k, v, rule=rule), af.attention(q, k, v, rule=af.dense(visible)),
-                               rtol=1e-12, atol=1e-13)  # fmt: skip
+    np.testing.assert_allclose(
+        af.attention(q, k, v, rule=rule), af.attention(q, k, v, rule=af.dense(visible)), rtol=1e-12, atol=1e-13
+    )
 
 
 def test_signed_alibi():

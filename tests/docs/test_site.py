@@ -17,9 +17,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 BUILT = PROJECT / "build-docs"
 SOURCES = ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "include", "python/anyflash")
 MODULES = {
-    "": "python", "torch": "torch", "jax": "jax", "tensorflow": "tensorflow", "compat/flash_attn": "flash_attn",
+    "": "python",
+    "torch": "torch",
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+    "compat/flash_attn": "flash_attn",
     "transformers": "transformers",
-}  # fmt: skip
+}
 VERBATIM = ("code", "pre", "script", "style")
 
 
@@ -93,10 +97,18 @@ def declared(header):
     return set(re.findall(r"^(?!#|//|inline|typedef)[\w:<>]+(?: [\w:<>*]+)*\*? (\w+)\(", text, re.M))
 
 
-@pytest.mark.parametrize("header, page", [
-    ("attention.h", "cpp_attention"), ("rule.h", "cpp_rules"), ("tensor.h", "cpp_tensors"),
-    ("dlpack.h", "cpp_tensors"), ("devices.h", "cpp_devices"), ("explain.h", "cpp_explain"), ("c_api.h", "c"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "header, page",
+    [
+        ("attention.h", "cpp_attention"),
+        ("rule.h", "cpp_rules"),
+        ("tensor.h", "cpp_tensors"),
+        ("dlpack.h", "cpp_tensors"),
+        ("devices.h", "cpp_devices"),
+        ("explain.h", "cpp_explain"),
+        ("c_api.h", "c"),
+    ],
+)
 def test_every_public_function_of_a_header_is_in_the_reference_with_a_comment(header, page, pages, headers):
     names = declared(header)
     items = headers.of(header)
@@ -106,8 +118,12 @@ def test_every_public_function_of_a_header_is_in_the_reference_with_a_comment(he
     # Of a C function the comment may be that of its C++ counterpart; of a constructor its class's.
     twins = [headers.cpp_twin(item, item.name) for item in found]
     bare = [item.name for item, twin in zip(found, twins) if not (item.documented or twin and twin.documented)]
-    bare += [f"{item.name}::{member.name}" for item in items for member in item.members
-             if member.kind == "function" and not member.documented and member.name != item.name]  # fmt: skip
+    bare += [
+        f"{item.name}::{member.name}"
+        for item in items
+        for member in item.members
+        if member.kind == "function" and not member.documented and member.name != item.name
+    ]
     assert not bare
 
 
@@ -146,16 +162,23 @@ def test_search_knows_the_reference():
     text = (BUILT / "site" / "search" / "search_index.js").read_text()
     places = {entry["location"] for entry in json.loads(text.removeprefix("var __index = "))["docs"]}
     assert {
-        "contributing.html", "gallery.html#longformer", "guide.html#jax", "reference/c.html#anyflash_forward",
-        "reference/cpp_rules.html#neighbourhood", "reference/python.html#anyflash.attention",
-    } <= places  # fmt: skip
+        "contributing.html",
+        "gallery.html#longformer",
+        "guide.html#jax",
+        "reference/c.html#anyflash_forward",
+        "reference/cpp_rules.html#neighbourhood",
+        "reference/python.html#anyflash.attention",
+    } <= places
 
 
-@pytest.mark.parametrize("link, line", [
-    ("guide.md#no-such-heading", "does not contain an anchor '#no-such-heading'"),
-    ("no-such-page.md", "docs/index.md: link to no-such-page.md, which does not exist"),
-    ("../src/no_such_file.h", "docs/index.md: link to ../src/no_such_file.h, which does not exist"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "link, line",
+    [
+        ("guide.md#no-such-heading", "does not contain an anchor '#no-such-heading'"),
+        ("no-such-page.md", "docs/index.md: link to no-such-page.md, which does not exist"),
+        ("../src/no_such_file.h", "docs/index.md: link to ../src/no_such_file.h, which does not exist"),
+    ],
+)
 def test_a_broken_link_ends_the_build(link, line, tmp_path):
     for name in ("docs", "include", "python"):
         shutil.copytree(PROJECT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "src"))
@@ -168,10 +191,13 @@ def test_a_broken_link_ends_the_build(link, line, tmp_path):
     assert done.returncode == 1 and line in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("option, code, line", [
-    ("--help", 0, "scripts/docs: builds the documents and the reference"),
-    ("--hlep", 1, "docs: unknown option --hlep; scripts/docs --help says what it does"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "option, code, line",
+    [
+        ("--help", 0, "scripts/docs: builds the documents and the reference"),
+        ("--hlep", 1, "docs: unknown option --hlep; scripts/docs --help says what it does"),
+    ],
+)
 def test_options_of_the_script(option, code, line):
     done = subprocess.run([PROJECT / "scripts" / "docs", option], capture_output=True, text=True)
     assert done.returncode == code and (done.stdout + done.stderr).startswith(line)

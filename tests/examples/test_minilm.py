@@ -21,8 +21,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 MINILM = PROJECT / "examples" / "minilm"
 sys.path.insert(0, str(MINILM))
 
-import encoder  # noqa: E402
-import search  # noqa: E402
+import encoder
+import search
 
 WORDS = [f"word{i}" for i in range(40)]
 SIZE, HEADS, LAYERS, LONGEST = 32, 4, 2, 24
@@ -30,20 +30,28 @@ SIZE, HEADS, LAYERS, LONGEST = 32, 4, 2, 24
 
 def small_weights():
     rng = np.random.default_rng(0)
-    matrix = lambda *shape: (0.5 * rng.standard_normal(shape)).astype(np.float32)  # noqa: E731
-    weights = {f"embeddings.{name}_embeddings.weight": matrix(rows, SIZE)
-               for name, rows in (("word", len(WORDS) + 3), ("position", LONGEST), ("token_type", 2))}  # fmt: skip
-    linear = {"attention.self.query": (SIZE, SIZE), "attention.self.key": (SIZE, SIZE),
-              "attention.self.value": (SIZE, SIZE), "attention.output.dense": (SIZE, SIZE),
-              "intermediate.dense": (2 * SIZE, SIZE), "output.dense": (SIZE, 2 * SIZE)}  # fmt: skip
+    matrix = lambda *shape: (0.5 * rng.standard_normal(shape)).astype(np.float32)
+    weights = {
+        f"embeddings.{name}_embeddings.weight": matrix(rows, SIZE)
+        for name, rows in (("word", len(WORDS) + 3), ("position", LONGEST), ("token_type", 2))
+    }
+    linear = {
+        "attention.self.query": (SIZE, SIZE),
+        "attention.self.key": (SIZE, SIZE),
+        "attention.self.value": (SIZE, SIZE),
+        "attention.output.dense": (SIZE, SIZE),
+        "intermediate.dense": (2 * SIZE, SIZE),
+        "output.dense": (SIZE, 2 * SIZE),
+    }
     norms = ["embeddings.LayerNorm"]
     for layer in range(LAYERS):
         name = f"encoder.layer.{layer}."
         norms += [name + "attention.output.LayerNorm", name + "output.LayerNorm"]
         for part, (rows, columns) in linear.items():
             weights |= {f"{name}{part}.weight": matrix(rows, columns), f"{name}{part}.bias": matrix(rows)}
-    return weights | {f"{norm}.{part}": matrix(SIZE) + (part == "weight")
-                      for norm in norms for part in ("weight", "bias")}  # fmt: skip
+    return weights | {
+        f"{norm}.{part}": matrix(SIZE) + (part == "weight") for norm in norms for part in ("weight", "bias")
+    }
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +64,9 @@ def model(tmp_path_factory):
     vocabulary = {word: i for i, word in enumerate(["[UNK]", "[CLS]", "[SEP]", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]",
-                                                             special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     save_file(small_weights(), folder / "model.safetensors")
     return folder
@@ -72,25 +81,35 @@ def plain_embedding(weights, tokens):
     """The encoder of one text as the papers write it, in float64, token by token and head by head."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
     gelu = np.vectorize(lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))))
-    linear = lambda x, name: w[f"{name}.weight"] @ x + w[f"{name}.bias"]  # noqa: E731
+    linear = lambda x, name: w[f"{name}.weight"] @ x + w[f"{name}.bias"]
 
     def norm(x, name):
         return (x - x.mean()) / np.sqrt(x.var() + 1e-12) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
-    x = [norm(w["embeddings.word_embeddings.weight"][token] + w["embeddings.position_embeddings.weight"][place]
-              + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
-         for place, token in enumerate(tokens)]  # fmt: skip
+    x = [
+        norm(
+            w["embeddings.word_embeddings.weight"][token]
+            + w["embeddings.position_embeddings.weight"][place]
+            + w["embeddings.token_type_embeddings.weight"][0],
+            "embeddings.LayerNorm",
+        )
+        for place, token in enumerate(tokens)
+    ]
     for layer in range(LAYERS):
         name = f"encoder.layer.{layer}."
-        q, k, v = ([np.split(linear(row, f"{name}attention.self.{part}"), HEADS) for row in x]
-                   for part in ("query", "key", "value"))  # fmt: skip
+        q, k, v = (
+            [np.split(linear(row, f"{name}attention.self.{part}"), HEADS) for row in x]
+            for part in ("query", "key", "value")
+        )
         for i, row in enumerate(list(x)):
             heads = []
             for h in range(HEADS):
                 p = np.exp([q[i][h] @ key[h] / math.sqrt(SIZE // HEADS) for key in k])
                 heads.append(sum(weight * value[h] for weight, value in zip(p / p.sum(), v)))
-            y = norm(row + linear(np.concatenate(heads), f"{name}attention.output.dense"),
-                     f"{name}attention.output.LayerNorm")
+            y = norm(
+                row + linear(np.concatenate(heads), f"{name}attention.output.dense"),
+                f"{name}attention.output.LayerNorm",
+            )
             inner = gelu(linear(y, f"{name}intermediate.dense"))
             x[i] = norm(y + linear(inner, f"{name}output.dense"), f"{name}output.LayerNorm")
     mean = np.mean(x, axis=0)
@@ -137,10 +156,13 @@ def test_packed_paragraphs_do_not_see_each_other(model):
 # --- the program
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--frobnicate"], "search: unrecognized arguments: --frobnicate\n"),
-    (["--best", "2", "nowhere"], "search: nowhere: No such file or directory\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--frobnicate"], "search: unrecognized arguments: --frobnicate\n"),
+        (["--best", "2", "nowhere"], "search: nowhere: No such file or directory\n"),
+    ],
+)
 def test_the_demo_refuses_wrong_arguments_before_it_sets_anything_up(tmp_path, arguments, message):
     for name in ("scripts", "examples"):
         shutil.copytree(PROJECT / name, tmp_path / name)
@@ -151,8 +173,13 @@ def test_the_demo_refuses_wrong_arguments_before_it_sets_anything_up(tmp_path, a
 
 def run(*arguments, folder):
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # tests run side by side
-    return subprocess.run([sys.executable, MINILM / "search.py", *map(str, arguments)], cwd=folder, capture_output=True,
-                          text=True, env=os.environ | one_thread)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, MINILM / "search.py", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | one_thread,
+    )
 
 
 def fails(*arguments, folder):
@@ -201,8 +228,10 @@ four words -->
 def test_only_the_prose_of_markdown_counts(tmp_path):
     (tmp_path / "page.md").write_text(MARKDOWN)
     assert search.paragraphs_of([tmp_path / "page.md"]) == [
-        "Prose that goes on in a second line.", "the first item of a list, which goes on", "and the second one",
-    ]  # fmt: skip
+        "Prose that goes on in a second line.",
+        "the first item of a list, which goes on",
+        "and the second one",
+    ]
     (tmp_path / "page.txt").write_text(MARKDOWN)
     assert "code of four words, indented" in search.paragraphs_of([tmp_path / "page.txt"])[2]
 
@@ -210,16 +239,26 @@ def test_only_the_prose_of_markdown_counts(tmp_path):
 def test_the_documentation_answers_the_demo_s_own_question(tmp_path):
     done = run(folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert re.search(rf"^{re.escape(search.QUESTION)}\n.*\n  1\. .*the same bits for any number of threads",
-                     done.stdout, re.M)
+    assert re.search(
+        rf"^{re.escape(search.QUESTION)}\n.*\n  1\. .*the same bits for any number of threads", done.stdout, re.M
+    )
 
 
 @pytest.mark.parametrize("case", ["empty", "blank", "short", "missing", "folder", "binary", "zeros"])
 def test_wrong_text(tmp_path, case):
-    contents = {"empty": b"", "blank": b"\n\n \n", "short": b"one two\n\nthree\n", "binary": bytes(range(128, 256)),
-                "zeros": bytes(64)}
-    messages = {"missing": "text: No such file or directory", "folder": "text: Is a directory",
-                "binary": "text: not a text in UTF-8", "zeros": "text: not a text in UTF-8"}  # fmt: skip
+    contents = {
+        "empty": b"",
+        "blank": b"\n\n \n",
+        "short": b"one two\n\nthree\n",
+        "binary": bytes(range(128, 256)),
+        "zeros": bytes(64),
+    }
+    messages = {
+        "missing": "text: No such file or directory",
+        "folder": "text: Is a directory",
+        "binary": "text: not a text in UTF-8",
+        "zeros": "text: not a text in UTF-8",
+    }
     if case == "folder":
         (tmp_path / "text").mkdir()
     elif case in contents:
@@ -227,15 +266,18 @@ def test_wrong_text(tmp_path, case):
     assert fails("text", folder=tmp_path) == messages.get(case, "no paragraphs of four words or more in text")
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--best", "0"], "argument --best: '0', expected a whole number from 1"),
-    (["--best", "few"], "argument --best: 'few', expected a whole number from 1"),
-    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
-    (["a", "b", "c"], "unrecognized arguments: c"),
-    (["--model", "nowhere"], "the model folder nowhere has no config.json"),
-    (["--picture", "rule.gif"], "--picture: path: 'rule.gif', expected a name that ends in .svg, .txt or .png"),
-    (["--picture", "no/rule.svg"], "--picture: [Errno 2] No such file or directory: 'no/rule.svg'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--best", "0"], "argument --best: '0', expected a whole number from 1"),
+        (["--best", "few"], "argument --best: 'few', expected a whole number from 1"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["a", "b", "c"], "unrecognized arguments: c"),
+        (["--model", "nowhere"], "the model folder nowhere has no config.json"),
+        (["--picture", "rule.gif"], "--picture: path: 'rule.gif', expected a name that ends in .svg, .txt or .png"),
+        (["--picture", "no/rule.svg"], "--picture: [Errno 2] No such file or directory: 'no/rule.svg'"),
+    ],
+)
 def test_wrong_options(model, tmp_path, arguments, message):
     standard = [] if "--model" in arguments else ["--model", model]
     assert fails(*arguments, *standard, folder=tmp_path) == message
@@ -248,7 +290,7 @@ def test_three_hundred_paragraphs_through_the_real_model(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(random_texts(300, 20, 70, words)))
     done = run("text.txt", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    number = lambda pattern: float(re.search(pattern, done.stdout)[1])  # noqa: E731
+    number = lambda pattern: float(re.search(pattern, done.stdout)[1])
     assert number(r"^(\d+) paragraphs") == 300
     assert number(r"largest difference of the embeddings: (\S+)") <= 1e-5
     assert number(r"memory +(\d+) MiB") < number(r"a dense mask of .*: (\d+) MiB, ")

@@ -21,33 +21,45 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 # The first pattern that the whole name of an argument matches gives its value.
-SIZES: list[tuple[re.Pattern[str], float]] = [(re.compile(names), value) for names, value in [
-    (r"mamba_d_ssm", 64),
-    (r"(mamba_(n_heads|d_head|d_state)|linear_.*head_dim|ssm_state_size)", 8),
-    (r"linear_.*heads", 4),
-    (r"(mamba_)?chunk_size", 16),
-    (r"(mamba|ssm|conv|linear|time)_.*", -1),  # -1: as it is
-    (r"(.*_)?vocab(ulary)?_size(_.*)?", 99),
-    (r"pad_token_id", 0),
-    (r"rotary_dim", 4),
-    (r"(.*_)?attention_window", 4),
-    (r"(.*_)?(global_)?(head_dim|head_size|d_kv|kv_channels|d_head|head_width)", 8),
-    (r"(.*_)?lora_rank(_.*)?", 8),
-    (r"(.*_)?(num_key_value_heads?|num_kv_heads|n_head_kv|multi_query_group_num)", 2),
-    (r"(.*_)?(attention_)?(heads?|n_head|n_heads)", 4),
-    (r"(.*_)?(intermediate_(size|dim)|ffn_dim|n_inner|mlp_dim|d_ff|ffn_hidden_size|ffn_size|intermediate)(_.*)?", 40),
-    (r"(.*_)?(layers?|n_layer|n_layers|num_blocks|depth)", 2),
-    (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts)", 4),
-    (r"(.*_)?(num_experts_per_tok(en)?|top_?k|moe_topk|moe_k|top_k_experts)", 2),
-    (r"(n_group|topk_group|n_shared_experts|num_shared_experts|first_k_dense_replace)", 1),
-    (r"(.*_)?(hidden_(size|dim)|d_model|n_embd|embed_dim|embedding_(size|dim)|dim|d_embed|model_dim|width)(_.*)?", 32),
-    (r"(.*_)?max_(.*_)?(position_embeddings|positions|seq_len|seq_length|sequence_length)|n_positions", 64),
-    (r"(.*_)?(sliding_window|attention_chunk_size|local_attention|window_size|sliding_window_size|context_size)", 4),
-    (r"(.*_)?image_size", 16),
-    (r"(.*_)?patch_size", 4),
-    (r"index_topk", 4),
-    (r".*dropout(_.*)?|.*_drop|.*pdrop|layerdrop|drop_path_rate", 0.0),
-]]  # fmt: skip
+SIZES: list[tuple[re.Pattern[str], float]] = [
+    (re.compile(names), value)
+    for names, value in [
+        (r"mamba_d_ssm", 64),
+        (r"(mamba_(n_heads|d_head|d_state)|linear_.*head_dim|ssm_state_size)", 8),
+        (r"linear_.*heads", 4),
+        (r"(mamba_)?chunk_size", 16),
+        (r"(mamba|ssm|conv|linear|time)_.*", -1),  # -1: as it is
+        (r"(.*_)?vocab(ulary)?_size(_.*)?", 99),
+        (r"pad_token_id", 0),
+        (r"rotary_dim", 4),
+        (r"(.*_)?attention_window", 4),
+        (r"(.*_)?(global_)?(head_dim|head_size|d_kv|kv_channels|d_head|head_width)", 8),
+        (r"(.*_)?lora_rank(_.*)?", 8),
+        (r"(.*_)?(num_key_value_heads?|num_kv_heads|n_head_kv|multi_query_group_num)", 2),
+        (r"(.*_)?(attention_)?(heads?|n_head|n_heads)", 4),
+        (
+            r"(.*_)?(intermediate_(size|dim)|ffn_dim|n_inner|mlp_dim|d_ff|ffn_hidden_size|ffn_size|intermediate)(_.*)?",
+            40,
+        ),
+        (r"(.*_)?(layers?|n_layer|n_layers|num_blocks|depth)", 2),
+        (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts)", 4),
+        (r"(.*_)?(num_experts_per_tok(en)?|top_?k|moe_topk|moe_k|top_k_experts)", 2),
+        (r"(n_group|topk_group|n_shared_experts|num_shared_experts|first_k_dense_replace)", 1),
+        (
+            r"(.*_)?(hidden_(size|dim)|d_model|n_embd|embed_dim|embedding_(size|dim)|dim|d_embed|model_dim|width)(_.*)?",
+            32,
+        ),
+        (r"(.*_)?max_(.*_)?(position_embeddings|positions|seq_len|seq_length|sequence_length)|n_positions", 64),
+        (
+            r"(.*_)?(sliding_window|attention_chunk_size|local_attention|window_size|sliding_window_size|context_size)",
+            4,
+        ),
+        (r"(.*_)?image_size", 16),
+        (r"(.*_)?patch_size", 4),
+        (r"index_topk", 4),
+        (r".*dropout(_.*)?|.*_drop|.*pdrop|layerdrop|drop_path_rate", 0.0),
+    ]
+]
 # What some configurations ask for beyond that; the first that makes a model is taken.
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -61,8 +73,17 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 LENGTH = 13
 LARGEST = 5_000_000  # parameters
-KINDS = ["CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MASKED_LM", "", "PRETRAINING", "SPEECH_SEQ_2_SEQ",
-         "IMAGE_CLASSIFICATION", "CTC"]  # fmt: skip
+KINDS = [
+    "CAUSAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "IMAGE_TEXT_TO_TEXT",
+    "MASKED_LM",
+    "",
+    "PRETRAINING",
+    "SPEECH_SEQ_2_SEQ",
+    "IMAGE_CLASSIFICATION",
+    "CTC",
+]
 CLOSE = 2e-4  # of the largest value
 
 
@@ -168,11 +189,21 @@ def inputs(model: Any) -> dict[str, Any] | None:
     videos = numbers(2, getattr(vision, "num_frames", 2), channels, size, size)
     boxes = torch.tensor([1, 2, 5, 6]).expand(2, LENGTH, 4)
     candidates = [
-        {"input_ids": ids}, {"input_ids": ids, "decoder_input_ids": ids[:, :7]}, {"input_ids": ids, **images}, images,
-        {**images, "decoder_input_ids": ids}, {"input_ids": ids, "bbox": boxes}, {"pixel_values": videos},
-        {"pixel_values_videos": videos}, {"input_values": numbers(2, 2000)},
-        *({"input_features": x, **more} for x in (numbers(2, 128, mels), numbers(2, mels, 128))
-          for more in ({}, {"decoder_input_ids": ids}))]  # fmt: skip
+        {"input_ids": ids},
+        {"input_ids": ids, "decoder_input_ids": ids[:, :7]},
+        {"input_ids": ids, **images},
+        images,
+        {**images, "decoder_input_ids": ids},
+        {"input_ids": ids, "bbox": boxes},
+        {"pixel_values": videos},
+        {"pixel_values_videos": videos},
+        {"input_values": numbers(2, 2000)},
+        *(
+            {"input_features": x, **more}
+            for x in (numbers(2, 128, mels), numbers(2, mels, 128))
+            for more in ({}, {"decoder_input_ids": ids})
+        ),
+    ]
     for candidate in candidates:
         with contextlib.suppress(Exception):
             run(model, candidate)
@@ -191,8 +222,16 @@ def run(model: Any, given: dict[str, Any]) -> torch.Tensor:
 
 
 def generated(model: Any, given: dict[str, Any], **options: Any) -> torch.Tensor:
-    out = model.generate(**given, max_new_tokens=3, min_new_tokens=3, do_sample=False, output_logits=True,
-                         return_dict_in_generate=True, pad_token_id=0, **options)  # fmt: skip
+    out = model.generate(
+        **given,
+        max_new_tokens=3,
+        min_new_tokens=3,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+        **options,
+    )
     return torch.stack(out.logits, 1).masked_fill(torch.stack(out.logits, 1).isinf(), 0.0)
 
 

@@ -16,15 +16,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # tests run side by side
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
-import pytest  # noqa: E402
-from devices import DEVICE  # noqa: E402
-from hypothesis import HealthCheck, Phase, settings  # noqa: E402
-from profiles import many  # noqa: E402
+import pytest
+from devices import DEVICE
+from hypothesis import HealthCheck, Phase, settings
+from profiles import many
 
 settings.register_profile(
-    "frameworks", deadline=None, derandomize=many() == 1, phases=[Phase.explicit, Phase.generate], print_blob=True,
+    "frameworks",
+    deadline=None,
+    derandomize=many() == 1,
+    phases=[Phase.explicit, Phase.generate],
+    print_blob=True,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 settings.load_profile("frameworks")
 
 # A folder's run takes what is installed; scripts/test names the files, so that what is missing fails there.

@@ -20,8 +20,16 @@ def run_processes(program, folder, count=2):
     """Each process runs the program, in which torch, dist and the default group are there."""
     text, store = BEGIN + program + END, str(folder / "store")
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    ran = [subprocess.Popen([sys.executable, "-c", text, store, str(rank), str(count)], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment) for rank in range(count)]  # fmt: skip
+    ran = [
+        subprocess.Popen(
+            [sys.executable, "-c", text, store, str(rank), str(count)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(count)
+    ]
     try:
         answers = [one.communicate(timeout=300) for one in ran]
     finally:

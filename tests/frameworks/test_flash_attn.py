@@ -3,17 +3,16 @@
 import inspect
 import re
 
+import anyflash as af
 import numpy as np
 import pytest
 import torch
-from devices import DEVICE
-from flash_attn_textbook import close, integers, rotated, textbook
-from torch.autograd import forward_ad
-
-import anyflash as af
 from anyflash.compat import _rows, flash_attn
 from anyflash.compat import _shared as shared
 from anyflash.torch import _sdpa, attention
+from devices import DEVICE
+from flash_attn_textbook import close, integers, rotated, textbook
+from torch.autograd import forward_ad
 
 FUNCTIONS = {
     "flash_attn_func": "q k v dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1) softcap=0.0 "
@@ -40,10 +39,17 @@ def test_signature(name):
 
 SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4], device=DEVICE)
 OPTIONS = [
-    {}, dict(causal=True), dict(window_size=(2, 1)), dict(window_size=(3, -1)), dict(window_size=(-1, 2)),
-    dict(window_size=[2, 5], causal=True), dict(softcap=1.5), dict(softmax_scale=0.7, causal=True),
-    dict(alibi_slopes=SLOPES, causal=True), dict(alibi_slopes=torch.stack([SLOPES, SLOPES * 2]), softcap=3.0),
-]  # fmt: skip
+    {},
+    dict(causal=True),
+    dict(window_size=(2, 1)),
+    dict(window_size=(3, -1)),
+    dict(window_size=(-1, 2)),
+    dict(window_size=[2, 5], causal=True),
+    dict(softcap=1.5),
+    dict(softmax_scale=0.7, causal=True),
+    dict(alibi_slopes=SLOPES, causal=True),
+    dict(alibi_slopes=torch.stack([SLOPES, SLOPES * 2]), softcap=3.0),
+]
 
 
 @pytest.fixture
@@ -69,14 +75,20 @@ def test_packed(qkv):
     q, k, v = qkv(6, 6)
     alike = torch.stack([q, q * 0.5, q + 1], 2)
     close(flash_attn.flash_attn_qkvpacked_func(alike, causal=True), textbook(*alike.unbind(2), causal=True)[0])
-    close(flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), window_size=(1, 1)),
-          textbook(q, k, v, window_size=(1, 1))[0])  # fmt: skip
+    close(
+        flash_attn.flash_attn_kvpacked_func(q, torch.stack([k, v], 2), window_size=(1, 1)),
+        textbook(q, k, v, window_size=(1, 1))[0],
+    )
     ends = integers([0, 2, 6])
     one = alike[0]
-    close(flash_attn.flash_attn_varlen_qkvpacked_func(one, ends, 4, causal=True),
-          flash_attn.flash_attn_varlen_func(*one.unbind(1), ends, ends, 4, 4, causal=True))  # fmt: skip
-    close(flash_attn.flash_attn_varlen_kvpacked_func(q[0], torch.stack([k[0], v[0]], 1), ends, ends, 4, 4),
-          flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, 4, 4))  # fmt: skip
+    close(
+        flash_attn.flash_attn_varlen_qkvpacked_func(one, ends, 4, causal=True),
+        flash_attn.flash_attn_varlen_func(*one.unbind(1), ends, ends, 4, 4, causal=True),
+    )
+    close(
+        flash_attn.flash_attn_varlen_kvpacked_func(q[0], torch.stack([k[0], v[0]], 1), ends, ends, 4, 4),
+        flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, 4, 4),
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -123,15 +135,15 @@ def test_kvcache(numbers, options, interleaved, way):
         k_cache, v_cache = numbers(7, 4, 2, 8), numbers(7, 4, 2, 8)
         table = integers([[6, 1, 3], [0, 5, 2]])
         given["block_table"] = table
-        entry = lambda cache, b: cache[table[b].long()].flatten(0, 1)  # noqa: E731
+        entry = lambda cache, b: cache[table[b].long()].flatten(0, 1)
     elif way == "plain":
         k_cache, v_cache = numbers(2, 12, 2, 8), numbers(2, 12, 2, 8)
-        entry = lambda cache, b: cache[b]  # noqa: E731
+        entry = lambda cache, b: cache[b]
     else:
         k_cache, v_cache = numbers(3, 12, 2, 8), numbers(3, 12, 2, 8)
         places = integers([2, 0])
         given |= dict(cache_batch_idx=places, cache_leftpad=leftpad)
-        entry = lambda cache, b: cache[int(places[b])]  # noqa: E731
+        entry = lambda cache, b: cache[int(places[b])]
     padded = "cache_leftpad" in given
     before = [(entry(k_cache, b).clone(), entry(v_cache, b).clone()) for b in range(2)]
     out, lse = flash_attn.flash_attn_with_kvcache(
@@ -145,8 +157,13 @@ def test_kvcache(numbers, options, interleaved, way):
         keys[length : length + 3], values[length : length + 3] = new_k, v[b]
         close(entry(k_cache, b), keys)
         close(entry(v_cache, b), values)
-        expected, rows = textbook(own_q[None], keys[None, : length + 3], values[None, : length + 3],
-                                  first=int(leftpad[b]) if padded else 0, **options)  # fmt: skip
+        expected, rows = textbook(
+            own_q[None],
+            keys[None, : length + 3],
+            values[None, : length + 3],
+            first=int(leftpad[b]) if padded else 0,
+            **options,
+        )
         close(out[b], expected[0])
         close(lse[b], rows[0])
 
@@ -155,9 +172,17 @@ def test_kvcache(numbers, options, interleaved, way):
 @pytest.mark.parametrize("pad", [0, 6])
 def test_a_rotation_needs_positions_for_all_keys(numbers, pad):
     q, cache, new = numbers(1, 1, 4, 8), numbers(1, 12, 2, 8), numbers(1, 1, 2, 8)
-    call = lambda count: flash_attn.flash_attn_with_kvcache(  # noqa: E731
-        q, cache.clone(), cache.clone(), new, new, numbers(count, 4), numbers(count, 4), integers([8]),
-        cache_leftpad=integers([pad]))  # fmt: skip
+    call = lambda count: flash_attn.flash_attn_with_kvcache(
+        q,
+        cache.clone(),
+        cache.clone(),
+        new,
+        new,
+        numbers(count, 4),
+        numbers(count, 4),
+        integers([8]),
+        cache_leftpad=integers([pad]),
+    )
     assert call(9).shape == q.shape
     with pytest.raises(ValueError, match="^rotary_cos: 8 positions, expected at least 9$"):
         call(8)
@@ -172,19 +197,24 @@ def test_kvcache_alone(numbers):
 
 
 LATE = {
-    "scale: nan": dict(softmax_scale=float("nan")), "softcap: nan": dict(softcap=float("nan")),
+    "scale: nan": dict(softmax_scale=float("nan")),
+    "softcap: nan": dict(softcap=float("nan")),
     "alibi_slopes: ": dict(alibi_slopes=torch.ones(3, device=DEVICE)),
     "window_size: (None, None), expected two integers": dict(window_size=(None, None)),
     "block_table: 9 at (1, 0), expected 0 to 1": dict(block_table=torch.tensor([[0], [9]], dtype=torch.int32)),
-    "block_table: 9 at (1, 0), expected 0 to 1 ": dict(block_table=torch.tensor([[0, 0], [9, 1]], dtype=torch.int32),
-                                                       cache_seqlens=torch.tensor([1, 14], dtype=torch.int32)),
-    "block_table: 9 at (1, 1), expected 0 to 1": dict(block_table=torch.tensor([[0, 0], [1, 9]], dtype=torch.int32),
-                                                      cache_seqlens=torch.tensor([1, 12], dtype=torch.int32)),
+    "block_table: 9 at (1, 0), expected 0 to 1 ": dict(
+        block_table=torch.tensor([[0, 0], [9, 1]], dtype=torch.int32),
+        cache_seqlens=torch.tensor([1, 14], dtype=torch.int32),
+    ),
+    "block_table: 9 at (1, 1), expected 0 to 1": dict(
+        block_table=torch.tensor([[0, 0], [1, 9]], dtype=torch.int32),
+        cache_seqlens=torch.tensor([1, 12], dtype=torch.int32),
+    ),
     "block_table: 3 sequences, expected 2": dict(block_table=torch.zeros(3, 1, dtype=torch.int32)),
     "cache_batch_idx: 2 at 1, expected 0 to 1": dict(cache_batch_idx=torch.tensor([0, 2])),
     "cache_batch_idx: 4294967296 at 0, expected 0 to 1": dict(cache_batch_idx=torch.tensor([2**32, 1])),
     "cache_seqlens: -1 to 2, expected 0 to 12": dict(cache_seqlens=torch.tensor([-1, 2])),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("start", LATE)
@@ -230,18 +260,21 @@ def test_no_sequences(slopes):
     q, k, v, none = (torch.zeros(*shape) for shape in ((0, 4, 8), (0, 2, 8), (0, 2, 16), (1,)))
     for dtype in (torch.bfloat16, torch.float64):
         given = (*(x.to(dtype) for x in (q, k, v)), none.int(), none.int())
-        out, lse, dropped = flash_attn.flash_attn_varlen_func(
-            *given, 0, 0, alibi_slopes=slopes, return_attn_probs=1)  # fmt: skip
+        out, lse, dropped = flash_attn.flash_attn_varlen_func(*given, 0, 0, alibi_slopes=slopes, return_attn_probs=1)
         assert dropped.shape == (0,) and out.shape == (0, 4, 16) and lse.shape == (4, 0)
         assert out.dtype == dtype and lse.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
 
 
 @pytest.mark.of_the_cpu
-@pytest.mark.parametrize("start, given", [
-    ("scale: nan, ", dict(softmax_scale=float("nan"))), ("softcap: nan", dict(softcap=float("nan"))),
-    ("alibi_slopes: shape (7)", dict(alibi_slopes=torch.zeros(0, 7))),
-    ("alibi_slopes: type int32", dict(alibi_slopes=torch.zeros(0, 4, dtype=torch.int32))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "start, given",
+    [
+        ("scale: nan, ", dict(softmax_scale=float("nan"))),
+        ("softcap: nan", dict(softcap=float("nan"))),
+        ("alibi_slopes: shape (7)", dict(alibi_slopes=torch.zeros(0, 7))),
+        ("alibi_slopes: type int32", dict(alibi_slopes=torch.zeros(0, 4, dtype=torch.int32))),
+    ],
+)
 def test_options_of_no_sequences_are_checked(start, given):
     q, none = torch.zeros(0, 4, 8), torch.zeros(1, dtype=torch.int32)
     with pytest.raises((ValueError, TypeError), match="^" + re.escape(start)):
@@ -274,7 +307,7 @@ def test_flags_and_places_are_checked_before_the_cache_is_written(start, numbers
 def test_what_has_no_numbers_to_write_is_refused_before_the_cache_is_written(numbers):
     q, new, caches = numbers(2, 1, 4, 8), numbers(2, 1, 2, 8), [numbers(2, 12, 2, 8) for _ in range(2)]
     before = [cache.clone() for cache in caches]
-    call = lambda q, *caches: flash_attn.flash_attn_with_kvcache(q, *caches, new, new, cache_seqlens=3)  # noqa: E731
+    call = lambda q, *caches: flash_attn.flash_attn_with_kvcache(q, *caches, new, new, cache_seqlens=3)
     zeros = torch._efficientzerotensor(caches[1].shape, dtype=q.dtype, device=DEVICE)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode derivative"):
         call(forward_ad.make_dual(q, q), *caches)
@@ -285,16 +318,21 @@ def test_what_has_no_numbers_to_write_is_refused_before_the_cache_is_written(num
     assert all(map(torch.equal, caches, before))
 
 
-@pytest.mark.parametrize("name, line", [
-    ("dropout_p", "dropout_p: type Tensor, expected a number"),
-    ("causal", "causal: type Tensor, expected True or False"),
-    ("return_attn_probs", "return_attn_probs: type Tensor, expected True or False"),
-    ("window_size", "window_size: tensor("),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("dropout_p", "dropout_p: type Tensor, expected a number"),
+        ("causal", "causal: type Tensor, expected True or False"),
+        ("return_attn_probs", "return_attn_probs: type Tensor, expected True or False"),
+        ("window_size", "window_size: tensor("),
+    ],
+)
 def test_a_tensor_in_a_number_s_place_is_named(name, line):
     ends, x = torch.tensor([0, 5], dtype=torch.int32), X[0]
-    for call, given in ((flash_attn.flash_attn_func, (X, X, X)),
-                        (flash_attn.flash_attn_varlen_func, (x, x, x, ends, ends, 5, 5))):  # fmt: skip
+    for call, given in (
+        (flash_attn.flash_attn_func, (X, X, X)),
+        (flash_attn.flash_attn_varlen_func, (x, x, x, ends, ends, 5, 5)),
+    ):
         with pytest.raises((ValueError, TypeError)) as raised:
             call(*given, **{name: X})
         assert str(raised.value).startswith(line) and "\n" not in str(raised.value)
@@ -308,26 +346,47 @@ WRONG = {
     "kv: shape (2, 5, 4, 8), expected rank 5": lambda: flash_attn.flash_attn_kvpacked_func(X, X),
     "cu_seqlens_q: ": lambda: flash_attn.flash_attn_varlen_func(X[0], X[0], X[0], ENDS + 1, ENDS, 5, 5),
     "block_table: 2 sequences, expected 1": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, ENDS, ENDS, 5, 5, block_table=torch.zeros(2, 1, dtype=torch.int32)),
+        X[0], X, X, ENDS, ENDS, 5, 5, block_table=torch.zeros(2, 1, dtype=torch.int32)
+    ),
     "block_table: 9 at (1, 0), expected 0 to 1": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, torch.tensor([0, 2, 5]), torch.tensor([0, 2, 5]), 5, 5,
-        block_table=torch.tensor([[0], [9]], dtype=torch.int32)),
+        X[0],
+        X,
+        X,
+        torch.tensor([0, 2, 5]),
+        torch.tensor([0, 2, 5]),
+        5,
+        5,
+        block_table=torch.tensor([[0], [9]], dtype=torch.int32),
+    ),
     "v: 4 keys, expected 5 as in k": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X[0], X[0, :4], ENDS, ENDS, 5, 5, alibi_slopes=torch.ones(1, 4)),
+        X[0], X[0], X[0, :4], ENDS, ENDS, 5, 5, alibi_slopes=torch.ones(1, 4)
+    ),
     "cache_seqlens: 5 new keys go up to 7, expected room": lambda: flash_attn.flash_attn_with_kvcache(
-        X, X.clone(), X.clone(), X, X, cache_seqlens=2),
+        X, X.clone(), X.clone(), X, X, cache_seqlens=2
+    ),
     "cache_seqlens: not given": lambda: flash_attn.flash_attn_with_kvcache(X, X.clone(), X.clone(), X, X),
     "k_cache: batch 1, expected 2": lambda: flash_attn.flash_attn_with_kvcache(X, X[:1], X[:1]),
     "rotary_cos: 3 positions, expected at least 7": lambda: flash_attn.flash_attn_with_kvcache(
-        X, torch.cat([X, X], 1), torch.cat([X, X], 1), X, X, X[0, :3, 0, :4], X[0, :3, 0, :4],
-        cache_seqlens=2, causal=True),
+        X,
+        torch.cat([X, X], 1),
+        torch.cat([X, X], 1),
+        X,
+        X,
+        X[0, :3, 0, :4],
+        X[0, :3, 0, :4],
+        cache_seqlens=2,
+        causal=True,
+    ),
     "cache_leftpad: [4, 0], expected 0 to cache_seqlens [3, 3]": lambda: flash_attn.flash_attn_with_kvcache(
-        X, X, X, cache_seqlens=torch.tensor([3, 3]), cache_leftpad=torch.tensor([4, 0])),
+        X, X, X, cache_seqlens=torch.tensor([3, 3]), cache_leftpad=torch.tensor([4, 0])
+    ),
     "block_table: room for 5 keys, expected 9": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, ENDS, torch.tensor([0, 9]), 5, 9, block_table=torch.zeros(1, 1, dtype=torch.int32)),
+        X[0], X, X, ENDS, torch.tensor([0, 9]), 5, 9, block_table=torch.zeros(1, 1, dtype=torch.int32)
+    ),
     "block_table: given with cache_batch_idx": lambda: flash_attn.flash_attn_with_kvcache(
-        X, X, X, cache_batch_idx=torch.zeros(2), block_table=torch.zeros(2, 1)),
-}  # fmt: skip
+        X, X, X, cache_batch_idx=torch.zeros(2), block_table=torch.zeros(2, 1)
+    ),
+}
 
 
 @pytest.mark.parametrize("start", WRONG)
@@ -348,19 +407,23 @@ def test_lengths_are_checked(side, wrong, slopes):
     right = torch.tensor([0, 2, 5], dtype=torch.int32)
     lengths = {"cu_seqlens_q": right, "cu_seqlens_k": right} | {side: torch.tensor(wrong, dtype=torch.int32)}
     with pytest.raises(ValueError, match=f"^{side}: "):
-        flash_attn.flash_attn_varlen_func(X[0], X[0], X[0], **lengths, max_seqlen_q=5, max_seqlen_k=5,
-                                          alibi_slopes=slopes)  # fmt: skip
+        flash_attn.flash_attn_varlen_func(
+            X[0], X[0], X[0], **lengths, max_seqlen_q=5, max_seqlen_k=5, alibi_slopes=slopes
+        )
 
 
 @pytest.mark.parametrize("slopes", [None, torch.stack([SLOPES, SLOPES * 2])], ids=["one call", "one by one"])
 @pytest.mark.parametrize("place", sorted({DEVICE, "cpu"}))
 @pytest.mark.parametrize("behind", [(2, 3), (0, 3), (2, 0)])
 def test_tokens_behind_the_last_length_are_in_no_sequence(numbers, slopes, place, behind):
-    tensors = [numbers(count, heads, 8).requires_grad_()
-               for count, heads in ((5 + behind[0], 4), (7 + behind[1], 2), (7 + behind[1], 2))]  # fmt: skip
+    tensors = [
+        numbers(count, heads, 8).requires_grad_()
+        for count, heads in ((5 + behind[0], 4), (7 + behind[1], 2), (7 + behind[1], 2))
+    ]
     ends = [torch.tensor(end, dtype=torch.int32, device=place) for end in ([0, 2, 5], [0, 3, 7])]
-    attend = lambda q, k, v: flash_attn.flash_attn_varlen_func(  # noqa: E731
-        q, k, v, *ends, 3, 4, causal=True, alibi_slopes=slopes, return_attn_probs=True)[:2]
+    attend = lambda q, k, v: flash_attn.flash_attn_varlen_func(
+        q, k, v, *ends, 3, 4, causal=True, alibi_slopes=slopes, return_attn_probs=True
+    )[:2]
     inside = [tensor[:count].detach().requires_grad_() for tensor, count in zip(tensors, (5, 7, 7))]
     (out, lse), (expected, rows) = attend(*tensors), attend(*inside)
     close(out[:5], expected)
@@ -394,10 +457,21 @@ def test_pages_beside_what_requires_a_gradient(numbers, function, which):
 
     def call(q, k, v, alibi_slopes):
         if function == "varlen":
-            return flash_attn.flash_attn_varlen_func(q, k, v, ends, integers([0, 7]), 2, 7, alibi_slopes=alibi_slopes,
-                                                     block_table=table, return_attn_probs=True)[:2]  # fmt: skip
-        return flash_attn.flash_attn_with_kvcache(q[None], k, v, cache_seqlens=7, alibi_slopes=alibi_slopes,
-                                                  block_table=table, return_softmax_lse=True)  # fmt: skip
+            return flash_attn.flash_attn_varlen_func(
+                q,
+                k,
+                v,
+                ends,
+                integers([0, 7]),
+                2,
+                7,
+                alibi_slopes=alibi_slopes,
+                block_table=table,
+                return_attn_probs=True,
+            )[:2]
+        return flash_attn.flash_attn_with_kvcache(
+            q[None], k, v, cache_seqlens=7, alibi_slopes=alibi_slopes, block_table=table, return_softmax_lse=True
+        )
 
     expected = call(**given)
     given[which].requires_grad_()
@@ -426,15 +500,17 @@ def test_autocast_where_sequences_go_one_by_one(ends):
     ends = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
     x = X[0, : int(ends[-1])]
     with torch.autocast(DEVICE, torch.bfloat16):
-        out, lse, _ = flash_attn.flash_attn_varlen_func(x, x, x, ends, ends, 5, 5, return_attn_probs=True,
-                                                        alibi_slopes=torch.ones(len(ends) - 1, 4, device=DEVICE))  # fmt: skip
+        out, lse, _ = flash_attn.flash_attn_varlen_func(
+            x, x, x, ends, ends, 5, 5, return_attn_probs=True, alibi_slopes=torch.ones(len(ends) - 1, 4, device=DEVICE)
+        )
     assert out.shape == x.shape and out.dtype == torch.bfloat16
     assert lse.shape == (4, len(x)) and lse.dtype == torch.float32
 
 
 @pytest.mark.parametrize("options", [dict(), dict(causal=True, window_size=(3, 0))])
-@pytest.mark.parametrize("ends", [([0, 1, 5], [0, 8, 12]), ([0, 0, 5], [0, 8, 12]), ([0, 1, 5], [0, 0, 0]), ([0, 0], [0, 0]),
-                                  ([0], [0])])  # fmt: skip
+@pytest.mark.parametrize(
+    "ends", [([0, 1, 5], [0, 8, 12]), ([0, 0, 5], [0, 8, 12]), ([0, 1, 5], [0, 0, 0]), ([0, 0], [0, 0]), ([0], [0])]
+)
 def test_rows_of_a_batch_give_the_same(ends, options):
     """What a GPU takes for lengths that are there; a key that no query sees holds NaN."""
     q, k, v = (torch.randn(end[-1], 4, 8, requires_grad=True) for end in (ends[0], ends[1], ends[1]))
@@ -444,10 +520,13 @@ def test_rows_of_a_batch_give_the_same(ends, options):
     slopes = torch.rand(len(cu_q) - 1, 4)
     call = shared.options(0.0, None, options.get("causal", False), options.get("window_size", (-1, -1)), 0.0, False)
     out, lse = _rows.in_rows(q, k, v, cu_q, cu_k, (5, 8), None, alibi_slopes=slopes, **call)
-    expected = flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 8, alibi_slopes=slopes, return_attn_probs=True,
-                                                 **options)  # fmt: skip
-    made, wanted = ((x, y, *torch.autograd.grad((x * x.cos()).sum() + y.exp().sum(), (q, k, v)))
-                    for x, y in ((out, lse), expected[:2]))  # fmt: skip
+    expected = flash_attn.flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, 5, 8, alibi_slopes=slopes, return_attn_probs=True, **options
+    )
+    made, wanted = (
+        (x, y, *torch.autograd.grad((x * x.cos()).sum() + y.exp().sum(), (q, k, v)))
+        for x, y in ((out, lse), expected[:2])
+    )
     for one, other in zip(made, wanted):
         torch.testing.assert_close(one, other, equal_nan=True)
 
@@ -459,11 +538,14 @@ def test_another_default_device():
     ends = torch.tensor([0, 2, 6], dtype=torch.int32)
     ids = np.array([0, 0, 1])
     calls = [
-        lambda: flash_attn.flash_attn_with_kvcache(q, k_cache.clone(), k_cache.clone(), new, new, cache_seqlens=lengths,
-                                                   block_table=pages),
-        lambda: flash_attn.flash_attn_varlen_func(q.flatten(0, 1), k_cache, k_cache, ends, ends, 4, 4, block_table=pages),
+        lambda: flash_attn.flash_attn_with_kvcache(
+            q, k_cache.clone(), k_cache.clone(), new, new, cache_seqlens=lengths, block_table=pages
+        ),
+        lambda: flash_attn.flash_attn_varlen_func(
+            q.flatten(0, 1), k_cache, k_cache, ends, ends, 4, 4, block_table=pages
+        ),
         lambda: torch.func.vmap(lambda q: attention(q, q, q, rule=af.documents(ids, ids), layout="bshd"))(q[:, None]),
-    ]  # fmt: skip
+    ]
     for call in calls:
         expected = call()
         with torch.device("meta"):
@@ -498,18 +580,23 @@ def test_nested_tensors_are_refused():
 PAGED = dict(block_table=torch.zeros(1, 1, dtype=torch.int32))
 ONE_BY_ONE = {
     "alibi_slopes: type ndarray, expected a torch.Tensor": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, ENDS, ENDS, 5, 5, alibi_slopes=np.ones(4), **PAGED),
+        X[0], X, X, ENDS, ENDS, 5, 5, alibi_slopes=np.ones(4), **PAGED
+    ),
     "alibi_slopes: rank 0, expected": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, ENDS, ENDS, 5, 5, alibi_slopes=X.sum(), **PAGED),
+        X[0], X, X, ENDS, ENDS, 5, 5, alibi_slopes=X.sum(), **PAGED
+    ),
     "k: rank 0, expected 4": lambda: flash_attn.flash_attn_varlen_func(X[0], X.sum(), X, ENDS, ENDS, 5, 5, **PAGED),
     "v: rank 3, expected 4": lambda: flash_attn.flash_attn_varlen_func(X[0], X, X[0], ENDS, ENDS, 5, 5, **PAGED),
     "cu_seqlens_k: torch.sparse_coo, expected torch.strided": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, ENDS, ENDS.to_sparse(), 5, 5, **PAGED),
+        X[0], X, X, ENDS, ENDS.to_sparse(), 5, 5, **PAGED
+    ),
     "block_table: room for 5 keys, expected 1099511627776": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, ENDS, torch.tensor([0, 2**40]), 5, 5, **PAGED),
+        X[0], X, X, ENDS, torch.tensor([0, 2**40]), 5, 5, **PAGED
+    ),
     "cu_seqlens_q: on the device meta, expected": lambda: flash_attn.flash_attn_varlen_func(
-        X[0], X, X, ENDS.to("meta"), ENDS, 5, 5, **PAGED),
-}  # fmt: skip
+        X[0], X, X, ENDS.to("meta"), ENDS, 5, 5, **PAGED
+    ),
+}
 
 
 @pytest.mark.of_the_cpu

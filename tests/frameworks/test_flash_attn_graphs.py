@@ -6,9 +6,8 @@ import re
 import pytest
 import torch
 import torch._dynamo.testing
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from anyflash.compat import flash_attn, flash_attn_interface
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.of_the_cpu  # lengths on a GPU are looked at by nobody
 BACKENDS = ["eager", "aot_eager"]
@@ -95,8 +94,9 @@ def test_varlen_with_lengths_that_change(numbers, backend, way):
     """The last ones leave tokens that are in no sequence."""
     keys = (4, 4, 2, 8) if way == "pages" else (8, 2, 8)
     tensors = [numbers(*shape).requires_grad_(way != "pages") for shape in ((6, 4, 8), keys, keys)]
-    attend = lambda q, k, v, *ends: flash_attn.flash_attn_varlen_func(  # noqa: E731
-        q, k, v, *ends, 4, 5, causal=True, return_attn_probs=True, **WAYS[way])[:2]
+    attend = lambda q, k, v, *ends: flash_attn.flash_attn_varlen_func(
+        q, k, v, *ends, 4, 5, causal=True, return_attn_probs=True, **WAYS[way]
+    )[:2]
     counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
     call = torch.compile(attend, backend=counter, fullgraph=True)
     for ends in ((integers(0, 2, 6), integers(0, 3, 8)), (integers(0, 0, 3), integers(0, 5, 6))):
@@ -127,8 +127,15 @@ def test_wrong_ends_are_refused(numbers, backend, line):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_backward_call_through_pages_is_refused_when_it_runs(numbers, backend):
     q, pages = numbers(3, 4, 8).requires_grad_(), numbers(4, 4, 2, 8)
-    call = compiled(lambda q: flash_attn.flash_attn_varlen_func(
-        q * 2, pages, pages, integers(0, 3), integers(0, 7), 3, 7, block_table=integers([1, 2])) + q, backend)  # fmt: skip
+    call = compiled(
+        lambda q: (
+            flash_attn.flash_attn_varlen_func(
+                q * 2, pages, pages, integers(0, 3), integers(0, 7), 3, 7, block_table=integers([1, 2])
+            )
+            + q
+        ),
+        backend,
+    )
     out = call(q)
     with pytest.raises(NotImplementedError, match="^block_table: a gradient was asked for"):
         out.sum().backward()
@@ -148,9 +155,11 @@ PACKED = {
 def test_the_others(numbers, backend, name):
     shapes, rest = PACKED[name]
     tensors = [numbers(*shape).requires_grad_() for shape in shapes]
-    made, expected = (call(*tensors, *rest, causal=True, softcap=-1.0, alibi_slopes=SLOPES)
-                      for function in [getattr(flash_attn, name)]
-                      for call in (compiled(function, backend), function))  # fmt: skip
+    made, expected = (
+        call(*tensors, *rest, causal=True, softcap=-1.0, alibi_slopes=SLOPES)
+        for function in [getattr(flash_attn, name)]
+        for call in (compiled(function, backend), function)
+    )
     torch.testing.assert_close(made, expected)
     for one, other in zip(*(torch.autograd.grad(out.sin().sum(), tensors) for out in (made, expected))):
         torch.testing.assert_close(one, other)
@@ -159,16 +168,31 @@ def test_the_others(numbers, backend, name):
 OF_VERSION_3 = {
     "flash_attn_func": ([(2, 5, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8)], dict(s_aux=SLOPES[0])),
     "flash_attn_qkvpacked_func": ([(2, 5, 8, 8)], dict(num_heads_q=4)),
-    "flash_attn_varlen_func": ([(6, 4, 8), (8, 2, 8), (8, 2, 8)], dict(
-        cu_seqlens_q=integers(0, 2, 5), cu_seqlens_k=integers(0, 3, 8), max_seqlen_q=3, max_seqlen_k=5,
-        seqused_k=integers(2, 5))),
-    "flash_attn_with_kvcache": ([(2, 1, 4, 8), (4, 3, 2, 8), (4, 3, 2, 8)], dict(
-        cache_seqlens=integers(4, 2), page_table=integers([3, 0], [1, 2]), s_aux=SLOPES[0])),
+    "flash_attn_varlen_func": (
+        [(6, 4, 8), (8, 2, 8), (8, 2, 8)],
+        dict(
+            cu_seqlens_q=integers(0, 2, 5),
+            cu_seqlens_k=integers(0, 3, 8),
+            max_seqlen_q=3,
+            max_seqlen_k=5,
+            seqused_k=integers(2, 5),
+        ),
+    ),
+    "flash_attn_with_kvcache": (
+        [(2, 1, 4, 8), (4, 3, 2, 8), (4, 3, 2, 8)],
+        dict(cache_seqlens=integers(4, 2), page_table=integers([3, 0], [1, 2]), s_aux=SLOPES[0]),
+    ),
     "flash_attn_combine": ([(3, 2, 5, 4, 8), (3, 2, 5, 4)], {}),
-}  # fmt: skip
+}
 WRONG_OF_VERSION_3 = {
-    "flash_attn_varlen_func": (dict(seqused_k=integers(4, 5)), r"seqused_k: \[4, 5\], expected 0 to the lengths \[3, 5\]"),
-    "flash_attn_with_kvcache": (dict(page_table=integers([3, 9], [1, 2])), r"page_table: 9 at \(0, 1\), expected 0 to 3"),
+    "flash_attn_varlen_func": (
+        dict(seqused_k=integers(4, 5)),
+        r"seqused_k: \[4, 5\], expected 0 to the lengths \[3, 5\]",
+    ),
+    "flash_attn_with_kvcache": (
+        dict(page_table=integers([3, 9], [1, 2])),
+        r"page_table: 9 at \(0, 1\), expected 0 to 3",
+    ),
 }
 
 
@@ -193,7 +217,7 @@ class Decoder(torch.nn.Module):
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported_programs_look_at_numbers_too(numbers, strict):
     q, k, cache = numbers(2, 1, 4, 8), numbers(2, 1, 2, 8), numbers(2, 6, 2, 8)
-    given = lambda lengths, leftpad: (q, cache.clone(), cache.clone(), k, integers(*lengths), integers(*leftpad))  # noqa: E731
+    given = lambda lengths, leftpad: (q, cache.clone(), cache.clone(), k, integers(*lengths), integers(*leftpad))
     program = torch.export.export(Decoder(), given((1, 2), (0, 1)), strict=strict).module()
     ours, theirs = given((3, 4), (1, 2)), given((3, 4), (1, 2))
     for made, expected in zip(program(*ours), Decoder()(*theirs)):
@@ -210,6 +234,7 @@ def test_a_mode_sees_shapes_alone(numbers):
     ends, table = integers(0, 2, 6), integers([2, 0], [1, 3])
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         q, pages = (mode.from_tensor(numbers(*shape)) for shape in ((6, 4, 8), (4, 4, 2, 8)))
-        out = flash_attn.flash_attn_varlen_func(q, pages, pages, mode.from_tensor(ends), mode.from_tensor(ends), 4, 4,
-                                                block_table=mode.from_tensor(table))  # fmt: skip
+        out = flash_attn.flash_attn_varlen_func(
+            q, pages, pages, mode.from_tensor(ends), mode.from_tensor(ends), 4, 4, block_table=mode.from_tensor(table)
+        )
     assert out.shape == q.shape

@@ -3,18 +3,22 @@ gradients against the textbook in float64."""
 
 import pytest
 import torch
-from devices import DEVICE
-from flash_attn_textbook import integers, rotated, textbook
-
 from anyflash.compat import flash_attn
 from anyflash.compat.bert_padding import pad_input, unpad_input
+from devices import DEVICE
+from flash_attn_textbook import integers, rotated, textbook
 
 SLOPES = torch.tensor([[0.3, 0.2, 0.1, 0.05, 0.15, 0.25], [0.05, 0.1, 0.2, 0.3, 0.25, 0.15]], device=DEVICE)
 HEADS = {"mha": 6, "gqa": 3, "mqa": 1}
 OPTIONS = [
-    {}, dict(causal=True), dict(window_size=torch.tensor([7, 3])), dict(window_size=torch.tensor([5, 2]), causal=True),
-    dict(alibi_slopes=SLOPES), dict(alibi_slopes=SLOPES, causal=True), dict(softcap=3.0, causal=True),
-]  # fmt: skip
+    {},
+    dict(causal=True),
+    dict(window_size=torch.tensor([7, 3])),
+    dict(window_size=torch.tensor([5, 2]), causal=True),
+    dict(alibi_slopes=SLOPES),
+    dict(alibi_slopes=SLOPES, causal=True),
+    dict(softcap=3.0, causal=True),
+]
 grid = pytest.mark.parametrize("options", OPTIONS, ids=lambda one: "-".join(one) or "full")
 
 
@@ -38,8 +42,10 @@ def test_values_and_gradients(numbers, options, dtype, heads, n, m, d, way):
         out, lse, rest = flash_attn.flash_attn_func(*tensors, return_attn_probs=True, **options)
         assert lse.shape == (2, 6, n) and lse.dtype == torch.float32 and rest.numel() == 0
     else:
-        masks = [torch.arange(size, device=DEVICE) < integers([pair[side] for pair in lengths])[:, None]
-                 for side, size in ((0, n), (1, m), (1, m))]  # fmt: skip
+        masks = [
+            torch.arange(size, device=DEVICE) < integers([pair[side] for pair in lengths])[:, None]
+            for side, size in ((0, n), (1, m), (1, m))
+        ]
         (q, indices, *of_q), (k, _, *of_k), (v, *_) = (unpad_input(x, mask) for x, mask in zip(tensors, masks))
         ends = (of_q[0], of_k[0], of_q[1], of_k[1])
         if way == "sequences":
@@ -67,12 +73,14 @@ def test_kvcache(numbers, options, heads, place, new, fraction, interleaved):
     dtype, n, d, room, lengths = torch.float16, 3, 32, 24, (9, 15)
     shape = {"batch_idx": (4, room), "pages": (9, 8)}.get(place, (2, room))
     q, caches = numbers(2, n, 6, d, dtype=dtype), [numbers(*shape, HEADS[heads], d, dtype=dtype) for _ in range(2)]
-    k, v = ([numbers(2, new, HEADS[heads], d, dtype=dtype) for _ in range(2)] if new else (None, None))
-    cos, sin = ([numbers(room, int(d * fraction) // 2, dtype=dtype) for _ in range(2)] if fraction else (None, None))
+    k, v = [numbers(2, new, HEADS[heads], d, dtype=dtype) for _ in range(2)] if new else (None, None)
+    cos, sin = [numbers(room, int(d * fraction) // 2, dtype=dtype) for _ in range(2)] if fraction else (None, None)
     of_place = {
-        "plain": {}, "leftpad": dict(cache_leftpad=integers([4, 0])), "batch_idx": dict(cache_batch_idx=integers([3, 1])),
+        "plain": {},
+        "leftpad": dict(cache_leftpad=integers([4, 0])),
+        "batch_idx": dict(cache_batch_idx=integers([3, 1])),
         "pages": dict(block_table=integers([[8, 2, 5], [0, 7, 1]])),
-    }[place]  # fmt: skip
+    }[place]
 
     def rows(cache, b):
         if place == "pages":
@@ -81,8 +89,18 @@ def test_kvcache(numbers, options, heads, place, new, fraction, interleaved):
 
     before = [[rows(cache, b).clone() for cache in caches] for b in range(2)]
     out = flash_attn.flash_attn_with_kvcache(
-        q, *caches, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=integers(lengths), num_splits=0,
-        rotary_interleaved=interleaved, **of_place, **options)  # fmt: skip
+        q,
+        *caches,
+        k,
+        v,
+        rotary_cos=cos,
+        rotary_sin=sin,
+        cache_seqlens=integers(lengths),
+        num_splits=0,
+        rotary_interleaved=interleaved,
+        **of_place,
+        **options,
+    )
     moves = options.get("causal", False) or "window_size" in options
     for b, length in enumerate(lengths):
         own_q, keys, values = q[b].double(), *(one.double() for one in before[b])

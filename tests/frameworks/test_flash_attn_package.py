@@ -7,11 +7,10 @@ import sys
 
 import pytest
 import torch
-from devices import DEVICE
-from flash_attn_textbook import close, integers, textbook
-
 from anyflash.compat import bert_padding, flash_attn_interface
 from anyflash.compat.flash_attn import flash_attn_varlen_func
+from devices import DEVICE
+from flash_attn_textbook import close, integers, textbook
 
 MASK = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], device=DEVICE)
 UNUSED = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], device=DEVICE)
@@ -53,7 +52,7 @@ def test_rows_and_their_gradients(numbers):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_rows_in_a_graph(numbers, backend):
     torch._dynamo.reset()
-    there_and_back = lambda x, i: bert_padding.pad_input(bert_padding.index_first_axis(x, i), i, 2, 3)  # noqa: E731
+    there_and_back = lambda x, i: bert_padding.pad_input(bert_padding.index_first_axis(x, i), i, 2, 3)
     call, x = torch.compile(there_and_back, backend=backend, fullgraph=True), numbers(6, 4)
     assert torch.equal(call(x, torch.tensor([1, 5])), there_and_back(x, torch.tensor([1, 5])))
     with pytest.raises(ValueError, match="^indices: 1 to 6, expected 0 to 5$"):
@@ -63,17 +62,21 @@ def test_rows_in_a_graph(numbers, backend):
 X = torch.zeros(3, 4, 5)
 NO_PADDING = {
     "attention_mask: shape (3, 5), expected (3, 4) as hidden_states begins": lambda: bert_padding.unpad_input(
-        X, torch.ones(3, 5)),
+        X, torch.ones(3, 5)
+    ),
     "attention_mask: a sum of 24 in 12 places, expected 0 and 1 alone": lambda: bert_padding.unpad_input(
-        X, torch.full((3, 4), 2)),
+        X, torch.full((3, 4), 2)
+    ),
     "attention_mask + unused_mask: a sum of 24 in 12 places": lambda: bert_padding.unpad_input(
-        X, torch.ones(3, 4), torch.ones(3, 4)),
-    "attention_mask_in_length: rows of [5, 0, 0] tokens, expected 0 to 4": lambda:
-        bert_padding.unpad_input_for_concatenated_sequences(X, torch.tensor([[2, 3, 0, 0], [0] * 4, [0] * 4])),
+        X, torch.ones(3, 4), torch.ones(3, 4)
+    ),
+    "attention_mask_in_length: rows of [5, 0, 0] tokens, expected 0 to 4": lambda: (
+        bert_padding.unpad_input_for_concatenated_sequences(X, torch.tensor([[2, 3, 0, 0], [0] * 4, [0] * 4]))
+    ),
     "indices: 0 to 9, expected 0 to 5": lambda: bert_padding.pad_input(X[:2], torch.tensor([0, 9]), 2, 3),
     "indices: 3 numbers, expected 2 as rows": lambda: bert_padding.pad_input(X[:2], torch.tensor([0, 1, 2]), 2, 3),
     "indices: torch.bool, expected torch.int32": lambda: bert_padding.index_first_axis(X, torch.ones(3).bool()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.of_the_cpu
@@ -126,8 +129,9 @@ def test_func_of_version_3(numbers, options, sunk):
     q, k, v, sink = numbers(2, 5, 4, 8), numbers(2, 7, 2, 8), numbers(2, 7, 2, 6), numbers(4)
     tensors = [x.requires_grad_() for x in (q, k, v, sink)[: 3 + sunk]]
     given = dict(s_aux=sink) if sunk else {}
-    out, lse = flash_attn_interface.flash_attn_func(q, k, v, return_attn_probs=True, num_splits=3, pack_gqa=True,
-                                                    sm_margin=2, **options, **given)  # fmt: skip
+    out, lse = flash_attn_interface.flash_attn_func(
+        q, k, v, return_attn_probs=True, num_splits=3, pack_gqa=True, sm_margin=2, **options, **given
+    )
     expected, rows = textbook(q, k, v, **options)
     if sunk:
         expected, rows = with_sink(expected, rows, sink)
@@ -139,7 +143,9 @@ def test_func_of_version_3(numbers, options, sunk):
 
 def test_packed_of_version_3(numbers):
     alike, grouped = numbers(2, 5, 3, 4, 8), numbers(2, 5, 8, 8)
-    close(flash_attn_interface.flash_attn_qkvpacked_func(alike, causal=True), textbook(*alike.unbind(2), causal=True)[0])
+    close(
+        flash_attn_interface.flash_attn_qkvpacked_func(alike, causal=True), textbook(*alike.unbind(2), causal=True)[0]
+    )
     out, lse = flash_attn_interface.flash_attn_qkvpacked_func(grouped, num_heads_q=4, return_attn_probs=True)
     expected, rows = textbook(*grouped.split([4, 2, 2], 2))
     close(out, expected)
@@ -156,8 +162,9 @@ def test_tokens_in_use(numbers, used, behind):
     q, k, v = (numbers(5 + 2 + behind, heads, 8).requires_grad_() for heads in (4, 2, 2))
     ends = (0, 2, 5), (0, 3, 7)
     given = {f"seqused_{side}": None if own is None else integers(own) for side, own in zip("qk", used)}
-    out, lse = flash_attn_interface.flash_attn_varlen_func(q, k, v, *map(integers, ends), 3, 4, causal=True,
-                                                           return_attn_probs=True, **given)  # fmt: skip
+    out, lse = flash_attn_interface.flash_attn_varlen_func(
+        q, k, v, *map(integers, ends), 3, 4, causal=True, return_attn_probs=True, **given
+    )
     expected, rows = torch.zeros_like(q), torch.full((4, len(q)), -torch.inf, dtype=q.dtype, device=DEVICE)
     for i in range(2):
         first, start = ends[0][i], ends[1][i]
@@ -176,12 +183,22 @@ def test_kvcache_of_version_3(numbers):
     k_pages, v_pages, table = numbers(5, 3, 2, 8), numbers(5, 3, 2, 6), integers([[4, 0], [1, 2]])
     keys = k_pages[table.long()].flatten(1, 2)
     out, lse, *parts = flash_attn_interface.flash_attn_with_kvcache(
-        q, k_pages, v_pages, k, v, cache_seqlens=integers([2, 4]), page_table=table, causal=True, s_aux=sink,
-        return_softmax_lse=True)  # fmt: skip
+        q,
+        k_pages,
+        v_pages,
+        k,
+        v,
+        cache_seqlens=integers([2, 4]),
+        page_table=table,
+        causal=True,
+        s_aux=sink,
+        return_softmax_lse=True,
+    )
     assert [part.shape for part in parts] == [(0,), (0,)]
     plan = flash_attn_interface.get_scheduler_metadata(2, 1, 6, 4, 2, 8, integers([2, 4]), headdim_v=6, page_size=3)
-    again = flash_attn_interface.flash_attn_with_kvcache(q, k_pages, v_pages, cache_seqlens=integers([3, 5]), s_aux=sink,
-                                                         page_table=table, scheduler_metadata=plan)  # fmt: skip
+    again = flash_attn_interface.flash_attn_with_kvcache(
+        q, k_pages, v_pages, cache_seqlens=integers([3, 5]), s_aux=sink, page_table=table, scheduler_metadata=plan
+    )
     close(again, out)
     values = v_pages[table.long()].flatten(1, 2)
     for b, length in enumerate((2, 4)):
@@ -213,10 +230,15 @@ def test_combined_parts(numbers):
 
 Y = torch.zeros(2, 5, 4, 8)
 NOT_OFFERED = {
-    "qv": torch.ones(1), "q_descale": torch.ones(1), "k_descale": torch.ones(1), "v_descale": torch.ones(1),
+    "qv": torch.ones(1),
+    "q_descale": torch.ones(1),
+    "k_descale": torch.ones(1),
+    "v_descale": torch.ones(1),
     "attention_chunk": 4,
-}  # fmt: skip
-OF_CACHES = {name: torch.ones(1) for name in ("cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "scheduler_metadata")}
+}
+OF_CACHES = {
+    name: torch.ones(1) for name in ("cu_seqlens_q", "cu_seqlens_k_new", "rotary_seqlens", "scheduler_metadata")
+}
 
 
 @pytest.mark.of_the_cpu
@@ -225,8 +247,10 @@ def test_what_is_not_offered_of_version_3_is_refused(name):
     given, ends = {name: (NOT_OFFERED | OF_CACHES)[name]}, torch.tensor([0, 5])
     calls = [lambda: flash_attn_interface.flash_attn_with_kvcache(Y, Y, Y, **given)]
     if name in NOT_OFFERED:
-        calls += [lambda: flash_attn_interface.flash_attn_func(Y, Y, Y, **given),
-                  lambda: flash_attn_interface.flash_attn_varlen_func(Y[0], Y[0], Y[0], ends, ends, 5, 5, **given)]  # fmt: skip
+        calls += [
+            lambda: flash_attn_interface.flash_attn_func(Y, Y, Y, **given),
+            lambda: flash_attn_interface.flash_attn_varlen_func(Y[0], Y[0], Y[0], ends, ends, 5, 5, **given),
+        ]
     if name in NOT_OFFERED and name != "qv":
         calls.append(lambda: flash_attn_interface.flash_attn_qkvpacked_func(torch.stack([Y, Y, Y], 2), **given))
     for call in calls:
@@ -235,14 +259,22 @@ def test_what_is_not_offered_of_version_3_is_refused(name):
 
 
 @pytest.mark.of_the_cpu
-@pytest.mark.parametrize("wrong, line", [
-    (torch.zeros(3), "shape"), (torch.zeros(2, 4), "rank"), (torch.zeros(4, dtype=torch.int64), ""), ("four", "type str"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong, line",
+    [
+        (torch.zeros(3), "shape"),
+        (torch.zeros(2, 4), "rank"),
+        (torch.zeros(4, dtype=torch.int64), ""),
+        ("four", "type str"),
+    ],
+)
 def test_a_wrong_sink_is_named_as_it_was_given(wrong, line):
     ends = torch.tensor([0, 5], dtype=torch.int32)
-    for call in (lambda: flash_attn_interface.flash_attn_func(Y, Y, Y, s_aux=wrong),
-                 lambda: flash_attn_interface.flash_attn_varlen_func(Y[0], Y[0], Y[0], ends, ends, 5, 5, s_aux=wrong),
-                 lambda: flash_attn_interface.flash_attn_with_kvcache(Y, Y, Y, s_aux=wrong)):  # fmt: skip
+    for call in (
+        lambda: flash_attn_interface.flash_attn_func(Y, Y, Y, s_aux=wrong),
+        lambda: flash_attn_interface.flash_attn_varlen_func(Y[0], Y[0], Y[0], ends, ends, 5, 5, s_aux=wrong),
+        lambda: flash_attn_interface.flash_attn_with_kvcache(Y, Y, Y, s_aux=wrong),
+    ):
         with pytest.raises((ValueError, TypeError), match=f"^s_aux: {line}[^\n]*$"):
             call()
 
@@ -250,12 +282,15 @@ def test_a_wrong_sink_is_named_as_it_was_given(wrong, line):
 @pytest.mark.of_the_cpu
 def test_numbers_in_use_are_checked():
     ends = torch.tensor([0, 2, 5])
-    for name, used, line in (("seqused_q", [3, 1], r"seqused_q: \[3, 1\], expected 0 to the lengths \[2, 3\]"),
-                             ("seqused_k", [1, -1], r"seqused_k: \[1, -1\], expected 0 to the lengths \[2, 3\]"),
-                             ("seqused_k", [1], "seqused_k: 1 sequences, expected 2 as in cu_seqlens_q")):  # fmt: skip
+    for name, used, line in (
+        ("seqused_q", [3, 1], r"seqused_q: \[3, 1\], expected 0 to the lengths \[2, 3\]"),
+        ("seqused_k", [1, -1], r"seqused_k: \[1, -1\], expected 0 to the lengths \[2, 3\]"),
+        ("seqused_k", [1], "seqused_k: 1 sequences, expected 2 as in cu_seqlens_q"),
+    ):
         with pytest.raises(ValueError, match=f"^{line}$"):
-            flash_attn_interface.flash_attn_varlen_func(Y[0], Y[0], Y[0], ends, ends, 3, 3,
-                                                        **{name: torch.tensor(used)})  # fmt: skip
+            flash_attn_interface.flash_attn_varlen_func(
+                Y[0], Y[0], Y[0], ends, ends, 3, 3, **{name: torch.tensor(used)}
+            )
 
 
 def python(code, *folders):
@@ -272,7 +307,9 @@ INSTALL = "from anyflash.compat.flash_attn import install; print(*install()); pr
 
 @pytest.mark.of_the_cpu
 def test_names_of_packages_that_are_not_installed():
-    lines = python(INSTALL + """
+    lines = python(
+        INSTALL
+        + """
 import flash_attn, flash_attn_interface
 import anyflash.compat.flash_attn as ours, anyflash.compat.flash_attn_interface as third, anyflash.compat.bert_padding as padding
 from flash_attn import flash_attn_func
@@ -289,13 +326,22 @@ except ImportError as error: print("no", error.name)
 from transformers.utils import is_flash_attn_2_available
 from transformers import LlamaConfig, LlamaForCausalLM
 print(is_flash_attn_2_available() in (True, False))
-""")  # fmt: skip
+"""
+    )
     both = "flash_attn flash_attn_interface"
     assert lines == [
-        both, both, "True True", "True True", "True flash_attn", "No module named 'flash_attn.ops'",
-        "No module named 'flash_attn.layers'", "No module named 'flash_attn.losses'",
-        "No module named 'flash_attn.modules'", "no flash_attn", "True",
-    ]  # fmt: skip
+        both,
+        both,
+        "True True",
+        "True True",
+        "True flash_attn",
+        "No module named 'flash_attn.ops'",
+        "No module named 'flash_attn.layers'",
+        "No module named 'flash_attn.losses'",
+        "No module named 'flash_attn.modules'",
+        "no flash_attn",
+        "True",
+    ]
 
 
 @pytest.mark.of_the_cpu
@@ -319,9 +365,11 @@ def test_padded_batches_by_way_of_sequences(numbers):
     """As FlashAttention's users have it: unpad, attend, pad."""
     q, k, v = (numbers(3, 4, heads, 8) for heads in (4, 2, 2))
     (q_rows, indices, ends, longest, _), (k_rows, *_), (v_rows, *_) = (
-        bert_padding.unpad_input(x, MASK) for x in (q, k, v))
+        bert_padding.unpad_input(x, MASK) for x in (q, k, v)
+    )
     out = bert_padding.pad_input(
-        flash_attn_varlen_func(q_rows, k_rows, v_rows, ends, ends, longest, longest, causal=True), indices, 3, 4)
+        flash_attn_varlen_func(q_rows, k_rows, v_rows, ends, ends, longest, longest, causal=True), indices, 3, 4
+    )
     for b in range(3):
         own = MASK[b].bool()
         close(out[b, own], textbook(*(x[b, own][None] for x in (q, k, v)), causal=True)[0][0])

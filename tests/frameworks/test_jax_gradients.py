@@ -1,14 +1,13 @@
 """Gradients by finite differences in float64, for every option, and what has none."""
 
+import anyflash as af
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from anyflash.jax import attention
 from jax.test_util import check_grads
 from small_rules import small_rules
-
-import anyflash as af
-from anyflash.jax import attention
 
 jax.config.update("jax_enable_x64", True)
 
@@ -36,8 +35,14 @@ def test_every_rule(qkv, name):
 
 @pytest.mark.parametrize("align", ["none_front", "none_end", "scale_front", "scale_end"])
 def test_every_alignment(qkv, align):
-    check(lambda *x: jnp.tanh(jnp.concatenate([y.ravel() for y in attention(
-        *x, rule=af.causal() | af.sink(1), align=align, return_lse=True)])), *qkv)  # fmt: skip
+    check(
+        lambda *x: jnp.tanh(
+            jnp.concatenate(
+                [y.ravel() for y in attention(*x, rule=af.causal() | af.sink(1), align=align, return_lse=True)]
+            )
+        ),
+        *qkv,
+    )
 
 
 OPTIONS = {
@@ -64,8 +69,19 @@ def test_bias(qkv, shape):
 
 def test_sink_and_everything_else(qkv):
     def call(q, k, v, bias, sink):
-        return attention(q, k, v, rule=af.causal(), bias=bias, sink=sink, softcap=2.0, scale=0.4, return_lse=True,
-                         align="none_end", alibi_slopes=jnp.full((2, 4), 0.1))  # fmt: skip
+        return attention(
+            q,
+            k,
+            v,
+            rule=af.causal(),
+            bias=bias,
+            sink=sink,
+            softcap=2.0,
+            scale=0.4,
+            return_lse=True,
+            align="none_end",
+            alibi_slopes=jnp.full((2, 4), 0.1),
+        )
 
     check(call, *qkv, numbers(1, 4, 5, 6), numbers(4))
 
@@ -142,10 +158,15 @@ def test_no_gradient_through_l_and_m(qkv):
         np.testing.assert_allclose(got, same, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("transform", [
-    lambda f: jax.grad(lambda x: jax.grad(f)(x).sum()), jax.hessian, lambda f: jax.jit(jax.hessian(f)),
-    lambda f: jax.grad(lambda x: jax.vmap(jax.grad(f))(x[None]).sum()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.grad(lambda x: jax.grad(f)(x).sum()),
+        jax.hessian,
+        lambda f: jax.jit(jax.hessian(f)),
+        lambda f: jax.grad(lambda x: jax.vmap(jax.grad(f))(x[None]).sum()),
+    ],
+)
 def test_no_second_derivative(qkv, transform):
     q, k, v = qkv
     with pytest.raises(NotImplementedError, match="^anyflash.jax.attention: a second derivative was asked for"):
@@ -161,7 +182,8 @@ def test_no_gradient_of_slopes(qkv):
 
 def test_no_gradient_of_pages():
     pages = jnp.zeros((3, 4, 2, 8))
-    call = lambda q: attention(q, pages, pages, page_table=jnp.zeros((1, 2), jnp.int32),
-                               key_lengths=jnp.array([5])).sum()  # fmt: skip
+    call = lambda q: attention(
+        q, pages, pages, page_table=jnp.zeros((1, 2), jnp.int32), key_lengths=jnp.array([5])
+    ).sum()
     with pytest.raises(ValueError, match="^page_table: "):
         jax.grad(call)(jnp.zeros((1, 2, 1, 8)))

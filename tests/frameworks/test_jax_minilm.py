@@ -9,12 +9,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from test_minilm import (  # noqa: E402, F401
-    MINILM, encoder, model, plain_embedding, random_texts, run, search, small_weights,
-)  # fmt: skip
+from test_minilm import MINILM, encoder, model, plain_embedding, random_texts, run, search, small_weights  # noqa: F401
 
 
-def test_embeddings(model):  # noqa: F811
+def test_embeddings(model):
     coder = encoder.Encoder(model)
     tokens = coder.tokens(random_texts(12, 1, 20))
     bar = tqdm(total=12, disable=True)
@@ -24,7 +22,7 @@ def test_embeddings(model):  # noqa: F811
 
 
 @pytest.mark.parametrize("framework", ["numpy", "jax"])
-def test_program(model, tmp_path, framework):  # noqa: F811
+def test_program(model, tmp_path, framework):
     texts = random_texts(20, 4, 20)
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
     done = run("text.txt", texts[13], "--model", model, "--framework", framework, folder=tmp_path)

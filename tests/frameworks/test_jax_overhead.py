@@ -7,7 +7,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-import overhead_jax  # noqa: E402
+import overhead_jax
 
 
 def test_the_calls_do_the_same():

@@ -57,29 +57,47 @@ STRUCTURES = {
     "MetadataExtension": ("Metadata_Extension", "base:extension_base metadata"),
     "ErrorCreateArgs": ("Error_Create_Args", "struct_size extensions:extension_start message code:errc"),
     "StreamGetArgs": ("Stream_Get_Args", "struct_size extensions:extension_start context:ctx stream"),
-    "Api": ("Api", "struct_size extensions:extension_start version:api_version internal:internal_api "
-            "error_create:XLA_FFI_Error_Create stream_get:XLA_FFI_Stream_Get"),
+    "Api": (
+        "Api",
+        "struct_size extensions:extension_start version:api_version internal:internal_api "
+        "error_create:XLA_FFI_Error_Create stream_get:XLA_FFI_Stream_Get",
+    ),
     "Buffer": ("Buffer", "struct_size extensions:extension_start type:dtype data rank sizes:dims"),
     "Text": ("ByteSpan", "data:ptr size:len"),
     "Attributes": ("Attrs", "struct_size extensions:extension_start count:size types names values:attrs"),
-    "CallFrame": ("CallFrame", "struct_size extensions:extension_start api context:ctx stage arguments:args "
-                  "results:rets attributes:attrs"),
-}  # fmt: skip
-VALUES = {"metadata_extension": "Extension_Metadata", "text_attribute": "AttrType_STRING",
-          "invalid_argument": "Error_Code_INVALID_ARGUMENT", "resource_exhausted": "Error_Code_RESOURCE_EXHAUSTED",
-          "internal": "Error_Code_INTERNAL"} | {
-    name: f"DataType_{name.upper()}" for name in ("pred", "s32", "s64", "u8", "f16", "f32", "f64", "bf16")}  # fmt: skip
+    "CallFrame": (
+        "CallFrame",
+        "struct_size extensions:extension_start api context:ctx stage arguments:args results:rets attributes:attrs",
+    ),
+}
+VALUES = {
+    "metadata_extension": "Extension_Metadata",
+    "text_attribute": "AttrType_STRING",
+    "invalid_argument": "Error_Code_INVALID_ARGUMENT",
+    "resource_exhausted": "Error_Code_RESOURCE_EXHAUSTED",
+    "internal": "Error_Code_INTERNAL",
+} | {name: f"DataType_{name.upper()}" for name in ("pred", "s32", "s64", "u8", "f16", "f32", "f64", "bf16")}
 
 
 def test_declarations_are_those_of_jaxlib_s_header(tmp_path):
     """A compiler compares each field's place and size with the header that this jaxlib brings."""
-    lines = ["#include <xla/ffi/api/c_api.h>", '#include "xla_ffi.h"', "namespace a = anyflash::xla;",
-             "static_assert(XLA_FFI_API_MAJOR == 0 && XLA_FFI_API_MINOR >= a::oldest_minor);"]  # fmt: skip
-    fields = [(ours, theirs, *field.partition(":")[::2]) for ours, (theirs, all) in STRUCTURES.items()
-              for field in all.split()]  # fmt: skip
+    lines = [
+        "#include <xla/ffi/api/c_api.h>",
+        '#include "xla_ffi.h"',
+        "namespace a = anyflash::xla;",
+        "static_assert(XLA_FFI_API_MAJOR == 0 && XLA_FFI_API_MINOR >= a::oldest_minor);",
+    ]
+    fields = [
+        (ours, theirs, *field.partition(":")[::2])
+        for ours, (theirs, all) in STRUCTURES.items()
+        for field in all.split()
+    ]
     of_buffers = "struct_size extensions:extension_start count:size types buffers:"
-    fields += [("Buffers", whose, *field.partition(":")[::2]) for whose in ("Args", "Rets")
-               for field in f"{of_buffers}{whose.lower()}".split()]  # fmt: skip
+    fields += [
+        ("Buffers", whose, *field.partition(":")[::2])
+        for whose in ("Args", "Rets")
+        for field in f"{of_buffers}{whose.lower()}".split()
+    ]
     for ours, whose, field, other in fields:
         other = other or field
         lines.append(f"static_assert(offsetof(a::{ours}, {field}) == offsetof(XLA_FFI_{whose}, {other}));")
@@ -88,14 +106,30 @@ def test_declarations_are_those_of_jaxlib_s_header(tmp_path):
     source = tmp_path / "same.cpp"
     source.write_text("\n".join(lines) + "\n")
     done = subprocess.run(
-        ["c++", "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", "-I", jax.ffi.include_dir(), "-I",
-         PROJECT / "python" / "src", source], capture_output=True, text=True)  # fmt: skip
+        [
+            "c++",
+            "-std=c++20",
+            "-fsyntax-only",
+            "-Wno-invalid-offsetof",
+            "-I",
+            jax.ffi.include_dir(),
+            "-I",
+            PROJECT / "python" / "src",
+            source,
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
 class Extension(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p),
-                ("metadata", ctypes.c_void_p)]  # fmt: skip
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("metadata", ctypes.c_void_p),
+    ]
 
 
 def version_answered(caller):

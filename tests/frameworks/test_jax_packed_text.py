@@ -11,7 +11,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "packed_text"
 sys.path.insert(0, str(FOLDER))
 
-import train  # noqa: E402
+import train
 
 
 @pytest.fixture

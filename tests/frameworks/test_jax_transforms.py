@@ -4,14 +4,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import anyflash as af
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from devices import DEVICE
-
-import anyflash as af
 from anyflash.jax import attention
+from devices import DEVICE
 
 jax.config.update("jax_enable_x64", True)
 
@@ -27,9 +26,11 @@ MAPPED = {
     "q, k and v": (dict(q=Q, k=K, v=V), dict(rule=af.causal()), True),
     "q alone": (dict(q=Q), dict(k=K[0], v=V[0]), True),
     "keys and values": (dict(k=K, v=V), dict(q=Q[0]), True),
-    "with options": (dict(q=Q, k=K, v=V), dict(
-        bias=numbers(1, 4, 1, 6), sink=numbers(4), alibi_slopes=numbers(2, 4) ** 2, key_lengths=np.array([4, 6])),
-        True),
+    "with options": (
+        dict(q=Q, k=K, v=V),
+        dict(bias=numbers(1, 4, 1, 6), sink=numbers(4), alibi_slopes=numbers(2, 4) ** 2, key_lengths=np.array([4, 6])),
+        True,
+    ),
     "bias of a batch": (dict(q=Q, k=K, v=V, bias=numbers(3, 2, 1, 5, 6)), {}, True),
     "slopes": (dict(q=Q, k=K, v=V, alibi_slopes=numbers(3, 2, 4) ** 2), {}, True),
     "lengths": (dict(q=Q, k=K, v=V, key_lengths=jnp.array([[1, 2], [3, 4], [5, 6]])), {}, True),
@@ -41,14 +42,20 @@ MAPPED = {
     "bias alone": (dict(bias=numbers(3, 2, 4, 5, 6)), dict(q=Q[0], k=K[0], v=V[0]), True),
     "sink": (dict(q=Q, k=K, v=V, sink=numbers(3, 4)), {}, False),
     "slopes of heads": (dict(q=Q, k=K, v=V, alibi_slopes=numbers(3, 4) ** 2), {}, False),
-    "a table": (dict(q=Q, k=K, v=V, ids=jnp.stack([IDS, IDS % 2, IDS * 0])),
-                dict(rule="documents(own, ids)", own=IDS[:5]), False),
+    "a table": (
+        dict(q=Q, k=K, v=V, ids=jnp.stack([IDS, IDS % 2, IDS * 0])),
+        dict(rule="documents(own, ids)", own=IDS[:5]),
+        False,
+    ),
     "a batch of tables": (dict(q=Q, k=K, v=V), dict(rule=af.documents(np.stack([IDS[:5], IDS[1:]]), IDS)), False),
     "a batch of masks": (dict(q=Q, k=K, v=V), dict(rule=af.dense(np.arange(60).reshape(2, 1, 5, 6) % 4 > 0)), False),
     "packed": (dict(q=numbers(3, 3, 2, 5, 4)), dict(layout="qkv"), False),
-    "documents": (dict(q=numbers(3, 5, 2, 4), k=numbers(3, 5, 2, 4), v=numbers(3, 5, 2, 4)),
-                  dict(layout="thd", cu_seqlens_q=np.array([0, 2, 5]), cu_seqlens_k=np.array([0, 2, 5])), False),
-}  # fmt: skip
+    "documents": (
+        dict(q=numbers(3, 5, 2, 4), k=numbers(3, 5, 2, 4), v=numbers(3, 5, 2, 4)),
+        dict(layout="thd", cu_seqlens_q=np.array([0, 2, 5]), cu_seqlens_k=np.array([0, 2, 5])),
+        False,
+    ),
+}
 
 
 def call(**options):

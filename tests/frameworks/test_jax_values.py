@@ -1,18 +1,17 @@
 """anyflash.jax.attention against the contract's reference: results and, through JAX's differentiation, gradients; as
 calls of their own, and compiled with the rule's tables as arguments."""
 
+import anyflash as af
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from anyflash.jax import attention
 from cases import Case, Laid, same_bits
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
-
-import anyflash as af
-import cases
-from anyflash.jax import attention
 from test_core import CALLS
 
 jax.config.update("jax_enable_x64", True)  # for float64

@@ -1,12 +1,11 @@
 """Wrong input: the library's one line, as ValueError or TypeError where JAX traces the call; what only numbers show, as
 JAX's own error with that line."""
 
+import anyflash as af
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import anyflash as af
 from anyflash.jax import attention
 
 X = jnp.zeros((1, 2, 5, 8), jnp.float32)
@@ -24,78 +23,154 @@ WRONG = {
     "no array": (TypeError, "query: type list, expected an array of JAX or NumPy", lambda: attention([1.0], X, X)),
     "words": (TypeError, "value: type <U1", lambda: attention(X, X, np.array(["a"]))),
     "bytes swapped": (TypeError, "key: type >f4", lambda: attention(X, np.ones((1, 2, 5, 8), ">f4"), X)),
-    "long double": (TypeError, "bias: type float128",
-                    lambda: attention(X, X, X, bias=np.ones((1, 1, 1, 1), np.longdouble))),
+    "long double": (
+        TypeError,
+        "bias: type float128",
+        lambda: attention(X, X, X, bias=np.ones((1, 1, 1, 1), np.longdouble)),
+    ),
     "records": (TypeError, "sink: type [('a', '<i8')]", lambda: attention(X, X, X, sink=np.zeros(2, [("a", "<i8")]))),
-    "a masked array": (TypeError, "key: type MaskedArray, expected a plain array (a mask goes into the rule)",
-                       lambda: attention(X, np.ma.masked_array(np.ones(X.shape, np.float32)), X)),
-    "masked lengths, after plain ones": (TypeError, "key_lengths: type MaskedArray, expected a plain array", lambda: [
-        attention(X, X, X, key_lengths=kind([3])) for kind in (np.array, np.ma.array)]),
+    "a masked array": (
+        TypeError,
+        "key: type MaskedArray, expected a plain array (a mask goes into the rule)",
+        lambda: attention(X, np.ma.masked_array(np.ones(X.shape, np.float32)), X),
+    ),
+    "masked lengths, after plain ones": (
+        TypeError,
+        "key_lengths: type MaskedArray, expected a plain array",
+        lambda: [attention(X, X, X, key_lengths=kind([3])) for kind in (np.array, np.ma.array)],
+    ),
     "tables in an array": (TypeError, "tables: type ArrayImpl, expected", lambda: attention(X, X, X, tables=X)),
     "no query": (TypeError, "query: type NoneType", lambda: attention(None, X, X)),
     "no key": (ValueError, "key: ", lambda: attention(X)),
     "rule": (TypeError, "rule: type int", lambda: attention(X, X, X, rule=3)),
     "rule's text": (ValueError, "rule: ", lambda: attention(X, X, X, rule="casual()")),
-    "tables of no names": (TypeError, "tables: type list, expected arrays by name",
-                           lambda: attention(X, X, X, rule="documents(a, a)", tables=[X])),
+    "tables of no names": (
+        TypeError,
+        "tables: type list, expected arrays by name",
+        lambda: attention(X, X, X, rule="documents(a, a)", tables=[X]),
+    ),
     "tables": (ValueError, "tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
-    "a table that the text does not name": (ValueError, "tables: 'b', which the rule's text does not name", lambda:
-        attention(X, X, X, rule="documents(a, a)", tables={"a": jnp.arange(X.shape[2]), "b": X})),
-    "a table beside a text without any": (ValueError, "tables: 'causal', which the rule's text does not name",
-                                          lambda: attention(X, X, X, rule="causal()", tables={"causal": X})),
+    "a table that the text does not name": (
+        ValueError,
+        "tables: 'b', which the rule's text does not name",
+        lambda: attention(X, X, X, rule="documents(a, a)", tables={"a": jnp.arange(X.shape[2]), "b": X}),
+    ),
+    "a table beside a text without any": (
+        ValueError,
+        "tables: 'causal', which the rule's text does not name",
+        lambda: attention(X, X, X, rule="causal()", tables={"causal": X}),
+    ),
     "no table": (ValueError, "tables: no array 'a'", lambda: attention(X, X, X, rule="documents(a, a)")),
-    "table of words": (TypeError, "tables: a: type ",
-                       lambda: attention(X, X, X, rule="dense(a)", tables={"a": np.array(["a"])})),
-    "table of floats": (TypeError, "rule: column 1: dense: mask type float32, expected boolean or uint8",
-                        lambda: attention(X, X, X, rule="dense(a)", tables={"a": X})),
-    "documents": (ValueError, "rule documents: ids_q has 3 entries, expected 5 as the queries",
-                  lambda: attention(X, X, X, rule="documents(a, a)", tables={"a": jnp.zeros(3, int)})),
-    "documents under vmap": (ValueError, "rule documents: ids_q has 3 entries, expected 5 as the queries",
-        lambda: jax.vmap(lambda a: attention(X, X, X, rule="documents(a, a)", tables={"a": a}))(
-            jnp.zeros((2, 3), int))),
-    "a traced table": (TypeError, "rule documents: ids_q traced by JAX",
-                       lambda: traced(lambda ids: attention(X, X, X, rule=af.documents(ids)), jnp.zeros(5, int))),
-    "a traced array elsewhere": (TypeError, "query: traced by JAX, expected an array; use anyflash.jax.attention",
-                                 lambda: traced(lambda x: af.attention(x, x, x), X)),
-    "large ids": (ValueError, "tables: t0: numbers beyond int32, expected jax_enable_x64",
-                  lambda: attention(X, X, X, rule=af.documents(np.arange(5) + 2**33))),
+    "table of words": (
+        TypeError,
+        "tables: a: type ",
+        lambda: attention(X, X, X, rule="dense(a)", tables={"a": np.array(["a"])}),
+    ),
+    "table of floats": (
+        TypeError,
+        "rule: column 1: dense: mask type float32, expected boolean or uint8",
+        lambda: attention(X, X, X, rule="dense(a)", tables={"a": X}),
+    ),
+    "documents": (
+        ValueError,
+        "rule documents: ids_q has 3 entries, expected 5 as the queries",
+        lambda: attention(X, X, X, rule="documents(a, a)", tables={"a": jnp.zeros(3, int)}),
+    ),
+    "documents under vmap": (
+        ValueError,
+        "rule documents: ids_q has 3 entries, expected 5 as the queries",
+        lambda: jax.vmap(lambda a: attention(X, X, X, rule="documents(a, a)", tables={"a": a}))(jnp.zeros((2, 3), int)),
+    ),
+    "a traced table": (
+        TypeError,
+        "rule documents: ids_q traced by JAX",
+        lambda: traced(lambda ids: attention(X, X, X, rule=af.documents(ids)), jnp.zeros(5, int)),
+    ),
+    "a traced array elsewhere": (
+        TypeError,
+        "query: traced by JAX, expected an array; use anyflash.jax.attention",
+        lambda: traced(lambda x: af.attention(x, x, x), X),
+    ),
+    "large ids": (
+        ValueError,
+        "tables: t0: numbers beyond int32, expected jax_enable_x64",
+        lambda: attention(X, X, X, rule=af.documents(np.arange(5) + 2**33)),
+    ),
     "align": (ValueError, "align: 'middle', expected none_front", lambda: attention(X, X, X, align="middle")),
     "align's type": (TypeError, "align: type int, expected a word", lambda: attention(X, X, X, align=3)),
     "layout": (ValueError, "layout: 'sbhd', expected", lambda: attention(X, X, X, layout="sbhd")),
-    "return_lse": (ValueError, "return_lse: 'l', expected True, False or 'lm'",
-                   lambda: attention(X, X, X, return_lse="l")),
+    "return_lse": (
+        ValueError,
+        "return_lse: 'l', expected True, False or 'lm'",
+        lambda: attention(X, X, X, return_lse="l"),
+    ),
     "return_lse's type": (ValueError, "return_lse: Array", lambda: attention(X, X, X, return_lse=jnp.ones(3))),
     "bias": (ValueError, "bias: ", lambda: attention(X, X, X, bias=jnp.zeros((5, 5)))),
     "sink": (ValueError, "sink: ", lambda: attention(X, X, X, sink=jnp.zeros(3))),
     "slopes": (ValueError, "alibi_slopes: ", lambda: attention(X, X, X, alibi_slopes=jnp.zeros(3))),
     "softcap": (ValueError, "softcap: ", lambda: attention(X, X, X, softcap=float("nan"))),
-    "a traced softcap": (TypeError, "softcap: type DynamicJaxprTracer, expected a number, known when",
-                         lambda: traced(lambda cap: attention(X, X, X, softcap=cap), 1.0)),
-    "a traced switch": (TypeError, "deterministic: type DynamicJaxprTracer, expected True or False",
-                        lambda: traced(lambda switch: attention(X, X, X, deterministic=switch), True)),
+    "a traced softcap": (
+        TypeError,
+        "softcap: type DynamicJaxprTracer, expected a number, known when",
+        lambda: traced(lambda cap: attention(X, X, X, softcap=cap), 1.0),
+    ),
+    "a traced switch": (
+        TypeError,
+        "deterministic: type DynamicJaxprTracer, expected True or False",
+        lambda: traced(lambda switch: attention(X, X, X, deterministic=switch), True),
+    ),
     "scale": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="large")),
     "a scale in text": (TypeError, "scale: type str", lambda: attention(X, X, X, scale="3")),
-    "scale too large": (ValueError, "scale: expected a number that float64 holds",
-                        lambda: attention(X, X, X, scale=10**400)),
-    "another switch": (TypeError, "allow_tf32: type str, expected True or False",
-                       lambda: attention(X, X, X, allow_tf32="high")),
-    "a switch": (TypeError, "deterministic: type NoneType, expected True or False",
-                 lambda: attention(X, X, X, deterministic=None)),
-    "ids of few bits": (TypeError, "tables: a type int8, expected", lambda: attention(
-        *[jnp.zeros((1, 1, 200, 8))] * 3, rule="documents(a, a)", tables={"a": np.zeros(200, np.int8)})),
-    "cumulative lengths of few bits": (TypeError, "cu_seqlens_q: type int8, expected int32 or int64", lambda: attention(
-        *[jnp.zeros((200, 1, 8))] * 3, layout="thd", **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"),
-                                                                     np.zeros(2, np.int8)))),
-    "one cumulative length": (ValueError, "cu_seqlens_q: ends at 0, expected 5", lambda: attention(
-        *[jnp.zeros((5, 1, 8))] * 3, layout="thd", **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"),
-                                                                   np.zeros(1, np.int32)))),
+    "scale too large": (
+        ValueError,
+        "scale: expected a number that float64 holds",
+        lambda: attention(X, X, X, scale=10**400),
+    ),
+    "another switch": (
+        TypeError,
+        "allow_tf32: type str, expected True or False",
+        lambda: attention(X, X, X, allow_tf32="high"),
+    ),
+    "a switch": (
+        TypeError,
+        "deterministic: type NoneType, expected True or False",
+        lambda: attention(X, X, X, deterministic=None),
+    ),
+    "ids of few bits": (
+        TypeError,
+        "tables: a type int8, expected",
+        lambda: attention(
+            *[jnp.zeros((1, 1, 200, 8))] * 3, rule="documents(a, a)", tables={"a": np.zeros(200, np.int8)}
+        ),
+    ),
+    "cumulative lengths of few bits": (
+        TypeError,
+        "cu_seqlens_q: type int8, expected int32 or int64",
+        lambda: attention(
+            *[jnp.zeros((200, 1, 8))] * 3,
+            layout="thd",
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), np.zeros(2, np.int8)),
+        ),
+    ),
+    "one cumulative length": (
+        ValueError,
+        "cu_seqlens_q: ends at 0, expected 5",
+        lambda: attention(
+            *[jnp.zeros((5, 1, 8))] * 3,
+            layout="thd",
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), np.zeros(1, np.int32)),
+        ),
+    ),
     "threads": (ValueError, "threads: -1, expected", lambda: attention(X, X, X, threads=-1)),
     "threads' type": (TypeError, "threads: type float, expected an integer", lambda: attention(X, X, X, threads=1.5)),
     "lengths": (TypeError, "key_lengths: type float32", lambda: attention(X, X, X, key_lengths=jnp.ones(1))),
     "lengths' shape": (ValueError, "key_lengths: ", lambda: attention(X, X, X, key_lengths=jnp.ones(2, int))),
-    "pages": (ValueError, "key_lengths: ", lambda: attention(X, jnp.zeros((3, 4, 2, 8)), jnp.zeros((3, 4, 2, 8)),
-                                                          page_table=jnp.zeros((1, 2), int))),
-}  # fmt: skip
+    "pages": (
+        ValueError,
+        "key_lengths: ",
+        lambda: attention(X, jnp.zeros((3, 4, 2, 8)), jnp.zeros((3, 4, 2, 8)), page_table=jnp.zeros((1, 2), int)),
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -135,15 +210,27 @@ def test_the_same_line_as_without_jax(name):
 
 
 NUMBERS = {
-    "lengths": ("key_lengths: 7 for batch entry 0, expected 0 to 5",
-                lambda: attention(X, X, X, key_lengths=jnp.array([7]))),
-    "cumulative lengths": ("cu_seqlens_q: falls from 3 to 2 at entry 2, expected no fall", lambda: attention(
-        X, X, X, rule="documents_packed(a, a)", tables={"a": jnp.array([0, 3, 2, 5])})),
-    "their end": ("cu_seqlens_k: ends at 4, expected 5", lambda: attention(
-        X, X, X, rule="documents_packed(a, b)", tables={"a": jnp.array([0, 5]), "b": jnp.array([0, 4])})),
-    "pages": ("page_table: ", lambda: attention(
-        X, *[jnp.zeros((3, 4, 2, 8))] * 2, page_table=jnp.array([[1, 5]]), key_lengths=jnp.array([8]))),
-}  # fmt: skip
+    "lengths": (
+        "key_lengths: 7 for batch entry 0, expected 0 to 5",
+        lambda: attention(X, X, X, key_lengths=jnp.array([7])),
+    ),
+    "cumulative lengths": (
+        "cu_seqlens_q: falls from 3 to 2 at entry 2, expected no fall",
+        lambda: attention(X, X, X, rule="documents_packed(a, a)", tables={"a": jnp.array([0, 3, 2, 5])}),
+    ),
+    "their end": (
+        "cu_seqlens_k: ends at 4, expected 5",
+        lambda: attention(
+            X, X, X, rule="documents_packed(a, b)", tables={"a": jnp.array([0, 5]), "b": jnp.array([0, 4])}
+        ),
+    ),
+    "pages": (
+        "page_table: ",
+        lambda: attention(
+            X, *[jnp.zeros((3, 4, 2, 8))] * 2, page_table=jnp.array([[1, 5]]), key_lengths=jnp.array([8])
+        ),
+    ),
+}
 
 
 @pytest.mark.of_the_cpu  # on a GPU nobody looks

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from anyflash.torch import _sdpa, sdpa
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "language_model"
 sys.path.insert(0, str(FOLDER))
 
-import train  # noqa: E402
+import train
 
 
 @pytest.fixture

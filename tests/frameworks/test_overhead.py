@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-import overhead  # noqa: E402
-import overhead_pairs  # noqa: E402
+import overhead
+import overhead_pairs
 
 
 def test_the_calls_do_the_same():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import keras
 import pytest
-
 from anyflash.tensorflow import local_2d
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "digits" / "train.py"

@@ -1,22 +1,27 @@
 """full_1d to local_2d against the contract's reference, over types, alignments, batch ranks and odd sizes; their
 gradients, through O, l and m, by finite differences and beside TensorFlow's own."""
 
+import anyflash as af
+import cases
 import numpy as np
 import pytest
 import tensorflow as tf
+from anyflash.tensorflow import causal_1d, causal_2d, full_1d, full_2d, local_1d, local_2d
 from cases import Case, Laid, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
+from reference_rules import visible
 from strategies import ALIGNMENTS, FLOATS, channels
 
-import anyflash as af
-import cases
-from anyflash.tensorflow import causal_1d, causal_2d, full_1d, full_2d, local_1d, local_2d
-from reference_rules import visible
-
-FUNCTIONS = {(1, "full"): full_1d, (1, "causal"): causal_1d, (1, "local"): local_1d,
-             (2, "full"): full_2d, (2, "causal"): causal_2d, (2, "local"): local_2d}  # fmt: skip
+FUNCTIONS = {
+    (1, "full"): full_1d,
+    (1, "causal"): causal_1d,
+    (1, "local"): local_1d,
+    (2, "full"): full_2d,
+    (2, "causal"): causal_2d,
+    (2, "local"): local_2d,
+}
 
 
 def call(rule, dimensions, q, k, v, align, returning_l_m):
@@ -69,11 +74,21 @@ def function_cases(draw):
     local = ("local", draw(st.integers(1, 20)), draw(st.sampled_from([0, 0, 1, 2, 5])), draw(st.booleans()))
     heads = draw(st.sampled_from([1, 1, 2, 3]))
     return Case(
-        type=draw(st.sampled_from(FLOATS)), batch=draw(st.sampled_from([1, 1, 2, 0])), heads_q=heads, heads_kv=heads,
-        q_shape=q_shape, k_shape=k_shape, d_qk=draw(channels(80)), d_v=draw(channels(80)),
-        rule=draw(st.sampled_from([("full",), ("causal",), local])), align=draw(st.sampled_from(ALIGNMENTS)),
-        layout="bhds", dlse=draw(st.booleans()), poison=draw(st.booleans()), seed=draw(st.integers(0, 2**32)),
-    )  # fmt: skip
+        type=draw(st.sampled_from(FLOATS)),
+        batch=draw(st.sampled_from([1, 1, 2, 0])),
+        heads_q=heads,
+        heads_kv=heads,
+        q_shape=q_shape,
+        k_shape=k_shape,
+        d_qk=draw(channels(80)),
+        d_v=draw(channels(80)),
+        rule=draw(st.sampled_from([("full",), ("causal",), local])),
+        align=draw(st.sampled_from(ALIGNMENTS)),
+        layout="bhds",
+        dlse=draw(st.booleans()),
+        poison=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32)),
+    )
 
 
 @examples(100)
@@ -96,8 +111,22 @@ def test_every_function_alignment_and_type(dimensions, rule, align, type, monkey
     monkeypatch.setattr(cases, "Laid", FunctionLaid)
     shapes = [((13,), (37,)), ((41,), (12,))] if dimensions == 1 else [((5, 7), (11, 3)), ((9, 8), (4, 4))]
     for seed, (q_shape, k_shape) in enumerate(shapes * 2):
-        cases.check(Case(type=type, batch=2, heads_q=3, heads_kv=3, q_shape=q_shape, k_shape=k_shape, d_qk=9, d_v=5,
-                         rule=rule, align=align, layout="bhds", seed=seed))  # fmt: skip
+        cases.check(
+            Case(
+                type=type,
+                batch=2,
+                heads_q=3,
+                heads_kv=3,
+                q_shape=q_shape,
+                k_shape=k_shape,
+                d_qk=9,
+                d_v=5,
+                rule=rule,
+                align=align,
+                layout="bhds",
+                seed=seed,
+            )
+        )
 
 
 def tensors(dimensions, batch=(2,), dtype=tf.float64, queries=(3, 4), keys=(4, 2)):
@@ -119,7 +148,8 @@ def textbook(rule, dimensions, q, k, v, align):
     out = tf.matmul(flat[2], weights / tf.where(seen, l, 1)[..., None], transpose_b=True)
     rows = (*q.shape[: -dimensions - 1], *shape)
     return tf.reshape(out, (*q.shape[: -dimensions - 1], v.shape[-dimensions - 1], *shape)), *(
-        tf.reshape(x, rows) for x in (l, m))  # fmt: skip
+        tf.reshape(x, rows) for x in (l, m)
+    )
 
 
 def all_numbers(results):
@@ -135,7 +165,8 @@ def test_gradients_by_finite_differences(dimensions, rule, align):
     """Of O, l and m, each number of them."""
     given = tensors(dimensions)
     ours, numeric = tf.test.compute_gradient(
-        lambda *x: all_numbers(call(rule, dimensions, *x, align, True)), given, delta=1e-6)  # fmt: skip
+        lambda *x: all_numbers(call(rule, dimensions, *x, align, True)), given, delta=1e-6
+    )
     for one, other in zip(ours, numeric):
         np.testing.assert_allclose(one, other, atol=1e-7)
 
@@ -218,8 +249,9 @@ def test_gradients_of_the_maximum_of_scores_of_any_size(type, size, share):
             np.testing.assert_allclose(one, other, atol=bar * np.abs(other).max(), rtol=0)
 
 
-@pytest.mark.parametrize("type, size", [(tf.float32, -100), (tf.float32, -113), (tf.float64, -997),
-                                        (tf.bfloat16, -100)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "type, size", [(tf.float32, -100), (tf.float32, -113), (tf.float64, -997), (tf.bfloat16, -100)], ids=str
+)
 def test_the_gradient_of_the_maximum_where_all_keys_are_small(type, size):
     """Each query's own key has the greatest score, though hardly greater than any other."""
     k = np.eye(6) * 2.0**size
@@ -306,8 +338,9 @@ def test_queries_that_see_nothing_and_hidden_keys(rule, align, keys, graph):
 
 
 @pytest.mark.parametrize("function", [full_1d, causal_1d])
-@pytest.mark.parametrize("batch, queries, keys",
-                         [((0,), 5, 6), ((2, 0, 3), 5, 6), ((2,), 0, 6), ((), 5, 0), ((2,), 0, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "batch, queries, keys", [((0,), 5, 6), ((2, 0, 3), 5, 6), ((2,), 0, 6), ((), 5, 0), ((2,), 0, 0)]
+)
 def test_empty(function, batch, queries, keys):
     q, k, v = tf.ones((*batch, 3, queries)), tf.ones((*batch, 3, keys)), tf.ones((*batch, 4, keys))
     with tf.GradientTape() as tape:

@@ -7,14 +7,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anyflash as af
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cases import same_bits
-
-import anyflash as af
 from anyflash.tensorflow import attention, causal_1d, full_1d, full_2d, local_2d
+from cases import same_bits
 
 rng = np.random.default_rng(0)
 
@@ -81,13 +80,16 @@ def test_shapes_are_inferred(q, v, out, rows):
         assert str(one.shape) == str(tf.TensorShape(shape))
 
 
-@pytest.mark.parametrize("layout, q, v, out, lse", [
-    ("bhsd", [None, 4, 9, 8], [None, 2, 7, 5], [None, 4, 9, 5], [None, 4, 9]),
-    ("bshd", [2, 6, 7, 4, 8], [2, 7, 7, 2, 5], [2, 6, 7, 4, 5], [2, 4, 42]),
-    ("bhds", [2, 4, 8, 6, None], [2, 2, 5, 7, 7], [2, 4, 5, 6, None], [2, 4, None]),
-    ("thd", [None, 4, 8], [None, 2, 5], [None, 4, 5], [4, None]),
-    ("bhsd", None, [2, 2, 7, 5], None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layout, q, v, out, lse",
+    [
+        ("bhsd", [None, 4, 9, 8], [None, 2, 7, 5], [None, 4, 9, 5], [None, 4, 9]),
+        ("bshd", [2, 6, 7, 4, 8], [2, 7, 7, 2, 5], [2, 6, 7, 4, 5], [2, 4, 42]),
+        ("bhds", [2, 4, 8, 6, None], [2, 2, 5, 7, 7], [2, 4, 5, 6, None], [2, 4, None]),
+        ("thd", [None, 4, 8], [None, 2, 5], [None, 4, 5], [4, None]),
+        ("bhsd", None, [2, 2, 7, 5], None, None),
+    ],
+)
 def test_shapes_of_attention_are_inferred(layout, q, v, out, lse):
     lengths = dict(cu_seqlens_q=[0, 3], cu_seqlens_k=[0, 3]) if layout == "thd" else {}
     function = tf.function(lambda q, k, v: attention(q, k, v, layout=layout, return_lse=True, **lengths))
@@ -230,10 +232,16 @@ def test_eager_tensors_through_anyflash_itself():
         af.attention(X, tf.sparse.from_dense(X), X)
 
 
-@pytest.mark.parametrize("kind, given", [
-    ("string", tf.constant(["a"])), ("string", tf.Variable(["a"])), ("resource", tf.Variable(1.0).handle),
-    ("variant", tf.raw_ops.TensorListReserve(element_shape=[1], num_elements=2, element_dtype=tf.float32)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, given",
+    [
+        ("string", tf.constant(["a"])),
+        ("string", tf.Variable(["a"])),
+        ("resource", tf.Variable(1.0).handle),
+        ("variant", tf.raw_ops.TensorListReserve(element_shape=[1], num_elements=2, element_dtype=tf.float32)),
+    ],
+    ids=str,
+)
 def test_tensors_that_hold_no_numbers(kind, given):
     """TensorFlow's own export ends the process."""
     with pytest.raises(TypeError, match=f"^query: type {kind}, expected numbers$"):
@@ -284,8 +292,10 @@ ONE = dict(window_size=1, log2_stride_size=0, is_causal=False, sync_mode="none_f
 WRONG = {
     "channels": ("key: head size 4, expected 8 as in query", lambda: full_1d(X, X[..., :4, :], X)),
     "batch": ("key: batch (1, 3), expected (2, 3) as in query", lambda: full_1d(X, X[:1], X)),
-    "batch of another order": ("value: batch (3, 2), expected (2, 3) as in query",
-                               lambda: full_1d(X, X, tf.reshape(X, (3, 2, 8, 5)))),
+    "batch of another order": (
+        "value: batch (3, 2), expected (2, 3) as in query",
+        lambda: full_1d(X, X, tf.reshape(X, (3, 2, 8, 5))),
+    ),
     "keys and values": ("value: ", lambda: full_1d(X, X, X[..., :4])),
     "rank": ("query: rank 1, expected at least 2", lambda: full_1d(X[0, 0, 0], X, X)),
     "rank of a number": ("query: rank 0, expected 4", lambda: attention(tf.constant(1.0), X, X)),
@@ -294,33 +304,53 @@ WRONG = {
     "rank in two dimensions": ("query: rank 2, expected at least 3", lambda: full_2d(X[0, 0], X, X)),
     "too many channels": ("query: head size 300, expected 1 to 256", lambda: full_1d(*[tf.ones((300, 2))] * 3)),
     "no channels": ("query: head size 0, expected 1 to 256", lambda: full_1d(*[tf.ones((0, 2))] * 3)),
-    "types differ": ("key: type float64, expected float32 as in query",
-                     lambda: full_1d(X, tf.cast(X, tf.float64), X)),
-    "integers": ("query: type int32, expected float16, bfloat16, float32 or float64",
-                 lambda: full_1d(*[tf.cast(X, tf.int32)] * 3)),
-    "integers in a bias": ("bias: type int32, expected float16, bfloat16, float32 or float64",
-                           lambda: attention(X, X, X, bias=tf.zeros((1, 1, 1, 8), tf.int32))),
-    "slopes' type": ("alibi_slopes: type int32, expected float32 or float64",
-                     lambda: attention(X, X, X, alibi_slopes=tf.zeros(3, tf.int32))),
-    "lengths' type": ("key_lengths: type float32, expected int32 or int64",
-                      lambda: attention(X, X, X, key_lengths=[3.0, 2.0])),
-    "a table's type": ("tables: ids: type int8, expected bool, uint8, int32 or int64", lambda: attention(
-        X, X, X, rule="documents(ids, ids)", tables={"ids": tf.zeros(8, tf.int8)})),
-    "window beyond 64 bits": ("window_size: expected an integer of 64 bits",
-                              lambda: local_2d(X, X, X, **ONE | {"window_size": 2**63})),
+    "types differ": ("key: type float64, expected float32 as in query", lambda: full_1d(X, tf.cast(X, tf.float64), X)),
+    "integers": (
+        "query: type int32, expected float16, bfloat16, float32 or float64",
+        lambda: full_1d(*[tf.cast(X, tf.int32)] * 3),
+    ),
+    "integers in a bias": (
+        "bias: type int32, expected float16, bfloat16, float32 or float64",
+        lambda: attention(X, X, X, bias=tf.zeros((1, 1, 1, 8), tf.int32)),
+    ),
+    "slopes' type": (
+        "alibi_slopes: type int32, expected float32 or float64",
+        lambda: attention(X, X, X, alibi_slopes=tf.zeros(3, tf.int32)),
+    ),
+    "lengths' type": (
+        "key_lengths: type float32, expected int32 or int64",
+        lambda: attention(X, X, X, key_lengths=[3.0, 2.0]),
+    ),
+    "a table's type": (
+        "tables: ids: type int8, expected bool, uint8, int32 or int64",
+        lambda: attention(X, X, X, rule="documents(ids, ids)", tables={"ids": tf.zeros(8, tf.int8)}),
+    ),
+    "window beyond 64 bits": (
+        "window_size: expected an integer of 64 bits",
+        lambda: local_2d(X, X, X, **ONE | {"window_size": 2**63}),
+    ),
     "scale too large": ("scale: expected a number that float64 holds", lambda: attention(X, X, X, scale=10**400)),
-    "sync mode": ("sync_mode: 'middle', expected none_front, none_end, scale_front or scale_end",
-                  lambda: causal_1d(X, X, X, "middle")),
-    "window": ("rule: column 1: local: window 0, expected at least 1",
-               lambda: local_2d(X, X, X, **ONE | {"window_size": 0})),
-    "stride": ("rule: column 1: local: log2_stride 31, expected",
-               lambda: local_2d(X, X, X, **ONE | {"log2_stride_size": 31})),
+    "sync mode": (
+        "sync_mode: 'middle', expected none_front, none_end, scale_front or scale_end",
+        lambda: causal_1d(X, X, X, "middle"),
+    ),
+    "window": (
+        "rule: column 1: local: window 0, expected at least 1",
+        lambda: local_2d(X, X, X, **ONE | {"window_size": 0}),
+    ),
+    "stride": (
+        "rule: column 1: local: log2_stride 31, expected",
+        lambda: local_2d(X, X, X, **ONE | {"log2_stride_size": 31}),
+    ),
     "rule's text": ("rule: ", lambda: attention(X, X, X, rule="casual()")),
     "a table that the text does not name": (
         "tables: 'idz', which the rule's text does not name, did you mean 'ids'?",
-        lambda: attention(X, X, X, rule="dense(ids)", tables={"ids": tf.ones((8, 8), tf.bool), "idz": [0] * 8})),
-    "a table beside a text without any": ("tables: 'a', which the rule's text does not name",
-                                          lambda: attention(X, X, X, rule="causal()", tables={"a": [0] * 8})),
+        lambda: attention(X, X, X, rule="dense(ids)", tables={"ids": tf.ones((8, 8), tf.bool), "idz": [0] * 8}),
+    ),
+    "a table beside a text without any": (
+        "tables: 'a', which the rule's text does not name",
+        lambda: attention(X, X, X, rule="causal()", tables={"a": [0] * 8}),
+    ),
     "no table": ("tables: no tensor 'ids'", lambda: attention(X, X, X, rule="documents(ids, ids)")),
     "tables": ("tables: given with a Rule", lambda: attention(X, X, X, rule=af.causal(), tables={"a": X})),
     "layout": ("layout: 'qkv', expected bhsd, bshd, thd or bhds", lambda: attention(X, X, X, layout="qkv")),
@@ -330,13 +360,17 @@ WRONG = {
     "softcap": ("softcap: nan, expected", lambda: attention(X, X, X, softcap=float("nan"))),
     "lengths": ("key_lengths: ", lambda: attention(X, X, X, key_lengths=[9, 9])),
     "threads": ("threads: -1, expected", lambda: attention(X, X, X, threads=-1)),
-    "more in the sync mode": ("sync_mode: 'none_front; rule=causal()', expected none_front, none_end",
-                              lambda: full_1d(X, X, X, "none_front; rule=causal()")),
+    "more in the sync mode": (
+        "sync_mode: 'none_front; rule=causal()', expected none_front, none_end",
+        lambda: full_1d(X, X, X, "none_front; rule=causal()"),
+    ),
     "more in the alignment": ("align: ", lambda: attention(X, X, X, align="none_front; scale=3")),
-    "more in a table's name": ("tables: name 'a; scale=3', expected a word", lambda: attention(
-        X, X, X, rule="documents(ids, ids)", tables={"ids": [0] * 5, "a; scale=3": [0] * 5})),
+    "more in a table's name": (
+        "tables: name 'a; scale=3', expected a word",
+        lambda: attention(X, X, X, rule="documents(ids, ids)", tables={"ids": [0] * 5, "a; scale=3": [0] * 5}),
+    ),
     "more in the rule": ("rule: ", lambda: attention(X, X, X, rule="full(); scale=3")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -358,9 +392,22 @@ def test_one_line_of_a_gradient():
     assert str(raised.value) == "page_table: given to backward, expected keys and values without pages"
 
 
-@pytest.mark.parametrize("name", ["channels", "batch", "rank", "rank of a number", "rank of NumPy's number",
-                                  "types differ", "integers in a bias", "sync mode", "window", "bias",
-                                  "softcap"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "channels",
+        "batch",
+        "rank",
+        "rank of a number",
+        "rank of NumPy's number",
+        "types differ",
+        "integers in a bias",
+        "sync mode",
+        "window",
+        "bias",
+        "softcap",
+    ],
+)
 def test_the_same_line_in_a_graph(name):
     start, call = WRONG[name]
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
@@ -369,12 +416,25 @@ def test_the_same_line_in_a_graph(name):
     assert any(re.match(before + re.escape(start), x) for x in str(raised.value).splitlines())
 
 
-@pytest.mark.parametrize("options", [{"threads": "1; scale=3"}, {"threads": 1.5}, {"scale": "x"}, {"scale": "3"},
-                                     {"softcap": None}, {"deterministic": "no"}, {"rule": 3},
-                                     {"deterministic": None}, {"allow_tf32": None},
-                                     {"tables": [1], "rule": "full()"}, {"align": None}, {"layout": ["bhsd"]},
-                                     {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"},
-                                     {"tables": np.zeros(5)}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": "1; scale=3"},
+        {"threads": 1.5},
+        {"scale": "x"},
+        {"scale": "3"},
+        {"softcap": None},
+        {"deterministic": "no"},
+        {"rule": 3},
+        {"deterministic": None},
+        {"allow_tf32": None},
+        {"tables": [1], "rule": "full()"},
+        {"align": None},
+        {"layout": ["bhsd"]},
+        {"tables": [("ids", [0] * 5)], "rule": "documents(ids, ids)"},
+        {"tables": np.zeros(5)},
+    ],
+)
 def test_options_of_another_type(options):
     with pytest.raises(TypeError, match=f"^{next(iter(options))}: type "):
         attention(X, X, X, **options)
@@ -397,8 +457,10 @@ def test_tf32_changes_nothing_on_the_cpu(change):
 @pytest.mark.parametrize("value", [None, 2, 1.0, [], "no", tf.constant(True)])
 def test_what_is_neither_true_nor_false(value):
     """An is_causal that came out as None is no mask without causality."""
-    for name, call in (("is_causal", lambda: local_2d(X, X, X, **ONE | {"is_causal": value})),
-                       ("returning_l_m", lambda: full_1d(X, X, X, returning_l_m=value))):  # fmt: skip
+    for name, call in (
+        ("is_causal", lambda: local_2d(X, X, X, **ONE | {"is_causal": value})),
+        ("returning_l_m", lambda: full_1d(X, X, X, returning_l_m=value)),
+    ):
         with pytest.raises(TypeError, match=f"^{name}: type .*, expected True or False"):
             call()
     assert len(full_1d(X, X, X, returning_l_m=np.True_)) == 3

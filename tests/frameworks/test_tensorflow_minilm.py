@@ -8,10 +8,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from test_minilm import encoder, model, plain_embedding, random_texts, run, search, small_weights  # noqa: E402, F401
+from test_minilm import encoder, model, plain_embedding, random_texts, run, search, small_weights  # noqa: F401
 
 
-def test_embeddings(model):  # noqa: F811
+def test_embeddings(model):
     coder = encoder.Encoder(model)
     tokens = coder.tokens(random_texts(12, 1, 20))
     bar = tqdm(total=12, disable=True)
@@ -20,7 +20,7 @@ def test_embeddings(model):  # noqa: F811
     np.testing.assert_allclose(got, [plain_embedding(small_weights(), text) for text in tokens], rtol=0, atol=2e-6)
 
 
-def test_program(model, tmp_path):  # noqa: F811
+def test_program(model, tmp_path):
     texts = random_texts(20, 4, 20)
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
     done = run("text.txt", texts[13], "--model", model, "--framework", "tensorflow", folder=tmp_path)

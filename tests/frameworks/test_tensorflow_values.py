@@ -1,6 +1,9 @@
 """anyflash.tensorflow.attention against the contract's reference: results and, through tf.GradientTape, gradients,
 eagerly and in graphs."""
 
+import anyflash as af
+import anyflash.tensorflow
+import cases
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,10 +12,6 @@ from devices import DEVICE
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, paged_cases, ragged_cases
-
-import anyflash as af
-import anyflash.tensorflow
-import cases
 from test_core import CALLS
 
 
@@ -96,8 +95,11 @@ def test_rules_as_text_with_tables():
     rng = np.random.default_rng(0)
     q = tf.constant(rng.standard_normal((1, 2, 9, 4)))
     ids = tf.constant([0, 0, 0, 1, 1, 1, 1, 2, 2], tf.int64)
-    function = tf.function(lambda q, ids: anyflash.tensorflow.attention(
-        q, q, q, rule="documents(ids, ids) & causal()", tables={"ids": ids}))  # fmt: skip
+    function = tf.function(
+        lambda q, ids: anyflash.tensorflow.attention(
+            q, q, q, rule="documents(ids, ids) & causal()", tables={"ids": ids}
+        )
+    )
     for table in (ids, ids[::-1]):
         expected = af.attention(*[q.numpy()] * 3, rule=af.documents(table.numpy()) & af.causal())
         assert same_bits(function(q, table).numpy(), expected)

@@ -3,15 +3,14 @@
 import subprocess
 import sys
 
+import anyflash as af
 import pytest
 import torch
+from anyflash.torch import attention, sdpa
 from devices import DEVICE
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
-
-import anyflash as af
-from anyflash.torch import attention, sdpa
 
 
 def counted(call):
@@ -33,22 +32,37 @@ MASK = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5) % 7 == 0
 
 
 def thd(tokens, heads, ends, **options):
-    return attention(zeros(tokens, heads, 8), *[zeros(tokens, 1, 8)] * 2, layout="thd", cu_seqlens_q=integers(*ends),
-                     cu_seqlens_k=integers(*ends), **options)  # fmt: skip
+    return attention(
+        zeros(tokens, heads, 8),
+        *[zeros(tokens, 1, 8)] * 2,
+        layout="thd",
+        cu_seqlens_q=integers(*ends),
+        cu_seqlens_k=integers(*ends),
+        **options,
+    )
 
 
 def paged(lengths, **options):
     pages = zeros(9, 16, 2, 8)
-    return attention(zeros(2, 4, 3, 8), pages, pages, page_table=integers(*range(8)).reshape(2, 4),
-                     key_lengths=integers(*lengths), **options)  # fmt: skip
+    return attention(
+        zeros(2, 4, 3, 8),
+        pages,
+        pages,
+        page_table=integers(*range(8)).reshape(2, 4),
+        key_lengths=integers(*lengths),
+        **options,
+    )
 
 
 CALLS = {  # what is called, its pairs in all heads and batch entries, d + d_v
     "all": (lambda: attention(X, X, X), 12 * 64 * 64, 128),
     "a rule": (lambda: attention(X, X, X, rule=af.causal() & af.local(3)), 12 * (1 + 2 + 62 * 3), 128),
     "an alignment": (lambda: attention(X[:, :, :2], X, X, rule=af.causal(), align="none_end"), 12 * (63 + 64), 128),
-    "grouped heads, other values": (lambda: attention(zeros(2, 6, 9, 8), zeros(2, 3, 7, 8), zeros(2, 3, 7, 5)),
-                                    2 * 6 * 9 * 7, 13),
+    "grouped heads, other values": (
+        lambda: attention(zeros(2, 6, 9, 8), zeros(2, 3, 7, 8), zeros(2, 3, 7, 5)),
+        2 * 6 * 9 * 7,
+        13,
+    ),
     "bshd": (lambda: attention(zeros(2, 9, 6, 8), *[zeros(2, 7, 3, 8)] * 2, layout="bshd"), 2 * 6 * 9 * 7, 16),
     "bhds": (lambda: attention(zeros(2, 6, 8, 9), zeros(2, 3, 8, 7), zeros(2, 3, 5, 7), layout="bhds"), 756, 13),
     "qkv": (lambda: attention(zeros(3, 2, 9, 8), layout="qkv", rule=af.causal()), 2 * 45, 16),
@@ -57,13 +71,21 @@ CALLS = {  # what is called, its pairs in all heads and batch entries, d + d_v
     "lengths": (lambda: attention(zeros(2, 4, 3, 8), *[zeros(2, 4, 9, 8)] * 2, key_lengths=integers(5, 0)), 4 * 15, 16),
     "pages": (lambda: paged((40, 17)), 4 * 3 * 57, 16),
     "pages, at the end": (lambda: paged((40, 17), rule=af.causal(), align="none_end"), 4 * 3 * (40 + 17 - 2), 16),
-    "a table": (lambda: attention(zeros(2, 3, 4, 8), *[zeros(2, 3, 5, 8)] * 2, rule=af.dense(MASK)),
-                int(MASK.sum()), 16),
-    "a table by name": (lambda: attention(*[zeros(2, 3, 6, 8)] * 3, rule="documents(a, a)",
-                                          tables={"a": torch.tensor([0, 0, 1, 1, 1, 1])}), 6 * (4 + 16), 16),
+    "a table": (
+        lambda: attention(zeros(2, 3, 4, 8), *[zeros(2, 3, 5, 8)] * 2, rule=af.dense(MASK)),
+        int(MASK.sum()),
+        16,
+    ),
+    "a table by name": (
+        lambda: attention(
+            *[zeros(2, 3, 6, 8)] * 3, rule="documents(a, a)", tables={"a": torch.tensor([0, 0, 1, 1, 1, 1])}
+        ),
+        6 * (4 + 16),
+        16,
+    ),
     "no pairs": (lambda: attention(X, X[:, :, :0], X[:, :, :0]), 0, 0),
     "in the place of PyTorch's": (lambda: in_the_place_of_pytorch_s(), 12 * 65 * 32, 128),
-}  # fmt: skip
+}
 
 
 def in_the_place_of_pytorch_s():
@@ -94,9 +116,18 @@ def test_all_gradients_of_an_eager_call_when_they_are_counted(numbers):
     ids = torch.tensor([[0] * 3 + [1] * 4] * 2)
 
     def gradients(block):
-        out, lse = attention(q, k, k.detach(), bias=bias, sink=sink, return_lse=True, rule="documents(a, b) | sink(1)",
-                             tables={"a": ids[:, :5], "b": ids}, key_lengths=torch.tensor([6, 7]),
-                             alibi_slopes=torch.ones(4).numpy() if DEVICE == "cpu" else zeros(4))  # fmt: skip
+        out, lse = attention(
+            q,
+            k,
+            k.detach(),
+            bias=bias,
+            sink=sink,
+            return_lse=True,
+            rule="documents(a, b) | sink(1)",
+            tables={"a": ids[:, :5], "b": ids},
+            key_lengths=torch.tensor([6, 7]),
+            alibi_slopes=torch.ones(4).numpy() if DEVICE == "cpu" else zeros(4),
+        )
         with block:
             return torch.autograd.grad(out.sin().sum() + lse.sum(), given)
 
@@ -111,7 +142,7 @@ def test_without_numbers_all_pairs_count():
     ids = torch.tensor([0, 0, 1, 1, 1, 1])
     with FakeTensorMode() as fake:
         x, fake_ids = torch.zeros(2, 3, 6, 8), fake.from_tensor(ids)
-        named = lambda: attention(x, x, x, rule="documents(a, a)", tables={"a": fake_ids})  # noqa: E731
+        named = lambda: attention(x, x, x, rule="documents(a, a)", tables={"a": fake_ids})
         assert counted(lambda: attention(x, x, x, rule=af.causal())) == 32 * 6 * 21
         assert counted(named) == 32 * 6 * 36
     x = torch.zeros(2, 3, 6, 8, device="meta")
@@ -119,14 +150,17 @@ def test_without_numbers_all_pairs_count():
     assert counted(lambda: attention(x, x, x, key_lengths=torch.zeros(2, dtype=torch.int32, device="meta"))) == 32 * 216
 
 
-@pytest.mark.parametrize("layout, shape", [("bhsd", (2, 3, 6, 8)), ("bshd", (2, 6, 3, 8)), ("bhds", (2, 3, 8, 6)),
-                                           ("thd", (6, 3, 8)), ("qkv", (3, 3, 6, 8))])  # fmt: skip
+@pytest.mark.parametrize(
+    "layout, shape",
+    [("bhsd", (2, 3, 6, 8)), ("bshd", (2, 6, 3, 8)), ("bhds", (2, 3, 8, 6)), ("thd", (6, 3, 8)), ("qkv", (3, 3, 6, 8))],
+)
 def test_of_sizes_that_are_symbols_all_pairs_count(layout, shape):
     def call(x):
         ends = x.new_tensor([0, 6], dtype=torch.int32) if layout == "thd" else None
         rest = () if layout == "qkv" else (x, x)
-        totals.append(counted(lambda: attention(x, *rest, rule=af.causal(), layout=layout, cu_seqlens_q=ends,
-                                                cu_seqlens_k=ends)))  # fmt: skip
+        totals.append(
+            counted(lambda: attention(x, *rest, rule=af.causal(), layout=layout, cu_seqlens_q=ends, cu_seqlens_k=ends))
+        )
         return x
 
     totals = []

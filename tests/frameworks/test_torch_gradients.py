@@ -2,13 +2,12 @@
 
 import weakref
 
+import anyflash as af
 import pytest
 import torch
+from anyflash.torch import attention, flash_attention_qkv_packed
 from devices import DEVICE
 from small_rules import small_rules
-
-import anyflash as af
-from anyflash.torch import attention, flash_attention_qkv_packed
 
 
 def on_device(numbers, **options):
@@ -61,8 +60,19 @@ def test_bias(qkv, numbers, shape):
 
 def test_sink_and_everything_else(qkv, numbers):
     def call(q, k, v, bias, sink):
-        return attention(q, k, v, rule=af.causal(), bias=bias, sink=sink, softcap=2.0, scale=0.4, return_lse=True,
-                         align="none_end", alibi_slopes=on_device([[0.1] * 4] * 2, dtype=torch.float64))  # fmt: skip
+        return attention(
+            q,
+            k,
+            v,
+            rule=af.causal(),
+            bias=bias,
+            sink=sink,
+            softcap=2.0,
+            scale=0.4,
+            return_lse=True,
+            align="none_end",
+            alibi_slopes=on_device([[0.1] * 4] * 2, dtype=torch.float64),
+        )
 
     check(call, *qkv, numbers(1, 4, 5, 6), numbers(4))
 

@@ -1,14 +1,13 @@
 """anyflash.torch.attention in what is not a plain call: compiled and exported graphs, torch.func, autocast, fake
 tensors, checkpoints. What is expected is the plain call's result, to the bit."""
 
+import anyflash as af
 import pytest
 import torch
+from anyflash.torch import attention, flash_attention_qkv_packed, sdpa
 from devices import DEVICE
 from torch.autograd import forward_ad
 from torch.func import grad, vmap
-
-import anyflash as af
-from anyflash.torch import attention, flash_attention_qkv_packed, sdpa
 
 IDS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])  # read on the CPU
 DOCUMENTS = af.documents(IDS)
@@ -34,13 +33,22 @@ CALLS = {
     "a rule's text": lambda q, k, v: attention(q, k, v, rule="local(2) | sink(1)"),
     "tables": lambda q, k, v: attention(q, k, v, rule="documents(ids, ids)", tables={"ids": IDS}),
     "table made inside": lambda q, k, v: attention(q, k, v, rule=af.dense(q[0, 0] @ k[0, 0].mT > 0)),
-    "options": lambda q, k, v: attention(q, k, v, bias=q @ k.mT, sink=q[0, :, 0, 0], softcap=3.0, scale=0.2,
-                                         alibi_slopes=torch.ones(4, device=DEVICE), align="none_end"),
+    "options": lambda q, k, v: attention(
+        q,
+        k,
+        v,
+        bias=q @ k.mT,
+        sink=q[0, :, 0, 0],
+        softcap=3.0,
+        scale=0.2,
+        alibi_slopes=torch.ones(4, device=DEVICE),
+        align="none_end",
+    ),
     "switches": lambda q, k, v: attention(q, k, v, rule=LOCAL, deterministic=True, allow_tf32=True),
     "lse": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse=True)),
     "l and m": lambda q, k, v: sum(x.sum() for x in attention(q, k, v, return_lse="lm")),
     "packed": lambda q, k, v: flash_attention_qkv_packed(torch.stack([q[0], k[0], v[0]]), 3, 1),
-}  # fmt: skip
+}
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it does not trace ~ of an object
     CALLS["rule negated inside"] = lambda q, k, v: attention(q, k, v, rule=af.causal() & ~af.window(3, (2,)))
     CALLS["rule from outside negated"] = lambda q, k, v: attention(q, k, v, rule=~(LOCAL & ~DOCUMENTS))
@@ -65,7 +73,7 @@ def test_compiled_as_one_graph(qkv, name):
 
 
 def test_compiled_to_machine_code(qkv):
-    call = lambda q, k, v: attention(q * 2, k, v, rule=af.causal()).relu()  # noqa: E731
+    call = lambda q, k, v: attention(q * 2, k, v, rule=af.causal()).relu()
     assert_same(gradients(torch.compile(call, fullgraph=True), qkv), gradients(call, qkv))
 
 
@@ -78,7 +86,7 @@ def test_compiled_for_any_length(numbers):
 
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compiled_for_rules_of_any_size(qkv, dynamic):
-    call = lambda q, k, v, size: attention(q, k, v, rule=af.local(size) | af.window([size], 0))  # noqa: E731
+    call = lambda q, k, v, size: attention(q, k, v, rule=af.local(size) | af.window([size], 0))
     compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for size in (2, 5, 3):
         assert_same(compiled(*qkv, size), call(*qkv, size))
@@ -101,9 +109,9 @@ OF_SIZES = {
 @pytest.mark.parametrize("dynamic, most", [(True, 1), (None, 2)])
 @pytest.mark.parametrize("name", OF_SIZES)
 def test_a_rule_made_of_a_size_compiles_once_for_all_sizes(numbers, name, dynamic, most):
-    call = lambda q: attention(q, q, q, rule=OF_SIZES[name](q.shape[2]))  # noqa: E731
+    call = lambda q: attention(q, q, q, rule=OF_SIZES[name](q.shape[2]))
     graphs = []
-    backend = lambda graph, inputs: graphs.append(graph) or graph  # noqa: E731
+    backend = lambda graph, inputs: graphs.append(graph) or graph
     compiled = torch.compile(call, fullgraph=True, dynamic=dynamic, backend=backend)
     for length in range(4, 44, 2):
         q = numbers(1, 1, length, 8)
@@ -112,7 +120,7 @@ def test_a_rule_made_of_a_size_compiles_once_for_all_sizes(numbers, name, dynami
 
 
 def test_gradients_through_a_rule_made_of_sizes(numbers):
-    call = lambda *qkv: attention(*qkv, rule=af.tiles(qkv[0].shape[2:4], 1) | af.local(qkv[0].shape[3] // 2))  # noqa: E731
+    call = lambda *qkv: attention(*qkv, rule=af.tiles(qkv[0].shape[2:4], 1) | af.local(qkv[0].shape[3] // 2))
     compiled = torch.compile(call, fullgraph=True, dynamic=True)
     for size in (4, 6, 8):
         qkv = [numbers(1, 2, size, size + 2, 8) for _ in range(3)]
@@ -133,8 +141,9 @@ def test_an_exported_rule_made_of_a_size(numbers, strict):
 
 
 def test_a_wrong_number_in_a_graph_is_told_when_it_runs(numbers):
-    compiled = torch.compile(lambda q: attention(q, q, q, rule=af.local(q.shape[2] - 5)), fullgraph=True, dynamic=True,
-                             backend="aot_eager")  # fmt: skip
+    compiled = torch.compile(
+        lambda q: attention(q, q, q, rule=af.local(q.shape[2] - 5)), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
     compiled(numbers(1, 1, 9, 8))
     with pytest.raises(ValueError, match="^rule: "):
         compiled(numbers(1, 1, 4, 8))
@@ -142,7 +151,7 @@ def test_a_wrong_number_in_a_graph_is_told_when_it_runs(numbers):
 
 def test_a_rule_that_is_made_in_a_graph_and_used_behind_it(qkv):
     behind = torch.compiler.disable(attention)
-    call = lambda q, k, v: behind(q, k, v, rule=af.causal() & LOCAL | ~af.documents(IDS))  # noqa: E731
+    call = lambda q, k, v: behind(q, k, v, rule=af.causal() & LOCAL | ~af.documents(IDS))
     assert_same(torch.compile(call, backend="aot_eager")(*qkv), call(*qkv))
 
 
@@ -153,10 +162,10 @@ def test_another_rule_compiles_anew(qkv):
 
 
 def test_compiled_override(qkv):
-    call = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    call = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     with sdpa():
         graphs = []
-        backend = lambda graph, inputs: graphs.append(graph) or graph  # noqa: E731
+        backend = lambda graph, inputs: graphs.append(graph) or graph
         assert_same(torch.compile(call, fullgraph=True, backend=backend)(*qkv), call(*qkv))
         assert "anyflash.attention" in graphs[0].code
 
@@ -245,18 +254,43 @@ def test_exported(qkv, name, strict):
 
 def arguments(q, k, v, **changes):
     options = dict(
-        bias=None, alibi_slopes=None, sink=None, cu_seqlens_q=None, cu_seqlens_k=None, key_lengths=None,
-        page_table=None, tables=[], names="", rule="causal()", numbers=[], align="none_front", layout="bhsd", scale=None,
-        softcap=0.0, deterministic=False, allow_tf32=False, threads=0, statistics=1,
-    )  # fmt: skip
+        bias=None,
+        alibi_slopes=None,
+        sink=None,
+        cu_seqlens_q=None,
+        cu_seqlens_k=None,
+        key_lengths=None,
+        page_table=None,
+        tables=[],
+        names="",
+        rule="causal()",
+        numbers=[],
+        align="none_front",
+        layout="bhsd",
+        scale=None,
+        softcap=0.0,
+        deterministic=False,
+        allow_tf32=False,
+        threads=0,
+        statistics=1,
+    )
     return q, k, v, *(options | changes).values()
 
 
-@pytest.mark.parametrize("changes", [
-    {}, dict(statistics=2), dict(rule="window($0, $1)", numbers=[3, 2]), dict(rule="documents(a, a)", names="a", tables=[IDS]),
-    dict(bias=torch.zeros(1, 4, 1, 9, requires_grad=True, device=DEVICE),
-         sink=torch.zeros(4, requires_grad=True, device=DEVICE), softcap=2.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(statistics=2),
+        dict(rule="window($0, $1)", numbers=[3, 2]),
+        dict(rule="documents(a, a)", names="a", tables=[IDS]),
+        dict(
+            bias=torch.zeros(1, 4, 1, 9, requires_grad=True, device=DEVICE),
+            sink=torch.zeros(4, requires_grad=True, device=DEVICE),
+            softcap=2.0,
+        ),
+    ],
+)
 def test_operator_check(qkv, changes):
     q, k, v = (x.requires_grad_() for x in qkv)
     torch.library.opcheck(torch.ops.anyflash.attention.default, arguments(q, k, v, **changes))
@@ -302,14 +336,14 @@ def test_mapped_over_a_batch(numbers):
         numbers(3, 1, 4, 9, 9),
         numbers(3, 4),
     )
-    one = lambda *x: attention(*x, rule=af.causal())  # noqa: E731
+    one = lambda *x: attention(*x, rule=af.causal())
     assert_same(vmap(one)(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
     assert_same(vmap(one, (0, None, None))(q, k[0], v[0]), torch.stack([one(x, k[0], v[0]) for x in q]))
     assert_same(vmap(one, (2, 0, 0), 1)(q.movedim(0, 2), k, v), torch.stack([one(*x) for x in zip(q, k, v)], 1))
-    more = lambda q, k, v, bias, sink: attention(q, k, v, bias=bias, sink=sink, return_lse=True)  # noqa: E731
+    more = lambda q, k, v, bias, sink: attention(q, k, v, bias=bias, sink=sink, return_lse=True)
     assert_same(vmap(more)(q, k, v, bias, sink), tuple(map(torch.stack, zip(*map(more, q, k, v, bias, sink)))))
     packed = numbers(4, 3, 2, 6, 8)
-    in_chunks = lambda qkv: flash_attention_qkv_packed(qkv, 3, 2)  # noqa: E731
+    in_chunks = lambda qkv: flash_attention_qkv_packed(qkv, 3, 2)
     assert_same(vmap(in_chunks)(packed), torch.stack(list(map(in_chunks, packed))))
     twice = vmap(vmap(lambda q, k, v: one(q[None], k[None], v[None])[0]))
     assert_same(twice(q, k, v), torch.stack([one(*x) for x in zip(q, k, v)]))
@@ -327,7 +361,7 @@ def test_tf32_changes_nothing_on_the_cpu(numbers):
 
 def test_mapped_over_nothing(numbers):
     q, sink = numbers(0, 2, 4, 9, 8), numbers(0, 4)
-    one = lambda q, sink=None: attention(q, q, q, sink=sink, return_lse=True)  # noqa: E731
+    one = lambda q, sink=None: attention(q, q, q, sink=sink, return_lse=True)
     for arguments in ((q,), (q, sink)):
         out, lse = vmap(one)(*arguments)
         assert out.shape == q.shape and lse.shape == q.shape[:-1]
@@ -337,7 +371,7 @@ def test_mapped_over_nothing(numbers):
 
 def test_gradients_of_functions(numbers):
     q, k, v, sink = numbers(3, 2, 4, 9, 8), numbers(3, 2, 4, 9, 8), numbers(3, 2, 4, 9, 8), numbers(3, 4)
-    loss = lambda q, k, v, sink: attention(q, k, v, sink=sink, rule=DOCUMENTS).sin().sum()  # noqa: E731
+    loss = lambda q, k, v, sink: attention(q, k, v, sink=sink, rule=DOCUMENTS).sin().sum()
     each = [grad(loss, (0, 1, 2, 3))(*x) for x in zip(q, k, v, sink)]
     one = [x[0].clone().requires_grad_() for x in (q, k, v, sink)]
     assert_same(each[0], torch.autograd.grad(loss(*one), one))
@@ -378,7 +412,7 @@ def test_autocast(qkv):
 
 
 def test_checkpoint(qkv):
-    call = lambda q, k, v: torch.utils.checkpoint.checkpoint(CALLS["full"], q, k, v, use_reentrant=False)  # noqa: E731
+    call = lambda q, k, v: torch.utils.checkpoint.checkpoint(CALLS["full"], q, k, v, use_reentrant=False)
     assert_same(gradients(call, qkv), gradients(CALLS["full"], qkv))
 
 

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 PROJECT = Path(__file__).resolve().parents[2]
-EXAMPLES = [block for page in ("index.md", "guide.md")
-            for block in re.findall(r"```python torch\n(.*?)```", (PROJECT / "docs" / page).read_text(), re.S)]  # fmt: skip
+EXAMPLES = [
+    block
+    for page in ("index.md", "guide.md")
+    for block in re.findall(r"```python torch\n(.*?)```", (PROJECT / "docs" / page).read_text(), re.S)
+]
 
 
 def run(program, **options):
@@ -41,7 +44,8 @@ print([name for name in sys.modules if name not in before and not name.startswit
 
 
 def test_the_extension_s_calls_before_the_front_end_is_imported_raise():
-    assert run("""
+    assert (
+        run("""
 import torch
 from anyflash import _core
 x, rows = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2)
@@ -52,7 +56,9 @@ for call in (lambda: _core.torch_attention(x, x, x, None, False, options),
         call()
     except ValueError as error:
         print(error)
-""") == "anyflash.torch: not imported, expected it before the call\n" * 2
+""")
+        == "anyflash.torch: not imported, expected it before the call\n" * 2
+    )
 
 
 @pytest.mark.parametrize("module", ["anyflash.torch", "anyflash.compat.flash_attn", "anyflash.transformers"])
@@ -71,16 +77,24 @@ STRUCTURES = {
     "Device": ("DLDevice", "device_type device_id"),
     "DataType": ("DLDataType", "code bits lanes"),
     "Tensor": ("DLTensor", "data device ndim dtype shape strides byte_offset"),
-    "ExchangeApi": ("DLPackExchangeAPI", "version:header.version previous:header.prev_api "
-                    "allocate:managed_tensor_allocator view_of_object:dltensor_from_py_object_no_sync "
-                    "current_stream:current_work_stream"),
-}  # fmt: skip
+    "ExchangeApi": (
+        "DLPackExchangeAPI",
+        "version:header.version previous:header.prev_api "
+        "allocate:managed_tensor_allocator view_of_object:dltensor_from_py_object_no_sync "
+        "current_stream:current_work_stream",
+    ),
+}
 
 
 def test_declarations_are_those_of_pytorch_s_header(tmp_path):
     """A compiler compares the place and size of each field with those in the header that this PyTorch brings."""
-    lines = ["#include <cstddef>", "#include <ATen/dlpack.h>", '#include "dlpack_exchange.h"',
-             "namespace a = anyflash::dlpack;", "static_assert(DLPACK_MAJOR_VERSION == a::known_major);"]  # fmt: skip
+    lines = [
+        "#include <cstddef>",
+        "#include <ATen/dlpack.h>",
+        '#include "dlpack_exchange.h"',
+        "namespace a = anyflash::dlpack;",
+        "static_assert(DLPACK_MAJOR_VERSION == a::known_major);",
+    ]
     for ours, (theirs, fields) in STRUCTURES.items():
         lines.append(f"static_assert(sizeof(a::{ours}) == sizeof({theirs}));")
         for field, _, other in (one.partition(":") for one in fields.split()):
@@ -90,8 +104,21 @@ def test_declarations_are_those_of_pytorch_s_header(tmp_path):
     source = tmp_path / "same.cpp"
     source.write_text("\n".join(lines) + "\n")
     include = Path(torch.__file__).parent / "include"
-    done = subprocess.run(["c++", "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", "-I", include, "-I",
-                           PROJECT / "python" / "src", source], capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [
+            "c++",
+            "-std=c++20",
+            "-fsyntax-only",
+            "-Wno-invalid-offsetof",
+            "-I",
+            include,
+            "-I",
+            PROJECT / "python" / "src",
+            source,
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -3,13 +3,12 @@
 import subprocess
 import sys
 
+import anyflash.torch._packed as packed
 import pytest
 import torch
-from devices import DEVICE
-
-import anyflash.torch._packed as packed
 from anyflash import _core
 from anyflash.torch import flash_attention_qkv_packed
+from devices import DEVICE
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 1e-1, torch.float16: 2e-2}
 CHUNKS = [(1, 1), (4, 3), (3, 8), (6, 2), (48, 1), (1, 48)]

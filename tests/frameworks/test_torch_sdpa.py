@@ -14,15 +14,14 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+from anyflash import _arrays, _core
+from anyflash.torch import _sdpa, sdpa
 from devices import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import run_processes
 from profiles import examples
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
-
-from anyflash import _arrays, _core
-from anyflash.torch import _sdpa, sdpa
 
 OWN = _sdpa._pytorch_s_own
 BOUNDS = {torch.float64: 1e-13, torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}
@@ -48,8 +47,10 @@ def with_gradients(function, tensors, mask, options):
 
 def check(q, k, v, mask=None, **options):
     bound = BOUNDS[q.dtype]
-    with (patch.object(_sdpa, "attention", wraps=_sdpa.attention) as ours,
-          patch.object(_sdpa, "plain_attention", wraps=_sdpa.plain_attention) as ours_at_once):  # fmt: skip
+    with (
+        patch.object(_sdpa, "attention", wraps=_sdpa.attention) as ours,
+        patch.object(_sdpa, "plain_attention", wraps=_sdpa.plain_attention) as ours_at_once,
+    ):
         out, gradients = with_gradients(_sdpa.scaled_dot_product_attention, (q, k, v), mask, options)
     assert ours.call_count + ours_at_once.call_count == 1
     wide = [x.double() for x in (q, k, v)]
@@ -125,10 +126,13 @@ def test_usual_calls_are_those_that_are_covered(call):
 
 @pytest.mark.of_the_cpu
 @pytest.mark.parametrize("records", [False, True])
-@pytest.mark.parametrize("rank, kind", [
-    *itertools.product([2, 3, 4], ["full", "causal", "mask", "scale", "two axes", "one row"]),
-    *itertools.product([3, 4], ["groups", "three axes"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rank, kind",
+    [
+        *itertools.product([2, 3, 4], ["full", "causal", "mask", "scale", "two axes", "one row"]),
+        *itertools.product([3, 4], ["groups", "three axes"]),
+    ],
+)
 def test_usual_calls_take_the_short_way(numbers, monkeypatch, kind, records, rank):
     """They look for no reason, and a mask needs no DLPack capsule."""
     for module, name in ((_sdpa, "_reason"), (_sdpa, "attention"), (_arrays, "capsule_of")):
@@ -137,10 +141,18 @@ def test_usual_calls_take_the_short_way(numbers, monkeypatch, kind, records, ran
     q, k, v = numbers(2, 4, 5, 8), numbers(2, heads, 7, 8), numbers(2, heads, 7, 6)
     q, k, v = (x[(0,) * (4 - rank)] for x in (q, k, v))
     mask = torch.arange(280).reshape(2, 4, 5, 7) % 3 > 0
-    masks = {"mask": mask[:, :1, :1][(0,) * (4 - rank)], "two axes": mask[0, 0], "three axes": mask[0],
-             "one row": mask[0, 0, :1]}  # fmt: skip
-    options = {"causal": {"is_causal": True}, "groups": {"enable_gqa": True}, "scale": {"scale": 0.3},
-               **{name: {"attn_mask": one} for name, one in masks.items()}}.get(kind, {})  # fmt: skip
+    masks = {
+        "mask": mask[:, :1, :1][(0,) * (4 - rank)],
+        "two axes": mask[0, 0],
+        "three axes": mask[0],
+        "one row": mask[0, 0, :1],
+    }
+    options = {
+        "causal": {"is_causal": True},
+        "groups": {"enable_gqa": True},
+        "scale": {"scale": 0.3},
+        **{name: {"attn_mask": one} for name, one in masks.items()},
+    }.get(kind, {})
     q.requires_grad_(records)
     out = _sdpa.scaled_dot_product_attention(q, k, v, **options)
     expected = OWN(q, k, v, **options)
@@ -158,9 +170,13 @@ def test_tensors_without_plain_memory_are_not_usual(change, place):
     assert _core.torch_covers(*tensors, False, False)
     one = tensors[place]
     tensors[place] = {
-        "negated": torch._neg_view, "zeros": lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
-        "meta": lambda x: x.to("meta"), "sparse": lambda x: x.to_sparse(), "no tensor": lambda x: x.numpy(),
-        "a subclass": lambda x: x.as_subclass(type("Own", (torch.Tensor,), {}))}[change](one)  # fmt: skip
+        "negated": torch._neg_view,
+        "zeros": lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
+        "meta": lambda x: x.to("meta"),
+        "sparse": lambda x: x.to_sparse(),
+        "no tensor": lambda x: x.numpy(),
+        "a subclass": lambda x: x.as_subclass(type("Own", (torch.Tensor,), {})),
+    }[change](one)
     assert not _core.torch_covers(*tensors, False, False)
 
 
@@ -268,8 +284,8 @@ def test_a_scale_that_float32_does_not_hold_is_left_to_pytorch(left_to_pytorch, 
 def test_what_is_negated_by_name_alone_is_left_to_pytorch(left_to_pytorch, numbers):
     x = numbers(1, 2, 5, 8)
     negated = torch.complex(x, x).conj().imag
-    for given in ((negated, x, x), (x, x, negated), (x, x, x, negated[..., :5])):
-        assert torch.equal(_sdpa.scaled_dot_product_attention(*given), OWN(*given))
+    for tensors in ((negated, x, x), (x, x, negated), (x, x, x, negated[..., :5])):
+        assert torch.equal(_sdpa.scaled_dot_product_attention(*tensors), OWN(*tensors))
     reason = "lazily negated or zero tensors"
     assert left_to_pytorch() == [f"scaled_dot_product_attention: left to PyTorch: {reason}"]
 
@@ -277,8 +293,9 @@ def test_what_is_negated_by_name_alone_is_left_to_pytorch(left_to_pytorch, numbe
 def test_forward_mode_is_left_to_pytorch(left_to_pytorch, numbers):
     q = numbers(1, 2, 5, 8)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        for got, expected in zip(*(torch.func.jvp(lambda q: call(q, q, q), (q,), (q,))
-                                   for call in (_sdpa.scaled_dot_product_attention, OWN))):  # fmt: skip
+        for got, expected in zip(
+            *(torch.func.jvp(lambda q: call(q, q, q), (q,), (q,)) for call in (_sdpa.scaled_dot_product_attention, OWN))
+        ):
             assert torch.equal(got, expected)
     assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: a forward-mode derivative"]
 
@@ -311,7 +328,7 @@ WRONG = [
     lambda q: dict(dropout_p=None),
     lambda q: dict(enable_gqa=1),
     lambda q: dict(scale=q.cpu().numpy()),
-]  # fmt: skip
+]
 if DEVICE == "cpu":  # masks of fewer than two axes
     WRONG += [lambda q: dict(attn_mask=torch.ones(5, dtype=torch.bool)), lambda q: dict(attn_mask=torch.zeros(()))]
 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):  # before, it takes both
@@ -335,7 +352,7 @@ def test_wrong_input_is_refused_by_pytorch(left_to_pytorch, wrong):
 def test_masks_that_are_an_object_of_pytorch_s(numbers, make, keys, compiled):
     q, k, mask = numbers(2, 4, 5, 8), numbers(2, 4, keys, 8), make(5, keys)
     seen = torch.ones(5, keys, dtype=torch.bool, device=DEVICE).tril(keys - 5 if make is causal_lower_right else 0)
-    call = lambda q: F.scaled_dot_product_attention(q, k, k, mask)  # noqa: E731
+    call = lambda q: F.scaled_dot_product_attention(q, k, k, mask)
     with sdpa():
         out = (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)(q)
     torch.testing.assert_close(out, OWN(q, k, k, seen))
@@ -360,7 +377,7 @@ def test_such_masks_by_a_name_from_before_and_derived_ones(numbers):
 
 def test_functionalize_is_left_to_pytorch(left_to_pytorch, numbers):
     q = numbers(1, 2, 5, 8)
-    call = lambda q: _sdpa.scaled_dot_product_attention(q, q, q).sum()  # noqa: E731
+    call = lambda q: _sdpa.scaled_dot_product_attention(q, q, q).sum()
     made = torch.func.functionalize(torch.func.grad(call))(q)
     torch.testing.assert_close(made, torch.func.grad(lambda q: OWN(q, q, q).sum())(q))
     assert left_to_pytorch() == ["scaled_dot_product_attention: left to PyTorch: torch.func.functionalize"]
@@ -446,10 +463,12 @@ def test_the_override_tells_what_it_stands_in_place_of():
 
 
 def test_what_others_have_put_in_place_is_neither_taken_nor_lost(monkeypatch):
-    others = lambda *args, **options: OWN(*args, **options)  # noqa: E731
+    others = lambda *args, **options: OWN(*args, **options)
     monkeypatch.setattr(F, "scaled_dot_product_attention", others)
-    line = ("^anyflash.torch: scaled_dot_product_attention is replaced by test_torch_sdpa.*lambda>, expected PyTorch's "
-            "own; switch anyflash on first")  # fmt: skip
+    line = (
+        "^anyflash.torch: scaled_dot_product_attention is replaced by test_torch_sdpa.*lambda>, expected PyTorch's "
+        "own; switch anyflash on first"
+    )
     with pytest.raises(RuntimeError, match=line), sdpa():
         pass
     assert F.scaled_dot_product_attention is others
@@ -510,7 +529,9 @@ def attend():
 
 @pytest.mark.of_the_cpu
 def test_context_parallel_keeps_its_calls(tmp_path):
-    run_processes(CONTEXT_PARALLEL + """
+    run_processes(
+        CONTEXT_PARALLEL
+        + """
 from anyflash.torch import _sdpa, sdpa  # inside of the block it would find another function
 with sdpa(), sharded():
     assert (attend() - expected).abs().max() < 1e-5
@@ -522,12 +543,16 @@ with sharded():
         assert "is replaced by torch.distributed.tensor.experimental._context_parallel" in str(error), error
     assert (attend() - expected).abs().max() < 1e-5
 assert F.scaled_dot_product_attention is _sdpa._pytorch_s_own
-""", tmp_path)
+""",
+        tmp_path,
+    )
 
 
 @pytest.mark.of_the_cpu
 def test_auto_is_refused_in_context_parallel(tmp_path):
-    run_processes(CONTEXT_PARALLEL + """
+    run_processes(
+        CONTEXT_PARALLEL
+        + """
 own = F.scaled_dot_product_attention
 with sharded():
     try:
@@ -539,7 +564,9 @@ with sharded():
 assert F.scaled_dot_product_attention is own
 import anyflash.torch.auto
 assert F.scaled_dot_product_attention.__wrapped__ is own
-""", tmp_path)
+""",
+        tmp_path,
+    )
 
 
 def test_auto_stays_and_layers_of_pytorch_use_it():

@@ -162,10 +162,15 @@ def test_in_two_processes(name, tmp_path):
 
 
 def test_a_mesh_of_two_dimensions(tmp_path):
-    run_processes(BEGIN.replace("(2,)", "(2, 2)") + """
+    run_processes(
+        BEGIN.replace("(2,)", "(2, 2)")
+        + """
 tensors = dict(query=numbers(2, 8, 5, 8), key=numbers(2, 4, 5, 8), value=numbers(2, 4, 5, 8), sink=numbers(8))
 for places in ([Shard(0), Shard(1)], [Shard(1), Shard(0)], [Shard(1), Shard(1)], [Replicate(), Shard(1)]):
     of_sink = [Shard(0) if place == Shard(1) else Replicate() for place in places]
     got = check(tensors, dict(query=places, sink=of_sink), rule=af.causal(), return_lse=True)
     assert list(got[0].placements) == places
-""", tmp_path, 4)
+""",
+        tmp_path,
+        4,
+    )

@@ -4,19 +4,18 @@ call and through the operator that graphs hold."""
 import warnings
 from functools import partial
 
+import anyflash as af
+import anyflash.torch
+import cases
 import numpy as np
 import pytest
 import torch
+from anyflash import _core
 from cases import Case, Laid, same_bits
 from devices import DEVICE, as_tensor, from_device
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
-
-import anyflash as af
-import anyflash.torch
-import cases
-from anyflash import _core
 from test_core import CALLS
 
 
@@ -98,8 +97,12 @@ def test_pages(case):
 @pytest.mark.of_the_cpu
 def test_biases_that_are_read_only_or_run_backwards():
     x, bias = torch.randn(1, 2, 5, 8), np.random.default_rng(0).standard_normal((5, 5))
-    for given in (np.broadcast_to(bias, (1, 2, 5, 5)), bias[None, None, ::-1], np.broadcast_to(np.float32(1), (1, 1, 1, 1))):
+    for array in (
+        np.broadcast_to(bias, (1, 2, 5, 5)),
+        bias[None, None, ::-1],
+        np.broadcast_to(np.float32(1), (1, 1, 1, 1)),
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            out = anyflash.torch.attention(x, x, x, bias=given)
-        assert torch.equal(out, anyflash.torch.attention(x, x, x, bias=torch.tensor(given.copy())))
+            out = anyflash.torch.attention(x, x, x, bias=array)
+        assert torch.equal(out, anyflash.torch.attention(x, x, x, bias=torch.tensor(array.copy())))

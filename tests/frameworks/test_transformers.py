@@ -3,25 +3,39 @@ configs."""
 
 import copy
 import logging
-import re
 
+import anyflash.transformers
 import pytest
 import torch
 import transformers
+from anyflash.transformers import attention_forward as forward
 from devices import DEVICE
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-import anyflash.transformers
-from anyflash.transformers import attention_forward as forward
-
-SMALL = dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
-             max_position_embeddings=64, pad_token_id=0)  # fmt: skip
+SMALL = dict(
+    vocab_size=99,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=40,
+    max_position_embeddings=64,
+    pad_token_id=0,
+)
 MODELS = {
     "bert": (BertModel, BertConfig(**SMALL, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)),
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, num_key_value_heads=2)),
-    "gemma": (Gemma2ForCausalLM, Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=8, sliding_window=4,
-                                              attn_logit_softcapping=2.0, query_pre_attn_scalar=8)),
-}  # fmt: skip
+    "gemma": (
+        Gemma2ForCausalLM,
+        Gemma2Config(
+            **SMALL,
+            num_key_value_heads=2,
+            head_dim=8,
+            sliding_window=4,
+            attn_logit_softcapping=2.0,
+            query_pre_attn_scalar=8,
+        ),
+    ),
+}
 if hasattr(transformers, "GptOssConfig"):  # sink logits
     experts = dict(num_key_value_heads=2, head_dim=8, sliding_window=4, num_local_experts=2, num_experts_per_tok=1)
     MODELS["gpt-oss"] = (transformers.GptOssForCausalLM, transformers.GptOssConfig(**SMALL, **experts))
@@ -202,7 +216,8 @@ def test_weights_asked_for_are_said_to_be_missing(calls, warnings):
         assert not model(IDS, output_attentions=True).attentions
     assert len(calls) == 4
     assert warnings() == [
-        'attention weights are not returned: output_attentions=True needs attn_implementation="eager"']  # fmt: skip
+        'attention weights are not returned: output_attentions=True needs attn_implementation="eager"'
+    ]
 
 
 def test_other_names_with_flash_are_still_flash_attention():
@@ -213,6 +228,7 @@ def test_other_names_with_flash_are_still_flash_attention():
 
 
 # Arguments of a call
+
 
 @pytest.fixture
 def qkv(numbers):
@@ -266,8 +282,15 @@ def test_sinks_for_each_query(qkv, numbers):
 
 def test_arguments_without_effect(qkv):
     expected, _ = forward(torch.nn.Module(), *qkv, CAUSAL)
-    given = dict(sliding_window=3, position_ids=torch.arange(6), use_cache=True, cu_seq_lens_q=torch.tensor([0, 6]),
-                 shift_labels=torch.arange(6), ignore_index=5, skip_logits=False)  # fmt: skip
+    given = dict(
+        sliding_window=3,
+        position_ids=torch.arange(6),
+        use_cache=True,
+        cu_seq_lens_q=torch.tensor([0, 6]),
+        shift_labels=torch.arange(6),
+        ignore_index=5,
+        skip_logits=False,
+    )
     out, _ = forward(torch.nn.Module(), *qkv, CAUSAL, head_mask=None, **given)
     assert torch.equal(out, expected)
 
@@ -294,24 +317,33 @@ def test_packed_training_with_windows(calls):
     places = torch.cat([torch.arange(ids.shape[1]) for ids in apart])[None].to(DEVICE)
     with torch.no_grad():
         expected = torch.cat([model(ids).logits for ids in apart], 1)
-        found = model(torch.cat(apart, 1), position_ids=places, cu_seq_lens_q=ends, cu_seq_lens_k=ends,
-                      max_length_q=13, max_length_k=13).logits  # fmt: skip
+        found = model(
+            torch.cat(apart, 1),
+            position_ids=places,
+            cu_seq_lens_q=ends,
+            cu_seq_lens_k=ends,
+            max_length_q=13,
+            max_length_k=13,
+        ).logits
     assert (found - expected).abs().max() <= 1e-5
 
 
 UNKNOWN = {
-    'head_mask: an argument that "anyflash" does not know; leave it out or use attn_implementation="eager"':
-        dict(head_mask=1),
-    "cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch":
-        dict(cache=object()),
+    'head_mask: an argument that "anyflash" does not know; leave it out or use attn_implementation="eager"': dict(
+        head_mask=1
+    ),
+    "cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch": dict(
+        cache=object()
+    ),
     "cu_seq_lens_q: 3 sequences in a batch of 2, expected 1": dict(cu_seq_lens_k=ENDS),
     "cu_seq_lens_k: expected a tensor of rank 1 of int32 or int64, the cumulative lengths": dict(cu_seq_lens_k=[0, 6]),
     "cu_seq_lens_k: 2 numbers, expected 4 as cu_seq_lens_q": dict(cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[::3]),
-    "dropout: 0.5 with cu_seq_lens_q, expected 0; set attention_dropout=0":
-        dict(cu_seq_lens_q=ENDS, dropout=0.5, batch=1),
+    "dropout: 0.5 with cu_seq_lens_q, expected 0; set attention_dropout=0": dict(
+        cu_seq_lens_q=ENDS, dropout=0.5, batch=1
+    ),
     "indices: torch.float32, expected torch.int32 or torch.int64": dict(indices=torch.ones(2, 6, 1)),
     "block_indices: Module has no indexer.block_size; pass a mask": dict(block_indices=torch.zeros(2, 2, 6, 1).int()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", UNKNOWN)
@@ -340,8 +372,10 @@ def test_a_window_that_eager_does_not_apply():
     sizes = dict(**SMALL, num_key_value_heads=2, num_experts=2, num_experts_per_tok=1)
     config = transformers.OlmoeConfig(**sizes)
     config.sliding_window = 3
-    eager, ours = (transformers.OlmoeForCausalLM._from_config(copy.deepcopy(config), attn_implementation=name)
-                   for name in ("eager", "anyflash"))  # fmt: skip
+    eager, ours = (
+        transformers.OlmoeForCausalLM._from_config(copy.deepcopy(config), attn_implementation=name)
+        for name in ("eager", "anyflash")
+    )
     ours.load_state_dict(eager.state_dict())
     with torch.no_grad():
         assert (eager.eval()(IDS.cpu()).logits - ours.eval()(IDS.cpu()).logits).abs().max() <= 1e-5
@@ -349,16 +383,20 @@ def test_a_window_that_eager_does_not_apply():
 
 # No mask
 
+
 def test_without_a_mask_the_queries_of_a_causal_module_are_the_last(qkv):
     q, k, v = qkv
     out, _ = forward(torch.nn.Module(), q[:, :, -2:], k, v, None, is_causal=True)
     torch.testing.assert_close(out, by_hand(*qkv, CAUSAL)[:, -2:])
 
 
-@pytest.mark.parametrize("keys, is_causal, message", [
-    (3, True, "attention_mask: None for 6 queries and 3 keys of a causal module; pass a mask"),
-    (6, None, "is_causal: not told by Module, and there is no mask; pass a mask or is_causal"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "keys, is_causal, message",
+    [
+        (3, True, "attention_mask: None for 6 queries and 3 keys of a causal module; pass a mask"),
+        (6, None, "is_causal: not told by Module, and there is no mask; pass a mask or is_causal"),
+    ],
+)
 def test_without_a_mask_what_is_not_known_is_refused(qkv, keys, is_causal, message):
     q, k, v = qkv
     with pytest.raises(ValueError) as raised:
@@ -370,16 +408,24 @@ def test_without_a_mask_what_is_not_known_is_refused(qkv, keys, is_causal, messa
 
 HEADS = dict(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
 ALONE = {
-    "bloom": (transformers.BloomForCausalLM, transformers.BloomConfig(
-        vocab_size=99, hidden_size=32, n_layer=1, n_head=4)),
+    "bloom": (
+        transformers.BloomForCausalLM,
+        transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=1, n_head=4),
+    ),
     "falcon": (transformers.FalconForCausalLM, transformers.FalconConfig(**HEADS)),
-    "gpt_neo": (transformers.GPTNeoForCausalLM, transformers.GPTNeoConfig(
-        vocab_size=99, hidden_size=32, num_layers=1, num_heads=4, attention_types=[[["global"], 1]])),
+    "gpt_neo": (
+        transformers.GPTNeoForCausalLM,
+        transformers.GPTNeoConfig(
+            vocab_size=99, hidden_size=32, num_layers=1, num_heads=4, attention_types=[[["global"], 1]]
+        ),
+    ),
     "roformer": (transformers.RoFormerModel, transformers.RoFormerConfig(**HEADS)),
     "splinter": (transformers.SplinterModel, transformers.SplinterConfig(**HEADS)),
-    "sam": (transformers.SamVisionModel, transformers.SamVisionConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=4)),
-}  # fmt: skip
+    "sam": (
+        transformers.SamVisionModel,
+        transformers.SamVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4),
+    ),
+}
 WAYS = {
     "a configuration": lambda kind, config: kind(with_ours(config)),
     "_from_config": lambda kind, config: kind._from_config(config, attn_implementation="anyflash"),
@@ -444,8 +490,15 @@ def test_from_pretrained_refuses_too(tmp_path):
 
 
 def test_the_language_model_of_a_composite_one_whose_vision_has_its_own(calls):
-    vision = dict(hidden_size=16, output_channels=8, num_hidden_layers=1, num_attention_heads=2, image_size=16,
-                  patch_size=4, mlp_dim=16)  # fmt: skip
+    vision = dict(
+        hidden_size=16,
+        output_channels=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=4,
+        mlp_dim=16,
+    )
     text = dict(**SMALL, num_key_value_heads=2)
     kind = transformers.GotOcr2ForConditionalGeneration
     config = transformers.GotOcr2Config(vision_config=vision, text_config=text)
@@ -460,8 +513,9 @@ def test_the_language_model_of_a_composite_one_whose_vision_has_its_own(calls):
 
 
 def test_a_part_that_has_its_own_attention_is_named():
-    vision = transformers.SamVisionConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16,
-                                          patch_size=4)  # fmt: skip
+    vision = transformers.SamVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4
+    )
     config = transformers.LlavaConfig(vision_config=vision, text_config=dict(model_type="llama", **SMALL))
     with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for SamVisionModel'):
         transformers.LlavaForConditionalGeneration(with_ours(config))

@@ -1,21 +1,21 @@
 """The masks that Transformers makes for "anyflash": left away where that is safe, and with their rules."""
 
+import anyflash.transformers
 import pytest
 import torch
 import transformers
-from devices import DEVICE
-from transformers import masking_utils
-
-import anyflash.transformers
 from anyflash.transformers import attention_forward, make_mask
 from anyflash.transformers._masks import known
+from devices import DEVICE
+from transformers import masking_utils
 
 CAUSAL = masking_utils.causal_mask_function
 WINDOW = masking_utils.sliding_window_causal_mask_function(3)
 CHUNKS = masking_utils.chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.long, device=DEVICE))
 NEAR = masking_utils.sliding_window_bidirectional_mask_function(2)
-PACKED = masking_utils.and_masks(CAUSAL, masking_utils.packed_sequence_mask_function(
-    torch.tensor([[0] * 5 + [1] * 6] * 2, device=DEVICE)))  # fmt: skip
+PACKED = masking_utils.and_masks(
+    CAUSAL, masking_utils.packed_sequence_mask_function(torch.tensor([[0] * 5 + [1] * 6] * 2, device=DEVICE))
+)
 ONES = torch.ones(2, 40, dtype=torch.bool, device=DEVICE)
 PADDED = ONES.clone()
 PADDED[1, :3] = False
@@ -34,7 +34,7 @@ KNOWN = {
     "chunks, cache that has lost its first": (CHUNKS, 9, 4, 5, 8),
     "chunks, static cache": (CHUNKS, 3, 4, 0, 16),
     "both ways": (NEAR, 0, 11, 0, 11),
-}  # fmt: skip
+}
 UNKNOWN = {
     "packed": (PACKED, 0, 11, 0, 11),
     "both ways, keys behind the last query": (NEAR, 0, 7, 0, 16),
@@ -45,8 +45,15 @@ UNKNOWN = {
 
 def mask_of(function, first, queries, first_key, keys, attention_mask=None, **options):
     given = dict(batch_size=2, allow_is_causal_skip=False, device=DEVICE) | options
-    return make_mask(q_length=queries, kv_length=keys, q_offset=first, kv_offset=first_key, mask_function=function,
-                     attention_mask=attention_mask, **given)  # fmt: skip
+    return make_mask(
+        q_length=queries,
+        kv_length=keys,
+        q_offset=first,
+        kv_offset=first_key,
+        mask_function=function,
+        attention_mask=attention_mask,
+        **given,
+    )
 
 
 def rule_of(mask):
@@ -135,13 +142,16 @@ def test_a_rule_is_for_the_sizes_that_its_mask_is_for(numbers):
         assert known(mask, queries, keys) is None
 
 
-@pytest.mark.parametrize("queries, first, keys, config, left_away", [
-    (11, 0, 11, {}, True),
-    (1, 10, 11, {}, True),
-    (7, 0, 16, {}, False),  # a static cache
-    (4, 7, 11, {}, False),
-    (11, 0, 11, {"use_bidirectional_attention": True}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "queries, first, keys, config, left_away",
+    [
+        (11, 0, 11, {}, True),
+        (1, 10, 11, {}, True),
+        (7, 0, 16, {}, False),  # a static cache
+        (4, 7, 11, {}, False),
+        (11, 0, 11, {"use_bidirectional_attention": True}, False),
+    ],
+)
 def test_a_causal_mask_is_left_away_only_where_it_is_aligned_at_both_ends(queries, first, keys, config, left_away):
     config = transformers.LlamaConfig(**config)
     mask = mask_of(CAUSAL, first, queries, 0, keys, config=config, allow_is_causal_skip=True)
@@ -170,10 +180,21 @@ IDS = torch.randint(1, 99, (2, 9), generator=torch.Generator().manual_seed(0)).t
 def gemma():
     """Its last two layers share keys, and see the last queries alone."""
     config = transformers.Gemma4TextConfig(
-        vocab_size=99, hidden_size=32, intermediate_size=40, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, global_head_dim=8, num_kv_shared_layers=2, pad_token_id=0,
-        vocab_size_per_layer_input=99, hidden_size_per_layer_input=8, sliding_window=4,
-        layer_types=["sliding_attention", "full_attention"] * 2)  # fmt: skip
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=8,
+        num_kv_shared_layers=2,
+        pad_token_id=0,
+        vocab_size_per_layer_input=99,
+        hidden_size_per_layer_input=8,
+        sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    )
     config._attn_implementation = "anyflash"
     out = transformers.Gemma4ForCausalLM(config).eval().to(DEVICE)
     torch.manual_seed(0)
@@ -200,8 +221,15 @@ def test_a_static_cache_gives_the_logits_of_a_growing_one(gemma):
 
 def test_a_window_in_pieces(rules):
     """Mistral's, with a cache: every call is by its rule, and the logits are those of "eager"."""
-    small = dict(vocab_size=99, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, sliding_window=4)  # fmt: skip
+    small = dict(
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=4,
+    )
     logits = []
     for implementation in ("eager", "anyflash"):
         config = transformers.MistralConfig(**small)
@@ -210,7 +238,8 @@ def test_a_window_in_pieces(rules):
         mistral = transformers.MistralForCausalLM(config).eval().to(DEVICE)
         cache = transformers.DynamicCache(config=config)
         with torch.no_grad():
-            logits.append(torch.cat([mistral(IDS[:, a:b], past_key_values=cache).logits
-                                     for a, b in ((0, 5), (5, 8), (8, 9))], 1))  # fmt: skip
+            logits.append(
+                torch.cat([mistral(IDS[:, a:b], past_key_values=cache).logits for a, b in ((0, 5), (5, 8), (8, 9))], 1)
+            )
     torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-5)
     assert rules == ["window(3, 0)"] * 6

@@ -7,11 +7,10 @@ import re
 import warnings
 from pathlib import Path
 
+import anyflash.transformers
 import architectures
 import pytest
 import transformers
-
-import anyflash.transformers
 
 PARTS = 32  # of the architectures, some twenty each
 NAMES = architectures.names()

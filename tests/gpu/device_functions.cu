@@ -201,42 +201,40 @@ int values(const void* p, const void* v, void* o) {
 
 using namespace anyflash::cuda;
 
-#define OF_TYPE(NAME, E)                                                                                              \
-  extern "C" int load_any_##NAME(const void* from, std::int64_t row, std::int64_t channel, bool vectors,              \
-                                 int channels, const std::uint8_t* exist, void* to) {                                 \
-    return run(load_any_kernel<E>, kThreads, 0, static_cast<const E*>(from), rows_of(row, channel, vectors),          \
-               channels, SomeRows{exist}, static_cast<E*>(to));                                                       \
-  }                                                                                                                   \
-  extern "C" int load_plain_##NAME(const void* from, std::int64_t row, int channels, void* to) {                      \
-    return run(load_plain_kernel<E>, kThreads, 0, static_cast<const E*>(from), row, channels, static_cast<E*>(to));   \
-  }                                                                                                                   \
-  extern "C" int store_any_##NAME(const void* from, std::int64_t row, std::int64_t channel, bool vectors,             \
-                                  int channels, const std::uint8_t* exist, void* to) {                                \
-    return run(store_kernel<E, false>, kThreads, 0, static_cast<const E*>(from), rows_of(row, channel, vectors),      \
-               channels, SomeRows{exist}, static_cast<E*>(to));                                                       \
-  }                                                                                                                   \
-  extern "C" int store_plain_##NAME(const void* from, std::int64_t row, void* to) {                                   \
-    return run(store_kernel<E, true>, kThreads, 0, static_cast<const E*>(from), rows_of(row, 1, true), kSide,         \
-               SomeRows{}, static_cast<E*>(to));                                                                      \
-  }                                                                                                                   \
-  extern "C" int hide_##NAME(void* s, const void* words) {                                                            \
-    using T = NumberOf<E>;                                                                                            \
-    return run(hide_kernel<E>, kThreads, 0, static_cast<T*>(s), static_cast<const anyflash::rules::Word*>(words));    \
-  }                                                                                                                   \
-  extern "C" int softmax_##NAME(const void* s, int tiles, double scale, double unit, double lag, void* shift,         \
-                                void* largest, void* sum, void* o, void* p) {                                         \
-    using T = NumberOf<E>;                                                                                            \
-    return run(softmax_kernel<E>, kThreads, 0, static_cast<const T*>(s), tiles, Terms<T>{T(scale), T(unit), T(lag)},  \
-               static_cast<T*>(shift), static_cast<T*>(largest), static_cast<T*>(sum), static_cast<T*>(o),            \
-               static_cast<T*>(p));                                                                                   \
+#define OF_TYPE(NAME, E)                                                                                               \
+  extern "C" int load_any_##NAME(const void* from, std::int64_t row, std::int64_t channel, bool vectors, int channels, \
+                                 const std::uint8_t* exist, void* to) {                                                \
+    return run(load_any_kernel<E>, kThreads, 0, static_cast<const E*>(from), rows_of(row, channel, vectors), channels, \
+               SomeRows{exist}, static_cast<E*>(to));                                                                  \
+  }                                                                                                                    \
+  extern "C" int load_plain_##NAME(const void* from, std::int64_t row, int channels, void* to) {                       \
+    return run(load_plain_kernel<E>, kThreads, 0, static_cast<const E*>(from), row, channels, static_cast<E*>(to));    \
+  }                                                                                                                    \
+  extern "C" int store_any_##NAME(const void* from, std::int64_t row, std::int64_t channel, bool vectors,              \
+                                  int channels, const std::uint8_t* exist, void* to) {                                 \
+    return run(store_kernel<E, false>, kThreads, 0, static_cast<const E*>(from), rows_of(row, channel, vectors),       \
+               channels, SomeRows{exist}, static_cast<E*>(to));                                                        \
+  }                                                                                                                    \
+  extern "C" int store_plain_##NAME(const void* from, std::int64_t row, void* to) {                                    \
+    return run(store_kernel<E, true>, kThreads, 0, static_cast<const E*>(from), rows_of(row, 1, true), kSide,          \
+               SomeRows{}, static_cast<E*>(to));                                                                       \
+  }                                                                                                                    \
+  extern "C" int hide_##NAME(void* s, const void* words) {                                                             \
+    using T = NumberOf<E>;                                                                                             \
+    return run(hide_kernel<E>, kThreads, 0, static_cast<T*>(s), static_cast<const anyflash::rules::Word*>(words));     \
+  }                                                                                                                    \
+  extern "C" int softmax_##NAME(const void* s, int tiles, double scale, double unit, double lag, void* shift,          \
+                                void* largest, void* sum, void* o, void* p) {                                          \
+    using T = NumberOf<E>;                                                                                             \
+    return run(softmax_kernel<E>, kThreads, 0, static_cast<const T*>(s), tiles, Terms<T>{T(scale), T(unit), T(lag)},   \
+               static_cast<T*>(shift), static_cast<T*>(largest), static_cast<T*>(sum), static_cast<T*>(o),             \
+               static_cast<T*>(p));                                                                                    \
   }
-#define PRODUCTS(NAME, E, POLICY)                                                                                     \
-  extern "C" int scores_##NAME(const void* q, const void* k, bool swapped, void* s) {                                 \
-    return scores<E, Policy::POLICY>(q, k, swapped, s);                                                               \
-  }                                                                                                                   \
-  extern "C" int values_##NAME(const void* p, const void* v, void* o) {                                               \
-    return values<E, Policy::POLICY>(p, v, o);                                                                        \
-  }
+#define PRODUCTS(NAME, E, POLICY)                                                     \
+  extern "C" int scores_##NAME(const void* q, const void* k, bool swapped, void* s) { \
+    return scores<E, Policy::POLICY>(q, k, swapped, s);                               \
+  }                                                                                   \
+  extern "C" int values_##NAME(const void* p, const void* v, void* o) { return values<E, Policy::POLICY>(p, v, o); }
 
 OF_TYPE(float16, __half)
 OF_TYPE(bfloat16, __nv_bfloat16)

@@ -20,8 +20,8 @@ TEST_P(GpuGaps, StayAsTheyWere) {
   // A head has one row more than it shows.
   const auto rows = [&](std::int64_t n) { return Tensor(type, {1, heads, n + 1, depth + gap}, pattern); };
   const auto shown = [&](const Tensor& tensor) {
-    const auto& [batch, head, row, channel] = std::tie(tensor.view.strides[0], tensor.view.strides[1],
-                                                       tensor.view.strides[2], tensor.view.strides[3]);
+    const auto& [batch, head, row, channel] =
+        std::tie(tensor.view.strides[0], tensor.view.strides[1], tensor.view.strides[2], tensor.view.strides[3]);
     return TensorView(tensor.view.data, type, {1, heads, tensor.view.shape[2] - 1, depth}, {batch, head, row, channel},
                       gpu);
   };

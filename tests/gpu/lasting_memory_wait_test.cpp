@@ -33,9 +33,8 @@ void sleep_a_while(void*) {
 /// A plan that is gone; one stream will read it to `host`, another has.
 void leave(cudaStream_t one, cudaStream_t other, void* host) {
   LastingMemory memory(0);
-  const void* data = memory.add(64, [](void* block, cudaStream_t stream) {
-    check(cudaMemsetAsync(block, 7, 64, stream), "filling a block");
-  });
+  const void* data = memory.add(
+      64, [](void* block, cudaStream_t stream) { check(cudaMemsetAsync(block, 7, 64, stream), "filling a block"); });
   memory.read_on(other);
   memory.read_on(one);
   check(cudaMemcpyAsync(host, data, 64, cudaMemcpyDeviceToHost, one), "reading a block");

@@ -46,8 +46,7 @@ void copy_parts(const TensorView& to, const TensorView& from, int axis) {
   const auto bytes = to.elements() / to.shape[axis] * size;
   for (std::int64_t i = 0; i < to.shape[axis]; ++i)
     EXPECT_EQ(cudaMemcpy(static_cast<char*>(to.data) + i * to.strides[axis] * size,
-                         static_cast<const char*>(from.data) + i * from.strides[axis] * size, bytes,
-                         cudaMemcpyDefault),
+                         static_cast<const char*>(from.data) + i * from.strides[axis] * size, bytes, cudaMemcpyDefault),
               cudaSuccess);
 }
 
@@ -64,8 +63,8 @@ class FarTensors {
         axis_(axis),
         // Of whole vectors: others are for kernels that add up in another order.
         step_(far / (places - 1) / 8 * 8 + 8),
-        memory_(ElementType::uint8,
-                {2, (step_ * (longest - 1) + (1 << 20)) * std::int64_t(element_size(type)) / 2}, 0) {}
+        memory_(ElementType::uint8, {2, (step_ * (longest - 1) + (1 << 20)) * std::int64_t(element_size(type)) / 2},
+                0) {}
 
   /// Of sines, or of zeros where `seed` is negative.
   void add(std::int64_t b, std::int64_t h, std::int64_t rows, std::int64_t columns, double seed = -1) {
@@ -167,8 +166,8 @@ TEST_P(GpuFarBias, Apart) {
     const Tensor dq(type, {b, h, n, d}, 0), dk(type, {b, h, m, d}, 0), dv(type, {b, h, m, d}, 0);
     options.bias = at->front();
     forward(q.view, k.view, v.view, {out.view, lse.view, {}, {}}, options);
-    backward({dout.view, out.view, lse.view, {}}, q.view, k.view, v.view,
-             {dq.view, dk.view, dv.view, at->back(), {}}, options);
+    backward({dout.view, out.view, lse.view, {}}, q.view, k.view, v.view, {dq.view, dk.view, dv.view, at->back(), {}},
+             options);
     const std::vector results{out.bytes(), lse.bytes(), dq.bytes(), dk.bytes(), dv.bytes()};
     if (expected.empty()) expected = results;
     EXPECT_TRUE(results == expected);

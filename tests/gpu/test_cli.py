@@ -27,8 +27,21 @@ def test_run_gives_what_the_cpu_gives(run, tmp_path):
     np.save(tmp_path / "lengths.npy", np.array([100, 37], np.int32))
     made = []
     for device in ("cpu", "cuda:0"):
-        run("run", "-i", "in.npz", "--key-lengths", "lengths.npy", "--rule", "causal() & local(70)", "--lse",
-            "--backward", "--device", device, "-o", f"{device[:3]}.npz")  # fmt: skip
+        run(
+            "run",
+            "-i",
+            "in.npz",
+            "--key-lengths",
+            "lengths.npy",
+            "--rule",
+            "causal() & local(70)",
+            "--lse",
+            "--backward",
+            "--device",
+            device,
+            "-o",
+            f"{device[:3]}.npz",
+        )
         made.append(np.load(tmp_path / f"{device[:3]}.npz"))
     assert set(made[0]) == set(made[1])
     for name in made[0]:
@@ -49,6 +62,22 @@ def test_no_such_gpu(run):
 
 
 def test_too_little_memory(run):
-    line = run("bench", "--shape", "4194304", "--heads", "4096", "--head-size", "256", "--type", "float16",
-               "--rule", "local(1)", "--device", "cuda", "--direction", "forward", code=1)  # fmt: skip
+    line = run(
+        "bench",
+        "--shape",
+        "4194304",
+        "--heads",
+        "4096",
+        "--head-size",
+        "256",
+        "--type",
+        "float16",
+        "--rule",
+        "local(1)",
+        "--device",
+        "cuda",
+        "--direction",
+        "forward",
+        code=1,
+    )
     assert "of memory" in line and line.count("\n") == 1  # of the machine: it is asked first

@@ -35,7 +35,9 @@ def close(got, expected, dtype):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("d, d_v", [(64, 64), (128, 128), (256, 256), (40, 72), (65, 33), (8, 512)])
-@pytest.mark.parametrize("heads, kv_heads, queries", [(2, 2, 1), (8, 2, 1), (6, 2, 3), (32, 1, 1), (64, 1, 1), (5, 1, 11)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, queries", [(2, 2, 1), (8, 2, 1), (6, 2, 3), (32, 1, 1), (64, 1, 1), (5, 1, 11)]
+)
 @pytest.mark.parametrize("keys", [70, 5000])
 def test_values(keys, heads, kv_heads, queries, d, d_v, dtype):
     q, k, v = randoms(2, heads, kv_heads, queries, keys, d, d_v, dtype)
@@ -92,8 +94,10 @@ def test_keys_that_come_one_by_one(dtype):
     q, k, v = randoms(2, 8, 2, 1, 1300, 64, dtype=dtype)
 
     def steps(first):
-        return [af.attention(q, k[:, :, :n], v[:, :, :n], rule=af.causal(), align="none_end", return_lse=True)
-                for n in range(first, first + 71)]  # fmt: skip
+        return [
+            af.attention(q, k[:, :, :n], v[:, :, :n], rule=af.causal(), align="none_end", return_lse=True)
+            for n in range(first, first + 71)
+        ]
 
     for n, (out, lse) in enumerate(nobody_waits(lambda: steps(1000), lambda: steps(1200)), 1000):
         expected, expected_lse = reference(q, k[:, :, :n], v[:, :, :n])
@@ -181,8 +185,13 @@ def test_several_queries_that_see_all(heads, kv_heads, queries, d, dtype):
         assert (lse[i] - expected_lse[0]).abs().max() < TYPES[dtype]
     for page in (16, 32, 64):
         order = torch.randperm(3 * -(-keys // page), device="cuda")
-        paged = af.attention(q, in_pages(k, page, order), in_pages(v, page, order), key_lengths=lengths.cuda(),
-                             page_table=order.reshape(3, -1).int())  # fmt: skip
+        paged = af.attention(
+            q,
+            in_pages(k, page, order),
+            in_pages(v, page, order),
+            key_lengths=lengths.cuda(),
+            page_table=order.reshape(3, -1).int(),
+        )
         assert torch.equal(paged, got)
 
 
@@ -198,8 +207,9 @@ def test_any_number_of_rows(heads, d, d_v, dtype):
         assert (out - expected).abs().max() < TYPES[dtype] and (lse - expected_lse).abs().max() < TYPES[dtype]
     order = torch.randperm(2 * 375, device="cuda")
     lengths = torch.full((2,), 6000, dtype=torch.int32, device="cuda")
-    paged = af.attention(q, in_pages(k, 16, order), in_pages(v, 16, order), key_lengths=lengths,
-                         page_table=order.reshape(2, -1).int())  # fmt: skip
+    paged = af.attention(
+        q, in_pages(k, 16, order), in_pages(v, 16, order), key_lengths=lengths, page_table=order.reshape(2, -1).int()
+    )
     assert (paged - expected).abs().max() < TYPES[dtype]
     near, far = k.clone(), v.clone()
     near[:, :, :899], far[:, :, :899] = torch.nan, torch.inf
@@ -240,7 +250,7 @@ def test_tasks_that_follow_one_another(heads, keys, d, dtype):
     q, k, v = randoms(b, heads, kv_heads, 1, keys, d, dtype=dtype)
     lengths = torch.arange(b, dtype=torch.int32) * 37 % (keys + 1)
     for i in range(0, b, 3):
-        k[i, :, lengths[i]:], v[i, :, lengths[i]:] = torch.nan, torch.nan
+        k[i, :, lengths[i] :], v[i, :, lengths[i] :] = torch.nan, torch.nan
     got, lse = af.attention(q, k, v, key_lengths=lengths, return_lse=True)
     for i in range(0, b, 7):
         n = int(lengths[i])

@@ -184,8 +184,13 @@ def test_hidden_pairs(call, name, words):
 
 @of_types
 @several
-@given(tiles=st.integers(1, 5), magnitude=st.sampled_from([0.1, 3.0, 1000.0]), lag=st.sampled_from([0.0, 6.0]),
-       rising=st.booleans(), seed=st.integers(0, 99))
+@given(
+    tiles=st.integers(1, 5),
+    magnitude=st.sampled_from([0.1, 3.0, 1000.0]),
+    lag=st.sampled_from([0.0, 6.0]),
+    rising=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_online_softmax(call, name, tiles, magnitude, lag, rising, seed):
     dtype, number = TYPES[name], number_type(TYPES[name])
     scale = 0.3

@@ -23,9 +23,9 @@ def formulas(q, k, v, visible, sink=None):
         m = torch.where(visible.any(-1, keepdim=True), torch.maximum(m, sink[:, None, None]), m)
     shift = torch.where(m == -torch.inf, 0.0, m)
     p = torch.exp(scores - shift)
-    l = p.sum(-1, keepdim=True)  # noqa: E741
+    l = p.sum(-1, keepdim=True)
     if sink is not None:
-        l = l + torch.where(m == -torch.inf, 0.0, torch.exp(sink[:, None, None] - shift))  # noqa: E741
+        l = l + torch.where(m == -torch.inf, 0.0, torch.exp(sink[:, None, None] - shift))
     out = torch.where(l > 0, p @ v / l, 0.0)
     return out, (m + torch.log(l))[..., 0], l[..., 0], m[..., 0]
 
@@ -44,8 +44,14 @@ RULES = {
     "nothing": (lambda n, m: ~af.full(), lambda i, j: i < 0),
 }
 # batch, heads, heads of keys, queries, keys, channels, those of values
-SHAPES = [(1, 1, 1, 128, 32, 64, 64), (2, 4, 2, 300, 333, 64, 64), (1, 2, 2, 129, 65, 128, 128),
-          (2, 4, 1, 500, 290, 128, 72), (1, 3, 3, 700, 96, 100, 128), (1, 2, 1, 257, 513, 2, 6)]  # fmt: skip
+SHAPES = [
+    (1, 1, 1, 128, 32, 64, 64),
+    (2, 4, 2, 300, 333, 64, 64),
+    (1, 2, 2, 129, 65, 128, 128),
+    (2, 4, 1, 500, 290, 128, 72),
+    (1, 3, 3, 700, 96, 100, 128),
+    (1, 2, 1, 257, 513, 2, 6),
+]
 
 
 def close(got, expected, by=1e-14):
@@ -164,8 +170,10 @@ def test_gradients_of_keys_that_many_heads_share(d):
     out, lse = af.attention(q, k, v, return_lse=True)
     for deterministic in (False, True):
         made = af.attention_backward(dout, q, k, v, out, lse, deterministic=deterministic)
-        apart = [af.attention_backward(dout[:, [i]], q[:, [i]], k, v, out[:, [i]], lse[:, [i]],
-                                       deterministic=deterministic) for i in range(h)]  # fmt: skip
+        apart = [
+            af.attention_backward(dout[:, [i]], q[:, [i]], k, v, out[:, [i]], lse[:, [i]], deterministic=deterministic)
+            for i in range(h)
+        ]
         for name in ("dk", "dv"):
             got, of_heads = getattr(made, name), torch.stack([getattr(one, name) for one in apart]).sum(0)
             error = (got - of_heads).square().mean().sqrt() / of_heads.square().mean().sqrt()

@@ -108,7 +108,10 @@ WRONG = {
     "keys on the cpu": (lambda q, k, v: dict(k=k.cpu()), "key: on cpu, expected cuda:0"),
     "NumPy values": (lambda q, k, v: dict(v=v.float().cpu().numpy()), "value: "),
     "bias on the cpu": (lambda q, k, v: dict(bias=torch.zeros(1, 1, 300, 300)), "bias: on cpu, expected cuda:0"),
-    "out on the cpu": (lambda q, k, v: dict(out=torch.empty(2, 4, 300, 64, dtype=q.dtype)), "out: on cpu, expected cuda:0"),
+    "out on the cpu": (
+        lambda q, k, v: dict(out=torch.empty(2, 4, 300, 64, dtype=q.dtype)),
+        "out: on cpu, expected cuda:0",
+    ),
 }
 
 
@@ -157,7 +160,7 @@ def replayed_gradients(q, k, v, **options):
     """Of a call in a graph, whose dout has become another one since, and those of that dout from a call of its own."""
     dout = torch.randn_like(q)
     out, lse = af.attention(q, k, v, return_lse=True, **options)
-    backward = lambda: af.attention_backward(dout, q, k, v, out, lse, **options)  # noqa: E731
+    backward = lambda: af.attention_backward(dout, q, k, v, out, lse, **options)
     backward()  # brings the plan to the GPU
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

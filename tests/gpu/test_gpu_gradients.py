@@ -102,9 +102,13 @@ def biased_gradients(q, k, v, bias, dout, visible):
 
 # Of a bias: are its numbers one for each batch entry, head, query and key?
 BIASES = {
-    "own": (1, 1, 1, 1), "of heads": (0, 1, 1, 1), "of batch entries": (1, 0, 1, 1), "shared": (0, 0, 1, 1),
-    "of keys": (1, 0, 0, 1), "of queries": (0, 1, 1, 0),
-}  # fmt: skip
+    "own": (1, 1, 1, 1),
+    "of heads": (0, 1, 1, 1),
+    "of batch entries": (1, 0, 1, 1),
+    "shared": (0, 0, 1, 1),
+    "of keys": (1, 0, 0, 1),
+    "of queries": (0, 1, 1, 0),
+}
 
 
 @pytest.mark.parametrize("d", [64, 72, 128, 200, 256])
@@ -113,10 +117,13 @@ BIASES = {
 def test_gradients_of_a_bias(name, type_, d):
     """Sizes whose rows begin on 16 bytes and others, more and fewer queries than keys, one query, rules that leave blocks
     out; the inputs bfloat16, one key head for two heads."""
-    for n, m, rule, visible in ((256, 448, af.full(), lambda i, j: i >= 0), (323, 200, af.full(), lambda i, j: i >= 0),
-                                (448, 448, af.causal(), lambda i, j: i >= j),
-                                (520, 392, af.local(70), lambda i, j: abs(i - j) < 70),
-                                (1, 448, af.local(70), lambda i, j: abs(i - j) < 70)):  # fmt: skip
+    for n, m, rule, visible in (
+        (256, 448, af.full(), lambda i, j: i >= 0),
+        (323, 200, af.full(), lambda i, j: i >= 0),
+        (448, 448, af.causal(), lambda i, j: i >= j),
+        (520, 392, af.local(70), lambda i, j: abs(i - j) < 70),
+        (1, 448, af.local(70), lambda i, j: abs(i - j) < 70),
+    ):
         q, dout = (x[:, :, :n].contiguous() for x in tensors(b=3, n=n, d=d)[:2])
         k, v = (x.contiguous() for x in tensors(b=3, h=2, n=m, d=d, seed=1)[:2])
         shape = [size if own else 1 for size, own in zip((3, 4, n, m), BIASES[name])]
@@ -207,8 +214,10 @@ def test_a_sum_of_sinks_and_gradients_of_lse():
     sink = torch.randn(4, device="cuda")
     out, lse = af.attention(q, k, v, rule=af.causal(), sink=sink, return_lse=True)
     dout, dlse = torch.randn_like(q), torch.randn_like(lse)
-    one, other = (af.attention_backward(dout, q, k, v, out, lse, rule=af.causal(), sink=sink, dlse=dlse, deterministic=x)
-                  for x in (False, True))  # fmt: skip
+    one, other = (
+        af.attention_backward(dout, q, k, v, out, lse, rule=af.causal(), sink=sink, dlse=dlse, deterministic=x)
+        for x in (False, True)
+    )
     for got, expected in zip((*one[:3], one.dsink), (*other[:3], other.dsink)):
         assert (got.double() - expected.double()).abs().max() < 1e-2 * expected.double().abs().max()
 
@@ -245,7 +254,7 @@ def test_what_is_hidden_changes_no_bit(d, dtype, more):
 def test_gradients_do_not_show_what_is_hidden(d, dtype):
     q, k, v = tensors(n=700, d=d, dtype=dtype)
     dout = torch.randn_like(q[:, :, :500])
-    call = lambda: gradients(q[:, :, :500], k, v, dout, rule=af.causal())  # noqa: E731
+    call = lambda: gradients(q[:, :, :500], k, v, dout, rule=af.causal())
     expected = call()
     k[:, :, 500:] = float("nan")
     v[:, :, 500:] = float("inf")

@@ -23,6 +23,7 @@ def both_ways(call, **tables):
 
 def same(one, other):
     """The same bits; of 16-bit types, for which masks known on the CPU have kernels of their own, what rounds alike."""
+
     def alike(a, b):
         if a.dtype != torch.bfloat16 and one[0].dtype != torch.bfloat16:
             return torch.equal(a, b)
@@ -31,7 +32,12 @@ def same(one, other):
     return all(alike(a, b) for a, b in zip(one, other) if a is not None)
 
 
-RULES = {"full": af.full(), "causal": af.causal(), "window": af.window(70, 3), "sink": af.causal() & af.local(50) | af.sink(4)}
+RULES = {
+    "full": af.full(),
+    "causal": af.causal(),
+    "window": af.window(70, 3),
+    "sink": af.causal() & af.local(50) | af.sink(4),
+}
 
 
 BARS = {torch.float16: 2e-3, torch.float32: 1e-5, torch.float64: 1e-12}  # some of these calls take other kernels
@@ -61,7 +67,9 @@ def test_page_tables(queries, page_size):
     order = np.random.default_rng(1).permutation(2 * pages).astype(np.int32).reshape(2, pages)
 
     def call(page_table, key_lengths):
-        return [af.attention(q, k, v, page_table=page_table, key_lengths=key_lengths, rule=af.causal(), align="none_end")]
+        return [
+            af.attention(q, k, v, page_table=page_table, key_lengths=key_lengths, rule=af.causal(), align="none_end")
+        ]
 
     one, other = both_ways(call, page_table=torch.tensor(order), key_lengths=torch.tensor([300, 17], dtype=torch.int32))
     assert torch.allclose(one[0].float(), other[0].float(), rtol=2e-2, atol=1e-2)
@@ -200,7 +208,7 @@ def test_lengths_change_between_replays(queries):
     q, k, v = randoms((3, 4, queries, 64), (3, 4, 700, 64), (3, 4, 700, 64))
     lengths = on_gpu([700, 5, 300])
     out = torch.empty_like(q)
-    call = lambda: af.attention(q, k, v, key_lengths=lengths, out=out, align="none_end", rule=af.causal())  # noqa: E731
+    call = lambda: af.attention(q, k, v, key_lengths=lengths, out=out, align="none_end", rule=af.causal())
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -216,7 +224,7 @@ def test_lengths_change_between_replays(queries):
 def test_nobody_waits():
     q, k, v = randoms((2, 4, 1, 64), (2, 2, 900, 64), (2, 2, 900, 64))
     lengths = on_gpu([900, 77])
-    call = lambda: af.attention(q, k, v, key_lengths=lengths)  # noqa: E731
+    call = lambda: af.attention(q, k, v, key_lengths=lengths)
     expected = call()
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
@@ -234,13 +242,17 @@ def test_whatever_they_hold_does_no_harm():
         got = af.attention(q, k, v, key_lengths=on_gpu(bad))
         assert torch.equal(got, af.attention(q, k, v, key_lengths=on_gpu(clamped)))
     pages = on_gpu([[0, 99, -1], [2**31 - 1, 1, 2]])
-    af.attention(q, k.reshape(6, 100, 4, 64), v.reshape(6, 100, 4, 64), page_table=pages, key_lengths=on_gpu([300, 300]))
+    af.attention(
+        q, k.reshape(6, 100, 4, 64), v.reshape(6, 100, 4, 64), page_table=pages, key_lengths=on_gpu([300, 300])
+    )
     t = q.reshape(24, 1, 64)
     for bad in ([0, 24, 3, 24], [9, 4, 2, 1], [-7, 10**9, -3, 50], [0, 0, 0, 0]):
-        out, lse = af.attention(t, t, t, layout="thd", rule=af.causal(), cu_seqlens_q=on_gpu(bad),
-                                cu_seqlens_k=on_gpu(bad), return_lse=True)  # fmt: skip
-        af.attention_backward(out, t, t, t, out, lse, layout="thd", rule=af.causal(), cu_seqlens_q=on_gpu(bad),
-                              cu_seqlens_k=on_gpu(bad))  # fmt: skip
+        out, lse = af.attention(
+            t, t, t, layout="thd", rule=af.causal(), cu_seqlens_q=on_gpu(bad), cu_seqlens_k=on_gpu(bad), return_lse=True
+        )
+        af.attention_backward(
+            out, t, t, t, out, lse, layout="thd", rule=af.causal(), cu_seqlens_q=on_gpu(bad), cu_seqlens_k=on_gpu(bad)
+        )
     torch.cuda.synchronize()
     assert torch.isfinite(af.attention(q, k, v)).all()
 
@@ -256,13 +268,22 @@ def test_a_plan_is_for_lengths_in_one_place():
 
 WRONG = {
     "lengths for the cpu": (lambda q: dict(key_lengths=on_gpu([1, 1])), True, "key_lengths: on cuda:0, expected cpu"),
-    "two places": (lambda q: dict(key_lengths=on_gpu([3, 3]), page_table=np.zeros((2, 3), np.int32)), False,
-                   "page_table: on cpu, expected cuda:0 as key_lengths"),
-    "a table elsewhere": (lambda q: dict(key_lengths=on_gpu([3, 3]), rule=af.dense(np.ones((3, 3), bool))), False,
-                          "rule: a table on the cpu, expected cuda:0 as key_lengths"),
-    "a mask for the cpu": (lambda q: dict(rule=af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))), True,
-                           "a table of the rule: on cuda:0, expected cpu"),
-}  # fmt: skip
+    "two places": (
+        lambda q: dict(key_lengths=on_gpu([3, 3]), page_table=np.zeros((2, 3), np.int32)),
+        False,
+        "page_table: on cpu, expected cuda:0 as key_lengths",
+    ),
+    "a table elsewhere": (
+        lambda q: dict(key_lengths=on_gpu([3, 3]), rule=af.dense(np.ones((3, 3), bool))),
+        False,
+        "rule: a table on the cpu, expected cuda:0 as key_lengths",
+    ),
+    "a mask for the cpu": (
+        lambda q: dict(rule=af.dense(torch.ones(3, 3, dtype=torch.bool, device="cuda"))),
+        True,
+        "a table of the rule: on cuda:0, expected cpu",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

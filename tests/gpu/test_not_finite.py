@@ -2,10 +2,8 @@
 and rows whose scores are all -inf add nothing to gradients."""
 
 import anyflash as af
-import numpy as np
 import pytest
 import torch
-from anyflash.torch import attention
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -130,8 +128,8 @@ def test_a_sink_that_is_nan(queries, keys, dtype):
     sink = torch.tensor([torch.nan, 0.5])
     check(q, k, v, sink=sink)
     bias = torch.full((1, 1, 1, 1), -torch.inf)
-    for k, options in ((k, dict(bias=bias)), (torch.full_like(k, -torch.inf), {})):
-        out, lse = check(q.abs(), k, v, sink=sink, **options)
+    for keys, options in ((k, dict(bias=bias)), (torch.full_like(k, -torch.inf), {})):
+        out, lse = check(q.abs(), keys, v, sink=sink, **options)
         assert out[0, 0].isnan().all() and lse[0, 0].isnan().all() and lse[0, 1].isfinite().all()
 
 
@@ -170,8 +168,12 @@ def test_large_gradients(of_values, of_dout, d, queries):
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
 @pytest.mark.parametrize("exponent", [-118, -105])
 def test_what_is_hidden_changes_nothing_of_the_smallest_numbers(exponent, name, queries):
-    tensors = dict(zip(("q", "k", "v", "dout"), randoms(*[(1, 2, n, 64) for n in (queries, 100, 100, queries)],
-                                                        dtype=torch.float32)))  # fmt: skip
+    tensors = dict(
+        zip(
+            ("q", "k", "v", "dout"),
+            randoms(*[(1, 2, n, 64) for n in (queries, 100, 100, queries)], dtype=torch.float32),
+        )
+    )
     tensors[name] = tensors[name] * 2.0**exponent
     if name in "qk":
         tensors["k" if name == "q" else "q"] *= 2.0 ** -(exponent + 4)

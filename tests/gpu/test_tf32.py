@@ -26,8 +26,12 @@ def numbers(*shape, seed=0):
 
 def inputs(n, m, d, d_v, heads=2):
     """dout, q, k, v"""
-    return (numbers(1, heads, n, d_v), numbers(1, heads, n, d, seed=1), numbers(1, heads, m, d, seed=2),
-            numbers(1, heads, m, d_v, seed=3))  # fmt: skip
+    return (
+        numbers(1, heads, n, d_v),
+        numbers(1, heads, n, d, seed=1),
+        numbers(1, heads, m, d, seed=2),
+        numbers(1, heads, m, d_v, seed=3),
+    )
 
 
 def gradients(tensors, out, lse, **options):
@@ -49,8 +53,12 @@ def error(got, truth):
 
 # Queries, keys, channels, those of values; whether Hopper's kernels take them. Above 128 channels not all GPUs have the
 # shared memory for others'.
-SHAPES = [((300, 333, 64, 64), True), ((257, 130, 128, 128), True), ((70, 500, 40, 100), True),
-          ((200, 190, 256, 300), False)]  # fmt: skip
+SHAPES = [
+    ((300, 333, 64, 64), True),
+    ((257, 130, 128, 128), True),
+    ((70, 500, 40, 100), True),
+    ((200, 190, 256, 300), False),
+]
 # Whether they take these: forward, backward.
 OPTIONS = {
     "plain": (dict(rule=af.causal()), (True, True)),
@@ -74,8 +82,9 @@ def test_as_exact_as_is_allowed(name, shape, hoppers_shape):
         assert error(e, t) < EXACT, what
         assert error(a, t) < ALLOWED, what
     # Backward of the same out and lse, so that what differs is its own doing; of dk, which is not summed in any order.
-    heard = not torch.equal(allowed[0], exact[0]), not torch.equal(
-        gradients(tensors, *exact[:2], allow_tf32=True, **options)[1], exact[3]
+    heard = (
+        not torch.equal(allowed[0], exact[0]),
+        not torch.equal(gradients(tensors, *exact[:2], allow_tf32=True, **options)[1], exact[3]),
     )
     if HOPPER:
         assert heard == tuple(hoppers_shape and one for one in hoppers)

@@ -114,10 +114,14 @@ class Elsewhere:
         return capsule
 
 
-@pytest.mark.parametrize("wrong, line", [
-    (lambda first, k: first, "key: on cuda:0, expected cuda:1"),
-    (lambda first, k: Elsewhere(first), "key: in memory of cuda:0, expected memory of cuda:1"),
-], ids=["said", "not said"])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong, line",
+    [
+        (lambda first, k: first, "key: on cuda:0, expected cuda:1"),
+        (lambda first, k: Elsewhere(first), "key: in memory of cuda:0, expected memory of cuda:1"),
+    ],
+    ids=["said", "not said"],
+)
 def test_tensors_of_both_are_an_error(wrong, line):
     first, (q, k, v, _) = tensors()
     out = torch.full_like(q, 7)

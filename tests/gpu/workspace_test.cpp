@@ -62,23 +62,14 @@ struct Guarded {
 const std::map<std::string, std::function<Call()>>& calls() {
   using enum ElementType;
   static const std::map<std::string, std::function<Call()>> all = {
-      {"full_float16",
-       [] {
-         return Call{float16, 300, 300, 64};
-       }},
+      {"full_float16", [] { return Call{float16, 300, 300, 64}; }},
       {"causal_bfloat16_256",
        [] { return Call{bfloat16, 200, 333, 256, 2, 1, [](Call& c) { c.options.rule = causal(); }}; }},
       {"causal_float32", [] { return Call{float32, 300, 300, 128, 2, 1, [](Call& c) { c.options.rule = causal(); }}; }},
       {"window_float64",
        [] { return Call{float64, 200, 200, 64, 2, 1, [](Call& c) { c.options.rule = window(9, 3); }}; }},
-      {"decode_in_parts",
-       [] {
-         return Call{bfloat16, 1, 20000, 128};
-       }},
-      {"decode_in_parts_float32",
-       [] {
-         return Call{float32, 1, 20000, 64};
-       }},
+      {"decode_in_parts", [] { return Call{bfloat16, 1, 20000, 128}; }},
+      {"decode_in_parts_float32", [] { return Call{float32, 1, 20000, 64}; }},
       {"bias",
        [] {
          return Call{float16, 130, 150, 64, 2, 1, [](Call& c) {

@@ -19,9 +19,7 @@ void expect_ratio(const Case& c, double visible, double most) {
 }
 
 /// Pairs with |x - y| < window, of n entries.
-double band(double n, double window) {
-  return n * n - (n - window) * (n - window + 1);
-}
+double band(double n, double window) { return n * n - (n - window) * (n - window + 1); }
 
 TEST(Boxes, VisitLittleMoreThanIsVisible) {
   const Int3 image{{1, 512, 512}}, line{{1, 1, 16384}};

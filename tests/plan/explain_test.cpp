@@ -21,8 +21,17 @@ struct Shapes {
 TEST(Explain, CountsVisiblePairs) {
   const std::vector<Shapes> shapes = {
       {{200}, {300}}, {{17, 20}, {17, 20}}, {{9, 30}, {18, 10}}, {{5, 6, 7}, {5, 6, 7}}};
-  const std::vector<Rule> rules = {full(), causal(), local(5), local(4, 1, true), window(3, -1), prefix(70) | causal(),
-                                   ~local(3), neighbourhood(5, 2), sink(9) | local(2), tiles(4, 3), full() & ~full()};
+  const std::vector<Rule> rules = {full(),
+                                   causal(),
+                                   local(5),
+                                   local(4, 1, true),
+                                   window(3, -1),
+                                   prefix(70) | causal(),
+                                   ~local(3),
+                                   neighbourhood(5, 2),
+                                   sink(9) | local(2),
+                                   tiles(4, 3),
+                                   full() & ~full()};
   for (const auto& shape : shapes) {
     for (const auto& rule : rules) {
       for (const auto align : {Align::none_front, Align::none_end, Align::scale_front, Align::scale_end}) {

@@ -36,8 +36,8 @@ void check_group(const ExecutionPlan& plan, const MaskGroup& group, Int3 k_size,
   std::vector<std::int64_t> visible(classes.size());
   for (std::int64_t i = 0; i < queries; ++i) {
     for (std::int64_t j = 0; j < keys; ++j) {
-      visible[query_blocks[i] * columns + key_blocks[j]] += rules::sees(
-          group.program, rules::coordinate_of(i, plan.query_grid.size), rules::coordinate_of(j, k_size));
+      visible[query_blocks[i] * columns + key_blocks[j]] +=
+          rules::sees(group.program, rules::coordinate_of(i, plan.query_grid.size), rules::coordinate_of(j, k_size));
     }
   }
   const auto entries = [](const std::vector<std::int64_t>& blocks, std::int64_t end, std::int64_t block) {
@@ -234,16 +234,14 @@ TEST(Runs, OfManyQueriesAreTheSameOnAnyNumberOfThreads) {
   problem.threads = 7;
   const auto seven = make_plan(problem, test_menu());
   ASSERT_NE(one, seven);
-  const auto same = [](const RunList& a, const RunList& b) {
-    return a.start == b.start && same_runs(a.runs, b.runs);
-  };
+  const auto same = [](const RunList& a, const RunList& b) { return a.start == b.start && same_runs(a.runs, b.runs); };
   EXPECT_TRUE(same(one->groups[0].keys_of_query_block, seven->groups[0].keys_of_query_block));
   EXPECT_TRUE(same(one->groups[0].queries_of_key_block, seven->groups[0].queries_of_key_block));
 }
 
 TEST(Cells, CoverTheirBlockOnce) {
   const Int3 step{{1, 2, 3}}, origin{{5, 6, 7}};
-  const Int3 extents[] = {{{1, 1, 64}},   {{1, 1, 256}}, {{1, 8, 8}}, {{1, 16, 8}},
+  const Int3 extents[] = {{{1, 1, 64}},  {{1, 1, 256}}, {{1, 8, 8}}, {{1, 16, 8}},
                           {{1, 16, 16}}, {{4, 4, 4}},   {{8, 4, 8}}};
   for (const auto& extent : extents) {
     const Box block{origin, extent, step};

@@ -5,13 +5,12 @@ import sys
 import types
 import weakref
 
+import anyflash as af
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-
-import anyflash as af
 from anyflash import _arrays
 from anyflash._arrays import aligned_empty
 from python_helpers import Exporter, numbers
@@ -38,9 +37,14 @@ def test_exporters_serve_for_every_argument(qkv):
     out, lse = af.attention(*qkv, rule=rule, bias=bias, sink=sink, return_lse=True)
     here = af.attention_backward(out, *qkv, out, lse, rule=rule, bias=bias, sink=sink)
     there = af.attention_backward(
-        Exporter(out), *map(Exporter, qkv), Exporter(out), Exporter(lse),
-        rule=other_rule, bias=Exporter(bias), sink=Exporter(sink),
-    )  # fmt: skip
+        Exporter(out),
+        *map(Exporter, qkv),
+        Exporter(out),
+        Exporter(lse),
+        rule=other_rule,
+        bias=Exporter(bias),
+        sink=Exporter(sink),
+    )
     for a, b in zip(here, there):
         np.testing.assert_array_equal(a, b)
 
@@ -173,7 +177,7 @@ def cupy(monkeypatch):
     """What of CuPy is asked for, with arrays that are on a GPU by their own account alone: their calls are noted."""
     module, calls = types.ModuleType("cupy"), []
 
-    class ndarray:  # noqa: N801
+    class ndarray:
         device, dtype = types.SimpleNamespace(id=1), np.dtype(np.float32)
 
         def __dlpack_device__(self):

@@ -6,11 +6,10 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import anyflash as af
 import ml_dtypes
 import numpy as np
 import pytest
-
-import anyflash as af
 from python_helpers import numbers, textbook, textbook_gradients
 
 

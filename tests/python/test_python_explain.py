@@ -3,11 +3,10 @@
 import xml.etree.ElementTree
 from collections import deque
 
+import anyflash as af
 import numpy as np
 import pytest
 from PIL import Image
-
-import anyflash as af
 
 
 def test_figures_of_causal():

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import anyflash as af
+import pytest
 
 HERE = Path(__file__).parent
 
@@ -47,8 +46,16 @@ def test_the_stubs_say_what_is_there(tmp_path):
         "anyflash\\._core\\..*\n"  # the extension's functions have no signature that Python could show
         "anyflash\\.(jax|tensorflow|torch|compat|transformers).*\n"  # have no stubs, and their frameworks are not here
     )
-    checked = run("-m", "mypy.stubtest", "anyflash", "--ignore-disjoint-bases", "--allowlist", str(not_comparable),
-                  "--mypy-config-file", str(HERE.parents[1] / "pyproject.toml"))  # fmt: skip
+    checked = run(
+        "-m",
+        "mypy.stubtest",
+        "anyflash",
+        "--ignore-disjoint-bases",
+        "--allowlist",
+        str(not_comparable),
+        "--mypy-config-file",
+        str(HERE.parents[1] / "pyproject.toml"),
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -69,8 +76,17 @@ def test_the_source_passes_mypy_strict():
 
 def test_help_tells_shapes_types_and_errors():
     text = pydoc.plain(pydoc.render_doc(af.attention))
-    for word in ("(batch, heads, sequence..., channels)", "float16, bfloat16", "float64", "ValueError", "TypeError",
-                 "Returns", "none_end", "(batch, heads, queries)", "FlashAttention-2"):  # fmt: skip
+    for word in (
+        "(batch, heads, sequence..., channels)",
+        "float16, bfloat16",
+        "float64",
+        "ValueError",
+        "TypeError",
+        "Returns",
+        "none_end",
+        "(batch, heads, queries)",
+        "FlashAttention-2",
+    ):
         assert word in text, word
 
 
@@ -85,8 +101,12 @@ def test_the_extension_s_stub_has_its_docstrings():
     tree = ast.parse((Path(af.__file__).parent / "_core.pyi").read_text())
     classes = {getattr(af, node.name): node for node in tree.body if isinstance(node, ast.ClassDef)}
     pairs = list(classes.items())
-    pairs += [(getattr(real, node.name), node) for real, own in classes.items() for node in own.body
-              if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)]  # fmt: skip
+    pairs += [
+        (getattr(real, node.name), node)
+        for real, own in classes.items()
+        for node in own.body
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
+    ]
     assert len(pairs) == 7
     for real, node in pairs:
         assert inspect.getdoc(real).endswith(ast.get_docstring(node)), node.name  # a signature may stand before it

@@ -8,10 +8,9 @@ import pickle
 import re
 import weakref
 
+import anyflash as af
 import numpy as np
 import pytest
-
-import anyflash as af
 
 
 def pattern(rule, queries, keys=None, align="none_front"):
@@ -66,8 +65,12 @@ def test_per_dimension_numbers():
 
 
 def test_a_rule_prints_as_it_is_written_and_reads_itself():
-    for rule in (af.full(), af.causal() & af.local(8, 2), ~(af.window(3, -1) | af.prefix(5)) & af.sink(4),
-                 af.neighbourhood((3, 5), 2, (True, False)) | af.tiles((2, 4), 3)):  # fmt: skip
+    for rule in (
+        af.full(),
+        af.causal() & af.local(8, 2),
+        ~(af.window(3, -1) | af.prefix(5)) & af.sink(4),
+        af.neighbourhood((3, 5), 2, (True, False)) | af.tiles((2, 4), 3),
+    ):
         assert repr(af.parse_rule(repr(rule))) == repr(rule)
     assert repr(af.causal()) == "causal()"
     assert str(af.causal() & ~af.sink(2)) == "causal() & ~sink(2)"
@@ -147,9 +150,11 @@ def test_rules_go_to_other_processes():
 def test_tables_by_name():
     rule = af.parse_rule("documents(ids, ids) & ~dense(mask)", {"ids": ids, "mask": y > x})
     np.testing.assert_array_equal(pattern(rule, 6), (ids[:, None] == ids) & ~(y > x))
-    for given, line in (({}, "tables: no array 'ids', which the rule's text names"),
-                        ({3: ids, "\ud800": ids, "id": ids}, "which the rule's text names, did you mean 'id'?"),
-                        (3, "tables: no array 'ids', which the rule's text names")):  # fmt: skip
+    for given, line in (
+        ({}, "tables: no array 'ids', which the rule's text names"),
+        ({3: ids, "\ud800": ids, "id": ids}, "which the rule's text names, did you mean 'id'?"),
+        (3, "tables: no array 'ids', which the rule's text names"),
+    ):
         with pytest.raises(ValueError, match=re.escape(line)):
             af.parse_rule("documents(ids, ids)", given)
     with pytest.raises(TypeError, match="tables: ids type"):

@@ -6,11 +6,10 @@ only where it is there (test_python_arrays.py has a stand-in). bench/compare ins
 
 import gc
 
+import anyflash as af
 import numpy as np
 import pytest
 import torch
-
-import anyflash as af
 
 TYPES = [(torch.float16, 2e-3), (torch.bfloat16, 2e-2), (torch.float32, 1e-5), (torch.float64, 1e-13)]
 
@@ -117,20 +116,25 @@ def test_results_outlive_the_call(qkv):
 
 
 complex_numbers = torch.complex(numbers(8, 1, 2, 17, 16), numbers(9, 1, 2, 17, 16))
-gradient = ("requires a gradient, and this call records none; use anyflash.torch.attention, or pass key.detach() and use "
-            "attention_backward")  # fmt: skip
+gradient = (
+    "requires a gradient, and this call records none; use anyflash.torch.attention, or pass key.detach() and use "
+    "attention_backward"
+)
 REFUSED = {
     "requires a gradient": (lambda x: x.clone().requires_grad_(), ValueError, gradient),
     "a parameter": (torch.nn.Parameter, ValueError, gradient),
-    "negated": (lambda x: complex_numbers.conj().imag, ValueError,
-                "negated lazily, expected plain memory; pass key.resolve_neg()"),
+    "negated": (
+        lambda x: complex_numbers.conj().imag,
+        ValueError,
+        "negated lazily, expected plain memory; pass key.resolve_neg()",
+    ),
     "complex": (lambda x: complex_numbers, TypeError, "type complex64, expected float16, bfloat16, float32 or float64"),
     "conjugated": (lambda x: complex_numbers.conj(), ValueError, "__dlpack__ failed: "),
     "integers": (torch.Tensor.int, TypeError, "type int32, expected float32 as in query"),
     "eight bits": (lambda x: x.to(torch.float8_e4m3fn), TypeError, "type code 10 of 8, expected float16, "),
     "sparse": (torch.Tensor.to_sparse, ValueError, "torch.sparse_coo, expected torch.strided"),
     "without memory": (lambda x: x.to("meta"), ValueError, "on the device meta, expected the CPU or CUDA"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -3,11 +3,10 @@
 import inspect
 import re
 
+import anyflash as af
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import anyflash as af
 from python_helpers import FLOATS, INDICES, Exporter, RawExporter, check, k, q, v
 
 lse = np.zeros((2, 4, 6), np.float32)
@@ -131,11 +130,7 @@ ARRAYS = {  # argument name in Python, what is passed, the error
         TypeError,
         f"query: type [('{'x' * 37}..., {FLOATS}",
     ),
-    "an exporter that fails at length": (
-        dict(k=Verbose(k)),
-        ValueError,
-        f"key: __dlpack__ failed: {'x' * 200}...",
-    ),
+    "an exporter that fails at length": (dict(k=Verbose(k)), ValueError, f"key: __dlpack__ failed: {'x' * 200}..."),
     "lanes by DLPack": (
         dict(q=RawExporter((2, 4, 6, 2), lanes=4)),
         TypeError,
@@ -329,8 +324,13 @@ BACKWARD = {
     ),
     "a rule with gradients beyond all memory": (
         dict(
-            q=broadcast(1, 1, MOST, 8), k=broadcast(1, 1, 1, 8), v=broadcast(1, 1, 1, 8), out=broadcast(1, 1, MOST, 8),
-            dout=broadcast(1, 1, MOST, 8), lse=broadcast(1, 1, MOST), rule=af.documents(i32(0), i32(0)),
+            q=broadcast(1, 1, MOST, 8),
+            k=broadcast(1, 1, 1, 8),
+            v=broadcast(1, 1, 1, 8),
+            out=broadcast(1, 1, MOST, 8),
+            dout=broadcast(1, 1, MOST, 8),
+            lse=broadcast(1, 1, MOST),
+            rule=af.documents(i32(0), i32(0)),
         ),
         ValueError,
         "rule documents: ids_q has 1 entries, expected 2147483647 as the queries",
@@ -420,8 +420,11 @@ def test_a_plan_made_before_a_table_was_changed():
         plan = af.plan(q, q, q, rule=rule)
         af.attention(q, q, q, rule=rule, plan=plan)
         table[0] = 1
-        check(lambda: af.attention(q, q, q, rule=rule, plan=plan), ValueError,
-              f"plan: made before a table of rule {rule} was changed")
+        check(
+            lambda: af.attention(q, q, q, rule=rule, plan=plan),
+            ValueError,
+            f"plan: made before a table of rule {rule} was changed",
+        )
 
 
 class Broken:

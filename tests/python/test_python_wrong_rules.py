@@ -1,9 +1,8 @@
 """Wrong rules, and wrong calls of what takes a rule: each is answered in one line."""
 
+import anyflash as af
 import numpy as np
 import pytest
-
-import anyflash as af
 from python_helpers import FLOATS, INDICES, check, k, q, unmade, v
 
 RULES = {
@@ -15,11 +14,7 @@ RULES = {
         "rule local: log2_stride 4294967296, expected at most 30",
     ),
     "local of a float": (lambda: af.local(1.5), TypeError, "rule local: window type float, expected an integer"),
-    "window numbers": (
-        lambda: af.window((1, 2, 3, 4), 0),
-        ValueError,
-        "rule window: left length 4, expected 1 to 3",
-    ),
+    "window numbers": (lambda: af.window((1, 2, 3, 4), 0), ValueError, "rule window: left length 4, expected 1 to 3"),
     "window of nothing": (lambda: af.window((), 0), ValueError, "rule window: left length 0, expected 1 to 3"),
     "window of words": (
         lambda: af.window(1, "right"),
@@ -27,11 +22,7 @@ RULES = {
         "rule window: right type str, expected an integer or a sequence of 1 to 3",
     ),
     "prefix": (lambda: af.prefix(-1), ValueError, "rule prefix: n -1, expected at least 0"),
-    "prefix_queries": (
-        lambda: af.prefix_queries(-1),
-        ValueError,
-        "rule prefix_queries: n -1, expected at least 0",
-    ),
+    "prefix_queries": (lambda: af.prefix_queries(-1), ValueError, "rule prefix_queries: n -1, expected at least 0"),
     "sink": (lambda: af.sink(-2), ValueError, "rule sink: n -2, expected at least 0"),
     "documents of floats": (
         lambda: af.documents(np.zeros(4)),

@@ -1,10 +1,9 @@
 """A small program that mypy --strict must accept, and whose types must be the right ones (test_python_package.py)."""
 
+import anyflash as af
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_type
-
-import anyflash as af
 
 q: NDArray[np.float32] = np.zeros((1, 2, 8, 16), np.float32)
 rule = af.causal() & ~af.local(4, causal=True) | af.window((1,), 3) | af.documents(np.zeros(8, np.int32))

@@ -186,7 +186,9 @@ class Maker {
 
   /// Any number of rules at once for a shape: each kind of leaf, some with documents beside, some trees.
   Rule any(const Shapes& shapes, int leaf_kinds = kinds) {
-    const auto documents = leaf_kinds <= without_tables ? full() : chance(50) ? documents_rule(shapes) : packed_rule(shapes);
+    const auto documents = leaf_kinds <= without_tables ? full()
+                           : chance(50)                 ? documents_rule(shapes)
+                                                        : packed_rule(shapes);
     const auto one = leaf(int(between(0, leaf_kinds - 1)), shapes, documents);
     switch (between(0, 3)) {
       case 0: return one;

@@ -107,10 +107,10 @@ TEST(Text, NamesTheNearest) {
 TEST(Names, TheNearestIsNear) {
   const Names known{"none_front", "none_end", "scale_front", "scale_end", "q", "qkv"};
   const auto nearest = [&](std::string_view given) { return did_you_mean(given, known); };
-  EXPECT_EQ(nearest("none-end"), ", did you mean 'none_end'?");    // another separator
-  EXPECT_EQ(nearest("NONE_END"), ", did you mean 'none_end'?");    // capitals
-  EXPECT_EQ(nearest("noneend"), ", did you mean 'none_end'?");     // a letter less
-  EXPECT_EQ(nearest("none_endd"), ", did you mean 'none_end'?");   // one more
+  EXPECT_EQ(nearest("none-end"), ", did you mean 'none_end'?");        // another separator
+  EXPECT_EQ(nearest("NONE_END"), ", did you mean 'none_end'?");        // capitals
+  EXPECT_EQ(nearest("noneend"), ", did you mean 'none_end'?");         // a letter less
+  EXPECT_EQ(nearest("none_endd"), ", did you mean 'none_end'?");       // one more
   EXPECT_EQ(nearest("scale_frnot"), ", did you mean 'scale_front'?");  // two swapped
   EXPECT_EQ(nearest("qvk"), ", did you mean 'qkv'?");
   EXPECT_EQ(nearest("end"), "");  // too many letters are missing
@@ -247,9 +247,7 @@ TEST(Builders, CheckTheirTables) {
   EXPECT_EQ(error_of([&] { documents(good, far); }, Error::Kind::device),
             "rule documents: ids_k on a cuda device, expected on the cpu");
   EXPECT_EQ(error_of([&] { documents(nowhere, good); }), "rule documents: ids_q data pointer null");
-  EXPECT_EQ(error_of([&] {
-              documents(TensorView(ids, ElementType::int64, {1, 2, 3}), good);
-            }),
+  EXPECT_EQ(error_of([&] { documents(TensorView(ids, ElementType::int64, {1, 2, 3}), good); }),
             "rule documents: ids_q shape (1, 2, 3), expected (queries) or (batch, queries)");
   EXPECT_EQ(error_of([&] { documents_packed(good, TensorView(ids, ElementType::int64, {5})); }),
             "cu_seqlens_k: 5 entries, expected 6 as in cu_seqlens_q");

@@ -148,7 +148,8 @@ TEST(Words, RandomEntriesLargeShapes) {
     }
     Tables tables;
     // No dense table at these sizes; documents (up to a million ids) now and then.
-    const Checked checked{make.any(shapes, make.chance(4) ? Maker::without_tables + 2 : Maker::without_tables), shapes, tables};
+    const Checked checked{make.any(shapes, make.chance(4) ? Maker::without_tables + 2 : Maker::without_tables), shapes,
+                          tables};
     const auto& extents = cell_extents(dimensions);
     const auto extent = extents[make.between(0, std::int64_t(extents.size()) - 1)];
     const auto step = step_for(dimensions, make);

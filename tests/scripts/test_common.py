@@ -43,9 +43,12 @@ def test_a_line_for_each_package(packages):
     done = packages("there", "wanted")
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.splitlines() == [
-        "", "== installing wanted", "  package list bookworm InRelease", "  fetching wanted [5,314 kB]",
+        "",
+        "== installing wanted",
+        "  package list bookworm InRelease",
+        "  fetching wanted [5,314 kB]",
         "  installed wanted",
-    ]  # fmt: skip
+    ]
 
 
 def test_nothing_to_do(packages):

@@ -19,9 +19,14 @@ COMPILERS = {
 def configure(folder, nvcc, *options):
     (folder / "CMakeLists.txt").write_text(
         f"cmake_minimum_required(VERSION 3.25)\nproject(one NONE)\ninclude({PROJECT}/cmake/cuda.cmake)\n"
-        'message(STATUS "with CUDA: ${ANYFLASH_HAS_CUDA}")\n')  # fmt: skip
-    return subprocess.run(["cmake", "-S", folder, "-B", folder / "build", *options],
-                          env=os.environ | {"CUDACXX": str(nvcc)}, capture_output=True, text=True)
+        'message(STATUS "with CUDA: ${ANYFLASH_HAS_CUDA}")\n'
+    )
+    return subprocess.run(
+        ["cmake", "-S", folder, "-B", folder / "build", *options],
+        env=os.environ | {"CUDACXX": str(nvcc)},
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("option", ["ON", "AUTO"])
@@ -37,8 +42,11 @@ def test_no_compiler_of_use(tmp_path, compiler, option):
         assert re.search(r"no nvcc 12\.\d or newer works here, so not for NVIDIA GPUs\n-- with CUDA: OFF", done.stdout)
     else:
         assert done.returncode == 1 and done.stderr.count("CMake Error") == 1
-        assert re.search(r"ANYFLASH_CUDA is ON, but no nvcc 12\.\d or newer works here: install the CUDA toolkit "
-                         r"12\.\d or newer, or set CUDACXX$", re.sub(r"\n +", " ", done.stderr.split("\nCall")[0]))
+        assert re.search(
+            r"ANYFLASH_CUDA is ON, but no nvcc 12\.\d or newer works here: install the CUDA toolkit "
+            r"12\.\d or newer, or set CUDACXX$",
+            re.sub(r"\n +", " ", done.stderr.split("\nCall")[0]),
+        )
 
 
 @pytest.mark.parametrize("refused", ["75", "75;80", "80;75-virtual", "OFF"])

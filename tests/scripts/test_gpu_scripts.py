@@ -24,8 +24,12 @@ def sanitize(tmp_path):
         for name, text in stands.items():
             (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
             (tmp_path / name).chmod(0o755)
-        done = subprocess.run([tmp_path / "scripts" / "sanitize-gpu", *arguments], capture_output=True, text=True,
-                              env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | environment)  # fmt: skip
+        done = subprocess.run(
+            [tmp_path / "scripts" / "sanitize-gpu", *arguments],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | environment,
+        )
         called = tmp_path / "called"
         return done, [line for line in called.read_text().splitlines() if "-S" in line] if called.exists() else []
 
@@ -36,8 +40,12 @@ def sanitize(tmp_path):
 def test_one_of_the_options_at_a_time(tmp_path, options):
     (tmp_path / "dpkg-query").symlink_to("/bin/false")  # so that nothing is installed and built if it goes on
     (tmp_path / "apt-get").symlink_to("/bin/false")
-    done = subprocess.run([SCRIPTS / "test", *options], capture_output=True, text=True,
-                          env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})  # fmt: skip
+    done = subprocess.run(
+        [SCRIPTS / "test", *options],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
     assert (done.returncode, done.stderr) == (1, "test: --fast, --gpu, --arm: one of them at a time\n")
 
 
@@ -56,13 +64,26 @@ def test_no_gpu_is_said_before_what_else_is_missing(sanitize, environment):
 
 def test_hopper_s_kernels_and_portable_ones_in_folders_of_their_own(sanitize):
     done, hopper = sanitize("memcheck", "racecheck")
-    assert done.returncode == 0 and {"GPU 0", "GPU 1"} <= {line.split(": ")[-1].split(" (")[0] for line in
-                                                           done.stdout.splitlines()}, done.stderr  # fmt: skip
-    done, portable = sanitize("racecheck", ANYFLASH_CUDA_ARCHITECTURES="90-real", CUDAFLAGS="-DSOME",
-                              ANYFLASH_CUDA_SMALL_TILES="ON")
+    assert done.returncode == 0 and {"GPU 0", "GPU 1"} <= {
+        line.split(": ")[-1].split(" (")[0] for line in done.stdout.splitlines()
+    }, done.stderr
+    done, portable = sanitize(
+        "racecheck", ANYFLASH_CUDA_ARCHITECTURES="90-real", CUDAFLAGS="-DSOME", ANYFLASH_CUDA_SMALL_TILES="ON"
+    )
     assert done.returncode == 0, done.stderr
-    flags = [(line.split()[3], "=90a-real " in line, "=90-real " in line, "FOR_RACECHECK" in line, "-DSOME" in line,
-              "SMALL_TILES=ON" in line) for line in hopper + portable[2:]]  # fmt: skip
-    assert flags == [("build-sanitize", True, False, False, False, False),
-                     ("build-racecheck", True, False, True, False, False),
-                     ("build-racecheck-90_realON_DSOME", False, True, True, True, True)]  # fmt: skip
+    flags = [
+        (
+            line.split()[3],
+            "=90a-real " in line,
+            "=90-real " in line,
+            "FOR_RACECHECK" in line,
+            "-DSOME" in line,
+            "SMALL_TILES=ON" in line,
+        )
+        for line in hopper + portable[2:]
+    ]
+    assert flags == [
+        ("build-sanitize", True, False, False, False, False),
+        ("build-racecheck", True, False, True, False, False),
+        ("build-racecheck-90_realON_DSOME", False, True, True, True, True),
+    ]

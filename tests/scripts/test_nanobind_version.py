@@ -15,11 +15,14 @@ def configure(folder, version):
     (folder / "nanobind-config-version.cmake").write_text(
         f'set(PACKAGE_VERSION "{version}")\n'
         f'if(NOT PACKAGE_FIND_VERSION OR PACKAGE_FIND_VERSION_MAJOR STREQUAL "{major}")\n'
-        "  set(PACKAGE_VERSION_COMPATIBLE TRUE)\nendif()\n")  # fmt: skip
+        "  set(PACKAGE_VERSION_COMPATIBLE TRUE)\nendif()\n"
+    )
     (folder / "CMakeLists.txt").write_text(
-        f"cmake_minimum_required(VERSION 3.25)\nproject(one NONE)\ninclude({PROJECT}/cmake/nanobind.cmake)\n")
-    return subprocess.run(["cmake", "-S", folder, "-B", folder / "build", f"-Dnanobind_DIR={folder}"],
-                          capture_output=True, text=True)
+        f"cmake_minimum_required(VERSION 3.25)\nproject(one NONE)\ninclude({PROJECT}/cmake/nanobind.cmake)\n"
+    )
+    return subprocess.run(
+        ["cmake", "-S", folder, "-B", folder / "build", f"-Dnanobind_DIR={folder}"], capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("version", ["2.15.0", "2.99.1", "3.0.0", "3.1.0"])

@@ -19,29 +19,15 @@ TEST(WrongInputBackward, Inputs) {
           {Kind::value, "out: not given", [](Call& c) { c.inputs.out = {}; }},
           {Kind::value, "lse: not given", [](Call& c) { c.inputs.lse = {}; }},
           {Kind::value, "dout: shape (2, 4, 8, 16), expected (2, 4, 8, 24)",
-           [](Call& c) {
-             c.inputs.dout = c.input({2, 4, 8, 16});
-           }},
+           [](Call& c) { c.inputs.dout = c.input({2, 4, 8, 16}); }},
           {Kind::type, "dout: type float64, expected float32 as in query",
-           [](Call& c) {
-             c.inputs.dout = c.input({2, 4, 8, 24}, ElementType::float64);
-           }},
-          {Kind::value, "out: rank 3, expected 4",
-           [](Call& c) {
-             c.inputs.out = c.input({2, 4, 8});
-           }},
-          {Kind::value, "lse: shape (2, 4, 9), expected (2, 4, 8)",
-           [](Call& c) {
-             c.inputs.lse = c.input({2, 4, 9});
-           }},
+           [](Call& c) { c.inputs.dout = c.input({2, 4, 8, 24}, ElementType::float64); }},
+          {Kind::value, "out: rank 3, expected 4", [](Call& c) { c.inputs.out = c.input({2, 4, 8}); }},
+          {Kind::value, "lse: shape (2, 4, 9), expected (2, 4, 8)", [](Call& c) { c.inputs.lse = c.input({2, 4, 9}); }},
           {Kind::type, "lse: type bfloat16, expected float32",
-           [](Call& c) {
-             c.inputs.lse = c.input({2, 4, 8}, ElementType::bfloat16);
-           }},
+           [](Call& c) { c.inputs.lse = c.input({2, 4, 8}, ElementType::bfloat16); }},
           {Kind::value, "dlse: shape (2, 8, 4), expected (2, 4, 8)",
-           [](Call& c) {
-             c.inputs.dlse = c.input({2, 8, 4});
-           }},
+           [](Call& c) { c.inputs.dlse = c.input({2, 8, 4}); }},
           {Kind::value, "lse: data pointer null, expected 64 elements", [](Call& c) { c.inputs.lse.data = nullptr; }},
           {Kind::device, "dlse: on cuda:0, expected cpu",
            [](Call& c) { c.inputs.dlse = c.inputs.lse, c.inputs.dlse.device.kind = DeviceKind::cuda; }},
@@ -55,29 +41,15 @@ TEST(WrongInputBackward, Gradients) {
   expect_errors(
       {
           {Kind::value, "dq: shape (2, 4, 8, 24), expected (2, 4, 8, 16)",
-           [](Call& c) {
-             c.gradients.dq = c.output({2, 4, 8, 24});
-           }},
+           [](Call& c) { c.gradients.dq = c.output({2, 4, 8, 24}); }},
           {Kind::type, "dq: type float16, expected float32 as in query",
-           [](Call& c) {
-             c.gradients.dq = c.output({2, 4, 8, 16}, ElementType::float16);
-           }},
-          {Kind::value, "dk: rank 3, expected 4 as in key",
-           [](Call& c) {
-             c.gradients.dk = c.output({2, 12, 16});
-           }},
+           [](Call& c) { c.gradients.dq = c.output({2, 4, 8, 16}, ElementType::float16); }},
+          {Kind::value, "dk: rank 3, expected 4 as in key", [](Call& c) { c.gradients.dk = c.output({2, 12, 16}); }},
           {Kind::value, "dv: shape (2, 2, 13, 24), expected (2, 2, 12, 24)",
-           [](Call& c) {
-             c.gradients.dv = c.output({2, 2, 13, 24});
-           }},
-          {Kind::value, "dbias: given without bias",
-           [](Call& c) {
-             c.gradients.dbias = c.output({1, 1, 8, 12});
-           }},
+           [](Call& c) { c.gradients.dv = c.output({2, 2, 13, 24}); }},
+          {Kind::value, "dbias: given without bias", [](Call& c) { c.gradients.dbias = c.output({1, 1, 8, 12}); }},
           {Kind::value, "dbias: shape (1, 4, 8, 12), expected (1, 1, 8, 12)",
-           [](Call& c) {
-             c.options.bias = c.input({1, 1, 8, 12}), c.gradients.dbias = c.output({1, 4, 8, 12});
-           }},
+           [](Call& c) { c.options.bias = c.input({1, 1, 8, 12}), c.gradients.dbias = c.output({1, 4, 8, 12}); }},
           {Kind::type, "dbias: type float32, expected float64 as in bias",
            [](Call& c) {
              c.options.bias = c.input({1, 1, 8, 12}, ElementType::float64), c.gradients.dbias = c.output({1, 1, 8, 12});
@@ -97,17 +69,11 @@ TEST(WrongInputBackward, Gradients) {
           {Kind::value, "dq: shares memory with lse, expected memory of its own",
            [](Call& c) { c.put_together(c.inputs.lse, c.gradients.dq, -1023); }},
           {Kind::value, "dk: given with layout qkv, expected dq to hold all three",
-           [](Call& c) {
-             c.use_layout_qkv(), c.gradients.dk = c.output({4, 8, 16});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.gradients.dk = c.output({4, 8, 16}); }},
           {Kind::value, "dv: given with layout qkv, expected dq to hold all three",
-           [](Call& c) {
-             c.use_layout_qkv(), c.gradients.dv = c.output({4, 8, 16});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.gradients.dv = c.output({4, 8, 16}); }},
           {Kind::value, "dq: rank 3, expected 4 as in query",
-           [](Call& c) {
-             c.use_layout_qkv(), c.gradients.dq = c.output({4, 8, 16});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.gradients.dq = c.output({4, 8, 16}); }},
       },
       &Call::backward);
 }

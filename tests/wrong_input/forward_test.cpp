@@ -19,52 +19,31 @@ TEST(WrongInputForward, TheUnspoiltCallIsRight) {
 TEST(WrongInputForward, QueryKeyValueAsTensors) {
   expect_errors(
       {
-          {Kind::value, "query: not given", [](Call& c) { c.q = {}; }},
-          {Kind::value, "key: not given", [](Call& c) { c.k = {}; }},
-          {Kind::value, "value: not given", [](Call& c) { c.v = {}; }},
-          {Kind::value, "query: rank 3, expected 4, 5 or 6 in layout bhsd",
-           [](Call& c) {
-             c.q = c.input({4, 8, 16});
-           }},
-          {Kind::value, "query: rank 7, expected 4, 5 or 6 in layout bhsd",
-           [](Call& c) {
-             c.q = c.input({2, 4, 1, 1, 1, 8, 16});
-           }},
-          {Kind::value, "query: rank 100, expected 4, 5 or 6 in layout bhsd", [](Call& c) { c.q.rank = 100; }},
-          {Kind::value, "key: rank 5, expected 4 as in query",
-           [](Call& c) {
-             c.k = c.input({2, 2, 3, 4, 16});
-           }},
-          {Kind::value, "value: rank 3, expected 4 as in query",
-           [](Call& c) {
-             c.v = c.input({2, 12, 24});
-           }},
-          {Kind::type, "query: type int32, expected float16, bfloat16, float32 or float64",
-           [](Call& c) {
-             c.q = c.input({2, 4, 8, 16}, ElementType::int32);
-           }},
-          {Kind::type, "key: type float16, expected float32 as in query",
-           [](Call& c) {
-             c.k = c.input({2, 2, 12, 16}, ElementType::float16);
-           }},
-          {Kind::type, "value: type bfloat16, expected float32 as in query",
-           [](Call& c) {
-             c.v = c.input({2, 2, 12, 24}, ElementType::bfloat16);
-           }},
-          {Kind::type, "query: type unknown, expected float16, bfloat16, float32 or float64",
-           [](Call& c) { c.q.type = static_cast<ElementType>(77); }},
+        {Kind::value, "query: not given", [](Call& c) { c.q = {}; }},
+            {Kind::value, "key: not given", [](Call& c) { c.k = {}; }},
+            {Kind::value, "value: not given", [](Call& c) { c.v = {}; }},
+            {Kind::value, "query: rank 3, expected 4, 5 or 6 in layout bhsd",
+             [](Call& c) { c.q = c.input({4, 8, 16}); }},
+            {Kind::value, "query: rank 7, expected 4, 5 or 6 in layout bhsd",
+             [](Call& c) { c.q = c.input({2, 4, 1, 1, 1, 8, 16}); }},
+            {Kind::value, "query: rank 100, expected 4, 5 or 6 in layout bhsd", [](Call& c) { c.q.rank = 100; }},
+            {Kind::value, "key: rank 5, expected 4 as in query", [](Call& c) { c.k = c.input({2, 2, 3, 4, 16}); }},
+            {Kind::value, "value: rank 3, expected 4 as in query", [](Call& c) { c.v = c.input({2, 12, 24}); }},
+            {Kind::type, "query: type int32, expected float16, bfloat16, float32 or float64",
+             [](Call& c) { c.q = c.input({2, 4, 8, 16}, ElementType::int32); }},
+            {Kind::type, "key: type float16, expected float32 as in query",
+             [](Call& c) { c.k = c.input({2, 2, 12, 16}, ElementType::float16); }},
+            {Kind::type, "value: type bfloat16, expected float32 as in query",
+             [](Call& c) { c.v = c.input({2, 2, 12, 24}, ElementType::bfloat16); }},
+            {Kind::type, "query: type unknown, expected float16, bfloat16, float32 or float64",
+             [](Call& c) { c.q.type = static_cast<ElementType>(77); }},
 #if defined(ANYFLASH_HAS_CUDA)
-          {Kind::device, "key: on cpu, expected cuda:0",
+            {Kind::device, "key: on cpu, expected cuda:0",
 #else
-          {Kind::device, "query: on cuda:0, expected cpu, the only device of this build",
+            {Kind::device, "query: on cuda:0, expected cpu, the only device of this build",
 #endif
-           [](Call& c) {
-             c.q.device = {DeviceKind::cuda, 0};
-           }},
-          {Kind::device, "value: on cuda:1, expected cpu",
-           [](Call& c) {
-             c.v.device = {DeviceKind::cuda, 1};
-           }},
+             [](Call& c) { c.q.device = {DeviceKind::cuda, 0}; }},
+            {Kind::device, "value: on cuda:1, expected cpu", [](Call& c) { c.v.device = {DeviceKind::cuda, 1}; }},
       },
       &Call::forward, &Call::ask_for_shapes);
 }
@@ -89,7 +68,8 @@ TEST(WrongInputForward, Workspace) {
       {Kind::value, "workspace: data pointer misaligned, expected a multiple of 256 bytes",
        [](Call& c) {
          c.options.workspace = workspace(c, 1 << 20);
-         c.options.workspace.data = static_cast<char*>(c.options.workspace.data) + 128, c.options.workspace.shape[0] -= 128;
+         c.options.workspace.data = static_cast<char*>(c.options.workspace.data) + 128,
+         c.options.workspace.shape[0] -= 128;
        }},
       {Kind::value, "workspace: data pointer null, expected 256 elements",
        [](Call& c) { c.options.workspace = TensorView(nullptr, ElementType::uint8, {256}); }},
@@ -119,8 +99,7 @@ TEST(WrongInputForward, AWorkspaceThatIsTooSmall) {
   for (const bool forward : {true, false}) {
     const auto bytes = forward ? made.forward_workspace() : made.backward_workspace();
     for (const auto given : {std::int64_t{0}, bytes - 1}) {
-      const auto line =
-          "workspace: " + std::to_string(given) + " bytes, expected at least " + std::to_string(bytes);
+      const auto line = "workspace: " + std::to_string(given) + " bytes, expected at least " + std::to_string(bytes);
       expect_errors({{Kind::value, line.c_str(),
                       [&](Call& c) { c.options.threads = 1, c.options.workspace = workspace(c, given); }}},
                     forward ? &Call::forward : &Call::backward);
@@ -132,8 +111,8 @@ TEST(WrongInputForward, AWorkspaceThatIsTooSmall) {
 /// With a GPU the pointers are looked at, without one the call ends before.
 TEST(WrongInputForward, HostMemoryGivenAsThatOfAGpu) {
   Call call;
-  for (auto* view : {&call.q, &call.k, &call.v, &call.outputs.out, &call.outputs.lse, &call.outputs.row_sum,
-                     &call.outputs.row_max})
+  for (auto* view :
+       {&call.q, &call.k, &call.v, &call.outputs.out, &call.outputs.lse, &call.outputs.row_sum, &call.outputs.row_max})
     view->device = {DeviceKind::cuda, 0};
   try {
     call.forward();
@@ -153,58 +132,23 @@ TEST(WrongInputForward, HostMemoryGivenAsThatOfAGpu) {
 TEST(WrongInputForward, QueryKeyValueSizes) {
   expect_errors(
       {
-          {Kind::value, "key: batch 1, expected 2 as in query",
-           [](Call& c) {
-             c.k = c.input({1, 2, 12, 16});
-           }},
-          {Kind::value, "value: batch 3, expected 2 as in query",
-           [](Call& c) {
-             c.v = c.input({3, 2, 12, 24});
-           }},
-          {Kind::value, "key: head size 72, expected 16 as in query",
-           [](Call& c) {
-             c.k = c.input({2, 2, 12, 72});
-           }},
-          {Kind::value, "query: head size 0, expected 1 to 256",
-           [](Call& c) {
-             c.q = c.input({2, 4, 8, 0});
-           }},
-          {Kind::value, "query: head size 257, expected 1 to 256",
-           [](Call& c) {
-             c.q = c.input({2, 4, 8, 257});
-           }},
-          {Kind::value, "value: head size 513, expected 1 to 512",
-           [](Call& c) {
-             c.v = c.input({2, 2, 12, 513});
-           }},
-          {Kind::value, "value: head size 0, expected 1 to 512",
-           [](Call& c) {
-             c.v = c.input({2, 2, 12, 0});
-           }},
+          {Kind::value, "key: batch 1, expected 2 as in query", [](Call& c) { c.k = c.input({1, 2, 12, 16}); }},
+          {Kind::value, "value: batch 3, expected 2 as in query", [](Call& c) { c.v = c.input({3, 2, 12, 24}); }},
+          {Kind::value, "key: head size 72, expected 16 as in query", [](Call& c) { c.k = c.input({2, 2, 12, 72}); }},
+          {Kind::value, "query: head size 0, expected 1 to 256", [](Call& c) { c.q = c.input({2, 4, 8, 0}); }},
+          {Kind::value, "query: head size 257, expected 1 to 256", [](Call& c) { c.q = c.input({2, 4, 8, 257}); }},
+          {Kind::value, "value: head size 513, expected 1 to 512", [](Call& c) { c.v = c.input({2, 2, 12, 513}); }},
+          {Kind::value, "value: head size 0, expected 1 to 512", [](Call& c) { c.v = c.input({2, 2, 12, 0}); }},
           {Kind::value, "key: heads 3, expected a divisor of the 4 of query",
-           [](Call& c) {
-             c.k = c.input({2, 3, 12, 16}), c.v = c.input({2, 3, 12, 24});
-           }},
+           [](Call& c) { c.k = c.input({2, 3, 12, 16}), c.v = c.input({2, 3, 12, 24}); }},
           {Kind::value, "key: heads 8, expected a divisor of the 4 of query",
-           [](Call& c) {
-             c.k = c.input({2, 8, 12, 16}), c.v = c.input({2, 8, 12, 24});
-           }},
+           [](Call& c) { c.k = c.input({2, 8, 12, 16}), c.v = c.input({2, 8, 12, 24}); }},
           {Kind::value, "key: heads 0, expected a divisor of the 4 of query",
-           [](Call& c) {
-             c.k = c.input({2, 0, 12, 16}), c.v = c.input({2, 0, 12, 24});
-           }},
-          {Kind::value, "value: heads 1, expected 2 as in key",
-           [](Call& c) {
-             c.v = c.input({2, 1, 12, 24});
-           }},
-          {Kind::value, "value: keys 11, expected 12 as in key",
-           [](Call& c) {
-             c.v = c.input({2, 2, 11, 24});
-           }},
+           [](Call& c) { c.k = c.input({2, 0, 12, 16}), c.v = c.input({2, 0, 12, 24}); }},
+          {Kind::value, "value: heads 1, expected 2 as in key", [](Call& c) { c.v = c.input({2, 1, 12, 24}); }},
+          {Kind::value, "value: keys 11, expected 12 as in key", [](Call& c) { c.v = c.input({2, 2, 11, 24}); }},
           {Kind::value, "value: sequence size 4, expected 3 as in key",
-           [](Call& c) {
-             c.use_two_dimensions(), c.v = c.input({2, 2, 4, 4, 24});
-           }},
+           [](Call& c) { c.use_two_dimensions(), c.v = c.input({2, 2, 4, 4, 24}); }},
       },
       &Call::forward, &Call::ask_for_shapes);
 }
@@ -244,38 +188,20 @@ TEST(WrongInputForward, Outputs) {
   expect_errors(
       {
           {Kind::value, "out: not given", [](Call& c) { c.outputs.out = {}; }},
-          {Kind::value, "out: rank 3, expected 4",
-           [](Call& c) {
-             c.outputs.out = c.output({2, 4, 8});
-           }},
+          {Kind::value, "out: rank 3, expected 4", [](Call& c) { c.outputs.out = c.output({2, 4, 8}); }},
           {Kind::value, "out: shape (2, 4, 8, 16), expected (2, 4, 8, 24)",
-           [](Call& c) {
-             c.outputs.out = c.output({2, 4, 8, 16});
-           }},
+           [](Call& c) { c.outputs.out = c.output({2, 4, 8, 16}); }},
           {Kind::type, "out: type float64, expected float32 as in query",
-           [](Call& c) {
-             c.outputs.out = c.output({2, 4, 8, 24}, ElementType::float64);
-           }},
-          {Kind::value, "lse: rank 4, expected 3",
-           [](Call& c) {
-             c.outputs.lse = c.output({2, 4, 8, 1});
-           }},
+           [](Call& c) { c.outputs.out = c.output({2, 4, 8, 24}, ElementType::float64); }},
+          {Kind::value, "lse: rank 4, expected 3", [](Call& c) { c.outputs.lse = c.output({2, 4, 8, 1}); }},
           {Kind::value, "lse: shape (2, 8, 4), expected (2, 4, 8)",
-           [](Call& c) {
-             c.outputs.lse = c.output({2, 8, 4});
-           }},
+           [](Call& c) { c.outputs.lse = c.output({2, 8, 4}); }},
           {Kind::type, "lse: type float16, expected float32",
-           [](Call& c) {
-             c.outputs.lse = c.output({2, 4, 8}, ElementType::float16);
-           }},
+           [](Call& c) { c.outputs.lse = c.output({2, 4, 8}, ElementType::float16); }},
           {Kind::value, "row_sum: shape (2, 4, 9), expected (2, 4, 8)",
-           [](Call& c) {
-             c.outputs.row_sum = c.output({2, 4, 9});
-           }},
+           [](Call& c) { c.outputs.row_sum = c.output({2, 4, 9}); }},
           {Kind::type, "row_max: type float64, expected float32",
-           [](Call& c) {
-             c.outputs.row_max = c.output({2, 4, 8}, ElementType::float64);
-           }},
+           [](Call& c) { c.outputs.row_max = c.output({2, 4, 8}, ElementType::float64); }},
           {Kind::value,
            "out: strides (768, 192, 0, 1) for shape (2, 4, 8, 24), expected a place of its own for each element",
            [](Call& c) { c.outputs.out.strides[2] = 0; }},
@@ -311,9 +237,7 @@ TEST(WrongInputForward, SharedMemory) {
           {Kind::value, "row_sum: shares memory with out, expected memory of its own",
            [](Call& c) { c.put_together(c.outputs.out, c.outputs.row_sum, 1535); }},
           {Kind::value, "lse: shares memory with bias, expected memory of its own",
-           [](Call& c) {
-             c.options.bias = c.input({1, 4, 8, 1}), c.put_together(c.options.bias, c.outputs.lse, 0);
-           }},
+           [](Call& c) { c.options.bias = c.input({1, 4, 8, 1}), c.put_together(c.options.bias, c.outputs.lse, 0); }},
           {Kind::value, "lse: shares memory with a table of the rule, expected memory of its own",
            [](Call& c) {
              auto mask = c.input({2, 4, 8, 12}, ElementType::uint8);
@@ -362,43 +286,25 @@ TEST(WrongInputForward, Numbers) {
 TEST(WrongInputForward, BiasSlopesSink) {
   expect_errors(
       {
-          {Kind::value, "bias: rank 2, expected 4",
-           [](Call& c) {
-             c.options.bias = c.input({8, 12});
-           }},
+          {Kind::value, "bias: rank 2, expected 4", [](Call& c) { c.options.bias = c.input({8, 12}); }},
           {Kind::value, "bias: shape (2, 4, 8, 11), expected (2, 4, 8, 12), or 1 in place of a size",
-           [](Call& c) {
-             c.options.bias = c.input({2, 4, 8, 11});
-           }},
+           [](Call& c) { c.options.bias = c.input({2, 4, 8, 11}); }},
           {Kind::value, "bias: shape (2, 2, 8, 12), expected (2, 4, 8, 12), or 1 in place of a size",
-           [](Call& c) {
-             c.options.bias = c.input({2, 2, 8, 12});
-           }},
+           [](Call& c) { c.options.bias = c.input({2, 2, 8, 12}); }},
           {Kind::type, "bias: type boolean, expected float16, bfloat16, float32 or float64",
-           [](Call& c) {
-             c.options.bias = c.input({1, 1, 8, 12}, ElementType::boolean);
-           }},
+           [](Call& c) { c.options.bias = c.input({1, 1, 8, 12}, ElementType::boolean); }},
           {Kind::value, "bias: data pointer null, expected 96 elements",
-           [](Call& c) {
-             c.options.bias = c.input({1, 1, 8, 12}), c.options.bias.data = nullptr;
-           }},
+           [](Call& c) { c.options.bias = c.input({1, 1, 8, 12}), c.options.bias.data = nullptr; }},
           {Kind::value, "alibi_slopes: shape (3), expected (4)",
            [](Call& c) { c.options.alibi_slopes = c.input({3}); }},
           {Kind::value, "alibi_slopes: shape (1, 4), expected (2, 4)",
-           [](Call& c) {
-             c.options.alibi_slopes = c.input({1, 4});
-           }},
+           [](Call& c) { c.options.alibi_slopes = c.input({1, 4}); }},
           {Kind::value, "alibi_slopes: rank 3, expected 1 (heads) or 2 (batch, heads)",
-           [](Call& c) {
-             c.options.alibi_slopes = c.input({1, 2, 4});
-           }},
+           [](Call& c) { c.options.alibi_slopes = c.input({1, 2, 4}); }},
           {Kind::type, "alibi_slopes: type float16, expected float32 or float64",
            [](Call& c) { c.options.alibi_slopes = c.input({4}, ElementType::float16); }},
           {Kind::value, "sink: shape (2), expected (4)", [](Call& c) { c.options.sink = c.input({2}); }},
-          {Kind::value, "sink: rank 2, expected 1",
-           [](Call& c) {
-             c.options.sink = c.input({2, 4});
-           }},
+          {Kind::value, "sink: rank 2, expected 1", [](Call& c) { c.options.sink = c.input({2, 4}); }},
           {Kind::type, "sink: type int64, expected float16, bfloat16, float32 or float64",
            [](Call& c) { c.options.sink = c.input({4}, ElementType::int64); }},
           {Kind::device, "a table of the rule: on cuda:0, expected cpu",
@@ -417,23 +323,15 @@ TEST(WrongInputForward, KeyLengths) {
   expect_errors(
       {
           {Kind::value, "key_lengths: 13 for batch entry 1, expected 0 to 12",
-           [](Call& c) {
-             c.options.key_lengths = c.integers({12, 13});
-           }},
+           [](Call& c) { c.options.key_lengths = c.integers({12, 13}); }},
           {Kind::value, "key_lengths: -1 for batch entry 0, expected 0 to 12",
-           [](Call& c) {
-             c.options.key_lengths = c.integers({-1, 12}, ElementType::int64);
-           }},
+           [](Call& c) { c.options.key_lengths = c.integers({-1, 12}, ElementType::int64); }},
           {Kind::value, "key_lengths: shape (3), expected (2)",
-           [](Call& c) {
-             c.options.key_lengths = c.integers({1, 2, 3});
-           }},
+           [](Call& c) { c.options.key_lengths = c.integers({1, 2, 3}); }},
           {Kind::type, "key_lengths: type float32, expected int32 or int64",
            [](Call& c) { c.options.key_lengths = c.input({2}); }},
           {Kind::value, "key_lengths: sequence dimensions 2, expected 1",
-           [](Call& c) {
-             c.use_two_dimensions(), c.options.key_lengths = c.integers({1, 2});
-           }},
+           [](Call& c) { c.use_two_dimensions(), c.options.key_lengths = c.integers({1, 2}); }},
           {Kind::value, "key_lengths: given with layout thd, expected cu_seqlens_k to tell the lengths",
            [](Call& c) { c.use_layout_thd(), c.options.key_lengths = c.integers({1}); }},
       },
@@ -452,41 +350,23 @@ TEST(WrongInputForward, Pages) {
           {Kind::value, "page_table: batch 1, expected 2 as in query",
            [](Call& c) { c.use_pages(), c.options.page_table.shape[0] = 1; }},
           {Kind::value, "page_table: rank 1, expected 2",
-           [](Call& c) {
-             c.use_pages(), c.options.page_table = c.integers({0, 1, 2});
-           }},
+           [](Call& c) { c.use_pages(), c.options.page_table = c.integers({0, 1, 2}); }},
           {Kind::type, "page_table: type int64, expected int32",
-           [](Call& c) {
-             c.use_pages(), c.options.page_table = c.input({2, 3}, ElementType::int64);
-           }},
+           [](Call& c) { c.use_pages(), c.options.page_table = c.input({2, 3}, ElementType::int64); }},
           {Kind::value, "key: rank 5, expected 4 with a page_table",
-           [](Call& c) {
-             c.use_pages(), c.k = c.input({5, 4, 2, 16, 1});
-           }},
+           [](Call& c) { c.use_pages(), c.k = c.input({5, 4, 2, 16, 1}); }},
           {Kind::value, "value: page size 3, expected 4 as in key",
-           [](Call& c) {
-             c.use_pages(), c.v = c.input({5, 3, 2, 24});
-           }},
+           [](Call& c) { c.use_pages(), c.v = c.input({5, 3, 2, 24}); }},
           {Kind::value, "value: pages 6, expected 5 as in key",
-           [](Call& c) {
-             c.use_pages(), c.v = c.input({6, 4, 2, 24});
-           }},
+           [](Call& c) { c.use_pages(), c.v = c.input({6, 4, 2, 24}); }},
           {Kind::value, "key: page size 0, expected at least 1",
-           [](Call& c) {
-             c.use_pages(), c.k = c.input({5, 0, 2, 16}), c.v = c.input({5, 0, 2, 24});
-           }},
+           [](Call& c) { c.use_pages(), c.k = c.input({5, 0, 2, 16}), c.v = c.input({5, 0, 2, 24}); }},
           {Kind::value, "page_table: sequence dimensions 2, expected 1",
-           [](Call& c) {
-             c.use_two_dimensions(), c.options.page_table = c.integers({0, 1});
-           }},
+           [](Call& c) { c.use_two_dimensions(), c.options.page_table = c.integers({0, 1}); }},
           {Kind::unsupported, "page_table: given with layout thd, expected bhsd, bshd or bhds",
-           [](Call& c) {
-             c.use_layout_thd(), c.options.page_table = c.integers({0, 1});
-           }},
+           [](Call& c) { c.use_layout_thd(), c.options.page_table = c.integers({0, 1}); }},
           {Kind::value, "key_lengths: 13 for batch entry 0, expected 0 to 12",
-           [](Call& c) {
-             c.use_pages(), c.options.key_lengths = c.integers({13, 0});
-           }},
+           [](Call& c) { c.use_pages(), c.options.key_lengths = c.integers({13, 0}); }},
       },
       &Call::forward);
 }
@@ -495,53 +375,33 @@ TEST(WrongInputForward, LayoutsQkvAndThd) {
   expect_errors(
       {
           {Kind::value, "key: given with layout qkv, expected query to hold all three",
-           [](Call& c) {
-             c.use_layout_qkv(), c.k = c.input({4, 8, 16});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.k = c.input({4, 8, 16}); }},
           {Kind::value, "value: given with layout qkv, expected query to hold all three",
-           [](Call& c) {
-             c.use_layout_qkv(), c.v = c.input({4, 8, 16});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.v = c.input({4, 8, 16}); }},
           {Kind::value, "page_table: given with layout qkv, expected keys outside query",
            [](Call& c) { c.use_layout_qkv(), c.options.page_table = c.integers({0}); }},
           {Kind::value, "query: first size 2, expected 3 (queries, keys, values)",
-           [](Call& c) {
-             c.use_layout_qkv(), c.q = c.input({2, 4, 8, 16});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.q = c.input({2, 4, 8, 16}); }},
           {Kind::value, "query: rank 5, expected 4 in layout qkv",
-           [](Call& c) {
-             c.use_layout_qkv(), c.q = c.input({3, 4, 2, 4, 16});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.q = c.input({3, 4, 2, 4, 16}); }},
           {Kind::value, "out: shape (4, 8, 15), expected (4, 8, 16)",
-           [](Call& c) {
-             c.use_layout_qkv(), c.outputs.out = c.output({4, 8, 15});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.outputs.out = c.output({4, 8, 15}); }},
           {Kind::value, "lse: rank 3, expected 2",
-           [](Call& c) {
-             c.use_layout_qkv(), c.outputs.lse = c.output({1, 4, 8});
-           }},
+           [](Call& c) { c.use_layout_qkv(), c.outputs.lse = c.output({1, 4, 8}); }},
           {Kind::value, "query: rank 4, expected 3 in layout thd",
-           [](Call& c) {
-             c.use_layout_thd(), c.q = c.input({1, 8, 4, 16});
-           }},
+           [](Call& c) { c.use_layout_thd(), c.q = c.input({1, 8, 4, 16}); }},
           {Kind::value, "cu_seqlens_q: not given, expected the cumulative lengths of layout thd",
            [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = {}; }},
           {Kind::value, "cu_seqlens_k: not given, expected the cumulative lengths of layout thd",
            [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_k = {}; }},
           {Kind::value, "cu_seqlens_k: given with layout bhsd, expected only with thd",
-           [](Call& c) {
-             c.options.cu_seqlens_k = c.integers({0, 12});
-           }},
+           [](Call& c) { c.options.cu_seqlens_k = c.integers({0, 12}); }},
           {Kind::type, "cu_seqlens_q: type float32, expected int32 or int64",
            [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.input({3}); }},
           {Kind::value, "cu_seqlens_q: rank 2, expected 1",
-           [](Call& c) {
-             c.use_layout_thd(), c.options.cu_seqlens_q = c.input({1, 3});
-           }},
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.input({1, 3}); }},
           {Kind::value, "cu_seqlens_k: size 2, expected 3 as in cu_seqlens_q",
-           [](Call& c) {
-             c.use_layout_thd(), c.options.cu_seqlens_k = c.integers({0, 12});
-           }},
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_k = c.integers({0, 12}); }},
           {Kind::value, "cu_seqlens_q: shape (0), expected documents + 1 numbers",
            [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.integers({}); }},
       },

@@ -11,7 +11,9 @@ namespace {
 
 TEST(Overlap, IsFoundWhereAnElementsPlaceIsTaken) {
   std::mt19937 random(1);
-  const auto draw = [&](int least, int most) { return std::uniform_int_distribution<std::int64_t>(least, most)(random); };
+  const auto draw = [&](int least, int most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
   int overlapping = 0;
   constexpr int tensors = 20000;
   for (int i = 0; i < tensors; ++i) {

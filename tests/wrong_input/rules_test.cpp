@@ -55,10 +55,7 @@ TEST(WrongInputRules, CannotBeBuilt) {
       {Kind::value, "rule tiles: kernel 4, expected an odd number", [] { tiles(8, 4); }},
       {Kind::value, "rule tiles: shape 0, expected at least 1", [] { tiles(0, 3); }},
       {Kind::value, "rule neighbourhood: kernel 0, expected at least 1", [] { neighbourhood(0); }},
-      {Kind::value, "rule neighbourhood: dilation 0, expected at least 1",
-       [] {
-         neighbourhood(3, {1, 0});
-       }},
+      {Kind::value, "rule neighbourhood: dilation 0, expected at least 1", [] { neighbourhood(3, {1, 0}); }},
       {Kind::value, "rule neighbourhood: causal 2, expected 0 or 1", [] { neighbourhood(3, 1, 2); }},
       {Kind::value, "rule window: right of 4 numbers, expected 1 to 3", [=] { window(1, four); }},
       {Kind::value, "rule tiles: shape of 4 numbers, expected 1 to 3", [=] { tiles(four, 3); }},
@@ -86,26 +83,13 @@ TEST(WrongInputRules, CannotBeBuilt) {
 
 TEST(WrongInputRules, DoNotFitWhatIsExplained) {
   expect_errors({
-      {Kind::value, "k_shape: (16), expected 2 sizes as in q_shape",
-       [] {
-         explain(causal(), {4, 4}, {16});
-       }},
-      {Kind::value, "k_shape: (4, 4, 4), expected 1 sizes as in q_shape",
-       [] {
-         picture(causal(), {4}, {4, 4, 4});
-       }},
-      {Kind::value, "q_shape: (1, 2, 3, 4), expected 1 to 3 sizes",
-       [] {
-         explain(causal(), {1, 2, 3, 4}, {16});
-       }},
+      {Kind::value, "k_shape: (16), expected 2 sizes as in q_shape", [] { explain(causal(), {4, 4}, {16}); }},
+      {Kind::value, "k_shape: (4, 4, 4), expected 1 sizes as in q_shape", [] { picture(causal(), {4}, {4, 4, 4}); }},
+      {Kind::value, "q_shape: (1, 2, 3, 4), expected 1 to 3 sizes", [] { explain(causal(), {1, 2, 3, 4}, {16}); }},
       {Kind::value, "rule window: 2 numbers, expected 1 as the sequence's dimensions",
-       [] {
-         pattern(window({1, 2}, 1), {4}, {4});
-       }},
+       [] { pattern(window({1, 2}, 1), {4}, {4}); }},
       {Kind::value, "rule neighbourhood: 2 numbers, expected 1 or 3 as the sequence's dimensions",
-       [] {
-         explain(neighbourhood(3, {2, 3}) & neighbourhood(5, {2, 3}), {4, 4, 4}, {4, 4, 4});
-       }},
+       [] { explain(neighbourhood(3, {2, 3}) & neighbourhood(5, {2, 3}), {4, 4, 4}, {4, 4, 4}); }},
   });
 }
 
@@ -115,33 +99,19 @@ TEST(WrongInputRules, TablesDoNotFitTheCall) {
   wrong_input::expect_errors(
       {
           {Kind::value, "rule dense: mask has 11 columns, expected 12 (or 1) as the keys",
-           [](Call& c) {
-             rule(c, dense(c.input({8, 11}, ElementType::boolean)));
-           }},
+           [](Call& c) { rule(c, dense(c.input({8, 11}, ElementType::boolean))); }},
           {Kind::value, "rule dense: mask has 3 batch entries, expected 2 (or 1) as in query",
-           [](Call& c) {
-             rule(c, dense(c.input({3, 4, 8, 12}, ElementType::boolean)));
-           }},
+           [](Call& c) { rule(c, dense(c.input({3, 4, 8, 12}, ElementType::boolean))); }},
           {Kind::value, "rule blocks: bitmap has 2 columns, expected 3 for the keys",
-           [](Call& c) {
-             rule(c, blocks(c.input({2, 2}, ElementType::uint8), 4, 4));
-           }},
+           [](Call& c) { rule(c, blocks(c.input({2, 2}, ElementType::uint8), 4, 4)); }},
           {Kind::value, "rule documents: ids_q has 3 entries, expected 8 as the queries",
-           [](Call& c) {
-             rule(c, documents(c.integers({0, 0, 1}), c.integers({0, 1})));
-           }},
+           [](Call& c) { rule(c, documents(c.integers({0, 0, 1}), c.integers({0, 1}))); }},
           {Kind::value, "cu_seqlens_q: ends at 7, expected 8 as the queries",
-           [](Call& c) {
-             rule(c, documents_packed(c.integers({0, 7}), c.integers({0, 12})));
-           }},
+           [](Call& c) { rule(c, documents_packed(c.integers({0, 7}), c.integers({0, 12}))); }},
           {Kind::value, "cu_seqlens_q: falls from 9 to 8 at entry 2, expected no fall",
-           [](Call& c) {
-             rule(c, documents_packed(c.integers({0, 9, 8}), c.integers({0, 6, 12})));
-           }},
+           [](Call& c) { rule(c, documents_packed(c.integers({0, 9, 8}), c.integers({0, 6, 12}))); }},
           {Kind::value, "cu_seqlens_q: starts at 1, expected 0",
-           [](Call& c) {
-             rule(c, documents_packed(c.integers({1, 8}), c.integers({0, 12})));
-           }},
+           [](Call& c) { rule(c, documents_packed(c.integers({1, 8}), c.integers({0, 12}))); }},
       },
       &Call::forward);
 }
@@ -150,13 +120,9 @@ TEST(WrongInputRules, DoNotFitTheCall) {
   wrong_input::expect_errors(
       {
           {Kind::value, "rule window: 2 numbers, expected 1 as the sequence's dimensions",
-           [](Call& c) {
-             rule(c, window({1, 2}, {1, 2}));
-           }},
+           [](Call& c) { rule(c, window({1, 2}, {1, 2})); }},
           {Kind::value, "rule tiles: 3 numbers, expected 1 as the sequence's dimensions",
-           [](Call& c) {
-             rule(c, tiles({1, 2, 2}, 3));
-           }},
+           [](Call& c) { rule(c, tiles({1, 2, 2}, 3)); }},
           {Kind::value, "rule: two tables of documents, at most one",
            [](Call& c) {
              const auto q = c.integers({0, 0, 0, 0, 0, 0, 0, 0}), k = c.integers({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
@@ -169,13 +135,9 @@ TEST(WrongInputRules, DoNotFitTheCall) {
              rule(c, many);
            }},
           {Kind::value, "cu_seqlens_q: ends at 9, expected 8 as the queries",
-           [](Call& c) {
-             c.use_layout_thd(), c.options.cu_seqlens_q = c.integers({0, 3, 9});
-           }},
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_q = c.integers({0, 3, 9}); }},
           {Kind::value, "cu_seqlens_k: falls from 13 to 12 at entry 2, expected no fall",
-           [](Call& c) {
-             c.use_layout_thd(), c.options.cu_seqlens_k = c.integers({0, 13, 12}, ElementType::int64);
-           }},
+           [](Call& c) { c.use_layout_thd(), c.options.cu_seqlens_k = c.integers({0, 13, 12}, ElementType::int64); }},
           {Kind::value,
            "a table of the rule: strides (4611686018427387904, 1), expected elements within the address space",
            [](Call& c) {
@@ -238,9 +200,7 @@ TEST(WrongInputPlan, MadeForAnotherCall) {
              static_cast<std::int32_t*>(c.options.key_lengths.data)[1] = 6;
            }},
           {Kind::value, "plan: made for other cu_seqlens_q than the call has",
-           [=](Call& c) {
-             c.use_layout_thd(), plan_before(c), c.options.cu_seqlens_q = c.integers({0, 4, 8});
-           }},
+           [=](Call& c) { c.use_layout_thd(), plan_before(c), c.options.cu_seqlens_q = c.integers({0, 4, 8}); }},
           {Kind::value, "plan: made for another rule dense((8, 12)), expected the rule object that it was made with",
            [=](Call& c) {
              c.options.rule = dense(c.input({8, 12}, ElementType::boolean));
@@ -321,16 +281,10 @@ TEST(WrongInputPlan, WrongShapes) {
   wrong_input::expect_errors(
       {
           {Kind::value, "query: not given", [](Call& c) { c.q = {}; }},
-          {Kind::value, "key: head size 8, expected 16 as in query",
-           [](Call& c) {
-             c.k = c.input({2, 2, 12, 8});
-           }},
-          {Kind::device, "key: on cuda:0, expected cpu",
-           [](Call& c) { c.k.device.kind = DeviceKind::cuda; }},
+          {Kind::value, "key: head size 8, expected 16 as in query", [](Call& c) { c.k = c.input({2, 2, 12, 8}); }},
+          {Kind::device, "key: on cuda:0, expected cpu", [](Call& c) { c.k.device.kind = DeviceKind::cuda; }},
           {Kind::value, "key_lengths: 40 for batch entry 0, expected 0 to 12",
-           [](Call& c) {
-             c.options.key_lengths = c.integers({40, 1});
-           }},
+           [](Call& c) { c.options.key_lengths = c.integers({40, 1}); }},
           {Kind::value, "threads: -4, expected 0 (all) to 65536", [](Call& c) { c.options.threads = -4; }},
       },
       &Call::make_plan);
@@ -340,17 +294,11 @@ TEST(WrongInputTensor, Views) {
   float data[4];
   expect_errors({
       {Kind::value, "tensor: rank 9, expected at most 8",
-       [&] {
-         TensorView(data, ElementType::float32, {1, 1, 1, 1, 1, 1, 1, 1, 1});
-       }},
+       [&] { TensorView(data, ElementType::float32, {1, 1, 1, 1, 1, 1, 1, 1, 1}); }},
       {Kind::value, "tensor: 1 strides, expected 2 as in its shape",
-       [&] {
-         TensorView(data, ElementType::float32, {2, 2}, {2});
-       }},
+       [&] { TensorView(data, ElementType::float32, {2, 2}, {2}); }},
       {Kind::value, "tensor: a shape of more than 2^63 elements",
-       [&] {
-         TensorView(data, ElementType::float32, {1L << 32, 1L << 32, 2});
-       }},
+       [&] { TensorView(data, ElementType::float32, {1L << 32, 1L << 32, 2}); }},
   });
 }
 
@@ -380,15 +328,11 @@ TEST(WrongInputDlpack, Refused) {
       {Kind::type, "key: DLPack type of 4 lanes, expected 1", with([](DLTensor& t) { t.dtype.lanes = 4; })},
       {Kind::type, "key: DLPack type of 0 lanes, expected 1", with([](DLTensor& t) { t.dtype.lanes = 0; })},
       {Kind::type, "key: DLPack type code 5 of 64 bits, expected a type of anyflash::ElementType",
-       with([](DLTensor& t) {
-         t.dtype = {kDLComplex, 64, 1};
-       })},
+       with([](DLTensor& t) { t.dtype = {kDLComplex, 64, 1}; })},
       {Kind::type, "key: DLPack type code 2 of 8 bits, expected a type of anyflash::ElementType",
        with([](DLTensor& t) { t.dtype.bits = 8; })},
       {Kind::type, "key: DLPack type code 0 of 16 bits, expected a type of anyflash::ElementType",
-       with([](DLTensor& t) {
-         t.dtype = {kDLInt, 16, 1};
-       })},
+       with([](DLTensor& t) { t.dtype = {kDLInt, 16, 1}; })},
       {Kind::device, "key: DLPack device type 8, expected the cpu or cuda",
        with([](DLTensor& t) { t.device.device_type = kDLMetal; })},
       {Kind::value, "key: rank 9, expected 0 to 8", with([](DLTensor& t) { t.ndim = 9; })},

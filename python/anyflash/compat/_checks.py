@@ -136,8 +136,22 @@ def _checked(given: list[Tensor], check: str, sizes: list[int]) -> Tensor:
 _library.impl("checked", _checked, "CPU")
 torch.library.register_fake("anyflash::checked", lambda given, *_: torch.empty_like(given[0]), lib=_library)
 
-_NAMES = ("rule", "align", "layout", "scale", "bias", "softcap", "alibi_slopes", "sink", "deterministic", "plan",
-          "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")  # fmt: skip
+_NAMES = (
+    "rule",
+    "align",
+    "layout",
+    "scale",
+    "bias",
+    "softcap",
+    "alibi_slopes",
+    "sink",
+    "deterministic",
+    "plan",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "key_lengths",
+    "page_table",
+)
 
 
 def checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Tensor:
@@ -151,8 +165,23 @@ def checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, call: dict[st
     text, names, tables, numbers = parts_of(call["rule"], None)
     tensors = [call.get(name) for name in ("bias", "alibi_slopes", "sink", *_NAMES[10:])]
     return torch.ops.anyflash.checked_call(
-        lengths, q, k, v, *tensors, tables, names, text, numbers, call["align"], call["layout"], call["scale"],
-        call["softcap"], call["deterministic"], False, 0)  # fmt: skip
+        lengths,
+        q,
+        k,
+        v,
+        *tensors,
+        tables,
+        names,
+        text,
+        numbers,
+        call["align"],
+        call["layout"],
+        call["scale"],
+        call["softcap"],
+        call["deterministic"],
+        False,
+        0,
+    )
 
 
 def _checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:

@@ -55,15 +55,50 @@ def flash_attn_with_kvcache(
     Returns out as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one line; the
     caches are then as they were.
     """
-    return with_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
-                      block_table, softmax_scale, causal, window_size, softcap, rotary_interleaved, alibi_slopes,
-                      return_softmax_lse)  # fmt: skip
+    return with_cache(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos,
+        rotary_sin,
+        cache_seqlens,
+        cache_batch_idx,
+        cache_leftpad,
+        block_table,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        rotary_interleaved,
+        alibi_slopes,
+        return_softmax_lse,
+    )
 
 
-def with_cache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_cos: Any, rotary_sin: Any, cache_seqlens: Any,
-               cache_batch_idx: Any, cache_leftpad: Any, pages: Any, softmax_scale: Any, causal: bool,
-               window_size: Sequence[int], softcap: Any, rotary_interleaved: bool, alibi_slopes: Any,
-               return_softmax_lse: bool, sink: Any = None, name: str = "block_table") -> Any:  # fmt: skip
+def with_cache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any,
+    v: Any,
+    rotary_cos: Any,
+    rotary_sin: Any,
+    cache_seqlens: Any,
+    cache_batch_idx: Any,
+    cache_leftpad: Any,
+    pages: Any,
+    softmax_scale: Any,
+    causal: bool,
+    window_size: Sequence[int],
+    softcap: Any,
+    rotary_interleaved: bool,
+    alibi_slopes: Any,
+    return_softmax_lse: bool,
+    sink: Any = None,
+    name: str = "block_table",
+) -> Any:
     """name: that of `pages` among the caller's arguments."""
     given = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, sink, softmax_scale, softcap)
     (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, alibi_slopes, sink, softmax_scale, softcap) = detached(*given)
@@ -112,8 +147,15 @@ def with_cache(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, rotary_cos: A
 
 
 def _check_shapes(q: Any, k_cache: Any, v_cache: Any, k: Any, v: Any, cos: Any, sin: Any, lengths: Any) -> None:
-    ranks = dict(q=(q, 4), k_cache=(k_cache, 4), v_cache=(v_cache, 4), k=(k, 4), v=(v, 4), rotary_cos=(cos, 2),
-                 rotary_sin=(sin, 2))  # fmt: skip
+    ranks = dict(
+        q=(q, 4),
+        k_cache=(k_cache, 4),
+        v_cache=(v_cache, 4),
+        k=(k, 4),
+        v=(v, 4),
+        rotary_cos=(cos, 2),
+        rotary_sin=(sin, 2),
+    )
     for name, (tensor, rank) in ranks.items():
         if tensor is None and name in ("k", "v", "rotary_cos", "rotary_sin"):
             continue
@@ -198,8 +240,9 @@ def _lengths(q: Tensor, cache_seqlens: Any, leftpad: Any, room: int, new: int, p
     return checked("cache_lengths", lengths, *([] if leftpad is None else [leftpad]), sizes=(room, new))
 
 
-def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor,
-           room: int) -> None:  # fmt: skip
+def _write(
+    k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor, room: int
+) -> None:
     """New keys whose places nobody has looked at go to the nearest that exist."""
     batch, new = k.shape[:2]
     if batch == 0 or new == 0:

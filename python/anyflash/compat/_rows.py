@@ -12,8 +12,9 @@ from ..torch import attention
 from ._shared import and_dense
 
 
-def in_none(q: Tensor, k: Tensor, v: Tensor, first: int, alibi_slopes: Tensor | None,
-            **call: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+def in_none(
+    q: Tensor, k: Tensor, v: Tensor, first: int, alibi_slopes: Tensor | None, **call: Any
+) -> tuple[Tensor, Tensor]:
     """(out, lse) of the tokens from `first` on, which are in no sequence: they see no key."""
     k, v = (x[:0].flatten(0, -3)[None] for x in (k, v))
     if alibi_slopes is not None and alibi_slopes.dim() == 2:
@@ -22,8 +23,16 @@ def in_none(q: Tensor, k: Tensor, v: Tensor, first: int, alibi_slopes: Tensor | 
     return out[0], lse[0]
 
 
-def in_rows(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, sizes: tuple[int, int], pages: Tensor | None,
-            **call: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+def in_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    sizes: tuple[int, int],
+    pages: Tensor | None,
+    **call: Any,
+) -> tuple[Tensor, Tensor]:
     """(out, lse) of flash_attn_varlen_func. sizes: the most queries and keys of a sequence. Nothing here waits."""
     entries, tokens, size = cu_q.numel() - 1, q.shape[0], sizes[0]
     if entries == 0 or tokens == 0 or size == 0:
@@ -42,6 +51,7 @@ def in_rows(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, sizes: 
     entry = torch.searchsorted(cu_q[1:].long(), token, right=True).clamp(max=entries - 1)
     place = (token - cu_q[1:].long()[entry] + size).clamp(0, size - 1)
     behind = (token >= cu_q[-1])[:, None]  # in no sequence
-    return (out[entry, place].masked_fill(behind[..., None], 0),
-            lse[entry, :, place].masked_fill(behind, float("-inf")).T)  # fmt: skip
-
+    return (
+        out[entry, place].masked_fill(behind[..., None], 0),
+        lse[entry, :, place].masked_fill(behind, float("-inf")).T,
+    )

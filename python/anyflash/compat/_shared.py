@@ -16,8 +16,14 @@ from ..torch._attention import check_memory, number
 from ..torch._traced import TracedRule
 
 
-def options(dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Sequence[int], softcap: float,
-            deterministic: bool = False) -> dict[str, Any]:  # fmt: skip
+def options(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[int],
+    softcap: float,
+    deterministic: bool = False,
+) -> dict[str, Any]:
     dropout_p = number("dropout_p", dropout_p)
     if dropout_p != 0.0:
         raise ValueError(f"dropout_p: {dropout_p}, expected 0: dropout is not offered")

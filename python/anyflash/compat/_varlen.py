@@ -57,13 +57,30 @@ def flash_attn_varlen_func(
         q, k, v, alibi_slopes, softmax_scale, softcap = detached(*given)
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
     call |= dict(alibi_slopes=alibi_slopes)
-    made = attend(q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), block_table,
-                  truth("return_attn_probs", return_attn_probs), call)  # fmt: skip
+    made = attend(
+        q,
+        k,
+        v,
+        (cu_seqlens_q, cu_seqlens_k),
+        (max_seqlen_q, max_seqlen_k),
+        block_table,
+        truth("return_attn_probs", return_attn_probs),
+        call,
+    )
     return with_no_probabilities(made if block_table is None else forward_only(made, _NO_GRADIENT, *given))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Any, Any], longest: tuple[Any, Any], block_table: Any,
-           with_lse: bool, call: dict[str, Any], used: tuple[Any, Any] = (None, None)) -> Any:  # fmt: skip
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[Any, Any],
+    longest: tuple[Any, Any],
+    block_table: Any,
+    with_lse: bool,
+    call: dict[str, Any],
+    used: tuple[Any, Any] = (None, None),
+) -> Any:
     """out, or (out, lse). call: the options of attention, alibi_slopes among them. used: FlashAttention-3's seqused_q
     and seqused_k, how many tokens of each sequence are in use; the others are in no sequence. Not with block_table."""
     check_tensor("q", q)
@@ -72,11 +89,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Any, Any], longest
     _check_tensors(q, k, v, slopes, pages is not None)
     ends = q.shape[0], -1 if pages is not None else k.shape[0]
     in_one_call = pages is None and (slopes is None or slopes.dim() != 2)
-    cu_q, cu_k = (_integers(f"cu_seqlens_{side}", moved(f"cu_seqlens_{side}", one, place))
-                  for side, one in zip("qk", cu_seqlens))  # fmt: skip
+    cu_q, cu_k = (
+        _integers(f"cu_seqlens_{side}", moved(f"cu_seqlens_{side}", one, place)) for side, one in zip("qk", cu_seqlens)
+    )
     if not (in_one_call and used[0] is used[1] is None and _are_whole(cu_q, cu_k, ends)):  # else attention checks them
-        cu_q, cu_k = (checked(f"cu_seqlens_{side}", one, sizes=(end, -1))
-                      for side, one, end in zip("qk", (cu_q, cu_k), ends))  # fmt: skip
+        cu_q, cu_k = (
+            checked(f"cu_seqlens_{side}", one, sizes=(end, -1)) for side, one, end in zip("qk", (cu_q, cu_k), ends)
+        )
         _check_entries(cu_q, cu_k, slopes)
         if in_one_call:
             cu_q, cu_k = _whole(*_in_use(cu_q, cu_k, used, place), ends)
@@ -92,14 +111,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[Any, Any], longest
         if size < 0:
             raise ValueError(f"max_seqlen_{side}: {size}, expected 0 or more")
     if place.type == "cpu":
-        cu_q, cu_k = (checked(f"cu_seqlens_{side}", one, sizes=(-1, size)).to(q.device)
-                      for side, one, size in zip("qk", (cu_q, cu_k), sizes))  # fmt: skip
+        cu_q, cu_k = (
+            checked(f"cu_seqlens_{side}", one, sizes=(-1, size)).to(q.device)
+            for side, one, size in zip("qk", (cu_q, cu_k), sizes)
+        )
         pages = None if pages is None else pages.to(q.device)
     elif not torch.cuda.is_current_stream_capturing() and any(
         end >= 0 and (cu_q.numel() - 1) * size > 4 * end for size, end in zip(sizes, ends)
     ):
-        cu_q, cu_k = (checked(f"cu_seqlens_{side}", one.cpu(), sizes=(end, -1))
-                      for side, one, end in zip("qk", (cu_q, cu_k), ends))  # fmt: skip
+        cu_q, cu_k = (
+            checked(f"cu_seqlens_{side}", one.cpu(), sizes=(end, -1))
+            for side, one, end in zip("qk", (cu_q, cu_k), ends)
+        )
         if pages is not None:
             pages = checked("block_table", pages.cpu(), cu_k.diff(), sizes=k.shape[:2])
         return _one_by_one(q, k, v, cu_q, cu_k, pages, with_lse, call)
@@ -167,8 +190,9 @@ def _whole(cu_q: Tensor, cu_k: Tensor, ends: tuple[int, int]) -> tuple[Tensor, T
     return torch.cat((cu_q, queries, queries)), torch.cat((cu_k, cu_k[-1:], keys))
 
 
-def _one_by_one(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, pages: Any, with_lse: bool,
-                call: dict[str, Any]) -> Any:  # fmt: skip
+def _one_by_one(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, pages: Any, with_lse: bool, call: dict[str, Any]
+) -> Any:
     """What one call of layout thd does not offer: slopes of each sequence, pages."""
     parts, slopes = [], call["alibi_slopes"]
     for i in range(cu_q.numel() - 1):

@@ -72,8 +72,15 @@ def flash_attn_func(
     Returns out as q, or (out, softmax_lse (batch, heads, queries), S_dmask) if return_attn_probs. Differentiable.
     """
     call = options(dropout_p, softmax_scale, causal, window_size, softcap, deterministic)
-    made = attention(q, k, v, layout="bshd", alibi_slopes=alibi_slopes,
-                     return_lse=truth("return_attn_probs", return_attn_probs), **call)  # fmt: skip
+    made = attention(
+        q,
+        k,
+        v,
+        layout="bshd",
+        alibi_slopes=alibi_slopes,
+        return_lse=truth("return_attn_probs", return_attn_probs),
+        **call,
+    )
     return with_no_probabilities(made)
 
 
@@ -90,8 +97,9 @@ def flash_attn_qkvpacked_func(
 ) -> Any:
     """flash_attn_func of qkv (batch, sequence, 3, heads, channels), without copies."""
     q, k, v = _parts(qkv, "qkv", 5, 3)
-    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                           return_attn_probs)  # fmt: skip
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
 
 
 def flash_attn_kvpacked_func(
@@ -108,8 +116,9 @@ def flash_attn_kvpacked_func(
 ) -> Any:
     """flash_attn_func of q and kv (batch, keys, 2, heads of keys, channels), without copies."""
     k, v = _parts(kv, "kv", 5, 2)
-    return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                           return_attn_probs)  # fmt: skip
+    return flash_attn_func(
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -127,9 +136,23 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:
     """flash_attn_varlen_func of qkv (tokens, 3, heads, channels), without copies."""
     q, k, v = _parts(qkv, "qkv", 4, 3)
-    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
-                                  softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                                  return_attn_probs)  # fmt: skip
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -150,9 +173,23 @@ def flash_attn_varlen_kvpacked_func(
 ) -> Any:
     """flash_attn_varlen_func of q and kv (keys, 2, heads of keys, channels), without copies."""
     k, v = _parts(kv, "kv", 4, 2)
-    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                                  dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-                                  return_attn_probs)  # fmt: skip
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def _parts(packed: Tensor, name: str, rank: int, count: int) -> tuple[Tensor, ...]:

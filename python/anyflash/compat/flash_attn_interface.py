@@ -62,8 +62,9 @@ def flash_attn_func(
     """
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = options(0.0, softmax_scale, causal, window_size, softcap, deterministic)
-    return _with_s_aux(attention, q, k, v, layout="bshd", sink=s_aux,
-                       return_lse=truth("return_attn_probs", return_attn_probs), **call)  # fmt: skip
+    return _with_s_aux(
+        attention, q, k, v, layout="bshd", sink=s_aux, return_lse=truth("return_attn_probs", return_attn_probs), **call
+    )
 
 
 def flash_attn_qkvpacked_func(
@@ -94,9 +95,22 @@ def flash_attn_qkvpacked_func(
             f"qkv: shape {tuple(qkv.shape)} with num_heads_q {num_heads_q}, expected (batch, sequence, 3, heads, "
             "channels), or rank 4 with num_heads_q heads before those of keys and values"
         )
-    return flash_attn_func(q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
-                           attention_chunk, softcap, deterministic=deterministic,
-                           return_attn_probs=return_attn_probs)  # fmt: skip
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        None,
+        q_descale,
+        k_descale,
+        v_descale,
+        window_size,
+        attention_chunk,
+        softcap,
+        deterministic=deterministic,
+        return_attn_probs=return_attn_probs,
+    )
 
 
 def flash_attn_varlen_func(
@@ -135,8 +149,18 @@ def flash_attn_varlen_func(
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = options(0.0, softmax_scale, causal, window_size, softcap, deterministic)
     call |= dict(alibi_slopes=None, sink=s_aux)
-    return _with_s_aux(attend, q, k, v, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), None,
-                       truth("return_attn_probs", return_attn_probs), call, (seqused_q, seqused_k))  # fmt: skip
+    return _with_s_aux(
+        attend,
+        q,
+        k,
+        v,
+        (cu_seqlens_q, cu_seqlens_k),
+        (max_seqlen_q, max_seqlen_k),
+        None,
+        truth("return_attn_probs", return_attn_probs),
+        call,
+        (seqused_q, seqused_k),
+    )
 
 
 def flash_attn_with_kvcache(
@@ -178,12 +202,40 @@ def flash_attn_with_kvcache(
     Returns out, or (out, softmax_lse (batch, heads, queries), and two empty tensors in place of the parts that
     num_splits makes there) if return_softmax_lse. A backward call raises NotImplementedError.
     """
-    _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
-            scheduler_metadata=scheduler_metadata)  # fmt: skip
-    made = _with_s_aux(with_cache, q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
-                       cache_leftpad, page_table, softmax_scale, causal, window_size, softcap, rotary_interleaved, None,
-                       return_softmax_lse, s_aux, "page_table")  # fmt: skip
+    _refuse(
+        attention_chunk,
+        qv=qv,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        rotary_seqlens=rotary_seqlens,
+        scheduler_metadata=scheduler_metadata,
+    )
+    made = _with_s_aux(
+        with_cache,
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        rotary_cos,
+        rotary_sin,
+        cache_seqlens,
+        cache_batch_idx,
+        cache_leftpad,
+        page_table,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        rotary_interleaved,
+        None,
+        return_softmax_lse,
+        s_aux,
+        "page_table",
+    )
     return (*made, made[0].new_empty(0), made[0].new_empty(0)) if isinstance(made, tuple) else made
 
 

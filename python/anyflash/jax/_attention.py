@@ -87,12 +87,16 @@ def attention(
     arrays = {name: operand(name, array) for name, array in given if array is not None or name == "q"}
     arrays |= {f":{name}": operand(f":{name}", table) for name, table in named.items()}
     call = Call(
-        tuple(arrays), text, _constant("align", align, str, "a word"), _constant("layout", layout, str, "a word"),
+        tuple(arrays),
+        text,
+        _constant("align", align, str, "a word"),
+        _constant("layout", layout, str, "a word"),
         None if scale is None else _constant("scale", scale, float, "a number"),
         _constant("softcap", softcap, float, "a number"),
-        truth("deterministic", deterministic), truth("allow_tf32", allow_tf32),
+        truth("deterministic", deterministic),
+        truth("allow_tf32", allow_tf32),
         _constant("threads", threads, index, "an integer"),
-    )  # fmt: skip
+    )
     made = _compiled(call, return_lse, tuple(arrays.values()))
     return made if return_lse else made[0]
 

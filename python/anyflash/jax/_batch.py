@@ -30,11 +30,14 @@ def mapped(handler: _Handler, call: Call, results: tuple[str, ...], names: tuple
 
     @run.def_vmap
     def rule(size: int, is_mapped: Sequence[bool], *arrays: Any) -> tuple[Any, Any]:
-        of_one = {name: array.shape[1:] if of_map else array.shape
-                  for name, of_map, array in zip(names, is_mapped, arrays)}  # fmt: skip
+        of_one = {
+            name: array.shape[1:] if of_map else array.shape for name, of_map, array in zip(names, is_mapped, arrays)
+        }
         batch = next(iter(of_one["q"]), 0)
-        ways = [_way(call, results, name, of_map, array, of_one[name], batch)
-                for name, of_map, array in zip(names, is_mapped, arrays)]  # fmt: skip
+        ways = [
+            _way(call, results, name, of_map, array, of_one[name], batch)
+            for name, of_map, array in zip(names, is_mapped, arrays)
+        ]
         if "alone" in ways:
             made = _one_by_one(run, is_mapped, arrays)
         else:
@@ -45,8 +48,9 @@ def mapped(handler: _Handler, call: Call, results: tuple[str, ...], names: tuple
     return run
 
 
-def _way(call: Call, results: tuple[str, ...], name: str, is_mapped: bool, array: Any, shape: tuple[int, ...],
-         batch: int) -> str:  # fmt: skip
+def _way(
+    call: Call, results: tuple[str, ...], name: str, is_mapped: bool, array: Any, shape: tuple[int, ...], batch: int
+) -> str:
     """How an operand goes into one call: "joined" (its mapped axis to its batch), "repeated", "as it is", or not:
     "alone". shape: of one of the mapped calls."""
     if call.layout not in ("bhsd", "bshd", "bhds") or "page_table" in call.names:

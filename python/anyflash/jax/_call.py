@@ -41,8 +41,18 @@ class Call(NamedTuple):
     def text(self, results: Sequence[str], operands: Sequence[str]) -> str:
         """The attribute of a handler: a line for each of its options."""
         scale = "" if self.scale is None else _bits(self.scale)
-        lines = (" ".join(results), " ".join(operands), self.rule, self.align, self.layout, scale, _bits(self.softcap),
-                 int(self.deterministic), int(self.allow_tf32), self.threads)  # fmt: skip
+        lines = (
+            " ".join(results),
+            " ".join(operands),
+            self.rule,
+            self.align,
+            self.layout,
+            scale,
+            _bits(self.softcap),
+            int(self.deterministic),
+            int(self.allow_tf32),
+            self.threads,
+        )
         return "".join(f"{line}\n" for line in lines)
 
 
@@ -113,9 +123,25 @@ def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], t
     for name in re.findall(r"documents_packed\(\w+, (\w+)\)", text):
         tables[name][1:][-1:] = keys  # of the memory that the rule reads
     get = made.get
-    return made, (rule, call.align, call.layout, call.scale, get("bias"), call.softcap, get("alibi_slopes"),
-                  get("sink"), call.deterministic, None, get("cu_seqlens_q"), get("cu_seqlens_k"), get("key_lengths"),
-                  get("page_table"), call.allow_tf32, call.threads, 0)  # fmt: skip
+    return made, (
+        rule,
+        call.align,
+        call.layout,
+        call.scale,
+        get("bias"),
+        call.softcap,
+        get("alibi_slopes"),
+        get("sink"),
+        call.deterministic,
+        None,
+        get("cu_seqlens_q"),
+        get("cu_seqlens_k"),
+        get("key_lengths"),
+        get("page_table"),
+        call.allow_tf32,
+        call.threads,
+        0,
+    )
 
 
 def result_shapes(call: Call, arrays: Mapping[str, Any]) -> tuple[_Shape, _Shape]:

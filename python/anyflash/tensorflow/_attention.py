@@ -11,9 +11,23 @@ from .._core import Rule
 from .._frontend import check_return_lse, given_tables, refuse_tables, truth
 from .._rules import full
 from ._ops import (
-    FLOATS, INTEGERS, TABLES, bhds, channels_last, check_tensors, check_type, constant, integer, invalid, one_line,
-    one_of, query, rows_type, tensor, word,
-)  # fmt: skip
+    FLOATS,
+    INTEGERS,
+    TABLES,
+    bhds,
+    channels_last,
+    check_tensors,
+    check_type,
+    constant,
+    integer,
+    invalid,
+    one_line,
+    one_of,
+    query,
+    rows_type,
+    tensor,
+    word,
+)
 
 _FULL = full()
 _LAYOUTS = {"bhsd": channels_last, "bshd": channels_last, "thd": channels_last, "bhds": bhds}
@@ -80,8 +94,9 @@ def attention(
     q = query(q)
     text, of_rule = _parts(rule, tables)
     terms, slopes = _given(FLOATS, bias=bias, sink=sink), _given(FLOATS[2:], alibi_slopes=alibi_slopes)
-    others = _given(INTEGERS, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths,
-                    page_table=page_table)  # fmt: skip
+    others = _given(
+        INTEGERS, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths, page_table=page_table
+    )
     others |= {f"@{name}": _typed(f"tables: {name}", table, TABLES) for name, table in of_rule.items()}
     softcap = constant("softcap", softcap, float, "a number")
     call = f"rule={word('rule', text)}; align={word('align', align)}; layout={layout}"

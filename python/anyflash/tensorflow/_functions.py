@@ -53,8 +53,16 @@ def causal_1d(Q: Any, K: Any, V: Any, sync_mode: str, returning_l_m: bool = Fals
     return _attend(1, Q, K, V, "causal()", sync_mode, returning_l_m)
 
 
-def local_1d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is_causal: bool, sync_mode: str,
-             returning_l_m: bool = False) -> Any:  # fmt: skip
+def local_1d(
+    Q: Any,
+    K: Any,
+    V: Any,
+    window_size: int,
+    log2_stride_size: int,
+    is_causal: bool,
+    sync_mode: str,
+    returning_l_m: bool = False,
+) -> Any:
     """As full_1d, but a query at x sees the keys at y near it. sync_mode gives the coordinates.
 
     With s = 2^log2_stride_size: abs(x - y) is a multiple of s, abs(x - y) / s < window_size, and y <= x if is_causal.
@@ -76,8 +84,16 @@ def causal_2d(Q: Any, K: Any, V: Any, sync_mode: str, returning_l_m: bool = Fals
     return _attend(2, Q, K, V, "causal()", sync_mode, returning_l_m)
 
 
-def local_2d(Q: Any, K: Any, V: Any, window_size: int, log2_stride_size: int, is_causal: bool, sync_mode: str,
-             returning_l_m: bool = False) -> Any:  # fmt: skip
+def local_2d(
+    Q: Any,
+    K: Any,
+    V: Any,
+    window_size: int,
+    log2_stride_size: int,
+    is_causal: bool,
+    sync_mode: str,
+    returning_l_m: bool = False,
+) -> Any:
     """As full_2d, but a query sees the keys near it: the conditions of local_1d hold in each dimension.
 
     If is_causal, the key also comes no later than the query in row-major order.

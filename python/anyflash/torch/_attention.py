@@ -93,11 +93,32 @@ def attention(
                 raise ValueError(f"{'out' if plan is None else 'plan'}: given beside DTensors, expected none there")
             from ._sharded import sharded  # PyTorch has loaded what it needs by now
 
-            by_name = dict(bias=bias, alibi_slopes=alibi_slopes, sink=sink, cu_seqlens_q=cu_seqlens_q,
-                           cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths, page_table=page_table)  # fmt: skip
-            return sharded(attention, q, k, v, rule, tables, layout, by_name, align=align, scale=scale, softcap=softcap,
-                           return_lse=return_lse, deterministic=deterministic, allow_tf32=allow_tf32,
-                           threads=threads)  # fmt: skip
+            by_name = dict(
+                bias=bias,
+                alibi_slopes=alibi_slopes,
+                sink=sink,
+                cu_seqlens_q=cu_seqlens_q,
+                cu_seqlens_k=cu_seqlens_k,
+                key_lengths=key_lengths,
+                page_table=page_table,
+            )
+            return sharded(
+                attention,
+                q,
+                k,
+                v,
+                rule,
+                tables,
+                layout,
+                by_name,
+                align=align,
+                scale=scale,
+                softcap=softcap,
+                return_lse=return_lse,
+                deterministic=deterministic,
+                allow_tf32=allow_tf32,
+                threads=threads,
+            )
         for name, one in (("key", k), ("value", v)):
             if one is not None and not isinstance(one, Tensor):
                 raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
@@ -107,8 +128,12 @@ def attention(
                 align, layout, scale, softcap, deterministic, allow_tf32, threads
             )
         text, names, arrays, sizes = parts_of(rule, tables)
-        tensors = [None if one is None else as_tensor(one, name) for name, one in zip(_TENSORS, (bias, alibi_slopes,
-                   sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))]  # fmt: skip
+        tensors = [
+            None if one is None else as_tensor(one, name)
+            for name, one in zip(
+                _TENSORS, (bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table)
+            )
+        ]
         given = ("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays)
         check_memory(*given)
         _check_data(*given)
@@ -123,12 +148,36 @@ def attention(
     others: tuple[Any, ...] = ()
     stream = 0
     if q.is_cuda:
-        others = others_of(q, called, alibi_slopes, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table,
-                           None if isinstance(out, Tensor) else out)  # fmt: skip
+        others = others_of(
+            q,
+            called,
+            alibi_slopes,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            key_lengths,
+            page_table,
+            None if isinstance(out, Tensor) else out,
+        )
         stream = stream_of(q, others)
-    options = (called, align, layout, scale, bias, softcap, alibi_slopes, sink,
-               deterministic, plan, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
-               threads, stream)  # fmt: skip
+    options = (
+        called,
+        align,
+        layout,
+        scale,
+        bias,
+        softcap,
+        alibi_slopes,
+        sink,
+        deterministic,
+        plan,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        page_table,
+        allow_tf32,
+        threads,
+        stream,
+    )
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
     if out is not None:
         tensor = isinstance(out, Tensor)
@@ -154,12 +203,30 @@ def attention(
 
 def plain_options(rule: Any, scale: float | None, layout: str = "bhsd", stream: int = 0) -> tuple[Any, ...]:
     """As the extension takes them, of a call with no others."""
-    return (rule, "none_front", layout, scale, None, 0.0, None, None, False, None, None, None, None, None, False,
-            torch.get_num_threads(), stream)  # fmt: skip
+    return (
+        rule,
+        "none_front",
+        layout,
+        scale,
+        None,
+        0.0,
+        None,
+        None,
+        False,
+        None,
+        None,
+        None,
+        None,
+        None,
+        False,
+        torch.get_num_threads(),
+        stream,
+    )
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, rule: Any, scale: float | None = None,
-                    tables: dict[str, Tensor] | None = None) -> Tensor:  # fmt: skip
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, rule: Any, scale: float | None = None, tables: dict[str, Tensor] | None = None
+) -> Tensor:
     """attention(q, k, v, rule=rule, scale=scale, tables=tables) where is_direct holds of all, nothing is cast by
     autocast, and all is on the CPU."""
     options = plain_options(rule if tables is None else given_rule(rule, tables), scale)
@@ -199,9 +266,18 @@ def autocast_makes_one(*tensors: Tensor) -> bool:
 
 def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any = None) -> bool:
     """Nothing of PyTorch (a mode, a transform, a subclass) stands between the call and the tensors' memory."""
-    return (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and type(bias) in _PLAIN
-            and type(sink) in _PLAIN and not _modes() and _transforms() is None and _tracing() is None
-            and forward_ad._current_level < 0 and not getattr(q, "is_meta", True))  # fmt: skip
+    return (
+        type(q) in _PLAIN
+        and type(k) in _PLAIN
+        and type(v) in _PLAIN
+        and type(bias) in _PLAIN
+        and type(sink) in _PLAIN
+        and not _modes()
+        and _transforms() is None
+        and _tracing() is None
+        and forward_ad._current_level < 0
+        and not getattr(q, "is_meta", True)
+    )
 
 
 def is_sharded(*tensors: Any) -> bool:
@@ -238,8 +314,9 @@ def _refuse_gradients(**numbers: Any) -> None:
             raise ValueError(without_gradient(name, f"{name}.detach()"))
 
 
-def _constants(align: Any, layout: Any, scale: Any, softcap: Any, deterministic: Any, allow_tf32: Any,
-               threads: Any) -> tuple[Any, ...]:  # fmt: skip
+def _constants(
+    align: Any, layout: Any, scale: Any, softcap: Any, deterministic: Any, allow_tf32: Any, threads: Any
+) -> tuple[Any, ...]:
     """As the operator wants them; of others what the extension says, since PyTorch would raise a RuntimeError."""
     for name, word in (("align", align), ("layout", layout)):
         if not isinstance(word, str):
@@ -352,8 +429,19 @@ def _with_saved(options: Any, named: Any, kept: list[Any]) -> list[Any]:
     return whole
 
 
-def _gradients(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
-               out: Tensor, lse: Tensor) -> Any:  # fmt: skip
+def _gradients(
+    wanted: int,
+    options: Any,
+    dout: Tensor,
+    dlse: Any,
+    q: Tensor,
+    k: Any,
+    v: Any,
+    bias: Any,
+    sink: Any,
+    out: Tensor,
+    lse: Tensor,
+) -> Any:
     """The options are those of _with_saved."""
     if bias is None and sink is None and not q.is_cuda:
         return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, tuple(options), wanted)

@@ -19,14 +19,32 @@ def _forward(q: Tensor, k: Any, v: Any, *rest: Any, **results: Any) -> Any:
     return _counted(False, q, k, v, *rest[:-1])
 
 
-def _backward(dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any, *rest: Any,
-              **results: Any) -> Any:  # fmt: skip
+def _backward(
+    dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any, *rest: Any, **results: Any
+) -> Any:
     return _counted(True, q, k, v, *rest[:-1])
 
 
-def _counted(backward: bool, q: Tensor, k: Any, v: Any, bias: Any, slopes: Any, sink: Any, cu_q: Any, cu_k: Any,
-             lengths: Any, pages: Any, tables: list[Tensor], names: str, rule: str, numbers: list[Any], align: str,
-             layout: str, *rest: Any) -> Any:  # fmt: skip
+def _counted(
+    backward: bool,
+    q: Tensor,
+    k: Any,
+    v: Any,
+    bias: Any,
+    slopes: Any,
+    sink: Any,
+    cu_q: Any,
+    cu_k: Any,
+    lengths: Any,
+    pages: Any,
+    tables: list[Tensor],
+    names: str,
+    rule: str,
+    numbers: list[Any],
+    align: str,
+    layout: str,
+    *rest: Any,
+) -> Any:
     """By all pairs where sizes, lengths or tables are not known, as in a graph."""
     of_q, of_k, of_v, of_pages = (None if one is None else tuple(one.shape) for one in (q, k, v, pages))
     sizes = [size for shape in (of_q, of_k, of_v) for size in shape or ()]

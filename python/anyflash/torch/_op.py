@@ -44,16 +44,20 @@ ARGUMENTS = 22  # of the first operator
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
 
 
-def others_of(q: Tensor, rule: Any, slopes: Any, cu_q: Any, cu_k: Any, lengths: Any, pages: Any,
-              out: Any = None) -> tuple[Any, ...]:  # fmt: skip
+def others_of(
+    q: Tensor, rule: Any, slopes: Any, cu_q: Any, cu_k: Any, lengths: Any, pages: Any, out: Any = None
+) -> tuple[Any, ...]:
     """What comes from other frameworks in a call on a GPU. It takes stream_of before the call, _arrays.settle behind."""
     if not q.is_cuda:
         return ()
     tables = rule._arrays
     if slopes is cu_q is cu_k is lengths is pages is out is None and not tables:
         return ()
-    return tuple(one for one in (slopes, cu_q, cu_k, lengths, pages, out, *tables)
-                 if one is not None and not isinstance(one, (Tensor, np.ndarray)))  # fmt: skip
+    return tuple(
+        one
+        for one in (slopes, cu_q, cu_k, lengths, pages, out, *tables)
+        if one is not None and not isinstance(one, (Tensor, np.ndarray))
+    )
 
 
 def stream_of(q: Tensor, others: tuple[Any, ...] = ()) -> int:
@@ -62,14 +66,47 @@ def stream_of(q: Tensor, others: tuple[Any, ...] = ()) -> int:
     return int(_stream(q.get_device())) if q.is_cuda else 0
 
 
-def packed(q: Tensor, bias: Any, alibi_slopes: Any, sink: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, key_lengths: Any,
-           page_table: Any, tables: list[Tensor], names: str, rule: str, numbers: list[int], align: str, layout: str,
-           scale: float | None, softcap: float, deterministic: bool, allow_tf32: bool,
-           threads: int) -> tuple[Any, ...]:  # fmt: skip
+def packed(
+    q: Tensor,
+    bias: Any,
+    alibi_slopes: Any,
+    sink: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    key_lengths: Any,
+    page_table: Any,
+    tables: list[Tensor],
+    names: str,
+    rule: str,
+    numbers: list[int],
+    align: str,
+    layout: str,
+    scale: float | None,
+    softcap: float,
+    deterministic: bool,
+    allow_tf32: bool,
+    threads: int,
+) -> tuple[Any, ...]:
     """The options as the extension takes them."""
-    return (rule_of(rule, names, tables, numbers), align, layout, scale, bias, softcap, alibi_slopes, sink,
-            deterministic, None, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table, allow_tf32,
-            threads or torch.get_num_threads(), stream_of(q))  # fmt: skip
+    return (
+        rule_of(rule, names, tables, numbers),
+        align,
+        layout,
+        scale,
+        bias,
+        softcap,
+        alibi_slopes,
+        sink,
+        deterministic,
+        None,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        key_lengths,
+        page_table,
+        allow_tf32,
+        threads or torch.get_num_threads(),
+        stream_of(q),
+    )
 
 
 def _forward(q: Tensor, k: Any, v: Any, *rest: Any) -> Any:
@@ -79,24 +116,57 @@ def _forward(q: Tensor, k: Any, v: Any, *rest: Any) -> Any:
     return *_core.torch_attention(q, k, v, None, True, packed(q, *options)), q.new_empty(0)
 
 
-def _backward(dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any,
-              *rest: Any) -> tuple[Tensor, ...]:  # fmt: skip
+def _backward(
+    dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any, *rest: Any
+) -> tuple[Tensor, ...]:
     *options, wanted = rest
     made = _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, packed(q, *options), wanted)
     return tuple(q.new_empty(0) if one is None else one for one in made)
 
 
-def dispatched(wanted: int, options: Any, dout: Tensor, dlse: Any, q: Tensor, k: Any, v: Any, bias: Any, sink: Any,
-               out: Tensor, lse: Tensor) -> Any:  # fmt: skip
+def dispatched(
+    wanted: int,
+    options: Any,
+    dout: Tensor,
+    dlse: Any,
+    q: Tensor,
+    k: Any,
+    v: Any,
+    bias: Any,
+    sink: Any,
+    out: Tensor,
+    lse: Tensor,
+) -> Any:
     """The backward call of an eager one by its operator, which modes see (torch.utils.flop_counter). The options are
     the extension's."""
     rule, align, layout, scale, _, softcap, slopes, _, deterministic, _, *lengths, allow_tf32, threads, _ = options
     text, names, tables, numbers = parts_of(rule, None)
     slopes, *lengths = (None if one is None else as_tensor(one, "lengths") for one in (slopes, *lengths))
     made = torch.ops.anyflash.attention_backward(
-        dout, dlse, out, lse, q, k, v, bias, slopes, sink, *lengths, tables, names, text, numbers, align, layout, scale,
-        softcap, deterministic, allow_tf32, threads, wanted,
-    )  # fmt: skip
+        dout,
+        dlse,
+        out,
+        lse,
+        q,
+        k,
+        v,
+        bias,
+        slopes,
+        sink,
+        *lengths,
+        tables,
+        names,
+        text,
+        numbers,
+        align,
+        layout,
+        scale,
+        softcap,
+        deterministic,
+        allow_tf32,
+        threads,
+        wanted,
+    )
     return tuple(one if wanted >> i & 1 else None for i, one in enumerate(made))
 
 
@@ -137,8 +207,9 @@ def _forward_fake(q: Tensor, k: Any, v: Any, *rest: Any) -> tuple[Tensor, Tensor
     return _empty(shape, q), first, torch.empty_like(first) if rest[-1] == 2 else q.new_empty(0)
 
 
-def _backward_fake(dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any,
-                   *rest: Any) -> tuple[Tensor, ...]:  # fmt: skip
+def _backward_fake(
+    dout: Tensor, dlse: Any, out: Tensor, lse: Tensor, q: Tensor, k: Any, v: Any, *rest: Any
+) -> tuple[Tensor, ...]:
     owners = (q, k, v, rest[BIAS - 3], rest[SINK - 3])
     return tuple(
         q.new_empty(0) if owner is None or not rest[-1] >> i & 1 else torch.empty_like(owner)

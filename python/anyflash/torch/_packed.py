@@ -135,8 +135,9 @@ def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, pairs: int) -
     qkv, out, lse, dout = (x.detach() for x in (qkv, out, lse, dout))
     blocks = _chosen(qkv, _budget(qkv, pairs))
     if blocks is None:
-        return _core.torch_attention_backward(dout, qkv, None, None, out, lse, None,
-                                              plain_options(_CAUSAL, 1.0, "qkv", stream_of(qkv)), _DQ)[0]  # fmt: skip
+        return _core.torch_attention_backward(
+            dout, qkv, None, None, out, lse, None, plain_options(_CAUSAL, 1.0, "qkv", stream_of(qkv)), _DQ
+        )[0]
     dqkv = torch.empty_like(qkv)
     _, heads, length, _ = qkv.shape
     for first in range(0, heads, blocks.heads):
@@ -147,10 +148,26 @@ def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, pairs: int) -
             here, before, behind = slice(start, end), slice(0, end), slice(start, None)
             of_queries = plain_options(_rules.window(-1, start), 1.0, stream=stream_of(q))
             dq[:, :, here] = _core.torch_attention_backward(
-                do[:, :, here], q[:, :, here], k[:, :, before], v[:, :, before], o[:, :, here], rows[:, :, here], None,
-                of_queries, _DQ)[0]  # fmt: skip
+                do[:, :, here],
+                q[:, :, here],
+                k[:, :, before],
+                v[:, :, before],
+                o[:, :, here],
+                rows[:, :, here],
+                None,
+                of_queries,
+                _DQ,
+            )[0]
             of_keys = plain_options(_CAUSAL, 1.0, stream=stream_of(q))
             _, dk[:, :, here], dv[:, :, here], *_ = _core.torch_attention_backward(
-                do[:, :, behind], q[:, :, behind], k[:, :, here], v[:, :, here], o[:, :, behind], rows[:, :, behind],
-                None, of_keys, _DK | _DV)  # fmt: skip
+                do[:, :, behind],
+                q[:, :, behind],
+                k[:, :, here],
+                v[:, :, here],
+                o[:, :, behind],
+                rows[:, :, behind],
+                None,
+                of_keys,
+                _DK | _DV,
+            )
     return dqkv

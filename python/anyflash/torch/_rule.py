@@ -60,7 +60,9 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
         raise TypeError(f"{name}: type {type(array).__name__}, expected a torch.Tensor")
     try:
         if isinstance(array, np.ndarray) and (min(array.strides, default=0) < 0 or not array.flags.writeable):
-            own = array[tuple(slice(None) if stride else slice(1) for stride in array.strides)]  # of what is repeated, one
+            own = array[
+                tuple(slice(None) if stride else slice(1) for stride in array.strides)
+            ]  # of what is repeated, one
             return torch.as_tensor(own.copy(), device="cpu").expand(array.shape)
         if isinstance(array, torch.Tensor):
             return array
@@ -120,7 +122,7 @@ def _written(part: Any, found: _Found) -> str:
 def constant(function: _Function) -> _Function:
     """torch.compile calls it while it traces and keeps what it gave, as long as the rule is the same object. This is
     torch._dynamo.assume_constant_result, of which the import takes seconds."""
-    setattr(function, "_dynamo_marked_constant", True)
+    function._dynamo_marked_constant = True
     return function
 
 
@@ -129,8 +131,8 @@ def _register() -> None:
     constants, and those must have an equality: theirs is identity, as it was."""
     pytree, version = torch.utils._pytree, tuple(map(int, torch.__version__.split(".")[:2]))
     if version < (2, 15) and hasattr(pytree, "register_constant"):
-        setattr(Rule, "__eq__", lambda self, other: self is other)
-        setattr(Rule, "__hash__", object.__hash__)
+        Rule.__eq__ = lambda self, other: self is other
+        Rule.__hash__ = object.__hash__
         pytree.register_constant(Rule)
 
 

@@ -65,10 +65,13 @@ def scaled_dot_product_attention(
     """
     more = {} if enable_gqa is False else {"enable_gqa": enable_gqa}  # PyTorch 2.5
     if type(attn_mask) not in _MASKS and type(attn_mask).__name__ == "CausalBias":
-        return _of_bias(attn_mask, (query, key, value, attn_mask), dropout_p=dropout_p, is_causal=is_causal,
-                        scale=scale, **more)  # fmt: skip
-    if not torch.compiler.is_compiling() and _is_usual(query, key, value, attn_mask, dropout_p, scale) and (
-        torch_covers(query, key, value, attn_mask, is_causal, enable_gqa)
+        return _of_bias(
+            attn_mask, (query, key, value, attn_mask), dropout_p=dropout_p, is_causal=is_causal, scale=scale, **more
+        )
+    if (
+        not torch.compiler.is_compiling()
+        and _is_usual(query, key, value, attn_mask, dropout_p, scale)
+        and (torch_covers(query, key, value, attn_mask, is_causal, enable_gqa))
     ):  # as what follows finds too, in ten times the time
         return _usual(query, key, value, attn_mask, is_causal, scale)
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
@@ -180,9 +183,13 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
 
 def _is_usual(q: Any, k: Any, v: Any, mask: Any, dropout: Any, scale: Any) -> bool:
     """A call that torch_covers may be asked about, and plain_attention may run."""
-    return (dropout.__class__ is float and dropout == 0.0 and not _autocast("cpu")
-            and (scale is None or (scale.__class__ is float and abs(scale) <= _LARGEST[0]))
-            and is_direct(q, k, v, mask))  # fmt: skip
+    return (
+        dropout.__class__ is float
+        and dropout == 0.0
+        and not _autocast("cpu")
+        and (scale is None or (scale.__class__ is float and abs(scale) <= _LARGEST[0]))
+        and is_direct(q, k, v, mask)
+    )
 
 
 def _usual(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:

@@ -20,8 +20,17 @@ _AXES = {"bhsd": (0, 1), "bhds": (0, 1), "bshd": (0, -2), "thd": (None, 1), "qkv
 _Axes = tuple[int | None, int | None]  # a tensor's axes of the batch and of the heads; None where it has none
 
 
-def sharded(call: Callable[..., Any], q: Any, k: Any, v: Any, rule: Any, tables: Any, layout: str,
-            others: Mapping[str, Any], **options: Any) -> Any:  # fmt: skip
+def sharded(
+    call: Callable[..., Any],
+    q: Any,
+    k: Any,
+    v: Any,
+    rule: Any,
+    tables: Any,
+    layout: str,
+    others: Mapping[str, Any],
+    **options: Any,
+) -> Any:
     """call(q, k, v, ...) on this process' part of each tensor, its results as DTensors. others: the call's other
     tensors by name."""
     given = {"query": q, "key": k, "value": v, **others}
@@ -34,8 +43,14 @@ def sharded(call: Callable[..., Any], q: Any, k: Any, v: Any, rule: Any, tables:
     _check_heads(kinds, mesh, given, axes)
     local = {name: _local(one, mesh, kinds, axes[name]) for name, one in given.items()}
     rule, tables = _local_rule(rule, tables, mesh, kinds)
-    results = call(*[local.pop(name, None) for name in ("query", "key", "value")], rule=rule, tables=tables,
-                   layout=layout, **local, **options)  # fmt: skip
+    results = call(
+        *[local.pop(name, None) for name in ("query", "key", "value")],
+        rule=rule,
+        tables=tables,
+        layout=layout,
+        **local,
+        **options,
+    )
     out, *rows = results if isinstance(results, tuple) else (results,)
     shapes = shapes_of_results(q, v, layout, "page_table" in given)
     batch, heads = axes["query"]
@@ -121,8 +136,11 @@ def _check_heads(kinds: list[int | None], mesh: Any, given: Mapping[str, Any], a
 
 
 def _shards_heads(kinds: list[int | None], one: Any, axes: _Axes) -> bool:
-    return any(kind == _HEADS and type(placement) is Shard and placement.dim % one.dim() == axes[_HEADS] % one.dim()
-               for kind, placement in zip(kinds, one.placements) if axes[_HEADS] is not None)  # fmt: skip
+    return any(
+        kind == _HEADS and type(placement) is Shard and placement.dim % one.dim() == axes[_HEADS] % one.dim()
+        for kind, placement in zip(kinds, one.placements)
+        if axes[_HEADS] is not None
+    )
 
 
 def _processes(kinds: list[int | None], mesh: Any, kind: int) -> int:
@@ -139,8 +157,9 @@ def _placements(kinds: list[int | None], axes: _Axes) -> list[Placement]:
 def _local(one: Any, mesh: Any, kinds: list[int | None], axes: _Axes) -> Tensor:
     """This process' part. Each process has its own part of the gradient of what they share."""
     wanted = _placements(kinds, axes)
-    of_gradient = [Partial() if kind is not None and axes[kind] is None else placement
-                   for kind, placement in zip(kinds, wanted)]  # fmt: skip
+    of_gradient = [
+        Partial() if kind is not None and axes[kind] is None else placement for kind, placement in zip(kinds, wanted)
+    ]
     if list(one.placements) != wanted:
         one = one.redistribute(mesh, wanted)
     local: Tensor = one.to_local(grad_placements=of_gradient)
@@ -164,8 +183,10 @@ def _local_rule(rule: Any, tables: Any, mesh: Any, kinds: list[int | None]) -> t
     if isinstance(rule, TracedRule):
         parts = parts_of(rule, tables)
         if any(axes != (None, None) for axes in _axes_of_tables(parts[0], parts[1].split(), parts[2])):
-            raise ValueError("rule: made in a graph with a table of batch entries or heads, expected a rule's text and "
-                             "tables beside DTensors")  # fmt: skip
+            raise ValueError(
+                "rule: made in a graph with a table of batch entries or heads, expected a rule's text and "
+                "tables beside DTensors"
+            )
         return rule, tables
     text, names, arrays, _ = parts_of(rule, tables)
     every = _axes_of_tables(text, names.split(), arrays)

@@ -62,7 +62,20 @@ def _operator(name: str, symbol: str) -> Any:
 
 for _name, _symbol in (("__and__", "&"), ("__or__", "|"), ("__invert__", "~")):
     setattr(_core.Rule, _name, _operator(_name, _symbol))
-for _name in ("full", "causal", "local", "window", "prefix", "prefix_queries", "sink", "documents", "documents_packed",
-              "tiles", "neighbourhood", "blocks", "dense"):  # fmt: skip
+for _name in (
+    "full",
+    "causal",
+    "local",
+    "window",
+    "prefix",
+    "prefix_queries",
+    "sink",
+    "documents",
+    "documents_packed",
+    "tiles",
+    "neighbourhood",
+    "blocks",
+    "dense",
+):
     setattr(_Makers, _name, _maker(_name))
-setattr(_rules, "_core", _Makers())
+_rules._core = _Makers()

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._op import (
-    ARGUMENTS, BIAS, FORWARD_MODE, LAYOUT, NUMBERS, PAGES, TABLES, _library, differentiate, refuse, save,
-)  # fmt: skip
+from ._op import ARGUMENTS, BIAS, FORWARD_MODE, LAYOUT, NUMBERS, PAGES, TABLES, _library, differentiate, refuse, save
 
 _Dims = tuple[Any, ...]
 _FORWARD, _BACKWARD = 0, 4  # where q stands among the operators' arguments

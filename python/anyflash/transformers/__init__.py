@@ -40,13 +40,15 @@ _told: set[str] = set()
 
 # Arguments that leave the result alone beside the mask: what models pass on from their own callers. A window is part of
 # the mask that Transformers makes; "eager" applies no other one, though OLMoE hands one over.
-_WITHOUT_EFFECT = frozenset("""
+_WITHOUT_EFFECT = frozenset(
+    """
     sliding_window position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
     max_length_q max_length_k output_hidden_states output_router_logits input_ids inputs_embeds decoder_input_ids labels
     return_loss token_type_ids mm_token_type_ids pixel_values pixel_values_videos pixel_mask image_grid_thw grid_thw
     video_grid_thw image_sizes interpolate_pos_encoding input_values input_features input_features_mask bbox
     shift_labels ignore_index skip_logits seq_idx
-""".split())  # fmt: skip
+""".split()
+)
 
 
 def attention_forward(
@@ -96,8 +98,19 @@ def attention_forward(
         if causal:
             seen = torch.ones(1, 1, query.shape[2], keys, dtype=torch.bool, device=query.device)
             mask = seen.tril_(keys - query.shape[2])
-        return _with_dropout(module, query, key, value, _both(mask, chosen), dropout=dropout, scaling=scaling,
-                             position_bias=position_bias, softcap=softcap, s_aux=s_aux, sinks=sinks)  # fmt: skip
+        return _with_dropout(
+            module,
+            query,
+            key,
+            value,
+            _both(mask, chosen),
+            dropout=dropout,
+            scaling=scaling,
+            position_bias=position_bias,
+            softcap=softcap,
+            s_aux=s_aux,
+            sinks=sinks,
+        )
     told = known(attention_mask, query, key) if mask is not None and chosen is None else None
     if told is not None:
         mask, keys = None, told.keys
@@ -106,8 +119,9 @@ def attention_forward(
     text = "causal()" if causal else ""
     rule = told.rule if told is not None else _KNOWN[text]
     rule, tables, bias = _visible(rule, text, _both(mask, chosen), bias, packed, query.dtype)
-    options: Any = dict(rule=rule, tables=tables, align="none_end", scale=scaling, softcap=softcap or 0.0, bias=bias,
-                        sink=s_aux)  # fmt: skip
+    options: Any = dict(
+        rule=rule, tables=tables, align="none_end", scale=scaling, softcap=softcap or 0.0, bias=bias, sink=s_aux
+    )
     if sinks is None:
         out = attention(query, key, value, **options)
     else:  # one more key of value 0: the others keep exp(lse) of exp(lse) + exp(sink)
@@ -116,8 +130,14 @@ def attention_forward(
     return out.transpose(1, 2), None
 
 
-def _visible(rule: Any, text: str, mask: Tensor | None, bias: Tensor | None, packed: tuple[Tensor, Tensor] | None,
-             dtype: torch.dtype) -> tuple[Any, Any, Tensor | None]:  # fmt: skip
+def _visible(
+    rule: Any,
+    text: str,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    packed: tuple[Tensor, Tensor] | None,
+    dtype: torch.dtype,
+) -> tuple[Any, Any, Tensor | None]:
     """(rule, tables, bias) of a call: what its rule (as text, too) and the mask show, inside each packed sequence."""
     tables: dict[str, Tensor] = {}
     if mask is not None and mask.dtype == torch.bool:
@@ -181,8 +201,9 @@ def _packed(query: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None
     return cu_q, cu_k
 
 
-def _chosen(module: Any, query: Tensor, key: Tensor, indices: Tensor | None,
-            block_indices: Tensor | None) -> Tensor | None:  # fmt: skip
+def _chosen(
+    module: Any, query: Tensor, key: Tensor, indices: Tensor | None, block_indices: Tensor | None
+) -> Tensor | None:
     """The keys that indices and block_indices choose, as a mask."""
     keys = key.shape[2]
     out = None if indices is None else _one_hot("indices", indices, keys).unsqueeze(1)
@@ -214,9 +235,18 @@ def _both(mask: Tensor | None, chosen: Tensor | None) -> Tensor | None:
     return mask & chosen if mask.dtype == torch.bool else mask.masked_fill(~chosen, float("-inf"))
 
 
-def _with_dropout(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
-                  dropout: float, scaling: float | None, position_bias: Tensor | None,
-                  **special: Any) -> tuple[Tensor, None]:  # fmt: skip
+def _with_dropout(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout: float,
+    scaling: float | None,
+    position_bias: Tensor | None,
+    **special: Any,
+) -> tuple[Tensor, None]:
     """By Transformers' own functions: "sdpa", or the model's "eager" for a soft cap and sinks."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

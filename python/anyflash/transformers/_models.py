@@ -39,8 +39,11 @@ def _check_config_class(kind: Any) -> None:
     """By the models of the configuration's own file: "anyflash" may have been written into a configuration behind
     Transformers' back, after its model was made."""
     file = kind.__module__.replace(".configuration_", ".modeling_")
-    models = [one for one in vars(sys.modules.get(file, object)).values()
-              if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == file]  # fmt: skip
+    models = [
+        one
+        for one in vars(sys.modules.get(file, object)).values()
+        if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == file
+    ]
     if models and not any(map(_takes_others, models)):
         check(models[0])
 
@@ -58,8 +61,10 @@ def _takes_others(model: Any) -> bool:
         return False
     # A class of a user's own is taken for the model that it extends, as "sdpa" takes it. Nobody looks for an attention
     # of its own.
-    extended = next((one for one in model.__mro__ if one.__module__.startswith("transformers.models.")
-                     and "forward" in vars(one)), model)  # fmt: skip
+    extended = next(
+        (one for one in model.__mro__ if one.__module__.startswith("transformers.models.") and "forward" in vars(one)),
+        model,
+    )
     # Older files choose a class by the implementation's name, from a table that knows their own names only.
     module = sys.modules.get(extended.__module__)
     tables = [value for value in vars(module or object).values() if isinstance(value, dict)]
@@ -124,8 +129,9 @@ def is_no_flash_attention() -> None:
         return
 
     @functools.wraps(asked)
-    def is_flash_attention_requested(config: Any = None, requested_attention_implementation: str | None = None,
-                                     version: Any = None) -> Any:  # fmt: skip
+    def is_flash_attention_requested(
+        config: Any = None, requested_attention_implementation: str | None = None, version: Any = None
+    ) -> Any:
         name = requested_attention_implementation if config is None else config._attn_implementation
         return name != NAME and asked(config, requested_attention_implementation, version)
 

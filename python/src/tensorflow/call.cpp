@@ -73,8 +73,7 @@ Text::Text(const std::string& text) {
   }
 }
 
-Call::Call(const Text& text, Context& context)
-    : options(text.options), text_(text) {
+Call::Call(const Text& text, Context& context) : options(text.options), text_(text) {
   const char* names[] = {"query", "key", "value"};
   TensorView* seen[] = {&q, &k, &v};
   for (int i = 0; i < 3; ++i) given[i] = context.next_shaped(names[i]);

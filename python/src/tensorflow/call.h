@@ -22,11 +22,11 @@ namespace anyflash::tensorflow {
 struct Text {
   explicit Text(const std::string& text);  ///< throws Error
 
-  Options options;                 ///< without tensors, and without a rule that has tables
+  Options options;  ///< without tensors, and without a rule that has tables
   std::string rule;
   bool has_tables = false;
   std::vector<std::string> names;
-  int dimensions = 0;              ///< 0: there is a layout
+  int dimensions = 0;  ///< 0: there is a layout
   double sharpening = 1;
 };
 

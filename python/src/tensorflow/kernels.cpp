@@ -68,9 +68,8 @@ void run_backward(const Text& text, Context& context) {
   gradients.dk = gradient(context, call.given[1].shape, call.k, "dk");
   gradients.dv = gradient(context, call.given[2].shape, call.v, "dv");
   for (const auto& term : call.terms) {
-    (term.name == "bias" ? gradients.dbias : gradients.dsink) =
-        gradient(context, {term.view.shape.begin(), term.view.shape.begin() + term.view.rank}, term.view,
-                 term.name.c_str());
+    (term.name == "bias" ? gradients.dbias : gradients.dsink) = gradient(
+        context, {term.view.shape.begin(), term.view.shape.begin() + term.view.rank}, term.view, term.name.c_str());
   }
   const GpuTurn turn(call.q.device);
   backward(inputs, call.q, call.k, call.v, gradients, call.options);

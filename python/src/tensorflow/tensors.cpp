@@ -9,9 +9,9 @@ namespace anyflash::tensorflow {
 namespace {
 
 constexpr std::pair<TF_DataType, ElementType> types[] = {
-    {TF_HALF, ElementType::float16},    {TF_BFLOAT16, ElementType::bfloat16}, {TF_FLOAT, ElementType::float32},
-    {TF_DOUBLE, ElementType::float64},  {TF_BOOL, ElementType::boolean},      {TF_UINT8, ElementType::uint8},
-    {TF_INT32, ElementType::int32},     {TF_INT64, ElementType::int64}};
+    {TF_HALF, ElementType::float16},   {TF_BFLOAT16, ElementType::bfloat16}, {TF_FLOAT, ElementType::float32},
+    {TF_DOUBLE, ElementType::float64}, {TF_BOOL, ElementType::boolean},      {TF_UINT8, ElementType::uint8},
+    {TF_INT32, ElementType::int32},    {TF_INT64, ElementType::int64}};
 
 TF_DataType type_of(ElementType type) {
   for (const auto& [theirs, ours] : types) {
@@ -20,9 +20,7 @@ TF_DataType type_of(ElementType type) {
   throw Error(Error::Kind::type, "an element type that TensorFlow does not have");
 }
 
-TF_Code code_of(Error::Kind kind) {
-  return kind == Error::Kind::memory ? TF_RESOURCE_EXHAUSTED : TF_INVALID_ARGUMENT;
-}
+TF_Code code_of(Error::Kind kind) { return kind == Error::Kind::memory ? TF_RESOURCE_EXHAUSTED : TF_INVALID_ARGUMENT; }
 
 }  // namespace
 
@@ -92,9 +90,7 @@ Shaped Context::next_shaped(const char* name, bool host) {
   return shaped_of(tensor, host ? Device{} : device_, name);
 }
 
-TensorView Context::next(const char* name, bool host) {
-  return next_shaped(name, host).whole(name);
-}
+TensorView Context::next(const char* name, bool host) { return next_shaped(name, host).whole(name); }
 
 Shaped Context::make(const std::vector<std::int64_t>& shape, ElementType type, const char* name) {
   std::size_t bytes = element_size(type);

@@ -15,8 +15,12 @@ namespace {
 DeviceFacts ask(int index) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, index), "asking for a device's properties");
-  return {properties.name, properties.major, properties.minor, properties.multiProcessorCount,
-          static_cast<int>(properties.sharedMemPerBlockOptin), properties.pageableMemoryAccessUsesHostPageTables != 0};
+  return {properties.name,
+          properties.major,
+          properties.minor,
+          properties.multiProcessorCount,
+          static_cast<int>(properties.sharedMemPerBlockOptin),
+          properties.pageableMemoryAccessUsesHostPageTables != 0};
 }
 
 /// What makes a GPU a thread's and lets it go again. Not cudaSetDevice: to go back by that makes a context on a GPU
@@ -38,7 +42,8 @@ void push_context(int index) {
   static std::array<CUcontext, most_devices> contexts;  // never released: nor does the run-time library
   const auto& [retain, push, pop] = context_functions();
   const auto must = [&](bool worked) {
-    if (!worked) throw Error(Error::Kind::device, "cuda: choosing " + device_name({DeviceKind::cuda, index}) + " failed");
+    if (!worked)
+      throw Error(Error::Kind::device, "cuda: choosing " + device_name({DeviceKind::cuda, index}) + " failed");
   };
   must(retain && push && pop);
   // Where this throws, the next call asks again.
@@ -79,7 +84,7 @@ const DeviceFacts& facts_of(Device device) {
   static std::array<std::atomic<bool>, most_devices> serves;  // a call asks for the facts a dozen times
   static std::array<std::once_flag, most_devices> asked;
   static auto& facts = *new std::array<DeviceFacts, most_devices>;  // never destroyed: calls may come late
-  static std::atomic<int> known = 0;  // none: asked again, since a driver may be late
+  static std::atomic<int> known = 0;                                // none: asked again, since a driver may be late
   if (device.index >= 0 && device.index < most_devices && serves[device.index].load(std::memory_order_acquire))
     return facts[device.index];
   int count = known.load(std::memory_order_relaxed);

@@ -14,7 +14,7 @@ struct DeviceFacts {
   std::string model;
   int major = 0, minor = 0;  ///< compute capability
   int multiprocessors = 0;
-  int shared_bytes = 0;  ///< most that a block of threads may have
+  int shared_bytes = 0;           ///< most that a block of threads may have
   bool reads_host_pages = false;  ///< any of the CPU's memory, as the CPU does
 };
 

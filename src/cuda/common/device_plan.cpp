@@ -255,14 +255,10 @@ class Builder {
 
 WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of_queries, char* words) {
   const auto& own = of_queries ? plan.query_grid : plan.key_grid;
-  return {groups,
-          plan.query_grid,
-          plan.key_grid,
-          static_cast<std::int32_t>(own.count()),
-          of_queries,
-          reinterpret_cast<std::uint64_t*>(words),
-          nullptr,
-          0,
+  return {groups,        plan.query_grid,
+          plan.key_grid, static_cast<std::int32_t>(own.count()),
+          of_queries,    reinterpret_cast<std::uint64_t*>(words),
+          nullptr,       0,
           nullptr};
 }
 
@@ -374,8 +370,7 @@ DevicePlan::DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMe
 const std::uint64_t* DevicePlan::words(bool of_queries, char* memory, std::int32_t* too_many) {
   const auto bytes = word_bytes(problem_, plan_, of_queries);
   if (bytes == 0) return nullptr;
-  if (keeps_words(plan_, of_queries))
-    return static_cast<KeptMemory*>(kept_.get())->words(plan_, of_queries, bytes);
+  if (keeps_words(plan_, of_queries)) return static_cast<KeptMemory*>(kept_.get())->words(plan_, of_queries, bytes);
   auto args = word_args(plan_, groups_, of_queries, memory);
   if (plan_.late) {
     args.numbered = numbered_ + (of_queries ? 0 : 1), args.most_tiles = late_word_tiles(problem_, plan_);

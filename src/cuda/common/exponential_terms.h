@@ -10,8 +10,8 @@ namespace anyflash::cuda {
 /// exp(factor x): what does not go by x, made on the host.
 struct ScaledExponentialTerms {
   double steps, step, step_low;  ///< x is a number of steps of ln 2 / 32 / factor, a sum of two numbers, and a rest
-  double share[6];     ///< (exp(factor r) - 1) / r
-  unsigned limit;      ///< upper half of the lowest x whose exponential is not 0, a step from the normal numbers' end
+  double share[6];               ///< (exp(factor r) - 1) / r
+  unsigned limit;  ///< upper half of the lowest x whose exponential is not 0, a step from the normal numbers' end
 
   ScaledExponentialTerms() = default;
   explicit ScaledExponentialTerms(double factor) {

@@ -50,8 +50,8 @@ class LeftBlocks {
   }
 
   /// All, when the device has done what was queued on any stream; that is waited for even if there are none, since
-  /// calls' memory is a pool's again only then. It is the calling thread's. Whoever comes meanwhile waits until they are
-  /// back.
+  /// calls' memory is a pool's again only then. It is the calling thread's. Whoever comes meanwhile waits until they
+  /// are back.
   void free_all() {
     const std::lock_guard lock(freeing_);
     const OwnStream stream;

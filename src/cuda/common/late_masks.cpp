@@ -76,7 +76,8 @@ LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memo
   args.blocks[1] = args.backward ? static_cast<std::int32_t>(key_blocks) : 0;
   const auto all = std::max<std::int64_t>(groups * (args.blocks[0] + std::int64_t{args.blocks[1]}), 1);
   const auto fitting = run_bytes / static_cast<std::int64_t>(sizeof(DeviceRun)) / all;
-  args.most_runs = static_cast<std::int32_t>(std::min(std::max(fitting, fewest_runs), std::max(query_blocks, key_blocks)));
+  args.most_runs =
+      static_cast<std::int32_t>(std::min(std::max(fitting, fewest_runs), std::max(query_blocks, key_blocks)));
   args.groups = taken.take<DeviceGroup>(groups);
   args.programs = taken.take<rules::Program>(groups);
   for (int side = 0; side < 2; ++side) {

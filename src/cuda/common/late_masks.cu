@@ -33,7 +33,8 @@ __global__ void documents_kernel(const __grid_constant__ LateArgs args) {
       std::int32_t first = 0, last = documents;  // the last document that begins at the entry or before it
       while (first < last) {
         const auto middle = first + (last - first) / 2;
-        if (begin(middle + 1) > i) last = middle; else first = middle + 1;
+        if (begin(middle + 1) > i) last = middle;
+        else first = middle + 1;
       }
       args.documents[side].segment_of[i] = first < documents ? first : beyond;
     }
@@ -108,7 +109,8 @@ class Runs {
 /// A warp a block of queries, or of keys, of one mask.
 __global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t chunks) {
   __shared__ Program program;
-  const auto group = static_cast<std::int32_t>(blockIdx.x / chunks), chunk = static_cast<std::int32_t>(blockIdx.x % chunks);
+  const auto group = static_cast<std::int32_t>(blockIdx.x / chunks),
+             chunk = static_cast<std::int32_t>(blockIdx.x % chunks);
   const auto b = group / args.head_groups, h = group % args.head_groups;
   for (int i = threadIdx.x; i < int(sizeof(Program) / 8); i += threads)
     reinterpret_cast<std::uint64_t*>(&program)[i] = reinterpret_cast<const std::uint64_t*>(&args.program)[i];
@@ -121,8 +123,8 @@ __global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t
       program.atoms[i].data += b * args.batch_stride[i] + h * args.head_stride[i];
     if (chunk == 0) {
       const auto list = [&](int side) {
-        return DeviceRuns{args.starts[side],
-                          args.runs[side] + std::int64_t{group} * args.blocks[side] * args.most_runs, nullptr};
+        return DeviceRuns{args.starts[side], args.runs[side] + std::int64_t{group} * args.blocks[side] * args.most_runs,
+                          nullptr};
       };
       args.programs[group] = program;
       args.groups[group] = {args.programs + group, list(0), list(1)};
@@ -150,7 +152,8 @@ __global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t
       if (rules::inside(other.origin, sizes[1 - side])) {
         kind = side == 0 ? rules::tile_class(program, own, other) : rules::tile_class(program, other, own);
         const bool other_whole = rules::whole(other, sizes[1 - side]);
-        const bool keys_whole = side == 0 ? other_whole : own_whole, queries_whole = side == 0 ? own_whole : other_whole;
+        const bool keys_whole = side == 0 ? other_whole : own_whole,
+                   queries_whole = side == 0 ? own_whole : other_whole;
         if (kind == TileClass::full && !(keys_whole && (queries_whole || !args.backward))) kind = TileClass::partial;
       }
     }

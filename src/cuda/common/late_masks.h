@@ -33,7 +33,7 @@ struct LateSide {
 };
 
 struct LateArgs {
-  rules::Program program;  // of batch entry 0, head 0, and all keys
+  rules::Program program;                                                      // of batch entry 0, head 0, and all keys
   std::int64_t batch_stride[rules::max_atoms], head_stride[rules::max_atoms];  // of the atoms' data, in bytes
   Integers key_lengths, cu_seqlens[2];
   rules::Grid grids[2];  // of queries, of keys

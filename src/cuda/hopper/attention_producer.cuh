@@ -241,10 +241,8 @@ class AttentionProducer {
       bool neighbours = args_.key_cut.plain;
 #pragma unroll
       for (int c = 1; c < kCells; ++c) neighbours &= step.block[c] == step.block[0] + c;
-      if (!neighbours)
-        load_blocks(to, block_rows, step, head, task.b, full);
-      else if (leads())
-        load_rows(to, rows, 64 * step.block[0], head, task.b, full);
+      if (!neighbours) load_blocks(to, block_rows, step, head, task.b, full);
+      else if (leads()) load_rows(to, rows, 64 * step.block[0], head, task.b, full);
     } else {
       load_rows(to, rows, step.first_key, head, task.b, full);
     }

@@ -191,8 +191,9 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   args.bias_copied =
       problem.bias.given() && !shared_row && copied(problem.bias) && map_bias(args.bias_map, problem.bias);
   const bool single = problem.bias.given() && !args.bias_copied;
-  const auto kernels =
-      kernels_of(problem, !common.general ? ScoreKind::scaled : single ? ScoreKind::any : ScoreKind::finished);
+  const auto kernels = kernels_of(problem, !common.general ? ScoreKind::scaled
+                                           : single        ? ScoreKind::any
+                                                           : ScoreKind::finished);
   allow_shared_memory(kernels.gradients, kernels.bytes, problem.device.index);
   if (common.sides[0].gradients[0].data) allow_shared_memory(kernels.store_queries, 0, problem.device.index);
   if (bias == BiasGradient::summed) allow_shared_memory(kernels.store_bias, 0, problem.device.index);
@@ -228,8 +229,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   // In a graph only a kernel may let another one begin before it is done.
   const bool behind_kernel = !(args.bias_sums || clears) || !capturing(stream);
   launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early && behind_kernel);
-  if (queries.gradients[0].data)
-    launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
+  if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);
   if (args.bias_sums) launch(kernels.store_bias, space.bias / (4096 * 4), 128, 0, &args, stream);
   return {true, args.bias_stored || args.bias_sums, args.careful};
 }

@@ -225,14 +225,13 @@ class GroupBackwardBlock {
       const bool all = cells >> (8 + 2 * cell) & 1;
       const Word* const words = shared_.words[stage][cell] + row();
       const unsigned first = 2 * (lane_number() % 4);
-      hide(reinterpret_cast<float(&)[8][4]>(s[8 * cell]), all ? 0 : words[0] >> first, all ? 0 : words[8] >> first);
+      hide(reinterpret_cast<float (&)[8][4]>(s[8 * cell]), all ? 0 : words[0] >> first, all ? 0 : words[8] >> first);
     }
   }
 
   /// The same where scores need more than a scale: scores become P, `p`, and P times the soft cap's derivative, s.
   __device__ __forceinline__ void weigh_generally(float (&s)[kQueryTiles][4], std::uint32_t (&p)[kQueries / 16][4],
-                                                  int stage, int buffer, std::int32_t tile,
-                                                  std::uint32_t cells) const {
+                                                  int stage, int buffer, std::int32_t tile, std::uint32_t cells) const {
     cells >>= group();
     const unsigned first = 2 * (lane_number() % 4);
 #pragma unroll
@@ -245,8 +244,8 @@ class GroupBackwardBlock {
       }
       const BiasPlace place(args_, tile, cell * 64 + static_cast<int>(first),
                             shared_.first_block * 64 + static_cast<std::int32_t>(row()));
-      auto& scores = reinterpret_cast<float(&)[8][4]>(s[8 * cell]);
-      auto& packed = reinterpret_cast<std::uint32_t(&)[4][4]>(p[4 * cell]);
+      auto& scores = reinterpret_cast<float (&)[8][4]>(s[8 * cell]);
+      auto& packed = reinterpret_cast<std::uint32_t (&)[4][4]>(p[4 * cell]);
       const float* const lse = shared_.lse[stage] + 64 * cell;
       const float* const rest = rests_of(args_, shared_.any_far, tile, 64 * cell);
       const E* const copied = shared_.scores[buffer] + (2 * cell + group()) * 4096;
@@ -260,8 +259,7 @@ class GroupBackwardBlock {
                                                [[maybe_unused]] std::int32_t tile) {
     E* const to = shared_.scores[buffer] + group() * 4096 + score_place();
 #pragma unroll
-    for (int m = 0; m < kQueries / 16; ++m)
-      store_matrices_transposed(to + m / 4 * (kKeys * 64) + m % 4 * 1024, x[m]);
+    for (int m = 0; m < kQueries / 16; ++m) store_matrices_transposed(to + m / 4 * (kKeys * 64) + m % 4 * 1024, x[m]);
     if constexpr (Sizes::kGeneral) {
       if (threadIdx.x == 0) shared_.scores_tile[buffer] = tile;
     }

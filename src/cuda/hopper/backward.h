@@ -31,7 +31,6 @@ struct PortableTerms {
 
 /// Queues them and args.terms, if the copy engine takes all tensors.
 GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args,
-                                   DevicePlan& masks, char* workspace, const PortableTerms& terms,
-                                   cudaStream_t stream);
+                                   DevicePlan& masks, char* workspace, const PortableTerms& terms, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

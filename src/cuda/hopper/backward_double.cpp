@@ -70,8 +70,7 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   // One head after the other: one chain of sums over all that share a key head would lose more.
   for (args.group_head = 0; args.group_head < args.group_heads; ++args.group_head)
     launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
-  if (queries.gradients[0].data)
-    launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
+  if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);
   return {true, false, args.careful};
 }
 

@@ -112,8 +112,13 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
           copy_box((lane < 8 ? shared_.q : shared_.dout)[stage][part] + panel * 256, &args_.maps[queries][lane / 8],
                    panel * 16, block * 64 + half * kQueries + part * 16, 0, h, b_, full);
         } else if (n < (args_.has_dlse ? 3 : 2)) {
-          copy_bytes(n == 0 ? shared_.lse[stage] : n == 1 ? shared_.delta[stage] : shared_.dlse[stage],
-                     (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{tile + half} * kQueries,
+          copy_bytes(n == 0   ? shared_.lse[stage]
+                     : n == 1 ? shared_.delta[stage]
+                              : shared_.dlse[stage],
+                     (n == 0   ? args_.lse
+                      : n == 1 ? args_.delta
+                               : args_.dlse) +
+                         std::int64_t{tile + half} * kQueries,
                      kQueries * 8, full);
         }
       }
@@ -176,8 +181,8 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
     if (!side.gradients[n].data || block >= side.blocks) return;
     const int rows[2] = {static_cast<int>(own_row()), static_cast<int>(own_row() + 8)};
     store_double_rows(x, side.gradients[n], head_data<double>(side.gradients[n], b_, key_head_), 0, args_.channels[n],
-                      box_of(side.grid, side.plain, block), side.grid.size, rows, factor,
-                      args_.group_head > 0, args_.careful);
+                      box_of(side.grid, side.plain, block), side.grid.size, rows, factor, args_.group_head > 0,
+                      args_.careful);
   }
 };
 

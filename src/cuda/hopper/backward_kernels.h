@@ -4,18 +4,18 @@
 namespace anyflash::cuda {
 
 struct GroupBackwardKernels {
-  const void* prepare;                       ///< the numbers of rows; dQ's sums, zero
-  const void *gradients, *store_queries;     ///< dK, dV and the sums of dQ and of the bias's gradient; dQ from its sums
-  const void* store_bias;                    ///< the bias's gradient from its sums
-  int threads, bytes;                        ///< of `gradients`; bytes of shared memory
-  int key_blocks;                            ///< of a task
+  const void* prepare;                    ///< the numbers of rows; dQ's sums, zero
+  const void *gradients, *store_queries;  ///< dK, dV and the sums of dQ and of the bias's gradient; dQ from its sums
+  const void* store_bias;                 ///< the bias's gradient from its sums
+  int threads, bytes;                     ///< of `gradients`; bytes of shared memory
+  int key_blocks;                         ///< of a task
 };
 
 /// What scores need.
 enum class ScoreKind {
-  scaled,   ///< a scale
-  finished, ///< that, a soft cap and a bias that the copy engine brings
-  any,      ///< that, and a bias that is read one number at a time
+  scaled,    ///< a scale
+  finished,  ///< that, a soft cap and a bias that the copy engine brings
+  any,       ///< that, and a bias that is read one number at a time
 };
 
 GroupBackwardKernels group_backward_kernels_float16(int depth, ScoreKind kind);

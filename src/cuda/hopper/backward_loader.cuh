@@ -1,7 +1,7 @@
-// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others. It
-// takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once. Two warps have the
-// copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile, in turns: under a
-// rule whose tiles are each a run by itself one warp would take longer than the products. One warp shows the scores
+// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
+// It takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once. Two warps have
+// the copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile, in turns: under
+// a rule whose tiles are each a run by itself one warp would take longer than the products. One warp shows the scores
 // that the other warpgroups have written: who does that waits for all that it has asked of memory; those who add to
 // dQ's sums could not afford it. It also has dS stored, which is the bias's gradient. A lane for each warpgroup has the
 // copy engine add to the sums.
@@ -58,12 +58,12 @@ struct GroupBackwardShared {
   alignas(1024) E q[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E dout[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E scores[kScoreBuffers][Sizes::kScores];  ///< dS: for each query block and key block 64 x 64
-  static_assert(Sizes::kQueries % 4 == 0);  // else what the copy engine writes would not be aligned
+  static_assert(Sizes::kQueries % 4 == 0);                // else what the copy engine writes would not be aligned
   // P = exp(S - lse), dS = P (dP - delta + dlse); inf, 0 and 0 of a row that has no gradient.
   float lse[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries], dlse[kStages][Sizes::kQueries];
   Word words[kStages][Sizes::kCells][Sizes::kKeys];
   std::int32_t scores_tile[kScoreBuffers];  ///< whose scores are in a buffer
-  std::int32_t tile[kStages];  ///< its first query block among those of all heads, -1 behind the last
+  std::int32_t tile[kStages];               ///< its first query block among those of all heads, -1 behind the last
   /// Bit c: query block c is visited; 8 + 2c + w: it hides some pairs from key block w, 16 + 2c + w: all.
   std::uint32_t cells[kStages];
   alignas(kStaged ? 1024 : 16) float sums[2][kStaged ? 4096 : 1];  ///< parts of dQ, of each warpgroup
@@ -185,8 +185,8 @@ class GroupLoader {
     }
     __syncwarp();
     if (part.exists() && (!Sizes::kValuesFirst || part.tensor() == 0))
-      copy_box(part.of(shared_.k, shared_.v), &args_.maps[keys][part.tensor()].map, part.channel(), at[0], at[1],
-               at[2], at[3], shared_.keys_full);
+      copy_box(part.of(shared_.k, shared_.v), &args_.maps[keys][part.tensor()].map, part.channel(), at[0], at[1], at[2],
+               at[3], shared_.keys_full);
   }
 
   /// A lane's share of the copies of two tensors' rows of neighbouring blocks: a block's rows, 64 channels. Of blocks
@@ -212,9 +212,8 @@ class GroupLoader {
   /// runs: those of the first query head.
   __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, int which, unsigned keys_parity) {
     const auto b = task.b;
-    const auto keys_at =
-        place_of(args_.maps[keys][0], origin_of(args_.cuts[keys], task.first_block + Part<kKeys>::block()),
-                 task.key_head, b);
+    const auto keys_at = place_of(
+        args_.maps[keys][0], origin_of(args_.cuts[keys], task.first_block + Part<kKeys>::block()), task.key_head, b);
     bool keys_wanted = which == 0;
     if (Sizes::kValuesFirst && keys_wanted) load_values(keys_at, keys_parity);
     if (!Sizes::kValuesFirst && keys_wanted) load_keys(task, keys_at, keys_parity), keys_wanted = false;
@@ -248,9 +247,14 @@ class GroupLoader {
                      part.channel(), at[0], at[1], at[2], at[3], full);
           } else if (lane < part.kAll + (args_.has_dlse ? 3 : 2)) {
             const int n = lane - part.kAll;
-            copy_bytes(n == 0 ? shared_.lse[stage_] : n == 1 ? shared_.delta[stage_] : shared_.dlse[stage_],
-                       (n == 0 ? args_.lse : n == 1 ? args_.delta : args_.dlse) + std::int64_t{first} * 64, rows * 4,
-                       full);
+            copy_bytes(n == 0   ? shared_.lse[stage_]
+                       : n == 1 ? shared_.delta[stage_]
+                                : shared_.dlse[stage_],
+                       (n == 0   ? args_.lse
+                        : n == 1 ? args_.delta
+                                 : args_.dlse) +
+                           std::int64_t{first} * 64,
+                       rows * 4, full);
           }
 #pragma unroll
           for (int cell = 0; cell < kCells; ++cell)

@@ -113,8 +113,7 @@ class PieceTiles {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float* const pair = &x[2 * m + n / 2][n % 2 * 2];
-        split<pieces>(pair[0] * size, pair[1] * size,
-                      [&](int piece) -> std::uint32_t& { return to[piece][m][n]; });
+        split<pieces>(pair[0] * size, pair[1] * size, [&](int piece) -> std::uint32_t& { return to[piece][m][n]; });
       }
   }
   __device__ __forceinline__ static void store_operand(PieceTile& to, const Weights& x) {
@@ -144,8 +143,8 @@ class PieceTiles {
   }
 
  private:
-  /// All products of pieces over 64 numbers, 16 a step: multiply_pieces(sum, first, second, m, adds) asks for that of two
-  /// pieces in step m, added to the sum or in its place.
+  /// All products of pieces over 64 numbers, 16 a step: multiply_pieces(sum, first, second, m, adds) asks for that of
+  /// two pieces in step m, added to the sum or in its place.
   template <class MultiplyPieces>
   __device__ __forceinline__ static void products(Sums& sums, MultiplyPieces multiply_pieces) {
     products_begin();

@@ -48,10 +48,10 @@ class PieceBackwardBlock : PieceTiles<pieces>,
   friend Task;
   using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
   using Products = PieceTiles<pieces>;
-  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
   using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
       Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
       Products::store_gradient;
+  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 

@@ -67,10 +67,10 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
  private:
   using Task::args_, Task::shared_, Task::b_, Task::key_head_, Task::first_block_;
   using Products = PieceTiles<pieces>;
-  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
   using Products::clear, Products::join, Products::add, Products::row_products, Products::weighted_rows,
       Products::weigh, Products::split_operand, Products::store_operand, Products::add_to_sums,
       Products::store_gradient;
+  using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
 
   // --- The warps that load, one for each n ---------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ namespace anyflash::cuda {
 inline constexpr float kLog2E = 1.44269504f;
 
 /// exp(score - lse) / 2^rest. A row with one key gets 1, however large its score is, if the score is the forward pass's
-/// to the bit: so score and lse are not folded into anything. Where it is not, it may lie above lse by a rounding, which
-/// may be much.
+/// to the bit: so score and lse are not folded into anything. Where it is not, it may lie above lse by a rounding,
+/// which may be much.
 __device__ __forceinline__ float probability(float score, float lse, float rest) {
   float x = fmaf(__fadd_rn(score, -lse), kLog2E, -rest);
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
@@ -145,12 +145,12 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
         }
         if (args.bias.data) y += x[j][e];
         const bool seen = (e < 2 ? a : b) >> (8 * (first + j) + e % 2) & 1;
-        x[j][e] = seen ? probability(y, e % 2 == 0 ? of_row.x : of_row.y, e % 2 == 0 ? rest_of_row.x : rest_of_row.y)
-                       : 0.0f;
+        x[j][e] =
+            seen ? probability(y, e % 2 == 0 ? of_row.x : of_row.y, e % 2 == 0 ? rest_of_row.x : rest_of_row.y) : 0.0f;
         product = x[j][e] * derivative;
       }
     }
-    pack<E>(reinterpret_cast<std::uint32_t(&)[1][4]>(p[first / 2]), x);
+    pack<E>(reinterpret_cast<std::uint32_t (&)[1][4]>(p[first / 2]), x);
     asm volatile("" ::: "memory");  // lest all are read at once: there are too few registers
   }
 }

@@ -10,9 +10,9 @@
 
 namespace anyflash::cuda {
 
-/// compute-sanitizer's racecheck does not follow what __syncwarp() orders before one lane's arrival for its warp. In the
-/// build that scripts/sanitize-gpu makes for it all lanes arrive. (Nor does it follow numbered barriers at which warps
-/// meet from different places of the code.)
+/// compute-sanitizer's racecheck does not follow what __syncwarp() orders before one lane's arrival for its warp. In
+/// the build that scripts/sanitize-gpu makes for it all lanes arrive. (Nor does it follow numbered barriers at which
+/// warps meet from different places of the code.)
 #ifdef ANYFLASH_FOR_RACECHECK
 inline constexpr bool kForRacecheck = true;
 #else
@@ -46,10 +46,8 @@ struct Barrier {
   }
   /// The same of a whole warp, as arrive_for_warp().
   __device__ __forceinline__ void arrive_and_expect_for_warp(int bytes) {
-    if (lane_number() == 0)
-      arrive_and_expect(bytes);
-    else if (kForRacecheck)
-      arrive();
+    if (lane_number() == 0) arrive_and_expect(bytes);
+    else if (kForRacecheck) arrive();
   }
   /// Puts it off without arriving.
   __device__ __forceinline__ void expect(int bytes) {

@@ -58,8 +58,8 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   }
 
  private:
-  using Scores = float[kGroups][4];    // key g of query 2t, of 2t + 1; key g + 8 of them
-  using Fragment = std::uint32_t[4];   // 16 x 16 numbers of K, or of V^T
+  using Scores = float[kGroups][4];   // key g of query 2t, of 2t + 1; key g + 8 of them
+  using Fragment = std::uint32_t[4];  // 16 x 16 numbers of K, or of V^T
 
   __device__ __forceinline__ static int g() { return static_cast<int>(lane_number() / 4); }
   __device__ __forceinline__ static int t() { return static_cast<int>(lane_number() % 4); }
@@ -171,9 +171,9 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int key = own + g() + 8 * i;
-        row[i] = key < end ? reinterpret_cast<const E*>(rows.call_.k.data) +
-                                 key_at(rows.call_, rows.task_, rows.call_.k, key)
-                           : nullptr;
+        row[i] = key < end
+                     ? reinterpret_cast<const E*>(rows.call_.k.data) + key_at(rows.call_, rows.task_, rows.call_.k, key)
+                     : nullptr;
       }
     }
     __device__ __forceinline__ void load(Fragment& a, int n) const {
@@ -441,7 +441,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   float largest_[kGroups][2], sum_[kGroups][2];  // of this lane's keys alone
   float weight_[kGroups][2];                     // what P is multiplied by, in passes with care
   bool seen_;                                    // does the task's warp see a key?
-  float o_[kGroups][kSteps][2][2];  // channels g and g + 8 of 16, queries
+  float o_[kGroups][kSteps][2][2];               // channels g and g + 8 of 16, queries
 };
 
 }  // namespace anyflash::cuda

@@ -2,8 +2,6 @@
 
 namespace anyflash::cuda {
 
-BulkDecodeKernel bulk_decode_kernel_float16(int depth, int rows) {
-  return bulk_decode_kernel_of<__half>(depth, rows);
-}
+BulkDecodeKernel bulk_decode_kernel_float16(int depth, int rows) { return bulk_decode_kernel_of<__half>(depth, rows); }
 
 }  // namespace anyflash::cuda

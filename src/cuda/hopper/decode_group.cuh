@@ -62,15 +62,13 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   using E = typename Sizes::Element;
   using Shared = GroupDecodeShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kKeys = Sizes::kKeys;
-  static constexpr int kTiles = kKeys / 8;                ///< of 8 keys
+  static constexpr int kTiles = kKeys / 8;               ///< of 8 keys
   static constexpr int kPart = kDepth < 128 ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
   static constexpr int kSteps = kDepth / 16;  ///< of 16 channels
 
   __device__ __forceinline__ GroupDecodeRows(const BulkDecodeArgs& args, Shared& shared)
-      : Base(args, shared, 0),
-        first_row_(static_cast<int>(threadIdx.x / 32) * 16),
-        has_rows_(first_row_ < args.rows) {}
+      : Base(args, shared, 0), first_row_(static_cast<int>(threadIdx.x / 32) * 16), has_rows_(first_row_ < args.rows) {}
 
   __device__ __forceinline__ void run() {
     const auto number = static_cast<std::int32_t>(blockIdx.x);
@@ -488,10 +486,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   const bool has_rows_;
   int stage_ = 0;
   unsigned parity_ = 0;
-  float shift_[2];               // what is subtracted from a row's scores
-  float largest_[2], sum_[2];    // of this lane's keys alone
-  float weight_[2];              // what P is multiplied by, in passes with care
-  bool seen_;                    // do they see a key?
+  float shift_[2];             // what is subtracted from a row's scores
+  float largest_[2], sum_[2];  // of this lane's keys alone
+  float weight_[2];            // what P is multiplied by, in passes with care
+  bool seen_;                  // do they see a key?
   float o_[kParts][kPartTiles][4];
 };
 

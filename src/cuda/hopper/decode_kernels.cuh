@@ -41,8 +41,12 @@ __global__ void __launch_bounds__(Rows::Sizes::kThreads, bulk_decode_blocks<type
 template <class Rows>
 BulkDecodeKernel bulk_decode_kernel_of() {
   using Sizes = typename Rows::Sizes;
-  return {reinterpret_cast<const void*>(&bulk_decode_kernel<Rows>), Sizes::kRows, Sizes::kThreads,
-          shared_bytes<Rows>(), bulk_decode_blocks<typename Rows::Shared>, !Sizes::kOneTask};
+  return {reinterpret_cast<const void*>(&bulk_decode_kernel<Rows>),
+          Sizes::kRows,
+          Sizes::kThreads,
+          shared_bytes<Rows>(),
+          bulk_decode_blocks<typename Rows::Shared>,
+          !Sizes::kOneTask};
 }
 
 template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>

@@ -112,8 +112,8 @@ __device__ __forceinline__ void column_products(E (&sum)[2 * kPanels][2][2], con
 template <int kTiles>
 __device__ __forceinline__ void store_double_rows(const double (&x)[kTiles][2][2], const Rows& rows, double* data,
                                                   int first_channel, int channels, const rules::Box& box,
-                                                  rules::Int3 size, const int (&row)[2], double factor,
-                                                  bool add, std::int32_t* careful) {
+                                                  rules::Int3 size, const int (&row)[2], double factor, bool add,
+                                                  std::int32_t* careful) {
   double zero = 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -19,12 +19,9 @@ namespace {
 GroupForwardKernel kernel_of(const Problem& problem, bool general) {
   const int depth = padded_depth(problem);
   switch (problem.type) {
-    case ElementType::float16:
-      return group_forward_kernel_float16(depth, general);
-    case ElementType::bfloat16:
-      return group_forward_kernel_bfloat16(depth, general);
-    default:
-      return group_forward_kernel_float32(depth, general, piece_count(problem));
+    case ElementType::float16: return group_forward_kernel_float16(depth, general);
+    case ElementType::bfloat16: return group_forward_kernel_bfloat16(depth, general);
+    default: return group_forward_kernel_float32(depth, general, piece_count(problem));
   }
 }
 

@@ -481,8 +481,8 @@ class GroupForwardBlock {
     const rules::Box box{origin_of(args_.queries, block_), args_.query_grid.extent, args_.query_grid.step};
 #pragma unroll
     for (int n = 0; n < kParts; ++n)
-      store_float_rows(o_[n], rows, data + n * kPart * rows.channel, args_.d_v - n * kPart, box,
-                       args_.query_grid.size, static_cast<int>(row()), 1.0f, args_.careful);
+      store_float_rows(o_[n], rows, data + n * kPart * rows.channel, args_.d_v - n * kPart, box, args_.query_grid.size,
+                       static_cast<int>(row()), 1.0f, args_.careful);
   }
 
   __device__ __forceinline__ void store_results() {

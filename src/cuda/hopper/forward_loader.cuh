@@ -27,12 +27,12 @@ struct GroupForwardSizes {
   static constexpr int kParts = parts, kDepth = depth, kBlocks = blocks, kStages = stages, kRegisters = registers;
   static constexpr int kLoaderRegisters = loader_registers;
   static constexpr int kThreads = 128 * (blocks + 1);
-  static constexpr bool kGeneral = general;              ///< scores need more than a positive scale
-  static constexpr bool kApart = stages < 3 && depth <= 128;  ///< keys and values come and go each for themselves
+  static constexpr bool kGeneral = general;                    ///< scores need more than a positive scale
+  static constexpr bool kApart = stages < 3 && depth <= 128;   ///< keys and values come and go each for themselves
   static constexpr int kBiasBytes = general ? bias_bytes : 0;  ///< of the largest type of a bias
   /// Results leave through memory of their own, so that the next queries may come.
   static constexpr bool kOwnResults = depth <= 128 && kParts == 1;
-  static constexpr bool kHeld = depth * kParts <= 192;   ///< Q is in registers
+  static constexpr bool kHeld = depth * kParts <= 192;  ///< Q is in registers
 };
 
 template <class Sizes>
@@ -49,8 +49,8 @@ struct GroupForwardShared {
   alignas(kBias > 0 ? 1024 : 16) char bias[kBias > 0 ? kStages : 1][kBias > 0 ? kBlocks : 1][kBias > 0 ? kBias : 16];
   alignas(Sizes::kOwnResults ? 1024 : 16) E results[Sizes::kOwnResults ? kBlocks : 1][Sizes::kOwnResults ? kTile : 8];
   Word words[kStages][kBlocks][64];
-  std::int32_t tile[kStages];  ///< bit w: block w of the task visits it; 8 + w: it hides some pairs; or `last`
-  alignas(16) std::int32_t b;  ///< the task; what other barriers guard is not read together with it
+  std::int32_t tile[kStages];   ///< bit w: block w of the task visits it; 8 + w: it hides some pairs; or `last`
+  alignas(16) std::int32_t b;   ///< the task; what other barriers guard is not read together with it
   std::int32_t h, first_block;  ///< first_block -1: there are no more
   Barrier queries_full, queries_empty;
   Barrier keys_full[kStages], values_full[kStages];

@@ -46,8 +46,11 @@ bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& 
     // Neighbours on two axes: of a box that counts every step-th row the copy engine goes through all rows.
     while (1 << map.log_step < step) ++map.log_step;
     return encode(map.map, rows.data, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
-                  {channel, {grid.size[2] / step, rows.sequence[2] * step, 64}, {step, rows.sequence[2]},
-                   {heads, rows.head}, {batch, rows.batch}});
+                  {channel,
+                   {grid.size[2] / step, rows.sequence[2] * step, 64},
+                   {step, rows.sequence[2]},
+                   {heads, rows.head},
+                   {batch, rows.batch}});
   }
   if (grid.size[0] == 1 && grid.extent[0] == 1) {
     return encode(map.map, rows.data, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
@@ -63,8 +66,11 @@ bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& 
 bool map_double_rows(CUtensorMap& map, const Rows& rows, std::int64_t channels, std::int64_t length, int box_rows,
                      std::int64_t heads, std::int64_t batch) {
   return rows.vectors && encode(map, rows.data, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 8,
-                                {{channels, 1, 16}, {length, rows.sequence[2], box_rows}, {1, 1},
-                                 {heads, rows.head}, {batch, rows.batch}});
+                                {{channels, 1, 16},
+                                 {length, rows.sequence[2], box_rows},
+                                 {1, 1},
+                                 {heads, rows.head},
+                                 {batch, rows.batch}});
 }
 
 bool map_bias(CUtensorMap& map, const Bias& bias) {

@@ -12,8 +12,8 @@ inline bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 
 /// Rows of heads of 16-bit types: boxes of 64 channels of a block of the grid. False if the copy engine does not take
 /// them: rows that do not begin on 16 bytes, steps over 8, no way to count heads and batch entries together where the
-/// sequence has three dimensions. once: each row is read once, in order: the memory is not asked for more at a time than
-/// a box has (rows of one sequence alone).
+/// sequence has three dimensions. once: each row is read once, in order: the memory is not asked for more at a time
+/// than a box has (rows of one sequence alone).
 bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& grid, std::int64_t heads,
               std::int64_t batch, bool once = false);
 

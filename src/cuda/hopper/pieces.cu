@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
       for (int e = 0; e < 8; ++e) x[e] = e < left ? from[(8 * chunk + e) * rows.channel] : 0.0f;
     }
     uint4 pieces[kPieces];
-    std::uint32_t(&words)[kPieces][4] = reinterpret_cast<std::uint32_t(&)[kPieces][4]>(pieces);
+    std::uint32_t (&words)[kPieces][4] = reinterpret_cast<std::uint32_t (&)[kPieces][4]>(pieces);
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       split<kPieces>(scaled(x[2 * e]), scaled(x[2 * e + 1]), [&](int p) -> std::uint32_t& { return words[p][e]; });

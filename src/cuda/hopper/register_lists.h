@@ -18,11 +18,7 @@
 // clang-format on
 
 /// operand(j), operand(j + 1), ...
-#define ANYFLASH_TIMES_4(operand, j)                                           \
-  operand(j), operand(j + 1), operand(j + 2), operand(j + 3)
-#define ANYFLASH_TIMES_8(operand, j)                                           \
-  ANYFLASH_TIMES_4(operand, j), ANYFLASH_TIMES_4(operand, j + 4)
-#define ANYFLASH_TIMES_16(operand, j)                                          \
-  ANYFLASH_TIMES_8(operand, j), ANYFLASH_TIMES_8(operand, j + 8)
-#define ANYFLASH_TIMES_32(operand, j)                                          \
-  ANYFLASH_TIMES_16(operand, j), ANYFLASH_TIMES_16(operand, j + 16)
+#define ANYFLASH_TIMES_4(operand, j) operand(j), operand(j + 1), operand(j + 2), operand(j + 3)
+#define ANYFLASH_TIMES_8(operand, j) ANYFLASH_TIMES_4(operand, j), ANYFLASH_TIMES_4(operand, j + 4)
+#define ANYFLASH_TIMES_16(operand, j) ANYFLASH_TIMES_8(operand, j), ANYFLASH_TIMES_8(operand, j + 8)
+#define ANYFLASH_TIMES_32(operand, j) ANYFLASH_TIMES_16(operand, j), ANYFLASH_TIMES_16(operand, j + 16)

@@ -32,31 +32,31 @@ __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
 #define ANYFLASH_RESULT(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 
 // tiles: of 8 columns. registers: 4 a tile; behind those of the results come the other operands, named by their texts.
-#define ANYFLASH_PRODUCTS(E, type, tiles, columns, registers, a_text, b_text, sum_text, ways)                         \
-  template <bool kTransposedA, bool kTransposedB>                                                                     \
-  __device__ __forceinline__ void multiply(float (&c)[tiles][4], std::uint32_t a, std::uint32_t b, bool sum, E) {     \
-    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n"                                              \
-                 ANYFLASH_DESCRIPTOR("a", a_text) ANYFLASH_DESCRIPTOR("b", b_text)                                    \
-                 "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
-                 " {" ANYFLASH_REGISTERS_##registers "}, a, b, sum, 1, 1, " ways "; }"                                \
-                 : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
-                 : "r"(a), "r"(b), "r"(int(sum)), "n"(int(kTransposedA)), "n"(int(kTransposedB)));                    \
+#define ANYFLASH_PRODUCTS(E, type, tiles, columns, registers, a_text, b_text, sum_text, ways)                     \
+  template <bool kTransposedA, bool kTransposedB>                                                                 \
+  __device__ __forceinline__ void multiply(float (&c)[tiles][4], std::uint32_t a, std::uint32_t b, bool sum, E) { \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n" ANYFLASH_DESCRIPTOR("a", a_text)         \
+                     ANYFLASH_DESCRIPTOR("b", b_text) "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
+                                                      "." type " {" ANYFLASH_REGISTERS_##registers                \
+                 "}, a, b, sum, 1, 1, " ways "; }"                                                                \
+                 : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                     \
+                 : "r"(a), "r"(b), "r"(int(sum)), "n"(int(kTransposedA)), "n"(int(kTransposedB)));                \
   }
-#define ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, tiles, columns, registers, a_text, b_text, sum_text, way)             \
-  template <bool kTransposedB>                                                                                        \
-  __device__ __forceinline__ void multiply(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint32_t b,        \
-                                           bool sum, E) {                                                             \
-    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n" ANYFLASH_DESCRIPTOR("b", b_text)             \
-                 "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                                 \
-                 " {" ANYFLASH_REGISTERS_##registers "}, {" a_text "}, b, sum, 1, 1, " way "; }"                      \
-                 : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int(sum)), "n"(int(kTransposedB)));        \
+#define ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, tiles, columns, registers, a_text, b_text, sum_text, way)         \
+  template <bool kTransposedB>                                                                                    \
+  __device__ __forceinline__ void multiply(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint32_t b,    \
+                                           bool sum, E) {                                                         \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, " sum_text ", 0;\n" ANYFLASH_DESCRIPTOR(                     \
+                     "b", b_text) "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type            \
+                                  " {" ANYFLASH_REGISTERS_##registers "}, {" a_text "}, b, sum, 1, 1, " way "; }" \
+                 : ANYFLASH_TIMES_##tiles(ANYFLASH_RESULT, 0)                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int(sum)), "n"(int(kTransposedB)));    \
   }
-#define ANYFLASH_ALL_PRODUCTS(E, type)                                                                                \
-  ANYFLASH_PRODUCTS(E, type, 4, "32", 16, "%16", "%17", "%18", "%19, %20")                                            \
-  ANYFLASH_PRODUCTS(E, type, 8, "64", 32, "%32", "%33", "%34", "%35, %36")                                            \
-  ANYFLASH_PRODUCTS(E, type, 16, "128", 64, "%64", "%65", "%66", "%67, %68")                                          \
-  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 8, "64", 32, "%32, %33, %34, %35", "%36", "%37", "%38")                     \
+#define ANYFLASH_ALL_PRODUCTS(E, type)                                                            \
+  ANYFLASH_PRODUCTS(E, type, 4, "32", 16, "%16", "%17", "%18", "%19, %20")                        \
+  ANYFLASH_PRODUCTS(E, type, 8, "64", 32, "%32", "%33", "%34", "%35, %36")                        \
+  ANYFLASH_PRODUCTS(E, type, 16, "128", 64, "%64", "%65", "%66", "%67, %68")                      \
+  ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 8, "64", 32, "%32, %33, %34, %35", "%36", "%37", "%38") \
   ANYFLASH_PRODUCTS_OF_REGISTERS(E, type, 16, "128", 64, "%64, %65, %66, %67", "%68", "%69", "%70")
 ANYFLASH_ALL_PRODUCTS(__half, "f16")
 ANYFLASH_ALL_PRODUCTS(__nv_bfloat16, "bf16")

@@ -17,14 +17,10 @@ namespace {
 
 BackwardKernels kernels_of(ElementType type, BackwardKind kind) {
   switch (type) {
-    case ElementType::float16:
-      return backward_kernels_float16(kind);
-    case ElementType::bfloat16:
-      return backward_kernels_bfloat16(kind);
-    case ElementType::float32:
-      return backward_kernels_float32(kind);
-    default:
-      return backward_kernels_float64(kind);
+    case ElementType::float16: return backward_kernels_float16(kind);
+    case ElementType::bfloat16: return backward_kernels_bfloat16(kind);
+    case ElementType::float32: return backward_kernels_float32(kind);
+    default: return backward_kernels_float64(kind);
   }
 }
 

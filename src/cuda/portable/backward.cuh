@@ -133,7 +133,7 @@ class GradientBlock {
       const auto middle = (first + end) / 2;
       const auto& run = shared_.runs[middle];
       const bool fills = run.count == 0;  // what is left of a list found on the device, behind its runs
-      !fills && run.first <= block ? first = middle + 1 : end = middle;
+      !fills&& run.first <= block ? first = middle + 1 : end = middle;
     }
     if (first > 0) shared_.only = shared_.runs[first - 1];
     const bool visited = first > 0 && block - shared_.only.first < shared_.only.count;

@@ -128,7 +128,7 @@ struct GradientShared {
   DeviceRun only;                        // the run of a task that has one block to visit
   const DeviceRun* runs;
   std::int32_t run_count;
-  const Word* word_table;     // from this part's first row on
+  const Word* word_table;                // from this part's first row on
   std::int32_t own_at[3][Sizes::kRows];  // as those of a stage
   std::int64_t own_bias[Sizes::kRows];
 };
@@ -159,8 +159,8 @@ __device__ __forceinline__ E* head_data(const Rows& rows, std::int64_t b, std::i
 // What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
 
 /// The word of a row of a partial tile, asked of the program.
-static __device__ __noinline__ Word ask_word(const BackwardArgs& args, const Program& program,
-                                             const GradientTask& task, std::int32_t other_block, int row) {
+static __device__ __noinline__ Word ask_word(const BackwardArgs& args, const Program& program, const GradientTask& task,
+                                             std::int32_t other_block, int row) {
   const auto own = task.own;
   const auto& side = args.sides[own];
   const auto& other = args.sides[1 - own];
@@ -183,8 +183,8 @@ __device__ __noinline__ void find_extras(const BackwardArgs& args, const Program
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
     Int3 c;
     const bool exists = rows.coordinate(row, c);
-    bias[row] = exists ? rules::flat_index(c, grid.size) * (side == queries ? args.bias.query : args.bias.key)
-                       : nowhere;
+    bias[row] =
+        exists ? rules::flat_index(c, grid.size) * (side == queries ? args.bias.query : args.bias.key) : nowhere;
     rules::Coordinate x{};
     if (exists) x = side == queries ? rules::query_coordinate(program, c) : rules::key_coordinate(program, c);
     for (int n = 0; n < 3; ++n) at[n][row] = static_cast<std::int32_t>(x[n]);

@@ -23,14 +23,10 @@ std::int64_t rows_of(const Problem& problem) {
 
 DecodeKernels kernels_of(ElementType type, DecodeKind kind) {
   switch (type) {
-    case ElementType::float16:
-      return decode_kernels_float16(kind);
-    case ElementType::bfloat16:
-      return decode_kernels_bfloat16(kind);
-    case ElementType::float32:
-      return decode_kernels_float32(kind);
-    default:
-      return decode_kernels_float64(kind);
+    case ElementType::float16: return decode_kernels_float16(kind);
+    case ElementType::bfloat16: return decode_kernels_bfloat16(kind);
+    case ElementType::float32: return decode_kernels_float32(kind);
+    default: return decode_kernels_float64(kind);
   }
 }
 
@@ -200,8 +196,8 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   if (args.parts > 1) {
     args.results = workspace, args.statistics = args.results + result_bytes(problem, cut);
   }
-  const auto tasks = double(problem.batch) * double(problem.heads_kv) * double(args.parts) * args.row_parts *
-                     args.call.value_parts;
+  const auto tasks =
+      double(problem.batch) * double(problem.heads_kv) * double(args.parts) * args.row_parts * args.call.value_parts;
   const auto rows = double(problem.batch) * double(problem.heads_q) * args.queries;
   check_tasks(std::max(tasks, rows));
   args.tasks = static_cast<std::int32_t>(tasks);
@@ -213,8 +209,7 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   const bool early = has_groups(problem.device);
   // Not in a graph: what stands in front of it there may be no kernel.
   const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
-  launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream,
-         early && !captured);
+  launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream, early && !captured);
   if (args.parts > 1) {
     launch(kernels.join, static_cast<std::int64_t>(rows), DecodeKernels::join_threads, 0, &args, stream, early);
   }

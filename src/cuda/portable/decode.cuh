@@ -22,9 +22,9 @@ template <class E, class Sizes>
 class DecodeBlock : DecodeRows<E, Sizes> {
   using Base = DecodeRows<E, Sizes>;
   using Base::args_, Base::call_, Base::shared_, Base::warp_, Base::task_, Base::shift_, Base::sum_, Base::seen_;
-  using Base::o_;
   using Base::kSlots, Base::kKeys, Base::kKeyTiles, Base::kDepth, Base::kValueTiles, Base::kRows, Base::kWarps;
   using Base::kStages, Base::kNumbers, Base::kChunks, Base::kStep, Base::kParts;
+  using Base::o_;
   using Base::own_rows, Base::row_of, Base::softmax, Base::finite, Base::infinity;
   static constexpr int kTiles = 64 / kKeys;
 
@@ -55,7 +55,6 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     }
   }
 
-
  private:
   // --- Keys and values -----------------------------------------------------------------------------------------------
 
@@ -65,9 +64,9 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     bool alone;           // it ends with its task
     DecodeTask task;
     BlockWalk<kWarps> walk;
-    int tile;  // of the block
+    int tile;                 // of the block
     std::int32_t size, page;  // keys that there are; the page that the tile lies in, where that is one
-    const E *k, *v;  // the lane's first row and channels of the head, of pages in the first one
+    const E *k, *v;           // the lane's first row and channels of the head, of pages in the first one
 
     __device__ __forceinline__ bool more() const { return walk.more(); }
     __device__ __forceinline__ int first() const { return walk.block * 64 + tile * kKeys; }

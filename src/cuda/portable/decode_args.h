@@ -12,10 +12,10 @@ namespace anyflash::cuda {
 /// saw a key.
 struct DecodeArgs {
   ForwardArgs call;
-  bool general;              // scores need more than a positive scale
-  std::int32_t queries;      // of a head
-  std::int32_t rows;         // the queries of all heads that share a key head
-  std::int32_t row_parts;    // tasks that share them
+  bool general;            // scores need more than a positive scale
+  std::int32_t queries;    // of a head
+  std::int32_t rows;       // the queries of all heads that share a key head
+  std::int32_t row_parts;  // tasks that share them
   std::int32_t parts, part_blocks;
   // (batch, key head, part, row part, part of the values), which blocks of threads take in turns.
   std::int32_t tasks;

@@ -110,8 +110,7 @@ class DecodeEnd {
       if (channel >= channels) continue;
       T o[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        o[i] = mean(first + row, [&](int w) { return results[w][row][channel + i]; });
+      for (int i = 0; i < 4; ++i) o[i] = mean(first + row, [&](int w) { return results[w][row][channel + i]; });
       const int at = task_.first_value + channel;
       if (args_.parts > 1) {
         *reinterpret_cast<float4*>(results_ + (first + row) * call_.d_v + at) = make_float4(o[0], o[1], o[2], o[3]);

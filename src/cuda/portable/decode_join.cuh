@@ -73,8 +73,8 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
   __syncthreads();
   const T* const from = reinterpret_cast<const T*>(args.results) + place * call.d_v;
   const auto step = std::int64_t{args.rows} * call.d_v;  // from one part to the next
-  E* const out = reinterpret_cast<E*>(call.out.data) + b * call.out.batch + h * call.out.head +
-                 query * call.out.sequence[2];
+  E* const out =
+      reinterpret_cast<E*>(call.out.data) + b * call.out.batch + h * call.out.head + query * call.out.sequence[2];
   for (int first = 0; first < call.d_v; first += 32 * kChannels) {
     T o[kChannels] = {};
 #pragma unroll 4

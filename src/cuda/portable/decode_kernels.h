@@ -8,9 +8,9 @@ namespace anyflash::cuda {
 struct DecodeKernels {
   const void *parts, *plain;  ///< a part of the keys, for some rows of a key head; of plain calls alone. Null: none
   int keys;                   ///< of a tile
-  int rows, values;   ///< of a task, and channels of v
+  int rows, values;           ///< of a task, and channels of v
   int threads, shared_bytes, blocks;  ///< blocks: of threads, on a multiprocessor
-  const void* join;   ///< of what the parts leave
+  const void* join;                   ///< of what the parts leave
   bool in_turns = true;  ///< blocks stay and take tasks in turns: else each has one, when the GPU has room for it
   static constexpr int join_threads = 256;
 };

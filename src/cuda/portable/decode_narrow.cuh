@@ -15,10 +15,10 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
   using Base = DecodeRows<E, Sizes>;
 
  public:
-  using typename Base::Shared, typename Base::T;
   using Base::kDepth, Base::kKeys, Base::kRows;
+  using typename Base::Shared, typename Base::T;
   static constexpr int kChannelTiles = kDepth / 16, kQueries = 2;  // of a lane
-  using Scores = float[4];  // key g of query 2t, of 2t + 1; key g + 8 of them
+  using Scores = float[4];                                         // key g of query 2t, of 2t + 1; key g + 8 of them
   static_assert(kRows == 8 && kKeys == 16 && sizeof(E) == 2);
 
  protected:

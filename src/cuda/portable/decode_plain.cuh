@@ -16,8 +16,8 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   using Base = DecodeRows<E, Sizes>;
 
  public:
-  using typename Base::Products, typename Base::Shared, typename Base::T;
   using Base::kSlots, Base::kKeys, Base::kKeyTiles, Base::kDepth, Base::kRows;
+  using typename Base::Products, typename Base::Shared, typename Base::T;
   using Scores = T[kSlots][kKeyTiles][2];
 
  protected:
@@ -58,8 +58,8 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
 
 /// DecodeRows as such, or the other way round.
 template <class E, class Sizes>
-using PlainRowsOf = std::conditional_t<Sizes::kSlots == 1 && sizeof(E) == 2, NarrowDecodeRows<E, Sizes>,
-                                       PlainDecodeRows<E, Sizes>>;
+using PlainRowsOf =
+    std::conditional_t<Sizes::kSlots == 1 && sizeof(E) == 2, NarrowDecodeRows<E, Sizes>, PlainDecodeRows<E, Sizes>>;
 
 template <class E, class Sizes>
 class PlainDecodeBlock : PlainRowsOf<E, Sizes> {

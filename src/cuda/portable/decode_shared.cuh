@@ -37,9 +37,7 @@ struct DecodeTask {
   __device__ __forceinline__ std::int32_t query(const DecodeArgs& args, int row) const {
     return (first_row + row) % args.queries;
   }
-  __device__ __forceinline__ bool exists(const DecodeArgs& args, int row) const {
-    return first_row + row < args.rows;
-  }
+  __device__ __forceinline__ bool exists(const DecodeArgs& args, int row) const { return first_row + row < args.rows; }
   /// Where what the part leaves of a row lies.
   __device__ __forceinline__ std::int64_t place(const DecodeArgs& args, int row) const {
     const auto heads = args.call.heads / args.call.group_heads;

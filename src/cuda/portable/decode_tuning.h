@@ -52,8 +52,8 @@ template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1, 
 /// share of what is read for a batch entry.
 inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32, kPartsOfEntry = 512;
 
-/// Where parts may depend on the batch, and a head is longer than kPartBytes: bytes of a part at least, parts that a block
-/// of threads joins in good time, and bytes of a part at most, if lengths may differ.
+/// Where parts may depend on the batch, and a head is longer than kPartBytes: bytes of a part at least, parts that a
+/// block of threads joins in good time, and bytes of a part at most, if lengths may differ.
 inline constexpr int kLeastPartBytes = 256 << 10, kPartsJoined = 64, kMostPartBytes = 4 << 20;
 
 /// Beside at most so many blocks of threads that join, the next kernel's have room on every multiprocessor.

@@ -46,7 +46,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
       for (int m = 0; m < kKeyTiles / 2; ++m)
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-          const float(&x)[2] = p[2 * i + n % 2][2 * m + n / 2];
+          const float (&x)[2] = p[2 * i + n % 2][2 * m + n / 2];
           split(x[0], x[1], a[m], n);
         }
 #pragma unroll
@@ -176,8 +176,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
       multiply_16(sums.small[0], sums.small[1], x, y[0], y[1], __nv_bfloat16());
     }
     late[0] = b.pieces[0][0], late[1] = b.pieces[0][1];
-    if (m < kLateChunk)
-      multiply_16(sums.high[0], sums.high[1], a.pieces[0], late[0], late[1], __nv_bfloat16());
+    if (m < kLateChunk) multiply_16(sums.high[0], sums.high[1], a.pieces[0], late[0], late[1], __nv_bfloat16());
   }
 };
 

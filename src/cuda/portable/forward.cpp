@@ -21,14 +21,10 @@ namespace {
 
 ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
   switch (type) {
-    case ElementType::float16:
-      return forward_kernel_float16(kind);
-    case ElementType::bfloat16:
-      return forward_kernel_bfloat16(kind);
-    case ElementType::float32:
-      return forward_kernel_float32(kind);
-    default:
-      return forward_kernel_float64(kind);
+    case ElementType::float16: return forward_kernel_float16(kind);
+    case ElementType::bfloat16: return forward_kernel_bfloat16(kind);
+    case ElementType::float32: return forward_kernel_float32(kind);
+    default: return forward_kernel_float64(kind);
   }
 }
 
@@ -145,8 +141,7 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace)
   check_tasks(tasks);
   CallMemory memory(workspace, stream);
   bring_pages(problem, args, memory, stream);
-  if (few && decode_needs_no_masks(problem, plan, general))
-    return decode(problem, plan, args, general, memory, stream);
+  if (few && decode_needs_no_masks(problem, plan, general)) return decode(problem, plan, args, general, memory, stream);
   DevicePlan masks(problem, plan, memory, stream);
   args.groups = masks.groups();
   if (few) return decode(problem, plan, args, general, memory, stream);

@@ -178,8 +178,7 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ KeyRows key_rows(std::int32_t block, int first) const {
-    return {args_, shared_.task.b, first, shared_.program.k_size(),
-            rare_box_of(args_.key_grid, args_.key_rows, block)};
+    return {args_, shared_.task.b, first, shared_.program.k_size(), rare_box_of(args_.key_grid, args_.key_rows, block)};
   }
   template <class Tile, int kWidth>
   __device__ __forceinline__ void load(E* to, const Rows& rows, const E* data, int channels, const Walk<kKeys>& walk) {

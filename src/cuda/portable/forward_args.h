@@ -14,9 +14,7 @@ struct PageTable {
   std::int32_t page_size, pages;
 
   /// Page `page` of batch entry b. One that does not exist, which nobody can tell before, counts as the first.
-  ANYFLASH_HD std::int64_t at(std::int32_t b, std::int32_t n) const {
-    return within(table[b * batch + n * page]);
-  }
+  ANYFLASH_HD std::int64_t at(std::int32_t b, std::int32_t n) const { return within(table[b * batch + n * page]); }
   ANYFLASH_HD std::int64_t within(std::int32_t found) const { return found >= 0 && found < pages ? found : 0; }
 };
 

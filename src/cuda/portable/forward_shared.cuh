@@ -58,7 +58,7 @@ struct ForwardShared {
   alignas(Products::alignment) E k[KeyTile::kSize];
   alignas(Products::alignment) E v[ValueTile::kSize];
   Word words[Sizes::kRows];
-  T weights[Sizes::kRows];  // of P, where it is to sum to a half
+  T weights[Sizes::kRows];                        // of P, where it is to sum to a half
   unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
   Program program;
   // What the main loop needs rarely is kept here, not in registers.

@@ -69,16 +69,24 @@ bool plain_rows(const Problem& problem, const rules::Grid& grid) {
 }
 
 void check_pointers(const Problem& problem) {
-  const std::pair<const char*, const void*> tensors[] = {
-      {"dout", problem.dout.data},       {"query", problem.q.data},
-      {"key", problem.k.data},           {"value", problem.v.data},
-      {"out", problem.out.data},         {"lse", problem.lse.data},
-      {"row_sum", problem.row_sum.data}, {"row_max", problem.row_max.data},
-      {"dlse", problem.dlse.data},       {"bias", problem.bias.data},
-      {"alibi_slopes", problem.alibi.data}, {"sink", problem.sink.data},
-      {"dq", problem.dq.data},           {"dk", problem.dk.data},
-      {"dv", problem.dv.data},           {"dbias", problem.dbias.data},
-      {"dsink", problem.dsink.data},     {"workspace", problem.workspace}};
+  const std::pair<const char*, const void*> tensors[] = {{"dout", problem.dout.data},
+                                                         {"query", problem.q.data},
+                                                         {"key", problem.k.data},
+                                                         {"value", problem.v.data},
+                                                         {"out", problem.out.data},
+                                                         {"lse", problem.lse.data},
+                                                         {"row_sum", problem.row_sum.data},
+                                                         {"row_max", problem.row_max.data},
+                                                         {"dlse", problem.dlse.data},
+                                                         {"bias", problem.bias.data},
+                                                         {"alibi_slopes", problem.alibi.data},
+                                                         {"sink", problem.sink.data},
+                                                         {"dq", problem.dq.data},
+                                                         {"dk", problem.dk.data},
+                                                         {"dv", problem.dv.data},
+                                                         {"dbias", problem.dbias.data},
+                                                         {"dsink", problem.dsink.data},
+                                                         {"workspace", problem.workspace}};
   for (const auto& [name, data] : tensors) check_pointer(name, data, problem.device);
   if (!problem.tables_on_device) return;
   const std::pair<const char*, const void*> tables[] = {{"key_lengths", problem.key_lengths.data},

@@ -32,8 +32,8 @@ void check_pointers(const Problem& problem);
 /// Throws Error if a call is more blocks than a launch takes.
 void check_tasks(double tasks);
 
-/// Lets a kernel have its shared memory; asked for once on each device. That loads the kernel, too, which may fail: so it
-/// comes before a call writes anything.
+/// Lets a kernel have its shared memory; asked for once on each device. That loads the kernel, too, which may fail: so
+/// it comes before a call writes anything.
 void allow_shared_memory(const void* function, int bytes, int device);
 
 /// Blocks of threads for some tasks: one each, or, of a launch that is rarely needed, as many as run at once.

@@ -141,8 +141,7 @@ __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const 
       const T x[2] = {value(begin, channel), value(begin, channel + 1)};
 #pragma unroll
       for (int i = 0; i < kSlots; ++i) {
-        const T weight =
-            __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
+        const T weight = __shfl_sync(0xffffffffu, local[i][row / 8 * 2 + row % 2], (lane_number() & ~3u) | row % 8 / 2);
         if (!(seen[i] >> row & 1)) continue;
 #pragma unroll
         for (int e = 0; e < 2; ++e) sum[i][e] += weight * x[e];

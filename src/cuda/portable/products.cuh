@@ -113,9 +113,7 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
     }
   }
 
-  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2]) {
-    return packed_pair(x[0], x[1], E());
-  }
+  __device__ __forceinline__ static std::uint32_t packed(const float (&x)[2]) { return packed_pair(x[0], x[1], E()); }
 };
 
 #if __CUDA_ARCH__ >= 800 || !defined(__CUDA_ARCH__)

@@ -13,14 +13,10 @@ inline constexpr std::int64_t nowhere = INT64_MIN;
 template <class T>
 __device__ __forceinline__ T read_number(const Numbers& numbers, std::int64_t i) {
   switch (numbers.type) {
-    case 0:
-      return static_cast<T>(__half2float(reinterpret_cast<const __half*>(numbers.data)[i]));
-    case 1:
-      return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(numbers.data)[i]));
-    case 2:
-      return static_cast<T>(reinterpret_cast<const float*>(numbers.data)[i]);
-    default:
-      return static_cast<T>(reinterpret_cast<const double*>(numbers.data)[i]);
+    case 0: return static_cast<T>(__half2float(reinterpret_cast<const __half*>(numbers.data)[i]));
+    case 1: return static_cast<T>(__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(numbers.data)[i]));
+    case 2: return static_cast<T>(reinterpret_cast<const float*>(numbers.data)[i]);
+    default: return static_cast<T>(reinterpret_cast<const double*>(numbers.data)[i]);
   }
 }
 
@@ -40,17 +36,10 @@ __device__ __forceinline__ __nv_bfloat16 rounded(float x) {
 template <class T>
 __device__ __forceinline__ void write_number(const Numbers& numbers, std::int64_t i, T x) {
   switch (numbers.type) {
-    case 0:
-      reinterpret_cast<__half*>(numbers.data)[i] = __float2half_rn(static_cast<float>(x));
-      break;
-    case 1:
-      reinterpret_cast<__nv_bfloat16*>(numbers.data)[i] = __float2bfloat16_rn(static_cast<float>(x));
-      break;
-    case 2:
-      reinterpret_cast<float*>(numbers.data)[i] = static_cast<float>(x);
-      break;
-    default:
-      reinterpret_cast<double*>(numbers.data)[i] = static_cast<double>(x);
+    case 0: reinterpret_cast<__half*>(numbers.data)[i] = __float2half_rn(static_cast<float>(x)); break;
+    case 1: reinterpret_cast<__nv_bfloat16*>(numbers.data)[i] = __float2bfloat16_rn(static_cast<float>(x)); break;
+    case 2: reinterpret_cast<float*>(numbers.data)[i] = static_cast<float>(x); break;
+    default: reinterpret_cast<double*>(numbers.data)[i] = static_cast<double>(x);
   }
 }
 template <class E>
@@ -122,9 +111,8 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
 /// Can a block's threads share such a tile evenly? The small tiles of the largest rows they cannot.
 template <int kRows, int kWidth, int kThreads, class E>
 inline constexpr bool kSharedEvenly =
-    kThreads % (kWidth * sizeof(E) / 16) == 0 && kRows % (kThreads / (kWidth * sizeof(E) / 16) +
-                                                          (kThreads < kWidth * sizeof(E) / 16)) ==
-                                                     0;
+    kThreads % (kWidth * sizeof(E) / 16) == 0 &&
+    kRows % (kThreads / (kWidth * sizeof(E) / 16) + (kThreads < kWidth * sizeof(E) / 16)) == 0;
 
 /// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in
 /// few instructions. at: the first row.

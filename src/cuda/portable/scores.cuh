@@ -21,14 +21,19 @@ __device__ __forceinline__ double derivative_of_tanh(double x, double) {
 template <class T>
 struct ScoreTerms {
   T scale, cap, cap_inverse, slope;  // slope: ALiBi's
-  Numbers bias;         // data: of the head
+  Numbers bias;                      // data: of the head
   bool has_alibi;
   int first_dimension;
 
   template <class Args>
   __device__ __forceinline__ ScoreTerms(const Args& args, std::int32_t b, std::int32_t h)
-      : scale(static_cast<T>(args.scale)), cap(static_cast<T>(args.softcap)), cap_inverse(cap > 0 ? T(1) / cap : T(0)),
-        slope(0), bias(args.bias), has_alibi(args.alibi.data != nullptr), first_dimension(3 - args.dimensions) {
+      : scale(static_cast<T>(args.scale)),
+        cap(static_cast<T>(args.softcap)),
+        cap_inverse(cap > 0 ? T(1) / cap : T(0)),
+        slope(0),
+        bias(args.bias),
+        has_alibi(args.alibi.data != nullptr),
+        first_dimension(3 - args.dimensions) {
     if (has_alibi) slope = read_number<T>(args.alibi, b * args.alibi.batch + h * args.alibi.head);
     head_ = b * bias.batch + h * bias.head;
   }

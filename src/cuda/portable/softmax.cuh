@@ -42,7 +42,7 @@ __device__ __forceinline__ void hide_pairs(T (&s)[kTiles][2], rules::Word word) 
 /// E: the type of the call. T: what is computed in.
 template <class E, class T, int kSlots>
 struct OnlineSoftmax {
-  T shift[kSlots];                  ///< what is subtracted from a row's scores
+  T shift[kSlots];                 ///< what is subtracted from a row's scores
   T largest[kSlots], sum[kSlots];  ///< of this lane's keys alone
 
   /// s becomes P; the rows' sums follow. What is subtracted from a row's scores is their maximum so far, or less by no

@@ -50,33 +50,37 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // A descriptor's upper half: rows of 128 bytes, swizzled (1 << 30); groups of 8 rows lie 1024 bytes apart.
 #define ANYFLASH_WGMMA(E, type, n, groups, registers, i0, i1, i2, i3, i4, i5)                                       \
-  __device__ __forceinline__ void wgmma_abt(float (&c)[groups][4], std::uint32_t a, std::uint32_t b, bool sum, E) {   \
-    asm volatile("{ .reg .pred sum; .reg .b64 a, b; setp.ne.b32 sum, %" #i2 ", 0;\n"                                  \
-                 "mov.b64 a, {%" #i0 ", 1073741888}; mov.b64 b, {%" #i1 ", 1073741888};\n"                            \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                                      \
-                 " {" ANYFLASH_C_##registers "}, a, b, sum, 1, 1, 0, 0; }"                                            \
-                 : ANYFLASH_Q##groups                                                                                 \
-                 : "r"(a), "r"(b), "r"(int(sum)));                                                                    \
-  }                                                                                                                   \
-  __device__ __forceinline__ void wgmma_ab(float (&c)[groups][4], const std::uint32_t (&a)[4], std::uint32_t b,       \
-                                           bool sum, E) {                                                             \
-    asm volatile("{ .reg .pred sum; .reg .b64 b; setp.ne.b32 sum, %" #i5 ", 0;\n"                                     \
-                 "mov.b64 b, {%" #i4 ", 1073741888};\n"                                                               \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" ANYFLASH_C_##registers          \
-                 "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, b, sum, 1, 1, 1; }"                                    \
-                 : ANYFLASH_Q##groups                                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int(sum)));                                \
+  __device__ __forceinline__ void wgmma_abt(float (&c)[groups][4], std::uint32_t a, std::uint32_t b, bool sum, E) { \
+    asm volatile("{ .reg .pred sum; .reg .b64 a, b; setp.ne.b32 sum, %" #i2                                         \
+                 ", 0;\n"                                                                                           \
+                 "mov.b64 a, {%" #i0 ", 1073741888}; mov.b64 b, {%" #i1                                             \
+                 ", 1073741888};\n"                                                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" ANYFLASH_C_##registers        \
+                 "}, a, b, sum, 1, 1, 0, 0; }"                                                                      \
+                 : ANYFLASH_Q##groups                                                                               \
+                 : "r"(a), "r"(b), "r"(int(sum)));                                                                  \
+  }                                                                                                                 \
+  __device__ __forceinline__ void wgmma_ab(float (&c)[groups][4], const std::uint32_t (&a)[4], std::uint32_t b,     \
+                                           bool sum, E) {                                                           \
+    asm volatile("{ .reg .pred sum; .reg .b64 b; setp.ne.b32 sum, %" #i5                                            \
+                 ", 0;\n"                                                                                           \
+                 "mov.b64 b, {%" #i4                                                                                \
+                 ", 1073741888};\n"                                                                                 \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" ANYFLASH_C_##registers        \
+                 "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, b, sum, 1, 1, 1; }"                                  \
+                 : ANYFLASH_Q##groups                                                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int(sum)));                              \
   }
-#define ANYFLASH_WGMMA_SIZES(E, type)                                                                                 \
-  ANYFLASH_WGMMA(E, type, 64, 8, 32, 32, 33, 34, 35, 36, 37)                                                          \
-  ANYFLASH_WGMMA(E, type, 80, 10, 40, 40, 41, 42, 43, 44, 45)                                                         \
-  ANYFLASH_WGMMA(E, type, 96, 12, 48, 48, 49, 50, 51, 52, 53)                                                         \
-  ANYFLASH_WGMMA(E, type, 112, 14, 56, 56, 57, 58, 59, 60, 61)                                                        \
-  ANYFLASH_WGMMA(E, type, 128, 16, 64, 64, 65, 66, 67, 68, 69)                                                        \
-  ANYFLASH_WGMMA(E, type, 144, 18, 72, 72, 73, 74, 75, 76, 77)                                                        \
-  ANYFLASH_WGMMA(E, type, 160, 20, 80, 80, 81, 82, 83, 84, 85)                                                        \
-  ANYFLASH_WGMMA(E, type, 176, 22, 88, 88, 89, 90, 91, 92, 93)                                                        \
-  ANYFLASH_WGMMA(E, type, 192, 24, 96, 96, 97, 98, 99, 100, 101)                                                      \
+#define ANYFLASH_WGMMA_SIZES(E, type)                            \
+  ANYFLASH_WGMMA(E, type, 64, 8, 32, 32, 33, 34, 35, 36, 37)     \
+  ANYFLASH_WGMMA(E, type, 80, 10, 40, 40, 41, 42, 43, 44, 45)    \
+  ANYFLASH_WGMMA(E, type, 96, 12, 48, 48, 49, 50, 51, 52, 53)    \
+  ANYFLASH_WGMMA(E, type, 112, 14, 56, 56, 57, 58, 59, 60, 61)   \
+  ANYFLASH_WGMMA(E, type, 128, 16, 64, 64, 65, 66, 67, 68, 69)   \
+  ANYFLASH_WGMMA(E, type, 144, 18, 72, 72, 73, 74, 75, 76, 77)   \
+  ANYFLASH_WGMMA(E, type, 160, 20, 80, 80, 81, 82, 83, 84, 85)   \
+  ANYFLASH_WGMMA(E, type, 176, 22, 88, 88, 89, 90, 91, 92, 93)   \
+  ANYFLASH_WGMMA(E, type, 192, 24, 96, 96, 97, 98, 99, 100, 101) \
   ANYFLASH_WGMMA(E, type, 256, 32, 128, 128, 129, 130, 131, 132, 133)
 /// wgmma_abt: c (64 x N) = a (64 x 16) b^T (N x 16), plus c if `sum`; both by descriptor, K-major.
 /// wgmma_ab: c (64 x N) = a (64 x 16) b (16 x N), plus c if `sum`; a in registers, b by descriptor, MN-major.

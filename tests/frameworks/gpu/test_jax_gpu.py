@@ -5,13 +5,12 @@ import ctypes
 import subprocess
 import sys
 
+import anyflash as af
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-
-import anyflash as af
 from anyflash import _core
 from anyflash.jax import attention
 from anyflash.jax._call import Call
@@ -30,12 +29,22 @@ Buffers = structure(**START, count=ctypes.c_int64, types=pointer, buffers=pointe
 Text = structure(data=ctypes.c_char_p, size=size)
 Attributes = structure(**START, count=ctypes.c_int64, types=pointer, names=pointer, values=pointer)
 Handler = ctypes.CFUNCTYPE(pointer, pointer)
-Api = structure(**START, version_size=size, version_extensions=pointer, major=integer, minor=integer, internal=pointer,
-                error_create=Handler, unused=pointer * 3, stream_get=Handler)  # fmt: skip
+Api = structure(
+    **START,
+    version_size=size,
+    version_extensions=pointer,
+    major=integer,
+    minor=integer,
+    internal=pointer,
+    error_create=Handler,
+    unused=pointer * 3,
+    stream_get=Handler,
+)
 StreamGetArgs = structure(**START, context=pointer, stream=pointer)
 ErrorCreateArgs = structure(**START, message=ctypes.c_char_p, code=integer)
-CallFrame = structure(**START, api=pointer, context=pointer, stage=integer, arguments=Buffers, results=Buffers,
-                      attributes=Attributes)  # fmt: skip
+CallFrame = structure(
+    **START, api=pointer, context=pointer, stage=integer, arguments=Buffers, results=Buffers, attributes=Attributes
+)
 TYPES = {torch.float32: 11, torch.bfloat16: 16, torch.int32: 4, torch.int64: 5, torch.bool: 1}
 
 
@@ -69,9 +78,16 @@ def call_handler(results, operands, rule="full()", layout="bhsd"):
     name, value = Text(b"call", 4), Text(text, len(text))
     names, values, types = (pointer * 1)(ctypes.addressof(name)), (pointer * 1)(ctypes.addressof(value)), integer(4)
     attributes = Attributes(48, None, 1, ctypes.addressof(types), ctypes.addressof(names), ctypes.addressof(values))
-    frame = CallFrame(ctypes.sizeof(CallFrame), None, ctypes.addressof(api), None, 3,
-                      buffers_of(list(operands.values()), kept), buffers_of(list(results.values()), kept),
-                      attributes)  # fmt: skip
+    frame = CallFrame(
+        ctypes.sizeof(CallFrame),
+        None,
+        ctypes.addressof(api),
+        None,
+        3,
+        buffers_of(list(operands.values()), kept),
+        buffers_of(list(results.values()), kept),
+        attributes,
+    )
     capsule = _core.jax_handlers()["CUDA"]["anyflash_forward"]
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = pointer, (ctypes.py_object, ctypes.c_char_p)
@@ -154,8 +170,14 @@ def test_tables_of_all_sorts_in_compiled_functions():
     ids, ends = np.arange(90) // 40, np.array([0, 40, 80, 90])
     mask, bits = rng.random((90, 90)) < 0.5, rng.random((2, 1, 9, 9)) < 0.5
     lengths = np.array([90, 33], np.int32)
-    for rule in (af.documents(ids), af.documents_packed(ends), af.dense(mask), af.blocks(bits, 10, 10),
-                 af.documents(ids) & af.dense(mask), af.documents_packed(ends) | af.dense(mask)):  # fmt: skip
+    for rule in (
+        af.documents(ids),
+        af.documents_packed(ends),
+        af.dense(mask),
+        af.blocks(bits, 10, 10),
+        af.documents(ids) & af.dense(mask),
+        af.documents_packed(ends) | af.dense(mask),
+    ):
         for given in ({}, dict(key_lengths=lengths)):
             text, tables = rule._parts
             call = jax.jit(lambda q, tables, given, text=text: attention(q, q, q, rule=text, tables=tables, **given))
@@ -169,8 +191,9 @@ def test_whatever_lengths_hold_does_no_harm():
     call = jax.jit(lambda lengths: attention(x, x, x, key_lengths=lengths))
     np.testing.assert_array_equal(call(jnp.array([-5, 10**6])), call(jnp.array([0, 30])))
     flat = x.reshape(120, 1, 16)
-    thd = jax.jit(jax.grad(lambda x, ends: attention(
-        x, x, x, layout="thd", cu_seqlens_q=ends, cu_seqlens_k=ends).sum()))  # fmt: skip
+    thd = jax.jit(
+        jax.grad(lambda x, ends: attention(x, x, x, layout="thd", cu_seqlens_q=ends, cu_seqlens_k=ends).sum())
+    )
     for bad in ([0, 100, 3, 120], [-7, 10**9, -3, 50]):
         jax.block_until_ready(thd(flat, jnp.array(bad)))
     assert np.isfinite(call(jnp.array([30, 1]))).all()

@@ -4,15 +4,23 @@ fail."""
 import numpy as np
 import pytest
 import tensorflow as tf
-
 from anyflash.tensorflow import attention, causal_1d, local_2d
 
 CALLS = {
     "causal_1d": ((2, 3, 16, 50), lambda q: causal_1d(q, q, q, "none_end")),
     "local_2d": ((2, 3, 16, 9, 11), lambda q: local_2d(q, q, q, 3, 0, False, "none_front")),
-    "with tables": ((2, 3, 50, 16), lambda q: attention(
-        q, q, q, rule="documents(a, a) & causal()", tables={"a": np.arange(50) // 20}, key_lengths=np.array([50, 33]))),
-}  # fmt: skip
+    "with tables": (
+        (2, 3, 50, 16),
+        lambda q: attention(
+            q,
+            q,
+            q,
+            rule="documents(a, a) & causal()",
+            tables={"a": np.arange(50) // 20},
+            key_lengths=np.array([50, 33]),
+        ),
+    ),
+}
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@ Collected only where ANYFLASH_TEST_DEVICE is cuda; without a GPU they fail."""
 
 from types import SimpleNamespace
 
+import anyflash as af
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
-
-import anyflash as af
 from anyflash.compat import flash_attn
 from anyflash.torch import _attention, _sdpa, attention, flash_attention_qkv_packed, scaled_dot_product_attention, sdpa
+from torch.utils.flop_counter import FlopCounterMode
 
 BOUNDS = {torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
@@ -37,16 +36,19 @@ def plain(dtype):
 
 def with_key_lengths(dtype):
     q, k, v = randoms((3, 4, 70, 64), (3, 2, 300, 64), (3, 2, 300, 64), dtype=dtype)
-    call = lambda t: with_gradients(lambda *x: attention(*x, key_lengths=t.lengths), t.q, t.k, t.v)  # noqa: E731
+    call = lambda t: with_gradients(lambda *x: attention(*x, key_lengths=t.lengths), t.q, t.k, t.v)
     return dict(q=q, k=k, v=v, lengths=on_gpu([300, 0, 77])), call, dict(lengths=[1, 299, 64])
 
 
 def with_a_mask(dtype):
     q, k, v = randoms(*[(2, 4, 150, 64)] * 3, dtype=dtype)
     mask = torch.rand(2, 1, 150, 150, device="cuda") < 0.5
-    call = lambda *x, mask: scaled_dot_product_attention(*x, attn_mask=mask)  # noqa: E731
-    return dict(q=q, k=k, v=v, mask=mask), lambda t: with_gradients(
-        lambda *x: call(*x, mask=t.mask), t.q, t.k, t.v), dict(mask=mask.logical_not().tolist())  # fmt: skip
+    call = lambda *x, mask: scaled_dot_product_attention(*x, attn_mask=mask)
+    return (
+        dict(q=q, k=k, v=v, mask=mask),
+        lambda t: with_gradients(lambda *x: call(*x, mask=t.mask), t.q, t.k, t.v),
+        dict(mask=mask.logical_not().tolist()),
+    )
 
 
 def with_a_dense_rule(dtype):
@@ -63,8 +65,7 @@ def varlen(dtype, **options):
     q, k, v = randoms((300, 4, 64), (340, 2, 64), (340, 2, 64), dtype=dtype)
     given = dict(q=q, k=k, v=v, ends_q=on_gpu([0, 3, 3, 200, 300]), ends_k=on_gpu([0, 120, 121, 340, 340]))
     new = dict(ends_q=[0, 100, 160, 160, 300], ends_k=[0, 100, 160, 160, 340])
-    call = lambda t, *x: flash_attn.flash_attn_varlen_func(  # noqa: E731
-        *x, t.ends_q, t.ends_k, 200, 240, causal=True, **options)  # fmt: skip
+    call = lambda t, *x: flash_attn.flash_attn_varlen_func(*x, t.ends_q, t.ends_k, 200, 240, causal=True, **options)
     return given, lambda t: with_gradients(lambda *x: call(t, *x), t.q, t.k, t.v), new
 
 
@@ -76,9 +77,13 @@ def varlen_with_pages(dtype):
     q, k, v = randoms((40, 4, 64), (30, 16, 2, 64), (30, 16, 2, 64), dtype=dtype)
     table = torch.randperm(30, device="cuda").int().reshape(3, 10)
     given = dict(q=q, k=k, v=v, table=table, ends_q=on_gpu([0, 1, 20, 40]), ends_k=on_gpu([0, 100, 119, 270]))
-    return given, lambda t: flash_attn.flash_attn_varlen_func(
-        t.q, t.k, t.v, t.ends_q, t.ends_k, 20, 160, causal=True, block_table=t.table, return_attn_probs=True
-    )[:2], dict(ends_q=[0, 20, 40, 40], ends_k=[0, 20, 180, 180])  # fmt: skip
+    return (
+        given,
+        lambda t: flash_attn.flash_attn_varlen_func(
+            t.q, t.k, t.v, t.ends_q, t.ends_k, 20, 160, causal=True, block_table=t.table, return_attn_probs=True
+        )[:2],
+        dict(ends_q=[0, 20, 40, 40], ends_k=[0, 20, 180, 180]),
+    )
 
 
 def kvcache(dtype, **options):
@@ -91,8 +96,17 @@ def kvcache(dtype, **options):
 
     def call(t):
         out = flash_attn.flash_attn_with_kvcache(
-            t.q, t.k_cache, t.v_cache, t.k, t.v, angles.cos(), angles.sin(), causal=True, return_softmax_lse=True,
-            **dict(cache_seqlens=t.lengths) | options)  # fmt: skip
+            t.q,
+            t.k_cache,
+            t.v_cache,
+            t.k,
+            t.v,
+            angles.cos(),
+            angles.sin(),
+            causal=True,
+            return_softmax_lse=True,
+            **dict(cache_seqlens=t.lengths) | options,
+        )
         return *out, t.k_cache, t.v_cache
 
     return given, call, dict(lengths=[7, 197])
@@ -114,8 +128,20 @@ def kvcache_with_places(dtype):
     return kvcache(dtype, cache_batch_idx=on_gpu([1, 0]), cache_leftpad=on_gpu([5, 0]))
 
 
-CASES = [plain, with_key_lengths, with_a_mask, with_a_dense_rule, packed, varlen, varlen_with_slopes, varlen_with_pages,
-         kvcache, kvcache_of_one_length, kvcache_in_pages, kvcache_with_places]  # fmt: skip
+CASES = [
+    plain,
+    with_key_lengths,
+    with_a_mask,
+    with_a_dense_rule,
+    packed,
+    varlen,
+    varlen_with_slopes,
+    varlen_with_pages,
+    kvcache,
+    kvcache_of_one_length,
+    kvcache_in_pages,
+    kvcache_with_places,
+]
 
 
 def close(got, expected, dtype):
@@ -201,7 +227,7 @@ def test_gradients_on_a_stream_of_their_own():
 
 def test_compiled_with_graphs_of_pytorch_s_own():
     q, k, v = randoms(*[(1, 2, 100, 64)] * 3, dtype=torch.float32)
-    call = lambda q, k, v: attention(q * 2, k, v, rule=af.causal()).relu()  # noqa: E731
+    call = lambda q, k, v: attention(q * 2, k, v, rule=af.causal()).relu()
     compiled = torch.compile(call, fullgraph=True, mode="reduce-overhead")
     for step in range(4):
         close([compiled(q + step, k, v)], [call(q + step, k, v)], torch.float32)
@@ -221,7 +247,7 @@ def test_the_override_is_asked_first_in_a_graph(way):
     with sdpa():
         if way == "compiled":
             graphs = []
-            backend = lambda graph, inputs: graphs.append(graph) or graph  # noqa: E731
+            backend = lambda graph, inputs: graphs.append(graph) or graph
             made = torch.compile(Model(), fullgraph=True, backend=backend)
             close([made(*qkv)], [Model()(*qkv)], torch.float32)
         else:
@@ -264,13 +290,16 @@ WRONG = {
     "bias: on cpu, expected cuda:0": lambda q: attention(q, q, q, bias=torch.zeros(1, 1, 1, 5)),
     "key: on cuda:0, expected cpu": lambda q: attention(q.cpu(), q, q),
     "rule": lambda q: attention(
-        q, q, q, rule="documents(a, a)", tables={"a": on_gpu([0] * 5)}),  # ids are read on the CPU
+        q, q, q, rule="documents(a, a)", tables={"a": on_gpu([0] * 5)}
+    ),  # ids are read on the CPU
     "cache_seqlens: 7, expected 0 to 5": lambda q: flash_attn.flash_attn_with_kvcache(q, q, q, cache_seqlens=7),
     "cache_seqlens: 2 new keys go up to 6": lambda q: flash_attn.flash_attn_with_kvcache(
-        q, q.clone(), q.clone(), q[:, :2], q[:, :2], cache_seqlens=torch.tensor([4])),  # on the CPU it is looked at
+        q, q.clone(), q.clone(), q[:, :2], q[:, :2], cache_seqlens=torch.tensor([4])
+    ),  # on the CPU it is looked at
     "block_table: 2 sequences, expected 1": lambda q: flash_attn.flash_attn_varlen_func(
-        q[0], q, q, on_gpu([0, 5]), on_gpu([0, 5]), 5, 5, block_table=on_gpu([[0], [0]])),
-}  # fmt: skip
+        q[0], q, q, on_gpu([0, 5]), on_gpu([0, 5]), 5, 5, block_table=on_gpu([[0], [0]])
+    ),
+}
 
 
 @pytest.mark.parametrize("start", WRONG)
@@ -317,8 +346,10 @@ def test_sequences_of_very_different_lengths(name):
     options = dict(alibi_slopes=torch.rand(9, 4, device="cuda")) if name == "slopes" else {}
     if name == "pages":
         options["block_table"] = torch.arange(9 * 20, device="cuda").int().reshape(9, 20) % 20
-    got, expected = (flash_attn.flash_attn_varlen_func(q, k, v, at, at, 300, 300, causal=True, return_attn_probs=True,
-                                                       **options)[:2] for at in (ends, ends.cpu()))  # fmt: skip
+    got, expected = (
+        flash_attn.flash_attn_varlen_func(q, k, v, at, at, 300, 300, causal=True, return_attn_probs=True, **options)[:2]
+        for at in (ends, ends.cpu())
+    )
     close(got, expected, torch.float32)
 
 
@@ -327,8 +358,14 @@ def test_no_sequence_sees_another_s_nan():
     (x,) = randoms((12, 2, 16), dtype=torch.float32)
     x[3:7] = torch.nan
     ends = on_gpu([0, 3, 7, 12])
-    made = with_gradients(lambda *x: flash_attn.flash_attn_varlen_func(
-        *x, ends, ends, 6, 6, alibi_slopes=torch.rand(3, 2, device="cuda")), x, x, x)  # fmt: skip
+    made = with_gradients(
+        lambda *x: flash_attn.flash_attn_varlen_func(
+            *x, ends, ends, 6, 6, alibi_slopes=torch.rand(3, 2, device="cuda")
+        ),
+        x,
+        x,
+        x,
+    )
     for one in made:
         assert one[3:7].isnan().all() and one[:3].isfinite().all() and one[7:].isfinite().all()
 
@@ -341,8 +378,9 @@ def test_tokens_behind_the_last_sequence(slopes, most):
     slopes = torch.rand(2, 2, device="cuda") if slopes else None
 
     def call(*x):
-        out, statistic, _ = flash_attn.flash_attn_varlen_func(*x, ends, ends, most, most, alibi_slopes=slopes,
-                                                              return_attn_probs=True)  # fmt: skip
+        out, statistic, _ = flash_attn.flash_attn_varlen_func(
+            *x, ends, ends, most, most, alibi_slopes=slopes, return_attn_probs=True
+        )
         lse.append(statistic.detach())
         return out
 
@@ -360,16 +398,18 @@ def test_lengths_are_checked_where_sequences_go_one_by_one(side, wrong):
     (x,) = randoms((12, 2, 16), dtype=torch.float32)
     lengths = {name: on_gpu(wrong if name == side else [0, 7, 12]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     with pytest.raises(ValueError, match=f"^{side}: "):
-        flash_attn.flash_attn_varlen_func(x, x, x, **lengths, max_seqlen_q=30, max_seqlen_k=30,
-                                          alibi_slopes=torch.ones(2, 2, device="cuda"))  # fmt: skip
+        flash_attn.flash_attn_varlen_func(
+            x, x, x, **lengths, max_seqlen_q=30, max_seqlen_k=30, alibi_slopes=torch.ones(2, 2, device="cuda")
+        )
 
 
 def test_rows_of_queries_and_long_keys():
     """As rows of a batch, keys would be ten times as many; they go one by one."""
     q, k = randoms((10, 2, 16), (1009, 2, 16), dtype=torch.float32)
     ends_q, ends_k = on_gpu(range(11)), on_gpu([*range(10), 1009])
-    call = lambda ends_q, ends_k: flash_attn.flash_attn_varlen_func(  # noqa: E731
-        q, k, k, ends_q, ends_k, 1, 1000, alibi_slopes=torch.ones(10, 2, device="cuda"))  # fmt: skip
+    call = lambda ends_q, ends_k: flash_attn.flash_attn_varlen_func(
+        q, k, k, ends_q, ends_k, 1, 1000, alibi_slopes=torch.ones(10, 2, device="cuda")
+    )
     call(ends_q, ends_k)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -384,8 +424,15 @@ def test_a_longest_sequence_below_0(name):
     (x,) = randoms((12, 2, 16), dtype=torch.float32)
     ends = on_gpu([0, 12])
     with pytest.raises(ValueError, match=f"^{name}: -1, expected 0 or more$"):
-        flash_attn.flash_attn_varlen_func(x, x, x, ends, ends, **dict(max_seqlen_q=12, max_seqlen_k=12) | {name: -1},
-                                          alibi_slopes=torch.ones(1, 2, device="cuda"))  # fmt: skip
+        flash_attn.flash_attn_varlen_func(
+            x,
+            x,
+            x,
+            ends,
+            ends,
+            **dict(max_seqlen_q=12, max_seqlen_k=12) | {name: -1},
+            alibi_slopes=torch.ones(1, 2, device="cuda"),
+        )
 
 
 @pytest.mark.parametrize("length, dtype", [(2**32 + 3, torch.int64), (2**31, torch.int64), (2**31 - 1, torch.int32)])
@@ -393,8 +440,11 @@ def test_lengths_that_would_wrap_around(length, dtype):
     caches = randoms(*[(1, 16, 2, 32)] * 2, dtype=torch.float32)
     q, new = randoms((1, 1, 2, 32), (1, 1, 2, 32), dtype=torch.float32)
     lengths = on_gpu([length], dtype)
-    close([flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths)],
-          [flash_attn.flash_attn_with_kvcache(q, *caches)], torch.float32)  # fmt: skip
+    close(
+        [flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths)],
+        [flash_attn.flash_attn_with_kvcache(q, *caches)],
+        torch.float32,
+    )
     got = flash_attn.flash_attn_with_kvcache(q, *caches, new, new, cache_seqlens=lengths)
     assert all(torch.equal(cache[0, 15], new[0, 0]) for cache in caches)  # a cache's last place
     close([got], [flash_attn.flash_attn_with_kvcache(q, *caches)], torch.float32)
@@ -439,7 +489,7 @@ def test_the_override_s_first_call_in_a_transform():
 def test_tf32():
     """Heard where it is allowed, in graphs and transforms too: what the library gives then, to the bit."""
     q, k, v = randoms(*[(2, 2, 200, 64)] * 3, dtype=torch.float32)
-    call = lambda *x: attention(*x, allow_tf32=True)  # noqa: E731
+    call = lambda *x: attention(*x, allow_tf32=True)
     expected, exact = (af.attention(q, k, v, allow_tf32=allow) for allow in (True, False))
     heard = not torch.equal(expected, exact)  # what has to be is said by tests/gpu/test_tf32.py
     assert torch.equal(attention(q, k, v), exact) and torch.equal(call(q, k, v), expected)

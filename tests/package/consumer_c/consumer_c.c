@@ -55,7 +55,8 @@ int main(void) {
   anyflash_rule* causal = NULL;
   for (int i = 0; i < N; ++i) {
     for (int c = 0; c < D; ++c) {
-      q[i][c] = sin(1.7 * (i * D + c)), k[i][c] = cos(0.9 * (i * D + c)), v[i][c] = sin(0.3 * i + c), dout[i][c] = cos(2.2 * i - c);
+      q[i][c] = sin(1.7 * (i * D + c)), k[i][c] = cos(0.9 * (i * D + c)), v[i][c] = sin(0.3 * i + c),
+      dout[i][c] = cos(2.2 * i - c);
     }
   }
   loops();
@@ -79,7 +80,8 @@ int main(void) {
   failed |= must(anyflash_backward(&inputs, &tq, &tk, &tv, &gradients, &options));
   anyflash_rule_free(causal);
 
-  const double largest = fmax(difference(dq, expected_dq), fmax(difference(dk, expected_dk), difference(dv, expected_dv)));
+  const double largest =
+      fmax(difference(dq, expected_dq), fmax(difference(dk, expected_dk), difference(dv, expected_dv)));
   printf("anyflash %s on %s: largest error %g\n", anyflash_version(), anyflash_instruction_set(), largest);
   return failed || !(largest < 1e-12);
 }
