@@ -19,8 +19,8 @@ QUERIES, KEYS = 24, 12  # of the rules' pictures
 
 IMPORTS = "import numpy as np\nimport anyflash as af"
 DOCUMENTS = """\
-ids_q = np.repeat([0, 1, 2], [6, 10, 8])   # the document of each query
-ids_k = np.repeat([0, 1, 2], [2, 6, 4])    # and of each key
+ids_q = np.repeat([0, 1, 2], [6, 10, 8])  # the document of each query
+ids_k = np.repeat([0, 1, 2], [2, 6, 4])  # and of each key
 """
 
 # The rules: (heading, code whose last line is the rule, words)
@@ -116,7 +116,7 @@ PATTERNS = [
     (
         "Shared prefix",
         """\
-ids = np.repeat([0, 1, 2, 3], 16)          # the prompt and three continuations
+ids = np.repeat([0, 1, 2, 3], 16)  # the prompt and three continuations
 same = af.documents(ids, ids)
 (same & af.causal()) | (af.sink(16) & ~same)""",
         (64,),
@@ -133,8 +133,8 @@ same = af.documents(ids, ids)
     (
         "Flamingo's cross-attention",
         """\
-images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])   # before each of 64 text tokens
-image_of_key = np.repeat([1, 2, 3], 16)                    # 3 images of 16 patches
+images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])  # before each of 64 text tokens
+image_of_key = np.repeat([1, 2, 3], 16)  # 3 images of 16 patches
 af.documents(images_so_far, image_of_key)""",
         (64,),
         "Text sees the patches of the last image before it; text before the first image sees none.",
@@ -142,8 +142,8 @@ af.documents(images_so_far, image_of_key)""",
     (
         "Flamingo with overlapping intervals",
         """\
-images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])   # before each of 64 text tokens
-image = np.arange(1, 4)                                    # 3 images of 16 patches
+images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])  # before each of 64 text tokens
+image = np.arange(1, 4)  # 3 images of 16 patches
 last_two = (image <= images_so_far[:, None]) & (image > images_so_far[:, None] - 2)
 af.blocks(last_two, 1, 16)""",
         (64,),
@@ -175,7 +175,7 @@ af.blocks(bitmap, 4, 4)""",
     (
         "BigBird",
         """\
-place = np.arange(16)                      # of 16 blocks of 4 tokens
+place = np.arange(16)  # of 16 blocks of 4 tokens
 near = abs(place[:, None] - place) <= 1
 first = (place[:, None] == 0) | (place == 0)
 random = np.eye(16, dtype=bool)[np.random.default_rng(0).integers(0, 16, 16)]
@@ -189,7 +189,12 @@ af.blocks(near | first | random, 4, 4)""",
 # The picture of README.md and docs/index.md: (name, words, code, shape of queries and keys).
 SIX = [
     ("Causal", "causal()", "af.causal()", (48,)),
-    ("Window with sinks", "causal() & (window(11, 0) | sink(4))", "af.causal() & (af.window(11, 0) | af.sink(4))", (48,)),
+    (
+        "Window with sinks",
+        "causal() & (window(11, 0) | sink(4))",
+        "af.causal() & (af.window(11, 0) | af.sink(4))",
+        (48,),
+    ),
     (
         "Packed documents",
         "documents(ids) & causal()",
@@ -240,9 +245,9 @@ def six_rules():
 # A bias has no pattern to draw.
 SIGNED_ALIBI = """\
 q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, 64, 32), np.float32)
-slopes = 2.0 ** -np.arange(1, 9)                           # of 8 heads
+slopes = 2.0 ** -np.arange(1, 9)  # of 8 heads
 bias = (slopes[:, None] * np.arange(64)).astype(np.float32)
-out = af.attention(q, k, v, bias=bias[None, :, None, :])   # (1, heads, 1, keys)"""
+out = af.attention(q, k, v, bias=bias[None, :, None, :])  # (1, heads, 1, keys)"""
 
 
 def rule_of(code):

@@ -42,19 +42,27 @@ def calls():
 
     end = lambda af: dict(rule=af.causal(), align="none_end")
     return {
-        "full, `causal`, `local`, `window`, `prefix`": (lambda torch, af: dict(rule=af.causal()), plain, plain),
+        "`causal`": (lambda torch, af: dict(rule=af.causal()), plain, plain),
         "fewer key heads (grouped queries)": (lambda torch, af: dict(rule=af.causal()), plain, (1, 2, 1024, 128)),
         "`documents`, ids on the CPU": (lambda torch, af: dict(rule=af.documents(ids(torch))), plain, plain),
-        "`layout=\"thd\"`, lengths on the CPU": (
-            lambda torch, af: dict(layout="thd", cu_seqlens_q=ends(torch), cu_seqlens_k=ends(torch)), packed, packed),
-        "`layout=\"thd\"`, lengths on the GPU": (
+        '`layout="thd"`, lengths on the CPU': (
+            lambda torch, af: dict(layout="thd", cu_seqlens_q=ends(torch), cu_seqlens_k=ends(torch)),
+            packed,
+            packed,
+        ),
+        '`layout="thd"`, lengths on the GPU': (
             lambda torch, af: dict(layout="thd", cu_seqlens_q=ends(torch).cuda(), cu_seqlens_k=ends(torch).cuda()),
-            packed, packed),
+            packed,
+            packed,
+        ),
         "`key_lengths` on the CPU": (lambda torch, af: dict(key_lengths=lengths(torch, 800)), plain, plain),
         "`key_lengths` on the GPU": (lambda torch, af: dict(key_lengths=lengths(torch, 800).cuda()), plain, plain),
         "`blocks`, bitmap on the CPU": (lambda torch, af: dict(rule=af.blocks(bitmap(torch), 128, 128)), plain, plain),
         "`blocks`, bitmap on the GPU": (
-            lambda torch, af: dict(rule=af.blocks(bitmap(torch).cuda(), 128, 128)), plain, plain),
+            lambda torch, af: dict(rule=af.blocks(bitmap(torch).cuda(), 128, 128)),
+            plain,
+            plain,
+        ),
         "`dense`, mask on the CPU": (lambda torch, af: dict(rule=af.dense(mask(torch))), plain, plain),
         "`dense`, mask on the GPU": (lambda torch, af: dict(rule=af.dense(mask(torch).cuda())), plain, plain),
         "two dimensions, `neighbourhood`": (lambda torch, af: dict(rule=af.neighbourhood(13)), image, image),
@@ -70,17 +78,23 @@ def calls():
         "`bias` with one number for all keys": (lambda torch, af: dict(bias=torch.zeros(1, 4, 1024, 1)), plain, plain),
         "`alibi_slopes`": (lambda torch, af: dict(alibi_slopes=torch.ones(4) / 8), plain, plain),
         "`deterministic=True`": (lambda torch, af: dict(deterministic=True), plain, plain),
-        "`layout=\"bhds\"`": (lambda torch, af: dict(layout="bhds"), (1, 4, 128, 1024), (1, 4, 128, 1024)),
+        '`layout="bhds"`': (lambda torch, af: dict(layout="bhds"), (1, 4, 128, 1024), (1, 4, 128, 1024)),
         "many queries, pages of 16": (pages(16), (2, 8, 128, 128), paged(16)),
         "few queries": (lambda torch, af: end(af), one, keys),
         "few queries, `key_lengths`": (
-            lambda torch, af: dict(key_lengths=lengths(torch, 2000, 900), **end(af)), one, keys),
-        "few queries, a window": (
-            lambda torch, af: dict(rule=af.window(500, 0), align="none_end"), one, keys),
-        "few queries, pages of 16 or 64": (pages(16), one, paged(16)),
+            lambda torch, af: dict(key_lengths=lengths(torch, 2000, 900), **end(af)),
+            one,
+            keys,
+        ),
+        "few queries, a window": (lambda torch, af: dict(rule=af.window(500, 0), align="none_end"), one, keys),
+        "few queries, pages of 16": (pages(16), one, paged(16)),
         "few queries, pages of 8": (pages(8), one, paged(8)),
-        "few queries, `dense`": (lambda torch, af: dict(rule=af.dense(torch.ones(1, 2048, dtype=torch.bool).tril(1000))), one, keys),
-        "few queries, `bias` or `softcap`": (lambda torch, af: dict(softcap=20.0), one, keys),
+        "few queries, `dense`": (
+            lambda torch, af: dict(rule=af.dense(torch.ones(1, 2048, dtype=torch.bool).tril(1000))),
+            one,
+            keys,
+        ),
+        "few queries, `softcap`": (lambda torch, af: dict(softcap=20.0), one, keys),
     }
 
 
@@ -142,8 +156,11 @@ def measured():
 
 
 def table(record):
-    cell = lambda kernels: kernels["forward"] if kernels["backward"] in (None, kernels["forward"]) else (
-        f"{kernels['forward']}; backward {kernels['backward']}")
+    cell = lambda kernels: (
+        kernels["forward"]
+        if kernels["backward"] in (None, kernels["forward"])
+        else (f"{kernels['forward']}; backward {kernels['backward']}")
+    )
     lines = ["| call | " + " | ".join(TYPES) + " |", "|---|" + "---|" * len(TYPES)]
     for what, row in record["rows"].items():
         lines.append(f"| {what} | " + " | ".join(cell(row[column]) for column in TYPES) + " |")
