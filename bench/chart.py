@@ -150,7 +150,7 @@ def cpu(records):
         )
     words = (
         "A dot is one case: head size 64 or 128, full or causal. To the right of 1 x anyflash is faster.\n"
-        "Other generations of CPUs have not been measured.\n\n" + "\n".join(machines)
+        "Other generations of CPUs are not in the record.\n\n" + "\n".join(machines)
     )
     return drawn("CPU: speed of anyflash as a multiple of PyTorch's", lines), words
 

@@ -217,7 +217,7 @@ af.blocks((abs(place[:, None] - place) <= 1) | (place[:, None] == 0) | (place ==
 
 def six_rules():
     """Six rules beside each other, in two rows, as SVG."""
-    side, gap, top, width, height = 240, 40, 46, 3 * 280 + 20, 2 * 300 + 16
+    side, step_x, step_y, top, width, height = 200, 280, 262, 46, 820, 520
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" fill="#222">',
@@ -226,7 +226,7 @@ def six_rules():
     ]
     for n, (name, words, code, shape) in enumerate(SIX):
         visible = np.asarray(af.explain(rule_of(code), shape).pattern)
-        x, y, step = 30 + n % 3 * (side + gap), top + n // 3 * 300, side / len(visible)
+        x, y, step = 16 + n % 3 * step_x, top + n // 3 * step_y, side / len(visible)
         parts += [
             f'<text x="{x}" y="{y - 24}" font-size="15" font-weight="bold">{name}</text>',
             f'<text x="{x}" y="{y - 8}" font-size="12" font-family="DejaVu Sans Mono, monospace">{escape(words)}</text>',
