@@ -9,7 +9,7 @@ TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c564b")
 TYPES = ("float32", "bfloat16", "float16", "float64")
 DIRECTIONS = ("forward", "backward")
-SLOW = "torch flash"  # PyTorch's FlashAttention-2: not the best peer on Hopper, so its dots are hollow
+SLOW = "torch flash (FlashAttention-2) alone"  # not the best peer on Hopper, so its dots are hollow
 FASTEST = "backward, beside its fastest path"  # a row beside the better one of two paths of the peer
 
 
@@ -41,13 +41,20 @@ def of_torch(row):
     )
 
 
+def peer_of(row):
+    """The name of its colour. Rows with `peers` are beside the fastest of several."""
+    if row["peer"] == "torch flash" and row["part"] in ("torch", "long") and "peers" not in row:
+        return SLOW
+    return row["peer"].removeprefix("torch ") if row["peer"] == "torch cuDNN" else row["peer"]
+
+
 def gpu_lines(rows):
     """[(label, [(ratio, peer)])]: every row that has another library as its peer."""
 
     def line(label, part, **wanted):
         direction = wanted.pop("direction", None)
         found = [
-            (row["ratio"], row["peer"])
+            (row["ratio"], peer_of(row))
             for row in rows
             if row["part"] == part
             and row["ratio"]
@@ -78,11 +85,10 @@ def drawn(title, lines):
     colour = {key: COLOURS[n % len(COLOURS)] for n, key in enumerate(keys)}
     legend, across, down = [], 12.0, 40
     for key in keys:
-        name = key + " (FlashAttention-2)" * (key == SLOW)
-        if across + 20 + 6.4 * len(name) > WIDTH:
+        if across + 20 + 6.4 * len(key) > WIDTH:
             across, down = 12.0, down + 20
-        legend.append((across, down, key, name))
-        across += 30 + 6.4 * len(name)
+        legend.append((across, down, key))
+        across += 30 + 6.4 * len(key)
     top = down + 36
     ratios = [ratio for _, dots in lines for ratio, _ in dots]
     least, most = min(*ratios, 0.7) / 1.08, max(*ratios, 1.5) * 1.08
@@ -106,9 +112,9 @@ def drawn(title, lines):
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" {look}/>')
 
     text(12, 20, title, size=14.5, style='font-weight="bold"')
-    for x, y, key, name in legend:
+    for x, y, key in legend:
         dot(x + 5, y, key)
-        text(x + 14, y + 4, name, size=12)
+        text(x + 14, y + 4, key, size=12)
     text(place(1) - 10, top - 10, "\u2190 peer faster", "end", 11.5)
     text(place(1) + 10, top - 10, "anyflash faster \u2192", size=11.5)
     for tick in TICKS:
@@ -160,16 +166,13 @@ def gpu(rows):
     lines = gpu_lines(rows)
     ratios = [ratio for _, dots in lines for ratio, _ in dots]
     lost = sum(ratio < 1 for ratio in ratios)
-    dense = {key for label, dots in lines for _, key in dots if label.startswith("dense")}
-    words = (
-        f"{rows[0]['machine']}, {' and '.join(sorted({row['date'] for row in rows}))}. bfloat16 unless another type is "
-        "named.\nA dot is one row of [docs/performance.md](docs/performance.md). "
-        f"The peer is faster in {lost} of {len(ratios)} rows."
-    )
-    if dense == {SLOW}:
+    together = list(dict.fromkeys(peer for row in rows for peer in row.get("peers", {}) if row["type"] == "bfloat16"))
+    if together:
+        words += f" The peer of a dense row is the fastest of {', '.join(together)} in the same run."
+    if any(key == SLOW for _, dots in lines for _, key in dots):
         words += (
             "\n\n**Read the hollow dots with care.** `torch flash` is PyTorch's FlashAttention-2. On Hopper cuDNN, "
             "FlashAttention-3 and FlashAttention-4 are faster than it.\nThey are faster than anyflash in dense 16-bit "
-            "calls, too. This record has no rows beside them yet."
+            "calls, too. Those rows are not beside them yet."
         )
     return drawn("GPU: speed of anyflash as a multiple of its peer's", lines), words
