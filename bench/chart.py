@@ -4,7 +4,7 @@ writes them. A dot is a row: its ratio to its peer, on a logarithmic axis. Rows 
 import math
 from xml.sax.saxutils import escape
 
-WIDTH, LEFT, RIGHT, STEP = 860, 200, 650, 24  # pixels: the plot from LEFT to RIGHT, STEP for each line
+WIDTH, LEFT, RIGHT, STEP = 860, 210, 650, 24  # pixels: the plot from LEFT to RIGHT, STEP for each line
 TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c564b")
 TYPES = ("float32", "bfloat16", "float16", "float64")
@@ -166,6 +166,11 @@ def gpu(rows):
     lines = gpu_lines(rows)
     ratios = [ratio for _, dots in lines for ratio, _ in dots]
     lost = sum(ratio < 1 for ratio in ratios)
+    words = (
+        f"{rows[0]['machine']}, {' and '.join(sorted({row['date'] for row in rows}))}. bfloat16 unless another type is "
+        "named.\nA dot is one row of [docs/performance.md](docs/performance.md). "
+        f"The peer is faster in {lost} of {len(ratios)} rows."
+    )
     together = list(dict.fromkeys(peer for row in rows for peer in row.get("peers", {}) if row["type"] == "bfloat16"))
     if together:
         words += f" The peer of a dense row is the fastest of {', '.join(together)} in the same run."
