@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyflash as af
 import numpy as np
 import pytest
 from snippets import PAGES, PROJECT, snippets
@@ -113,6 +114,20 @@ def test_the_gallery_is_not_written_for_other_options(option, code, tmp_path):
     done = subprocess.run([sys.executable, script, option], capture_output=True, text=True)
     assert done.returncode == code and "--check" in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == [Path(script)]
+
+
+def test_the_rules_of_the_table_of_masks_are_rules():
+    """Each with the names that the table uses."""
+    table = (PROJECT / "docs/guide/masks.md").read_text().split("## I have this mask")[1].split("\n\n")[1]
+    names = vars(af) | dict(n=4, w=2, l=3, r=1, s=1, length=24, kernel=5, tile=3, query_rows=6, key_rows=6)
+    names |= dict(ids=np.arange(24) // 10, cu_seqlens=np.array([0, 10, 24], np.int32), rule=af.causal())
+    names |= dict(bitmap=np.eye(4, dtype=bool), mask=np.eye(24, dtype=bool))
+    cells = [row.replace("\\|", "&#124;").split("|")[2] for row in table.splitlines()[2:]]
+    rules = [re.findall(r"`([^`]*)`", cell.replace("&#124;", "|"))[:1] for cell in cells]
+    rules = [code for found in rules for code in found if "(" in code or code.startswith("~")]
+    assert len(rules) >= 16
+    for code in rules:
+        assert af.explain(eval(code, names), 24).visible_pairs > 0, code
 
 
 def test_every_page_of_the_guide_shows_a_call():
