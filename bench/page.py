@@ -1,9 +1,12 @@
-"""The rows of bench/compare as lines, as a summary, and as the tables of README.md and docs/performance.md."""
+"""The rows of bench/compare as lines, as a summary, as the tables of docs/performance.md, and as the README's charts
+(chart.py)."""
 
 import itertools
 import json
 import re
 from pathlib import Path
+
+import chart
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORD = PROJECT / "bench" / "results" / "cpu.json"
@@ -190,24 +193,6 @@ def figure(key, spread):
     )
 
 
-def share_of_peak(rows):
-    """A sentence about PyTorch's own matrix product, from rows that have it, for it is a part of the ratios."""
-    types = ("float32", "float64")
-    shares = [
-        f"{percent(row['ratio'])} in {row['type']}"
-        for row in rows
-        if row["what"].startswith(PRODUCT) and row["ratio"] and row["type"] in types
-    ]
-    return (
-        (
-            "\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's peak on one "
-            f"thread: {', '.join(shares)}."
-        )
-        if shares
-        else ""
-    )
-
-
 def share(row):
     """Of the peak of multiply-adds in the row's type on as many threads; on a GPU of a large matrix product's rate."""
     most = row.get("peak") or row.get("product")
@@ -238,47 +223,6 @@ def peaks(rows):
     )
 
 
-def readme_block(rows, others=()):
-    """rows: of the machine whose figures are shown; others: records of other generations, whose ratios are counted in."""
-    shown = short(rows)
-    peer = figure("peer_figure", "peer_spread")
-    case = lambda row: (row["what"], row["d"], row["causal"])
-    ratios = lambda row: [
-        other["ratio"] for record in (rows, *others) for other in of_readme(record) if case(other) == case(row)
-    ]
-    lines = table(
-        shown,
-        {
-            "": lambda row: f"{row['what']}, d{row['d']}, {shape(row)[2]}",
-            "ratio to PyTorch, all generations": lambda row: between(ratios(row)),
-            f"anyflash on {generation(rows)} (spread)": figure("figure", "spread"),
-            "of the peak": share,
-            "PyTorch there (spread)": lambda row: peer(row) + ", math path" * row["peer"].endswith(" math"),
-            "ratio there": lambda row: f"{row['ratio']:.2f}",
-        },
-    )
-    machines = [
-        f"{generation(rows)} ({measured(shown)}; {peaks(rows)}; one thread, 1x4x2048, "
-        f"{shown[0]['peer'].removesuffix(' math')})"
-    ]
-    machines += [
-        f"{generation(record)} ({measured(record)}; {peaks(record)}; {of_readme(record)[0]['threads']} threads, "
-        f"{of_readme(record)[0].get('shape', '1x4x2048')}, "
-        f"{of_readme(record)[0]['peer'].removesuffix(' math')})"
-        for record in others
-        if of_readme(record)
-    ]
-    return (
-        f"float32. Recorded: {'; '.join(machines)}. No other generation of processors is: how far anyflash is ahead "
-        f"differs between them.\n\n{lines}{share_of_peak(rows)}"
-    )
-
-
-def between(ratios):
-    least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
-    return least if least == most else f"{least} to {most}"
-
-
 def performance_block(rows):
     """A table for each part; one for all rows of a record that tells no parts apart."""
     keys = ("type", "d", "mask", "sequence", "threads")
@@ -302,34 +246,6 @@ def performance_block(rows):
     return f"{text}\n\n```text{summary(rows)}\n```"
 
 
-def gpu_readme_block(rows):
-    """Of the rows that have a limit, the range of ratios beside each peer, of both directions, and the fastest row; and
-    which rows that leaves out."""
-    lines = []
-    of_interest = [
-        row
-        for row in rows
-        if row["part"] in ("torch", "masks", "packed", "bias") and row["least_ratio"] and row["type"] == "bfloat16"
-    ]
-    for (peer, direction), group in itertools.groupby(
-        sorted(of_interest, key=lambda row: (row["peer"], row["what"].split(",")[0] != "forward")),
-        key=lambda row: (row["peer"], row["what"].split(",")[0]),
-    ):
-        group = list(group)
-        ratios, fastest = [row["ratio"] for row in group], max(row["figure"] for row in group)
-        count = "1 row" if len(group) == 1 else f"{len(group)} rows"
-        lines.append(
-            f"| {direction}, {count} | {peer} | {min(ratios):.2f} to {max(ratios):.2f} | {fastest:.0f} TFLOP/s |"
-        )
-    return (
-        f"{measured(rows)}, bfloat16, useful operations:\n\n"
-        "| | peer | ratio | anyflash, fastest row |\n|---|---|---|---|\n"
-        + "\n".join(lines)
-        + "\n\nOther types, decoding, a million tokens, tiny calls, and rows without a limit are in "
-        f"[docs/performance.md](docs/performance.md); of all limits, {limits_held(rows)}."
-    )
-
-
 def name_of(rows):
     """Of the block that shows a record."""
     if on_gpu(rows):
@@ -337,17 +253,23 @@ def name_of(rows):
     return "AMX figures" if of_own_shape(rows) else "Zen 4 figures" if generation(rows) == "Zen 4" else "figures"
 
 
-def blocks(rows, records=None):
-    """[(page's number, block's name, text)] of a record. records: {name: rows} of the other CPUs', all that there are if
-    not given: the README compares them."""
+def of_readme_chart(rows, records=None):
+    """(picture's name, picture, words below it) of a record. records: {name: rows} of the other CPUs', all that there are
+    if not given: the chart of CPUs has a dot for each."""
     if on_gpu(rows):
-        return [(0, "GPU figures", gpu_readme_block(rows)), (1, "GPU figures", performance_block(rows))]
+        return ("speed-gpu.svg", *chart.gpu(rows))
     if records is None:
         records = {name: json.loads(path.read_text()) for name, path in CPU_RECORDS.items() if path.exists()}
     records = records | {name_of(rows): rows}
-    main = records.pop("figures", None) or records.pop("Zen 4 figures", None)
-    of_machine = (1, name_of(rows), performance_block(rows))
-    return [of_machine] if main is None else [(0, "figures", readme_block(main, list(records.values()))), of_machine]
+    return ("speed-cpu.svg", *chart.cpu(list(records.values())))
+
+
+def blocks(rows, records=None):
+    """[(page's number, block's name, text)] of a record; records as in of_readme_chart."""
+    name, _, words = of_readme_chart(rows, records)
+    device = "GPU" if on_gpu(rows) else "CPU"
+    readme = f"![Speed on {device}s beside the best peer that was measured](docs/pictures/{name})\n\n{words}"
+    return [(0, "GPU figures" if on_gpu(rows) else "figures", readme), (1, name_of(rows), performance_block(rows))]
 
 
 def write_block(path, name, block):
@@ -358,3 +280,7 @@ def write_block(path, name, block):
 def publish(rows, pages=PAGES):
     for number, name, block in blocks(rows):
         write_block(pages[number], name, block)
+    name, picture, _ = of_readme_chart(rows)
+    folder = pages[1].parent / "pictures"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(picture)

@@ -7,8 +7,10 @@ python docs/make_gallery.py --check    only says whether the files are up to dat
 import argparse
 import sys
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import anyflash as af
+import numpy as np
 
 DOCS = Path(__file__).resolve().parent
 ALIGNMENTS = ("none_front", "none_end", "scale_front", "scale_end")
@@ -17,8 +19,8 @@ QUERIES, KEYS = 24, 12  # of the rules' pictures
 
 IMPORTS = "import numpy as np\nimport anyflash as af"
 DOCUMENTS = """\
-ids_q = np.repeat([0, 1, 2], [6, 10, 8])   # the document of each query
-ids_k = np.repeat([0, 1, 2], [2, 6, 4])    # and of each key
+ids_q = np.repeat([0, 1, 2], [6, 10, 8])  # the document of each query
+ids_k = np.repeat([0, 1, 2], [2, 6, 4])  # and of each key
 """
 
 # The rules: (heading, code whose last line is the rule, words)
@@ -114,7 +116,7 @@ PATTERNS = [
     (
         "Shared prefix",
         """\
-ids = np.repeat([0, 1, 2, 3], 16)          # the prompt and three continuations
+ids = np.repeat([0, 1, 2, 3], 16)  # the prompt and three continuations
 same = af.documents(ids, ids)
 (same & af.causal()) | (af.sink(16) & ~same)""",
         (64,),
@@ -131,8 +133,8 @@ same = af.documents(ids, ids)
     (
         "Flamingo's cross-attention",
         """\
-images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])   # before each of 64 text tokens
-image_of_key = np.repeat([1, 2, 3], 16)                    # 3 images of 16 patches
+images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])  # before each of 64 text tokens
+image_of_key = np.repeat([1, 2, 3], 16)  # 3 images of 16 patches
 af.documents(images_so_far, image_of_key)""",
         (64,),
         "Text sees the patches of the last image before it; text before the first image sees none.",
@@ -140,8 +142,8 @@ af.documents(images_so_far, image_of_key)""",
     (
         "Flamingo with overlapping intervals",
         """\
-images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])   # before each of 64 text tokens
-image = np.arange(1, 4)                                    # 3 images of 16 patches
+images_so_far = np.repeat([0, 1, 2, 3], [8, 20, 12, 24])  # before each of 64 text tokens
+image = np.arange(1, 4)  # 3 images of 16 patches
 last_two = (image <= images_so_far[:, None]) & (image > images_so_far[:, None] - 2)
 af.blocks(last_two, 1, 16)""",
         (64,),
@@ -173,7 +175,7 @@ af.blocks(bitmap, 4, 4)""",
     (
         "BigBird",
         """\
-place = np.arange(16)                      # of 16 blocks of 4 tokens
+place = np.arange(16)  # of 16 blocks of 4 tokens
 near = abs(place[:, None] - place) <= 1
 first = (place[:, None] == 0) | (place == 0)
 random = np.eye(16, dtype=bool)[np.random.default_rng(0).integers(0, 16, 16)]
@@ -184,12 +186,68 @@ af.blocks(near | first | random, 4, 4)""",
 ]
 
 
+# The picture of README.md and docs/index.md: (name, words, code, shape of queries and keys).
+SIX = [
+    ("Causal", "causal()", "af.causal()", (48,)),
+    (
+        "Window with sinks",
+        "causal() & (window(11, 0) | sink(4))",
+        "af.causal() & (af.window(11, 0) | af.sink(4))",
+        (48,),
+    ),
+    (
+        "Packed documents",
+        "documents(ids) & causal()",
+        "ids = np.repeat([0, 1, 2], [14, 22, 12])\naf.documents(ids, ids) & af.causal()",
+        (48,),
+    ),
+    ("Prefix LM", "causal() | prefix(16)", "af.causal() | af.prefix(16)", (48,)),
+    ("Pixels, 2-D", "neighbourhood(5)", "af.neighbourhood(5)", (7, 7)),
+    (
+        "Block bitmap",
+        "blocks(bitmap, 4, 4)",
+        """\
+place = np.arange(12)
+random = np.eye(12, dtype=bool)[np.random.default_rng(2).integers(0, 12, 12)]
+af.blocks((abs(place[:, None] - place) <= 1) | (place[:, None] == 0) | (place == 0) | random, 4, 4)""",
+        (48,),
+    ),
+]
+
+
+def six_rules():
+    """Six rules beside each other, in two rows, as SVG."""
+    side, step_x, step_y, top, width, height = 200, 280, 262, 46, 820, 520
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" fill="#222">',
+        "<title>Six rules: queries run down, keys across; dark means that the query sees the key</title>",
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for n, (name, words, code, shape) in enumerate(SIX):
+        visible = np.asarray(af.explain(rule_of(code), shape).pattern)
+        x, y, step = 16 + n % 3 * step_x, top + n // 3 * step_y, side / len(visible)
+        parts += [
+            f'<text x="{x}" y="{y - 24}" font-size="15" font-weight="bold">{name}</text>',
+            f'<text x="{x}" y="{y - 8}" font-size="12" font-family="DejaVu Sans Mono, monospace">{escape(words)}</text>',
+            f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="#e8eef5"/>',
+        ]
+        path = ""
+        for row, seen in enumerate(visible):
+            edges = np.flatnonzero(np.diff(np.concatenate([[0], seen.astype(int), [0]])))
+            for begin, end in edges.reshape(-1, 2):
+                path += f"M{x + begin * step:.6g} {y + row * step:.6g}h{(end - begin) * step:.6g}v{step:.6g}"
+                path += f"h{(begin - end) * step:.6g}z"
+        parts.append(f'<path d="{path}" fill="#1f5a96"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 # A bias has no pattern to draw.
 SIGNED_ALIBI = """\
 q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, 64, 32), np.float32)
-slopes = 2.0 ** -np.arange(1, 9)                           # of 8 heads
+slopes = 2.0 ** -np.arange(1, 9)  # of 8 heads
 bias = (slopes[:, None] * np.arange(64)).astype(np.float32)
-out = af.attention(q, k, v, bias=bias[None, :, None, :])   # (1, heads, 1, keys)"""
+out = af.attention(q, k, v, bias=bias[None, :, None, :])  # (1, heads, 1, keys)"""
 
 
 def rule_of(code):
@@ -219,7 +277,7 @@ def picture(files, name, rule, q_shape, k_shape, align="none_front"):
 
 def gallery():
     """{file name: text}"""
-    files = {}
+    files = {"pictures/six-rules.svg": six_rules()}
     page = [
         "# Rule gallery",
         "",
@@ -230,7 +288,7 @@ def gallery():
         *python(IMPORTS),
         "## Every rule, every alignment",
         "",
-        f"{QUERIES} queries and {KEYS} keys, so that the alignments differ: see [the guide](guide.md#alignment).",
+        f"{QUERIES} queries and {KEYS} keys, so that the alignments differ: see [the guide](guide/masks.md#alignment).",
         "",
     ]
     for heading, code, words in RULES:

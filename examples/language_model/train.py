@@ -83,11 +83,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="how long to train (default: 300)")
     parser.add_argument("--pytorch", action="store_true", help="with PyTorch's own attention")
-    parser.add_argument("files", nargs="*", type=Path, help="texts to learn (default: README.md and docs/*.md)")
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="texts to learn (default: README.md, docs/*.md, docs/guide/*.md)"
+    )
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error(f"--steps: {arguments.steps}, expected at least 1")
-    files = arguments.files or [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+    docs = PROJECT / "docs"
+    files = arguments.files or [PROJECT / "README.md", *sorted(docs.glob("*.md")), *sorted(docs.glob("guide/*.md"))]
     try:
         text = torch.tensor(list(b"\n".join(file.read_bytes() for file in files)))
     except OSError as error:

@@ -115,7 +115,12 @@ def draw_rule(tokens, path):
 
 def main():
     arguments = parse_arguments()
-    files = [arguments.text] if arguments.text else [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+    pages = [
+        PROJECT / "README.md",
+        *sorted((PROJECT / "docs").glob("*.md")),
+        *sorted((PROJECT / "docs/guide").glob("*.md")),
+    ]
+    files = [arguments.text] if arguments.text else pages
     texts = paragraphs_of(files)
     if not texts:
         raise SystemExit(f"search: no paragraphs of four words or more in {files[0]}")

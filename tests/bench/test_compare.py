@@ -13,6 +13,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT / "bench"))
 
+import chart
 import compare
 import measure
 import page
@@ -184,7 +185,8 @@ def test_the_tables_are_written_between_the_marks(tmp_path):
     for _ in range(2):  # twice gives the same
         page.publish(ROWS, pages)
         readme, performance = (path.read_text() for path in pages)
-        assert "| 100 GFLOP/s (5 %) |  | 125 GFLOP/s | 0.80 |" in readme and "A machine" in readme
+        assert "docs/pictures/speed-cpu.svg" in readme and "A machine" in readme
+        assert "0.50" in (tmp_path / "pictures" / "speed-cpu.svg").read_text()
         assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |  |  |  | at most 250, MISSED |" in performance
         assert "worst ratio: 0.50" in performance
         assert [page.BLOCK["figures"].split(path.read_text()) for path in pages] == before
@@ -224,7 +226,8 @@ def test_a_record_with_parts_has_a_table_for_each():
         "### Other head sizes",
     ]
     assert performance.count("| what | type |") == 3 and "| at least 1.15 x |" in performance
-    assert readme.count("| forward, d64, ") == 2 and "11.1 GFLOP/s, math path | 9.00 |" in readme
+    assert "torch 1.0" in readme and "math" not in readme
+    assert chart.cpu_lines([rows]) == [("float32, forward", [(1.2, "unknown generation"), (9, "unknown generation")])]
 
 
 GENERATIONS = {
@@ -233,28 +236,25 @@ GENERATIONS = {
 }
 
 
-def test_the_readme_tells_the_range_over_the_generations_and_the_share_of_the_peak():
+def test_the_readme_has_a_dot_for_each_generation():
     rows = [row(2.2, 1.15, part="torch", generation="Zen 5", peak=250.0), row(3, 1.15, part="torch", causal=True)]
     readme, performance = blocks(rows, GENERATIONS)
-    assert "| forward, d64, full | 1.20 to 2.20 | 100 GFLOP/s (5 %) | 40 % | 45.5 GFLOP/s | 2.20 |" in readme
-    assert "| forward, d64, causal | 3.00 | 100 GFLOP/s (5 %) |  | 33.3 GFLOP/s | 3.00 |" in readme, (
-        "not recorded there"
-    )
-    assert (
-        "Recorded: Zen 5 (A machine, 2 threads, 2030-01-01; peak on 1 thread: float32 250 GFLOP/s; one thread" in readme
-    )
-    assert (
-        "; Zen 4 (A machine" in readme
-        and "; unknown generation (A server, 2030-01-01; peak not recorded; 16 " in readme
-    )
+    assert "- Zen 5: A machine, 2 threads; measured on 1 thread, 1x4x2048 (batch x heads x tokens)" in readme
+    assert "- Zen 4: A machine" in readme and "; measured on 16 threads, 1x16x4096" in readme
+    ((label, dots),) = chart.cpu_lines([rows, *GENERATIONS.values()])
+    assert label == "float32, forward" and [ratio for ratio, _ in dots] == [2.2, 3, 1.2, 1.5]
     assert performance.startswith("A machine, 2 threads, 2030-01-01. Zen 5, peak on 1 thread: float32 250 GFLOP/s.\n")
     assert "| 100 GFLOP/s (5 %) | 40 % | torch 1.0 |" in performance
     assert [name for _, name, _ in page.blocks(GENERATIONS["Zen 4 figures"], {"figures": rows})] == [
         "figures",
         "Zen 4 figures",
     ]
-    alone = blocks(GENERATIONS["Zen 4 figures"])[0]
-    assert "anyflash on Zen 4 (spread)" in alone, "shown itself where no other is recorded"
+
+
+def test_the_chart_takes_the_faster_path_of_a_peer():
+    case = dict(part="torch", type="float16")
+    rows = [row(20, 1, what="backward", **case), row(2, 1, what="backward, beside its fastest path", **case)]
+    assert chart.cpu_lines([rows]) == [("float16, backward", [(2, "unknown generation")])]
 
 
 @pytest.mark.parametrize(
@@ -298,24 +298,6 @@ def test_a_row_says_the_peak_of_its_type(monkeypatch):
     assert {row["generation"] for row in table.rows} == {"Zen 9"}
 
 
-def test_the_readme_tells_the_share_of_the_peak_that_pytorch_s_product_reaches():
-    product = dict(what="torch.mm, 1024 x 1024 x 1024", part="torch", d=0, peer="FMA peak")
-    rows = [
-        row(1.2, 1.15, part="torch"),
-        row(0.45, **product),
-        row(0.4, type="float64", **product),
-        row(0.01, type="float16", **product),
-        row(1, type="bfloat16", **product) | dict(peer="", peer_figure=None, ratio=None),
-    ]
-    readme, performance = blocks(rows)
-    assert readme.endswith(
-        "\n\nPyTorch's own product of two 1024 x 1024 matrices reaches so much of this machine's "
-        "peak on one thread: 45 % in float32, 40 % in float64."
-    )
-    assert "| FMA peak |" in performance and "worst ratio: 1.20" in performance
-    assert "PyTorch's own product" not in blocks(rows[:1])[0]
-
-
 GPU = dict(device="cuda", type="bfloat16", unit="TFLOP/s", threads=0, machine="A GPU, PyTorch 3.0")
 GPU_ROWS = [
     row(1.2, 1.1, part="torch", peer="torch flash", figure=600.0, **GPU),
@@ -330,13 +312,20 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     page.publish(ROWS, pages)
     page.publish(GPU_ROWS, pages)
     readme, performance = (path.read_text() for path in pages)
-    assert "| forward, 2 rows | torch flash | 1.20 to 1.50 | 600 TFLOP/s |" in readme
-    assert "| backward, 1 row | torch flash | 1.30 to 1.30 | 550 TFLOP/s |" in readme
-    assert (
-        "rows without a limit are in [docs/performance.md](docs/performance.md); of all limits, 3 of 4 held." in readme
-    )
+    assert "docs/pictures/speed-gpu.svg" in readme and "The peer is faster in 1 of 4 rows." in readme
+    picture = (tmp_path / "pictures" / "speed-gpu.svg").read_text()
+    assert picture.count("<circle") == 4 + 2 and "1.20 to 1.50" in picture, "a dot for each row and each peer"
     assert "### Masks given as rules, on a GPU" in performance and "at least 1 x, MISSED |" in performance
     assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |" in performance, "the rows of the CPU stay"
+
+
+@pytest.mark.parametrize("peers, hollow", [({}, True), ({"peers": {"cuDNN": 1.0, "torch flash": 2.0}}, False)])
+def test_the_readme_says_where_the_best_peers_are_missing(peers, hollow):
+    rows = [row(0.7, 1.1, part="torch", peer="torch flash", **GPU) | peers]
+    words = page.blocks(rows)[0][2]
+    assert ("Read the hollow dots with care" in words) == hollow
+    assert ("the fastest of cuDNN, torch flash in the same run" in words) != hollow
+    assert chart.gpu_lines(rows) == [("dense d64, forward", [(0.7, chart.SLOW if hollow else "torch flash")])]
 
 
 AMX_ROWS = [
@@ -356,12 +345,9 @@ def test_rows_of_another_shape_have_a_block_of_their_own(tmp_path, monkeypatch):
     (tmp_path / "rows.json").write_text(json.dumps(AMX_ROWS))
     page.publish(page.read(tmp_path / "rows.json"), pages)
     assert pages[0].read_text() == readme.replace(
-        "| forward, d64, full | 0.80 |", "| forward, d64, full | 0.80 to 1.40 |"
-    ).replace(
-        "torch 1.0). No other",
-        "torch 1.0); unknown generation (A "
-        "server, 2030-01-01; peak not recorded; 16 threads, "
-        "1x16x4096, torch 1.0). No other",
+        "torch 1.0, 2030-01-01\n<!-- end of figures",
+        "torch 1.0, 2030-01-01\n- unknown generation: A server; measured on 16 threads, 1x16x4096 (batch x heads x tokens), "
+        "beside torch 1.0, 2030-01-01\n<!-- end of figures",
     )
     performance = pages[1].read_text()
     found = page.BLOCK["AMX figures"].search(performance)
@@ -493,9 +479,7 @@ def test_parts_stand_in_their_order_with_all_their_days():
     assert [row["part"] for row in rows] == ["torch", "masks", "build"]
     readme, performance = blocks(rows)
     assert performance.startswith("A machine, 2 threads, 2030-01-01 and 2030-01-02. unknown generation, peak not rec")
-    assert readme.startswith(
-        "float32. Recorded: unknown generation (A machine, 2 threads, 2030-01-01; peak not recorded;"
-    )
+    assert "- unknown generation: A machine, 2 threads; measured on 1 thread, 1x4x2048" in readme
 
 
 def test_a_file_with_the_rows_is_read(tmp_path):
@@ -508,3 +492,5 @@ def test_the_documents_show_the_record():
     for record in [path for path in (*page.CPU_RECORDS.values(), page.GPU_RECORD) if path.exists()]:
         for number, _, block in page.blocks(page.read(record)):
             assert block in texts[number], f"run bench/compare --publish {record.relative_to(PROJECT)}"
+        name, picture, _ = page.of_readme_chart(page.read(record))
+        assert (PROJECT / "docs/pictures" / name).read_text() == picture, f"run bench/compare --publish {record}"

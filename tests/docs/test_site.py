@@ -164,7 +164,8 @@ def test_search_knows_the_reference():
     assert {
         "contributing.html",
         "gallery.html#longformer",
-        "guide.html#jax",
+        "guide/jax.html",
+        "guide/masks.html#alignment",
         "reference/c.html#anyflash_forward",
         "reference/cpp_rules.html#neighbourhood",
         "reference/python.html#anyflash.attention",
@@ -174,7 +175,7 @@ def test_search_knows_the_reference():
 @pytest.mark.parametrize(
     "link, line",
     [
-        ("guide.md#no-such-heading", "does not contain an anchor '#no-such-heading'"),
+        ("guide/jax.md#no-such-heading", "does not contain an anchor '#no-such-heading'"),
         ("no-such-page.md", "docs/index.md: link to no-such-page.md, which does not exist"),
         ("../src/no_such_file.h", "docs/index.md: link to ../src/no_such_file.h, which does not exist"),
     ],

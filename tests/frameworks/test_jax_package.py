@@ -2,16 +2,15 @@
 declares, and that nothing is copied."""
 
 import ctypes
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import pytest
+from snippets import snippets
 
 PROJECT = Path(__file__).resolve().parents[2]
-EXAMPLES = re.findall(r"```python jax\n(.*?)```", (PROJECT / "docs" / "guide.md").read_text(), re.S)
 
 
 def run(program, **options):
@@ -20,10 +19,9 @@ def run(program, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_the_guide_s_example_runs(number, tmp_path):
-    assert len(EXAMPLES) == 2
-    run(EXAMPLES[number], cwd=tmp_path)
+@pytest.mark.parametrize("block", snippets("python jax"))
+def test_the_documents_example_runs(block, tmp_path):
+    run(block, cwd=tmp_path)
 
 
 def test_anyflash_alone_does_not_bring_jax():

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import anyflash as af
 import keras
@@ -14,6 +13,7 @@ import pytest
 import tensorflow as tf
 from anyflash.tensorflow import attention, causal_1d, full_1d, full_2d, local_2d
 from cases import same_bits
+from snippets import snippets
 
 rng = np.random.default_rng(0)
 
@@ -558,15 +558,10 @@ def test_windows_are_whole_numbers(change):
         local_2d(X, X, X, **ONE | change)
 
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide.md"
-
-
-def test_the_guide_s_examples_run(tmp_path):
-    examples = re.findall(r"```python tensorflow\n(.*?)```", GUIDE.read_text(), re.S)
-    assert len(examples) == 2
-    for example in examples:
-        done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("block", snippets("python tensorflow"))
+def test_the_documents_example_runs(block, tmp_path):
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_everything_public_is_documented():

@@ -1,19 +1,12 @@
 """The front end as a part of the package: its documents, and what importing it brings along."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-PROJECT = Path(__file__).resolve().parents[2]
-EXAMPLES = [
-    block
-    for page in ("index.md", "guide.md")
-    for block in re.findall(r"```python torch\n(.*?)```", (PROJECT / "docs" / page).read_text(), re.S)
-]
+from snippets import snippets
 
 
 def run(program, **options):
@@ -22,10 +15,9 @@ def run(program, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_the_documents_example_runs(number, tmp_path):
-    assert len(EXAMPLES) == 5
-    run(EXAMPLES[number], cwd=tmp_path)
+@pytest.mark.parametrize("block", snippets("python torch"))
+def test_the_documents_example_runs(block, tmp_path):
+    run(block, cwd=tmp_path)
 
 
 def test_anyflash_alone_does_not_bring_pytorch():
@@ -113,7 +105,7 @@ def test_declarations_are_those_of_pytorch_s_header(tmp_path):
             "-I",
             include,
             "-I",
-            PROJECT / "python" / "src",
+            Path(__file__).resolve().parents[2] / "python" / "src",
             source,
         ],
         capture_output=True,
