@@ -1,7 +1,7 @@
 // The arguments of every rung. A rung is one file with one function, `rung`, which takes one of these structures.
 //
-// Numbers are float32, tensors are row-major without gaps. In learn/cpu they are in the processor's memory, in learn/gpu
-// in the GPU's. learn/climb builds a rung, checks it against float64 and times it.
+// Numbers are float32, tensors are row-major without gaps. In learn/cpu they are in the processor's memory, in
+// learn/gpu in the GPU's. learn/climb builds a rung, checks it against float64 and times it.
 #pragma once
 
 struct Matmul {  // C = A B
@@ -16,8 +16,8 @@ struct Softmax {  // y = exp(x) / sum of exp(x), for each row
   float* y;
 };
 
-// out = softmax(q k^T / sqrt(d)) v, lse = log of the sum of exp of a row's scores. A query that sees no key has out 0 and
-// lse -infinity. backward: dq, dk, dv of a loss whose gradient with respect to out is dout.
+// out = softmax(q k^T / sqrt(d)) v, lse = log of the sum of exp of a row's scores. A query that sees no key has out 0
+// and lse -infinity. backward: dq, dk, dv of a loss whose gradient with respect to out is dout.
 struct Attention {
   int heads, queries, keys, d;
   int causal;              // 1: query i sees the keys up to i, 0: all

@@ -1,7 +1,7 @@
 // Rung 2: the same products in tiles that fit into a cache, and along rows of B.
 //
-// Changed: the loops are cut into tiles of kTile, so that a tile of B is used kTile times before it leaves the cache; and
-// the innermost loop runs along a row, whose sums do not depend on each other. The compiler makes vectors of it.
+// Changed: the loops are cut into tiles of kTile, so that a tile of B is used kTile times before it leaves the cache;
+// and the innermost loop runs along a row, whose sums do not depend on each other. The compiler makes vectors of it.
 // Expected: about as many times faster as a vector has numbers, 8 or 16. Left: each product loads and stores C.
 // Measured: not yet.
 #include <algorithm>

@@ -1,11 +1,11 @@
 // Rung 6: attention of one row in one pass over the keys.
 //
-// Changed: rung 5 needed a second pass to write the quotients. Attention does not want them, it wants their weighted sum
-// of V's rows, and that sum can be rescaled like l: with every new score s,
+// Changed: rung 5 needed a second pass to write the quotients. Attention does not want them, it wants their weighted
+// sum of V's rows, and that sum can be rescaled like l: with every new score s,
 //   m' = max(m, s),  f = exp(m - m'),  p = exp(s - m'),  l' = l f + p,  o' = o f + p v,
-// and o / l in the end. The row of scores is nowhere: this loop is FlashAttention, with blocks of one query and one key.
-// m starts at the lowest number, not at -infinity: a row that sees no key would give exp(-infinity + infinity), a NaN.
-// Measured: not yet.
+// and o / l in the end. The row of scores is nowhere: this loop is FlashAttention, with blocks of one query and one
+// key. m starts at the lowest number, not at -infinity: a row that sees no key would give exp(-infinity + infinity), a
+// NaN. Measured: not yet.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

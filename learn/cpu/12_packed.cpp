@@ -1,9 +1,9 @@
 // Rung 12: keys and values are packed once for each head, not once for each block of queries.
 //
 // Changed: at 1024 queries rung 11 copied and transposed every key 16 times. Here a head's keys lie ready in panels, a
-// block of 64 keys after the other, each (d, 64); values as (keys, whole vectors). Memory: as much as K and V of one head.
-// The queries' rows are packed too, 8 of them side by side, so that a step of the depth reads one line, not eight.
-// Expected: the copies fall to a hundredth. What remains: two products at the speed of rung 3, and the softmax.
+// block of 64 keys after the other, each (d, 64); values as (keys, whole vectors). Memory: as much as K and V of one
+// head. The queries' rows are packed too, 8 of them side by side, so that a step of the depth reads one line, not
+// eight. Expected: the copies fall to a hundredth. What remains: two products at the speed of rung 3, and the softmax.
 // Measured: not yet.
 #include <hwy/highway.h>
 
@@ -65,7 +65,8 @@ void multiply(int rows, int columns, int depth, const A& a, const float* b, floa
 // A head's keys and values.
 struct Panels {
   Panels(const float* from_k, const float* from_v, int keys, int d, int padded)
-      : k(std::size_t(keys + kKeys - 1) / kKeys * kKeys * d), v(std::size_t(keys + kKeys - 1) / kKeys * kKeys * padded) {
+      : k(std::size_t(keys + kKeys - 1) / kKeys * kKeys * d),
+        v(std::size_t(keys + kKeys - 1) / kKeys * kKeys * padded) {
     for (int j = 0; j < keys; ++j) {
       float* block = k.data() + std::size_t(j / kKeys) * kKeys * d + j % kKeys;
       for (int c = 0; c < d; ++c) block[c * kKeys] = from_k[std::size_t(j) * d + c];

@@ -1,10 +1,10 @@
 // Rung 13: threads.
 //
-// Changed: query blocks do not depend on each other, which is why FlashAttention-2 put them outside. A task is one query
-// block of one head; threads take the next task when they have done one. The last blocks of a causal call see most keys,
-// so they come first: a long task that starts late would be waited for. Panels of all heads are packed before, by all.
-// Expected: as many times faster as there are cores, less what they share: memory, and the clock of a busy chip.
-// Measured: not yet.
+// Changed: query blocks do not depend on each other, which is why FlashAttention-2 put them outside. A task is one
+// query block of one head; threads take the next task when they have done one. The last blocks of a causal call see
+// most keys, so they come first: a long task that starts late would be waited for. Panels of all heads are packed
+// before, by all. Expected: as many times faster as there are cores, less what they share: memory, and the clock of a
+// busy chip. Measured: not yet.
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -66,7 +66,8 @@ void multiply(int rows, int columns, int depth, const A& a, const float* b, floa
 // A head's keys and values.
 struct Panels {
   Panels(const float* from_k, const float* from_v, int keys, int d, int padded)
-      : k(std::size_t(keys + kKeys - 1) / kKeys * kKeys * d), v(std::size_t(keys + kKeys - 1) / kKeys * kKeys * padded) {
+      : k(std::size_t(keys + kKeys - 1) / kKeys * kKeys * d),
+        v(std::size_t(keys + kKeys - 1) / kKeys * kKeys * padded) {
     for (int j = 0; j < keys; ++j) {
       float* block = k.data() + std::size_t(j / kKeys) * kKeys * d + j % kKeys;
       for (int c = 0; c < d; ++c) block[c * kKeys] = from_k[std::size_t(j) * d + c];

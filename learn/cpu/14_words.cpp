@@ -1,9 +1,9 @@
 // Rung 14: any mask, answered in 64-bit words and tile classes.
 //
-// Changed: rungs 6 to 13 know causal, by an `if` in their loops. Here the loops know no rule. A rule is asked two things:
-// tile(queries, keys) is skip, full or partial, and for a partial tile word(query, block) is 64 bits, one for each key.
-// Skipped tiles cost nothing, full ones no test, and a vector's mask is a shift of the word. Rules are combined as words:
-// a & b is a word & a word. The production library answers each of its rules so, on every device.
+// Changed: rungs 6 to 13 know causal, by an `if` in their loops. Here the loops know no rule. A rule is asked two
+// things: tile(queries, keys) is skip, full or partial, and for a partial tile word(query, block) is 64 bits, one for
+// each key. Skipped tiles cost nothing, full ones no test, and a vector's mask is a shift of the word. Rules are
+// combined as words: a & b is a word & a word. The production library answers each of its rules so, on every device.
 // Expected: full and causal as fast as rung 12; a window of w keys in the time of w + 64.
 // Measured: not yet.
 #include <hwy/highway.h>
@@ -91,7 +91,8 @@ struct Rule {
 // A head's keys and values.
 struct Panels {
   Panels(const float* from_k, const float* from_v, int keys, int d, int padded)
-      : k(std::size_t(keys + kKeys - 1) / kKeys * kKeys * d), v(std::size_t(keys + kKeys - 1) / kKeys * kKeys * padded) {
+      : k(std::size_t(keys + kKeys - 1) / kKeys * kKeys * d),
+        v(std::size_t(keys + kKeys - 1) / kKeys * kKeys * padded) {
     for (int j = 0; j < keys; ++j) {
       float* block = k.data() + std::size_t(j / kKeys) * kKeys * d + j % kKeys;
       for (int c = 0; c < d; ++c) block[c * kKeys] = from_k[std::size_t(j) * d + c];

@@ -1,10 +1,9 @@
 // Rung 15: blocks are boxes: a window in two dimensions.
 //
-// Changed: pixel (x, y) of an image sees the pixels within `window` of it in both directions. 64 pixels in a row have such
-// neighbours in 2 window - 1 rows, and most of each visited block is hidden. So a block is a box of 8 x 8 pixels, of
-// queries and of keys: the neighbours of 64 queries are then a few boxes. Only the copies know it: where rung 14 copied
-// 64 rows that follow each other, this one copies a box's rows. Its words are outer products of two intervals of 8 bits.
-// Expected: at window 8 a row of 64 pixels visits 15 or more blocks of 64, a box 9.
+// Changed: a pixel sees the pixels within `window` of it in both directions. 64 pixels in a row have such neighbours in
+// 2 window - 1 rows, and most of each visited block is hidden. So a block is a box of 8 x 8 pixels, of queries and of
+// keys. Only the copies know it: they gather a box's rows. Its words are outer products of two intervals of 8 bits.
+// Expected: at window 8 a row of 64 pixels visits 15 or more blocks of 64, a box 9. Queries and keys: width * height.
 // Measured: not yet.
 #include <hwy/highway.h>
 
@@ -77,13 +76,11 @@ struct Image {
     const int x = box % across() * 8 + n % 8, y = box / across() * 8 + n / 8;
     return x < width && y < height ? y * width + x : -1;
   }
-
   // The pixels at from <= x < from + 8 whose distance from `at` is less than the window, as 8 bits.
   Word near(int at, int from, int size) const {
     const int low = std::max(at - window + 1 - from, 0), high = std::min({at + window - from, size - from, 8});
     return low < high ? (0xffu >> (8 - (high - low))) << low : 0;
   }
-
   // Bit r of the rows goes to bit 8 r: then a product puts the columns' 8 bits there.
   Word word(int query_box, int n, int key_box) const {
     const Word columns = near(query_box % across() * 8 + n % 8, key_box % across() * 8, width);
@@ -92,8 +89,6 @@ struct Image {
     for (int r = 0; r < 8; ++r) spread |= (rows >> r & 1) << 8 * r;
     return columns * spread;
   }
-
-  // The least and the largest distance of two boxes' pixels decide.
   Tile tile(int query_box, int key_box) const {
     const int x = std::abs(query_box % across() - key_box % across()) * 8;
     const int y = std::abs(query_box / across() - key_box / across()) * 8;
@@ -120,10 +115,9 @@ struct Panels {
 
 struct Blocks {
   explicit Blocks(int d) : d(d), padded((d + kColumns - 1) / kColumns * kColumns) {}
-
   int d, padded;  // channels, and those of V and O
   std::vector<float> q = std::vector<float>(kQueries * d), o = std::vector<float>(kQueries * padded);
-  std::vector<float> sums = std::vector<float>(kQueries * kLanes);  // of weights, a vector for each query
+  std::vector<float> sums = std::vector<float>(kQueries * kLanes);
   float s[kQueries * kKeys], m[kQueries], factor[kQueries];
 
   void load_queries(const float* from, const Image& image, int box, float scale) {
@@ -181,7 +175,6 @@ struct Blocks {
 
 }  // namespace
 
-// p->queries and p->keys are both width * height.
 extern "C" void rung(const Attention* p) {
   const int d = p->d;
   const Image image{p->width, p->queries / p->width, p->window};

@@ -1,10 +1,9 @@
 // Rung 17: the backward pass in tiles, from lse (FlashAttention-2, Dao 2023, algorithm 2).
 //
-// Changed: key blocks are outside, query blocks inside. A tile's P is made again from Q, K and lse, so nothing of the size
-// queries x keys exists. dK and dV of a key block stay close until all queries have passed; dQ is added to in memory.
-// The five products are rung 12's patches: S and dP read K and V transposed, dV and dK read P and dS by columns.
-// Expected: near the peak, since five products share one exponential.
-// Measured: not yet.
+// Changed: key blocks are outside, query blocks inside. A tile's P is made again from Q, K and lse, so nothing of the
+// size queries x keys exists. dK and dV of a key block stay close until all queries have passed; dQ is added to in
+// memory. The five products are rung 12's patches: S and dP read K and V transposed, dV and dK read P and dS by
+// columns. Expected: near the peak, since five products share one exponential. Measured: not yet.
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -50,7 +49,8 @@ void multiply(int rows, int columns, int depth, const A& a, const float* b, floa
       }
       for (int r = 0; r < kRows; ++r) {
         float* to = c + (i + r) * columns + j;
-        if (add) left[r] = hn::Add(hn::LoadU(tag, to), left[r]), right[r] = hn::Add(hn::LoadU(tag, to + kLanes), right[r]);
+        if (add)
+          left[r] = hn::Add(hn::LoadU(tag, to), left[r]), right[r] = hn::Add(hn::LoadU(tag, to + kLanes), right[r]);
         hn::StoreU(left[r], tag, to), hn::StoreU(right[r], tag, to + kLanes);
       }
     }

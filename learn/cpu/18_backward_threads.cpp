@@ -1,10 +1,9 @@
 // Rung 18: the backward pass on threads.
 //
-// Changed: key blocks go to threads. dK and dV are theirs alone, but every key block adds to dQ of all queries: each thread
-// has a dQ of its own, and they are added up in the order of the threads. Which blocks a thread takes is fixed (every
-// n-th), so the result is the same in every run on so many threads; the GPU's usual way, atomic additions, is not.
-// Expected: as many times faster as there are cores. Memory: a dQ of one head for each thread.
-// Measured: not yet.
+// Changed: key blocks go to threads. dK and dV are theirs alone, but every key block adds to dQ of all queries: each
+// thread has a dQ of its own, and they are added up in the order of the threads. Which blocks a thread takes is fixed
+// (every n-th), so the result is the same in every run on so many threads; the GPU's usual way, atomic additions, is
+// not. Expected: as many times faster as there are cores. Memory: a dQ of one head for each thread. Measured: not yet.
 #include <hwy/highway.h>
 #include <omp.h>
 
@@ -51,7 +50,8 @@ void multiply(int rows, int columns, int depth, const A& a, const float* b, floa
       }
       for (int r = 0; r < kRows; ++r) {
         float* to = c + (i + r) * columns + j;
-        if (add) left[r] = hn::Add(hn::LoadU(tag, to), left[r]), right[r] = hn::Add(hn::LoadU(tag, to + kLanes), right[r]);
+        if (add)
+          left[r] = hn::Add(hn::LoadU(tag, to), left[r]), right[r] = hn::Add(hn::LoadU(tag, to + kLanes), right[r]);
         hn::StoreU(left[r], tag, to), hn::StoreU(right[r], tag, to + kLanes);
       }
     }
