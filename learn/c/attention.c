@@ -14,7 +14,7 @@
 enum { kBlock = 64, kMostChannels = 256 };
 
 /* s (rows, kBlock) = x y^T of `rows` rows of x and `columns` of y, given transposed as (d, kBlock). */
-static void multiply_transposed(int rows, int d, const float *x, const float *yt, float *s) {
+static void multiply_transposed(int rows, int d, const float* x, const float* yt, float* s) {
   for (int i = 0; i < rows; ++i) {
     float sum[kBlock] = {0};
     for (int c = 0; c < d; ++c)
@@ -24,7 +24,7 @@ static void multiply_transposed(int rows, int d, const float *x, const float *yt
 }
 
 /* A block of rows, transposed, with zeros behind the last. */
-static void transpose(int rows, int d, const float *from, float *to) {
+static void transpose(int rows, int d, const float* from, float* to) {
   for (int c = 0; c < d; ++c)
     for (int j = 0; j < kBlock; ++j) to[c * kBlock + j] = j < rows ? from[j * d + c] : 0;
 }
@@ -37,8 +37,8 @@ static int seen_keys(int causal, int i, int j0, int count) {
   return seen > 0 ? seen : 0;
 }
 
-void attention_forward(int heads, int queries, int keys, int d, int causal, const float *q, const float *k,
-                       const float *v, float *out, float *lse) {
+void attention_forward(int heads, int queries, int keys, int d, int causal, const float* q, const float* k,
+                       const float* v, float* out, float* lse) {
   float kt[kMostChannels * kBlock], s[kBlock * kBlock], o[kBlock * kMostChannels];
   float m[kBlock], l[kBlock];
   const float scale = 1 / sqrtf((float)d);
@@ -71,9 +71,9 @@ void attention_forward(int heads, int queries, int keys, int d, int causal, cons
     }
 }
 
-void attention_backward(int heads, int queries, int keys, int d, int causal, const float *q, const float *k,
-                        const float *v, const float *out, const float *lse, const float *dout, float *dq, float *dk,
-                        float *dv) {
+void attention_backward(int heads, int queries, int keys, int d, int causal, const float* q, const float* k,
+                        const float* v, const float* out, const float* lse, const float* dout, float* dq, float* dk,
+                        float* dv) {
   float kt[kMostChannels * kBlock], vt[kMostChannels * kBlock];
   float p[kBlock * kBlock], ds[kBlock * kBlock];
   const float scale = 1 / sqrtf((float)d);

@@ -3,8 +3,10 @@
 // Changed: kRows x kColumns sums are local variables. A step of the depth loads kColumns numbers of B and kRows of A,
 // and makes kRows * kColumns multiply-adds: rung 2 made one for two loads and a store. kRows * kColumns / 16 = 16
 // vectors of 16 sums do not wait for each other, which hides the multiply-add's four cycles. B is copied into panels of
-// kColumns columns first, so that the depth is walked in the order of memory. Expected: near the processor's peak.
-// Every kernel of this library is this loop, with something between two of them. Measured: not yet.
+// kColumns columns first, so that the depth is walked in the order of memory.
+// Expected: near the processor's peak.
+// Every kernel of this library is this loop, with something between two of them.
+// Measured: not yet.
 #include <algorithm>
 #include <vector>
 

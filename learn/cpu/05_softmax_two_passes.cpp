@@ -5,7 +5,8 @@
 // which is exact: exp(m - m') rewrites every term of l as if m' had been known from the start.
 // Expected: slower than rung 4 here, since a row fits into a cache and exponentials, not memory, take the time: two for
 // each number in the first pass. Blocks of numbers repair that: one rescale for kBlock numbers. It pays where a row
-// does not fit, and it is what makes attention in one pass possible. Measured: not yet.
+// does not fit, and it is what makes attention in one pass possible.
+// Measured: not yet.
 #include <algorithm>
 #include <cmath>
 

@@ -5,7 +5,8 @@
 //   m' = max(m, s),  f = exp(m - m'),  p = exp(s - m'),  l' = l f + p,  o' = o f + p v,
 // and o / l in the end. The row of scores is nowhere: this loop is FlashAttention, with blocks of one query and one
 // key. m starts at the lowest number, not at -infinity: a row that sees no key would give exp(-infinity + infinity), a
-// NaN. Measured: not yet.
+// NaN.
+// Measured: not yet.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

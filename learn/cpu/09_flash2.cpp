@@ -1,10 +1,10 @@
 // Rung 9: FlashAttention-2's loops (Dao, 2023): queries outside, keys inside, one division at the end.
 //
 // Changed: the loops are exchanged. O, l and m of one query stay close while all keys pass by: nothing is read back
-// from memory, and O is divided by l once. Queries do not depend on each other, so they can be given to threads (rung
-// 13). Expected: the division and the reading of O are gone, but they were a small part; most of the time is products
-// that the compiler does one by one (a sum over the depth, in the order written). The next rungs change that. Measured:
-// not yet.
+// from memory, and O is divided by l once. Queries do not depend on each other, so threads can share them (rung 13).
+// Expected: the division and the reading of O are gone, but they were a small part; most of the time is products
+// that the compiler does one by one (a sum over the depth, in the order written). The next rungs change that.
+// Measured: not yet.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>

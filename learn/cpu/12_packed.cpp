@@ -3,7 +3,8 @@
 // Changed: at 1024 queries rung 11 copied and transposed every key 16 times. Here a head's keys lie ready in panels, a
 // block of 64 keys after the other, each (d, 64); values as (keys, whole vectors). Memory: as much as K and V of one
 // head. The queries' rows are packed too, 8 of them side by side, so that a step of the depth reads one line, not
-// eight. Expected: the copies fall to a hundredth. What remains: two products at the speed of rung 3, and the softmax.
+// eight.
+// Expected: the copies fall to a hundredth. What remains: two products at the speed of rung 3, and the softmax.
 // Measured: not yet.
 #include <hwy/highway.h>
 

@@ -3,7 +3,9 @@
 // Changed: key blocks are outside, query blocks inside. A tile's P is made again from Q, K and lse, so nothing of the
 // size queries x keys exists. dK and dV of a key block stay close until all queries have passed; dQ is added to in
 // memory. The five products are rung 12's patches: S and dP read K and V transposed, dV and dK read P and dS by
-// columns. Expected: near the peak, since five products share one exponential. Measured: not yet.
+// columns.
+// Expected: near the peak, since five products share one exponential.
+// Measured: not yet.
 #include <hwy/highway.h>
 
 #include <algorithm>

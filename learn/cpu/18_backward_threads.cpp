@@ -3,7 +3,9 @@
 // Changed: key blocks go to threads. dK and dV are theirs alone, but every key block adds to dQ of all queries: each
 // thread has a dQ of its own, and they are added up in the order of the threads. Which blocks a thread takes is fixed
 // (every n-th), so the result is the same in every run on so many threads; the GPU's usual way, atomic additions, is
-// not. Expected: as many times faster as there are cores. Memory: a dQ of one head for each thread. Measured: not yet.
+// not.
+// Expected: as many times faster as there are cores. Memory: a dQ of one head for each thread.
+// Measured: not yet.
 #include <hwy/highway.h>
 #include <omp.h>
 

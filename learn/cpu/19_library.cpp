@@ -26,9 +26,7 @@ anyflash::Options options_of(const Attention& p) {
   return options;
 }
 
-anyflash::TensorView lse_of(const Attention& p) {
-  return {p.lse, ElementType::float32, {1, p.heads, p.queries}};
-}
+anyflash::TensorView lse_of(const Attention& p) { return {p.lse, ElementType::float32, {1, p.heads, p.queries}}; }
 
 }  // namespace
 
