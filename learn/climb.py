@@ -24,6 +24,7 @@ TITLES = {
     "masks": "Masks: useful operations alone count",
     "backward": f"Backward, {HEADS} heads of {SIZE} tokens",
 }
+UNITS = {"softmax": "G exponentials/s"}
 MASKS = {"words": (dict(window=256), 4096), "boxes": (dict(width=64, window=8), 4096)}  # the case and its tokens
 
 
@@ -76,7 +77,10 @@ def climb(rungs, library, rounds=7):
             rows.append(row)
             beside = f", {100 * rate / row['library']:.0f} % of the library" if "library" in row else ""
             times = f", {row['before']:.2f} x the rung before" if row["before"] else ""
-            print(f"{progress} {rung.name} {what}: right, {rate:.3g} GFLOP/s{times}{beside}", flush=True)
+            print(
+                f"{progress} {rung.name} {what}: right, {rate:.3g} {UNITS.get(rung.axis, 'GFLOP/s')}{times}{beside}",
+                flush=True,
+            )
     return rows
 
 
@@ -85,7 +89,7 @@ def table(rows, rungs, peak):
     with_library = "library" in rows[0]
     what = list(dict.fromkeys(row["call"] for row in rows))
     several = [name for name in what if name]
-    unit = "G exponentials/s" if rows[0]["axis"] == "softmax" else "GFLOP/s"
+    unit = UNITS.get(rows[0]["axis"], "GFLOP/s")
     heads = ["rung", "what changed", *([f"{name}, {unit}" for name in several] or [unit]), "times the rung before"]
     heads += ["of the library"] * with_library + ["of the peak"] * (rows[0]["axis"] != "softmax")
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
