@@ -1,0 +1,187 @@
+// Rung 14: any mask, answered in 64-bit words and tile classes.
+//
+// Changed: rungs 6 to 13 know causal, by an `if` in their loops. Here the loops know no rule. A rule is asked two
+// things: tile(queries, keys) is skip, full or partial, and for a partial tile word(query, block) is 64 bits, one for
+// each key. Skipped tiles cost nothing, full ones no test, and a vector's mask is a shift of the word. Rules are
+// combined as words: a & b is a word & a word. The production library answers each of its rules so, on every device.
+// Expected: full and causal as fast as rung 12; a window of w keys in the time of w + 64.
+// Measured: not yet.
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "../rung.h"
+
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+const hn::ScalableTag<float> tag;
+const hn::RebindToSigned<decltype(tag)> bits;
+using Vector = hn::Vec<decltype(tag)>;
+
+constexpr int kQueries = 64, kKeys = 64, kRows = 8;
+const int kLanes = int(hn::Lanes(tag)), kColumns = 2 * kLanes;
+
+// exp of numbers that are at most 0.
+Vector exp_of(Vector x) {
+  x = hn::Max(x, hn::Set(tag, -87.0f));
+  const Vector n = hn::Round(hn::Mul(x, hn::Set(tag, 1.44269504f)));
+  Vector r = hn::NegMulAdd(n, hn::Set(tag, 0.693359375f), x);  // ln 2 in two parts: the first has few bits
+  r = hn::NegMulAdd(n, hn::Set(tag, -2.12194440e-4f), r);
+  Vector y = hn::Set(tag, 1.0f / 720);
+  for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = hn::MulAdd(y, r, hn::Set(tag, c));
+  return hn::BitCast(tag, hn::Add(hn::BitCast(bits, y), hn::ShiftLeft<23>(hn::ConvertTo(bits, n))));
+}
+
+// c = c * factor + a b, kRows x kColumns numbers of it in registers. factor: of each row; null if c is written anew.
+// a(i, l): where number l of row i is.
+template <class A>
+void multiply(int rows, int columns, int depth, const A& a, const float* b, float* c, const float* factor) {
+  for (int i = 0; i < rows; i += kRows)
+    for (int j = 0; j < columns; j += kColumns) {
+      Vector left[kRows], right[kRows];
+      for (int r = 0; r < kRows; ++r) left[r] = right[r] = hn::Zero(tag);
+      for (int l = 0; l < depth; ++l) {
+        const Vector b0 = hn::LoadU(tag, b + l * columns + j), b1 = hn::LoadU(tag, b + l * columns + j + kLanes);
+        for (int r = 0; r < kRows; ++r) {
+          const Vector x = hn::Set(tag, *a(i + r, l));
+          left[r] = hn::MulAdd(x, b0, left[r]), right[r] = hn::MulAdd(x, b1, right[r]);
+        }
+      }
+      for (int r = 0; r < kRows; ++r) {
+        float* to = c + (i + r) * columns + j;
+        if (factor) {
+          const Vector f = hn::Set(tag, factor[i + r]);
+          left[r] = hn::MulAdd(hn::LoadU(tag, to), f, left[r]);
+          right[r] = hn::MulAdd(hn::LoadU(tag, to + kLanes), f, right[r]);
+        }
+        hn::StoreU(left[r], tag, to), hn::StoreU(right[r], tag, to + kLanes);
+      }
+    }
+}
+
+using Word = std::uint64_t;  // a bit for each key of a block of 64
+enum class Tile { skip, full, partial };
+
+// Words of the keys low <= j < high of a block that begins at key j0.
+Word interval(int low, int high, int j0) {
+  low = std::max(low - j0, 0), high = std::min(high - j0, 64);
+  return low < high ? (~Word(0) >> (64 - (high - low))) << low : 0;
+}
+
+// Query i sees the keys first(i) <= j < end(i), which grow with i.
+struct Rule {
+  const Attention& p;
+  int first(int i) const { return p.window ? std::max(i - p.window + 1, 0) : 0; }
+  int end(int i) const { return p.window || p.causal ? std::min(i + 1, p.keys) : p.keys; }
+
+  Word word(int i, int j0) const { return interval(first(i), end(i), j0); }
+
+  // Of the queries i0 to i1 and the keys j0 to j1, the last ones included: what one query may see, what all see.
+  Tile tile(int i0, int i1, int j0, int j1) const {
+    if (first(i0) > j1 || end(i1) <= j0) return Tile::skip;
+    return first(i1) <= j0 && end(i0) > j1 ? Tile::full : Tile::partial;
+  }
+};
+
+// A head's keys and values.
+struct Panels {
+  Panels(const float* from_k, const float* from_v, int keys, int d, int padded)
+      : k(std::size_t(keys + kKeys - 1) / kKeys * kKeys * d),
+        v(std::size_t(keys + kKeys - 1) / kKeys * kKeys * padded) {
+    for (int j = 0; j < keys; ++j) {
+      float* block = k.data() + std::size_t(j / kKeys) * kKeys * d + j % kKeys;
+      for (int c = 0; c < d; ++c) block[c * kKeys] = from_k[std::size_t(j) * d + c];
+      std::copy_n(from_v + std::size_t(j) * d, d, v.data() + std::size_t(j) * padded);
+    }
+  }
+  std::vector<float> k, v;
+};
+
+struct Blocks {
+  explicit Blocks(int d) : d(d), padded((d + kColumns - 1) / kColumns * kColumns) {}
+
+  int d, padded;  // channels, and those of V and O
+  std::vector<float> q = std::vector<float>(kQueries * d), o = std::vector<float>(kQueries * padded);
+  std::vector<float> sums = std::vector<float>(kQueries * kLanes);  // of weights, a vector for each query
+  float s[kQueries * kKeys], m[kQueries], factor[kQueries];
+
+  void load_queries(const float* from, int count, float scale) {
+    for (int i = 0; i < kQueries; ++i)  // panels of kRows rows, (d, kRows)
+      for (int c = 0; c < d; ++c) q[(i / kRows * d + c) * kRows + i % kRows] = i < count ? from[i * d + c] * scale : 0;
+    std::fill_n(m, kQueries, -FLT_MAX);
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    std::fill(o.begin(), o.end(), 0.0f);
+  }
+
+  // Scores become weights. word(i): which keys of the block query i sees; asked if the tile is partial.
+  template <class Words>
+  void softmax(bool partial, const Words& word) {
+    for (int i = 0; i < kQueries; ++i) {
+      float* row = s + i * kKeys;
+      if (partial) {
+        const Word seen = word(i);
+        for (int j = 0; j < kKeys; j += kLanes) {
+          const Word part = seen >> j;
+          const auto mask = hn::LoadMaskBits(tag, reinterpret_cast<const uint8_t*>(&part));
+          hn::StoreU(hn::IfThenElse(mask, hn::LoadU(tag, row + j), hn::Set(tag, -INFINITY)), tag, row + j);
+        }
+      }
+      Vector largest = hn::Set(tag, m[i]);
+      for (int j = 0; j < kKeys; j += kLanes) largest = hn::Max(largest, hn::LoadU(tag, row + j));
+      factor[i] = 1;
+      if (!hn::AllFalse(tag, hn::Gt(largest, hn::Set(tag, m[i])))) {
+        const float now = hn::ReduceMax(tag, largest);
+        factor[i] = std::exp(m[i] - now), m[i] = now;
+      }
+      const Vector shift = hn::Set(tag, m[i]);
+      Vector sum = hn::Mul(hn::LoadU(tag, &sums[i * kLanes]), hn::Set(tag, factor[i]));
+      for (int j = 0; j < kKeys; j += kLanes) {
+        const Vector x = hn::LoadU(tag, row + j);
+        const Vector p = hn::IfThenElseZero(hn::Gt(x, hn::Set(tag, -FLT_MAX)), exp_of(hn::Sub(x, shift)));
+        sum = hn::Add(sum, p), hn::StoreU(p, tag, row + j);
+      }
+      hn::StoreU(sum, tag, &sums[i * kLanes]);
+    }
+  }
+
+  void store(float* out, float* lse, int count) const {
+    for (int i = 0; i < count; ++i) {
+      const float l = hn::ReduceSum(tag, hn::LoadU(tag, &sums[i * kLanes]));
+      for (int c = 0; c < d; ++c) out[i * d + c] = l > 0 ? o[i * padded + c] / l : 0;
+      lse[i] = l > 0 ? m[i] + std::log(l) : -INFINITY;
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" void rung(const Attention* p) {
+  const int d = p->d;
+  const Rule rule{*p};
+  Blocks block(d);
+  const auto q = [&](int i, int l) { return &block.q[(i / kRows * d + l) * kRows + i % kRows]; };
+  const auto s = [&](int i, int l) { return &block.s[i * kKeys + l]; };
+  for (int h = 0; h < p->heads; ++h) {
+    const std::size_t key = std::size_t(h) * p->keys * d;
+    const Panels panels(p->k + key, p->v + key, p->keys, d, block.padded);
+    for (int i0 = 0; i0 < p->queries; i0 += kQueries) {
+      const std::size_t first = std::size_t(h) * p->queries + i0;
+      const int queries = std::min(kQueries, p->queries - i0);
+      block.load_queries(p->q + first * d, queries, 1 / std::sqrt(float(d)));
+      for (int j0 = 0; j0 < p->keys; j0 += kKeys) {
+        const Tile tile = rule.tile(i0, i0 + queries - 1, j0, j0 + kKeys - 1);
+        if (tile == Tile::skip) continue;
+        multiply(kQueries, kKeys, d, q, panels.k.data() + std::size_t(j0) * d, block.s, nullptr);
+        block.softmax(tile == Tile::partial, [&](int i) { return rule.word(i0 + i, j0); });
+        const float* v = panels.v.data() + std::size_t(j0) * block.padded;
+        multiply(kQueries, block.padded, kKeys, s, v, block.o.data(), block.factor);
+      }
+      block.store(p->out + first * d, p->lse + first, queries);
+    }
+  }
+}

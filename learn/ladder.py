@@ -1,0 +1,212 @@
+"""The rungs of learn/: found, called, checked against float64 and timed. Used by learn/climb and by the tests."""
+
+import ctypes
+import re
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parent
+# A rung's axis by its name: what it is compared with is the rung before on the same axis.
+AXES = {
+    "peak|matmul": "matmul",
+    "softmax": "softmax",
+    "backward": "backward",
+    "words|boxes": "masks",
+    "attention|flash|blocks|simd|packed|threads": "attention",
+}
+POINTER = ctypes.POINTER(ctypes.c_float)
+
+
+class Matmul(ctypes.Structure):
+    """As in rung.h."""
+
+    _fields_ = [*((name, ctypes.c_int) for name in ("rows", "columns", "depth")), *((x, POINTER) for x in "abc")]
+
+
+class Softmax(ctypes.Structure):
+    _fields_ = [("rows", ctypes.c_int), ("columns", ctypes.c_int), ("x", POINTER), ("y", POINTER)]
+
+
+class Attention(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int) for name in ("heads", "queries", "keys", "d", "causal", "window", "width")),
+        *((name, POINTER) for name in ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")),
+    ]
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, dtype=np.float32)
+
+
+def pointer(array):
+    return array.ctypes.data_as(POINTER)
+
+
+def unwritten(shape):
+    """An array that shows what a rung has not written."""
+    return np.full(shape, np.nan, np.float32)
+
+
+@dataclass
+class Case:
+    """One call of an attention rung: its sizes, its arrays and, on request, the right results."""
+
+    queries: int
+    keys: int
+    d: int
+    heads: int = 2
+    causal: bool = False
+    window: int = 0
+    width: int = 0
+    backward: bool = False
+
+    def __post_init__(self):
+        of_queries, of_keys = (self.heads, self.queries, self.d), (self.heads, self.keys, self.d)
+        self.q, self.dout = random(*of_queries, seed=1), random(*of_queries, seed=2)
+        self.k, self.v = random(*of_keys, seed=3), random(*of_keys, seed=4)
+        self.out, self.lse = unwritten(of_queries), unwritten(of_queries[:2])
+        self.dq, self.dk, self.dv = unwritten(of_queries), unwritten(of_keys), unwritten(of_keys)
+        if self.backward:  # it reads what forward wrote
+            self.out[:], self.lse[:] = self.forward()
+
+    def sees(self):
+        i, j = np.arange(self.queries)[:, None], np.arange(self.keys)[None, :]
+        if self.width:
+            near = lambda x, y: abs(x - y) < self.window
+            return near(i % self.width, j % self.width) & near(i // self.width, j // self.width)
+        visible = np.full((self.queries, self.keys), True)
+        if self.causal or self.window:
+            visible &= j <= i
+        return visible & (j > i - self.window) if self.window else visible
+
+    def weights(self):
+        """P and lse in float64."""
+        s = self.q.astype(np.float64) @ self.k.astype(np.float64).transpose(0, 2, 1) / np.sqrt(self.d)
+        visible = self.sees()
+        m = np.where(visible, s, -1e300).max(-1, initial=-1e300, keepdims=True)
+        p = np.where(visible, np.exp(np.minimum(s - m, 0)), 0)
+        l = p.sum(-1, keepdims=True)
+        some = np.where(l > 0, l, 1)
+        return p / some, np.where(l > 0, m + np.log(some), -np.inf)[..., 0]
+
+    def forward(self):
+        p, lse = self.weights()
+        return p @ self.v.astype(np.float64), lse
+
+    def gradients(self):
+        q, k, v, dout = (x.astype(np.float64) for x in (self.q, self.k, self.v, self.dout))
+        p, _ = self.weights()
+        dp = dout @ v.transpose(0, 2, 1)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(self.d)
+        return ds @ k, ds.transpose(0, 2, 1) @ q, p.transpose(0, 2, 1) @ dout
+
+    def arguments(self):
+        arrays = [self.q, self.k, self.v, self.out, self.lse]
+        of_backward = [self.dout, self.dq, self.dk, self.dv]
+        sizes = (self.heads, self.queries, self.keys, self.d, self.causal, self.window, self.width)
+        pointers = [pointer(x) for x in arrays] + [pointer(x) if self.backward else None for x in of_backward]
+        return Attention(*sizes, *pointers)
+
+    def wrong(self):
+        """What is wrong with the results, or None."""
+        written = (self.dq, self.dk, self.dv) if self.backward else (self.out, self.lse)
+        names = ("dq", "dk", "dv") if self.backward else ("out", "lse")
+        expected = self.gradients() if self.backward else self.forward()
+        for name, mine, right in zip(names, written, expected):
+            nowhere = np.isinf(right)
+            if not np.array_equal(np.where(nowhere, mine, 0), np.where(nowhere, right, 0)):
+                return f"{name} is not -infinity exactly where a query sees no key"
+            error = np.abs(np.where(nowhere, 0, mine) - np.where(nowhere, 0, right)).max(initial=0)
+            if not error <= 2e-5 * max(1, np.abs(np.where(nowhere, 0, right)).max(initial=0)):
+                return f"{name} is off by {error:.1e}"
+        return None
+
+    def operations(self):
+        """Useful ones: 4 d for each visible pair, 10 d backward."""
+        return (10 if self.backward else 4) * self.d * self.heads * int(self.sees().sum())
+
+
+class Rung:
+    def __init__(self, path):
+        self.path, self.name = path, path.stem
+        self.number, self.title = int(self.name[:2]), self.name[3:].replace("_", " ")
+        self.axis = next((axis for names, axis in AXES.items() if re.search(names, self.name)), "library")
+        self.changed = re.match(r"// (?:Rung \d+|The last rung): (.*)", path.read_text())[1]
+
+    def load(self, modules):
+        self.function = ctypes.CDLL(str(modules / f"{self.name}.so")).rung
+        return self
+
+    def __call__(self, arguments):
+        self.function(ctypes.byref(arguments))
+
+    def cases(self):
+        """Odd sizes, one key, no key, causal with unequal lengths; of the mask rungs, windows."""
+        if "boxes" in self.name:
+            return [Case(w * h, w * h, d, width=w, window=n) for w, h, d, n in BOXES]
+        backward = self.axis == "backward"
+        cases = [Case(*size, causal=causal, backward=backward) for size in SIZES for causal in (False, True)]
+        if "words" in self.name:
+            cases += [Case(*size, window=window) for size in SIZES for window in (1, 17, 200)]
+        if self.axis == "library":
+            cases += [Case(*size, causal=causal, backward=True) for size in SIZES for causal in (False, True)]
+            cases += [Case(w * h, w * h, d, width=w, window=n) for w, h, d, n in BOXES]
+        return cases
+
+    def wrong(self):
+        """What is wrong with the rung, or None."""
+        if self.axis == "matmul":
+            return None if "peak" in self.name else self.wrong_matmul()
+        if self.axis == "softmax":
+            return self.wrong_softmax()
+        for case in self.cases():
+            self(case.arguments())
+            if reason := case.wrong():
+                return f"{reason}: {case}"
+        return None
+
+    def wrong_matmul(self):
+        for rows, columns, depth in ((1, 1, 1), (17, 33, 5), (100, 65, 130), (64, 128, 256)):
+            a, b, c = random(rows, depth), random(depth, columns), unwritten((rows, columns))
+            self(Matmul(rows, columns, depth, pointer(a), pointer(b), pointer(c)))
+            error = np.abs(c - a.astype(np.float64) @ b.astype(np.float64)).max()
+            if not error <= 1e-5 * depth:
+                return f"{rows} x {columns} x {depth} is off by {error:.1e}"
+        return None
+
+    def wrong_softmax(self):
+        for rows, columns in ((1, 1), (3, 5), (7, 64), (5, 1000)):
+            x, y = random(rows, columns) * 50, unwritten((rows, columns))
+            self(Softmax(rows, columns, pointer(x), pointer(y)))
+            right = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+            right /= right.sum(1, keepdims=True)
+            if not np.abs(y - right).max() <= 1e-6:
+                return f"{rows} x {columns} is off by {np.abs(y - right).max():.1e}"
+        return None
+
+    def seconds(self, arguments, rounds):
+        """The median of some rounds; one that takes long is timed fewer times."""
+        times, left = [], 2.0
+        while len(times) < rounds and (left > 0 or not times):
+            begin = time.perf_counter()
+            self(arguments)
+            times.append(time.perf_counter() - begin)
+            left -= times[-1]
+        return statistics.median(times[1:] or times)
+
+
+# (queries, keys, d) and (width, height, d, window) of the cases.
+SIZES = ((1, 1, 8), (3, 5, 64), (70, 1, 40), (5, 0, 16), (129, 257, 64), (257, 129, 33), (130, 130, 128))
+BOXES = ((1, 1, 8, 1), (16, 16, 64, 3), (21, 13, 40, 9), (8, 40, 64, 2))
+
+
+def rungs(folder="cpu"):
+    return [Rung(path) for path in sorted((FOLDER / folder).glob("[0-9][0-9]_*"))]
+
+
+def set_threads(count):
+    ctypes.CDLL("libgomp.so.1").omp_set_num_threads(count)

@@ -1,0 +1,30 @@
+// The arguments of every rung. A rung is one file with one function, `rung`, which takes one of these structures.
+//
+// Numbers are float32, tensors are row-major without gaps. In learn/cpu they are in the processor's memory, in
+// learn/gpu in the GPU's. learn/climb builds a rung, checks it against float64 and times it.
+#pragma once
+
+struct Matmul {  // C = A B
+  int rows, columns, depth;
+  const float *a, *b;  // (rows, depth), (depth, columns)
+  float* c;            // (rows, columns)
+};
+
+struct Softmax {  // y = exp(x) / sum of exp(x), for each row
+  int rows, columns;
+  const float* x;
+  float* y;
+};
+
+// out = softmax(q k^T / sqrt(d)) v, lse = log of the sum of exp of a row's scores. A query that sees no key has out 0
+// and lse -infinity. backward: dq, dk, dv of a loss whose gradient with respect to out is dout.
+struct Attention {
+  int heads, queries, keys, d;
+  int causal;              // 1: query i sees the keys up to i, 0: all
+  int window;              // mask rungs. 1-D: query i sees the keys j with i - window < j <= i.
+  int width;               // 2-D rung: an image so many pixels wide; |x - x'| < window and |y - y'| < window
+  const float *q, *k, *v;  // (heads, queries, d), (heads, keys, d), (heads, keys, d)
+  float *out, *lse;        // (heads, queries, d), (heads, queries): results of forward, arguments of backward
+  const float* dout;       // backward alone, as q
+  float *dq, *dk, *dv;     // as q, k, v
+};

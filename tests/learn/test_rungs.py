@@ -1,0 +1,84 @@
+"""Every rung of learn/ against float64: odd sizes, one key, no key, causal with unequal lengths, masks.
+
+ANYFLASH_RUNGS names the folder of the built rungs (CMake option ANYFLASH_LEARN): build-release/learn by default.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(PROJECT / "learn"), str(PROJECT / "learn" / "python")]
+
+import ladder
+import numpy_attention
+
+MODULES = Path(os.environ.get("ANYFLASH_RUNGS", PROJECT / "build-release" / "learn"))
+CASES = [
+    ladder.Case(*size, causal=causal, backward=backward)
+    for size in ladder.SIZES
+    for causal in (False, True)
+    for backward in (False, True)
+]
+SINGLE = ["heads", "queries", "keys", "d", "causal"]
+
+
+@pytest.mark.parametrize("rung", ladder.rungs(), ids=lambda rung: rung.name)
+def test_a_rung_is_right(rung):
+    assert rung.load(MODULES).wrong() is None
+
+
+@pytest.mark.parametrize("rung", [rung for rung in ladder.rungs() if rung.axis != "matmul"], ids=lambda rung: rung.name)
+def test_a_wrong_rung_is_found(rung, monkeypatch):
+    """The same check with a rung that leaves out a last step."""
+    monkeypatch.setattr(rung, "function", lambda arguments: None, raising=False)
+    assert "is off by nan" in rung.wrong() or "not -infinity" in rung.wrong()
+
+
+@pytest.mark.parametrize("rung", ladder.rungs(), ids=lambda rung: rung.name)
+def test_a_rung_fits_into_a_head(rung):
+    text = rung.path.read_text()
+    assert text.count("\n") <= 200
+    assert "// Measured: " in text and "rung.h" in text
+
+
+def test_the_shared_header_is_short():
+    assert (PROJECT / "learn" / "rung.h").read_text().count("\n") <= 60
+
+
+@pytest.mark.parametrize("name, backward", [("attention", False), ("attention", True), ("attention_rust", False)])
+def test_c_and_rust(name, backward):
+    module = MODULES / f"{name}.so"
+    if name == "attention_rust" and not module.exists():
+        pytest.skip("no rustc when this was built")
+    library = ctypes.CDLL(str(module))
+    for case in [case for case in CASES if case.backward == backward]:
+        arguments = case.arguments()
+        names = [*SINGLE, "q", "k", "v", "out", "lse"] + ["dout", "dq", "dk", "dv"] * backward
+        function = library.attention_backward if backward else library.attention_forward
+        function(*(getattr(arguments, name) for name in names))
+        assert case.wrong() is None, case
+
+
+@pytest.mark.parametrize("name", ["three_passes", "two_passes", "one_pass", "flash1", "flash2", "backward"])
+def test_numpy(name):
+    function = getattr(numpy_attention, name)
+    for case in [case for case in CASES if case.backward == (name == "backward")]:
+        for h in range(case.heads):
+            given = (case.out[h], case.lse[h], case.dout[h]) if case.backward else ()
+            results = function(case.q[h], case.k[h], case.v[h], *given, case.causal)
+            for array, result in zip((case.dq, case.dk, case.dv) if case.backward else (case.out, case.lse), results):
+                array[h] = result
+        assert case.wrong() is None, case
+
+
+def test_numpy_softmax():
+    for columns in (1, 2, 100):
+        x = np.random.default_rng(columns).standard_normal(columns) * 300
+        right = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+        np.testing.assert_allclose(numpy_attention.safe_softmax(x), right, atol=1e-15)
+        np.testing.assert_allclose(numpy_attention.online_softmax(x), right, atol=1e-15)
