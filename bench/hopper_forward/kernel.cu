@@ -1,6 +1,5 @@
 // One variant of src/cuda/hopper/attention.cuh as a shared library, which run.py builds, checks and times. Macros
-// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, MASK, SCORE,
-// ORDERED.
+// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -15,19 +14,13 @@ using namespace anyflash::cuda;
 
 namespace {
 
-using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, MaskKind::MASK,
-                               ScoreModKind::SCORE, ORDERED != 0>;
+using Traits =
+    AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE, ORDERED != 0>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
 constexpr long long kSectionBytes = 32 << 20;
 
-template <class T>
-class Block : public Attention<T> {
- public:
-  using Attention<T>::Attention;
-  using Shared = AttentionShared<T>;
-  static constexpr int kThreads = T::kThreads;
-};
+using Block = Attention<Traits>;
 
 /// Contiguous (batch, sequence, heads, channels).
 Rows rows_of(void* data, const Int3& size, int heads) {
@@ -49,9 +42,9 @@ int section_heads(long long heads, long long group, long long head_bytes) {
 struct Call {
   void *q, *k, *v, *out;  ///< contiguous (batch, sequence, heads, channels)
   float *lse, *sink;      ///< null: none
-  int* counters;          ///< two that are 0; the second becomes 1 if a result is not finite
+  int* counters;          ///< two that are 0; the second changes if a result is not finite
   const DeviceGroup* groups;
-  int batch, heads, heads_kv, diagonal;
+  int batch, heads, heads_kv;
   rules::Grid query_grid, key_grid;
   float scale, softcap;
 };
@@ -60,7 +53,8 @@ struct Call {
 extern "C" int attention(const Call* call, void* stream) {
   const auto &query_grid = call->query_grid, &key_grid = call->key_grid;
   AttentionArgs args{};
-  args.queries = int(rules::volume(query_grid.size)), args.keys = int(rules::volume(key_grid.size));
+  args.queries = int(rules::volume(query_grid.size));
+  const auto keys = rules::volume(key_grid.size);
   const rules::Grid steps{key_grid.size, {{1, 1, KEYS}}, {{1, 1, 1}}};
   const auto map = [&](RowMap& to, void* data, const rules::Grid& boxes, int heads) {
     return map_rows(to, rows_of(data, boxes.size, heads), HEAD_SIZE, boxes, heads, call->batch);
@@ -68,24 +62,24 @@ extern "C" int attention(const Call* call, void* stream) {
   if (!map(args.q, call->q, query_grid, call->heads) || !map(args.k, call->k, steps, call->heads_kv) ||
       !map(args.v, call->v, steps, call->heads_kv))
     return 1;
-  if (Traits::kWords &&
-      !(map(args.k_block, call->k, key_grid, call->heads_kv) && map(args.v_block, call->v, key_grid, call->heads_kv)))
+  if (!map(args.k_block, call->k, key_grid, call->heads_kv) || !map(args.v_block, call->v, key_grid, call->heads_kv))
     return 1;
   const auto is_plain = [](const rules::Grid& grid) { return grid.extent[2] == 64 && grid.step[2] == 1; };
   args.query_cut = cut_of(query_grid, is_plain(query_grid)), args.key_cut = cut_of(key_grid, is_plain(key_grid));
-  args.out = rows_of(call->out, query_grid.size, call->heads), args.lse = call->lse;
+  args.out = rows_of(call->out, query_grid.size, call->heads), args.d_v = HEAD_SIZE;
+  if (call->lse)
+    args.lse = {reinterpret_cast<char*>(call->lse), 2, (long long)call->heads * args.queries, args.queries, 1, 0};
   args.sink = {reinterpret_cast<char*>(call->sink), 2, 0, 1, 0, 0};
   args.groups = call->groups, args.batch_groups = args.head_groups = 1;
-  args.heads = call->heads, args.group = call->heads / call->heads_kv, args.diagonal = call->diagonal;
-  const auto blocks = Traits::kWords ? args.query_cut.blocks : (args.queries + 63) / 64;
-  args.tiles = (blocks + WARPGROUPS - 1) / WARPGROUPS;
+  args.heads = call->heads, args.group = call->heads / call->heads_kv;
+  args.tiles = (args.query_cut.blocks + WARPGROUPS - 1) / WARPGROUPS;
   args.tasks = args.tiles * args.heads * call->batch;
-  args.section_heads = section_heads((long long)args.heads * call->batch, args.group, 4ll * args.keys * HEAD_SIZE);
-  args.next_task = call->counters, args.not_finite = call->counters + 1;
+  args.section_heads = section_heads((long long)args.heads * call->batch, args.group, 4 * keys * HEAD_SIZE);
+  args.next_task = call->counters, args.again = call->counters + 1;
   args.scale = call->scale, args.scale_log2 = call->scale * 1.4426950409f;
   args.cap = call->softcap, args.cap_inverse = call->softcap > 0 ? 1 / call->softcap : 0;
-  const auto kernel = group_kernel<Block<Traits>, AttentionArgs>;
-  const int bytes = shared_bytes<Block<Traits>>();
+  const auto kernel = group_kernel<Block, AttentionArgs>;
+  const int bytes = shared_bytes<Block>();
   static const auto allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (allowed != cudaSuccess) return 2;
   static const int sms = [] {

@@ -4,11 +4,10 @@
 Examples, on a machine with an H100 or H200, nvcc and PyTorch:
 
     bench/hopper_forward/run.py --build --check --time
-    bench/hopper_forward/run.py --build --time --rows "s8192" d128_n176_w2_s2_q1_full
+    bench/hopper_forward/run.py --build --time --rows "s8192" d128_n128_w2_s2_q2
 
 A variant's name says what it is: head size (d), keys of a step (n), consumer warpgroups (w), pipeline stages of K and
-of V (s), of Q (q), the mask (words: any, by runs and words of blocks of 64), then perhaps half (float16 instead of
-bfloat16), general (any scale, soft cap), unordered (warpgroups issue products in any order), racecheck (for
+of V (s), of Q (q), then perhaps half (float16 instead of bfloat16), general (any scale, soft cap), unordered (warpgroups issue products in any order), racecheck (for
 compute-sanitizer's racecheck).
 
 --check compares with float64 on random shapes: O by its norm and largest error, LSE, what is written beyond the
@@ -32,22 +31,8 @@ from pathlib import Path
 import masks
 
 PROJECT = Path(__file__).resolve().parents[2]
-DEFAULT_VARIANTS = [
-    "d64_n128_w3_s3_q2_full",
-    "d64_n128_w3_s3_q2_causal",
-    "d128_n192_w2_s2_q1_full",
-    "d128_n128_w2_s2_q2_full",
-    "d128_n128_w2_s2_q2_causal",
-    "d256_n80_w2_s2_q1_full",
-    "d256_n80_w2_s2_q1_causal",
-    "d128_n128_w2_s2_q2_words",
-    "d64_n128_w3_s3_q2_words",
-    "d256_n64_w2_s2_q1_words",
-]
-NAME = re.compile(
-    r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])_(full|causal|words)"
-    r"((?:_half|_general|_unordered|_racecheck)*)"
-)
+DEFAULT_VARIANTS = ["d64_n128_w3_s3_q2", "d128_n128_w2_s2_q2", "d256_n64_w2_s2_q1"]
+NAME = re.compile(r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_racecheck)*)")
 
 
 def variant_name(text):
@@ -77,14 +62,13 @@ def arguments():
 
 def build(name, folder):
     """Compiles a variant. Returns its registers and spills, or raises with ptxas' warning or the compiler's error."""
-    d, n, w, s, q, mask, rest = NAME.fullmatch(name).groups()
+    d, n, w, s, q, rest = NAME.fullmatch(name).groups()
     macros = {
         "HEAD_SIZE": d,
         "KEYS": n,
         "WARPGROUPS": w,
         "STAGES": s,
         "QUERY_STAGES": q,
-        "MASK": mask,
         "SCORE": "general" if "_general" in rest else "scale",
         "TYPE": "__half" if "_half" in rest else "__nv_bfloat16",
         "ORDERED": int("_unordered" not in rest),
@@ -125,7 +109,7 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "lse", "sink", "counters", "groups")),
-        *((name, ctypes.c_int) for name in ("batch", "heads", "heads_kv", "diagonal")),
+        *((name, ctypes.c_int) for name in ("batch", "heads", "heads_kv")),
         *((name, ctypes.c_int * 9) for name in ("query_grid", "key_grid")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     ]
@@ -137,7 +121,7 @@ class Variant:
 
         self.name = name
         self.function = ctypes.CDLL(str(folder / f"{name}.so")).attention
-        d, _, _, _, _, self.mask, rest = NAME.fullmatch(name).groups()
+        d, _, _, _, _, rest = NAME.fullmatch(name).groups()
         self.d, self.general = int(d), "_general" in rest
         self.type = torch.float16 if "_half" in rest else torch.bfloat16
         self.counters = torch.zeros(2, dtype=torch.int32, device="cuda")  # tasks given out; a result is not finite
@@ -146,14 +130,13 @@ class Variant:
         import torch
 
         b, _, h, d = q.shape
-        tensors = (q, k, v, out, lse, sink, self.counters, mask.groups if self.mask == "words" else None)
+        tensors = (q, k, v, out, lse, sink, self.counters, mask.groups)
         pointers = [t.data_ptr() if t is not None else None for t in tensors]
         call = Call(
             *pointers,
             b,
             h,
             k.shape[2],
-            mask.diagonal or 0,
             mask.query_grid.numbers(),
             mask.key_grid.numbers(),
             1 / math.sqrt(d) if scale is None else scale,
@@ -227,16 +210,8 @@ def cases_of(variant, inputs):
             )
         )
     for b, h, heads_kv, queries, keys in shapes:
-        if variant.mask == "words":
-            made = masks.random_masks(queries, keys, inputs.generator)
-        else:
-            made = [
-                masks.Mask(queries, keys, diagonal)
-                for diagonal in ([0, keys - queries] if variant.mask == "causal" else [None])
-            ]
-        yield from ((mask, b, h, heads_kv) for mask in made)
-    if variant.mask == "words":
-        yield from ((mask, 1, 4, 2) for mask in masks.random_boxes(inputs.generator))
+        yield from ((mask, b, h, heads_kv) for mask in masks.random_masks(queries, keys, inputs.generator))
+    yield from ((mask, 1, 4, 2) for mask in masks.random_boxes(inputs.generator))
 
 
 def check(variant, inputs):
@@ -299,7 +274,7 @@ def check_outlier(variant, inputs, factor):
     """A late score far above all others: right, or reported as not finite."""
     import torch
 
-    mask = masks.Mask(300, 300, None if variant.mask == "full" else 0)
+    mask = masks.Mask(300, 300, 0)
     q, k, v = (inputs.normal((1, 300, 2, variant.d), variant.type) for _ in range(3))
     k[:, 200] = q[:, 250] * factor / 4
     out = torch.empty_like(q)
@@ -418,8 +393,7 @@ def main():
     variants, inputs = [Variant(name, options.folder) for name in options.variants], Inputs(options.seed)
     wrong = [variant.name for variant in variants if options.check and not check(variant, inputs)]
     for row in rows() if options.time or options.once else []:
-        kinds = [kind for kind in ("full", "causal") if kind in row[0]] + ["words"]
-        chosen = [variant for variant in variants if variant.d == row[1] and variant.mask in kinds]
+        chosen = [variant for variant in variants if variant.d == row[1]]
         if chosen and re.search(options.rows, row[0]):
             time_row(row, chosen, inputs, options)
     return len(wrong) > 0

@@ -4,7 +4,7 @@ keys."""
 import anyflash as af
 import numpy as np
 import pytest
-from cases import Case, Laid, same_bits
+from cases import Case, Laid, check, rounds_otherwise, same_bits
 from cases import run_for_bits as run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +27,16 @@ def assert_same_bits(a, b, where=""):
         assert same_bits(x, y), f"{name}{where}: {np.count_nonzero(~((x == y) | (np.isnan(x) & np.isnan(y))))} differ"
 
 
+def assert_nothing_shows(case, got):
+    """Of hidden numbers."""
+    clean = run(case)
+    if not rounds_otherwise(case):
+        return assert_same_bits(got, clean)
+    for (name, x), (_, y) in zip(got.items(), clean.items(), strict=True):
+        np.testing.assert_array_equal(np.isfinite(x), np.isfinite(y), err_msg=name)
+    check(case.but(poison=True))
+
+
 @pytest.mark.parametrize("atom", ATOMS)
 @pytest.mark.parametrize("bad", BAD)
 def test_hidden_keys_may_hold_anything(atom, bad):
@@ -38,7 +48,7 @@ def test_hidden_keys_may_hold_anything(atom, bad):
         tensors = {name: value.copy() for name, value in case.tensors.items()}
         tensors["k"][unseen] = tensors["v"][unseen] = BAD[bad]
         got = run(case, tensors)
-        assert_same_bits(got, run(case))
+        assert_nothing_shows(case, got)
         assert not got.dk[unseen].any() and not got.dv[unseen].any()
 
     property()
@@ -51,7 +61,7 @@ def test_hidden_keys_in_any_tree(case, bad):
     unseen = unseen_keys(case)
     tensors = {name: value.copy() for name, value in case.tensors.items()}
     tensors["k"][unseen] = tensors["v"][unseen] = BAD[bad]
-    assert_same_bits(run(case, tensors), run(case))
+    assert_nothing_shows(case, run(case, tensors))
 
 
 def small(case):

@@ -104,6 +104,21 @@ def test_same_bits_in_every_run_and_batch():
     assert torch.equal(af.attention(q[1:2], k[1:2], v[1:2], rule=af.causal() & af.local(99)), once[1:2])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("rule", [af.full(), af.causal(), af.causal() & af.local(900)], ids=str)
+def test_same_bits_of_many_keys(rule, d, dtype):
+    """More queries than keys of a step, and no whole number of blocks; alone, and beside others."""
+    q = torch.randn(3, 8, 1500, d, device="cuda").to(dtype)
+    k, v = (torch.randn(3, 4, 1700, d, device="cuda").to(dtype) for _ in range(2))
+    for options in ({}, dict(softcap=20.0), dict(sink=torch.randn(8, device="cuda"))):
+        out, lse = af.attention(q, k, v, rule=rule, return_lse=True, **options)
+        for _ in range(20):
+            again, again_lse = af.attention(q, k, v, rule=rule, return_lse=True, **options)
+            assert torch.equal(again, out) and torch.equal(again_lse, lse)
+        assert torch.equal(af.attention(q[1:2], k[1:2], v[1:2], rule=rule, **options), out[1:2])
+
+
 WRONG = {
     "keys on the cpu": (lambda q, k, v: dict(k=k.cpu()), "key: on cpu, expected cuda:0"),
     "NumPy values": (lambda q, k, v: dict(v=v.float().cpu().numpy()), "value: "),

@@ -227,13 +227,16 @@ def test_a_sum_of_sinks_and_gradients_of_lse():
 @pytest.mark.parametrize("more", ["plain", "softcap", "bias", "sink"])
 def test_what_is_hidden_changes_no_bit(d, dtype, more):
     """Nor does it in another head or batch entry, for which a call may be made again, on Hopper by another kernel; of
-    float64 and of gradients that one rounds otherwise, so they are asked for with `deterministic`."""
-    q, k, v = tensors(n=700, d=d, dtype=dtype)
+    float64 and of gradients that one rounds otherwise, so they are asked for with `deterministic`. Of 16-bit types it
+    makes query blocks again whose keys are hidden, and they may differ by a rounding."""
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    n = 1704 if narrow else 700
+    q, k, v = tensors(n=n, d=d, dtype=dtype)
     options = dict(rule=af.causal())
     if more == "softcap":
         options["softcap"] = 5.0
     elif more == "bias":
-        options["bias"] = torch.randn(1, q.shape[1], 700, 700, device="cuda", dtype=dtype)
+        options["bias"] = torch.randn(1, q.shape[1], n, n, device="cuda", dtype=dtype)
     elif more == "sink":
         options["sink"] = torch.randn(q.shape[1], device="cuda")
     dout = torch.randn_like(q)
@@ -244,9 +247,13 @@ def test_what_is_hidden_changes_no_bit(d, dtype, more):
 
     expected = results()
     k[0, :2, 500:] = v[0, :2, 500:] = float("nan")
-    for n, (got, clean) in enumerate(zip(results(), expected)):
+    for i, (got, clean) in enumerate(zip(results(), expected)):
         assert torch.equal(got[1], clean[1])
-        assert n > 2 or torch.equal(got[0, :, :500], clean[0, :, :500])  # later queries see it: not in dk and dv
+        if i <= 2 and narrow:
+            one, other = got[0, :, :500].double(), clean[0, :, :500].double()
+            assert (one - other).abs().max() <= 2 * torch.finfo(dtype).eps * other.abs().max()
+        else:
+            assert i > 2 or torch.equal(got[0, :, :500], clean[0, :, :500])  # later queries see it: not in dk and dv
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -4,8 +4,9 @@
 // Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together.
 // One producer warp loads Q, and K and V step by step, by TMA. A consumer warpgroup keeps S, P and O in registers and
 // issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor cores work for
-// the other warpgroups, which issue one after the other. O leaves from registers. A mask is arithmetic (full, causal),
-// or a plan's runs and words: then a step is a few key blocks that any of the tile's query blocks visits.
+// the other warpgroups, which issue one after the other. O leaves from registers. Masks are the plan's runs and words:
+// a step is a few key blocks that any of the tile's query blocks visits. A query block with a result that is not finite
+// is noted: the portable kernel makes it again, with care. So rows of other heads and batch entries keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
@@ -24,8 +25,7 @@ class Attention {
   using E = typename Traits::E;
   using Shared = AttentionShared<Traits>;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
-  static constexpr bool kLateFirstKey = Traits::kMask != MaskKind::full;  ///< a row's first key in a later step
-  static constexpr int kWarpgroups = Traits::kWarpgroups, kStages = Traits::kStages;
+  static constexpr int kWarpgroups = Traits::kWarpgroups, kStages = Traits::kStages, kThreads = Traits::kThreads;
   using State = PipelineState<kStages>;
   using QueryState = PipelineState<Traits::kQueryStages>;
   using Issue = IssueOrder<Traits::kOrdered ? kWarpgroups : 0, 1>;
@@ -42,8 +42,7 @@ class Attention {
     const unsigned warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == kWarpgroups) {
       setmaxnreg_dec<Traits::kProducerRegisters>();
-      using Producer = AttentionProducer<Traits>;
-      if (threadIdx.x < 128 * kWarpgroups + Producer::kThreads) Producer(args_, shared_).run();
+      if (threadIdx.x < 128 * kWarpgroups + 32) AttentionProducer<Traits>(args_, shared_).run();
     } else {
       setmaxnreg_inc<Traits::kConsumerRegisters>();
       consume(warpgroup);
@@ -76,17 +75,17 @@ class Attention {
     finish_scores(s, step, warpgroup, q_at, k_at);
     for (;;) {
       o.clear(), softmax.reset();
-      if (!Traits::kWords && step.cells) mask(s, step, task);
+      if (wants_maxima()) softmax.note_maxima(s);
       softmax.raise_shift_to_max(s, scale_log2(), factor);
-      softmax.template exponentiate<kLateFirstKey>(s, scale_log2());
+      softmax.exponentiate(s, scale_log2());
       p.pack(s);
       while (!step.last) {
         shared_.keys.wait_full(k_at);
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
         step = shared_.step[k_at.stage];
         finish_scores(s, step, warpgroup, q_at, k_at);
-        if (!Traits::kWords && step.cells) mask(s, step, task);
-        softmax.template exponentiate<kLateFirstKey>(s, scale_log2());
+        if (wants_maxima()) softmax.note_maxima(s);
+        softmax.exponentiate(s, scale_log2());
         // This branch needs the sums, so the exponentials come before it. ptxas 13 moves the wait for O += P V over
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
@@ -140,21 +139,24 @@ class Attention {
     for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
       const auto row = place_of_row(task, i / (kD / 8));
       if (row.index < 0) continue;
-      *reinterpret_cast<uint4*>(out_of(task) + row.offset + i % (kD / 8) * 8) = make_uint4(0, 0, 0, 0);
-      if (args_.lse && i % (kD / 8) == 0) lse_of(task)[row.index] = LazySoftmax::kMinusInfinity;
+      const auto channel = i % (kD / 8) * 8;
+      if (channel < args_.d_v) *reinterpret_cast<uint4*>(out_of(task) + row.offset + channel) = make_uint4(0, 0, 0, 0);
+      if (channel == 0) store_statistics(task, row.index, {}, LazySoftmax::kMinusInfinity);
     }
   }
-  /// S is there: what is done to it before the mask, of words the mask too, which lies where K does.
+  /// S is there: what is done to it, and the mask, whose words lie where K does.
   __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
                                                 QueryState& q_at, State& k_at) {
     s.fence_operand();
-    if constexpr (Traits::kScore == ScoreModKind::general)
+    if constexpr (Traits::kGeneral) {
       apply_score_mod(s, args_.scale, args_.cap, args_.cap_inverse);
-    if constexpr (Traits::kWords) {
-      constexpr int kBits = 2 * Traits::kCells;
-      const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
-      if (cells) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+      if (args_.bias.data)
+        add_bias<Traits::kBiasBytes>(s, shared_.bias[k_at.stage][warpgroup], args_.bias.type, args_.bias.query == 0,
+                                     lane_row() % 64);
     }
+    constexpr int kBits = 2 * Traits::kCells;
+    const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
+    if (cells) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
@@ -168,22 +170,13 @@ class Attention {
     shared_.values.release(v_at);
     v_at.advance();
   }
-  __device__ __forceinline__ float scale_log2() const {
-    return Traits::kScore == ScoreModKind::scale ? args_.scale_log2 : 1.4426950409f;
-  }
+  __device__ __forceinline__ float scale_log2() const { return Traits::kGeneral ? 1.4426950409f : args_.scale_log2; }
+  __device__ __forceinline__ bool wants_maxima() const { return args_.row_sum.data || args_.row_max.data; }
   /// This lane's first row of the tile; the second is 8 behind it.
   __device__ __forceinline__ static std::int32_t lane_row() {
     return static_cast<std::int32_t>(threadIdx.x / 32 * 16 + lane_number() / 4);
   }
 
-  __device__ __forceinline__ void mask(AccumulatorTile<kN>& s, const StepInfo& step, const AttentionTask& task) const {
-    apply_mask(s, [&](int r, int cell) {
-      auto end = args_.keys;
-      if constexpr (Traits::kMask == MaskKind::causal)
-        end = min(end, task.first_query + lane_row() + 8 * r + args_.diagonal + 1);
-      return first_bits(end - step.first_key - 64 * cell);
-    });
-  }
   template <int kCells, int kRows>
   __device__ __forceinline__ static void mask(AccumulatorTile<kN>& s, unsigned cells,
                                               const std::uint64_t (&words)[kCells][kRows]) {
@@ -201,7 +194,7 @@ class Attention {
   __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t row) const {
     const auto i = task.first_query + row;
     const auto& strides = args_.out.sequence;
-    if (!Traits::kWords || args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
+    if (args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
     const auto& grid = args_.query_cut.grid;
     const auto c = entry_of({origin_of(args_.query_cut, i / 64), grid.extent, grid.step}, i % 64);
     return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
@@ -210,9 +203,30 @@ class Attention {
   __device__ __forceinline__ E* out_of(const AttentionTask& task) const {
     return reinterpret_cast<E*>(args_.out.data) + task.b * args_.out.batch + task.h * args_.out.head;
   }
-  __device__ __forceinline__ float* lse_of(const AttentionTask& task) const {
-    return args_.lse + (std::int64_t{task.b} * args_.heads + task.h) * args_.queries;
+  __device__ __forceinline__ void store_statistics(const AttentionTask& task, std::int64_t row,
+                                                   const RowStatistics& statistics, float lse) const {
+    const auto store = [&](const Numbers& to, float x) {
+      if (to.data) reinterpret_cast<float*>(to.data)[task.b * to.batch + task.h * to.head + row * to.query] = x;
+    };
+    store(args_.row_max, statistics.m), store(args_.row_sum, statistics.l), store(args_.lse, lse);
   }
+  /// Does the mask let a row see any key? Only asked where no score is above -inf.
+  __device__ __forceinline__ bool sees_a_key(const AttentionTask& task, std::int32_t row) const {
+    const auto& list = group_of(args_, task.b, task.h).keys_of_query_block;
+    const auto block = task.first_query / 64 + row / 64;
+    if (block >= args_.query_cut.blocks) return false;
+    for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
+      const DeviceRun run = list.runs[i];
+      if (run.kind == TileClass::full) return true;
+      const auto* const words = run.words < 0 ? args_.words + std::int64_t{~run.words} * 64  // those of a run follow
+                                              : list.words + std::int64_t{run.words} * 64;   // it is of one block
+      for (std::int32_t n = 0; n < run.count; ++n)
+        if (words[64 * n + row % 64]) return true;
+    }
+    return false;
+  }
+  /// Scores so large that exp(score - shift) is not near 1 for the largest, of which `shift` is a rounding.
+  static constexpr float kLargestShift = 1 << 28;
 
   __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task) const {
     const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
@@ -220,19 +234,34 @@ class Attention {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = quad_total(softmax.row_sum[r]);
+      RowStatistics statistics{};
+      if (wants_maxima()) statistics = softmax.statistics(r, sum, scale_log2(), Traits::kGeneral ? 1.0f : args_.scale);
       factor[r] = 1;
-      if (args_.sink.data && softmax.shift[r] != LazySoftmax::kMinusInfinity)
-        softmax.add_sink(r, read_number<float>(args_.sink, task.h * args_.sink.head), sum, factor[r]);
+      const bool empty = softmax.shift[r] == LazySoftmax::kMinusInfinity;  // no score above -inf
+      if (!empty && !(fabsf(softmax.shift[r]) < kLargestShift)) not_finite = NAN;
+      if (args_.sink.data && (!empty || sees_a_key(task, lane_row() + 8 * r))) {
+        const float sink = read_number<float>(args_.sink, task.h * args_.sink.head);
+        softmax.add_sink(r, sink, sum, factor[r]);
+        statistics.add_sink(sink);
+      }
       factor[r] = sum == 0 ? 0.0f : __fdividef(factor[r], sum);
-      if (args_.lse && lane_number() % 4 == 0 && rows[r].index >= 0) lse_of(task)[rows[r].index] = softmax.lse(r, sum);
+      if (lane_number() % 4 == 0 && rows[r].index >= 0)
+        store_statistics(task, rows[r].index, statistics, softmax.lse(r, sum));
     }
     rescale_rows(o, factor);
 #pragma unroll
     for (int j = 0; j < kD / 8; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) not_finite = fmaf(0, o.x[j][e], not_finite);
-    if (not_finite != 0) *args_.not_finite = 1;  // NaN
+    if (not_finite != 0) leave_block(task);  // NaN
     store_rows(o, rows, out_of(task));
+  }
+  /// Leaves this warpgroup's query block to the portable kernel.
+  __device__ __forceinline__ void leave_block(const AttentionTask& task) const {
+    *args_.again = kBlocksAgain;
+    const auto block = (task.first_query + lane_row()) / 64;
+    if (args_.again_blocks && block < args_.query_cut.blocks)
+      args_.again_blocks[(std::int64_t{task.b} * args_.heads + task.h) * args_.query_cut.blocks + block] = 1;
   }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
   __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {
@@ -243,10 +272,10 @@ class Attention {
       auto* const to = out + rows[r].offset + 8 * (t % 2) + 2 * (t & 2);
 #pragma unroll
       for (int j = 0; j < kD / 8; j += 2) {
-        const auto x0 = packed_pair(o.x[j][2 * r], o.x[j][2 * r + 1], E());
-        const auto x1 = packed_pair(o.x[j + 1][2 * r], o.x[j + 1][2 * r + 1], E());
+        const auto x0 = clamped_pair(o.x[j][2 * r], o.x[j][2 * r + 1], E());
+        const auto x1 = clamped_pair(o.x[j + 1][2 * r], o.x[j + 1][2 * r + 1], E());
         const auto other = __shfl_xor_sync(0xffffffffu, odd ? x0 : x1, 1);
-        if (rows[r].index >= 0)
+        if (rows[r].index >= 0 && 8 * (j + odd) < args_.d_v)
           *reinterpret_cast<uint2*>(to + 8 * j) = odd ? make_uint2(other, x1) : make_uint2(x0, other);
       }
     }

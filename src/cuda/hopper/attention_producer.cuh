@@ -16,8 +16,8 @@ struct alignas(16) AttentionTask {
 };
 /// What the producer tells of a step. Aligned, so that no load also reads what another barrier guards.
 struct alignas(16) StepInfo {
-  std::int32_t last, first_key;
-  std::int32_t cells;  ///< not 0: pairs are hidden. Of words, a CellKind in two bits for each query and key block
+  std::int32_t last;
+  std::int32_t cells;  ///< a CellKind in two bits for each query and key block; 0: all pairs are seen
 };
 enum CellKind { kFullCell = 0, kPartialCell = 1, kHiddenCell = 2 };
 
@@ -30,44 +30,14 @@ struct AttentionShared {
 
   QueryTile q[Traits::kQueryStages][Traits::kWarpgroups];
   KeyTile k[Traits::kStages], v[Traits::kStages];
-  std::uint64_t words[Traits::kWords ? Traits::kStages : 1][Traits::kWarpgroups][Traits::kCells]
-                     [Traits::kWords ? 64 : 2];  ///< come and go with K
+  std::uint64_t words[Traits::kStages][Traits::kWarpgroups][Traits::kCells][64];  ///< come and go with K, as a bias
+  alignas(Traits::kBiasBytes > 0 ? 1024 : 16) char bias[Traits::kBiasBytes > 0 ? Traits::kStages : 1]
+                                                       [Traits::kBiasBytes > 0 ? Traits::kWarpgroups : 1]
+                                                       [Traits::kBiasBytes > 0 ? 4096 * Traits::kBiasBytes : 16];
   StepInfo step[Traits::kStages];
   AttentionTask task[Traits::kQueryStages];
   Pipeline<Traits::kQueryStages> queries;
   Pipeline<Traits::kStages> keys, values;
-};
-
-/// The key steps of a task under full and causal masks: from the first key to the last one that a query sees.
-template <class Traits>
-class PlainSteps {
- public:
-  static constexpr int kN = Traits::kKeys, kM = Traits::kQueries;
-
-  __device__ __forceinline__ explicit PlainSteps(const AttentionArgs& args) : args_(args) {}
-  __device__ __forceinline__ void open(const AttentionTask& task) {
-    auto end = args_.keys;
-    if constexpr (Traits::kMask == MaskKind::causal)
-      end = min(end, min(task.first_query + kM, args_.queries) + args_.diagonal);
-    first_query_ = task.first_query, key_ = 0, end_ = task.first_query >= 0 ? end : 0;
-  }
-  __device__ __forceinline__ bool more() const { return key_ < end_; }
-
-  struct Step {
-    std::int32_t first_key;
-  };
-  __device__ __forceinline__ Step next(StepInfo& info) {
-    const auto first = key_;
-    key_ += kN;
-    bool partial = key_ > args_.keys;
-    if constexpr (Traits::kMask == MaskKind::causal) partial |= key_ > first_query_ + args_.diagonal + 1;
-    info = {!more(), first, partial};
-    return {first};
-  }
-
- private:
-  const AttentionArgs& args_;
-  std::int32_t first_query_, key_, end_;
 };
 
 /// The key steps of a task by the plan's runs: kCells key blocks at a time that any of the task's query blocks visits.
@@ -105,7 +75,7 @@ class PlannedSteps {
     }
     const auto w = lane_number();
     const auto all = __reduce_or_sync(0xffffffffu, w < Traits::kWarpgroups ? cells << 2 * kCells * w : 0u);
-    info = {!more(), 0, static_cast<std::int32_t>(all)};
+    info = {!more(), static_cast<std::int32_t>(all)};
     return step;
   }
 
@@ -122,14 +92,16 @@ class AttentionProducer {
   using KeyTile = typename Shared::KeyTile;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
   static constexpr int kWarpgroups = Traits::kWarpgroups, kCells = Traits::kCells;
-  static constexpr int kThreads = Traits::kWords ? 32 : 1;  ///< that run()
   using State = PipelineState<Traits::kStages>;
   using QueryState = PipelineState<Traits::kQueryStages>;
-  using Steps = std::conditional_t<Traits::kWords, PlannedSteps<Traits>, PlainSteps<Traits>>;
-  using Step = typename Steps::Step;
+  using Step = typename PlannedSteps<Traits>::Step;
 
   __device__ __forceinline__ AttentionProducer(const AttentionArgs& args, Shared& shared)
-      : args_(args), shared_(shared), steps_(args) {}
+      : args_(args),
+        shared_(shared),
+        steps_(args),
+        tasks_(args.late && *args.again == kAllAgain ? 0 : args.tasks),
+        bias_boxes_(args.bias.data ? args.bias.type == 2 ? 2 : 1 : 0) {}
 
   /// K and V go through a task and on into the next one in the order in which the consumers wait for them.
   __device__ __forceinline__ void run() {
@@ -140,19 +112,19 @@ class AttentionProducer {
     if (task.steps) now = load_first_keys(task);
     load_queries(task);
     while (task.first_query >= 0) {
-      // The next task is asked for a step ahead: the answer takes a microsecond. Earlier would spoil the balance.
-      std::int32_t claimed = -1;
+      // The next task is asked for ahead: the answer takes a microsecond. Of few tasks, early would spoil the balance.
+      std::int32_t claimed = args_.early ? claim() : -1;
       if (task.steps)
         while (steps_.more()) {
           StepInfo info;
           const auto next = steps_.next(info);
-          if (info.last) claimed = claim();
+          if (info.last && !args_.early) claimed = claim();
           load_keys(task, next, info);
           load_values(task, now);
           now = next;
         }
       if (claimed < 0) claimed = claim();
-      if constexpr (Traits::kWords) claimed = uniform(claimed);
+      claimed = uniform(claimed);
       if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
       auto next_task = task_of(static_cast<std::int32_t>(gridDim.x) + claimed);
       steps_.open(next_task);
@@ -166,13 +138,13 @@ class AttentionProducer {
   }
 
  private:
-  __device__ __forceinline__ static bool leads() { return kThreads == 1 || lane_number() == 0; }
+  __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
   __device__ __forceinline__ std::int32_t claim() const { return leads() ? atomicAdd(args_.next_task, 1) : 0; }
 
   /// Task `index`, the last query tiles first, which are the longest under causal rules; the heads of a section take
   /// turns.
   __device__ __forceinline__ AttentionTask task_of(std::int32_t index) const {
-    if (index >= args_.tasks) return {0, 0, -1, 0};
+    if (index >= tasks_) return {0, 0, -1, 0};
     const auto all = args_.section_heads * args_.tiles, section = index / all, rest = index % all;
     const auto heads = min(args_.section_heads, args_.tasks / args_.tiles - section * args_.section_heads);
     const auto head = section * args_.section_heads + rest % heads;
@@ -204,18 +176,20 @@ class AttentionProducer {
     shared_.keys.wait_empty(k_at_);
     auto& full = shared_.keys.full[k_at_.stage];
     int word_bytes = 0;
-    if constexpr (Traits::kWords)
 #pragma unroll
-      for (int c = 0; c < kCells; ++c) word_bytes += 512 * __popc(__ballot_sync(0xffffffffu, step.words[c] != nullptr));
+    for (int c = 0; c < kCells; ++c) word_bytes += 512 * __popc(__ballot_sync(0xffffffffu, step.words[c] != nullptr));
+    const bool bias = Traits::kGeneral && bias_boxes_ > 0 && visits(info);
+    const int bias_bytes = Traits::kGeneral ? 8192 * bias_boxes_ * __popc(__ballot_sync(0xffffffffu, bias)) : 0;
     if (leads()) {
       shared_.step[k_at_.stage] = info;
-      full.arrive_and_expect(KeyTile::kBytes + word_bytes);
+      full.arrive_and_expect(KeyTile::kBytes + word_bytes + bias_bytes);
     }
     load_step(shared_.k[k_at_.stage], args_.k, args_.k_block, step, task, full);
-    if constexpr (Traits::kWords)
 #pragma unroll
-      for (int c = 0; c < kCells; ++c)
-        if (step.words[c]) copy_bytes(shared_.words[k_at_.stage][lane_number()][c], step.words[c], 512, full);
+    for (int c = 0; c < kCells; ++c)
+      if (step.words[c]) copy_bytes(shared_.words[k_at_.stage][lane_number()][c], step.words[c], 512, full);
+    if constexpr (Traits::kGeneral)
+      if (bias) load_bias(task, step.block[0], full);
     k_at_.advance();
   }
   __device__ __forceinline__ void load_values(const AttentionTask& task, const Step& step) {
@@ -225,10 +199,21 @@ class AttentionProducer {
     load_step(shared_.v[v_at_.stage], args_.v, args_.v_block, step, task, full);
     v_at_.advance();
   }
+  /// Does the query block of this lane see the key block of a step?
+  __device__ __forceinline__ static bool visits(const StepInfo& info) {
+    const auto w = lane_number();
+    return w < kWarpgroups && (info.cells >> 2 * w & 3) != kHiddenCell;
+  }
+  /// Of this lane's query block. A bias that all queries, heads or batch entries share has one of them.
+  __device__ __forceinline__ void load_bias(const AttentionTask& task, std::int32_t key_block, Barrier& full) const {
+    const auto w = static_cast<std::int32_t>(lane_number()), query = args_.bias.query ? task.first_query + 64 * w : 0;
+    for (int n = 0; n < bias_boxes_; ++n)
+      copy_box(shared_.bias[k_at_.stage][w] + n * 8192, &args_.bias_map, key_block * 64 + n * 32, query,
+               args_.bias.head ? task.h : 0, args_.bias.batch ? task.b : 0, 0, full);
+  }
   __device__ __forceinline__ void load_query_block(typename Shared::QueryTile& to, const AttentionTask& task,
                                                    std::int32_t row, Barrier& full) const {
-    MapPlace at{{row, 0, task.h, task.b}};
-    if constexpr (Traits::kWords) at = place_of(args_.q, origin_of(args_.query_cut, row / 64), task.h, task.b);
+    const auto at = place_of(args_.q, origin_of(args_.query_cut, row / 64), task.h, task.b);
 #pragma unroll
     for (int c = 0; c < kD; c += 64) copy_box(to.data + c * 64, &args_.q.map, c, at[0], at[1], at[2], at[3], full);
   }
@@ -236,21 +221,17 @@ class AttentionProducer {
   __device__ __forceinline__ void load_step(KeyTile& to, const RowMap& rows, const RowMap& block_rows, const Step& step,
                                             const AttentionTask& task, Barrier& full) const {
     const auto head = task.h / args_.group;
-    if constexpr (Traits::kWords) {
-      __syncwarp();  // bytes are expected before they come
-      bool neighbours = args_.key_cut.plain;
+    __syncwarp();  // bytes are expected before they come
+    bool neighbours = args_.key_cut.plain;
 #pragma unroll
-      for (int c = 1; c < kCells; ++c) neighbours &= step.block[c] == step.block[0] + c;
-      if (!neighbours) load_blocks(to, block_rows, step, head, task.b, full);
-      else if (leads()) load_rows(to, rows, 64 * step.block[0], head, task.b, full);
-    } else {
-      load_rows(to, rows, step.first_key, head, task.b, full);
+    for (int c = 1; c < kCells; ++c) neighbours &= step.block[c] == step.block[0] + c;
+    if (!neighbours) {
+      load_blocks(to, block_rows, step, head, task.b, full);
+    } else if (leads()) {
+#pragma unroll
+      for (int c = 0; c < kD; c += 64)
+        copy_box(to.data + c * kN, &rows.map, c, 64 * step.block[0], 0, head, task.b, full);
     }
-  }
-  __device__ __forceinline__ static void load_rows(KeyTile& to, const RowMap& rows, std::int32_t first,
-                                                   std::int32_t head, std::int32_t b, Barrier& full) {
-#pragma unroll
-    for (int c = 0; c < kD; c += 64) copy_box(to.data + c * kN, &rows.map, c, first, 0, head, b, full);
   }
   /// A box of 64 channels of one block for each of the first lanes. Of no block: zeros from beyond the sequence.
   __device__ __forceinline__ void load_blocks(KeyTile& to, const RowMap& rows, const Step& step, std::int32_t head,
@@ -267,7 +248,9 @@ class AttentionProducer {
 
   const AttentionArgs& args_;
   Shared& shared_;
-  Steps steps_;
+  PlannedSteps<Traits> steps_;
+  const std::int32_t tasks_;
+  const int bias_boxes_;  ///< of a query block and a key block
   State k_at_, v_at_;
   QueryState q_at_;
 };

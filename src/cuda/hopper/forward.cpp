@@ -5,6 +5,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/errors.h"
 #include "cuda/common/late_masks.h"
+#include "cuda/hopper/attention.h"
 #include "cuda/hopper/forward_args.h"
 #include "cuda/hopper/forward_double.h"
 #include "cuda/hopper/forward_kernels.h"
@@ -78,18 +79,19 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const GroupForwa
 
 std::int64_t group_forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.type == ElementType::float64) return double_forward_workspace(problem, plan);
-  return serves(problem, plan) ? space_of(problem, plan).bytes() : 0;
+  return std::max(serves(problem, plan) ? space_of(problem, plan).bytes() : 0, attention_workspace(problem, plan));
 }
 
-const std::int32_t* group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common,
-                                  bool general, DevicePlan& masks, char* workspace, cudaStream_t stream) {
+Again group_forward(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& common, bool general,
+                    DevicePlan& masks, char* workspace, cudaStream_t stream) {
   if (problem.type == ElementType::float64)
-    return double_forward(problem, plan, common, general, masks, workspace, stream);
-  if (!serves(problem, plan)) return nullptr;
+    return {double_forward(problem, plan, common, general, masks, workspace, stream)};
+  if (const auto again = attention(problem, plan, common, general, masks, workspace, stream); again.any) return again;
+  if (!serves(problem, plan)) return {};
   const auto kernel = kernel_of(problem, general);
   GroupForwardArgs args{};
   static_cast<ForwardArgs&>(args) = common;
-  if (!map_all(problem, plan, kernel, args)) return nullptr;
+  if (!map_all(problem, plan, kernel, args)) return {};
   check(cudaMemsetAsync(workspace, 0, report_bytes, stream), "clearing a counter");
   args.next_task = reinterpret_cast<std::int32_t*>(workspace), args.careful = args.next_task + 1;
   args.words = masks.words(true, workspace + report_bytes, args.careful);
@@ -112,7 +114,7 @@ const std::int32_t* group_forward(const Problem& problem, const ExecutionPlan& p
   allow_shared_memory(kernel.function, kernel.bytes, problem.device.index);
   launch(kernel.function, std::min(args.tasks, facts_of(problem.device).multiprocessors), kernel.threads, kernel.bytes,
          &args, stream);
-  return args.careful;
+  return {args.careful};
 }
 
 }  // namespace anyflash::cuda

@@ -1,5 +1,5 @@
-// The forward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-3, Shah et al. 2024), and for float32 in pieces
-// of bfloat16 (common/pieces.cuh).
+// The forward pass on Hopper (sm_90a) for float32 in pieces of bfloat16 (common/pieces.cuh), and for 16-bit types where
+// attention.cuh is slower: boxes, and query blocks that visit few keys.
 //
 // A task is two or three neighbouring query blocks of a head, 64 queries each. A warpgroup takes one of them and walks
 // the key blocks, 64 keys, that it visits:

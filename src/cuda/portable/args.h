@@ -37,6 +37,9 @@ struct DeviceRuns {
   const std::uint64_t* words;  ///< (tiles, rows of a block)
 };
 
+/// What a Hopper kernel leaves to the portable one, which makes it again, with care.
+enum : std::int32_t { kAllAgain = 1, kBlocksAgain = 2 };  ///< kBlocksAgain: the query blocks that are noted beside
+
 /// A mask of the plan in device memory.
 struct DeviceGroup {
   const rules::Program* program;

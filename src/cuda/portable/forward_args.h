@@ -37,7 +37,8 @@ struct ForwardArgs {
   double scale, softcap;
   double unit, lag;  // of exponential(), and how far a row's shift may lie below its maximum
   float unit32, lag32;
-  const std::int32_t* only_if;  // results are made only if this is not 0; null: they are
+  const std::int32_t* only_if;      // results are made only if this is not 0; null: they are
+  const std::uint8_t* only_blocks;  // of kBlocksAgain: (batch, heads, query blocks), those that are not 0
 
   ANYFLASH_HD bool wants_statistics() const { return lse.data || row_sum.data || row_max.data; }
 };

@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
     extern __shared__ __align__(1024) char memory[];
     // int may not count beyond the last task.
     for (auto task = blockIdx.x; task < static_cast<unsigned>(args.tasks); task += gridDim.x) {
+      if (!is_wanted(args, static_cast<std::int32_t>(task))) continue;
       Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(static_cast<std::int32_t>(task));
       __syncthreads();  // its memory may be written anew
     }

@@ -39,6 +39,14 @@ struct Task {
   }
 };
 
+/// Is a task to be done, or have others done it?
+static __device__ __noinline__ bool is_wanted(const ForwardArgs& args, std::int32_t task) {
+  if (!args.only_blocks || *args.only_if != kBlocksAgain) return true;
+  Task found;
+  found.find(args, task, 0, 0);
+  return args.only_blocks[(std::int64_t{found.b} * args.heads + found.h) * args.query_blocks + found.block] != 0;
+}
+
 /// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
 template <class E, class T, class Sizes, bool kGeneral>
 struct ForwardShared {

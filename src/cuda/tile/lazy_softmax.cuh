@@ -17,14 +17,26 @@ __device__ __forceinline__ float quad_total(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+/// m and l of a row; of one that sees nothing, as they are at first.
+struct RowStatistics {
+  float m = -__builtin_huge_valf(), l = 0;
+
+  __device__ __forceinline__ void add_sink(float sink) {
+    const float together = fmaxf(m, sink);
+    if (together == -__builtin_huge_valf()) return;
+    l = l * expf(m - together) + expf(sink - together), m = together;
+  }
+};
+
 struct LazySoftmax {
   float shift[2];    ///< of scores times scale_log2, the same in all lanes of a row; kMinusInfinity: no key seen yet
   float row_sum[2];  ///< of this lane's keys
+  float largest[2];  ///< score of this lane's keys, where note_maxima() is called
   static constexpr float kMinusInfinity = -__builtin_huge_valf();
   static constexpr float kRescaleThreshold = 8;  ///< rows are rescaled when P would exceed 2^kRescaleThreshold
 
   __device__ __forceinline__ void reset() {
-    shift[0] = shift[1] = kMinusInfinity;
+    shift[0] = shift[1] = largest[0] = largest[1] = kMinusInfinity;
     row_sum[0] = row_sum[1] = step_sum_[0] = step_sum_[1] = 0;
   }
 
@@ -47,15 +59,21 @@ struct LazySoftmax {
     }
     return raised;
   }
+  /// For the statistic m, which nothing else needs.
+  template <int kCols>
+  __device__ __forceinline__ void note_maxima(AccumulatorTile<kCols>& s) {
+    float row_max[2];
+    row_maxima(s, 1, row_max);
+    largest[0] = fmaxf(largest[0], row_max[0]), largest[1] = fmaxf(largest[1], row_max[1]);
+  }
   /// s becomes P. Rows that see their first key here begin with their maximum.
-  template <bool kLateFirstKey, int kCols>
+  template <int kCols>
   __device__ __forceinline__ void exponentiate(AccumulatorTile<kCols>& s, float scale_log2) {
     using Tile = AccumulatorTile<kCols>;
-    if constexpr (kLateFirstKey)
-      if (__any_sync(0xffffffffu, shift[0] == kMinusInfinity || shift[1] == kMinusInfinity)) init_rows(s, scale_log2);
+    if (__any_sync(0xffffffffu, shift[0] == kMinusInfinity || shift[1] == kMinusInfinity)) init_rows(s, scale_log2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float subtracted = kLateFirstKey && shift[r] == kMinusInfinity ? 0.0f : shift[r];
+      const float subtracted = shift[r] == kMinusInfinity ? 0.0f : shift[r];
       float sum[2] = {};
 #pragma unroll
       for (int n = 0; n < Tile::kPerRow; ++n) {
@@ -88,11 +106,17 @@ struct LazySoftmax {
   /// multiplied by `factor`.
   __device__ __forceinline__ void add_sink(int r, float sink, float& sum, float& factor) {
     const float sink_log2 = sink * 1.4426950409f, together = fmaxf(shift[r], sink_log2);
+    if (together == kMinusInfinity && sink == sink) return;
     factor = exp2f(shift[r] - together);
     sum = sum * factor + exp2f(sink_log2 - together);
     shift[r] = together;
   }
-  /// sum: row_sum over the lanes of the row.
+  /// sum: row_sum over the lanes of the row. The largest score's P is a term of it, and of l to the bit 1.
+  __device__ __forceinline__ RowStatistics statistics(int r, float sum, float scale_log2, float scale) const {
+    const float m = quad_max(largest[r]);
+    if (sum == 0) return {};
+    return {m * scale, __fdiv_rn(sum, exp2_approximately(fmaf(m, scale_log2, -shift[r])))};
+  }
   __device__ __forceinline__ float lse(int r, float sum) const {
     return sum == 0 ? kMinusInfinity : shift[r] * 0.6931471806f + logf(sum);
   }

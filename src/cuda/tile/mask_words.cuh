@@ -5,11 +5,6 @@
 
 namespace anyflash::cuda {
 
-/// The word whose first `count` bits are set.
-__device__ __forceinline__ std::uint64_t first_bits(int count) {
-  return count >= 64 ? ~0ull : count <= 0 ? 0ull : (1ull << count) - 1;
-}
-
 /// Hidden scores become -inf. word(r, cell): the row's word of keys 64 cell .. 64 cell + 63 of the tile.
 template <int kCols, class Word>
 __device__ __forceinline__ void apply_mask(AccumulatorTile<kCols>& s, const Word& word) {

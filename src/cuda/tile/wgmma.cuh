@@ -21,31 +21,20 @@ __device__ __forceinline__ void wgmma_wait() {
 #define ANYFLASH_C8(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
 #define ANYFLASH_C_32 ANYFLASH_C8(0, 1, 2, 3, 4, 5, 6, 7) ", " ANYFLASH_C8(8, 9, 10, 11, 12, 13, 14, 15) ", " \
   ANYFLASH_C8(16, 17, 18, 19, 20, 21, 22, 23) ", " ANYFLASH_C8(24, 25, 26, 27, 28, 29, 30, 31)
-#define ANYFLASH_C_40 ANYFLASH_C_32 ", " ANYFLASH_C8(32, 33, 34, 35, 36, 37, 38, 39)
-#define ANYFLASH_C_48 ANYFLASH_C_40 ", " ANYFLASH_C8(40, 41, 42, 43, 44, 45, 46, 47)
-#define ANYFLASH_C_56 ANYFLASH_C_48 ", " ANYFLASH_C8(48, 49, 50, 51, 52, 53, 54, 55)
-#define ANYFLASH_C_64 ANYFLASH_C_56 ", " ANYFLASH_C8(56, 57, 58, 59, 60, 61, 62, 63)
-#define ANYFLASH_C_72 ANYFLASH_C_64 ", " ANYFLASH_C8(64, 65, 66, 67, 68, 69, 70, 71)
-#define ANYFLASH_C_80 ANYFLASH_C_72 ", " ANYFLASH_C8(72, 73, 74, 75, 76, 77, 78, 79)
-#define ANYFLASH_C_88 ANYFLASH_C_80 ", " ANYFLASH_C8(80, 81, 82, 83, 84, 85, 86, 87)
-#define ANYFLASH_C_96 ANYFLASH_C_88 ", " ANYFLASH_C8(88, 89, 90, 91, 92, 93, 94, 95)
-#define ANYFLASH_C_128 ANYFLASH_C_96 ", " ANYFLASH_C8(96, 97, 98, 99, 100, 101, 102, 103) ", " \
+#define ANYFLASH_C_64 ANYFLASH_C_32 ", " ANYFLASH_C8(32, 33, 34, 35, 36, 37, 38, 39) ", " \
+  ANYFLASH_C8(40, 41, 42, 43, 44, 45, 46, 47) ", " ANYFLASH_C8(48, 49, 50, 51, 52, 53, 54, 55) ", " \
+  ANYFLASH_C8(56, 57, 58, 59, 60, 61, 62, 63)
+#define ANYFLASH_C_128 ANYFLASH_C_64 ", " ANYFLASH_C8(64, 65, 66, 67, 68, 69, 70, 71) ", " \
+  ANYFLASH_C8(72, 73, 74, 75, 76, 77, 78, 79) ", " ANYFLASH_C8(80, 81, 82, 83, 84, 85, 86, 87) ", " \
+  ANYFLASH_C8(88, 89, 90, 91, 92, 93, 94, 95) ", " ANYFLASH_C8(96, 97, 98, 99, 100, 101, 102, 103) ", " \
   ANYFLASH_C8(104, 105, 106, 107, 108, 109, 110, 111) ", " ANYFLASH_C8(112, 113, 114, 115, 116, 117, 118, 119) ", " \
   ANYFLASH_C8(120, 121, 122, 123, 124, 125, 126, 127)
 
 #define ANYFLASH_Q(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
-#define ANYFLASH_Q2(j) ANYFLASH_Q(j), ANYFLASH_Q(j + 1)
-#define ANYFLASH_Q4(j) ANYFLASH_Q2(j), ANYFLASH_Q2(j + 2)
+#define ANYFLASH_Q4(j) ANYFLASH_Q(j), ANYFLASH_Q(j + 1), ANYFLASH_Q(j + 2), ANYFLASH_Q(j + 3)
 #define ANYFLASH_Q8 ANYFLASH_Q4(0), ANYFLASH_Q4(4)
-#define ANYFLASH_Q10 ANYFLASH_Q8, ANYFLASH_Q2(8)
-#define ANYFLASH_Q12 ANYFLASH_Q8, ANYFLASH_Q4(8)
-#define ANYFLASH_Q14 ANYFLASH_Q12, ANYFLASH_Q2(12)
-#define ANYFLASH_Q16 ANYFLASH_Q12, ANYFLASH_Q4(12)
-#define ANYFLASH_Q18 ANYFLASH_Q16, ANYFLASH_Q2(16)
-#define ANYFLASH_Q20 ANYFLASH_Q16, ANYFLASH_Q4(16)
-#define ANYFLASH_Q22 ANYFLASH_Q20, ANYFLASH_Q2(20)
-#define ANYFLASH_Q24 ANYFLASH_Q20, ANYFLASH_Q4(20)
-#define ANYFLASH_Q32 ANYFLASH_Q24, ANYFLASH_Q4(24), ANYFLASH_Q4(28)
+#define ANYFLASH_Q16 ANYFLASH_Q8, ANYFLASH_Q4(8), ANYFLASH_Q4(12)
+#define ANYFLASH_Q32 ANYFLASH_Q16, ANYFLASH_Q4(16), ANYFLASH_Q4(20), ANYFLASH_Q4(24), ANYFLASH_Q4(28)
 // clang-format on
 
 // A descriptor's upper half: rows of 128 bytes, swizzled (1 << 30); groups of 8 rows lie 1024 bytes apart.
@@ -71,16 +60,9 @@ __device__ __forceinline__ void wgmma_wait() {
                  : ANYFLASH_Q##groups                                                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(int(sum)));                              \
   }
-#define ANYFLASH_WGMMA_SIZES(E, type)                            \
-  ANYFLASH_WGMMA(E, type, 64, 8, 32, 32, 33, 34, 35, 36, 37)     \
-  ANYFLASH_WGMMA(E, type, 80, 10, 40, 40, 41, 42, 43, 44, 45)    \
-  ANYFLASH_WGMMA(E, type, 96, 12, 48, 48, 49, 50, 51, 52, 53)    \
-  ANYFLASH_WGMMA(E, type, 112, 14, 56, 56, 57, 58, 59, 60, 61)   \
-  ANYFLASH_WGMMA(E, type, 128, 16, 64, 64, 65, 66, 67, 68, 69)   \
-  ANYFLASH_WGMMA(E, type, 144, 18, 72, 72, 73, 74, 75, 76, 77)   \
-  ANYFLASH_WGMMA(E, type, 160, 20, 80, 80, 81, 82, 83, 84, 85)   \
-  ANYFLASH_WGMMA(E, type, 176, 22, 88, 88, 89, 90, 91, 92, 93)   \
-  ANYFLASH_WGMMA(E, type, 192, 24, 96, 96, 97, 98, 99, 100, 101) \
+#define ANYFLASH_WGMMA_SIZES(E, type)                          \
+  ANYFLASH_WGMMA(E, type, 64, 8, 32, 32, 33, 34, 35, 36, 37)   \
+  ANYFLASH_WGMMA(E, type, 128, 16, 64, 64, 65, 66, 67, 68, 69) \
   ANYFLASH_WGMMA(E, type, 256, 32, 128, 128, 129, 130, 131, 132, 133)
 /// wgmma_abt: c (64 x N) = a (64 x 16) b^T (N x 16), plus c if `sum`; both by descriptor, K-major.
 /// wgmma_ab: c (64 x N) = a (64 x 16) b (16 x N), plus c if `sum`; a in registers, b by descriptor, MN-major.
