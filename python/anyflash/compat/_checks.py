@@ -107,6 +107,22 @@ def _cumulative(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
     return check
 
 
+def _whole(name: str, tokens: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
+    """Of Transformers' packed sequences. sizes: how many tokens there are, all of which are in a sequence."""
+
+    def check(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        numbers = given[0].tolist()
+        if numbers[0] != 0 or sorted(numbers) != numbers:
+            raise ValueError(f"{name}: expected numbers from 0 on that do not fall")
+        if numbers[-1] != sizes[0]:
+            raise ValueError(
+                f"{name}: ends at {numbers[-1]}, expected {sizes[0]}, as there are {tokens}; for generate, pad the "
+                "sequences instead"
+            )
+
+    return check
+
+
 def _used(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
     """given: the numbers in use of each sequence, the cumulative lengths."""
 
@@ -125,6 +141,8 @@ _CHECKS: dict[str, Callable[[Sequence[Tensor], Sequence[int]], None]] = {
     **{name: _pages(name) for name in ("block_table", "page_table", "cache_batch_idx")},
     **{f"cu_seqlens_{side}": _cumulative(side) for side in "qk"},
     **{f"seqused_{side}": _used(side) for side in "qk"},
+    "cu_seq_lens_q": _whole("cu_seq_lens_q", "queries"),
+    "cu_seq_lens_k": _whole("cu_seq_lens_k", "keys"),
 }
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
+from ..torch._rule import constant
+
 NAME = "anyflash"
 
 
@@ -22,8 +24,14 @@ def check(model: Any) -> None:
 
     Such a class reads the mask in the form that "eager" gets, or hands over half of what its own attention does.
     """
+    if line := _refusal(model):
+        raise ValueError(line)
+
+
+def _refusal(model: Any) -> str:
+    """The line for such a class, else none."""
     if _takes_others(model):
-        return
+        return ""
     since = _SINCE.get(getattr(model.config_class, "model_type", ""), "")
     line = f'attn_implementation: "{NAME}" for {model.__name__}, which computes attention by its own code'
     if since:
@@ -31,11 +39,11 @@ def check(model: Any) -> None:
     line += '; use "eager"'
     if getattr(model.config_class, "sub_configs", None):
         line += f', or name the parts that take it in a dict, as {{"text_config": "{NAME}"}}'
-    raise ValueError(line)
+    return line
 
 
 @functools.lru_cache(256)
-def _check_config_class(kind: Any) -> None:
+def _refusal_by_configuration(kind: Any) -> str:
     """By the models of the configuration's own file: "anyflash" may have been written into a configuration behind
     Transformers' back, after its model was made."""
     file = kind.__module__.replace(".configuration_", ".modeling_")
@@ -44,15 +52,18 @@ def _check_config_class(kind: Any) -> None:
         for one in vars(sys.modules.get(file, object)).values()
         if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == file
     ]
-    if models and not any(map(_takes_others, models)):
-        check(models[0])
+    return _refusal(models[0]) if models and not any(map(_takes_others, models)) else ""
 
 
 def check_config(config: Any) -> None:
-    own = [one for one in type(config).__mro__ if one.__module__.startswith("transformers.models.")]
-    kind: Any = own[0] if own else type(config)
-    if config is not None:
-        _check_config_class(kind)
+    if config is not None and (line := _refusal_of(type(config))):
+        raise ValueError(line)
+
+
+@constant  # torch.compile does not trace it
+def _refusal_of(kind: Any) -> str:
+    own = (one for one in kind.__mro__ if one.__module__.startswith("transformers.models."))
+    return _refusal_by_configuration(next(own, kind))
 
 
 def _takes_others(model: Any) -> bool:
@@ -130,10 +141,10 @@ def is_no_flash_attention() -> None:
 
     @functools.wraps(asked)
     def is_flash_attention_requested(
-        config: Any = None, requested_attention_implementation: str | None = None, version: Any = None
+        config: Any = None, requested_attention_implementation: str | None = None, *rest: Any, **more: Any
     ) -> Any:
         name = requested_attention_implementation if config is None else config._attn_implementation
-        return name != NAME and asked(config, requested_attention_implementation, version)
+        return name != NAME and asked(config, requested_attention_implementation, *rest, **more)
 
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name_of_it) is asked:
