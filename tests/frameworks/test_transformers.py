@@ -5,9 +5,11 @@ import copy
 import logging
 
 import anyflash.transformers
+import architectures
 import pytest
 import torch
 import transformers
+from anyflash.transformers import _models
 from anyflash.transformers import attention_forward as forward
 from devices import DEVICE
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -501,6 +503,24 @@ def test_a_name_written_into_the_configuration_afterwards_is_refused_too(name, o
     model = torch.compile(model, backend="eager") if compiled else model
     with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for .*; use "eager"$'):
         model(IDS.cpu(), attention_mask=MASKS["left"].cpu())
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("name", _models._SINCE)
+def test_where_a_version_is_named_that_version_works(name):
+    if tuple(map(int, _models._SINCE[name].split("."))) <= tuple(map(int, transformers.__version__.split(".")[:2])):
+        _models.check(getattr(transformers, architectures.class_names(name)[0]))
+
+
+def test_a_model_that_newer_versions_take_is_refused_with_the_version(monkeypatch):
+    monkeypatch.setattr(_models, "_takes_others", lambda model: False)
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    with pytest.raises(ValueError) as raised:
+        make("bert")
+    assert str(raised.value) == (
+        'attn_implementation: "anyflash" for BertModel, which computes attention by its own code in Transformers 4.57.1; '
+        'use 5.0 or newer, or "eager"'
+    )
 
 
 @pytest.mark.parametrize("name", ["bloom", "gpt_neo"])

@@ -16,7 +16,16 @@ from ..torch._rule import constant
 NAME = "anyflash"
 
 
-_SINCE = {"bert": "5.0", "modernbert": "5.3", "t5": "5.16"}  # versions of Transformers, by the type of model
+# Versions of Transformers that the types of models were seen to work with; those before them are refused.
+_VERSIONS = {
+    "5.0": """albert bert bert-generation camembert data2vec-text distilbert electra ernie mobilebert olmoe phimoe qwen2_moe
+        roberta roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl""",
+    "5.3": "modernbert",
+    "5.16": """altclip beit chinese_clip chinese_clip_vision_model clipseg ctrl diffllama jetmoe moshi mt5 nemotron owlv2
+        owlvit seamless_m4t stablelm t5 umt5 wav2vec2-conformer""",
+    "5.24": "codegen gptj layoutlm",
+}
+_SINCE = {name: version for version, names in _VERSIONS.items() for name in names.split()}
 
 
 def check(model: Any) -> None:
@@ -34,9 +43,8 @@ def _refusal(model: Any) -> str:
         return ""
     since = _SINCE.get(getattr(model.config_class, "model_type", ""), "")
     line = f'attn_implementation: "{NAME}" for {model.__name__}, which computes attention by its own code'
-    if since:
-        line += f" in Transformers {transformers.__version__}; use {since} or newer"
-    line += '; use "eager"'
+    line += f" in Transformers {transformers.__version__}; use {since} or newer, or" if since else "; use"
+    line += ' "eager"'
     if getattr(model.config_class, "sub_configs", None):
         line += f', or name the parts that take it in a dict, as {{"text_config": "{NAME}"}}'
     return line
