@@ -95,7 +95,7 @@ def attention_forward(
         chosen = _chosen(module, query, key, indices, block_indices)
     packed = _packed(query, key, cu_seq_lens_q, cu_seq_lens_k)
     if dropout > 0.0:
-        if packed is not None:
+        if packed is not None and packed[0].shape[0] > 2:
             raise ValueError(f"dropout: {dropout} with cu_seq_lens_q, expected 0; set attention_dropout=0")
         if causal:
             seen = torch.ones(1, 1, query.shape[2], keys, dtype=torch.bool, device=query.device)
