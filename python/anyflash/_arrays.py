@@ -44,6 +44,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
     if writable and framework in _IMMUTABLE:
         raise ValueError(f"{start}a {_IMMUTABLE[framework]} array cannot be written into, leave it out")
     if getattr(array, "requires_grad", False) is True:
+        if framework == "torch" and not writable and not sys.modules["torch"].is_grad_enabled():
+            return capsule_of(array.detach(), name, writable)
         recording = "use anyflash.torch.attention, or " if framework == "torch" else ""
         raise ValueError(
             f"{start}requires a gradient, and this call records none; {recording}pass {name}.detach() and use "

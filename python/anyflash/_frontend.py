@@ -15,14 +15,14 @@ NESTED = "a nested tensor, expected a plain one"
 
 def refuse_tables(tables: Mapping[str, Any] | None) -> None:
     """Of a call whose rule is a Rule."""
-    _check_mapping(tables)
+    check_mapping(tables)
     if tables:
         raise ValueError("tables: given with a Rule, expected with a rule's text alone")
 
 
 def given_tables(tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Of a call whose rule is a text."""
-    _check_mapping(tables)
+    check_mapping(tables)
     for name in tables or ():
         if not isinstance(name, str):
             raise TypeError(f"tables: a name of type {echoed(type(name).__name__)}, expected a word")
@@ -31,7 +31,8 @@ def given_tables(tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return tables or {}
 
 
-def _check_mapping(tables: Any) -> None:
+def check_mapping(tables: Any) -> None:
+    """Of whatever is given as tables by name: empty ones too."""
     if tables.__class__ is not dict and not isinstance(tables, (Mapping, type(None))):
         raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
 

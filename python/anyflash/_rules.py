@@ -13,6 +13,7 @@ from typing import Any, Protocol, SupportsIndex
 
 from . import _core
 from ._core import Rule
+from ._frontend import check_mapping
 
 _PerDimension = SupportsIndex | Sequence[SupportsIndex]
 
@@ -135,4 +136,5 @@ def parse_rule(text: str, tables: Mapping[str, _Array] | None = None) -> Rule:
     tables: the arrays that stand in the text by name, as in parse_rule("documents(ids, ids)", {"ids": ids}); they are
     kept, not copied, and the text must name each. Raises ValueError, naming the column where it fails, or TypeError.
     """
+    check_mapping(tables)
     return _core.parse_rule(text, tables)

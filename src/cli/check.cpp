@@ -185,11 +185,15 @@ void check_input(const CheckArguments& arguments) {
   const auto dlse = inputs.find("dlse");
   inputs.refuse_unused();
   const bool forward_only = call.options.page_table.given();
+  for (const auto* gradient : {dout ? "dout" : nullptr, dlse ? "dlse" : nullptr})
+    if (forward_only && gradient)
+      fail(std::string(gradient) + ": given with page_table, which has no backward; leave it out, with --without " +
+           gradient + " if it is in an input file");
   if (!dout && !forward_only) dout = random_dout(call, arguments.seed);
   Bar bar(arguments.call, call.q.type);
   std::vector<Line> lines;
   progress.step("comparing");
-  for (const auto& one : compare(call, dout && !forward_only ? &*dout : nullptr, dlse ? &*dlse : nullptr)) {
+  for (const auto& one : compare(call, dout ? &*dout : nullptr, dlse ? &*dlse : nullptr)) {
     lines.emplace_back(call.rule);
     lines.back().add({one}, call.options.rule.text(), bar);
   }

@@ -56,7 +56,18 @@ bool Inputs::names_file(const std::string& path) const {
   return std::any_of(files_.begin(), files_.end(), by_file) || std::any_of(assigned_.begin(), assigned_.end(), by_name);
 }
 
-void Inputs::hide(const std::string& name) { hidden_.push_back(name); }
+void Inputs::hide(const std::string& name) {
+  const auto known = names();
+  if (!assigned_.contains(name) && std::find(known.begin(), known.end(), name) == known.end())
+    fail("--without: no tensor '" + name + "' is given" + did_you_mean(name, known));
+  hidden_.push_back(name);
+}
+
+Names Inputs::names() const {
+  Names all;
+  for (const auto& file : files_) all.insert(all.end(), file.names.begin(), file.names.end());
+  return all;
+}
 
 std::optional<OwnedTensor> Inputs::find(const std::string& name) {
   if (std::find(hidden_.begin(), hidden_.end(), name) != hidden_.end()) return {};
@@ -69,24 +80,24 @@ OwnedTensor Inputs::get(const std::string& name, const std::string& option) {
   if (files_.empty()) fail(name + ": not given; use --input or " + option);
   std::string has;
   int more = 0;
-  Names known;
-  for (const auto& file : files_)
-    for (const auto& entry : file.names) {
-      known.push_back(entry);
-      if (has.size() < 60) has += (has.empty() ? "" : ", ") + entry;
-      else ++more;
-    }
+  const auto known = names();
+  for (const auto& entry : known)
+    if (has.size() < 60) has += std::string(has.empty() ? "" : ", ").append(entry);
+    else ++more;
   if (more > 0) has += " and " + std::to_string(more) + " more";
   fail(name + ": not in " + files_.front().path + (files_.size() > 1 ? " or the other input files" : "") +
        ", which has " + (has.empty() ? "no tensor" : has) + "; name it with " + option + did_you_mean(name, known));
 }
 
-void Inputs::refuse_unused() const {
+void Inputs::refuse_unused(const Names& of_backward) const {
   Names used;
   for (const auto& [name, tensor] : read_) used.push_back(name);
-  for (const auto& [name, where] : assigned_)
-    if (!read_.contains(name))
-      fail(name + ": given, expected a tensor that the command or its rule uses" + did_you_mean(name, used));
+  for (const auto& [name, where] : assigned_) {
+    if (read_.contains(name)) continue;
+    if (std::find(of_backward.begin(), of_backward.end(), name) != of_backward.end())
+      fail(name + ": given without --backward, which uses it");
+    fail(name + ": given, expected a tensor that the command or its rule uses" + did_you_mean(name, used));
+  }
 }
 
 std::optional<OwnedTensor> Inputs::load(const std::string& name) {

@@ -1,6 +1,8 @@
 // The tensors of a call by name, from archives and single files, as the command line names them.
 #pragma once
 
+#include <anyflash/names.h>
+
 #include <map>
 #include <optional>
 #include <string>
@@ -23,16 +25,18 @@ class Inputs {
   void assign(const std::string& assignment);
   /// Is it, by whatever path, a file that tensors are looked for in?
   bool names_file(const std::string& path) const;
-  void hide(const std::string& name);  ///< the tensor is not used even if an input file has it
+  /// The tensor is not used even if an input file has it. Throws Error if there is none of the name.
+  void hide(const std::string& name);
 
   /// The tensor, read once; nothing if no file has it. Throws Error if it is assigned and cannot be read.
   std::optional<OwnedTensor> find(const std::string& name);
   /// Throws Error if it is not there; `option` is the option that would name it.
   OwnedTensor get(const std::string& name, const std::string& option = "--tensor NAME=FILE");
-  /// Throws Error if a tensor is assigned that nobody has looked for.
-  void refuse_unused() const;
+  /// Throws Error if a tensor is assigned that nobody has looked for. of_backward: what --backward would look for.
+  void refuse_unused(const Names& of_backward = {}) const;
 
  private:
+  Names names() const;  ///< of the input files' tensors
   std::optional<OwnedTensor> load(const std::string& name);
   std::optional<OwnedTensor> from_files(const std::string& entry);
 

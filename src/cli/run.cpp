@@ -40,7 +40,7 @@ void run_command(const RunArguments& arguments) {
     dout = inputs.get("dout", "--dout");
     dlse = inputs.find("dlse");
   }
-  inputs.refuse_unused();
+  inputs.refuse_unused({"dout", "dlse"});
 
   progress.step("forward");
   const auto start = std::chrono::steady_clock::now();

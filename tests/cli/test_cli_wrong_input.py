@@ -27,6 +27,9 @@ def folder(tmp_path):
         tmp_path / "tables.npz",
         {"mask": np.ones((5, 6), bool), "ids": np.zeros(6, np.float32), "ids3": np.zeros(3, int)},
     )
+    pages = {"page_table": np.zeros((1, 1), np.int32), "key_lengths": np.array([3], np.int32)}
+    save(tmp_path / "pages.npz", {**pages, "k": normal(2, 1, 4, 2, 8)})
+    save(tmp_path / "dlse.npz", {"dlse": normal(3, 1, 2, 6)})
     save(tmp_path / "bias.npz", {"bias": np.zeros((2, 3), np.float32)})
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "link.npz").symlink_to("qkv.npz")
@@ -36,6 +39,7 @@ def folder(tmp_path):
 
 
 RUN = ["run", "--input", "qkv.npz", "--output", "out.npz"]
+PAGED = ["--query", "qkv.npz:q", "--key", "pages.npz:k", "--value", "pages.npz:k", "--input", "pages.npz"]
 CALLS = {  # the arguments, a part of the line
     "no command": ([], "no command; 'anyflash --help' lists them"),
     "unknown command": (["frobnicate"], "no command 'frobnicate'"),
@@ -82,9 +86,15 @@ CALLS = {  # the arguments, a part of the line
         [*RUN, "--tensor", "sinks=tables.npz:ids3"],
         "sinks: given, expected a tensor that the command or its rule uses, did you mean 'sink'?",
     ),
-    "dout of a forward call": (
-        [*RUN, "--dout", "qkv.npz:q"],
-        "dout: given, expected a tensor that the command or its rule uses",
+    "dout of a forward call": ([*RUN, "--dout", "qkv.npz:q"], "dout: given without --backward, which uses it"),
+    "dlse of a forward call": ([*RUN, "--tensor", "dlse=q"], "dlse: given without --backward, which uses it"),
+    "dout of a check with pages": (
+        ["check", *PAGED, "--dout", "qkv.npz:q"],
+        "dout: given with page_table, which has no backward; leave it out",
+    ),
+    "dlse in an input file of a check with pages": (
+        ["check", *PAGED, "--input", "dlse.npz"],
+        "dlse: given with page_table, which has no backward; leave it out, with --without dlse if it is in an input",
     ),
     "a table that the rule explained does not name": (
         ["explain", "--shape", "4", "--tensor", "ids=tables.npz"],
@@ -97,6 +107,11 @@ CALLS = {  # the arguments, a part of the line
     "neither file nor entry": (
         [*RUN, "--query", "z"],
         "q: 'z' is neither a .npy, .npz or .safetensors file nor in an input",
+    ),
+    "entry left out that is not there": ([*RUN, "--without", "ids3"], "--without: no tensor 'ids3' is given"),
+    "misspelt entry left out": (
+        [*RUN, "--input", "bias.npz", "--without", "bais"],
+        "--without: no tensor 'bais' is given, did you mean 'bias'?",
     ),
     "entry left out": ([*RUN, "--without", "k"], "k: not in qkv.npz, which has q, k, v"),
     "no dout": ([*RUN, "--backward"], "dout: not in qkv.npz, which has q, k, v; name it with --dout"),

@@ -29,6 +29,20 @@ inline void set_bias(Case& c, bool b, bool h, bool i, bool j) {
 inline constexpr ElementType all_types[] = {ElementType::float16, ElementType::bfloat16, ElementType::float32,
                                             ElementType::float64};
 
+inline void for_keys_that_fill_blocks_in_part(const std::function<void(Case&)>& expect) {
+  const std::int64_t sizes[][2] = {{16, 16}, {5, 16}, {3, 20}, {16, 33}, {2, 63}, {40, 5}, {70, 113}};
+  for (auto [n_q, n_k] : sizes)
+    for (auto type : all_types)
+      for (const bool causal : {false, true}) {
+        SCOPED_TRACE(testing::Message() << n_q << " " << n_k << " " << anyflash::element_name(type) << " " << causal);
+        Case c = base();
+        if (causal) make_causal(c);
+        c.type = type, c.d_qk = 64, c.d_v = 32;  // whole vectors: some products read rows where they lie
+        c.q_shape = {n_q}, c.k_shape = {n_k};
+        expect(c);
+      }
+}
+
 /// Every fourth key, 9 of them to each side.
 inline Case strided_local() {
   Case c = base();

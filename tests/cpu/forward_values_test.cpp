@@ -105,17 +105,7 @@ TEST(ForwardValues, SequenceLengths) {
 }
 
 TEST(ForwardValues, KeysThatFillBlocksInPart) {
-  const std::int64_t sizes[][2] = {{16, 16}, {5, 16}, {3, 20}, {16, 33}, {2, 63}, {40, 5}, {70, 113}};
-  for (auto [n_q, n_k] : sizes)
-    for (auto type : all_types)
-      for (const bool causal : {false, true}) {
-        SCOPED_TRACE(testing::Message() << n_q << " " << n_k << " " << anyflash::element_name(type) << " " << causal);
-        Case c = base();
-        if (causal) make_causal(c);
-        c.type = type, c.d_qk = 64, c.d_v = 32;  // whole vectors: some products read rows where they lie
-        c.q_shape = {n_q}, c.k_shape = {n_k};
-        expect_forward(c, 61);
-      }
+  for_keys_that_fill_blocks_in_part([](const Case& c) { expect_forward(c, 61); });
 }
 
 TEST(ForwardValues, GroupedHeads) {

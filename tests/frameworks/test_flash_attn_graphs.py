@@ -209,6 +209,16 @@ def test_version_3(numbers, backend, name):
             call(*tensors, **given | wrong)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_a_sink(numbers, backend):
+    tensors = [numbers(2, 5, 4, 8).requires_grad_(), numbers(4).requires_grad_()]
+    call = lambda q, sink: flash_attn_interface.flash_attn_func(q, q, q, causal=True, s_aux=sink)
+    outs = call(*tensors), compiled(call, backend)(*tensors)
+    torch.testing.assert_close(*outs)
+    for one, other in zip(*(torch.autograd.grad(out.sin().sum(), tensors) for out in outs)):
+        torch.testing.assert_close(one, other)
+
+
 class Decoder(torch.nn.Module):
     def forward(self, q, k_cache, v_cache, k, lengths, leftpad):
         return attend(q, k_cache, v_cache, k, cache_seqlens=lengths, cache_leftpad=leftpad)

@@ -259,6 +259,7 @@ def test_what_is_not_offered_of_version_3_is_refused(name):
 
 
 @pytest.mark.of_the_cpu
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     "wrong, line",
     [
@@ -268,7 +269,8 @@ def test_what_is_not_offered_of_version_3_is_refused(name):
         ("four", "type str"),
     ],
 )
-def test_a_wrong_sink_is_named_as_it_was_given(wrong, line):
+def test_a_wrong_sink_is_named_as_it_was_given(wrong, line, compiled):
+    torch._dynamo.reset()
     ends = torch.tensor([0, 5], dtype=torch.int32)
     for call in (
         lambda: flash_attn_interface.flash_attn_func(Y, Y, Y, s_aux=wrong),
@@ -276,7 +278,7 @@ def test_a_wrong_sink_is_named_as_it_was_given(wrong, line):
         lambda: flash_attn_interface.flash_attn_with_kvcache(Y, Y, Y, s_aux=wrong),
     ):
         with pytest.raises((ValueError, TypeError), match=f"^s_aux: {line}[^\n]*$"):
-            call()
+            (torch.compile(call, backend="aot_eager", fullgraph=line != "type str") if compiled else call)()
 
 
 @pytest.mark.of_the_cpu

@@ -5,9 +5,11 @@ import copy
 import logging
 
 import anyflash.transformers
+import architectures
 import pytest
 import torch
 import transformers
+from anyflash.transformers import _models
 from anyflash.transformers import attention_forward as forward
 from devices import DEVICE
 from transformers import BertConfig, BertModel, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -220,6 +222,12 @@ def test_weights_asked_for_are_said_to_be_missing(calls, warnings):
     ]
 
 
+def test_weights_asked_for_in_a_graph_are_said_to_be_missing(qkv, warnings):
+    attend = lambda *qkv: forward(torch.nn.Module(), *qkv, None, is_causal=True, output_attentions=True)[0]
+    torch.testing.assert_close(torch.compile(attend, backend="eager", fullgraph=True)(*qkv), attend(*qkv))
+    assert len(warnings()) == 1
+
+
 def test_other_names_with_flash_are_still_flash_attention():
     from transformers.utils.generic import is_flash_attention_requested as asked
 
@@ -281,6 +289,7 @@ def test_sinks_for_each_query(qkv, numbers):
 
 
 def test_arguments_without_effect(qkv):
+    qkv = [x[:1] for x in qkv]
     expected, _ = forward(torch.nn.Module(), *qkv, CAUSAL)
     given = dict(
         sliding_window=3,
@@ -335,7 +344,8 @@ UNKNOWN = {
     "cache: a paged cache, expected one of Transformers' own kinds; use generate, not generate_batch": dict(
         cache=object()
     ),
-    "cu_seq_lens_q: 3 sequences in a batch of 2, expected 1": dict(cu_seq_lens_k=ENDS),
+    "cu_seq_lens_q: given with a batch of 2, expected 1; pad the sequences instead": dict(cu_seq_lens_k=ENDS[::3]),
+    "cu_seq_lens_q: 1 numbers, expected sequences + 1": dict(cu_seq_lens_k=ENDS[:1], batch=1),
     "cu_seq_lens_k: expected a tensor of rank 1 of int32 or int64, the cumulative lengths": dict(cu_seq_lens_k=[0, 6]),
     "cu_seq_lens_k: 2 numbers, expected 4 as cu_seq_lens_q": dict(cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[::3]),
     "dropout: 0.5 with cu_seq_lens_q, expected 0; set attention_dropout=0": dict(
@@ -353,6 +363,37 @@ def test_other_arguments_are_refused(qkv, message):
     with pytest.raises(ValueError) as raised:
         forward(torch.nn.Module(), *qkv, None, is_causal=True, **given)
     assert str(raised.value) == message
+
+
+WRONG_ENDS = {
+    "cu_seq_lens_q: ends at 5, expected 6, as there are queries": ([0, 5], [0, 6]),
+    "cu_seq_lens_k: ends at 7, expected 6, as there are keys": ([0, 6], [0, 7]),
+    "cu_seq_lens_q: expected numbers from 0 on that do not fall": ([1, 6], None),
+    "cu_seq_lens_k: ends at 4, expected 6, as there are keys": ([0, 2, 6], [0, 1, 4]),
+    "cu_seq_lens_k: expected numbers from 0 on that do not fall": ([0, 2, 3, 6], [0, 4, 3, 6]),
+}
+
+
+@pytest.mark.of_the_cpu  # on a GPU nobody waits for the numbers
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("line", WRONG_ENDS)
+def test_lengths_that_are_not_those_of_the_tokens_are_refused(qkv, line, compiled):
+    def attend(q, k, v, ends):
+        return forward(torch.nn.Module(), q, k, v, None, is_causal=True, cu_seq_lens_q=ends[0], cu_seq_lens_k=ends[1])
+
+    call = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiled else attend
+    ends = [None if one is None else torch.tensor(one) for one in WRONG_ENDS[line]]
+    with pytest.raises(ValueError, match=f"^{line}[^\n]*$"):
+        call(*(x[:1] for x in qkv), ends)
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("ends", [[0, 13], [0, 5, 13]])
+def test_packed_sequences_are_not_generated_from(ends):
+    ends = torch.tensor(ends, dtype=torch.int32)
+    line = "^cu_seq_lens_q: ends at 13, expected 1, as there are queries; for generate, pad the sequences instead$"
+    with pytest.raises(ValueError, match=line):
+        make("llama")[1].generate(IDS[:1], cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_new_tokens=2)
 
 
 @pytest.mark.of_the_cpu  # on a GPU nobody waits for the numbers
@@ -449,17 +490,37 @@ def test_models_with_an_attention_of_their_own_are_refused(name, way):
     )
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("own_class", [False, True])
 @pytest.mark.parametrize("name", ["bloom", "roformer"])
-def test_a_name_written_into_the_configuration_afterwards_is_refused_too(name, own_class):
+def test_a_name_written_into_the_configuration_afterwards_is_refused_too(name, own_class, compiled):
     """When a mask is made; a model that makes none computes what it did."""
     kind, config = ALONE[name]
     config = copy.deepcopy(config)
     config.__class__ = type("Mine", (type(config),), {"__module__": "__main__"}) if own_class else type(config)
     model = kind(config).eval()
     with_ours(model.config)
+    model = torch.compile(model, backend="eager") if compiled else model
     with pytest.raises(ValueError, match='^attn_implementation: "anyflash" for .*; use "eager"$'):
         model(IDS.cpu(), attention_mask=MASKS["left"].cpu())
+
+
+@pytest.mark.of_the_cpu
+@pytest.mark.parametrize("name", _models._SINCE)
+def test_where_a_version_is_named_that_version_works(name):
+    if tuple(map(int, _models._SINCE[name].split("."))) <= tuple(map(int, transformers.__version__.split(".")[:2])):
+        _models.check(getattr(transformers, architectures.class_names(name)[0]))
+
+
+def test_a_model_that_newer_versions_take_is_refused_with_the_version(monkeypatch):
+    monkeypatch.setattr(_models, "_takes_others", lambda model: False)
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    with pytest.raises(ValueError) as raised:
+        make("bert")
+    assert str(raised.value) == (
+        'attn_implementation: "anyflash" for BertModel, which computes attention by its own code in Transformers 4.57.1; '
+        'use 5.0 or newer, or "eager"'
+    )
 
 
 @pytest.mark.parametrize("name", ["bloom", "gpt_neo"])

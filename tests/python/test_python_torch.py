@@ -115,6 +115,22 @@ def test_results_outlive_the_call(qkv):
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_requires_a_gradient_is_taken_where_none_is_recorded(qkv, mode):
+    ids = torch.arange(17) // 5
+    out, lse = af.attention(*qkv, return_lse=True)
+    gradients = af.attention_backward(out, *qkv, out, lse)
+    parameters = [torch.nn.Parameter(x) for x in (*qkv, torch.zeros(2))]
+    with mode():
+        *qkv, sink = parameters
+        assert torch.equal(af.attention(*qkv), out)
+        assert not torch.equal(af.attention(*qkv, sink=sink, rule=af.documents(ids)), out)
+        for one, other in zip(af.attention_backward(out, *qkv, out, lse)[:3], gradients):
+            assert torch.equal(one, other) and not one.requires_grad
+        with pytest.raises(ValueError, match="^out: requires a gradient, and this call records none; "):
+            af.attention(*qkv, out=torch.nn.Parameter(out))
+
+
 complex_numbers = torch.complex(numbers(8, 1, 2, 17, 16), numbers(9, 1, 2, 17, 16))
 gradient = (
     "requires a gradient, and this call records none; use anyflash.torch.attention, or pass key.detach() and use "

@@ -175,16 +175,15 @@ RULES = {
         ValueError,
         "tables: 3, which the rule's text does not name",
     ),
-    "tables of no names": (
-        lambda: af.parse_rule("causal()", 3),
-        TypeError,
-        "tables: type int, expected arrays by name",
-    ),
-    "tables in a list": (
-        lambda: af.parse_rule("causal()", [3]),
-        TypeError,
-        "tables: type list, expected arrays by name",
-    ),
+    **{
+        f"{text} with {tables!r}": (
+            lambda text=text, tables=tables: af.parse_rule(text, tables),
+            TypeError,
+            f"tables: type {type(tables).__name__}, expected arrays by name",
+        )
+        for text in ("causal()", "documents(ids, ids)")
+        for tables in (3, [3], [], (), "", set(), np.zeros(0))
+    },
     "pattern too large": (
         lambda: af.explain(af.full(), 1 << 20).pattern,
         ValueError,

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .._rules import full
+from ..torch._attention import is_sharded, plain_options
 from ..torch._op import _OPTIONS, packed
 from ..torch._rule import given_rule, parts_of
 
 _library = torch.library.Library("anyflash", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _library.define("checked(Tensor[] given, str check, SymInt[] sizes) -> Tensor", tags=_TAGS)
+_library.define("checked_sink(Tensor s_aux, Tensor q) -> Tensor", tags=_TAGS)
 _library.define(f"checked_call(Tensor lengths, Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> Tensor", tags=_TAGS)
 
 
@@ -107,6 +110,22 @@ def _cumulative(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
     return check
 
 
+def _whole(name: str, tokens: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
+    """Of Transformers' packed sequences. sizes: how many tokens there are, all of which are in a sequence."""
+
+    def check(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
+        numbers = given[0].tolist()
+        if numbers[0] != 0 or sorted(numbers) != numbers:
+            raise ValueError(f"{name}: expected numbers from 0 on that do not fall")
+        if numbers[-1] != sizes[0]:
+            raise ValueError(
+                f"{name}: ends at {numbers[-1]}, expected {sizes[0]}, as there are {tokens}; for generate, pad the "
+                "sequences instead"
+            )
+
+    return check
+
+
 def _used(side: str) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
     """given: the numbers in use of each sequence, the cumulative lengths."""
 
@@ -125,6 +144,8 @@ _CHECKS: dict[str, Callable[[Sequence[Tensor], Sequence[int]], None]] = {
     **{name: _pages(name) for name in ("block_table", "page_table", "cache_batch_idx")},
     **{f"cu_seqlens_{side}": _cumulative(side) for side in "qk"},
     **{f"seqused_{side}": _used(side) for side in "qk"},
+    "cu_seq_lens_q": _whole("cu_seq_lens_q", "queries"),
+    "cu_seq_lens_k": _whole("cu_seq_lens_k", "keys"),
 }
 
 
@@ -192,3 +213,34 @@ def _checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: An
 for _device in ("CPU", "CUDA"):
     _library.impl("checked_call", _checked_call, _device)
 torch.library.register_fake("anyflash::checked_call", lambda lengths, *_: torch.empty_like(lengths), lib=_library)
+
+
+def with_s_aux(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """The function's result. Its errors name the sink as FlashAttention-3's callers do."""
+    try:
+        return function(*given, **options)
+    except (ValueError, TypeError) as error:
+        line = str(error)
+        if not line.startswith("sink:"):
+            raise
+        raise type(error)(f"s_aux{line.removeprefix('sink')}") from None
+
+
+def checked_sink(s_aux: Any, q: Any) -> Any:
+    """s_aux; in a compiled call, whose errors with_s_aux does not see, once it is known that attention takes it."""
+    compiled = torch.compiler.is_compiling() and isinstance(s_aux, Tensor) and isinstance(q, Tensor)
+    if not compiled or q.dim() < 3 or s_aux.device != q.device or is_sharded(q, s_aux):
+        return s_aux
+    return torch.ops.anyflash.checked_sink(s_aux, q)
+
+
+def _checked_sink(s_aux: Tensor, q: Tensor) -> Tensor:
+    nothing, options = q.new_empty(1, q.shape[-2], 0, q.shape[-1]), plain_options(full(), None)
+    with_s_aux(_core.result_shapes, nothing, nothing, nothing, (*options[:7], s_aux.detach(), *options[8:]))
+    return s_aux.clone()
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("checked_sink", _checked_sink, _device)
+torch.library.register_fake("anyflash::checked_sink", lambda s_aux, q: torch.empty_like(s_aux), lib=_library)
+torch.library.register_autograd("anyflash::checked_sink", lambda ctx, gradient: (gradient, None), lib=_library)

@@ -12,7 +12,7 @@ anyflash.compat.flash_attn, the differences too. Beyond it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .._frontend import truth
 from ..torch import attention
+from ._checks import checked_sink, with_s_aux
 from ._kvcache import with_cache
 from ._shared import check_tensor, options
 from ._varlen import attend
@@ -62,8 +63,15 @@ def flash_attn_func(
     """
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = options(0.0, softmax_scale, causal, window_size, softcap, deterministic)
-    return _with_s_aux(
-        attention, q, k, v, layout="bshd", sink=s_aux, return_lse=truth("return_attn_probs", return_attn_probs), **call
+    return with_s_aux(
+        attention,
+        q,
+        k,
+        v,
+        layout="bshd",
+        sink=checked_sink(s_aux, q),
+        return_lse=truth("return_attn_probs", return_attn_probs),
+        **call,
     )
 
 
@@ -148,8 +156,8 @@ def flash_attn_varlen_func(
     """
     _refuse(attention_chunk, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     call = options(0.0, softmax_scale, causal, window_size, softcap, deterministic)
-    call |= dict(alibi_slopes=None, sink=s_aux)
-    return _with_s_aux(
+    call |= dict(alibi_slopes=None, sink=checked_sink(s_aux, q))
+    return with_s_aux(
         attend,
         q,
         k,
@@ -213,7 +221,7 @@ def flash_attn_with_kvcache(
         rotary_seqlens=rotary_seqlens,
         scheduler_metadata=scheduler_metadata,
     )
-    made = _with_s_aux(
+    made = with_s_aux(
         with_cache,
         q,
         k_cache,
@@ -233,7 +241,7 @@ def flash_attn_with_kvcache(
         rotary_interleaved,
         None,
         return_softmax_lse,
-        s_aux,
+        checked_sink(s_aux, q),
         "page_table",
     )
     return (*made, made[0].new_empty(0), made[0].new_empty(0)) if isinstance(made, tuple) else made
@@ -289,17 +297,6 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
 ) -> None:
     """None, which flash_attn_with_kvcache takes as scheduler_metadata: anyflash plans its calls itself."""
-
-
-def _with_s_aux(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """The function's result. Its errors name the sink as the caller does."""
-    try:
-        return function(*given, **options)
-    except (ValueError, TypeError) as error:
-        line = str(error)
-        if not line.startswith("sink:"):
-            raise
-        raise type(error)(f"s_aux{line.removeprefix('sink')}") from None
 
 
 def _refuse(attention_chunk: int, **given: Any) -> None:

@@ -24,7 +24,9 @@ import transformers
 from torch import Tensor
 
 from .. import _rules
+from ..compat._checks import checked, traced
 from ..torch import attention
+from ..torch._rule import constant
 
 if not hasattr(transformers.PreTrainedModel, "get_correct_attn_implementation"):
     raise ImportError(f"transformers: version {transformers.__version__}, expected 4.57 or newer")
@@ -91,9 +93,9 @@ def attention_forward(
     chosen = None
     if indices is not None or block_indices is not None:
         chosen = _chosen(module, query, key, indices, block_indices)
-    packed = _packed(query, cu_seq_lens_q, cu_seq_lens_k)
+    packed = _packed(query, key, cu_seq_lens_q, cu_seq_lens_k)
     if dropout > 0.0:
-        if packed is not None:
+        if packed is not None and packed[0].shape[0] > 2:
             raise ValueError(f"dropout: {dropout} with cu_seq_lens_q, expected 0; set attention_dropout=0")
         if causal:
             seen = torch.ones(1, 1, query.shape[2], keys, dtype=torch.bool, device=query.device)
@@ -182,8 +184,8 @@ def _is_causal(module: Any, is_causal: bool | None, queries: int, keys: int) -> 
     return is_causal
 
 
-def _packed(query: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None:
-    """Cumulative lengths of sequences that lie end to end; None for one sequence."""
+def _packed(query: Tensor, key: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None:
+    """Cumulative lengths of sequences that lie end to end; None where they are known to be of one sequence."""
     for name, given in (("cu_seq_lens_q", cu_q), ("cu_seq_lens_k", cu_k)):
         if given is None:
             continue
@@ -194,11 +196,15 @@ def _packed(query: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None
     cu_q, cu_k = cu_k if cu_q is None else cu_q, cu_q if cu_k is None else cu_k
     if cu_q.shape != cu_k.shape:
         raise ValueError(f"cu_seq_lens_k: {cu_k.shape[0]} numbers, expected {cu_q.shape[0]} as cu_seq_lens_q")
-    if cu_q.shape[0] <= 2:
-        return None
+    if cu_q.shape[0] < 2:
+        raise ValueError(f"cu_seq_lens_q: {cu_q.shape[0]} numbers, expected sequences + 1")
     if query.shape[0] != 1:
-        raise ValueError(f"cu_seq_lens_q: {cu_q.shape[0] - 1} sequences in a batch of {query.shape[0]}, expected 1")
-    return cu_q, cu_k
+        raise ValueError(
+            f"cu_seq_lens_q: given with a batch of {query.shape[0]}, expected 1; pad the sequences instead"
+        )
+    cu_q = checked("cu_seq_lens_q", cu_q, sizes=query.shape[2:3])
+    cu_k = checked("cu_seq_lens_k", cu_k, sizes=key.shape[2:3])
+    return None if cu_q.shape[0] == 2 and cu_q.is_cpu and cu_k.is_cpu and not traced() else (cu_q, cu_k)
 
 
 def _chosen(
@@ -265,8 +271,9 @@ def _with_dropout(
     return eager(module, query, key, value, mask, **options, **special)[0], None
 
 
+@constant  # a graph's maker is told
 def _tell(what: str) -> None:
-    if what not in _told and not torch.compiler.is_compiling():
+    if what not in _told:
         _told.add(what)
         _log.warning(what)
 

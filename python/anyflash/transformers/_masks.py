@@ -38,10 +38,10 @@ def make_mask(**options: Any) -> Tensor | None:
     plain = square and not getattr(options.get("config"), "use_bidirectional_attention", None)
     options["allow_is_causal_skip"] = options.get("allow_is_causal_skip", True) and plain
     make: Any = sdpa_mask
+    check_config(options.get("config"))
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         in_graph: Tensor | None = make(**options)
         return in_graph
-    check_config(options.get("config"))
     with torch.inference_mode(False):  # where tensors have no versions
         mask: Any = make(**options)
     if mask is not None:

@@ -11,10 +11,21 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
+from ..torch._rule import constant
+
 NAME = "anyflash"
 
 
-_SINCE = {"bert": "5.0", "modernbert": "5.3", "t5": "5.16"}  # versions of Transformers, by the type of model
+# Versions of Transformers that the types of models were seen to work with; those before them are refused.
+_VERSIONS = {
+    "5.0": """albert bert bert-generation camembert data2vec-text distilbert electra ernie mobilebert olmoe phimoe qwen2_moe
+        roberta roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl""",
+    "5.3": "modernbert",
+    "5.16": """altclip beit chinese_clip chinese_clip_vision_model clipseg ctrl diffllama jetmoe moshi mt5 nemotron owlv2
+        owlvit seamless_m4t stablelm t5 umt5 wav2vec2-conformer""",
+    "5.24": "codegen gptj layoutlm",
+}
+_SINCE = {name: version for version, names in _VERSIONS.items() for name in names.split()}
 
 
 def check(model: Any) -> None:
@@ -22,20 +33,25 @@ def check(model: Any) -> None:
 
     Such a class reads the mask in the form that "eager" gets, or hands over half of what its own attention does.
     """
+    if line := _refusal(model):
+        raise ValueError(line)
+
+
+def _refusal(model: Any) -> str:
+    """The line for such a class, else none."""
     if _takes_others(model):
-        return
+        return ""
     since = _SINCE.get(getattr(model.config_class, "model_type", ""), "")
     line = f'attn_implementation: "{NAME}" for {model.__name__}, which computes attention by its own code'
-    if since:
-        line += f" in Transformers {transformers.__version__}; use {since} or newer"
-    line += '; use "eager"'
+    line += f" in Transformers {transformers.__version__}; use {since} or newer, or" if since else "; use"
+    line += ' "eager"'
     if getattr(model.config_class, "sub_configs", None):
         line += f', or name the parts that take it in a dict, as {{"text_config": "{NAME}"}}'
-    raise ValueError(line)
+    return line
 
 
 @functools.lru_cache(256)
-def _check_config_class(kind: Any) -> None:
+def _refusal_by_configuration(kind: Any) -> str:
     """By the models of the configuration's own file: "anyflash" may have been written into a configuration behind
     Transformers' back, after its model was made."""
     file = kind.__module__.replace(".configuration_", ".modeling_")
@@ -44,15 +60,18 @@ def _check_config_class(kind: Any) -> None:
         for one in vars(sys.modules.get(file, object)).values()
         if isinstance(one, type) and issubclass(one, PreTrainedModel) and one.__module__ == file
     ]
-    if models and not any(map(_takes_others, models)):
-        check(models[0])
+    return _refusal(models[0]) if models and not any(map(_takes_others, models)) else ""
 
 
 def check_config(config: Any) -> None:
-    own = [one for one in type(config).__mro__ if one.__module__.startswith("transformers.models.")]
-    kind: Any = own[0] if own else type(config)
-    if config is not None:
-        _check_config_class(kind)
+    if config is not None and (line := _refusal_of(type(config))):
+        raise ValueError(line)
+
+
+@constant  # torch.compile does not trace it
+def _refusal_of(kind: Any) -> str:
+    own = (one for one in kind.__mro__ if one.__module__.startswith("transformers.models."))
+    return _refusal_by_configuration(next(own, kind))
 
 
 def _takes_others(model: Any) -> bool:
@@ -130,10 +149,10 @@ def is_no_flash_attention() -> None:
 
     @functools.wraps(asked)
     def is_flash_attention_requested(
-        config: Any = None, requested_attention_implementation: str | None = None, version: Any = None
+        config: Any = None, requested_attention_implementation: str | None = None, *rest: Any, **more: Any
     ) -> Any:
         name = requested_attention_implementation if config is None else config._attn_implementation
-        return name != NAME and asked(config, requested_attention_implementation, version)
+        return name != NAME and asked(config, requested_attention_implementation, *rest, **more)
 
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name_of_it) is asked:
