@@ -97,7 +97,7 @@ WRONG = {
         lambda: attention(X, X, X, rule=af.documents(np.arange(5) + 2**33)),
     ),
     "align": (ValueError, "align: 'middle', expected none_front", lambda: attention(X, X, X, align="middle")),
-    "align's type": (TypeError, "align: type int, expected a word", lambda: attention(X, X, X, align=3)),
+    "align's type": (TypeError, "align: type int, expected str", lambda: attention(X, X, X, align=3)),
     "layout": (ValueError, "layout: 'sbhd', expected", lambda: attention(X, X, X, layout="sbhd")),
     "return_lse": (
         ValueError,
