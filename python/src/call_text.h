@@ -1,5 +1,5 @@
-// A call as text, "name=value; name=value": what JAX and TensorFlow keep of it in their programs. Scalar options stand in
-// it by their names where they are not the default. Written by python/anyflash/_options.py and the two front ends.
+// A call as text, "name=value; name=value": what JAX and TensorFlow keep of it in their programs. Scalar options stand
+// in it by their names where they are not the default. Written by python/anyflash/_options.py and the two front ends.
 #pragma once
 
 #include <anyflash/names.h>
@@ -55,7 +55,7 @@ void read(const std::string& name, std::string_view value, Number& option) {
 /// Sets the scalar option of that name; false if there is none.
 inline bool read_scalar(Options& options, const std::string& name, std::string_view value) {
   bool found = false;
-  for_each_scalar([&](const char* known, auto member) {
+  for_each_scalar([&](const char* known, auto member, const char*) {
     if (name != known) return;
     read(name, value, options.*member);
     found = true;
@@ -63,7 +63,8 @@ inline bool read_scalar(Options& options, const std::string& name, std::string_v
   return found;
 }
 
-/// Reads a text. Scalar options go to `options`; other(name, value) is called for the rest, and says whether it knows it.
+/// Reads a text. Scalar options go to `options`; other(name, value) is called for the rest, and says whether it knows
+/// it.
 template <typename Other>
 void read_call(std::string_view text, Options& options, Other&& other) {
   for (const auto& part : parts_of(text, ';')) {

@@ -33,7 +33,7 @@ std::vector<Known> known_options() {
   for_each_tensor([&](const char* name, auto member, bool integers) {
     add(name, IsTensor{member, integers ? Elements::indices : Elements::numbers});
   });
-  for_each_scalar([&](const char* name, auto member) {
+  for_each_scalar([&](const char* name, auto member, const char*) {
     add(name, member);
     found.back().is_scalar = true;
   });
@@ -84,7 +84,8 @@ struct Reader {
   void operator()(IsStream) const { options.stream = reinterpret_cast<void*>(integer(value, name)); }
 };
 
-/// Are the names those of scalar options, and the values None, bool, int, float or str? Else Python takes a closer look.
+/// Are the names those of scalar options, and the values None, bool, int, float or str? Else Python takes a closer
+/// look.
 bool plain_scalars(const nb::dict& given) {
   Py_ssize_t at = 0;
   PyObject *word = nullptr, *value = nullptr;
@@ -129,7 +130,7 @@ void add_options(nb::module_& module) {
   const Options options;
   nb::dict scalars;
   nb::list tensors;
-  for_each_scalar([&](const char* name, auto member) { scalars[name] = python_of(options.*member); });
+  for_each_scalar([&](const char* name, auto member, const char*) { scalars[name] = python_of(options.*member); });
   for_each_tensor([&](const char* name, auto, bool) { tensors.append(nb::cast(name)); });
   module.attr("scalar_options") = scalars;
   module.attr("tensor_options") = nb::tuple(tensors);
