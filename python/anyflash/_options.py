@@ -1,6 +1,5 @@
-"""The options of a call that are a word, a number or a switch: the schema that all front ends read. The names and the
-defaults come from C++ (include/anyflash/option_list.h); a default's type says how an option is checked
-and how it is carried. `Scalars` says the same to type checkers."""
+"""The options of a call that are a word, a number or a switch: the schema that all front ends read. C++ has the same
+names and defaults (include/anyflash/option_list.h); tests/python/test_python_options.py compares them."""
 
 from __future__ import annotations
 
@@ -25,7 +24,16 @@ class Scalars(TypedDict, total=False):
     threads: int
 
 
-DEFAULTS: dict[str, Any] = _core.scalar_options
+# A default's type says how an option is checked and carried.
+DEFAULTS: dict[str, Any] = {
+    "align": "none_front",
+    "layout": "bhsd",
+    "scale": None,
+    "softcap": 0.0,
+    "deterministic": False,
+    "allow_tf32": False,
+    "threads": 0,
+}
 TENSORS: tuple[str, ...] = _core.tensor_options  # the other options of all front ends but the rule
 
 

@@ -144,13 +144,12 @@ void bench_command(const BenchArguments& arguments) {
                       {"value_size", arguments.value_size > 0 ? arguments.value_size : one.head_size},
                       {"device", device_name(arguments.device)},
                       {"threads", one.threads},
-                      {"deterministic", arguments.options.deterministic},
-                      {"allow_tf32", arguments.options.allow_tf32},
                       {"direction", timing.direction},
                       {"repetitions", arguments.repetitions},
                       {"median_seconds", timing.median},
                       {"gflops", timing.gflops},
                       {"spread", timing.spread}});
+      for_each_switch([&](const char* name, auto member) { rows.back()[name] = arguments.options.*member; });
     }
     std::fflush(stdout);
   }

@@ -1,11 +1,9 @@
 #include "call.h"
 
 #include <anyflash/names.h>
-#include <anyflash/option_list.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <type_traits>
 
 #include "layouts.h"
 #include "numbers.h"
@@ -62,17 +60,11 @@ void add(CLI::App& app, const std::string& option, Number& value, const char* he
   app.add_option(option, value, help);
 }
 
-/// The scalar options whose member is of one of these types, all if none is named: --allow-tf32 for allow_tf32.
-template <typename... Types>
-void add_scalars(CLI::App& app, Options& options) {
-  for_each_scalar([&](const char* name, auto member, const char* help) {
-    using Type = std::decay_t<decltype(options.*member)>;
-    if constexpr (sizeof...(Types) == 0 || (std::is_same_v<Type, Types> || ...)) {
-      std::string option = std::string("--") + name;
-      std::replace(option.begin(), option.end(), '_', '-');
-      add(app, option, options.*member, help);
-    }
-  });
+/// --allow-tf32 for allow_tf32.
+void add_scalar(CLI::App& app, const char* name, auto& value, const char* help) {
+  std::string option = std::string("--") + name;
+  std::replace(option.begin(), option.end(), '_', '-');
+  add(app, option, value, help);
 }
 
 }  // namespace
@@ -86,12 +78,16 @@ CLI::Validator one_of(std::vector<std::string> names) {
 }
 
 void add_align(CLI::App& app, Align& align) {
-  for_each_scalar([&](const char*, auto member, const char* help) {
-    if constexpr (std::is_same_v<decltype(member), Align Options::*>) add(app, "--align", align, help);
+  for_each_scalar([&](const char* name, auto member, const char* help) {
+    if constexpr (std::is_same_v<decltype(member), Align Options::*>) add_scalar(app, name, align, help);
   });
 }
 
-void add_switches(CLI::App& app, Options& options) { add_scalars<bool>(app, options); }
+void add_switches(CLI::App& app, Options& options) {
+  for_each_scalar([&](const char* name, auto member, const char* help) {
+    if constexpr (std::is_same_v<decltype(member), bool Options::*>) add_scalar(app, name, options.*member, help);
+  });
+}
 
 void add_device(CLI::App& app, Device& device) {
   const auto set = [&device](const std::string& name) {
@@ -121,7 +117,8 @@ void CallArguments::add_to(CLI::App& app) {
   app.add_option("-r,--rule", rule,
                  "mask rule; tables by their tensors' names: documents(ids_q, ids_k), blocks(bitmap, 64, 64)")
       ->capture_default_str();
-  add_scalars(app, options);
+  for_each_scalar(
+      [&](const char* name, auto member, const char* help) { add_scalar(app, name, options.*member, help); });
   add_device(app, device);
 }
 

@@ -140,8 +140,7 @@ Line check_rule(const CheckedRule& rule, ElementType type, const CheckArguments&
       progress.step("checking");
       auto made = random_case(rule, type, align, arguments.seed * 12 + std::uint64_t(round));
       made.call.device = arguments.call.device;
-      made.call.options.deterministic = arguments.call.options.deterministic;
-      made.call.options.allow_tf32 = arguments.call.options.allow_tf32;
+      for_each_switch([&](const char*, auto member) { made.call.options.*member = arguments.call.options.*member; });
       try {
         line.add(compare(made.call, &made.dout, made.dlse ? &*made.dlse : nullptr), made.description, bar);
       } catch (const Error& error) {

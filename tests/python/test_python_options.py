@@ -28,6 +28,11 @@ def test_every_field_is_in_the_list_or_known_not_to_be():
     assert not listed & NOT_BY_NAME
 
 
+def test_the_schema_is_the_library_s():
+    assert list(_options.DEFAULTS.items()) == list(_core.scalar_options.items())
+    assert [type(one) for one in _options.DEFAULTS.values()] == [type(one) for one in _core.scalar_options.values()]
+
+
 def test_c_has_all_of_them():
     assert set(fields("c_api.h", "anyflash_options")) == {
         *_options.DEFAULTS,
