@@ -289,6 +289,6 @@ def test_an_array_that_has_been_deleted():
 @pytest.mark.parametrize("name", _options.DEFAULTS)
 def test_options_are_known_when_the_call_is_traced(name):
     with pytest.raises(
-        TypeError, match=f"^{name}: type DynamicJaxprTracer, expected .*, known when the call is traced$"
+        TypeError, match=f"^{name}: type DynamicJaxprTracer, expected .*, known when the call is traced"
     ):
         traced(lambda option: attention(X, X, X, **{name: option}), 1)
