@@ -26,6 +26,28 @@ class Layout(griffe.Extension):
             if constant is not None and constant.is_attribute and constant.name.startswith("_"):
                 parameter.default = str(constant.value)
 
+    def on_package(self, *, pkg: Any, **_: Any) -> None:
+        """The parameters that **scalars stands for are shown, with their defaults."""
+        if "_options" in pkg.members:
+            defaults = pkg["_options.DEFAULTS"].value
+            named = [(str(name).strip("'\""), str(value)) for name, value in zip(defaults.keys, defaults.values)]
+            _show_scalars(pkg, named)
+
+
+def _show_scalars(module: Any, named: list[tuple[str, str]]) -> None:
+    for member in module.members.values():
+        if member.is_alias:
+            continue
+        if member.is_module:
+            _show_scalars(member, named)
+        elif member.is_function and "scalars" in member.parameters:
+            if member.parameters["scalars"].kind is griffe.ParameterKind.var_keyword:
+                del member.parameters["scalars"]
+                for name, default in named:
+                    member.parameters.add(
+                        griffe.Parameter(name, kind=griffe.ParameterKind.keyword_only, default=default)
+                    )
+
 
 def kept(text: str) -> str:
     return "\n\n".join(map(_paragraph, re.split(r"\n{2,}", text)))

@@ -8,6 +8,7 @@ from numpy import ndarray
 
 from . import _core
 from ._arrays import same_kind, settle, stream_of
+from ._options import TENSORS, check_names, with_scalars
 from ._rules import full
 
 _FULL = full()
@@ -33,29 +34,37 @@ class Gradients(NamedTuple):
     dsink: Any = None
 
 
+def _options(scalars, **others):
+    """As the extension takes them."""
+    if scalars and not _core.plain_scalars(scalars):
+        check_names(scalars)
+    others.update(scalars)
+    return others
+
+
+def _others(options, *arrays):
+    """What comes beside q: the arrays, and those of the options."""
+    return *arrays, *map(options.get, TENSORS), *getattr(options["rule"], "_arrays", ())
+
+
+@with_scalars
 def attention(
     q,
     k=None,
     v=None,
     *,
     rule=_FULL,
-    align="none_front",
-    layout="bhsd",
-    scale=None,
     bias=None,
-    softcap=0.0,
     alibi_slopes=None,
     sink=None,
     return_lse=False,
-    deterministic=False,
-    allow_tf32=False,
     plan=None,
     out=None,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
     key_lengths=None,
     page_table=None,
-    threads=0,
+    **scalars,
 ):
     """Exact attention: out = softmax(scale * q k^T) v, over the keys that the rule lets each query see.
 
@@ -157,41 +166,23 @@ def attention(
     MemoryError
         There is no memory left. After any of the three, nothing has been written to out.
     """
-    others = (
-        k,
-        v,
-        bias,
-        alibi_slopes,
-        sink,
-        out,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        page_table,
-        *getattr(rule, "_arrays", ()),
+    options = _options(
+        scalars,
+        rule=rule,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        plan=plan,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
+        page_table=page_table,
     )
-    options = (
-        rule,
-        align,
-        layout,
-        scale,
-        bias,
-        softcap,
-        alibi_slopes,
-        sink,
-        deterministic,
-        plan,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        page_table,
-        allow_tf32,
-        threads,
-        stream_of(q, *others),
-    )
-    result = _core.attention(q, k, v, out, return_lse, options)
     if isinstance(q, ndarray):
-        return result
+        return _core.attention(q, k, v, out, return_lse, options)
+    others = _others(options, k, v, out)
+    options["stream"] = stream_of(q, *others)
+    result = _core.attention(q, k, v, out, return_lse, options)
     settle(q, *others)
     if return_lse:
         first, *rest = result
@@ -199,6 +190,7 @@ def attention(
     return result if out is not None else same_kind(q, result)
 
 
+@with_scalars
 def attention_backward(
     dout,
     q,
@@ -209,21 +201,15 @@ def attention_backward(
     *,
     dlse=None,
     rule=_FULL,
-    align="none_front",
-    layout="bhsd",
-    scale=None,
     bias=None,
-    softcap=0.0,
     alibi_slopes=None,
     sink=None,
-    deterministic=False,
-    allow_tf32=False,
     plan=None,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
     key_lengths=None,
     page_table=None,
-    threads=0,
+    **scalars,
 ):
     """The exact derivative of attention.
 
@@ -256,40 +242,20 @@ def attention_backward(
     ValueError
         And TypeError and MemoryError, with one line, as attention.
     """
-    others = (
-        k,
-        v,
-        bias,
-        alibi_slopes,
-        sink,
-        dout,
-        out,
-        lse,
-        dlse,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        *getattr(rule, "_arrays", ()),
+    options = _options(
+        scalars,
+        rule=rule,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        plan=plan,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
+        page_table=page_table,
     )
-    options = (
-        rule,
-        align,
-        layout,
-        scale,
-        bias,
-        softcap,
-        alibi_slopes,
-        sink,
-        deterministic,
-        plan,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        page_table,
-        allow_tf32,
-        threads,
-        stream_of(q, *others),
-    )
+    others = _others(options, k, v, dout, out, lse, dlse)
+    options["stream"] = stream_of(q, *others)
     made = _core.attention_backward(dout, q, k, v, out, lse, dlse, options)
     settle(q, *others)
     owners = (q, k, v, bias, sink)
@@ -301,26 +267,21 @@ def attention_backward(
     )
 
 
+@with_scalars
 def plan(
     q,
     k=None,
     v=None,
     *,
     rule=_FULL,
-    align="none_front",
-    layout="bhsd",
-    scale=None,
     bias=None,
-    softcap=0.0,
     alibi_slopes=None,
     sink=None,
-    deterministic=False,
-    allow_tf32=False,
     cu_seqlens_q=None,
     cu_seqlens_k=None,
     key_lengths=None,
     page_table=None,
-    threads=0,
+    **scalars,
 ):
     """Makes the plan of a call: which blocks of keys each block of queries visits, and on how many threads.
 
@@ -345,23 +306,16 @@ def plan(
     ValueError
         And TypeError and MemoryError, with one line, as attention.
     """
-    options = (
-        rule,
-        align,
-        layout,
-        scale,
-        bias,
-        softcap,
-        alibi_slopes,
-        sink,
-        deterministic,
-        None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        page_table,
-        allow_tf32,
-        threads,
-        stream_of(q),
+    options = _options(
+        scalars,
+        rule=rule,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        key_lengths=key_lengths,
+        page_table=page_table,
     )
+    options["stream"] = stream_of(q)
     return _core.plan(q, k, v, options)

@@ -1,13 +1,14 @@
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, overload
 
+from typing_extensions import Unpack
+
 from ._core import Plan, Rule
+from ._options import Scalars
 
 class _Array(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 _A = TypeVar("_A", bound=_Array)
-_Align = Literal["none_front", "none_end", "scale_front", "scale_end"]
-_Layout = Literal["bhsd", "bshd", "bhds", "qkv", "thd"]
 
 class Gradients(NamedTuple):
     dq: Any
@@ -23,23 +24,17 @@ def attention(
     v: _A | None = None,
     *,
     rule: Rule = ...,
-    align: _Align = "none_front",
-    layout: _Layout = "bhsd",
-    scale: float | None = None,
     bias: _Array | None = None,
-    softcap: float = 0.0,
     alibi_slopes: _Array | None = None,
     sink: _Array | None = None,
     return_lse: Literal[False] = False,
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     plan: Plan | None = None,
     out: _A | None = None,
     cu_seqlens_q: _Array | None = None,
     cu_seqlens_k: _Array | None = None,
     key_lengths: _Array | None = None,
     page_table: _Array | None = None,
-    threads: int = 0,
+    **scalars: Unpack[Scalars],
 ) -> _A: ...
 @overload
 def attention(
@@ -48,23 +43,17 @@ def attention(
     v: _A | None = None,
     *,
     rule: Rule = ...,
-    align: _Align = "none_front",
-    layout: _Layout = "bhsd",
-    scale: float | None = None,
     bias: _Array | None = None,
-    softcap: float = 0.0,
     alibi_slopes: _Array | None = None,
     sink: _Array | None = None,
     return_lse: Literal[True],
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     plan: Plan | None = None,
     out: _A | None = None,
     cu_seqlens_q: _Array | None = None,
     cu_seqlens_k: _Array | None = None,
     key_lengths: _Array | None = None,
     page_table: _Array | None = None,
-    threads: int = 0,
+    **scalars: Unpack[Scalars],
 ) -> tuple[_A, _A]: ...
 @overload
 def attention(
@@ -73,23 +62,17 @@ def attention(
     v: _A | None = None,
     *,
     rule: Rule = ...,
-    align: _Align = "none_front",
-    layout: _Layout = "bhsd",
-    scale: float | None = None,
     bias: _Array | None = None,
-    softcap: float = 0.0,
     alibi_slopes: _Array | None = None,
     sink: _Array | None = None,
     return_lse: Literal["lm"],
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     plan: Plan | None = None,
     out: _A | None = None,
     cu_seqlens_q: _Array | None = None,
     cu_seqlens_k: _Array | None = None,
     key_lengths: _Array | None = None,
     page_table: _Array | None = None,
-    threads: int = 0,
+    **scalars: Unpack[Scalars],
 ) -> tuple[_A, _A, _A]: ...
 def attention_backward(
     dout: _Array,
@@ -101,21 +84,15 @@ def attention_backward(
     *,
     dlse: _Array | None = None,
     rule: Rule = ...,
-    align: _Align = "none_front",
-    layout: _Layout = "bhsd",
-    scale: float | None = None,
     bias: _Array | None = None,
-    softcap: float = 0.0,
     alibi_slopes: _Array | None = None,
     sink: _Array | None = None,
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     plan: Plan | None = None,
     cu_seqlens_q: _Array | None = None,
     cu_seqlens_k: _Array | None = None,
     key_lengths: _Array | None = None,
     page_table: _Array | None = None,
-    threads: int = 0,
+    **scalars: Unpack[Scalars],
 ) -> Gradients: ...
 def plan(
     q: _Array,
@@ -123,18 +100,12 @@ def plan(
     v: _Array | None = None,
     *,
     rule: Rule = ...,
-    align: _Align = "none_front",
-    layout: _Layout = "bhsd",
-    scale: float | None = None,
     bias: _Array | None = None,
-    softcap: float = 0.0,
     alibi_slopes: _Array | None = None,
     sink: _Array | None = None,
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     cu_seqlens_q: _Array | None = None,
     cu_seqlens_k: _Array | None = None,
     key_lengths: _Array | None = None,
     page_table: _Array | None = None,
-    threads: int = 0,
+    **scalars: Unpack[Scalars],
 ) -> Plan: ...

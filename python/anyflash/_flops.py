@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from . import _core
-
 _Shape = Any  # of sizes, which may be symbols; or None
 
 
@@ -18,41 +16,6 @@ def operations(q: _Shape, v: _Shape, layout: str, paged: bool, pairs: Any, backw
     if backward:
         return (6 * d_qk + 4 * d_v) * pairs  # S, dP and dV; dQ and dK
     return (2 * d_qk + 2 * d_v) * pairs
-
-
-def visible_pairs(
-    q: _Shape,
-    k: _Shape,
-    v: _Shape,
-    rule: Any,
-    align: str,
-    layout: str,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    key_lengths: Any,
-    page_table: Any,
-) -> int:
-    """Of shapes, with lengths and tables on the CPU."""
-    options = (
-        rule,
-        align,
-        layout,
-        None,
-        None,
-        0.0,
-        None,
-        None,
-        False,
-        None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        page_table,
-        False,
-        0,
-        0,
-    )
-    return _core.visible_pairs(q, k, v, options)
 
 
 def all_pairs(q: _Shape, k: _Shape, layout: str, page_table: _Shape) -> Any:

@@ -58,7 +58,7 @@ def truth(name: str, value: Any) -> bool:
 def integer(name: str, value: Any) -> int:
     try:
         return index(value)
-    except TypeError:
+    except Exception:  # the frameworks' own too, of what is traced
         raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected an integer") from None
 
 

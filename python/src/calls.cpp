@@ -2,84 +2,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <optional>
 
-#include "rule_object.h"
+#include "options.h"
 #include "without_gil.h"
 
 namespace anyflash::python {
 namespace {
-
-struct PlanObject {
-  std::optional<Plan> plan;
-  nb::object rule;  // the tables the plan reads
-
-  /// What the plan has on a GPU may go behind a wait for that, and so for calls of Python that are queued there.
-  ~PlanObject() {
-    const WithoutGil without_gil;
-    plan.reset();
-  }
-};
-
-/// The options all three calls share, in the order in which the Python side packs them into a tuple.
-enum Option {
-  rule,
-  align,
-  layout,
-  scale,
-  bias,
-  softcap,
-  alibi_slopes,
-  sink_logits,
-  deterministic,
-  plan_made,
-  cu_seqlens_q,
-  cu_seqlens_k,
-  key_lengths,
-  page_table,
-  allow_tf32,
-  threads,
-  stream,
-  option_count
-};
-
-struct Given {
-  nb::tuple tuple;
-  nb::handle operator[](Option option) const { return PyTuple_GetItem(tuple.ptr(), option); }  // borrowed
-};
-
-Given given_options(const nb::tuple& tuple) {
-  if (tuple.size() != option_count) throw Error(Error::Kind::value, "options: not as many as expected");
-  return {tuple};
-}
-
-Options read_options(const Given& given, Arrays& arrays) {
-  Options options;
-  options.rule = rule_of(given[rule]).rule;
-  options.align = align_of(given[align]);
-  options.layout = layout_of(given[layout]);
-  if (!given[scale].is_none()) options.scale = real(given[scale], "scale");
-  options.softcap = real(given[softcap], "softcap");
-  options.bias = arrays.input(given[bias], "bias");
-  options.alibi_slopes = arrays.input(given[alibi_slopes], "alibi_slopes");
-  options.sink = arrays.input(given[sink_logits], "sink");
-  options.cu_seqlens_q = arrays.input(given[cu_seqlens_q], "cu_seqlens_q", Elements::indices);
-  options.cu_seqlens_k = arrays.input(given[cu_seqlens_k], "cu_seqlens_k", Elements::indices);
-  options.key_lengths = arrays.input(given[key_lengths], "key_lengths", Elements::indices);
-  options.page_table = arrays.input(given[page_table], "page_table", Elements::indices);
-  options.deterministic = flag(given[deterministic], "deterministic");
-  options.allow_tf32 = flag(given[allow_tf32], "allow_tf32");
-  const nb::handle plan = given[plan_made];
-  if (!plan.is_none()) {
-    if (!nb::isinstance<PlanObject>(plan) || !nb::inst_ready(plan)) {
-      throw Error(Error::Kind::type, "plan: type " + class_name(plan) + ", expected what anyflash.plan gives");
-    }
-    options.plan = &*nb::inst_ptr<PlanObject>(plan)->plan;
-  }
-  options.threads = integer(given[threads], "threads");
-  options.stream = reinterpret_cast<void*>(integer(given[stream], "stream"));
-  return options;
-}
 
 /// What return_lse asks for: 0 nothing, 1 the log-sum-exp, 2 l and m.
 int wanted_statistics(nb::handle return_lse) {
@@ -108,9 +36,8 @@ ResultShapes shapes_of_forward(Caller caller, const TensorView& q, const TensorV
 
 template <Caller caller>
 nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
-                     nb::handle return_lse, const nb::tuple& packed_options) {
+                     nb::handle return_lse, const nb::dict& given) {
   Arrays arrays(caller);
-  const auto given = given_options(packed_options);
   const auto options = read_options(given, arrays);
   const int statistics = wanted_statistics(return_lse);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
@@ -143,10 +70,9 @@ constexpr int all_gradients = 0b11111;
 /// `wanted_bits`: bit i for the i-th of dq, dk, dv, dbias and dsink.
 template <Caller caller>
 nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::handle k_array, nb::handle v_array,
-                             nb::handle out_array, nb::handle lse_array, nb::handle dlse_array,
-                             const nb::tuple& packed_options, int wanted_bits) {
+                             nb::handle out_array, nb::handle lse_array, nb::handle dlse_array, const nb::dict& given,
+                             int wanted_bits) {
   Arrays arrays(caller);
-  const auto given = given_options(packed_options);
   const auto options = read_options(given, arrays);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   BackwardInputs inputs;
@@ -166,8 +92,8 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
   Wanted wanted[] = {{"dq", q, q_array, &gradients.dq},
                      {"dk", k, k_array, &gradients.dk},
                      {"dv", v, v_array, &gradients.dv},
-                     {"dbias", options.bias, given[bias], &gradients.dbias},
-                     {"dsink", options.sink, given[sink_logits], &gradients.dsink}};
+                     {"dbias", options.bias, option_in(given, "bias"), &gradients.dbias},
+                     {"dsink", options.sink, option_in(given, "sink"), &gradients.dsink}};
   backward(inputs, q, k, v, gradients, options);  // asked for none yet: checks the call
   for (int i = 0; auto& [name, of, array, gradient, made] : wanted) {
     if (!(wanted_bits >> i++ & 1) || !of.given()) continue;
@@ -182,24 +108,23 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
   return nb::make_tuple(result(0), result(1), result(2), result(3), result(4));
 }
 
-PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::tuple& packed_options) {
+PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::dict& given) {
   Arrays arrays;
-  const auto given = given_options(packed_options);
   const auto options = read_options(given, arrays);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   auto made = [&] {
     const WithoutGil without_gil;
     return plan(q, k, v, options);
   }();
-  return {std::move(made), nb::borrow(given[rule])};
+  return {std::move(made), nb::borrow(option_in(given, "rule"))};
 }
 
 /// Bytes that attention_backward works in for the gradients in `wanted_bits`. Of q, k and v only shapes, types and
 /// strides are looked at.
-std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::handle v_array,
-                                   const nb::tuple& packed_options, int wanted_bits) {
+std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::dict& given,
+                                   int wanted_bits) {
   Arrays arrays(Caller::torch);
-  const auto options = read_options(given_options(packed_options), arrays);
+  const auto options = read_options(given, arrays);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   Gradients gradients;
   if (wanted_bits & 1) gradients.dq = q;
@@ -215,19 +140,18 @@ nb::tuple tuple_of(const std::vector<std::int64_t>& sizes) {
 }
 
 /// The shapes of out and of lse; checks the call. Of q, k and v only shapes and types are looked at.
-nb::tuple shapes_of_results(nb::handle q_array, nb::handle k_array, nb::handle v_array,
-                            const nb::tuple& packed_options) {
+nb::tuple shapes_of_results(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::dict& given) {
   Arrays arrays;
-  const auto options = read_options(given_options(packed_options), arrays);
+  const auto options = read_options(given, arrays);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");
   const auto shapes = result_shapes(q, k, v, options);
   return nb::make_tuple(tuple_of(shapes.out), tuple_of(shapes.lse));
 }
 
 /// Of a call with tensors of these shapes on the CPU.
-std::int64_t visible_pairs_of(const std::array<nb::handle, 3>& shapes, const nb::tuple& packed_options) {
+std::int64_t visible_pairs_of(const std::array<nb::handle, 3>& shapes, const nb::dict& given) {
   Arrays arrays;
-  const auto options = read_options(given_options(packed_options), arrays);
+  const auto options = read_options(given, arrays);
   TensorView views[3];
   for (int i = 0; i < 3; ++i) {
     if (shapes[i].is_none()) continue;
@@ -257,8 +181,7 @@ void add_calls(nb::module_& module) {
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
       });
-  // Every argument may come as None, or nanobind would answer in its own words; the options are the Python side's
-  // tuple.
+  // Every argument may come as None, or nanobind would answer in its own words; the options are the Python side's dict.
   const auto any = [](const char* name) { return nb::arg(name).none(); };
   const auto add_forward = [&](const char* name, auto* call) {
     module.def(name, call, any("q"), any("k"), any("v"), any("out"), any("return_lse"), nb::arg("options"));
@@ -279,7 +202,7 @@ void add_calls(nb::module_& module) {
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def(
       "visible_pairs",
-      [](nb::handle q_shape, nb::handle k_shape, nb::handle v_shape, const nb::tuple& options) {
+      [](nb::handle q_shape, nb::handle k_shape, nb::handle v_shape, const nb::dict& options) {
         return visible_pairs_of({q_shape, k_shape, v_shape}, options);
       },
       any("q_shape"), any("k_shape"), any("v_shape"), nb::arg("options"));

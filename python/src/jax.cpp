@@ -6,9 +6,7 @@
 #endif
 
 #include <array>
-#include <bit>
 #include <cctype>
-#include <charconv>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -16,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "call_text.h"
 #include "rule_object.h"
 #include "xla_ffi.h"
 
@@ -37,7 +36,7 @@ struct Names {
   }
 };
 
-/// The attribute "call", read: as many lines as there are members. python/anyflash/jax/_call.py writes it.
+/// The attribute "call", read. python/anyflash/jax/_call.py writes it.
 struct Call {
   Names results, operands;
   std::string rule_text;
@@ -48,42 +47,6 @@ struct Call {
 
 [[noreturn]] void fail_call(const std::string& what) {
   throw Error(Error::Kind::value, "call: " + what + ", expected what anyflash.jax writes");
-}
-
-std::string_view next_line(std::string_view& text) {
-  const auto end = text.find('\n');
-  if (end == text.npos) fail_call("a line is missing");
-  const auto line = text.substr(0, end);
-  text.remove_prefix(end + 1);
-  return line;
-}
-
-Names names_in(std::string_view line) {
-  Names found;
-  while (!line.empty()) {
-    const auto end = std::min(line.find(' '), line.size());
-    found.names.emplace_back(line.substr(0, end));
-    line.remove_prefix(std::min(end + 1, line.size()));
-  }
-  return found;
-}
-
-std::int64_t integer_in(std::string_view line) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
-  if (error != std::errc() || end != line.data() + line.size()) fail_call("'" + shown(line) + "'");
-  return value;
-}
-
-/// A float64 as the integer that has its bits.
-double real_in(std::string_view line) { return std::bit_cast<double>(integer_in(line)); }
-
-template <std::size_t count>
-int place_in(const char* const (&words)[count], std::string_view line) {
-  for (std::size_t i = 0; i < count; ++i) {
-    if (line == words[i]) return int(i);
-  }
-  fail_call("'" + shown(line) + "'");
 }
 
 /// Is this one of the words of a rule's text?
@@ -98,17 +61,13 @@ bool names(std::string_view text, std::string_view word) {
 
 Call read_call(std::string_view text) {
   Call call;
-  call.results = names_in(next_line(text));
-  call.operands = names_in(next_line(text));
-  call.rule_text = next_line(text);
-  call.options.align = Align(place_in(align_names, next_line(text)));
-  call.options.layout = Layout(place_in(layout_names, next_line(text)));
-  if (const auto scale = next_line(text); !scale.empty()) call.options.scale = real_in(scale);
-  call.options.softcap = real_in(next_line(text));
-  call.options.deterministic = integer_in(next_line(text)) != 0;
-  call.options.allow_tf32 = integer_in(next_line(text)) != 0;
-  call.options.threads = integer_in(next_line(text));
-  if (!text.empty()) fail_call("more lines");
+  call_text::read_call(text, call.options, [&](const std::string& name, std::string_view value) {
+    if (name == "results") call.results.names = call_text::parts_of(value, ' ');
+    else if (name == "operands") call.operands.names = call_text::parts_of(value, ' ');
+    else if (name == "rule") call.rule_text = value;
+    else return false;
+    return true;
+  });
   for (const auto& name : call.operands.names) call.has_tables |= name[0] == ':';
   // The library takes ids of documents from the CPU alone, cumulative ones beside key_lengths too, and all tables of a
   // call from one place.
@@ -229,13 +188,9 @@ Options options_of(const Call& call, const Tensors& operands, TablePlaces& place
       return tables.emplace_back(name, placed(operands[":" + name])).second;
     });
   }
-  options.bias = operands["bias"];
-  options.alibi_slopes = operands["alibi_slopes"];
-  options.sink = operands["sink"];
-  options.cu_seqlens_q = placed(operands["cu_seqlens_q"]);
-  options.cu_seqlens_k = placed(operands["cu_seqlens_k"]);
-  options.key_lengths = placed(operands["key_lengths"]);
-  options.page_table = placed(operands["page_table"]);
+  for_each_tensor([&](const char* name, auto member, bool integers) {
+    options.*member = integers ? placed(operands[name]) : operands[name];
+  });
   options.stream = stream;
   return options;
 }

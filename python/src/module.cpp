@@ -3,8 +3,7 @@
 #include <anyflash/names.h>
 #include <nanobind/stl/vector.h>
 
-#include "rule_object.h"
-#include "without_gil.h"
+#include "options.h"
 
 namespace anyflash::python {
 namespace {
@@ -42,6 +41,7 @@ NB_MODULE(_core, module) {
   });
   module.def("instruction_set", &instruction_set);
   module.def("instruction_sets", &instruction_sets);
+  add_options(module);
   add_rules(module);
   add_calls(module);
   add_explain(module);

@@ -31,10 +31,9 @@ struct BenchArguments {
   std::vector<std::string> shapes = {"2048"}, rules = {"full()", "causal()"}, types = {"float32"};
   std::vector<int> threads = {0}, head_sizes = {64};
   std::string keys, direction = "both", json;
-  Align align = Align::none_front;
+  Options options;  // align and the switches
   Device device;
   int batch = 1, heads = 4, kv_heads = 0, value_size = 0, repetitions = 7;
-  bool deterministic = false, allow_tf32 = false;
 };
 
 struct BenchCase {
@@ -69,17 +68,15 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
   Call call;
   call.device = arguments.device;
+  call.options = arguments.options;
   call.options.rule = parse_rule(one.rule);
-  call.options.align = arguments.align;
   call.options.threads = one.threads;
-  call.options.deterministic = arguments.deterministic;
-  call.options.allow_tf32 = arguments.allow_tf32;
   call.q = random_normal(type, shape_in(Layout::bhsd, arguments.batch, arguments.heads, queries, one.head_size), 1);
   call.k = random_normal(type, shape_in(Layout::bhsd, arguments.batch, kv_heads, keys, one.head_size), 2);
   call.v = random_normal(type, shape_in(Layout::bhsd, arguments.batch, kv_heads, keys, d_v), 3);
 
   const auto explanation =
-      explain(call.options.rule, queries, keys, {arguments.align, one.head_size, d_v, type, false});
+      explain(call.options.rule, queries, keys, {arguments.options.align, one.head_size, d_v, type, false});
   const double heads = double(arguments.batch) * arguments.heads;
   std::vector<Timing> timings;
   const auto results = run_forward(call);
@@ -139,7 +136,7 @@ void bench_command(const BenchArguments& arguments) {
                       {"type", one.type},
                       {"shape", one.shape},
                       {"keys", arguments.keys.empty() ? one.shape : arguments.keys},
-                      {"align", name_of(arguments.align)},
+                      {"align", name_of(arguments.options.align)},
                       {"batch", arguments.batch},
                       {"heads", arguments.heads},
                       {"kv_heads", arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads},
@@ -147,13 +144,12 @@ void bench_command(const BenchArguments& arguments) {
                       {"value_size", arguments.value_size > 0 ? arguments.value_size : one.head_size},
                       {"device", device_name(arguments.device)},
                       {"threads", one.threads},
-                      {"deterministic", arguments.deterministic},
-                      {"allow_tf32", arguments.allow_tf32},
                       {"direction", timing.direction},
                       {"repetitions", arguments.repetitions},
                       {"median_seconds", timing.median},
                       {"gflops", timing.gflops},
                       {"spread", timing.spread}});
+      for_each_switch([&](const char* name, auto member) { rows.back()[name] = arguments.options.*member; });
     }
     std::fflush(stdout);
   }
@@ -200,11 +196,9 @@ void add_bench(CLI::App& app) {
   count("--heads", a->heads, "query heads", 1);
   count("--kv-heads", a->kv_heads, "key and value heads, as --heads if 0", 0);
   count("--repetitions", a->repetitions, "timed runs, after one to warm up", 1);
-  add_align(*command, a->align);
+  add_align(*command, a->options.align);
   add_device(*command, a->device);
-  command->add_flag("--deterministic", a->deterministic, "bitwise repeatable on every device");
-  command->add_flag("--allow-tf32", a->allow_tf32,
-                    "float32 on a GPU: products may be of TF32 numbers or better, where that is faster");
+  add_switches(*command, a->options);
   command->add_option("--direction", a->direction, "forward, backward or both")
       ->check(one_of({"forward", "backward", "both"}))
       ->capture_default_str()

@@ -34,7 +34,8 @@ constexpr NamedOption named_options[] = {
 
 /// An option whose value is one of `names`, in the order of the enumeration.
 template <class Enum, std::size_t count>
-void add_named(CLI::App& app, const char* option, Enum& value, const char* const (&names)[count], const char* help) {
+void add_named(CLI::App& app, const std::string& option, Enum& value, const char* const (&names)[count],
+               const char* help) {
   const auto set = [&value, &names](const std::string& name) {
     value = Enum(place_of_name("", name, names_of(names)));
   };
@@ -42,6 +43,28 @@ void add_named(CLI::App& app, const char* option, Enum& value, const char* const
       ->check(one_of({names, names + count}))
       ->default_str(names[int(value)])
       ->type_name("NAME");
+}
+
+void add(CLI::App& app, const std::string& option, Align& value, const char* help) {
+  add_named(app, option, value, align_names, help);
+}
+void add(CLI::App& app, const std::string& option, Layout& value, const char* help) {
+  add_named(app, option, value, layout_names, help);
+}
+void add(CLI::App& app, const std::string& option, bool& value, const char* help) { app.add_flag(option, value, help); }
+void add(CLI::App& app, const std::string& option, std::int64_t& value, const char* help) {
+  app.add_option(option, value, help)->check(CLI::Range(0, 4096).description(""))->type_name("N");
+}
+template <typename Number>
+void add(CLI::App& app, const std::string& option, Number& value, const char* help) {
+  app.add_option(option, value, help);
+}
+
+/// --allow-tf32 for allow_tf32.
+void add_scalar(CLI::App& app, const char* name, auto& value, const char* help) {
+  std::string option = std::string("--") + name;
+  std::replace(option.begin(), option.end(), '_', '-');
+  add(app, option, value, help);
 }
 
 }  // namespace
@@ -55,12 +78,15 @@ CLI::Validator one_of(std::vector<std::string> names) {
 }
 
 void add_align(CLI::App& app, Align& align) {
-  add_named(app, "--align", align, align_names,
-            "where queries and keys of unequal numbers meet: none_front, none_end, scale_front or scale_end");
+  for_each_scalar([&](const char* name, auto member, const char* help) {
+    if constexpr (std::is_same_v<decltype(member), Align Options::*>) add_scalar(app, name, align, help);
+  });
 }
 
-void add_threads(CLI::App& app, int& threads) {
-  app.add_option("--threads", threads, "threads, all if 0")->check(CLI::Range(0, 4096).description(""))->type_name("N");
+void add_switches(CLI::App& app, Options& options) {
+  for_each_scalar([&](const char* name, auto member, const char* help) {
+    if constexpr (std::is_same_v<decltype(member), bool Options::*>) add_scalar(app, name, options.*member, help);
+  });
 }
 
 void add_device(CLI::App& app, Device& device) {
@@ -77,11 +103,6 @@ void add_device(CLI::App& app, Device& device) {
       ->type_name("NAME");
 }
 
-void add_layout(CLI::App& app, Layout& layout) {
-  add_named(app, "--layout", layout, layout_names,
-            "order of the axes: bhsd, bshd, bhds (2 and 3 sequence axes too), qkv (packed) or thd (variable length)");
-}
-
 void CallArguments::add_to(CLI::App& app) {
   app.add_option("-i,--input", files,
                  "file with the tensors q, k, v and any of the below, by these names (may be repeated)")
@@ -96,15 +117,9 @@ void CallArguments::add_to(CLI::App& app) {
   app.add_option("-r,--rule", rule,
                  "mask rule; tables by their tensors' names: documents(ids_q, ids_k), blocks(bitmap, 64, 64)")
       ->capture_default_str();
-  add_align(app, align);
-  add_layout(app, layout);
-  app.add_option("--scale", scale, "factor of the scores, 1 / sqrt(channels) if not given");
-  app.add_option("--softcap", softcap, "cap of the scores, none if 0");
-  add_threads(app, threads);
+  for_each_scalar(
+      [&](const char* name, auto member, const char* help) { add_scalar(app, name, options.*member, help); });
   add_device(app, device);
-  app.add_flag("--deterministic", deterministic, "bitwise repeatable on every device");
-  app.add_flag("--allow-tf32", allow_tf32,
-               "float32 on a GPU: products may be of TF32 numbers or better, where that is faster");
 }
 
 Inputs CallArguments::inputs() const {
@@ -149,14 +164,7 @@ void Call::check() const {
 Call make_call(const CallArguments& arguments, Inputs& inputs) {
   Call call;
   call.device = arguments.device;
-  auto& options = call.options;
-  options.align = arguments.align;
-  options.layout = arguments.layout;
-  options.scale = arguments.scale;
-  options.softcap = arguments.softcap;
-  options.threads = arguments.threads;
-  options.deterministic = arguments.deterministic;
-  options.allow_tf32 = arguments.allow_tf32;
+  auto& options = call.options = arguments.options;
   if (call.packed()) {
     call.q = inputs.get("qkv", "--qkv");
   } else {

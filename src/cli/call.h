@@ -1,12 +1,13 @@
 // A call to the library as the command line describes it: the options shared by `run` and `check --input`.
 #pragma once
 
-#include <anyflash/attention.h>
+#include <anyflash/option_list.h>
 
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "inputs.h"
@@ -21,8 +22,15 @@ namespace anyflash::cli {
 /// A check of an option's value: one of the names, or an error that lists them.
 CLI::Validator one_of(std::vector<std::string> names);
 void add_align(CLI::App& app, Align& align);
-void add_layout(CLI::App& app, Layout& layout);
-void add_threads(CLI::App& app, int& threads);
+void add_switches(CLI::App& app, Options& options);
+
+/// The options that are true or false: visit(name, member).
+template <typename Visit>
+void for_each_switch(Visit&& visit) {
+  for_each_scalar([&](const char* name, auto member, const char*) {
+    if constexpr (std::is_same_v<decltype(member), bool Options::*>) visit(name, member);
+  });
+}
 void add_device(CLI::App& app, Device& device);
 
 /// What the user typed.
@@ -31,12 +39,7 @@ struct CallArguments {
   std::map<std::string, std::string> named;  ///< by option: tensor name -> where
   std::string rule = "full()";
   std::string type;  ///< bfloat16: two-byte elements of .npy and .npz files are that; each command adds its own --type
-  Align align = Align::none_front;
-  Layout layout = Layout::bhsd;
-  std::optional<double> scale;
-  double softcap = 0;
-  int threads = 0;
-  bool deterministic = false, allow_tf32 = false;
+  Options options;   ///< the scalar ones
   Device device;
 
   void add_to(CLI::App& app);

@@ -30,7 +30,8 @@ struct CheckArguments {
 class Bar {
  public:
   Bar(const CallArguments& call, ElementType type) {
-    if (call.allow_tf32 && call.device.kind == DeviceKind::cuda && type == ElementType::float32) allowed_ = 0x1p-9;
+    if (call.options.allow_tf32 && call.device.kind == DeviceKind::cuda && type == ElementType::float32)
+      allowed_ = 0x1p-9;
   }
   void learn(const Measured& one) {
     auto& ratio = textbook_ratio_[one.tensor];
@@ -139,8 +140,7 @@ Line check_rule(const CheckedRule& rule, ElementType type, const CheckArguments&
       progress.step("checking");
       auto made = random_case(rule, type, align, arguments.seed * 12 + std::uint64_t(round));
       made.call.device = arguments.call.device;
-      made.call.options.deterministic = arguments.call.deterministic;
-      made.call.options.allow_tf32 = arguments.call.allow_tf32;
+      for_each_switch([&](const char*, auto member) { made.call.options.*member = arguments.call.options.*member; });
       try {
         line.add(compare(made.call, &made.dout, made.dlse ? &*made.dlse : nullptr), made.description, bar);
       } catch (const Error& error) {

@@ -101,6 +101,7 @@ def declared(header):
     "header, page",
     [
         ("attention.h", "cpp_attention"),
+        ("option_list.h", "cpp_attention"),
         ("rule.h", "cpp_rules"),
         ("tensor.h", "cpp_tensors"),
         ("dlpack.h", "cpp_tensors"),

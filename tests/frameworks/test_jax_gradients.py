@@ -101,13 +101,13 @@ def test_one_array_in_every_place():
 
 
 def results_of_calls(function, *arrays):
-    """The attribute "call" of each call in a traced function: its first line names the results."""
+    """The attribute "call" of each call in a traced function: it begins with the names of the results."""
     found = []
 
     def walk(jaxpr):
         for equation in jaxpr.eqns:
             if equation.primitive.name == "ffi_call":
-                found.append(dict(equation.params["attributes"])["call"].splitlines()[0])
+                found.append(dict(equation.params["attributes"])["call"].partition(";")[0].removeprefix("results="))
             for parameter in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
                 inner = getattr(parameter, "jaxpr", parameter)
                 if hasattr(inner, "eqns"):

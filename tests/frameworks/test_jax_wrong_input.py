@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from anyflash import _options
 from anyflash.jax import attention
 
 X = jnp.zeros((1, 2, 5, 8), jnp.float32)
@@ -97,7 +98,7 @@ WRONG = {
         lambda: attention(X, X, X, rule=af.documents(np.arange(5) + 2**33)),
     ),
     "align": (ValueError, "align: 'middle', expected none_front", lambda: attention(X, X, X, align="middle")),
-    "align's type": (TypeError, "align: type int, expected a word", lambda: attention(X, X, X, align=3)),
+    "align's type": (TypeError, "align: type int, expected str", lambda: attention(X, X, X, align=3)),
     "layout": (ValueError, "layout: 'sbhd', expected", lambda: attention(X, X, X, layout="sbhd")),
     "return_lse": (
         ValueError,
@@ -283,3 +284,11 @@ def test_an_array_that_has_been_deleted():
     deleted.delete()
     with pytest.raises(ValueError, match="^value: deleted or donated, expected an array with data$"):
         af.attention(X, X, deleted)
+
+
+@pytest.mark.parametrize("name", _options.DEFAULTS)
+def test_options_are_known_when_the_call_is_traced(name):
+    with pytest.raises(
+        TypeError, match=f"^{name}: type DynamicJaxprTracer, expected .*, known when the call is traced"
+    ):
+        traced(lambda option: attention(X, X, X, **{name: option}), 1)

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from anyflash import _options
 from anyflash.tensorflow import attention, causal_1d, full_1d, full_2d, local_2d
 from cases import same_bits
 from snippets import snippets
@@ -534,7 +535,7 @@ def test_variables_of_tensorflow_1():
             assert same_bits(out, expected[i // 2])
 
 
-@pytest.mark.parametrize("name", ["scale", "softcap", "deterministic", "allow_tf32", "threads"])
+@pytest.mark.parametrize("name", _options.DEFAULTS)
 def test_options_are_no_tensors_of_a_graph(name):
     @tf.function
     def call(option):

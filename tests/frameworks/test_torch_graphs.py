@@ -4,6 +4,7 @@ tensors, checkpoints. What is expected is the plain call's result, to the bit.""
 import anyflash as af
 import pytest
 import torch
+from anyflash._options import DEFAULTS, TENSORS
 from anyflash.torch import attention, flash_attention_qkv_packed, sdpa
 from devices import DEVICE
 from torch.autograd import forward_ad
@@ -253,27 +254,7 @@ def test_exported(qkv, name, strict):
 
 
 def arguments(q, k, v, **changes):
-    options = dict(
-        bias=None,
-        alibi_slopes=None,
-        sink=None,
-        cu_seqlens_q=None,
-        cu_seqlens_k=None,
-        key_lengths=None,
-        page_table=None,
-        tables=[],
-        names="",
-        rule="causal()",
-        numbers=[],
-        align="none_front",
-        layout="bhsd",
-        scale=None,
-        softcap=0.0,
-        deterministic=False,
-        allow_tf32=False,
-        threads=0,
-        statistics=1,
-    )
+    options = dict(**dict.fromkeys(TENSORS), tables=[], names="", rule="causal()", numbers=[], **DEFAULTS, statistics=1)
     return q, k, v, *(options | changes).values()
 
 

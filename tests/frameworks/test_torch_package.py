@@ -41,9 +41,8 @@ def test_the_extension_s_calls_before_the_front_end_is_imported_raise():
 import torch
 from anyflash import _core
 x, rows = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2)
-options = (_core.full(), "none_front", "bhsd", None, None, 0.0, None, None, False, *[None] * 5, False, 0, 0)
-for call in (lambda: _core.torch_attention(x, x, x, None, False, options),
-             lambda: _core.torch_attention_backward(x, x, x, x, x, rows, None, options, 1)):
+for call in (lambda: _core.torch_attention(x, x, x, None, False, {}),
+             lambda: _core.torch_attention_backward(x, x, x, x, x, rows, None, {}, 1)):
     try:
         call()
     except ValueError as error:

@@ -6,6 +6,7 @@ import anyflash as af
 import numpy as np
 import pytest
 import torch
+from anyflash import _options
 from anyflash.torch import attention, flash_attention_qkv_packed
 from devices import DEVICE
 
@@ -311,6 +312,7 @@ OF_ANOTHER_TYPE = [
     dict(softcap=zeros(2)),
     dict(deterministic=2),
     dict(allow_tf32=None),
+    *({name: object()} for name in _options.DEFAULTS),
 ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyflash as af
 import pytest
+from anyflash import _options
 
 HERE = Path(__file__).parent
 
@@ -45,6 +46,7 @@ def test_the_stubs_say_what_is_there(tmp_path):
     not_comparable.write_text(
         "anyflash\\._core\\..*\n"  # the extension's functions have no signature that Python could show
         "anyflash\\.(jax|tensorflow|torch|compat|transformers).*\n"  # have no stubs, and their frameworks are not here
+        "anyflash\\._attention\\.attention\n"  # overloads with **scalars: the next test
     )
     checked = run(
         "-m",
@@ -94,6 +96,17 @@ def test_help_tells_shapes_types_and_errors():
 def test_everything_public_is_documented(name):
     assert len(inspect.getdoc(getattr(af, name))) > 20
     assert getattr(af, name).__module__.startswith("anyflash")
+
+
+def test_the_overloads_in_the_stub_have_the_parameters_that_are_there():
+    """And **scalars, whose type has all others (test_python_options.py)."""
+    tree = ast.parse((Path(af.__file__).parent / "_attention.pyi").read_text())
+    overloads = [one.args for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "attention"]
+    assert len(overloads) == 3
+    for args in overloads:
+        named = [one.arg for one in (*args.args, *args.kwonlyargs)]
+        assert args.kwarg.arg == "scalars"
+        assert [*named, *_options.DEFAULTS] == list(inspect.signature(af.attention).parameters)
 
 
 def test_the_extension_s_stub_has_its_docstrings():

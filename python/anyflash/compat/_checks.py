@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .._options import DEFAULTS, TENSORS
 from .._rules import full
-from ..torch._attention import is_sharded, plain_options
-from ..torch._op import _OPTIONS, packed
+from ..torch._attention import is_sharded
+from ..torch._op import _OPTIONS, arguments, packed
 from ..torch._rule import given_rule, parts_of
 
 _library = torch.library.Library("anyflash", "FRAGMENT")
@@ -157,52 +158,18 @@ def _checked(given: list[Tensor], check: str, sizes: list[int]) -> Tensor:
 _library.impl("checked", _checked, "CPU")
 torch.library.register_fake("anyflash::checked", lambda given, *_: torch.empty_like(given[0]), lib=_library)
 
-_NAMES = (
-    "rule",
-    "align",
-    "layout",
-    "scale",
-    "bias",
-    "softcap",
-    "alibi_slopes",
-    "sink",
-    "deterministic",
-    "plan",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "key_lengths",
-    "page_table",
-)
-
 
 def checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, call: dict[str, Any]) -> Tensor:
     """The lengths, once what anyflash.torch.attention raises for the call is known not to be raised. For calls that
     write to a cache before they attend to it."""
-    if not traced():
-        given = [given_rule(call["rule"], None) if name == "rule" else call.get(name) for name in _NAMES]
-        q, k, v, *given = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, v, *given))
-        _core.result_shapes(q, k, v, (*given, False, 0, 0))
-        return lengths
-    text, names, tables, numbers = parts_of(call["rule"], None)
-    tensors = [call.get(name) for name in ("bias", "alibi_slopes", "sink", *_NAMES[10:])]
-    return torch.ops.anyflash.checked_call(
-        lengths,
-        q,
-        k,
-        v,
-        *tensors,
-        tables,
-        names,
-        text,
-        numbers,
-        call["align"],
-        call["layout"],
-        call["scale"],
-        call["softcap"],
-        call["deterministic"],
-        False,
-        0,
-    )
+    options = {name: call[name] for name in ("rule", *TENSORS, *DEFAULTS) if name in call}
+    if traced():
+        given = arguments(parts_of(options.pop("rule"), None), options)
+        return torch.ops.anyflash.checked_call(lengths, q, k, v, *given)
+    options["rule"] = given_rule(call["rule"], None)
+    q, k, v, *given = (x.detach() if isinstance(x, Tensor) else x for x in (q, k, v, *options.values()))
+    _core.result_shapes(q, k, v, dict(zip(options, given)))
+    return lengths
 
 
 def _checked_call(lengths: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
@@ -235,8 +202,8 @@ def checked_sink(s_aux: Any, q: Any) -> Any:
 
 
 def _checked_sink(s_aux: Tensor, q: Tensor) -> Tensor:
-    nothing, options = q.new_empty(1, q.shape[-2], 0, q.shape[-1]), plain_options(full(), None)
-    with_s_aux(_core.result_shapes, nothing, nothing, nothing, (*options[:7], s_aux.detach(), *options[8:]))
+    nothing = q.new_empty(1, q.shape[-2], 0, q.shape[-1])
+    with_s_aux(_core.result_shapes, nothing, nothing, nothing, dict(rule=full(), sink=s_aux.detach()))
     return s_aux.clone()
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from .. import _rules
 from .._core import echoed
 from .._frontend import truth
-from ..torch._attention import check_memory, number
+from .._options import number
+from ..torch._attention import check_memory
 from ..torch._traced import TracedRule
 
 

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from .._core import echoed
-from .._frontend import check_return_lse, refuse_tables, second_derivative, truth, without_gradient
+from .._frontend import check_return_lse, refuse_tables, second_derivative, without_gradient
+from .._options import Scalars, check_names, constants, with_scalars
 from .._rules import full
 from . import _batch
 from ._call import NAMES, Call, check_backward, operand, rule_parts, spread_as, vary_alike
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _FULL = full()
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sink")
 _RESULTS = {False: ("out",), True: ("out", "lse"), "lm": ("out", "l", "m")}
 
 
+@with_scalars
 def attention(
     q: Any,
     k: Any = None,
     v: Any = None,
     *,
     rule: Any = _FULL,
-    align: str = "none_front",
-    layout: str = "bhsd",
-    scale: float | None = None,
     bias: Any = None,
-    softcap: float = 0.0,
     alibi_slopes: Any = None,
     sink: Any = None,
     return_lse: bool | str = False,
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     key_lengths: Any = None,
     page_table: Any = None,
-    threads: int = 0,
     tables: Mapping[str, Any] | None = None,
+    **scalars: Unpack[Scalars],
 ) -> Any:
     """anyflash.attention on JAX's arrays, with gradients of q, k, v, bias and sink, through out and lse.
 
@@ -79,6 +76,7 @@ def attention(
     NotImplementedError
         For second derivatives.
     """
+    check_names(scalars)
     check_return_lse(return_lse)
     if not isinstance(rule, str):
         refuse_tables(tables)
@@ -86,32 +84,13 @@ def attention(
     given = zip(NAMES, (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table))
     arrays = {name: operand(name, array) for name, array in given if array is not None or name == "q"}
     arrays |= {f":{name}": operand(f":{name}", table) for name, table in named.items()}
-    call = Call(
-        tuple(arrays),
-        text,
-        _constant("align", align, str, "a word"),
-        _constant("layout", layout, str, "a word"),
-        None if scale is None else _constant("scale", scale, float, "a number"),
-        _constant("softcap", softcap, float, "a number"),
-        truth("deterministic", deterministic),
-        truth("allow_tf32", allow_tf32),
-        _constant("threads", threads, index, "an integer"),
-    )
+    try:
+        numbers = constants(scalars)
+    except TypeError as error:
+        raise TypeError(f"{error}, known when the call is traced") from None
+    call = Call(tuple(arrays), text, tuple(numbers.values()))
     made = _compiled(call, return_lse, tuple(arrays.values()))
     return made if return_lse else made[0]
-
-
-def _constant(name: str, value: Any, make: Any, expected: str) -> Any:
-    """What a compiled program has as a constant: make(value)."""
-    try:
-        if isinstance(value, str) is (make is str):
-            return make(value)
-    except OverflowError:
-        raise ValueError(f"{name}: expected a number that float64 holds") from None
-    except Exception:  # JAX's own too, if it is traced
-        pass
-    kind = echoed(type(value).__name__)
-    raise TypeError(f"{name}: type {kind}, expected {expected}, known when the call is traced")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

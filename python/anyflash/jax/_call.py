@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
@@ -14,8 +13,9 @@ import numpy as np
 
 from .. import _core
 from .._frontend import given_tables, refuse_masked
+from .._options import DEFAULTS, TENSORS, text_of
 
-NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
+NAMES = ("q", "k", "v", *TENSORS)
 _TITLES = {"q": "query", "k": "key", "v": "value"}
 _NOT_OF_JAX = (np.void, np.longdouble, np.clongdouble)
 _Shape = tuple[int, ...]
@@ -30,34 +30,20 @@ class Call(NamedTuple):
 
     names: tuple[str, ...]  # of the operands: NAMES that are given, then ":" and a table's name
     rule: str
-    align: str
-    layout: str
-    scale: float | None
-    softcap: float
-    deterministic: bool
-    allow_tf32: bool
-    threads: int
+    scalars: tuple[Any, ...]  # as _options.constants has them
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(zip(DEFAULTS, self.scalars))
+
+    @property
+    def layout(self) -> str:
+        return str(self.options["layout"])
 
     def text(self, results: Sequence[str], operands: Sequence[str]) -> str:
-        """The attribute of a handler: a line for each of its options."""
-        scale = "" if self.scale is None else _bits(self.scale)
-        lines = (
-            " ".join(results),
-            " ".join(operands),
-            self.rule,
-            self.align,
-            self.layout,
-            scale,
-            _bits(self.softcap),
-            int(self.deterministic),
-            int(self.allow_tf32),
-            self.threads,
-        )
-        return "".join(f"{line}\n" for line in lines)
-
-
-def _bits(number: float) -> str:
-    return str(struct.unpack("q", struct.pack("d", number))[0])
+        """The attribute of a handler."""
+        call = f"results={' '.join(results)}; operands={' '.join(operands)}; rule={self.rule}"
+        return call + text_of(self.options)
 
 
 def title(name: str) -> str:
@@ -99,7 +85,7 @@ def _sequence(layout: str, shape: _Shape) -> int:
     return prod(shape[places.get(layout, slice(0))])
 
 
-def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Arrays of NumPy with the shapes and types of a call's, and the options as the extension takes them. Elements lie
     all in one place, but of integers that may be cumulative lengths: they are ones that cannot be wrong."""
     queries = keys = _sequence(call.layout, arrays["q"].shape)
@@ -122,26 +108,7 @@ def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], t
     text, tables = rule._parts
     for name in re.findall(r"documents_packed\(\w+, (\w+)\)", text):
         tables[name][1:][-1:] = keys  # of the memory that the rule reads
-    get = made.get
-    return made, (
-        rule,
-        call.align,
-        call.layout,
-        call.scale,
-        get("bias"),
-        call.softcap,
-        get("alibi_slopes"),
-        get("sink"),
-        call.deterministic,
-        None,
-        get("cu_seqlens_q"),
-        get("cu_seqlens_k"),
-        get("key_lengths"),
-        get("page_table"),
-        call.allow_tf32,
-        call.threads,
-        0,
-    )
+    return made, {"rule": rule, **call.options, **{name: made[name] for name in TENSORS if name in made}}
 
 
 def result_shapes(call: Call, arrays: Mapping[str, Any]) -> tuple[_Shape, _Shape]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from .._core import Rule
-from .._frontend import check_return_lse, given_tables, refuse_tables, truth
+from .._frontend import check_return_lse, given_tables, refuse_tables
+from .._options import DEFAULTS, Scalars, check_names, constants, text_of, with_scalars
 from .._rules import full
 from ._ops import (
     FLOATS,
@@ -18,8 +19,6 @@ from ._ops import (
     channels_last,
     check_tensors,
     check_type,
-    constant,
-    integer,
     invalid,
     one_line,
     one_of,
@@ -29,32 +28,30 @@ from ._ops import (
     word,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _FULL = full()
 _LAYOUTS = {"bhsd": channels_last, "bshd": channels_last, "thd": channels_last, "bhds": bhds}
 
 
+@with_scalars
 def attention(
     q: Any,
     k: Any,
     v: Any,
     *,
     rule: Any = _FULL,
-    align: str = "none_front",
-    layout: str = "bhsd",
-    scale: float | None = None,
     bias: Any = None,
-    softcap: float = 0.0,
     alibi_slopes: Any = None,
     sink: Any = None,
     return_lse: bool | str = False,
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     key_lengths: Any = None,
     page_table: Any = None,
-    threads: int = 0,
     tables: Mapping[str, Any] | None = None,
+    **scalars: Unpack[Scalars],
 ) -> Any:
     """anyflash.attention on TensorFlow's tensors, with gradients of q, k, v, bias and sink, through out and lse.
 
@@ -89,7 +86,8 @@ def attention(
     NotImplementedError
         For second derivatives.
     """
-    one_of("layout", layout, list(_LAYOUTS))
+    check_names(scalars)
+    layout = one_of("layout", scalars.get("layout", DEFAULTS["layout"]), list(_LAYOUTS))
     _checked(check_return_lse, return_lse)
     q = query(q)
     text, of_rule = _parts(rule, tables)
@@ -98,15 +96,7 @@ def attention(
         INTEGERS, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, key_lengths=key_lengths, page_table=page_table
     )
     others |= {f"@{name}": _typed(f"tables: {name}", table, TABLES) for name, table in of_rule.items()}
-    softcap = constant("softcap", softcap, float, "a number")
-    call = f"rule={word('rule', text)}; align={word('align', align)}; layout={layout}"
-    call += f"; softcap={softcap!r}; threads={integer('threads', threads)}"
-    if scale is not None:
-        call += f"; scale={constant('scale', scale, float, 'a number')!r}"
-    if truth("deterministic", deterministic):
-        call += "; deterministic=1"
-    if truth("allow_tf32", allow_tf32):
-        call += "; allow_tf32=1"
+    call = f"rule={word('rule', text)}{_checked(_text, scalars)}"
     if return_lse is True:
         call += "; returns=lse"
     if terms or slopes or others:
@@ -125,6 +115,10 @@ def attention(
     if return_lse == "lm":
         return out, *map(tf.stop_gradient, rows)
     return (out, rows[0]) if return_lse else out
+
+
+def _text(scalars: Mapping[str, Any]) -> str:
+    return text_of(constants(scalars))
 
 
 def _checked(check: Callable[[Any], Any], value: Any) -> Any:

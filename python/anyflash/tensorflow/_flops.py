@@ -9,7 +9,8 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 from .. import _core
-from .._flops import all_pairs, operations, visible_pairs
+from .._flops import all_pairs, operations
+from .._options import DEFAULTS
 
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _FORWARD = ("AnyflashAttention1D", "AnyflashAttention2D", "AnyflashAttentionLast", "AnyflashAttentionBhds")
@@ -23,18 +24,17 @@ def _counted(graph: Any, node: Any) -> Any:
     for tensor in op.inputs[:3]:
         tensor.shape.assert_is_fully_defined()
     shapes = [tuple(tensor.shape) for tensor in op.inputs[:3]]
-    layout = call.get("layout", "bhds")
+    layout = call.get("layout", DEFAULTS["layout"])
     if "dimensions" in call:  # any batch shape before the channels and the sequence
-        axis = -1 - int(call["dimensions"])
+        layout, axis = "bhds", -1 - int(call["dimensions"])
         shapes = [(1, math.prod(shape[:axis]), *shape[axis:]) for shape in shapes]
     named = dict(zip(call.get("names", "").split(), op.inputs[3:]))
     tables = {name[1:]: tf.get_static_value(one) for name, one in named.items() if name.startswith("@")}
     lengths = {name: tf.get_static_value(named[name]) for name in _LENGTHS if name in named}
     pages = named["page_table"].shape if "page_table" in named else None
     if all(one is not None for one in (*tables.values(), *lengths.values())):
-        rule = _core.parse_rule(call["rule"], tables)
-        in_order = [lengths.get(name) for name in _LENGTHS]
-        pairs = visible_pairs(shapes[0], shapes[1], shapes[2], rule, call["align"], layout, *in_order)
+        options = dict(rule=_core.parse_rule(call["rule"], tables), align=call.get("align", DEFAULTS["align"]))
+        pairs = _core.visible_pairs(shapes[0], shapes[1], shapes[2], {**options, **lengths, "layout": layout})
     else:
         if pages is not None:
             pages.assert_is_fully_defined()

@@ -4,7 +4,6 @@ call may hold: call.h there."""
 from __future__ import annotations
 
 import re
-from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from .._core import check_name, echoed
 from .._frontend import refuse_masked
+from .._options import integer_of_64_bits
 
 _library = tf.load_op_library(str(Path(__file__).with_name("libanyflash_tensorflow.so")))
 of_dimensions = {1: _library.anyflash_attention1d, 2: _library.anyflash_attention2d}
@@ -29,24 +29,11 @@ def invalid(line: str) -> tf.errors.InvalidArgumentError:
     return tf.errors.InvalidArgumentError(None, None, line)
 
 
-def constant(name: str, value: Any, make: Any, expected: str) -> Any:
-    """What stands in the text of a call: make(value)."""
-    try:
-        made = None if isinstance(value, str) else make(value)
-    except OverflowError:
-        raise invalid(f"{name}: expected a number that float64 holds") from None
-    except Exception:  # also TensorFlow's own, of a tensor in a graph
-        made = None
-    if type(made) not in (bool, int, float):  # AutoGraph makes a float of a tensor another tensor
-        raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}")
-    return made
-
-
 def integer(name: str, value: Any) -> int:
-    number = int(constant(name, value, index, "an integer"))
-    if not -(2**63) <= number < 2**63:
-        raise invalid(f"{name}: expected an integer of 64 bits")
-    return number
+    try:
+        return integer_of_64_bits(name, value)
+    except ValueError as error:
+        raise invalid(str(error)) from None
 
 
 def word(name: str, value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,17 +12,20 @@ from torch.autograd.graph import increment_version
 
 from .. import _core
 from .._arrays import settle
-from .._frontend import NESTED, check_return_lse, integer, truth, without_gradient
+from .._frontend import NESTED, check_return_lse, without_gradient
+from .._options import DEFAULTS, TENSORS, Scalars, check_names, constants, with_scalars
 from .._rules import full
-from ._op import NO_SLOPES, SECOND, dispatched, lse_of, others_of, refuse_tangents, stream_of
+from ._op import NO_SLOPES, SECOND, arguments, dispatched, lse_of, others_of, refuse_tangents, stream_of
 from ._rule import as_tensor, given_rule, parts_of
 from ._transforms import transformed
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _core.use_torch(torch, getattr(Tensor, "__dlpack_c_exchange_api__", None))
 _FULL = full()
-_KEPT = (6, 10, 11, 12)  # of slopes and lengths among the extension's options
+_KEPT = ("alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "key_lengths")
 _INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
-_TENSORS = ("bias", "alibi_slopes", "sink", *_INTEGERS)
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
@@ -30,30 +33,25 @@ _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _tracing, _grad, _autocast = torch._C._get_tracing_state, torch.is_grad_enabled, torch.is_autocast_enabled
 
 
+@with_scalars
 def attention(
     q: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
     *,
     rule: Any = _FULL,
-    align: str = "none_front",
-    layout: str = "bhsd",
-    scale: float | None = None,
     bias: Tensor | None = None,
-    softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None,
     return_lse: bool | str = False,
-    deterministic: bool = False,
-    allow_tf32: bool = False,
     plan: _core.Plan | None = None,
     out: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     key_lengths: Tensor | None = None,
     page_table: Tensor | None = None,
-    threads: int = 0,
     tables: Mapping[str, Any] | None = None,
+    **scalars: Unpack[Scalars],
 ) -> Any:
     """anyflash.attention on PyTorch's tensors, with gradients of q, k, v, bias and sink, through out and lse.
 
@@ -85,99 +83,28 @@ def attention(
     result, its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
     """
     q, k, v = cast(q, k, v)
-    if not (scale is None or scale.__class__ is float) or softcap.__class__ is not float:
-        _refuse_gradients(scale=scale, softcap=softcap)
-    if torch.compiler.is_compiling() or not is_direct(q, k, v, bias, sink):
-        if is_sharded(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table):
-            if plan is not None or out is not None:
-                raise ValueError(f"{'out' if plan is None else 'plan'}: given beside DTensors, expected none there")
-            from ._sharded import sharded  # PyTorch has loaded what it needs by now
-
-            by_name = dict(
-                bias=bias,
-                alibi_slopes=alibi_slopes,
-                sink=sink,
-                cu_seqlens_q=cu_seqlens_q,
-                cu_seqlens_k=cu_seqlens_k,
-                key_lengths=key_lengths,
-                page_table=page_table,
-            )
-            return sharded(
-                attention,
-                q,
-                k,
-                v,
-                rule,
-                tables,
-                layout,
-                by_name,
-                align=align,
-                scale=scale,
-                softcap=softcap,
-                return_lse=return_lse,
-                deterministic=deterministic,
-                allow_tf32=allow_tf32,
-                threads=threads,
-            )
-        for name, one in (("key", k), ("value", v)):
-            if one is not None and not isinstance(one, Tensor):
-                raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
-        if not torch.compiler.is_compiling():
-            refuse_tangents(q, k, v, bias, alibi_slopes, sink)
-            align, layout, scale, softcap, deterministic, allow_tf32, threads = _constants(
-                align, layout, scale, softcap, deterministic, allow_tf32, threads
-            )
-        text, names, arrays, sizes = parts_of(rule, tables)
-        tensors = [
-            None if one is None else as_tensor(one, name)
-            for name, one in zip(
-                _TENSORS, (bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table)
-            )
-        ]
-        given = ("query", "key", "value", *_TENSORS, *["tables"] * len(arrays)), (q, k, v, *tensors, *arrays)
-        check_memory(*given)
-        _check_data(*given)
-        if plan is not None or out is not None:
-            raise ValueError(f"{'out' if plan is None else 'plan'}: given in a graph or transform, expected none there")
-        rest = (*tensors, arrays, names, text, sizes, align, layout, scale, softcap, deterministic, allow_tf32, threads)
-        return _through_operator(q, k, v, rest, return_lse)
-    if threads.__class__ is int and threads == 0:
-        threads = torch.get_num_threads()
-    plain = rule.__class__ is _core.Rule and tables is None
-    called = rule if plain else given_rule(rule, tables)
+    compiling = torch.compiler.is_compiling()
+    if scalars and (compiling or not _core.plain_scalars(scalars)):
+        check_names(scalars)
+        _refuse_gradients(scalars)
+    options: Any = scalars
+    options["rule"] = rule
+    if not bias is alibi_slopes is sink is cu_seqlens_q is cu_seqlens_k is key_lengths is page_table is None:
+        options["bias"], options["alibi_slopes"], options["sink"] = bias, alibi_slopes, sink
+        options["cu_seqlens_q"], options["cu_seqlens_k"] = cu_seqlens_q, cu_seqlens_k
+        options["key_lengths"], options["page_table"] = key_lengths, page_table
+    if compiling or not is_direct(q, k, v, bias, sink):
+        return _indirect(q, k, v, options, tables, return_lse, plan=plan, out=out)
+    if plan is not None:
+        options["plan"] = plan
+    if "threads" not in options or (threads := options["threads"]).__class__ is int and threads == 0:
+        options["threads"] = torch.get_num_threads()
+    if rule.__class__ is not _core.Rule or tables is not None:
+        options["rule"] = given_rule(rule, tables)
     others: tuple[Any, ...] = ()
-    stream = 0
     if q.is_cuda:
-        others = others_of(
-            q,
-            called,
-            alibi_slopes,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            key_lengths,
-            page_table,
-            None if isinstance(out, Tensor) else out,
-        )
-        stream = stream_of(q, others)
-    options = (
-        called,
-        align,
-        layout,
-        scale,
-        bias,
-        softcap,
-        alibi_slopes,
-        sink,
-        deterministic,
-        plan,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        page_table,
-        allow_tf32,
-        threads,
-        stream,
-    )
+        others = others_of(q, options, None if isinstance(out, Tensor) else out)
+        options["stream"] = stream_of(q, others)
     records = _grad() and _requires(q, k, v, bias, sink, alibi_slopes)
     if out is not None:
         tensor = isinstance(out, Tensor)
@@ -201,27 +128,42 @@ def attention(
     return _Attention.apply(q, k, v, bias, sink, (return_lse, options, others, named), *kept)
 
 
-def plain_options(rule: Any, scale: float | None, layout: str = "bhsd", stream: int = 0) -> tuple[Any, ...]:
+def _indirect(q: Tensor, k: Any, v: Any, options: dict[str, Any], tables: Any, return_lse: Any, **refused: Any) -> Any:
+    """In a graph, under a mode or transform, of DTensors."""
+    options = {**dict.fromkeys(TENSORS), **options}
+    if is_sharded(q, k, v, *map(options.get, TENSORS)):
+        _refuse(refused, "beside DTensors")
+        from ._sharded import sharded  # PyTorch has loaded what it needs by now
+
+        return sharded(attention, q, k, v, tables, return_lse=return_lse, **options)
+    for name, one in (("key", k), ("value", v)):
+        if one is not None and not isinstance(one, Tensor):
+            raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
+    if not torch.compiler.is_compiling():
+        refuse_tangents(q, k, v, options["bias"], options["alibi_slopes"], options["sink"])
+        options.update(constants({name: one for name, one in options.items() if name in DEFAULTS}))
+    parts = parts_of(options["rule"], tables)
+    for name in TENSORS:
+        if options[name] is not None:
+            options[name] = as_tensor(options[name], name)
+    of_rule = parts[2]
+    given = ("query", "key", "value", *TENSORS, *["tables"] * len(of_rule))
+    tensors = (q, k, v, *[options[name] for name in TENSORS], *of_rule)
+    check_memory(given, tensors)
+    _check_data(given, tensors)
+    _refuse(refused, "in a graph or transform")
+    return _through_operator(q, k, v, arguments(parts, options), return_lse)
+
+
+def _refuse(given: Mapping[str, Any], where: str) -> None:
+    for name, one in given.items():
+        if one is not None:
+            raise ValueError(f"{name}: given {where}, expected none there")
+
+
+def plain_options(rule: Any, scale: float | None, layout: str = "bhsd", stream: int = 0) -> dict[str, Any]:
     """As the extension takes them, of a call with no others."""
-    return (
-        rule,
-        "none_front",
-        layout,
-        scale,
-        None,
-        0.0,
-        None,
-        None,
-        False,
-        None,
-        None,
-        None,
-        None,
-        None,
-        False,
-        torch.get_num_threads(),
-        stream,
-    )
+    return {"rule": rule, "scale": scale, "layout": layout, "threads": torch.get_num_threads(), "stream": stream}
 
 
 def plain_attention(
@@ -308,36 +250,10 @@ def _check_data(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
             raise ValueError(f"{name}: on {tensor.device}, expected {device} as query")
 
 
-def _refuse_gradients(**numbers: Any) -> None:
-    for name, number in numbers.items():
+def _refuse_gradients(scalars: Mapping[str, Any]) -> None:
+    for name, number in scalars.items():
         if isinstance(number, Tensor) and number.requires_grad and _grad():
             raise ValueError(without_gradient(name, f"{name}.detach()"))
-
-
-def _constants(
-    align: Any, layout: Any, scale: Any, softcap: Any, deterministic: Any, allow_tf32: Any, threads: Any
-) -> tuple[Any, ...]:
-    """As the operator wants them; of others what the extension says, since PyTorch would raise a RuntimeError."""
-    for name, word in (("align", align), ("layout", layout)):
-        if not isinstance(word, str):
-            raise TypeError(f"{name}: type {type(word).__name__}, expected str")
-    scale, softcap = None if scale is None else number("scale", scale), number("softcap", softcap)
-    threads = integer("threads", threads)
-    if not -(2**63) <= threads < 2**63:
-        raise ValueError("threads: expected an integer of 64 bits")
-    truths = truth("deterministic", deterministic), truth("allow_tf32", allow_tf32)
-    return align, layout, scale, softcap, *truths, threads
-
-
-def number(name: str, value: Any) -> float:
-    try:
-        if hasattr(value, "__float__"):
-            return float(value)
-    except OverflowError:
-        raise ValueError(f"{name}: expected a number that float64 holds") from None
-    except (TypeError, ValueError, RuntimeError):  # of an array of several, of a tensor without data
-        pass
-    raise TypeError(f"{name}: type {type(value).__name__}, expected a number")
 
 
 def _requires(q: Tensor, *others: Any) -> bool:
@@ -349,7 +265,7 @@ def _requires(q: Tensor, *others: Any) -> bool:
     return False
 
 
-def _through_operator(q: Tensor, k: Any, v: Any, rest: tuple[Any, ...], return_lse: bool | str) -> Any:
+def _through_operator(q: Tensor, k: Any, v: Any, rest: list[Any], return_lse: bool | str) -> Any:
     check_return_lse(return_lse)
     through = torch.ops.anyflash.attention if torch.compiler.is_compiling() or not _differentiates() else transformed
     made = through(q, k, v, *rest, 2 if return_lse == "lm" else 1)
@@ -403,29 +319,28 @@ class _Attention(torch.autograd.Function):
 
 def _without_saved(options: Any, named: Any, kept: tuple[Any, ...]) -> tuple[Any, Any]:
     """The options and the text without what PyTorch saves of them, and frees after the backward pass."""
-    left = list(options)
-    left[4] = left[7] = None  # bias and sink
-    for place, saved in zip(_KEPT, kept):
+    left = {**options, "bias": None, "sink": None}
+    for name, saved in zip(_KEPT, kept):
         if saved is not None:
-            left[place] = None
+            left[name] = None
     if named is not None:
-        left[0] = None
+        del left["rule"]
         rest = kept[len(_KEPT) :]
         named = named[0], {name: one if saved is None else None for (name, one), saved in zip(named[1].items(), rest)}
     return left, named
 
 
-def _with_saved(options: Any, named: Any, kept: list[Any]) -> list[Any]:
+def _with_saved(options: Any, named: Any, kept: list[Any]) -> dict[str, Any]:
     """Those of _without_saved with what PyTorch has saved, of which hooks (torch.autograd.graph.saved_tensors_hooks)
     may have made copies. Bias and sink are still left out."""
-    whole = list(options)
-    for place, saved in zip(_KEPT, kept):
+    whole = dict(options)
+    for name, saved in zip(_KEPT, kept):
         if saved is not None:
-            whole[place] = saved
+            whole[name] = saved
     if named is not None:
         rest = kept[len(_KEPT) :]
         tables = {name: one if saved is None else saved for (name, one), saved in zip(named[1].items(), rest)}
-        whole[0] = _core.parse_rule(named[0], tables, True)
+        whole["rule"] = _core.parse_rule(named[0], tables, True)
     return whole
 
 
@@ -444,9 +359,9 @@ def _gradients(
 ) -> Any:
     """The options are those of _with_saved."""
     if bias is None and sink is None and not q.is_cuda:
-        return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, tuple(options), wanted)
-    others = others_of(q, options[0], options[6], *options[10:14])
-    options = (*options[:4], bias, *options[5:7], sink, *options[8:-1], stream_of(q, others))
+        return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
+    others = others_of(q, options)
+    options = {**options, "bias": bias, "sink": sink, "stream": stream_of(q, others)}
     made = _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
     if others:
         settle(q, *others)

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._flops import all_pairs, operations, visible_pairs
-from . import _op  # noqa: F401 - defines the operators
+from .. import _core
+from .._flops import all_pairs, operations
 from ._late import when_imported
+from ._op import by_name
 from ._rule import rule_of
 
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -25,36 +27,22 @@ def _backward(
     return _counted(True, q, k, v, *rest[:-1])
 
 
-def _counted(
-    backward: bool,
-    q: Tensor,
-    k: Any,
-    v: Any,
-    bias: Any,
-    slopes: Any,
-    sink: Any,
-    cu_q: Any,
-    cu_k: Any,
-    lengths: Any,
-    pages: Any,
-    tables: list[Tensor],
-    names: str,
-    rule: str,
-    numbers: list[Any],
-    align: str,
-    layout: str,
-    *rest: Any,
-) -> Any:
+def _counted(backward: bool, q: Tensor, k: Any, v: Any, *given: Any) -> Any:
     """By all pairs where sizes, lengths or tables are not known, as in a graph."""
+    options = by_name(given)
+    rule, names, tables, numbers = (options.pop(name) for name in ("rule", "names", "tables", "numbers"))
+    layout, pages = options["layout"], options["page_table"]
     of_q, of_k, of_v, of_pages = (None if one is None else tuple(one.shape) for one in (q, k, v, pages))
     sizes = [size for shape in (of_q, of_k, of_v) for size in shape or ()]
-    read = [*tables, *(one for one in (cu_q, cu_k, lengths, pages) if one is not None)]
+    lengths = {name: options[name] for name in _LENGTHS if options[name] is not None}
     pairs = None
-    if all(isinstance(size, int) for size in (*sizes, *numbers)) and all(map(_has_numbers, read)):
-        on_cpu = [None if one is None else one.cpu() for one in (cu_q, cu_k, lengths, pages)]
-        of_tables = rule_of(rule, names, [table.cpu() for table in tables], numbers)
+    if all(isinstance(size, int) for size in (*sizes, *numbers)) and all(
+        map(_has_numbers, (*tables, *lengths.values()))
+    ):
+        on_cpu: dict[str, Any] = {name: one.cpu() for name, one in lengths.items()}
+        on_cpu["rule"] = rule_of(rule, names, [table.cpu() for table in tables], numbers)
         try:
-            pairs = visible_pairs(of_q, of_k, of_v, of_tables, align, layout, *on_cpu)
+            pairs = _core.visible_pairs(of_q, of_k, of_v, {**on_cpu, "align": options["align"], "layout": layout})
         except ValueError:  # of lengths that a GPU takes for the nearest ones that it can
             pass
     if pairs is None:

@@ -5,6 +5,7 @@ microseconds to reach an operator that is written in Python."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,17 @@ from torch.autograd import forward_ad
 
 from .. import _arrays, _core
 from .._frontend import second_derivative, without_gradient
+from .._options import DEFAULTS, TENSORS, torch_schema
 from ._rule import as_tensor, parts_of, rule_of
 
 SECOND = second_derivative("torch")
 FORWARD_MODE = "anyflash.torch.attention: a forward-mode derivative was asked for, expected reverse-mode ones alone"
 NO_SLOPES = without_gradient("alibi_slopes", "alibi_slopes.detach()")
 
-_OPTIONS = (
-    "Tensor? bias, Tensor? alibi_slopes, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? key_lengths, Tensor? page_table, Tensor[] tables, str names, str rule, SymInt[] numbers, str align, "
-    "str layout, float? scale, float softcap, bool deterministic, bool allow_tf32, int threads"
-)
+_TENSORS = ", ".join(f"Tensor? {name}" for name in TENSORS)
+_OPTIONS = f"{_TENSORS}, Tensor[] tables, str names, str rule, SymInt[] numbers, {torch_schema()}"
+_NAMES = (*TENSORS, "tables", "names", "rule", "numbers", *DEFAULTS)  # of these arguments
+_FROM_OTHERS = tuple(name for name in TENSORS if name not in ("bias", "sink"))  # that may come from other frameworks
 _library = torch.library.Library("anyflash", "DEF")
 _library.define(
     f"attention(Tensor q, Tensor? k, Tensor? v, {_OPTIONS}, int statistics) -> (Tensor, Tensor, Tensor)",
@@ -35,28 +36,28 @@ _library.define(
     f"{_OPTIONS}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-# The arguments' places.
-BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, NUMBERS, ALIGN, LAYOUT = range(3, 16)
-ARGUMENTS = 22  # of the first operator
+# Places of the first operator's arguments.
+_PLACES = {name: place for place, name in enumerate(("q", "k", "v", *_NAMES, "statistics"))}
+BIAS, SLOPES, SINK, PAGES = (_PLACES[name] for name in ("bias", "alibi_slopes", "sink", "page_table"))
+TABLES, NAMES, NUMBERS, LAYOUT = (_PLACES[name] for name in ("tables", "names", "numbers", "layout"))
+ARGUMENTS = len(_PLACES)
 
 
 # The number alone, where PyTorch tells it: an object for it takes microseconds.
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
 
 
-def others_of(
-    q: Tensor, rule: Any, slopes: Any, cu_q: Any, cu_k: Any, lengths: Any, pages: Any, out: Any = None
-) -> tuple[Any, ...]:
+def others_of(q: Tensor, options: Mapping[str, Any], out: Any = None) -> tuple[Any, ...]:
     """What comes from other frameworks in a call on a GPU. It takes stream_of before the call, _arrays.settle behind."""
     if not q.is_cuda:
         return ()
-    tables = rule._arrays
-    if slopes is cu_q is cu_k is lengths is pages is out is None and not tables:
-        return ()
+    given = map(options.get, _FROM_OTHERS)
     return tuple(
-        one
-        for one in (slopes, cu_q, cu_k, lengths, pages, out, *tables)
-        if one is not None and not isinstance(one, (Tensor, np.ndarray))
+        [
+            one
+            for one in (*given, out, *options["rule"]._arrays)
+            if one is not None and not isinstance(one, (Tensor, np.ndarray))
+        ]
     )
 
 
@@ -66,47 +67,25 @@ def stream_of(q: Tensor, others: tuple[Any, ...] = ()) -> int:
     return int(_stream(q.get_device())) if q.is_cuda else 0
 
 
-def packed(
-    q: Tensor,
-    bias: Any,
-    alibi_slopes: Any,
-    sink: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    key_lengths: Any,
-    page_table: Any,
-    tables: list[Tensor],
-    names: str,
-    rule: str,
-    numbers: list[int],
-    align: str,
-    layout: str,
-    scale: float | None,
-    softcap: float,
-    deterministic: bool,
-    allow_tf32: bool,
-    threads: int,
-) -> tuple[Any, ...]:
-    """The options as the extension takes them."""
-    return (
-        rule_of(rule, names, tables, numbers),
-        align,
-        layout,
-        scale,
-        bias,
-        softcap,
-        alibi_slopes,
-        sink,
-        deterministic,
-        None,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        key_lengths,
-        page_table,
-        allow_tf32,
-        threads or torch.get_num_threads(),
-        stream_of(q),
-    )
+def arguments(parts: tuple[Any, ...], options: Mapping[str, Any]) -> list[Any]:
+    """Options as the operators take them, of the rule's parts_of and all others by name."""
+    text, names, tables, numbers = parts
+    tensors = [options.get(name) for name in TENSORS]
+    return [*tensors, tables, names, text, numbers, *[options.get(name, DEFAULTS[name]) for name in DEFAULTS]]
+
+
+def by_name(given: Sequence[Any]) -> dict[str, Any]:
+    """Those `arguments` by their names in the schema."""
+    return dict(zip(_NAMES, given))
+
+
+def packed(q: Tensor, *given: Any) -> dict[str, Any]:
+    """They as the extension takes options."""
+    options = by_name(given)
+    options["rule"] = rule_of(options["rule"], options.pop("names"), options.pop("tables"), options.pop("numbers"))
+    options["threads"] = options["threads"] or torch.get_num_threads()
+    options["stream"] = stream_of(q)
+    return options
 
 
 def _forward(q: Tensor, k: Any, v: Any, *rest: Any) -> Any:
@@ -139,34 +118,10 @@ def dispatched(
 ) -> Any:
     """The backward call of an eager one by its operator, which modes see (torch.utils.flop_counter). The options are
     the extension's."""
-    rule, align, layout, scale, _, softcap, slopes, _, deterministic, _, *lengths, allow_tf32, threads, _ = options
-    text, names, tables, numbers = parts_of(rule, None)
-    slopes, *lengths = (None if one is None else as_tensor(one, "lengths") for one in (slopes, *lengths))
-    made = torch.ops.anyflash.attention_backward(
-        dout,
-        dlse,
-        out,
-        lse,
-        q,
-        k,
-        v,
-        bias,
-        slopes,
-        sink,
-        *lengths,
-        tables,
-        names,
-        text,
-        numbers,
-        align,
-        layout,
-        scale,
-        softcap,
-        deterministic,
-        allow_tf32,
-        threads,
-        wanted,
-    )
+    parts = parts_of(options["rule"], None)
+    tensors = {name: None if options.get(name) is None else as_tensor(options[name], name) for name in TENSORS}
+    given = arguments(parts, {**options, **tensors, "bias": bias, "sink": sink})
+    made = torch.ops.anyflash.attention_backward(dout, dlse, out, lse, q, k, v, *given, wanted)
     return tuple(one if wanted >> i & 1 else None for i, one in enumerate(made))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from .._options import TENSORS
 from ._op import shapes_of_results
 from ._rule import parts_of
 from ._traced import TracedRule
@@ -21,19 +22,10 @@ _Axes = tuple[int | None, int | None]  # a tensor's axes of the batch and of the
 
 
 def sharded(
-    call: Callable[..., Any],
-    q: Any,
-    k: Any,
-    v: Any,
-    rule: Any,
-    tables: Any,
-    layout: str,
-    others: Mapping[str, Any],
-    **options: Any,
+    call: Callable[..., Any], q: Any, k: Any, v: Any, tables: Any, *, rule: Any, layout: str = "bhsd", **options: Any
 ) -> Any:
-    """call(q, k, v, ...) on this process' part of each tensor, its results as DTensors. others: the call's other
-    tensors by name."""
-    given = {"query": q, "key": k, "value": v, **others}
+    """call(q, k, v, ...) on this process' part of each tensor, its results as DTensors."""
+    given = {"query": q, "key": k, "value": v, **{name: options.pop(name) for name in TENSORS}}
     given = {name: one for name, one in given.items() if one is not None}
     mesh = _mesh(given)
     if layout not in _AXES:

@@ -1,39 +1,19 @@
 #include "call.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <string_view>
 
-#include <anyflash/names.h>
+#include "../call_text.h"
 
 namespace anyflash::tensorflow {
+using call_text::number, call_text::parts_of, call_text::read_call;
+
 namespace {
 
 [[noreturn]] void fail(const std::string& name, const std::string& text) {
   throw Error(Error::Kind::value, name + ": " + text);
-}
-
-template <typename Number>
-Number number(const std::string& name, std::string_view value) {
-  Number number{};
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size()) {
-    fail(name, "'" + shown(value) + "', expected a number");
-  }
-  return number;
-}
-
-std::vector<std::string> parts_of(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const auto end = std::min(text.find(separator), text.size());
-    const auto first = std::min(text.find_first_not_of(' '), end);
-    if (first < end) parts.emplace_back(text.substr(first, end - first));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
 }
 
 std::string text_of_shape(const std::vector<std::int64_t>& shape, int axes) {
@@ -46,23 +26,14 @@ std::string text_of_shape(const std::vector<std::int64_t>& shape, int axes) {
 
 Text::Text(const std::string& text) {
   rule = "full()";
-  for (const auto& part : parts_of(text, ';')) {
-    const auto equals = std::min(part.find('='), part.size());
-    const auto name = part.substr(0, equals);
-    const auto value = std::string_view(part).substr(std::min(equals + 1, part.size()));
+  read_call(text, options, [&](const std::string& name, std::string_view value) {
     if (name == "rule") rule = value;
-    else if (name == "align") options.align = Align(place_of_name(name, value, names_of(align_names)));
-    else if (name == "layout") options.layout = Layout(place_of_name(name, value, names_of(layout_names)));
-    else if (name == "scale") options.scale = number<double>(name, value);
-    else if (name == "softcap") options.softcap = number<double>(name, value);
-    else if (name == "deterministic") options.deterministic = number<int>(name, value) != 0;
-    else if (name == "allow_tf32") options.allow_tf32 = number<int>(name, value) != 0;
-    else if (name == "threads") options.threads = number<std::int64_t>(name, value);
     else if (name == "names") names = parts_of(value, ' ');
     else if (name == "dimensions") dimensions = number<int>(name, value);
     else if (name == "sharpening") sharpening = number<double>(name, value);
-    else if (name != "returns") fail("call", "'" + shown(part) + "', expected an option");
-  }
+    else return name == "returns";
+    return true;
+  });
   if (dimensions < 0 || dimensions > 2) fail("dimensions", std::to_string(dimensions) + ", expected 0 to 2");
   if (dimensions > 0) options.layout = Layout::bhds;
   struct Tables {};
@@ -112,29 +83,20 @@ TensorView Call::flattened(const Shaped& tensor, const char* name) const {
 }
 
 void Call::read_extras(Context& context) {
-  const struct {
-    const char* name;
-    TensorView& option;
-    bool is_term, is_host;
-  } places[] = {
-      {"bias", options.bias, true, false},
-      {"sink", options.sink, true, false},
-      {"alibi_slopes", options.alibi_slopes, false, false},
-      {"cu_seqlens_q", options.cu_seqlens_q, false, true},
-      {"cu_seqlens_k", options.cu_seqlens_k, false, true},
-      {"key_lengths", options.key_lengths, false, true},
-      {"page_table", options.page_table, false, true},
-  };
   std::map<std::string, TensorView> tables;
   for (const auto& name : text_.names) {
     if (name.starts_with('@')) {
       tables[name.substr(1)] = context.next(name.c_str(), true);
       continue;
     }
-    const auto place = std::find_if(std::begin(places), std::end(places), [&](auto& one) { return name == one.name; });
-    if (place == std::end(places)) fail("names", "'" + shown(name) + "', expected an option's name");
-    place->option = context.next(place->name, place->is_host);
-    if (place->is_term) terms.push_back({name, place->option});
+    bool known = false;
+    for_each_tensor([&](const char* option, auto member, bool integers) {
+      if (name != option) return;
+      options.*member = context.next(option, integers);
+      if (name == "bias" || name == "sink") terms.push_back({name, options.*member});
+      known = true;
+    });
+    if (!known) fail("names", "'" + shown(name) + "', expected an option's name");
   }
   read_rule(tables);
 }

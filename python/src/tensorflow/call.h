@@ -2,7 +2,7 @@
 //
 //     rule=documents(ids, ids) & causal(); align=none_end; layout=bhsd; names=bias @ids; softcap=30.0
 //
-// has `rule`, `align`, `layout`, `scale`, `softcap`, `deterministic`, `allow_tf32`, `threads` as anyflash.attention;
+// has `rule` and the scalar options as anyflash.attention;
 //     names       of terms (bias, sink), slopes and tables in the order of these inputs; of a rule's tables with @
 //     dimensions  of a sequence, in place of a layout: whatever stands before the channels is the batch
 //     sharpening  a factor of the scale
