@@ -35,9 +35,10 @@ def check(model: Any) -> None:
 
 
 @functools.lru_cache(256)
-def _check_config_class(kind: Any) -> None:
+def _check_config_class(given: Any) -> None:
     """By the models of the configuration's own file: "anyflash" may have been written into a configuration behind
     Transformers' back, after its model was made."""
+    kind = next((one for one in given.__mro__ if one.__module__.startswith("transformers.models.")), given)
     file = kind.__module__.replace(".configuration_", ".modeling_")
     models = [
         one
@@ -49,10 +50,8 @@ def _check_config_class(kind: Any) -> None:
 
 
 def check_config(config: Any) -> None:
-    own = [one for one in type(config).__mro__ if one.__module__.startswith("transformers.models.")]
-    kind: Any = own[0] if own else type(config)
     if config is not None:
-        _check_config_class(kind)
+        _check_config_class(type(config))
 
 
 def _takes_others(model: Any) -> bool:
