@@ -20,6 +20,9 @@ from .. import _rules
 from ._models import check_config
 
 
+_FULL = _rules.full()
+
+
 class Known(NamedTuple):
     """What a mask is: `rule` over the first `keys` keys, aligned at the end; the others are hidden."""
 
@@ -100,6 +103,8 @@ def _rule(bounds: tuple[int, int, int] | None, first: int, first_key: int, keys:
     if bounds is None or first < first_key or keys > all_keys or (bounds[1] != 0 and keys < all_keys):
         return None
     left, right, chunk = bounds
+    if not chunk and keys == first - first_key + 1 and (left < 0 or left >= keys - 1):  # one query, which sees them all
+        return _FULL
     if not chunk:
         return _window(left, right)
     chunks = torch.arange(first_key, first_key + keys) // chunk
