@@ -25,6 +25,7 @@ from torch import Tensor
 
 from .. import _rules
 from ..torch import attention
+from ..torch._attention import is_usual, plain_attention
 
 if not hasattr(transformers.PreTrainedModel, "get_correct_attn_implementation"):
     raise ImportError(f"transformers: version {transformers.__version__}, expected 4.57 or newer")
@@ -96,9 +97,12 @@ def attention_forward(
             rule = _CAUSAL if queries > 1 and _is_causal(module, is_causal, queries, key.shape[2]) else _FULL
         else:
             rule, key, value = told.rule, key.narrow(2, 0, told.keys), value.narrow(2, 0, told.keys)
-        out = attention(
-            query, key, value, rule=rule, align="none_end", scale=scaling, softcap=softcap or 0.0, sink=s_aux
-        )
+        if softcap is s_aux is None and is_usual(query, key, value, None, 0.0, scaling) and query.is_cpu:
+            out = plain_attention(query, key, value, rule, scaling, align="none_end")
+        else:
+            out = attention(
+                query, key, value, rule=rule, align="none_end", scale=scaling, softcap=softcap or 0.0, sink=s_aux
+            )
         return out.transpose(1, 2), None
     keys = key.shape[2]
     mask = None if attention_mask is None else attention_mask[..., :keys]

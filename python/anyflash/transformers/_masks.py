@@ -35,14 +35,18 @@ def make_mask(**options: Any) -> Tensor | None:
     """Of Transformers' AttentionMaskInterface, which calls it as sdpa_mask. None where every query sees every key, and
     for a causal mask of as many queries as keys: if a model cuts the first queries away, the others stay the last."""
     positions: Tensor | None = options.get("cache_position")  # of Transformers 4
-    queries, config = options["q_length"] if positions is None else positions.shape[0], options.get("config")
+    queries = options["q_length"] if positions is None else positions.shape[0]
+    config = options.get("config")
     # Modules of such a configuration say that they are not causal, even where their mask is. One query needs no mask.
     if queries > 1 and (options["kv_length"] != queries or getattr(config, "use_bidirectional_attention", None)):
         options["allow_is_causal_skip"] = False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
         in_graph: Tensor | None = sdpa_mask(**options)
         return in_graph
     check_config(config)
+    if queries == 1 and options.get("allow_is_causal_skip", True):
+        if options.get("attention_mask") is None is options.get("local_size"):
+            return None  # as sdpa_mask says, later
     if not torch.is_inference_mode_enabled():
         return _made(positions, queries, options)
     with torch.inference_mode(False):  # where tensors have no versions
