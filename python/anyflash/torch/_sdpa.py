@@ -67,9 +67,8 @@ def scaled_dot_product_attention(
         return _of_bias(
             attn_mask, (query, key, value, attn_mask), dropout_p=dropout_p, is_causal=is_causal, scale=scale, **more
         )
-    if (
-        is_usual(query, key, value, attn_mask, dropout_p, scale)
-        and (torch_covers(query, key, value, attn_mask, is_causal, enable_gqa))
+    if is_usual(query, key, value, attn_mask, dropout_p, scale) and (
+        torch_covers(query, key, value, attn_mask, is_causal, enable_gqa)
     ):  # as what follows finds too, in ten times the time
         return _usual(query, key, value, attn_mask, is_causal, scale)
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)

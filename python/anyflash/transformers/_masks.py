@@ -19,7 +19,6 @@ from transformers.masking_utils import sdpa_mask
 from .. import _rules
 from ._models import check_config
 
-
 _FULL = _rules.full()
 
 
