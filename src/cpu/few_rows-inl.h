@@ -88,17 +88,17 @@ class FewRowsTask {
         plain_(PlainScores(problem)),
         query_box_(first_rows(plan.query_grid.box(0), shape.queries)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_ = take(shape.heads * even(shape.rows) * d_qk_), k_ = take(kTile * d_qk_);
+    q_ = take(shape.heads * even(shape.rows) * d_qk_), k_ = v_ = take(kTile * std::max(d_qk_, d_v_));
     k_t_ = reinterpret_cast<E*>(take(Depth<E>(kTile) * d_qk_));
-    v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile);
+    v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile);
     row_max_ = take(rows_ * kSumLanes), row_sum_ = take(rows_ * kSumLanes), shift_ = take(rows_);
     factor_ = take(rows_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const FewRows shape(problem, plan, 0);
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = shape.heads * shape.rows;
-    return shape.heads * even(shape.rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) +
-           (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
+    return shape.heads * even(shape.rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) + Depth<E>(kTile) * d_qk +
+           kTile * (std::max(d_qk, d_v) + d_v);
   }
 
   /// before: the rows' ends after a first walk over all parts, null in that.
@@ -387,7 +387,7 @@ class FewRowsTask {
   const std::int64_t d_qk_, d_v_, rows_;  // rows_: of all heads
   const bool plain_;
   const Box query_box_;
-  T *q_, *k_;  // q_ holds E once loaded
+  T *q_, *k_;  // q_ holds E once loaded; k_ is v_, since keys are transposed before values are loaded
   E* k_t_;
   T *v_, *v_clean_, *s_, *row_max_, *row_sum_, *shift_, *factor_;
   Ahead ahead_;

@@ -146,6 +146,7 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
 /// The boxes must not depend on what else is in the batch: tables that may differ in it and key lengths have no say.
 Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const std::vector<Cut>& cuts,
                const ExecutionPlan& plan) {
+  if (cuts.size() == 1) return cuts.front();
   const bool blind = rules::table_axes(problem.rule).batch_axis;
   if (!blind && !problem.key_lengths.given()) {
     return cheapest_cut(cuts, plan.groups[0].program, menu, problem.k_size);
@@ -179,8 +180,8 @@ std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& 
   return plan;
 }
 
-/// One block of queries that see every key: decoding, where each call has another number of keys. Such a plan is made in
-/// less time than it takes to find it among others.
+/// One block of queries that see every key: decoding, where each call has another number of keys. Such a plan is made
+/// in less time than it takes to find it among others.
 bool one_block_of_full(const Problem& problem, const TileMenu& menu) {
   return problem.rule.node().kind == rules::NodeKind::full && problem.direction == Direction::forward &&
          problem.device.kind == DeviceKind::cpu && problem.dimensions == 1 && problem.has_pairs() &&
@@ -193,14 +194,14 @@ std::shared_ptr<ExecutionPlan> plan_of_one_block(const Problem& problem, const T
   auto plan = std::make_shared<ExecutionPlan>();
   const Int3 ones{{1, 1, 1}};
   plan->threads = threads;
-  plan->query_grid = {problem.q_size, {{1, 1, *std::min_element(menu.query_rows.begin(), menu.query_rows.end())}}, ones};
+  plan->query_grid = {
+      problem.q_size, {{1, 1, *std::min_element(menu.query_rows.begin(), menu.query_rows.end())}}, ones};
   plan->key_grid = {problem.k_size, {{1, 1, menu.key_rows}}, ones};
   auto& group = plan->groups.emplace_back();
   auto& program = group.program;
   program.dimensions = 1;
   program.conjunction = true;  // of no atoms
-  for (int i = 0; i < 3; ++i)
-    program.axis[i] = rules::axis_of(problem.q_size[i], problem.k_size[i], problem.align);
+  for (int i = 0; i < 3; ++i) program.axis[i] = rules::axis_of(problem.q_size[i], problem.k_size[i], problem.align);
   auto& [start, runs] = group.keys_of_query_block;
   const auto whole = static_cast<std::int32_t>(problem.keys() / menu.key_rows);
   runs.reserve(2);
