@@ -87,12 +87,13 @@ def attention_forward(
     for name, given in more.items():
         if given is not None and name not in _WITHOUT_EFFECT:
             _refuse(name, given)
+    told = None if attention_mask is None else known(attention_mask, query, key)
     if (
         dropout == 0.0
         and indices is block_indices is position_bias is sinks is cu_seq_lens_q is cu_seq_lens_k is None
-        and (attention_mask is None or (told := known(attention_mask, query, key)) is not None)
+        and (attention_mask is None or told is not None)
     ):  # as what follows, in half the time
-        if attention_mask is None:
+        if told is None:
             queries = query.shape[2]
             rule = _CAUSAL if queries > 1 and _is_causal(module, is_causal, queries, key.shape[2]) else _FULL
         else:
@@ -130,7 +131,8 @@ def attention_forward(
             s_aux=s_aux,
             sinks=sinks,
         )
-    told = known(attention_mask, query, key) if mask is not None and chosen is None else None
+    if chosen is not None:
+        told = None
     if told is not None:
         mask, keys = None, told.keys
         key, value = key[:, :, :keys], value[:, :, :keys]

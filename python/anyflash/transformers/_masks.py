@@ -77,7 +77,8 @@ def _made(positions: Tensor | None, queries: int, options: dict[str, Any]) -> Te
         mask = sdpa_mask(**options)
     rule = _rule(bounds, first, first_key, keys, all_keys)
     mask._anyflash = None if rule is None else Known(rule, keys, mask._version)
-    return mask  # type: ignore[no-any-return]
+    out: Tensor | None = mask
+    return out
 
 
 def known(mask: Any, query: Tensor, key: Tensor) -> Known | None:

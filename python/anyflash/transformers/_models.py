@@ -50,8 +50,9 @@ def _check_config_class(given: Any) -> None:
 
 
 def check_config(config: Any) -> None:
+    kind: Any = type(config)
     if config is not None:
-        _check_config_class(type(config))
+        _check_config_class(kind)
 
 
 def _takes_others(model: Any) -> bool:
