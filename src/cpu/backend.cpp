@@ -118,7 +118,8 @@ TileMenu tile_menu(const Problem& problem) {
   menu.key_rows = kKeyRows;
   menu.tile_cost = tuning::kTileCost;
   const auto* const rows = tuning::kQueryRows;
-  const bool all = problem.direction == Direction::forward && !cut_few_queries(problem);
+  const bool one_block = problem.dimensions == 1 && problem.queries() <= rows[0];
+  const bool all = problem.direction == Direction::forward && !one_block && !cut_few_queries(problem);
   menu.query_rows.assign(rows, all ? std::end(tuning::kQueryRows) : rows + 1);
   return menu;
 }

@@ -62,6 +62,11 @@ struct FewRows {
   static bool beside(const Operand& operand) { return std::abs(operand.head) < std::abs(operand.sequence[2]); }
 };
 
+inline Box first_rows(Box box, std::int64_t rows) {
+  box.extent[2] = static_cast<std::int32_t>(rows);
+  return box;
+}
+
 /// The results of a part, for each row: (heads, rows, d_v), (heads, rows).
 template <class T>
 struct Part {
@@ -81,19 +86,19 @@ class FewRowsTask {
         d_v_(padded(problem.d_v)),
         rows_(shape.heads * shape.rows),
         plain_(PlainScores(problem)),
-        query_box_(plan.query_grid.box(0)) {
+        query_box_(first_rows(plan.query_grid.box(0), shape.queries)) {
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_ = take(shape.heads * even(shape.rows) * d_qk_), k_ = take(kTile * d_qk_);
+    q_ = take(shape.heads * even(shape.rows) * d_qk_), k_ = v_ = take(kTile * std::max(d_qk_, d_v_));
     k_t_ = reinterpret_cast<E*>(take(Depth<E>(kTile) * d_qk_));
-    v_ = take(kTile * d_v_), v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile);
+    v_clean_ = take(kTile * d_v_), s_ = take(rows_ * kTile);
     row_max_ = take(rows_ * kSumLanes), row_sum_ = take(rows_ * kSumLanes), shift_ = take(rows_);
     factor_ = take(rows_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const FewRows shape(problem, plan, 0);
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = shape.heads * shape.rows;
-    return shape.heads * even(shape.rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) +
-           (kTile + Depth<E>(kTile)) * d_qk + 2 * kTile * d_v;
+    return shape.heads * even(shape.rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) + Depth<E>(kTile) * d_qk +
+           kTile * (std::max(d_qk, d_v) + d_v);
   }
 
   /// before: the rows' ends after a first walk over all parts, null in that.
@@ -168,10 +173,12 @@ class FewRowsTask {
   /// kSpanStep.
   struct Seen {
     Box box;
-    int count = kTile;
+    int count = kTile, exist = kTile;           ///< behind those that exist are the sequence's end and no key
     std::uint64_t words[tuning::kMostFewRows];  ///< of a head's rows
-    bool all = true;                            ///< every row sees every one of them
+    bool shown = true;                          ///< every row sees every one that exists
     EvenRows keys, values;                      ///< where they lie, if products can read them there
+
+    bool all() const { return shown && exist == count; }
   };
 
   /// Lists the rows to prefetch, for blocks whose rows are copied. The values are prefetched while the keys are copied.
@@ -185,7 +192,7 @@ class FewRowsTask {
       ahead_.add(operand, problem_.type, address, channels);
     };
     ahead_.clear();
-    if (!seen.all || seen.values.line == 0) add(problem_.v, EvenRows(), head, seen.box, problem_.d_v);
+    if (!seen.shown || seen.values.line == 0) add(problem_.v, EvenRows(), head, seen.box, problem_.d_v);
     const bool last = head + 1 == shape_.heads;
     if (last && next < 0) return;
     const Box next_box = last ? plan_.key_grid.box(next) : seen.box;
@@ -204,13 +211,15 @@ class FewRowsTask {
       seen.count = span.width;
       if (span.width == 0) return seen;
       seen.box.origin[2] += span.begin * seen.box.step[2];
+      const auto left = rules::class_length(program.k_size()[2], seen.box.origin[2], seen.box.step[2]);
+      seen.exist = std::min(seen.count, left);
       for (std::int64_t row = 0; row < shape_.rows; ++row) {
         seen.words[row] >>= span.begin;
-        seen.all &= seen.words[row] == ~std::uint64_t{0} >> (kTile - span.width);
+        seen.shown &= seen.words[row] == ~std::uint64_t{0} >> (kTile - seen.exist);
       }
     }
-    seen.keys = keys_in_place(program, seen.box, seen.count);
-    seen.values = values_in_place(program, seen.box, seen.count);
+    seen.keys = keys_in_place(program, seen.box, seen.exist);
+    seen.values = values_in_place(program, seen.box, seen.exist);
     return seen;
   }
 
@@ -221,14 +230,14 @@ class FewRowsTask {
     const auto next_keys = next < 0 ? EvenRows() : keys_in_place(program, plan_.key_grid.box(next));
     // Many rows would transpose keys many times in registers, and the tiles of AMX take no others.
     const bool direct = seen.keys.line != 0 && !kInTiles<E> && shape_.rows < kTransposedOnce;
-    const bool copies = !direct || !seen.all || seen.values.line == 0;
+    const bool copies = !direct || !seen.shown || seen.values.line == 0;
     if (direct) products_in_place(seen, bytes_ahead(problem_.k, seen.keys, problem_.v, seen.values));
     for (std::int64_t head = 0; head < shape_.heads; ++head) {
       if (copies) look_ahead(program, head, seen, next);
       if (!direct) find_products(program, head, seen);
       if (!plain_) finish_scores(program, head, seen.box);
       softmax(head, seen, state);
-      if (seen.all && seen.values.line != 0) {
+      if (seen.shown && seen.values.line != 0) {
         add_values_in_place(head, seen, bytes_ahead(problem_.v, seen.values, problem_.k, next_keys), state);
       } else {
         add_values(program, head, seen, state);
@@ -254,15 +263,15 @@ class FewRowsTask {
       for (std::int64_t i = 0; i < shape_.rows; ++i) {
         const auto row = head * shape_.rows + i;
         T* const s = s_ + row * kTile;
-        seen.all ? SoftmaxRow<false, kWidth>(0, s, s, row, state)
-                 : SoftmaxRow<true, kWidth>(seen.words[i], s, s, row, state);
+        seen.all() ? SoftmaxRow<false, kWidth>(0, s, s, row, state)
+                   : SoftmaxRow<true, kWidth>(seen.words[i], s, s, row, state);
       }
     });
   }
 
   /// s = Q K^T of one head.
   void find_products(const rules::Program& program, std::int64_t head, const Seen& seen) {
-    if (seen.keys.line != 0) {
+    if (seen.keys.line != 0 && seen.exist == seen.count) {
       const auto line = seen.keys.line / kNumbers;
       TransposeKeys(seen.count, first_key(seen.keys, head), line, Depth<E>(d_qk_), reinterpret_cast<T*>(k_t_));
     } else {
@@ -282,14 +291,24 @@ class FewRowsTask {
     const auto depth = Depth<E>(d_qk_), line = seen.keys.line / kNumbers;
     constexpr int keys_at_once = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
     for (int key = 0; key < seen.count; key += keys_at_once)
-      for (std::int64_t head = 0; head < shape_.heads; ++head)
+      for (std::int64_t head = 0; head < shape_.heads; ++head) {
+        const T* const from = first_key(seen.keys, head) + key * line;
+        const bool whole = key + keys_at_once <= seen.exist;
+        if (!whole) copy_last_keys(from, line, std::max(seen.exist - key, 0), keys_at_once);
         ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
           T* const s = s_ + (head * shape_.rows + row) * kTile + key;
-          const T* const from = first_key(seen.keys, head) + key * line;
           const E* const q = queries_of(head) + row * depth;
-          row == 0 ? ProductsOfKeys<kRows, kFetch>(q, depth, from, line, s, ahead)
-                   : ProductsOfKeys<kRows, Fetch::nothing>(q, depth, from, line, s, 0);
+          !whole     ? ProductsOfKeys<kRows, Fetch::nothing>(q, depth, k_, depth, s, 0)
+          : row == 0 ? ProductsOfKeys<kRows, kFetch>(q, depth, from, line, s, ahead)
+                     : ProductsOfKeys<kRows, Fetch::nothing>(q, depth, from, line, s, 0);
         });
+      }
+  }
+  /// To k_: `exist` keys, and zeros in place of the others. Beyond the sequence's end there may be no memory to read.
+  void copy_last_keys(const T* from, std::int64_t line, int exist, int keys) {
+    const auto depth = Depth<E>(d_qk_);
+    for (int key = 0; key < exist; ++key) std::copy_n(from + key * line, depth, k_ + key * depth);
+    std::fill_n(k_ + exist * depth, (keys - exist) * depth, T(0));
   }
   /// An E as a number of its size. It may lie across two Pairs of the tensor.
   const T* first_key(const EvenRows& rows, std::int64_t head) const {
@@ -298,7 +317,8 @@ class FewRowsTask {
   }
 
   void load_keys(const rules::Program& program, std::int64_t head, const Seen& seen) {
-    const RowAddresses address(problem_.k, b_, g_ + head, seen.box, program.k_size(), &problem_.pages);
+    const RowAddresses address(problem_.k, b_, g_ + head, first_rows(seen.box, seen.count), program.k_size(),
+                               &problem_.pages);
     LoadRows(problem_.k, problem_.type, address, seen.count, problem_.d_qk, k_, d_qk_);
     ahead_.fetch_lines(lines_of(problem_.d_v) / 2);
     TransposeOperand(k_, d_qk_, k_t_, seen.count);
@@ -306,7 +326,8 @@ class FewRowsTask {
   }
 
   void load_values(const rules::Program& program, std::int64_t head, const Seen& seen) {
-    const RowAddresses address(problem_.v, b_, g_ + head, seen.box, program.k_size(), &problem_.pages);
+    const RowAddresses address(problem_.v, b_, g_ + head, first_rows(seen.box, seen.count), program.k_size(),
+                               &problem_.pages);
     LoadRows(problem_.v, problem_.type, address, seen.count, problem_.d_v, v_, d_v_);
     ahead_.fetch_lines(lines_of(problem_.d_qk));
   }
@@ -320,7 +341,7 @@ class FewRowsTask {
     load_values(program, head, seen);
     const T* const p = s_ + head * shape_.rows * kTile;
     T* const out = state.out + head * shape_.rows * d_v_;
-    const auto not_finite = seen.all ? 0 : CleanRows(v_, d_v_, v_clean_, seen.count);
+    const auto not_finite = seen.shown ? 0 : CleanRows(v_, d_v_, v_clean_, seen.count);
     Gemm<true>(shape_.rows, seen.count, d_v_, p, kTile, 1, not_finite ? v_clean_ : v_, d_v_, out, d_v_);
     for (std::int64_t row = 0; not_finite && row < shape_.rows; ++row)
       AddRowsNotFinite(seen.words[row] & not_finite, p + row * kTile, v_, d_v_, problem_.d_v, out + row * d_v_);
@@ -331,7 +352,7 @@ class FewRowsTask {
       const auto* const from = reinterpret_cast<const Memory*>(problem_.v.data) + rows.first + head * problem_.v.head;
       ForRows(shape_.rows, [&]<int kRows>(std::int64_t row) {
         const auto of_task = head * shape_.rows + row;
-        AddValues<kRows>(seen.count, s_ + of_task * kTile, from, rows.line, d_v_, state.out + of_task * d_v_,
+        AddValues<kRows>(seen.exist, s_ + of_task * kTile, from, rows.line, d_v_, state.out + of_task * d_v_,
                          row == 0 ? ahead : 0);
       });
     });
@@ -366,7 +387,7 @@ class FewRowsTask {
   const std::int64_t d_qk_, d_v_, rows_;  // rows_: of all heads
   const bool plain_;
   const Box query_box_;
-  T *q_, *k_;  // q_ holds E once loaded
+  T *q_, *k_;  // q_ holds E once loaded; k_ is v_, since keys are transposed before values are loaded
   E* k_t_;
   T *v_, *v_clean_, *s_, *row_max_, *row_sum_, *shift_, *factor_;
   Ahead ahead_;
@@ -399,7 +420,7 @@ bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows&
   bool good = true;
   for (std::int64_t i = 0; i < shape.group; ++i) {
     const auto h = g * shape.group + i;
-    const RowAddresses address(problem.out, b, h, plan.query_grid.box(0), problem.q_size);
+    const RowAddresses address(problem.out, b, h, first_rows(plan.query_grid.box(0), queries), problem.q_size);
     for (std::int32_t query = 0; query < queries; ++query) {
       const auto row = i * queries + query;
       T* const out = first.out + row * width;

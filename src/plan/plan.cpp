@@ -13,6 +13,8 @@
 #include "plan/runs.h"
 #include "plan/threads.h"
 #include "problem/tensor.h"
+#include "rules/axis.h"
+#include "rules/node.h"
 
 namespace anyflash {
 namespace planning {
@@ -144,6 +146,7 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
 /// The boxes must not depend on what else is in the batch: tables that may differ in it and key lengths have no say.
 Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const std::vector<Cut>& cuts,
                const ExecutionPlan& plan) {
+  if (cuts.size() == 1) return cuts.front();
   const bool blind = rules::table_axes(problem.rule).batch_axis;
   if (!blind && !problem.key_lengths.given()) {
     return cheapest_cut(cuts, plan.groups[0].program, menu, problem.k_size);
@@ -177,6 +180,37 @@ std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& 
   return plan;
 }
 
+/// One block of queries that see every key: decoding, where each call has another number of keys. Such a plan is made
+/// in less time than it takes to find it among others.
+bool one_block_of_full(const Problem& problem, const TileMenu& menu) {
+  return problem.rule.node().kind == rules::NodeKind::full && problem.direction == Direction::forward &&
+         problem.device.kind == DeviceKind::cpu && problem.dimensions == 1 && problem.has_pairs() &&
+         problem.queries() <= *std::min_element(menu.query_rows.begin(), menu.query_rows.end()) &&
+         problem.keys() <= most_in_dimension && !problem.cu_seqlens_q.given() && !problem.key_lengths.given();
+}
+
+/// What new_plan makes of it.
+std::shared_ptr<ExecutionPlan> plan_of_one_block(const Problem& problem, const TileMenu& menu, int threads) {
+  auto plan = std::make_shared<ExecutionPlan>();
+  const Int3 ones{{1, 1, 1}};
+  plan->threads = threads;
+  plan->query_grid = {
+      problem.q_size, {{1, 1, *std::min_element(menu.query_rows.begin(), menu.query_rows.end())}}, ones};
+  plan->key_grid = {problem.k_size, {{1, 1, menu.key_rows}}, ones};
+  auto& group = plan->groups.emplace_back();
+  auto& program = group.program;
+  program.dimensions = 1;
+  program.conjunction = true;  // of no atoms
+  for (int i = 0; i < 3; ++i) program.axis[i] = rules::axis_of(problem.q_size[i], problem.k_size[i], problem.align);
+  auto& [start, runs] = group.keys_of_query_block;
+  const auto whole = static_cast<std::int32_t>(problem.keys() / menu.key_rows);
+  runs.reserve(2);
+  if (whole > 0) runs.push_back({0, whole, TileClass::full});
+  if (problem.keys() % menu.key_rows != 0) runs.push_back({whole, 1, TileClass::partial});
+  start = {0, static_cast<std::int64_t>(runs.size())};
+  return plan;
+}
+
 struct OwnKey {
   PlanKey key;
 };
@@ -191,6 +225,7 @@ void append(PlanKey& key, const Numbers&... numbers) {
 
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu, bool keep) {
   const int threads = planning::plan_threads(problem.threads);
+  if (!keep && planning::one_block_of_full(problem, menu)) return planning::plan_of_one_block(problem, menu, threads);
   const auto shapes = planning::shapes_of(problem);
   const auto facts = rules::facts(problem.rule, shapes);
   const bool lengths = problem.key_lengths.given() && !problem.tables_on_device;

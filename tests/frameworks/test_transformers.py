@@ -69,8 +69,9 @@ def make(name):
 def calls(monkeypatch):
     """Counts what reaches anyflash."""
     seen = []
-    real = anyflash.transformers.attention
-    monkeypatch.setattr(anyflash.transformers, "attention", lambda *a, **o: seen.append(o) or real(*a, **o))
+    for name in ("attention", "plain_attention"):
+        real = getattr(anyflash.transformers, name)
+        monkeypatch.setattr(anyflash.transformers, name, lambda *a, real=real, **o: seen.append(o) or real(*a, **o))
     return seen
 
 

@@ -28,6 +28,10 @@ KNOWN = {
     "window, one query": (WINDOW, 7, 1, 0, 8),
     "window, static cache": (WINDOW, 3, 4, 0, 16),
     "causal, cache": (CAUSAL, 7, 4, 0, 11),
+    "causal, static cache, one query": (CAUSAL, 7, 1, 0, 16),
+    "window, static cache, one query": (WINDOW, 7, 1, 0, 16),
+    "window as long as what is there, one query": (WINDOW, 2, 1, 0, 16),
+    "window one shorter, one query": (WINDOW, 3, 1, 0, 16),
     "causal, static cache": (CAUSAL, 0, 7, 0, 16),
     "chunks": (CHUNKS, 0, 11, 0, 11),
     "chunks, cache": (CHUNKS, 6, 5, 0, 11),
@@ -85,6 +89,16 @@ def test_a_rule_gives_what_its_mask_gives(name, padding, numbers):
     torch.testing.assert_close(by_rule, by_mask, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("padding", [None, ONES, PADDED])
+@pytest.mark.parametrize("name", KNOWN | UNKNOWN)
+def test_masks_are_those_of_sdpa(name, padding, monkeypatch):
+    mask = mask_of(*(KNOWN | UNKNOWN)[name], padding)
+    monkeypatch.setitem(globals(), "make_mask", masking_utils.sdpa_mask)
+    expected = mask_of(*(KNOWN | UNKNOWN)[name], padding)
+    assert mask.shape == expected.shape
+    assert torch.equal(mask, expected)
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_other_masks_have_no_rule(name):
     assert rule_of(mask_of(*UNKNOWN[name])) is None
@@ -102,13 +116,18 @@ def test_padded_masks_have_no_rule(name):
 def rules(monkeypatch):
     """Of the calls that reach anyflash, as text."""
     seen = []
-    real = anyflash.transformers.attention
+    attention, plain = anyflash.transformers.attention, anyflash.transformers.plain_attention
 
-    def attention(*tensors, **options):
+    def seen_attention(*tensors, **options):
         seen.append(str(options["rule"]))
-        return real(*tensors, **options)
+        return attention(*tensors, **options)
 
-    monkeypatch.setattr(anyflash.transformers, "attention", attention)
+    def seen_plain(q, k, v, rule, *more, **options):
+        seen.append(str(rule))
+        return plain(q, k, v, rule, *more, **options)
+
+    monkeypatch.setattr(anyflash.transformers, "attention", seen_attention)
+    monkeypatch.setattr(anyflash.transformers, "plain_attention", seen_plain)
     return seen
 
 
@@ -242,4 +261,4 @@ def test_a_window_in_pieces(rules):
                 torch.cat([mistral(IDS[:, a:b], past_key_values=cache).logits for a, b in ((0, 5), (5, 8), (8, 9))], 1)
             )
     torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-5)
-    assert rules == ["window(3, 0)"] * 6
+    assert rules == ["window(3, 0)"] * 4 + ["full()"] * 2  # the cache keeps what the last query sees

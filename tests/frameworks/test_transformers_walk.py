@@ -22,8 +22,9 @@ KNOWN = {name: kind for kind, names in LISTED for name in names.split()}  # what
 def calls(monkeypatch):
     """Gets longer with each call that reaches anyflash."""
     seen = []
-    real = anyflash.transformers.attention
-    monkeypatch.setattr(anyflash.transformers, "attention", lambda *a, **o: seen.append(1) or real(*a, **o))
+    for name in ("attention", "plain_attention"):
+        real = getattr(anyflash.transformers, name)
+        monkeypatch.setattr(anyflash.transformers, name, lambda *a, real=real, **o: seen.append(1) or real(*a, **o))
     return seen
 
 

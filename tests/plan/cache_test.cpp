@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <future>
 #include <thread>
+#include <tuple>
 
 #include "helpers.h"
 
@@ -22,6 +24,35 @@ TEST(Cache, GivesTheSamePlanForTheSameCall) {
   other_data.q.data = memory;
   other_data.batch = 9;
   EXPECT_EQ(make_plan(other_data, test_menu()), first) << "neither data nor batch change a plan";
+}
+
+TEST(Cache, OneBlockThatSeesAllHasThePlanThatIsKept) {
+  for (const auto align : {Align::none_front, Align::none_end, Align::scale_end}) {
+    for (const auto queries : {1, 2, 63, 64}) {
+      for (const auto keys : {1, 63, 64, 65, 128, 129, 1000}) {
+        auto problem = problem_1d(full(), queries, keys);
+        problem.align = align;
+        const auto made = make_plan(problem, test_menu()), kept = make_plan(problem, test_menu(), true);
+        EXPECT_NE(made, kept);
+        for (const auto& [own, other] :
+             {std::pair(made->query_grid, kept->query_grid), std::pair(made->key_grid, kept->key_grid)}) {
+          EXPECT_EQ(own.size, other.size);
+          EXPECT_EQ(own.extent, other.extent);
+          EXPECT_EQ(own.step, other.step);
+        }
+        EXPECT_EQ(made->threads, kept->threads);
+        ASSERT_EQ(made->groups.size(), 1u);
+        const auto &own = made->groups[0], &other = kept->groups[0];
+        EXPECT_EQ(std::memcmp(&own.program, &other.program, sizeof(own.program)), 0);
+        EXPECT_EQ(own.keys_of_query_block.start, other.keys_of_query_block.start);
+        ASSERT_EQ(own.keys_of_query_block.runs.size(), other.keys_of_query_block.runs.size());
+        for (std::size_t i = 0; i < own.keys_of_query_block.runs.size(); ++i) {
+          const auto &run = own.keys_of_query_block.runs[i], &expected = other.keys_of_query_block.runs[i];
+          EXPECT_EQ(std::tie(run.first, run.count, run.kind), std::tie(expected.first, expected.count, expected.kind));
+        }
+      }
+    }
+  }
 }
 
 TEST(Cache, TellsApartWhatDiffers) {

@@ -27,6 +27,7 @@ _FULL = full()
 _KEPT = ("alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "key_lengths")
 _INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
+_LARGEST = torch.finfo(torch.float32).max
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
@@ -161,17 +162,26 @@ def _refuse(given: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{name}: given {where}, expected none there")
 
 
-def plain_options(rule: Any, scale: float | None, layout: str = "bhsd", stream: int = 0) -> dict[str, Any]:
+def plain_options(
+    rule: Any, scale: float | None, layout: str = "bhsd", stream: int = 0, align: str = "none_front"
+) -> dict[str, Any]:
     """As the extension takes them, of a call with no others."""
-    return {"rule": rule, "scale": scale, "layout": layout, "threads": torch.get_num_threads(), "stream": stream}
+    threads = torch.get_num_threads()
+    return {"rule": rule, "align": align, "scale": scale, "layout": layout, "threads": threads, "stream": stream}
 
 
 def plain_attention(
-    q: Tensor, k: Tensor, v: Tensor, rule: Any, scale: float | None = None, tables: dict[str, Tensor] | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Any,
+    scale: float | None = None,
+    tables: dict[str, Tensor] | None = None,
+    align: str = "none_front",
 ) -> Tensor:
-    """attention(q, k, v, rule=rule, scale=scale, tables=tables) where is_direct holds of all, nothing is cast by
-    autocast, and all is on the CPU."""
-    options = plain_options(rule if tables is None else given_rule(rule, tables), scale)
+    """attention(q, k, v, rule=rule, scale=scale, tables=tables, align=align) where is_direct holds of all, nothing is
+    cast by autocast, and all is on the CPU."""
+    options = plain_options(rule if tables is None else given_rule(rule, tables), scale, align=align)
     if not (_grad() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         made: Tensor = _core.torch_attention(q, k, v, None, False, options)
         return made
@@ -219,6 +229,18 @@ def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any 
         and _tracing() is None
         and forward_ad._current_level < 0
         and not getattr(q, "is_meta", True)
+    )
+
+
+def is_usual(q: Any, k: Any, v: Any, mask: Any, dropout: Any, scale: Any) -> bool:
+    """No graph, no autocast, numbers of the usual types: plain_attention may run the call where all is on the CPU."""
+    return (
+        not torch.compiler.is_compiling()
+        and dropout.__class__ is float
+        and dropout == 0.0
+        and not _autocast("cpu")
+        and (scale is None or (scale.__class__ is float and abs(scale) <= _LARGEST))
+        and is_direct(q, k, v, mask)
     )
 
 

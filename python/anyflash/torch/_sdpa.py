@@ -22,13 +22,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import _attention as _plain
 from .. import _rules
 from .._core import echoed, torch_covers
-from ._attention import attention, autocast_makes_one, is_direct, plain_attention
+from ._attention import attention, autocast_makes_one, is_usual, plain_attention
 from ._rule import constant
 
 _log = logging.getLogger("anyflash.torch")
 _pytorch_s_own = torch._C._nn.scaled_dot_product_attention  # whatever F holds at present
 _transforms = torch._C._functorch.get_interpreter_stack
-_autocast = torch.is_autocast_enabled
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LARGEST = torch.finfo(torch.float32).max, torch.finfo(torch.float64).max
@@ -68,10 +67,8 @@ def scaled_dot_product_attention(
         return _of_bias(
             attn_mask, (query, key, value, attn_mask), dropout_p=dropout_p, is_causal=is_causal, scale=scale, **more
         )
-    if (
-        not torch.compiler.is_compiling()
-        and _is_usual(query, key, value, attn_mask, dropout_p, scale)
-        and (torch_covers(query, key, value, attn_mask, is_causal, enable_gqa))
+    if is_usual(query, key, value, attn_mask, dropout_p, scale) and (
+        torch_covers(query, key, value, attn_mask, is_causal, enable_gqa)
     ):  # as what follows finds too, in ten times the time
         return _usual(query, key, value, attn_mask, is_causal, scale)
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
@@ -179,17 +176,6 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
         if shape[:-3] != of_keys[:-3] or not of_keys[-3] or shape[-3] % of_keys[-3]:
             return ""
     return None if mask is None else _reason_of_mask(mask, (*shape[:-1], of_keys[-2]), q)
-
-
-def _is_usual(q: Any, k: Any, v: Any, mask: Any, dropout: Any, scale: Any) -> bool:
-    """A call that torch_covers may be asked about, and plain_attention may run."""
-    return (
-        dropout.__class__ is float
-        and dropout == 0.0
-        and not _autocast("cpu")
-        and (scale is None or (scale.__class__ is float and abs(scale) <= _LARGEST[0]))
-        and is_direct(q, k, v, mask)
-    )
 
 
 def _usual(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from types import CodeType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from transformers.masking_utils import sdpa_mask
 
 from .. import _rules
 from ._models import check_config
+
+_FULL = _rules.full()
 
 
 class Known(NamedTuple):
@@ -33,26 +35,50 @@ def make_mask(**options: Any) -> Tensor | None:
     for a causal mask of as many queries as keys: if a model cuts the first queries away, the others stay the last."""
     positions: Tensor | None = options.get("cache_position")  # of Transformers 4
     queries = options["q_length"] if positions is None else positions.shape[0]
-    square = queries == 1 or options["kv_length"] == queries
-    # Modules of such a configuration say that they are not causal, even where their mask is.
-    plain = square and not getattr(options.get("config"), "use_bidirectional_attention", None)
-    options["allow_is_causal_skip"] = options.get("allow_is_causal_skip", True) and plain
-    make: Any = sdpa_mask
-    check_config(options.get("config"))
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        in_graph: Tensor | None = make(**options)
+    config = options.get("config")
+    check_config(config)
+    # Modules of such a configuration say that they are not causal, even where their mask is. One query needs no mask.
+    if queries > 1 and (options["kv_length"] != queries or getattr(config, "use_bidirectional_attention", None)):
+        options["allow_is_causal_skip"] = False
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        in_graph: Tensor | None = sdpa_mask(**options)
         return in_graph
+    if queries == 1 and options.get("allow_is_causal_skip", True):
+        if options.get("attention_mask") is None is options.get("local_size"):
+            return None  # as sdpa_mask says, later
+    if not torch.is_inference_mode_enabled():
+        return _made(positions, queries, options)
     with torch.inference_mode(False):  # where tensors have no versions
-        mask: Any = make(**options)
-    if mask is not None:
-        first = int(options.get("q_offset", 0) if positions is None else positions[0])
-        first_key = options.get("kv_offset", 0)
-        keys = first + queries - first_key
-        if _is_unpadded(options.get("attention_mask"), first_key + keys):
-            function = options.get("mask_function", masking_utils.causal_mask_function)
-            rule = _rule(function, first, first_key, keys, options["kv_length"])
-            mask._anyflash = None if rule is None else Known(rule, keys, mask._version)
-    return cast("Tensor | None", mask)
+        return _made(positions, queries, options)
+
+
+def _made(positions: Tensor | None, queries: int, options: dict[str, Any]) -> Tensor | None:
+    """The mask, and on it what it is."""
+    mask: Any = None
+    if options.get("allow_is_causal_skip", True) or options.get("allow_is_bidirectional_skip"):
+        mask = sdpa_mask(**options)
+        if mask is None:
+            return None
+    first = int(options.get("q_offset", 0) if positions is None else positions[0])
+    first_key, all_keys = options.get("kv_offset", 0), options["kv_length"]
+    keys = first + queries - first_key
+    bounds = None
+    if _is_unpadded(options.get("attention_mask"), first_key + keys):
+        bounds = _bounds(options.get("mask_function", masking_utils.causal_mask_function))
+    if mask is None and bounds is not None and not bounds[2]:  # as sdpa_mask makes it, in fewer steps
+        device = options.get("device", "cpu") if positions is None else positions.device
+        mask = torch.ones(queries, all_keys, dtype=torch.bool, device=device)
+        if bounds[1] >= 0:
+            mask.tril_(first - first_key + bounds[1])
+        if bounds[0] >= 0:
+            mask.triu_(first - first_key - bounds[0])
+        mask = mask.expand(options["batch_size"], 1, queries, all_keys)
+    elif mask is None:
+        mask = sdpa_mask(**options)
+    rule = _rule(bounds, first, first_key, keys, all_keys)
+    mask._anyflash = None if rule is None else Known(rule, keys, mask._version)
+    out: Tensor | None = mask
+    return out
 
 
 def known(mask: Any, query: Tensor, key: Tensor) -> Known | None:
@@ -75,13 +101,14 @@ def _is_unpadded(attention_mask: Tensor | None, keys: int) -> bool:
     return bool(attention_mask.all())
 
 
-def _rule(function: Any, first: int, first_key: int, keys: int, all_keys: int) -> Any:
-    """The rule of a mask function over the first `keys` of all keys, the last of which is at the last query's place.
-    None if it is not known."""
-    bounds = _bounds(function)
+def _rule(bounds: tuple[int, int, int] | None, first: int, first_key: int, keys: int, all_keys: int) -> Any:
+    """The rule of a mask within these bounds over the first `keys` of all keys, the last of which is at the last
+    query's place. None if it is not known."""
     if bounds is None or first < first_key or keys > all_keys or (bounds[1] != 0 and keys < all_keys):
         return None
     left, right, chunk = bounds
+    if not chunk and keys == first - first_key + 1 and (left < 0 or left >= keys - 1):  # one query, which sees them all
+        return _FULL
     if not chunk:
         return _window(left, right)
     chunks = torch.arange(first_key, first_key + keys) // chunk

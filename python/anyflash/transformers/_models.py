@@ -51,9 +51,10 @@ def _refusal(model: Any) -> str:
 
 
 @functools.lru_cache(256)
-def _refusal_by_configuration(kind: Any) -> str:
+def _refusal_by_configuration(given: Any) -> str:
     """By the models of the configuration's own file: "anyflash" may have been written into a configuration behind
     Transformers' back, after its model was made."""
+    kind = next((one for one in given.__mro__ if one.__module__.startswith("transformers.models.")), given)
     file = kind.__module__.replace(".configuration_", ".modeling_")
     models = [
         one
@@ -70,8 +71,7 @@ def check_config(config: Any) -> None:
 
 @constant  # torch.compile does not trace it
 def _refusal_of(kind: Any) -> str:
-    own = (one for one in kind.__mro__ if one.__module__.startswith("transformers.models."))
-    return _refusal_by_configuration(next(own, kind))
+    return _refusal_by_configuration(kind)
 
 
 def _takes_others(model: Any) -> bool:
