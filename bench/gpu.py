@@ -13,29 +13,26 @@ import statistics
 import subprocess
 
 import anyflash as af
+import gpu_peers
 import measure
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from gpu_peers import by_backend
+from torch.nn.attention import SDPBackend
 
-# The peer of each type, and what anyflash is held to beside it, forward and backward.
-PEERS = {
-    "bfloat16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
-    "float16": ("torch flash", SDPBackend.FLASH_ATTENTION, (1.1, 1.1)),
-    "float32": ("torch mem-eff", SDPBackend.EFFICIENT_ATTENTION, (2, 2)),
-    "float64": ("torch math", SDPBackend.MATH, (2.5, 1.3)),
-}
+# What anyflash is held to beside the fastest peer of a type (gpu_peers.py), forward and backward.
+LEAST = {"bfloat16": (1, 1), "float16": (1, 1), "float32": (2, 2), "float64": (2.5, 1.3)}
+PRODUCT = 8192  # rows and columns of the matrices whose product dense rows are compared with
 OPERATIONS = {"forward": 4, "backward": 10}  # for each visible pair and channel
 # How far two results of a type may differ, relative to the largest number: TF32 may be in PyTorch's float32.
 TOLERANCES = {torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float32: 3e-3, torch.float64: 1e-9}
 TF32_TOLERANCE = 1e-2  # operands have float16's 11 bits
-attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def name():
     cudnn = torch.backends.cudnn.version() or 0  # 91002: 9.10.2
     return (
         f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, "
-        f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"
+        f"cuDNN {cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}{gpu_peers.versions()}"
     )
 
 
@@ -110,44 +107,68 @@ def peer_call(direction, q, k, v, dout, function):
     return lambda: torch.autograd.grad(result, inputs, dout, retain_graph=True)
 
 
-def by_backend(backend, **options):
-    def function(q, k, v):
-        with sdpa_kernel(backend):
-            return attention(q, k, v, **options)
-
-    return function
-
-
 def shapes(type_):
     """(batch, heads, sequence, d)"""
     if type_ in ("float32", "float64"):
         return [(4, 16, 4096, 64), (4, 16, 4096, 128)]
-    return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in (2048, 4096, 8192, 16384)]
+    return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in (512, 2048, 8192, 16384)]
 
 
-def beside_torch(table, arguments):
-    for type_, (peer, backend, limits) in PEERS.items():
+def product_rate(table, type_, rounds):
+    """TFLOP/s of PyTorch's product of two large matrices, the most that attention can reach; a row of its own."""
+    a, b = (random(PRODUCT, PRODUCT, type_=type_) for _ in range(2))
+    (times,) = interleaved([lambda: a @ b], rounds)
+    rate = 2 * PRODUCT**3 / 1e12 / statistics.median(times)
+    size = " x ".join([str(PRODUCT)] * 3)
+    table.add(f"torch.mm, {size}", rate, "TFLOP/s", type=type_, d=0, spread=measure.spread(times))
+    return rate
+
+
+def dense_peers(direction, tensors, causal):
+    """{name: call} of the peers that take these tensors."""
+    found, (q, *_) = {}, tensors
+    for peer, function in gpu_peers.functions(str(q.dtype).removeprefix("torch."), direction, causal).items():
+        try:
+            call = peer_call(direction, *tensors, function)
+            call()
+            found[peer] = call
+        except Exception as error:  # of any package, which may not have this head size
+            print(f"bench/compare: no {peer}, {direction}, {q.dtype}, d {q.shape[-1]}: {error!r:.100}")
+    return found
+
+
+def dense(table, arguments):
+    """Full and causal calls, (batch, sequence, heads, d) in memory, beside every peer that can be imported, all in
+    turns. The fastest peer is the row's, `peers` has the figures of all."""
+    for type_, limits in LEAST.items():
         if type_ not in arguments.types:
             continue
+        product = product_rate(table, type_, arguments.rounds)
         for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
-            tensors = [random(b, h, s, d, type_=type_) for _ in range(4)]
+            tensors = [random(b, s, h, d, type_=type_).transpose(1, 2) for _ in range(4)]
+            work = b * h * s * s * d / (2 if causal else 1)
             for direction, least in zip(OPERATIONS, limits):
-                calls = [
-                    our_call(direction, *tensors, rule=af.causal() if causal else af.full()),
-                    peer_call(direction, *tensors, by_backend(backend, is_causal=causal)),
-                ]
-                add_rates(
-                    table,
-                    "",
+                ours = our_call(direction, *tensors, rule=af.causal() if causal else af.full())
+                theirs = dense_peers(direction, tensors, causal)
+                for peer, call in theirs.items():
+                    check(f"{direction} {type_}, {b, h, s, d}, {peer}", ours(), call())
+                mine, *others = interleaved([ours, *theirs.values()], arguments.rounds)
+                times = dict(zip(theirs, others))
+                best = min(times, key=lambda peer: statistics.median(times[peer]))
+                amount = OPERATIONS[direction] * work / 1e12
+                table.rates(
                     direction,
-                    calls,
-                    b * h * s * s * d / (2 if causal else 1),
-                    arguments,
+                    mine,
+                    times[best],
+                    amount,
+                    "TFLOP/s",
                     type=type_,
                     d=d,
                     causal=causal,
                     sequence=s,
-                    peer=peer,
+                    peer=best,
+                    peers={peer: amount / statistics.median(of_peer) for peer, of_peer in times.items()},
+                    product=product,
                     least=least,
                 )
 
@@ -410,7 +431,7 @@ def masks(table, arguments):
 # In the order of the table.
 PARTS = {
     "calls": calls,
-    "torch": beside_torch,
+    "torch": dense,
     "tf32": tf32,
     "decode": decode,
     "masks": masks,

@@ -37,7 +37,16 @@ GPU_ORDER = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "lon
 PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
 HEADS, SEQUENCE = 4, 2048  # of the part torch, if options do not choose them
 SHAPE = re.compile(r"1x[1-9]\d{0,8}x[1-9]\d{0,8}")  # if they do, of its rows
-FULL_UNLESS_CAUSAL = ("torch", "reading memory", "one thread", "by itself", "without pages")  # rows beside these peers
+FULL_UNLESS_CAUSAL = (
+    "torch",
+    "cuDNN",
+    "FA3",
+    "FA4",
+    "reading memory",
+    "one thread",
+    "by itself",
+    "without pages",
+)  # rows beside these peers
 HEADER = (
     f"{'what':<59} {'type':<9}{'d':>4} {'mask':<7}{'sequence':>9}{'threads':>8} {'figure':>9} "
     f"{'unit':<14}{'spread':>7}  {'peer, figure, spread, ratio':<44}limit"
@@ -200,8 +209,15 @@ def share_of_peak(rows):
 
 
 def share(row):
-    """Of the peak of multiply-adds in the row's type, on as many threads."""
-    return percent(row["figure"] / row["peak"]) if row.get("peak") else ""
+    """Of the peak of multiply-adds in the row's type on as many threads; on a GPU of a large matrix product's rate."""
+    most = row.get("peak") or row.get("product")
+    return percent(row["figure"] / most) if most else ""
+
+
+def peer_names(row):
+    """The row's peer, and in brackets all others with their figures."""
+    others = {name: rate for name, rate in row.get("peers", {}).items() if name != row["peer"]}
+    return row["peer"] + (f" ({', '.join(f'{name} {rate:.0f}' for name, rate in others.items())})" if others else "")
 
 
 def generation(rows):
@@ -270,8 +286,8 @@ def performance_block(rows):
         "what": lambda row: row["what"].replace("|", "\\|"),
         **{key: lambda row, i=i: shape(row)[i] for i, key in enumerate(keys) if key != "threads" or not on_gpu(rows)},
         "figure (spread)": figure("figure", "spread"),
-        **({} if on_gpu(rows) else {"of the peak": share}),
-        "peer": lambda row: row["peer"],
+        ("of a product" if on_gpu(rows) else "of the peak"): share,
+        "peer": peer_names,
         "its figure (spread)": figure("peer_figure", "peer_spread"),
         "ratio": lambda row: f"{row['ratio']:.2f}" if row["ratio"] else "",
         "limit": limit,

@@ -40,9 +40,12 @@ class Table:
         intensity=None,
         shape=None,
         rounds=None,
+        peers=None,
+        product=None,
     ):
         """least: of the ratio; most: of the figure; intensity: useful operations for each byte that must be moved;
-        shape: batch x heads x tokens, where options chose them; rounds: in which both were timed. A row says the CPU's
+        shape: batch x heads x tokens, where options chose them; rounds: in which both were timed;
+        peers: the figures of all peers; product: that of a large matrix product of the same run. A row says the CPU's
         generation, if it has AMX and, of GFLOP/s, the peak of its type on so many threads, if that can be measured."""
         peak = self.peak(type, threads) if unit == "GFLOP/s" else None
         held = (least is None or ratio >= least) and (most is None or figure <= most)
@@ -72,6 +75,7 @@ class Table:
             )
             | ({"shape": shape} if shape else {})
             | ({"rounds": rounds} if rounds else {})
+            | ({"peers": peers, "product": product} if peers else {})
             | ({"amx": True} if self.amx else {})
             | ({"generation": self.generation} if self.generation else {})
             | ({"peak": peak} if peak else {})

@@ -411,6 +411,15 @@ def test_a_row_beside_a_peer_says_its_rounds():
     assert [row.get("rounds") for row in table.rows] == [3, 2, None]
 
 
+def test_a_row_shows_all_peers_and_its_share_of_a_product():
+    dense = row(
+        0.9, 1, part="torch", peer="FA3", figure=300.0, peers={"FA3": 333.0, "cuDNN": 321.4}, product=600.0, **GPU
+    )
+    block = page.performance_block([dense])
+    assert "| 50 % | FA3 (cuDNN 321) |" in block and "| of a product |" in block
+    assert "| FlexAttention |" in page.performance_block([GPU_ROWS[3]])
+
+
 def test_the_parts_of_each_device_are_in_the_help():
     parts = "on a CPU: " + ", ".join(compare.PARTS) + "; on a GPU: " + ", ".join(compare.GPU_PARTS)
     assert parts in " ".join(run("--help").stdout.split())
