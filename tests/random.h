@@ -1,4 +1,5 @@
-// How often random tests repeat, and with which numbers: the same every time, and in scripts/test --nightly more, and others.
+// How often random tests repeat, and with which numbers: the same every time, and in scripts/test --nightly more, and
+// others.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,8 @@ inline constexpr double usual_effort = __has_feature(address_sanitizer) || __has
 inline constexpr double usual_effort = 1.0;
 #endif
 
-/// How often a random test repeats: `count` times ANYFLASH_TEST_EXAMPLES, by default 1; of that a tenth under a sanitizer.
+/// How often a random test repeats: `count` times ANYFLASH_TEST_EXAMPLES, by default 1; of that a tenth under a
+/// sanitizer.
 inline int repeats(int count) {
   const char* text = std::getenv("ANYFLASH_TEST_EXAMPLES");
   return std::max(1, int(std::ceil(count * usual_effort * (text ? std::atof(text) : 1))));
