@@ -4,6 +4,53 @@ caller=$PWD  # file names in arguments are relative to this
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '\n== %s\n' "$*"; }
+
+# part NAME: begins a part of a long run, and so ends the one before; parts_end: ends the last, and lists what each took.
+parts=() part_name= part_start=0
+part() {
+  part_end
+  part_name=$* part_start=$SECONDS
+  say "$* (after $SECONDS s)"
+}
+part_end() {
+  [[ $part_name ]] || return 0
+  parts+=("$(printf '%6d s  %s' $((SECONDS - part_start)) "$part_name")")
+  part_name=
+}
+parts_end() {
+  part_end
+  say "time by parts"
+  printf '%s\n' "${parts[@]}"
+  printf '%6d s  in all\n' "$SECONDS"
+}
+
+# in_background NAME COMMAND...: begins the command, whose output waits for `await NAME`: that ends when it has ended, and
+# ends the script if it failed. What still runs when the script ends is ended.
+declare -A background=()
+in_background() {
+  local log
+  log=$(mktemp)
+  set -m  # a group of processes of its own
+  "${@:2}" >"$log" 2>&1 &
+  set +m
+  background[$1]="$! $log"
+  trap end_background EXIT
+}
+end_background() {
+  local one
+  for one in "${background[@]}"; do
+    { kill -- "-${one%% *}" && wait "${one%% *}"; } 2>/dev/null || true
+    rm -f "${one#* }"
+  done
+}
+await() {
+  local pid=${background[$1]%% *} log=${background[$1]#* } failed=0
+  wait "$pid" || failed=1
+  cat "$log"
+  rm "$log"
+  unset "background[$1]"
+  ((!failed)) || die "$1 failed"
+}
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 1; }
 
 # packages NAME...: installs the Debian packages that are missing, or says in one line which they are.

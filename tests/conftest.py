@@ -2,6 +2,7 @@
 fail, and are not skipped, where there is none."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ if not os.environ.get("ANYFLASH_TEST_FRAMEWORKS"):  # set where they are install
 if not os.environ.get("CUDACXX"):  # scripts/test sets it, but for --fast
     collect_ignore.append("scripts/test_sass.py")
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "wrong_input"))  # wrong_calls.py
 
 
 def find_program():

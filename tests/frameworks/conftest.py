@@ -16,20 +16,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # tests run side by side
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 
+import profiles
 import pytest
 from devices import DEVICE
-from hypothesis import HealthCheck, Phase, settings
-from profiles import many
 
-settings.register_profile(
-    "frameworks",
-    deadline=None,
-    derandomize=many() == 1,
-    phases=[Phase.explicit, Phase.generate],
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
-settings.load_profile("frameworks")
+profiles.load()
 
 # A folder's run takes what is installed; scripts/test names the files, so that what is missing fails there.
 collect_ignore_glob = [f"test_{name}*" for name in ("jax", "tensorflow") if not find_spec(name)]

@@ -87,7 +87,7 @@ TEST(VisiblePairs, OfPackedSequences) {
 
 TEST(Explain, CountsTilesOfOneDifferenceOnce) {
   auto random = planning::RandomRules::of_differences(8, 2);
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < anyflash::testing::repeats(60); ++i) {
     const auto c = random.next(i % 3);
     ExplainOptions options;
     options.align = c.align;

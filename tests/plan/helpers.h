@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "../random.h"
 #include "plan/facts.h"
 #include "plan/plan.h"
 #include "rules/sees.h"
@@ -72,7 +73,7 @@ inline std::int64_t visited_pairs(const ExecutionPlan& plan) {
 
 class RandomRules {
  public:
-  explicit RandomRules(unsigned seed) : random_(seed) {}
+  explicit RandomRules(unsigned seed) : random_(testing::seed_of(seed)) {}
   /// Rules that go by the difference of coordinates, on sequences `longer` times as long.
   static RandomRules of_differences(unsigned seed, int longer) {
     RandomRules rules(seed);

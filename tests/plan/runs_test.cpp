@@ -74,7 +74,7 @@ void check_plan(const Case& c, const TileMenu& menu) {
 
 TEST(Runs, AreTheVisibleTiles) {
   RandomRules random(1);
-  for (int i = 0; i < 400; ++i) {
+  for (int i = 0; i < anyflash::testing::repeats(400); ++i) {
     const auto c = random.next(i % 4);
     SCOPED_TRACE(c.rule.text() + ", case " + std::to_string(i));
     check_plan(c, test_menu());
@@ -84,7 +84,7 @@ TEST(Runs, AreTheVisibleTiles) {
 
 TEST(Runs, HoldForEveryCut) {
   RandomRules random(2);
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < anyflash::testing::repeats(60); ++i) {
     const auto c = random.next(2);
     SCOPED_TRACE(c.rule.text() + ", case " + std::to_string(i));
     const auto problem = problem_of(c);
@@ -119,7 +119,7 @@ bool same_runs(const std::vector<anyflash::Run>& a, const std::vector<anyflash::
 
 TEST(Runs, MovedAlongAreThoseFoundAfresh) {
   auto random = RandomRules::of_differences(7, 4);
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < anyflash::testing::repeats(100); ++i) {
     const auto c = random.next(i % 3);
     const auto problem = problem_of(c);
     const auto [program, tables] = first_program(problem);
@@ -154,7 +154,7 @@ TEST(Runs, OfDenseMasksAreExact) {
 
 TEST(Runs, OfDocuments) {
   RandomRules random(4);
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < anyflash::testing::repeats(300); ++i) {
     auto c = random.next(2);
     if (i % 4 != 0) {
       c.dimensions = 1;

@@ -71,11 +71,6 @@ def test_the_extension_s_stub_names_what_is_there():
     assert named == {name for name in dir(af._core) if not name.startswith("_")}
 
 
-def test_the_source_passes_mypy_strict():
-    checked = run("-m", "mypy", "--strict", "-p", "anyflash")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
 def test_help_tells_shapes_types_and_errors():
     text = pydoc.plain(pydoc.render_doc(af.attention))
     for word in (

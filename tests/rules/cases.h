@@ -2,40 +2,24 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <deque>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "../random.h"
 #include "rules/compile.h"
 
 namespace anyflash::rules::testing {
 
 inline constexpr Align alignments[] = {Align::none_front, Align::none_end, Align::scale_front, Align::scale_end};
 
-// Under a sanitizer everything takes some ten times as long.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr double usual_effort = 0.1;
-#elif defined(__has_feature)
-inline constexpr double usual_effort = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ? 0.1 : 1.0;
-#else
-inline constexpr double usual_effort = 1.0;
-#endif
-
-/// How often a random test repeats: `count` times ANYFLASH_TEST_EFFORT (a number, by default 1, under a sanitizer 0.1),
-/// but at least a twentieth of it.
-inline int repeats(int count) {
-  const char* text = std::getenv("ANYFLASH_TEST_EFFORT");
-  const double effort = text ? std::atof(text) : usual_effort;
-  return std::max(1, int(std::ceil(count * std::max(effort, 0.05))));
-}
+using anyflash::testing::repeats;
 
 /// Random numbers, and the memory of the tables that rules made here point to.
 class Maker {
  public:
-  explicit Maker(unsigned seed) : random_(seed) {}
+  explicit Maker(unsigned seed) : random_(anyflash::testing::seed_of(seed)) {}
 
   std::int64_t between(std::int64_t low, std::int64_t high) {
     return std::uniform_int_distribution<std::int64_t>(low, high)(random_);

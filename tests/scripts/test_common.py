@@ -4,6 +4,7 @@ and makes the virtual environment."""
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,38 @@ def test_an_environment_that_was_interrupted_is_made_anew(tmp_path):
         assert not (tmp_path / ".venv" / "of-before").exists()
         (tmp_path / ".venv" / "of-after").touch()
     assert (tmp_path / ".venv" / "of-after").exists()
+
+
+def script(text):
+    """What a script that begins with common.sh prints and how it ends."""
+    return subprocess.run(["bash", "-c", f'source "$1"; {text}', "test", COMMON], capture_output=True, text=True)
+
+
+def test_each_part_s_time():
+    done = script("part One; sleep 1.1; part Two; say more; parts_end")
+    assert done.returncode == 0 and done.stderr == ""
+    seconds = [int(line.split()[0]) for line in done.stdout.split("== time by parts\n")[1].splitlines()]
+    assert done.stdout.split("== time by parts\n")[1].split("\n")[0].endswith(" s  One")
+    assert len(seconds) == 3 and seconds[0] >= 1 and seconds[2] >= seconds[0] + seconds[1]
+    assert done.stdout.startswith("\n== One (after 0 s)\n") and "\n== more\n" in done.stdout
+
+
+def test_a_command_in_the_background():
+    done = script('in_background Late eval "sleep 1; echo made"; echo first; await Late; echo last')
+    assert (done.returncode, done.stdout, done.stderr) == (0, "first\nmade\nlast\n", "")
+
+
+def test_a_command_in_the_background_that_fails():
+    done = script("in_background Late eval 'echo why; exit 3'; await Late; echo last")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "why\n", "test: Late failed\n")
+
+
+def test_what_runs_in_the_background_ends_with_the_script():
+    done = script('in_background Late eval "sleep 60; true"; echo "${background[Late]}"; die enough')
+    group, log = done.stdout.split()
+    assert done.returncode == 1 and done.stderr == "test: enough\n" and not Path(log).exists()
+    for _ in range(100):
+        if subprocess.run(["pgrep", "-g", group, "-r", "D,R,S,T"], stdout=subprocess.DEVNULL).returncode:
+            return  # nothing runs; a zombie may wait for its parent
+        time.sleep(0.1)
+    pytest.fail("it runs on")

@@ -36,7 +36,7 @@ def sanitize(tmp_path):
     return call
 
 
-@pytest.mark.parametrize("options", [["--gpu", "--fast"], ["--fast", "--arm"], ["--arm", "--gpu"]], ids=" ".join)
+@pytest.mark.parametrize("options", [["--gpu", "--fast"], ["--fast", "--nightly"], ["--arm", "--gpu"]], ids=" ".join)
 def test_one_of_the_options_at_a_time(tmp_path, options):
     (tmp_path / "dpkg-query").symlink_to("/bin/false")  # so that nothing is installed and built if it goes on
     (tmp_path / "apt-get").symlink_to("/bin/false")
@@ -46,7 +46,7 @@ def test_one_of_the_options_at_a_time(tmp_path, options):
         text=True,
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
-    assert (done.returncode, done.stderr) == (1, "test: --fast, --gpu, --arm: one of them at a time\n")
+    assert (done.returncode, done.stderr) == (1, "test: --fast, --nightly, --gpu, --arm: one of them at a time\n")
 
 
 @pytest.mark.parametrize("tools", [[], ["memcheck"]])

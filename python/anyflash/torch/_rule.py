@@ -122,7 +122,7 @@ def _written(part: Any, found: _Found) -> str:
 def constant(function: _Function) -> _Function:
     """torch.compile calls it while it traces and keeps what it gave, as long as the rule is the same object. This is
     torch._dynamo.assume_constant_result, of which the import takes seconds."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    setattr(function, "_dynamo_marked_constant", True)
     return function
 
 
@@ -131,8 +131,8 @@ def _register() -> None:
     constants, and those must have an equality: theirs is identity, as it was."""
     pytree, version = torch.utils._pytree, tuple(map(int, torch.__version__.split(".")[:2]))
     if version < (2, 15) and hasattr(pytree, "register_constant"):
-        Rule.__eq__ = lambda self, other: self is other  # type: ignore[method-assign]
-        Rule.__hash__ = object.__hash__  # type: ignore[method-assign]
+        setattr(Rule, "__eq__", lambda self, other: self is other)
+        setattr(Rule, "__hash__", object.__hash__)
         pytree.register_constant(Rule)
 
 

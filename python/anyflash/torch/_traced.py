@@ -78,4 +78,4 @@ for _name in (
     "dense",
 ):
     setattr(_Makers, _name, _maker(_name))
-_rules._core = _Makers()  # type: ignore[attr-defined, assignment]
+setattr(_rules, "_core", _Makers())
