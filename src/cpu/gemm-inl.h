@@ -7,6 +7,7 @@
 // Numbers are of the compute type, or Pairs: two bfloat16 that follow each other along k in one word, which machines
 // with an instruction for it multiply and sum in float32 at twice the rate (k counts Pairs then).
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -102,23 +103,36 @@ HWY_INLINE hn::Vec<DN> NarrowTwo(D, V lower, V upper) {
 }
 #endif
 
+/// Hides from the compiler what x is made of.
+template <class X>
+HWY_INLINE X Opaque(X x) {
+  asm("" : "+r"(x));
+  return x;
+}
+
+// Apart and with a pointer to four rows, not to each, lest there be too few registers: GCC keeps integers in vectors
+// then, and what needs them waits for the products before. k is at least 1: with a path for 0, GCC keeps the sums in
+// memory before and after the loop.
 template <bool kAdd, int kRows, int kVectors, class E, class T = SumOf<E>>
-HWY_INLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
-                          const E* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
+HWY_NOINLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
+                            const E* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   V sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
-  for (std::int64_t i = 0; i < k; ++i) {
+  const E* later = Opaque(kRows > 4 ? a + 4 * a_row : a);
+  const auto third = Opaque(3 * a_row);
+  do {
     decltype(LoadFactors(d, b)) right[kVectors];
-    for (int v = 0; v < kVectors; ++v) right[v] = LoadFactors(d, b + i * ldb + v * lanes);
+    for (int v = 0; v < kVectors; ++v) right[v] = LoadFactors(d, b + v * lanes);
     for (int r = 0; r < kRows; ++r) {
-      const auto left = SetFactors(d, a[r * a_row + i * a_k]);
+      const auto left = SetFactors(d, (r < 4 ? a : later)[r % 4 == 3 ? third : r % 4 * a_row]);
       for (int v = 0; v < kVectors; ++v) sums[r][v] = MulAddFactors<E>(d, left, right[v], sums[r][v]);
     }
-  }
+    a = Opaque(a + a_k), later = Opaque(later + a_k), b = Opaque(b + ldb);
+  } while (--k);
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) {
       T* to = c + r * ldc + v * lanes;
@@ -147,6 +161,10 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std
 template <bool kAdd, class E, class T = SumOf<E>>
 void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const E* a, std::int64_t a_row, std::int64_t a_k,
           const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+  if (k == 0) {
+    for (std::int64_t row = 0; !kAdd && row < rows; ++row) std::fill_n(c + row * ldc, n, T(0));
+    return;
+  }
 #if ANYFLASH_PAIRS_IN_TILES
   if constexpr (kIsPair<E>) {
     const auto words = [](const E* pairs) { return reinterpret_cast<const std::uint32_t*>(pairs); };
