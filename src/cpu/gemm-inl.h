@@ -103,16 +103,16 @@ HWY_INLINE hn::Vec<DN> NarrowTwo(D, V lower, V upper) {
 }
 #endif
 
-/// Hides from the compiler what x is made of.
+/// Hides from the compiler what x is made of: it computes it once.
 template <class X>
 HWY_INLINE X Opaque(X x) {
   asm("" : "+r"(x));
   return x;
 }
 
-// Apart and with a pointer to four rows, not to each, lest there be too few registers: GCC keeps integers in vectors
-// then, and what needs them waits for the products before. k is at least 1: with a path for 0, GCC keeps the sums in
-// memory before and after the loop.
+// Apart and with one pointer for all rows, lest there be too few registers: GCC keeps addresses in vectors then, where
+// they wait for the multiply-adds before them. k is at least 1: with a path for 0, GCC keeps the sums in memory before
+// and after the loop. The offsets are those that addresses of one, two and four times a register do not reach.
 template <bool kAdd, int kRows, int kVectors, class E, class T = SumOf<E>>
 HWY_NOINLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
                             const E* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
@@ -122,16 +122,18 @@ HWY_NOINLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_
   V sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
-  const E* later = Opaque(kRows > 4 ? a + 4 * a_row : a);
-  const auto third = Opaque(3 * a_row);
+  static_assert(kRows <= 8);
+  const auto of_rows = [&](std::int64_t rows) { return Opaque(rows * a_row * std::int64_t{sizeof(E)}); };
+  const auto one = of_rows(1), three = of_rows(3), five = of_rows(5), seven = of_rows(7);
   do {
     decltype(LoadFactors(d, b)) right[kVectors];
     for (int v = 0; v < kVectors; ++v) right[v] = LoadFactors(d, b + v * lanes);
     for (int r = 0; r < kRows; ++r) {
-      const auto left = SetFactors(d, (r < 4 ? a : later)[r % 4 == 3 ? third : r % 4 * a_row]);
+      const auto offset = r == 3 ? three : r == 5 ? five : r == 6 ? 2 * three : r == 7 ? seven : r * one;
+      const auto left = SetFactors(d, *reinterpret_cast<const E*>(reinterpret_cast<const char*>(a) + offset));
       for (int v = 0; v < kVectors; ++v) sums[r][v] = MulAddFactors<E>(d, left, right[v], sums[r][v]);
     }
-    a = Opaque(a + a_k), later = Opaque(later + a_k), b = Opaque(b + ldb);
+    a = Opaque(a + a_k), b = Opaque(b + ldb);
   } while (--k);
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) {
