@@ -147,15 +147,10 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std
                               const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
   std::int64_t row = 0;
   const auto patches = [&]<int kRows>() {
-    for (; row + kRows <= rows; row += kRows)
+    for (; row + kRows <= rows && (kRows != 6 || rows - row != 8); row += kRows)  // 8 are twice 4
       GemmPatch<kAdd, kRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
   };
-  if constexpr (kVectors == kWideVectors) {
-    for (; row + kWideRows <= rows && rows - row != 8; row += kWideRows)  // 8 are twice 4
-      GemmPatch<kAdd, kWideRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
-  } else {
-    patches.template operator()<kGemmRows>();
-  }
+  patches.template operator()<kVectors == kWideVectors ? kWideRows : kGemmRows>();
   patches.template operator()<4>();
   patches.template operator()<1>();
 }
