@@ -7,6 +7,7 @@
 // Numbers are of the compute type, or Pairs: two bfloat16 that follow each other along k in one word, which machines
 // with an instruction for it multiply and sum in float32 at twice the rate (k counts Pairs then).
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -102,23 +103,38 @@ HWY_INLINE hn::Vec<DN> NarrowTwo(D, V lower, V upper) {
 }
 #endif
 
+/// Hides from the compiler what x is made of: it computes it once.
+template <class X>
+HWY_INLINE X Opaque(X x) {
+  asm("" : "+r"(x));
+  return x;
+}
+
+// Apart and with one pointer for all rows, lest there be too few registers: GCC keeps addresses in vectors then, where
+// they wait for the multiply-adds before them. k is at least 1: with a path for 0, GCC keeps the sums in memory before
+// and after the loop. The offsets are those that addresses of one, two and four times a register do not reach.
 template <bool kAdd, int kRows, int kVectors, class E, class T = SumOf<E>>
-HWY_INLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
-                          const E* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
+HWY_NOINLINE void GemmPatch(std::int64_t k, const E* HWY_RESTRICT a, std::int64_t a_row, std::int64_t a_k,
+                            const E* HWY_RESTRICT b, std::int64_t ldb, T* HWY_RESTRICT c, std::int64_t ldc) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   V sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
-  for (std::int64_t i = 0; i < k; ++i) {
+  static_assert(kRows <= 8);
+  const auto of_rows = [&](std::int64_t rows) { return Opaque(rows * a_row * std::int64_t{sizeof(E)}); };
+  const auto one = of_rows(1), three = of_rows(3), five = of_rows(5), seven = of_rows(7);
+  do {
     decltype(LoadFactors(d, b)) right[kVectors];
-    for (int v = 0; v < kVectors; ++v) right[v] = LoadFactors(d, b + i * ldb + v * lanes);
+    for (int v = 0; v < kVectors; ++v) right[v] = LoadFactors(d, b + v * lanes);
     for (int r = 0; r < kRows; ++r) {
-      const auto left = SetFactors(d, a[r * a_row + i * a_k]);
+      const auto offset = r == 3 ? three : r == 5 ? five : r == 6 ? 2 * three : r == 7 ? seven : r * one;
+      const auto left = SetFactors(d, *reinterpret_cast<const E*>(reinterpret_cast<const char*>(a) + offset));
       for (int v = 0; v < kVectors; ++v) sums[r][v] = MulAddFactors<E>(d, left, right[v], sums[r][v]);
     }
-  }
+    a = Opaque(a + a_k), b = Opaque(b + ldb);
+  } while (--k);
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kVectors; ++v) {
       T* to = c + r * ldc + v * lanes;
@@ -131,15 +147,10 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std
                               const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
   std::int64_t row = 0;
   const auto patches = [&]<int kRows>() {
-    for (; row + kRows <= rows; row += kRows)
+    for (; row + kRows <= rows && (kRows != 6 || rows - row != 8); row += kRows)  // 8 are twice 4
       GemmPatch<kAdd, kRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
   };
-  if constexpr (kVectors == kWideVectors) {
-    for (; row + kWideRows <= rows && rows - row != 8; row += kWideRows)  // 8 are twice 4
-      GemmPatch<kAdd, kWideRows, kVectors>(k, a + row * a_row, a_row, a_k, b, ldb, c + row * ldc, ldc);
-  } else {
-    patches.template operator()<kGemmRows>();
-  }
+  patches.template operator()<kVectors == kWideVectors ? kWideRows : kGemmRows>();
   patches.template operator()<4>();
   patches.template operator()<1>();
 }
@@ -147,6 +158,10 @@ HWY_NOINLINE void GemmColumns(std::int64_t rows, std::int64_t k, const E* a, std
 template <bool kAdd, class E, class T = SumOf<E>>
 void Gemm(std::int64_t rows, std::int64_t k, std::int64_t n, const E* a, std::int64_t a_row, std::int64_t a_k,
           const E* b, std::int64_t ldb, T* c, std::int64_t ldc) {
+  if (k == 0) {
+    for (std::int64_t row = 0; !kAdd && row < rows; ++row) std::fill_n(c + row * ldc, n, T(0));
+    return;
+  }
 #if ANYFLASH_PAIRS_IN_TILES
   if constexpr (kIsPair<E>) {
     const auto words = [](const E* pairs) { return reinterpret_cast<const std::uint32_t*>(pairs); };

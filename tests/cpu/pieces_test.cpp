@@ -91,7 +91,7 @@ void CheckPairs(std::int64_t rows, std::int64_t k, std::int64_t n, bool transpos
 void GemmMatchesLoops() {
 #if ANYFLASH_PAIRS
   for (const std::int64_t rows : {1, 2, 5, 7, 8, 13, 64, 67})
-    for (const std::int64_t k : {2, 4, 16, 48, 64})
+    for (const std::int64_t k : {0, 2, 4, 16, 48, 64})
       for (const std::int64_t n : {16, 48, 64, 80})
         for (const bool transposed : {false, true}) {
           CheckPairs<false>(rows, k, n, transposed);
@@ -100,7 +100,7 @@ void GemmMatchesLoops() {
 #endif
 
   for (const std::int64_t rows : {1, 2, 5, 7, 8, 13, 64, 67})
-    for (const std::int64_t k : {1, 2, 3, 17, 64})
+    for (const std::int64_t k : {0, 1, 2, 3, 17, 64})
       for (const std::int64_t n : {16, 48, 64, 80})
         for (const bool transposed : {false, true}) {
           CheckGemm<float, false>(rows, k, n, transposed);
