@@ -55,3 +55,8 @@ def test_the_readme_s_first_figure_is_on_its_first_screen():
     lines = (PROJECT / "README.md").read_text().splitlines()
     assert any("](docs/pictures/" in line for line in lines[:40])
     assert lines.index("## PyTorch in four lines") < 40
+
+
+def test_the_notes_stay_short():
+    pages = (PROJECT / "docs" / "notes").glob("*.md")
+    assert sum(len(words(page.read_text())) for page in pages) < 9000
