@@ -1,16 +1,21 @@
 # The compilers and OpenMP. Where one is missing, a line names the package to install.
-# anyflash_compiler(LANGUAGE VARIABLE PACKAGES NAMES...): is there a compiler, set by VARIABLE or of one of these names?
-function(anyflash_compiler language variable packages)
-  if(CMAKE_${language}_COMPILER OR DEFINED ENV{${variable}} OR NOT CMAKE_GENERATOR MATCHES "Ninja|Makefiles")
+# anyflash_compiler(LANGUAGE NAME VARIABLE PACKAGES PROGRAMS...): is there the one that VARIABLE names, else one of these?
+function(anyflash_compiler language name variable packages)
+  if(CMAKE_${language}_COMPILER OR NOT CMAKE_GENERATOR MATCHES "Ninja|Makefiles")
     return()
   endif()
-  find_program(compiler NAMES ${ARGN} NO_CACHE)
+  set(programs ${ARGN})
+  if(DEFINED ENV{${variable}})  # pip sets it
+    separate_arguments(programs UNIX_COMMAND "$ENV{${variable}}")
+    list(GET programs 0 programs)
+  endif()
+  find_program(compiler NAMES ${programs} NO_CACHE)
   if(NOT compiler)
-    message(FATAL_ERROR "There is no ${language} compiler: install ${packages}, or set ${variable}")
+    message(FATAL_ERROR "There is no ${name} compiler: install ${packages}, or set ${variable}")
   endif()
 endfunction()
-anyflash_compiler(CXX CXX "g++ (Fedora: gcc-c++)" c++ g++ clang++ icpx)
-anyflash_compiler(C CC gcc cc gcc clang icx)
+anyflash_compiler(CXX C++ CXX "g++ (Fedora: gcc-c++)" c++ g++ clang++ icpx)
+anyflash_compiler(C C CC gcc cc gcc clang icx)
 enable_language(CXX)
 enable_language(C)
 

@@ -38,22 +38,26 @@ def error(done):
     return " ".join(done.stderr.split("(message):")[1].split("Call Stack")[0].split())
 
 
+CXX = "There is no C++ compiler: install g++ (Fedora: gcc-c++), or set CXX"
+
+
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("found", "environment", "message"),
     [
-        ([], "There is no CXX compiler: install g++ (Fedora: gcc-c++), or set CXX"),
-        (["g++"], "There is no C compiler: install gcc, or set CC"),
+        ([], {}, CXX),
+        ([], {"CXX": "g++", "CC": "gcc"}, CXX),  # as pip sets them
+        ([], {"CXX": "/nowhere/g++ -O2"}, CXX),
+        (["g++"], {}, "There is no C compiler: install gcc, or set CC"),
     ],
 )
-def test_a_missing_compiler(tmp_path, found, message):
+def test_a_missing_compiler(tmp_path, found, environment, message):
     path = tmp_path / "path"
     path.mkdir()
     for name in found:
         (path / name).symlink_to(shutil.which(name))
-    done = configure(
-        tmp_path, f"include({PROJECT}/cmake/needed.cmake)", "-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF", PATH=str(path)
-    )
-    assert error(done) == message
+    include = f"include({PROJECT}/cmake/needed.cmake)"
+    hidden = "-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF"
+    assert error(configure(tmp_path, include, hidden, PATH=str(path), **environment)) == message
 
 
 def test_a_compiler_without_openmp(tmp_path):
