@@ -44,7 +44,7 @@ def test_one_line(wheel, arguments, message):
 
 
 def test_trying_says_which_wheel_is_missing_and_what_is_left_out(wheel):
-    version = "%d.%d" % sys.version_info[:2]
+    version = ".".join(map(str, sys.version_info[:2]))
     rows = (PROJECT / "tests" / "package" / "versions.txt").read_text().splitlines()[1:]
     mine = [row.split()[0] == version for row in rows]
     done = wheel("--try", sys.executable)
