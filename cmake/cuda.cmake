@@ -12,12 +12,9 @@ if(ANYFLASH_CUDA STREQUAL OFF)
   return()
 endif()
 
-# Machine code for Turing, Ampere (and Ada), Hopper; what is newer translates that of Ampere when a kernel is
-# first called.
-set(ANYFLASH_CUDA_ARCHITECTURES "75-real;80;90a-real" CACHE STRING "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES")
 option(ANYFLASH_CUDA_SMALL_TILES "Every GPU takes the tiles of sm_75, to test them" OFF)
 # Without architectures nvcc, too, compiles for sm_75 what newer GPUs translate.
-if(NOT ANYFLASH_CUDA_SMALL_TILES AND
+if(DEFINED ANYFLASH_CUDA_ARCHITECTURES AND NOT ANYFLASH_CUDA_SMALL_TILES AND
    (NOT ANYFLASH_CUDA_ARCHITECTURES OR ANYFLASH_CUDA_ARCHITECTURES MATCHES "(^|;)7[0-9](-virtual)?(;|$)"))
   message(FATAL_ERROR
           "ANYFLASH_CUDA_ARCHITECTURES: ${ANYFLASH_CUDA_ARCHITECTURES}, expected GPUs, of them sm_75 as 75-real: newer "
@@ -61,6 +58,9 @@ if(NOT found_version MATCHES "release ([0-9.]+)" OR CMAKE_MATCH_1 VERSION_LESS o
   anyflash_no_cuda("no nvcc ${oldest_nvcc} or newer works here")
 endif()
 
+# Machine code for Turing, Ampere (and Ada), and Hopper. GPUs that are newer than Ampere and have none of their own
+# translate Ampere's when a kernel is first called.
+set(ANYFLASH_CUDA_ARCHITECTURES "75-real;80;90a-real" CACHE STRING "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES")
 set(CMAKE_CUDA_ARCHITECTURES "${ANYFLASH_CUDA_ARCHITECTURES}")
 enable_language(CUDA)
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc speaks C++20

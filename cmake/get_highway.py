@@ -1,4 +1,4 @@
-"""Brings the Highway sources (SIMD, Apache-2.0 / BSD-3) into a folder, when the machine has no recent enough package.
+"""Brings the Highway sources (SIMD, Apache-2.0 / BSD-3) into a folder, where their own archive cannot be reached.
 
 PyPI has no package of Highway of its own, but NumPy's source archive carries it whole; the archive is found through the
 package index that pip is set up for (PIP_INDEX_URL, pip's configuration, or pip's default) and pinned by its hash.
@@ -46,7 +46,7 @@ def index_url():
 def download():
     context = ssl.create_default_context(cafile=pip_setting("cert"))
     page_url = index_url().rstrip("/") + "/numpy/"
-    page = urllib.request.urlopen(page_url, context=context, timeout=120).read().decode()
+    page = urllib.request.urlopen(page_url, context=context, timeout=20).read().decode()
     links = re.findall(r'href="([^"#]*' + re.escape(ARCHIVE) + r")", page)
     if not links:
         raise RuntimeError(f"the package index does not list {ARCHIVE}")
@@ -58,14 +58,14 @@ def download():
 
 def main():
     target = Path(sys.argv[1]) / "highway"
-    if (target / "hwy" / "highway.h").exists():
-        return
+    part = target.with_suffix(".part")  # so that an interrupted build leaves no half of it
     with tarfile.open(fileobj=io.BytesIO(download())) as archive:
         for member in archive.getmembers():
             if member.isfile() and member.name.startswith(INSIDE):
-                path = target / member.name[len(INSIDE) :]
+                path = part / member.name[len(INSIDE) :]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.extractfile(member).read())
+    part.rename(target)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 set -euo pipefail
 caller=$PWD  # file names in arguments are relative to this
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export ANYFLASH_DEPENDENCIES=$PWD/.deps  # sources that CMake fetches, for all builds
 
 say() { printf '\n== %s\n' "$*"; }
 

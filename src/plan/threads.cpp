@@ -11,9 +11,17 @@
 namespace anyflash::planning {
 namespace {
 
-// Looked up, not linked: the run-times of GCC 8 and before lack it, and PyTorch's older packages bring one of them
-// along, which then is this library's too.
-const auto pause_all = reinterpret_cast<int (*)(omp_pause_resource_t)>(dlsym(RTLD_DEFAULT, "omp_pause_resource_all"));
+/// omp_pause_resource_all of the run-time whose threads this library has. It is looked up, not linked: the run-times of
+/// GCC 8 and before lack it, and PyTorch up to 2.6 brings one of them along, which is this library's too where PyTorch
+/// was loaded first. Another run-time in the process may have it then, and its threads are others.
+auto find_pause_all() {
+  const auto found = dlsym(RTLD_DEFAULT, "omp_pause_resource_all");
+  Dl_info its, ours;
+  const bool same = found && dladdr(found, &its) && dladdr(reinterpret_cast<void*>(&omp_get_max_threads), &ours) &&
+                    its.dli_fbase == ours.dli_fbase;
+  return reinterpret_cast<int (*)(omp_pause_resource_t)>(same ? found : nullptr);
+}
+const auto pause_all = find_pause_all();
 
 // A child that is forked has the thread that forked and OpenMP's record of its team, but not the team: GCC's run-time
 // would wait for it for ever. So the team is let go before a fork; parent and child each start a new one at need. Where
