@@ -1,4 +1,4 @@
-"""What the front ends of frameworks have in common: rules by their text, and what they refuse, in one voice."""
+"""Shared by the front ends of frameworks: rules given as text, argument checks, and their error messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NESTED = "a nested tensor, expected a plain one"
 
 
 def refuse_tables(tables: Mapping[str, Any] | None) -> None:
-    """Of a call whose rule is a Rule."""
+    """Checks `tables` of a call whose rule is a Rule."""
     _check_mapping(tables)
     if tables:
         raise ValueError("tables: given with a Rule, expected with a rule's text alone")
 
 
 def given_tables(tables: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Of a call whose rule is a text."""
+    """The checked `tables` of a call whose rule is a text."""
     _check_mapping(tables)
     for name in tables or ():
         if not isinstance(name, str):
@@ -37,7 +37,7 @@ def _check_mapping(tables: Any) -> None:
 
 
 def refuse_masked(name: str, value: Any) -> None:
-    """NumPy's masked arrays, whose masks frameworks overlook; the line is that of anyflash.attention."""
+    """Refuses NumPy's masked arrays, whose masks frameworks ignore. The message is anyflash.attention's."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name}: type MaskedArray, expected a plain array (a mask goes into the rule)")
 
@@ -48,7 +48,7 @@ def check_return_lse(return_lse: Any) -> None:
 
 
 def truth(name: str, value: Any) -> bool:
-    """True or False, which 1 and 0 are too."""
+    """True or False; 1 and 0 are accepted too."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected True or False")

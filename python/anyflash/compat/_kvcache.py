@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache: new keys go into the cache, rotated if asked for, and the queries attend to it."""
+"""flash_attn_with_kvcache: writes new keys into the cache, rotated if asked for, and attends to the cache."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def flash_attn_with_kvcache(
     k_cache, v_cache: (batch of the cache, length, heads of keys, channels), or with block_table (batch, pages), int32,
     (pages, page size, heads of keys, channels), of any page size. cache_seqlens: the lengths in use, one integer or
     (batch,) int32; the whole cache if not given. cache_batch_idx (batch,): each entry's place in the cache; not with
-    block_table. cache_leftpad (batch,): the first key of each entry; not with block_table.
+    block_table. cache_leftpad (batch,): the first valid key of each entry; not with block_table.
 
     k, v (batch, new, heads of keys, channels): written into the cache, in place, after cache_seqlens, and attended to.
-    rotary_cos, rotary_sin (positions, half of the rotated channels): with k, rotate k and q. The first new key and the
-    first query are at position cache_seqlens, whatever cache_leftpad is; without causal and window all queries are.
-    rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
+    rotary_cos, rotary_sin (positions, half of the rotated channels): rotate k and q; they need k. The first new key and
+    the first query are at position cache_seqlens, whatever cache_leftpad is. Without causal and window all queries are
+    at that position. rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
 
-    Returns out as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one line; the
-    caches are then as they were.
+    Returns out, shaped as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one
+    line; the caches are then unchanged.
     """
     return with_cache(
         q,

@@ -1,5 +1,5 @@
-"""Sequences that lie end to end as rows of a batch, by lengths that stay on a GPU: for what one call of layout thd does
-not offer, slopes of each sequence and pages."""
+"""Packed sequences as rows of a batch, from lengths that stay on a GPU. It serves ALiBi slopes per sequence and pages,
+which one call with layout thd does not support."""
 
 from __future__ import annotations
 

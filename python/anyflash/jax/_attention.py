@@ -145,8 +145,8 @@ def _forward(call: Call, return_lse: bool | str, primals: tuple[Any, ...]) -> tu
         check_backward(call, arrays)
     made = _forward_once(call, _RESULTS[return_lse or True], call.names, tuple(arrays.values()))
     lse = made[2] + jnp.log(made[1]) if return_lse == "lm" else made[1]
-    # What is wanted gets to _backward as the shape of an array of no numbers. The tree must not depend on it: JAX keeps
-    # one for all that is wanted of a call in turn.
+    # The wanted gradients are passed to _backward as the shape of an empty array. The pytree must not depend on them:
+    # JAX keeps one tree for every set of gradients that is asked of a call.
     bits = sum(1 << i for i, name in enumerate(_DIFFERENTIABLE) if name in wanted)
     return made if return_lse else made[:1], (arrays, made[0], lse, jnp.zeros((bits, 0)))
 

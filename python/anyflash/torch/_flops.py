@@ -45,7 +45,7 @@ def _counted(
     layout: str,
     *rest: Any,
 ) -> Any:
-    """By all pairs where sizes, lengths or tables are not known, as in a graph."""
+    """Counts all pairs if sizes, lengths or tables are unknown, as in a graph."""
     of_q, of_k, of_v, of_pages = (None if one is None else tuple(one.shape) for one in (q, k, v, pages))
     sizes = [size for shape in (of_q, of_k, of_v) for size in shape or ()]
     read = [*tables, *(one for one in (cu_q, cu_k, lengths, pages) if one is not None)]
@@ -55,7 +55,7 @@ def _counted(
         of_tables = rule_of(rule, names, [table.cpu() for table in tables], numbers)
         try:
             pairs = visible_pairs(of_q, of_k, of_v, of_tables, align, layout, *on_cpu)
-        except ValueError:  # of lengths that a GPU takes for the nearest ones that it can
+        except ValueError:  # lengths out of range, which a GPU clamps
             pass
     if pairs is None:
         pairs = all_pairs(of_q, of_k, layout, of_pages)

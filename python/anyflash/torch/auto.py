@@ -11,9 +11,9 @@ _on = True
 
 
 def undo() -> None:
-    """Makes torch.nn.functional.scaled_dot_product_attention PyTorch's own again; inside of a block of sdpa(), from
-    that block's end on. A second call does nothing. `import anyflash.torch.auto` then switches anyflash on again;
-    `from anyflash.torch import auto` does not, as it finds the old module in the package."""
+    """Restores PyTorch's own torch.nn.functional.scaled_dot_product_attention; inside a block of sdpa(), when that
+    block ends. A second call does nothing. `import anyflash.torch.auto` then switches anyflash on again. `from
+    anyflash.torch import auto` does not, because it finds the old module in the package."""
     global _on
     if _on:
         _on = False

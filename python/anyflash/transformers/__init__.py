@@ -138,7 +138,7 @@ def _visible(
     packed: tuple[Tensor, Tensor] | None,
     dtype: torch.dtype,
 ) -> tuple[Any, Any, Tensor | None]:
-    """(rule, tables, bias) of a call: what its rule (as text, too) and the mask show, inside each packed sequence."""
+    """(rule, tables, bias) of a call, from its rule (also as text) and the mask, within each packed sequence."""
     tables: dict[str, Tensor] = {}
     if mask is not None and mask.dtype == torch.bool:
         if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
@@ -156,7 +156,7 @@ def _visible(
 
 
 def _refuse(name: str, given: Any) -> None:
-    """An argument that is not among those without effect, unless its value has none."""
+    """Raises for an argument that is not in _WITHOUT_EFFECT, unless its value has no effect."""
     if name == "output_attentions":
         if given:
             _tell('attention weights are not returned: output_attentions=True needs attn_implementation="eager"')
@@ -171,7 +171,7 @@ def _refuse(name: str, given: Any) -> None:
 
 
 def _is_causal(module: Any, is_causal: bool | None, queries: int, keys: int) -> bool:
-    """Of a call without a mask."""
+    """Whether a call without a mask is causal."""
     if is_causal is None:
         is_causal = getattr(module, "is_causal", None)
         if is_causal is None:
@@ -183,7 +183,7 @@ def _is_causal(module: Any, is_causal: bool | None, queries: int, keys: int) -> 
 
 
 def _packed(query: Tensor, cu_q: Any, cu_k: Any) -> tuple[Tensor, Tensor] | None:
-    """Cumulative lengths of sequences that lie end to end; None for one sequence."""
+    """Cumulative lengths of packed sequences; None for one sequence."""
     for name, given in (("cu_seq_lens_q", cu_q), ("cu_seq_lens_k", cu_k)):
         if given is None:
             continue
@@ -218,8 +218,8 @@ def _chosen(
 
 
 def _one_hot(name: str, indices: Tensor, size: int) -> Tensor:
-    """True at each index of the last axis; a negative one is none. On a GPU, where nobody waits for the values, so is
-    one that is too large."""
+    """True at each index of the last axis; negative indices are ignored. On a GPU, where values are not read, so are
+    indices that are too large."""
     if indices.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name}: {indices.dtype}, expected torch.int32 or torch.int64")
     if indices.is_cpu and not torch.compiler.is_compiling() and indices.numel() and int(indices.max()) >= size:
@@ -247,7 +247,7 @@ def _with_dropout(
     position_bias: Tensor | None,
     **special: Any,
 ) -> tuple[Tensor, None]:
-    """By Transformers' own functions: "sdpa", or the model's "eager" for a soft cap and sinks."""
+    """Runs Transformers' own functions: "sdpa", or the model's "eager" for a soft cap and sinks."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     special = {name: given for name, given in special.items() if given is not None}
