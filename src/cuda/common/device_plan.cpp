@@ -43,8 +43,7 @@ class CountedWordTiles {
   CountedWordTiles(const ExecutionPlan& plan, const WordTiles& tiles) : tiles(tiles) {
     for (int side = 0; side < 2; ++side) {
       const auto bytes = tiles.of[side] * tile_bytes(plan, side == 1);
-      const bool asked =
-          side == 0 || plan.groups[0].queries_of_key_block.start.empty();  // backward: words per key only
+      const bool asked = side == 0 || plan.groups[0].queries_of_key_block.start.empty();  // backward: words of keys
       if (!plan.kept || !asked || bytes > most_words) continue;
       kept[side] = (all_words += bytes) <= most_of_all;
       kept[side] ? bytes_ += bytes : all_words -= bytes;

@@ -88,8 +88,7 @@ __device__ __forceinline__ void take_exponentials(const Numbers& x, const Scaled
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const double y = x(i);
-    const bool vanishes =
-        static_cast<unsigned>(__double2hiint(y)) > terms.limit;  // integer order: right for negative numbers
+    const bool vanishes = static_cast<unsigned>(__double2hiint(y)) > terms.limit;  // compared as integers
     const double shifted = fma(y, terms.steps, shifter), steps = shifted - shifter;
     const int step = __double2loint(shifted);
     const double r = fma(steps, -terms.step_low, fma(steps, -terms.step, y));
