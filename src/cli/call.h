@@ -13,7 +13,7 @@
 
 namespace CLI {
 class Validator;
-class App;  // its header takes seconds to compile
+class App;  // CLI11's header takes seconds to compile
 }
 
 namespace anyflash::cli {
@@ -25,12 +25,12 @@ void add_layout(CLI::App& app, Layout& layout);
 void add_threads(CLI::App& app, int& threads);
 void add_device(CLI::App& app, Device& device);
 
-/// What the user typed.
+/// The command line's arguments.
 struct CallArguments {
   std::vector<std::string> files, tensors, without;
   std::map<std::string, std::string> named;  ///< by option: tensor name -> where
   std::string rule = "full()";
-  std::string type;  ///< bfloat16: two-byte elements of .npy and .npz files are that; each command adds its own --type
+  std::string type;  ///< bfloat16: two-byte elements of .npy and .npz files are that; each command adds --type
   Align align = Align::none_front;
   Layout layout = Layout::bhsd;
   std::optional<double> scale;
@@ -43,7 +43,7 @@ struct CallArguments {
   Inputs inputs() const;
 };
 
-/// Tensors and options, ready to hand to the library. All are on the CPU; results.h brings them to the call's device.
+/// Tensors and options, ready for the library. All are on the CPU; results.h copies them to the call's device.
 struct Call {
   Device device;
   OwnedTensor q, k, v;  ///< k and v are empty for the layout qkv
@@ -51,14 +51,14 @@ struct Call {
   std::string rule;     ///< as text, with the tables' names
   Options options;
 
-  const OwnedTensor* find(const std::string& name) const;  ///< among extra; null if not there
+  const OwnedTensor* find(const std::string& name) const;  ///< among extra; null if absent
   bool packed() const { return options.layout == Layout::qkv; }
-  /// The call as its device would see it, of shapes alone.
+  /// The call as its device would see it, with shapes only.
   ResultShapes result_shapes() const;
   void check() const;
 };
 
-/// Reads what the arguments name and lets the library check it. Throws Error.
+/// Reads the tensors that the arguments name and lets the library check them. Throws Error.
 Call make_call(const CallArguments& arguments, Inputs& inputs);
 
 /// "q (1, 4, 512, 64) float32"

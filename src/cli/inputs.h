@@ -1,4 +1,4 @@
-// The tensors of a call by name, from archives and single files, as the command line names them.
+// A call's tensors by name, from archives and single files, as the command line names them.
 #pragma once
 
 #include <map>
@@ -21,15 +21,15 @@ class Inputs {
   void assign(const std::string& name, const std::string& where);
   /// "NAME=WHERE"; throws Error if it does not look like that.
   void assign(const std::string& assignment);
-  /// Is it, by whatever path, a file that tensors are looked for in?
+  /// Is it, under any path, a file in which tensors are searched?
   bool names_file(const std::string& path) const;
-  void hide(const std::string& name);  ///< the tensor is not used even if an input file has it
+  void hide(const std::string& name);  ///< the tensor is not used, even if an input file has it
 
   /// The tensor, read once; nothing if no file has it. Throws Error if it is assigned and cannot be read.
   std::optional<OwnedTensor> find(const std::string& name);
-  /// Throws Error if it is not there; `option` is the option that would name it.
+  /// Throws Error if it is absent; `option` is the option that would name it.
   OwnedTensor get(const std::string& name, const std::string& option = "--tensor NAME=FILE");
-  /// Throws Error if a tensor is assigned that nobody has looked for.
+  /// Throws Error if a tensor is assigned that no call of find or get has asked for.
   void refuse_unused() const;
 
  private:
@@ -39,7 +39,7 @@ class Inputs {
   struct File {
     std::string path;
     std::vector<std::string> names;
-    std::optional<OwnedTensor> only;  // of a .npy file: read at once, so that a broken one is told as such
+    std::optional<OwnedTensor> only;  // of a .npy file: read at once, so that a broken file is reported as such
   };
   std::vector<File> files_;
   std::map<std::string, std::string> assigned_;
