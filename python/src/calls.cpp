@@ -1,4 +1,5 @@
-// attention, attention_backward and plan: Python's arguments as the C++ calls take them, results as new NumPy arrays.
+// attention, attention_backward and plan: converts Python's arguments for the C++ calls, and results to new NumPy
+// arrays.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -14,14 +15,14 @@ struct PlanObject {
   std::optional<Plan> plan;
   nb::object rule;  // the tables the plan reads
 
-  /// What the plan has on a GPU may go behind a wait for that, and so for calls of Python that are queued there.
+  /// Freeing the plan's GPU memory may wait for the GPU, and so for Python calls queued there: hence without the GIL.
   ~PlanObject() {
     const WithoutGil without_gil;
     plan.reset();
   }
 };
 
-/// The options all three calls share, in the order in which the Python side packs them into a tuple.
+/// The options of all three calls, in the order of the tuple that the Python side packs.
 enum Option {
   rule,
   align,
@@ -81,7 +82,7 @@ Options read_options(const Given& given, Arrays& arrays) {
   return options;
 }
 
-/// What return_lse asks for: 0 nothing, 1 the log-sum-exp, 2 l and m.
+/// The value of return_lse: 0 nothing, 1 the log-sum-exp, 2 l and m.
 int wanted_statistics(nb::handle return_lse) {
   if (PyUnicode_Check(return_lse.ptr())) {
     if (PyUnicode_CompareWithASCIIString(return_lse.ptr(), "lm") == 0) return 2;
@@ -91,14 +92,14 @@ int wanted_statistics(nb::handle return_lse) {
   throw Error(Error::Kind::value, "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
 }
 
-/// A result like the array `example`, of which `view` is the view.
+/// A result of the kind of the array `example`, whose view is `view`.
 nb::object made_for(Caller caller, const char* name, std::span<const std::int64_t> shape, ElementType type,
                     nb::handle example, const TensorView& view) {
   return caller == Caller::torch ? new_tensor(shape, type, example, view)
                                  : new_array(name, shape, type, example, view.device);
 }
 
-/// What result_shapes gives. Of plain tensors it is known without the check, which forward makes too.
+/// result_shapes. For plain tensors it is known without the check, which forward makes too.
 ResultShapes shapes_of_forward(Caller caller, const TensorView& q, const TensorView& k, const TensorView& v,
                                const Options& options) {
   const bool plain = options.layout == Layout::bhsd && !options.page_table.given() && q.rank == 4 && v.rank == 4;
@@ -168,7 +169,7 @@ nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::hand
                      {"dv", v, v_array, &gradients.dv},
                      {"dbias", options.bias, given[bias], &gradients.dbias},
                      {"dsink", options.sink, given[sink_logits], &gradients.dsink}};
-  backward(inputs, q, k, v, gradients, options);  // asked for none yet: checks the call
+  backward(inputs, q, k, v, gradients, options);  // no gradient is wanted: this only checks the call
   for (int i = 0; auto& [name, of, array, gradient, made] : wanted) {
     if (!(wanted_bits >> i++ & 1) || !of.given()) continue;
     made = made_for(caller, name, {of.shape.data(), std::size_t(of.rank)}, of.type, array, of);
@@ -194,8 +195,8 @@ PlanObject make_plan(nb::handle q_array, nb::handle k_array, nb::handle v_array,
   return {std::move(made), nb::borrow(given[rule])};
 }
 
-/// Bytes that attention_backward works in for the gradients in `wanted_bits`. Of q, k and v only shapes, types and
-/// strides are looked at.
+/// The workspace in bytes of attention_backward, for the gradients in `wanted_bits`. Only the shapes, types and strides
+/// of q, k and v are read.
 std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::handle v_array,
                                    const nb::tuple& packed_options, int wanted_bits) {
   Arrays arrays(Caller::torch);
@@ -214,7 +215,7 @@ nb::tuple tuple_of(const std::vector<std::int64_t>& sizes) {
   return nb::tuple(list);
 }
 
-/// The shapes of out and of lse; checks the call. Of q, k and v only shapes and types are looked at.
+/// The shapes of out and lse; checks the call. Only the shapes and types of q, k and v are read.
 nb::tuple shapes_of_results(nb::handle q_array, nb::handle k_array, nb::handle v_array,
                             const nb::tuple& packed_options) {
   Arrays arrays;
@@ -224,7 +225,7 @@ nb::tuple shapes_of_results(nb::handle q_array, nb::handle k_array, nb::handle v
   return nb::make_tuple(tuple_of(shapes.out), tuple_of(shapes.lse));
 }
 
-/// Of a call with tensors of these shapes on the CPU.
+/// For a call with tensors of these shapes on the CPU.
 std::int64_t visible_pairs_of(const std::array<nb::handle, 3>& shapes, const nb::tuple& packed_options) {
   Arrays arrays;
   const auto options = read_options(given_options(packed_options), arrays);
@@ -257,8 +258,7 @@ void add_calls(nb::module_& module) {
       .def("__repr__", [](const PlanObject& self) {
         return "<anyflash.Plan of " + nb::cast<const RuleObject&>(self.rule).rule.text() + ">";
       });
-  // Every argument may come as None, or nanobind would answer in its own words; the options are the Python side's
-  // tuple.
+  // Every argument accepts None: otherwise nanobind would raise its own message. options is the Python side's tuple.
   const auto any = [](const char* name) { return nb::arg(name).none(); };
   const auto add_forward = [&](const char* name, auto* call) {
     module.def(name, call, any("q"), any("k"), any("v"), any("out"), any("return_lse"), nb::arg("options"));

@@ -18,7 +18,7 @@
 
 namespace anyflash::tensorflow {
 
-/// Read once. Immutable: calls of one kernel may run at the same time.
+/// Parsed once. Immutable: calls of one kernel may run at the same time.
 struct Text {
   explicit Text(const std::string& text);  ///< throws Error
 
@@ -30,7 +30,7 @@ struct Text {
   double sharpening = 1;
 };
 
-/// The tensors of a call. Without a layout, the library is shown them as one, with one head.
+/// The tensors of a call. Without a layout, the library sees each as one batch with one head.
 class Call {
  public:
   Call(const Text& text, Context& context);
@@ -46,7 +46,7 @@ class Call {
 
   /// A tensor shaped as `out`: the library's view of it.
   TensorView like_out(const Shaped& tensor, const char* name) const;
-  /// Of out and of statistics, as TensorFlow is to see them.
+  /// The shapes of out and of statistics, as TensorFlow sees them.
   std::vector<std::int64_t> shape_of_out(const ResultShapes& shapes) const;
   std::vector<std::int64_t> shape_of_rows(const ResultShapes& shapes) const;
 
