@@ -254,7 +254,7 @@ def attention_backward(
     Raises
     ------
     ValueError
-        And TypeError and MemoryError, with one line, as attention.
+        Also TypeError and MemoryError: one line, as in attention.
     """
     others = (
         k,
@@ -342,7 +342,7 @@ def plan(
     Raises
     ------
     ValueError
-        And TypeError and MemoryError, with one line, as attention.
+        Also TypeError and MemoryError: one line, as in attention.
     """
     options = (
         rule,

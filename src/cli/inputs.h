@@ -10,10 +10,10 @@
 
 namespace anyflash::cli {
 
-/// A tensor is found by its name: where an assignment says, else in the input files. An assignment is
+/// A tensor is found by its name: by its assignment, if there is one, else in the input files. An assignment is
 ///   FILE.npy   FILE.npz:ENTRY   FILE.safetensors:ENTRY   ENTRY (of an input file)
-/// and FILE.npz or FILE.safetensors alone means the entry of the tensor's own name. A .npy input file holds one tensor,
-/// with the name of the file.
+/// FILE.npz or FILE.safetensors without an entry means the entry of the tensor's own name. A .npy input file holds one
+/// tensor, with the name of the file.
 class Inputs {
  public:
   Inputs(std::vector<std::string> files, bool two_bytes_are_bfloat16);

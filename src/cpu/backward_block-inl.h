@@ -32,8 +32,8 @@ class LoadedBlocks {
  public:
   // After `load_queries`.
   E *q, *dout;              ///< left operands (64 queries, channels)
-  E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries; `kInTiles` left
-                            ///< operands (channels, 64 queries), since tiles take these in rows alone
+  E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries; with `kInTiles` left
+                            ///< operands (channels, 64 queries), since AMX tiles need those in rows
   std::uint64_t q_bad, dout_bad;
   std::int32_t query_rows;  ///< how many queries are loaded, a multiple of kSpanStep; the other rows of p and ds are
                             ///< undefined

@@ -1,4 +1,4 @@
-// The forward pass for few query rows (decoding). PackGQA: all queries of all heads that share a key head are the rows
+// Decoding, the forward pass for few query rows. PackGQA: all queries of all heads that share a key head are the rows
 // of one block, so that K and V are read once for them. Split-KV: long key sequences are split into parts for several
 // threads.
 //

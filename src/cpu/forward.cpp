@@ -6,7 +6,7 @@
 // A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks
 // that it packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h).
 // Values near the type's largest number can overflow in out, which is divided last. Such a task walks again, with P
-// scaled to sum to a half. Calls of few query rows use few_rows-inl.h instead. A task's arithmetic does not depend on
+// scaled to sum to a half. Decode calls use few_rows-inl.h instead. A task's arithmetic does not depend on
 // threads or on the rest of the batch, so results are always the same bits.
 
 #include <algorithm>

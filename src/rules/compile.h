@@ -38,14 +38,14 @@ Rule without_batch_tables(const Rule& rule);
 
 /// Facts that do not depend on the sizes of the shapes.
 struct Facts {
-  bool tables = false;        ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`. They go by
-                              ///< the place in memory, so blocks of plain runs suit them best
-  bool matrices = false;      ///< blocks or dense: a question about a tile may have to read all of it
+  bool tables = false;        ///< documents, blocks or dense (or cu_seqlens): not to be cached by `key`. They follow
+                              ///< memory order, so blocks of consecutive entries suit them best
+  bool matrices = false;      ///< blocks or dense: a tile's class may have to read all of it
   bool batch_varies = false;  ///< a table has a batch axis (of more than 1)
   bool heads_vary = false;    ///< a table has a heads axis
   bool on_device = false;     ///< a table is in GPU memory
   Int3 stride{{1, 1, 1}};  ///< per dimension, the distance of aligned coordinates between the keys that a query can see
-  std::string key;         ///< equal for rules that mean the same numbers; empty with tables
+  std::string key;         ///< equal for rules with the same meaning; empty with tables
 };
 /// For a rule that check() has accepted.
 Facts facts(const Rule& rule, const Shapes& shapes);

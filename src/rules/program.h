@@ -1,9 +1,9 @@
 // A rule, compiled for one problem: a small flat program, plain data, passed by value to any backend.
 //
-// Three questions are asked of it, each answered from O(1) work an atom (words.h, classes.h):
+// It answers three questions, each with O(1) work per atom (words.h, classes.h):
 //   word(program, query, key_cell)            64 bits, bit e: does the query see entry e of the cell?
 //   word_of_queries(program, key, query_cell) 64 bits, bit e: does entry e of the cell see the key?
-//   tile_class(program, queries, keys)        skip, full or partial; may be cautious (partial), never wrong
+//   tile_class(program, queries, keys)        skip, full or partial; may be conservative (partial), never wrong
 // sees(program, query, key) in sees.h is the definition, pair by pair: slow. compile.h makes programs.
 //
 // Cells hold 64 entries: 64 in a row (extent 1,1,64), 8 x 8 (1,8,8) or 4 x 4 x 4, with any step. Bits of entries
@@ -40,13 +40,13 @@ enum class AtomKind : std::uint8_t {
 /// One part of a rule. What a and b hold, per dimension:
 ///   local          a: largest |x - y|, b: stride (a power of two); causal: 1 if only order(x) >= order(y)
 ///   window         a: largest x - y, b: largest y - x
-///   prefix, sink   a: the last key seen, an aligned (sink: raw) coordinate; a part that sees none is a negated `full`
-///   prefix_queries a: the last query that sees, an aligned coordinate; else as prefix
+///   prefix, sink   a: the last visible key, an aligned (sink: raw) coordinate; without any it is a negated `full`
+///   prefix_queries a: the last query that sees all keys, an aligned coordinate; else as prefix
 ///   tiles          a: entries of a tile, b: tiles of the kernel
 ///   neighbourhood  a: kernel, b: dilation, bit i of causal: causal in dimension i
 ///   blocks         a[2]: queries of a block, b[2]: keys of a block; data
 ///   dense          data
-/// data points at the byte of query (block) 0 and key (block) 0; one on is stride_q, stride_k bytes further.
+/// data points at the byte of query (block) 0 and key (block) 0; the next is stride_q or stride_k bytes further.
 struct Atom {
   AtomKind kind;
   bool negated;
@@ -72,7 +72,7 @@ struct DocumentSide {
   const std::int32_t* document_of;  ///< (entries): its document
   const Segment* segments;
   const DocumentRange* tree;  ///< node s of 1 .. 2 * segment_count - 1 covers nodes 2s and 2s + 1, leaves are the
-                              ///< segments; null where document numbers never fall along the sequence
+                              ///< segments; null if document numbers never descend along the sequence
   std::int32_t segment_count;
 };
 

@@ -36,7 +36,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """By an operator: torch.compile traces backward passes, too, that nobody calls."""
+    """Refuses by an operator, because torch.compile also traces backward passes that are never called."""
     return None, [torch.ops.anyflash.refused(gradient, shape, ctx.line) for shape in ctx.shapes], None
 
 

@@ -243,7 +243,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, leftpad: Any, room: int, new: int, p
 def _write(
     k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor, room: int
 ) -> None:
-    """New keys whose places nobody has looked at go to the nearest that exist."""
+    """Writes new keys into the cache. Places on a GPU are not checked but clamped to the nearest that exist."""
     batch, new = k.shape[:2]
     if batch == 0 or new == 0:
         return

@@ -53,15 +53,15 @@ def attention(
     of a compiled function. float64 needs jax_enable_x64. There is no plan and no out.
 
     Calls under vmap become one call with a longer batch. They run one after the other in the layouts "qkv" and "thd",
-    with pages, and where a bias, a sink or a table would have to be copied or summed apart.
+    with pages, and where a bias, a sink or a table would have to be copied or summed separately.
 
     Parameters not listed here are those of anyflash.attention.
 
     Parameters
     ----------
     rule : Rule or str
-        Which keys a query sees. A Rule is a constant of a compiled function, its tables with it. anyflash.parse_rule
-        reads a text. For tables that change from call to call: rule="documents(ids, ids)", tables={"ids": ids}.
+        Which keys a query sees. A Rule and its tables are constants of a compiled function. anyflash.parse_rule reads
+        a text. For tables that change from call to call: rule="documents(ids, ids)", tables={"ids": ids}.
     tables : dict of str to array, optional
         The tables that a rule's text names.
 
@@ -73,9 +73,9 @@ def attention(
     Raises
     ------
     ValueError
-        And TypeError, with one line, as anyflash.attention, when JAX traces the call. Also for gradients of alibi_slopes.
+        Also TypeError: one line, as in anyflash.attention, when JAX traces the call, or for gradients of alibi_slopes.
     jax.errors.JaxRuntimeError
-        The same line, when the computation runs, for what only numbers in arrays show: lengths that fall, for example.
+        The same line, when the computation runs, for errors in the arrays' values: descending lengths, for example.
     NotImplementedError
         For second derivatives.
     """

@@ -73,8 +73,8 @@ def local_1d(
 def full_2d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
     """As full_1d, in sequences of two dimensions.
 
-    Q, K and V are batch_shape + (channels, rows, columns). O is batch_shape + (channels of values, rows, columns). l and
-    m are batch_shape + (rows, columns).
+    Q, K and V are batch_shape + (channels, rows, columns). O is batch_shape + (channels of values, rows, columns).
+    l and m are batch_shape + (rows, columns).
     """
     return _attend(2, Q, K, V, "full()", sync_mode, returning_l_m)
 

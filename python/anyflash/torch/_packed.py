@@ -25,12 +25,12 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     qkv: (3, N, L, D), q, k and v of N heads; float16, bfloat16, float32 or float64, on the CPU or a GPU. Returns (N,
     L, D). Differentiable.
 
-    num_chunks_q, num_chunks_kv: positive, each divides L. They bound the memory that a call works in beside its
-    tensors to that of the scores of one chunk of queries and one of keys, in all heads: N * (L / num_chunks_q) *
-    (L / num_chunks_kv) numbers of float32 (float64 for float64). The forward pass needs some megabytes whatever they
-    are. The backward pass takes all in one call if that fits. Else it takes dQ from the largest blocks of queries that
-    fit, and then dK and dV from such blocks of keys, in two to three times the time; where not even blocks of 64 in one
-    head fit, it takes those. More chunks never take more memory. Each gradient is rounded to its type once.
+    num_chunks_q, num_chunks_kv: positive, each divides L. They bound a call's workspace to the size of the scores of
+    one chunk of queries and one of keys, over all heads: N * (L / num_chunks_q) * (L / num_chunks_kv) numbers of
+    float32 (float64 for float64). The forward pass always needs some megabytes. The backward pass is one call if that
+    fits. Otherwise it computes dQ from the largest blocks of queries that fit, then dK and dV from such blocks of keys,
+    in two to three times the time. If not even blocks of 64 in one head fit, it uses those. More chunks never need more
+    memory. Each gradient is rounded to its type once.
 
     Raises ValueError or TypeError with one line.
     """

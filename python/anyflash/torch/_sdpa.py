@@ -52,16 +52,16 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, its arguments and results, computed by anyflash wherever that
-    supports the call. Otherwise PyTorch computes it, and the logger "anyflash.torch" warns once with the reason.
+    """torch.nn.functional.scaled_dot_product_attention, with its arguments and results. anyflash computes every call
+    that it supports. Otherwise PyTorch computes it, and the logger "anyflash.torch" warns once with the reason.
 
     query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev); attn_mask broadcasts to (..., Hq, L, S): boolean,
     True where a key takes part, or added to the scores, with a gradient of its own. A query that sees no key gives 0.
 
-    Not covered: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
+    Not supported: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
     values), a scale that is not finite, batches and heads that broadcast, other devices than CPU and CUDA, nested
-    tensors, subclasses of Tensor, lazily negated tensors, forward-mode derivatives, and what PyTorch refuses, which it
-    then does in its own words. Second derivatives raise NotImplementedError.
+    tensors, subclasses of Tensor, lazily negated tensors and forward-mode derivatives. Wrong calls get PyTorch's own
+    errors. Second derivatives raise NotImplementedError.
     """
     more = {} if enable_gqa is False else {"enable_gqa": enable_gqa}  # PyTorch 2.5
     if type(attn_mask) not in _MASKS and type(attn_mask).__name__ == "CausalBias":
@@ -295,7 +295,7 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
 def switch_on() -> None:
     """Installs the override, for all threads."""
     global _users, _in_use
-    torch.overrides.get_overridable_functions()  # PyTorch caches F's functions once: its own function must be among them
+    torch.overrides.get_overridable_functions()  # PyTorch caches F's functions: its own must be among them
     with _lock:
         found = F.scaled_dot_product_attention
         if found is not _override and found is not _pytorch_s_own:
@@ -328,12 +328,12 @@ def _replaced(found: Any) -> str:
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever that covers the
-    call, in all threads; then it is PyTorch's own again. Names that were imported from torch.nn.functional earlier keep
-    PyTorch's own.
+    """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash for all calls that anyflash
+    supports, in all threads. After the block it is PyTorch's own again. Names imported from torch.nn.functional before
+    the block stay PyTorch's own.
 
-    What others put in the function's place inside of the block stays theirs, and may call what it has found there.
-    RuntimeError if something else is in its place already: a wrapper of another library, or PyTorch's own
+    Other code that replaces the function inside of the block keeps its replacement, which may call the one it found.
+    Raises RuntimeError if the function is already replaced: by a wrapper of another library, or by PyTorch's
     context_parallel, whose calls must reach it.
     """
     switch_on()

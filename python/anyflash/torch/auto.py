@@ -1,6 +1,6 @@
-"""`import anyflash.torch.auto`: from then on torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever
-that covers the call; see anyflash.torch.scaled_dot_product_attention, and anyflash.torch.sdpa() for a block alone.
-undo() ends it."""
+"""After `import anyflash.torch.auto`, torch.nn.functional.scaled_dot_product_attention runs on anyflash for all calls
+that anyflash supports; see anyflash.torch.scaled_dot_product_attention. undo() ends it. For one block of code use
+anyflash.torch.sdpa()."""
 
 import sys
 

@@ -3,14 +3,14 @@
     import anyflash.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="anyflash")
 
-The logits are those of "eager", which holds the whole matrix of scores, except at places that are padding themselves: a
-query whose every key is hidden gives 0 here, the mean of all values there. Soft caps, sliding windows and chunks, sink
-logits, position biases, chosen keys (indices, block_indices), caches and grouped heads are covered.
+The logits are those of "eager", which stores the whole matrix of scores, except at padding positions: a query that sees
+no key gives 0 here, but the mean of all values in "eager". Soft caps, sliding windows and chunks, sink logits, position
+biases, chosen keys (indices, block_indices), caches and grouped heads are supported.
 
-What is not known is refused with a ValueError of one line: a model that computes its attention itself, when it is made;
-an argument of a call that may change the result. Attention weights are not returned: output_attentions=True is logged
-once. Dropout inside of attention is left to Transformers' "sdpa", with a soft cap or sinks to the model's own "eager",
-which is logged once. Both are warnings of the logger "anyflash.transformers".
+Unknown models and arguments are refused with a ValueError of one line: a model that computes its attention itself, when
+it is made; an argument of a call that may change the result. Attention weights are not returned: output_attentions=True
+is logged once. Dropout inside of attention is computed by Transformers' "sdpa", or with a soft cap or sinks by the
+model's own "eager", which is logged once. Both are warnings of the logger "anyflash.transformers".
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ def attention_forward(
     cu_seq_lens_k: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Of Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of
+    """For Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of
     keys, keys, channels), attention_mask boolean or added, (batch, 1 or heads, queries, keys or more). Returns (batch,
-    queries, heads, channels) and no weights. Windows are part of a mask. Without one, queries of a causal module
-    are the last ones of the keys.
+    queries, heads, channels) and no weights. The mask includes windows. Without a mask, the queries of a causal module
+    are aligned with the last keys.
 
     s_aux : (heads,), sink logits; sinks : (batch, heads, queries, 1), one for each query
-    indices : (batch, queries, n), the keys that a query sees if the mask shows them too; negative ones are no key
+    indices : (batch, queries, n), the keys that a query may see, if the mask allows them too; negative ones are ignored
     block_indices : (batch, heads of keys, queries, n), likewise blocks of module.indexer.block_size keys
-    cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), cumulative lengths; a query sees keys of its own sequence alone
+    cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), cumulative lengths; a query sees only keys of its own sequence
 
     Raises ValueError with one line for every other argument that may change the result.
     """

@@ -1,12 +1,12 @@
-// A call as an op's text and inputs tell it, in the library's own terms. The text, as in
+// A call, in the library's own terms, from an op's text and inputs. The text, for example
 //
 //     rule=documents(ids, ids) & causal(); align=none_end; layout=bhsd; names=bias @ids; softcap=30.0
 //
 // has `rule`, `align`, `layout`, `scale`, `softcap`, `deterministic`, `allow_tf32`, `threads` as anyflash.attention;
-//     names       of terms (bias, sink), slopes and tables in the order of these inputs; of a rule's tables with @
-//     dimensions  of a sequence, in place of a layout: whatever stands before the channels is the batch
+//     names       of terms (bias, sink), slopes and tables, in the order of these inputs; a rule's tables begin with @
+//     dimensions  of a sequence, instead of a layout: all axes before the channels are the batch
 //     sharpening  a factor of the scale
-//     returns     for those who made the op: not read here
+//     returns     for the Python side, which made the op: not read here
 #pragma once
 
 #include <array>

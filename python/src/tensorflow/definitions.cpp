@@ -1,12 +1,12 @@
-// The ops, as TensorFlow is told of them: inputs, outputs, attributes, shapes.
+// The definitions of the ops for TensorFlow: inputs, outputs, attributes, shapes.
 //
 // AnyflashAttention1D, 2D       batch... + (channels, sequence...), nothing but query, key and value
 // AnyflashAttentionLast         the library's layouts bhsd, bshd and thd, with all options
 // AnyflashAttentionBhds         the layout bhds, likewise
 // AnyflashAttentionBackward     of all of them
 //
-// Numbers and words of a call stand in one attribute, its text (see call.h): an eager call takes a microsecond for each
-// attribute. What is inferred of shapes sees neither that nor any number: hence the names.
+// A call's numbers and words are in one attribute, its text (see call.h), because each attribute costs an eager call a
+// microsecond. Shape inference sees neither the text nor any number: hence one op per kind of layout.
 #include "definitions.h"
 
 #include <initializer_list>

@@ -21,7 +21,7 @@ class DevicePlan {
 
   const DeviceGroup* groups() const { return groups_; }
 
-  /// The mask words of all tiles that have none in the tables, by the number in their runs; null if all tiles have.
+  /// The mask words of all tiles that have none in the tables, by the number in their runs; null if no tile lacks them.
   /// of_queries: a word for each query of a tile, else for each key. They are evaluated on the stream into `memory`
   /// (word_workspace), or only once for a kept plan.
   /// too_many: becomes 1, on the stream, if masks were found on the GPU and there is not room for all words; then there

@@ -1,4 +1,4 @@
-// Plain calls of few query rows on Hopper, with keys and values loaded by TMA.
+// Plain decode calls on Hopper, with keys and values loaded by TMA.
 #pragma once
 
 #include "cuda/hopper/decode_args.h"

@@ -111,7 +111,7 @@ class BulkDecodeLoader {
  private:
   static constexpr int kPanels = kDepth / 64;
   static_assert(kKeys / 64 * kPanels * 2 <= 32, "a lane for each box");
-  static_assert(kKeys / 16 * kPanels <= 32, "and for each of the smallest pages");
+  static_assert(kKeys / 16 * kPanels <= 32, "a lane for each box of the smallest pages");
 
   /// The place of a box of a task.
   struct Place {

@@ -22,7 +22,7 @@ const void* group_kernel_of() {
 /// Bytes of shared memory.
 template <class Block>
 constexpr int shared_bytes() {
-  static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a block of threads can have");
+  static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a thread block can have");
   return static_cast<int>(sizeof(typename Block::Shared));
 }
 

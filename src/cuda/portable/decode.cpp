@@ -1,4 +1,4 @@
-// A forward call with few query rows on a GPU: its kernels, its parts (split-KV), the launches.
+// A decode call on a GPU: its kernels, its parts (split-KV), the launches.
 #include "cuda/portable/decode.h"
 
 #include <algorithm>

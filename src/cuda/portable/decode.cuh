@@ -1,4 +1,4 @@
-// The forward pass for few query rows, as in decoding ("Flash-Decoding", Dao et al. 2023), from sm_75 up.
+// Decoding, the forward pass for few query rows ("Flash-Decoding", Dao et al. 2023), from sm_75 up.
 //
 // PackGQA: the queries of all heads that share a key head are the rows of one task, so K and V are read once for them.
 // Split-KV: the key blocks that they visit are split into parts, each a task. A thread block takes one task after the

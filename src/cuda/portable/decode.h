@@ -1,4 +1,4 @@
-// The forward pass for few query rows: all heads that share a key head at once (PackGQA), the keys in parts (split-KV).
+// Decoding, the forward pass for few query rows: all heads that share a key head at once (PackGQA), with split-KV.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// Arguments of the kernels for few query rows. Made by decode.cpp.
+// Arguments of the decode kernels. Made by decode.cpp.
 #pragma once
 
 #include "cuda/common/late_masks.h"

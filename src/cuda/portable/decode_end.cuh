@@ -1,4 +1,4 @@
-// The end of a task of few query rows: the weights that join the warps' results of a row, and where the result goes.
+// The end of a decode task: the weights that join the warps' results of a row, and where the result goes.
 #pragma once
 
 #include "cuda/portable/decode_shared.cuh"

@@ -1,4 +1,4 @@
-// Few query rows: joins the partial results of split-KV parts.
+// Decoding: joins the partial results of split-KV parts.
 #pragma once
 
 #include "cuda/portable/decode_shared.cuh"

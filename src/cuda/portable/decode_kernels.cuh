@@ -1,4 +1,4 @@
-// The kernels for few query rows, and the table of those of one element type.
+// The decode kernels, and the table of those of one element type.
 #pragma once
 
 #include <type_traits>

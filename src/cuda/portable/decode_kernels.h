@@ -1,4 +1,4 @@
-// The kernels for few query rows, by element type and head size. One file compiles those of each type.
+// The decode kernels by element type and head size. One file compiles those of each type.
 #pragma once
 
 #include "cuda/portable/decode_tuning.h"

@@ -1,5 +1,5 @@
-// The per-row state of the kernels for few query rows: the largest product, the sum and O so far. Also the softmax of a
-// tile, and the join of the results of a thread block's warps.
+// The per-row state of the decode kernels: the largest product, the sum and O so far. Also the softmax of a tile, and
+// the join of the results of a thread block's warps.
 #pragma once
 
 #include "cuda/portable/decode_end.cuh"

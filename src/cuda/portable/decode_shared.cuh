@@ -1,5 +1,5 @@
-// Shared memory, tasks and key walks of the kernels for few query rows, and functions that are called rather than
-// inlined because they are rarely needed.
+// Shared memory, tasks and key walks of the decode kernels, and functions that are called rather than inlined because
+// they are rarely needed.
 #pragma once
 
 #include "cuda/portable/decode_args.h"

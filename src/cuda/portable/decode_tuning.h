@@ -1,4 +1,4 @@
-// Tile sizes of the kernels for few query rows, in one table, by bytes of an element and padded head size.
+// Tile sizes of the decode kernels, in one table, by bytes of an element and padded head size.
 //
 // Each of `warps` warps has all 8 * slots rows and takes key blocks of its own, `keys` keys at a time, in `stages`
 // pipeline stages. `small` fits the 64 KB of shared memory of sm_75; `wide` is for more than 16 rows, `narrow` for

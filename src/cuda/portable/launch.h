@@ -17,8 +17,7 @@ Numbers numbers_of(const HeadNumbers& numbers);
 /// blocks.
 int padded_depth(const Problem& problem);
 
-/// May float32 products use fewer bits in this call? The forward pass for few query rows never does, nor does its
-/// backward pass.
+/// May float32 products use fewer bits in this call? Decode calls never do, in either pass.
 bool allows_tf32(const Problem& problem);
 
 /// Do the portable kernels compute the call in TF32? Not as the fallback of Hopper's kernels, which are more exact.

@@ -7,7 +7,7 @@
 //   swaps                     whether kSwapped makes a difference
 //   exact_infinities          false if an infinite operand may give NaN (the non-finite fallback then corrects it)
 //   row_of<kSlots>(i)         the row that slot i of a lane holds
-//   show()                    a proxy fence, called by every thread between its shared memory copies and the barrier
+//   show()                    called by every thread between its copies to shared memory and the barrier
 //   scores<kRows, kDepth, kSwapped>(s, q, k)   s = Q K^T, Q having kRows rows; kSwapped: `q` are keys, `k` queries,
 //                             and s is the transpose of the unswapped result, to the bit
 //   values<Tile>(o, p, v)     o += P V, V being such a tile
