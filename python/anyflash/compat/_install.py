@@ -24,7 +24,7 @@ class _Finder(MetaPathFinder, Loader):
     """Of those names, once install() has added them. Others of the packages are not found, as Python says it."""
 
     def __init__(self) -> None:
-        self.paths: dict[str, list[str]] = {}  # of the packages added: where other parts of them lie
+        self.paths: dict[str, list[str]] = {}  # by added package: search paths of its other parts
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         package = name.partition(".")[0]

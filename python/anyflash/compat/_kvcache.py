@@ -132,7 +132,7 @@ def with_cache(
             moves = int(causal or max(window_of(window_size)) >= 0)
             _check_rotary(q, rotary_cos, rotary_sin)
             most = max(new, q.shape[1] if moves else min(q.shape[1], 1))
-            if isinstance(cache_seqlens, int) and q.shape[0]:  # on a GPU, too
+            if isinstance(cache_seqlens, int) and q.shape[0]:  # also on a GPU
                 check_positions(cache_seqlens, most, rotary_cos.shape[0])
             start = checked("positions", lengths, sizes=(most, rotary_cos.shape[0]))
             k = _rotated(k, rotary_cos, rotary_sin, rotary_interleaved, start, 1)
@@ -235,7 +235,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, leftpad: Any, room: int, new: int, p
             raise ValueError(f"cache_seqlens: {new} new keys go up to {length + new}, expected room for them in {room}")
     else:
         lengths = _entries(q, cache_seqlens, "cache_seqlens", place)
-        if lengths.is_cuda and (new or lengths.dtype == torch.int64):  # sums, or numbers as int32, would wrap around
+        if lengths.is_cuda and (new or lengths.dtype == torch.int64):  # sums, or conversion to int32, would overflow
             lengths = lengths.clamp(0, room)
     return checked("cache_lengths", lengths, *([] if leftpad is None else [leftpad]), sizes=(room, new))
 
@@ -267,7 +267,7 @@ def _check_rotary(q: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tensor, step: int) -> Tensor:
     """Rotary embedding (Su et al., RoFormer, 2021) of the first 2 * cos.shape[1] channels of x (batch, sequence, heads,
-    channels): from each entry's position on, or all at it if step is 0."""
+    channels). Positions count from each entry's start, or all equal it if step is 0."""
     half = cos.shape[1]
     steps = torch.arange(x.shape[1], device=start.device) * step
     places = (start[:, None].long() + steps).clamp(0, max(cos.shape[0] - 1, 0))

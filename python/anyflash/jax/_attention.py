@@ -108,7 +108,7 @@ def _constant(name: str, value: Any, make: Any, expected: str) -> Any:
             return make(value)
     except OverflowError:
         raise ValueError(f"{name}: expected a number that float64 holds") from None
-    except Exception:  # JAX's own too, if it is traced
+    except Exception:  # includes JAX's own error for a traced value
         pass
     kind = echoed(type(value).__name__)
     raise TypeError(f"{name}: type {kind}, expected {expected}, known when the call is traced")
@@ -153,7 +153,7 @@ def _forward(call: Call, return_lse: bool | str, primals: tuple[Any, ...]) -> tu
 
 def _backward(call: Call, return_lse: bool | str, saved: Any, gradients: tuple[Any, ...]) -> tuple[Any]:
     arrays, out, lse, wanted = saved
-    arrays = {name: arrays[name] for name in call.names}  # JAX sorts a dictionary
+    arrays = {name: arrays[name] for name in call.names}  # JAX sorts a dictionary's keys
     dout, dlse = gradients[0], gradients[1] if return_lse is True else None
     names = [name for i, name in enumerate(_DIFFERENTIABLE) if wanted.shape[0] >> i & 1]
     none = [one is None or isinstance(one, SymbolicZero) for one in (dout, dlse)]

@@ -58,7 +58,7 @@ def _way(
     if name in _ROWS:
         return "joined" if is_mapped else "repeated"
     if name in ("bias", "sink") and f"d{name}" in results and not is_mapped:
-        return "alone"  # a gradient for each of the mapped calls
+        return "alone"  # each mapped call has its own gradient
     if name == "bias" and is_mapped:
         return "joined" if shape[:1] == (batch,) else "alone"
     if name in _SMALL and len(shape) == (1 if name == "key_lengths" else 2):  # it has a batch

@@ -28,7 +28,7 @@ for _platform, _handlers in _core.jax_handlers().items():
 class Call(NamedTuple):
     """Everything about a call except its arrays, for JAX to compare calls."""
 
-    names: tuple[str, ...]  # of the operands: NAMES that are given, then ":" and a table's name
+    names: tuple[str, ...]  # names of the operands: those of NAMES that are given, then ":" and each table's name
     rule: str
     align: str
     layout: str

@@ -35,9 +35,9 @@ def constant(name: str, value: Any, make: Any, expected: str) -> Any:
         made = None if isinstance(value, str) else make(value)
     except OverflowError:
         raise invalid(f"{name}: expected a number that float64 holds") from None
-    except Exception:  # also TensorFlow's own, of a tensor in a graph
+    except Exception:  # includes TensorFlow's own error for a tensor in a graph
         made = None
-    if type(made) not in (bool, int, float):  # AutoGraph makes a float of a tensor another tensor
+    if type(made) not in (bool, int, float):  # AutoGraph turns a float of a tensor into a tensor
         raise TypeError(f"{name}: type {type(value).__name__}, expected {expected}")
     return made
 
@@ -82,7 +82,7 @@ def tensor(name: str, value: Any, dtype: Any = None) -> Any:
         return tf.convert_to_tensor(value, dtype)
     except tf.errors.OpError:
         raise
-    except Exception as error:  # also what the value itself raises
+    except Exception as error:  # includes errors raised by the value itself
         raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected a tensor") from error
 
 
@@ -139,7 +139,7 @@ def _of_dimensions(op: Any, dout: Any, *drows: Any) -> list[Any]:
     if len(rows) == 1:
         return list(_backward(q, k, v, [], [], [], dout, out, rows[0], [], call=call)[:3])
     (l, m), (dl, dm) = rows, drows
-    dlse = tf.math.multiply_no_nan(dl, l)  # tf.where takes no more than eight axes
+    dlse = tf.math.multiply_no_nan(dl, l)  # tf.where supports at most eight axes
     dq, dk, dv, _ = _backward(q, k, v, [], [], [], dout, out, m + tf.math.log(l), [dlse], call=call)
     weight = tf.math.multiply_no_nan(dm - dlse, tf.cast(l > 0, l.dtype))
     return [*_through_maximum(dimensions, call, q, k, m, weight, dq, dk), dv]

@@ -20,11 +20,11 @@ from ._transforms import transformed
 
 _core.use_torch(torch, getattr(Tensor, "__dlpack_c_exchange_api__", None))
 _FULL = full()
-_KEPT = (6, 10, 11, 12)  # of slopes and lengths among the extension's options
+_KEPT = (6, 10, 11, 12)  # indices of slopes and lengths in the extension's options
 _INTEGERS = ("cu_seqlens_q", "cu_seqlens_k", "key_lengths", "page_table")
 _TENSORS = ("bias", "alibi_slopes", "sink", *_INTEGERS)
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
-_CAST = (torch.float16, torch.bfloat16, torch.float32)  # float64 stays, as in PyTorch's own functions
+_CAST = (torch.float16, torch.bfloat16, torch.float32)  # not float64, as in PyTorch's own functions
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _tracing, _grad, _autocast = torch._C._get_tracing_state, torch.is_grad_enabled, torch.is_autocast_enabled
@@ -91,7 +91,7 @@ def attention(
         if is_sharded(q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, page_table):
             if plan is not None or out is not None:
                 raise ValueError(f"{'out' if plan is None else 'plan'}: given beside DTensors, expected none there")
-            from ._sharded import sharded  # PyTorch has loaded what it needs by now
+            from ._sharded import sharded  # by now PyTorch has loaded the modules that it needs
 
             by_name = dict(
                 bias=bias,

@@ -35,7 +35,7 @@ _library.define(
     f"{_OPTIONS}, int wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-# The arguments' places.
+# The indices of the arguments.
 BIAS, SLOPES, SINK, CU_Q, CU_K, LENGTHS, PAGES, TABLES, NAMES, RULE, NUMBERS, ALIGN, LAYOUT = range(3, 16)
 ARGUMENTS = 22  # of the first operator
 

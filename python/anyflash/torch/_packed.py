@@ -15,7 +15,7 @@ from ._op import stream_of
 
 _CAUSAL = _rules.causal()
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DQ, _DK, _DV = 1, 2, 4  # as the extension numbers gradients
+_DQ, _DK, _DV = 1, 2, 4  # the extension's bits for gradients
 _LEAST = 64  # entries of a block: smaller blocks need as much memory
 
 
@@ -48,7 +48,7 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
         raise ValueError(f"qkv: {qkv.shape[3]} channels, expected 1 to 256")
     num_chunks_q = _divisor("num_chunks_q", num_chunks_q, qkv.shape[2])
     num_chunks_kv = _divisor("num_chunks_kv", num_chunks_kv, qkv.shape[2])
-    qkv = cast(qkv)[0]  # once, for both passes
+    qkv = cast(qkv)[0]  # cast once for both passes
     if not (direct and torch.is_grad_enabled() and qkv.requires_grad) or _fits(qkv, num_chunks_q * num_chunks_kv):
         return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)
     return _InChunks.apply(qkv, num_chunks_q * num_chunks_kv)

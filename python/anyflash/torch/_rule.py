@@ -62,13 +62,13 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
         if isinstance(array, np.ndarray) and (min(array.strides, default=0) < 0 or not array.flags.writeable):
             own = array[
                 tuple(slice(None) if stride else slice(1) for stride in array.strides)
-            ]  # of what is repeated, one
+            ]  # repeated tables become one
             return torch.as_tensor(own.copy(), device="cpu").expand(array.shape)
         if isinstance(array, torch.Tensor):
             return array
         if gpu_of(array) is None:
             return torch.as_tensor(array, device="cpu")
-        tensor = torch.from_dlpack(array).clone()  # PyTorch's stream waits for the array's
+        tensor = torch.from_dlpack(array).clone()  # makes PyTorch's stream wait for the array's
         torch.cuda.current_stream(tensor.device).synchronize()
         return tensor
     except Exception as error:
@@ -103,7 +103,7 @@ def _written(part: Any, found: _Found) -> str:
         texts = [_written(one, found) for one in part.parts]
         if part.name in "&|":
             return f"({texts[0]} {part.name} {texts[1]})"
-        return f"{part.name}({', '.join(texts)})"  # "~(...)" too
+        return f"{part.name}({', '.join(texts)})"  # also "~(...)"
     if isinstance(part, bool):
         return str(index(part))
     if isinstance(part, _NUMBERS):

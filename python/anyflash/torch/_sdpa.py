@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
         not torch.compiler.is_compiling()
         and _is_usual(query, key, value, attn_mask, dropout_p, scale)
         and (torch_covers(query, key, value, attn_mask, is_causal, enable_gqa))
-    ):  # as what follows finds too, in ten times the time
+    ):  # the code below finds the same, in ten times the time
         return _usual(query, key, value, attn_mask, is_causal, scale)
     reason = _reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if reason is None and scale is not None:
@@ -128,7 +128,7 @@ def _override(
 
 _override.__signature__ = inspect.signature(scaled_dot_product_attention)  # type: ignore[attr-defined]
 _override.__wrapped__ = _pytorch_s_own
-_override.__qualname__ = "_override"  # by which a pickle finds it; wrappers of others ask for __name__
+_override.__qualname__ = "_override"  # the name by which a pickle finds it; other wrappers read __name__
 
 # torch.jit.script, in versions that have it, treats the override as PyTorch's own function.
 if _builtins := getattr(torch.jit, "_builtins", None):
@@ -214,7 +214,7 @@ def _reason_of_gpu(index: int, backward: bool) -> str:
 
 @functools.cache
 def _asked(device: torch.device, backward: bool) -> str:
-    with _disable_current_modes(), temporarily_clear_interpreter_stack():  # tensors are true ones
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():  # tensors are real ones here
         small = torch.zeros(1, 1, 1, 8, device=device)
         try:
             out, lse = _plain.attention(small, small, small, return_lse=True)
@@ -253,7 +253,7 @@ def _known(fact: Any) -> bool:
     """Whether a comparison of sizes is known to be true in a graph without adding a guard."""
     if not torch.compiler.is_compiling():
         return bool(fact)
-    import torch.fx.experimental.symbolic_shapes as symbolic  # PyTorch has it by now
+    import torch.fx.experimental.symbolic_shapes as symbolic  # PyTorch has loaded it by now
 
     known = symbolic.guard_or_false if hasattr(symbolic, "guard_or_false") else symbolic.guard_size_oblivious
     return bool(known(fact))
@@ -284,7 +284,7 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
     rule: Any = _CAUSAL if causal else _FULL
     tables = None
     if mask is not None and mask.dtype == torch.bool:
-        if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
+        if mask.is_cuda:  # added, as in PyTorch: here faster than a rule
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
         else:
             rule, tables, mask = "dense(mask)", {"mask": mask}, None

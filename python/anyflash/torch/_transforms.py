@@ -13,7 +13,7 @@ from torch import Tensor
 from ._op import ARGUMENTS, BIAS, FORWARD_MODE, LAYOUT, NUMBERS, PAGES, TABLES, _library, differentiate, refuse, save
 
 _Dims = tuple[Any, ...]
-_FORWARD, _BACKWARD = 0, 4  # where q stands among the operators' arguments
+_FORWARD, _BACKWARD = 0, 4  # the index of q among the operators' arguments
 
 
 def _folded(size: int, dim: int | None, tensor: Any) -> Any:
@@ -58,7 +58,7 @@ def _one_by_one(op: Callable[..., Any], size: int, dims: _Dims, args: tuple[Any,
             return [nth(i, one_dim, one) for one_dim, one in zip(dim or [None] * len(value), value)]
         if not isinstance(value, Tensor) or dim is None:
             return value
-        return value.select(dim, i) if size else value.new_zeros(_of_one(value, dim))  # for the results' shapes
+        return value.select(dim, i) if size else value.new_zeros(_of_one(value, dim))  # only the results' shapes matter
 
     calls = [op(*(nth(i, dim, value) for dim, value in zip(dims, args))) for i in range(size or 1)]
     return [torch.stack(results)[:size] for results in zip(*calls)]
@@ -84,7 +84,7 @@ if hasattr(torch.library, "register_vmap"):  # PyTorch 2.5
     torch.library.register_vmap("anyflash::attention_backward", _map(_backward, _BACKWARD), lib=_library)
 
 
-# A torch.autograd.Function takes no lists: the tables go to the end.
+# A torch.autograd.Function accepts no lists: the tables go to the end.
 def _flat(first: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
     at = first + TABLES
     return (*args[:at], *args[at + 1 :], *args[at])

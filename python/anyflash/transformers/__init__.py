@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 _KNOWN: dict[str, Any] = {"": _rules.full(), "causal()": _rules.causal()}
 _told: set[str] = set()
 
-# Arguments that leave the result alone beside the mask: what models pass on from their own callers. A window is part of
-# the mask that Transformers makes; "eager" applies no other one, though OLMoE hands one over.
+# Arguments that do not change the result, given the mask: models pass them on from their callers. A window is part of
+# the mask that Transformers makes; "eager" applies no other window, although OLMoE passes one.
 _WITHOUT_EFFECT = frozenset(
     """
     sliding_window position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
@@ -124,7 +124,7 @@ def attention_forward(
     )
     if sinks is None:
         out = attention(query, key, value, **options)
-    else:  # one more key of value 0: the others keep exp(lse) of exp(lse) + exp(sink)
+    else:  # one more key with value 0: the others keep the share exp(lse) / (exp(lse) + exp(sink))
         out, lse = attention(query, key, value, return_lse=True, **options)
         out = out * torch.sigmoid(lse.unsqueeze(-1) - sinks).to(out.dtype)
     return out.transpose(1, 2), None
@@ -141,7 +141,7 @@ def _visible(
     """(rule, tables, bias) of a call, from its rule (also as text) and the mask, within each packed sequence."""
     tables: dict[str, Tensor] = {}
     if mask is not None and mask.dtype == torch.bool:
-        if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
+        if mask.is_cuda:  # added, as in PyTorch: here faster than a rule
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
         else:
             rule, tables["mask"], mask = f"{text} & dense(mask)" if text else "dense(mask)", mask, None

@@ -32,7 +32,7 @@ def make_mask(**options: Any) -> Tensor | None:
     """For Transformers' AttentionMaskInterface, which calls it like sdpa_mask. Returns None if every query sees every
     key, and for a causal mask with as many queries as keys: if a model cuts off the first queries, the others stay the
     last."""
-    positions: Tensor | None = options.get("cache_position")  # of Transformers 4
+    positions: Tensor | None = options.get("cache_position")  # in Transformers 4
     queries = options["q_length"] if positions is None else positions.shape[0]
     square = queries == 1 or options["kv_length"] == queries
     # Modules with such a configuration say that they are not causal, even if their mask is.
@@ -43,7 +43,7 @@ def make_mask(**options: Any) -> Tensor | None:
         in_graph: Tensor | None = make(**options)
         return in_graph
     check_config(options.get("config"))
-    with torch.inference_mode(False):  # where tensors have no versions
+    with torch.inference_mode(False):  # in inference mode tensors have no versions
         mask: Any = make(**options)
     if mask is not None:
         first = int(options.get("q_offset", 0) if positions is None else positions[0])
@@ -71,7 +71,7 @@ def _is_unpadded(attention_mask: Tensor | None, keys: int) -> bool:
         return True
     if type(attention_mask) is not Tensor or attention_mask.is_meta or attention_mask.shape[-1] < keys:
         return False
-    if attention_mask.is_cuda and torch.cuda.is_current_stream_capturing():  # the values cannot be read there
+    if attention_mask.is_cuda and torch.cuda.is_current_stream_capturing():  # values cannot be read during a capture
         return False
     return bool(attention_mask.all())
 
@@ -98,7 +98,7 @@ def _code(name: str) -> CodeType | None:
     """The shared code object of the functions that a mask factory returns."""
     inside = getattr(getattr(masking_utils, name, None), "__code__", None)
     codes = [] if inside is None else [one for one in inside.co_consts if isinstance(one, CodeType)]
-    return next((one for one in codes if not one.co_name.startswith("<")), None)  # "<genexpr>" is none of them
+    return next((one for one in codes if not one.co_name.startswith("<")), None)  # skips "<genexpr>" and the like
 
 
 _AND, _CHUNK, _WINDOW = (_code(name) for name in ("and_masks", "chunked_overlay", "sliding_window_overlay"))

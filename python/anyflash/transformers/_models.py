@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 NAME = "anyflash"
 
 
-_SINCE = {"bert": "5.0", "modernbert": "5.3", "t5": "5.16"}  # versions of Transformers, by the type of model
+_SINCE = {"bert": "5.0", "modernbert": "5.3", "t5": "5.16"}  # first supported version, by the type of model
 
 
 def check(model: Any) -> None:
@@ -108,7 +108,7 @@ def refuse_the_others() -> None:
 
     @functools.wraps(change)
     def set_attn_implementation(self: Any, attn_implementation: Any, *rest: Any, **options: Any) -> Any:
-        # Transformers only warns where it cannot change a model.
+        # Where Transformers cannot change a model, it only warns.
         configs = [id(config) for config in _given_to(self.config, attn_implementation)]
         for part in self.modules():
             if isinstance(part, PreTrainedModel) and id(part.config) in configs:

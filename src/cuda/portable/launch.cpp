@@ -97,7 +97,7 @@ void check_pointers(const Problem& problem) {
 }
 
 void check_tasks(double tasks) {
-  constexpr double counted_beyond = 0x10000;  // the last task number, with thread blocks that take several tasks
+  constexpr double counted_beyond = 0x10000;  // how far past the last task persistent thread blocks count
   if (tasks + counted_beyond > std::numeric_limits<std::int32_t>::max()) {
     throw Error(Error::Kind::unsupported,
                 "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
