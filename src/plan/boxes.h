@@ -13,8 +13,8 @@ struct Cut {
 };
 
 /// Every cut worth trying for the menu. `stride`: in each dimension the distance (in aligned coordinates) between the
-/// keys that a query can see, 1 where the rule has none; blocks may then take every stride-th entry. Larger query
-/// blocks come first, so that they win where the cost is the same.
+/// keys that a query can see, 1 where the rule has none. Blocks may take every stride-th entry. Larger query blocks
+/// come first, so that they win where the cost is the same.
 std::vector<Cut> candidate_cuts(const Problem& problem, const TileMenu& menu, Int3 stride);
 
 /// The cut with the least estimated cost: visited pairs, padding included, and visited tiles, over a sample of query

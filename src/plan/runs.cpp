@@ -71,8 +71,8 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
 }
 
 /// Appends the runs of the query block before, moved by `shift_` key blocks. Returns false, with nothing appended, if
-/// these might not be all or not the same. That is the case if key blocks that come in at the front of the last
-/// dimension, or one with padding at its end, are not hidden, or if a run wraps around the end.
+/// these might not be all or not the same. That is the case if a run wraps around the end. It is also the case if key
+/// blocks that come in at the front of the last dimension, or one with padding at its end, are not hidden.
 bool RunFinder::move_along() {
   const auto row = chunks_[2], extent = key_grid_.extent[2], whole = k_size_[2] / extent;
   const auto moved = std::min(shift_, whole);

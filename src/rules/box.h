@@ -78,8 +78,8 @@ ANYFLASH_HD bool clip(Box& box, Int3 size) {
 }
 
 /// A sequence divided into equal boxes. In each dimension the entries fall into `step` residue classes, each class into
-/// chunks of `extent` entries; block index along a dimension = residue * chunks + chunk, blocks are numbered row-major
-/// over that.
+/// chunks of `extent` entries. The block index along a dimension is residue * chunks + chunk; blocks are numbered
+/// row-major over that.
 struct Grid {
   Int3 size, extent, step;
 

@@ -6,10 +6,10 @@
 //   dP^T = V dO^T;  dS^T = P^T (dP^T - delta);  dK += dS^T Q;  dQ += dS K.
 // Keys are rows: each of two warpgroups owns a key block, with P^T, dS^T, dK and dV in registers. dS also goes through
 // shared memory, because a query's dQ sums over both key blocks. Each warpgroup computes half of dQ, one tile late, so
-// that neither waits for the other. TMA adds the halves to float32 sums in global memory, in no fixed order. A third
-// warpgroup, the producer, loads two tiles ahead (backward_loader.cuh). If one key block sees nothing of a tile, its
-// warpgroup computes only its half of dQ.
-// Bound by the tensor cores, by shared memory bandwidth, and by the additions to dQ.
+// that neither waits for the other. The halves are added to float32 sums in global memory, by TMA or (64 channels) from
+// registers, in no fixed order. A third warpgroup, the producer, loads two tiles ahead (backward_loader.cuh). If one
+// key block sees nothing of a tile, its warpgroup computes only its half of dQ. Bound by the tensor cores, by shared
+// memory bandwidth, and by the additions to dQ.
 //
 // dS of a tile is the bias's gradient there. It is stored from shared memory, or, if the gradient is summed over batch
 // entries or heads, added to float32 sums.

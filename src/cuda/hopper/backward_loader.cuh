@@ -2,7 +2,7 @@
 // and walks the runs of a task's neighbouring key blocks together. Two warps issue TMA loads: of K and V once, then,
 // alternating between tiles, of Q, dO, row terms and the bias. With one warp, under a rule where each tile is a run of
 // its own, loading would take longer than the products. The third warp issues the proxy fence for dS written by the
-// consumers: the fence waits for all memory operations of its thread, which is too slow for the warps that add to dQ's
+// consumers. The fence waits for all memory operations of its thread, which would delay the warps that add to dQ's
 // sums. It also stores dS as the bias's gradient, by TMA. Of the fourth warp, one lane per consumer warpgroup issues
 // TMA additions to the sums.
 //

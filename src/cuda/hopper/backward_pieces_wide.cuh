@@ -8,9 +8,9 @@
 // to float32 sums in global memory, in no fixed order, during the next tile's first products. While one warpgroup
 // computes P^T, or dS^T, the other has the tensor cores to itself.
 //
-// Shared memory holds K, V and one tile of Q and dO, in halves of 64 channels with their own barriers: the next tile's
-// half is loaded as soon as both warpgroups have read this one. Bound by the tensor cores, six products for one (three
-// with two terms), and by the additions to dQ's sums.
+// Shared memory holds K, V and one tile of Q and dO, in halves of 64 channels. Each half has its own barriers: the next
+// tile's is loaded as soon as both warpgroups have read this one. Bound by the tensor cores, six products for one
+// (three with two terms), and by the additions to dQ's sums.
 #pragma once
 
 #include "cuda/hopper/backward_piece_products.cuh"

@@ -1,9 +1,9 @@
 // Prepares Hopper's backward kernel: for each query row delta = dO . O, lse and dlse, for this kernel and, as the
 // non-finite fallback, the portable one. Also zeroes dQ's sums.
 //
-// A thread block takes one query block of one head, and a warp 16 of its rows, so that warps do not wait for each
-// other. delta is the diagonal of dO O^T, computed by the same products as dP = dO V^T, so that the two cancel exactly
-// where a query sees one key. Bound by memory.
+// A thread block takes one query block of one head. A warp takes 16 of its rows and waits only for those. delta is the
+// diagonal of dO O^T, computed by the same products as dP = dO V^T. So the two cancel exactly where a query sees one
+// key. Bound by memory.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"

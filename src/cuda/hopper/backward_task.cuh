@@ -1,5 +1,5 @@
-// Shared by Hopper's backward kernels for float32 and float64: a thread block has one task, a few neighbouring key
-// blocks of a head, with two consumer warpgroups followed by one producer warpgroup.
+// Shared by Hopper's backward kernels for float32 and float64. A thread block has one task: a few neighbouring key
+// blocks of a head. Two consumer warpgroups come first, then one producer warpgroup.
 #pragma once
 
 #include "cuda/hopper/tiles.cuh"

@@ -7,7 +7,7 @@
 // consumer warp takes 16 keys, with all rows, or 8 rows at 256 channels. It keeps O, the largest product and the sum of
 // its rows in registers. Both products are transposed, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says
 // why), for 8 or 16 rows. The warps' results are joined in shared memory, the parts' results by the kernel of
-// decode_join.cuh. Bound by reading K and V.
+// decode_join.cuh. The number of parts depends on the batch, except in deterministic calls. Bound by reading K and V.
 //
 // A warp whose result is not finite repeats its keys by the non-finite fallback (portable/not_finite.cuh). It uses the
 // same products in the same order, so that other rows keep their bits. It reads keys and values from global memory,

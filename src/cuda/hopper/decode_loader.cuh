@@ -1,6 +1,7 @@
 // Shared memory of Hopper's decoding kernels, and their producer warps. These issue TMA loads of keys and values, tile
-// by tile, as far ahead as there are stages, through all tasks of their thread block. There is one such warp, or, where
-// a tile may span many pages, one for K and one for V, because the lanes of a warp issue loads one after the other.
+// by tile, as far ahead as there are stages, through all tasks of their thread block. There is one such warp. Where a
+// tile may span many pages there are two, one for K and one for V, because the lanes of a warp issue loads one after
+// the other.
 #pragma once
 
 #include "cuda/hopper/barriers.cuh"

@@ -1,6 +1,6 @@
 // Shared memory of Hopper's forward kernel, and its producer warp. It takes tasks until there are none. For each task
-// it issues TMA loads of the queries, then of keys, values, mask words and biases, tile by tile, as far ahead as there
-// are stages, also beyond a task's end.
+// it issues TMA loads of the queries, then, tile by tile, of keys, values, mask words and biases. It runs as far ahead
+// as there are stages, also beyond a task's end.
 #pragma once
 
 #include <type_traits>

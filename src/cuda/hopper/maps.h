@@ -10,10 +10,10 @@ namespace anyflash::cuda {
 /// Can TMA load these rows, if they are given?
 inline bool whole(const Rows& rows) { return !rows.data || rows.vectors; }
 
-/// Rows of heads of 16-bit types: boxes of 64 channels of a block of the grid. False if TMA does not support them. That
-/// is the case for rows that do not begin on 16 bytes, for steps over 8, and for heads and batch entries that one axis
-/// cannot count, where the sequence has three dimensions. once: each row is read once, in order, so that no more is
-/// requested at a time than a box has (only for rows of one sequence).
+/// Rows of heads of 16-bit types: boxes of 64 channels of a block of the grid. False if TMA does not support them. Rows
+/// must begin on 16 bytes, and steps be at most 8. Where the sequence has three dimensions, one axis must be able to
+/// count heads and batch entries together. once: each row is read once, in order, so that no more is requested at a
+/// time than a box has (only for rows of one sequence).
 bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& grid, std::int64_t heads,
               std::int64_t batch, bool once = false);
 

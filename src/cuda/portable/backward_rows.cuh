@@ -2,7 +2,7 @@
 // has a gradient at all, and the row's share of dsink.
 //
 // A thread block takes one query block of one head. delta is the diagonal of dO O^T, computed by the same products as
-// dP = dO V^T, so that the two cancel exactly where a query sees one key. Linear in the sequence.
+// dP = dO V^T. So the two cancel exactly where a query sees one key. Linear in the sequence.
 #pragma once
 
 #include "cuda/portable/backward_shared.cuh"

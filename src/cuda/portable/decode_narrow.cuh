@@ -1,5 +1,5 @@
 // The rows of the plain kernel for at most 8 rows of 16-bit types. Both products are transposed, S^T = K Q^T and O^T +=
-// V^T P^T: the tensor cores need at least 16 rows in their first operand, but only 8 columns in the second. This halves
+// V^T P^T. The tensor cores need at least 16 rows in their first operand, but only 8 columns in the second. This halves
 // products and registers. Latency matters because only few warps fit.
 //
 // With g = lane / 4 and t = lane % 4, a lane has the scores of keys g and g + 8, and channels g and g + 8 of every 16

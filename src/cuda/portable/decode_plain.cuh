@@ -1,7 +1,7 @@
 // The decode kernel for plain calls, the most common ones. In a plain call all queries see the same consecutive keys,
-// rows are whole 16-byte vectors, tiles do not cross pages, and scores need only a positive scale. decode.cuh describes
-// the algorithm. The loop over tiles calls no functions and evaluates no masks, so that all its variables stay in
-// registers. Spilled registers would go to the L2 cache, since the tiles occupy the L1.
+// and scores need only a positive scale. Rows are whole 16-byte vectors, and tiles do not cross pages. decode.cuh
+// describes the algorithm. The loop over tiles calls no functions and evaluates no masks, so that all its variables
+// stay in registers. Spilled registers would go to the L2 cache, since the tiles occupy the L1.
 #pragma once
 
 #include <type_traits>

@@ -52,8 +52,8 @@ template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1, 
 /// share of the bytes read for a batch entry.
 inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32, kPartsOfEntry = 512;
 
-/// Where parts may depend on the batch and a head is longer than kPartBytes: minimum bytes of a part, the most parts
-/// that a thread block joins quickly, and maximum bytes of a part if lengths may differ.
+/// Where parts may depend on the batch and a head is longer than kPartBytes: the minimum bytes of a part; the most
+/// parts that a thread block joins quickly; the maximum bytes of a part if lengths may differ.
 inline constexpr int kLeastPartBytes = 256 << 10, kPartsJoined = 64, kMostPartBytes = 4 << 20;
 
 /// If at most so many thread blocks join, the next kernel's thread blocks fit on every multiprocessor beside them.
