@@ -1,4 +1,4 @@
-// The calls: a checked Problem, its Plan, the backend that runs it.
+// The public calls: a checked Problem, its Plan, the backend that runs it.
 #include <anyflash/attention.h>
 
 #include <algorithm>
@@ -20,33 +20,33 @@
 namespace anyflash {
 namespace {
 
-/// Runs a call; an allocation that fails becomes an Error like any other.
+/// Runs a call; a failed allocation becomes an Error.
 template <typename Call>
 auto with_memory_errors(const char* name, Call&& call) {
   try {
     return call();
   } catch (const std::bad_alloc&) {
     throw Error(Error::Kind::memory, std::string(name) + ": not enough memory");
-  } catch (const std::length_error&) {  // a vector of more than any memory holds
+  } catch (const std::length_error&) {  // a vector larger than any memory
     throw Error(Error::Kind::memory, std::string(name) + ": not enough memory");
   }
 }
 
-/// The rule's errors too come before anything is written.
+/// The rule's errors, too, come before anything is written.
 void check_rule(const Problem& problem) { rules::check(problem.rule, planning::shapes_of(problem)); }
 
 std::shared_ptr<const ExecutionPlan> plan_of(const Problem& problem, bool keep = false) {
   return make_plan(problem, backend_of(problem.device).menu(problem), keep);
 }
 
-/// The caller's plan if there is one, else one of our own.
+/// The caller's plan if there is one, else a cached or new one.
 std::shared_ptr<const ExecutionPlan> plan_for(const Problem& problem, const Plan* given) {
   if (!given) return plan_of(problem);
   check_same(given->pair(), problem);
   return problem.direction == Direction::forward ? given->pair().forward : given->pair().backward;
 }
 
-/// What a call works in: the caller's memory if it gave some.
+/// A call's workspace: the caller's memory if it is given.
 Workspace workspace_of(const Problem& problem, const ExecutionPlan& plan) {
   const auto& backend = backend_of(problem.device);
   if (problem.workspace_bytes < 0) return backend.allocate(problem, plan);
@@ -71,7 +71,7 @@ struct Result {
   bool wanted() const { return view.given() && view.elements() > 0; }
 };
 
-/// What a call without pairs gives.
+/// Fills the results of a call without pairs.
 void fill(const Problem& problem, std::initializer_list<Result> results) {
   const auto& backend = backend_of(problem.device);
   for (const auto& result : results)
@@ -88,7 +88,7 @@ ResultShapes result_shapes(const TensorView& q, const TensorView& k, const Tenso
     const auto problem = shape_problem(q, k, v, options);
     check_rule(problem);
     const auto axes = problem::axes_of(options.layout, {"query", q});
-    const int parts = options.layout == Layout::qkv ? 1 : 0;  // an axis that the result lacks
+    const int parts = options.layout == Layout::qkv ? 1 : 0;  // an axis that the result does not have
     ResultShapes shapes;
     shapes.out.assign(q.shape.begin() + parts, q.shape.begin() + q.rank);
     shapes.out[axes.channel] = problem.d_v;
@@ -101,7 +101,7 @@ ResultShapes result_shapes(const TensorView& q, const TensorView& k, const Tenso
 void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
              const Options& options) {
   with_memory_errors("forward", [&] {
-    backend_of(q.device);  // throws if there is none
+    backend_of(q.device);  // throws if there is no such backend
     const auto problem = forward_problem(q, k, v, outputs, options);
     check_rule(problem);
     const auto plan = plan_for(problem, options.plan);

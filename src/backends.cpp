@@ -15,7 +15,7 @@ namespace anyflash {
 namespace {
 
 std::shared_ptr<void> cpu_memory(Device, std::size_t bytes) {
-  constexpr auto most = std::size_t{std::numeric_limits<std::ptrdiff_t>::max() / 2};  // what counts owners comes to it
+  constexpr auto most = std::size_t{std::numeric_limits<std::ptrdiff_t>::max() / 2};  // the control block is added
   try {
     if (bytes <= most) return std::make_shared<std::byte[]>(bytes > 0 ? bytes : 1);
   } catch (const std::bad_alloc&) {

@@ -11,7 +11,7 @@
 
 namespace anyflash {
 
-/// Where entry c of a sequence sits, in each dimension. Rules compare these coordinates.
+/// The aligned coordinate of entry c of a sequence, in each dimension. Rules compare these coordinates.
 /// R = max(queries, keys) in that dimension, and step = R / size of the sequence, an integer division.
 enum class Align : std::uint8_t {
   none_front,   ///< c
@@ -36,14 +36,14 @@ inline constexpr const char* layout_names[] = {"bhsd", "bshd", "bhds", "qkv", "t
 
 class Plan;
 
-/// What to compute, beside q, k and v. The call rounds bias, slopes and sink to the type that it computes in: float64
-/// for float64, else float32. What float32 cannot hold becomes infinite.
+/// What to compute, apart from q, k and v. The call rounds bias, slopes and sink to the type that it computes in:
+/// float64 for float64, else float32. Values too large for float32 become infinite.
 ///
-/// cu_seqlens_q, cu_seqlens_k, key_lengths, page_table and a rule's tables are on the CPU, or all on the tensors' GPU.
-/// There nobody checks what they hold. The ids of `documents` are on the CPU.
+/// cu_seqlens_q, cu_seqlens_k, key_lengths, page_table and a rule's tables are all on the CPU or all on the tensors'
+/// GPU. On a GPU their values are not checked. The ids of `documents` are always on the CPU.
 struct Options {
   Rule rule;                        ///< which keys a query sees; all of them if not given
-  Align align = Align::none_front;  ///< where the shorter sequence sits
+  Align align = Align::none_front;  ///< which coordinates the entries of the shorter sequence have
   Layout layout = Layout::bhsd;     ///< the order of the tensors' axes
   std::optional<double> scale;      ///< factor of q k^T; 1 / sqrt(d_qk) if not given
   double softcap = 0.0;             ///< S = softcap * tanh(S / softcap) where softcap > 0; 0: no cap
@@ -51,24 +51,24 @@ struct Options {
   TensorView alibi_slopes;  ///< (heads) or (batch, heads), float32 or float64: S -= slope * sum_i |x_i - y_i| (ALiBi)
   TensorView sink;          ///< (heads): one more logit in each row's softmax, without a value
   TensorView cu_seqlens_q;  ///< (documents + 1), int32 or int64: for thd, where each document begins, then the end
-  TensorView cu_seqlens_k;  ///< the same of the keys
+  TensorView cu_seqlens_k;  ///< (documents + 1), int32 or int64: the same for the keys
   TensorView key_lengths;   ///< (batch), int32 or int64: how many keys exist, in sequences of one dimension
   TensorView page_table;    ///< (batch, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
-  /// The same bits in every run and in any batch. Only Hopper GPUs need it, for some calls, which then take longer: see
-  /// the guide, NVIDIA GPUs.
+  /// Gives the same bits in every run and in any batch. Only some calls on Hopper GPUs need it, and they then take
+  /// longer: see the guide, NVIDIA GPUs.
   bool deterministic = false;
-  /// For float32 on a GPU: products may keep fewer bits of each number where that is faster, 11 (TF32), or 16 on
-  /// Hopper. Without it, and on the CPU, they are as exact as float32.
+  /// For float32 on a GPU: products may use fewer significant bits where that is faster: 11 (TF32), or 16 on Hopper.
+  /// Without it, and on the CPU, products are as exact as float32.
   bool allow_tf32 = false;
   /// For tensors on a GPU: the cudaStream_t that the call's work is queued on; null for CUDA's default stream. The call
   /// returns before the work is done.
   void* stream = nullptr;
-  /// Memory to work in, on the tensors' device, of as many bytes as the given plan says. Any shape and element type
-  /// without gaps; it begins on a multiple of 256 bytes. No other call may work in it meanwhile. Not given: the library
-  /// allocates it.
+  /// Workspace on the tensors' device, of the size that the given plan states. Any shape and element type without gaps;
+  /// it begins on a multiple of 256 bytes. No other call may use it at the same time. Not given: the library allocates
+  /// it.
   TensorView workspace;
-  std::int64_t threads = 0;    ///< how many compute on the CPU; 0: all that OpenMP gives; with a plan at most its own
-  const Plan* plan = nullptr;  ///< made by anyflash::plan() for the same shapes and options; null: looked up or made
+  std::int64_t threads = 0;    ///< threads on the CPU; 0: as many as OpenMP gives; with a plan, at most the plan's
+  const Plan* plan = nullptr;  ///< made by plan() for the same shapes and options; null: from a cache, or made
 };
 
 /// Where the result goes. Only `out` must be given.
@@ -81,16 +81,16 @@ struct ForwardOutputs {
   TensorView row_max;  ///< the greatest visible score, shape and type of lse
 };
 
-/// Where the gradients go. Those that are given are computed. Each has the shape and type of the tensor it belongs to.
+/// Where the gradients go. Only the gradients that are given are computed. Each has the shape and type of its tensor.
 struct Gradients {
   TensorView dq;     ///< for qkv the packed gradient of q, k and v
   TensorView dk;     ///< not given for qkv
   TensorView dv;     ///< not given for qkv
   TensorView dbias;  ///< summed over the axes along which bias is broadcast
-  TensorView dsink;  ///< the sink's
+  TensorView dsink;  ///< the gradient of sink
 };
 
-/// What backward reads beside q, k and v.
+/// What backward reads apart from q, k and v.
 struct BackwardInputs {
   TensorView dout;  ///< the gradient of out, of its shape and type
   TensorView out;   ///< what forward wrote
@@ -101,11 +101,11 @@ struct BackwardInputs {
 /// The shapes of a forward call's results.
 struct ResultShapes {
   std::vector<std::int64_t> out;
-  std::vector<std::int64_t> lse;  ///< of row_sum and row_max too
+  std::vector<std::int64_t> lse;  ///< the shape of row_sum and row_max too
 };
 
-/// The shapes that a call of forward with these arguments writes. Data pointers may be null.
-/// Throws Error as forward would, except for what only the data or a given plan shows.
+/// The shapes of the results of a forward call with these arguments. Data pointers may be null.
+/// Throws Error as forward would, except for errors that only the data or a given plan reveals.
 ResultShapes result_shapes(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
 
 /// Exact attention: FlashAttention-2 (Dao 2023), algorithm 1, with rule, bias, soft cap and sink.
@@ -122,15 +122,15 @@ ResultShapes result_shapes(const TensorView& q, const TensorView& k, const Tenso
 void forward(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
              const Options& options = {});
 
-/// The exact derivative of forward: FlashAttention-2 (Dao 2023), algorithm 2. It makes the gradients that are given,
+/// The exact derivative of forward: FlashAttention-2 (Dao 2023), algorithm 2. It computes the gradients that are given,
 /// from dout and, if given, dlse. The options must be those of the forward call. If no gradient is given, the call is
 /// only checked (except for a given plan).
 /// Throws Error; then nothing has been written.
 void backward(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
               const Gradients& gradients, const Options& options = {});
 
-/// Bytes of memory that backward works in, beside its tensors, for those gradients that are given. It looks at the
-/// shapes, types and strides of q, k and v, whose data pointers may be null; throws Error as plan() would.
+/// Bytes of workspace that backward needs for the gradients that are given. It reads the shapes, types and strides of
+/// q, k and v, whose data pointers may be null. Throws Error as plan() would.
 std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                 const Gradients& gradients, const Options& options = {});
 
@@ -141,29 +141,28 @@ struct PlanPair;
 /// How a call will run: which tiles are visited, on how many threads. Immutable, cheap to copy, safe to share between
 /// threads.
 ///
-/// A plan holds for what a rule's tables held when it was made. `blocks` and `dense` tables must outlive it. A call
-/// throws Error where document ids, cumulative lengths or a blocks bitmap have changed since. It does not look at a
-/// dense mask again, which would cost as much as a call may: that mask must stay as it was. Lengths and tables on a GPU
-/// are read by each call and may change.
+/// A plan is valid for the values that a rule's tables had when it was made. `blocks` and `dense` tables must outlive
+/// it. A call throws Error where document ids, cumulative lengths or a blocks bitmap have changed since. A dense mask
+/// is not compared, since that could cost as much as the call: it must not change. Lengths and tables on a GPU are read
+/// by each call and may change.
 class Plan {
  public:
   explicit Plan(std::shared_ptr<const detail::PlanPair> pair);  ///< throws Error if it is null
-  Plan(const Plan&) = default;  // moving copies, so that a plan that was moved from is still one
+  Plan(const Plan&) = default;                                  // moving copies, so that a moved-from plan stays valid
   Plan& operator=(const Plan&) = default;
   const detail::PlanPair& pair() const { return *pair_; }
-  /// Bytes of memory that a forward call works in, beside its tensors and the plan, with the plan's threads. 0 where
-  /// there is nothing to compute. On a GPU it holds for tensors with the strides and the alignment of those that the
-  /// plan was made with.
+  /// Bytes of workspace that a forward call needs with the plan's threads. 0 where there is nothing to compute. On a
+  /// GPU the figure is valid for tensors with the same strides and alignment as those that the plan was made with.
   std::int64_t forward_workspace() const;
   /// The same for a backward call with all the gradients it can have; 0 with pages, which have no backward. On a GPU it
-  /// holds for gradients with the strides of their tensors.
+  /// is valid for gradients that have the strides of their tensors.
   std::int64_t backward_workspace() const;
 
  private:
   std::shared_ptr<const detail::PlanPair> pair_;
 };
 
-/// Makes the plan of a call. Of q, k and v it reads shapes and types only. It reads the data of a rule's tables,
+/// Makes the plan of a call. It reads only the shapes and types of q, k and v. It reads the data of a rule's tables,
 /// cu_seqlens and key_lengths that are on the CPU. Throws Error as forward would.
 Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {});
 

@@ -1,9 +1,9 @@
-/* anyflash in C (C99 and later): the same ground as anyflash/anyflash.h, for other languages.
+/* anyflash in C (C99 and later): the functions of anyflash/anyflash.h, for other languages.
  *
- * Every call that can fail returns a status, ANYFLASH_OK or what is wrong; anyflash_last_error() then gives one line in
- * words: which argument, what was expected, what came. A call that fails has written nothing to its outputs. Calls are
- * safe from any number of threads. What a call computes, and which shapes and types it takes, stands in
- * anyflash/attention.h and anyflash/rule.h, beside the functions of the same names.
+ * Every call that can fail returns a status: ANYFLASH_OK or the kind of error. anyflash_last_error() then gives one
+ * line of text: which argument, what was expected, what was passed. A call that fails has written nothing to its
+ * outputs. Calls are safe from any number of threads. anyflash/attention.h and anyflash/rule.h document, at the
+ * functions of the same names, what a call computes and which shapes and types it accepts.
  */
 #ifndef ANYFLASH_C_API_H
 #define ANYFLASH_C_API_H
@@ -20,18 +20,17 @@ typedef enum anyflash_status {
   ANYFLASH_ERROR_VALUE = 1,       /* a shape, stride, size or number is wrong */
   ANYFLASH_ERROR_TYPE = 2,        /* an element type is wrong */
   ANYFLASH_ERROR_DEVICE = 3,      /* a tensor lives on another device, or the device cannot run this */
-  ANYFLASH_ERROR_UNSUPPORTED = 4, /* correct, but not offered */
+  ANYFLASH_ERROR_UNSUPPORTED = 4, /* correct, but not supported */
   ANYFLASH_ERROR_MEMORY = 5,      /* an allocation failed */
   ANYFLASH_ERROR_INTERNAL = 6     /* a defect of the library */
 } anyflash_status;
 
-/* What went wrong in the last failed call of this thread; "" before any. Valid until this thread's next call that
- * fails. */
+/* The error line of this thread's last failed call; "" before any. Valid until this thread's next failed call. */
 const char* anyflash_last_error(void);
 
 const char* anyflash_version(void); /* the library's version, "0.1.0" */
-/* What the CPU kernels use on this machine, e.g. "AVX2"; NULL, with an error, if ANYFLASH_ISA names what does not
- * run. */
+/* The instruction set of the CPU kernels on this machine, e.g. "AVX2". NULL, with an error, if the one that
+ * ANYFLASH_ISA names does not run here. */
 const char* anyflash_instruction_set(void);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
@@ -95,11 +94,11 @@ anyflash_status anyflash_rule_blocks(const anyflash_tensor* bitmap, int64_t bloc
                                      anyflash_rule** rule);
 anyflash_status anyflash_rule_dense(const anyflash_tensor* mask, anyflash_rule** rule);
 
-/* a & b: visible where both are. The operands stay the caller's and may be freed before the result. */
+/* a & b: visible where both are. The caller still owns the operands and may free them before the result. */
 anyflash_status anyflash_rule_and(const anyflash_rule* a, const anyflash_rule* b, anyflash_rule** rule);
-/* a | b: visible where either is. The operands stay the caller's. */
+/* a | b: visible where either is. The caller still owns the operands. */
 anyflash_status anyflash_rule_or(const anyflash_rule* a, const anyflash_rule* b, anyflash_rule** rule);
-/* ~a: visible where a is not. The operand stays the caller's. */
+/* ~a: visible where a is not. The caller still owns the operand. */
 anyflash_status anyflash_rule_not(const anyflash_rule* a, anyflash_rule** rule);
 
 /* From text, such as "causal() & local(256)". */
@@ -129,8 +128,8 @@ typedef enum anyflash_layout {
 /* How a call will run; made once by anyflash_plan_create, used by any number of calls and threads. */
 typedef struct anyflash_plan anyflash_plan;
 
-/* What to compute beside q, k and v. Start from ANYFLASH_OPTIONS_INIT or anyflash_options_init: all else zero is the
- * default. */
+/* What to compute, apart from q, k and v. Start from ANYFLASH_OPTIONS_INIT or anyflash_options_init: zero is the
+ * default of every member except struct_size. */
 typedef struct anyflash_options {
   size_t struct_size;        /* sizeof(anyflash_options) */
   const anyflash_rule* rule; /* NULL: every query sees every key */
@@ -143,16 +142,16 @@ typedef struct anyflash_options {
   const anyflash_tensor* bias;
   const anyflash_tensor* alibi_slopes;
   const anyflash_tensor* sink;
-  /* These four, and a rule's tables, are on the CPU, or all on the tensors' GPU: then nobody checks what they hold. */
+  /* These four and a rule's tables are all on the CPU or all on the tensors' GPU, where their values are not checked. */
   const anyflash_tensor* cu_seqlens_q;
   const anyflash_tensor* cu_seqlens_k;
   const anyflash_tensor* key_lengths;
   const anyflash_tensor* page_table;
   const anyflash_plan* plan;
   int32_t threads;    /* 0: all */
-  int32_t allow_tf32; /* float32 on a GPU: products may be as those of TF32, where that is faster */
+  int32_t allow_tf32; /* float32 on a GPU: products may be as exact as TF32 only, where that is faster */
   void* stream; /* tensors on cuda: the cudaStream_t that the call's work is queued on; NULL: the default stream */
-  const anyflash_tensor* workspace; /* memory to work in, see anyflash_plan_workspace; NULL: the library's own */
+  const anyflash_tensor* workspace; /* see anyflash_plan_workspace; NULL: the library allocates it */
 } anyflash_options;
 
 /* clang-format off */
@@ -183,7 +182,7 @@ typedef struct anyflash_backward_inputs {
   const anyflash_tensor* dlse;
 } anyflash_backward_inputs;
 
-/* Those that are not NULL are computed. */
+/* The gradients that are not NULL are computed. */
 typedef struct anyflash_gradients {
   const anyflash_tensor* dq;
   const anyflash_tensor* dk;
@@ -197,16 +196,16 @@ anyflash_status anyflash_backward(const anyflash_backward_inputs* inputs, const 
                                   const anyflash_gradients* gradients, const anyflash_options* options);
 
 /* Stores the plan in *plan (NULL if it fails). Tables of the rule must outlive it, the rule handle need not. A call
- * that uses the plan must have the same rule; where the rule has tables, the same handle. Tables must keep what they
- * held: a call fails where document ids, lengths or a bitmap have changed since, a dense mask is not looked at. Lengths
- * and tables on a GPU are read by each call and may change. */
+ * that uses the plan must have the same rule; where the rule has tables, the same handle. The tables' values must not
+ * change: a call fails where document ids, lengths or a bitmap have changed. A dense mask is not compared. Lengths and
+ * tables on a GPU are read by each call and may change. */
 anyflash_status anyflash_plan_create(const anyflash_tensor* q, const anyflash_tensor* k, const anyflash_tensor* v,
                                      const anyflash_options* options, anyflash_plan** plan);
-/* The bytes that a call with this plan works in, beside its tensors and the plan; backward with all gradients that it
- * can have, 0 if it has none (pages). On GPUs, of tensors with the strides of those that the plan was made with, as
- * well aligned, and of gradients that lie as their tensors. Either pointer may be NULL. A caller who wants to own that
- * memory gives it in anyflash_options: a tensor on the tensors' device, of any shape and type without gaps, that begins
- * on a multiple of 256 bytes. No other call may work in it meanwhile. */
+/* Bytes of workspace of a call with this plan; for backward with all possible gradients, 0 if there are none (pages).
+ * On GPUs they are valid for tensors with the strides and the alignment of those that the plan was made with, and for
+ * gradients with the strides of their tensors. Either pointer may be NULL. A caller may pass this memory in
+ * anyflash_options: a tensor on the tensors' device, of any shape and type without gaps, that begins on a multiple of
+ * 256 bytes. No other call may use it at the same time. */
 anyflash_status anyflash_plan_workspace(const anyflash_plan* plan, int64_t* forward, int64_t* backward);
 void anyflash_plan_free(anyflash_plan* plan); /* NULL is fine */
 
@@ -214,14 +213,14 @@ void anyflash_plan_free(anyflash_plan* plan); /* NULL is fine */
 
 typedef struct anyflash_explanation {
   int64_t queries, keys;
-  int64_t visible_pairs; /* pairs the rule shows */
+  int64_t visible_pairs; /* pairs of a query and a key that it sees */
   int64_t visited_pairs; /* pairs in the tiles that are computed */
   int64_t query_blocks, key_blocks;
   int64_t tiles_skipped, tiles_partial, tiles_full;
   double visited_per_visible; /* 0 if nothing is visible */
   double forward_flops, backward_flops;
   double bytes;            /* of q, k, v, out and lse, one head */
-  double dense_mask_bytes; /* what the rule would take as a boolean matrix */
+  double dense_mask_bytes; /* the size of the rule as a boolean matrix */
 } anyflash_explanation;
 
 /* The figures of a rule (NULL: full) on sequences of 1 to 3 dimensions, for one head of float32 with 64 channels. */

@@ -1,5 +1,5 @@
-// Tensor views from and to DLPack (https://dmlc.github.io/dlpack). Any definition of DLTensor with the standard's
-// members serves: include your dlpack.h before or after this header, whichever version it is.
+// Tensor views from and to DLPack (https://dmlc.github.io/dlpack). Any version of dlpack.h works, included before or
+// after this header: only DLTensor's standard members are used.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace anyflash {
 namespace detail {
 
-// The standard's numbers. Bool came with version 0.7, so older headers lack its name.
+// The standard's numbers. Older headers lack the name of bool, which came with version 0.7.
 enum DlpackCode { dlpack_int = 0, dlpack_uint = 1, dlpack_float = 2, dlpack_bfloat = 4, dlpack_bool = 6 };
 enum DlpackDevice { dlpack_cpu = 1, dlpack_cuda = 2, dlpack_cuda_host = 3, dlpack_cuda_managed = 13 };
 
@@ -43,9 +43,9 @@ inline Device device_of_dlpack(const std::string& name, int type, int index) {
 
 }  // namespace detail
 
-/// A view of a DLTensor's memory. Pinned host memory counts as the cpu's, managed memory as the GPU's. Null strides
-/// mean row-major. `name` is what errors call the tensor. Throws Error for types and devices that TensorView does not
-/// know, vector types, and over TensorView::max_rank axes.
+/// A view of a DLTensor's memory. Pinned host memory counts as CPU memory, managed memory as GPU memory. Null strides
+/// mean row-major. Errors call the tensor `name`. Throws Error for types and devices that TensorView does not support,
+/// for vector types, and for more than TensorView::max_rank axes.
 template <typename DlpackTensor>
 TensorView from_dlpack(const DlpackTensor& tensor, const std::string& name = "tensor") {
   TensorView view;

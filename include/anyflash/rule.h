@@ -30,18 +30,18 @@ struct Node;
 /// The name of a table in a rule's text.
 using NameOfTable = std::function<std::string(const TensorView&)>;
 
-/// Which keys a query sees. Made by the functions below, combined with & | ~. Immutable, cheap to copy. It does not
-/// copy the tables that it is made of: they must outlive it.
+/// Which keys a query sees. Made by the functions below, combined with & | ~. Immutable, cheap to copy. It refers to
+/// the tables that it is made of without copying them: they must outlive it.
 class Rule {
  public:
   Rule();                                                  ///< full()
   explicit Rule(std::shared_ptr<const rules::Node> node);  ///< throws Error if it is null
-  Rule(const Rule&) = default;  // moving copies, so that a rule that was moved from is still one
+  Rule(const Rule&) = default;                             // moving copies, so that a moved-from rule stays valid
   Rule& operator=(const Rule&) = default;
 
-  /// The rule as text, e.g. "causal() & local(256)"; tables print as their shape.
+  /// The rule as text, e.g. "causal() & local(256)"; tables are printed as their shapes.
   std::string text() const;
-  /// The same with tables by the names that name_of gives them, for parse_rule to read.
+  /// The same, with tables printed as the names that name_of returns, for parse_rule to read.
   std::string text(const NameOfTable& name_of) const;
   const rules::Node& node() const { return *node_; }
 
@@ -66,52 +66,53 @@ Rule local(std::int64_t window, std::int64_t log2_stride = 0, bool causal = fals
 /// In every dimension -left_i <= y_i - x_i <= right_i; a negative bound is unlimited.
 Rule window(PerDimension left, PerDimension right);
 
-/// order(y) < n, n >= 0: every query sees the first n places.
+/// order(y) < n, n >= 0: every query sees the keys of the first n coordinates.
 Rule prefix(std::int64_t n);
 
-/// order(x) < n, n >= 0: the queries of the first n places see every key.
+/// order(x) < n, n >= 0: the queries of the first n coordinates see every key.
 /// prefix(n) | prefix_queries(n) makes the first n tokens global.
 Rule prefix_queries(std::int64_t n);
 
-/// The first n keys, in the order of the key sequence as it lies in memory, always. n >= 0.
+/// Every query sees the first n keys in memory order, whatever the alignment and the documents. n >= 0.
 Rule sink(std::int64_t n);
 
 /// Query and key belong to the same document. ids_q: (queries) or (batch, queries), ids_k likewise; int32 or int64, any
-/// values. In a 1-dimensional sequence the coordinates of every other part of the rule (sink, blocks and dense apart,
-/// which go by place in memory) restart at 0 in each document, and the alignment holds inside each.
+/// values. In a 1-dimensional sequence the coordinates restart at 0 in each document, for every other part of the rule,
+/// and the alignment applies within each document. sink, blocks and dense do not restart: they use positions in memory.
 Rule documents(const TensorView& ids_q, const TensorView& ids_k);
 
 /// The same from cumulative lengths, (documents + 1) each, int32 or int64, from 0 to the sequence's length.
 Rule documents_packed(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k);
 
-/// Sliding-tile attention: per dimension, with tiles of `shape` entries, the tile of y lies in the `kernel` tiles (odd)
-/// centred on the tile of x, the centre clamped so that the kernel stays inside where it fits.
+/// Sliding-tile attention. In each dimension entries are grouped into tiles of `shape` entries. A query in a tile sees
+/// the `kernel` tiles (odd) centred on that tile. Near an edge the centre is clamped so that the kernel stays inside,
+/// where it fits.
 Rule tiles(PerDimension shape, PerDimension kernel);
 
-/// Neighbourhood attention (NATTEN): per dimension x and y lie in one residue class modulo dilation; inside the class,
-/// of length L, with x' = x div dilation, y' runs from start to start + kernel - 1 with start = x' - kernel div 2
-/// clamped to 0 .. L - kernel; in a causal dimension from x' - kernel + 1 to x'. A kernel longer than L sees the whole
-/// class.
+/// Neighbourhood attention (NATTEN). In each dimension x and y lie in one residue class modulo dilation. Inside the
+/// class, of length L, x' = x div dilation. y' runs from start to start + kernel - 1, where start is x' - kernel div 2
+/// clamped to 0 .. L - kernel. In a causal dimension y' runs from x' - kernel + 1 to x'. A kernel longer than L sees
+/// the whole class.
 Rule neighbourhood(PerDimension kernel, PerDimension dilation = 1, PerDimension causal = 0);
 
-/// The bit of (query div block_q, key div block_k) is set, queries and keys counted in memory order.
+/// The bit of (query div block_q, key div block_k) is set, with queries and keys counted in memory order.
 /// bitmap: (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns), batch and heads may be 1; boolean
 /// or uint8; rows = ceil(queries / block_q), columns = ceil(keys / block_k).
 Rule blocks(const TensorView& bitmap, std::int64_t block_q, std::int64_t block_k);
 
-/// The entry is true (boolean) or not zero (uint8). mask: (queries, keys), or (batch, heads, queries, keys), each may
-/// be 1.
+/// The mask's entry is true (boolean) or not zero (uint8). mask: (queries, keys), or (batch, heads, queries, keys),
+/// where each size may be 1.
 Rule dense(const TensorView& mask);
 
-/// Reads a rule without tables from text as `Rule::text` writes it: calls, & | ~ and parentheses; `[a, b]` for one
-/// number a dimension; names as in key=value are allowed. Throws Error naming the column where it fails.
+/// Reads a rule without tables from text as `Rule::text` writes it: calls, & | ~ and parentheses. `[a, b]` gives one
+/// number per dimension; key=value arguments are allowed. Throws Error with the column of the fault.
 Rule parse_rule(std::string_view text);
 
-/// The tensor of a name that stands for a table in a rule's text; throws Error if there is none.
+/// Returns the table of a name in a rule's text; throws Error if there is none.
 using TableOfName = std::function<TensorView(const std::string&)>;
 
 /// The same, with tables by name: documents(ids_q, ids_k), documents_packed(cu_q, cu_k), blocks(bitmap, 64, 64),
-/// dense(mask). What table_of throws passes through.
+/// dense(mask). Exceptions of table_of pass through.
 Rule parse_rule(std::string_view text, const TableOfName& table_of);
 
 }  // namespace anyflash

@@ -1,4 +1,4 @@
-// Tensor views: what a caller hands to anyflash. A view owns nothing; the memory must live as long as the call.
+// Tensor views: how a caller passes tensors to anyflash. A view owns nothing; the memory must live as long as the call.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// The library's one exception. `what()` is one line: which argument, what was expected, what came.
+/// The library's one exception. `what()` is one line: which argument, what was expected, what was passed.
 /// A call that throws has written nothing to its outputs.
 class Error : public std::runtime_error {
  public:
@@ -33,7 +33,7 @@ class Error : public std::runtime_error {
     value,        ///< a shape, stride, size or number is wrong
     type,         ///< an element type is wrong
     device,       ///< a tensor lives on another device, or the device cannot run this
-    unsupported,  ///< correct, but not offered (the line says what is)
+    unsupported,  ///< correct, but not supported (the line says what is)
     memory        ///< an allocation failed
   };
   Error(Kind kind, const std::string& line) : std::runtime_error(line), kind_(kind) {}
@@ -56,7 +56,7 @@ struct TensorView {
   std::array<std::int64_t, max_rank> strides{};  ///< in elements
 
   TensorView() = default;
-  /// A contiguous (row-major) view. Throws Error over max_rank sizes or 2^63 elements.
+  /// A contiguous (row-major) view. Throws Error for more than max_rank sizes or 2^63 elements.
   TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape, Device device = {});
   /// A view with explicit strides, in elements. Throws Error if the ranks differ or exceed max_rank.
   TensorView(void* data, ElementType type, std::initializer_list<std::int64_t> shape,
@@ -64,15 +64,15 @@ struct TensorView {
 
   bool given() const { return rank >= 0; }  ///< is there a tensor?
   std::int64_t elements() const;            ///< the product of the shape, at most 2^63 - 1; 1 for rank 0
-  void set_row_major_strides();             ///< from the shape; throws Error over 2^63 elements
+  void set_row_major_strides();             ///< from the shape; throws Error for more than 2^63 elements
 };
 
 std::size_t element_size(ElementType type);  ///< the bytes of an element
 const char* element_name(ElementType type);  ///< the type's name: "float16", "bfloat16", ...
 std::string device_name(Device device);      ///< the device's name: "cpu", "cuda:0", ...
 
-/// A text from outside as errors print it: at most `most` bytes, then "...". What is not printable ASCII is printed as
-/// two hexadecimal digits behind a backslash and an x.
+/// Text from outside as errors print it: at most `most` bytes, then "...". Bytes that are not printable ASCII are
+/// printed as \xHH.
 std::string shown(std::string_view text, std::size_t most = 40);
 
 }  // namespace anyflash

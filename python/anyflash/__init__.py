@@ -3,8 +3,8 @@
     import anyflash as af
     out = af.attention(q, k, v, rule=af.causal() & af.local(256))
 
-Arrays of NumPy, PyTorch, JAX and TensorFlow, and of anything else that speaks DLPack; the result is of the
-same kind. Calls release the GIL and may be made from several threads.
+It takes arrays of NumPy, PyTorch, JAX, TensorFlow and any other library with DLPack. The result is an array of the
+same library. Calls release the GIL and may be made from several threads.
 """
 
 from ._attention import Gradients, attention, attention_backward, plan

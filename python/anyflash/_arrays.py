@@ -1,5 +1,5 @@
-"""The frameworks' arrays: in by DLPack, out as the same kind, on the CPU or on a GPU. NumPy's own arrays never come
-here on the way in."""
+"""Arrays of frameworks, on the CPU or a GPU: read by DLPack, returned as arrays of the same framework. NumPy arrays
+are read elsewhere, by the extension."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from ._frontend import NESTED
 _CPU, _CUDA, _PINNED, _MANAGED = 1, 2, 3, 13  # DLDeviceType
 _DEVICES = {10: "ROCm", 8: "Metal", 14: "oneAPI"}
 _DEFAULT_STREAM = 1  # as DLPack numbers CUDA's default stream
-_NO_WAIT = -1  # to DLPack: whoever takes the array sees to the order of work itself
+_NO_WAIT = -1  # to DLPack: the consumer orders the work itself
 _IMMUTABLE = {"jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow"}
-_BOUNDARY = 64  # bytes; JAX and TensorFlow take memory that starts on such a boundary without a copy
+_BOUNDARY = 64  # bytes; JAX and TensorFlow need no copy of memory that is aligned to it
 
 
-_frameworks: dict[type, str] = {}  # of classes that have come; looking through their bases takes microseconds
+_frameworks: dict[type, str] = {}  # a cache by class: searching a class's bases takes microseconds
 
 
 def _framework(array: Any) -> str:
-    """The package that its class, or a class that it is derived from, comes from, if it needs care; else ""."""
+    """The package of the array's class or of one of its bases, if this module treats that package specially; else
+    ""."""
     kind = type(array)
     if kind not in _frameworks:
         packages = (base.__module__.partition(".")[0] for base in kind.__mro__ if not issubclass(kind, type))
@@ -93,7 +94,8 @@ def capsule_of(array: Any, name: str, writable: bool) -> Any:
 
 
 def _tensor_of(array: Any, start: str) -> Any:
-    """An eager tensor of TensorFlow, of numbers: its own export ends the process for others. Or a variable's."""
+    """An eager TensorFlow tensor of numbers, or a variable as a tensor. TensorFlow's own export ends the process for
+    other tensors."""
     tf = sys.modules["tensorflow"]
     if hasattr(array, "assign"):  # a variable
         array = tf.convert_to_tensor(array)
@@ -107,7 +109,7 @@ def _tensor_of(array: Any, start: str) -> Any:
 
 
 def _own_stream(array: Any) -> int | None:
-    """The stream on which the array's framework works at present; None if it does not tell."""
+    """The stream on which the array's framework works now; None if the framework does not tell."""
     framework = _framework(array)
     if framework == "torch":
         return int(sys.modules["torch"].cuda.current_stream(array.device).cuda_stream)
@@ -117,7 +119,7 @@ def _own_stream(array: Any) -> int | None:
 
 
 def gpu_of(array: Any) -> int | None:
-    """The number of the GPU that it is on; None if it is on none."""
+    """The number of the GPU that the array is on; None if it is not on a GPU."""
     if _framework(array) == "torch":
         return int(array.get_device()) if getattr(array, "is_cuda", False) else None
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
@@ -125,13 +127,13 @@ def gpu_of(array: Any) -> int | None:
     try:
         kind, index = map(int, array.__dlpack_device__())
     except Exception:
-        return None  # the call itself finds out, and says which argument it is
+        return None  # the call itself raises, naming the argument
     return index if kind in (_CUDA, _MANAGED) else None
 
 
 def _meets_others(array: Any, others: tuple[Any, ...]) -> bool:
-    """Arrays of another framework than `array`, which is on a GPU, are on one too: each frees its memory and orders its
-    work for itself alone."""
+    """Whether `array` is on a GPU together with arrays of another framework. Each framework frees memory and orders
+    work on its own streams only."""
     own = _framework(array)
     return any(
         one is not None and not isinstance(one, np.ndarray) and _framework(one) != own and gpu_of(one) is not None
@@ -140,8 +142,8 @@ def _meets_others(array: Any, others: tuple[Any, ...]) -> bool:
 
 
 def stream_of(array: Any, *others: Any) -> int:
-    """Where a call on this array and others is queued: 0, CUDA's default stream, where there is no better one (or no
-    GPU). Where frameworks meet it is that one too, and what they have queued on their own streams has been done."""
+    """The stream of a call on this array and others. It is 0, CUDA's default stream, without a GPU, without a better
+    stream, or where frameworks meet. In the last case the work on the frameworks' own streams has been waited for."""
     if isinstance(array, np.ndarray) or gpu_of(array) is None:
         return 0
     if not _meets_others(array, others):
@@ -155,8 +157,8 @@ def stream_of(array: Any, *others: Any) -> int:
 
 
 def settle(array: Any, *others: Any) -> None:
-    """Waits for our stream after a call on arrays of a framework that does not know of it, or of several frameworks.
-    Else they could use the arrays' memory for something else meanwhile."""
+    """Waits for our stream after a call on arrays of several frameworks, or of one that does not know this stream.
+    Otherwise the frameworks could reuse the arrays' memory before the call is done."""
     gpu = gpu_of(array)
     if gpu is not None and (_own_stream(array) is None or _meets_others(array, others)):
         _core.synchronize(gpu, 0)
@@ -172,7 +174,7 @@ def device_empty(name: str, example: Any, index: int, shape: tuple[int, ...], dt
         if framework == "cupy":
             with sys.modules["cupy"].cuda.Device(index):
                 return sys.modules["cupy"].empty(shape, dtype=np.dtype(dtype) if dtype != "bfloat16" else example.dtype)
-        if framework in ("jax", "jaxlib"):  # filled in before anybody else can have seen it
+        if framework in ("jax", "jaxlib"):  # it is written before anything else can read it
             jax = sys.modules["jax"]
             return jax.numpy.empty(shape, dtype=dtype, device=next(iter(example.devices()))).block_until_ready()
     except Exception as error:
@@ -190,7 +192,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
 
 
 def same_kind(example: Any, result: Any) -> Any:
-    """A result as an array of `example`'s framework, without a copy. uint16 stands for bfloat16. On a GPU it is one."""
+    """A result as an array of `example`'s framework, without a copy. uint16 stands for bfloat16. Results on a GPU are
+    already such arrays."""
     if not isinstance(result, np.ndarray):
         return result
     is_bfloat16 = result.dtype == np.uint16
@@ -203,7 +206,7 @@ def same_kind(example: Any, result: Any) -> Any:
     namespace = getattr(example, "__array_namespace__", None)  # the array API standard: JAX and others
     if namespace is not None:
         made = namespace().from_dlpack(exporter)
-        if framework in ("jax", "jaxlib") and made.devices() != example.devices():  # of several that are the CPU
+        if framework in ("jax", "jaxlib") and made.devices() != example.devices():  # the CPU can be several devices
             return sys.modules["jax"].device_put(made, next(iter(example.devices())))
         return made
     if is_bfloat16:

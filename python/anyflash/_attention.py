@@ -15,7 +15,7 @@ _FULL = full()
 
 
 class Gradients(NamedTuple):
-    """What attention_backward gives.
+    """The result of attention_backward.
 
     Attributes
     ----------
@@ -79,15 +79,15 @@ def attention(
     Source: Dao, FlashAttention-2 (2023), algorithm 1.
 
     **Arrays** are NumPy's, or any with `__dlpack__`: on the CPU PyTorch, JAX, CuPy and TensorFlow, on an NVIDIA GPU
-    PyTorch, JAX and CuPy. The result is of q's kind. Strides are free; nothing is copied. The GIL is released.
-    PyTorch tensors that require a gradient are refused here: anyflash.torch.attention takes them.
+    PyTorch, JAX and CuPy. The result is an array of q's framework. Strides are free; nothing is copied. The GIL is
+    released. PyTorch tensors that require a gradient are refused here: use anyflash.torch.attention.
 
     **Types**: float16, bfloat16 (`ml_dtypes.bfloat16` in NumPy), float32 or float64, the same for q, k and v.
     Both 16-bit types are computed in float32.
 
     **On a GPU** the call is queued on the framework's current stream and returns before it is done. With JAX it waits.
-    Lengths, page tables and the tables of rules are on the CPU or on that GPU; there nobody checks what they hold.
-    The ids of documents are on the CPU.
+    Lengths, page tables and the tables of rules are all on the CPU or all on that GPU. On a GPU their values are not
+    checked. The ids of documents are always on the CPU.
 
     **Shapes**, by layout, with 1, 2 or 3 axes for the sequence:
 
@@ -111,8 +111,8 @@ def attention(
         Which keys a query sees; see full, causal, local, window, prefix, prefix_queries, sink, documents,
         documents_packed, tiles, neighbourhood, blocks and dense, and & | ~.
     align : {"none_front", "none_end", "scale_front", "scale_end"}
-        Where entry c of a sequence sits, in each dimension. With R = max(queries, keys) and step = R // size:
-        c; c + (R - size), as in decoding with a cache; c * step; (c + 1) * step - 1.
+        The aligned coordinate of entry c of a sequence, in each dimension. With R = max(queries, keys) and
+        step = R // size: c; c + (R - size), as in decoding with a cache; c * step; (c + 1) * step - 1.
     layout : {"bhsd", "bshd", "bhds", "qkv", "thd"}
         The order of the axes, as above. "thd" is documents end to end, and needs cu_seqlens_q and cu_seqlens_k.
     scale : float, optional
@@ -120,11 +120,11 @@ def attention(
     bias : array, optional
         (batch or 1, heads or 1, queries or 1, keys or 1), over the flattened sequences, of any floating-point type.
         Added to S. The call rounds bias, alibi_slopes and sink to the type that it computes in: float64 for float64,
-        else float32. What float32 cannot hold becomes infinite.
+        else float32. Values too large for float32 become infinite.
     softcap : float
         Scores become softcap * tanh(S / softcap). 0: no cap.
     alibi_slopes : array, optional
-        (heads,) or (batch, heads), float32 or float64. ALiBi: S loses slope times the distance, which is the sum over
+        (heads,) or (batch, heads), float32 or float64. ALiBi: S -= slope * distance. The distance is the sum over
         dimensions of |x_i - y_i|.
     sink : array, optional
         (heads,): one more logit in each row's softmax, without a value.
@@ -132,15 +132,15 @@ def attention(
         True returns (out, lse). "lm" returns (out, l, m): m is the row's maximum, l the sum of exp(S - m), and
         lse = m + log(l). All three have lse's shape, and are float32, or float64 for float64.
     deterministic : bool
-        The same bits in every run and in any batch. Only Hopper GPUs need it, for some calls, which then take longer:
-        see the guide, NVIDIA GPUs.
+        Gives the same bits in every run and in any batch. Only some calls on Hopper GPUs need it, and they then take
+        longer: see the guide, NVIDIA GPUs.
     allow_tf32 : bool
-        For float32 on a GPU: products may keep fewer bits of each number where that is faster, 11 (TF32), or 16 on
+        For float32 on a GPU: products may use fewer significant bits where that is faster: 11 (TF32), or 16 on
         Hopper. Without it, and on the CPU, they are as exact as float32. Other types are not affected.
     plan : Plan, optional
-        From anyflash.plan, for the same shapes and options. Not given: one is looked up or made.
+        From anyflash.plan, for the same shapes and options. Not given: it is taken from a cache, or made.
     out : array, optional
-        Where the result goes, and what is then returned. Writable, of q's shape with d_v channels, of q's type.
+        The array to write the result to; it is then the result. Writable, of q's shape with d_v channels, of q's type.
     cu_seqlens_q, cu_seqlens_k : array, optional
         (documents + 1,), int32 or int64. For layout "thd": where each document begins, then the end.
     key_lengths : array, optional
@@ -150,7 +150,7 @@ def attention(
         (batch, pages of an entry), int32. k and v are then (pages, page size, heads, channels), and key_lengths must be
         given.
     threads : int
-        How many threads compute on the CPU. 0: all that OpenMP gives.
+        How many threads compute on the CPU. 0: as many as OpenMP gives.
 
     Returns
     -------
@@ -160,11 +160,11 @@ def attention(
     Raises
     ------
     ValueError
-        A shape, a value or a device is wrong. One line says which argument, what came and what was expected.
+        A shape, a value or a device is wrong. One line says which argument, what was passed and what was expected.
     TypeError
         An element type or an argument's type is wrong.
     MemoryError
-        There is no memory left. After any of the three, nothing has been written to out.
+        There is no memory left. After any of these errors, nothing has been written to out.
     """
     options = _options(
         scalars,
@@ -215,8 +215,8 @@ def attention_backward(
 
     The options are those of the forward call, with the same values: rule, align, layout, scale, bias, softcap,
     alibi_slopes, sink, deterministic, allow_tf32, plan, cu_seqlens_q, cu_seqlens_k, key_lengths and threads. Arrays
-    among them, and a rule's tables, are read again: they must hold what they held in the forward call, which nothing
-    checks. page_table is refused: caches are for forward calls only.
+    among them, and a rule's tables, are read again. They must have the same values as in the forward call; this is not
+    checked. page_table is refused: caches are for forward calls only.
 
     Source: Dao, FlashAttention-2 (2023), algorithm 2.
 
@@ -227,20 +227,20 @@ def attention_backward(
     q, k, v : array
         As in attention. With layout "qkv" k and v are None.
     out, lse : array
-        What attention(..., return_lse=True) gave.
+        The results of attention(..., return_lse=True).
     dlse : array, optional
         The gradient of lse, of its shape and type, if the loss depends on it.
 
     Returns
     -------
     Gradients
-        New arrays, each of the kind, shape and type of the argument that it belongs to. A query that sees no key
-        contributes nothing to any of them.
+        New arrays, each with the framework, shape and type of its argument. A query that sees no key contributes
+        nothing to any of them.
 
     Raises
     ------
     ValueError
-        And TypeError and MemoryError, with one line, as attention.
+        Also TypeError and MemoryError: one line, as in attention.
     """
     options = _options(
         scalars,
@@ -285,14 +285,13 @@ def plan(
 ):
     """Makes the plan of a call: which blocks of keys each block of queries visits, and on how many threads.
 
-    Pass it to attention and attention_backward as `plan`. It is worth it for many calls under a rule with tables
-    (documents, blocks, dense), with cu_seqlens or with key_lengths. Plans of all other calls are remembered anyway, if
-    they take at most 64 MiB.
+    Pass it to attention and attention_backward as `plan`. This saves time in many calls with the same rule with tables
+    (documents, blocks, dense), cu_seqlens or key_lengths. Other plans of up to 64 MiB are cached anyway.
 
-    A plan reads a rule's tables, cu_seqlens and key_lengths when it is made, and holds for those values. A call raises
-    ValueError where document ids, lengths or a blocks bitmap have changed since. It does not look at a dense mask
-    again, which would cost as much as a call may: that mask must stay as it was. Lengths and tables on a GPU are read
-    by each call and may change.
+    A plan reads a rule's tables, cu_seqlens and key_lengths when it is made, and is valid for those values. A call
+    raises ValueError where document ids, lengths or a blocks bitmap have changed since. A dense mask is not compared,
+    since that could cost as much as the call: it must not change. Lengths and tables on a GPU are read by each call
+    and may change.
 
     The arguments are those of attention. Of q, k and v only shapes and types are read.
 
@@ -304,7 +303,7 @@ def plan(
     Raises
     ------
     ValueError
-        And TypeError and MemoryError, with one line, as attention.
+        Also TypeError and MemoryError: one line, as in attention.
     """
     options = _options(
         scalars,

@@ -17,29 +17,29 @@ def check_name(what: str, given: str, known: list[str]) -> None: ...
 class Rule:
     """Which keys a query sees. Made by full, causal, local, window, prefix, prefix_queries, sink,
     documents, documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~ (and, or, not and if
-    raise TypeError: a rule has no truth value). Immutable. It keeps
-    the arrays it was made of alive and reads them when it runs; str(rule) is the rule as text."""
+    raise TypeError: a rule has no truth value). Immutable. It keeps the arrays that it was made of alive, and calls
+    read them. str(rule) is the rule as text."""
 
     @property
     def _parts(self) -> tuple[str, dict[str, NDArray[Any]]]: ...
     @property
     def _arrays(self) -> tuple[Any, ...]: ...
     def __and__(self, other: Rule, /) -> Rule:
-        """Visible where both rules say so."""
+        """Visible where both rules make it visible."""
     def __or__(self, other: Rule, /) -> Rule:
-        """Visible where either rule says so."""
+        """Visible where either rule makes it visible."""
     def __invert__(self) -> Rule:
-        """Visible where the rule says it is not."""
+        """Visible where the rule makes it hidden."""
     def __bool__(self) -> NoReturn: ...
     def __copy__(self) -> Rule: ...
 
 class Plan:
     """How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,
-    types and options; immutable, usable from several threads, keeps its rule alive."""
+    types and options. Immutable, usable from several threads, keeps its rule alive."""
 
     @property
     def forward_workspace(self) -> int:
-        """Bytes of memory that a call of attention works in, beside its arrays and the plan."""
+        """Bytes of workspace that a call of attention needs."""
     @property
     def backward_workspace(self) -> int:
         """The same for attention_backward; 0 with a page_table, which has no backward."""

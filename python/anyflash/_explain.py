@@ -23,21 +23,21 @@ def _text(shape: tuple[int, ...]) -> str:
 class Explanation:
     """The figures of a rule on given shapes, as the CPU's plan runs it, and its picture. Made by explain.
 
-    rule, align             what it is about
+    rule, align             the arguments of explain
     queries, keys           entries of the flattened sequences
-    visible_pairs           pairs that the rule shows, of queries * keys
+    visible_pairs           pairs of a query and a key that it sees, of queries * keys
     visited_pairs           pairs in the tiles that are computed, padding included
-    visited_per_visible     the price of working in tiles: 1 is best; 0 if nothing is visible
+    visited_per_visible     the cost of computing whole tiles: 1 is best; 0 if nothing is visible
     tiles_skipped, tiles_partial, tiles_full
     query_block, query_step, key_block, key_step
                             the boxes that the sequence is cut into: extent and step per dimension (z, y, x)
     forward_flops, backward_flops
                             useful floating-point operations of one head: 2 d_qk + 2 d_v and 6 d_qk + 4 d_v a visible
                             pair
-    bytes                   of q, k, v, out and lse of one head
-    dense_mask_bytes        what the rule would take as a boolean matrix, one head
-    threads                 that the plan is made for
-    workspace_bytes         of memory that a call of one head works in: forward or, if asked for, backward
+    bytes                   size of q, k, v, out and lse of one head
+    dense_mask_bytes        size of the rule as a boolean matrix, one head
+    threads                 of the plan
+    workspace_bytes         of a call of one head: forward or, if asked for, backward
     tile_classes            (query blocks, key blocks), uint8: 0 skip, 1 partial, 2 full; None if over 2**24 tiles
     """
 
@@ -73,13 +73,13 @@ class Explanation:
 
     @cached_property
     def pattern(self) -> NDArray[np.bool_]:
-        """(queries, keys), True where the query sees the key: from the definition, pair by pair. ValueError over 2**28
-        pairs."""
+        """(queries, keys), True where the query sees the key. Each pair is evaluated from the rule's definition.
+        ValueError over 2**28 pairs."""
         return _core.pattern(*self._pattern).view(np.bool_)
 
     def grey(self, side: int = 256) -> NDArray[np.uint8]:
-        """The picture: queries down, keys across, at most `side` (1 to 4096) pixels a side. 0: no pair visible;
-        255: the densest pixel; between them in proportion to the share of a pixel's pairs that is visible."""
+        """The picture: queries down, keys across, at most `side` (1 to 4096) pixels a side. 0: no pair is visible;
+        255: the densest pixel. Levels between are in proportion to the visible share of a pixel's pairs."""
         return _core.picture(*self._pattern, side)
 
     @cached_property
@@ -92,8 +92,8 @@ class Explanation:
         return _core.picture_svg(*self._pattern, side, self._title())
 
     def save(self, path: str | PathLike[str], side: int = 256) -> None:
-        """Writes the picture with title, axes and legend; the name's ending says how: .svg, .txt, or .png (by Pillow).
-        ValueError for other endings, ImportError without Pillow, OSError as the file system says."""
+        """Writes the picture with title, axes and legend. The name's ending is the format: .svg, .txt, or .png (needs
+        Pillow). Raises ValueError for other endings, ImportError without Pillow, OSError if writing fails."""
         name = fspath(path)
         if name.endswith(".svg"):
             text = self.svg(side)
@@ -159,13 +159,13 @@ def explain(
 
     q_shape, k_shape: the sizes of the two sequences, 1 to 3 numbers, outermost first, or one integer; k_shape is
     q_shape if not given. align as in attention. d_qk, d_v: channels; dtype: "float16", "bfloat16", "float32" or
-    "float64", by name or as a NumPy dtype; backward: describe the backward plan. Memory: the tile classes; `.pattern`
-    is made when asked for.
+    "float64", by name or as a NumPy dtype; backward: describe the backward plan. `.pattern` is made when it is first
+    read.
 
     Raises ValueError or TypeError, as attention would for these shapes.
     """
     try:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     except TypeError:
-        name = type(dtype).__name__  # of which the extension says what is wrong
+        name = type(dtype).__name__  # the extension raises for it
     return Explanation(rule, align, _core.explain(rule, q_shape, k_shape, align, d_qk, d_v, name, backward))

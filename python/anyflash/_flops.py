@@ -1,5 +1,5 @@
-"""Useful operations of a call, for the profilers of frameworks: by the pairs of a query and a key that it computes
-with, as anyflash.explain counts them."""
+"""Useful operations of a call, for the frameworks' profilers: from the number of visible pairs, as anyflash.explain
+counts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Shape = Any  # of sizes, which may be symbols; or None
 
 
 def operations(q: _Shape, v: _Shape, layout: str, paged: bool, pairs: Any, backward: bool = False) -> Any:
-    """Of a call of these shapes with so many pairs, in all heads and batch entries together."""
+    """The operations of a call of these shapes with `pairs` visible pairs, over all heads and batch entries."""
     d_qk = q[2] if layout == "bhds" else q[-1]
     d_v = d_qk if v is None else v[2] if layout == "bhds" and not paged else v[-1]
     if backward:
@@ -19,7 +19,7 @@ def operations(q: _Shape, v: _Shape, layout: str, paged: bool, pairs: Any, backw
 
 
 def all_pairs(q: _Shape, k: _Shape, layout: str, page_table: _Shape) -> Any:
-    """Of shapes, where no more is known: every query sees every key. The sizes may be symbols."""
+    """The number of pairs if every query sees every key, for where only shapes are known. Sizes may be symbolic."""
     if k is None:  # qkv
         return math.prod(q[1:3]) * q[2]
     rows = math.prod([size for axis, size in enumerate(q) if axis != (2 if layout == "bhds" else len(q) - 1)])

@@ -1,4 +1,4 @@
-"""What the front ends of frameworks have in common: rules by their text, and what they refuse, in one voice."""
+"""Shared by the front ends of frameworks: rules given as text, argument checks, and their error messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_mapping(tables: Any) -> None:
 
 
 def refuse_masked(name: str, value: Any) -> None:
-    """NumPy's masked arrays, whose masks frameworks overlook; the line is that of anyflash.attention."""
+    """Refuses NumPy's masked arrays, whose masks frameworks ignore. The message is anyflash.attention's."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name}: type MaskedArray, expected a plain array (a mask goes into the rule)")
 
@@ -49,7 +49,7 @@ def check_return_lse(return_lse: Any) -> None:
 
 
 def truth(name: str, value: Any) -> bool:
-    """True or False, which 1 and 0 are too."""
+    """True or False; 1 and 0 are accepted too."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected True or False")

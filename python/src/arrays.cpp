@@ -8,14 +8,15 @@
 namespace anyflash::python {
 namespace {
 
-// Kept for the life of the process: the interpreter may be gone when static objects are destroyed.
+// Kept as long as the process: the interpreter may be gone when static objects are destroyed.
 struct NumPy {
   nb::object ndarray, masked_array, empty, uint16, truth;
-  nb::object dtype[8];  // by ElementType; bfloat16 is not NumPy's own: uint16
+  nb::object dtype[8];  // by ElementType; bfloat16 is uint16, since NumPy has none
 };
 NumPy* numpy = nullptr;
 
-/// An argument's line begins with its name and a colon; parts of rules ("rule local: window") have theirs already.
+/// Raises the Python error. A line begins with the argument's name and a colon, unless it is about a part of a rule
+/// ("rule local: window"), which has its own.
 [[noreturn]] void fail(Error::Kind kind, const char* name, const std::string& line) {
   throw Error(kind, std::string(name) + (std::strchr(name, ':') ? " " : ": ") + line);
 }
@@ -26,7 +27,7 @@ NumPy* numpy = nullptr;
   fail(Error::Kind::type, name, "type " + came + ", expected " + expected[int(elements)]);
 }
 
-/// The element type of a buffer; false if it is none of ours. `format` is in the language of Python's struct module.
+/// The element type of a buffer; false if it is not supported. `format` is in the language of Python's struct module.
 bool type_of_format(std::string_view format, std::int64_t size, ElementType& type) {
   static_assert(std::endian::native == std::endian::little);
   if (format.find_first_of("@=<^") == 0) format.remove_prefix(1);
@@ -66,7 +67,7 @@ bool type_of_dlpack(nb::dlpack::dtype dtype, ElementType& type) {
   return false;
 }
 
-/// Pinned host memory counts as the CPU's, managed memory as the GPU's.
+/// Pinned host memory counts as CPU memory, managed memory as GPU memory.
 Device device_of(int type, int index, const char* name) {
   if (type == nb::device::cpu::value || type == nb::device::cuda_host::value) return {};
   if (type == nb::device::cuda::value || type == nb::device::cuda_managed::value) return {DeviceKind::cuda, index};
@@ -116,7 +117,7 @@ TensorView Arrays::input(nb::handle array, const char* name, Elements elements) 
 TensorView Arrays::table_of_call(nb::handle array, const char* name) {
   TensorView view;
   if (!is_plain_tensor(array) || !torch_view(array, view) || view.device.kind != DeviceKind::cpu ||
-      view.type < ElementType::boolean) {  // floating-point numbers are refused there, and a gradient before them
+      view.type < ElementType::boolean) {  // floating-point types are refused there, after the check for a gradient
     return input(array, name, Elements::table);
   }
   held_.push_back(nb::borrow(array));
@@ -155,7 +156,7 @@ TensorView Arrays::numpy_view(nb::handle array, const char* name, Elements eleme
   if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) == 0) {
     ++buffer_count_;
     known = type_of_format(buffer.format, buffer.itemsize, view.type);
-  } else {  // NumPy exports only its own types; bfloat16 is ml_dtypes'
+  } else {  // NumPy exports only its own types; bfloat16 is from ml_dtypes
     PyErr_Clear();
     if (nb::str(array.attr("dtype").attr("name")).equal(nb::str("bfloat16"))) {
       const nb::object bits = array.attr("view")(numpy->uint16);
@@ -202,10 +203,10 @@ TensorView Arrays::made(nb::handle array, ElementType type) {
 }
 
 TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elements, bool writable) {
-  // The Python side asks for the capsule: it knows the frameworks' ways, and raises with the argument's name.
+  // The Python side makes the capsule: it knows the frameworks' special cases, and its errors name the argument.
   const nb::object capsule = nb::module_::import_("anyflash._arrays").attr("capsule_of")(array, name, writable);
   nb::ndarray<nb::ro> tensor;
-  nb::ndarray<> own;  // nanobind takes a capsule as this only if it is not marked as read-only
+  nb::ndarray<> own;  // nanobind accepts a capsule this way only if it is not marked read-only
   if (writable && nb::try_cast(capsule, own, false)) {
     tensor = nb::ndarray<nb::ro>(own);
   } else if (!nb::try_cast(capsule, tensor, false)) {
@@ -303,12 +304,12 @@ double real(nb::handle number, const char* name) {
 }
 
 std::int64_t integer(nb::handle number, const char* name, const char* expected) {
-  if (PyLong_Check(number.ptr())) {  // most are, and need no object of their own
+  if (PyLong_Check(number.ptr())) {  // most are, and need no new object
     int beyond = 0;
     const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &beyond);
     if (beyond == 0) return value;
   }
-  const bool truth = PyObject_IsInstance(number.ptr(), numpy->truth.ptr()) == 1;  // it is no index, unlike Python's
+  const bool truth = PyObject_IsInstance(number.ptr(), numpy->truth.ptr()) == 1;  // unlike Python's bool it is no index
   const nb::object index = nb::steal(truth ? PyNumber_Long(number.ptr()) : PyNumber_Index(number.ptr()));
   if (!index.is_valid()) {
     PyErr_Clear();

@@ -1,4 +1,5 @@
-// attention, attention_backward and plan: Python's arguments as the C++ calls take them, results as new NumPy arrays.
+// attention, attention_backward and plan: converts Python's arguments for the C++ calls, and results to new NumPy
+// arrays.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -19,14 +20,14 @@ int wanted_statistics(nb::handle return_lse) {
   throw Error(Error::Kind::value, "return_lse: " + echoed(nb::repr(return_lse)) + ", expected True, False or 'lm'");
 }
 
-/// A result like the array `example`, of which `view` is the view.
+/// A result of the kind of the array `example`, whose view is `view`.
 nb::object made_for(Caller caller, const char* name, std::span<const std::int64_t> shape, ElementType type,
                     nb::handle example, const TensorView& view) {
   return caller == Caller::torch ? new_tensor(shape, type, example, view)
                                  : new_array(name, shape, type, example, view.device);
 }
 
-/// What result_shapes gives. Of plain tensors it is known without the check, which forward makes too.
+/// result_shapes. For plain tensors it is known without the check, which forward makes too.
 ResultShapes shapes_of_forward(Caller caller, const TensorView& q, const TensorView& k, const TensorView& v,
                                const Options& options) {
   const bool plain = options.layout == Layout::bhsd && !options.page_table.given() && q.rank == 4 && v.rank == 4;

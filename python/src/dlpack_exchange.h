@@ -1,8 +1,8 @@
-// DLPack's C functions for the exchange of arrays, as much of them as reading a tensor needs. PyTorch has them from
-// 2.10 on. DLPack keeps this binary interface stable within a major version, so no header of PyTorch's is needed to
-// build. tests/frameworks/test_torch_package.py holds the structures against the header of the PyTorch that it finds.
+// DLPack's C functions for the exchange of arrays, as far as reading a tensor needs them. PyTorch has them from 2.10
+// on. DLPack keeps this binary interface stable within a major version, so no PyTorch header is needed to build.
+// tests/frameworks/test_torch_package.py compares the structures with the header of the installed PyTorch.
 //
-// Source: dlpack/dlpack.h of DLPack 1.2, which has each of these with the prefix DLPack.
+// Source: dlpack/dlpack.h of DLPack 1.2, where each of these names has the prefix DLPack.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,8 @@ struct ExchangeApi {
   void (*allocate)();
   void (*from_object)();
   void (*to_object)();
-  /// Fills `out` with a view of the Python object, which keeps shape and strides. 0, or -1 with Python's error set.
+  /// Fills `out` with a view of the Python object, which owns shape and strides. Returns 0, or -1 with Python's error
+  /// set.
   int (*view_of_object)(void* object, Tensor* out);
   void (*current_stream)();
 };

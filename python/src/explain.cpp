@@ -12,7 +12,7 @@ SequenceShape sequence_shape(nb::handle sizes, const char* name) {
   return {shape.value, shape.value + shape.count};
 }
 
-/// Hands a vector over to a NumPy array, which frees it.
+/// Moves a vector into a NumPy array, which frees it.
 nb::object array_of(std::vector<std::uint8_t>&& values, std::initializer_list<std::size_t> shape) {
   auto* kept = new std::vector<std::uint8_t>(std::move(values));
   const nb::capsule owner(kept, [](void* vector) noexcept { delete static_cast<std::vector<std::uint8_t>*>(vector); });
@@ -85,7 +85,7 @@ nb::object pattern_array(nb::handle rule, nb::handle q_shape, nb::handle k_shape
     const WithoutGil without_gil;
     pairs = pattern(rule_object.rule, queries, keys, aligned);
   }
-  std::size_t rows = 1, columns = 1;  // pattern has found that they are no more than 2^28 pairs
+  std::size_t rows = 1, columns = 1;  // pattern has checked that there are at most 2^28 pairs
   for (const auto size : queries) rows *= std::size_t(size);
   for (const auto size : keys) columns *= std::size_t(size);
   return array_of(std::move(pairs), {rows, columns});

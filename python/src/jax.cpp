@@ -1,6 +1,6 @@
-// Attention as handlers of XLA's foreign function interface, for JAX. Operands come row-major and are read where they
-// lie, results are written where XLA wants them. The options come as one text, the attribute "call", so that a compiled
-// program holds all that it needs and may be kept on disk; a text that came before is not read again.
+// Attention as handlers of XLA's foreign function interface, for JAX. Operands are row-major and read in place; results
+// are written where XLA wants them. The options are one text, the attribute "call", so that a compiled program contains
+// everything it needs and may be saved to disk. A text that was seen before is not parsed again.
 #ifdef ANYFLASH_HAS_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -23,8 +23,8 @@ namespace {
 
 // ---------------------------------------------------------------------------------------------------------- the call
 
-/// One name of an operand or result, and its place; tables of the rule have the names that the rule's text gives them,
-/// behind a colon.
+/// The names of operands or results, and their index. Tables of the rule have the names in the rule's text, after a
+/// colon.
 struct Names {
   std::vector<std::string> names;
 
@@ -41,8 +41,8 @@ struct Call {
   Names results, operands;
   std::string rule_text;
   bool has_tables = false;
-  bool tables_on_host = false;  ///< of a call on a GPU
-  Options options;              ///< all but tensors, and the rule if it has tables
+  bool tables_on_host = false;  ///< in a call on a GPU
+  Options options;              ///< everything except tensors; without the rule if it has tables
 };
 
 [[noreturn]] void fail_call(const std::string& what) {
@@ -69,8 +69,8 @@ Call read_call(std::string_view text) {
     return true;
   });
   for (const auto& name : call.operands.names) call.has_tables |= name[0] == ':';
-  // The library takes ids of documents from the CPU alone, cumulative ones beside key_lengths too, and all tables of a
-  // call from one place.
+  // The library needs document ids on the CPU, with key_lengths also cumulative lengths, and all tables of a call in
+  // one place.
   call.tables_on_host = names(call.rule_text, "documents") ||
                         (names(call.rule_text, "documents_packed") && call.operands.place("key_lengths") >= 0);
   if (!call.has_tables) call.options.rule = parse_rule(call.rule_text);
@@ -82,7 +82,7 @@ struct Hash {
   std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
 };
 
-/// Calls by their text. A program has few; one that makes ever new ones starts again.
+/// A cache of calls by their text. A program has few; with many different ones the cache is cleared.
 std::shared_ptr<const Call> call_of(std::string_view text) {
   static constexpr std::size_t most = 1024;
   static auto& known = *new std::unordered_map<std::string, std::shared_ptr<const Call>, Hash, std::equal_to<>>;
@@ -135,7 +135,7 @@ class Tensors {
       : names_(names), buffers_(buffers), device_(device) {
     if (std::size_t(buffers.count) != names.names.size()) fail_call("names of other tensors");
   }
-  /// None is given if there is none of that name.
+  /// A view that is not given if there is no such name.
   TensorView operator[](std::string_view name) const {
     const int i = names_.place(name);
     return i < 0 ? TensorView() : view_of(*buffers_.buffers[i], device_);
@@ -147,8 +147,8 @@ class Tensors {
   Device device_;
 };
 
-/// Lengths, page tables, tables of rules: where XLA has them, or, if the library wants them on the CPU, copies, for
-/// which the call waits for the stream.
+/// The place of lengths, page tables and tables of rules: where XLA has them, or copies, if the library needs them on
+/// the CPU. The call waits for the stream to make the copies.
 class TablePlaces {
  public:
   TablePlaces(const Call& call, void* stream) : on_host_(call.tables_on_host), stream_(stream) {}
@@ -162,7 +162,7 @@ class TablePlaces {
     auto status = cudaMemcpyAsync(memory_.back().get(), view.data, bytes, cudaMemcpyDeviceToHost, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
     if (status != cudaSuccess) {
-      cudaGetLastError();  // XLA asks for it too
+      cudaGetLastError();  // clears the error: XLA reads the last error too
       throw Error(Error::Kind::device, std::string("tables: ") + cudaGetErrorString(status));
     }
     view.data = memory_.back().get();
@@ -221,8 +221,8 @@ xla::Error* error(const xla::Api& api, const char* line, xla::ErrorCode code) {
   return api.error_create(&args);
 }
 
-/// XLA asks each handler for its version when it is registered: the caller's own, as long as it is a known one. The
-/// first XLA to ask does not tell its own.
+/// When a handler is registered, XLA asks for its version: the answer is the caller's own, if it is supported. The
+/// first XLA that asks does not tell its version.
 bool answer_metadata(const xla::CallFrame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != xla::metadata_extension) return false;
   auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
@@ -253,7 +253,7 @@ Device device_of(DeviceKind kind, [[maybe_unused]] const xla::Buffers& operands)
       }
     }
     if (cudaGetDevice(&index) == cudaSuccess) return {kind, index};
-    cudaGetLastError();  // XLA asks for it too
+    cudaGetLastError();  // clears the error: XLA reads the last error too
     throw Error(Error::Kind::device, "query: on no GPU that can be found");
   }
 #endif

@@ -1,5 +1,4 @@
-// The extension module anyflash._core: the C++ calls, spoken to by the Python files beside it, which hold the
-// documentation.
+// The extension module anyflash._core: the C++ calls for the Python files next to it, which hold the documentation.
 #include <anyflash/names.h>
 #include <nanobind/stl/vector.h>
 
@@ -27,7 +26,7 @@ void translate(const std::exception_ptr& thrown, void*) {
 }  // namespace
 
 NB_MODULE(_core, module) {
-  nb::set_leak_warnings(false);  // of rules that a program still holds when the interpreter ends
+  nb::set_leak_warnings(false);  // about rules that a program still holds when the interpreter ends
   nb::register_exception_translator(&translate);
   find_numpy();
   module.def("echoed", &echoed, nb::arg("object").none(), nb::arg("most") = 40);

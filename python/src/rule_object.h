@@ -1,4 +1,4 @@
-// A rule as Python sees it: the rule, and the arrays it reads.
+// A rule as Python sees it: the rule, and the arrays that it reads.
 #pragma once
 
 #include <memory>

@@ -44,7 +44,7 @@ RuleObject dense_rule(nb::handle mask) {
   return {dense(view), {tables}};
 }
 
-/// A table's name; nothing if it is no text, which no rule can name.
+/// A table's name; nothing if it is not a text, which no rule can name.
 std::optional<std::string_view> name_of_table(nb::handle key) {
   Py_ssize_t size = 0;
   const char* const letters = PyUnicode_Check(key.ptr()) ? PyUnicode_AsUTF8AndSize(key.ptr(), &size) : nullptr;
@@ -82,7 +82,7 @@ void refuse_others(nb::handle arrays, const std::map<std::string, TensorView>& n
   }
 }
 
-/// `of_call`: the rule lives as long as a call.
+/// `of_call`: the rule lives only as long as a call.
 RuleObject rule_of_text(std::string_view text, nb::handle arrays, bool of_call) {
   RuleObject made;
   std::map<std::string, TensorView> views;  // a table named twice is one table
@@ -102,8 +102,8 @@ RuleObject rule_of_text(std::string_view text, nb::handle arrays, bool of_call) 
   return made;
 }
 
-/// What anyflash.parse_rule makes the rule of again: its text, and its tables by name as NumPy arrays that share the
-/// rule's memory, or are copies.
+/// The arguments from which anyflash.parse_rule makes the rule again: its text, and its tables by name as NumPy arrays,
+/// which share the rule's memory or are copies.
 nb::tuple parts(nb::handle self, bool copies) {
   std::vector<TensorView> views;
   nb::dict arrays;
@@ -140,7 +140,7 @@ nb::tuple reduced(nb::handle self) {
   return nb::make_tuple(nb::module_::import_("anyflash").attr("parse_rule"), parts(self, true));
 }
 
-// Every argument may come as None, or nanobind would answer in its own words.
+// Every argument accepts None: otherwise nanobind would raise its own message.
 auto any(const char* name) { return nb::arg(name).none(); }
 
 void add_plain_rules(nb::module_& module) {
@@ -204,7 +204,7 @@ void add_rules_of_tables(nb::module_& module) {
 }  // namespace
 
 const RuleObject& rule_of(nb::handle object) {
-  if (!nb::isinstance<RuleObject>(object) || !nb::inst_ready(object)) {  // ready: not made by __new__ alone
+  if (!nb::isinstance<RuleObject>(object) || !nb::inst_ready(object)) {  // ready: not only made by __new__
     throw Error(Error::Kind::type, "rule: type " + class_name(object) + ", expected a rule such as anyflash.causal()");
   }
   return *nb::inst_ptr<RuleObject>(object);

@@ -1,6 +1,6 @@
-// PyTorch's tensors by DLPack's C functions, or in versions of PyTorch without them by their own attributes: quicker on
-// small calls than a DLPack capsule. Nothing of PyTorch is linked. What is unusual here is left to DLPack's capsules,
-// whose Python side knows what to say about it.
+// PyTorch's tensors by DLPack's C functions, or, in versions of PyTorch without them, by their attributes: for small
+// calls faster than a DLPack capsule. Nothing of PyTorch is linked. Unusual tensors are left to DLPack's capsules,
+// whose Python side has the error messages.
 #include <anyflash/dlpack.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace anyflash::python {
 namespace {
 
-// Kept for the life of the process, as in arrays.cpp.
+// Kept as long as the process, as in arrays.cpp.
 struct Torch {
   nb::object tensor, parameter, empty_like;
   const dlpack::ExchangeApi* exchange;  // null in PyTorch before 2.10
@@ -32,7 +32,7 @@ bool type_of(nb::handle dtype, ElementType& type) {
 
 std::int64_t item(nb::handle tuple, int i) { return PyLong_AsLongLong(PyTuple_GetItem(tuple.ptr(), i)); }
 
-/// The oldest known major version of the capsule's functions; null if there is none.
+/// The capsule's functions of the known major version; null if there are none.
 const dlpack::ExchangeApi* exchange_of(nb::handle capsule) {
   if (capsule.is_none()) return nullptr;
   auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::capsule_name));
@@ -41,7 +41,7 @@ const dlpack::ExchangeApi* exchange_of(nb::handle capsule) {
   return api != nullptr && api->view_of_object != nullptr ? api : nullptr;
 }
 
-/// By DLPack's C functions, which do not look at subclasses and lazy negation.
+/// Reads by DLPack's C functions, which ignore subclasses and lazy negation.
 bool read_quickly(nb::handle array, TensorView& view) {
   if (torch->exchange == nullptr || !is_plain_tensor(array)) return false;
   dlpack::Tensor tensor{};
@@ -75,13 +75,13 @@ bool read(nb::handle array, TensorView& view) {
   return PyErr_Occurred() == nullptr;
 }
 
-/// With memory of its own on the CPU.
+/// A tensor with memory of its own on the CPU.
 bool cpu_view(nb::handle array, TensorView& view) {
   return is_plain_tensor(array) && torch_view(array, view) && view.device.kind == DeviceKind::cpu &&
          (view.data != nullptr || view.elements() == 0);
 }
 
-/// The shape with as many axes of size 1 before it as make it four; the strides stay.
+/// Prepends axes of size 1 until there are four; the strides stay.
 void pad_shape(TensorView& view) {
   const auto end = view.shape.begin() + view.rank;
   std::fill(view.shape.begin(), std::copy_backward(view.shape.begin(), end, view.shape.begin() + 4), 1);
@@ -113,7 +113,7 @@ bool torch_view(nb::handle array, TensorView& view) {
       PyErr_Clear();
       return false;
     }
-  } catch (const nb::python_error&) {  // it has no memory of its own: sparse, batched, traced
+  } catch (const nb::python_error&) {  // a tensor without memory of its own: sparse, batched, traced
     return false;
   }
   view = made;

@@ -1,4 +1,4 @@
-// Work for which other threads of Python's need not wait.
+// Work during which other Python threads may run.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -6,8 +6,9 @@
 
 namespace anyflash::python {
 
-/// While it lives, the thread does not hold Python's lock (the GIL). Where the interpreter ends meanwhile, Python
-/// before 3.14 unwinds the thread that asks for it again, which no destructor bears: as since then, that thread sleeps.
+/// Releases Python's lock (the GIL) while it lives. If the interpreter ends meanwhile, Python before 3.14 unwinds a
+/// thread that asks for the lock again, which destructors do not survive. As in newer versions, that thread then
+/// sleeps.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}

@@ -1,9 +1,9 @@
-// XLA's foreign function interface, as much of it as attention needs: what XLA hands to a handler, and the functions
-// that a handler calls back. XLA keeps this binary interface stable, so these declarations fit every version from 0.1
-// (jaxlib 0.5.0) to 0.5 (jaxlib 0.12): no header of XLA's is needed to build, and one binary serves all of them.
-// tests/frameworks/test_jax_package.py holds them against the header of the jaxlib that it finds.
+// XLA's foreign function interface, as far as attention needs it: what XLA passes to a handler, and the functions that
+// a handler calls back. XLA keeps this binary interface stable, so these declarations fit every version from 0.1
+// (jaxlib 0.5.0) to 0.5 (jaxlib 0.12). No XLA header is needed to build, and one binary works with all of them.
+// tests/frameworks/test_jax_package.py compares them with the header of the installed jaxlib.
 //
-// Source: xla/ffi/api/c_api.h of OpenXLA, which has each of these with a name of XLA_FFI_.
+// Source: xla/ffi/api/c_api.h of OpenXLA, where each of these names has the prefix XLA_FFI_.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace anyflash::xla {
 struct Error;    // XLA's own
 struct Context;  // of one execution
 
-/// What may follow a structure's fields; of interest here is only the one that asks for a handler's version.
+/// An extension of a structure; only the one that asks for a handler's version is used here.
 struct Extension {
   std::size_t struct_size;
   int type;

@@ -20,7 +20,7 @@ namespace {
 
 using namespace anyflash;
 
-// A fixed buffer: noting that memory has run out takes no memory.
+// A fixed buffer: reporting that memory has run out needs no memory.
 thread_local char last_error[512] = "";
 
 anyflash_status failed(anyflash_status status, const char* line) {
@@ -39,7 +39,7 @@ anyflash_status status_of(Error::Kind kind) {
   return ANYFLASH_ERROR_INTERNAL;
 }
 
-/// Runs work; no exception leaves.
+/// Runs work and catches all exceptions.
 template <typename Work>
 anyflash_status guarded(const Work& work) noexcept {
   try {
@@ -128,12 +128,12 @@ PerDimension per_dimension(const char* name, std::int32_t dimensions, const std:
   return result;
 }
 
-/// Stores the rule that make() gives, or NULL.
+/// Stores the rule that make() returns, or NULL.
 template <typename Make>
 anyflash_status make_rule(anyflash_rule** rule, const Make& make) noexcept {
   if (rule) *rule = nullptr;
   return guarded([&] {
-    not_null("rule", rule);  // first: the right side of an assignment comes before its left
+    not_null("rule", rule);  // checked first, because an assignment evaluates its right side before its left
     *rule = new anyflash_rule{make()};
   });
 }

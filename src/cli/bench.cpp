@@ -1,7 +1,7 @@
-// anyflash bench: how long forward and backward take.
+// anyflash bench: the time that forward and backward take.
 //
-// Figure: useful floating-point operations, as `explain` counts them, over the median time. Spread: the slowest of the
-// repetitions over the fastest, less 1.
+// Figure: useful floating-point operations, as `explain` counts them, divided by the median time. Spread: the slowest
+// of the repetitions divided by the fastest, minus 1.
 
 #include <anyflash/anyflash.h>
 

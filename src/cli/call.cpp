@@ -12,7 +12,7 @@ namespace anyflash::cli {
 
 namespace {
 
-// Tensors that have an option of their own. Those beyond v are used wherever an input file has them.
+// Tensors with an option of their own. Those after v are used wherever an input file has them.
 struct NamedOption {
   const char *option, *name, *help;
 };
@@ -138,7 +138,7 @@ const OwnedTensor* Call::find(const std::string& name) const {
 
 namespace {
 
-/// A call's views and options with all that must be on its device said to be there; nobody reads them.
+/// A call's views and options, with everything that must be on its device declared to be there; nothing reads them.
 struct Shapes {
   TensorView q, k, v;
   Options options;
@@ -190,7 +190,7 @@ Call make_call(const CallArguments& arguments, Inputs& inputs) {
   call.rule = arguments.rule;
   if (arguments.named.count("mask")) call.rule = "(" + call.rule + ") & dense(mask)";
   options.rule = parse_rule(call.rule, [&](const std::string& name) { return keep(name, inputs.get(name)); });
-  call.check();  // all of it, before any result is made
+  call.check();  // everything is checked before any result is made
   return call;
 }
 

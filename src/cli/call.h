@@ -14,7 +14,7 @@
 
 namespace CLI {
 class Validator;
-class App;  // its header takes seconds to compile
+class App;  // CLI11's header takes seconds to compile
 }
 
 namespace anyflash::cli {
@@ -33,7 +33,7 @@ void for_each_switch(Visit&& visit) {
 }
 void add_device(CLI::App& app, Device& device);
 
-/// What the user typed.
+/// The command line's arguments.
 struct CallArguments {
   std::vector<std::string> files, tensors, without;
   std::map<std::string, std::string> named;  ///< by option: tensor name -> where
@@ -46,7 +46,7 @@ struct CallArguments {
   Inputs inputs() const;
 };
 
-/// Tensors and options, ready to hand to the library. All are on the CPU; results.h brings them to the call's device.
+/// Tensors and options, ready for the library. All are on the CPU; results.h copies them to the call's device.
 struct Call {
   Device device;
   OwnedTensor q, k, v;  ///< k and v are empty for the layout qkv
@@ -54,14 +54,14 @@ struct Call {
   std::string rule;     ///< as text, with the tables' names
   Options options;
 
-  const OwnedTensor* find(const std::string& name) const;  ///< among extra; null if not there
+  const OwnedTensor* find(const std::string& name) const;  ///< among extra; null if absent
   bool packed() const { return options.layout == Layout::qkv; }
-  /// The call as its device would see it, of shapes alone.
+  /// The call as its device would see it, with shapes only.
   ResultShapes result_shapes() const;
   void check() const;
 };
 
-/// Reads what the arguments name and lets the library check it. Throws Error.
+/// Reads the tensors that the arguments name and lets the library check them. Throws Error.
 Call make_call(const CallArguments& arguments, Inputs& inputs);
 
 /// "q (1, 4, 512, 64) float32"

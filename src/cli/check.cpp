@@ -1,4 +1,4 @@
-// anyflash check: the library against the reference, on random shapes or on the user's own tensors.
+// anyflash check: the library compared with the reference, on random shapes or on the user's own tensors.
 
 #include <anyflash/anyflash.h>
 
@@ -23,10 +23,9 @@ struct CheckArguments {
   bool quick = false;
 };
 
-// The textbook's largest error on one small call is a matter of luck, up or down; that over all calls in a type, each
-// in proportion to the terms that its result sums, is not. So the bar of a result is 2 * terms * (the largest of
-// textbook error / terms over those calls) + one unit in the last place. Where products are of TF32 numbers,
-// 2^-9 * terms more.
+// The textbook formula's largest error on one small call is a matter of luck. Over all calls in a type, each relative
+// to the number of terms that its result sums, it is not. So the bound of a result is 2 * terms * (the largest textbook
+// error / terms over those calls) + one unit in the last place. Where products use TF32, 2^-9 * terms more.
 class Bar {
  public:
   Bar(const CallArguments& call, ElementType type) {
@@ -46,7 +45,7 @@ class Bar {
   std::map<std::string, double> textbook_ratio_;
 };
 
-// What one line of the table tells: calls of one rule and type.
+// The results in one line of the table: calls of one rule and type.
 class Line {
  public:
   explicit Line(std::string rule) : rule_(std::move(rule)) {}
@@ -104,8 +103,7 @@ void finish(int checks, int failures) {
   std::printf("%d checks passed\n", checks);
 }
 
-// All rules, or the user's in every dimension it is meant for. (A rule with tables of the user's own belongs to
-// --input.)
+// All rules, or the user's rule in every dimension it is meant for. (A rule with the user's own tables needs --input.)
 std::vector<CheckedRule> rules_to_check(const std::string& text) {
   if (text.empty()) return checked_rules();
   std::vector<CheckedRule> rules;
@@ -127,7 +125,7 @@ std::vector<CheckedRule> rules_to_check(const std::string& text) {
 
 constexpr Align alignments[] = {Align::none_front, Align::none_end, Align::scale_front, Align::scale_end};
 
-// Random calls of each rule, type and alignment; more of them where few rules make few calls to learn the bar from.
+// Random calls of each rule, type and alignment; more of them if few rules give few calls to derive the bound from.
 int rounds_of(const CheckArguments& arguments) {
   return (arguments.quick ? 1 : 3) * (arguments.call.rule.empty() ? 1 : 4);
 }
@@ -160,7 +158,7 @@ void print_all(std::vector<Line>& lines, const std::string& type, const Bar& bar
 }
 
 void check_random(const CheckArguments& arguments) {
-  synchronize(arguments.call.device);  // throws if it is not there
+  synchronize(arguments.call.device);  // throws if there is no such device
   const auto rules = rules_to_check(arguments.call.rule);
   const auto types = arguments.call.type.empty() ? float_type_names() : std::vector{arguments.call.type};
   Progress progress(int(rules.size() * types.size() * std::size(alignments)) * rounds_of(arguments));

@@ -58,7 +58,7 @@ struct Sizes {
 
 bool uses(const CheckedRule& rule, const char* name) { return rule.text.find(name) != std::string::npos; }
 
-// The same call for a rule and type whichever others are checked beside it (FNV-1a).
+// The same call for a rule and type, whichever others are checked too (FNV-1a).
 std::uint64_t seed_of(const CheckedRule& rule, ElementType type, Align align, std::uint64_t seed) {
   std::uint64_t hash = 0xcbf29ce484222325;
   const auto add = [&](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
@@ -83,7 +83,7 @@ Sizes draw_sizes(Draw& draw, const CheckedRule& rule, Layout layout) {
     sizes.queries.push_back(draw.between(2, longest[rule.dimensions]));
     sizes.keys.push_back(draw.between(2, longest[rule.dimensions]));
   }
-  if (layout == Layout::thd) sizes.batch = 1;  // documents take its place
+  if (layout == Layout::thd) sizes.batch = 1;  // documents replace it
   if (layout == Layout::qkv) {
     sizes.batch = 1;
     sizes.heads_kv = sizes.heads_q;

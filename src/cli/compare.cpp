@@ -27,7 +27,7 @@ std::vector<std::int64_t> integers_of(const OwnedTensor& tensor) {
   return {values.begin(), values.end()};
 }
 
-// q, k, v, out or a gradient of a call, in the order of bhsd.
+// q, k, v, out or a gradient of a call, with axes in the order of bhsd.
 TensorView ordered(const Call& call, const OwnedTensor& tensor, int part_of_packed) {
   const bool packed = call.packed() && part_of_packed >= 0;
   return as_bhsd(packed ? part(tensor.view(), part_of_packed) : tensor.view(), call.options.layout);
@@ -54,9 +54,9 @@ std::vector<double> unpaged(const OwnedTensor& cache, const OwnedTensor& table, 
   return result;
 }
 
-// A rule's table as one (batch, head) with `length` of the `keys` sees it: ids, which alone are integers, lose their
-// batch axis, masks and bitmaps their batch and head axes, and a mask the keys that are not there. (There are no
-// bitmaps beside key lengths.)
+// A rule's table as one (batch, head) with `length` of the `keys` sees it. Ids, the only integer tables, lose their
+// batch axis; masks and bitmaps lose their batch and head axes; a mask also loses keys that do not exist. (There are no
+// bitmaps with key lengths.)
 TensorView table_of(const TensorView& table, std::int64_t b, std::int64_t h, std::int64_t keys, std::int64_t length,
                     bool& shared) {
   TensorView view = table;
@@ -102,7 +102,7 @@ void add_mask(ReferenceCase& given, const Call& call, const Rule& rule, const Se
 }
 
 void add_masks(ReferenceCase& given, const Call& call, const SequenceShape& q_shape, const SequenceShape& k_shape) {
-  const auto in_rule = call.options.rule.text();  // the names of rules, not of the user's tables
+  const auto in_rule = call.options.rule.text();  // rule names, not names of the user's tables
   const auto unsupported = [&](const char* name, const char* with) {
     if (call.find(name) && in_rule.find(with) != std::string::npos)
       throw Error(Error::Kind::unsupported, std::string(name) + ": not checked together with " + with + " in the rule");
@@ -111,7 +111,7 @@ void add_masks(ReferenceCase& given, const Call& call, const SequenceShape& q_sh
   unsupported("key_lengths", "documents");
   unsupported("key_lengths", "blocks");
   const auto* lengths = call.find("key_lengths");
-  bool shared = lengths == nullptr;  // by all (batch, head); the rule's tables may say otherwise
+  bool shared = lengths == nullptr;  // by all (batch, head), unless the rule's tables differ
   for (std::int64_t b = 0; b < given.batch; ++b)
     for (std::int64_t h = 0; h < given.heads_q; ++h) {
       if (given.masks.empty() || !shared) {
@@ -182,7 +182,7 @@ double distance(Wide a, Wide b) {
   return std::isnan(d) ? double(INFINITY) : d;
 }
 
-// What the library gave next to what is exact and to what textbooks give.
+// The library's result compared with the exact one and with textbook ones.
 class Measure {
  public:
   explicit Measure(const ReferenceCase& given) : exact_(exact_result(given)), textbooks_(textbook_results(given)) {}
@@ -209,7 +209,7 @@ class Measure {
   std::vector<ReferenceResult> textbooks_;
 };
 
-// m + log(l) must be lse: l alone has no bar of its own, since it shifts with m's rounding.
+// m + log(l) must be lse: l alone has no bound of its own, since it changes with m's rounding.
 OwnedTensor recombined(const Results& results) {
   auto sum = OwnedTensor::zeros(results.lse.type, results.lse.shape);
   for (std::int64_t i = 0; i < sum.elements(); ++i) {

@@ -1,4 +1,4 @@
-// anyflash devices: what the library would run on.
+// anyflash devices: the devices that the library can use.
 
 #include <anyflash/devices.h>
 

@@ -11,7 +11,7 @@ namespace anyflash::cli {
 
 namespace {
 
-// Splits FILE.EXTENSION:ENTRY; the entry is empty if there is none, the file if `where` names no file.
+// Splits FILE.EXTENSION:ENTRY; the entry is empty if there is none, the file is empty if `where` names no file.
 std::pair<std::string, std::string> split_file(const std::string& where) {
   for (const std::string extension : {".npy:", ".npz:", ".safetensors:"})
     if (const auto place = where.find(extension); place != std::string::npos && place > 0) {

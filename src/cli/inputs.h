@@ -1,4 +1,4 @@
-// The tensors of a call by name, from archives and single files, as the command line names them.
+// A call's tensors by name, from archives and single files, as the command line names them.
 #pragma once
 
 #include <anyflash/names.h>
@@ -12,10 +12,10 @@
 
 namespace anyflash::cli {
 
-/// A tensor is found by its name: where an assignment says, else in the input files. An assignment is
+/// A tensor is found by its name: by its assignment, if there is one, else in the input files. An assignment is
 ///   FILE.npy   FILE.npz:ENTRY   FILE.safetensors:ENTRY   ENTRY (of an input file)
-/// and FILE.npz or FILE.safetensors alone means the entry of the tensor's own name. A .npy input file holds one tensor,
-/// with the name of the file.
+/// FILE.npz or FILE.safetensors without an entry means the entry of the tensor's own name. A .npy input file holds one
+/// tensor, with the name of the file.
 class Inputs {
  public:
   Inputs(std::vector<std::string> files, bool two_bytes_are_bfloat16);
@@ -23,14 +23,14 @@ class Inputs {
   void assign(const std::string& name, const std::string& where);
   /// "NAME=WHERE"; throws Error if it does not look like that.
   void assign(const std::string& assignment);
-  /// Is it, by whatever path, a file that tensors are looked for in?
+  /// Is it, under any path, a file in which tensors are searched?
   bool names_file(const std::string& path) const;
   /// The tensor is not used even if an input file has it. Throws Error if there is none of the name.
   void hide(const std::string& name);
 
   /// The tensor, read once; nothing if no file has it. Throws Error if it is assigned and cannot be read.
   std::optional<OwnedTensor> find(const std::string& name);
-  /// Throws Error if it is not there; `option` is the option that would name it.
+  /// Throws Error if it is absent; `option` is the option that would name it.
   OwnedTensor get(const std::string& name, const std::string& option = "--tensor NAME=FILE");
   /// Throws Error if a tensor is assigned that nobody has looked for. of_backward: what --backward would look for.
   void refuse_unused(const Names& of_backward = {}) const;
@@ -43,7 +43,7 @@ class Inputs {
   struct File {
     std::string path;
     std::vector<std::string> names;
-    std::optional<OwnedTensor> only;  // of a .npy file: read at once, so that a broken one is told as such
+    std::optional<OwnedTensor> only;  // of a .npy file: read at once, so that a broken file is reported as such
   };
   std::vector<File> files_;
   std::map<std::string, std::string> assigned_;

@@ -1,5 +1,5 @@
-// Where the axes of q, k, v and their like lie in each layout, and tensors seen as (batch, heads, sequence...,
-// channels).
+// The positions of the axes of q, k, v and similar tensors in each layout, and tensors viewed as (batch, heads,
+// sequence..., channels).
 #pragma once
 
 #include <anyflash/attention.h>

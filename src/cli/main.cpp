@@ -27,7 +27,7 @@ int failure(std::string line) {
   return 1;
 }
 
-/// The line for the first argument that no option and no command takes.
+/// The error line for the first argument that no option and no command accepts.
 std::optional<std::string> unexpected_argument(const CLI::App& app) {
   const auto left = app.remaining(true);
   if (left.empty()) return {};
@@ -52,7 +52,7 @@ std::optional<std::string> unexpected_argument(const CLI::App& app) {
 int run(int argc, char** argv) {
   CLI::App app("Exact attention, forward and backward, under any mask rule.", "anyflash");
   app.set_version_flag("--version", "anyflash " ANYFLASH_VERSION);
-  app.require_subcommand(0, 1);  // none at all is answered below, after unknown words
+  app.require_subcommand(0, 1);  // a missing command is handled below, after unknown words
   app.footer(
       "Examples:\n"
       "  anyflash run --input qkv.npz --rule \"causal() & local(256)\" --output out.npz\n"
@@ -79,7 +79,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk
+  std::signal(SIGXFSZ, SIG_IGN);  // exceeding the file size limit is then an error, as a full disk is
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {

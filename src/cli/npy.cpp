@@ -20,7 +20,7 @@ struct Header {
   Shape shape;
 };
 
-// The header is a Python dictionary literal with three known keys; this reads that and nothing more.
+// The header is a Python dictionary literal with three known keys; this parser accepts only that.
 class HeaderParser {
  public:
   HeaderParser(const std::string& label, const std::string& text) : label_(label), text_(text) {}

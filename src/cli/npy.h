@@ -9,7 +9,7 @@
 
 namespace anyflash::cli {
 
-/// Gives the next `bytes` bytes, or throws Error.
+/// Delivers the next `bytes` bytes, or throws Error.
 using ByteSource = std::function<void(void* to, std::size_t bytes)>;
 
 /// Reads a .npy stream of `size` bytes; errors begin with `label`.
@@ -17,8 +17,7 @@ OwnedTensor read_npy(const std::string& label, std::uint64_t size, const ByteSou
                      bool two_bytes_are_bfloat16);
 OwnedTensor read_npy_file(const std::string& path, bool two_bytes_are_bfloat16);
 
-/// The header that stands before the tensor's row-major data. bfloat16 is written as two-byte voids ('<V2'), as
-/// ml_dtypes does.
+/// The header before the tensor's row-major data. bfloat16 is written as two-byte voids ('<V2'), as by ml_dtypes.
 std::string npy_header(const OwnedTensor& tensor);
 void write_npy_file(const std::string& path, const OwnedTensor& tensor);
 

@@ -12,7 +12,7 @@ namespace anyflash::cli {
 
 namespace {
 
-// An entry that grows this much beyond this size is taken for a zip bomb. (Deflate reaches 1032 : 1 on zeros.)
+// An entry that grows by this ratio beyond this size is treated as a zip bomb. (Deflate reaches 1032 : 1 on zeros.)
 constexpr std::uint64_t bomb_bytes = std::uint64_t(1) << 28;
 constexpr std::uint64_t bomb_ratio = 200;
 
@@ -26,7 +26,7 @@ using Entry = std::unique_ptr<zip_file_t, Discard>;
 Archive open_archive(const std::string& path) {
   {
     const InputFile readable(path);
-  }  // libzip's words for a missing file or a folder are poorer
+  }  // libzip's own messages for a missing file or a folder are less clear
   int code = 0;
   Archive archive(zip_open(path.c_str(), ZIP_RDONLY | ZIP_CHECKCONS, &code));
   if (!archive) {

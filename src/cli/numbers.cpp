@@ -88,7 +88,7 @@ double rounded(ElementType type, double value) {
   if (std::fabs(value) < std::ldexp(1.0, format.least_exponent)) {
     const double unit = std::ldexp(1.0, format.least_exponent - format.mantissa_bits);
     result = std::nearbyint(value / unit) * unit;
-  } else {  // on the bits of the double, of which `dropped` go; a carry runs into the exponent as it should
+  } else {  // rounds the bits of the double, of which `dropped` are cut; a carry runs into the exponent correctly
     const int dropped = 52 - format.mantissa_bits;
     auto bits = std::bit_cast<std::uint64_t>(value);
     bits += (std::uint64_t(1) << (dropped - 1)) - 1 + (bits >> dropped & 1);

@@ -1,4 +1,4 @@
-// A tensor that owns its memory: what files are read into and results are computed in.
+// A tensor that owns its memory: for data read from files, and for results.
 #pragma once
 
 #include <anyflash/tensor.h>
@@ -43,11 +43,11 @@ std::string shape_text(const Shape& shape);
 /// "1.5 GiB", "312 bytes".
 std::string bytes_text(double bytes);
 
-/// The text as one line for people: control characters, which names out of files may hold, as \x0a; of a long one
-/// the beginning and the end.
+/// The text as one line for people: control characters, which names in files may contain, as \x0a; long texts are cut
+/// in the middle.
 std::string one_line(const std::string& text);
 
-/// An Error of kind value, its text as `one_line` gives it.
+/// Throws an Error of kind value, with the text as from `one_line`.
 [[noreturn]] void fail(const std::string& line);
 /// The same, for an entry that a file does not have.
 [[noreturn]] void fail_no_entry(const std::string& path, const std::string& entry, const std::vector<std::string>& has);

@@ -1,4 +1,4 @@
-// What long work is at, on stderr, shown only on a terminal.
+// The progress of long work, on stderr, shown only on a terminal.
 #pragma once
 
 #include <unistd.h>
@@ -12,7 +12,7 @@ class Progress {
  public:
   explicit Progress(int total, bool quiet = false) : total_(total), shown_(!quiet && isatty(STDERR_FILENO) != 0) {}
   ~Progress() { clear(); }
-  /// Says which step begins.
+  /// Announces a step.
   void step(const std::string& what) {
     if (shown_) std::fprintf(stderr, "\r\033[K%s (%d of %d)", what.c_str(), ++begun_, total_);
   }

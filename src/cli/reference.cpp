@@ -15,11 +15,11 @@ namespace {
 
 struct Manner {
   bool exact = false;
-  bool last_first = false;  // the order of every sum
-  bool recompute = false;   // backward from what forward gave: P = exp(S - lse), sum(dO O) in place of sum(P dP)
+  bool last_first = false;  // the order of all sums
+  bool recompute = false;   // backward from forward's results: P = exp(S - lse), sum(dO O) instead of sum(P dP)
 };
 
-// Sums, and the sums of their terms' sizes.
+// Sums, and the sums of their terms' absolute values.
 template <class A>
 struct Sums {
   std::vector<A> value, size;
@@ -32,7 +32,7 @@ struct Sums {
   double largest_size() const { return size.empty() ? 0 : double(*std::max_element(size.begin(), size.end())); }
 };
 
-// One (batch, head) at a time; A is the type sums are made in.
+// One (batch, head) at a time; A is the type of the sums.
 template <class A>
 class Textbook {
  public:
@@ -73,7 +73,7 @@ class Textbook {
   }
 
  private:
-  // What is stored in memory between two steps of the textbook has the inputs' type.
+  // Values stored between two steps of the textbook formula have the inputs' type.
   A keep(A x) const { return round_ ? A(rounded(c_.type, double(x))) : x; }
   std::int64_t turn(std::int64_t i, std::int64_t n) const { return manner_.last_first ? n - 1 - i : i; }
 
@@ -151,7 +151,7 @@ class Textbook {
       m = std::max(m, A(c_.sink[std::size_t(h)]));
       if (m != nothing) l = std::exp(A(c_.sink[std::size_t(h)]) - m);
     }
-    const bool empty = m == nothing;  // sees no key, or only such with a score of -inf, and no sink above it
+    const bool empty = m == nothing;  // it sees no key, or only keys with a score of -inf, and has no sink above that
     for (std::int64_t n = 0; n < c_.keys; ++n) {
       const auto j = turn(n, c_.keys);
       p[j] = empty ? A(0) : std::exp(s[j] - m);
@@ -191,7 +191,7 @@ class Textbook {
       dp[std::size_t(j)] = keep(dot(dout, &c_.v[std::size_t(k_row(b, h, j) * c_.d_v)], c_.d_v));
       delta += p * dp[std::size_t(j)];
     }
-    // From the other end than dp, or both would round alike where P is 1.
+    // In the opposite order to dp: otherwise both would round alike where P is 1.
     if (manner_.recompute) {
       delta = 0;
       for (std::int64_t c = 0; c < c_.d_v; ++c) {
@@ -237,7 +237,7 @@ class Textbook {
 
 struct Coordinates {
   std::vector<std::int64_t> position,
-      total;  // of each entry: in its document, and that document's entries on this side
+      total;  // per entry: its place in its document, and that document's number of entries on this side
   std::map<std::int64_t, std::int64_t> documents;
 };
 
@@ -291,7 +291,7 @@ std::vector<ReferenceResult> textbook_results(const ReferenceCase& given) {
   for (const bool last_first : {false, true})
     for (const bool recompute : {false, true}) {
       const Manner manner{false, last_first, recompute};
-      if (given.dout.empty() && recompute) continue;  // nothing would differ
+      if (given.dout.empty() && recompute) continue;  // the results would not differ
       const bool wide = given.type == ElementType::float64;
       results.push_back(wide ? Textbook<double>(given, manner).run() : Textbook<float>(given, manner).run());
     }

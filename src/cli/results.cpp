@@ -48,7 +48,7 @@ void PlacedCall::fetch() const {
     if (result) copy_memory(tensor.data.get(), memory.get(), tensor.bytes(), device_);
 }
 
-/// On the CPU the tensor itself. A tensor's elements lie side by side, in whatever order.
+/// On the CPU the tensor itself. A tensor's elements are contiguous, in whatever order.
 TensorView PlacedCall::place(const OwnedTensor& tensor, bool result) {
   auto view = tensor.view();
   if (device_.kind == DeviceKind::cpu) return view;

@@ -1,4 +1,4 @@
-// Running a Call: the results in tensors of their own.
+// Running a Call: the results are in tensors of their own.
 #pragma once
 
 #include <memory>
@@ -17,16 +17,16 @@ Results run_forward(const Call& call);
 /// dq, dk, dv (or dqkv of a packed call), dbias and dsink where bias and sink are given.
 NamedTensors run_backward(const Call& call, const Results& results, const OwnedTensor& dout, const OwnedTensor* dlse);
 
-/// A call whose tensors are on its device, to be made any number of times.
+/// A call whose tensors are on its device, which can be run any number of times.
 class PlacedCall {
  public:
   PlacedCall(const Call& call, const Results& results);
   void add_backward(const OwnedTensor& dout, const OwnedTensor* dlse, const NamedTensors& gradients);
 
-  /// Both wait until the results are there.
+  /// Both wait until the results are complete.
   void forward() const;
   void backward() const;
-  /// Brings what was computed to the tensors that it was made of.
+  /// Copies the results back to the tensors that it was made of.
   void fetch() const;
 
  private:

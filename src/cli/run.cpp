@@ -25,7 +25,7 @@ struct RunArguments {
 };
 
 void run_command(const RunArguments& arguments) {
-  // What can go wrong with the output's name goes wrong before the work.
+  // Errors in the output's name are reported before the work.
   const bool one_tensor = file_format(arguments.output) == FileFormat::npy;
   if (one_tensor && (arguments.lse || arguments.lm || arguments.backward))
     fail(arguments.output + ": a .npy file holds one tensor; use .npz or .safetensors with --lse, --lm and --backward");

@@ -56,8 +56,8 @@ const Dtype* find_dtype(const std::string& name) {
   return nullptr;
 }
 
-// Parses the header, refusing depth bombs and names that come twice. They are looked for in a pass of their own, which
-// keeps nothing: after every object the parser with a callback walks over all that it kept around it.
+// Parses the header, refusing depth bombs and duplicate names. Duplicates are searched in a pass of their own, which
+// keeps nothing: after every object a parser with a callback walks over everything that it has kept so far.
 json parse_header(const std::string& path, const std::string& text) {
   std::vector<std::set<std::string>> keys(deepest_header + 2);
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {

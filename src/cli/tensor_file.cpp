@@ -75,7 +75,7 @@ void check_target(const std::string& path) {
   std::error_code code;
   if (std::filesystem::is_directory(path, code)) fail(path + ": is a directory");
   if (std::filesystem::exists(path, code) && !std::filesystem::is_regular_file(path, code))
-    fail(path + ": not a regular file");  // a device would be replaced by the result
+    fail(path + ": not a regular file");  // the result would replace a device
   const auto folder = std::filesystem::path(path).parent_path() / ".";
   if (access(folder.c_str(), W_OK | X_OK) != 0) fail(path + ": cannot be written: " + std::strerror(errno));
 }

@@ -23,20 +23,21 @@ bool has_tensor_extension(const std::string& path);
 std::vector<std::string> tensor_names(const std::string& path);
 
 /// Reads one tensor. `entry` names it in an archive and is empty for .npy. NumPy has no name for bfloat16: two-byte
-/// integers and two-byte voids (as ml_dtypes saves them) are read as bfloat16 if `two_bytes_are_bfloat16`.
+/// integers and two-byte voids (as saved by ml_dtypes) are read as bfloat16 if `two_bytes_are_bfloat16`.
 OwnedTensor read_tensor(const std::string& path, const std::string& entry, bool two_bytes_are_bfloat16 = false);
 
 /// Writes all tensors to one file; .npy takes exactly one.
 void write_tensors(const std::string& path, const NamedTensors& tensors);
 
-/// Throws Error, the line beginning with `path`, if a file cannot be made or replaced there. For before the work.
+/// Throws Error, with a line that begins with `path`, if a file cannot be created or replaced there. Called before the
+/// work.
 void check_target(const std::string& path);
 
-/// Calls `write` with the name of a new file beside `path`, then renames that to `path`; if `write`
-/// throws, removes it and throws Error, the line beginning with `path`.
+/// Calls `write` with the name of a new file next to `path`, then renames that to `path`. If `write` throws, removes it
+/// and throws Error, with a line that begins with `path`.
 void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write);
 
-/// A file of known size, read at any place.
+/// A file of known size, readable at any offset.
 class InputFile {
  public:
   explicit InputFile(const std::string& path);
@@ -46,7 +47,7 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   std::uint64_t size() const { return size_; }
-  /// Throws Error if the file ends before.
+  /// Throws Error if the file ends before that.
   void read(std::uint64_t offset, void* to, std::size_t bytes) const;
 
  private:

@@ -1,5 +1,5 @@
-// Rows that will be loaded next, brought into the nearest caches a little at a time while others are computed with, so
-// that neither waits for the other. Rules that see few keys would otherwise wait for memory: docs/notes/cpu-forward.md.
+// Prefetches rows that will be loaded next, a little at a time during other computation, so that neither waits for the
+// other. Rules that see few keys would otherwise wait for memory: docs/notes/cpu-forward.md.
 
 #include <cstdint>
 
@@ -22,7 +22,7 @@ class Ahead {
  public:
   void clear() { count_ = fetched_ = 0, line_ = 0; }
 
-  /// Rows whose channels are neighbours; others, and more than fit, are left to their load.
+  /// Adds rows whose channels are contiguous. Others, and more than fit, are not prefetched.
   HWY_NOINLINE void add(const Operand& operand, ElementType type, const RowAddresses& address, std::int64_t channels) {
     if (operand.channel != 1) return;
     const auto size = static_cast<std::int64_t>(element_size(type));
@@ -31,7 +31,7 @@ class Ahead {
       if (address.exists(row)) rows_[count_++] = {data + address[row] * size, channels * size};
   }
 
-  /// The same of even rows.
+  /// The same for rows at equal distances.
   HWY_NOINLINE void add(const Operand& operand, ElementType type, const EvenRows& rows, int count,
                         std::int64_t channels) {
     const auto size = static_cast<std::int64_t>(element_size(type));

@@ -1,11 +1,11 @@
 // A tile register holds 16 rows of 64 bytes. Two by two tiles of c stay in registers while k runs; each step multiplies
 // two tiles of a with two of b (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX). Where
-// k is two steps, two by two tiles of a stay instead, while the columns of b and c pass by.
+// k is only two steps, two by two tiles of a stay instead, and the loop runs over the columns of b and c.
 #include "cpu/amx.h"
 
 #include <algorithm>
 
-#ifdef __AMX_BF16__  // this file alone is compiled with it
+#ifdef __AMX_BF16__  // only this file is compiled with it
 
 #include <cpuid.h>
 #include <immintrin.h>
@@ -32,16 +32,16 @@ struct alignas(64) Configuration {
   std::uint8_t rows[16] = {};
 };
 
-/// What `configure` last set in this thread's `Alone`: 0 at its start, and -1 outside it, where other code may set its
-/// own between two products.
+/// What `configure` last set in this thread's `Alone`: 0 at its start, and -1 outside it, where other code may
+/// configure the tiles between two products.
 thread_local int known_rows = -1;
 
-/// GCC's intrinsics do not tell that they read memory: without this in front of them, what was stored there may come
-/// later, or never; without it behind them, what is stored there next may come too early.
+/// A compiler barrier around GCC's intrinsics, which do not declare that they read memory. Without it the compiler may
+/// move earlier stores behind them, and later stores before them.
 void finish_stores(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
 
-/// Registers of `block`: 0 to 3 hold two by two tiles of c, 4 and 5 of a, 6 and 7 of b; first_rows: of the upper tiles
-/// of c and a. Of `two_steps`, whose tiles are all whole: 0 and 1 of c, 2 and 3 of b, 4 to 7 of a.
+/// The registers of `block`: 0 to 3 hold two by two tiles of c, 4 and 5 of a, 6 and 7 of b; first_rows: of the upper
+/// tiles of c and a. In `two_steps`, whose tiles are all full: 0 and 1 of c, 2 and 3 of b, 4 to 7 of a.
 void configure(int first_rows) {
   if (known_rows == first_rows) return;
   if (known_rows >= 0) known_rows = first_rows;
@@ -70,7 +70,7 @@ void step(const std::uint32_t* a, std::int64_t a_row, const std::uint32_t* b, st
   }
 }
 
-/// The same over the last `count` elements, with zeros up to 16: what lies behind them may be anything.
+/// The same over the last `count` elements, padded with zeros to 16: memory behind them may be uninitialised.
 template <bool kBelow, bool kBeside>
 void last_step(std::int64_t rows, std::int64_t count, const std::uint32_t* a, std::int64_t a_row,
                const std::uint32_t* b, std::int64_t ldb) {
@@ -83,7 +83,8 @@ void last_step(std::int64_t rows, std::int64_t count, const std::uint32_t* a, st
   finish_stores(left), finish_stores(right);
 }
 
-/// `rows` x 16 or 32 numbers of c, from the elements a_first and b_first of the factors on; more than 16 rows are 32.
+/// `rows` x 16 or 32 numbers of c, starting at the elements a_first and b_first of the factors; more than 16 rows means
+/// 32.
 template <bool kBelow, bool kBeside>
 void block(bool add, std::int64_t rows, std::int64_t k, std::span<const Factors> factors, std::int64_t a_first,
            std::int64_t a_row, std::int64_t b_first, std::int64_t ldb, float* c, std::int64_t ldc) {
@@ -110,8 +111,8 @@ void block(bool add, std::int64_t rows, std::int64_t k, std::span<const Factors>
   if constexpr (kBelow && kBeside) _tile_stored(3, below + kSide, ldc * 4);
 }
 
-/// c = or += a b where k is two steps, for whole pairs of tiles: two by two tiles of a stay in registers while the
-/// columns of b pass by.
+/// c = or += a b where k is two steps, for whole pairs of tiles: two by two tiles of a stay in registers, and the loop
+/// runs over the columns of b.
 template <bool kAdd>
 void two_steps(std::int64_t rows, std::int64_t n, const std::uint32_t* a, std::int64_t a_row, const std::uint32_t* b,
                std::int64_t ldb, float* c, std::int64_t ldc) {

@@ -1,4 +1,4 @@
-// Products of bfloat16 by the matrix tiles of Intel's AMX, where the machine has them and the system allows them.
+// bfloat16 products by the matrix tiles of Intel's AMX, where the machine has them and the system allows them.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,7 @@ namespace anyflash::cpu::amx {
 /// Asks the system for the tiles, once.
 bool available();
 
-/// While there is one on a thread, nothing but `multiply` touches that thread's tiles: they are configured once, not
-/// for each product.
+/// While a thread has one, only `multiply` uses that thread's tiles: they are configured once, not for each product.
 struct Alone {
   Alone();
   ~Alone();

@@ -20,7 +20,8 @@
 namespace anyflash::cpu {
 namespace {
 
-/// Those that are not disabled. Asking Highway makes it choose among all again, so that it has to be told anew.
+/// The targets that are not disabled. This makes Highway choose among all targets again, so disabled ones have to be
+/// disabled anew.
 std::vector<std::int64_t> usable_targets() {
   const auto supported = hwy::SupportedTargets();
   hwy::GetChosenTarget().Update(supported);
@@ -29,19 +30,20 @@ std::vector<std::int64_t> usable_targets() {
   return targets;
 }
 
-/// The instruction sets this machine can run, best first, before ANYFLASH_ISA has its say.
+/// The instruction sets that this machine can run, best first, before ANYFLASH_ISA is applied.
 const std::vector<std::int64_t>& all_targets() {
   static const auto& targets =
-      *new std::vector<std::int64_t>(usable_targets());  // never destroyed: calls may come late
+      *new std::vector<std::int64_t>(usable_targets());  // never destroyed: calls may come while the process ends
   return targets;
 }
 
-/// AMX goes by a name of its own: it is AVX3 with its tiles.
+/// AMX has a name of its own: it is AVX3 with tiles.
 constexpr const char* tiles_name = "AMX";
 bool has_tiles(std::int64_t target) { return target == HWY_AVX3 && amx::available(); }
 std::atomic<bool> tiles_allowed{true};
 
-/// Leaves the kernels one instruction set, or all if the name is empty. `argument`: where the name comes from.
+/// Restricts the kernels to one instruction set, or to none if the name is empty. `argument`: where the name comes
+/// from.
 void restrict_targets(const char* argument, std::string_view name) {
   std::string names;
   std::int64_t disabled = ~std::int64_t{0};
@@ -82,7 +84,7 @@ struct KeptMemory {
   hwy::AlignedFreeUniquePtr<char[]> bytes;
   std::int64_t size = 0;
 
-  /// Until it is asked again.
+  /// Valid until the next call.
   char* at_least(std::int64_t wanted) {
     if (wanted > size) {
       size = 0;
@@ -94,8 +96,9 @@ struct KeptMemory {
   }
 };
 
-/// Queries that would be one block, and one thread's, are cut where that costs a thread alone next to nothing: the keys
-/// are some, and it keeps them all packed (if its caches are large enough: caches.h, which plans do not go by).
+/// Should few queries, which would be one block of one thread, be split? It costs a single thread almost nothing if
+/// there are enough keys, and it keeps them all packed. (That needs large enough caches, see caches.h; but plans must
+/// not depend on caches.)
 bool cut_few_queries(const Problem& problem) {
   const auto bytes = (padded(problem.d_qk) + padded(problem.d_v)) * (problem.type == ElementType::float64 ? 8 : 4);
   return problem.dimensions == 1 && problem.queries() <= kMaxQueryRows && problem.keys() >= tuning::kKeysOfFewQueries &&
@@ -156,7 +159,7 @@ std::vector<const char*> instruction_sets() {
 }
 
 void use_instruction_set(std::string_view name) {
-  cpu::choose_instruction_set();  // from now on the environment has had its say
+  cpu::choose_instruction_set();  // the environment variable is applied only once, now
   cpu::restrict_targets("instruction set", name);
 }
 

@@ -1,13 +1,13 @@
-// The backward pass on the CPU: dQ, dK, dV, dBias, dSink, whichever are wanted, exactly and bitwise repeatably.
+// The backward pass on the CPU (FlashAttention-2, Dao 2023, algorithm 2): dQ, dK, dV, dBias and dSink, as asked for,
+// exact and bitwise repeatable.
 //
-//   1. for each query row, once: delta = dO . O, with dlse and lse (backward_rows-inl.h), what lse lacks where it is
-//      large (backward_rest-inl.h), and its share of dSink
-//   2. for each key block: five products a tile, one pass (backward_task-inl.h), ordered by backward_schedule.h
+//   1. once for each query row: delta = dO . O, with dlse and lse (backward_rows-inl.h), the remainder of a large lse
+//      (backward_rest-inl.h), and its share of dSink
+//   2. for each key block: five products per tile, in one pass (backward_task-inl.h), ordered by backward_schedule.h
 //   3. for each tile of the bias, if its gradient is wanted (backward_bias-inl.h)
 //
-// Memory: a few numbers a query row; a query gradient in the compute type for each head in flight; some tiles a
-// thread. All of it is linear in the sequence. Bound by the products: 10 * d flops a pair against 4 in the forward
-// pass.
+// Memory, all linear in the sequence: a few numbers per query row; a query gradient in the compute type for each head
+// in flight; some tiles per thread. Bound by the products: 10 * d flops per pair, against 4 * d in the forward pass.
 
 #include <bit>
 #include <cmath>
@@ -50,7 +50,7 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-/// Threads that a call is worth: waking one takes about as long as a tile.
+/// The number of threads that a call is worth: waking one takes about as long as a tile.
 inline int useful_threads(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.batch * problem.heads_q == 0) return 1;
   std::int64_t tiles = 0;
@@ -81,7 +81,7 @@ void SumSinkGradient(const Problem& problem, const RowTerms<T>& terms) {
   }
 }
 
-/// Without memory: only says how many bytes it takes.
+/// Without memory it only returns the bytes that it needs.
 template <class T, class E>
 std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
   const auto query_blocks = plan.query_grid.count(), key_blocks = plan.key_grid.count();

@@ -1,7 +1,7 @@
-// The gradient of the bias: a pass of its own over tiles of the bias tensor, each the sum of dS over whatever maps to
-// it (batch entries, heads, query blocks, key blocks along the axes in which the bias is broadcast). A tile is written
-// once, by one thread, in one order; no other memory is needed. S, P and dP are computed again: two of the five
-// products.
+// The gradient of the bias: a separate pass over tiles of the bias tensor. Each tile is the sum of dS over all pairs
+// that map to it (batch entries, heads, query blocks, key blocks along the axes in which the bias is broadcast). A tile
+// is written once, by one thread, in a fixed order, without further memory. S, P and dP are computed again: two of the
+// five products.
 
 #include "hwy/highway.h"
 
@@ -30,7 +30,7 @@ class BiasTask {
     return LoadedBlocks<T, E>::memory_size(problem, plan) + kTile * kTile;
   }
 
-  /// Tiles of the bias tensor. Along a broadcast axis there is one.
+  /// Tiles of the bias tensor. A broadcast axis has one.
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
     const auto* size = problem.dbias.size;
     const auto along_q = size[2] == 1 ? 1 : plan.query_grid.count(), along_k = size[3] == 1 ? 1 : plan.key_grid.count();
@@ -113,7 +113,7 @@ class BiasTask {
     for (int row = 0; row < rows; ++row)
       for (int col = 0; col < cols; ++col) {
         if (query_at[row] == outside || key_at[col] == outside) continue;
-        double sum = 0;  // of sums of rows: one long sum would round more
+        double sum = 0;  // adds sums of rows, because one long sum would round more
         for (int i = row; i < (whole_queries_ ? kTile : row + 1); ++i) {
           double of_row = 0;
           for (int j = col; j < (whole_keys_ ? kTile : col + 1); ++j) of_row += sum_[i * kTile + j];
@@ -129,7 +129,7 @@ class BiasTask {
   const ExecutionPlan& plan_;
   LoadedBlocks<T, E> blocks_;
   T* sum_;
-  const bool whole_queries_, whole_keys_;  ///< the bias has one entry along the axis: its tile stands for all blocks
+  const bool whole_queries_, whole_keys_;  ///< the bias has one entry along the axis: its tile covers all blocks
   Loaded loaded_;
 };
 

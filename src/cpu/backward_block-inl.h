@@ -1,10 +1,10 @@
 // The blocks of 64 keys and of 64 queries that a thread has loaded in the backward pass, in its own memory as operands
-// of products, and the tile between the two in use: P and dS, recomputed from Q, K and lse. Under AMX these are several
-// key blocks and two query blocks, with a tile for each query block.
+// of products. Also the tile between the two in use: P and dS, recomputed from Q, K and lse. With AMX several key
+// blocks and two query blocks are loaded, with a tile for each query block.
 //
 // K and V are kept transposed (channels x 64 keys), so that S = Q K^T and dP = dO V^T are plain products whose right
-// operand is read in rows; dQ = dS K reads K in rows, dV = P^T dO and dK = dS^T Q read dO and Q. Padding rows and
-// channels are zero.
+// operand is read in rows. dQ = dS K reads K in rows; dV = P^T dO and dK = dS^T Q read dO and Q in rows. Padding rows
+// and channels are zero.
 
 #include "cpu/caches.h"
 #include "cpu/spans.h"
@@ -25,15 +25,15 @@ namespace HWY_NAMESPACE {
 
 using tuning::kSpanRows;
 
-/// T: what is computed in. E: what the products read, T or Pair. Right operands are without the rows that hold a NaN or
-/// an infinity, which are named apart: their share is added pair by pair.
+/// T: the computation's type. E: the type of the products' operands, T or Pair. In right operands, rows with a NaN or
+/// an infinity are zeroed and listed in the `_bad` masks: their share is added pair by pair.
 template <class T, class E>
 class LoadedBlocks {
  public:
   // After `load_queries`.
   E *q, *dout;              ///< left operands (64 queries, channels)
-  E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries; `kInTiles` left
-                            ///< operands (channels, 64 queries), since tiles take these in rows alone
+  E *q_right, *dout_right;  ///< right operands (64 queries, channels), Pairs along the queries; with `kInTiles` left
+                            ///< operands (channels, 64 queries), since AMX tiles need those in rows
   std::uint64_t q_bad, dout_bad;
   std::int32_t query_rows;  ///< how many queries are loaded, a multiple of kSpanStep; the other rows of p and ds are
                             ///< undefined
@@ -50,7 +50,7 @@ class LoadedBlocks {
   std::uint64_t seen[kTile / kSpanRows];  ///< of a partial tile: the keys that one of kSpanRows queries sees
   Span spans[kTile / kSpanRows];          ///< of a partial tile: their span; p and ds are zero outside it
 
-  static constexpr std::int32_t kQueryBlocks = kInTiles<E> ? 2 : 1;  ///< that can be loaded, each with its tile
+  static constexpr std::int32_t kQueryBlocks = kInTiles<E> ? 2 : 1;  ///< how many can be loaded, each with its tile
 
   /// key_blocks: how many are loaded at a time.
   LoadedBlocks(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& terms, T* memory,
@@ -89,7 +89,7 @@ class LoadedBlocks {
     return kept + tiles + operands + kTile * (d_qk + 2 * d_v);
   }
 
-  /// Loads a key block of key/value head g as one of those loaded, and uses it. V is left out if only P is wanted.
+  /// Loads a key block of key/value head g into `slot`, and uses it. V is left out if only P is wanted.
   HWY_NOINLINE void load_keys(std::int64_t b, std::int64_t g, std::int32_t block, bool with_v, std::int32_t slot = 0) {
     use_keys(block, slot);
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(k_right);
@@ -100,7 +100,7 @@ class LoadedBlocks {
       k_bad = RowsNotFinite(rows, d_qk_, count);
       right_operand(rows, count, d_qk_, k_bad, k_right);
     }
-    TransposeOperand(rows, d_qk_, k_t, count);  // Pairs are made of the rows in their place
+    TransposeOperand(rows, d_qk_, k_t, count);  // Pairs are made in place of the rows
     if constexpr (!kIsPair<E>) k_bad = CleanRows(rows, d_qk_, rows, count);
     all_k_bad_[slot] = k_bad;
     if (!with_v) return;
@@ -109,7 +109,7 @@ class LoadedBlocks {
     TransposeOperand(rows_, d_v_, v_t, count);
   }
 
-  /// Makes a loaded key block the one that `compute` takes, after the query block.
+  /// Makes a loaded key block the one that `compute` uses; call it after the query block is loaded.
   void use_keys(std::int32_t block, std::int32_t slot) {
     key_box_ = plan_.key_grid.box(block), key_block_ = block;
     k_right = k_rights_ + slot * Depth<E>(kTile) * d_qk_, k_t = k_ts_ + slot * Depth<E>(kTile) * d_qk_;
@@ -118,8 +118,8 @@ class LoadedBlocks {
     k_bad = all_k_bad_[slot], key_rows = all_key_rows_[slot];
   }
 
-  /// Loads a query block if it is not there. at < kQueryBlocks; at 1 it comes beside the one at 0, with a tile of its
-  /// own.
+  /// Loads a query block unless it is loaded already. at < kQueryBlocks; the block at 1 is next to the one at 0, with a
+  /// tile of its own.
   HWY_NOINLINE void load_queries(std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t at = 0) {
     query_box_ = plan_.query_grid.box(block);
     query_block_ = block;
@@ -146,7 +146,7 @@ class LoadedBlocks {
     q_bad = bad_of_q, dout_bad = bad_of_dout, query_rows = rows;
   }
 
-  /// What the next task will load: its keys, and the last query block that it meets.
+  /// Prefetches the next task's data: its keys, and the last query block that it visits.
   void look_ahead(std::int64_t b, std::int64_t g, std::int32_t next_keys) {
     ahead_.clear();
     if (next_keys >= plan_.key_grid.count()) return;
@@ -167,7 +167,7 @@ class LoadedBlocks {
     ahead_.add(problem_.dout, problem_.type, douts, problem_.d_v);
   }
 
-  /// p = P and, if wanted, ds = dS of the loaded blocks: the gradient of the scores, or (`of_products`) that of the
+  /// p = P and, if wanted, ds = dS of the loaded blocks. dS is the gradient of the scores, or (`of_products`) of the
   /// products q k^T, as operands.
   HWY_NOINLINE void compute(std::int64_t b, std::int64_t h, TileClass kind, bool with_ds, bool of_products) {
     const auto at = terms_.at(b, h, query_block_);
@@ -200,10 +200,10 @@ class LoadedBlocks {
   /// For rows of a block as numbers, between two loads.
   T* scratch() const { return rows_; }
 
-  const std::int64_t ds_line;  ///< Pairs, or numbers, between the rows of ds_rows
+  const std::int64_t ds_line;  ///< in E, between the rows of ds_rows
 
  private:
-  /// Query blocks kept: as many as two key blocks meet, or kQueryBlocks, if they do not fit. Measured:
+  /// The number of query blocks to keep: as many as two key blocks visit, or kQueryBlocks if they do not fit. Measured:
   /// docs/notes/cpu-backward.md.
   static std::int64_t kept_count(const Problem& problem, const ExecutionPlan& plan) {
     if (problem.heads_kv == 0) return kQueryBlocks;
@@ -220,7 +220,7 @@ class LoadedBlocks {
     p = reinterpret_cast<E*>(s_), ds = reinterpret_cast<E*>(ds_numbers);
   }
 
-  /// Rows of a query block as left operand and, of Pairs, as right operand; returns those that are not finite.
+  /// Rows of a query block as left operand and, for Pairs, as right operand; returns those that are not finite.
   std::uint64_t load_left(const Operand& from, const RowAddresses& address, int count, std::int64_t channels, E* left,
                           E* right, std::int64_t width) {
     T* const rows = kIsPair<E> ? rows_ : reinterpret_cast<T*>(left);
@@ -229,7 +229,7 @@ class LoadedBlocks {
     if constexpr (kIsPair<E>) {
       PairNeighbours(rows, count * width, left);
       if constexpr (kInTiles<E>) {
-        E* const pairs = reinterpret_cast<E*>(rows);  // in their place
+        E* const pairs = reinterpret_cast<E*>(rows);  // in place of the rows
         right_operand(rows, count, width, bad, pairs);
         TransposeWords<kTile / 2>(pairs, width, right);
       } else {
@@ -239,7 +239,7 @@ class LoadedBlocks {
     return bad;
   }
 
-  /// to (64, 64) = rows (64, depth) columns (depth, 64), or its spans alone.
+  /// to (64, 64) = rows (64, depth) columns (depth, 64), or only its spans.
   void multiply(bool whole, std::int64_t channels, const E* rows, std::int64_t width, const E* columns, T* to) {
     const auto depth = Depth<E>(channels), row = Depth<E>(width);
     if (whole) return Gemm<false>(kTile, depth, kTile, rows, row, 1, columns, kTile, to, kTile);

@@ -1,6 +1,6 @@
-// What a rounded lse lacks. P = exp(S - lse) is as wrong as lse is rounded: where scores are large, P of a row may sum
-// to anything between 1 / n and n in place of 1. For blocks with such rows the sum is found first, by a walk over
-// their keys, and its logarithm is the rest that is subtracted after lse.
+// The remainder of a rounded lse. The rounding error of lse is an error of P = exp(S - lse). Where scores are large, P
+// of a row may sum to anything between 1 / n and n instead of 1. For blocks with such rows P is first summed over their
+// keys. The logarithm of the sum is the remainder, which is subtracted after lse.
 
 #include <cmath>
 #include <cstdint>
@@ -19,9 +19,9 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-/// log(sum), if rounding can have made that of lse: half a unit of its last place, and a little for the sum that it is
-/// the logarithm of. Else it is not all of the row's keys that the call is about: lse is of more of them, and right as
-/// it is.
+/// log(sum), if it is small enough to be a rounding error of lse: half a unit in the last place, and a little for the
+/// sum itself. A larger value means that lse covers more keys than this call has. Then lse is right, and the remainder
+/// is 0.
 template <class T>
 T RestOf(T lse, double sum) {
   const T distance = std::nextafter(std::abs(lse), std::numeric_limits<T>::infinity()) - std::abs(lse);
@@ -38,7 +38,7 @@ void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b
   bool any = false;
   for (int row = 0; row < kTile; ++row) any |= far(row);
   if (!any) return;
-  double sums[kTile] = {}, behind[kTile] = {};  // what a sum lacks (Kahan): it must be better than lse
+  double sums[kTile] = {}, behind[kTile] = {};  // the sum's compensation (Kahan): it must be more accurate than lse
   LoadedBlocks<T, E> blocks(problem, plan, terms, memory);
   blocks.load_queries(b, h, block);
   const auto& [start, runs] = plan.group(b, h).keys_of_query_block;

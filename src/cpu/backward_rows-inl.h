@@ -1,5 +1,5 @@
-// Sums over rows in a thread's own memory, and the numbers of each query row that the backward pass computes once:
-// delta, dlse, lse and its rest.
+// Sums over rows in a thread's own memory, and the row terms that the backward pass computes once: delta, dlse, lse and
+// its remainder.
 
 #include "hwy/highway.h"
 
@@ -30,7 +30,7 @@ HWY_INLINE hn::Vec<D> DotColumns(D d, const T* a, const T* b, std::int64_t depth
   return total;
 }
 
-/// sum[row] = a[row] . b[row] for `rows` rows of `width` channels, which it may change; memory: 2 * 64 * width. The
+/// sum[row] = a[row] . b[row] for `rows` rows of `width` channels, which may be changed; memory: 2 * 64 * width. The
 /// terms are added first to last, as Gemm adds those of dO V^T: so delta and dP of a query that sees one key cancel
 /// exactly.
 template <class E, class T>

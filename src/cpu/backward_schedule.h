@@ -1,14 +1,13 @@
-// The order of work of a backward pass: who computes which key block when, and whose turn it is to add to a query
+// The schedule of a backward pass: which thread computes which key block when, and when a task may add to a query
 // gradient.
 //
-// A task is one key block of one group (batch entry, key/value head), under AMX up to four in a row. The query
-// gradient of a query block is the sum over its key blocks, added one after the other in ascending key block order,
-// whichever thread computed them: so the sum is bitwise the same for any number of threads. Tasks are handed out in
-// ascending order and a task waits for lower ones alone, so the lowest unfinished task always runs on: nothing can
-// block for ever.
+// A task is one key block of one group (batch entry, key/value head), with AMX up to four neighbouring ones. The query
+// gradient of a query block is the sum over its key blocks, added in ascending order of key blocks, whichever threads
+// computed them. So the sum has the same bits for any number of threads. Tasks are handed out in ascending order, and a
+// task waits only for lower ones. So the lowest unfinished task never waits, and there is no deadlock.
 //
-// Where there are many groups a thread takes one for itself, whose query blocks it keeps, and waits for nobody until
-// others, when all groups are taken, help it (shares.h); the order of additions is the same.
+// With many groups a thread takes a whole group, whose query blocks it keeps, and waits for no other thread until all
+// groups are taken. Then others help it (shares.h). The order of additions is the same.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +24,7 @@
 
 namespace anyflash::cpu {
 
-/// Where a key block stands among the key blocks that a query block visits.
+/// The position of a key block among the key blocks that a query block visits.
 struct Rank {
   std::int32_t index = 0, total = 0;
 };
@@ -63,18 +62,18 @@ class BackwardSchedule {
   struct Task {
     std::int64_t group;
     std::int32_t first_key_block, key_blocks;
-    std::int64_t slot;  ///< which of the query gradient buffers the group uses
+    std::int64_t slot;  ///< the index of the group's query gradient buffer
     Shares::Share share;
   };
 
-  /// key_blocks >= 1. together: as many of them as a thread had best take at once.
+  /// key_blocks >= 1. together: how many of them a thread should take at once.
   BackwardSchedule(std::int64_t groups, std::int64_t heads_in_group, std::int64_t query_blocks, std::int64_t key_blocks,
                    std::int64_t together, int threads, Parts& parts)
       : groups_(groups),
         heads_(heads_in_group),
         query_blocks_(query_blocks),
         key_blocks_(static_cast<std::int32_t>(key_blocks)) {
-    // Whole groups where handing them out leaves no thread idle for more than a tenth of the time.
+    // Whole groups, if handing them out leaves no thread idle for more than a tenth of the time.
     const auto rounds = (groups + threads - 1) / threads;
     whole_groups_ = rounds * threads * 10 <= groups * 11;
     if (!whole_groups_) together = std::min(together, groups * key_blocks / (threads * tuning::kTasksOfThread));
@@ -83,7 +82,7 @@ class BackwardSchedule {
     tasks_ = whole_groups_ ? groups : groups * parts_;
     threads_ = static_cast<int>(std::clamp<std::int64_t>(tasks_, 1, threads));
     shares_.emplace(whole_groups_ ? groups : 0, parts_, threads_, parts);
-    // A thread's own buffers, or buffers for as many groups as the threads' tasks are likely to lie in.
+    // A buffer per thread, or buffers for as many groups as the threads' tasks probably span.
     slots_ = whole_groups_ ? threads_ : std::min<std::int64_t>(groups, 1 + (threads_ + parts_ - 1) / parts_);
     turns_ = turns(groups * heads_in_group * query_blocks, parts);
     finished_ = turns(groups, parts);
@@ -132,7 +131,7 @@ class BackwardSchedule {
   bool whole_groups_ = false;
   std::atomic<std::int64_t> next_{0};
   Turn *turns_, *finished_;
-  std::optional<Shares> shares_;  // of whole groups
+  std::optional<Shares> shares_;  // with whole groups
 };
 
 }  // namespace anyflash::cpu

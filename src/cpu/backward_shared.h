@@ -1,4 +1,4 @@
-// What all tasks of one backward call share: the problem, the plan, and a few numbers a query row.
+// Shared by all tasks of one backward call: the problem, the plan, and the row terms.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,15 @@
 
 namespace anyflash::cpu {
 
-/// Numbers of each query row, computed once, in block order: row r of query block i of (b, h) is at(b, h, i) + r.
+/// Row terms: numbers of each query row, computed once, in block order: row r of query block i of (b, h) is at(b, h, i)
+/// + r.
 template <class T>
 struct RowTerms {
   std::int64_t heads = 0, blocks = 0;
   T* lse;               // 0 for dead rows
-  T* rest;              // what lse lacks of the true one; 0 where |lse| is below tuning::kFarLse and rounds little
-  T *delta, *dlse;      // delta = dO . O; of dead rows not used
-  std::uint64_t* live;  // a query block's rows that have a gradient: inside, and lse > -inf
+  T* rest;              // lse remainder: exact lse - lse; 0 where |lse| < tuning::kFarLse
+  T *delta, *dlse;      // delta = dO . O; not used for dead rows
+  std::uint64_t* live;  // a query block's rows that have a gradient: they exist and have lse > -inf
   double* sink;         // a query block's share of dSink
 
   RowTerms(const Problem& problem, const ExecutionPlan& plan, Parts& parts)

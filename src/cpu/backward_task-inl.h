@@ -1,10 +1,10 @@
-// The backward pass of a few key blocks: dK and dV are gathered in the thread's memory over all query blocks that see
-// one of them (of all query heads that share them), dQ is added to the heads' buffers, each query block when its turn
-// has come.
+// The backward pass of a few key blocks. dK and dV are accumulated in the thread's memory over all query blocks that
+// see one of them, for all query heads that share them. dQ is added to the heads' buffers, for each query block when it
+// is this task's turn.
 //
 //   for each query block:  S = Q K^T, P, dP = dO V^T, dS;  dV += P^T dO;  dK += dS^T Q;  dQ += dS K
 //
-// FlashAttention-2 (Dao 2023), algorithm 2, with an order for the additions to dQ in place of atomics.
+// FlashAttention-2 (Dao 2023), algorithm 2, with ordered additions to dQ instead of atomics.
 
 #include "hwy/highway.h"
 
@@ -44,7 +44,7 @@ class KeyBlockTask {
   static std::int64_t buffer_size(const Problem& problem, const ExecutionPlan& plan) {
     return problem.heads_q / problem.heads_kv * plan.query_grid.count() * kTile * padded(problem.d_qk);
   }
-  /// Key blocks that are best taken at once.
+  /// How many key blocks are best taken at once.
   static constexpr std::int64_t together() { return kInTiles<E> ? tuning::kKeyBlocksOfTiles : 1; }
 
   /// dq: the group's buffer, (heads of the group, query blocks, 64, padded channels). count: at most `together`.
@@ -55,7 +55,7 @@ class KeyBlockTask {
     blocks_.look_ahead(b, g, first_key_block + count);
     for (std::int32_t slot = 0; slot < count; ++slot) {
       blocks_.use_keys(first_key_block + slot, slot);
-      const auto rows = kInTiles<E> ? kTile : blocks_.key_rows;  // tiles have the keys in columns
+      const auto rows = kInTiles<E> ? kTile : blocks_.key_rows;  // in tiles the keys are columns
       std::fill_n(dk_ + slot * kTile * d_qk_, rows * d_qk_, T(0));
       std::fill_n(dv_ + slot * kTile * d_v_, rows * d_v_, T(0));
     }
@@ -75,12 +75,12 @@ class KeyBlockTask {
 
  private:
   static constexpr auto kQueryBlocks = LoadedBlocks<T, E>::kQueryBlocks;
-  /// Keys of a partial tile's products that sum over queries.
+  /// The number of keys of a partial tile in one product that sums over queries.
   static constexpr int kKeys = kInTiles<E> ? tuning::kSpanStep : tuning::kSpanKeys;
 
   bool with_ds() const { return problem_.dq.given() || problem_.dk.given(); }
 
-  /// A walk over the query blocks that a key block meets.
+  /// A walk over the query blocks that a key block visits.
   struct Walk {
     const Run *run, *end;
     std::int32_t i = 0;
@@ -110,7 +110,7 @@ class KeyBlockTask {
     }
   }
 
-  /// The tiles of query blocks `first` .. first + kQueryBlocks - 1 and those of the key blocks that see them.
+  /// Adds the tiles of query blocks `first` .. first + kQueryBlocks - 1 and the key blocks that see them.
   void add_query_blocks(std::int64_t b, std::int64_t h, std::int64_t head, std::int32_t first, Walk* walks) {
     QuerySum sums[] = {{*this, b, h, head}, {*this, b, h, head}};
     static_assert(kQueryBlocks <= std::size(sums));
@@ -138,7 +138,7 @@ class KeyBlockTask {
     for (std::int32_t at = 0; at < kQueryBlocks; ++at) sums[at].finish();
   }
 
-  /// To dV and dK, the shares of the tile just computed.
+  /// Adds the shares of dV and dK of the tile just computed.
   void add_tile(std::int32_t slot, bool whole) {
     if (problem_.dv.given()) {
       T* const dv = dv_ + slot * kTile * d_v_;
@@ -152,7 +152,7 @@ class KeyBlockTask {
     }
   }
 
-  /// Operands of shares of dV and dK that are put off to become one product: whole tiles of a key block with up to
+  /// Operands of shares of dV and dK that are deferred to become one product: full tiles of a key block with up to
   /// kQueryBlocks query blocks.
   struct PutOff {
     amx::Factors dv[kQueryBlocks], dk[kQueryBlocks];
@@ -177,14 +177,14 @@ class KeyBlockTask {
     put_off.count = 0;
   }
 
-  /// dQ of a query block: what this task adds to it, when its turn has come. Whole tiles beside each other are one
+  /// This task's share of dQ of a query block, added when it is its turn. Full tiles next to each other become one
   /// product.
   class QuerySum {
    public:
     QuerySum(KeyBlockTask& task, std::int64_t b, std::int64_t h, std::int64_t head)
         : task_(task), b_(b), h_(h), head_(head) {}
 
-    /// dS K of the tile just computed.
+    /// Adds dS K of the tile just computed.
     void add(std::int32_t query_block, bool whole) {
       const auto& blocks = task_.blocks_;
       if (!turn_) start(query_block, blocks.key_block());
@@ -220,7 +220,7 @@ class KeyBlockTask {
       rank_ = rank_of(task_.plan_.group(b_, h_).keys_of_query_block, query_block, key_block);
       any_ = rank_.index > 0;
     }
-    /// The tiles put off, when this task's turn has come.
+    /// Adds the deferred tiles, once it is this task's turn.
     void add_put_off() {
       if (!waited_) turn_->wait_for(rank_.index);
       waited_ = true;
@@ -237,12 +237,12 @@ class KeyBlockTask {
     Turn* turn_ = nullptr;  ///< null before the first tile
     T* sum_ = nullptr;
     Rank rank_;
-    const E *ds_ = nullptr, *k_ = nullptr;  ///< of the tiles put off
+    const E *ds_ = nullptr, *k_ = nullptr;  ///< of the deferred tiles
     std::int32_t tiles_ = 0, put_off_ = 0;
     bool waited_ = false, any_ = false;
   };
 
-  /// sum (64 keys, width) += weights^T rows; both are operands of the tile. In tiles all three are transposed.
+  /// sum (64 keys, width) += weights^T rows; both are operands of the tile. In AMX tiles all three are transposed.
   void add_transposed(bool whole, const E* weights, const E* rows, std::int64_t width, T* sum) {
     const auto of_keys = [&](int key, int keys, int first, int count) {
       const auto depth = Depth<E>(count);
@@ -260,8 +260,8 @@ class KeyBlockTask {
     }
   }
 
-  /// The same of the rows `bad` that hold a NaN or an infinity, over the visible pairs alone: they reach only the keys
-  /// that their query sees.
+  /// The same for the rows `bad` that hold a NaN or an infinity, over the visible pairs only: they reach only keys that
+  /// their query sees.
   void add_not_finite(std::uint64_t bad, const E* weights, const E* rows, std::int64_t width, T* sum) {
     for (auto left = bad; left; left &= left - 1) {
       const int i = std::countr_zero(left);
@@ -274,7 +274,7 @@ class KeyBlockTask {
     }
   }
 
-  /// The rows from the first to the last that see one of keys key .. key + kKeys - 1, whole groups of kSpanRows.
+  /// The rows from the first to the last that see one of keys key .. key + kKeys - 1, rounded to groups of kSpanRows.
   std::pair<int, int> rows_that_see(int key) const {
     constexpr int groups = kTile / kSpanRows;
     const auto sees = [&](int i) { return (blocks_.seen[i] >> key & ((1u << kKeys) - 1)) != 0; };
@@ -284,7 +284,7 @@ class KeyBlockTask {
     return {first * kSpanRows, (end - first) * kSpanRows};
   }
 
-  /// To sum (64 queries, d_qk), what keys that hold a NaN or an infinity add.
+  /// Adds to sum (64 queries, d_qk) the share of keys that hold a NaN or an infinity.
   void add_keys_not_finite(T* sum) {
     for (auto left = blocks_.k_bad; left; left &= left - 1) {
       const int j = std::countr_zero(left);

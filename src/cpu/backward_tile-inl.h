@@ -1,10 +1,10 @@
-// One 64 x 64 tile of the backward pass between its matrix products: from scores and dO V^T to P and dS.
+// One 64 x 64 tile of the backward pass between its products: from scores and dO V^T to P and dS.
 //
 //   P = exp(S - lse)      dS = P * (dP - delta + dlse)
 //
-// A large lse is rounded: its rest is subtracted after it.
-// Pairs that the mask hides are zeroed by selection, so that a NaN there goes nowhere. With a soft cap, S before the
-// bias is cap * tanh(x / cap), and the gradient with respect to x has the further factor 1 - tanh^2.
+// A large lse has a rounding error: its remainder is subtracted after it. Hidden pairs are zeroed by selection, so that
+// a NaN there does not spread. With a soft cap, S before the bias is cap * tanh(x / cap), and the gradient with respect
+// to x has the further factor 1 - tanh^2.
 
 #include <algorithm>
 
@@ -28,8 +28,8 @@ struct TileTerms {
   const T *lse, *rest;         ///< (64)
   const T *delta, *dlse;       ///< (64)
   const std::uint64_t* words;  ///< (64), or null where every pair is visible
-  const Span* spans;           ///< with words, for each kSpanRows rows: what the products have filled
-  int rows;                    ///< of them that are wanted, an even number
+  const Span* spans;           ///< with words, for each kSpanRows rows: the span that the products have filled
+  int rows;                    ///< how many are wanted, an even number
   const T* slope;              ///< (64, 64): the soft cap's derivative, or null
   T score_scale;               ///< on s, as in the forward pass
   T gradient_scale;            ///< on dS
@@ -41,14 +41,14 @@ void ZeroOutside(std::size_t begin, std::size_t end, T* row, std::size_t width =
   std::fill(row + end, row + width, T(0));
 }
 
-/// A score lies above its row's lse by a rounding at most: P is 1 then. A NaN stays.
+/// The exponent. A score exceeds its row's lse only by rounding: P is 1 then. A NaN stays.
 template <class E, class D, class V>
 HWY_INLINE V AtMostZero(D d, V x) {
-  if constexpr (kInTiles<E>) return hn::Min(hn::Zero(d), x);  // of AVX-512: the second, if one is a NaN
+  if constexpr (kInTiles<E>) return hn::Min(hn::Zero(d), x);  // AVX-512 returns the second operand if one is a NaN
   return hn::IfThenZeroElse(hn::Gt(x, hn::Zero(d)), x);
 }
 
-/// What a row of a tile has in common.
+/// The terms that a row's pairs share.
 template <class D, class T = hn::TFromD<D>>
 struct RowOfTile {
   hn::Vec<D> lse, rest, delta, dlse;
@@ -62,7 +62,7 @@ struct RowOfTile {
         word(terms.words ? terms.words[row] : 0) {}
 };
 
-/// p, ds: a vector of each, at column `col` of a row; `at` is where it lies in s, dp and the slope.
+/// p, ds: a vector of each, at column `col` of a row; `at`: its offset in s, dp and the slope.
 template <class E, class Kind, class D, class V, class T>
 HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>& row, std::size_t col, std::size_t at,
                              const T* s, const T* dp, V& p, V& ds) {
@@ -85,7 +85,7 @@ HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>&
   }
 }
 
-/// s and dp become P and dS.
+/// Turns s and dp into P and dS.
 template <class E, class Kind, class T>
 void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp, Ahead& ahead) {
   const hn::ScalableTag<T> d;
@@ -109,8 +109,8 @@ void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp
 }
 
 #if ANYFLASH_PAIRS
-/// The memory of s and dp becomes P and dS in Pairs of rows, (32, 64); ds_rows: dS in Pairs along each row, (64, 32),
-/// ds_line apart.
+/// Turns the memory of s and dp into P and dS as Pairs of rows, (32, 64); ds_rows: dS as Pairs along each row, (64,
+/// 32), ds_line apart.
 template <class Kind>
 void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_rows, std::int64_t ds_line,
                  Ahead& ahead) {
@@ -139,7 +139,7 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
       }
     }
     ahead.fetch(2);
-    if constexpr (Kind::masked) {  // now: what lay there has been read
+    if constexpr (Kind::masked) {  // now, since the old contents have been read
       ZeroOutside(begin, end, p_to + row / 2 * kTile);
       if constexpr (Kind::gradient) {
         ZeroOutside(begin, end, ds_to + row / 2 * kTile);
@@ -163,10 +163,10 @@ bool AllZero(const T* of_rows) {
   return !any;
 }
 
-/// finish.operator()<Kind>() for a tile of these terms.
+/// Calls finish.operator()<Kind>() for a tile of these terms.
 template <class E, class T, class F>
 void WithTileKind(const TileTerms<T>& terms, bool gradient, const F& finish) {
-  if constexpr (kInTiles<E>) {  // the commonest apart: its bits are the same
+  if constexpr (kInTiles<E>) {  // the most common case separately: its bits are the same
     if (gradient && !terms.words && !terms.slope && AllZero(terms.rest) && AllZero(terms.dlse))
       return finish.template operator()<TileKind<false, true, false, true>>();
   }

@@ -33,7 +33,7 @@ std::int64_t share_by_sysconf() {
 #endif
 }
 
-/// Linux's files come first since on some virtual machines sysconf names the third cache of the whole host.
+/// Linux's files come first because on some virtual machines sysconf returns the L3 size of the whole host.
 std::int64_t ask() {
   for (const auto share : {cache_share_in("/sys/devices/system/cpu/cpu0/cache"), share_by_sysconf()})
     if (share > 0) return share;

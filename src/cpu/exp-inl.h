@@ -1,16 +1,16 @@
-// exp for softmax: of a score less what softmax-inl.h subtracts, at most tuning::kShiftLag, or less lse, at most 0
-// (backward_tile-inl.h sees to that).
+// exp for softmax. Its argument is a score minus the shift of softmax-inl.h, at most tuning::kShiftLag, or minus lse,
+// at most 0 (backward_tile-inl.h ensures that).
 //
 // exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln(2) / 2, exp(r) = 1 + r + r^2 p(r) with a near-minimax p
 // (Chebyshev fit). With AVX-512, exp(x) = 2^n 2^(j / 16) exp(r), 16 n + j = round(16 x / ln 2), |r| <= ln(2) / 32, and
-// the 16 powers are looked up. What is stored is k 2^(j / 16), and exp(r) = k (1 + q(r)). The number k is near 1 and
-// makes the rounding errors of what is stored small: 0.22 units in float, 0.16 in double. It has none itself, so that
-// exp(0) is 1.
+// the 16 powers come from a table. The table holds k 2^(j / 16), and exp(r) = k (1 + q(r)). k is near 1 and chosen so
+// that the table's rounding errors are small: 0.22 units in float, 0.16 in double. k itself is exact, so that exp(0) is
+// 1.
 //
 // NaN stays NaN, -inf gives 0, results below the smallest normal number are 0. For x up to 88 (709).
-// At most 0.90 units in the last place in float, 0.99 where there is no fused multiply-add, 0.76 where powers are
-// looked up: of all floats from -87.3 to 10. The worst are among the arguments of tests/cpu/pieces_test.cpp. In double
-// at most 0.90, 0.99 and 0.76 of those.
+// The error over all floats from -87.3 to 10 is at most 0.90 units in the last place, 0.99 without fused multiply-add,
+// 0.76 with the table. The worst arguments are among those of tests/cpu/pieces_test.cpp. In double these errors are at
+// most 0.90, 0.99 and 0.76 units.
 
 #include <cstdint>
 
@@ -28,7 +28,7 @@ namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Whether powers of two are looked up: where 16 of them fit two registers. Not measured elsewhere.
+/// Whether powers of two come from a table: if 16 of them fit two registers. Not measured on other instruction sets.
 constexpr bool kExpByTable = HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86_64;
 constexpr int kExpPowers = 16;
 
@@ -129,7 +129,7 @@ HWY_INLINE V SoftmaxExp(D d, V x) {
     V p = Polynomial(d, N::p, r);
 #if HWY_NATIVE_FMA
     p = hn::MulAdd(hn::MulAdd(p, r, one), r, one);
-#else  // a product rounded by itself costs less where it is small
+#else  // a separately rounded product costs less where it is small
     p = hn::Add(hn::MulAdd(hn::Mul(p, r), r, r), one);
 #endif
     result = hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<N::mantissa_bits>(bits)));

@@ -1,5 +1,5 @@
-// Products of a few rows with keys and values, each of which is used once. Both are read where they lie in memory; only
-// for AMX, keys are packed. Later rows are prefetched while the present ones are read, so that memory is never idle.
+// Products of few rows with keys and values, each of which is used once. Both are read in place; only for AMX are keys
+// packed. Later rows are prefetched during reads of the current ones, so that memory is never idle.
 
 #include <cstdint>
 
@@ -19,11 +19,11 @@ HWY_BEFORE_NAMESPACE();
 namespace anyflash::cpu {
 namespace HWY_NAMESPACE {
 
-// Vectors of channels that a patch of the output is wide.
+// Width in vectors of a patch of the output.
 constexpr int kFewVectors = kGemmRows == 8 ? 4 : 2;
 
-/// Prefetches the cache line that lies `bytes` after `at`. `number`: the place of `at` in its row; only the first
-/// number of each cache line prefetches. The address may lie outside of the tensor.
+/// Prefetches the cache line `bytes` after `at`. `number`: the index of `at` in its row; only the first number of each
+/// cache line prefetches. The address may be outside of the tensor.
 template <class T>
 HWY_INLINE void FetchAhead(const T* at, std::int64_t number, std::int64_t bytes) {
   if (bytes == 0 || number * static_cast<std::int64_t>(sizeof(T)) % 64 != 0) return;
@@ -32,7 +32,7 @@ HWY_INLINE void FetchAhead(const T* at, std::int64_t number, std::int64_t bytes)
 }
 
 /// What is prefetched while keys are read: nothing; the same channels of later rows; or as many bytes as are read, in
-/// the order of memory, which needs rows without gaps between them.
+/// memory order, which needs rows without gaps.
 enum class Fetch { nothing, of_rows, in_order };
 
 /// sums += Q K^T over kColumns channels, from channel c on, of a vector of keys.
@@ -70,7 +70,7 @@ HWY_INLINE void ProductsOfKeys(const E* q, std::int64_t depth, const T* k, std::
   for (int r = 0; r < kRows; ++r) hn::StoreU(sums[r], d, s + r * kTile);
 }
 
-/// The first columns of to (depth, 64) = so many keys, whole vectors, whose rows lie `line` apart.
+/// The first columns of to (depth, 64) = so many keys, whole vectors, whose rows are `line` apart.
 template <class T>
 void TransposeKeys(int keys, const T* k, std::int64_t line, std::int64_t depth, T* to) {
   constexpr int lanes = static_cast<int>(hn::MaxLanes(hn::ScalableTag<T>()));
@@ -99,7 +99,7 @@ HWY_INLINE void AddValuesPatch(int keys, const T* p, const Memory* v, std::int64
       hn::Store(hn::Add(hn::Load(d, to), sums[r][i]), d, to);
     }
 }
-/// The same of all channels.
+/// The same for all channels.
 template <int kRows, class T, class Memory>
 HWY_INLINE void AddValues(int keys, const T* p, const Memory* v, std::int64_t line, std::int64_t width, T* out,
                           std::int64_t ahead) {

@@ -1,11 +1,12 @@
-// The forward pass for few queries (decoding): all queries of all heads that share a key head are the rows of one
-// block, so that K and V are read once for them; long key sequences are cut into parts for several threads.
+// Decoding, the forward pass for few query rows. PackGQA: all queries of all heads that share a key head are the rows
+// of one block, so that K and V are read once for them. Split-KV: long key sequences are split into parts for several
+// threads.
 //
-// A task is one part of one (batch entry, key head): the walk of forward.cpp over that part's key blocks. Where a key's
-// heads are nearer to each other in memory than the next key, a task has several heads and reads memory in its order.
-// (The rows of one head alone lie far apart then, often by a power of two.) Afterwards the parts of a row are put
-// together by their maxima (Dao et al. 2023, "Flash-Decoding"). Where a part begins depends on the keys alone, so that
-// results are the same bits for any number of threads. Bound by reading K and V.
+// A task is one part of one (batch entry, key head): the walk of forward.cpp over that part's key blocks. If the same
+// key's heads are closer in memory than the next key, a task has several heads and reads in memory order. (The rows of
+// one head are then far apart, often by a power of two.) Afterwards a row's parts are joined by their maxima (Dao et
+// al. 2023, "Flash-Decoding"). A part's first key depends only on the keys, so that results have the same bits for any
+// number of threads. Bound by reading K and V.
 
 #include <algorithm>
 #include <bit>
@@ -29,10 +30,10 @@ namespace HWY_NAMESPACE {
 
 using tuning::kPartBlocks;
 
-/// What the tasks of a call share.
+/// Shared by the tasks of a call.
 struct FewRows {
-  std::int64_t queries, group, rows, parts;  // query heads a key head; queries * group; parts of a key sequence
-  std::int64_t heads;                        // key heads of a task: no result depends on it
+  std::int64_t queries, group, rows, parts;  // query heads per key head; queries * group; parts of a key sequence
+  std::int64_t heads;                        // key heads of a task; results do not depend on it
 
   /// threads: 0 for the most heads that a task can have.
   FewRows(const Problem& problem, const ExecutionPlan& plan, int threads)
@@ -50,7 +51,7 @@ struct FewRows {
     while (heads > 1 && !fits(heads)) --heads;
   }
 
-  /// Is it worth it: do the rows fit, and do they see the same keys?
+  /// Can and should the call be computed this way: do the rows fit, and do they see the same keys?
   static bool suit(const Problem& problem, const ExecutionPlan& plan) {
     return problem.dimensions == 1 && plan.query_grid.count() == 1 && plan.query_grid.step[2] == 1 &&
            plan.head_groups == 1 && problem.heads_kv > 0 &&
@@ -58,7 +59,7 @@ struct FewRows {
   }
 
  private:
-  /// Whether the heads of a row are nearer to each other than rows.
+  /// Whether the heads of a row are closer to each other than rows.
   static bool beside(const Operand& operand) { return std::abs(operand.head) < std::abs(operand.sequence[2]); }
 };
 
@@ -74,7 +75,7 @@ struct Part {
   RowEnd<T>* ends;
 };
 
-/// E: what the products Q K^T read, T or Pair: the same scores as in a backward pass.
+/// E: the operands of the products Q K^T, T or Pair: the same scores as in a backward pass.
 template <class T, class E>
 class FewRowsTask {
  public:
@@ -101,8 +102,8 @@ class FewRowsTask {
            kTile * (std::max(d_qk, d_v) + d_v);
   }
 
-  /// before: the rows' ends after a first walk over all parts, null in that.
-  /// g: the first of the key heads.
+  /// before: in a second walk, the row ends of the first walk over all parts; null in the first. g: the first of the
+  /// key heads.
   HWY_NOINLINE void run(std::int64_t b, std::int64_t g, std::int64_t part, const Part<T>& result,
                         const RowEnd<T>* before) {
     b_ = b, g_ = g;
@@ -116,7 +117,7 @@ class FewRowsTask {
     const auto count = blocks_of(group.keys_of_query_block, part, blocks, kinds);
     for (int i = 0; i < count; ++i)
       visit(group.program, blocks[i], i + 1 < count ? blocks[i + 1] : -1, kinds[i], state);
-    for (std::int64_t row = 0; row < rows_; ++row)  // those of a second walk are added as they are
+    for (std::int64_t row = 0; row < rows_; ++row)  // results of a second walk are added unscaled
       result.ends[row] = before ? RowEnd<T>{T(0), T(0)} : SettleRow(row, state);
   }
 
@@ -154,7 +155,7 @@ class FewRowsTask {
     return reinterpret_cast<const E*>(q_) + head * even(shape_.rows) * Depth<E>(d_qk_);
   }
 
-  /// Where the first rows of a key block lie, of the first head, if products can read them there.
+  /// The address of the first rows of a key block, of the first head, if products can read them in place.
   EvenRows in_place(const Operand& operand, const rules::Program& program, const Box& box, int rows, bool fit) const {
     if (!fit || operand.channel != 1) return {};
     return {operand, b_, g_, box, rows, program.k_size(), problem_.pages};
@@ -169,7 +170,7 @@ class FewRowsTask {
     return in_place(problem_.v, program, box, keys, problem_.d_v == d_v_);
   }
 
-  /// The keys of a block that a task works on: they start at `box`'s first key, and their number is a multiple of
+  /// The keys of a block that a task computes: they start at `box`'s first key, and their number is a multiple of
   /// kSpanStep.
   struct Seen {
     Box box;
@@ -228,7 +229,7 @@ class FewRowsTask {
     const Seen seen = seen_of(program, block, kind);
     if (seen.count == 0) return;
     const auto next_keys = next < 0 ? EvenRows() : keys_in_place(program, plan_.key_grid.box(next));
-    // Many rows would transpose keys many times in registers, and the tiles of AMX take no others.
+    // Many rows would transpose keys in registers many times, and AMX tiles need packed keys.
     const bool direct = seen.keys.line != 0 && !kInTiles<E> && shape_.rows < kTransposedOnce;
     const bool copies = !direct || !seen.shown || seen.values.line == 0;
     if (direct) products_in_place(seen, bytes_ahead(problem_.k, seen.keys, problem_.v, seen.values));
@@ -245,9 +246,9 @@ class FewRowsTask {
     }
   }
 
-  /// The distance in bytes from a row that is read to the row that is prefetched meanwhile. That row is the same one of
-  /// the tensor that is read next, if both tensors' rows fit the L1 cache. Else it would be evicted before its use, and
-  /// a later row of the same tensor is prefetched.
+  /// The distance in bytes from a row that is read to the row that is prefetched. It leads to the same row of the
+  /// tensor that is read next, if both tensors' rows fit the L1 cache. Otherwise that row would be evicted before its
+  /// use, and a later row of the same tensor is prefetched.
   std::int64_t bytes_ahead(const Operand& operand, const EvenRows& rows, const Operand& next,
                            const EvenRows& next_rows) const {
     const auto size = static_cast<std::int64_t>(element_size(problem_.type)), line = rows.line * size;
@@ -280,7 +281,7 @@ class FewRowsTask {
     Gemm<false>(shape_.rows, Depth<E>(problem_.d_qk), seen.count, queries_of(head), Depth<E>(d_qk_), 1, k_t_, kTile,
                 s_ + head * shape_.rows * kTile, kTile);
   }
-  /// The same of all heads, which are read side by side.
+  /// The same for all heads, which are read side by side.
   void products_in_place(const Seen& seen, std::int64_t ahead) {
     const auto bytes = d_qk_ * static_cast<std::int64_t>(element_size(problem_.type));
     seen.keys.line == d_qk_&& bytes <= tuning::kRowInOrder ? products_in_place<Fetch::in_order>(seen, ahead)
@@ -310,7 +311,7 @@ class FewRowsTask {
     for (int key = 0; key < exist; ++key) std::copy_n(from + key * line, depth, k_ + key * depth);
     std::fill_n(k_ + exist * depth, (keys - exist) * depth, T(0));
   }
-  /// An E as a number of its size. It may lie across two Pairs of the tensor.
+  /// An E, read as a number of its size. It may straddle two Pairs of the tensor.
   const T* first_key(const EvenRows& rows, std::int64_t head) const {
     const auto offset = (rows.first + head * problem_.k.head) * static_cast<std::int64_t>(element_size(problem_.type));
     return reinterpret_cast<const T*>(reinterpret_cast<const char*>(problem_.k.data) + offset);
@@ -376,7 +377,7 @@ class FewRowsTask {
   }
 
   static constexpr std::int64_t kTransposedOnce = 8;   // rows
-  static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // that an E holds
+  static constexpr int kNumbers = kIsPair<E> ? 2 : 1;  // numbers in an E
   static constexpr auto kOperandType = kIsPair<E>       ? ElementType::bfloat16
                                        : sizeof(T) == 8 ? ElementType::float64
                                                         : ElementType::float32;
@@ -394,7 +395,7 @@ class FewRowsTask {
   std::int64_t b_ = 0, g_ = 0;
 };
 
-/// Row `row` of all parts, put together in their order: in the first part's place, and as the row's end.
+/// Joins row `row` of all parts in their order: the result replaces the first part's, and the row's end is returned.
 template <class T>
 RowEnd<T> JoinRow(const FewRows& shape, std::int64_t row, std::int64_t width, const Part<T>& first) {
   T* const out = first.out + row * width;
@@ -410,8 +411,8 @@ RowEnd<T> JoinRow(const FewRows& shape, std::int64_t row, std::int64_t width, co
   return end;
 }
 
-/// Puts the parts of all rows of (b, g) together and stores the results. ends: becomes the rows'. False if a second
-/// walk is wanted.
+/// Joins the parts of all rows of (b, g) and stores the results. ends: set to the rows'. False if a second walk is
+/// needed.
 template <class T>
 bool JoinParts(const Problem& problem, const ExecutionPlan& plan, const FewRows& shape, std::int64_t b, std::int64_t g,
                const Part<T>& first, RowEnd<T>* ends, bool again) {

@@ -1,4 +1,4 @@
-// The end of a row's softmax: the sink, the division, the statistics that the caller asked for.
+// The epilogue of a row's softmax: the sink, the division, the statistics that the caller asked for.
 
 #include <algorithm>
 #include <bit>
@@ -31,7 +31,7 @@ void AddRowsNotFinite(std::uint64_t bad, const E* p, const E* v, std::int64_t wi
   }
 }
 
-/// One more logit in the row's softmax, without a value.
+/// Adds the sink, a logit without a value, to the row's softmax.
 template <class T>
 void AddSink(T sink, RowEnd<T>& end, T* out, std::int64_t width) {
   const T together = std::max(end.largest, sink);
@@ -45,7 +45,8 @@ void AddSink(T sink, RowEnd<T>& end, T* out, std::int64_t width) {
   end.sum += std::exp(sink - together);
 }
 
-/// Of an element type. A mean of finite numbers is none larger, however its weights are rounded.
+/// The largest finite number of an element type. A mean of finite numbers is never larger, however its weights are
+/// rounded.
 template <class T>
 T LargestNumber(ElementType type) {
   switch (type) {
@@ -55,7 +56,7 @@ T LargestNumber(ElementType type) {
   }
 }
 
-/// Does the rule let a query, entry `row` of a block, see any key? Only asked where no score is above -inf.
+/// Does the rule let a query, entry `row` of a block, see any key? Only needed where no score is above -inf.
 inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t row) {
   const auto& group = plan.group(b, h);
   const auto& [start, runs] = group.keys_of_query_block;
@@ -66,8 +67,9 @@ inline bool SeesAKey(const ExecutionPlan& plan, std::int64_t b, std::int64_t h, 
   return false;
 }
 
-/// Entry `row` of a block of (b, h). end: of its keys, becomes that with the sink. out: (padded d_v) sum of P V,
-/// becomes the result. False if that is not finite, though the sum of P is: V is not, or a sum of P V has overflowed.
+/// Finishes entry `row` of a block of (b, h). end: over its keys; the sink is added to it. out: (padded d_v) sum of P
+/// V, becomes the result. False if that is not finite although the sum of P is: V is not finite, or a sum of P V has
+/// overflowed.
 template <class T>
 HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h,
                             std::int32_t block, std::int32_t row, RowEnd<T>& end, T* out) {
@@ -75,14 +77,14 @@ HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, s
   const auto width = padded(problem.d_v);
   if (problem.sink.given() && (end.sum != 0 || SeesAKey(plan, b, h, block, row)))
     AddSink(static_cast<T>(ReadHeadNumber(problem.sink, b, h)), end, out, width);
-  if (end.sum == 0) {  // sees no key, or only such with a score of -inf, and no sink above it
+  if (end.sum == 0) {  // it sees no key, or only keys with a score of -inf, and has no sink above that
     end.largest = -kInfinity<T>;
     std::fill_n(out, width, T(0));
     return true;
   }
   const bool nan = end.sum != end.sum;
-  if (nan && end.largest != kInfinity<T>) end.largest = end.sum;  // of a score, which comparisons pass over
-  auto different = hn::Zero(d);                                   // from itself: what is not finite
+  if (nan && end.largest != kInfinity<T>) end.largest = end.sum;  // a NaN among the scores, which comparisons ignore
+  auto different = hn::Zero(d);                                   // x - x of all numbers: NaN if one is not finite
   for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) {
     const auto x = hn::Div(hn::Load(d, out + i), hn::Set(d, end.sum));
     different = hn::Or(different, hn::Sub(x, x));
@@ -97,8 +99,9 @@ HWY_NOINLINE bool FinishRow(const Problem& problem, const ExecutionPlan& plan, s
   return nan || finite;
 }
 
-/// Of a second walk, whose P sums to a half, only what has overflowed in the first is taken: out (d_v), its sums,
-/// becomes what is stored `at` there, where that is finite, or where the second is NaN (0 times an infinity of V).
+/// Stores a second walk's results, whose P sums to a half, only where the first overflowed. out (d_v), its sums,
+/// becomes what is stored at `at`: the stored result if that is finite, or if the second is NaN (0 times an infinity of
+/// V).
 template <class T>
 void KeepStored(const Problem& problem, std::int64_t at, T* out) {
   const T most = LargestNumber<T>(problem.type);
@@ -112,7 +115,7 @@ void KeepStored(const Problem& problem, std::int64_t at, T* out) {
   }
 }
 
-/// What the caller asked for of that row.
+/// Stores the statistics of that row that the caller asked for.
 template <class T>
 void StoreStatistics(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h,
                      std::int32_t block, std::int32_t row, const RowEnd<T>& end) {

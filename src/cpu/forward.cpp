@@ -1,13 +1,13 @@
 // The forward pass on the CPU (FlashAttention-2, Dao 2023, algorithm 1).
 //
 // A task is a block of queries of one head. It walks the plan's runs of key blocks, 64 keys each:
-//   S = Q K^T, finished (scores-inl.h); the rule's words hide pairs; P by the online softmax (softmax-inl.h);
+//   S = Q K^T, then score_mod (scores-inl.h); mask words hide pairs; P by the online softmax (softmax-inl.h);
 //   out += P V.
-// A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks it
-// packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h). Values
-// near the type's largest number can overflow in out, which is divided last: such a task walks again, with P that sums
-// to a half. Calls of few queries go another way (few_rows-inl.h). A task's arithmetic does not depend on threads or on
-// the rest of the batch, so results are the same to the bit.
+// A thread's own memory holds, in the compute type, Q (rows, d_qk), S (rows, 64), out (rows, d_v) and the key blocks
+// that it packed last (panels-inl.h), which neighbouring query blocks share. Bound by the two products (gemm-inl.h).
+// Values near the type's largest number can overflow in out, which is divided last. Such a task walks again, with P
+// scaled to sum to a half. Decode calls use few_rows-inl.h instead. A task's arithmetic does not depend on
+// threads or on the rest of the batch, so results are always the same bits.
 
 #include <algorithm>
 #include <bit>
@@ -53,7 +53,7 @@ namespace HWY_NAMESPACE {
 
 using tuning::kSpanRows;
 
-/// T: what is computed in. E: what the products read, T or Pair.
+/// T: the computation's type. E: the type of the products' operands, T or Pair.
 template <class T, class E>
 class ForwardTask {
  public:
@@ -109,7 +109,7 @@ class ForwardTask {
     }
   }
 
-  /// What the next task will load: its queries, and of its keys the outermost ones, the others being at hand mostly.
+  /// Prefetches the next task's data: its queries, and the outermost of its keys; the others are mostly in the cache.
   void look_ahead(std::int32_t next) {
     ahead_.clear();
     if (next < 0) return;
@@ -129,7 +129,7 @@ class ForwardTask {
     ahead_.add(problem_.q, problem_.type, q, problem_.d_qk);
   }
 
-  /// Rows beyond the last one that lies in the sequence are left out of all that follows.
+  /// Rows after the last one that exists are left out of all that follows.
   void load_queries() {
     LoadRows(problem_.q, problem_.type, b_, h_, query_box_, problem_.q_size, problem_.d_qk, q_, d_qk_);
     used_rows_ = rows_;
@@ -149,8 +149,8 @@ class ForwardTask {
     add_values(0, used_rows_, 0, kTile, keys.v);
   }
 
-  /// Works on the rows a few at a time, each time only on the span of keys (whole steps of kSpanStep) that they see; on
-  /// all at once where that is one span for all, as at the end of the keys.
+  /// Computes a partial tile a few rows at a time, each time only on the span of keys (multiples of kSpanStep) that
+  /// they see. If all rows have the same span, as at the end of the keys, it computes all at once.
   void visit_partial(const rules::Program& program, const Panel<T, E>& keys) {
     words_ = tile_words_.of(program, query_box_, used_rows_, keys.box);
     if (!plain_) {
@@ -174,14 +174,14 @@ class ForwardTask {
     return std::all_of(words_, words_ + used_rows_, [&](std::uint64_t word) { return word == words_[0]; });
   }
 
-  /// s = Q K^T of some rows and keys.
+  /// s = Q K^T for some rows and keys.
   void find_products(std::int32_t first, std::int32_t rows, int begin, int width, const Panel<T, E>& keys) {
     const auto* const q = reinterpret_cast<const E*>(q_);
     const auto q_row = Depth<E>(d_qk_);
     Gemm<false>(rows, Depth<E>(problem_.d_qk), width, q + first * q_row, q_row, 1, keys.k_t + begin, kTile,
                 s_ + first * kTile + begin, kTile);
   }
-  /// out += P V of them.
+  /// out += P V for them.
   void add_values(std::int32_t first, std::int32_t rows, int begin, int width, const E* v) {
     Gemm<true>(rows, Depth<E>(width), d_v_, p_ + first * kPRow + Depth<E>(begin), kPRow, 1, v + Depth<E>(begin) * d_v_,
                d_v_, out_ + first * d_v_, d_v_);
@@ -207,13 +207,13 @@ class ForwardTask {
     WithWidth(width, each_row);
   }
 
-  /// Values that are not finite are added to the queries that see them, and to no other.
+  /// Adds values that are not finite to the queries that see them, and to no others.
   void add_not_finite(const Panel<T, E>& keys) {
     for (std::int32_t row = 0; row < used_rows_; ++row)
       AddRowsNotFinite(words_[row] & keys.not_finite, p_ + row * kPRow, keys.v, d_v_, problem_.d_v, out_ + row * d_v_);
   }
 
-  /// Stores the results. False if a second walk is wanted.
+  /// Stores the results. False if a second walk is needed.
   HWY_NOINLINE bool finish(bool again) {
     const RowAddresses address(problem_.out, b_, h_, query_box_, problem_.q_size);
     bool good = true;
@@ -245,14 +245,15 @@ class ForwardTask {
   RowEnd<T>* ends_;
   T* factor_;
   TileWords<kMaxQueryRows> tile_words_;
-  const std::uint64_t* words_ = nullptr;  // of the tile in work
+  const std::uint64_t* words_ = nullptr;  // of the current tile
   Ahead ahead_;
   std::int64_t b_ = 0, h_ = 0, g_ = 0;
   Box query_box_{};
   std::int32_t block_ = 0, used_rows_ = 0;
 };
 
-/// Threads that a call is worth: waking one takes some microseconds, in which a thread alone does some 10^5 products.
+/// The number of threads that a call is worth: waking one takes some microseconds, in which a thread does some 10^5
+/// multiplications.
 int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t tasks) {
   const double products = double(problem.batch) * double(problem.heads_q) * double(problem.queries()) *
                           double(problem.keys()) * double(problem.d_qk + problem.d_v);
@@ -268,13 +269,13 @@ std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char*
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
   auto* const workers = parts.take<ForwardTask<T, E>>(threads);
-  // The queries of a key/value head meet the same keys.
+  // The queries of a key/value head visit the same keys.
   const auto heads_of_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
   Shares shares(problem.batch * problem.heads_kv, heads_of_group * blocks, threads, parts);
   static_assert(std::is_trivially_destructible_v<ForwardTask<T, E>>);
   if (!workspace) return parts.bytes();
   for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);
-  // Later query blocks first: under causal rules they are the longest. Where there are many, a thread takes a few.
+  // Later query blocks first: under causal rules they take longest. If there are many, a thread takes a few at a time.
   const auto chunk = std::clamp<std::int64_t>(tasks / (threads * 32), 1, tuning::kMostBlocksAtOnce);
   OnThreads(threads, [&](int thread) {
     for (Shares::Share share; shares.next(thread, chunk, share);) {

@@ -4,8 +4,8 @@
 // nothing. B and C are rows of whole vectors. A patch of C stays in registers while k runs; B's rows stream from the
 // nearest cache.
 //
-// Numbers are of the compute type, or Pairs: two bfloat16 that follow each other along k in one word, which machines
-// with an instruction for it multiply and sum in float32 at twice the rate (k counts Pairs then).
+// Numbers are of the compute type, or Pairs: two bfloat16, consecutive along k, in one word. Machines with an
+// instruction for them multiply and sum them in float32 at twice the rate. k then counts Pairs.
 
 #include <algorithm>
 #include <cstdint>
@@ -33,14 +33,13 @@ constexpr int kGemmRows = 8;
 constexpr int kGemmRows = 6;
 #endif
 constexpr int kGemmVectors = 2;
-// Patches of wide rows, which load fewer numbers for each product. Measured on Intel's cores:
-// docs/notes/cpu-forward.md.
+// Patches of wide rows, which load fewer numbers for each product. Measured on Intel cores: docs/notes/cpu-forward.md.
 #undef ANYFLASH_WIDE_PATCHES
 #define ANYFLASH_WIDE_PATCHES (HWY_TARGET == HWY_AVX3)
 constexpr int kWideRows = 6, kWideVectors = 4;
 
-// Whether kernels of this instruction set can be asked for Pairs: multiplied by one of its own instructions, or with
-// AVX3 by the tiles of AMX, where the machine has them. (Tiles take left operands in rows alone: a_k is 1.)
+// Whether kernels of this instruction set can be asked for Pairs: multiplied by an instruction of the set, or with AVX3
+// by AMX tiles, where the machine has them. (Tiles need left operands in rows: a_k is 1.)
 #undef ANYFLASH_PAIRS
 #undef ANYFLASH_PAIRS_IN_TILES
 #define ANYFLASH_PAIRS_IN_TILES (HWY_TARGET == HWY_AVX3)
@@ -50,10 +49,10 @@ constexpr int kWideRows = 6, kWideVectors = 4;
 enum class Pair : std::uint32_t {};
 template <class E>
 constexpr bool kIsPair = std::is_same_v<E, Pair>;
-/// Whether the tiles of AMX multiply E.
+/// Whether AMX tiles multiply E.
 template <class E>
 constexpr bool kInTiles = kIsPair<E> && ANYFLASH_PAIRS_IN_TILES;
-/// What products of E are summed in.
+/// The type in which products of E are summed.
 template <class E>
 using SumOf = std::conditional_t<kIsPair<E>, float, E>;
 /// How many E hold `count` numbers.
@@ -93,7 +92,7 @@ HWY_INLINE Sum MulAddFactors(D d, V left, V right, Sum sum) {
 /// Two vectors of float as one of bfloat16, the first in its lower half, rounded to nearest.
 template <class D, class V = hn::Vec<D>, class DN = hn::Repartition<hwy::bfloat16_t, D>>
 HWY_INLINE hn::Vec<DN> NarrowTwo(D, V lower, V upper) {
-#if ANYFLASH_PAIRS_IN_TILES  // every machine with the tiles has the instruction, which AVX3 does not stand for
+#if ANYFLASH_PAIRS_IN_TILES  // every machine with the tiles has this instruction, although AVX3 does not imply it
   hn::Vec<DN> narrow;
   asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(narrow.raw) : "v"(lower.raw), "v"(upper.raw));
   return narrow;

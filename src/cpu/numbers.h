@@ -9,7 +9,7 @@
 
 namespace anyflash::cpu {
 
-/// x rounded to the type in memory. (Highway's own conversion makes an infinity of a NaN.)
+/// x rounded to the type in memory. (Highway's own conversion turns a NaN into an infinity.)
 template <class Memory, class T>
 Memory Narrow(T x) {
   if constexpr (sizeof(Memory) >= 4) {

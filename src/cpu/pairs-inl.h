@@ -1,4 +1,4 @@
-// Rows of float32 as Pairs of bfloat16 (gemm-inl.h), single numbers of either, and which calls use them.
+// Rows of float32 as Pairs of bfloat16 (gemm-inl.h), accesses to single numbers of either, and which calls use them.
 
 #include <bit>
 #include <cstdint>
@@ -33,7 +33,7 @@ HWY_INLINE SumOf<E> InRow(const E* row, std::int64_t i) {
     return row[i];
   }
 }
-/// Number c of row i of a matrix whose rows lie in pairs, or by themselves.
+/// Number c of row i of a matrix whose rows are paired or not.
 template <class E>
 HWY_INLINE SumOf<E> InColumn(const E* matrix, std::int64_t width, std::int64_t i, std::int64_t c) {
   if constexpr (kIsPair<E>) {
@@ -43,7 +43,7 @@ HWY_INLINE SumOf<E> InColumn(const E* matrix, std::int64_t width, std::int64_t i
   }
 }
 
-/// to (32, width): row pairs with zeros for the rows `bad` of 64.
+/// to (32, width): row pairs, with zeros for the rows `bad` of 64.
 inline void CleanPairs(const Pair* rows, std::int64_t width, std::uint64_t bad, Pair* to) {
   for (std::int64_t row = 0; row < kTile / 2; ++row) {
     const std::uint32_t keep = (bad >> 2 * row & 1 ? 0u : 0xffffu) | (bad >> (2 * row + 1) & 1 ? 0u : 0xffff0000u);
@@ -60,7 +60,7 @@ void TransposeWords(const Pair* rows, std::int64_t width, Pair* to) {
 
 #if ANYFLASH_PAIRS
 
-/// count numbers (whole pairs of vectors), rounded to nearest; neighbours make a pair. `to` may be `from` itself.
+/// Rounds count numbers (whole pairs of vectors) to nearest; neighbours make a pair. `to` may be `from` itself.
 inline void PairNeighbours(const float* from, std::int64_t count, Pair* to) {
   const hn::ScalableTag<float> d;
   const hn::Repartition<hwy::bfloat16_t, decltype(d)> narrow;
@@ -71,7 +71,7 @@ inline void PairNeighbours(const float* from, std::int64_t count, Pair* to) {
   }
 }
 
-/// Two vectors, one after the other in `both`, as Pairs of their numbers at the same place.
+/// Two consecutive vectors in `both`, as Pairs of their numbers at the same index.
 class PairsOfVectors {
  public:
   PairsOfVectors() {
@@ -110,7 +110,7 @@ inline void PairRows(const float* from, std::int64_t width, Pair* to, int count 
 template <class D>
 hn::Vec<D> DotColumns(D d, const Pair* a, const Pair* b, std::int64_t depth) {
   auto total = hn::Zero(d);
-#if ANYFLASH_PAIRS_IN_TILES  // first and second numbers apart, sixteen pairs at a time
+#if ANYFLASH_PAIRS_IN_TILES  // first and second numbers separately, sixteen pairs at a time
   const hn::RebindToUnsigned<D> words;
   const auto load = [&](const Pair* from)
                         HWY_ATTR { return hn::Load(words, reinterpret_cast<const std::uint32_t*>(from)); };
@@ -134,7 +134,7 @@ hn::Vec<D> DotColumns(D d, const Pair* a, const Pair* b, std::int64_t depth) {
 
 #endif  // ANYFLASH_PAIRS
 
-/// rows (count, width), which it may change, to the first columns of (width, 64), Pairs along the width. count: whole
+/// rows (count, width), which may be changed, to the first columns of (width, 64), Pairs along the width. count: whole
 /// vectors.
 template <class E, class T>
 void TransposeOperand(T* rows, std::int64_t width, E* to, int count = kTile) {
@@ -145,7 +145,7 @@ void TransposeOperand(T* rows, std::int64_t width, E* to, int count = kTile) {
     TransposeVectorOfRows(rows + row * depth, depth, depth, reinterpret_cast<T*>(to) + row, kTile);
 }
 
-/// run<T, E>(): T is what a call computes in, E what its products read.
+/// run<T, E>(): T is the type of a call's computation, E that of its products' operands.
 template <class F>
 std::int64_t WithElements(const Problem& problem, const F& run) {
   if (problem.type == ElementType::float64) return run.template operator()<double, double>();

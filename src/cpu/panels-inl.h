@@ -1,6 +1,6 @@
-// Packed key blocks: K transposed and V, as right operands of products. A thread keeps the ones it packed last, since
-// the query blocks that it takes one after the other mostly meet the same keys: some times as many as a query block
-// meets, so that narrow rules stay in the nearer caches.
+// Packed key blocks: K transposed and V, as right operands of products. A thread keeps the blocks that it packed last,
+// since consecutive query blocks mostly visit the same keys. It keeps several times as many as a query block visits,
+// but no more, so that narrow rules stay in the nearer caches.
 
 #include "cpu/caches.h"
 #include "cpu/pairs-inl.h"
@@ -25,7 +25,7 @@ struct Panel {
   Box box;
   E* k_t;                    ///< (d_qk, 64)
   E* v;                      ///< (64, padded d_v)
-  int keys;                  ///< packed of them, whole steps of kSpanStep: no others exist
+  int keys;                  ///< how many of its keys are packed, a multiple of kSpanStep: no others exist
   std::uint64_t not_finite;  ///< the keys whose values hold a NaN or an infinity
 };
 

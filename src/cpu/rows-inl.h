@@ -1,5 +1,5 @@
-// Rows between a tensor's memory (any type, any strides) and a thread's own (T, whole vectors, aligned): load, store,
-// transpose, and setting aside rows that hold a NaN or an infinity.
+// Rows between a tensor's memory (any type, any strides) and a thread's own memory (T, whole vectors, aligned): load,
+// store, transpose, and removal of rows that hold a NaN or an infinity.
 
 #include <algorithm>
 #include <bit>
@@ -52,8 +52,8 @@ struct Convert {  // float16 or bfloat16 in memory, float in registers
   static T One(Memory x) { return hwy::ConvertScalarTo<T>(x); }
 
  private:
-  /// Where there is no instruction for it, Highway's conversion of float16 takes the highest exponent for an ordinary
-  /// one: what comes out at or above 2^16 is an infinity or a NaN.
+  /// Without an instruction for it, Highway's float16 conversion treats the highest exponent as an ordinary one: a
+  /// result at or above 2^16 stands for an infinity or a NaN.
   template <class D>
   static HWY_INLINE hn::Vec<D> Widen(D d, hn::Vec<hn::Rebind<Memory, D>> narrow) {
     const auto x = hn::PromoteTo(d, narrow);
@@ -64,7 +64,7 @@ struct Convert {  // float16 or bfloat16 in memory, float in registers
       return x;
     }
   }
-  /// The instruction for bfloat16 makes 0 of the numbers below 2^-126.
+  /// The bfloat16 instruction flushes numbers below 2^-126 to 0.
   template <class D, class DN>
   static HWY_INLINE hn::Vec<DN> ToNearest(D d, DN narrow, hn::Vec<D> x) {
 #if HWY_NATIVE_DOT_BF16
@@ -80,7 +80,7 @@ struct Convert {  // float16 or bfloat16 in memory, float in registers
     static_cast<void>(d);
     return hn::DemoteTo(narrow, x);
   }
-  /// Where there is none for float16, Highway also makes an infinity of a NaN on the way back.
+  /// Without an instruction for float16, Highway also turns a NaN into an infinity on the way back.
   template <class D>
   static HWY_INLINE void KeepNan(D d, hn::Vec<D> x, Memory* to, std::int64_t count) {
     if (!std::is_same_v<Memory, hwy::float16_t> || hn::AllFalse(d, hn::IsNaN(x))) return;
@@ -123,7 +123,7 @@ HWY_INLINE void WithMemoryType(ElementType type, const F& f) {
   }
 }
 
-/// Where the rows of a box of (b, h) lie: offsets in elements. Rows outside `size` are padding, and are never read.
+/// The rows of a box of (b, h): offsets in elements. Rows outside `size` are padding, and are never read.
 class RowAddresses {
  public:
   HWY_NOINLINE RowAddresses(const Operand& operand, std::int64_t b, std::int64_t h, const Box& box, const Int3& size,
@@ -150,13 +150,13 @@ class RowAddresses {
   std::int32_t count() const { return count_; }
   std::int64_t operator[](std::int32_t row) const { return at_[row]; }
   bool exists(std::int32_t row) const { return at_[row] != kPadding; }
-  /// The rows up to the last that exists, in whole steps of kSpanStep: no others need be loaded.
+  /// The rows up to the last that exists, rounded up to kSpanStep: no others need be loaded.
   std::int32_t used() const {
     auto rows = count_;
     while (rows > 0 && !exists(rows - 1)) --rows;
     return (rows + tuning::kSpanStep - 1) / tuning::kSpanStep * tuning::kSpanStep;
   }
-  /// Rows row .. row + n - 1 exist and follow each other at a distance of one element.
+  /// Rows row .. row + n - 1 exist and are one element apart.
   bool neighbours(std::int32_t row, int n) const {
     bool all = row + n <= count_ && exists(row);
     for (int i = 1; all && i < n; ++i) all = at_[row + i] == at_[row] + i;
@@ -180,7 +180,7 @@ class RowAddresses {
   std::int64_t at_[kMaxQueryRows];
 };
 
-/// The first rows of a box of (b, h) in one dimension, if they exist and lie `line` elements apart; else line is 0.
+/// The first rows of a box of (b, h) in one dimension, if they exist and are `line` elements apart; else line is 0.
 struct EvenRows {
   std::int64_t first = 0, line = 0;
 
@@ -194,7 +194,7 @@ struct EvenRows {
   }
 };
 
-/// In each 16 bytes of n vectors (n = 16 / sizeof(T)), a square of n x n numbers: its transpose.
+/// Transposes a square of n x n numbers in each 16 bytes of n vectors (n = 16 / sizeof(T)).
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void TransposeSquares(D d, hn::Vec<D> (&rows)[16 / sizeof(T)]) {
   const auto low = hn::InterleaveLower(d, rows[0], rows[1]), high = hn::InterleaveUpper(d, rows[0], rows[1]);
@@ -212,7 +212,7 @@ HWY_INLINE void TransposeSquares(D d, hn::Vec<D> (&rows)[16 / sizeof(T)]) {
   }
 }
 
-/// n x n numbers at `from`, lines `from_line` apart, become their transpose at `to`.
+/// Transposes n x n numbers at `from`, lines `from_line` apart, into `to`.
 template <class T, class From, class To>
 HWY_INLINE void TransposeSquare(const From* HWY_RESTRICT from, std::int64_t from_line, To* HWY_RESTRICT to,
                                 std::int64_t to_line) {
@@ -253,8 +253,8 @@ HWY_INLINE void StoreRow(const T* HWY_RESTRICT from, std::int64_t stride, std::i
   }
 }
 
-/// to (rows, width): the first `rows` rows, channels padded with zeros, padding rows zero. Where the channels are not
-/// neighbours but the rows are (bhds), squares are transposed.
+/// Loads the first `rows` rows into to (rows, width); channels are padded with zeros, padding rows are zero. If the
+/// rows are contiguous but the channels are not (bhds), squares are transposed.
 template <class T>
 HWY_NOINLINE void LoadRows(const Operand& operand, ElementType type, const RowAddresses& address, std::int32_t rows,
                            std::int64_t channels, T* to, std::int64_t width) {
@@ -291,7 +291,7 @@ void LoadRows(const Operand& operand, ElementType type, std::int64_t b, std::int
   LoadRows(operand, type, address, address.count(), channels, to, width);
 }
 
-/// The reverse: those of the first `rows` rows that exist are written, rounded to nearest.
+/// The reverse: writes those of the first `rows` rows that exist, rounded to nearest.
 template <class T>
 HWY_NOINLINE void StoreRows(const T* from, std::int64_t width, const Operand& operand, ElementType type,
                             const RowAddresses& address, std::int32_t rows, std::int64_t channels) {
@@ -338,7 +338,7 @@ HWY_INLINE void LoadTransposed(D d, const T* from, std::int64_t line, hn::Vec<D>
 }
 
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86_64
-/// Of two vectors of four blocks of 16 bytes, blocks 0 and 2 (kOdd: 1 and 3) of each. Highway has nothing for it.
+/// Blocks 0 and 2 (kOdd: 1 and 3) of each of two vectors of four 16-byte blocks. Highway has no operation for it.
 template <bool kOdd, class D, class V = hn::Vec<D>>
 HWY_INLINE V AlternateBlocks(D d, V a, V b) {
   const hn::Repartition<float, D> words;
@@ -348,13 +348,13 @@ HWY_INLINE V AlternateBlocks(D d, V a, V b) {
 #endif
 
 /// A vector of each of as many rows as it has lanes, `line` apart -> columns. A row's cache line is read at once, so
-/// that it does not matter where rows lie, and whether the nearest cache has room for all of them.
+/// that neither the rows' addresses nor the size of the nearest cache matters.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void LoadSquare(D d, const T* from, std::int64_t line, hn::Vec<D> (&columns)[hn::MaxLanes(D())]) {
   constexpr int n = 16 / sizeof(T), kBlocks = static_cast<int>(hn::MaxLanes(d)) / n;
   static_assert(kBlocks == 1 || kBlocks == 2 || kBlocks == 4);
   hn::Vec<D> squares[kBlocks][n];
-  asm("" : "+r"(line));  // else the compiler keeps the address of each row for the next call, on the stack
+  asm("" : "+r"(line));  // otherwise the compiler saves each row's address on the stack for the next call
   for (int b = 0; b < kBlocks; ++b) {
     for (int i = 0; i < n; ++i, from += line) squares[b][i] = hn::LoadU(d, from);
     TransposeSquares(d, squares[b]);
@@ -380,7 +380,7 @@ HWY_INLINE void LoadSquare(D d, const T* from, std::int64_t line, hn::Vec<D> (&c
   }
 }
 
-/// kColumns: those of a whole vector, or of 16 bytes.
+/// kColumns: of a whole vector, or of 16 bytes.
 template <int kColumns, class D, class T = hn::TFromD<D>>
 HWY_INLINE void LoadColumns(D d, const T* from, std::int64_t line, hn::Vec<D> (&columns)[kColumns]) {
   if constexpr (kColumns * sizeof(T) == 16) {
@@ -397,7 +397,7 @@ HWY_INLINE void TransposeColumns(const T* from, std::int64_t line, T* to, std::i
 #pragma GCC unroll 16
   for (int i = 0; i < kColumns; ++i) hn::Store(columns[i], d, to + i * to_line);
 }
-/// As many rows as a vector has lanes, `line` apart; width is whole blocks of 16 bytes.
+/// As many rows as a vector has lanes, `line` apart; width is a multiple of 16 bytes.
 template <class T>
 HWY_INLINE void TransposeVectorOfRows(const T* rows, std::int64_t line, std::int64_t width, T* to,
                                       std::int64_t to_line) {
@@ -435,7 +435,7 @@ std::uint64_t RowsNotFinite(const T* rows, std::int64_t width, int count = kTile
   return bad;
 }
 
-/// RowsNotFinite; if there are any, `clean` becomes the rows with zeros in their place. It may be `rows` itself.
+/// RowsNotFinite; if there are any, `clean` becomes the rows with those replaced by zeros. It may be `rows` itself.
 template <class T>
 std::uint64_t CleanRows(const T* rows, std::int64_t width, T* clean, int count = kTile) {
   const auto bad = RowsNotFinite(rows, width, count);

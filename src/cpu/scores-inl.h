@@ -1,4 +1,4 @@
-// From products Q K^T to scores: scale, soft cap, bias, ALiBi. (The mask comes later, as words.)
+// score_mod: from products Q K^T to scores by scale, soft cap, bias and ALiBi. (The mask is applied later, as words.)
 
 #include <bit>
 #include <cstdint>
@@ -28,8 +28,8 @@ inline bool PlainScores(const Problem& problem) {
   return problem.softcap <= 0 && !problem.bias.given() && !problem.alibi.given();
 }
 
-/// What products are still to be multiplied by as they become P: the scale, unless FinishScores has done it. (Queries
-/// multiplied by it beforehand could overflow where scores do not, and 16-bit ones would be rounded once more.)
+/// The factor of products that is applied as they become P: the scale, unless FinishScores has applied it. (Scaling the
+/// queries beforehand could overflow where scores do not, and would round 16-bit queries once more.)
 template <class T>
 T ScaleLeft(const Problem& problem) {
   return PlainScores(problem) ? static_cast<T>(problem.scale) : T(1);
@@ -55,11 +55,11 @@ void ScaleScores(T scale, T* HWY_RESTRICT s, std::int64_t count) {
   for (std::int64_t i = 0; i < count; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, s + i), factor), d, s + i);
 }
 
-/// Where the biases of a key block lie, in elements from those of a row.
+/// The biases of a key block: offsets in elements from those of a row.
 struct BiasKeys {
   std::int64_t at[kTile];
   std::uint64_t inside = 0;  ///< keys outside have no bias
-  bool side_by_side = true;  ///< all inside and neighbours in memory
+  bool side_by_side = true;  ///< all inside and contiguous in memory
   bool one_for_all = false;  ///< broadcast along the keys
 
   BiasKeys(const Bias& bias, const Box& keys, const Int3& k_size) : one_for_all(bias.stride[3] == 0) {
@@ -73,7 +73,7 @@ struct BiasKeys {
   }
 };
 
-/// Adds the biases of one row, which begin at `row`, to its 64 scores; those of keys outside are left alone.
+/// Adds the biases of one row, which begin at `row`, to its 64 scores; keys outside are left unchanged.
 template <class T, class Memory>
 HWY_INLINE void AddBiasRow(const Memory* row, const BiasKeys& keys, T* HWY_RESTRICT s) {
   const hn::ScalableTag<T> d;
@@ -121,8 +121,9 @@ void AddBias(const Problem& problem, std::int64_t b, std::int64_t h, const Box& 
   });
 }
 
-/// Subtracts slope * sum_i |x_i - y_i|, in aligned coordinates (Press et al. 2022, on any number of dimensions). They
-/// are counted from the first key's, so that they are small where distances are: a T does not hold every large integer.
+/// Subtracts slope * sum_i |x_i - y_i|, in aligned coordinates (Press et al. 2022, in any number of dimensions).
+/// Coordinates are counted from the first key's, so that they are small where distances are: a T cannot represent every
+/// large integer.
 template <class T>
 void AddAlibi(const Problem& problem, const rules::Program& program, T slope, const Box& queries, const Box& keys,
               std::int32_t rows, T* s) {
@@ -151,8 +152,8 @@ void AddAlibi(const Problem& problem, const rules::Program& program, T slope, co
   }
 }
 
-/// s: (rows, 64) products of the first `rows` entries of a query box, become scores. slope: the same shape, the soft
-/// cap's derivative, or null.
+/// Turns s, (rows, 64) products of the first `rows` entries of a query box, into scores. slope: the same shape, the
+/// soft cap's derivative, or null.
 template <class T>
 void FinishScores(const Problem& problem, const rules::Program& program, std::int64_t b, std::int64_t h,
                   const Box& queries, std::int32_t rows, const Box& keys, T* s, T* slope) {

@@ -1,6 +1,6 @@
-// Hands out work that lies in groups of equal parts. A thread takes a group for itself, part after part, so that it
-// loads what they share once. When every group is taken it helps where most is left, so that nobody waits long for the
-// slowest thread.
+// Hands out work in groups of equal parts. A thread takes a group for itself, part after part, so that it loads their
+// common data once. Once all groups are taken, a thread helps the group with the most parts left, so that none waits
+// long for the slowest thread.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class Shares {
   struct Share {
     std::int64_t group = -1;
     std::int64_t first, count;  ///< parts
-    int owner;                  ///< the thread that took the group: alone it did all that it took before
+    int owner;                  ///< the thread that took the group; it did all earlier parts that it took alone
   };
 
   Shares(std::int64_t groups, std::int64_t parts, int threads, Parts& memory)
@@ -30,8 +30,8 @@ class Shares {
     if (owned_) std::uninitialized_default_construct_n(owned_, threads_);
   }
 
-  /// The next share, of at most `most` parts, of a thread below `threads`; false if there is none. share: its last one.
-  /// Those of a group are handed out in ascending order.
+  /// The next share, at most `most` parts, for a thread below `threads`; false if there is none. share: its last one.
+  /// Shares of a group are handed out in ascending order.
   bool next(int thread, std::int64_t most, Share& share) {
     while (share.group >= 0 || take_group(thread, share) || help(share)) {
       share.first = taken_[share.group].parts.fetch_add(most, std::memory_order_relaxed);
@@ -47,7 +47,7 @@ class Shares {
     std::atomic<std::int64_t> parts{0};
   };
   struct alignas(64) Owned {
-    std::atomic<std::int64_t> group{-1};  ///< that a thread took last
+    std::atomic<std::int64_t> group{-1};  ///< the group that a thread took last
   };
 
   bool take_group(int thread, Share& share) {
@@ -58,7 +58,7 @@ class Shares {
     owned_[thread].group.store(group, std::memory_order_release);
     return true;
   }
-  /// Joins the group of which most is left. One whose owner has not said so yet is left to it.
+  /// Joins the group with the most parts left, except one whose owner has not announced it yet.
   bool help(Share& share) {
     std::int64_t most_left = 0;
     for (int owner = 0; owner < threads_; ++owner) {

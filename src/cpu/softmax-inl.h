@@ -1,5 +1,5 @@
-// The online softmax (Milakov and Gimelshein 2018) on one tile: rows of 64 scores become P, and each row's maximum,
-// sum and output follow.
+// The online softmax (Milakov and Gimelshein 2018) on one tile: rows of 64 scores become P, and each row's maximum, sum
+// and output are updated.
 
 #include <algorithm>
 #include <cmath>
@@ -25,19 +25,19 @@ constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
 constexpr int kSumLanes = 16;
 
-/// What a row's exponentials come to.
+/// The statistics of a row's exponentials.
 template <class T>
 struct RowEnd {
-  T largest, sum;  ///< the maximum of the scores (or what stands for it), the sum of exp(score - largest)
+  T largest, sum;  ///< the maximum of the scores (or a stand-in for it), the sum of exp(score - largest)
 
   T lse() const { return sum == 0 ? -kInfinity<T> : largest + std::log(sum); }
 };
 
-/// What a query block carries from key block to key block. A row's sum and maximum are kept as vectors over some of its
-/// keys each, so that no tile needs a sum across lanes.
+/// The state of a query block from key block to key block. A row's sum and maximum are kept as vectors, each lane over
+/// some of its keys, so that no tile needs a sum across lanes.
 template <class T>
 struct RowState {
-  T* shift;    ///< (rows): what is subtracted from scores before exp: the maximum, or at most kShiftLag less, or above
+  T* shift;    ///< (rows): subtracted from scores before exp: the maximum, or at most kShiftLag less, or above
   T* row_max;  ///< (rows, kSumLanes)
   T* row_sum;  ///< (rows, kSumLanes): of exp(score - shift)
   T* out;      ///< (rows, width): the sum of P V, not yet divided
@@ -51,13 +51,13 @@ struct RowState {
     std::fill_n(row_sum, rows * kSumLanes, T(0));
     std::fill_n(out, rows * width, T(0));
   }
-  /// For a second walk, whose P sums to a half, so that no sum of P V exceeds the values. (A shift above the LSE would
-  /// do the same, but where scores are large there is none that is not far above it.)
+  /// For a second walk, whose P is scaled to sum to a half, so that no sum of P V exceeds the values. (A shift above
+  /// lse would do the same, but for large scores the next larger number is much above it.)
   void clear(std::int64_t rows, const RowEnd<T>* ends) const {
     clear(rows);
     for (std::int64_t row = 0; row < rows; ++row) {
       shift[row] = ends[row].largest;
-      factor[row] = T(0.5) / ends[row].sum;  // a sum of 0: its results, of 0, are kept
+      factor[row] = T(0.5) / ends[row].sum;  // a sum of 0: its results, 0, are kept
     }
   }
 };
@@ -69,7 +69,7 @@ HWY_INLINE void Rescale(T factor, T* HWY_RESTRICT row, std::int64_t width) {
   for (std::int64_t i = 0; i < width; i += hn::Lanes(d)) hn::Store(hn::Mul(hn::Load(d, row + i), f), d, row + i);
 }
 
-/// Multiplies what a row has summed by exp(difference): its shift has risen. Apart, since it is rare.
+/// Rescales a row's sums by exp(difference), because its shift has risen. A separate function, since it is rare.
 template <class T>
 HWY_NOINLINE void ScaleDown(T difference, std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
@@ -78,7 +78,7 @@ HWY_NOINLINE void ScaleDown(T difference, std::int64_t row, const RowState<T>& s
   Rescale(factor, state.out + row * state.width, state.width);
 }
 
-/// A row at its end: what it has summed is scaled to its maximum.
+/// The end of a row: its sums are rescaled to its maximum.
 template <class T>
 RowEnd<T> SettleRow(std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
@@ -92,7 +92,7 @@ RowEnd<T> SettleRow(std::int64_t row, const RowState<T>& state) {
   return {row_max, hn::ReduceSum(d, total)};
 }
 
-/// p: kWidth numbers. `to` may be where the scores are.
+/// p: kWidth numbers. `to` may be the scores' memory.
 template <int kVectors, class D, class V, class E>
 HWY_INLINE void StoreP(D d, const V (&p)[kVectors], E* to) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -109,7 +109,7 @@ HWY_INLINE void StoreP(D d, const V (&p)[kVectors], E* to) {
   }
 }
 
-/// run.operator()<width>(), of a width that is whole steps of kSpanStep.
+/// Calls run.operator()<width>() for a width that is a multiple of kSpanStep.
 template <class F>
 HWY_INLINE void WithWidth(int width, const F& run) {
   using tuning::kSpanStep;
@@ -122,8 +122,7 @@ HWY_INLINE void WithWidth(int width, const F& run) {
   }
 }
 
-/// s: kWidth scores of a row; p: becomes their P, and may be s. word: which of them are visible, from bit 0 (used only
-/// if kMasked).
+/// s: kWidth scores of a row; p: their P, may be s. word: which of them are visible, from bit 0 (used only if kMasked).
 template <bool kMasked, int kWidth, class T, class E>
 HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t row, const RowState<T>& state) {
   const hn::ScalableTag<T> d;
@@ -142,7 +141,7 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t ro
   for (int i = 1; i < kVectors; ++i) largest = hn::Max(largest, x[i]);
   T* const maxima = state.row_max + row * kSumLanes;
   const V before = hn::Load(d, maxima);
-  hn::Store(hn::IfThenElse(hn::Gt(largest, before), largest, before), d, maxima);  // a NaN is passed over
+  hn::Store(hn::IfThenElse(hn::Gt(largest, before), largest, before), d, maxima);  // a NaN is ignored
   if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.shift[row] + tuning::kShiftLag))))) {
     const T tile_max = hn::ReduceMax(d, largest), old_shift = state.shift[row];
     if (tile_max > old_shift) {

@@ -1,5 +1,5 @@
-// Which part of a partial tile is worked on: for each few rows only the keys that one of them sees, and for each few
-// keys only the rows that see one of them.
+// Which part of a partial tile is computed: for a few rows at a time only the keys that one of them sees, and for a few
+// keys at a time only the rows that see one of them.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// tanh for the soft cap, as accurate as the scalar one: an error here is multiplied by the cap and lands in the scores.
+// tanh for the soft cap, as accurate as the scalar function: the cap multiplies its error in the scores.
 //
 // |x| < 0.625: x + x^3 p(x^2), p fitted on Chebyshev nodes. Above: 1 - 2 e / (1 + e), e = exp(-2 |x|). NaN stays NaN.
 // Measured by tests/cpu/pieces_test.cpp: at most 1.42 units in the last place.

@@ -1,4 +1,4 @@
-// Work shared out among threads. A thread alone enters no parallel region: OpenMP would make a team for it and free it,
+// Work divided among threads. A single thread enters no parallel region: OpenMP would create and free a team for it,
 // which takes a tenth of a small call's time.
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// The words of partial tiles. Where a rule goes by the difference of coordinates, tiles at the same difference share
-// them: a narrow rule meets few. Where it goes by documents alone, neighbours in one document share theirs.
+// Mask words of partial tiles. Where a rule depends only on coordinate differences, tiles with the same difference
+// share words: a narrow rule needs few. Where it depends only on documents, neighbouring queries of one document share
+// a word.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +16,8 @@ namespace anyflash::cpu {
 template <int kMostRows>
 class TileWords {
  public:
-  /// Words of the first `rows` queries of a box, always as many: bit j is key j of the key box; queries outside see
-  /// nothing. Valid until the next call.
+  /// The words of the first `rows` queries of a box (the same number in every call): bit j is key j of the key box;
+  /// queries outside see nothing. Valid until the next call.
   const std::uint64_t* of(const rules::Program& program, const Box& queries, std::int32_t rows, const Box& keys) {
     if (&program != program_) {
       program_ = &program, known_ = next_ = 0;

@@ -1,5 +1,5 @@
-// In which order blocks are taken, and which of them a thread has at hand: it keeps those that it loaded last, since
-// its next tasks mostly meet them again.
+// The order in which blocks are taken, and which of them a thread keeps: the ones that it loaded last, since its next
+// tasks mostly visit them again.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,9 @@
 
 namespace anyflash::cpu {
 
-/// Block i of a walk over the query blocks that keeps to strips a few blocks wide, so that in two and three dimensions
-/// the key blocks around a strip are still packed when the next row of blocks comes. Where blocks take every s-th
-/// entry, the s blocks of one stretch follow each other: together they read it whole.
+/// Block i of a walk over the query blocks in strips a few blocks wide. So in two and three dimensions the key blocks
+/// around a strip are still packed when the next row of blocks comes. Where blocks take every s-th entry, the s blocks
+/// of one stretch follow each other: together they read it whole.
 inline std::int32_t walked(const Grid& grid, std::int64_t i) {
   using tuning::kStrip;
   const std::int64_t across = grid.blocks(2), down = std::int64_t{grid.blocks(0)} * grid.blocks(1);
@@ -22,7 +22,7 @@ inline std::int32_t walked(const Grid& grid, std::int64_t i) {
   return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
 }
 
-/// The names of the blocks in a ring of `count` slots.
+/// The ids of the blocks in a ring of `count` slots.
 class KeptBlocks {
  public:
   static constexpr std::int64_t most = 128;
@@ -35,7 +35,7 @@ class KeptBlocks {
     const auto at = std::find(names_.begin(), names_.begin() + count_, name);
     return at == names_.begin() + count_ ? -1 : at - names_.begin();
   }
-  /// The slot of a block that is loaded now, in place of the oldest, or of the next if that is in slot `held`.
+  /// Assigns a slot to a block that is loaded now: the oldest, or the next one if the oldest is slot `held`.
   std::int64_t put(std::int64_t name, std::int64_t held = -1) {
     const auto slot = next_ == held ? (next_ + 1) % count_ : next_;
     names_[slot] = name;
@@ -48,7 +48,7 @@ class KeptBlocks {
   std::int64_t count_, next_ = 0;
 };
 
-/// Blocks that the block which meets most meets, in lists such as &MaskGroup::keys_of_query_block.
+/// The most blocks that one block visits, in lists such as &MaskGroup::keys_of_query_block.
 inline std::int64_t most_met(const ExecutionPlan& plan, RunList MaskGroup::* lists) {
   std::int64_t most = 0;
   for (const MaskGroup& group : plan.groups) {

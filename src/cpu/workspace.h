@@ -1,4 +1,4 @@
-// Memory that kernels work in.
+// The kernels' workspace.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,17 @@ constexpr int kTile = 64;
 /// Most rows of a query block.
 constexpr int kMaxQueryRows = 256;
 
-/// Row length of a thread's own copy of rows: whole vectors of any instruction set, so that no kernel has a remainder.
+/// Row length of a thread's own copy of rows: a multiple of any instruction set's vectors, so that no kernel has a
+/// remainder.
 inline std::int64_t padded(std::int64_t channels) { return (channels + 15) / 16 * 16; }
 
-/// Asks for the whole large pages in it: memory that is new to a call costs as much as it has pages.
+/// Requests large pages for the memory: new memory costs a call time per page.
 inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #ifdef __linux__
   constexpr std::uintptr_t page = std::uintptr_t{2} << 20;
   const auto first = reinterpret_cast<std::uintptr_t>(memory), end = first + bytes;
   const auto from = (first + page - 1) / page * page, to = end / page * page;
-  if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);  // it may be refused
+  if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);  // the request may be refused
 #endif
 }
 
@@ -44,8 +45,8 @@ hwy::AlignedFreeUniquePtr<T[]> allocate(std::int64_t count) {
   return memory;
 }
 
-/// Hands out the parts of one piece of memory. Without memory it counts what they would take: a call lays out its
-/// workspace once with none, to say how large it is, and once in earnest.
+/// Divides an allocation into parts. Without memory it only counts bytes: a call lays out its workspace once without
+/// memory, to know its size, and once with it.
 class Parts {
  public:
   explicit Parts(char* memory) : memory_(memory) {}

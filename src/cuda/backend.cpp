@@ -16,14 +16,14 @@ std::vector<DeviceInfo> devices() {
     const Device device{DeviceKind::cuda, i};
     try {
       found.push_back({device, facts_of(device).model, 0});
-    } catch (const Error&) {  // one that the kernels do not run on
+    } catch (const Error&) {  // a GPU that the kernels do not run on
     }
   }
   return found;
 }
 
 TileMenu tile_menu(const Problem& problem) {
-  facts_of(problem.device);  // throws Error if there is no such GPU, before anybody asks for it
+  facts_of(problem.device);  // throws Error early if there is no such GPU
   return problem.direction == Direction::forward ? forward_menu(problem) : backward_menu(problem);
 }
 
@@ -76,7 +76,7 @@ std::shared_ptr<void> memory(Device device, std::size_t bytes) {
             try {
               const DeviceScope own(device.index);
               give_back(cudaFree(given));
-            } catch (const Error&) {  // the process is ending: its memory goes anyway
+            } catch (const Error&) {  // the process is ending and releases its memory anyway
             }
           }};
 }
@@ -86,7 +86,7 @@ void copy(void* to, const void* from, std::size_t bytes, Device device) {
   const DeviceScope scope(device.index);
   check(cudaDeviceSynchronize(), "waiting for a device");
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copying to or from a device");
-  check(cudaStreamSynchronize(cudaStreamLegacy), "copying to or from a device");  // it may return before the end
+  check(cudaStreamSynchronize(cudaStreamLegacy), "copying to or from a device");  // the copy may return earlier
 }
 
 }  // namespace anyflash::cuda

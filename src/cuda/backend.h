@@ -1,4 +1,4 @@
-// The CUDA backend: what its entry in backends.cpp points to.
+// The CUDA backend: the functions that its entry in backends.cpp points to.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ namespace anyflash::cuda {
 std::vector<DeviceInfo> devices();
 TileMenu tile_menu(const Problem& problem);
 
-/// Beside the call's tensors: masks that are no part of a kept plan, words, the page table, and what the kernels work
-/// in. Unless the caller gives it, it is taken inside the call, in the order of its stream, so there is nothing to
-/// allocate before: allocate_workspace gives null.
+/// Bytes that a call needs apart from its tensors: masks that are not part of a kept plan, mask words, the page table,
+/// the kernels' workspace. Unless the caller passes this memory, it is allocated inside the call, in stream order. So
+/// allocate_workspace returns null.
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan);
 Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 
@@ -23,11 +23,11 @@ Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 
-/// Throws Error if a pointer, which it names, is known to point elsewhere than into the device's memory.
+/// Throws Error, naming the pointer, if it is known not to point into the device's memory.
 void check_memory(const char* name, const void* data, Device device);
 
-/// Every element of a floating-point tensor becomes `value`, in the order of the problem's stream. 16-bit ones: 0
-/// alone.
+/// Sets every element of a floating-point tensor to `value`, in the order of the problem's stream. For 16-bit types
+/// `value` must be 0.
 void fill(const Problem& problem, const TensorView& view, double value);
 
 void synchronize(Device device, void* stream);

@@ -1,6 +1,6 @@
-// The choice of boxes. Runs suit rules that go by the order in memory; boxes of 8 x 8 pixels or 4 x 4 x 4 voxels suit
-// rules that are local in space; a step suits rules that look at every s-th entry. Which is best depends on the sizes
-// too (a run of 64 in an image 20 wide is mostly padding), so the rule's name does not decide, but a sample of blocks.
+// The choice of boxes. Runs suit rules that follow memory order; boxes of 8 x 8 pixels or 4 x 4 x 4 voxels suit rules
+// that are local in space; a step suits rules that see every s-th entry. The best choice also depends on the sizes (a
+// run of 64 in an image 20 wide is mostly padding). So a sample of blocks decides, not the rule's name.
 #include "plan/boxes.h"
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 namespace anyflash::planning {
 namespace {
 
-constexpr int sampled_blocks = 16;  // query blocks looked at for each cut; 64 changed none of 27 choices
+constexpr int sampled_blocks = 16;  // query blocks sampled for each cut; 64 changed none of 27 choices
 constexpr int largest_step = 128;   // a block's search asks once for each residue class
 constexpr int longest_aspect = 4;   // of a box's sides: 8 x 32, not 8 x 64
 
 enum class Cell { row, square, cube };
 
-/// Extents of `rows` entries made of whole cells. The side of a cell is 64, 8 or 4 in its dimensions.
+/// Extents of `rows` entries made of whole cells. A cell's side is 64, 8 or 4, by its dimensions.
 std::vector<Int3> shapes(int rows, Cell cell) {
   if (cell == Cell::row) return {{{1, 1, rows}}};
   const int side = cell == Cell::square ? 8 : 4;
@@ -37,8 +37,9 @@ std::vector<Int3> shapes(int rows, Cell cell) {
   return found;
 }
 
-/// The step, in entries, after which a side's aligned coordinates have gone a multiple of the stride; or the largest
-/// half, quarter ... of it that leaves the residue classes long enough to fill half a block; else 1.
+/// The step, in entries, after which a side's aligned coordinates have advanced by a multiple of the stride. If its
+/// residue classes are too short to fill half a block, the largest half, quarter ... of it for which they are not; else
+/// 1.
 std::int32_t fitting_step(std::int32_t stride, std::int32_t axis, std::int32_t size, std::int32_t extent) {
   std::int32_t step = stride / std::gcd(stride, axis);
   while (step > 1 && (step > largest_step || std::int64_t(step) * extent > 2 * std::int64_t(size))) {
@@ -48,7 +49,7 @@ std::int32_t fitting_step(std::int32_t stride, std::int32_t axis, std::int32_t s
 }
 
 /// Sample s of the blocks: one from each of `samples` equal strips, placed there by the golden ratio, so that not all
-/// fall into one column of an image.
+/// are in one column of an image.
 std::int32_t sample(std::int64_t s, std::int64_t samples, std::int64_t blocks) {
   const double inside = std::uint32_t(s * 2654435769u) / 4294967296.0;
   return std::int32_t((double(s) + inside) * double(blocks) / double(samples));

@@ -1,4 +1,4 @@
-// A few dozen plans in a plain vector: finding one among them costs less than a hash table's bookkeeping would.
+// A few dozen plans in a plain vector: searching it costs less than a hash table's bookkeeping would.
 #include "plan/cache.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::
                                                        bool keep) {
   const auto hash = std::hash<PlanKey>{}(key);
   const auto bytes = bytes_of(*plan) + key.size();
-  std::vector<std::shared_ptr<const ExecutionPlan>> gone;  // let go behind the lock: a GPU's companion may wait for it
+  std::vector<std::shared_ptr<const ExecutionPlan>> gone;  // freed without the lock: a companion may wait for its GPU
   const std::lock_guard lock(mutex_);
   if (auto* found = entry(hash, key)) return found->plan;
   if (bytes > most_bytes) {

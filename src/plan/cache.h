@@ -1,4 +1,4 @@
-// Plans kept for the next call of the same kind: a call on tiny input has no time to make one.
+// Plans kept for later calls of the same kind: a call on tiny input has no time to make one.
 #pragma once
 
 #include <array>
@@ -12,24 +12,24 @@
 
 namespace anyflash::planning {
 
-/// All that a plan depends on, as bytes.
+/// Everything that a plan depends on, as bytes.
 using PlanKey = std::string;
 
 std::size_t bytes_of(const ExecutionPlan& plan);
 
-/// Least recently used plans leave when there are too many, or too large ones. Safe from any number of threads.
+/// Evicts the least recently used plans when there are too many, or too large ones. Safe from any number of threads.
 class PlanCache {
  public:
   static constexpr std::size_t most_plans = 64;
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
   std::shared_ptr<const ExecutionPlan> find(const PlanKey& key);
-  /// Keeps the plan and returns it, or the one that another thread was faster to insert. One that is too large is not
-  /// kept, unless the caller does (keep).
+  /// Keeps the plan and returns it, or the one that another thread has inserted meanwhile. A plan that is too large is
+  /// not kept, unless the caller keeps it (keep).
   std::shared_ptr<const ExecutionPlan> insert(const PlanKey& key, std::shared_ptr<ExecutionPlan> plan,
                                               bool keep = false);
   std::size_t plans();
-  /// Has this been asked with the key before, not long ago?
+  /// Was this asked with the same key before, not long ago?
   bool asked_before(const PlanKey& key);
 
   // Around a fork (threads.cpp).
@@ -47,14 +47,14 @@ class PlanCache {
   Entry* entry(std::size_t hash, const PlanKey& key);
 
   std::mutex mutex_;
-  std::array<std::size_t, most_plans> asked_{};  // hashes, the last ones; a wrong answer costs a little time
+  std::array<std::size_t, most_plans> asked_{};  // hashes of the last keys; a wrong answer costs a little time
   std::size_t next_asked_ = 0;
-  std::vector<Entry> entries_;  // few: looked through from front to back
+  std::vector<Entry> entries_;  // few: searched linearly
   std::size_t bytes_ = 0;
   std::uint64_t uses_ = 0;
 };
 
-/// The process's cache.
+/// The process's only cache.
 PlanCache& plan_cache();
 
 }  // namespace anyflash::planning

@@ -13,7 +13,7 @@ struct Colour {
   int red, green, blue;
 };
 
-/// Where a text's anchor point lies in it, along its direction. All texts are centred across it.
+/// Where a text's anchor point is in it, along its direction. Across it all texts are centred.
 enum class Anchor : std::uint8_t { start, middle, end };
 
 class Canvas {
@@ -21,7 +21,7 @@ class Canvas {
   virtual ~Canvas() = default;
   virtual double letter_width() const = 0;
   virtual double letter_height() const = 0;
-  /// Sides of a pixel of a picture whose longer side has this many.
+  /// The side of a pixel of a picture whose longer side has `longest` pixels.
   virtual double pixel(int longest) const = 0;
 
   virtual void resize(double width, double height) = 0;  ///< once, first; white
@@ -34,7 +34,7 @@ class Canvas {
 
 Colour colour_of(int grey);
 
-/// Throws Error unless the picture has the pixels that its sides say.
+/// Throws Error unless the picture has as many pixels as its sides say.
 void check(const Picture& picture);
 
 /// Draws a picture with its title, axes and legend.

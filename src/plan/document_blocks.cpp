@@ -7,7 +7,7 @@
 namespace anyflash::planning {
 namespace {
 
-/// Calls f(document) for the entries of a box, those beyond the sequence apart; once for neighbours of one document.
+/// Calls f(document) for the entries of a box that exist; once for neighbours of one document.
 template <typename F>
 void each_document(const rules::DocumentSide& side, const Box& box, Int3 size, const F& f) {
   std::int32_t before = -1;
@@ -55,7 +55,7 @@ void DocumentBlocks::meeting(const Box& queries, std::vector<BlockRange>& found)
   documents.erase(std::unique(documents.begin(), documents.end()), documents.end());
   found.clear();
   for (const auto document : documents) {
-    if (std::size_t(document) >= chains_.size()) continue;  // without keys
+    if (std::size_t(document) >= chains_.size()) continue;  // a document without keys
     for (auto link = chains_[document].first; link >= 0; link = links_[link].next) found.push_back(links_[link].blocks);
   }
   std::sort(found.begin(), found.end(), [](BlockRange a, BlockRange b) { return a.first < b.first; });

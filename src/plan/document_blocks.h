@@ -1,5 +1,5 @@
-// Which key blocks hold a document of some queries. Where ids come in any order, the least and the largest id of a
-// block say nothing; asking each document for its blocks costs what there is to find.
+// The key blocks that share a document with some queries. Where ids come in any order, the least and the largest id of
+// a block tell nothing. Asking each document for its blocks costs time in proportion to the answer.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ struct BlockRange {
   std::int64_t first, end;
 };
 
-/// The key blocks of each document of a program that has documents. Made in time linear in the keys; memory for each
+/// The key blocks of each document of a program with documents. Made in time linear in the keys. It has memory for each
 /// range of neighbouring blocks of each document.
 class DocumentBlocks {
  public:
   DocumentBlocks(const rules::Program& program, const Grid& key_grid);
 
-  /// The key blocks that share a document with a box of queries, all of which exist: ascending, apart from each other.
+  /// The key blocks that share a document with a box of queries, all of which exist: ascending, without overlap.
   void meeting(const Box& queries, std::vector<BlockRange>& found) const;
 
  private:
@@ -35,7 +35,7 @@ class DocumentBlocks {
 
   const rules::DocumentSide queries_;
   const Int3 q_size_;
-  std::vector<Chain> chains_;  // of each document
+  std::vector<Chain> chains_;  // one per document
   std::vector<Link> links_;
 };
 

@@ -18,14 +18,14 @@ constexpr Colour hidden{0xf2, 0xf2, 0xf2}, faintest{0xa9, 0xc6, 0xec}, strongest
 constexpr double margin = 10, tick = 5, least_side = 16;
 
 struct Axis {
-  std::int64_t entries, step;  // of the ticks; 0: none
+  std::int64_t entries, step;  // step between ticks; 0: none
   double length;
   std::string name;
 
   double place(std::int64_t entry) const { return (double(entry) + 0.5) / double(entries) * length; }
 };
 
-/// The least of 1, 2, 5, 10, 20, ... whose ticks lie `apart` or more from one another.
+/// The least of 1, 2, 5, 10, 20, ... whose ticks are at least `apart` from one another.
 std::int64_t tick_step(std::int64_t entries, double length, double apart) {
   if (entries == 0) return 0;
   const double least = apart * double(entries) / length;
@@ -155,7 +155,7 @@ void draw(Canvas& canvas, const Picture& picture, const std::string& title) {
 
 namespace {
 
-/// 0 for nothing, 4 for the densest, 1 to 3 between.
+/// 0 for nothing, 4 for the densest, 1 to 3 in between.
 int shade_level(std::uint8_t grey) {
   if (grey == 0 || grey == 255) return grey == 0 ? 0 : 4;
   return 1 + (grey - 1) * 3 / 254;
@@ -176,7 +176,7 @@ std::string picture_text(const Picture& picture) {
       if (std::abs(upper - lower) >= 2) {
         text += upper > lower ? "▀" : "▄";
       } else {
-        text += shades[(upper + lower + 1) / 2 - (upper + lower == 7)];  // only 4 and 4 are all of it
+        text += shades[(upper + lower + 1) / 2 - (upper + lower == 7)];  // full only if both are 4
       }
     }
     text += '\n';

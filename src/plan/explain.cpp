@@ -54,7 +54,7 @@ TensorView shape_view(ElementType type, std::int64_t batch, std::int64_t heads, 
   return view;
 }
 
-/// Blocks with at least one entry, by their place among those.
+/// Blocks with at least one entry, by their index among those.
 std::vector<std::int32_t> blocks_with_entries(const Grid& grid) {
   std::vector<std::int32_t> found;
   for (std::int64_t block = 0; block < grid.count(); ++block) {
@@ -84,7 +84,7 @@ std::int64_t rows_inside(const Box& block, Int3 size) {
   return rows;
 }
 
-/// Visible pairs of a tile, by its words.
+/// Visible pairs of a tile, counted from its words.
 std::int64_t visible_in_tile(const rules::Program& program, const Box& queries, Int3 q_size, const Box& keys,
                              Int3 k_size) {
   std::int64_t visible = 0;
@@ -101,8 +101,8 @@ std::int64_t visible_in_tile(const rules::Program& program, const Box& queries, 
   return visible;
 }
 
-/// Visible pairs of partial tiles. Where a rule goes by the difference of coordinates, so do the pairs of a tile that
-/// lies in the sequences whole: they are counted once for each difference.
+/// Visible pairs of partial tiles. Where a rule depends only on coordinate differences, so do the pairs of a tile that
+/// is wholly inside the sequences: they are counted once for each difference.
 class TileCounter {
  public:
   TileCounter(const ExecutionPlan& plan, const rules::Program& program)

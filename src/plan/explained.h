@@ -1,4 +1,4 @@
-// What explain.cpp and picture.cpp share.
+// Shared by explain.cpp and picture.cpp.
 #pragma once
 
 #include <memory>

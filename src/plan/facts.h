@@ -1,4 +1,4 @@
-// What the plan asks of a rule beside its words and classes.
+// What the plan needs to know about a rule besides its words and classes.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@ namespace anyflash::planning {
 
 rules::Shapes shapes_of(const Problem& problem);
 
-/// Does it depend on the difference of two aligned coordinates alone, whether a query sees a key?
+/// Does visibility depend only on the difference of two aligned coordinates?
 bool by_difference(const rules::Program& program);
 
-/// Does it depend on the documents of the two alone?
+/// Does visibility depend only on the documents of query and key?
 bool by_document(const rules::Program& program);
 
-/// The program of batch entry 0, head 0, and what keeps its tables alive.
+/// The program of batch entry 0, head 0, and the owner of its tables.
 std::pair<rules::Program, std::shared_ptr<const void>> first_program(const Problem& problem);
 
 }  // namespace anyflash::planning

@@ -45,7 +45,7 @@ inline constexpr std::array<std::uint8_t, 95 * glyph_columns> glyphs = {
     0x00, 0x41, 0x36, 0x08, 0x00,  0x08, 0x04, 0x08, 0x10, 0x08};                                // } ~
 // clang-format on
 
-/// Is the pixel of a character set? Characters without a glyph are shown as '?'.
+/// Is the pixel of a character set? Characters without a glyph are drawn as '?'.
 constexpr bool glyph_pixel(char character, int column, int row) {
   const int at = character >= ' ' && character <= '~' ? character - ' ' : '?' - ' ';
   return glyphs[std::size_t(at * glyph_columns + column)] >> row & 1;

@@ -39,20 +39,20 @@ void check_sizes(const char* what, const Int3& made_for, const Int3& has, int di
 }
 
 void check_numbers(const char* what, const std::vector<std::int64_t>& made_for, const TensorView& has) {
-  if (has.given() && has.device.kind != DeviceKind::cpu) return;  // what they hold is no part of the plan
+  if (has.given() && has.device.kind != DeviceKind::cpu) return;  // their values are not part of the plan
   bool same = made_for.size() == std::size_t(has.given() ? has.shape[0] : 0);
   for (std::size_t i = 0; same && i < made_for.size(); ++i) same = made_for[i] == integer_at(has, i);
   if (!same) problem::fail_value("plan", std::string("made for other ") + what + " than the call has");
 }
 
-/// Of the rule alone: cumulative lengths, which the kept problem has no more, are compared as numbers.
+/// The facts of the rule only: cumulative lengths, which the kept problem no longer has, are compared as numbers.
 rules::Facts facts_of_rule(const Problem& problem) {
   auto shapes = planning::shapes_of(problem);
   shapes.cu_seqlens_q = shapes.cu_seqlens_k = {};
   return rules::facts(problem.rule, shapes);
 }
 
-/// The same rule object, or one that means the same; rules with tables must be the same object.
+/// The rule must be the same object or have the same meaning; a rule with tables must be the same object.
 void check_rule(const Problem& made_for, const Problem& has) {
   if (&made_for.rule.node() == &has.rule.node()) return;
   const auto one = facts_of_rule(made_for), other = facts_of_rule(has);

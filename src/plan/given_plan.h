@@ -1,11 +1,11 @@
-// Plans in the caller's hands: what they were made for is kept with them and compared with each call.
+// Plans that callers hold: what a plan was made for is kept with it and compared in each call.
 #pragma once
 
 #include "plan/plan.h"
 
 namespace anyflash {
 
-/// Notes in the pair what it was made for.
+/// Records in the pair what it was made for.
 void keep(const Problem& problem, detail::PlanPair& pair);
 
 /// Throws Error if the plan was made for other shapes, types or options than the problem's.

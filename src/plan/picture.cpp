@@ -1,5 +1,5 @@
-// The pattern, shrunk: how much of each pixel's pairs is visible. Exact while that takes few words, else counted on
-// evenly spread queries (all keys), so that a thin band in a long sequence is still found.
+// The pattern, shrunk: how much of each pixel's pairs is visible. Exact if that takes few words. Otherwise it is
+// counted on evenly spread queries (all keys), so that a thin band in a long sequence is still found.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -50,7 +50,7 @@ class KeyCounter {
   Int3 k_size_;
 };
 
-/// Grey levels of the visible shares, so that the densest is 255, and none above 0 is lost.
+/// Grey levels of the visible shares: the densest is 255, and none above 0 becomes 0.
 void set_grey(Picture& picture, const std::vector<double>& shares) {
   const auto densest = *std::max_element(shares.begin(), shares.end());
   if (densest == 0) return;
@@ -95,7 +95,7 @@ Picture picture(const Rule& rule, const SequenceShape& q_shape, const SequenceSh
       const auto left = x * result.keys / result.width, right = (x + 1) * result.keys / result.width;
       std::int64_t visible = 0;
       for (std::int64_t row = 0; row < rows; ++row) {
-        // Spread by the golden ratio inside equal strips, so as not to beat with a rule's stride.
+        // Spread by the golden ratio inside equal strips, to avoid beats with a rule's stride.
         const double inside = rows == bottom - top ? 0 : std::fmod(double(row + y) * 0.6180339887, 1.0);
         const auto query = top + std::int64_t((double(row) + inside) * double(bottom - top) / double(rows));
         visible += counter.count(rules::coordinate_of(query, problem.q_size), left, right);

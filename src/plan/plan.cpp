@@ -1,4 +1,4 @@
-// Problem -> ExecutionPlan: the masks that differ, the boxes, the runs.
+// Problem -> ExecutionPlan: the different masks, the boxes, the runs.
 #include "plan/plan.h"
 
 #include <algorithm>
@@ -20,14 +20,14 @@ namespace anyflash {
 namespace planning {
 namespace {
 
-// A search of a query block asks about 32 questions of 30 ns for most rules, one for each key block where a dense mask
-// has to be read. Waking threads costs as much as some 1000 questions, and ten times that on a busy machine.
+// For most rules the search of a query block takes about 32 questions of 30 ns; where a dense mask has to be read, one
+// for each key block. Waking threads costs as much as some 1000 questions, and ten times that on a busy machine.
 constexpr std::int64_t usual_questions = 32, task_questions = 8192, parallel_questions = 4 * task_questions;
 
 constexpr double most_in_dimension = 1 << 30;  // coordinates and block numbers are 32 bits wide
 constexpr double most_blocks = std::numeric_limits<std::int32_t>::max();
 
-/// Calls work(0) .. work(count - 1). An exception is passed on.
+/// Calls work(0) .. work(count - 1) in threads. An exception is passed on.
 template <typename Work>
 void in_parallel(std::int64_t count, int threads, const Work& work) {
   std::exception_ptr failed;
@@ -75,7 +75,7 @@ void check_size(Int3 size, const char* name) {
   }
 }
 
-/// The candidates whose blocks can be numbered.
+/// The candidates whose blocks can be numbered in 32 bits.
 std::vector<Cut> possible_cuts(const Problem& problem, const TileMenu& menu, Int3 stride) {
   check_size(problem.q_size, "query");
   check_size(problem.k_size, "key");
@@ -116,7 +116,8 @@ void find_runs(ExecutionPlan& plan, const std::vector<Int3>& k_sizes, std::int64
   });
 }
 
-/// A program for each batch entry and head whose mask differs from the others'; returns the keys that each has.
+/// Compiles a program for each batch entry and head whose mask differs from the others'; returns the number of keys of
+/// each.
 std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& facts, ExecutionPlan& plan) {
   const auto shapes = shapes_of(problem);
   const auto tables = std::make_shared<rules::Tables>();
@@ -129,21 +130,21 @@ std::vector<Int3> compile_groups(const Problem& problem, const rules::Facts& fac
     plan.tables = tables;
     return {problem.k_size};
   }
-  const bool nobody = facts.tables && (problem.batch == 0 || problem.heads_q == 0);  // nor have the tables a row
+  const bool nobody = facts.tables && (problem.batch == 0 || problem.heads_q == 0);  // tables have no rows either
   plan.groups.resize(nobody ? 0 : plan.batch_groups * plan.head_groups);
   std::vector<Int3> k_sizes(plan.groups.size(), problem.k_size);
   for (std::int64_t g = 0; g < std::int64_t(plan.groups.size()); ++g) {
     const auto b = g / plan.head_groups, h = g % plan.head_groups;
     const auto length = lengths ? integer_at(problem.key_lengths, b) : -1;
     if (lengths) k_sizes[g][2] = std::int32_t(length);
-    if (rules::volume(k_sizes[g]) == 0) continue;  // no word will be asked for
+    if (rules::volume(k_sizes[g]) == 0) continue;  // no word will be needed
     plan.groups[g].program = rules::compile(problem.rule, shapes, b, h, *tables, length);
   }
   plan.tables = tables;
   return k_sizes;
 }
 
-/// The boxes must not depend on what else is in the batch: tables that may differ in it and key lengths have no say.
+/// The boxes must not depend on other batch entries: key lengths and tables that may differ in the batch are ignored.
 Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const std::vector<Cut>& cuts,
                const ExecutionPlan& plan) {
   if (cuts.size() == 1) return cuts.front();
@@ -168,7 +169,7 @@ std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& 
   plan->threads = threads;
   plan->kept = plan->shares_words = keep;
   plan->late = problem.tables_on_device;
-  const bool blind = plan->late && facts.tables;  // no tile can be asked about
+  const bool blind = plan->late && facts.tables;  // no tile's class can be computed
   const auto cuts = possible_cuts(problem, menu, blind ? Int3{{1, 1, 1}} : facts.stride);
   const auto k_sizes = compile_groups(problem, facts, *plan);
   const bool empty = problem.queries() == 0 || problem.keys() == 0 || plan->groups.empty();
@@ -233,7 +234,7 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
   if (lengths || (facts.tables && problem.tables_on_device)) return make(keep);
 
   planning::PlanKey late;
-  auto* const own = own_of_thread<planning::OwnKey>();  // keeps its memory
+  auto* const own = own_of_thread<planning::OwnKey>();  // reuses its memory
   auto& key = own ? own->key : late;
   key.clear();
   planning::append(key, problem.tables_on_device, problem.tables_on_device || facts.tables ? problem.batch : 0,
@@ -247,7 +248,8 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
     if (auto known = cache.find(key)) return known;
     return cache.insert(key, make(true), keep);
   }
-  // The layers of a model have the same documents, a step later there are others: what is asked for twice is kept.
+  // The layers of a model have the same documents, the next training step has others: only what is asked for twice is
+  // kept.
   if (!rules::append_with_tables(rules::with_lengths(problem.rule, shapes), key)) return make(keep);
   if (auto known = cache.find(key)) return known;
   if (keep || cache.asked_before(key)) return cache.insert(key, make(true), keep);

@@ -1,4 +1,4 @@
-// How a Problem will run: the boxes that blocks are, and for each block the runs of blocks it meets.
+// How a Problem will run: the boxes of the blocks, and for each block the runs of blocks that it visits.
 #pragma once
 
 #include <algorithm>
@@ -20,19 +20,19 @@ using rules::Box;
 using rules::Grid;
 using rules::TileClass;
 
-/// What a backend can run, and what it costs: the plan chooses boxes from this menu.
+/// What a backend can run, at what cost: the plan chooses boxes from this menu.
 struct TileMenu {
-  std::vector<int> query_rows;  ///< rows of a query block it may use, each a multiple of 64, e.g. {64, 128, 256}
+  std::vector<int> query_rows;  ///< allowed rows of a query block, each a multiple of 64, e.g. {64, 128, 256}
   int key_rows = 64;            ///< rows of a key block, a multiple of 64
-  double tile_cost = 0.0;       ///< of bringing one key block to a query block, in pairs of a visited tile
+  double tile_cost = 0.0;       ///< cost of loading one key block for a query block, in pairs of a visited tile
 };
 
-/// A block is cut into cells of 64 entries, the unit in which words answer: 64 in a row in a block that is a row, 8 x 8
-/// in a block of one plane, 4 x 4 x 4 in any other. Row r of a block is entry r % 64 of its cell r / 64.
+/// A block is divided into cells of 64 entries, one mask word each: 64 in a row in a block that is a row, 8 x 8 in a
+/// block of one plane, 4 x 4 x 4 in any other. Row r of a block is entry r % 64 of its cell r / 64.
 inline int cells_of(const Box& block) { return static_cast<int>(rules::volume(block.extent) / 64); }
 
-/// Cell `cell` of a block, counted row-major. Of a block that lies beyond the sequence in part a cell may do so wholly;
-/// its origin is outside then, and no word may be asked of it.
+/// Cell `cell` of a block, counted row-major. If a block is partly beyond the sequence, a cell may be wholly beyond it.
+/// Its origin is then outside, and its words must not be evaluated.
 inline Box cell_of(const Box& block, int cell) {
   Box result = block;
   if (block.extent[0] > 1) {
@@ -63,11 +63,11 @@ struct MaskGroup {
   RunList queries_of_key_block;  ///< the transpose; made for backward plans only
 };
 
-/// What backends keep beside a plan that outlives its call, such as its runs in the memory of a GPU. Made by the first
-/// call that needs it, gone with the plan. Safe from any number of threads.
+/// What backends keep for a plan that outlives its call, such as its runs in GPU memory. Made by the first call that
+/// needs it, destroyed with the plan. Safe from any number of threads.
 class Companions {
  public:
-  /// The one of a device, which make() gives if there is none yet.
+  /// The companion of a device; make() creates it if there is none yet.
   template <typename Make>
   std::shared_ptr<void> of(int device, const Make& make) const {
     auto& one = companion_of(device);
@@ -99,13 +99,13 @@ struct ExecutionPlan {
   Grid query_grid, key_grid;
   std::int64_t batch_groups = 1, head_groups = 1;  ///< 1, or batch / heads_q where the mask differs between them
   std::vector<MaskGroup> groups;                   ///< [batch group][head group]
-  std::shared_ptr<const void> tables;              ///< keeps what programs point to alive (document tables)
+  std::shared_ptr<const void> tables;              ///< the owner of what programs point to (document tables)
   int threads = 0;
-  /// Lengths or tables are in the device's memory. groups then holds one mask, without them (of lengths alone with its
-  /// runs), and the backend finds the others' in each call.
+  /// Lengths or tables are in device memory. groups then holds one mask, without them (with its runs if there are only
+  /// lengths), and the backend finds the masks in each call.
   bool late = false;
-  bool kept = false;          ///< it outlives the call: in the cache, or in the caller's hands
-  bool shares_words = false;  ///< on a GPU tiles may share a table of words: not if a rule's tables may come but once
+  bool kept = false;          ///< it outlives the call: in the cache, or held by the caller
+  bool shares_words = false;  ///< on a GPU tiles may share a table of words: not if tables may be used only once
   Companions companions;
 
   const MaskGroup& group(std::int64_t b, std::int64_t h) const {
@@ -113,25 +113,25 @@ struct ExecutionPlan {
   }
 };
 
-/// The threads of a call: as many as the plan was made for, or fewer if the call says so.
+/// The number of threads of a call: the plan's, or fewer if the call asks for fewer.
 inline int threads_of(const Problem& problem, const ExecutionPlan& plan) {
   return std::max(problem.threads > 0 ? std::min(problem.threads, plan.threads) : plan.threads, 1);
 }
 
-/// Makes the plan for a problem, or returns the cached one (those of rules without tables, and, from the second
-/// call on, with documents alone, are cached by rule, documents, shape and menu).
-/// The boxes depend on the rule, the sizes, the alignment and the menu; not on threads or on what else is in the batch.
-/// The rule is one that rules::check has passed on these shapes. keep: the plan will outlive the call.
+/// Makes the plan for a problem, or returns the cached one. Plans of rules without tables are cached by rule, shape and
+/// menu. So are plans of rules whose only tables are documents, with these in the key, from the second call on. The
+/// boxes depend on the rule, the sizes, the alignment and the menu, but not on threads or other batch entries. The rule
+/// is one that rules::check has accepted for these shapes. keep: the plan will outlive the call.
 std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const TileMenu& menu, bool keep = false);
 
 namespace detail {
-/// What a public Plan holds, with what it was made for, so that a call can be checked against it.
+/// The contents of a public Plan: the plans, and what they were made for, so that a call can be checked against it.
 struct PlanPair {
   std::shared_ptr<const ExecutionPlan> forward, backward;
   std::int64_t forward_workspace = 0, backward_workspace = 0;
   Problem made_for;                                                   ///< numbers and the rule, no pointers
-  std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< what they held
-  std::int64_t cu_seqlens_size = 0, key_lengths_size = 0;             ///< of them, wherever they are
+  std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< their values
+  std::int64_t cu_seqlens_size = 0, key_lengths_size = 0;             ///< their sizes, wherever they are
   std::uint64_t tables_hash = 0;                                      ///< rules::tables_hash of the rule
 };
 }  // namespace detail

@@ -18,7 +18,7 @@ RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, cons
     inner_blocks_[i] = inner;
     inner *= key_grid.blocks(i);
     inner_ragged_[i] = inner_ragged_[i + 1];
-    // Classes shrink with the residue, by one entry at most: the last one tells.
+    // Residue classes differ in length by one entry at most: the last one decides.
     inner_ragged_[i] |= rules::class_length(k_size[i], key_grid.step[i] - 1, key_grid.step[i]) <
                         std::int64_t(chunks_[i]) * key_grid.extent[i];
   }
@@ -41,7 +41,7 @@ void RunFinder::whole_dimension(int i) {
   keys_.step[i] = 1;
 }
 
-/// The class of keys_, which these blocks hold. Questions come in ascending order of their first blocks.
+/// The class of keys_, which these blocks cover. Questions come in ascending order of their first blocks.
 TileClass RunFinder::ask(std::int64_t first_block, std::int64_t end_block) {
   ++questions_;
   if (!documents_) return rules::tile_class(program_, queries_, keys_);
@@ -70,9 +70,9 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   last_block_ = query_block;
 }
 
-/// Appends the runs of the query block before, `shift_` key blocks on. False, and nothing appended, if those might not
-/// be all or not the same: if key blocks that come in at the front of the last dimension, or one with padding at its
-/// end, are not hidden, or a run goes round the end.
+/// Appends the runs of the query block before, moved by `shift_` key blocks. Returns false, with nothing appended, if
+/// these might not be all or not the same. That is the case if a run wraps around the end. It is also the case if key
+/// blocks that come in at the front of the last dimension, or one with padding at its end, are not hidden.
 bool RunFinder::move_along() {
   const auto row = chunks_[2], extent = key_grid_.extent[2], whole = k_size_[2] / extent;
   const auto moved = std::min(shift_, whole);
@@ -95,7 +95,7 @@ bool RunFinder::move_along() {
   return true;
 }
 
-/// From one query block to the next most edges move as far as they did the time before.
+/// From one query block to the next most edges move by as much as the time before.
 void RunFinder::expect() {
   expected_.clear();
   const bool alike = last_.size() == before_last_.size();
@@ -107,7 +107,7 @@ void RunFinder::expect() {
   std::sort(expected_.begin(), expected_.end());
 }
 
-/// Where to split a range of `chunks`, each of which is `inner` blocks: 1 .. chunks - 1, by the edge expected nearest
+/// Where to split a range of `chunks`, each of which is `inner` blocks: 1 .. chunks - 1, at the expected edge nearest
 /// to its middle; 0 if none is expected there.
 std::int32_t RunFinder::split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const {
   const auto end = block + chunks * inner, middle = block + chunks / 2 * inner;
@@ -128,8 +128,8 @@ void RunFinder::split_dimension(int i, TileClass known) {
   whole_dimension(i);
 }
 
-/// Chunks first .. last - 1 of a residue class of dimension i. `known` is the class of a box around them, of this very
-/// box if `asked`; full and skip hold for every part.
+/// Chunks first .. last - 1 of a residue class of dimension i. `known` is the class of a box around them, of exactly
+/// this box if `asked`; full and skip hold for every part.
 void RunFinder::split_range(int i, std::int32_t residue, std::int32_t first, std::int32_t last, TileClass known,
                             bool asked) {
   const auto step = key_grid_.step[i], extent = key_grid_.extent[i];
@@ -169,15 +169,15 @@ void RunFinder::key_block(TileClass known) {
   append(block, 1, kind);
 }
 
-/// The exact class of a single tile that the rule called partial. Most are, and their first words say so; a tile that
-/// is empty or full in truth (a combination of rules, a dense mask) is worth the few hundred words it takes to know.
+/// The exact class of a single tile that the rule called partial. Most are, and their first words show it. A tile that
+/// is really empty or full (a combination of rules, a dense mask) is worth the few hundred words that it takes to know.
 TileClass RunFinder::ask_words(bool ragged) const {
   Box block{keys_.origin, key_grid_.extent, key_grid_.step};
   const auto cells = cells_of(block);
   bool any = false, all = !ragged;
   const auto rows = std::int32_t(rules::volume(queries_.extent));
   for (std::int32_t n = 0; n < rows; ++n) {
-    // From both ends: where a visible area's edge crosses a tile, its first and its last row differ.
+    // From both ends: where the edge of a visible area crosses a tile, its first and its last row differ.
     const auto query = queries_.entry(n % 2 == 0 ? n / 2 : rows - 1 - n / 2);
     for (int c = 0; c < cells; ++c) {
       const auto cell = cell_of(block, c);
@@ -202,8 +202,8 @@ void RunFinder::append(std::int64_t first, std::int64_t count, TileClass kind) {
   runs.push_back({std::int32_t(first), std::int32_t(count), kind});
 }
 
-// A key block's run of query blocks ends where the next query block's runs treat it otherwise. So two neighbouring
-// lists are walked side by side, and only key blocks at which they differ cost anything.
+// A key block's run of query blocks ends where the next query block's runs treat it differently. So two neighbouring
+// lists are walked side by side, and only key blocks at which they differ cost time.
 RunList transpose(const RunList& forward, std::int64_t key_blocks) {
   struct Open {
     std::int32_t first;

@@ -1,4 +1,4 @@
-// Which key blocks a query block meets, and the transpose.
+// The key blocks that a query block visits, and the transpose.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace anyflash::planning {
 
-/// Finds the runs of a query block by bisection: a range of key blocks is asked as one box, and split only where the
-/// answer is partial, so the work follows the edge of the visible area times the logarithm of the length. Ranges are
-/// split where the runs of the query blocks before suggest that runs begin and end, else in the middle. Of a rule that
-/// goes by the difference of coordinates, and hides the keys at both ends of the last dimension, a query block has the
-/// runs of the one before it, moved along. What is found depends on neither. A copy costs little and finds the same.
+/// Finds the runs of a query block by bisection. A range of key blocks is classified as one box, and split only if it
+/// is partial. So the work is the edge of the visible area times the logarithm of the length. Ranges are split where
+/// the runs of earlier query blocks suggest the edges, else in the middle. If a rule depends only on coordinate
+/// differences and hides the keys at both ends of the last dimension, a query block has the runs of the one before it,
+/// moved. The result depends on neither. A copy is cheap and finds the same runs.
 class RunFinder {
  public:
   /// k_size: keys that exist, at most key_grid.size. pad_queries: blocks with padding rows are partial, too.
   RunFinder(const rules::Program& program, const Grid& query_grid, const Grid& key_grid, Int3 k_size, bool pad_queries);
 
-  /// Appends the runs of a query block, ascending and disjoint, neighbours of one kind merged.
+  /// Appends the runs of a query block, ascending and without overlap, neighbours of one kind merged.
   void find(std::int32_t query_block, std::vector<Run>& runs);
 
   std::int64_t questions() const { return questions_; }  ///< tile classes asked so far
@@ -43,8 +43,8 @@ class RunFinder {
   const bool pad_queries_;
   Int3 chunks_{};
   std::int64_t inner_blocks_[3] = {};  // blocks of one index of dimension i
-  bool inner_ragged_[4] = {};          // does any block reach beyond the keys in a dimension >= i? [3]: there is none
-  std::int32_t shift_ = 0;             // key blocks that runs move from a query block to the next; 0: they may not
+  bool inner_ragged_[4] = {};          // does any block extend beyond the keys in a dimension >= i? [3]: false
+  std::int32_t shift_ = 0;             // key blocks by which runs move from one query block to the next; 0: unknown
 
   Box query_block_{}, queries_{}, keys_{};  // queries_, keys_: clipped to the sequence
   bool query_ragged_ = false, key_ragged_ = false;
@@ -53,16 +53,16 @@ class RunFinder {
   std::size_t first_run_ = 0;
   std::int64_t questions_ = 0;
 
-  std::vector<Run> before_last_, last_;  // those of the two query blocks before
-  std::int64_t last_block_ = -1;         // the latter's number
-  std::vector<std::int64_t> expected_;   // a guess where those of the present one begin and end
+  std::vector<Run> before_last_, last_;  // the runs of the two query blocks before
+  std::int64_t last_block_ = -1;         // the number of the latter
+  std::vector<std::int64_t> expected_;   // a guess where those of this query block begin and end
 
-  std::shared_ptr<const DocumentBlocks> documents_;  // where document numbers fall somewhere
+  std::shared_ptr<const DocumentBlocks> documents_;  // if document numbers descend somewhere
   std::vector<BlockRange> meeting_;                  // blocks that hold a document of the query block
   std::size_t next_meeting_ = 0;
 };
 
-/// The runs of query blocks for each key block from those of key blocks for each query block, in time linear in both.
+/// The runs of query blocks for each key block, from those of key blocks for each query block, in time linear in both.
 RunList transpose(const RunList& forward, std::int64_t key_blocks);
 
 }  // namespace anyflash::planning

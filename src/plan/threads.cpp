@@ -23,10 +23,10 @@ auto find_pause_all() {
 }
 const auto pause_all = find_pause_all();
 
-// A child that is forked has the thread that forked and OpenMP's record of its team, but not the team: GCC's run-time
-// would wait for it for ever. So the team is let go before a fork; parent and child each start a new one at need. Where
-// it cannot be let go, the child computes with one thread. And the cache's lock is taken before the fork. Else another
-// thread might hold it then, and the child, which lacks that thread, could never take it.
+// A forked child has the forking thread and OpenMP's record of its team, but not the team: GCC's runtime would wait for
+// it forever. So the team is released before a fork; parent and child each start a new one when needed. If it cannot be
+// released, the child computes with one thread. The cache's lock is also taken before the fork. Otherwise another
+// thread might hold it, and the child, which lacks that thread, could never take it.
 void before_fork() {
   if (pause_all) pause_all(omp_pause_soft);
   plan_cache().lock();
@@ -41,7 +41,7 @@ void after_fork_in_child() {
 }  // namespace
 
 int plan_threads(int asked) {
-  // To count the processors is a system call, which a tiny call feels.
+  // counting the processors is a system call, which matters to a tiny call
   thread_local const int most = std::max(omp_get_num_procs(), 64);
   return std::min(asked > 0 ? asked : omp_get_max_threads(), most);
 }

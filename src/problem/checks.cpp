@@ -6,12 +6,12 @@
 namespace anyflash::problem {
 namespace {
 
-// Half of what 63 bits hold, so that two extents may be added.
+// Half of the range of 63 bits, so that two extents may be added.
 constexpr std::int64_t most_bytes = std::int64_t{1} << 62;
 
 std::int64_t bytes_of_element(const TensorView& view) { return static_cast<std::int64_t>(element_size(view.type)); }
 
-/// Offsets in bytes of the lowest and the highest element from the pointer. False if they are out of reach.
+/// Offsets in bytes of the lowest and the highest element from the pointer. False if they are out of range.
 bool reach(const TensorView& view, std::int64_t& low, std::int64_t& high) {
   low = high = 0;
   const auto bytes = bytes_of_element(view);
@@ -106,7 +106,7 @@ void check_memory(Argument argument, Device device, bool data) {
   }
   std::int64_t low, high;
   const auto address = data ? reinterpret_cast<std::uintptr_t>(view.data) : std::uintptr_t(most_bytes) - 1;
-  // No process has addresses from 2^62 on; so the sum of an address and a reach stays within 63 bits.
+  // No process has addresses from 2^62 on; so the sum of an address and an offset stays within 63 bits.
   if (!reach(view, low, high) || address >= std::uintptr_t(most_bytes) || std::int64_t(address) < -low) {
     fail_value(argument.name, "strides " + text_of({view.strides.data(), std::size_t(view.rank)}) +
                                   ", expected elements within the address space");
@@ -121,7 +121,7 @@ void check_memory(Argument argument, Device device, bool data) {
 void check_writable(Argument argument) {
   const auto& view = argument.view;
   if (is_empty(view)) return;
-  // Sorted by stride, each step leaps over all that the smaller ones reach, or it takes a search to know.
+  // Sorted by stride, each step is larger than all smaller ones reach together; otherwise only a search can tell.
   std::array<std::pair<std::int64_t, std::int64_t>, TensorView::max_rank> steps;  // stride, size
   int count = 0;
   for (int i = 0; i < view.rank; ++i) {

@@ -1,4 +1,4 @@
-// The checks that every tensor of a call goes through, and their voice: "key: head size 72, expected 64 as in query".
+// The checks of every tensor of a call, and the form of their messages: "key: head size 72, expected 64 as in query".
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace anyflash::problem {
 
-/// A tensor by the name that its user knows.
+/// A tensor, with the name that its user knows.
 struct Argument {
   const char* name;
   const TensorView& view;
@@ -19,10 +19,10 @@ struct Argument {
 [[noreturn]] void fail_value(const char* name, const std::string& text);
 
 void check_given(Argument argument);
-/// "bias: given ..., expected none": why is what follows "given".
+/// "bias: given ..., expected none": `why` follows "given".
 void check_absent(Argument argument, const char* why);
 
-/// Floating-point types alone.
+/// Accepts only floating-point types.
 void check_floating(Argument argument);
 void check_type(Argument argument, ElementType expected, const char* as_in = "");
 /// One of two types.
@@ -30,20 +30,20 @@ void check_type(Argument argument, ElementType one, ElementType other);
 
 /// "key: head size 72, expected 64 as in query"
 void check_size(const char* name, const char* what, std::int64_t size, std::int64_t expected, const char* as_in = "");
-/// The rank has been checked.
+/// The rank must have been checked.
 void check_shape(Argument argument, std::span<const std::int64_t> expected);
 
-/// Rank, device, sizes, strides and pointer: that every element has an address, computed without overflow. data:
-/// whether the pointer will be used.
+/// Checks rank, device, sizes, strides and pointer, so that every element has an address, computed without overflow.
+/// data: whether the pointer will be used.
 void check_memory(Argument argument, Device device, bool data = true);
 
-/// That no element of a tensor to be written shares its place with another one. Needs check_memory.
+/// Checks that no two elements of a tensor to be written overlap. Needs check_memory.
 void check_writable(Argument argument);
 
-/// Whether two elements of a tensor share a place. Needs check_memory. In doubt, which takes strange strides, true.
+/// Whether two elements of a tensor overlap. Needs check_memory. True in doubt, which only unusual strides cause.
 bool overlaps_itself(const TensorView& view);
 
-/// Whether two tensors have a byte in common. Needs check_memory. In doubt, which takes strange strides, true.
+/// Whether two tensors have a byte in common. Needs check_memory. True in doubt, which only unusual strides cause.
 bool share_memory(const TensorView& a, const TensorView& b);
 
 /// The bytes between the first and past the last element, as addresses. Empty if there are no elements.

@@ -54,7 +54,7 @@ void check_sink(const Options& options, bool data, Problem& problem, Regions& re
 
 bool on_cpu(const TensorView& view) { return view.device.kind == DeviceKind::cpu; }
 
-/// Lengths and page tables are on the CPU or where the query is.
+/// The device where lengths or a page table must be: the CPU if they are there, else the query's.
 Device place_of(const TensorView& view, const Problem& problem) { return on_cpu(view) ? Device{} : problem.device; }
 
 void check_integers(Argument argument, const Problem& problem, Regions& regions) {
@@ -104,7 +104,7 @@ void check_key_lengths(const Options& options, const Axes& axes, Problem& proble
   problem.key_lengths = lengths.view;
 }
 
-/// Every page that holds a key must exist; entries beyond may hold anything. Problem has pages and key lengths.
+/// Every page that holds a key must exist; table entries beyond may hold anything. Problem has pages and key lengths.
 void check_page_numbers(const Problem& problem, std::int64_t pages) {
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const auto length = integer_at(problem.key_lengths, b);
@@ -118,7 +118,7 @@ void check_page_numbers(const Problem& problem, std::int64_t pages) {
   }
 }
 
-/// All tables of a call are in one place.
+/// Checks that all tables of a call are in one place.
 void check_places(const Options& options, Problem& problem) {
   const Argument all[] = {{"key_lengths", options.key_lengths},
                           {"page_table", options.page_table},

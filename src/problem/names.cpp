@@ -7,7 +7,7 @@
 namespace anyflash {
 namespace {
 
-constexpr std::size_t longest = 64;  // longer names are no slip of the fingers, and would take long
+constexpr std::size_t longest = 64;  // longer names are not typing errors, and would take long
 
 std::string folded(std::string_view name) {
   std::string result(name);

@@ -1,4 +1,4 @@
-// A call -> Problem: each argument is looked at once, in the order in which a user reads them.
+// A call -> Problem: each argument is checked once, in the order in which a user reads them.
 #include "problem/problem.h"
 
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int most_threads = 1 << 16;
 
-/// A stride along an axis of one entry is never taken, whatever it says.
+/// A stride along an axis of size 1 is never used, whatever its value.
 std::int64_t used_stride(const TensorView& view, int axis, std::int64_t of_one_entry = 0) {
   return axis >= 0 && view.shape[axis] > 1 ? view.strides[axis] : of_one_entry;
 }
@@ -147,7 +147,7 @@ class Reader {
 
   void ask_for_gradients() {
     alignas(64) static char nowhere;
-    problem_.dq = problem_.q, problem_.dk = problem_.k, problem_.dv = problem_.v;  // they will lie as those do
+    problem_.dq = problem_.q, problem_.dk = problem_.k, problem_.dv = problem_.v;  // they have the strides of those
     problem_.dq.data = problem_.dk.data = problem_.dv.data = &nowhere;
     if (options_.bias.given()) {
       problem_.dbias = bias_of(options_.bias);
@@ -163,7 +163,7 @@ class Reader {
 
  private:
   void read_numbers() {
-    layout_name(options_.layout);  // throws for none of them
+    layout_name(options_.layout);  // throws for an unknown layout
     if (options_.align > Align::scale_end) {
       fail_value("align", "number " + std::to_string(int(options_.align)) + ", expected one of Align");
     }
@@ -176,7 +176,7 @@ class Reader {
     problem_.allow_tf32 = options_.allow_tf32;
   }
 
-  /// scale and softcap must be numbers of the type that the scores are computed in.
+  /// scale and softcap must be representable in the type of the scores' computation.
   void check_scales() {
     const bool wide = problem_.type == ElementType::float64;
     const double largest = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
@@ -205,7 +205,7 @@ class Reader {
     problem_.heads_q = view.shape[axes_.head];
     problem_.d_qk = head_size(query, axes_.channel, largest_d_qk);
     problem_.q_size = sequence_size(query, axes_);
-    // Rounded once: 1 / sqrt in double precision is off by one in the last place for 52 of the 256 head sizes.
+    // Rounded once: 1 / sqrt in double precision is wrong in the last place for 52 of the 256 head sizes.
     problem_.scale =
         options_.scale.value_or(static_cast<double>(1 / std::sqrt(static_cast<long double>(problem_.d_qk))));
     problem_.q = operand(view, axes_);
@@ -289,7 +289,7 @@ class Reader {
     return operand(view, axes_);
   }
 
-  /// lse and its like: (batch, heads, queries), without batch in the layouts that have none.
+  /// lse, row_sum, row_max or dlse: (batch, heads, queries), without batch in the layouts that have none.
   RowStatistic statistic(Argument argument, bool written) {
     const auto& view = argument.view;
     if (!view.given()) return {};

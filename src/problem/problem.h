@@ -1,4 +1,4 @@
-// A checked call: what to compute. Everything here is plain numbers and pointers; every check has been made.
+// A checked call: what to compute, as plain numbers and pointers; nothing has to be checked again.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,9 @@ struct Operand {
   bool given() const { return data != nullptr; }
 };
 
-/// Keys and values in `pages` pages, page_size 0 if they are not: row j of entry b lies in page table[b * table_batch +
-/// (j / page_size) * table_page]. k and v are then Operands with batch = page stride, sequence[2] = stride of a row
-/// inside its page.
+/// Keys and values in `pages` pages; page_size 0 if they are not paged. Row j of entry b is in page table[b *
+/// table_batch + (j / page_size) * table_page]. k and v are then Operands with batch = page stride, sequence[2] =
+/// stride of a row inside its page.
 struct Pages {
   const std::int32_t* table = nullptr;
   std::int64_t table_batch = 0, table_page = 0, page_size = 0, pages = 0;
@@ -47,7 +47,7 @@ struct Bias {
   bool given() const { return data != nullptr; }
 };
 
-/// One number a head, or a (batch, head): sink logits (batch = 0), ALiBi slopes.
+/// One number per head, or per (batch, head): sink logits (batch = 0), ALiBi slopes.
 struct HeadNumbers {
   char* data = nullptr;
   ElementType type = ElementType::float32;
@@ -69,7 +69,7 @@ struct Problem {
   Rule rule;
   int threads = 0;
   bool deterministic = false;
-  bool allow_tf32 = false;  // of float32
+  bool allow_tf32 = false;  // for float32
   void* stream = nullptr;   // cuda
   char* workspace = nullptr;
   std::int64_t workspace_bytes = -1;  // -1: not given
@@ -80,12 +80,11 @@ struct Problem {
   Bias bias;
   HeadNumbers alibi, sink;
 
-  // As the caller gave them, int32 or int64: packed documents (thd), and key lengths (batch), which lie in 0 .. keys()
-  // (those of the CPU; kernels take others for the nearest that does).
+  // As the caller gave them, int32 or int64: packed documents (thd), and key lengths (batch), which are in 0 .. keys().
+  // On the CPU this has been checked; kernels clamp other values.
   TensorView cu_seqlens_q, cu_seqlens_k;
   TensorView key_lengths;
-  /// They, the page table and the rule's tables are in the device's memory, not the CPU's: nobody reads them before the
-  /// kernels do.
+  /// These lengths, the page table and the rule's tables are in device memory, not on the CPU: only kernels read them.
   bool tables_on_device = false;
 
   // backward only
@@ -96,20 +95,20 @@ struct Problem {
 
   std::int64_t queries() const { return rules::volume(q_size); }
   std::int64_t keys() const { return rules::volume(k_size); }
-  /// Is there a query and a key? If not, no result needs arithmetic. (A page table may have entries without any page.)
+  /// Are there a query and a key? If not, no result needs arithmetic. (A page table may have entries without any page.)
   bool has_pairs() const {
     return batch > 0 && heads_q > 0 && queries() > 0 && keys() > 0 && (pages.page_size == 0 || pages.pages > 0);
   }
 };
 
-/// Checks a call and describes it; the rule is left to rules::check. Throws Error with one line. The layout qkv makes a
-/// batch of 1 with N heads, thd one with a single sequence; pages make a sequence as long as all pages of an entry.
+/// Checks a call and describes it; the rule is left to rules::check. Throws Error with one line. The layout qkv gives a
+/// batch of 1 with N heads, thd one with a single sequence; pages give a sequence as long as all pages of an entry.
 Problem forward_problem(const TensorView& q, const TensorView& k, const TensorView& v, const ForwardOutputs& outputs,
                         const Options& options);
 Problem backward_problem(const BackwardInputs& inputs, const TensorView& q, const TensorView& k, const TensorView& v,
                          const Gradients& gradients, const Options& options);
-/// For shapes alone: data pointers of q, k and v may be null, there are no outputs. A backward one asks for every
-/// gradient that it can have, at an address that is none.
+/// For shapes only: data pointers of q, k and v may be null, there are no outputs. A backward problem asks for every
+/// possible gradient, at a dummy address.
 Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
                       Direction direction = Direction::forward);
 

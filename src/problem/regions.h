@@ -1,4 +1,4 @@
-// Which parts of memory a call reads and writes: what is written must not lie where something else is.
+// The memory that a call reads and writes: what is written must not overlap anything else.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ class Regions {
   void add_input(Argument argument) { add(argument, false); }
   void add_output(Argument argument) { add(argument, true); }
 
-  /// Throws Error if an output lies over another tensor, one of those in the rule included.
-  /// The rule's tables are on the CPU, or on the call's device.
+  /// Throws Error if an output overlaps another tensor, including those in the rule. The rule's tables are on the CPU,
+  /// or on the call's device.
   void check(const Rule& rule, Device device) const;
 
  private:

@@ -1,13 +1,12 @@
-// Do two strided tensors have a byte in common, do two elements of one? Slices of one tensor (dq, dk and dv inside a
-// packed gradient) lie between one another without touching, so it is not enough to compare where tensors begin and
+// Do two strided tensors have a byte in common, or do two elements of one tensor overlap? Slices of one tensor (dq, dk
+// and dv inside a packed gradient) interleave without touching, so it is not enough to compare where tensors begin and
 // end.
 //
-// Byte e of a's element x and byte f of b's element y are one and the same if
-//   low_a + sum_i x_i |s_i| + e = low_b + sum_i y_i |t_i| + f.
-// With y_i and f counted from their far end this is  sum of terms x c = distance, 0 <= x <= bound, c > 0: solved by
-// trying the largest coefficients first. Where strides are nested, as in slices, at most two values of x are possible
-// for each term. Two elements of one tensor coincide if their indices differ by d_i, not all 0, with
-// sum_i d_i |s_i| = 0.
+// Byte e of a's element x and byte f of b's element y are the same if low_a + sum_i x_i |s_i| + e = low_b + sum_i y_i
+// |t_i| + f. With y_i and f counted from their other end this is  sum of terms x c = distance, 0 <= x <= bound, c > 0.
+// It is solved by trying the largest coefficients first. Where strides are nested, as in slices, each term has at most
+// two possible values of x. Two elements of one tensor coincide if their indices differ by d_i, not all 0, with sum_i
+// d_i |s_i| = 0.
 #include <algorithm>
 #include <array>
 
@@ -24,7 +23,7 @@ struct Terms {
   std::array<Term, 2 * TensorView::max_rank + 1> term;
   std::array<std::int64_t, 2 * TensorView::max_rank + 2> rest{};  // the largest sum of this and all later terms
   int count = 0;
-  int trials = 20000;  // enough for any sane tensor; when they are used up, the answer is yes
+  int trials = 20000;  // enough for any ordinary tensor; if they run out, the answer is yes
 
   void add(const TensorView& view) {
     for (int i = 0; i < view.rank; ++i) {
@@ -65,7 +64,7 @@ bool overlaps_itself(const TensorView& view) {
   for (int i = 0; i < view.rank; ++i) {
     if (view.shape[i] <= 1) continue;
     if (view.strides[i] == 0) return true;
-    // d_i = 1 + x_i; the other d_j = x_j - (size_j - 1). In elements, since two either coincide or lie apart.
+    // d_i = 1 + x_i; the other d_j = x_j - (size_j - 1). In elements, since two either coincide or do not overlap.
     Terms terms;
     auto distance = -std::abs(view.strides[i]);
     terms.add({-distance, view.shape[i] - 2});

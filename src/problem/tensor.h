@@ -1,4 +1,4 @@
-// Small questions to a tensor view.
+// Simple queries of a tensor view.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace anyflash {
 
-/// Has it no elements? As elements() == 0, for less.
+/// Has it no elements? The same as elements() == 0, but cheaper.
 inline bool is_empty(const TensorView& view) {
   for (int i = 0; i < view.rank; ++i)
     if (view.shape[i] == 0) return true;

@@ -1,4 +1,4 @@
-// The frame in which queries and keys of one dimension, or of one document, are aligned.
+// The frame that aligns the queries and keys of one dimension, or of one document.
 #pragma once
 
 #include <anyflash/attention.h>

@@ -1,4 +1,4 @@
-// Words of 64 bits, one for each entry of a cell: intervals, progressions, products of dimensions, bytes packed to
+// Mask words of 64 bits, one for each entry of a cell: intervals, progressions, products of dimensions, bytes packed to
 // bits.
 #pragma once
 
@@ -13,7 +13,7 @@ using Word = std::uint64_t;
 
 inline constexpr Word all_bits = ~Word{0};
 
-/// A cell's entries along one dimension: entry e sits at coordinate base + step * e, step > 0.
+/// A cell's entries along one dimension: entry e is at coordinate base + step * e, step > 0.
 struct Line {
   std::int64_t base, step;
 };
@@ -61,7 +61,7 @@ ANYFLASH_HD Word residue_bits(const Line& line, std::int64_t m, std::int64_t res
   if (line.step == 1) return progression_bits(missing, m);
   const auto step = line.step % m;
   if (step == 0) return missing == 0 ? all_bits : 0;
-  // Without the inverse of step modulo m the first entry that fits is looked for; the next one tells the period.
+  // Without the inverse of step modulo m the first matching entry is searched; the next one gives the period.
   std::int64_t first = -1;
   ANYFLASH_UNROLL(1)
   for (std::int64_t e = 0, at = 0; e < 64; ++e) {
@@ -80,7 +80,7 @@ ANYFLASH_HD Word range_bits(const Line& line, const Range& range) {
   return range.modulus == 1 || interval == 0 ? interval : interval & residue_bits(line, range.modulus, range.residue);
 }
 
-/// The cell's word in which entry e has bit e_i of `bits`: the word of a condition on dimension i alone. Products of
+/// The cell's word in which entry e has bit e_i of `bits`: the word of a condition on dimension i only. Products of
 /// dimensions are `&` of these.
 ANYFLASH_HD_CALL Word spread(const Int3& extent, int i, Word bits) {
   constexpr Word one_a_row_of_8 = 0x0101010101010101, one_a_row_of_4 = 0x1111111111111111,
@@ -140,7 +140,7 @@ ANYFLASH_HD Word equal_bits(const std::int32_t* values, std::int64_t step, std::
   return bits;
 }
 
-ANYFLASH_HD int lowest_bit(Word word) {  // its number; there must be one
+ANYFLASH_HD int lowest_bit(Word word) {  // its number; `word` must not be 0
 #if defined(__CUDA_ARCH__)
   return __ffsll(static_cast<long long>(word)) - 1;
 #else
@@ -148,7 +148,7 @@ ANYFLASH_HD int lowest_bit(Word word) {  // its number; there must be one
 #endif
 }
 
-/// Bit i of `word` at the i-th bit of `places`, whose others may come out as anything.
+/// Bit i of `word` at the i-th bit of `places`; all other bits are undefined.
 ANYFLASH_HD Word deposited(Word word, Word places) {
   if (places == all_bits || word == 0 || word == all_bits) return word;
   Word result = 0;

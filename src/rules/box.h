@@ -1,4 +1,4 @@
-// Boxes: how a sequence is cut. A block (or a cell of 64 entries) is, in each dimension, an origin, an extent and a
+// Boxes: parts of a sequence. A block (or a cell of 64 entries) has, in each dimension, an origin, an extent and a
 // step.
 //
 // A sequence always has three dimensions here; a 1-dimensional one is (1, 1, n), a 2-dimensional one (1, y, x). An
@@ -9,14 +9,14 @@
 
 #if defined(__CUDACC__)
 #define ANYFLASH_HD __host__ __device__ __forceinline__
-// Called, not inlined: one copy behind each kernel that reaches it, however often it is asked.
+// Called, not inlined: each kernel has one copy, however many calls it contains.
 #define ANYFLASH_HD_CALL inline __host__ __device__ __noinline__
 #else
 #define ANYFLASH_HD inline
 #define ANYFLASH_HD_CALL inline
 #endif
 
-// In front of a loop: unrolled n times, 1: not at all. GPUs' compilers unroll what is rarely asked beyond all measure.
+// Before a loop: unrolled n times, 1: not at all. GPU compilers unroll rarely executed loops far too much.
 #if defined(__CUDA_ARCH__)
 #define ANYFLASH_PRAGMA(text) _Pragma(#text)
 #define ANYFLASH_UNROLL(n) ANYFLASH_PRAGMA(unroll n)
@@ -65,7 +65,7 @@ ANYFLASH_HD std::int32_t class_length(std::int32_t size, std::int32_t residue, s
   return residue < size ? (size - residue + step - 1) / step : 0;
 }
 
-/// The part of a box that lies in the sequence; its origin must. True if that is less than the box.
+/// The part of a box that is in the sequence; its origin must be. True if that is less than the box.
 ANYFLASH_HD bool clip(Box& box, Int3 size) {
   bool clipped = false;
   for (int i = 0; i < 3; ++i) {
@@ -77,9 +77,9 @@ ANYFLASH_HD bool clip(Box& box, Int3 size) {
   return clipped;
 }
 
-/// A sequence cut into equal boxes. In each dimension the entries fall into `step` residue classes, each class into
-/// chunks of `extent` entries; block index along a dimension = residue * chunks + chunk, blocks are numbered row-major
-/// over that.
+/// A sequence divided into equal boxes. In each dimension the entries fall into `step` residue classes, each class into
+/// chunks of `extent` entries. The block index along a dimension is residue * chunks + chunk; blocks are numbered
+/// row-major over that.
 struct Grid {
   Int3 size, extent, step;
 

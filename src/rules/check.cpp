@@ -34,7 +34,7 @@ void check_ids(const std::string& what, const TensorView& ids, std::int64_t batc
 }
 
 void check_lengths(const std::string& what, const TensorView& lengths, std::int64_t entries, const char* as) {
-  if (lengths.device.kind != DeviceKind::cpu) return;  // nobody reads them before the kernels do
+  if (lengths.device.kind != DeviceKind::cpu) return;  // only kernels read them
   std::int64_t before = integer_at(lengths, 0);
   if (before != 0) fail(what + ": starts at " + number(before) + ", expected 0");
   for (std::int64_t i = 1; i < lengths.shape[0]; ++i) {

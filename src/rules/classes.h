@@ -1,16 +1,16 @@
 // Tile classes: does a box of queries see none, all, or some of a box of keys?
 //
-// Boxes may have any extent and step; only their entries inside the sequence count. The answer may be cautious (partial
-// when unsure), never wrong. Parts are combined by three-valued logic: skip < partial < full, & is the minimum, | the
-// maximum, ~ turns it around. Where coordinates restart in documents, boxes of few segments are asked segment by
-// segment; of larger ones only the documents' numbers are compared.
+// Boxes may have any extent and step; only their entries inside the sequence count. The answer may be conservative
+// (partial when unsure), never wrong. Parts are combined by three-valued logic: skip < partial < full, & is the
+// minimum, | the maximum, ~ swaps skip and full. Where coordinates restart in documents, boxes of few segments are
+// evaluated segment by segment; for larger ones only the documents' numbers are compared.
 #pragma once
 
 #include "rules/words.h"
 
 namespace anyflash::rules {
 
-inline constexpr std::int64_t most_segment_pairs = 64;    // asked one by one
+inline constexpr std::int64_t most_segment_pairs = 64;    // pairs of segments evaluated one by one
 inline constexpr std::int64_t most_pairs_read = 1 << 16;  // entries of a dense mask, or of a bitmap, read for one class
 
 /// Aligned coordinates of a box along a dimension: first, first + step, ... last.
@@ -22,11 +22,11 @@ struct Span {
 
 /// One evaluation: a box of queries and a box of keys.
 struct Tile {
-  Box queries, keys;  // cut to the sequence
+  Box queries, keys;  // clipped to the sequence
   Span q[3], k[3];
   std::int64_t size[3];  // of the frame
-  TileClass documents;   // where the rule has documents: of that part
-  bool positions;        // aligned coordinates are known (they are not in a box of many segments)
+  TileClass documents;   // where the rule has documents: the class of that part
+  bool positions;        // aligned coordinates are known (not in a box of many segments)
 };
 
 ANYFLASH_HD TileClass turned(TileClass c) {
@@ -50,25 +50,25 @@ ANYFLASH_HD std::int64_t common_divisor(std::int64_t a, std::int64_t b) {
 /// Last entry of a box along a dimension, raw.
 ANYFLASH_HD std::int32_t last_of(const Box& box, int i) { return box.origin[i] + (box.extent[i] - 1) * box.step[i]; }
 
-/// Does all of a box lie in the sequence?
+/// Is all of a box in the sequence?
 ANYFLASH_HD bool whole(const Box& box, Int3 size) {
   return inside({{last_of(box, 0), last_of(box, 1), last_of(box, 2)}}, size);
 }
 
-/// A per-dimension rule in dimension i. Intervals move up with x, so those of the first and the last query tell.
+/// A per-dimension rule in dimension i. Intervals move up with x, so the first and the last query decide.
 ANYFLASH_HD TileClass class_along(const Atom& atom, int i, const Span& q, const Span& k, std::int64_t size) {
   const auto first = keys_of(atom, i, q.first, size), last = keys_of(atom, i, q.last, size);
   auto least = first.lo, largest = last.hi;
   bool all = k.first >= last.lo && k.last <= first.hi;
   if (const auto m = first.modulus; m > 1) {
     const bool q_fixed = q.one_class(m), k_fixed = k.one_class(m);
-    auto divisor = m;  // the residues of either side are known modulo this
+    auto divisor = m;  // the residues of both sides are known modulo this
     if (!q_fixed) divisor = common_divisor(divisor, q.step);
     if (!k_fixed) divisor = common_divisor(divisor, k.step);
     if (remainder_of(q.first - k.first, divisor) != 0) return TileClass::skip;
     all = all && q_fixed && k_fixed;
     if (!q_fixed && atom.kind == AtomKind::neighbourhood && !(atom.causal >> i & 1)) {
-      // Classes differ in length by one, so their kernels stop at different ends: take the widest.
+      // Classes differ in length by one, so their kernels are clamped at different ends: take the widest.
       const std::int64_t kernel = atom.a[i];
       least = kernel_start(q.first / m, kernel, size / m) * m;
       largest = (kernel_start(q.last / m, kernel, (size + m - 1) / m) + kernel) * m - 1;
@@ -111,7 +111,8 @@ ANYFLASH_HD void each_row(const Box& box, const Int3& size, const F& f) {
 ANYFLASH_HD TileClass place_class(const Program& program, const Atom& atom, const Tile& tile) {
   const std::int64_t block_q = atom.kind == AtomKind::blocks ? atom.a[2] : 1;
   const std::int64_t block_k = atom.kind == AtomKind::blocks ? atom.b[2] : 1;
-  // What is read: an entry of the table for each (row of queries, row of keys, block of one, block of the other).
+  // The entries that are read: one of the table for each (row of queries, row of keys, block of one, block of the
+  // other).
   const auto looks = [](const Box& box, std::int64_t block) {
     const auto span = (last_of(box, 2) - box.origin[2]) / block + 2;
     return std::int64_t(box.extent[0]) * box.extent[1] * smaller(box.extent[2], span);
@@ -123,7 +124,7 @@ ANYFLASH_HD TileClass place_class(const Program& program, const Atom& atom, cons
   bool known = false;
   each_row(tile.queries, program.q_size(), [&](std::int64_t q, std::int64_t q_step, std::int64_t q_count) {
     each_row(tile.keys, program.k_size(), [&](std::int64_t k, std::int64_t k_step, std::int64_t k_count) {
-      // In blocks at least as long as the step, every block between the first and the last is met.
+      // In blocks at least as long as the step, every block between the first and the last is touched.
       const bool whole_q = q_step <= block_q, whole_k = k_step <= block_k;
       const auto first_q = q / block_q, first_k = k / block_k;
       const auto rows = whole_q ? (q + (q_count - 1) * q_step) / block_q - first_q + 1 : q_count;
@@ -164,7 +165,7 @@ ANYFLASH_HD TileClass causal_class(const Program& program, const Tile& tile) {
   return class_of(!in_order(y_first, x_last, program.dimensions), in_order(y_last, x_first, program.dimensions));
 }
 
-/// prefix, prefix_queries and sink, of a box's first and last entry on their side.
+/// prefix, prefix_queries and sink, for a box's first and last entry on their side.
 ANYFLASH_HD TileClass first_entries_class(const Program& program, const Atom& atom, const std::int64_t* near,
                                           const std::int64_t* far) {
   const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
@@ -228,8 +229,8 @@ ANYFLASH_HD TileClass rule_class(const Program& program, const Tile& tile) {
   return stack[0];
 }
 
-/// Least and largest document number among segments first .. last: from the ends where numbers do not fall, else up the
-/// tree.
+/// Least and largest document number among segments first .. last: from the ends if numbers never descend, else from
+/// the tree.
 ANYFLASH_HD DocumentRange documents_of(const DocumentSide& side, std::int64_t first, std::int64_t last) {
   DocumentRange range{side.segments[first].document, side.segments[first].document};
   const auto include = [&](const DocumentRange& other) {
@@ -249,7 +250,8 @@ ANYFLASH_HD DocumentRange documents_of(const DocumentSide& side, std::int64_t fi
   return range;
 }
 
-/// The entries of a 1-dimensional box that lie in a segment, and their place in its document. False if there are none.
+/// Cuts a 1-dimensional box to its entries in a segment; position: of the first in its document. False if there are
+/// none.
 ANYFLASH_HD bool cut_to_segment(Box& box, const Segment& segment, std::int64_t& position) {
   const std::int64_t origin = box.origin[2], step = box.step[2];
   const auto skipped = segment.start <= origin ? 0 : (segment.start - origin + step - 1) / step;
@@ -295,7 +297,7 @@ ANYFLASH_HD TileClass class_by_segments(const Program& program, const Tile& tile
   return result;
 }
 
-/// With documents: their part's class, and the rule's.
+/// With documents: the class of their part, and the rule's.
 ANYFLASH_HD TileClass class_with_documents(const Program& program, Tile& tile, bool may_meet) {
   if (!may_meet && program.documents_required) return TileClass::skip;
   const auto& [q, k, axes] = program.documents;
@@ -322,14 +324,14 @@ ANYFLASH_HD TileClass class_with_documents(const Program& program, Tile& tile, b
   return rule_class(program, tile);
 }
 
-/// The class of the pairs of a box of queries and a box of keys, of those that lie in the sequences; skip if none do.
-/// may_meet: false if the caller knows that no query shares a document with a key.
+/// The class of the pairs of a box of queries and a box of keys, counting only entries in the sequences; skip if there
+/// are none. may_meet: false if the caller knows that no query shares a document with a key.
 ANYFLASH_HD TileClass tile_class(const Program& program, const Box& queries, const Box& keys, bool may_meet = true) {
   Tile tile;
   tile.queries = queries;
   tile.keys = keys;
   for (int i = 0; i < 3; ++i) {
-    if (i < 3 - program.dimensions) {  // those that the sequence lacks
+    if (i < 3 - program.dimensions) {  // dimensions that the sequence does not have
       tile.q[i] = tile.k[i] = {0, 0, 1};
       tile.size[i] = 1;
       continue;

@@ -15,15 +15,15 @@ namespace {
 
 constexpr std::int64_t int32_max = std::numeric_limits<std::int32_t>::max();
 
-/// Larger numbers mean the same as this one: no coordinate, nor a difference of two, is larger.
+/// Clamps to 32 bits. Larger numbers have the same meaning: no coordinate, nor a difference of two, is larger.
 std::int32_t narrow(std::int64_t n) { return std::int32_t(std::min(n, int32_max)); }
 
-/// A rule's tree with `~` at the leaves alone, and leaves ready for the program.
+/// A rule's tree with `~` only at the leaves, and leaves ready for the program.
 struct Part {
   enum class Kind : std::uint8_t { nothing, everything, atom, both, either } kind;
   Atom atom{};
   std::unique_ptr<Part> left, right;
-  int stack = 1;  // values that its evaluation holds at a time
+  int stack = 1;  // values on the stack during its evaluation
 };
 using Tree = std::unique_ptr<Part>;
 
@@ -166,7 +166,7 @@ class Compiler {
     return part;
   }
 
-  /// The number for dimension i of the three; those that the sequence lacks are never asked.
+  /// The number for dimension i of the three; not called for dimensions that the sequence does not have.
   std::int64_t value(const PerDimension& values, int i) const {
     return values.value[values.count == 1 ? 0 : std::max(0, i - (3 - shapes_.dimensions))];
   }
@@ -202,7 +202,7 @@ class Compiler {
     return part;
   }
 
-  /// blocks and dense: this batch entry's and head's rows.
+  /// blocks and dense: points the atom at the rows of this batch entry and head.
   void place(Atom& atom, const Node& node) const {
     const auto& table = node.table_q;
     check_place(table);
@@ -221,7 +221,7 @@ class Compiler {
                                          : part.kind != Part::Kind::either;
   }
 
-  /// Is the rule false wherever documents is, whatever its other parts say?
+  /// Is the rule false wherever documents is, whatever its other parts give?
   static bool documents_required(const Part& part) {
     switch (part.kind) {
       case Part::Kind::both: return documents_required(*part.left) || documents_required(*part.right);
@@ -255,7 +255,7 @@ class Compiler {
     if (part.right) leaves(*part.right, found);
   }
 
-  /// Those that read memory come last: the others may have settled it.
+  /// Atoms that read memory come last: the others may already have decided.
   void emit_conjunction(const Part& part) {
     std::vector<const Part*> atoms;
     leaves(part, atoms);
@@ -313,7 +313,7 @@ std::shared_ptr<const Node> without_batch_tables(const std::shared_ptr<const Nod
   return copy;
 }
 
-/// Keys that a query sees lie this far apart, or a multiple of it, in a dimension (the j-th of the sequence's).
+/// The keys that a query sees are at multiples of this distance in a dimension (the j-th of the sequence's).
 std::int64_t stride_of(const Node& node, int j, bool negated) {
   switch (node.kind) {
     case NodeKind::negation: return stride_of(*node.left, j, !negated);

@@ -1,4 +1,4 @@
-// The aligned coordinate of an entry, as rules see it: restarted in each document where the program says so.
+// The aligned coordinate of an entry, as rules use it: restarted in each document if the program says so.
 #pragma once
 
 #include "rules/program.h"

@@ -54,9 +54,8 @@ bool ascending(const IdRuns& runs, const Ids& values, const std::vector<std::int
   return true;
 }
 
-/// Document numbers: by value where that makes them ascend along both sides, else by first appearance; numbers[i] is
-/// that of the i-th least id. Ascending numbers make the question "do these two ranges share a document?" a comparison
-/// of their ends.
+/// Document numbers: by value if that makes them ascend along both sides, else by first appearance; numbers[i] is that
+/// of the i-th least id. With ascending numbers, whether two ranges share a document is a comparison of their ends.
 std::vector<std::int32_t> number_documents(const Ids& values, const IdRuns& q, const IdRuns& k) {
   std::vector<std::int32_t> numbers(values.size());
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::int32_t(i);

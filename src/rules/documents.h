@@ -1,4 +1,4 @@
-// Document tables: what a program needs to know about which document each entry belongs to.
+// Document tables: which document each entry belongs to, in the form that a program needs.
 #pragma once
 
 #include <anyflash/attention.h>
@@ -20,7 +20,7 @@ struct SideTable {
 };
 
 struct DocumentTable {
-  // The ids' first entries: tables are shared by what they were made of.
+  // The ids' first entries: tables are shared by programs made of the same ids.
   const void *made_of_q = nullptr, *made_of_k = nullptr;
   std::int64_t keys = 0;
   SideTable q, k;

@@ -16,10 +16,10 @@ enum class NodeKind : std::uint8_t {
 };
 // clang-format on
 
-/// Numbers and tables as the builder of that kind took them:
-///   local (window n, log2_stride, causal), window (a left, b right), prefix, prefix_queries and sink (n),
-///   tiles (a shape, b kernel), neighbourhood (a kernel, b dilation, c causal), blocks (n block_q, m block_k, table_q
-///   bitmap), dense (table_q mask), documents and documents_packed (table_q, table_k).
+/// Numbers and tables as the builder of that kind received them: local (window n, log2_stride, causal), window (a left,
+/// b right), prefix, prefix_queries and sink (n), tiles (a shape, b kernel), neighbourhood (a kernel, b dilation, c
+/// causal), blocks (n block_q, m block_k, table_q bitmap), dense (table_q mask), documents and documents_packed
+/// (table_q, table_k).
 struct Node {
   NodeKind kind = NodeKind::full;
   PerDimension a = 0, b = 0, c = 0;
@@ -28,7 +28,7 @@ struct Node {
   bool causal = false;
   TensorView table_q, table_k;
   std::shared_ptr<const Node> left, right;
-  int parts = 1;  // leaves below
+  int parts = 1;  // leaves below it
 };
 
 }  // namespace anyflash::rules

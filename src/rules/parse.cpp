@@ -16,7 +16,7 @@
 namespace anyflash {
 namespace {
 
-constexpr int deepest = 64;  // parentheses and ~ within one another: bounds the recursion
+constexpr int deepest = 64;  // nested parentheses and ~: bounds the recursion
 
 struct Value {
   PerDimension numbers = 0;
@@ -237,7 +237,7 @@ class Arguments {
   std::vector<std::optional<Value>> values_;
 };
 
-/// A rule's name, its parameters, and what makes it of them.
+/// A rule's name, its parameters, and the function that makes it.
 struct Builder {
   std::string_view name;
   Names parameters;
@@ -304,8 +304,8 @@ Rule Parser::call() {
   } catch (const Error& error) {
     const std::string line = error.what();
     if (line.rfind("rule: column ", 0) == 0) throw;
-    if (line.rfind("rule ", 0) != 0) throw;  // of the caller's table_of, or of cumulative lengths
-    throw Error(error.kind(), "rule: column " + std::to_string(at + 1) + ": " + line.substr(5));  // a builder's check
+    if (line.rfind("rule ", 0) != 0) throw;  // an error of the caller's table_of, or of cumulative lengths
+    throw Error(error.kind(), "rule: column " + std::to_string(at + 1) + ": " + line.substr(5));  // from a builder
   }
 }
 

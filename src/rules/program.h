@@ -1,9 +1,9 @@
 // A rule, compiled for one problem: a small flat program, plain data, passed by value to any backend.
 //
-// Three questions are asked of it, each answered from O(1) work an atom (words.h, classes.h):
+// It answers three questions, each with O(1) work per atom (words.h, classes.h):
 //   word(program, query, key_cell)            64 bits, bit e: does the query see entry e of the cell?
 //   word_of_queries(program, key, query_cell) 64 bits, bit e: does entry e of the cell see the key?
-//   tile_class(program, queries, keys)        skip, full or partial; may be cautious (partial), never wrong
+//   tile_class(program, queries, keys)        skip, full or partial; may be conservative (partial), never wrong
 // sees(program, query, key) in sees.h is the definition, pair by pair: slow. compile.h makes programs.
 //
 // Cells hold 64 entries: 64 in a row (extent 1,1,64), 8 x 8 (1,8,8) or 4 x 4 x 4, with any step. Bits of entries
@@ -18,11 +18,11 @@ namespace anyflash::rules {
 
 enum class TileClass : std::uint8_t { skip, partial, full };
 
-inline constexpr int max_atoms = 32;  ///< parts of a rule; check throws over that
+inline constexpr int max_atoms = 32;  ///< most parts of a rule; check throws above it
 inline constexpr int max_ops = 64;
 
 /// The entries of one dimension, or of one document, in their common frame of r = max(q_size, k_size) coordinates:
-/// query entry c sits at c * q_step + q_offset, key entry c at c * k_step + k_offset.
+/// query entry c is at c * q_step + q_offset, key entry c at c * k_step + k_offset.
 struct Axis {
   std::int32_t q_size, k_size, r;
   std::int32_t q_step, q_offset, k_step, k_offset;
@@ -40,13 +40,13 @@ enum class AtomKind : std::uint8_t {
 /// One part of a rule. What a and b hold, per dimension:
 ///   local          a: largest |x - y|, b: stride (a power of two); causal: 1 if only order(x) >= order(y)
 ///   window         a: largest x - y, b: largest y - x
-///   prefix, sink   a: the last key seen, an aligned (sink: raw) coordinate; a part that sees none is a negated `full`
-///   prefix_queries a: the last query that sees, an aligned coordinate; else as prefix
+///   prefix, sink   a: the last visible key, an aligned (sink: raw) coordinate; without any it is a negated `full`
+///   prefix_queries a: the last query that sees all keys, an aligned coordinate; else as prefix
 ///   tiles          a: entries of a tile, b: tiles of the kernel
 ///   neighbourhood  a: kernel, b: dilation, bit i of causal: causal in dimension i
 ///   blocks         a[2]: queries of a block, b[2]: keys of a block; data
 ///   dense          data
-/// data points at the byte of query (block) 0 and key (block) 0; one on is stride_q, stride_k bytes further.
+/// data points at the byte of query (block) 0 and key (block) 0; the next is stride_q or stride_k bytes further.
 struct Atom {
   AtomKind kind;
   bool negated;
@@ -56,7 +56,7 @@ struct Atom {
   std::int64_t stride_q, stride_k;
 };
 
-/// A maximal run of neighbours of one document: entries start .. end - 1, the first of which is number `base` of its
+/// A maximal run of neighbours of one document: entries start .. end - 1. The first one is entry number `base` of its
 /// document.
 struct Segment {
   std::int32_t start, end, document, base;
@@ -68,11 +68,11 @@ struct DocumentRange {
 };
 
 struct DocumentSide {
-  const std::int32_t* segment_of;   ///< (entries): the segment an entry lies in
+  const std::int32_t* segment_of;   ///< (entries): the segment of an entry
   const std::int32_t* document_of;  ///< (entries): its document
   const Segment* segments;
   const DocumentRange* tree;  ///< node s of 1 .. 2 * segment_count - 1 covers nodes 2s and 2s + 1, leaves are the
-                              ///< segments; null where document numbers never fall along the sequence
+                              ///< segments; null if document numbers never descend along the sequence
   std::int32_t segment_count;
 };
 
@@ -82,17 +82,17 @@ struct Documents {
 };
 
 struct Program {
-  std::int32_t dimensions;  ///< of the sequence, 1 to 3: the last ones of the three
+  std::int32_t dimensions;  ///< of the sequence, 1 to 3: the last of the three
   std::int32_t atom_count, op_count;
-  bool conjunction;  ///< every atom must hold, ops need not be run; so is the rule without atoms, which shows all
+  bool conjunction;  ///< every atom must hold, ops need not be run; also for no atoms: all is visible
   bool has_documents;
   bool documents_required;  ///< no pair of different documents is visible
   bool restarts;            ///< coordinates restart in each document
-  bool rule_restarts;       ///< and a part of the rule asks for coordinates
+  bool rule_restarts;       ///< and a part of the rule uses coordinates
   Axis axis[3];
   Documents documents;
   Atom atoms[max_atoms];
-  std::uint8_t ops[max_ops];  ///< postfix: an atom's number or one of the two below; stack_depth values at a time
+  std::uint8_t ops[max_ops];  ///< postfix: an atom's number or one of the two below; at most stack_depth values
 
   static constexpr std::uint8_t op_and = 64, op_or = 65;
   static constexpr int stack_depth = 6;  // the deeper operand goes first, so 2^5 atoms need 6

@@ -1,6 +1,5 @@
-// What the rules that go by dimension (local, window, tiles, neighbourhood) say in one dimension: a query coordinate
-// sees the key coordinates of an interval that are congruent modulo something; and so does, the other way round, a key
-// coordinate.
+// The per-dimension rules (local, window, tiles, neighbourhood) in one dimension: a query coordinate sees the key
+// coordinates of an interval that are in one residue class. The same holds the other way round, for a key coordinate.
 #pragma once
 
 #include "rules/program.h"
@@ -13,7 +12,7 @@ ANYFLASH_HD std::int64_t clamped(std::int64_t x, std::int64_t low, std::int64_t 
   return x < low ? low : x > high ? high : x;
 }
 
-/// Further than any difference of two coordinates.
+/// Greater than any difference of two coordinates.
 inline constexpr std::int64_t unlimited = std::int64_t{1} << 62;
 
 /// The coordinates c with lo <= c <= hi and c = residue modulo modulus.
@@ -26,12 +25,13 @@ ANYFLASH_HD bool by_dimension(AtomKind kind) {
          kind == AtomKind::neighbourhood;
 }
 
-/// Where a kernel of `kernel` places centred on place x starts among `places` places (it stays inside where it fits).
+/// The start of a kernel of `kernel` places centred on place x among `places` places (clamped to stay inside where it
+/// fits).
 ANYFLASH_HD std::int64_t kernel_start(std::int64_t x, std::int64_t kernel, std::int64_t places) {
   return clamped(x - kernel / 2, 0, larger(0, places - kernel));
 }
 
-/// The places first .. last whose kernel covers place y. kernel_start does not fall as x grows, so they are neighbours.
+/// The places first .. last whose kernel covers place y. kernel_start never decreases with x, so they are contiguous.
 ANYFLASH_HD void kernel_covers(std::int64_t y, std::int64_t kernel, std::int64_t places, std::int64_t& first,
                                std::int64_t& last) {
   const auto last_start = larger(0, places - kernel), half = kernel / 2;
@@ -40,7 +40,7 @@ ANYFLASH_HD void kernel_covers(std::int64_t y, std::int64_t kernel, std::int64_t
   last = y >= last_start ? unlimited : y + half;
 }
 
-/// Places of residue class r modulo d among coordinates 0 .. size - 1.
+/// The number of places of residue class r modulo d among coordinates 0 .. size - 1.
 ANYFLASH_HD std::int64_t class_places(std::int64_t size, std::int64_t r, std::int64_t d) {
   return size > r ? (size - r + d - 1) / d : 0;
 }

@@ -11,7 +11,7 @@ namespace {
 using rules::Node;
 using rules::NodeKind;
 
-// A tree is walked by recursion; this many parts are far more than a program takes, and far fewer than a stack.
+// A tree is walked by recursion; so many parts are far more than a program takes, but fit the stack.
 constexpr int largest_tree = 1024;
 
 [[noreturn]] void fail(const std::string& line) { throw Error(Error::Kind::value, line); }
@@ -121,8 +121,8 @@ std::string leaf_text(const Node& node, const NameOfTable& name_of) {
   }
 }
 
-// How tightly an operator binds: | 0, & 1, ~ 2. An operand that binds less needs parentheses, and so does a right
-// operand of the same operator, that the tree read back be the same.
+// Precedence of operators: | 0, & 1, ~ 2. An operand of lower precedence needs parentheses. So does a right operand of
+// the same operator, so that the same tree is read back.
 std::string node_text(const Node& node, int binding, const NameOfTable& name_of) {
   const auto wrapped = [&](int own, std::string text) { return own < binding ? "(" + std::move(text) + ")" : text; };
   const auto operand = [&](const Node& of, int own) { return node_text(of, own, name_of); };
@@ -158,7 +158,7 @@ Rule operator&(const Rule& a, const Rule& b) { return combine(NodeKind::both, a.
 Rule operator|(const Rule& a, const Rule& b) { return combine(NodeKind::either, a.node_, b.node_); }
 
 Rule operator~(const Rule& a) {
-  if (a.node_->kind == NodeKind::negation) return Rule(a.node_->left);  // so that a row of them costs no depth
+  if (a.node_->kind == NodeKind::negation) return Rule(a.node_->left);  // so that repeated ~ adds no depth
   Node node;
   node.kind = NodeKind::negation;
   node.parts = a.node_->parts;
@@ -167,7 +167,7 @@ Rule operator~(const Rule& a) {
 }
 
 Rule full() {
-  static const auto& rule = *new Rule(leaf({}));  // never destroyed: calls may come late
+  static const auto& rule = *new Rule(leaf({}));  // never destroyed: calls may come while the process ends
   return rule;
 }
 

@@ -1,5 +1,5 @@
-// The definition of the mask rules, pair by pair, as the specification's table words it: for `pattern`
-// and tests. words.h and classes.h are checked against it; it shares nothing with them but the program.
+// The definition of the mask rules, pair by pair, as in the specification's table: for `pattern` and tests. words.h and
+// classes.h are checked against it; it shares only the program with them.
 #pragma once
 
 #include "rules/program.h"
@@ -67,7 +67,7 @@ inline bool sees_atom(const Program& program, const Atom& atom, const Pair& pair
   return atom.kind != AtomKind::local || !atom.causal || order_of(pair.x, pair.r) >= order_of(pair.y, pair.r);
 }
 
-/// Does the query see the key? Both must lie in their sequences.
+/// Does the query see the key? Both must be in their sequences.
 inline bool sees(const Program& program, const Int3& query, const Int3& key) {
   Pair pair{};
   for (int i = 0; i < 3; ++i) {

@@ -1,11 +1,11 @@
-// What tables hold: has one changed since a plan was made of it, is it another's equal?
+// Hashes of tables' values: has a table changed since a plan was made of it, and is it equal to another's?
 #include "rules/compile.h"
 #include "rules/node.h"
 
 namespace anyflash::rules {
 namespace {
 
-/// Entries from `axis` on, those of `data` first. Bytes count as zero or not.
+/// Hashes entries from `axis` on, those of `data` first. Bytes count only as zero or not.
 template <typename T>
 void add(const T* data, const TensorView& table, int axis, std::uint64_t& hash) {
   for (std::int64_t i = 0; i < table.shape[axis]; ++i, data += table.strides[axis]) {

@@ -1,11 +1,11 @@
-// Words: which of a cell's 64 entries does one entry of the other side see, or is seen by?
+// Mask words: which of a cell's 64 entries does one entry of the other side see, or is it seen by?
 //
 // A per-dimension rule is an interval and a residue class in each dimension; the cell's word is the outer product of
 // their bits. Order (causal, prefix, prefix_queries, sink) is a lexicographic comparison, made of per-dimension "less"
-// and "equal" bits. Rules that go by place in memory walk the cell's rows. Where coordinates restart in each document,
-// the rule is asked once for each document segment that the cell touches, in that document's frame; or, in a cell of
-// many segments, once for each document, whose entries follow one another wherever they lie. `&`, `|`, `~` of rules are
-// those of words.
+// and "equal" bits. Rules over places in memory walk the cell's rows. Where coordinates restart in each document, the
+// rule is evaluated once for each document segment that the cell touches, in that document's frame. In a cell of many
+// segments it is evaluated once for each document, whose entries count as contiguous wherever they are. `&`, `|`, `~`
+// of rules are those of words.
 #pragma once
 
 #include "rules/bits.h"
@@ -25,10 +25,10 @@ struct Question {
   Line line[3];           // their aligned coordinates
   // Where coordinates restart:
   bool same_document;
-  Word members = all_bits;  // `line` counts these entries of the cell alone
+  Word members = all_bits;  // `line` counts only these entries of the cell
 };
 
-/// The entries whose coordinate comes, in row-major order, at or before the target (`upwards`: at or behind it).
+/// The entries whose coordinate is, in row-major order, at or before the target (`upwards`: at or after it).
 template <bool upwards>
 ANYFLASH_HD Word order_bits(const Int3& extent, const Line* line, const std::int64_t* target, int dimensions) {
   const auto beyond = [&](int i, std::int64_t from) {  // strictly, or not, by `from`
@@ -53,8 +53,8 @@ ANYFLASH_HD bool in_order(const std::int64_t* a, const std::int64_t* b, int dime
   return true;
 }
 
-/// The word of a rule that goes by place: row_bits(flat index of the row's first entry, step, entries) for each row of
-/// the cell.
+/// The word of a rule over places in memory: row_bits(flat index of the row's first entry, step, entries) for each row
+/// of the cell.
 template <class RowBits>
 ANYFLASH_HD Word by_rows(const Question& question, const Int3& size, const RowBits& row_bits) {
   const auto& [origin, extent, step] = question.cell;
@@ -70,7 +70,7 @@ ANYFLASH_HD Word by_rows(const Question& question, const Int3& size, const RowBi
   return word;
 }
 
-/// Bits of entries first + step * e: one look for each block of `block` neighbours that they touch.
+/// Bits of entries first + step * e: one read for each block of `block` neighbours that they touch.
 ANYFLASH_HD Word block_bits(const std::uint8_t* data, std::int64_t stride, std::int64_t block, std::int64_t first,
                             std::int64_t step, std::int64_t count) {
   Word bits = 0;
@@ -111,8 +111,8 @@ ANYFLASH_HD Word place_word(const Program& program, const Atom& atom, const Ques
   });
 }
 
-/// The first n entries of a side: a holds the last of them, an aligned coordinate (raw: of the keys as they lie in
-/// memory). in_cell: the cell is on that side.
+/// The first n entries of a side: a holds the last of them, an aligned coordinate (raw: of the keys in memory order).
+/// in_cell: the cell is on that side.
 template <bool in_cell>
 ANYFLASH_HD Word first_entries_word(const Program& program, const Atom& atom, const Question& question, bool raw) {
   const std::int64_t last[3] = {atom.a[0], atom.a[1], atom.a[2]};
@@ -132,7 +132,7 @@ ANYFLASH_HD Word first_entries_word(const Program& program, const Atom& atom, co
   }
 }
 
-/// Rules that go by aligned coordinates.
+/// Rules over aligned coordinates.
 template <CellOf of>
 ANYFLASH_HD Word position_word(const Program& program, const Atom& atom, const Question& question) {
   const auto& extent = question.cell.extent;
@@ -163,7 +163,7 @@ ANYFLASH_HD_CALL Word atom_word(const Program& program, const Atom& atom, const 
   }
 }
 
-/// The rule's word, for entries beyond the sequence too.
+/// The rule's word, also for entries beyond the sequence.
 template <CellOf of>
 ANYFLASH_HD Word rule_word(const Program& program, const Question& question) {
   const auto one = [&](int i) {
@@ -226,7 +226,7 @@ ANYFLASH_HD Word word_by_documents(const Program& program, Question& question) {
     question.same_document = segment.document == own.document;
     if (!question.same_document && program.documents_required) continue;
     const auto& axis = program.documents.axes[segment.document];
-    // A segment's line is drawn as if its document reached back to the cell's first entry.
+    // A segment's line is extended as if its document reached back to the cell's first entry.
     const auto first = segment.base + place - segment.start - (mixed ? 0 : e * step);
     question.line[2] = keys ? Line{axis.key(first), step * axis.k_step} : Line{axis.query(first), step * axis.q_step};
     question.members = mixed ? members : all_bits;
@@ -236,7 +236,8 @@ ANYFLASH_HD Word word_by_documents(const Program& program, Question& question) {
   return word;
 }
 
-/// The words of one cell: what the cell alone decides is worked out once, then entries of the other side are asked for.
+/// The words of one cell: what depends only on the cell is computed once; then words of entries of the other side are
+/// computed.
 template <CellOf of>
 class CellWords {
  public:
@@ -245,7 +246,7 @@ class CellWords {
     question_.same_document = true;
     const auto first_dimension = 3 - program.dimensions;
     ANYFLASH_UNROLL(1)
-    for (int i = 0; i < first_dimension; ++i) {  // those that the sequence lacks
+    for (int i = 0; i < first_dimension; ++i) {  // dimensions that the sequence does not have
       question_.count[i] = question_.size[i] = 1;
       question_.x[i] = 0;
       question_.line[i] = {0, 1};
@@ -263,7 +264,8 @@ class CellWords {
     }
   }
 
-  /// Bit e: does entry `one` of the other side see entry e of the cell (a cell of keys), or is it seen by it?
+  /// Bit e: does entry `one` of the other side see entry e of the cell (a cell of keys), or is it seen by it (of
+  /// queries)?
   ANYFLASH_HD Word operator()(const Int3& one) {
     if (inside_ == 0) return 0;
     ANYFLASH_UNROLL(1)
@@ -287,14 +289,14 @@ using WordsOfKeys =
     CellWords<CellOf::keys>;  ///< WordsOfKeys(program, key_cell)(query) is word(program, query, key_cell)
 using WordsOfQueries = CellWords<CellOf::queries>;  ///< the same for word_of_queries
 
-/// Bit e: does the query see entry e of the cell of keys? The query must lie in the sequence; bits of keys that do not
+/// Bit e: does the query see entry e of the cell of keys? The query must be in the sequence; bits of keys outside it
 /// are 0.
 ANYFLASH_HD Word word(const Program& program, const Int3& query, const Box& key_cell) {
   return WordsOfKeys(program, key_cell)(query);
 }
 
-/// Bit e: does entry e of the cell of queries see the key? The key must lie in the sequence; bits of queries that do
-/// not are 0.
+/// Bit e: does entry e of the cell of queries see the key? The key must be in the sequence; bits of queries outside it
+/// are 0.
 ANYFLASH_HD Word word_of_queries(const Program& program, const Int3& key, const Box& query_cell) {
   return WordsOfQueries(program, query_cell)(key);
 }

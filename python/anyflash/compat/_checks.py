@@ -1,5 +1,6 @@
-"""What only the numbers of lengths and tables show. On the CPU they are looked at: at once in an eager call, by an
-operator in a traced one, so that a compiled call looks each time it runs. On a GPU nobody looks: that would wait."""
+"""Checks of the values of lengths and tables. On the CPU an eager call checks them at once, and a traced call checks
+them by an operator, each time the compiled call runs. On a GPU they are not checked, because that would wait for the
+GPU."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ _library.define(f"checked_call(Tensor lengths, Tensor q, Tensor k, Tensor v, {_O
 
 
 def traced() -> bool:
-    """Numbers cannot be looked at yet: torch.compile reads the call, or a mode stands between it and its tensors."""
+    """Whether values cannot be read yet: torch.compile traces the call, or a mode intercepts it."""
     return torch.compiler.is_compiling() or bool(torch._C._len_torch_dispatch_stack())
 
 
 def checked(check: str, *given: Tensor, sizes: Sequence[int] = ()) -> Tensor:
-    """The first of `given`, once the check of that name has passed. What is computed from it waits for the check."""
+    """The first of `given`, once the check of that name has passed. Computations with it run after the check."""
     if given[0].is_cuda:
         return given[0]
     if traced():
@@ -81,7 +82,7 @@ def _positions(given: Sequence[Tensor], sizes: Sequence[int]) -> None:
 
 
 def check_positions(first: int, taken: int, there: int) -> None:
-    """ValueError if a rotation that takes so many positions from the first on reads beyond those that are there."""
+    """ValueError if a rotation that uses `taken` positions from `first` on reads beyond the `there` that exist."""
     if taken and first + taken > there:
         raise ValueError(f"rotary_cos: {there} positions, expected at least {first + taken}")
 
@@ -152,7 +153,7 @@ _CHECKS: dict[str, Callable[[Sequence[Tensor], Sequence[int]], None]] = {
 
 def _checked(given: list[Tensor], check: str, sizes: list[int]) -> Tensor:
     _CHECKS[check](given, sizes)
-    return given[0].clone()  # an operator's result is no argument
+    return given[0].clone()  # an operator must not return its argument
 
 
 _library.impl("checked", _checked, "CPU")

@@ -1,4 +1,4 @@
-"""Results without gradients of arguments that require them: a forward call makes them, a backward call is refused."""
+"""Results that record no gradient although an argument requires one: a backward call raises."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _library.define("refused(Tensor gradient, SymInt[] shape, str line) -> Tensor", 
 
 
 def detached(*arguments: Any) -> tuple[Any, ...]:
-    """Of these no gradient is recorded. An error in a compiled call would leave torch.no_grad() switched on."""
+    """The arguments without gradient recording. torch.no_grad() would stay on after an error in a compiled call."""
     return tuple([one.detach() if isinstance(one, Tensor) and one.requires_grad else one for one in arguments])
 
 
 def forward_only(made: Any, line: str, *arguments: Any) -> Any:
-    """What was made of the arguments, one tensor or several: it requires a gradient if one of them does, and a backward
+    """A result made of the arguments, one tensor or several. It requires a gradient if one of them does, and a backward
     call raises NotImplementedError with the line."""
     given = [one for one in arguments if isinstance(one, Tensor) and one.requires_grad]
     if not given or not torch.is_grad_enabled():
@@ -36,7 +36,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    """By an operator: torch.compile traces backward passes, too, that nobody calls."""
+    """Refuses by an operator, because torch.compile also traces backward passes that are never called."""
     return None, [torch.ops.anyflash.refused(gradient, shape, ctx.line) for shape in ctx.shapes], None
 
 

@@ -1,4 +1,4 @@
-"""Modules by the names of flash_attn's packages, where those are not installed."""
+"""Modules under the names of flash_attn's packages, where those are not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-VERSION = "2.8.3"  # of flash_attn, whose signatures these are; of version 3 the module tells none
+VERSION = "2.8.3"  # the version of flash_attn whose signatures these are; version 3 has no version number in its module
 _COMPAT = __name__.rpartition(".")[0]
 _MODULES = {
     "flash_attn": "flash_attn",
@@ -24,7 +24,7 @@ class _Finder(MetaPathFinder, Loader):
     """Of those names, once install() has added them. Others of the packages are not found, as Python says it."""
 
     def __init__(self) -> None:
-        self.paths: dict[str, list[str]] = {}  # of the packages added: where other parts of them lie
+        self.paths: dict[str, list[str]] = {}  # by added package: search paths of its other parts
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         package = name.partition(".")[0]
@@ -49,21 +49,21 @@ _finder = _Finder()
 
 
 def install() -> tuple[str, ...]:
-    """From now on `import flash_attn` and `import flash_attn_interface` (of version 3) mean anyflash, each where the
-    package is not installed: one that is installed is left alone.
+    """After this call `import flash_attn` and `import flash_attn_interface` (of version 3) import anyflash, each only
+    if that package is not installed.
 
-    Returns the names that mean anyflash. The modules are flash_attn, flash_attn.flash_attn_interface,
-    flash_attn.bert_padding and flash_attn_interface; importing another one of them (flash_attn.ops, flash_attn.layers,
-    flash_attn.losses) raises ModuleNotFoundError as before. A second call changes nothing.
+    Returns the names that now import anyflash. The modules are flash_attn, flash_attn.flash_attn_interface,
+    flash_attn.bert_padding and flash_attn_interface. Importing any other module of these packages (flash_attn.ops,
+    flash_attn.layers, flash_attn.losses) raises ModuleNotFoundError as before. A second call changes nothing.
     """
     for name in ("flash_attn", "flash_attn_interface"):
         if name in _finder.paths:
             continue
         try:
             spec = find_spec(name)
-        except ValueError:  # a module without a specification, put there by somebody else
+        except ValueError:  # a module without a specification, added by other code
             continue
-        if spec is None or spec.origin is None:  # of the namespace flash_attn other versions may be a part
+        if spec is None or spec.origin is None:  # flash_attn may be a namespace package of other versions
             _finder.paths[name] = list((spec and spec.submodule_search_locations) or ())
             sys.modules.pop(name, None)
     if _finder not in sys.meta_path:

@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache: new keys go into the cache, rotated if asked for, and the queries attend to it."""
+"""flash_attn_with_kvcache: writes new keys into the cache, rotated if asked for, and attends to the cache."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def flash_attn_with_kvcache(
     k_cache, v_cache: (batch of the cache, length, heads of keys, channels), or with block_table (batch, pages), int32,
     (pages, page size, heads of keys, channels), of any page size. cache_seqlens: the lengths in use, one integer or
     (batch,) int32; the whole cache if not given. cache_batch_idx (batch,): each entry's place in the cache; not with
-    block_table. cache_leftpad (batch,): the first key of each entry; not with block_table.
+    block_table. cache_leftpad (batch,): the first valid key of each entry; not with block_table.
 
     k, v (batch, new, heads of keys, channels): written into the cache, in place, after cache_seqlens, and attended to.
-    rotary_cos, rotary_sin (positions, half of the rotated channels): with k, rotate k and q. The first new key and the
-    first query are at position cache_seqlens, whatever cache_leftpad is; without causal and window all queries are.
-    rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
+    rotary_cos, rotary_sin (positions, half of the rotated channels): rotate k and q; they need k. The first new key and
+    the first query are at position cache_seqlens, whatever cache_leftpad is. Without causal and window all queries are
+    at that position. rotary_interleaved: channels 2 i and 2 i + 1 make a pair, else i and i + half.
 
-    Returns out as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one line; the
-    caches are then as they were.
+    Returns out, shaped as q, or (out, softmax_lse (batch, heads, queries)). Raises ValueError or TypeError with one
+    line; the caches are then unchanged.
     """
     return with_cache(
         q,
@@ -132,7 +132,7 @@ def with_cache(
             moves = int(causal or max(window_of(window_size)) >= 0)
             _check_rotary(q, rotary_cos, rotary_sin)
             most = max(new, q.shape[1] if moves else min(q.shape[1], 1))
-            if isinstance(cache_seqlens, int) and q.shape[0]:  # on a GPU, too
+            if isinstance(cache_seqlens, int) and q.shape[0]:  # also on a GPU
                 check_positions(cache_seqlens, most, rotary_cos.shape[0])
             start = checked("positions", lengths, sizes=(most, rotary_cos.shape[0]))
             k = _rotated(k, rotary_cos, rotary_sin, rotary_interleaved, start, 1)
@@ -235,7 +235,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, leftpad: Any, room: int, new: int, p
             raise ValueError(f"cache_seqlens: {new} new keys go up to {length + new}, expected room for them in {room}")
     else:
         lengths = _entries(q, cache_seqlens, "cache_seqlens", place)
-        if lengths.is_cuda and (new or lengths.dtype == torch.int64):  # sums, or numbers as int32, would wrap around
+        if lengths.is_cuda and (new or lengths.dtype == torch.int64):  # sums, or conversion to int32, would overflow
             lengths = lengths.clamp(0, room)
     return checked("cache_lengths", lengths, *([] if leftpad is None else [leftpad]), sizes=(room, new))
 
@@ -243,7 +243,7 @@ def _lengths(q: Tensor, cache_seqlens: Any, leftpad: Any, room: int, new: int, p
 def _write(
     k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, table: Tensor | None, lengths: Tensor, room: int
 ) -> None:
-    """New keys whose places nobody has looked at go to the nearest that exist."""
+    """Writes new keys into the cache. Places on a GPU are not checked but clamped to the nearest that exist."""
     batch, new = k.shape[:2]
     if batch == 0 or new == 0:
         return
@@ -267,7 +267,7 @@ def _check_rotary(q: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, start: Tensor, step: int) -> Tensor:
     """Rotary embedding (Su et al., RoFormer, 2021) of the first 2 * cos.shape[1] channels of x (batch, sequence, heads,
-    channels): from each entry's position on, or all at it if step is 0."""
+    channels). Positions count from each entry's start, or all equal it if step is 0."""
     half = cos.shape[1]
     steps = torch.arange(x.shape[1], device=start.device) * step
     places = (start[:, None].long() + steps).clamp(0, max(cos.shape[0] - 1, 0))

@@ -1,5 +1,5 @@
-"""Sequences that lie end to end as rows of a batch, by lengths that stay on a GPU: for what one call of layout thd does
-not offer, slopes of each sequence and pages."""
+"""Packed sequences as rows of a batch, from lengths that stay on a GPU. It serves ALiBi slopes per sequence and pages,
+which one call with layout thd does not support."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def in_rows(
     entries, tokens, size = cu_q.numel() - 1, q.shape[0], sizes[0]
     if entries == 0 or tokens == 0 or size == 0:
         return in_none(q, k, v, 0, **call)
-    # A row's last query is its sequence's, as none_end wants it; what lies before the first is 0.
+    # Right-aligned: a row's last query is its sequence's last, as none_end requires. Places before its first query are
+    # padding.
     own = cu_q[1:, None].long() - size + torch.arange(size, device=q.device)
     before = own < cu_q[:-1, None]
     rows = q[own.clamp(0, tokens - 1)].masked_fill(before[..., None, None], 0)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):  # and see nothing: else the gradients of
-        call["rule"] = and_dense(call["rule"], ~before[:, None, :, None])  # what no other query sees would count
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):  # padding sees no key: else it would count
+        call["rule"] = and_dense(call["rule"], ~before[:, None, :, None])  # in gradients of keys that no query sees
     if pages is None:
         theirs = cu_k[:-1, None].long() + torch.arange(sizes[1], device=q.device)
         k, v = (x[theirs.clamp(0, x.shape[0] - 1)] if x.shape[0] else x[None].expand(entries, *x.shape) for x in (k, v))
@@ -50,7 +51,7 @@ def in_rows(
     token = torch.arange(tokens, device=q.device)
     entry = torch.searchsorted(cu_q[1:].long(), token, right=True).clamp(max=entries - 1)
     place = (token - cu_q[1:].long()[entry] + size).clamp(0, size - 1)
-    behind = (token >= cu_q[-1])[:, None]  # in no sequence
+    behind = (token >= cu_q[-1])[:, None]  # tokens in no sequence
     return (
         out[entry, place].masked_fill(behind[..., None], 0),
         lse[entry, :, place].masked_fill(behind, float("-inf")).T,

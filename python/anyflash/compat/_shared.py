@@ -1,4 +1,4 @@
-"""What the functions of compat.flash_attn share: their options as those of attention."""
+"""Shared by the functions of compat.flash_attn: their options translated to those of attention."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def options(
 
 
 def with_no_probabilities(made: Any) -> Any:
-    """S_dmask beside out and lse, empty as flash_attn's is without dropout."""
+    """Adds S_dmask after out and lse: empty, as flash_attn's is without dropout."""
     return (*made, made[0].new_empty(0)) if isinstance(made, tuple) else made
 
 
@@ -52,14 +52,14 @@ def window_of(window_size: Sequence[int]) -> tuple[int, int]:
 
 
 def place_of(q: Tensor, *indices: Any) -> torch.device:
-    """Where a call's lengths and tables belong, which the library takes from one place alone: the GPU of q, where
-    nobody waits for them, unless those that are given are all on the CPU."""
+    """The device for a call's lengths and tables, which must all be on one device. It is q's GPU, so that nothing
+    waits, unless all given ones are on the CPU."""
     on_cpu = [one.is_cpu for one in indices if isinstance(one, Tensor)]
     return torch.device("cpu") if not q.is_cuda or (on_cpu and all(on_cpu)) else q.device
 
 
 def moved(name: str, indices: Any, place: torch.device) -> Any:
-    """To that place, if it is a tensor."""
+    """The tensor on that device; other values are returned unchanged."""
     if not isinstance(indices, Tensor):
         return indices
     if indices.is_meta:
@@ -76,7 +76,7 @@ def check_tensor(name: str, tensor: Any) -> None:
 
 
 def check_indices(name: str, indices: Any, rank: int) -> None:
-    """Raises TypeError or ValueError where these are no integers of that rank."""
+    """Raises TypeError or ValueError unless these are integers of that rank."""
     check_tensor(name, indices)
     if indices.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: {indices.dtype}, expected torch.int32 or torch.int64")
@@ -94,5 +94,5 @@ def check_table(name: str, table: Any, entries: int) -> None:
 
 
 def and_dense(rule: Any, mask: Tensor) -> TracedRule:
-    """The rule and a mask, which may be on a GPU, in calls of all kinds."""
+    """The rule & a dense mask, which may be on a GPU, for eager and traced calls."""
     return TracedRule("&", (rule, TracedRule("dense", (mask,))))

@@ -1,4 +1,4 @@
-"""flash_attn_varlen_func: attention inside sequences that lie end to end."""
+"""flash_attn_varlen_func: attention within packed sequences."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def flash_attn_varlen_func(
     block_table (batch, pages), int32: k and v are (pages, page size, heads of keys, channels). Forward only: a backward
     call raises NotImplementedError.
 
-    max_seqlen_q and max_seqlen_k, no less than the longest sequences, are needed with block_table and with alibi_slopes
-    of each sequence, where lengths are on a GPU or torch.compile traces the call: queries (without block_table keys and
-    values too) are then copied to rows of max_seqlen for the call. Where those would be more than four times as many,
-    lengths on a GPU are copied to the CPU, which waits for the GPU and checks them, and sequences go one by one; not so
-    in a stream that is captured.
+    max_seqlen_q and max_seqlen_k must be at least the longest lengths. They are used with block_table, or alibi_slopes
+    per sequence, if lengths are on a GPU or torch.compile traces the call. Queries (without block_table keys and values
+    too) are then copied to padded rows of max_seqlen. If padding would more than quadruple them, lengths on a GPU are
+    copied to the CPU, which waits for the GPU and checks them, and each sequence is a call of its own. A stream that is
+    being captured always uses padded rows.
 
-    Returns out as q, or (out, softmax_lse (heads, queries), S_dmask) if return_attn_probs. Differentiable without
-    block_table.
+    Returns out, shaped as q, or (out, softmax_lse (heads, queries), S_dmask) if return_attn_probs. Differentiable
+    without block_table.
     """
     given = (q, k, v, alibi_slopes, softmax_scale, softcap)
     if block_table is not None:

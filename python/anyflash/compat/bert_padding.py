@@ -1,5 +1,5 @@
-"""The functions of flash_attn.bert_padding: tokens of padded batches end to end, as the varlen functions take them, and
-back. All are differentiable. Wrong input raises ValueError or TypeError with one line."""
+"""The functions of flash_attn.bert_padding: they pack the tokens of padded batches, as the varlen functions expect
+them, and unpack them. All are differentiable. Wrong input raises ValueError or TypeError with one line."""
 
 from __future__ import annotations
 

@@ -2,24 +2,24 @@
 
     from anyflash.compat.flash_attn import flash_attn_func
 
-or by none, after install(), by which `import flash_attn` means this where the package is not installed. Beside it are
-anyflash.compat.bert_padding and anyflash.compat.flash_attn_interface, the functions of FlashAttention-3.
+or no import: after install(), `import flash_attn` imports this module where the package is not installed. See also
+anyflash.compat.bert_padding, and anyflash.compat.flash_attn_interface for the functions of FlashAttention-3.
 
 Signatures and meaning are those of flash_attn 2 (Dao-AILab/flash-attention): tensors are (batch, sequence, heads,
 channels); causal and windows are bottom-right aligned, the last query at the last key; a query that sees no key gives
-0. Beside its float16 and bfloat16, float32 and float64 work, and head sizes up to 256. Where it differs:
+0. float32 and float64 work too, and head sizes up to 256. The differences are:
 
 - dropout_p other than 0 raises ValueError;
 - softmax_lse of a query that sees no key is -inf;
-- S_dmask, the third result with return_attn_probs=True, is empty, as there without dropout;
-- num_splits changes nothing: results are repeatable to the bit, but for dq on Hopper GPUs (float32 and float64: up to
-  128 channels), which takes deterministic=True for that;
-- lengths (cu_seqlens, cache_seqlens) and page tables may be on the CPU beside tensors on a GPU: then they are checked,
-  and on Hopper GPUs more kernels serve the call.
+- S_dmask, the third result with return_attn_probs=True, is empty, as flash_attn's is without dropout;
+- num_splits changes nothing. Results are repeatable to the bit, except for dq on Hopper GPUs (float32 and float64: up
+  to 128 channels), which needs deterministic=True for that;
+- lengths (cu_seqlens, cache_seqlens) and page tables may be on the CPU while tensors are on a GPU. They are then
+  checked, and on Hopper GPUs more kernels support the call.
 
-On a GPU nobody waits for lengths and tables that are there, and calls with them may be captured in a CUDA graph. Nobody
-checks them either: lengths count as the nearest that is possible, new keys beyond a cache go to its last place, and
-those of a page that does not exist to the nearest, over what is there: an entry that is not used needs a page of its own.
+Calls with lengths and tables on a GPU do not wait for their values and may be captured in a CUDA graph. The values are
+not checked but clamped: lengths to the nearest possible ones, and page numbers to the nearest pages that exist. New
+keys beyond a cache overwrite its last entry. So a batch entry that is not used needs a page of its own.
 
 All of it works in torch.compile(fullgraph=True), where lengths and tables on the CPU are checked when the call runs.
 Wrong input raises ValueError or TypeError with one line.

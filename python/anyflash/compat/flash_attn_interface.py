@@ -1,12 +1,12 @@
 """FlashAttention-3's functions (the module flash_attn_interface of Dao-AILab/flash-attention's folder hopper) on
-anyflash, on CPUs too. Signatures, meaning and results are those there; what they share with version 2 is as in
+anyflash, on CPUs too. Signatures, meaning and results are FlashAttention-3's. What they share with version 2 is as in
 anyflash.compat.flash_attn, the differences too. Beyond it:
 
 - s_aux (heads,), by keyword alone: a sink's logit of each head, as builds of version 3 with sinks name it, with its
   gradient;
 - qv, q_descale, k_descale, v_descale, attention_chunk, cu_seqlens_q and cu_seqlens_k_new of a cache, rotary_seqlens and
-  scheduler_metadata are refused where they would do something;
-- num_splits, pack_gqa and sm_margin, which change no result, change nothing;
+  scheduler_metadata are refused where they would have an effect;
+- num_splits, pack_gqa and sm_margin are ignored, since they change no result;
 - the types are those of anyflash, without float8.
 """
 

@@ -50,15 +50,15 @@ def attention(
     of a compiled function. float64 needs jax_enable_x64. There is no plan and no out.
 
     Calls under vmap become one call with a longer batch. They run one after the other in the layouts "qkv" and "thd",
-    with pages, and where a bias, a sink or a table would have to be copied or summed apart.
+    with pages, and where a bias, a sink or a table would have to be copied or summed separately.
 
     Parameters not listed here are those of anyflash.attention.
 
     Parameters
     ----------
     rule : Rule or str
-        Which keys a query sees. A Rule is a constant of a compiled function, its tables with it. anyflash.parse_rule
-        reads a text. For tables that change from call to call: rule="documents(ids, ids)", tables={"ids": ids}.
+        Which keys a query sees. A Rule and its tables are constants of a compiled function. anyflash.parse_rule reads
+        a text. For tables that change from call to call: rule="documents(ids, ids)", tables={"ids": ids}.
     tables : dict of str to array, optional
         The tables that a rule's text names.
 
@@ -70,9 +70,9 @@ def attention(
     Raises
     ------
     ValueError
-        And TypeError, with one line, as anyflash.attention, when JAX traces the call. Also for gradients of alibi_slopes.
+        Also TypeError: one line, as in anyflash.attention, when JAX traces the call, or for gradients of alibi_slopes.
     jax.errors.JaxRuntimeError
-        The same line, when the computation runs, for what only numbers in arrays show: lengths that fall, for example.
+        The same line, when the computation runs, for errors in the arrays' values: descending lengths, for example.
     NotImplementedError
         For second derivatives.
     """
@@ -124,15 +124,15 @@ def _forward(call: Call, return_lse: bool | str, primals: tuple[Any, ...]) -> tu
         check_backward(call, arrays)
     made = _forward_once(call, _RESULTS[return_lse or True], call.names, tuple(arrays.values()))
     lse = made[2] + jnp.log(made[1]) if return_lse == "lm" else made[1]
-    # What is wanted gets to _backward as the shape of an array of no numbers. The tree must not depend on it: JAX keeps
-    # one for all that is wanted of a call in turn.
+    # The wanted gradients are passed to _backward as the shape of an empty array. The pytree must not depend on them:
+    # JAX keeps one tree for every set of gradients that is asked of a call.
     bits = sum(1 << i for i, name in enumerate(_DIFFERENTIABLE) if name in wanted)
     return made if return_lse else made[:1], (arrays, made[0], lse, jnp.zeros((bits, 0)))
 
 
 def _backward(call: Call, return_lse: bool | str, saved: Any, gradients: tuple[Any, ...]) -> tuple[Any]:
     arrays, out, lse, wanted = saved
-    arrays = {name: arrays[name] for name in call.names}  # JAX sorts a dictionary
+    arrays = {name: arrays[name] for name in call.names}  # JAX sorts a dictionary's keys
     dout, dlse = gradients[0], gradients[1] if return_lse is True else None
     names = [name for i, name in enumerate(_DIFFERENTIABLE) if wanted.shape[0] >> i & 1]
     none = [one is None or isinstance(one, SymbolicZero) for one in (dout, dlse)]

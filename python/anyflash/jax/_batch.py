@@ -1,5 +1,5 @@
-"""vmap of the calls: mapped calls become one with a longer batch where no array has to be copied for it, else they are
-made one after the other."""
+"""vmap of the calls. Mapped calls become one call with a longer batch if no array has to be copied for it. Otherwise
+they run one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import _call
 from ._call import Call
 
 _ROWS = ("q", "k", "v", "out", "lse", "dout", "dlse")  # they have a batch of their own
-_SMALL = ("alibi_slopes", "key_lengths")  # repeated rather than called for one by one
+_SMALL = ("alibi_slopes", "key_lengths")  # small enough to repeat, so that calls need not run one by one
 _Handler = Callable[[Call, tuple[str, ...], Mapping[str, Any]], list[jax.Array]]
 
 
@@ -51,14 +51,14 @@ def mapped(handler: _Handler, call: Call, results: tuple[str, ...], names: tuple
 def _way(
     call: Call, results: tuple[str, ...], name: str, is_mapped: bool, array: Any, shape: tuple[int, ...], batch: int
 ) -> str:
-    """How an operand goes into one call: "joined" (its mapped axis to its batch), "repeated", "as it is", or not:
-    "alone". shape: of one of the mapped calls."""
+    """How an operand enters one joined call: "joined" (its mapped axis joins its batch), "repeated", "as it is"; or
+    "alone" if it cannot. shape: of one mapped call."""
     if call.layout not in ("bhsd", "bshd", "bhds") or "page_table" in call.names:
         return "alone"
     if name in _ROWS:
         return "joined" if is_mapped else "repeated"
     if name in ("bias", "sink") and f"d{name}" in results and not is_mapped:
-        return "alone"  # a gradient for each of the mapped calls
+        return "alone"  # each mapped call has its own gradient
     if name == "bias" and is_mapped:
         return "joined" if shape[:1] == (batch,) else "alone"
     if name in _SMALL and len(shape) == (1 if name == "key_lengths" else 2):  # it has a batch
@@ -71,7 +71,7 @@ def _way(
 
 
 def _has_no_batch(table: Any) -> bool:
-    """Of a rule's table: ids and lengths are integers, bitmaps and masks are not."""
+    """Whether a rule's table has no batch axis: ids and lengths are integers, bitmaps and masks are not."""
     if np.issubdtype(table.dtype, np.signedinteger):
         return bool(table.ndim == 1)
     return bool(table.ndim < 4 or table.shape[0] == 1)

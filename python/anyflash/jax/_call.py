@@ -1,4 +1,4 @@
-"""One call of a handler (python/src/jax.cpp): its options as text, its checks where JAX traces it, its results."""
+"""One call of a handler (python/src/jax.cpp): its options as text, its checks when JAX traces it, its results."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ for _platform, _handlers in _core.jax_handlers().items():
 
 
 class Call(NamedTuple):
-    """All that a call is but its arrays, for JAX to tell one from another."""
+    """Everything about a call except its arrays, for JAX to compare calls."""
 
-    names: tuple[str, ...]  # of the operands: NAMES that are given, then ":" and a table's name
+    names: tuple[str, ...]  # names of the operands: those of NAMES that are given, then ":" and each table's name
     rule: str
     scalars: tuple[Any, ...]  # as _options.constants has them
 
@@ -47,12 +47,12 @@ class Call(NamedTuple):
 
 
 def title(name: str) -> str:
-    """An operand as errors call it."""
+    """The operand's name in errors."""
     return _TITLES.get(name, f"tables: {name[1:]}" if name[0] == ":" else name)
 
 
 def operand(name: str, array: Any) -> Any:
-    """An argument of a call as JAX may have it; TypeError or ValueError if it is none."""
+    """An argument of a call as JAX accepts it; raises TypeError or ValueError otherwise."""
     if isinstance(array, jax.Array):
         return array
     if not isinstance(array, np.ndarray):
@@ -80,7 +80,7 @@ def rule_parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, dict[s
 
 
 def _sequence(layout: str, shape: _Shape) -> int:
-    """Entries of the sequence of q, k or v; of a wrong shape any number."""
+    """The sequence length of q, k or v; arbitrary if the shape is wrong."""
     places = {"bhsd": slice(2, -1), "bshd": slice(1, -2), "bhds": slice(3, None), "thd": slice(1), "qkv": slice(2, 3)}
     return prod(shape[places.get(layout, slice(0))])
 
@@ -112,13 +112,14 @@ def _stand_ins(call: Call, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
 
 def result_shapes(call: Call, arrays: Mapping[str, Any]) -> tuple[_Shape, _Shape]:
-    """Of out and lse. Raises what anyflash.attention would, as far as it does not depend on numbers in the arrays."""
+    """The shapes of out and lse. Raises what anyflash.attention would, except for errors that depend on values in the
+    arrays."""
     given, options = _stand_ins(call, arrays)
     return _core.result_shapes(given["q"], given.get("k"), given.get("v"), options)
 
 
 def check_backward(call: Call, arrays: Mapping[str, Any]) -> None:
-    """Raises what anyflash.attention_backward would, likewise."""
+    """Raises what anyflash.attention_backward would, except for errors that depend on values in the arrays."""
     given, options = _stand_ins(call, arrays)
     q, k, v = given["q"], given.get("k"), given.get("v")
     shape, rows = _core.result_shapes(q, k, v, options)
@@ -135,14 +136,14 @@ def row_type(dtype: Any) -> np.dtype[Any]:
 
 
 def _varying(array: Any) -> frozenset[Any]:
-    """The axes of a mesh along which it differs, inside of a function that shard_map maps (JAX 0.6 and newer)."""
+    """The mesh axes along which it varies, inside a function that shard_map maps (JAX 0.6 and newer)."""
     kind = jax.typeof(array) if hasattr(jax, "typeof") else None
     return getattr(getattr(kind, "manual_axis_type", None), "varying", getattr(kind, "vma", frozenset()))
 
 
 def vary_alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands of a call, each differing along all axes along which any does: only then is what one of them was
-    copied to given back as a sum, when it is differentiated."""
+    """The operands of a call, each varying along all mesh axes along which any of them does. Only then does JAX sum the
+    gradient of an operand that was the same on several devices."""
     axes = [_varying(array) for array in arrays]
     union = frozenset().union(*axes)
     if not union:
@@ -152,7 +153,7 @@ def vary_alike(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def spread_as(array: Any, gradient: Any) -> Any:
-    """A gradient, spread as its array is over the explicit axes of a mesh, as JAX wants it."""
+    """A gradient sharded like its array over the explicit axes of a mesh, as JAX requires."""
     sharding = getattr(jax.typeof(array), "sharding", None) if hasattr(jax, "typeof") else None
     if sharding is None or not any(sharding.spec):
         return gradient
@@ -160,8 +161,7 @@ def spread_as(array: Any, gradient: Any) -> Any:
 
 
 def _axes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What the results of a call, whose operands vary alike, have to be told of that; before JAX 0.10 it saw by
-    itself."""
+    """The mesh axes to declare for a call's results, whose operands vary alike. JAX 0.10 and newer needs this."""
     if "manual_axis_type" not in jax.ShapeDtypeStruct.__slots__ or not _varying(arrays["q"]):
         return {}
     of_q = jax.typeof(arrays["q"])
@@ -170,7 +170,7 @@ def _axes_of(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def forward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> list[jax.Array]:
-    """The named of out, lse, l and m."""
+    """The results named in `results`, of out, lse, l and m."""
     shape, rows = result_shapes(call, arrays)
     q = arrays["q"].dtype
     of = lambda name: (shape, q) if name == "out" else (rows, row_type(q))
@@ -180,7 +180,7 @@ def forward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> 
 
 
 def backward(call: Call, results: tuple[str, ...], arrays: Mapping[str, Any]) -> list[jax.Array]:
-    """The named of dq, dk, dv, dbias and dsink."""
+    """The gradients named in `results`, of dq, dk, dv, dbias and dsink."""
     owners = (arrays[name[1:]] for name in results)
     made = [jax.ShapeDtypeStruct(owner.shape, owner.dtype, **_axes_of(arrays)) for owner in owners]
     text = call.text(results, tuple(arrays))

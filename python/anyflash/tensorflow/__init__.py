@@ -3,9 +3,9 @@
     from anyflash.tensorflow import local_2d
     out = local_2d(Q, K, V, window_size=7, log2_stride_size=0, is_causal=False, sync_mode="none_front")
 
-full_1d to local_2d take channels before the sequence, and any batch shape before both. attention takes what
-anyflash.attention does. It needs TensorFlow 2.15 or newer; no version is linked. Import this package before you load a
-saved model that holds these ops.
+full_1d to local_2d take channels before the sequence, and any batch shape before both. attention takes the arguments of
+anyflash.attention. It needs TensorFlow 2.15 or newer; no version is linked. Import this package before you load a saved
+model that contains these ops.
 """
 
 from . import _flops  # noqa: F401 - registers its statistic

@@ -68,8 +68,8 @@ def attention(
         anyflash.parse_rule reads a text. For tables that change from call to call: rule="documents(ids, ids)",
         tables={"ids": ids}.
     tables : dict of str to tensor, optional
-        The tables that a rule's text names. TensorFlow copies them to the host's memory; cu_seqlens_q, cu_seqlens_k,
-        key_lengths and page_table too.
+        The tables that a rule's text names. TensorFlow copies them to the host's memory, as it does cu_seqlens_q,
+        cu_seqlens_k, key_lengths and page_table.
 
     Returns
     -------
@@ -80,9 +80,9 @@ def attention(
     Raises
     ------
     tf.errors.InvalidArgumentError
-        One line: which argument, what came, what was expected.
+        One line: which argument, what was passed, what was expected.
     TypeError
-        For an option of another type, and for what is no tensor and cannot become one.
+        For an option of another type, and for a value that cannot become a tensor.
     NotImplementedError
         For second derivatives.
     """
@@ -149,8 +149,8 @@ def _parts(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, Mapping[st
 
 
 def _shape_of_rows(q: Any, layout: str) -> Any:
-    """(batch, heads, queries), or (heads, tokens); what is not known of q is None. Of a wrong rank the op tells when
-    it runs."""
+    """(batch, heads, queries), or (heads, tokens); sizes that q does not tell are None. A wrong rank is an error of the
+    op when it runs."""
     if q.rank is None or q.rank < 3:
         return None
     if layout == "thd":

@@ -17,8 +17,8 @@ _FORWARD = ("AnyflashAttention1D", "AnyflashAttention2D", "AnyflashAttentionLast
 
 
 def _counted(graph: Any, node: Any) -> Any:
-    """By all pairs where lengths or tables are no constants of the graph. ValueError, as the profiler expects it, where
-    a size is not known."""
+    """Counts all pairs if lengths or tables are not constants of the graph. ValueError, as the profiler expects, if a
+    size is unknown."""
     op = graph.get_operation_by_name(node.name)
     call = dict(part.split("=", 1) for part in tf.compat.as_str(op.get_attr("call")).split("; "))
     for tensor in op.inputs[:3]:

@@ -27,7 +27,7 @@ def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m
     V : tensor
         batch_shape + (channels of values, keys), of Q's type.
     sync_mode : {"none_front", "none_end", "scale_front", "scale_end"}
-        Where the entries of the two sequences sit, as `align` of anyflash.attention. No key is hidden here, so it
+        The coordinates of the two sequences' entries, as `align` of anyflash.attention. No key is hidden here, so it
         changes nothing.
     returning_l_m : bool
         Also return l, the sum of exp(S - m), and m, the maximum of the scores S.
@@ -41,9 +41,9 @@ def full_1d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m
     Raises
     ------
     tf.errors.InvalidArgumentError
-        One line: which argument, what came, what was expected.
+        One line: which argument, what was passed, what was expected.
     TypeError
-        For an option of another type, and for what is no tensor and cannot become one.
+        For an option of another type, and for a value that cannot become a tensor.
     """
     return _attend(1, Q, K, V, "full()", sync_mode, returning_l_m)
 
@@ -73,14 +73,14 @@ def local_1d(
 def full_2d(Q: Any, K: Any, V: Any, sync_mode: str = "none_front", returning_l_m: bool = False) -> Any:
     """As full_1d, in sequences of two dimensions.
 
-    Q, K and V are batch_shape + (channels, rows, columns). O is batch_shape + (channels of values, rows, columns). l and
-    m are batch_shape + (rows, columns).
+    Q, K and V are batch_shape + (channels, rows, columns). O is batch_shape + (channels of values, rows, columns).
+    l and m are batch_shape + (rows, columns).
     """
     return _attend(2, Q, K, V, "full()", sync_mode, returning_l_m)
 
 
 def causal_2d(Q: Any, K: Any, V: Any, sync_mode: str, returning_l_m: bool = False) -> Any:
-    """As full_2d, but a query sees the keys up to its own place in row-major order. sync_mode gives the coordinates."""
+    """As full_2d, but a query sees the keys up to its own coordinate in row-major order, as sync_mode defines it."""
     return _attend(2, Q, K, V, "causal()", sync_mode, returning_l_m)
 
 

@@ -1,5 +1,5 @@
-"""TensorFlow's ops of this package, and their gradients. Source of the ops: python/src/tensorflow; what the text of a
-call may hold: call.h there."""
+"""TensorFlow's ops of this package, and their gradients. The ops' source is python/src/tensorflow; call.h there
+describes the text of a call."""
 
 from __future__ import annotations
 
@@ -57,39 +57,40 @@ def one_of(name: str, value: Any, known: list[str]) -> str:
 
 
 def query(q: Any) -> Any:
-    """With TensorFlow's own type: an op would cast NumPy's numbers to that of its other inputs."""
+    """As a tensor, with its own type: an op would cast NumPy arrays to the type of its other inputs."""
     own = getattr(q, "dtype", None)
     return q if own is _FLOAT32 or isinstance(own, tf.DType) else tensor("query", q)
 
 
 def tensor(name: str, value: Any, dtype: Any = None) -> Any:
-    """TypeError, which names it, if it is none and cannot become one."""
+    """The value as a tensor; TypeError with its name if it cannot become one."""
     refuse_masked(name, value)
     try:
         return tf.convert_to_tensor(value, dtype)
     except tf.errors.OpError:
         raise
-    except Exception as error:  # also what the value itself raises
+    except Exception as error:  # includes errors raised by the value itself
         raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected a tensor") from error
 
 
 def check_tensors(q: Any, k: Any, v: Any) -> None:
-    """What an op says of them names none and takes several lines."""
+    """Checks q, k and v here, because an op's own messages name no argument and take several lines."""
     for name, one in (("query", q), ("key", k), ("value", v)):
         tensor(name, one, q.dtype.base_dtype)
 
 
 def check_type(name: str, given: Any, types: Any = FLOATS) -> None:
-    kind = given.dtype.base_dtype  # variables of TensorFlow 1 have types of their own
+    kind = given.dtype.base_dtype  # TensorFlow 1 variables have types of their own
     if kind not in types:
         *others, last = (type.name for type in types)
         raise invalid(f"{name}: type {kind.name}, expected {', '.join(others)} or {last}")
 
 
 def rows_type(q: Any, k: Any, v: Any) -> Any:
-    """Of lse, l and m. InvalidArgumentError if the operands' types are not alike; NumPy's real numbers an op casts."""
+    """The type of lse, l and m. InvalidArgumentError if the operands' types differ; an op casts NumPy's real
+    numbers."""
     own = q.dtype
-    if own is not _FLOAT32:  # `in` and == of types take microseconds
+    if own is not _FLOAT32:  # `in` and == on types take microseconds
         check_type("query", q)
         own = own.base_dtype
     for name, other in (("key", k), ("value", v)):
@@ -97,7 +98,7 @@ def rows_type(q: Any, k: Any, v: Any) -> Any:
         if of_other is own:
             continue
         refuse_masked(name, other)
-        if isinstance(of_other, str):  # Keras's variables have names of types
+        if isinstance(of_other, str):  # Keras variables have their types as names
             of_other = tf.as_dtype(of_other)
         if of_other.base_dtype != own if isinstance(of_other, tf.DType) else getattr(of_other, "kind", "") in _NOT_REAL:
             raise invalid(f"{name}: type {of_other.name}, expected {own.name} as in query")
@@ -105,7 +106,7 @@ def rows_type(q: Any, k: Any, v: Any) -> Any:
 
 
 def one_line(error: Any) -> Any:
-    """The library's own line, without what TensorFlow puts around it where an op was called eagerly."""
+    """The library's own line, without the text that TensorFlow adds in an eager call."""
     line = re.sub(r"^\{\{function_node .*?\}\} ", "", error.message.partition("\n")[0])
     return type(error)(error.node_def, error.op, re.sub(r" \[Op:\w+\].*$", "", line))
 
@@ -125,7 +126,7 @@ def _of_dimensions(op: Any, dout: Any, *drows: Any) -> list[Any]:
     if len(rows) == 1:
         return list(_backward(q, k, v, [], [], [], dout, out, rows[0], [], call=call)[:3])
     (l, m), (dl, dm) = rows, drows
-    dlse = tf.math.multiply_no_nan(dl, l)  # tf.where takes no more than eight axes
+    dlse = tf.math.multiply_no_nan(dl, l)  # tf.where supports at most eight axes
     dq, dk, dv, _ = _backward(q, k, v, [], [], [], dout, out, m + tf.math.log(l), [dlse], call=call)
     weight = tf.math.multiply_no_nan(dm - dlse, tf.cast(l > 0, l.dtype))
     return [*_through_maximum(dimensions, call, q, k, m, weight, dq, dk), dv]
@@ -158,13 +159,13 @@ def _refuse(op: Any, *grads: Any) -> Any:
 tf.RegisterGradient("AnyflashAttentionBackward")(_refuse)
 
 
-# l = sum_j exp(S_j - m) and m = max_j S_j, so that dS_j = dl l P_j + (dm - dl l) H_j, with H_j = 1 at the maximum and 0
-# elsewhere, shared by those that are equal. The first term is a gradient of lse. H is what P becomes where the scale
-# grows beyond bounds, so the second one is made of calls with a large scale: H K forward, and H^T Q as a gradient of
-# values.
+# l = sum_j exp(S_j - m) and m = max_j S_j, so dS_j = dl l P_j + (dm - dl l) H_j. H_j is 1 at the maximum and 0
+# elsewhere, shared equally among equal maxima. The first term is a gradient of lse. H is the limit of P as the scale
+# grows, so the second term is computed by calls with a large scale: H K by forward, and H^T Q as a gradient of values.
 def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, m: Any, weight: Any, dq: Any, dk: Any) -> Any:
-    """dq and dk with the second term, of which `weight` is dm - dl l: nothing where l and m are used as l exp(m)."""
-    # Beside two tapes, or one that lasts, TensorFlow derives a cond's gradient as it builds it: a second one here.
+    """Adds the second term to dq and dk. `weight` is dm - dl l: zero where l and m are only used as l exp(m)."""
+    # With two tapes, or a persistent one, TensorFlow derives a cond's gradient as it builds it: here that would be a
+    # second derivative.
     q, k, m, weight = map(tf.stop_gradient, (q, k, m, weight))
 
     def through() -> Any:
@@ -176,7 +177,7 @@ def _through_maximum(dimensions: int, call: Any, q: Any, k: Any, m: Any, weight:
         each = tf.expand_dims(weight / root, channel)
         to_q = tf.cast(each * tf.cast(k_at, weight.dtype), q.dtype)
         dout = tf.cast(each * tf.cast(q, weight.dtype), q.dtype)
-        lse = top + tf.math.log(count)  # the logarithm is nothing to an m that is huge: then P is summed there
+        lse = top + tf.math.log(count)  # the logarithm vanishes beside a huge m: then P is summed instead
         to_k = _backward(even, even_k, k, [], [], [], dout, k_at, lse, [], call=sharp)[2]
         return to_q, to_k
 
@@ -191,7 +192,7 @@ def _evened(q: Any, k: Any, m: Any, channel: int) -> Any:
     wide = m.dtype == tf.float64
     most = 900 if wide else 14 if q.dtype == tf.float16 else 100
     of_q = _power_of_two(_greatest(q, [channel], m.dtype), most, most)
-    if q.dtype == tf.float16:  # of which the smallest numbers are not far away
+    if q.dtype == tf.float16:  # the smallest float16 numbers are within reach
         return q / tf.cast(tf.minimum(of_q, 1), q.dtype), k
     of_k = _power_of_two(_greatest(k, list(range(channel, 0)), m.dtype), most, 0)
     of_m = _power_of_two(tf.abs(tf.expand_dims(m, channel) / of_q / of_k), *((200, 400) if wide else (30, 60)))
@@ -203,7 +204,7 @@ def _greatest(numbers: Any, axes: list[int], type: Any) -> Any:
 
 
 def _power_of_two(numbers: Any, down: int, up: int) -> Any:
-    """The greatest that is not above the number, from 2^-down to 2^up."""
+    """The greatest power of two that is not above the number, from 2^-down to 2^up."""
     bits, exponent = (tf.int64, 0x7FF << 52) if numbers.dtype == tf.float64 else (tf.int32, 0xFF << 23)
     power = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(numbers, bits), tf.constant(exponent, bits)), numbers.dtype)
     return tf.clip_by_value(power, 2.0**-down, 2.0**up)

@@ -3,8 +3,8 @@
     from anyflash.torch import attention
     out = attention(q, k, v, rule=af.causal())
 
-`import anyflash.torch.auto` puts it behind torch.nn.functional.scaled_dot_product_attention. No version of PyTorch is
-linked; 2.4 or newer is expected, in graphs 2.7.
+`import anyflash.torch.auto` makes torch.nn.functional.scaled_dot_product_attention use it. It needs PyTorch 2.4 or
+newer, and 2.7 for torch.compile and torch.export; no version is linked.
 """
 
 from . import _flops  # noqa: F401 - registers its formulas

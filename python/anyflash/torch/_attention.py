@@ -56,32 +56,32 @@ def attention(
 ) -> Any:
     """anyflash.attention on PyTorch's tensors, with gradients of q, k, v, bias and sink, through out and lse.
 
-    The parameters are those of anyflash.attention (see help(anyflash.attention)), and beside them
+    The parameters are those of anyflash.attention (see help(anyflash.attention)). These differ or are new:
 
     rule : Rule or str
-        A rule's text is read by anyflash.parse_rule. In torch.compile a Rule is a constant, its tables, on the CPU, with
-        it: another Rule compiles anew. Tables that change from call to call are given by name: rule="documents(ids, ids)",
-        tables={"ids": ids}.
+        anyflash.parse_rule reads a text. In torch.compile a Rule is a constant, and so are its tables, which are on the
+        CPU: another Rule compiles again. Tables that change from call to call are passed by name:
+        rule="documents(ids, ids)", tables={"ids": ids}.
     tables : {name: tensor}, optional
         The tables that a rule's text names: on the CPU, or, with all lengths of the call, on q's GPU (not the ids of
         documents).
     threads : int
         0: torch.get_num_threads().
     plan, out
-        Not in graphs, nor under torch.func; out not where a gradient is recorded.
+        Not in graphs, nor under torch.func. out is refused where a gradient is recorded.
 
-    Returns out, (out, lse) or (out, l, m), as anyflash.attention. out lies in memory as q does (the order of its
-    strides) if it has q's shape. No gradient goes through l and m, none to alibi_slopes, scale and softcap; second
-    derivatives raise NotImplementedError. On a GPU the call is queued on PyTorch's current stream.
+    Returns out, (out, lse) or (out, l, m), as anyflash.attention. If out has q's shape, its strides have q's order. No
+    gradient goes through l and m, or to alibi_slopes, scale and softcap. Second derivatives raise NotImplementedError.
+    On a GPU the call is queued on PyTorch's current stream.
 
     Works in torch.compile(fullgraph=True), torch.export and torch.func (vmap, grad, vjp); under autocast q, k and v are
     cast as scaled_dot_product_attention's are.
 
-    DTensors of torch.distributed.tensor may be sharded over batch and heads: each process attends with its own part of
-    them, and the results are DTensors that are sharded likewise. Tables are plain tensors then, whole in each process.
+    DTensors of torch.distributed.tensor may be sharded over batch and heads. Each process attends with its own shard,
+    and the results are DTensors with the same sharding. Tables are then plain tensors, complete in each process.
 
-    Raises ValueError, TypeError or MemoryError with one line, as anyflash.attention; where PyTorch finds no memory for a
-    result, its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
+    Raises ValueError, TypeError or MemoryError with one line, as anyflash.attention. If PyTorch has no memory for a
+    result, it raises its own error (RuntimeError, on a GPU torch.OutOfMemoryError).
     """
     q, k, v = cast(q, k, v)
     compiling = torch.compiler.is_compiling()
@@ -113,7 +113,7 @@ def attention(
             raise ValueError("out: given where a gradient is recorded, expected none there")
         made = _forward(options, others, q, k, v, out, return_lse)
         if tensor and not out.is_inference():
-            increment_version(out)  # PyTorch sees no writing from outside
+            increment_version(out)  # tells PyTorch, which does not see outside writes
         return made
     if not records:
         return _forward(options, others, q, k, v, out, return_lse)
@@ -201,7 +201,7 @@ def _forward(options: Any, others: tuple[Any, ...], q: Tensor, k: Any, v: Any, o
 
 
 def cast(q: Any, k: Any = None, v: Any = None) -> tuple[Any, Any, Any]:
-    """As autocast wants them."""
+    """The tensors cast as autocast requires."""
     if not isinstance(q, Tensor):
         raise TypeError(f"query: type {type(q).__name__}, expected a torch.Tensor")
     device = "cuda" if q.is_cuda else "cpu"
@@ -212,12 +212,12 @@ def cast(q: Any, k: Any = None, v: Any = None) -> tuple[Any, Any, Any]:
 
 
 def autocast_makes_one(*tensors: Tensor) -> bool:
-    """Their types differ, and autocast casts all of them to the same."""
+    """Whether their types differ and autocast casts them all to the same type."""
     return _autocast(tensors[0].device.type) and all(tensor.dtype in _CAST for tensor in tensors)
 
 
 def is_direct(q: Any, k: Any = None, v: Any = None, bias: Any = None, sink: Any = None) -> bool:
-    """Nothing of PyTorch (a mode, a transform, a subclass) stands between the call and the tensors' memory."""
+    """Whether no part of PyTorch (a mode, a transform, a subclass) intercepts accesses to the tensors' memory."""
     return (
         type(q) in _PLAIN
         and type(k) in _PLAIN
@@ -245,12 +245,12 @@ def is_usual(q: Any, k: Any, v: Any, mask: Any, dropout: Any, scale: Any) -> boo
 
 
 def is_sharded(*tensors: Any) -> bool:
-    """Is one of them a DTensor?"""
+    """Whether one of them is a DTensor."""
     return any([type(tensor).__name__ == "DTensor" for tensor in tensors])
 
 
 def check_memory(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
-    """Numbers with strides, as far as they are given. For where the library's own check is not reached."""
+    """Checks that given tensors are strided numbers, for calls that do not reach the library's own check."""
     for name, tensor in zip(names, tensors):
         if tensor is None:
             continue
@@ -261,8 +261,8 @@ def check_memory(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
 
 
 def _check_data(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:
-    """All on the device meta or none, where results would have their shapes and no numbers. Lengths and tables may lie
-    on the CPU beside a query, the first one, without data."""
+    """Checks that all or none are on the device meta; else results would have shapes but no values. With a query (the
+    first one) without data, lengths and tables may still be on the CPU."""
     device = tensors[0].device
     without = device.type == "meta"
     for name, tensor in zip(names, tensors):
@@ -297,16 +297,15 @@ def _through_operator(q: Tensor, k: Any, v: Any, rest: list[Any], return_lse: bo
 
 
 def _differentiates() -> bool:
-    """Is the innermost transform of torch.func one that knows a function's gradients or its vmap?"""
+    """Whether the innermost torch.func transform uses a function's gradients or its vmap."""
     innermost = _transforms()
     return innermost is not None and innermost.key() != _FUNCTIONALIZE
 
 
 class _Attention(torch.autograd.Function):
-    """out, (out, lse) or (out, l, m). What the options hold beside bias and sink is given once more, as `kept`, for
-    PyTorch to find out where it has been changed before the backward pass: slopes, lengths, and the tables of `named`,
-    a rule's text with its tables by name. Each is None where there is nothing to watch; all are left out where that
-    holds for each."""
+    """out, (out, lse) or (out, l, m). `kept` repeats the tensors among the options, except bias and sink, so that
+    PyTorch notices changes before the backward pass: slopes, lengths, and the tables of `named`, a rule's text with its
+    tables by name. An item is None if there is nothing to watch; if all are, `kept` is empty."""
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Any, *kept: Any) -> Any:
@@ -379,7 +378,7 @@ def _gradients(
     out: Tensor,
     lse: Tensor,
 ) -> Any:
-    """The options are those of _with_saved."""
+    """The gradients of a call. The options are those of _with_saved."""
     if bias is None and sink is None and not q.is_cuda:
         return _core.torch_attention_backward(dout, q, k, v, out, lse, dlse, options, wanted)
     others = others_of(q, options)
@@ -391,7 +390,7 @@ def _gradients(
 
 
 def in_memory(gradient: Tensor) -> Tensor:
-    """One as autograd may have made it: negated or zero in name alone, or sparse."""
+    """The gradient as plain memory: autograd may have made one that is lazily negated, lazily zero, or sparse."""
     if gradient.layout is not torch.strided:
         return gradient.to_dense()
     if gradient._is_zerotensor():
@@ -400,8 +399,7 @@ def in_memory(gradient: Tensor) -> Tensor:
 
 
 def once(gradients: Any, *arguments: Any) -> Any:
-    """gradients(*arguments), in a backward pass: with create_graph=True they become part of a graph that refuses to be
-    differentiated."""
+    """gradients(*arguments), in a backward pass. With create_graph=True the results refuse to be differentiated."""
     return _Once.apply(gradients, *arguments) if _grad() else gradients(*arguments)
 
 

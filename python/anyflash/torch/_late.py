@@ -1,4 +1,4 @@
-"""Work that waits for a module of PyTorch: most programs never import it, and it takes long to import."""
+"""Work that runs when a PyTorch module is imported: most programs never import it, and importing it takes long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def when_imported(name: str, work: Callable[[], None]) -> None:
-    """Calls work() as soon as the module has been imported, now if it has been."""
+    """Calls work() once the module is imported, or now if it already is."""
     if name in sys.modules:
         work()
     else:
@@ -31,7 +31,7 @@ class _Waiting(MetaPathFinder):
 
 
 class _Then(Loader):
-    """Loads as the module's own loader does, which the module then has."""
+    """Loads the module by its own loader, then calls work()."""
 
     def __init__(self, own: Any, waiting: _Waiting) -> None:
         self.own = own

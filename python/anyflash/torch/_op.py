@@ -1,6 +1,6 @@
-"""The operators anyflash::attention and anyflash::attention_backward, for graphs, transforms and modes of PyTorch: with
-shapes without data, gradients, and batches of calls. Eager calls go past them (_attention.py): PyTorch takes tens of
-microseconds to reach an operator that is written in Python."""
+"""The operators anyflash::attention and anyflash::attention_backward, for PyTorch's graphs, transforms and modes:
+shapes without data, gradients, batched calls. Eager calls do not use them (_attention.py), because reaching an operator
+written in Python takes PyTorch tens of microseconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TABLES, NAMES, NUMBERS, LAYOUT = (_PLACES[name] for name in ("tables", "names", 
 ARGUMENTS = len(_PLACES)
 
 
-# The number alone, where PyTorch tells it: an object for it takes microseconds.
+# The raw stream number, where PyTorch offers it: making a stream object takes microseconds.
 _stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
 
 
@@ -131,12 +131,12 @@ for _device in ("CPU", "CUDA"):
 
 
 def _empty(shape: tuple[Any, ...], like: Tensor) -> Tensor:
-    """As the extension makes results: in the order of strides of a tensor of the same shape."""
+    """An uninitialised tensor as the extension makes results: with the stride order of a tensor of the same shape."""
     return torch.empty_like(like) if tuple(like.shape) == shape else like.new_empty(shape)
 
 
 def shapes_of_results(q: Tensor, v: Any, layout: str, paged: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Of out and of lse."""
+    """The shapes of out and lse."""
     least = {"qkv": 4, "thd": 3}.get(layout, 4)
     if q.dim() < least:
         raise ValueError(f"query: rank {q.dim()}, expected at least {least} in the layout {layout}")
@@ -181,7 +181,7 @@ def lse_of(first: Tensor, second: Tensor, statistics: int) -> Tensor:
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    """Of a call of the operator, for differentiate."""
+    """Saves what differentiate needs of a call of the operator."""
     ctx.set_materialize_grads(False)
     out, first, second = output
     if inputs[SLOPES] is not None and inputs[SLOPES].requires_grad:
@@ -193,12 +193,12 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
 
 
 def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = None) -> tuple[Any, ...]:
-    """The gradients of the operator's arguments. backward: what is called in place of its operator."""
+    """The gradients of the operator's arguments. backward: the function to call in place of its operator."""
     dout, dlse, _ = grads_of_results
     out, lse, *saved = ctx.saved_tensors
     tensors, tables = saved[: PAGES + 1], saved[PAGES + 1 :]
     q, k, v = tensors[:3]
-    needs = ctx.needs_input_grad  # tables stand after the five that count
+    needs = ctx.needs_input_grad  # the tables follow the five differentiable tensors
     wanted = sum(needs[i] << bit for bit, i in enumerate((0, 1, 2, BIAS, SINK)))
     grads: list[Any] = [None] * ARGUMENTS
     if wanted and (dout is not None or dlse is not None):
@@ -210,12 +210,12 @@ def differentiate(ctx: Any, grads_of_results: tuple[Any, ...], backward: Any = N
             if wanted >> bit & 1:
                 grads[i] = made[bit]
     grads[TABLES] = [None] * len(tables)
-    grads[NUMBERS] = None if ctx.others[NUMBERS - NAMES] else []  # PyTorch takes an empty list for one of tensors
+    grads[NUMBERS] = None if ctx.others[NUMBERS - NAMES] else []  # PyTorch takes an empty list for a list of tensors
     return tuple(grads)
 
 
 def refuse_tangents(*tensors: Any) -> None:
-    """PyTorch would leave them out of the operator's results without a word."""
+    """Refuses forward-mode derivatives, which PyTorch would silently leave out of the results."""
     if forward_ad._current_level < 0:
         return
     for tensor in tensors:
@@ -224,7 +224,7 @@ def refuse_tangents(*tensors: Any) -> None:
 
 
 def refuse(ctx: Any, *grads: Any) -> Any:
-    """The derivative of a gradient."""
+    """Refuses the derivative of a gradient."""
     raise NotImplementedError(SECOND)
 
 

@@ -1,4 +1,4 @@
-"""Causal attention on packed q, k and v, whose working memory chunks of queries and keys bound."""
+"""Causal attention on packed q, k and v, with its workspace bounded by chunks of queries and keys."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ._op import stream_of
 
 _CAUSAL = _rules.causal()
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_DQ, _DK, _DV = 1, 2, 4  # as the extension numbers gradients
-_LEAST = 64  # entries of a block: fewer need as much memory
+_DQ, _DK, _DV = 1, 2, 4  # the extension's bits for gradients
+_LEAST = 64  # entries of a block: smaller blocks need as much memory
 
 
 def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: int) -> Tensor:
@@ -25,12 +25,12 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
     qkv: (3, N, L, D), q, k and v of N heads; float16, bfloat16, float32 or float64, on the CPU or a GPU. Returns (N,
     L, D). Differentiable.
 
-    num_chunks_q, num_chunks_kv: positive, each divides L. They bound the memory that a call works in beside its
-    tensors to that of the scores of one chunk of queries and one of keys, in all heads: N * (L / num_chunks_q) *
-    (L / num_chunks_kv) numbers of float32 (float64 for float64). The forward pass needs some megabytes whatever they
-    are. The backward pass takes all in one call if that fits. Else it takes dQ from the largest blocks of queries that
-    fit, and then dK and dV from such blocks of keys, in two to three times the time; where not even blocks of 64 in one
-    head fit, it takes those. More chunks never take more memory. Each gradient is rounded to its type once.
+    num_chunks_q, num_chunks_kv: positive, each divides L. They bound a call's workspace to the size of the scores of
+    one chunk of queries and one of keys, over all heads: N * (L / num_chunks_q) * (L / num_chunks_kv) numbers of
+    float32 (float64 for float64). The forward pass always needs some megabytes. The backward pass is one call if that
+    fits. Otherwise it computes dQ from the largest blocks of queries that fit, then dK and dV from such blocks of keys,
+    in two to three times the time. If not even blocks of 64 in one head fit, it uses those. More chunks never need more
+    memory. Each gradient is rounded to its type once.
 
     Raises ValueError or TypeError with one line.
     """
@@ -48,7 +48,7 @@ def flash_attention_qkv_packed(qkv: Tensor, num_chunks_q: int, num_chunks_kv: in
         raise ValueError(f"qkv: {qkv.shape[3]} channels, expected 1 to 256")
     num_chunks_q = _divisor("num_chunks_q", num_chunks_q, qkv.shape[2])
     num_chunks_kv = _divisor("num_chunks_kv", num_chunks_kv, qkv.shape[2])
-    qkv = cast(qkv)[0]  # once, for both passes
+    qkv = cast(qkv)[0]  # cast once for both passes
     if not (direct and torch.is_grad_enabled() and qkv.requires_grad) or _fits(qkv, num_chunks_q * num_chunks_kv):
         return attention(qkv, rule=_CAUSAL, layout="qkv", scale=1.0)
     return _InChunks.apply(qkv, num_chunks_q * num_chunks_kv)
@@ -64,13 +64,13 @@ def _divisor(name: str, chunks: Any, length: int) -> int:
 
 
 def _budget(qkv: Tensor, pairs: int) -> int:
-    """Bytes of the scores of one of `pairs` pairs of chunks, in all heads."""
+    """The size in bytes of the scores of `pairs` pairs of chunks, over all heads."""
     _, heads, length, _ = qkv.shape
     return int(heads * length * length * (8 if qkv.dtype == torch.float64 else 4) // pairs)
 
 
 def _whole(qkv: Tensor) -> int:
-    """Bytes that the backward pass works in as one call."""
+    """The workspace in bytes of the backward pass as one call."""
     options = plain_options(_CAUSAL, 1.0, "qkv")
     return _core.torch_backward_workspace(qkv.detach(), None, None, options, _DQ | _DK | _DV)
 
@@ -80,14 +80,14 @@ def _fits(qkv: Tensor, pairs: int) -> bool:
 
 
 class _Blocks(NamedTuple):
-    """Of queries or keys, how many entries of how many heads are taken at a time."""
+    """How many entries of how many heads, of queries or keys, one call computes."""
 
     heads: int
     entries: int
 
 
 def _bytes(qkv: Tensor, blocks: _Blocks) -> int:
-    """What the calls of such blocks work in, and their results."""
+    """The workspace and results in bytes of calls with such blocks."""
     heads, entries = blocks
     q, k, v = (x[None, :heads] for x in qkv.detach())
     last = qkv.shape[2] - entries
@@ -101,8 +101,8 @@ def _bytes(qkv: Tensor, blocks: _Blocks) -> int:
 
 
 def _chosen(qkv: Tensor, budget: int) -> _Blocks | None:
-    """The first blocks of ever smaller ones that work in the budget, or the last; None: all in one call. Only those
-    count that work in less than all before, so that a smaller budget never takes more."""
+    """The largest blocks that fit the budget, or else the smallest; None: all in one call. Block sizes that need as
+    much as a larger size are skipped, so that a smaller budget never uses more."""
     _, heads, length, _ = qkv.shape
     chosen, least = None, _whole(qkv)
     sizes = []
@@ -131,7 +131,8 @@ class _InChunks(torch.autograd.Function):
 
 
 def _gradient(qkv: Tensor, out: Tensor, lse: Tensor, dout: Tensor, pairs: int) -> Tensor:
-    """The gradients of some queries, and those of some keys, are sums of one call each: lse is the whole row's."""
+    """The gradients of some queries, or of some keys, from one call each. This works because lse covers the whole
+    row."""
     qkv, out, lse, dout = (x.detach() for x in (qkv, out, lse, dout))
     blocks = _chosen(qkv, _budget(qkv, pairs))
     if blocks is None:

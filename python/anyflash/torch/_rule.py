@@ -1,4 +1,4 @@
-"""Rules as a graph of PyTorch can hold them: their text, and the tables that stand in it by name as tensors."""
+"""Rules as a PyTorch graph can hold them: a text, and the tables that it names as tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .._frontend import given_tables, refuse_tables
 from ._traced import TracedRule
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_of_text: dict[str, Rule] = {}  # of rules without tables
-_MOST = 1024  # of those that are remembered
+_of_text: dict[str, Rule] = {}  # a cache of rules without tables
+_MOST = 1024  # its maximum size
 _NUMBERS = (int, torch.SymInt)
 
 
 def rule_of(text: str, names: str = "", tables: Sequence[Any] = (), numbers: Sequence[int] = ()) -> Rule:
-    """The rule that a text and its tables make, names separated by spaces; $i in the text is the i-th number. Raises as
-    anyflash.parse_rule does. Made of tables it lives no longer than a call."""
+    """The rule of a text and its tables, names separated by spaces; $i in the text is the i-th number. Raises as
+    anyflash.parse_rule does. A rule with tables lives no longer than a call."""
     if numbers:
         text = re.sub(r"\$(\d+)", lambda place: str(numbers[int(place[1])]), text)
     if names:
@@ -38,13 +38,13 @@ def rule_of(text: str, names: str = "", tables: Sequence[Any] = (), numbers: Seq
 
 
 def given_rule(rule: Any, tables: Mapping[str, Any] | None) -> Any:
-    """A call's rule, which may be given as a text with its tables; made of those it lives no longer than the call."""
+    """A call's rule, which may be a text with tables. A rule made from those lives no longer than the call."""
     if isinstance(rule, str):
         given = given_tables(tables)
         return _core.parse_rule(rule, dict(given), True) if given else rule_of(rule)
     refuse_tables(tables)
     _check(rule)
-    return rule_of(*parts_of(rule, None)) if isinstance(rule, TracedRule) else rule  # made before a graph broke off
+    return rule_of(*parts_of(rule, None)) if isinstance(rule, TracedRule) else rule  # made before a graph break
 
 
 def _check(rule: Any) -> None:
@@ -53,8 +53,8 @@ def _check(rule: Any) -> None:
 
 
 def as_tensor(array: Any, name: str) -> torch.Tensor:
-    """Sharing memory, where PyTorch can: it knows neither negative strides nor arrays that are read only, and on a GPU
-    another framework may use its memory for something else as soon as it has no need of the array."""
+    """The array as a tensor that shares its memory where PyTorch can. PyTorch supports neither negative strides nor
+    read-only arrays. On a GPU another framework may reuse the memory once it has dropped the array."""
     known = isinstance(array, (torch.Tensor, np.ndarray)) or hasattr(array, "__dlpack__")
     if not known or isinstance(array, type):
         raise TypeError(f"{name}: type {type(array).__name__}, expected a torch.Tensor")
@@ -62,13 +62,13 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
         if isinstance(array, np.ndarray) and (min(array.strides, default=0) < 0 or not array.flags.writeable):
             own = array[
                 tuple(slice(None) if stride else slice(1) for stride in array.strides)
-            ]  # of what is repeated, one
+            ]  # repeated tables become one
             return torch.as_tensor(own.copy(), device="cpu").expand(array.shape)
         if isinstance(array, torch.Tensor):
             return array
         if gpu_of(array) is None:
             return torch.as_tensor(array, device="cpu")
-        tensor = torch.from_dlpack(array).clone()  # PyTorch's stream waits for the array's
+        tensor = torch.from_dlpack(array).clone()  # makes PyTorch's stream wait for the array's
         torch.cuda.current_stream(tensor.device).synchronize()
         return tensor
     except Exception as error:
@@ -77,7 +77,7 @@ def as_tensor(array: Any, name: str) -> torch.Tensor:
 
 
 def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, list[torch.Tensor], list[Any]]:
-    """(text, names, tables, numbers) of a call's rule, as rule_of takes them; a Rule's tables are shared with it, not
+    """(text, names, tables, numbers) of a call's rule, as rule_of takes them. A Rule's tables are shared, not
     copied."""
     if isinstance(rule, str):
         given = given_tables(tables)
@@ -90,20 +90,20 @@ def parts_of(rule: Any, tables: Mapping[str, Any] | None) -> tuple[str, str, lis
 
 
 class _Found(NamedTuple):
-    """What stands in a rule's text by its place: tables as t0, t1, ..., numbers as $0, $1, ..."""
+    """The items of a rule's text: tables as t0, t1, ..., numbers as $0, $1, ..."""
 
     tables: list[torch.Tensor]
     numbers: list[int | torch.SymInt]
 
 
 def _written(part: Any, found: _Found) -> str:
-    """A rule, or an argument of one, as text. Numbers are kept out of it: one that a graph knows as a symbol (a size)
-    would be a constant in it."""
+    """A rule, or an argument of one, as text. Numbers stay out of it: a number that is symbolic in a graph (a size)
+    would become a constant."""
     if isinstance(part, TracedRule):
         texts = [_written(one, found) for one in part.parts]
         if part.name in "&|":
             return f"({texts[0]} {part.name} {texts[1]})"
-        return f"{part.name}({', '.join(texts)})"  # "~(...)" too
+        return f"{part.name}({', '.join(texts)})"  # also "~(...)"
     if isinstance(part, bool):
         return str(index(part))
     if isinstance(part, _NUMBERS):
@@ -127,8 +127,8 @@ def constant(function: _Function) -> _Function:
 
 
 def _register() -> None:
-    """Before 2.15, torch.compile takes only such objects as arguments of a constant function that are registered as
-    constants, and those must have an equality: theirs is identity, as it was."""
+    """Before 2.15, torch.compile accepts objects as arguments of a constant function only if they are registered as
+    constants and have an equality. Theirs is identity, as before."""
     pytree, version = torch.utils._pytree, tuple(map(int, torch.__version__.split(".")[:2]))
     if version < (2, 15) and hasattr(pytree, "register_constant"):
         setattr(Rule, "__eq__", lambda self, other: self is other)
@@ -141,7 +141,7 @@ _register()
 
 @constant
 def _text(rule: Any, first: int) -> str:
-    """Of a Rule, its tables named from t<first> on."""
+    """The text of a Rule, with its tables named from t<first> on."""
     _check(rule)
     return str(re.sub(r"\bt(\d+)\b", lambda name: f"t{int(name[1]) + first}", rule._parts[0]))
 

@@ -1,5 +1,5 @@
-"""torch.nn.functional.scaled_dot_product_attention on anyflash: its arguments as a call of attention, or the reason why
-PyTorch's own must take it."""
+"""torch.nn.functional.scaled_dot_product_attention on anyflash: translates its arguments to a call of attention, or
+gives the reason why PyTorch's own function must run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._attention import attention, autocast_makes_one, is_usual, plain_attention
 from ._rule import constant
 
 _log = logging.getLogger("anyflash.torch")
-_pytorch_s_own = torch._C._nn.scaled_dot_product_attention  # whatever F holds at present
+_pytorch_s_own = torch._C._nn.scaled_dot_product_attention  # whatever function F holds now
 _transforms = torch._C._functorch.get_interpreter_stack
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -51,16 +51,16 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, its arguments and results, computed by anyflash wherever that
-    covers the call; else by PyTorch, and the reason is logged once, as a warning of the logger "anyflash.torch".
+    """torch.nn.functional.scaled_dot_product_attention, with its arguments and results. anyflash computes every call
+    that it supports. Otherwise PyTorch computes it, and the logger "anyflash.torch" warns once with the reason.
 
     query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev); attn_mask broadcasts to (..., Hq, L, S): boolean,
     True where a key takes part, or added to the scores, with a gradient of its own. A query that sees no key gives 0.
 
-    Not covered: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
+    Not supported: dropout, other types than float16, bfloat16, float32 and float64, more than 256 channels (512 of
     values), a scale that is not finite, batches and heads that broadcast, other devices than CPU and CUDA, nested
-    tensors, subclasses of Tensor, lazily negated tensors, forward-mode derivatives, and what PyTorch refuses, which it
-    then does in its own words. Second derivatives raise NotImplementedError.
+    tensors, subclasses of Tensor, lazily negated tensors and forward-mode derivatives. Wrong calls get PyTorch's own
+    errors. Second derivatives raise NotImplementedError.
     """
     more = {} if enable_gqa is False else {"enable_gqa": enable_gqa}  # PyTorch 2.5
     if type(attn_mask) not in _MASKS and type(attn_mask).__name__ == "CausalBias":
@@ -85,8 +85,8 @@ def scaled_dot_product_attention(
 
 
 def _know_early_names() -> None:
-    """PyTorch's object for a causal mask would also drop out of calls of PyTorch's own by names that were imported
-    before: those, too, are then calls of the function that F has."""
+    """PyTorch's causal mask object also has to handle calls of PyTorch's own function by names imported earlier. Those
+    calls, too, then go to the function that F holds."""
     bias = getattr(sys.modules.get("torch.nn.attention.bias"), "CausalBias", None)
     if bias is None or "__torch_function__" not in vars(bias):
         return
@@ -101,8 +101,8 @@ def _know_early_names() -> None:
 
 
 def _of_bias(bias: Any, given: tuple[Any, ...], **options: Any) -> Tensor:
-    """PyTorch's object for a causal mask takes calls of the function that F holds at present, and of no other. It then
-    calls that function again, with is_causal or with a mask that is a plain tensor."""
+    """PyTorch's causal mask object handles calls of the function that F holds now, and of no other. It then calls that
+    function again, with is_causal or with a plain tensor as mask."""
     return bias.__torch_function__(F.scaled_dot_product_attention, (type(bias),), given, options)
 
 
@@ -116,8 +116,8 @@ def _override(
     is_causal: bool = False,
     **options: Any,
 ) -> Tensor:
-    """What stands in F. Whoever has put something around it may leave it there, or call it, after its last user has
-    gone: it is PyTorch's own then."""
+    """The function placed in F. Code that has wrapped it may keep or call it after the last user has left: it then is
+    PyTorch's own."""
     if _in_use:
         return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
     return _pytorch_s_own(query, key, value, attn_mask, dropout_p, is_causal, **options)
@@ -125,21 +125,21 @@ def _override(
 
 _override.__signature__ = inspect.signature(scaled_dot_product_attention)  # type: ignore[attr-defined]
 _override.__wrapped__ = _pytorch_s_own
-_override.__qualname__ = "_override"  # by which a pickle finds it; wrappers of others ask for __name__
+_override.__qualname__ = "_override"  # the name by which a pickle finds it; other wrappers read __name__
 
-# torch.jit.script, as long as PyTorch has it, takes the functions for PyTorch's own.
+# torch.jit.script, in versions that have it, treats the override as PyTorch's own function.
 if _builtins := getattr(torch.jit, "_builtins", None):
     for _one in (scaled_dot_product_attention, _override):
         _builtins._register_builtin(_one, "aten::scaled_dot_product_attention")
 
 
 def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: bool, gqa: bool) -> str | None:
-    """Why the call is not covered: None if it is, "" if it is wrong, as PyTorch will say."""
+    """Why the call is not supported: None if it is, "" if it is wrong and PyTorch will raise."""
     if not (_is_plain(q) and _is_plain(k) and _is_plain(v)):
         return f"tensors of type {type(q).__name__}, {type(k).__name__} and {type(v).__name__}"
     if q.is_nested or k.is_nested or v.is_nested:
         return "nested tensors"
-    if not torch.compiler.is_compiling():  # there PyTorch sees to both
+    if not torch.compiler.is_compiling():  # in a graph PyTorch checks both
         if any(isinstance(x, Tensor) and (x.is_neg() or x._is_zerotensor()) for x in (q, k, v, mask)):
             return "lazily negated or zero tensors"
         if forward_ad._current_level >= 0:
@@ -179,7 +179,7 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, mask: Any, dropout: float, causal: 
 
 
 def _usual(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
-    """A call that torch_covers."""
+    """Runs a call that torch_covers accepts."""
     if q.dim() < 4:
         return _usual(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask, causal, scale).squeeze(0)
     if mask is None:
@@ -188,19 +188,19 @@ def _usual(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, s
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Or what stands for a plain tensor in a graph."""
+    """Whether it is a plain tensor, or the stand-in for one in a graph."""
     return type(tensor) in _PLAIN or type(tensor).__name__ == "FakeTensor"
 
 
 @constant
 def _reason_of_gpu(index: int, backward: bool) -> str:
-    """What anyflash says of a small call there; "" if it works. Where a graph is made it is asked all the same."""
+    """anyflash's error for a small call on that GPU; "" if it works. It is also asked while a graph is made."""
     return _asked(torch.device("cuda", index), backward)
 
 
 @functools.cache
 def _asked(device: torch.device, backward: bool) -> str:
-    with _disable_current_modes(), temporarily_clear_interpreter_stack():  # tensors are true ones
+    with _disable_current_modes(), temporarily_clear_interpreter_stack():  # tensors are real ones here
         small = torch.zeros(1, 1, 1, 8, device=device)
         try:
             out, lse = _plain.attention(small, small, small, return_lse=True)
@@ -223,8 +223,8 @@ def _reason_of_mask(mask: Any, shape: tuple[int, ...], q: Tensor) -> str | None:
 
 
 def _broadcasts(own: int | torch.SymInt, full: int | torch.SymInt) -> bool:
-    """Of two sizes. One that a graph knows only at run time is taken for the full one, as PyTorch takes it, and
-    compared there."""
+    """Whether two sizes broadcast. A size known only at run time counts as the full one, as in PyTorch, and is compared
+    at run time."""
     if not torch.compiler.is_compiling():
         return own in (1, full)
     if _known(own == full) or _known(own == 1):
@@ -236,17 +236,18 @@ def _broadcasts(own: int | torch.SymInt, full: int | torch.SymInt) -> bool:
 
 
 def _known(fact: Any) -> bool:
-    """Is a comparison of sizes true, as far as a graph knows, which then needs no guard?"""
+    """Whether a comparison of sizes is known to be true in a graph without adding a guard."""
     if not torch.compiler.is_compiling():
         return bool(fact)
-    import torch.fx.experimental.symbolic_shapes as symbolic  # PyTorch has it by now
+    import torch.fx.experimental.symbolic_shapes as symbolic  # PyTorch has loaded it by now
 
     known = symbolic.guard_or_false if hasattr(symbolic, "guard_or_false") else symbolic.guard_size_oblivious
     return bool(known(fact))
 
 
 def _reason_of_scale(scale: Any, dtype: torch.dtype) -> str | None:
-    """It must be finite in the type of the scores. PyTorch takes some tensors for numbers, none with a gradient."""
+    """It must be finite in the type of the scores. PyTorch accepts some tensors as numbers, but none with a
+    gradient."""
     if isinstance(scale, Tensor):
         return ""
     try:
@@ -269,7 +270,7 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
     rule: Any = _CAUSAL if causal else _FULL
     tables = None
     if mask is not None and mask.dtype == torch.bool:
-        if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
+        if mask.is_cuda:  # added, as in PyTorch: here faster than a rule
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
         else:
             rule, tables, mask = "dense(mask)", {"mask": mask}, None
@@ -278,9 +279,9 @@ def _with_four_axes(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, sc
 
 
 def switch_on() -> None:
-    """Puts the override in place, for all threads."""
+    """Installs the override, for all threads."""
     global _users, _in_use
-    torch.overrides.get_overridable_functions()  # which PyTorch finds in F once: its own must be among them
+    torch.overrides.get_overridable_functions()  # PyTorch caches F's functions: its own must be among them
     with _lock:
         found = F.scaled_dot_product_attention
         if found is not _override and found is not _pytorch_s_own:
@@ -292,7 +293,7 @@ def switch_on() -> None:
 
 
 def switch_off() -> None:
-    """Of one that has switched it on."""
+    """Ends one user's switch_on."""
     global _users, _in_use
     with _lock:
         _users -= 1
@@ -313,12 +314,12 @@ def _replaced(found: Any) -> str:
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever that covers the
-    call, in all threads; then it is PyTorch's own again. Names that were imported from torch.nn.functional earlier keep
-    PyTorch's own.
+    """A block in which torch.nn.functional.scaled_dot_product_attention runs on anyflash for all calls that anyflash
+    supports, in all threads. After the block it is PyTorch's own again. Names imported from torch.nn.functional before
+    the block stay PyTorch's own.
 
-    What others put in the function's place inside of the block stays theirs, and may call what it has found there.
-    RuntimeError if something else is in its place already: a wrapper of another library, or PyTorch's own
+    Other code that replaces the function inside of the block keeps its replacement, which may call the one it found.
+    Raises RuntimeError if the function is already replaced: by a wrapper of another library, or by PyTorch's
     context_parallel, whose calls must reach it.
     """
     switch_on()

@@ -1,5 +1,5 @@
-"""attention on DTensors of torch.distributed.tensor whose batch or heads are sharded: each process attends with what it
-has, and only gradients of what is replicated are summed over processes."""
+"""attention on DTensors of torch.distributed.tensor whose batch or heads are sharded. Each process attends with its own
+shard. Only gradients of replicated tensors are summed over processes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _mesh(given: Mapping[str, Any]) -> Any:
 
 
 def _axes(given: Mapping[str, Any], layout: str) -> dict[str, _Axes]:
-    """Each tensor's; one of bias whose single entry all share is none."""
+    """The batch and head axes of each tensor. An axis of size 1 of bias, shared by all, does not count."""
     q, paged = given["query"], "page_table" in given
     batch, heads = _AXES[layout]
     heads = heads if heads is None or heads >= 0 else q.dim() + heads
@@ -84,14 +84,13 @@ def _axes(given: Mapping[str, Any], layout: str) -> dict[str, _Axes]:
         elif name in ("key_lengths", "page_table"):
             own = (0, None)
         if name in ("key", "value") and own[_HEADS] is not None and one.shape[own[_HEADS]] == 1:
-            own = (own[_BATCH], None)  # one head for all queries' heads
+            own = (own[_BATCH], None)  # one head shared by all query heads
         found[name] = own
     return found
 
 
 def _kind(dim: int, given: Mapping[str, Any], axes: Mapping[str, _Axes]) -> int | None:
-    """What a dimension of the mesh shards: the batch, the heads, or nothing. As the first of the tensors that it
-    shards."""
+    """What a mesh dimension shards: the batch, the heads, or nothing. The first tensor that it shards decides."""
     kind = None
     for name, one in given.items():
         placement = one.placements[dim]
@@ -111,7 +110,7 @@ def _kind(dim: int, given: Mapping[str, Any], axes: Mapping[str, _Axes]) -> int 
 
 
 def _check_heads(kinds: list[int | None], mesh: Any, given: Mapping[str, Any], axes: Mapping[str, _Axes]) -> None:
-    """A query's head must be where its key's is."""
+    """Checks that each query head is on the process of its key head."""
     processes = _processes(kinds, mesh, _HEADS)
     if processes == 1 or "key" not in given:
         return
@@ -147,7 +146,7 @@ def _placements(kinds: list[int | None], axes: _Axes) -> list[Placement]:
 
 
 def _local(one: Any, mesh: Any, kinds: list[int | None], axes: _Axes) -> Tensor:
-    """This process' part. Each process has its own part of the gradient of what they share."""
+    """This process' shard. Each process computes its own part of the gradient of a replicated tensor."""
     wanted = _placements(kinds, axes)
     of_gradient = [
         Partial() if kind is not None and axes[kind] is None else placement for kind, placement in zip(kinds, wanted)
@@ -162,7 +161,7 @@ def _whole(local: Tensor, mesh: Any, kinds: list[int | None], axes: _Axes, shape
     placements = _placements(kinds, axes)
     if all(shape[axis] % _processes(kinds, mesh, kind) == 0 for kind, axis in enumerate(axes) if axis is not None):
         return DTensor.from_local(local, mesh, placements, run_check=False)
-    order = sorted(range(len(shape)), key=lambda axis: (local.stride(axis), -axis))  # innermost first, as it lies
+    order = sorted(range(len(shape)), key=lambda axis: (local.stride(axis), -axis))  # innermost first, in memory order
     strides, step = [0] * len(shape), 1
     for axis in order:
         strides[axis], step = step, step * max(shape[axis], 1)
@@ -170,8 +169,8 @@ def _whole(local: Tensor, mesh: Any, kinds: list[int | None], axes: _Axes, shape
 
 
 def _local_rule(rule: Any, tables: Any, mesh: Any, kinds: list[int | None]) -> tuple[Any, Any]:
-    """A rule is about the whole, and every process has its tables whole: of those that tell batch entries or heads
-    apart it takes its own."""
+    """The rule of this process' shard. A rule and its tables describe the whole call; tables with batch or head axes
+    are cut to the shard."""
     if isinstance(rule, TracedRule):
         parts = parts_of(rule, tables)
         if any(axes != (None, None) for axes in _axes_of_tables(parts[0], parts[1].split(), parts[2])):

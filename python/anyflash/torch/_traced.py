@@ -1,5 +1,5 @@
-"""Rules that a function makes while torch.compile traces it: calls of the compiled module cannot be traced, so they are
-kept as what the rule's text will say."""
+"""Rules that a function makes while torch.compile traces it. Calls of the extension cannot be traced, so such a rule is
+kept as a tree from which its text is made later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import _core, _rules
 
 
 class TracedRule:
-    """A rule as a tree: a name and its arguments, "&" or "|" and two rules, "~" and one."""
+    """A rule as a tree: a name and its arguments, "&" or "|" and two rules, or "~" and one."""
 
     def __init__(self, name: str, parts: tuple[Any, ...]) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class TracedRule:
 
 
 class _Makers:
-    """Stands where the module of the rules calls the compiled one."""
+    """Replaces the extension in the module of the rules."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_core, name)

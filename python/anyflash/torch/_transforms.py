@@ -1,6 +1,6 @@
-"""torch.func's transforms of the operators: gradients that it can take inside of each other and of vmap. Calls that
-vmap maps become one, whose batch is longer, where only tensors with a batch of their own are mapped; else they are
-made one after the other."""
+"""torch.func's transforms of the operators: gradients that can nest with each other and with vmap. Calls under vmap
+become one call with a longer batch if only tensors with a batch axis are mapped. Otherwise they run one after the
+other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from ._op import ARGUMENTS, BIAS, FORWARD_MODE, LAYOUT, NUMBERS, PAGES, TABLES, _library, differentiate, refuse, save
 
 _Dims = tuple[Any, ...]
-_FORWARD, _BACKWARD = 0, 4  # where q stands among the operators' arguments
+_FORWARD, _BACKWARD = 0, 4  # the index of q among the operators' arguments
 
 
 def _folded(size: int, dim: int | None, tensor: Any) -> Any:
-    """A mapped tensor's axis joined to its first one; one that is not mapped is repeated."""
+    """Joins the mapped axis of a tensor to its first axis; a tensor that is not mapped is repeated."""
     if tensor is None:
         return None
     moved = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -25,7 +25,8 @@ def _folded(size: int, dim: int | None, tensor: Any) -> Any:
 
 
 def _is_one_call(first: int, dims: _Dims, args: tuple[Any, ...]) -> bool:
-    """Only q, k, v and what belongs to the results is mapped, each with a batch, and nothing else has a batch axis."""
+    """Whether only q, k, v and tensors shaped like results are mapped, each with a batch, and no other tensor has a
+    batch axis."""
     options, mapped = args[first:], dims[first:]
     bias, slopes, others = options[BIAS], options[BIAS + 1], options[BIAS + 2 : PAGES + 1]
     return (
@@ -35,7 +36,7 @@ def _is_one_call(first: int, dims: _Dims, args: tuple[Any, ...]) -> bool:
         and all(dim is None for dim in mapped[BIAS : PAGES + 1])
         and (bias is None or (bias.dim() == 4 and bias.shape[0] == 1))
         and (slopes is None or slopes.dim() == 1)
-        and all(tensor is None for tensor in others[1:])  # the first one is sink, of heads alone
+        and all(tensor is None for tensor in others[1:])  # the first one is sink, which has only a head axis
     )
 
 
@@ -57,14 +58,14 @@ def _one_by_one(op: Callable[..., Any], size: int, dims: _Dims, args: tuple[Any,
             return [nth(i, one_dim, one) for one_dim, one in zip(dim or [None] * len(value), value)]
         if not isinstance(value, Tensor) or dim is None:
             return value
-        return value.select(dim, i) if size else value.new_zeros(_of_one(value, dim))  # for the results' shapes
+        return value.select(dim, i) if size else value.new_zeros(_of_one(value, dim))  # only the results' shapes matter
 
     calls = [op(*(nth(i, dim, value) for dim, value in zip(dims, args))) for i in range(size or 1)]
     return [torch.stack(results)[:size] for results in zip(*calls)]
 
 
 def _map(op: Callable[..., Any], first: int) -> Callable[..., Any]:
-    """What vmap makes of the operator. A gradient of bias or sink is a sum over the batch, its own in each call."""
+    """vmap of the operator. Gradients of bias and sink are sums over the batch, so each call needs its own."""
 
     def mapped(info: Any, dims: _Dims, *args: Any) -> Any:
         size = info.batch_size
@@ -83,7 +84,7 @@ if hasattr(torch.library, "register_vmap"):  # PyTorch 2.5
     torch.library.register_vmap("anyflash::attention_backward", _map(_backward, _BACKWARD), lib=_library)
 
 
-# A torch.autograd.Function takes no lists: the tables go to the end.
+# A torch.autograd.Function accepts no lists: the tables go to the end.
 def _flat(first: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
     at = first + TABLES
     return (*args[:at], *args[at + 1 :], *args[at])

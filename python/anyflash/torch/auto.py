@@ -1,6 +1,6 @@
-"""`import anyflash.torch.auto`: from then on torch.nn.functional.scaled_dot_product_attention runs on anyflash wherever
-that covers the call; see anyflash.torch.scaled_dot_product_attention, and anyflash.torch.sdpa() for a block alone.
-undo() ends it."""
+"""After `import anyflash.torch.auto`, torch.nn.functional.scaled_dot_product_attention runs on anyflash for all calls
+that anyflash supports; see anyflash.torch.scaled_dot_product_attention. undo() ends it. For one block of code use
+anyflash.torch.sdpa()."""
 
 import sys
 
@@ -11,9 +11,9 @@ _on = True
 
 
 def undo() -> None:
-    """Makes torch.nn.functional.scaled_dot_product_attention PyTorch's own again; inside of a block of sdpa(), from
-    that block's end on. A second call does nothing. `import anyflash.torch.auto` then switches anyflash on again;
-    `from anyflash.torch import auto` does not, as it finds the old module in the package."""
+    """Restores PyTorch's own torch.nn.functional.scaled_dot_product_attention; inside a block of sdpa(), when that
+    block ends. A second call does nothing. `import anyflash.torch.auto` then switches anyflash on again. `from
+    anyflash.torch import auto` does not, because it finds the old module in the package."""
     global _on
     if _on:
         _on = False

@@ -3,14 +3,14 @@
     import anyflash.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="anyflash")
 
-The logits are those of "eager", which holds the whole matrix of scores, except at places that are padding themselves: a
-query whose every key is hidden gives 0 here, the mean of all values there. Soft caps, sliding windows and chunks, sink
-logits, position biases, chosen keys (indices, block_indices), caches and grouped heads are covered.
+The logits are those of "eager", which stores the whole matrix of scores, except at padding positions: a query that sees
+no key gives 0 here, but the mean of all values in "eager". Soft caps, sliding windows and chunks, sink logits, position
+biases, chosen keys (indices, block_indices), caches and grouped heads are supported.
 
-What is not known is refused with a ValueError of one line: a model that computes its attention itself, when it is made;
-an argument of a call that may change the result. Attention weights are not returned: output_attentions=True is logged
-once. Dropout inside of attention is left to Transformers' "sdpa", with a soft cap or sinks to the model's own "eager",
-which is logged once. Both are warnings of the logger "anyflash.transformers".
+Unknown models and arguments are refused with a ValueError of one line: a model that computes its attention itself, when
+it is made; an argument of a call that may change the result. Attention weights are not returned: output_attentions=True
+is logged once. Dropout inside of attention is computed by Transformers' "sdpa", or with a soft cap or sinks by the
+model's own "eager", which is logged once. Both are warnings of the logger "anyflash.transformers".
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FULL, _CAUSAL = _rules.full(), _rules.causal()
 _KNOWN: dict[str, Any] = {"": _FULL, "causal()": _CAUSAL}
 _told: set[str] = set()
 
-# Arguments that leave the result alone beside the mask: what models pass on from their own callers. A window is part of
-# the mask that Transformers makes; "eager" applies no other one, though OLMoE hands one over.
+# Arguments that do not change the result, given the mask: models pass them on from their callers. A window is part of
+# the mask that Transformers makes; "eager" applies no other window, although OLMoE passes one.
 _WITHOUT_EFFECT = frozenset(
     """
     sliding_window position_ids cache_position use_cache logits_to_keep num_items_in_batch deterministic return_dict
@@ -74,15 +74,15 @@ def attention_forward(
     cu_seq_lens_k: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Of Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of
+    """For Transformers' AttentionInterface: query (batch, heads, queries, channels), key and value (batch, heads of
     keys, keys, channels), attention_mask boolean or added, (batch, 1 or heads, queries, keys or more). Returns (batch,
-    queries, heads, channels) and no weights. Windows are part of a mask. Without one, queries of a causal module
-    are the last ones of the keys.
+    queries, heads, channels) and no weights. The mask includes windows. Without a mask, the queries of a causal module
+    are aligned with the last keys.
 
     s_aux : (heads,), sink logits; sinks : (batch, heads, queries, 1), one for each query
-    indices : (batch, queries, n), the keys that a query sees if the mask shows them too; negative ones are no key
+    indices : (batch, queries, n), the keys that a query may see, if the mask allows them too; negative ones are ignored
     block_indices : (batch, heads of keys, queries, n), likewise blocks of module.indexer.block_size keys
-    cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), cumulative lengths; a query sees keys of its own sequence alone
+    cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), cumulative lengths; a query sees only keys of its own sequence
 
     Raises ValueError with one line for every other argument that may change the result.
     """
@@ -147,7 +147,7 @@ def attention_forward(
     )
     if sinks is None:
         out = attention(query, key, value, **options)
-    else:  # one more key of value 0: the others keep exp(lse) of exp(lse) + exp(sink)
+    else:  # one more key with value 0: the others keep the share exp(lse) / (exp(lse) + exp(sink))
         out, lse = attention(query, key, value, return_lse=True, **options)
         out = out * torch.sigmoid(lse.unsqueeze(-1) - sinks).to(out.dtype)
     return out.transpose(1, 2), None
@@ -161,10 +161,10 @@ def _visible(
     packed: tuple[Tensor, Tensor] | None,
     dtype: torch.dtype,
 ) -> tuple[Any, Any, Tensor | None]:
-    """(rule, tables, bias) of a call: what its rule (as text, too) and the mask show, inside each packed sequence."""
+    """(rule, tables, bias) of a call, from its rule (also as text) and the mask, within each packed sequence."""
     tables: dict[str, Tensor] = {}
     if mask is not None and mask.dtype == torch.bool:
-        if mask.is_cuda:  # added, as PyTorch does: faster there than a rule
+        if mask.is_cuda:  # added, as in PyTorch: here faster than a rule
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
         else:
             rule, tables["mask"], mask = f"{text} & dense(mask)" if text else "dense(mask)", mask, None
@@ -179,7 +179,7 @@ def _visible(
 
 
 def _refuse(name: str, given: Any) -> None:
-    """An argument that is not among those without effect, unless its value has none."""
+    """Raises for an argument that is not in _WITHOUT_EFFECT, unless its value has no effect."""
     if name == "output_attentions":
         if given:
             _tell('attention weights are not returned: output_attentions=True needs attn_implementation="eager"')
@@ -194,7 +194,7 @@ def _refuse(name: str, given: Any) -> None:
 
 
 def _is_causal(module: Any, is_causal: bool | None, queries: int, keys: int) -> bool:
-    """Of a call without a mask."""
+    """Whether a call without a mask is causal."""
     if is_causal is None:
         is_causal = getattr(module, "is_causal", None)
         if is_causal is None:
@@ -245,8 +245,8 @@ def _chosen(
 
 
 def _one_hot(name: str, indices: Tensor, size: int) -> Tensor:
-    """True at each index of the last axis; a negative one is none. On a GPU, where nobody waits for the values, so is
-    one that is too large."""
+    """True at each index of the last axis; negative indices are ignored. On a GPU, where values are not read, so are
+    indices that are too large."""
     if indices.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name}: {indices.dtype}, expected torch.int32 or torch.int64")
     if indices.is_cpu and not torch.compiler.is_compiling() and indices.numel() and int(indices.max()) >= size:
@@ -274,7 +274,7 @@ def _with_dropout(
     position_bias: Tensor | None,
     **special: Any,
 ) -> tuple[Tensor, None]:
-    """By Transformers' own functions: "sdpa", or the model's "eager" for a soft cap and sinks."""
+    """Runs Transformers' own functions: "sdpa", or the model's "eager" for a soft cap and sinks."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     special = {name: given for name, given in special.items() if given is not None}

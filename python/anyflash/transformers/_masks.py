@@ -1,7 +1,7 @@
-"""The masks that Transformers has made for "anyflash", and the rules that they are.
+"""The masks that Transformers makes for "anyflash", and their rules.
 
-A mask is a boolean tensor, as for "sdpa". Where it is a causal or windowed one without padding, it carries its rule,
-so that nobody reads the matrix. A model that cuts or changes the mask gets a tensor without the rule.
+A mask is a boolean tensor, as for "sdpa". A causal or windowed mask without padding carries its rule, so that the
+matrix need not be read. A model that cuts or changes the mask gets a tensor without the rule.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Known(NamedTuple):
 
     rule: Any
     keys: int
-    version: int  # the tensor's, to tell whether it has been changed since
+    version: int  # the tensor's version, to detect changes
 
 
 def make_mask(**options: Any) -> Tensor | None:
-    """Of Transformers' AttentionMaskInterface, which calls it as sdpa_mask. None where every query sees every key, and
-    for a causal mask of as many queries as keys: if a model cuts the first queries away, the others stay the last."""
-    positions: Tensor | None = options.get("cache_position")  # of Transformers 4
+    """For Transformers' AttentionMaskInterface, which calls it like sdpa_mask. Returns None if every query sees every
+    key, and for a causal mask with as many queries as keys: if a model cuts off the first queries, the others stay the
+    last."""
+    positions: Tensor | None = options.get("cache_position")  # in Transformers 4
     queries = options["q_length"] if positions is None else positions.shape[0]
     config = options.get("config")
     check_config(config)
@@ -82,7 +83,7 @@ def _made(positions: Tensor | None, queries: int, options: dict[str, Any]) -> Te
 
 
 def known(mask: Any, query: Tensor, key: Tensor) -> Known | None:
-    """What the mask is, if it was made for this call and nobody has changed it since."""
+    """The mask's rule, if it was made for this call and has not been changed since."""
     if torch.compiler.is_compiling():
         return None
     found: Known | None = getattr(mask, "_anyflash", None)
@@ -96,7 +97,7 @@ def _is_unpadded(attention_mask: Tensor | None, keys: int) -> bool:
         return True
     if type(attention_mask) is not Tensor or attention_mask.is_meta or attention_mask.shape[-1] < keys:
         return False
-    if attention_mask.is_cuda and torch.cuda.is_current_stream_capturing():  # the values cannot be read there
+    if attention_mask.is_cuda and torch.cuda.is_current_stream_capturing():  # values cannot be read during a capture
         return False
     return bool(attention_mask.all())
 
@@ -121,10 +122,10 @@ def _window(left: int, right: int) -> Any:
 
 
 def _code(name: str) -> CodeType | None:
-    """Of the functions that a maker of mask functions returns: all share it."""
+    """The shared code object of the functions that a mask factory returns."""
     inside = getattr(getattr(masking_utils, name, None), "__code__", None)
     codes = [] if inside is None else [one for one in inside.co_consts if isinstance(one, CodeType)]
-    return next((one for one in codes if not one.co_name.startswith("<")), None)  # "<genexpr>" is none of them
+    return next((one for one in codes if not one.co_name.startswith("<")), None)  # skips "<genexpr>" and the like
 
 
 _AND, _CHUNK, _WINDOW = (_code(name) for name in ("and_masks", "chunked_overlay", "sliding_window_overlay"))
@@ -132,8 +133,8 @@ _BOTH_WAYS = _code("sliding_window_bidirectional_overlay")
 
 
 def _bounds(function: Any) -> tuple[int, int, int] | None:
-    """(left, right, chunk) of a mask function of Transformers' own: how far a query sees either way, -1 for no limit,
-    and the length of a chunk, 0 for no chunks. None for any other function."""
+    """(left, right, chunk) of one of Transformers' own mask functions: how many keys a query sees on each side, -1 for
+    no limit, and the chunk length, 0 for no chunks. None for any other function."""
     if function is masking_utils.causal_mask_function:
         return -1, 0, 0
     if function is getattr(masking_utils, "bidirectional_mask_function", None):

@@ -1,4 +1,4 @@
-"""Which models take "anyflash": those whose attention goes through Transformers' AttentionInterface."""
+"""Which models support "anyflash": those whose attention goes through Transformers' AttentionInterface."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SINCE = {name: version for version, names in _VERSIONS.items() for name in name
 def check(model: Any) -> None:
     """Raises ValueError with one line for a class of models that computes attention by its own code.
 
-    Such a class reads the mask in the form that "eager" gets, or hands over half of what its own attention does.
+    Such a class reads the mask in the format of "eager", or passes on only part of its attention.
     """
     if line := _refusal(model):
         raise ValueError(line)
@@ -78,18 +78,18 @@ def _takes_others(model: Any) -> bool:
     other = model._supports_flex_attn or model._supports_flash_attn
     if not (model._supports_sdpa or (model._supports_attention_backend and other)):
         return False
-    # A class of a user's own is taken for the model that it extends, as "sdpa" takes it. Nobody looks for an attention
-    # of its own.
+    # A user's own class counts as the model that it extends, as with "sdpa". Attention code of its own is not detected.
     extended = next(
         (one for one in model.__mro__ if one.__module__.startswith("transformers.models.") and "forward" in vars(one)),
         model,
     )
-    # Older files choose a class by the implementation's name, from a table that knows their own names only.
+    # Older files choose a class by the implementation's name, from a table with only their own names.
     module = sys.modules.get(extended.__module__)
     tables = [value for value in vars(module or object).values() if isinstance(value, dict)]
     if any("eager" in table and NAME not in table for table in tables):
         return False
-    # Transformers finds by the file's text whether a class uses the interface; not every way to use it, though.
+    # Transformers searches the file's text to see whether a class uses the interface, but does not know every way of
+    # using it.
     return bool(extended._can_set_attn_implementation()) or _looks_up(module)
 
 
@@ -101,7 +101,8 @@ def _looks_up(module: Any) -> bool:
 
 
 def _given_to(config: Any, implementation: Any) -> Iterator[Any]:
-    """The configurations, of a model and its parts, that an argument of set_attn_implementation gives "anyflash"."""
+    """The configurations, of a model and its parts, for which an argument of set_attn_implementation selects
+    "anyflash"."""
     own = implementation.get("") if isinstance(implementation, dict) else implementation
     if own == NAME:
         yield config
@@ -113,8 +114,8 @@ def _given_to(config: Any, implementation: Any) -> Iterator[Any]:
 
 
 def refuse_the_others() -> None:
-    """From now on Transformers asks `check` wherever it checks an implementation's name: when a model is made, whatever
-    way, and in set_attn_implementation."""
+    """Makes Transformers call `check` wherever it checks an implementation's name: when a model is made, in any way,
+    and in set_attn_implementation."""
     correct: Any = PreTrainedModel.get_correct_attn_implementation
     change: Any = PreTrainedModel.set_attn_implementation
 
@@ -126,7 +127,7 @@ def refuse_the_others() -> None:
 
     @functools.wraps(change)
     def set_attn_implementation(self: Any, attn_implementation: Any, *rest: Any, **options: Any) -> Any:
-        # Transformers only warns where it cannot change a model.
+        # Where Transformers cannot change a model, it only warns.
         configs = [id(config) for config in _given_to(self.config, attn_implementation)]
         for part in self.modules():
             if isinstance(part, PreTrainedModel) and id(part.config) in configs:
@@ -138,8 +139,8 @@ def refuse_the_others() -> None:
 
 
 def is_no_flash_attention() -> None:
-    """Transformers 5 takes every name with "flash" in it for a kernel of the flash_attn package, which reads lengths in
-    place of masks. Modules that are loaded already hold the function by its name; later ones find it here."""
+    """Transformers 5 treats every name with "flash" in it as a kernel of the flash_attn package, which reads lengths
+    instead of masks. Loaded modules already hold that function by name; modules loaded later find this one."""
     from transformers.utils import generic
 
     name_of_it = "is_flash_attention_requested"

@@ -1,5 +1,5 @@
-// What is used of TensorFlow's C API (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h), the same in 2.15 and
-// all that came since. The functions are those of the libtensorflow_framework in the process.
+// The used part of TensorFlow's C API (tensorflow/c/ops.h, kernels.h, tf_tensor.h, tf_status.h), unchanged since 2.15.
+// The functions are those of the libtensorflow_framework in the process.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,7 @@ int TF_NumDims(const TF_Tensor*);
 std::int64_t TF_Dim(const TF_Tensor*, int index);
 void* TF_TensorData(const TF_Tensor*);
 
-// Builders belong to whoever made them until they are registered.
+// The creator owns a builder until it is registered.
 TF_OpDefinitionBuilder* TF_NewOpDefinitionBuilder(const char* op_name);
 void TF_OpDefinitionBuilderAddAttr(TF_OpDefinitionBuilder*, const char* spec);
 void TF_OpDefinitionBuilderAddInput(TF_OpDefinitionBuilder*, const char* spec);
@@ -52,7 +52,7 @@ void TF_RegisterOpDefinition(TF_OpDefinitionBuilder*, TF_Status*);
 
 TF_ShapeHandle* TF_NewShapeHandle();
 void TF_DeleteShapeHandle(TF_ShapeHandle*);
-// An index beyond the op's inputs or outputs is an error in the status.
+// An index out of range is an error in the status.
 void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*);
 void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*);
 void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*, TF_Status*);

@@ -1,4 +1,4 @@
-// A call as an op's text and inputs tell it, in the library's own terms. The text, as in
+// A call, in the library's own terms, from an op's text and inputs. The text, for example
 //
 //     rule=documents(ids, ids) & causal(); align=none_end; layout=bhsd; names=bias @ids; softcap=30.0
 //
@@ -6,7 +6,7 @@
 //     names       of terms (bias, sink), slopes and tables in the order of these inputs; of a rule's tables with @
 //     dimensions  of a sequence, in place of a layout: whatever stands before the channels is the batch
 //     sharpening  a factor of the scale
-//     returns     for those who made the op: not read here
+//     returns     for the Python side, which made the op: not read here
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@
 
 namespace anyflash::tensorflow {
 
-/// Read once. Immutable: calls of one kernel may run at the same time.
+/// Parsed once. Immutable: calls of one kernel may run at the same time.
 struct Text {
   explicit Text(const std::string& text);  ///< throws Error
 
@@ -30,7 +30,7 @@ struct Text {
   double sharpening = 1;
 };
 
-/// The tensors of a call. Without a layout, the library is shown them as one, with one head.
+/// The tensors of a call. Without a layout, the library sees each as one batch with one head.
 class Call {
  public:
   Call(const Text& text, Context& context);
@@ -46,7 +46,7 @@ class Call {
 
   /// A tensor shaped as `out`: the library's view of it.
   TensorView like_out(const Shaped& tensor, const char* name) const;
-  /// Of out and of statistics, as TensorFlow is to see them.
+  /// The shapes of out and of statistics, as TensorFlow sees them.
   std::vector<std::int64_t> shape_of_out(const ResultShapes& shapes) const;
   std::vector<std::int64_t> shape_of_rows(const ResultShapes& shapes) const;
 

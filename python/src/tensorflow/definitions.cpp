@@ -1,12 +1,12 @@
-// The ops, as TensorFlow is told of them: inputs, outputs, attributes, shapes.
+// The definitions of the ops for TensorFlow: inputs, outputs, attributes, shapes.
 //
 // AnyflashAttention1D, 2D       batch... + (channels, sequence...), nothing but query, key and value
 // AnyflashAttentionLast         the library's layouts bhsd, bshd and thd, with all options
 // AnyflashAttentionBhds         the layout bhds, likewise
 // AnyflashAttentionBackward     of all of them
 //
-// Numbers and words of a call stand in one attribute, its text (see call.h): an eager call takes a microsecond for each
-// attribute. What is inferred of shapes sees neither that nor any number: hence the names.
+// A call's numbers and words are in one attribute, its text (see call.h), because each attribute costs an eager call a
+// microsecond. Shape inference sees neither the text nor any number: hence one op per kind of layout.
 #include "definitions.h"
 
 #include <initializer_list>
@@ -21,14 +21,14 @@ struct DeleteShape {
 };
 using Shape = std::unique_ptr<TF_ShapeHandle, DeleteShape>;
 
-/// Shapes of one op. What cannot be said is left unknown: what is wrong is found when the kernel runs.
+/// The shapes of one op. Unknown shapes stay unknown; errors are found when the kernel runs.
 class Shapes {
  public:
   explicit Shapes(TF_ShapeInferenceContext* context) : context_(context) {
     TF_ShapeInferenceContextSetUnknownShape(context_, status_);
   }
 
-  /// Null if there is none.
+  /// Null if there is no such input.
   Shape input(int index) {
     Shape shape(TF_NewShapeHandle());
     Status found;
@@ -36,7 +36,7 @@ class Shapes {
     return found.ok() ? std::move(shape) : nullptr;
   }
 
-  /// Whether its rank is known to be at least that.
+  /// Whether its rank is known to be at least `least`.
   bool has_rank(const Shape& shape, int least) {
     return shape && TF_ShapeInferenceContextRankKnown(context_, shape.get()) &&
            TF_ShapeInferenceContextRank(context_, shape.get()) >= least;
@@ -69,8 +69,8 @@ class Shapes {
   Status status_;
 };
 
-/// out, whose channels are those of the value, and statistics where they are the query's shape without channels.
-/// channel: the axis, from the end if negative.
+/// out, with the value's channels, and statistics, with the query's shape without channels. channel: the axis, from the
+/// end if negative.
 template <int channel, bool has_rows>
 void forward_shapes(TF_ShapeInferenceContext* context, TF_Status*) {
   constexpr int least = channel < 0 ? -channel : channel + 1;
@@ -89,7 +89,7 @@ void forward_shapes(TF_ShapeInferenceContext* context, TF_Status*) {
   shapes.set(0, with_sequence(shapes.joined(shapes.part(q, 0, channel), shapes.part(v, channel, channel + 1))));
 }
 
-/// Gradients are shaped as what they belong to, which are the first inputs in the same order.
+/// Gradients have the shapes of the first inputs, in the same order.
 void backward_shapes(TF_ShapeInferenceContext* context, TF_Status*) {
   Shapes shapes(context);
   for (int i = 0;; ++i) {
@@ -135,7 +135,7 @@ class Definition {
   TF_OpDefinitionBuilder* builder_;
 };
 
-/// `rows` has no default: saved models leave out what is one, and then count no outputs.
+/// `rows` has no default: saved models leave out attributes that have the default, and then count no outputs.
 void define_forward(const ForwardOp& op, InferShapes shapes) {
   Definition definition(op.name, shapes);
   definition.attributes(common).attributes({"rows: int >= 0"}).inputs(tensors);

@@ -1,6 +1,6 @@
-// When a call on a GPU may run. TensorFlow's C API does not tell the stream of TensorFlow's own GPU devices
-// (TF_GetStream gives those of pluggable devices alone), and that stream waits for no other. So a call waits for all
-// work that was queued on the GPU, runs on CUDA's default stream, and is waited for.
+// When a call on a GPU may run. TensorFlow's C API does not reveal the stream of TensorFlow's own GPU devices
+// (TF_GetStream returns only those of pluggable devices), and that stream waits for no other. So a call waits for all
+// work queued on the GPU, runs on CUDA's default stream, and is waited for.
 #pragma once
 
 #include <anyflash/anyflash.h>
@@ -13,7 +13,7 @@ inline constexpr bool gpus_are_built = true;
 inline constexpr bool gpus_are_built = false;
 #endif
 
-/// Nothing on a CPU.
+/// Does nothing on a CPU.
 class GpuTurn {
  public:
   explicit GpuTurn(Device device) : device_(device) {

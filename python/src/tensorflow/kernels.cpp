@@ -1,4 +1,4 @@
-// The kernels: one code for CPUs and GPUs, which differ in where the tensors lie and in what a call waits for.
+// The kernels: the same code for CPUs and GPUs, which differ in where the tensors are and in what a call waits for.
 #include <algorithm>
 
 #include "call.h"
@@ -61,7 +61,7 @@ void run_backward(const Text& text, Context& context) {
   inputs.out = call.like_out(context.next_shaped("out"), "out");
   inputs.lse = reshaped(context.next_shaped("lse").view, shapes.lse, "lse");
   if (context.has_more()) inputs.dlse = reshaped(context.next_shaped("dlse").view, shapes.lse, "dlse");
-  backward(inputs, call.q, call.k, call.v, {}, call.options);  // asked for none yet: checks the call
+  backward(inputs, call.q, call.k, call.v, {}, call.options);  // no gradient is wanted: this only checks the call
 
   Gradients gradients;
   gradients.dq = gradient(context, call.given[0].shape, call.q, "dq");

@@ -1,5 +1,4 @@
-// What happens when tf.load_op_library, or a program that serves models, loads this library: its ops and kernels become
-// TensorFlow's.
+// Runs when tf.load_op_library, or a model server, loads this library: registers its ops and kernels with TensorFlow.
 #include <cstdio>
 
 #include "definitions.h"
@@ -13,7 +12,7 @@ namespace {
     define_ops();
     register_kernels();
     return true;
-  } catch (const std::exception& error) {  // TensorFlow then says which op there is not
+  } catch (const std::exception& error) {  // TensorFlow then reports which op is missing
     std::fprintf(stderr, "anyflash: %s\n", error.what());
     return false;
   }

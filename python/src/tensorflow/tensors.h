@@ -1,4 +1,4 @@
-// TensorFlow's tensors as views, its status as the library's errors.
+// TensorFlow's tensors as views, and its status as the library's errors.
 #pragma once
 
 #include <anyflash/anyflash.h>
@@ -22,7 +22,7 @@ class Status {
   operator TF_Status*() { return status_; }
   bool ok() const { return TF_GetCode(status_) == TF_OK; }
   void check(const char* what) const;  ///< throws Error unless it is ok
-  /// What is being thrown; for a catch (...) block.
+  /// Sets the exception being thrown; for a catch (...) block.
   void set_to_what_was_thrown();
 
  private:
@@ -34,22 +34,22 @@ struct DeleteTensor {
 };
 using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 
-/// A tensor of any rank, row-major. Where that is more than a view has, the view's leading axes are joined.
+/// A tensor of any rank, row-major. If the rank is more than a view supports, the view's leading axes are joined.
 struct Shaped {
   TensorView view;
   std::vector<std::int64_t> shape;
   TensorView whole(const char* name) const;  ///< the view; throws Error if axes were joined
 };
 
-/// Throws Error if the type is none that a view has.
+/// Throws Error if views do not support the type.
 Shaped shaped_of(const TF_Tensor* tensor, Device device, const char* name);
 
-/// The inputs of a kernel's call, and the outputs that it makes.
+/// The inputs of a kernel call, and the outputs that it makes.
 class Context {
  public:
   Context(TF_OpKernelContext* context, DeviceKind kind);
 
-  /// The next input that has not been asked for. Those of `host` are in the host's memory on every device.
+  /// The next input. `host`: it is in the host's memory on every device.
   Shaped next_shaped(const char* name, bool host = false);
   TensorView next(const char* name, bool host = false);  ///< throws Error if no view has its rank
   bool has_more() const { return next_ < inputs_; }

@@ -23,8 +23,8 @@ DeviceFacts ask(int index) {
           properties.pageableMemoryAccessUsesHostPageTables != 0};
 }
 
-/// What makes a GPU a thread's and lets it go again. Not cudaSetDevice: to go back by that makes a context on a GPU
-/// that the process may not use.
+/// Makes a GPU the thread's current one and restores the previous one. cudaSetDevice does not serve: restoring with it
+/// creates a context on a GPU that the process may not use.
 struct ContextFunctions {
   decltype(&cuDevicePrimaryCtxRetain) retain = driver_function<decltype(retain)>("cuDevicePrimaryCtxRetain");
   decltype(&cuCtxPushCurrent) push = driver_function<decltype(push)>("cuCtxPushCurrent");
@@ -36,17 +36,17 @@ const ContextFunctions& context_functions() {
   return functions;
 }
 
-/// Makes the context that the run-time library has on a GPU the thread's.
+/// Makes the runtime's context on a GPU the thread's current context.
 void push_context(int index) {
   static std::array<std::once_flag, most_devices> asked;
-  static std::array<CUcontext, most_devices> contexts;  // never released: nor does the run-time library
+  static std::array<CUcontext, most_devices> contexts;  // never released, as in the runtime
   const auto& [retain, push, pop] = context_functions();
   const auto must = [&](bool worked) {
     if (!worked)
       throw Error(Error::Kind::device, "cuda: choosing " + device_name({DeviceKind::cuda, index}) + " failed");
   };
   must(retain && push && pop);
-  // Where this throws, the next call asks again.
+  // If this throws, the next call tries again.
   std::call_once(asked[index], [&, &retain = retain] { must(retain(&contexts[index], index) == CUDA_SUCCESS); });
   must(push(contexts[index]) == CUDA_SUCCESS);
 }
@@ -57,10 +57,10 @@ cudaError_t count_devices(int& count) {
   return status;
 }
 
-/// Why CUDA finds none.
+/// The reason why CUDA finds no GPU.
 std::string no_gpu() {
   constexpr int oldest = CUDART_VERSION / 1000;
-  int version = 0;  // stays 0 where there is no driver
+  int version = 0;  // stays 0 without a driver
   if (cudaDriverGetVersion(&version) != cudaSuccess) cudaGetLastError();
   if (version != 0 && version / 1000 < oldest) {
     return "but the driver is for CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10) +
@@ -83,8 +83,8 @@ int device_count() {
 const DeviceFacts& facts_of(Device device) {
   static std::array<std::atomic<bool>, most_devices> serves;  // a call asks for the facts a dozen times
   static std::array<std::once_flag, most_devices> asked;
-  static auto& facts = *new std::array<DeviceFacts, most_devices>;  // never destroyed: calls may come late
-  static std::atomic<int> known = 0;                                // none: asked again, since a driver may be late
+  static auto& facts = *new std::array<DeviceFacts, most_devices>;  // never destroyed: calls may still come at exit
+  static std::atomic<int> known = 0;                                // asked again while 0: a driver may come later
   if (device.index >= 0 && device.index < most_devices && serves[device.index].load(std::memory_order_acquire))
     return facts[device.index];
   int count = known.load(std::memory_order_relaxed);

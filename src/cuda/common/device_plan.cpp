@@ -27,24 +27,23 @@ namespace {
 
 using rules::CellOf, rules::Program;
 
-/// Of a tile's words.
+/// Bytes of a tile's mask words.
 std::int64_t tile_bytes(const ExecutionPlan& plan, bool of_queries) {
   return rules::volume((of_queries ? plan.query_grid : plan.key_grid).extent) * 8;
 }
 
-/// How many tiles have words that lie in no table: one for each key (0), one for each query (1).
+/// How many tiles have mask words in no table: with one word per key (0), or per query (1).
 struct WordTiles {
   std::int64_t of[2] = {};
 };
 
-/// Those of a plan that may share tables; if it is kept, its words are too, as long as those of all plans do not take
-/// much.
+/// The tiles of a plan that may share tables. A kept plan keeps their words too, within a limit over all plans.
 class CountedWordTiles {
  public:
   CountedWordTiles(const ExecutionPlan& plan, const WordTiles& tiles) : tiles(tiles) {
     for (int side = 0; side < 2; ++side) {
       const auto bytes = tiles.of[side] * tile_bytes(plan, side == 1);
-      const bool asked = side == 0 || plan.groups[0].queries_of_key_block.start.empty();  // backward: for keys' alone
+      const bool asked = side == 0 || plan.groups[0].queries_of_key_block.start.empty();  // backward: words of keys
       if (!plan.kept || !asked || bytes > most_words) continue;
       kept[side] = (all_words += bytes) <= most_of_all;
       kept[side] ? bytes_ += bytes : all_words -= bytes;
@@ -64,8 +63,7 @@ class CountedWordTiles {
   std::int64_t bytes_ = 0;
 };
 
-/// What is to lie in device memory, as it will lie there, but for pointers: those are distances from its beginning
-/// until that is known.
+/// The contents of device memory as they will be there. Pointers are offsets from its beginning until that is known.
 class Image {
  public:
   std::size_t add(const void* data, std::size_t bytes) {
@@ -79,7 +77,7 @@ class Image {
     return add(numbers.data(), numbers.size() * sizeof(T));
   }
   void write(std::size_t at, const void* data, std::size_t bytes) { std::memcpy(bytes_.data() + at, data, bytes); }
-  /// The pointer that lies at `at` is to point to `target`.
+  /// Makes the pointer at `at` point to `target`.
   void point(std::size_t at, std::size_t target) { pointers_.push_back({at, target}); }
 
   std::size_t size() const { return bytes_.size(); }
@@ -96,13 +94,13 @@ class Image {
   std::vector<std::pair<std::size_t, std::size_t>> pointers_;
 };
 
-/// The runs of one side of a mask, with tables of words where tiles may share them, and the numbers of all other tiles.
+/// The runs of one side of a mask, tables of the mask words that tiles share, and numbers for all other tiles.
 class Lists {
  public:
   explicit Lists(const ExecutionPlan& plan) : plan_(plan) {}
 
-  /// Of the runs of blocks of one side, `of`, for each block of the other. Where a rule goes by the difference of
-  /// coordinates, whole tiles at the same difference may share their words: those are asked for here, once.
+  /// Finds the runs of blocks of one side, `of`, for each block of the other. Where a rule depends only on coordinate
+  /// differences, whole tiles with the same difference may share mask words. Those are evaluated here, once.
   template <CellOf of>
   void find(const MaskGroup& group) {
     constexpr bool keys = of == CellOf::keys;
@@ -133,13 +131,13 @@ class Lists {
   std::vector<std::int64_t> start;
   std::vector<DeviceRun> runs;
   std::vector<rules::Word> words;
-  WordTiles word_tiles;  ///< of all that was found
+  WordTiles word_tiles;  ///< over all lists found so far
 
  private:
   static constexpr std::size_t most_word_tiles = 4096;
 
-  /// For tiles that have no words in a table: those of each side are numbered, over all masks: ~ the first's number. If
-  /// numbers do not suffice nobody goes by them: so many words are never made (word_bytes).
+  /// The number of a tile without words in a table: ~n, where n counts the tiles of each side over all masks. The -1 on
+  /// overflow is never read: so many words are never made (word_bytes).
   template <CellOf of>
   std::int32_t asked(std::int32_t tiles) {
     auto& next = word_tiles.of[of == CellOf::keys];
@@ -214,7 +212,7 @@ class Builder {
     point(at + offsetof(Side, segment_of), side.segment_of, entries);
     point(at + offsetof(Side, document_of), side.document_of, entries);
     point(at + offsetof(Side, segments), side.segments, side.segment_count);
-    const void* const none = nullptr;  // the tree answers for tile classes, which kernels do not ask for
+    const void* const none = nullptr;  // the tree serves tile classes, which kernels do not need
     image.write(at + offsetof(Side, tree), &none, sizeof(none));
   }
 
@@ -226,7 +224,7 @@ class Builder {
     image.point(at, known->second);
   }
 
-  /// A dense mask or a bitmap: its rows and columns without gaps, those along which it is broadcast once.
+  /// A dense mask or a bitmap: contiguous rows and columns, with broadcast axes stored once.
   void add_table(const Program& program, const rules::Atom& atom, std::size_t at) {
     const bool blocks = atom.kind == rules::AtomKind::blocks;
     const std::int64_t block_q = blocks ? atom.a[2] : 1, block_k = blocks ? atom.b[2] : 1;
@@ -262,9 +260,9 @@ WordArgs word_args(const ExecutionPlan& plan, const DeviceGroup* groups, bool of
           nullptr};
 }
 
-/// Of a plan that may share tables, not late.
+/// For a plan that may share tables and whose masks are not found on the GPU.
 const CountedWordTiles& counted_word_tiles(const ExecutionPlan& plan) {
-  constexpr int host = -1;  // beside what companions has of devices
+  constexpr int host = -1;  // a key of companions that is no device's
   const auto found = plan.companions.of(host, [&] {
     Lists lists(plan);
     for (const auto& group : plan.groups) lists.find<CellOf::keys>(group), lists.find<CellOf::queries>(group);
@@ -279,14 +277,14 @@ bool keeps_words(const ExecutionPlan& plan, bool of_queries) {
 
 std::int64_t word_tiles(const ExecutionPlan& plan, bool of_queries) {
   if (plan.shares_words) return counted_word_tiles(plan).tiles.of[of_queries];
-  std::int64_t tiles = 0;  // all that are visited in part
+  std::int64_t tiles = 0;  // all partial tiles
   for (const auto& group : plan.groups)
     for (const auto& run : (of_queries ? group.keys_of_query_block : group.queries_of_key_block).runs)
       if (run.kind != TileClass::full) tiles += run.count;
   return tiles;
 }
 
-/// What a kept plan has in device memory.
+/// The device memory of a kept plan.
 class KeptMemory {
  public:
   KeptMemory(int device, Image& image)
@@ -319,7 +317,7 @@ class KeptMemory {
   const void* words_[2] = {};
 };
 
-/// What a graph has been captured with stays for good: it is read in every replay, and nobody tells which was the last.
+/// Keeps memory that a captured graph reads forever: each replay reads it, and nothing tells which replay was the last.
 void keep_for_graphs(const std::shared_ptr<const void>& memory) {
   static std::mutex mutex;
   static auto& all = *new std::set<std::shared_ptr<const void>>;  // never destroyed: the process may be ending
@@ -327,7 +325,7 @@ void keep_for_graphs(const std::shared_ptr<const void>& memory) {
   all.insert(memory);
 }
 
-/// Throws Error unless a rule's tables that are said to be on the device are.
+/// Throws Error unless a rule's tables that are declared to be on the device are there.
 void check_tables(const LateArgs& args, Device device) {
   for (const auto& lengths : args.cu_seqlens) check_pointer("rule: a table", lengths.data, device);
   for (int i = 0; i < args.program.atom_count; ++i) check_pointer("rule: a table", args.program.atoms[i].data, device);
@@ -391,7 +389,7 @@ bool may_differ_in_batch(const Problem& problem) {
 
 bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes,
                bool changes_bits) {
-  if (plan.late) return true;  // some for each block of queries or keys
+  if (plan.late) return true;  // some words for each block of queries or keys
   if (!changes_bits || !may_differ_in_batch(problem))
     return word_bytes(problem, plan, of_queries) / plan.batch_groups <= entry_bytes;
   const auto tiles = plan.head_groups * std::int64_t{plan.query_grid.count()} * plan.key_grid.count();

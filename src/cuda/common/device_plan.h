@@ -1,4 +1,4 @@
-// A plan's masks in device memory: programs with all that they point to, and runs.
+// A plan's masks in device memory: programs with everything that they point to, and runs.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,22 @@
 
 namespace anyflash::cuda {
 
-/// The groups of a plan, as kernels take them. Those of lengths and tables in device memory are found in each call; of
-/// another kept plan they stay in device memory as long as the plan lives, or for good once a graph reads them; of any
-/// other one in the call's memory.
+/// The groups of a plan, as kernels read them. Masks from lengths and tables in device memory ("late") are found in
+/// each call. A kept plan's other groups stay in device memory as long as the plan lives, or forever once a graph reads
+/// them. Those of other plans are in the call's memory.
 class DevicePlan {
  public:
-  /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is captured for a graph
-  /// and the plan is not kept: a graph would read what is gone when it runs.
+  /// The device is the calling thread's. Throws Error if there is no memory, or if the stream is being captured for a
+  /// graph and the plan is not kept: the graph would read memory that no longer exists.
   DevicePlan(const Problem& problem, const ExecutionPlan& plan, CallMemory& memory, cudaStream_t stream);
 
   const DeviceGroup* groups() const { return groups_; }
 
-  /// The words of all tiles that have none in the tables, by the number in their runs, null where all have; of_queries:
-  /// a word for each query of a tile, else for each key. They are asked for on the stream, to `memory`
-  /// (word_workspace), or, of a kept plan, were once.
-  /// too_many: becomes 1, on the stream, if they were found on the device and there is not room for all; then there are
-  /// none.
+  /// The mask words of all tiles that have none in the tables, by the number in their runs; null if no tile lacks them.
+  /// of_queries: a word for each query of a tile, else for each key. They are evaluated on the stream into `memory`
+  /// (word_workspace), or only once for a kept plan.
+  /// too_many: becomes 1, on the stream, if masks were found on the GPU and there is not room for all words; then there
+  /// are none.
   const std::uint64_t* words(bool of_queries, char* memory, std::int32_t* too_many);
 
  private:
@@ -37,22 +37,23 @@ class DevicePlan {
   const unsigned long long* numbered_ = nullptr;  // LateArgs::numbered
 };
 
-/// Could entries of a batch have masks of their own, if there were more of them?
+/// Could entries of a larger batch have masks of their own?
 bool may_differ_in_batch(const Problem& problem);
 
-/// Bytes of such words, at most.
+/// Maximum bytes of such words.
 std::int64_t word_bytes(const Problem& problem, const ExecutionPlan& plan, bool of_queries);
 
-/// Are they linear in the sequences, whatever the rule: at most so many bytes for each batch entry? changes_bits: the
-/// kernels that are taken then round otherwise than the others. Sizes alone tell in that case, if masks differ in the
-/// batch: results must not depend on what else is in it. Late plans have some for each block, whatever their masks.
+/// Is the size of the words linear in the sequences, whatever the rule: at most entry_bytes for each batch entry?
+/// changes_bits: the kernels that would be used then round differently. In that case only sizes decide if masks differ
+/// in the batch, because results must not depend on other batch entries. For masks found on the GPU, room is made per
+/// block, whatever the masks.
 bool words_fit(const Problem& problem, const ExecutionPlan& plan, bool of_queries, std::int64_t entry_bytes,
                bool changes_bits);
 
-/// Of these, what a call makes for itself.
+/// The part of these bytes that a call allocates for itself.
 std::int64_t word_workspace(const Problem& problem, const ExecutionPlan& plan, bool of_queries);
 
-/// Bytes that a DevicePlan takes in each call.
+/// Bytes that a DevicePlan allocates in each call.
 std::size_t device_bytes(const Problem& problem, const ExecutionPlan& plan);
 
 }  // namespace anyflash::cuda

@@ -1,5 +1,5 @@
-// Functions of the CUDA driver. The run-time library finds them: nothing is linked with the driver's, so that programs
-// start where there is none.
+// Functions of the CUDA driver, found through the runtime. Nothing is linked with the driver's library, so that
+// programs start without a driver.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,7 +1,7 @@
-// exp of float64, for kernels that make many at once beside products. CUDA's own ends in a branch for tiny results, so
-// those of a thread come one after the other, each a chain of 20 operations; and what is float64 takes the tensor
-// cores' time. Here are 13 operations at most and no branch: Tang 1989, with a table of 2^(i / 32), a number in each
-// lane.
+// exp of float64, for kernels that compute many at once besides products. CUDA's own function branches for tiny
+// results, so that a thread's exponentials run one after the other, each a chain of 20 operations. float64 arithmetic
+// also takes time from the tensor cores. This one has at most 13 operations and no branch: Tang 1989, with a table of
+// 2^(i / 32), one number per lane.
 #pragma once
 
 #include "cuda/common/exponential_terms.h"
@@ -30,7 +30,7 @@ alignas(16) static __device__ const double kPowersOfTwo[32][2] = {
     {0x1.ea4afa2a490dap+0, -0x1.ff7128fd391f0p-55}, {0x1.f50765b6e4540p+0, 0x1.a64a931d185eep-55}};
 // clang-format on
 
-/// The table, a number in each lane.
+/// The table, one number per lane.
 class PowersOfTwo {
  public:
   __device__ __forceinline__ PowersOfTwo() {
@@ -38,7 +38,7 @@ class PowersOfTwo {
     high_ = power.x, low_ = __double2hiint(power.y);
   }
 
-  /// 2^(n % 32 / 32) = high (1 + low), by all lanes of a warp.
+  /// 2^(n % 32 / 32) = high (1 + low). All lanes of a warp take part.
   __device__ __forceinline__ double high(int n) const {
     return __hiloint2double(of_lane(__double2hiint(high_), n), of_lane(__double2loint(high_), n));
   }
@@ -53,8 +53,8 @@ class PowersOfTwo {
 
 class Exponential {
  public:
-  /// By all lanes of a warp. To 0.56 units in the last place; 0 up to 1.02 times the smallest normal number, infinity
-  /// from the inverse of that up.
+  /// All lanes of a warp take part. The error is at most 0.56 units in the last place. Results are 0 up to 1.02 times
+  /// the smallest normal number, and infinity from the inverse of that up.
   __device__ __forceinline__ double operator()(double x) const {
     constexpr double shifter = 6755399441055744.0;  // 1.5 * 2^52: a sum's lowest bits are the number as an integer
     constexpr double unit = 0x1.71547652b82fep+5;   // 32 / ln 2
@@ -69,7 +69,7 @@ class Exponential {
     const int x_high = __double2hiint(x);
     const unsigned size = x_high & 0x7fffffff;
     int y_high = __double2hiint(y) + (step >> 5 << 20), y_low = __double2loint(y);
-    if (size >= 0x40862315) {  // |x| from 708.385 up: a step from 1022 ln 2
+    if (size >= 0x40862315) {  // |x| from 708.385 up: one step below 1022 ln 2
       y_high = size > 0x7ff00000 ? 0x7ff80000 : x_high < 0 ? 0 : 0x7ff00000;
       y_low = 0;
     }
@@ -80,7 +80,7 @@ class Exponential {
   PowersOfTwo table_;
 };
 
-/// exp(factor x) of kCount numbers, 13 operations each. x is finite or -inf, and lies not much above 0.
+/// exp(factor x) of kCount numbers, 13 operations each. x is finite or -inf, and not much above 0.
 template <int kCount, class Numbers>
 __device__ __forceinline__ void take_exponentials(const Numbers& x, const ScaledExponentialTerms& terms,
                                                   const PowersOfTwo& table) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void take_exponentials(const Numbers& x, const Scaled
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const double y = x(i);
-    const bool vanishes = static_cast<unsigned>(__double2hiint(y)) > terms.limit;  // in a negative number's order
+    const bool vanishes = static_cast<unsigned>(__double2hiint(y)) > terms.limit;  // compared as integers
     const double shifted = fma(y, terms.steps, shifter), steps = shifted - shifter;
     const int step = __double2loint(shifted);
     const double r = fma(steps, -terms.step_low, fma(steps, -terms.step, y));

@@ -1,4 +1,4 @@
-// What kernels that make many exponentials of scores are given of the scale (exponential.cuh).
+// The scale's terms for kernels that compute many exponentials of scores (exponential.cuh).
 #pragma once
 
 #include <cmath>
@@ -7,11 +7,11 @@
 
 namespace anyflash::cuda {
 
-/// exp(factor x): what does not go by x, made on the host.
+/// exp(factor x): the terms that do not depend on x, computed on the host.
 struct ScaledExponentialTerms {
-  double steps, step, step_low;  ///< x is a number of steps of ln 2 / 32 / factor, a sum of two numbers, and a rest
+  double steps, step, step_low;  ///< x is n steps of ln 2 / 32 / factor, a sum of two numbers, and a remainder r
   double share[6];               ///< (exp(factor r) - 1) / r
-  unsigned limit;  ///< upper half of the lowest x whose exponential is not 0, a step from the normal numbers' end
+  unsigned limit;  ///< upper half of the lowest x whose exponential is not 0, just above the end of the normal numbers
 
   ScaledExponentialTerms() = default;
   explicit ScaledExponentialTerms(double factor) {
@@ -25,7 +25,7 @@ struct ScaledExponentialTerms {
     std::memcpy(&bits, &lowest, 8);
     limit = static_cast<unsigned>(bits >> 32);
   }
-  /// Are all terms normal numbers, with room for what becomes of them?
+  /// Are all terms normal numbers, with a margin for the results of arithmetic on them?
   static bool bear(double factor) { return factor > 0x1p-60 && factor < 0x1p60; }
 };
 

@@ -1,4 +1,4 @@
-// Results that need no arithmetic: a strided tensor filled with one number.
+// Results without arithmetic: fills a strided tensor with one number.
 #include <algorithm>
 
 #include "cuda/backend.h"

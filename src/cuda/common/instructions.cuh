@@ -1,6 +1,6 @@
-// The instructions that CUDA C++ has no name for, each in a function that contains nothing else. Fragments are laid out
-// as the PTX manual draws them (sections "mma" and "ldmatrix"); with g = lane / 4 and t = lane % 4, a lane's numbers of
-// a 16 x 8 result are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// Instructions that CUDA C++ has no name for, each in a function of its own. Fragments have the layout of the PTX
+// manual (sections "mma" and "ldmatrix"). With g = lane / 4 and t = lane % 4, a lane has (g, 2t), (g, 2t + 1), (g + 8,
+// 2t) and (g + 8, 2t + 1) of a 16 x 8 result.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,7 +26,7 @@ __device__ __forceinline__ std::uint32_t packed_pair(float a, float b, __nv_bflo
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-/// The same, and what is too large becomes the largest number; from sm_80 up.
+/// The same, but numbers that are too large become the largest finite number; from sm_80 up.
 __device__ __forceinline__ std::uint32_t clamped_pair(float a, float b, __half) {
   std::uint32_t pair;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
@@ -38,7 +38,7 @@ __device__ __forceinline__ std::uint32_t clamped_pair(float a, float b, __nv_bfl
   return pair;
 }
 
-/// 16 bytes from global to shared memory. On sm_80+ they arrive some time before copies_wait returns.
+/// Copies 16 bytes from global to shared memory. On sm_80+ (cp.async) they have arrived only after copies_wait.
 __device__ __forceinline__ void copy_16(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
@@ -56,7 +56,7 @@ __device__ __forceinline__ void copy_8(void* to, const void* from) {
 #endif
 }
 
-/// 16 bytes, of which the first `bytes` are read and the others become 0. Costs more instructions.
+/// Copies 16 bytes, of which the first `bytes` are read and the others become 0. Costs more instructions.
 __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
@@ -74,14 +74,14 @@ __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
 #endif
 }
 
-/// Ends a group of copies.
+/// Commits a group of copies.
 __device__ __forceinline__ void copies_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-/// Waits until at most `kGroups` of the calling thread's groups of copies are under way.
+/// Waits until at most `kGroups` of the calling thread's committed groups are in flight.
 template <int kGroups>
 __device__ __forceinline__ void copies_wait() {
 #if __CUDA_ARCH__ >= 800
@@ -89,21 +89,21 @@ __device__ __forceinline__ void copies_wait() {
 #endif
 }
 
-/// Of a kernel that is launched before the one in front of it is done: waits until that is.
+/// Programmatic dependent launch: waits until the kernel before this one is done.
 __device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// Lets such a kernel be launched as soon as every block of threads has come here.
+/// Programmatic dependent launch: lets the next kernel begin once every thread block has called this.
 __device__ __forceinline__ void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
+/// ldmatrix: four 8 x 8 matrices of 16-bit numbers; lane i passes the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -117,8 +117,8 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4],
                : "r"(shared_address(row)));
 }
 
-/// An 8 x 8 matrix of 16-bit numbers over a warp, transposed; a lane has the numbers 2 (lane % 4) and the next of row
-/// lane / 4.
+/// An 8 x 8 matrix of 16-bit numbers over a warp, transposed; a lane has numbers 2 (lane % 4) and the next of row lane
+/// / 4.
 __device__ __forceinline__ std::uint32_t transposed_matrix(std::uint32_t x) {
   std::uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
@@ -166,7 +166,7 @@ __device__ __forceinline__ void multiply_8(float (&c01)[2], float (&c23)[2], con
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// The nearest TF32.
+/// x rounded to the nearest TF32.
 __device__ __forceinline__ std::uint32_t to_tf32(float x) {
   std::uint32_t nearest;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(nearest) : "f"(x));
@@ -182,7 +182,7 @@ __device__ __forceinline__ void multiply_64(double (&c)[2], double a, double b) 
 
 #if __CUDA_ARCH__ >= 900
 
-/// c (16 x 8) += a (16 x 16) b (16 x 8), float64: what Hopper does at twice the rate of the one above.
+/// c (16 x 8) += a (16 x 16) b (16 x 8), float64: Hopper runs it at twice the rate of the one above.
 __device__ __forceinline__ void multiply_64(double (&c01)[2], double (&c23)[2], const double (&a)[8],
                                             const double (&b)[4]) {
   asm volatile(

@@ -26,15 +26,15 @@ class OwnStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Blocks of a GPU that nobody holds, though work may be under way that reads them.
+/// Blocks on a GPU without an owner, which queued work may still read.
 class LeftBlocks {
  public:
   void prepare() {
     const std::unique_lock lock(freeing_, std::try_to_lock);
-    if (lock) find_byte();  // else another thread does
+    if (lock) find_byte();  // else another thread does it
   }
 
-  /// Are they so many that they should be given back?
+  /// True if there are so many now that they should be freed.
   bool add(const std::vector<LastingBlock>& blocks, const StreamUsed& stream) {
     const std::lock_guard lock(mutex_);
     for (const auto& block : blocks) blocks_.push_back({block, stream}), bytes_ += block.bytes;
@@ -42,20 +42,20 @@ class LeftBlocks {
     return blocks_.size() > most_blocks || bytes_ > most_bytes;
   }
 
-  /// Those of one stream, in its order.
+  /// Frees the blocks of one stream, in its order.
   void free_of(const StreamUsed& used, cudaStream_t stream) {
     if (!any_.load(std::memory_order_relaxed)) return;
     for (const auto& block : taken([&](const Left& left) { return left.stream.is(used); }))
       give_back(cudaFreeAsync(block.data, stream));
   }
 
-  /// All, when the device has done what was queued on any stream; that is waited for even if there are none, since
-  /// calls' memory is a pool's again only then. It is the calling thread's. Whoever comes meanwhile waits until they
-  /// are back.
+  /// Frees all blocks, once the device has done what was queued on any stream. It waits even if there are no blocks,
+  /// since calls' memory returns to its pool only then. The device is the calling thread's. Concurrent callers wait
+  /// until the blocks are freed.
   void free_all() {
     const std::lock_guard lock(freeing_);
     const OwnStream stream;
-    if (!find_byte()) return;  // nothing to wait by
+    if (!find_byte()) return;  // no allocation to wait with
     const auto blocks = taken([](const Left&) { return true; });
     check(cudaFree(std::exchange(byte_, nullptr)), "waiting for a device");
     for (const auto& block : blocks) give_back(cudaFreeAsync(block.data, stream));
@@ -91,18 +91,18 @@ class LeftBlocks {
   std::vector<Left> blocks_;
   std::size_t bytes_ = 0;
   std::atomic<bool> any_ = false;
-  void* byte_ = nullptr;  ///< by giving it back the device is waited for, which may be while streams are captured
+  void* byte_ = nullptr;  ///< freeing it waits for the device, which is allowed while streams are captured
 };
 
 LeftBlocks& left_on(int device) {
-  static auto& all = *new std::array<LeftBlocks, most_devices>;  // never destroyed: plans may go as the process ends
+  static auto& all = *new std::array<LeftBlocks, most_devices>;  // never destroyed: plans may go at exit
   return all[device];
 }
 
 }  // namespace
 
 StreamUsed::StreamUsed(cudaStream_t stream) : id_(many) {
-  if (stream != cudaStreamPerThread) give_back(cudaStreamGetId(stream, &id_));  // that is another one in each thread
+  if (stream != cudaStreamPerThread) give_back(cudaStreamGetId(stream, &id_));  // it is another one in each thread
 }
 
 void prepare_to_free(int device) {
@@ -123,7 +123,7 @@ LastingMemory::~LastingMemory() {
     const DeviceScope scope(device_);
     const OutsideOfCaptures outside;
     left_on(device_).free_all();
-  } catch (const std::exception&) {  // the process is ending: its memory goes anyway
+  } catch (const std::exception&) {  // the process is ending and releases its memory anyway
   }
 }
 

@@ -1,4 +1,4 @@
-// Device memory that outlives calls: what plans that are kept have on a GPU.
+// Device memory that outlives calls: what kept plans have on a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,14 +10,14 @@
 
 namespace anyflash::cuda {
 
-/// The stream that calls were on, by a number that no other stream ever has; or that they were on several, or on one
-/// that cannot be told from others.
+/// The stream that calls used, by an id that no other stream ever has. Or the fact that they used several streams, or
+/// one without such an id.
 class StreamUsed {
  public:
   StreamUsed() = default;
   explicit StreamUsed(cudaStream_t stream);
   void add(const StreamUsed& other) { id_ = id_ == none || id_ == other.id_ ? other.id_ : many; }
-  /// Were all on that of the other?
+  /// Did all calls use the other's stream?
   bool is(const StreamUsed& other) const { return id_ == other.id_ && id_ != many; }
 
  private:
@@ -31,16 +31,16 @@ struct LastingBlock {
   std::size_t bytes;
 };
 
-/// Makes the next possible, while there is memory. The device is the calling thread's.
+/// Makes free_left_memory possible; call it while there is memory. The device is the calling thread's.
 void prepare_to_free(int device);
 
-/// Gives back the memory of blocks that nobody holds any more, when the device, which is the calling thread's, has done
-/// what was queued, and what the library's pools keep unused. Streams may be captured meanwhile.
+/// Frees blocks without an owner, once the device has done what was queued, and the unused memory of the library's
+/// pools. The device is the calling thread's. Streams may be in capture at the same time.
 void free_left_memory(int device);
 
-/// Blocks that are written once and read by calls on any streams. They must outlive the making of those calls, not
-/// their work: behind that they are given back, by the next call on the stream if one had all. What no such call comes
-/// for, or several streams had, is given back behind a wait for the device, once there is much of it.
+/// Blocks that are written once and read by calls on any streams. They must outlive the launch of those calls, not
+/// their work: they are freed behind it. If all calls were on one stream, the next call on it frees them in stream
+/// order. Otherwise they are freed after a wait for the device, once there are many.
 class LastingMemory {
  public:
   explicit LastingMemory(int device) : device_(device) {}
@@ -48,13 +48,12 @@ class LastingMemory {
   LastingMemory(const LastingMemory&) = delete;
   LastingMemory& operator=(const LastingMemory&) = delete;
 
-  /// Another block. The device is the calling thread's. work(block, stream) puts there what it is to hold, on a stream
-  /// of its own, so that a stream of the caller's may be captured meanwhile; it is waited for. Throws Error if there is
-  /// no memory.
+  /// Adds a block. The device is the calling thread's. work(block, stream) fills it, on a stream of its own, so that
+  /// the caller's streams may be in capture; the work is waited for. Throws Error if there is no memory.
   const void* add(std::size_t bytes, const std::function<void(void*, cudaStream_t)>& work);
 
-  /// A call on the stream, which is not captured, is going to read them. In the stream's order, what others left behind
-  /// that was read there is given back.
+  /// Notes that a call on the stream, which is not in capture, is going to read the blocks. Frees blocks without an
+  /// owner that were read on that stream, in stream order.
   void read_on(cudaStream_t stream);
 
  private:

@@ -12,9 +12,9 @@ namespace anyflash::cuda {
 namespace {
 
 constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
-constexpr std::int64_t partial_of_a_block = 8;  // tiles, of all blocks together
+constexpr std::int64_t partial_of_a_block = 8;  // per block, on average
 
-/// How far the atoms' tables move from one batch entry (head) to the next.
+/// The strides of the atoms' tables from one batch entry (head) to the next.
 void find_strides(const Problem& problem, const rules::Program& first, std::int64_t b, std::int64_t h,
                   std::int64_t (&strides)[rules::max_atoms]) {
   rules::Tables tables;
@@ -22,11 +22,11 @@ void find_strides(const Problem& problem, const rules::Program& first, std::int6
   for (int i = 0; i < first.atom_count; ++i) strides[i] = next.atoms[i].data - first.atoms[i].data;
 }
 
-/// The table of cumulative lengths, the call's or the rule's.
+/// The tables of cumulative lengths, the call's or the rule's.
 void take_documents(const Problem& problem, LateArgs& args, MemoryParts& memory) {
   const auto [q, k] = rules::packed_lengths(rules::with_lengths(problem.rule, planning::shapes_of(problem)));
   args.cu_seqlens[0] = integers_of(q), args.cu_seqlens[1] = integers_of(k);
-  const auto segments = q.shape[0] - 1 + 2;  // the entries behind the last document are one more, on either side
+  const auto segments = q.shape[0] - 1 + 2;  // two more segments: entries behind the last document, on either side
   const std::int64_t entries[] = {problem.queries(), problem.keys()};
   for (int side = 0; side < 2; ++side) {
     auto& to = args.documents[side];

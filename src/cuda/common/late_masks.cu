@@ -1,5 +1,5 @@
-// Masks from lengths and tables in device memory. What such tables hold is not checked, since nobody could be told in
-// time; so lengths and places are brought into the range in which nothing is read beyond its end.
+// Masks from lengths and tables in device memory. Their values are not checked, since an error could not be reported in
+// time. Instead lengths and indices are clamped, so that nothing is read out of bounds.
 #include <algorithm>
 #include <cstddef>
 
@@ -19,7 +19,7 @@ __device__ std::int64_t within(std::int64_t x, std::int64_t least, std::int64_t 
   return x < least ? least : x > most ? most : x;
 }
 
-/// Each entry's document, and each document's entries: a thread an entry, or a document.
+/// Each entry's document, and each document's entries: one thread per entry or document.
 __global__ void documents_kernel(const __grid_constant__ LateArgs args) {
   const std::int64_t sizes[] = {rules::volume(args.program.q_size()), rules::volume(args.program.k_size())};
   const auto documents = static_cast<std::int32_t>(args.cu_seqlens[0].size - 1);
@@ -28,9 +28,9 @@ __global__ void documents_kernel(const __grid_constant__ LateArgs args) {
   for (int side = 0; side < 2; ++side) {
     const auto size = sizes[side];
     const auto begin = [&](std::int64_t d) { return within(args.cu_seqlens[side].at(d), 0, size); };
-    const auto beyond = documents + side;  // the entries behind the last document see nothing on the other side
+    const auto beyond = documents + side;  // entries behind the last document see nothing on the other side
     if (i < size) {
-      std::int32_t first = 0, last = documents;  // the last document that begins at the entry or before it
+      std::int32_t first = 0, last = documents;  // the last document that begins at or before the entry
       while (first < last) {
         const auto middle = first + (last - first) / 2;
         if (begin(middle + 1) > i) last = middle;
@@ -48,7 +48,8 @@ __global__ void documents_kernel(const __grid_constant__ LateArgs args) {
   if (i <= documents + 1) args.axes[i] = rules::axis_of(lengths[0], lengths[1], args.align);
 }
 
-/// The runs of a block, by a warp. Where there are more than fit, the last takes in what lies between.
+/// The runs of a block, written by a warp. If there is not room for all, the last run also covers the gaps between the
+/// others.
 class Runs {
  public:
   __device__ Runs(DeviceRun* to, std::int32_t most) : to_(to), most_(most) {}
@@ -63,12 +64,12 @@ class Runs {
       open_ = {first, count, kind, -1};
     }
   }
-  /// What is not used ends the walk.
+  /// Unused runs end the walk.
   __device__ void finish(int lane) {
     write();
     for (auto i = written_ + lane; i < most_; i += 32) store(i, {0, 0, TileClass::partial, -1});
   }
-  /// Partial tiles get numbers that no others of their side have, as long as there are some.
+  /// Numbers partial tiles uniquely on their side, as long as there are numbers.
   __device__ void number(int lane, unsigned long long& numbered) {
     __syncwarp();
     for (std::int32_t first = 0; first < written_; first += 32) {
@@ -93,7 +94,7 @@ class Runs {
     ++written_;
     open_.count = 0;
   }
-  /// With the bytes between its members, since a run is read at once.
+  /// Writes the padding between its members too, since a run is read as one vector.
   __device__ void store(std::int32_t i, const DeviceRun& run) {
     static_assert(sizeof(DeviceRun) == 16 && offsetof(DeviceRun, kind) == 8);
     reinterpret_cast<int4*>(to_)[i] = {run.first, run.count, static_cast<int>(run.kind), run.words};
@@ -106,7 +107,7 @@ class Runs {
   DeviceRun open_{0, 0, TileClass::partial, -1};
 };
 
-/// A warp a block of queries, or of keys, of one mask.
+/// One warp for each block of queries, or of keys, of one mask.
 __global__ void masks_kernel(const __grid_constant__ LateArgs args, std::int32_t chunks) {
   __shared__ Program program;
   const auto group = static_cast<std::int32_t>(blockIdx.x / chunks),

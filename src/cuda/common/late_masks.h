@@ -1,4 +1,5 @@
-// Masks whose lengths and tables are in device memory: found by kernels, in the order of the stream.
+// Masks whose lengths and tables are in device memory, called late masks in the code: kernels find them in the call, in
+// stream order.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +12,7 @@
 
 namespace anyflash::cuda {
 
-/// An int32 or int64 array of rank 1; data null: none.
+/// An int32 or int64 array of rank 1; data null: not given.
 struct Integers {
   const char* data;
   bool wide;
@@ -23,10 +24,10 @@ struct Integers {
   }
 };
 
-/// Of a tensor in device memory, if it is given.
+/// A tensor in device memory, if it is given.
 Integers integers_of(const TensorView& view);
 
-/// The documents of one side, as DocumentSide has them, but for writing.
+/// The documents of one side, as in DocumentSide, but writable.
 struct LateSide {
   std::int32_t *segment_of, *document_of;
   rules::Segment* segments;
@@ -40,28 +41,27 @@ struct LateArgs {
   Align align;
   bool backward;
   std::int32_t batch_groups, head_groups;
-  std::int32_t blocks[2], most_runs;  // of each block; those that are not used have no blocks
-  // What is made.
+  std::int32_t blocks[2], most_runs;  // per block; unused sides have no blocks
+  // The results.
   DeviceGroup* groups;
   rules::Program* programs;
   std::int64_t* starts[2];
   DeviceRun* runs[2];
   LateSide documents[2];
   rules::Axis* axes;
-  /// Of each side, how many tiles have been given numbers, as the runs of plans that the host makes have them. Null:
-  /// none are.
+  /// For each side, the number of tiles numbered so far, as in runs made by the host. Null: tiles are not numbered.
   unsigned long long* numbered;
 };
 
-/// Partial tiles of a side that a call of Hopper's kernels has room for words of; 0: they do not serve such a plan.
-/// What lengths alone say hides pairs of few tiles: where documents or lengths end, and along the edges of a rule. If
-/// there are more in the end, the portable kernels make all.
+/// The number of partial tiles of a side for whose mask words a call of Hopper's kernels has room; 0: they do not
+/// support such a plan. Lengths hide pairs of only few tiles: where documents or lengths end, and along the edges of a
+/// rule. If there are more such tiles, the portable kernels compute everything.
 std::int64_t late_word_tiles(const Problem& problem, const ExecutionPlan& plan);
 
-/// Describes a call's masks; memory: `bytes` of it, or null where only those are asked for.
+/// The arguments for a call's masks. memory: `bytes` of it, or null if only `bytes` is wanted.
 LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memory, std::int64_t& bytes);
 
-/// Queues what finds them.
+/// Queues the kernels that find the masks.
 void find_late_masks(const LateArgs& args, cudaStream_t stream);
 
 }  // namespace anyflash::cuda

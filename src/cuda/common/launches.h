@@ -1,5 +1,5 @@
-// Launches of kernels that need nothing but blocks and threads. Not by <<<>>>: its failure is told by cudaGetLastError,
-// which also tells what an earlier call, of anybody's, has left behind.
+// Launches of kernels with a plain grid. <<<>>> is not used: its errors are reported by cudaGetLastError, which also
+// reports earlier errors of other code.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -12,7 +12,8 @@ namespace {
 
 class Pools {
  public:
-  /// kept: bytes of what is given back. waits: one stream may get what another has given back but works on.
+  /// kept: bytes of freed memory that the pool keeps. waits: a stream may get memory that another stream has freed but
+  /// still uses, and then waits for it.
   cudaMemPool_t of(int device, std::uint64_t kept, bool waits) {
     std::call_once(made_[device], [&] {
       const OutsideOfCaptures outside;
@@ -52,7 +53,7 @@ cudaMemPool_t lasting_pool_of(int device) {
 
 void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), what);
-  // Other devices have it copied aside before the call returns.
+  // On other devices the source is copied aside before the call returns.
   if (facts_of({DeviceKind::cuda, device}).reads_host_pages) check(cudaStreamSynchronize(stream), what);
 }
 

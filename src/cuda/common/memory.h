@@ -1,4 +1,4 @@
-// Device memory in the order of a stream.
+// Stream-ordered device memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,14 +12,14 @@
 
 namespace anyflash::cuda {
 
-/// Is what goes to the stream being recorded for a CUDA graph?
+/// Is the stream being captured for a CUDA graph?
 inline bool capturing(cudaStream_t stream) {
   auto status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &status), "asking whether a stream is captured");
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// In its scope calls are allowed that captures forbid: another thread, or this one, may be capturing a stream.
+/// In its scope calls that captures forbid are allowed, while this or another thread captures a stream.
 class OutsideOfCaptures {
  public:
   OutsideOfCaptures() { check(cudaThreadExchangeStreamCaptureMode(&mode_), "leaving the capture mode"); }
@@ -31,17 +31,18 @@ class OutsideOfCaptures {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-/// The library's own pool of a device's memory, which keeps some of what is given back: a call then takes what the last
-/// one had, and asks nobody. The device is the calling thread's.
+/// The library's own pool on a device. It keeps some freed memory, so that a call can reuse the last one's without
+/// asking the driver. The device is the calling thread's.
 cudaMemPool_t pool_of(int device);
 
-/// Another one, for memory that outlives calls: nothing that is taken from it waits for another stream's work.
+/// A second pool, for memory that outlives calls: allocations from it never wait for another stream's work.
 cudaMemPool_t lasting_pool_of(int device);
 
-/// Brings numbers from the CPU's memory to a device's, on a stream that is not captured. They may go when it returns.
+/// Copies numbers from the CPU's memory to a device's, on a stream that is not in capture. They may be freed once it
+/// returns.
 void bring(void* to, const void* from, std::size_t bytes, int device, cudaStream_t stream, const char* what);
 
-/// Memory that exists for what is queued on a stream between its making and its end: nobody waits for either.
+/// Memory that exists for the work queued on a stream between construction and destruction; neither waits.
 class StreamMemory {
  public:
   StreamMemory(std::size_t bytes, cudaStream_t stream);
@@ -58,13 +59,13 @@ class StreamMemory {
   cudaStream_t stream_;
 };
 
-/// What a call works in, part by part: the caller's memory, or its own in the stream's order.
+/// A call's workspace, part by part: the caller's memory, or its own in stream order.
 class CallMemory {
  public:
-  /// given: the caller's, as much as all parts take, or null.
+  /// given: the caller's memory, large enough for all parts, or null.
   CallMemory(char* given, cudaStream_t stream) : given_(given != nullptr), parts_(given), stream_(stream) {}
 
-  /// From a multiple of 256 bytes on; null for no bytes.
+  /// The next part, aligned to 256 bytes; null for no bytes.
   char* take(std::int64_t bytes) {
     if (given_) return parts_.take<char>(bytes);
     return bytes > 0 ? own_.emplace_front(static_cast<std::size_t>(bytes), stream_).get() : nullptr;

@@ -1,16 +1,16 @@
-// Some arrays in one piece of memory.
+// Several arrays in one allocation.
 #pragma once
 
 #include <cstdint>
 
 namespace anyflash::cuda {
 
-/// Takes parts of a piece of memory, each from 256 bytes on; without one (null) it only counts.
+/// Divides an allocation into parts, each aligned to 256 bytes. Without one (null) it only counts bytes.
 class MemoryParts {
  public:
   explicit MemoryParts(char* memory) : memory_(memory) {}
 
-  /// Null if it only counts, or of no numbers.
+  /// Null if it only counts, or for no numbers.
   template <class T>
   T* take(std::int64_t count) {
     const auto at = bytes_;

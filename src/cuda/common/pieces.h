@@ -1,10 +1,10 @@
-// float32 in pieces of bfloat16: what the host has to know of pieces.cuh.
+// Split-bfloat16 float32 (pieces.cuh): what the host needs to know.
 #pragma once
 
 namespace anyflash::cuda {
 
-inline constexpr int kPieces = 3;               ///< of a number
+inline constexpr int kPieces = 3;               ///< bfloat16 terms of a number
 inline constexpr int kTf32Pieces = 2;           ///< the same where the caller allows TF32
-inline constexpr float kPieceScale = 65536.0f;  ///< 2^16 times as large the smallest float32 has its pieces to the bit
+inline constexpr float kPieceScale = 65536.0f;  ///< so scaled, even the smallest float32 splits exactly
 
 }  // namespace anyflash::cuda

@@ -8,7 +8,7 @@
 namespace anyflash::cuda {
 namespace {
 
-/// One block of threads for each block of each mask, a thread for each row.
+/// One thread block for each block of each mask, one thread for each row.
 __global__ void __launch_bounds__(128) words_kernel(const __grid_constant__ WordArgs args) {
   __shared__ rules::Program program;
   const auto& group = args.groups[blockIdx.x / args.blocks];

@@ -19,15 +19,15 @@ namespace {
 
 bool in_pieces(const Problem& problem) { return problem.type == ElementType::float32; }
 
-/// Who makes the bias's gradient, and how.
+/// Which kernel computes the bias's gradient, and how.
 enum class BiasGradient : std::uint8_t {
-  none,      ///< nobody
+  none,      ///< no kernel
   stored,    ///< the kernel stores dS
   summed,    ///< the kernel adds dS to float32 sums
-  portable,  ///< the portable kernel: of a bias that is broadcast along queries or keys, or added to capped scores
+  portable,  ///< the portable kernel, for a bias broadcast along queries or keys, or added to capped scores
 };
 
-/// Does the copy engine take it, as 16-bit numbers?
+/// Can TMA load it, as 16-bit numbers?
 bool copied(const Bias& bias) {
   if (element_size(bias.type) != 2 || bias.stride[3] != 1 || reinterpret_cast<std::uintptr_t>(bias.data) % 16 != 0)
     return false;
@@ -51,8 +51,8 @@ BiasGradient bias_gradient(const Problem& problem, const ExecutionPlan& plan) {
   return bias_sum_bytes(problem, plan) <= 4 * 4 * numbers ? BiasGradient::summed : BiasGradient::portable;
 }
 
-/// What a call works in: dQ's sums, the bias gradient's, what is counted and reported, lse, delta and dlse, words,
-/// pieces of float32.
+/// The workspace of a call: the sums of dQ and of the bias's gradient, the report, lse, delta and dlse, mask words, and
+/// split-bfloat16 copies of float32 tensors.
 struct Space {
   std::int64_t sums = 0, bias = 0, rows = 0, words = 0, pieces = 0;
   std::int64_t first_words() const { return sums + bias + report_bytes + 3 * rows; }
@@ -60,7 +60,7 @@ struct Space {
   std::int64_t bytes() const { return first_pieces() + pieces; }
 };
 
-/// q, dout, k and v, to be split. Returns the bytes that their pieces take.
+/// Describes q, dout, k and v for splitting into bfloat16 terms. Returns the bytes that the terms take.
 std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
   pieces.depth = padded_depth(problem), pieces.pieces = piece_count(problem);
   pieces.tensors[0] = piece_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
@@ -83,7 +83,7 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
 
 /// Are all tiles visited?
 bool visits_all(const ExecutionPlan& plan) {
-  if (plan.late) return false;  // nobody knows
+  if (plan.late) return false;  // masks found on the GPU: unknown
   for (const auto& group : plan.groups) {
     std::int64_t tiles = 0;
     for (const auto& run : group.queries_of_key_block.runs) tiles += run.count;
@@ -92,7 +92,7 @@ bool visits_all(const ExecutionPlan& plan) {
   return true;
 }
 
-/// A bias's gradient becomes 0. Rows that lie at one distance, of whatever axes, are cleared at once.
+/// Zeroes a bias's gradient. Rows at equal distances, along whichever axes, are cleared by one call.
 void clear(const Bias& bias, cudaStream_t stream) {
   struct Axis {
     std::int64_t size, stride;
@@ -119,7 +119,7 @@ GroupBackwardKernels kernels_of(const Problem& problem, ScoreKind kind) {
                                               : group_backward_kernels_bfloat16(depth, kind);
 }
 
-/// False if the copy engine does not take a tensor; the gradients of keys may leave without it.
+/// False if TMA does not support a tensor; the gradients of keys may also be stored without it.
 bool map_all(const Problem& problem, GroupBackwardArgs& args) {
   for (int side = 0; side < 2; ++side) {
     args.cuts[side] = cut_of(args.sides[side].grid, args.sides[side].plain);
@@ -138,7 +138,7 @@ bool map_all(const Problem& problem, GroupBackwardArgs& args) {
   return true;
 }
 
-/// Queues the splitting of float32 to `memory`, and says by what sums of pieces are multiplied.
+/// Queues the split of float32 tensors into bfloat16 terms in `memory`, and sets the factors of their sums.
 void split(const Problem& problem, const ExecutionPlan& plan, char* memory, GroupBackwardArgs& args,
            cudaStream_t stream) {
   PieceArgs pieces;
@@ -185,7 +185,7 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   static_cast<BackwardArgs&>(args) = common;
   if (!map_all(problem, args)) return {};
   const auto bias = bias_gradient(problem, plan);
-  // One row for all queries: where two warpgroups share a tile (backward_wide.cuh), one would read it from where the
+  // One bias row for all queries: if two warpgroups shared a tile (backward_wide.cuh), one would read the row where the
   // other already stores dS.
   const bool shared_row = padded_depth(problem) > 128 && args.bias.query == 0;
   args.bias_copied =
@@ -225,8 +225,8 @@ GroupBackwardResult group_backward(const Problem& problem, const ExecutionPlan& 
   const std::int64_t parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * keys.heads * parts);
   const auto blocks = in_pieces(problem) ? args.tasks : std::min(args.tasks, facts_of(problem.device).multiprocessors);
-  const bool early = !in_pieces(problem);  // float32's kernels do not wait themselves
-  // In a graph only a kernel may let another one begin before it is done.
+  const bool early = !in_pieces(problem);  // float32's kernels have no wait of their own
+  // In a CUDA graph only a kernel may let the next one begin early.
   const bool behind_kernel = !(args.bias_sums || clears) || !capturing(stream);
   launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream, early && behind_kernel);
   if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, 128, 0, &args, stream, early);

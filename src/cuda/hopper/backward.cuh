@@ -1,21 +1,21 @@
 // The backward pass on Hopper (sm_90a) for 16-bit types (FlashAttention-2, Dao 2023, algorithm 2).
 //
-// A task is two neighbouring key blocks of one head, 128 keys. A block of threads walks the query blocks that see them,
-// kQueries queries at a time, of each query head that shares the key head:
+// A task is two neighbouring key blocks of one head, 128 keys. A persistent thread block walks the query blocks that
+// see them, kQueries queries at a time, for each query head that shares the key head:
 //   S^T = K Q^T;  P^T = exp(S^T - lse), hidden pairs 0;  dV += P^T dO;
 //   dP^T = V dO^T;  dS^T = P^T (dP^T - delta);  dK += dS^T Q;  dQ += dS K.
-// Keys are rows: each of two warpgroups owns a key block, and P^T and dS^T are operands from its registers. dS goes
-// through shared memory too, because a query's dQ is a sum over both: each warpgroup makes half of dQ, one tile late,
-// so that none waits for the other. The halves are added to float32 sums in global memory, in no order, by the copy
-// engine. A third warpgroup serves both, two tiles ahead (backward_loader.cuh), and takes tasks until there are none.
-// Where a tile is all hidden from one key block, that block's warpgroup makes its half of dQ alone.
-// Bound by the tensor cores, by shared memory, which feeds them, and by the additions.
+// Keys are rows: each of two warpgroups owns a key block, with P^T, dS^T, dK and dV in registers. dS also goes through
+// shared memory, because a query's dQ sums over both key blocks. Each warpgroup computes half of dQ, one tile late, so
+// that neither waits for the other. The halves are added to float32 sums in global memory, by TMA or (64 channels) from
+// registers, in no fixed order. A third warpgroup, the producer, loads two tiles ahead (backward_loader.cuh). If one
+// key block sees nothing of a tile, its warpgroup computes only its half of dQ. Bound by the tensor cores, by shared
+// memory bandwidth, and by the additions to dQ.
 //
-// dS of a tile is the bias's gradient there: it leaves from shared memory, or, where that is summed over batch entries
-// or heads, is added to float32 sums.
+// dS of a tile is the bias's gradient there. It is stored from shared memory, or, if the gradient is summed over batch
+// entries or heads, added to float32 sums.
 //
-// A hidden row that is not finite makes NaN of its zero P or dS. A result that holds a NaN is reported; the portable
-// kernel then makes all of them again, with care.
+// A hidden row that is not finite would turn its zero P or dS into NaN. A NaN in a result is reported; the non-finite
+// fallback, the portable kernel, then computes all results again.
 #pragma once
 
 #include "cuda/hopper/backward_loader.cuh"
@@ -31,11 +31,11 @@ class GroupBackwardBlock {
   using Shared = GroupBackwardShared<Sizes>;
   static constexpr int kDepth = Sizes::kDepth, kQueries = Sizes::kQueries, kKeys = Sizes::kKeys;
   static constexpr int kStages = Sizes::kStages, kScoreBuffers = Sizes::kScoreBuffers, kCells = Sizes::kCells;
-  static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS: else there are too few registers
+  static constexpr bool kLate = kDepth == 64;  ///< dV's products wait for dS, to save registers
   static constexpr int kQueryTiles = kQueries / 8, kDepthTiles = kDepth / 8, kThreads = Sizes::kThreads;
-  /// dK and dV leave by the copy engine. Not where biases come to the memory that they would leave by.
+  /// TMA stores dK and dV. Not where biases use the shared memory that they would be stored from.
   static constexpr bool kByCopies = !Sizes::kGeneral;
-  /// In `cells` from a warpgroup's number on: all pairs of its key block are hidden.
+  /// In `cells`, shifted right by a warpgroup's number: all pairs of its key block are hidden.
   static constexpr std::uint32_t kAllHidden = kCells == 2 ? 5u << 16 : 1u << 16;
 
   __device__ __forceinline__ GroupBackwardBlock(const GroupBackwardArgs& args, Shared& shared)
@@ -47,7 +47,7 @@ class GroupBackwardBlock {
 
  private:
   __device__ __forceinline__ unsigned group() const { return group_; }
-  /// This lane's first key; the second is 8 behind it.
+  /// This lane's first key; the second is 8 rows further.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 * 16 + lane_number() / 4; }
 
   /// c = this warpgroup's rows of `keys` (K or V) times the rows of `queries` (Q or dO).
@@ -128,7 +128,7 @@ class GroupBackwardBlock {
           const unsigned next_parity = parity ^ (stage == kStages - 1);
           std::int32_t next_tile;
           std::uint32_t next_cells;
-          if ((cells >> group() & kAllHidden) == kAllHidden) {  // dS is 0, and all else is left out
+          if ((cells >> group() & kAllHidden) == kAllHidden) {  // dS is 0; all other products are skipped
             shared_.scores_empty[buffer].wait(buffer_parity ^ 1);
             store_no_scores(buffer, tile);
             if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
@@ -138,7 +138,7 @@ class GroupBackwardBlock {
           } else {
             float p_gradient[kQueryTiles][4];
             std::uint32_t p[kQueries / 16][4], ds[kQueries / 16][4];
-            if constexpr (Sizes::kGeneral) {  // before any products: what a score needs takes their registers
+            if constexpr (Sizes::kGeneral) {  // before any products, because scores need their registers
               weigh_generally(s, p, stage, buffer, tile, cells);
               key_products(p_gradient, v, shared_.dout[stage]);
             } else {
@@ -159,7 +159,7 @@ class GroupBackwardBlock {
             if constexpr (kLate) query_products(grad_v, p, shared_.dout[stage]);
             query_products(grad_k, ds, shared_.q[stage]);
 
-            products_wait_for<1>();  // dV: its operands' registers are needed
+            products_wait_for<1>();  // dV is done: its operands' registers are needed
             if (last_tile >= 0) shared_.scores_full[last_buffer].wait(last_parity);
             query_gradient(q_gradient, last_buffer);
 
@@ -168,7 +168,7 @@ class GroupBackwardBlock {
             products_wait_for<1>();  // dK's operands' registers are needed
           }
           if (next_tile < 0) shared_.values_empty.arrive_for_warp();
-          key_products(s, k, shared_.q[next_stage]);  // behind the last tile: of what lies there, for nothing
+          key_products(s, k, shared_.q[next_stage]);  // after the last tile: unused
           products_wait_for<1>();
           keep(q_gradient);
           release(shared_.empty[stage]);
@@ -213,7 +213,7 @@ class GroupBackwardBlock {
     release(shared_.scores_written[buffer]);
   }
 
-  /// Scores become P.
+  /// Turns scores into P.
   __device__ __forceinline__ void weigh(float (&s)[kQueryTiles][4], int stage, std::int32_t tile,
                                         std::uint32_t cells) const {
     probabilities(s, shared_.lse[stage], rests_of(args_, shared_.any_far, tile, 0), args_.factor);
@@ -229,7 +229,7 @@ class GroupBackwardBlock {
     }
   }
 
-  /// The same where scores need more than a scale: scores become P, `p`, and P times the soft cap's derivative, s.
+  /// The same where scores need more than a scale: s becomes P times the soft cap's derivative, and `p` becomes P.
   __device__ __forceinline__ void weigh_generally(float (&s)[kQueryTiles][4], std::uint32_t (&p)[kQueries / 16][4],
                                                   int stage, int buffer, std::int32_t tile, std::uint32_t cells) const {
     cells >>= group();
@@ -265,13 +265,13 @@ class GroupBackwardBlock {
     }
     release(shared_.scores_written[buffer]);
   }
-  /// The same of zeros.
+  /// The same with zeros.
   __device__ __forceinline__ void store_no_scores(int buffer, std::int32_t tile) {
     constexpr std::uint32_t zeros[kQueries / 16][4] = {};
     store_scores(zeros, buffer, tile);
   }
 
-  /// ds: of a tile, before it is rounded.
+  /// ds: of a tile, before rounding.
   __device__ __forceinline__ void add_bias_gradient(const float (&ds)[kQueryTiles][4], std::int32_t tile,
                                                     std::uint32_t cells) const {
     cells >>= 16 + group();
@@ -287,9 +287,8 @@ class GroupBackwardBlock {
     }
   }
 
-  /// dK and dV leave by the copy engine, by way of memory that is free between two tasks: dK's is that of the stage in
-  /// which the end was told, which is released here; dV's is that of the next scores, of the second warpgroup that of
-  /// those behind them.
+  /// Stores dK and dV by TMA, from shared memory that is free between two tasks. dK uses the stage that signalled the
+  /// end, which is released here. dV uses the next score buffer; the second warpgroup's dV uses the one after that.
   __device__ __forceinline__ void copy_key_gradients(const float (&grad_k)[kDepthTiles][4],
                                                      const float (&grad_v)[kDepthTiles][4], const KeyPlace& place,
                                                      int stage, int buffer, unsigned buffer_parity) {
@@ -319,7 +318,7 @@ class GroupBackwardBlock {
     release(shared_.empty[stage]);
   }
 
-  /// This warp's rows of a swizzled tile. Reports what is not finite.
+  /// Writes this warp's rows of a swizzled tile. Reports a NaN or an infinity.
   __device__ __forceinline__ void place_rows(E* to, const float (&x)[kDepthTiles][4], float factor) const {
     const unsigned row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16, half = lane_number() / 16;
     to += row * 64;

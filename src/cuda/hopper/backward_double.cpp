@@ -10,7 +10,7 @@
 namespace anyflash::cuda {
 namespace {
 
-/// What a call works in: dQ's sums, what is reported, lse, delta and dlse, words.
+/// The workspace of a call: the sums of dQ, the report, lse, delta and dlse, mask words.
 struct Space {
   std::int64_t sums, rows, words;
   std::int64_t first_words() const { return sums + report_bytes + 3 * rows; }
@@ -67,7 +67,7 @@ GroupBackwardResult double_backward(const Problem& problem, const ExecutionPlan&
   args.words = masks.words(false, workspace + space.first_words(), args.careful);
   const auto parts = (keys.blocks + kernels.key_blocks - 1) / kernels.key_blocks;
   const auto blocks = problem.batch * keys.heads * parts;
-  // One head after the other: one chain of sums over all that share a key head would lose more.
+  // One head after the other: one chain of sums over all heads that share a key head would lose more accuracy.
   for (args.group_head = 0; args.group_head < args.group_heads; ++args.group_head)
     launch(kernels.gradients, blocks, kernels.threads, kernels.bytes, &args, stream);
   if (queries.gradients[0].data) launch(kernels.store_queries, query_blocks, kernels.store_threads, 0, &args, stream);

@@ -1,13 +1,13 @@
-// The backward pass on Hopper (sm_90a) for float64 and head sizes up to 64; backward.cuh says what is computed.
+// The backward pass on Hopper (sm_90a) for float64 and head sizes up to 64; backward.cuh describes the algorithm.
 //
-// A block of threads takes two neighbouring key blocks of a head. Each of two warpgroups owns one of them and walks the
-// query blocks that see it by itself, 32 queries at a time: all of S^T, dP^T, dV, dK and its part of dQ, which is added
-// to sums in global memory, in no order. P^T and dS^T are operands from a warp's registers; dS^T also goes through
-// shared memory, since dQ needs it transposed. One warp loads, two tiles of queries ahead. The warpgroups take turns at
-// S: else they come to run in step, and the tensor cores have nothing to do while both make exponentials.
+// A thread block takes two neighbouring key blocks of a head. Each of two warpgroups owns one key block and walks the
+// query blocks that see it on its own, 32 queries at a time. It computes all of S^T, dP^T, dV, dK, and its part of dQ,
+// which is added to sums in global memory, in no fixed order. P^T and dS^T are operands from registers; dS^T also goes
+// through shared memory, since dQ needs it transposed. One warp loads, two query tiles ahead. The warpgroups alternate
+// at S. Otherwise they fall into step, and the tensor cores idle while both compute exponentials.
 //
-// Bound by the tensor cores, 64 cycles for a product of 16 x 8 x 16, and by what else is float64, which takes their
-// time. Operands take two thirds of what shared memory gives.
+// Bound by the tensor cores, 64 cycles for a 16 x 8 x 16 product, and by other float64 arithmetic, which shares their
+// time. Operands use two thirds of the shared memory bandwidth.
 #pragma once
 
 #include "cuda/hopper/backward_double_kernels.h"
@@ -17,19 +17,19 @@
 namespace anyflash::cuda {
 
 struct DoubleBackwardShared {
-  static constexpr int kQueries = 32, kHalf = 16 * 64;  ///< of a tile; numbers of half of one
+  static constexpr int kQueries = 32, kHalf = 16 * 64;  ///< of a tile; numbers of half a tile
   alignas(1024) double k[2][64 * 64];
   alignas(1024) double v[2][64 * 64];
   alignas(1024) double q[2][2][kHalf];
   alignas(1024) double dout[2][2][kHalf];
-  alignas(1024) double ds[2][64 * kQueries];  ///< dS^T, of each warpgroup
+  alignas(1024) double ds[2][64 * kQueries];  ///< dS^T of each warpgroup
   alignas(16) double lse[2][kQueries], delta[2][kQueries], dlse[2][kQueries];
   std::uint32_t words[2][2][64];  ///< by stage and warpgroup
-  std::int32_t tile[2];           ///< which of all, -1 behind the last
-  std::uint32_t visits[2];        ///< bit w: warpgroup w's keys are seen; 8 + w: not by all
+  std::int32_t tile[2];           ///< its number among those of all heads; -1 after the last
+  std::uint32_t visits[2];        ///< bit w: warpgroup w's keys are visible; 8 + w: not all pairs are
   Barrier keys, full[2], empty[2];
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     keys.begin(1);
     for (int i = 0; i < 2; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
@@ -37,12 +37,12 @@ struct DoubleBackwardShared {
   }
 };
 
-/// The rests of a tile's queries, in global memory: they are rarely needed.
+/// The lse remainders of a tile's queries, in global memory, since they are rarely needed.
 __device__ __forceinline__ const double* rests_of(const DoubleBackwardArgs& args, std::int32_t tile) {
   return static_cast<const double*>(args.terms.rest) + std::int64_t{tile} * 32;
 }
 
-template <class E>  // float64: a template lest other GPUs' code be made of it
+template <class E>  // E is float64; a template so that other GPUs' builds compile no code for it
 class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwardShared, 2, 240, 24> {
  public:
   using BackwardTask::BackwardTask;
@@ -53,12 +53,13 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
  private:
   friend BackwardTask;
 
-  /// By number, each of two: a warpgroup's dS, and its turn to make S.
+  /// Named barriers, two of each: a warpgroup's dS, and its turn to compute S.
   enum NamedBarrier : unsigned { scores = 1, turn = 3 };
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
-  // --- The warp that loads -------------------------------------------------------------------------------------------
+  // --- The producer warp
+  // -----------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load() {
     const auto lane = static_cast<int>(lane_number());
@@ -128,7 +129,8 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
     shared_.full[count % 2].arrive_for_warp();
   }
 
-  // --- The warpgroups that compute -----------------------------------------------------------------------------------
+  // --- The consumer warpgroups
+  // -----------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void compute() {
     E grad_k[8][2][2], grad_v[8][2][2];
@@ -161,7 +163,7 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
       row_products<4, 4>(ds, shared_.v[group()], dout[0], dout[1]);
       score_gradients(ds, p, of_queries(shared_.delta[stage]),
                       of_queries(args_.has_dlse ? shared_.dlse[stage] : nullptr));
-      sync_threads<128>(scores + group());  // the last tile's dS is done with
+      sync_threads<128>(scores + group());  // the last tile's dS is no longer read
       store_scores(shared_.ds[group()], ds);
       column_products<4>(grad_k, ds, 0, q[0]);
       column_products<4>(grad_k, ds, 2, q[1]);
@@ -186,8 +188,8 @@ class DoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, DoubleBackwa
   }
 };
 
-/// What the kernel needs before it begins, from the portable kernel's numbers of rows; dQ's sums, zero. One block of
-/// 128 threads for each query block of each head.
+/// Prepares the kernel's row terms from the portable kernel's, and zeroes dQ's sums. One block of 128 threads for each
+/// query block of each head.
 template <int kDepth>
 __global__ void __launch_bounds__(128) prepare_double_rows(const __grid_constant__ DoubleBackwardArgs args) {
   auto* const sums = reinterpret_cast<double2*>(args.sums + blockIdx.x * std::int64_t{64 * kDepth});
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(128) prepare_double_rows(const __grid_constant
   args.dlse[at] = live ? of(args.terms.dlse) : 0.0;
 }
 
-/// dQ from its sums. One block of threads for each query block of each head, a warp for each part of a tile's.
+/// dQ from its sums. One thread block for each query block of each head, one warp for each part of a tile's sums.
 template <int kDepth>
 __global__ void __launch_bounds__(4 * kDepth)
     store_double_query_gradients(const __grid_constant__ DoubleBackwardArgs args) {

@@ -1,4 +1,4 @@
-// The gradients of float64 on Hopper in one walk, in place of the portable kernel's: what backward.h says, for float64.
+// The float64 gradients on Hopper in one walk, instead of the portable kernel's: as backward.h, for float64.
 #pragma once
 
 #include "cuda/hopper/backward.h"

@@ -1,4 +1,4 @@
-// The backward kernels of float64 on Hopper, and what they are given.
+// The backward kernels of float64 on Hopper, and their arguments.
 #pragma once
 
 #include <cuda.h>
@@ -9,23 +9,23 @@ namespace anyflash::cuda {
 
 struct DoubleBackwardArgs : BackwardArgs {
   CUtensorMap maps[2][2];      ///< of sides[i].rows[n]: boxes of 16 channels of 16 queries or 64 keys
-  bool has_dlse;               ///< else it is 0
-  double* sums;                ///< of dQ: for each query block of each head 64 padded head sizes, zero at first
-  double *lse, *delta, *dlse;  ///< of rows in block order: dS = P (dP - delta + dlse); inf, 0, 0: no gradient
-  const std::uint64_t* words;  ///< of the tiles that have none in the plan's tables: 64 each, one for each key
-  std::int32_t group_head;     ///< of the query heads that share a key head, the launch's; those behind the first add
-  std::int32_t* careful;       ///< becomes 1 if a result holds a NaN: it may be a hidden row's
+  bool has_dlse;               ///< if false, dlse is 0
+  double* sums;                ///< of dQ: 64 * padded head size for each query block of each head, zero at first
+  double *lse, *delta, *dlse;  ///< dS = P (dP - delta + dlse), rows in block order; no gradient: inf, 0, 0
+  const std::uint64_t* words;  ///< mask words of the tiles that have none in the plan's tables: 64 each, one per key
+  std::int32_t group_head;     ///< query head among those of a key head; launches after the first add
+  std::int32_t* careful;       ///< becomes 1 if a result holds a NaN, which may come from a hidden row
 };
 
 struct DoubleBackwardKernels {
-  const void* prepare;                    ///< the numbers of rows, from the portable kernel's; dQ's sums, zero
+  const void* prepare;                    ///< row terms from the portable kernel's; zeroes dQ's sums
   const void *gradients, *store_queries;  ///< dK, dV and the sums of dQ; dQ from its sums
   int threads, bytes;                     ///< of `gradients`; bytes of shared memory
   int store_threads;                      ///< of `store_queries`
-  int key_blocks;                         ///< of a block of threads
+  int key_blocks;                         ///< of a thread block
 };
 
-/// depth: 64 or 128. Scores may need no more than a scale.
+/// depth: 64 or 128. Scores need only a scale.
 DoubleBackwardKernels double_backward_kernels(int depth);
 
 }  // namespace anyflash::cuda

@@ -1,7 +1,7 @@
-// What the backward kernels of float64 on Hopper do between products (double_products.cuh): own rows are keys, those of
+// The steps between products (double_products.cuh) in Hopper's float64 backward kernels. Own rows are keys, those of
 // the other side queries.
 //
-// E is float64, a parameter lest other GPUs' code be made of it.
+// E is float64. It is a parameter so that other GPUs' builds compile no code for it.
 #pragma once
 
 #include "cuda/common/exponential.cuh"
@@ -28,7 +28,7 @@ struct OfQueries {
   }
 };
 
-/// Products become P = exp(S - lse - rest).
+/// Turns products into P = exp(S - lse - rest).
 template <class E>
 __device__ __forceinline__ void weigh_scores(E (&s)[4][2][2], E scale, const OfQueries<E>& lse,
                                              const OfQueries<E>& rest) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void weigh_scores(E (&s)[4][2][2], E scale, const OfQ
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     E& x = s[i / 4][i / 2 % 2][i % 2];
-    // What is above 0 is so by a rounding at most, which may be much. A NaN stays one.
+    // A positive exponent comes only from rounding, which can be a lot: P is then 1. A NaN stays one.
     if (static_cast<unsigned>(__double2hiint(x)) <= 0x7ff00000u) x = 0;
     x = exponential(x);
   }
@@ -62,8 +62,8 @@ __device__ __forceinline__ void hide_pairs(E (&p)[4][2][2], const std::uint32_t*
   }
 }
 
-/// dP becomes dS = P (dP - delta + dlse). The larger difference comes first: where dP and delta cancel, dlse is what is
-/// left.
+/// Turns dP into dS = P (dP - delta + dlse). The larger difference comes first: where dP and delta cancel, dlse
+/// remains.
 template <class E>
 __device__ __forceinline__ void score_gradients(E (&x)[4][2][2], const E (&p)[4][2][2], const OfQueries<E>& delta,
                                                 const OfQueries<E>& dlse) {
@@ -73,8 +73,8 @@ __device__ __forceinline__ void score_gradients(E (&x)[4][2][2], const E (&p)[4]
   for (int i = 0; i < 16; ++i) x[i / 4][i / 2 % 2][i % 2] *= p[i / 4][i / 2 % 2][i % 2];
 }
 
-/// A tile of P^T or dS^T in shared memory is two panels of 16 queries, rows and columns as the fragments count them:
-/// where 16 bytes n of a panel's row are in the row.
+/// A tile of P^T or dS^T in shared memory has two panels of 16 queries, with rows and columns in the fragments' order.
+/// This is where 16-byte chunk n of a panel's row is.
 __device__ __forceinline__ unsigned score_place(unsigned n, unsigned r) {
   return (n ^ (r & 2) ^ ((r ^ r >> 2) & 1) << 2) * 16;
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void read_scores(E (&x)[4][2][2], E* scores) {
     }
 }
 
-/// dS times the rows of K of 64 keys, added to the sums of dQ: a part of a tile's, of 16 queries and 32 channels.
+/// Adds dS times K of 64 keys to the sums of dQ, for a part of a tile: 16 queries and 32 channels.
 template <class E>
 __device__ __forceinline__ void add_query_gradient(E* sums, const E* scores, const E* rows, unsigned part) {
   const unsigned lane = lane_number();
@@ -141,7 +141,7 @@ __device__ __forceinline__ void add_query_gradient(E* sums, const E* scores, con
 #pragma unroll
   for (int n = 0; n < 16; ++n) atomicAdd(sums + n * 32, sum[n / 4][n / 2 % 2][n % 2]);
 }
-/// The row of a tile's 32 queries that row lane / 4 + 8r of such a part is.
+/// The query, of a tile's 32, in row lane / 4 + 8r of such a part.
 __device__ __forceinline__ unsigned query_row(unsigned part, unsigned r) {
   const unsigned n = lane_number() / 4 * 2 + r;
   return part % 2 * 16 + n / 8 * 8 + row_in(n % 8);

@@ -1,9 +1,9 @@
-// The backward pass on Hopper (sm_90a) for float64 and head sizes from 65 to 128; backward_double.cuh says more.
+// The backward pass on Hopper (sm_90a) for float64 and head sizes from 65 to 128; see also backward_double.cuh.
 //
-// A block of threads takes one key block of a head: there are no registers for both gradients of a warp's 16 keys. So
-// one warpgroup makes S^T, P^T and dV, the other one dP^T, dS^T and dK, each from 32 queries at a time; P^T is handed
-// over through shared memory, dS^T takes its place. dQ is shared out to all eight warps. Q, of which the next tile's
-// first half comes early, and dO come in halves of a tile.
+// A thread block takes one key block of a head, because there are no registers for both gradients of a warp's 16 keys.
+// One warpgroup computes S^T, P^T and dV, the other dP^T, dS^T and dK, from 32 queries at a time. P^T is passed through
+// shared memory, and dS^T replaces it there. All eight warps share dQ. Q and dO are loaded in halves of a tile; the
+// first half of the next tile's Q is loaded early. Bound like backward_double.cuh.
 #pragma once
 
 #include "cuda/hopper/backward_double.cuh"
@@ -12,21 +12,21 @@ namespace anyflash::cuda {
 
 struct WideDoubleBackwardShared {
   static constexpr int kDepth = 128, kHalf = 16;         ///< queries of half a tile
-  static constexpr int kQuerySlots = 3, kDoutSlots = 2;  ///< halves that there is room for
+  static constexpr int kQuerySlots = 3, kDoutSlots = 2;  ///< slots in shared memory, in halves
   alignas(1024) double k[64 * kDepth];
   alignas(1024) double v[64 * kDepth];
   alignas(1024) double q[kQuerySlots][kHalf * kDepth];
   alignas(1024) double dout[kDoutSlots][kHalf * kDepth];
-  alignas(1024) double scores[64 * 2 * kHalf];  ///< P^T, then dS^T, of a tile, as the fragments count
+  alignas(1024) double scores[64 * 2 * kHalf];  ///< P^T, then dS^T, of a tile, in the fragments' order
   alignas(16) double lse[kQuerySlots][kHalf], delta[kDoutSlots][kHalf], dlse[kDoutSlots][kHalf];
-  std::uint32_t words[kQuerySlots][64];  ///< of the tile, beside its first half
-  std::int32_t tile[kQuerySlots];        ///< the same: which of all, -1 behind the last
+  std::uint32_t words[kQuerySlots][64];  ///< of the tile, next to its first half
+  std::int32_t tile[kQuerySlots];        ///< likewise: its number among those of all heads; -1 after the last
   bool partial[kQuerySlots];
-  std::int32_t gradient_tile[kDoutSlots];  ///< tile, for those who do not read the others
+  std::int32_t gradient_tile[kDoutSlots];  ///< the tile, for the warps that do not read q's slots
   Barrier keys, q_full[kQuerySlots], q_empty[kQuerySlots], dout_full[kDoutSlots], dout_empty[kDoutSlots];
-  Barrier weights_stored, scores_stored, scores_done;  ///< P^T or dS^T of a tile
+  Barrier weights_stored, scores_stored, scores_done;  ///< for P^T or dS^T of a tile
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     keys.begin(1);
     for (int i = 0; i < kQuerySlots; ++i) q_full[i].begin_for_warps(1), q_empty[i].begin_for_warps(8);
@@ -36,7 +36,7 @@ struct WideDoubleBackwardShared {
   }
 };
 
-template <class E>  // float64: a template lest other GPUs' code be made of it
+template <class E>  // E is float64; a template so that other GPUs' builds compile no code for it
 class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoubleBackwardShared, 1, 240, 24> {
  public:
   using BackwardTask::BackwardTask;
@@ -51,7 +51,8 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
   using Scores = E[4][2][2];
   using Sums = E[kDepth / 8][2][2];
 
-  // --- The warp that loads -------------------------------------------------------------------------------------------
+  // --- The producer warp
+  // -----------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load() {
     const auto lane = static_cast<int>(lane_number());
@@ -122,9 +123,10 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
     if (lane == 0) shared_.gradient_tile[dout_slot] = -1, shared_.dout_full[dout_slot].arrive();
   }
 
-  // --- The warpgroups that compute -----------------------------------------------------------------------------------
+  // --- The consumer warpgroups
+  // -----------------------------------------------------------------------------------------
 
-  /// The slots of a tile's halves. count: of halves.
+  /// The slots of a tile's halves. count: of halves so far.
   template <int kSlots>
   struct Slots {
     unsigned of[2], parity[2];
@@ -210,7 +212,7 @@ class WideDoubleBackwardBlock : public BackwardTask<DoubleBackwardArgs, WideDoub
     store(sum, 0, args_.scale);
   }
 
-  /// This warp's share of a tile's dQ.
+  /// Computes this warp's part of a tile's dQ.
   __device__ __forceinline__ void share_out(std::int32_t tile, unsigned count) {
     shared_.scores_stored.wait(count / 2 % 2);
     add_query_gradient(args_.sums + std::int64_t{tile} * (32 * kDepth), shared_.scores, shared_.k, threadIdx.x / 32);

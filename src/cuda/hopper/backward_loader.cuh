@@ -1,12 +1,12 @@
-// What blocks of threads of Hopper's backward kernel have in shared memory, and the warpgroup that serves the others.
-// It takes tasks until there are none, and walks the runs of a task's neighbouring key blocks at once. Two warps have
-// the copy engine load K and V once, then Q, dO, the numbers of their rows and the bias, tile by tile, in turns: under
-// a rule whose tiles are each a run by itself one warp would take longer than the products. One warp shows the scores
-// that the other warpgroups have written: who does that waits for all that it has asked of memory; those who add to
-// dQ's sums could not afford it. It also has dS stored, which is the bias's gradient. A lane for each warpgroup has the
-// copy engine add to the sums.
+// Shared memory of Hopper's backward kernel, and its producer warpgroup. The producer takes tasks until there are none,
+// and walks the runs of a task's neighbouring key blocks together. Two warps issue TMA loads: of K and V once, then,
+// alternating between tiles, of Q, dO, row terms and the bias. With one warp, under a rule where each tile is a run of
+// its own, loading would take longer than the products. The third warp issues the proxy fence for dS written by the
+// consumers. The fence waits for all memory operations of its thread, which would delay the warps that add to dQ's
+// sums. It also stores dS as the bias's gradient, by TMA. Of the fourth warp, one lane per consumer warpgroup issues
+// TMA additions to the sums.
 //
-// A tile's bias lies where its dS will be: each lane's numbers of the one are where those of the other go.
+// A tile's bias is loaded to where its dS will be: each lane reads biases at the places where it writes dS.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"
@@ -24,16 +24,16 @@ struct GroupBackwardSizes {
   static constexpr int kDepth = depth, kQueries = queries, kKeys = 128;
   static constexpr int kCells = queries / 64;  ///< query blocks of a tile
   static constexpr int kStages = 2, kScoreBuffers = 3, kThreads = 3 * 128;
-  static constexpr bool kSpare = depth == 64 && !kGeneral;  ///< registers, for the warps that load
+  static constexpr bool kSpare = depth == 64 && !kGeneral;  ///< leaves more registers to the producer
   static constexpr int kRegisters = kSpare ? 232 : 240, kLoaderRegisters = kSpare ? 40 : 24;
-  static constexpr int kScores = kQueries * kKeys;  ///< numbers of a buffer: dS
+  static constexpr int kScores = kQueries * kKeys;  ///< numbers of a score buffer: dS
   static constexpr int kGradients = 0;              ///< where dS begins in it
-  static constexpr bool kStaged = depth > 64;       ///< dQ is added from shared memory
-  static constexpr bool kValuesFirst = true;        ///< there is room for the next V before there is for K
+  static constexpr bool kStaged = depth > 64;       ///< dQ is added from shared memory, by TMA
+  static constexpr bool kValuesFirst = true;        ///< V's memory is free for the next task before K's
   static_assert(kCells * (depth / 64) == 2, "each of two warpgroups makes one 64 x 64 part of dQ");
 };
 
-/// Of head sizes up to 256.
+/// Head sizes up to 256.
 template <class E, ScoreKind kind>
 struct WideBackwardSizes {
   using Element = E;
@@ -58,32 +58,32 @@ struct GroupBackwardShared {
   alignas(1024) E q[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E dout[kStages][Sizes::kQueries * Sizes::kDepth];
   alignas(1024) E scores[kScoreBuffers][Sizes::kScores];  ///< dS: for each query block and key block 64 x 64
-  static_assert(Sizes::kQueries % 4 == 0);                // else what the copy engine writes would not be aligned
-  // P = exp(S - lse), dS = P (dP - delta + dlse); inf, 0 and 0 of a row that has no gradient.
+  static_assert(Sizes::kQueries % 4 == 0);                // TMA needs aligned destinations
+  // P = exp(S - lse), dS = P (dP - delta + dlse). Rows without a gradient have inf, 0 and 0.
   float lse[kStages][Sizes::kQueries], delta[kStages][Sizes::kQueries], dlse[kStages][Sizes::kQueries];
   Word words[kStages][Sizes::kCells][Sizes::kKeys];
-  std::int32_t scores_tile[kScoreBuffers];  ///< whose scores are in a buffer
-  std::int32_t tile[kStages];               ///< its first query block among those of all heads, -1 behind the last
+  std::int32_t scores_tile[kScoreBuffers];  ///< the tile of the dS in each buffer
+  std::int32_t tile[kStages];               ///< its first query block among those of all heads; -1 after the last
   /// Bit c: query block c is visited; 8 + 2c + w: it hides some pairs from key block w, 16 + 2c + w: all.
   std::uint32_t cells[kStages];
-  alignas(kStaged ? 1024 : 16) float sums[2][kStaged ? 4096 : 1];  ///< parts of dQ, of each warpgroup
-  std::int32_t sums_tile[2];                                       ///< whose they are, -1 behind the last
+  alignas(kStaged ? 1024 : 16) float sums[2][kStaged ? 4096 : 1];  ///< each warpgroup's part of dQ
+  std::int32_t sums_tile[2];                                       ///< its tile; -1 after the last
   Barrier sums_written[2], sums_empty[2];
-  std::int32_t b, key_head, first_block;  ///< the task; first_block -1: there are no more
-  bool done;                              ///< no more scores will be written
+  std::int32_t b, key_head, first_block;  ///< the task; first_block -1: no more tasks
+  bool done;                              ///< no more dS will be written
   bool any_far;                           ///< as in RowTerms
-  bool left;                              ///< masks are too many: all is left to others
+  bool left;                              ///< too many mask words: the portable kernels compute all
   Barrier keys_full, keys_empty, values_empty, full[kStages], empty[kStages];
   Barrier task_written, task_read;
-  std::int32_t task;     ///< the next one, from the warp that takes tasks to the other that loads
-  Barrier results_read;  ///< dK and dV, from memory that is others' otherwise
-  // Written: in shared memory. Full: shown to the products too.
+  std::int32_t task;     ///< the next task, passed between the two warps that load
+  Barrier results_read;  ///< TMA has read dK and dV from borrowed memory
+  // Written: the consumers have written it. Full: the proxy fence is done too, so that products may read it.
   Barrier scores_written[kScoreBuffers], scores_full[kScoreBuffers], scores_empty[kScoreBuffers];
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin(const GroupBackwardArgs& args) {
     done = false, any_far = *args.terms.any_far != 0;
-    // Asked once: another block may report a NaN between two warps' asking.
+    // Read once: another thread block may report a NaN between two warps' reads.
     left = args.late && *args.careful != 0;
     keys_full.begin(1), keys_empty.begin_for_warps(8), values_empty.begin_for_warps(8);
     task_written.begin(1), task_read.begin_for_warps(1), results_read.begin(2);
@@ -119,10 +119,10 @@ class GroupLoader {
  private:
   __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
 
-  /// which: the stage that this warp fills. Both warps walk all tiles; the first one loads K and V and takes the tasks:
-  /// the next one when the last tile of a task has been asked for.
+  /// which: the stage that this warp fills. Both warps walk all tiles. The first one also loads K and V and takes the
+  /// tasks: the next one once the last tile of a task has been requested.
   __device__ __forceinline__ void copy(const int which) {
-    auto task = static_cast<std::int32_t>(blockIdx.x);  // the first ones; the others as they come
+    auto task = static_cast<std::int32_t>(blockIdx.x);  // first tasks by block number, others from a counter
     if (shared_.left) task = args_.tasks;
     Runs runs;
     Task now(args_, task);
@@ -157,7 +157,7 @@ class GroupLoader {
       const auto& side = args.sides[keys];
       const auto parts = (side.blocks + kBlocks - 1) / kBlocks, head = task / parts;
       b = head / side.heads, key_head = head - b * side.heads;
-      first_block = (task - head * parts) * kBlocks;  // under causal rules the first blocks are the longest
+      first_block = (task - head * parts) * kBlocks;  // under causal rules the first blocks take longest
     }
   };
 
@@ -165,7 +165,7 @@ class GroupLoader {
     runs.open(group_of(args_, b, h).queries_of_key_block, first_block, args_.sides[keys].blocks);
   }
 
-  /// Where there is room for V before there is for K, V and the first tile come first, and K to the second cache.
+  /// Where V's memory is free before K's, V and the first tile are loaded first, and K is prefetched to L2.
   __device__ __forceinline__ void load_values(MapPlace at, unsigned parity) {
     const Part<kKeys> part;
     const auto* const map = &args_.maps[keys][part.tensor()].map;
@@ -189,8 +189,8 @@ class GroupLoader {
                at[3], shared_.keys_full);
   }
 
-  /// A lane's share of the copies of two tensors' rows of neighbouring blocks: a block's rows, 64 channels. Of blocks
-  /// that do not exist come zeros.
+  /// A lane's share of loading neighbouring blocks' rows of two tensors: 64 channels of one block. Blocks that do not
+  /// exist give zeros.
   template <int kRows>
   struct Part {
     static constexpr unsigned kOfBlocks = kRows / 64, kOfTensor = kOfBlocks * (kDepth / 64);
@@ -208,7 +208,7 @@ class GroupLoader {
     }
   };
 
-  /// All that a tile needs is found before there is room for it: the copies are then asked for at once, by a lane each.
+  /// Everything about a tile is computed before its stage is free: then all loads are issued at once, one per lane.
   /// runs: those of the first query head.
   __device__ __forceinline__ void load_tiles(Runs& runs, const Task& task, int which, unsigned keys_parity) {
     const auto b = task.b;
@@ -232,7 +232,7 @@ class GroupLoader {
           const auto at = place_of(args_.maps[queries][0], origin_of(args_.cuts[queries], block + part.block()), h, b);
           auto& full = shared_.full[stage_];
           shared_.empty[stage_].wait(parity_ ^ 1);
-          const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have numbers
+          const int rows = min(kCells, args_.sides[queries].blocks - block) * 64;  // that have row terms
           if constexpr (kCells > 1) {
             if (rows < kQueries) clear_numbers();
           }
@@ -274,15 +274,16 @@ class GroupLoader {
     if (keys_wanted) load_keys(task, keys_at, keys_parity);
   }
 
-  /// Of a tile's second query block, which does not exist: P is 0 there, but 0 times what lay there may be NaN.
+  /// Clears row terms of a tile's second query block that does not exist. P is 0 there, but 0 times stale data may be
+  /// NaN.
   __device__ __forceinline__ void clear_numbers() {
     for (auto row = 64 + lane_number(); row < kQueries; row += 32)
       shared_.delta[stage_][row] = shared_.dlse[stage_][row] = 0;
-    show_to_products();  // later the copy engine writes there
+    show_to_products();  // TMA writes there later
     __syncwarp();
   }
 
-  /// Tells that there are no more tiles in a task.
+  /// Signals the end of a task's tiles.
   __device__ __forceinline__ void end_tiles(int which) {
     if (stage_ == which) {
       shared_.empty[stage_].wait(parity_ ^ 1);
@@ -292,7 +293,7 @@ class GroupLoader {
     step();
   }
 
-  /// The bias of a tile, to where its scores will be; lane n has part n copied.
+  /// Loads the bias of a tile to where its dS will be; lane n loads part n.
   __device__ __forceinline__ void load_bias(const Task& task, std::int32_t h, std::int32_t block, Barrier& full) {
     shared_.scores_empty[buffer_].wait(buffer_parity_ ^ 1);
     if (const auto n = static_cast<int>(lane_number()); n < kCells * kBlocks) {
@@ -315,7 +316,7 @@ class GroupLoader {
     for (unsigned parity = 0;; parity ^= buffer == 0) {
       shared_.scores_written[buffer].wait(parity);
       if (shared_.done) return;
-      const auto tile = shared_.scores_tile[buffer], first_block = shared_.first_block;  // before they are overwritten
+      const auto tile = shared_.scores_tile[buffer], first_block = shared_.first_block;  // before the next task
       show(shared_.scores_full[buffer]);
       if constexpr (Sizes::kCopied) {
         if (args_.bias_stored && leads()) store_bias_gradient(tile, first_block, buffer);
@@ -335,7 +336,7 @@ class GroupLoader {
     shared_.scores_empty[buffer].arrive();
   }
 
-  /// Adds the parts of dQ that a warpgroup writes: the work of one lane.
+  /// One lane adds the parts of dQ that a warpgroup writes.
   __device__ __forceinline__ void add_sums(int which) {
     for (unsigned parity = 0;; parity ^= 1) {
       shared_.sums_written[which].wait(parity);
@@ -354,7 +355,7 @@ class GroupLoader {
     release(barrier);
   }
 
-  /// As Shared::cells, of each lane's words.
+  /// Shared::cells, from each lane's words.
   __device__ __forceinline__ static std::uint32_t cells_of(const std::int32_t (&words)[kCells]) {
     constexpr unsigned blocks = (1u << kBlocks) - 1;
     std::uint32_t cells = 0;
@@ -373,7 +374,7 @@ class GroupLoader {
   unsigned parity_ = 0, buffer_parity_ = 0;
 };
 
-/// What a block's warpgroups do: the last one loads, the others compute.
+/// The roles of a thread block's warpgroups: the last one is the producer, the others are consumers.
 template <class Sizes, class Compute>
 __device__ __forceinline__ void load_and_compute(const GroupBackwardArgs& args, GroupBackwardShared<Sizes>& shared,
                                                  const Compute& compute) {

@@ -1,7 +1,6 @@
-// What a warpgroup of Hopper's backward kernels for float32 in pieces of bfloat16 (common/pieces.cuh) does with tiles
-// of 64 x 64 numbers: their products, six for one or three, and the numbers in its registers, where rows are keys and
-// columns queries or channels. Sums leave the tensor cores after a tile, in two parts that are joined in the ordinary
-// adders.
+// Tile operations of a warpgroup in Hopper's backward kernels for split-bfloat16 float32 (common/pieces.cuh). Products
+// of 64 x 64 tiles take six bfloat16 products for one, or three. In registers rows are keys, and columns are queries or
+// channels. Sums leave the tensor cores after a tile, in two parts that are added in ordinary float32.
 #pragma once
 
 #include "cuda/common/pieces.cuh"
@@ -11,14 +10,14 @@
 
 namespace anyflash::cuda {
 
-/// A tile in shared memory: piece behind piece, each swizzled rows of 64 numbers.
+/// A tile in shared memory: one bfloat16 term after the other, in swizzled rows of 64 numbers.
 template <int pieces>
 struct alignas(1024) PieceTile {
   static constexpr int kNumbers = 64 * 64, kPieceBytes = kNumbers * 2, kBytes = pieces * kPieceBytes;
   __nv_bfloat16 numbers[pieces * kNumbers];
 };
 
-/// pieces: of a number.
+/// pieces: bfloat16 terms of a number.
 template <int pieces>
 class PieceTiles {
  protected:
@@ -31,7 +30,7 @@ class PieceTiles {
   using Weights = std::uint32_t[pieces][4][4];
   static constexpr int kFirstSmall = first_small(pieces);
 
-  /// This lane's first row of a tile; the second is 8 behind it.
+  /// This lane's first row of a tile; the second is 8 rows further.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
 
   __device__ __forceinline__ static void clear(Tile& x) {
@@ -43,7 +42,8 @@ class PieceTiles {
 
   __device__ __forceinline__ static std::uint32_t piece(int n) { return n * (PieceTile::kPieceBytes / 16); }
 
-  /// Rows of K or V times rows of Q or dO, as in the forward pass and, of three pieces, in PieceProducts, to the bit.
+  /// Rows of K or V times rows of Q or dO: to the bit as in the forward pass, and, with three terms, as in
+  /// PieceProducts.
   __device__ __forceinline__ static void row_products(Sums& sums, const PieceTile& key_tile,
                                                       const PieceTile& query_tile) {
     const auto a = describe_tile(&key_tile, 0), b = describe_tile(&query_tile, 0);
@@ -86,7 +86,8 @@ class PieceTiles {
       for (int e = 0; e < 4; ++e) to[j][e] += sums.high[j][e] + sums.small[j][e];
   }
 
-  /// Scores become P. rest: of the tile's queries, null: 0. words: of its keys, null: no pair is hidden.
+  /// Turns scores into P. rest: lse remainders of the tile's queries, null: 0. words: of its keys, null: no pair is
+  /// hidden.
   __device__ __forceinline__ static void weigh(Tile& s, const float* lse, const float* rest, const Word* words,
                                                float factor) {
     const unsigned first = 2 * (lane_number() % 4);
@@ -99,14 +100,14 @@ class PieceTiles {
       for (int e = 0; e < 4; ++e) {
         float below = __fadd_rn(rounded_product(s[j][e], factor), e % 2 == 0 ? -x.x : -x.y);
         below = __fadd_rn(below, e % 2 == 0 ? -y.x : -y.y);
-        asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(below));  // above by a rounding at most, which may be much
+        asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(below));  // positive only by rounding, which may be a lot
         s[j][e] = expf(below);
       }
     }
     if (words) hide(s, words[row()] >> first, words[row() + 8] >> first);
   }
 
-  /// A tile, `size` times as large, as an operand.
+  /// A tile, multiplied by `size`, as an operand.
   __device__ __forceinline__ static void split_operand(Weights& to, const Tile& x, float size) {
 #pragma unroll
     for (int m = 0; m < 4; ++m)
@@ -143,8 +144,8 @@ class PieceTiles {
   }
 
  private:
-  /// All products of pieces over 64 numbers, 16 a step: multiply_pieces(sum, first, second, m, adds) asks for that of
-  /// two pieces in step m, added to the sum or in its place.
+  /// All products of bfloat16 terms over 64 numbers, 16 per step. multiply_pieces(sum, first, second, m, adds)
+  /// multiplies two terms in step m, and adds the result to the sum or replaces it.
   template <class MultiplyPieces>
   __device__ __forceinline__ static void products(Sums& sums, MultiplyPieces multiply_pieces) {
     products_begin();

@@ -1,5 +1,5 @@
-// What stands before and behind Hopper's backward kernels for float32 in pieces: the numbers of rows, dQ's sums. One
-// block of 128 threads for each query block of each head. Bound by memory.
+// The kernels before and after Hopper's split-bfloat16 float32 backward kernels: row terms, zeroed dQ sums, dQ from its
+// sums. One block of 128 threads for each query block of each head. Bound by memory.
 #pragma once
 
 #include "cuda/common/pieces.h"
@@ -9,7 +9,7 @@
 
 namespace anyflash::cuda {
 
-/// What the kernel needs before it begins, from the portable kernel's numbers of rows; dQ's sums, zero.
+/// Prepares the kernel's row terms from the portable kernel's, and zeroes dQ's sums.
 template <int kDepth>
 __global__ void __launch_bounds__(128) prepare_piece_rows(const __grid_constant__ GroupBackwardArgs args) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.careful = 0, *args.terms.any_far = 0;
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(128) prepare_piece_rows(const __grid_constant_
   const auto at = blockIdx.x * std::int64_t{64} + threadIdx.x;
   const bool live = args.terms.live[blockIdx.x] >> threadIdx.x & 1;
   const auto of = [&](const void* numbers) { return static_cast<const float*>(numbers)[at]; };
-  constexpr float product = kPieceScale * kPieceScale;  // so many times too large dP comes out
+  constexpr float product = kPieceScale * kPieceScale;  // the scaling of dP by the products
   args.lse[at] = live ? of(args.terms.lse) : __int_as_float(0x7f800000);
   args.delta[at] = live ? of(args.terms.delta) * product : 0.0f;
   args.dlse[at] = live ? of(args.terms.dlse) * product : 0.0f;

@@ -1,14 +1,14 @@
-// The backward pass on Hopper (sm_90a) for float32 in pieces of bfloat16 (common/pieces.cuh) and head sizes up to 64;
-// backward.cuh says what is computed.
+// The backward pass on Hopper (sm_90a) for split-bfloat16 float32 (common/pieces.cuh) and head sizes up to 64;
+// backward.cuh describes the algorithm.
 //
-// A block of threads takes two neighbouring key blocks of a head. Each of two warpgroups owns one of them and walks the
-// query blocks that see it by itself: all of S^T, dP^T, dV, dK and its part of dQ, which is added to float32 sums in
-// global memory, in no order. P^T is an operand from registers; dS^T goes through shared memory in pieces, since dQ
-// needs it transposed. Sums leave the tensor cores after a tile (pieces.cuh). One warp loads: queries two tiles ahead,
-// dout, which is needed for less of a tile's time, one. Bound by the tensor cores, six products for one
-// (three where two pieces do).
+// A thread block takes two neighbouring key blocks of a head. Each of two warpgroups owns one of them and walks the
+// query blocks that see it on its own. It computes all of S^T, dP^T, dV, dK, and its part of dQ, which is added to
+// float32 sums in global memory, in no fixed order. P^T is an operand from registers; dS^T goes through shared memory
+// as bfloat16 terms, since dQ needs it transposed. Sums leave the tensor cores after each tile (pieces.cuh). One warp
+// loads: Q two tiles ahead, and dO, which is used for less of a tile's time, one. Bound by the tensor cores, six
+// products for one (three with two terms).
 //
-// Pieces of q, k, v, dout and P are 2^16 times as large (pieces.h), hence dP, delta and dV 2^32 times, dQ and dK 2^48.
+// The terms of q, k, v, dout and P are scaled by 2^16 (pieces.h), hence dP, delta and dV by 2^32, dQ and dK by 2^48.
 #pragma once
 
 #include "cuda/hopper/backward_piece_products.cuh"
@@ -20,14 +20,14 @@ template <int pieces>
 struct PieceBackwardShared {
   using PieceTile = cuda::PieceTile<pieces>;
   PieceTile k[2], v[2], q[2], dout;
-  PieceTile ds[2];  ///< dS^T, of each warpgroup
+  PieceTile ds[2];  ///< dS^T of each warpgroup
   alignas(16) float lse[2][64], delta[2][64], dlse[2][64];
   Word words[2][2][64];     ///< by stage and warpgroup
-  std::int32_t tile[2];     ///< its query block among those of all heads, -1 behind the last
-  std::uint32_t visits[2];  ///< bit w: warpgroup w's keys are seen; 8 + w: not by all
+  std::int32_t tile[2];     ///< its query block among those of all heads; -1 after the last
+  std::uint32_t visits[2];  ///< bit w: warpgroup w's keys are visible; 8 + w: not all pairs are
   Barrier keys, queries_full[2], queries_empty[2], dout_full, dout_empty;
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     keys.begin(1), dout_full.begin(1), dout_empty.begin_for_warps(8);
     for (int i = 0; i < 2; ++i) queries_full[i].begin(1), queries_empty[i].begin_for_warps(8);
@@ -35,7 +35,7 @@ struct PieceBackwardShared {
   }
 };
 
-template <int pieces>  // of a number
+template <int pieces>  // bfloat16 terms of a number
 class PieceBackwardBlock : PieceTiles<pieces>,
                            public BackwardTask<GroupBackwardArgs, PieceBackwardShared<pieces>, 2, 232, 40> {
  public:
@@ -55,7 +55,8 @@ class PieceBackwardBlock : PieceTiles<pieces>,
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
 
-  // --- The warp that loads -------------------------------------------------------------------------------------------
+  // --- The producer warp
+  // -----------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load() {
     const bool leads = lane_number() == 0;
@@ -64,7 +65,7 @@ class PieceBackwardBlock : PieceTiles<pieces>,
       shared_.keys.arrive_and_expect(4 * PieceTile::kBytes);
       for (int w = 0; w < 2; ++w) {
         const auto block = (b_ * keys_side.heads + key_head_) * keys_side.blocks +
-                           min(first_block_ + w, keys_side.blocks - 1);  // one that does not exist is not visited
+                           min(first_block_ + w, keys_side.blocks - 1);  // a block that does not exist is not visited
         copy(shared_.k[w], keys, 0, block, shared_.keys);
         copy(shared_.v[w], keys, 1, block, shared_.keys);
       }
@@ -107,12 +108,13 @@ class PieceBackwardBlock : PieceTiles<pieces>,
     if (leads) shared_.tile[count % 2] = -1, shared_.queries_full[count % 2].arrive();
   }
 
-  /// block: among those of all heads.
+  /// block: its number among those of all heads.
   __device__ __forceinline__ void copy(PieceTile& to, Side which, int n, std::int32_t block, Barrier& full) const {
     copy_bytes(&to, args_.pieces[which][n] + std::int64_t{block} * PieceTile::kBytes, PieceTile::kBytes, full);
   }
 
-  // --- The warpgroups that compute -----------------------------------------------------------------------------------
+  // --- The consumer warpgroups
+  // -----------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void compute() {
     Tile grad_k, grad_v;
@@ -129,7 +131,7 @@ class PieceBackwardBlock : PieceTiles<pieces>,
       if (tile < 0) break;
       const auto visits = shared_.visits[stage] >> group();
       if (!(visits & 1)) {
-        shared_.dout_full.wait(count % 2);  // lest it be released twice before the other warpgroup does so once
+        shared_.dout_full.wait(count % 2);  // so that it is not released twice in one phase
         release(shared_.dout_empty);
         release(shared_.queries_empty[stage]);
         continue;
@@ -148,7 +150,7 @@ class PieceBackwardBlock : PieceTiles<pieces>,
         join(ds, dp);
       }
       score_gradients(ds, p, shared_.delta[stage], args_.has_dlse ? shared_.dlse[stage] : nullptr);
-      sync_threads<128>(1 + group());  // the last tile's dS is done with
+      sync_threads<128>(1 + group());  // the last tile's dS is no longer read
       Weights weights;
       split_operand(weights, ds, 1.0f);
       store_operand(scores, weights);

@@ -1,16 +1,16 @@
-// The backward pass on Hopper (sm_90a) for float32 in pieces of bfloat16 (common/pieces.cuh) and head sizes up to 128;
-// backward.cuh says what is computed, backward_pieces.cuh how up to 64 channels are.
+// The backward pass on Hopper (sm_90a) for split-bfloat16 float32 (common/pieces.cuh) and head sizes up to 128.
+// backward.cuh describes the algorithm, backward_pieces.cuh the kernel for up to 64 channels.
 //
-// A block of threads takes one key block of a head and walks the query blocks that see it. Two warpgroups share its
-// work by products: one makes S^T, P^T and dV, the other dP^T, dS^T and dK. So each has one gradient of 64 keys and 128
-// channels in its registers, and the operand whose products are added to it. P^T goes from the one to the other through
-// shared memory; dS^T follows in pieces, in the same place, since each makes 64 channels of dQ = dS K, which are added
-// to float32 sums in global memory, in no order, while the next tile's first products are under way. While one makes
-// P^T of its sums, or dS^T, the other has the tensor cores to itself.
+// A thread block takes one key block of a head and walks the query blocks that see it. Two warpgroups divide the
+// products: one computes S^T, P^T and dV, the other dP^T, dS^T and dK. So each has one gradient of 64 keys and 128
+// channels in registers, with the operand of its products. P^T is passed from one to the other through shared memory.
+// dS^T follows in the same place as bfloat16 terms. Each warpgroup computes 64 channels of dQ = dS K, which are added
+// to float32 sums in global memory, in no fixed order, during the next tile's first products. While one warpgroup
+// computes P^T, or dS^T, the other has the tensor cores to itself.
 //
-// Shared memory holds K, V and one tile of Q and dO, in halves of 64 channels, which are loaded by themselves: as soon
-// as both warpgroups are done with one, the next tile's comes. Bound by the tensor cores, six products for one (three
-// where two pieces do), and by the additions to dQ's sums.
+// Shared memory holds K, V and one tile of Q and dO, in halves of 64 channels. Each half has its own barriers: the next
+// tile's is loaded as soon as both warpgroups have read this one. Bound by the tensor cores, six products for one
+// (three with two terms), and by the additions to dQ's sums.
 #pragma once
 
 #include "cuda/hopper/backward_piece_products.cuh"
@@ -18,7 +18,7 @@
 
 namespace anyflash::cuda {
 
-/// Index n of what follows: 0: K and Q, of which S is made, 1: V and dO, of which dP is.
+/// An index n below means: 0: K and Q, which give S; 1: V and dO, which give dP.
 template <int pieces>
 struct WidePieceBackwardShared {
   using PieceTile = cuda::PieceTile<pieces>;
@@ -29,11 +29,11 @@ struct WidePieceBackwardShared {
   };
   alignas(16) float lse[64], delta[64], dlse[64];
   Word words[64];
-  std::int32_t tile[2];  ///< its query block among those of all heads, -1 behind the last
+  std::int32_t tile[2];  ///< its query block among those of all heads; -1 after the last
   bool partial;          ///< some of the tile's pairs are hidden
   Barrier keys_full[2], rows_full[2][2], rows_empty[2][2], weights_full, ds_full, ds_empty;
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     for (int n = 0; n < 2; ++n) {
       keys_full[n].begin(1);
@@ -44,7 +44,7 @@ struct WidePieceBackwardShared {
   }
 };
 
-template <int pieces>  // of a number
+template <int pieces>  // bfloat16 terms of a number
 class WidePieceBackwardBlock : PieceTiles<pieces>,
                                public BackwardTask<GroupBackwardArgs, WidePieceBackwardShared<pieces>, 1, 232, 40> {
  public:
@@ -72,7 +72,8 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
       Products::store_gradient;
   using typename Products::PieceTile, typename Products::Tile, typename Products::Sums, typename Products::Weights;
 
-  // --- The warps that load, one for each n ---------------------------------------------------------------------------
+  // --- The producer warps, one for each n
+  // ------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load(unsigned n) {
     const bool leads = lane_number() == 0;
@@ -112,7 +113,7 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     shared_.tile[n] = -1, shared_.rows_full[n][0].arrive();
   }
 
-  /// block: among those of all heads, an image of all channels (pieces.h).
+  /// block: its number among those of all heads, an image of all channels (pieces.h).
   __device__ __forceinline__ static void copy(PieceTile& to, const char* images, std::int32_t block, int half,
                                               Barrier& full) {
     constexpr int kBytes = PieceTile::kPieceBytes;
@@ -142,7 +143,8 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     }
   }
 
-  // --- The warpgroups that compute, one for each n -------------------------------------------------------------------
+  // --- The consumer warpgroups, one for each n
+  // -------------------------------------------------------------------------
 
   __device__ __forceinline__ void compute(unsigned n) {
     const unsigned other = n ^ 1;
@@ -152,7 +154,7 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     std::int32_t last_tile = -1;
     const bool far = *args_.terms.any_far != 0;
     shared_.keys_full[n].wait(0);
-    shared_.keys_full[0].wait(0);  // dQ is made of K
+    shared_.keys_full[0].wait(0);  // dQ needs K
     for (unsigned parity = 0;; parity ^= 1) {
       shared_.rows_full[n][0].wait(parity);
       const auto tile = uniform(shared_.tile[n]);
@@ -171,7 +173,7 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
         shared_.weights_full.wait(parity);
         times_weights(x);
         split_operand(weights, x, 1.0f);
-        sync_threads<128>(1);  // all have read P
+        sync_threads<128>(1);  // all threads have read P
         store_operand(shared_.ds, weights);
         show_to_products();
         release(shared_.ds_full);
@@ -198,8 +200,8 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     store_gradient(gradient[1], args_, b_, key_head_, first_block_, other, 64);
   }
 
-  /// S^T or dP^T. A chain of products for each half, as in the forward pass, to the bit.
-  /// meanwhile(): done while the first ones are under way.
+  /// S^T or dP^T. A chain of products for each half, to the bit as in the forward pass. meanwhile(): runs during the
+  /// first products.
   template <class Work>
   __device__ __forceinline__ void score_products(Tile& x, unsigned n, unsigned parity, const Work& meanwhile) {
     Sums first, second;
@@ -213,7 +215,7 @@ class WidePieceBackwardBlock : PieceTiles<pieces>,
     add(x, second);
   }
 
-  /// tile -1: there was none.
+  /// tile -1: there is no last tile.
   __device__ __forceinline__ void add_query_gradient(const Tile& x, std::int32_t tile, unsigned n) const {
     if (tile >= 0) add_to_sums(args_.sums + std::int64_t{tile} * 8192 + n * 4096, x);
   }

@@ -1,8 +1,8 @@
-// What Hopper's backward kernel needs before it begins: of each query row delta = dO . O, lse and dlse, for itself and
-// for the portable kernel, should that have to make the gradients again; and dQ's sums, zero.
+// Prepares Hopper's backward kernel: for each query row delta = dO . O, lse and dlse, for this kernel and, as the
+// non-finite fallback, the portable one. Also zeroes dQ's sums.
 //
-// A block of threads takes one query block of one head, a warp 16 of its rows: each is waited for by itself. delta is
-// the diagonal of dO O^T, made by the same products as dP = dO V^T: so the two cancel exactly where a query sees one
+// A thread block takes one query block of one head. A warp takes 16 of its rows and waits only for those. delta is the
+// diagonal of dO O^T, computed by the same products as dP = dO V^T. So the two cancel exactly where a query sees one
 // key. Bound by memory.
 #pragma once
 
@@ -66,7 +66,7 @@ class PrepareBlock {
     return {box_of(side.grid, side.plain, block_), side.grid.size, first_row()};
   }
 
-  /// This warp's rows of dO and O, from a channel on.
+  /// Loads this warp's rows of dO and O, from a channel on.
   __device__ __forceinline__ void load(int first_channel) {
     const auto places = rows();
     load(shared_.rows[0], args_.sides[queries].rows[1], places, first_channel);
@@ -101,7 +101,7 @@ class PrepareBlock {
     }
   }
 
-  /// The numbers of the row that this lane stores, if it is one of the first 16.
+  /// The row terms of the row that this lane stores, if it is one of the first 16.
   __device__ __forceinline__ void find_row() {
     exists_ = false, lse_ = dlse_ = 0;
     Int3 c;
@@ -178,8 +178,8 @@ class PrepareBlock {
 
   const GroupBackwardArgs& args_;
   Shared& shared_;
-  const std::int32_t index_;  ///< of the query block among all; the last ones come first, so that the first are in the
-                              ///< second cache when the next kernel begins with them
+  const std::int32_t index_;  ///< of the query block among all; last ones first, so that the first are in L2
+                              ///< when the next kernel begins with them
   std::int32_t b_, h_, block_;
   bool exists_;
   float lse_, dlse_;
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(128) prepare_rows(const __grid_constant__ Grou
   __shared__ typename Block::Shared shared;
   Block(args, shared).run();
 #else
-  __trap();  // the host asks no other GPU for it
+  __trap();  // never launched: the host asks no other GPU for it
 #endif
 }
 

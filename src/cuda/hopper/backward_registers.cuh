@@ -1,4 +1,4 @@
-// What Hopper's backward kernels do with the results of products in registers: rows are keys, columns queries or
+// Operations of Hopper's backward kernels on results of products in registers. Rows are keys, columns are queries or
 // channels.
 #pragma once
 
@@ -13,23 +13,23 @@ namespace anyflash::cuda {
 
 inline constexpr float kLog2E = 1.44269504f;
 
-/// exp(score - lse) / 2^rest. A row with one key gets 1, however large its score is, if the score is the forward pass's
-/// to the bit: so score and lse are not folded into anything. Where it is not, it may lie above lse by a rounding,
-/// which may be much.
+/// exp(score - lse) / 2^rest. A row with one key gets exactly 1, however large its score is, if score equals the
+/// forward pass's to the bit: so score and lse are not fused into anything. Otherwise the score may exceed lse by
+/// rounding, which may be a lot.
 __device__ __forceinline__ float probability(float score, float lse, float rest) {
   float x = fmaf(__fadd_rn(score, -lse), kLog2E, -rest);
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
   return exp2_approximately(x);
 }
 
-/// Of two columns, as `probability` takes them. rests: null: 0 of all columns.
+/// The lse remainders of two columns, as `probability` takes them. rests: null: 0 for all columns.
 __device__ __forceinline__ float2 rests_at(const float* rests, int column) {
   if (!rests) return {0, 0};
   const float2 x = *reinterpret_cast<const float2*>(rests + column);
   return {x.x * kLog2E, x.y * kLog2E};
 }
 
-/// Products become P. lse, rest: of the first column; rest: null: 0 of all columns.
+/// Turns products into P. lse, rest: of the first column; rest: null: 0 for all columns.
 template <int kTiles>
 __device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float* lse, const float* rest,
                                               float factor) {
@@ -45,17 +45,18 @@ __device__ __forceinline__ void probabilities(float (&s)[kTiles][4], const float
   }
 }
 
-/// The rests of a tile's rows from `first` on, in global memory: they are rarely needed. Null if there are none.
+/// The lse remainders of a tile's rows from `first` on, in global memory, since they are rarely needed. Null if there
+/// are none.
 __device__ __forceinline__ const float* rests_of(const GroupBackwardArgs& args, bool any, std::int32_t tile,
                                                  int first) {
   return any ? static_cast<const float*>(args.terms.rest) + std::int64_t{tile} * 64 + first : nullptr;
 }
 
-/// Where the biases of a lane's pairs lie: of its first column (a query) and its first row (a key).
+/// The place of the biases of a lane's pairs: of its first column (a query) and its first row (a key).
 struct BiasPlace {
   const Numbers& bias;
   std::int64_t at;
-  std::int32_t queries, keys;  ///< that exist from there on
+  std::int32_t queries, keys;  ///< how many exist from there on
 
   __device__ __forceinline__ BiasPlace(const GroupBackwardArgs& args, std::int32_t tile, int first_query,
                                        std::int32_t key)
@@ -67,7 +68,7 @@ struct BiasPlace {
     queries = side.grid.size[2] - query, keys = args.sides[Side::keys].grid.size[2] - key;
   }
 
-  /// x: of columns 8 first_tile, and on. T: what a number is made from.
+  /// x: of columns from 8 first_tile on. T: the bias's type.
   template <class T, int kTiles>
   __device__ __forceinline__ void read(float (&x)[kTiles][4], int first_tile) const {
     const T* const from = reinterpret_cast<const T*>(bias.data) + at;
@@ -81,15 +82,15 @@ struct BiasPlace {
   }
 };
 
-/// Where this lane's row of a 64 x 64 tile of queries and keys is, for the four 8 x 8 matrices that are 16 queries and
-/// its warp's 16 keys: those of the first 8 queries, then those of the others, in both the first 8 keys first. As they
-/// lie in registers, keys being rows there, they are transposed.
+/// This lane's row in a 64 x 64 tile of queries and keys, for ldmatrix or stmatrix of the four 8 x 8 matrices of 16
+/// queries and its warp's 16 keys. Their order: the first 8 queries, then the others; within both, the first 8 keys
+/// first. In registers keys are rows, so the matrices are transposed.
 __device__ __forceinline__ unsigned score_place() {
   const unsigned lane = lane_number(), row = lane / 16 * 8 + lane % 8;
   return row * 64 + ((threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) ^ lane % 8) * 8;
 }
 
-/// 16-bit biases of 16 queries and a warp's keys, by the copy engine's hand: `from`, see score_place.
+/// 16-bit biases of 16 queries and a warp's keys, loaded by TMA: `from`, see score_place.
 template <class T>
 __device__ __forceinline__ void read_copied(float (&x)[2][4], const void* from) {
   std::uint32_t pairs[4];
@@ -106,16 +107,16 @@ __device__ __forceinline__ void read_copied(float (&x)[2][4], const void* from) 
   }
 }
 
-/// Products become P, `p`, and P times the soft cap's derivative, s. copied: the tile of biases, of which the first
-/// column is query first_query. rest: null: 0 of all columns. a, b: the words of the lane's two keys, from its first
-/// column on. The scores are those of ScoreTerms::finish, to the bit.
+/// Turns products into P, `p`, and P times the soft cap's derivative, s. copied: the tile of biases that TMA loaded,
+/// whose first column is query first_query. rest: null: 0 for all columns. a, b: the mask words of the lane's two keys,
+/// from its first column on. The scores equal those of ScoreTerms::finish, to the bit.
 template <class E, bool kCapped, bool kCopied, int kTiles>
 __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std::uint32_t (&p)[kTiles / 2][4],
                                                       const GroupBackwardArgs& args, const BiasPlace& place,
                                                       const E* copied, int first_query, const float* lse,
                                                       const float* rest, Word a, Word b) {
   lse += 2 * (lane_number() % 4);
-  const bool rows = args.bias.query != 0;  // else one row stands for all queries
+  const bool rows = args.bias.query != 0;  // otherwise one row serves all queries
   const unsigned lane = lane_number();
   copied += rows ? first_query * 64 + score_place() : (threadIdx.x / 32 % 4 * 2 + lane / 8 % 2) * 8;
   const int step = rows ? 1024 : 0;
@@ -151,12 +152,12 @@ __device__ __forceinline__ void general_probabilities(float (&s)[kTiles][4], std
       }
     }
     pack<E>(reinterpret_cast<std::uint32_t (&)[1][4]>(p[first / 2]), x);
-    asm volatile("" ::: "memory");  // lest all are read at once: there are too few registers
+    asm volatile("" ::: "memory");  // so that not all are read at once: there are too few registers
   }
 }
 
-/// dP becomes dS / P. delta, dlse (null: 0): of the first column. The larger difference comes first: where dP and delta
-/// cancel, dlse is what is left.
+/// Turns dP into dS / P. delta, dlse (null: 0): of the first column. The larger difference comes first: where dP and
+/// delta cancel, dlse remains.
 template <int kTiles>
 __device__ __forceinline__ void differences(float (&x)[kTiles][4], const float* delta, const float* dlse) {
   const auto column = 2 * (lane_number() % 4);
@@ -174,7 +175,7 @@ __device__ __forceinline__ void differences(float (&x)[kTiles][4], const float* 
   }
 }
 
-/// dP becomes dS.
+/// Turns dP into dS.
 template <int kTiles>
 __device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const float (&p)[kTiles][4], const float* delta,
                                                 const float* dlse) {
@@ -185,8 +186,8 @@ __device__ __forceinline__ void score_gradients(float (&x)[kTiles][4], const flo
     for (int e = 0; e < 4; ++e) x[j][e] *= p[j][e];
 }
 
-/// Where the sums of the bias's gradient of a tile's query block `cell` and a key block are; null if that query block
-/// does not exist.
+/// The sums of the bias's gradient for a tile's query block `cell` and a key block; null if that query block does not
+/// exist.
 __device__ __forceinline__ float* bias_sums_of(const GroupBackwardArgs& args, std::int32_t tile, int cell,
                                                std::int32_t key_block) {
   const auto& side = args.sides[Side::queries];
@@ -197,7 +198,7 @@ __device__ __forceinline__ float* bias_sums_of(const GroupBackwardArgs& args, st
   return args.bias_sums + (query_block * args.sides[Side::keys].blocks + key_block) * 4096;
 }
 
-/// P of hidden pairs becomes 0. a, b: the words of the lane's two keys, from the lane's first column on.
+/// P of hidden pairs becomes 0. a, b: the mask words of the lane's two keys, from the lane's first column on.
 template <int kTiles>
 __device__ __forceinline__ void hide(float (&p)[kTiles][4], Word a, Word b) {
 #pragma unroll
@@ -209,12 +210,12 @@ __device__ __forceinline__ void hide(float (&p)[kTiles][4], Word a, Word b) {
   }
 }
 
-/// Where a lane's keys are: row `row` of a block, and the row 8 behind it.
+/// The place of a lane's keys: row `row` of a block, and the row 8 further.
 struct KeyPlace {
   std::int32_t b, key_head, block, row;
 };
 
-/// Lane t of each four has number t of four tiles' rows of four; in the end it has tile t's row.
+/// Transposes 4 x 4 numbers over four lanes: lane t has number t of each of four rows, and gets row t.
 __device__ __forceinline__ void transpose_quads(std::uint32_t (&x)[4]) {
 #pragma unroll
   for (int bit = 1; bit <= 2; bit *= 2) {
@@ -229,8 +230,8 @@ __device__ __forceinline__ void transpose_quads(std::uint32_t (&x)[4]) {
   }
 }
 
-/// A warpgroup's rows of dK (n = 0) or dV, from a channel on. Reports what is not finite, wanted or not: dK shows which
-/// dS is not, and with it a bias's gradient.
+/// Stores a warpgroup's rows of dK (n = 0) or dV, from a channel on. Reports a NaN or an infinity, even if the gradient
+/// is not wanted: dK shows which dS, and so which gradient of the bias, is not finite.
 template <class E, int kTiles>
 __device__ __forceinline__ void store_key_gradients(const float (&x)[kTiles][4], const GroupBackwardArgs& args,
                                                     const KeyPlace& at, int n, int first_channel, float factor) {

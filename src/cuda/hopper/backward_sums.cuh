@@ -1,7 +1,7 @@
-// From the float32 sums of dQ to its rows, and of the bias's gradient to its numbers. The backward kernel's warpgroups
-// add to the sums in the order of their own registers: those of a query block are panels of 64 channels; a panel is
-// [tile of 8 columns][thread][4], a thread's four numbers being columns 2t and 2t + 1 of rows g and g + 8 of its warp's
-// 16. In the bias's tiles of 64 queries and keys rows are keys, columns queries.
+// From float32 sums to results: dQ and the bias's gradient. The backward kernel's warpgroups add to the sums in the
+// order of their registers. The sums of a query block are panels of 64 channels. A panel is [tile of 8
+// columns][thread][4], where a thread's four numbers are columns 2t and 2t + 1 of rows g and g + 8 of its warp's 16. In
+// the bias's tiles of 64 queries and keys, rows are keys and columns queries.
 #pragma once
 
 #include "cuda/hopper/backward_args.h"
@@ -9,13 +9,13 @@
 
 namespace anyflash::cuda {
 
-/// One block of threads for each query block of each head.
+/// One thread block for each query block of each head.
 template <class E, int kDepth>
 __global__ void __launch_bounds__(128) store_query_gradients(const __grid_constant__ GroupBackwardArgs args) {
   constexpr int kStride = kDepth + 8, kChunks = kDepth / 8;
   __shared__ __align__(16) E rows[64 * kStride];
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto index = static_cast<std::int32_t>(gridDim.x - 1 - blockIdx.x);  // the last sums may be in the second cache
+  const auto index = static_cast<std::int32_t>(gridDim.x - 1 - blockIdx.x);  // the last sums may still be in L2
   const auto* const sums = reinterpret_cast<const float4*>(args.sums + index * std::int64_t{64 * kDepth});
   const float scale = args.factor;
   float zero = 0;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(128) store_query_gradients(const __grid_consta
   }
 }
 
-/// The sums of the bias's gradient to where it is: one block of threads for each 64 queries and 64 keys.
+/// Stores the sums of the bias's gradient: one thread block for each 64 queries and 64 keys.
 template <class E>
 __global__ void __launch_bounds__(128) store_bias_sums(const __grid_constant__ GroupBackwardArgs args) {
   __shared__ float tile[64][65];

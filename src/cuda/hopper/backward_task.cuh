@@ -1,5 +1,5 @@
-// What Hopper's backward kernels for float32 and float64 have in common: a block of threads has one task, a few
-// neighbouring key blocks of a head, and two warpgroups that compute before one that loads.
+// Shared by Hopper's backward kernels for float32 and float64. A thread block has one task: a few neighbouring key
+// blocks of a head. Two consumer warpgroups come first, then one producer warpgroup.
 #pragma once
 
 #include "cuda/hopper/tiles.cuh"
@@ -17,14 +17,14 @@ class BackwardTask {
     const auto& side = args.sides[keys];
     const auto task = static_cast<std::int32_t>(blockIdx.x);
     const auto tasks = (side.blocks + kKeyBlocks - 1) / kKeyBlocks, head = task / tasks;  // tasks: of a head
-    first_block_ = task % tasks * kKeyBlocks;  // under causal rules the first blocks are the longest
+    first_block_ = task % tasks * kKeyBlocks;  // under causal rules the first blocks take longest
     b_ = head / side.heads, key_head_ = head % side.heads;
   }
 
  protected:
   static constexpr int kRegisters = registers, kLoaderRegisters = loader_registers;
 
-  /// Block: its load() is the work of one warp.
+  /// Block: its load() is run by one warp.
   template <class Block>
   __device__ __forceinline__ void load_and_compute(Block& block) {
     if (threadIdx.x == 0) shared_.begin();

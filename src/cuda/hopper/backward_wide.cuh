@@ -1,11 +1,10 @@
-// The backward pass on Hopper (sm_90a) for 16-bit types and head sizes up to 256; backward.cuh says what it computes.
+// The backward pass on Hopper (sm_90a) for 16-bit types and head sizes up to 256; backward.cuh describes the algorithm.
 //
 // The gradients of 64 keys fill the registers of two warpgroups: each owns 128 channels of dK and dV, and so needs all
-// of P and dS. Each makes half of them, the scores of 32 queries, and they exchange the halves through shared memory,
-// which holds two tiles of them. So the warpgroups run in step; what keeps the tensor cores busy meanwhile is that the
-// next tile's scores are under way before this tile's gradients are done. A third warpgroup serves both
-// (backward_loader.cuh). Bound by the additions to dQ's sums, twice as many for an operation as at smaller head sizes,
-// and by shared memory.
+// of P and dS. Each computes half of them, from the scores of 32 queries, and they exchange the halves through shared
+// memory, which holds two tiles of them. So the warpgroups run in step. To keep the tensor cores busy, the next tile's
+// scores are issued before this tile's gradients are done. A third warpgroup is the producer (backward_loader.cuh).
+// Bound by the additions to dQ's sums, twice as many per operation as at smaller head sizes, and by shared memory.
 #pragma once
 
 #include "cuda/hopper/backward_loader.cuh"
@@ -37,16 +36,16 @@ class WideBackwardBlock {
   using Gradient = float[kChannelTiles][4];
 
   __device__ __forceinline__ unsigned group() const { return group_; }
-  /// This lane's first key; the second is 8 behind it.
+  /// This lane's first key; the second is 8 rows further.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
 
   __device__ __forceinline__ void compute() {
-    unsigned count = 0, made = 0;  // stages and buffers of scores so far: a stage says that a task ends
+    unsigned count = 0, made = 0;  // stages and score buffers so far; the end of a task takes a stage too
     for (unsigned task = 0;; ++task) {
       shared_.keys_full.wait(task % 2);
       if (uniform(shared_.first_block) < 0) break;
       Scores p, ds;
-      Packed packed;  // P, where p is more than that
+      Packed packed;  // P, if p holds more than that
       Gradient grad_k, grad_v;
       clear(grad_k);
       clear(grad_v);
@@ -81,13 +80,13 @@ class WideBackwardBlock {
           add_query_gradient(grad_q, tile);
           shared_.full[next].wait((count + 1) / 2 % 2);
           tile = uniform(shared_.tile[next]);
-          // Behind the last tile: of what lies there, for nothing.
+          // After the last tile this multiplies stale data, and the result is not used.
           score_products(p, more_p, shared_.k, shared_.q[next]);
           score_products(ds, more_ds, shared_.v, shared_.dout[next]);
           products_wait_for<2>();
           keep(grad_v), keep(grad_k);
           shared_.empty[stage].arrive_for_warp();
-          // Who brings a bias waits for it.
+          // The producer, which loads a bias there, waits for it.
           if (Sizes::kCopied && args_.bias_copied) shared_.scores_empty[buffer].arrive_for_warp();
           products_wait_for<1>();
           add(p, more_p);
@@ -131,7 +130,8 @@ class WideBackwardBlock {
       for (int e = 0; e < 4; ++e) c[j][e] += rest[j][e];
   }
 
-  /// c += P^T times this warpgroup's channels of dO, or dS (as it is in shared memory), transposed, times those of Q.
+  /// c += P^T times this warpgroup's channels of dO, or dS (not transposed in shared memory) transposed times those of
+  /// Q.
   template <bool kTransposed>
   __device__ __forceinline__ void key_gradient(Gradient& c, const E* scores, const E* queries) const {
     const auto a = describe_tile(scores, 0), b = describe_tile(queries + group() * 2 * kQueries * 64, kQueries * 128);
@@ -160,10 +160,11 @@ class WideBackwardBlock {
     for (int j = 0; j < kChannelTiles; ++j) add_to_memory(to + j * 512, c[j]);
   }
 
-  /// Scores become P; where they need more than a scale, P times the soft cap's derivative, and `packed` P.
+  /// Turns scores into P; where they need more than a scale, into P times the soft cap's derivative, and `packed` into
+  /// P.
   __device__ __forceinline__ void weigh(Scores& s, [[maybe_unused]] Packed& packed, unsigned stage,
                                         [[maybe_unused]] unsigned buffer, [[maybe_unused]] std::int32_t tile) {
-    const bool partial = shared_.cells[stage] >> 8;  // of one key block, none is hidden wholly
+    const bool partial = shared_.cells[stage] >> 8;  // a tile with one key block is never visited if all is hidden
     const Word* const words = shared_.words[stage][0] + row();
     const unsigned first = group() * 32 + 2 * (lane_number() % 4);
     const float* const lse = shared_.lse[stage] + group() * 32;
@@ -183,7 +184,7 @@ class WideBackwardBlock {
       if (partial) hide(s, words[0] >> first, words[8] >> first);
     }
   }
-  /// dP becomes dS.
+  /// Turns dP into dS.
   __device__ __forceinline__ void score_gradients(Scores& x, const Scores& p, unsigned stage) const {
     cuda::score_gradients(x, p, shared_.delta[stage] + group() * 32,
                           args_.has_dlse ? shared_.dlse[stage] + group() * 32 : nullptr);
@@ -203,7 +204,7 @@ class WideBackwardBlock {
     for (unsigned m = 0; m < kTiles / 2; ++m) store_matrices_transposed(to + m * 1024, a[m]);
   }
 
-  /// ds: of a tile, before it is rounded.
+  /// ds: of a tile, before rounding.
   __device__ __forceinline__ void add_bias_gradient(const Scores& ds, std::int32_t tile) const {
     float* const to = bias_sums_of(args_, tile, 0, shared_.first_block) + group() * 2048 + threadIdx.x % 128 * 4;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Barriers in shared memory (mbarrier) by which a warpgroup that loads and warpgroups that compute hand tiles over,
-// copies that complete at them, and the division of a multiprocessor's registers between the warpgroups (sm_90a).
+// mbarriers in shared memory, by which producer and consumer warpgroups hand over tiles; TMA copies that complete at
+// them; setmaxnreg (sm_90a).
 #pragma once
 
 #include <cuda.h>
@@ -10,46 +10,46 @@
 
 namespace anyflash::cuda {
 
-/// compute-sanitizer's racecheck does not follow what __syncwarp() orders before one lane's arrival for its warp. In
-/// the build that scripts/sanitize-gpu makes for it all lanes arrive. (Nor does it follow numbered barriers at which
-/// warps meet from different places of the code.)
+/// compute-sanitizer's racecheck does not model that __syncwarp() orders a warp's accesses before one lane's arrival.
+/// So in the build of scripts/sanitize-gpu all lanes arrive. (Nor does it model named barriers at which warps meet from
+/// different places in the code.)
 #ifdef ANYFLASH_FOR_RACECHECK
 inline constexpr bool kForRacecheck = true;
 #else
 inline constexpr bool kForRacecheck = false;
 #endif
 
-/// Complete when as many threads as `arrivals` have arrived; then it begins its next phase. A phase is waited for by
-/// its parity: 0 for the first.
+/// An mbarrier. A phase completes when `arrivals` threads have arrived; then the next phase begins. Waits name a phase
+/// by its parity: 0 for the first.
 struct Barrier {
   std::uint64_t state;
-  static constexpr int kLanes = kForRacecheck ? 32 : 1;  ///< that arrive for a warp
+  static constexpr int kLanes = kForRacecheck ? 32 : 1;  ///< lanes that arrive for a warp
 
   __device__ __forceinline__ void begin(int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(arrivals) : "memory");
   }
-  /// The same of warps, by arrive_for_warp(), and of other threads.
+  /// The same for warps, which arrive by arrive_for_warp(), and for other threads.
   __device__ __forceinline__ void begin_for_warps(int warps, int threads = 0) { begin(warps * kLanes + threads); }
 
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
   }
-  /// A whole warp's arrival, behind __syncwarp() if its lanes have read or written themselves.
+  /// The arrival of a whole warp. Call __syncwarp() before it if its lanes have read or written themselves.
   __device__ __forceinline__ void arrive_for_warp() {
     if (kForRacecheck || lane_number() == 0) arrive();
   }
-  /// Arrives, and puts off completion until as many bytes have been copied for this barrier.
+  /// Arrives, and delays completion until as many bytes have been copied for this barrier.
   __device__ __forceinline__ void arrive_and_expect(int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)),
                  "r"(bytes)
                  : "memory");
   }
-  /// The same of a whole warp, as arrive_for_warp().
+  /// The same for a whole warp, as arrive_for_warp().
   __device__ __forceinline__ void arrive_and_expect_for_warp(int bytes) {
     if (lane_number() == 0) arrive_and_expect(bytes);
     else if (kForRacecheck) arrive();
   }
-  /// Puts it off without arriving.
+  /// Delays completion without arriving.
   __device__ __forceinline__ void expect(int bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(bytes)
                  : "memory");
@@ -64,18 +64,18 @@ struct Barrier {
   }
 };
 
-/// A whole warp's arrival, behind all that its lanes have read and written.
+/// The arrival of a whole warp, after all that its lanes have read and written.
 __device__ __forceinline__ void release(Barrier& barrier) {
   __syncwarp();
   barrier.arrive_for_warp();
 }
 
-/// Brings a map near the copy engine.
+/// Prefetches a tensor map.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-/// A box of a tensor of five dimensions, as the map says, from a coordinate on; zeros where it is beyond the tensor.
+/// TMA load of a box of a tensor of five dimensions, from a coordinate on; zeros beyond the tensor.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c, int x, int y, int z, int w,
                                          Barrier& barrier) {
   asm volatile(
@@ -84,7 +84,7 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       "l"(map), "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state))
       : "memory");
 }
-/// The same of what is not needed again: it leaves the second cache first. policy: read_once().
+/// The same for data that is read once: L2 evicts it first. policy: read_once().
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c, int x, int y, int z, int w,
                                          Barrier& barrier, std::uint64_t policy) {
   asm volatile(
@@ -93,7 +93,7 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, int c
       "l"(map), "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(&barrier.state)), "l"(policy)
       : "memory");
 }
-/// Brings one to the second cache.
+/// Prefetches a box to L2.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(c), "r"(x),
                "r"(y), "r"(z), "r"(w)
@@ -104,14 +104,14 @@ __device__ __forceinline__ std::uint64_t read_once() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-/// The reverse; what is beyond the tensor is left out.
+/// TMA store of a box; parts beyond the tensor are left out.
 __device__ __forceinline__ void store_box(const CUtensorMap* map, const void* from, int c, int x, int y, int z, int w) {
   asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
                "r"(c), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(from))
                : "memory");
 }
 
-/// Multiples of 16 bytes, at such addresses.
+/// Bulk copy of a multiple of 16 bytes, at 16-byte addresses.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, Barrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
@@ -119,27 +119,28 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes
                : "memory");
 }
 
-/// Adds float32 numbers in shared memory to those in global memory, each by itself, in no order: `bytes` as above.
+/// Bulk reduction: adds float32 numbers in shared memory to those in global memory, each atomically, in no fixed order.
+/// `bytes` as above.
 __device__ __forceinline__ void add_bytes(float* to, const float* from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
                : "memory");
 }
-/// Ends a group of what this thread has asked to be added or stored.
+/// Commits a group of this thread's bulk stores and additions.
 __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Waits until what this thread has asked to be added or stored has been read from shared memory.
+/// Waits until this thread's bulk stores and additions have been read from shared memory.
 __device__ __forceinline__ void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-/// Makes begin() known to all threads behind the next barrier of the block.
+/// Makes begin() visible to all threads after the next barrier of the thread block.
 __device__ __forceinline__ void barriers_begun() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// A barrier of some warps of the block, by number (0 is __syncthreads').
+/// A named barrier of some warps of the thread block, by number (0 is __syncthreads').
 template <int threads>
 __device__ __forceinline__ void sync_threads(unsigned number) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(threads) : "memory");
 }
 
-/// Arrives at one without waiting.
+/// Arrives at a named barrier without waiting.
 template <int threads>
 __device__ __forceinline__ void arrive_threads(unsigned number) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(threads) : "memory");

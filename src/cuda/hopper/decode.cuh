@@ -1,20 +1,20 @@
-// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with up to 16 rows: portable/decode_plain.cuh says which
-// calls are plain, and portable/decode.cuh what tasks and parts are.
+// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with up to 16 rows. portable/decode_plain.cuh defines
+// plain calls, portable/decode.cuh tasks and parts.
 //
-// A block of threads has one task, or, where a multiprocessor has room for one block alone, stays and takes one after
-// the other. A warp or two have the copy engine bring keys and values, tile by tile, as far ahead as shared memory
-// holds, also beyond the end of a task (decode_loader.cuh); so the other warps spend nothing on loads. Of a tile each
-// of those takes 16 keys, with all rows or, of 256 channels, 8 of them, and keeps O, the largest product and the sum
-// of its rows. Both products are made the other way round, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh
-// says why), for 8 or 16 rows. What the warps leave is joined in shared memory, what the parts leave by the kernel of
-// decode_join.cuh. Bound by reading K and V.
+// A thread block has one task. Where a multiprocessor has room for one thread block only, it is persistent and takes
+// one task after another. One or two producer warps issue TMA loads of keys and values, as far ahead as shared memory
+// allows, also beyond the end of a task (decode_loader.cuh). The consumer warps spend nothing on loads. Of each tile a
+// consumer warp takes 16 keys, with all rows, or 8 rows at 256 channels. It keeps O, the largest product and the sum of
+// its rows in registers. Both products are transposed, S^T = K Q^T and O^T += V^T P^T (portable/decode_narrow.cuh says
+// why), for 8 or 16 rows. The warps' results are joined in shared memory, the parts' results by the kernel of
+// decode_join.cuh. The number of parts depends on the batch, except in deterministic calls. Bound by reading K and V.
 //
-// A warp whose result is not finite goes over its keys again, with care (portable/not_finite.cuh), by the same
-// products in the same order, so that other rows keep their bits: it reads keys and values itself, since the tiles have
-// gone. That is slow, and rare.
+// A warp whose result is not finite repeats its keys by the non-finite fallback (portable/not_finite.cuh). It uses the
+// same products in the same order, so that other rows keep their bits. It reads keys and values from global memory,
+// since the tiles are gone: slow, but rare.
 //
-// With g = lane / 4 and t = lane % 4, a lane has the scores of keys g and g + 8 and channels g and g + 8 of every 16 of
-// O, of queries 2t and 2t + 1 of every 8.
+// With g = lane / 4 and t = lane % 4, a lane has the scores of keys g and g + 8, and channels g and g + 8 of every 16
+// of O, for queries 2t and 2t + 1 of every 8.
 #pragma once
 
 #include "cuda/hopper/decode_loader.cuh"
@@ -41,7 +41,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
         first_row_(static_cast<int>(threadIdx.x / 32) / Sizes::kKeyWarps * (8 * kGroups)) {}
 
   __device__ __forceinline__ void run() {
-    // Where each block has one task, int may not count beyond the last one.
+    // unsigned: with one task per block, int could overflow beyond the last task.
     for (auto number = blockIdx.x; number < static_cast<unsigned>(args_.tasks); number += gridDim.x) {
       this->begin(DecodeTask(args_, static_cast<std::int32_t>(number), kRows, kDepth));
       wait_for_kernel_before();
@@ -58,13 +58,13 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   }
 
  private:
-  using Scores = float[kGroups][4];   // key g of query 2t, of 2t + 1; key g + 8 of them
+  using Scores = float[kGroups][4];   // key g for queries 2t, 2t + 1; then key g + 8
   using Fragment = std::uint32_t[4];  // 16 x 16 numbers of K, or of V^T
 
   __device__ __forceinline__ static int g() { return static_cast<int>(lane_number() / 4); }
   __device__ __forceinline__ static int t() { return static_cast<int>(lane_number() % 4); }
 
-  /// The rows of Q, as operands; zeros in rows and channels that do not exist.
+  /// Loads the rows of Q as operands; zeros in rows and channels that do not exist.
   __device__ __forceinline__ void take_queries() {
     const auto& rows = call_.q;
 #pragma unroll
@@ -126,7 +126,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
           const auto load = [&](Fragment& a, int m) { load_matrices_transposed(a, v + place(m, half)); };
           if (own + 16 <= span.end) {
             add_values(s, load);
-          } else {  // what lies in the tile behind the last key may be anything
+          } else {  // beyond the last key the tile is uninitialised
             const int keys = span.end - own - 2 * t();
             const unsigned lower = kept_values(keys), upper = kept_values(keys - 8);
             add_values(s, [&](Fragment& a, int m) {
@@ -150,19 +150,20 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     return !__any_sync(0xffffffffu, again);
   }
 
-  /// Where 8 of the 16 channels from 16 n on lie, in a row whose number is lane % 8 above a multiple of 8.
+  /// The offset of 8 of the 16 channels from 16 n on, in a row whose number is lane % 8 above a multiple of 8.
   __device__ __forceinline__ static int place(int n, int half) {
     return n / 4 * (kKeys * 64) + ((2 * (n % 4) + half) ^ static_cast<int>(lane_number()) % 8) * 8;
   }
 
-  /// The bits of two keys' numbers, of which `keys` are wanted, or both if more.
+  /// A mask for two keys' numbers that keeps the first `keys` of them.
   __device__ __forceinline__ static unsigned kept_values(int keys) {
     return keys >= 2 ? 0xffffffffu : keys == 1 ? 0xffffu : 0;
   }
 
-  // --- Keys and values where the tensors are, for passes with care ---------------------------------------------------
+  // --- Keys and values in global memory, for fallback passes
+  // -------------------------------------------------------------
 
-  /// Keys g and g + 8 from a key on; zeros behind the last one.
+  /// Keys g and g + 8 from a key on, read from global memory; zeros after the last key.
   struct FarKeys {
     const E* row[2];
     int channels;
@@ -186,11 +187,12 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     }
   };
 
-  /// Keys 2t, 2t + 1, 2t + 8 and 2t + 9 from a key on; zeros behind the last one and in rows that are not finite.
+  /// Values of keys 2t, 2t + 1, 2t + 8 and 2t + 9 from a key on, read from global memory. Zeros after the last key and
+  /// in rows that are not finite.
   struct FarValues {
     const E* row[4];
     int channels;
-    unsigned bad;  // bit i: row i holds a NaN or an infinity
+    unsigned bad;  // bit i: row i has a NaN or an infinity
 
     __device__ __forceinline__ FarValues(const BulkDecodeRows& rows, int own, int end)
         : channels(rows.call_.d_v - rows.task_.first_value), bad(0) {
@@ -230,14 +232,14 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
 
   // --- A tile --------------------------------------------------------------------------------------------------------
 
-  /// load(a, n): keys' channels from 16 n on. In chains as products.cuh makes them: the backward pass needs the same
-  /// scores.
+  /// load(a, n): keys' channels from 16 n on. In the same chains as products.cuh, because the backward pass needs the
+  /// same scores.
   template <class Load>
   __device__ __forceinline__ void find_scores(Scores& s, const Load& load) const {
     constexpr int kChains = kSteps > 8 ? 2 : 1;
     float sums[kChains][kGroups][2][2] = {};
     Fragment a[3];
-    const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains in turns
+    const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains alternate
     load(a[0], step(0));
     load(a[1], step(1));
 #pragma unroll
@@ -264,8 +266,8 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     }
   }
 
-  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores lags behind their maximum by no more
-  /// than lag32: else most tiles of a short part, in which some row's maximum rises, would scale O.
+  /// s becomes P; adds it to the rows' sums. A row's shift lags behind its maximum by at most lag32. Without the lag
+  /// most tiles of a short part would rescale O, because some row's maximum rises.
   __device__ __forceinline__ void softmax(Scores& s) {
     float largest[kGroups][2];
     bool high = false;
@@ -288,7 +290,8 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
         sum_[i][e] += s[i][e] + s[i][e + 2];
       }
   }
-  /// Rows whose largest number is more than `lag` above their shift get it as their shift. own: of this lane's keys.
+  /// Raises the shift of rows whose largest number exceeds it by more than `lag` to that number. own: maxima over this
+  /// lane's keys.
   __device__ __forceinline__ void raise(const float (&own)[kGroups][2], float lag) {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
@@ -306,7 +309,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
       }
   }
 
-  /// In passes with care.
+  /// In the non-finite fallback.
   __device__ __forceinline__ void halve(Scores& p) const {
 #pragma unroll
     for (int i = 0; i < kGroups; ++i)
@@ -334,7 +337,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     }
   }
 
-  /// O += P V for rows of V that hold a NaN or an infinity, if the queries see them.
+  /// O += P V for rows of V with a NaN or an infinity, if the queries see them.
   __device__ __forceinline__ void add_hidden_values(const Scores& p, const FarValues& values, int first,
                                                     rules::Word word) {
 #pragma unroll 1
@@ -365,7 +368,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
       for (int e = 0; e < 2; ++e) {
         float shift = -infinity();
         weight_[i][e] = 1;
-        if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
+        if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
           const float sum = column_sum(sum_[i][e]);
           if (overflowed(i, e)) shift = shift_[i][e], weight_[i][e] = 0.5f / sum;
         }
@@ -390,13 +393,13 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     return zero == zero;
   }
 
-  /// After a pass with care: is a row's result not finite although its sum is?
+  /// After a fallback pass: is a row's result not finite although its sum is?
   __device__ __forceinline__ bool overflowed(int i, int e) const {
     float zero = 0;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) zero += 0.0f * o_[i][m][0][e] + 0.0f * o_[i][m][1][e];
     const float sum = column_sum(sum_[i][e]);
-    return column_sum(zero) != 0.0f && sum > 0.0f && sum < infinity();  // zero is that, or NaN
+    return column_sum(zero) != 0.0f && sum > 0.0f && sum < infinity();  // zero is 0, or NaN
   }
 
   /// Over the lanes that have the same queries.
@@ -406,10 +409,10 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
     return x;
   }
 
-  /// What the warps leave, in the order of their keys.
+  /// Joins the warps' results, in the order of their keys.
   __device__ __forceinline__ void join() {
     const int rows = min(kRows, args_.rows - task_.first_row);
-    if constexpr (Sizes::kOneTask) sync_threads<kThreads>(1);  // the tiles are done with
+    if constexpr (Sizes::kOneTask) sync_threads<kThreads>(1);  // the tiles are no longer read
 #pragma unroll 1
     for (int first = 0; first < rows; first += Sizes::kJoinRows) {
       const int end = min(first + Sizes::kJoinRows, rows);
@@ -429,7 +432,7 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
       if (const int row = first + static_cast<int>(threadIdx.x); row < end) this->weigh(row);
       sync_threads<kThreads>(1);
       this->template leave_rows<kThreads, kDepth>(first, end, shared_.results());
-      if constexpr (!Sizes::kOneTask) sync_threads<kThreads>(1);  // the results are read
+      if constexpr (!Sizes::kOneTask) sync_threads<kThreads>(1);  // the results have been read
     }
   }
 
@@ -437,9 +440,9 @@ class BulkDecodeRows : DecodeEnd<typename BlockSizes::Element, BulkDecodeShared<
   int stage_ = 0;
   unsigned parity_ = 0;
   std::uint32_t q_[kGroups][kSteps][2];
-  float shift_[kGroups][2];                      // what is subtracted from a row's scores
-  float largest_[kGroups][2], sum_[kGroups][2];  // of this lane's keys alone
-  float weight_[kGroups][2];                     // what P is multiplied by, in passes with care
+  float shift_[kGroups][2];                      // subtracted from a row's scores
+  float largest_[kGroups][2], sum_[kGroups][2];  // over this lane's keys only
+  float weight_[kGroups][2];                     // the factor of P in fallback passes
   bool seen_;                                    // does the task's warp see a key?
   float o_[kGroups][kSteps][2][2];               // channels g and g + 8 of 16, queries
 };

@@ -1,4 +1,4 @@
-// Plain calls of few queries on Hopper, whose keys and values the copy engine brings.
+// Plain decode calls on Hopper, with keys and values loaded by TMA.
 #pragma once
 
 #include "cuda/hopper/decode_args.h"
@@ -7,7 +7,7 @@
 
 namespace anyflash::cuda {
 
-/// Does Hopper's kernel serve a plain call? Then it takes the place of kernels.plain, with its sizes, and args have the
+/// Does Hopper's kernel support a plain call? If so, it replaces kernels.plain, with its sizes, and args get the tensor
 /// maps.
 bool take_bulk_decode(const Problem& problem, BulkDecodeArgs& args, DecodeKernels& kernels);
 

@@ -1,15 +1,15 @@
-// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with 17 to 64 rows: the products of decode.cuh, made by
-// warpgroups. portable/decode.cuh says what tasks and parts are.
+// Decoding on Hopper (sm_90a) for plain calls of 16-bit types with 17 to 64 rows: the products of decode.cuh, computed
+// by warpgroups. portable/decode.cuh defines tasks and parts.
 //
-// A block of threads has one task. It is warps that load (decode_loader.cuh) and one warpgroup that has all rows,
-// padded to 64, and takes the tiles of 64 keys in their order: S = Q K^T, the online softmax, O += P V, as in
-// forward.cuh, with keys and values read where the copy engine has put them. So nothing has to be joined in the block.
-// Q is in shared memory, P in registers. Warps that have no rows make the products alone. Two blocks on a
-// multiprocessor (of 256 channels one) fill each other's time. Bound by reading K and V: of the 1800 cycles that memory
-// needs for a tile of 128 channels the products take 600.
+// A thread block has one task. It has producer warps (decode_loader.cuh) and one consumer warpgroup, which has all
+// rows, padded to 64, and takes tiles of 64 keys in order: S = Q K^T, the online softmax, O += P V. As in forward.cuh,
+// keys and values are read where TMA has put them. So nothing has to be joined in the thread block. Q is in shared
+// memory, P and O in registers. Warps without rows only take part in the products. Two thread blocks on a
+// multiprocessor (one at 256 channels) hide each other's latency. Bound by reading K and V: memory needs 1800 cycles
+// for a tile of 128 channels, and the products take 600.
 //
-// A warp whose result is not finite goes over its keys again, with care, by mma.sync in the same order, which gives the
-// same bits to its other rows: it reads keys and values itself, since the tiles have gone.
+// A warp whose result is not finite repeats its keys by the non-finite fallback, with mma.sync in the same order, which
+// gives its other rows the same bits. It reads keys and values from global memory, since the tiles are gone.
 //
 // With g = lane / 4 and t = lane % 4, a lane has the scores of rows g and g + 8 of its warp's 16, of keys 2t and 2t + 1
 // of every 8, and the same channels of O.
@@ -26,7 +26,7 @@ struct GroupDecodeSizes {
   using Element = E;
   static constexpr int kDepth = depth, kStages = stages, kKeys = 64, kRows = 64;
   static constexpr int kWarps = 4, kThreads = 32 * (kWarps + 2), kRegisters = 0;
-  static constexpr bool kOneTask = true;  ///< of a block: its results take the place of tiles
+  static constexpr bool kOneTask = true;  ///< of a thread block: its results overlay the tiles
 };
 
 template <class Sizes>
@@ -36,17 +36,17 @@ struct GroupDecodeShared {
   static constexpr int kTile = Sizes::kKeys * Sizes::kDepth;
   alignas(1024) E k[Sizes::kStages][kTile];  ///< panels of 64 channels of all keys, swizzled
   alignas(1024) E v[Sizes::kStages][kTile];
-  alignas(1024) E q[Sizes::kRows * Sizes::kDepth];  ///< like them
+  alignas(1024) E q[Sizes::kRows * Sizes::kDepth];  ///< laid out likewise
   T largest[1][Sizes::kRows], sum[1][Sizes::kRows], weight[1][Sizes::kRows];
   bool seen[1][Sizes::kRows];
   Barrier full[Sizes::kStages], empty[Sizes::kStages];
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin(int loading_warps) {
     for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(loading_warps), empty[i].begin_for_warps(Sizes::kWarps);
     barriers_begun();
   }
-  /// Over the tiles, at the end of a task; neighbouring rows lie in other banks.
+  /// Overlays the tiles at the end of a task; padded so that neighbouring rows use different banks.
   using Results = T[1][Sizes::kRows][Sizes::kDepth + 8];
   __device__ __forceinline__ Results& results() { return *reinterpret_cast<Results*>(&k[0][0]); }
   static_assert(sizeof(Results) <= sizeof(k));
@@ -82,7 +82,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     }
     take_queries();
     attend(span);
-    sync_threads<128>(1);  // the tiles are done with
+    sync_threads<128>(1);  // the tiles are no longer read
     if (has_rows_) {
       if (!finite() && !attend_with_care(span, false)) attend_with_care(span, true);
       put_rows();
@@ -102,7 +102,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 
   // --- Queries -------------------------------------------------------------------------------------------------------
 
-  /// Channels 16m and on of the warp's rows, as an operand; zeros in rows and channels that do not exist.
+  /// Channels from 16m on of the warp's rows, as an operand; zeros in rows and channels that do not exist.
   __device__ __forceinline__ void load_queries(Fragment& a, int m) const {
     const auto& rows = call_.q;
 #pragma unroll
@@ -117,7 +117,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     }
   }
 
-  /// To shared memory. A thread has half of a row, all of which it asks for before it waits.
+  /// Copies Q to shared memory. A thread has half a row, all of which it requests before it waits.
   __device__ __forceinline__ void take_queries() {
     constexpr int kChunks = kDepth / 16;  // of 8 channels
     const int own = static_cast<int>(threadIdx.x) / 2, first = static_cast<int>(threadIdx.x) % 2 * kChunks;
@@ -171,7 +171,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     }
   }
 
-  /// Q K^T. Over 128 channels in two chains, as everywhere.
+  /// Q K^T. Over 128 channels in two chains, as in all kernels.
   __device__ __forceinline__ void find_scores(Scores& s) const {
     const auto a = describe_tile(shared_.q, 0), b = describe_tile(shared_.k[stage_], 0);
     const auto chain = [&](Scores& sums, int first, int end) {
@@ -201,7 +201,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       for (int e = 0; e < 4; ++e) s[j][e] += rest[j][e];
   }
 
-  /// What lies in the tile behind the last key may be anything.
+  /// Clears values after the last key, where the tile is uninitialised.
   __device__ __forceinline__ void clear_values(int keys) {
     for (int n = keys * 8 + static_cast<int>(threadIdx.x); n < kKeys * 8; n += 128)
 #pragma unroll
@@ -227,7 +227,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 
   // --- A tile's scores -----------------------------------------------------------------------------------------------
 
-  /// From products to P; word: which of the keys are seen.
+  /// Turns products into P; word: which of the keys are visible.
   __device__ __forceinline__ void take_scores(Scores& s, rules::Word word) {
     seen_ |= word != 0;
     if (word != rules::all_bits) {
@@ -241,8 +241,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     softmax(s);
   }
 
-  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores lags behind their maximum by no more
-  /// than lag32, as in forward.cuh.
+  /// s becomes P; adds it to the rows' sums. A row's shift lags behind its maximum by at most lag32, as in forward.cuh.
   __device__ __forceinline__ void softmax(Scores& s) {
     float largest[2] = {s[0][0], s[0][2]};
 #pragma unroll
@@ -259,7 +258,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float shift = shift_[r] == -infinity() ? 0.0f : shift_[r];  // exp(-inf - 0) = 0, a NaN stays one
-      float sum[2] = {};  // of this tile alone: long sums of small numbers lose less so
+      float sum[2] = {};  // of this tile only: long sums of small numbers then lose less accuracy
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
 #pragma unroll
@@ -271,7 +270,8 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       sum_[r] += sum[0] + sum[1];
     }
   }
-  /// Rows whose largest number is more than `lag` above their shift get it as their shift. own: of this lane's keys.
+  /// Raises the shift of rows whose largest number exceeds it by more than `lag` to that number. own: maxima over this
+  /// lane's keys.
   __device__ __forceinline__ void raise(const float (&own)[2], float lag) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -287,9 +287,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     }
   }
 
-  // --- Passes with care ----------------------------------------------------------------------------------------------
+  // --- The non-finite fallback
+  // -----------------------------------------------------------------------------------------
 
-  /// A warp's pass over the keys where the tensors are. False if a row has overflowed.
+  /// A warp's pass over the keys in global memory. False if a row has overflowed.
   __device__ __forceinline__ bool attend_with_care(const DecodeSpan& span, bool halved) {
     clear_rows(halved);
     const auto size = decode_keys(args_, task_.b);
@@ -311,7 +312,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     return !__any_sync(0xffffffffu, overflowed(0) | overflowed(1));
   }
 
-  /// Where a key's row begins in a tensor, for the task's head; null behind the last of the tile's keys.
+  /// The beginning of a key's row in a tensor, for the task's head; null after the last of the tile's keys.
   __device__ __forceinline__ const E* row_of(const Rows& rows, int first, int key, int keys) const {
     return key < keys ? reinterpret_cast<const E*>(rows.data) + key_at(call_, task_, rows, first + key) : nullptr;
   }
@@ -350,7 +351,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     c[0] = c01[0], c[1] = c01[1], c[2] = c23[0], c[3] = c23[1];
   }
 
-  /// Of a tile's values, those that hold a NaN or an infinity.
+  /// The values of a tile that hold a NaN or an infinity.
   __device__ __forceinline__ rules::Word values_not_finite(int first, int keys) const {
     const int channels = min(call_.d_v - task_.first_value, kDepth);
     rules::Word bad = 0;
@@ -367,9 +368,9 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     return bad;
   }
 
-  /// O += P V for such values that the queries see.
+  /// O += P V for such values, for the queries that see them.
   __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, rules::Word seen) {
-    Scores local;  // in memory, since the keys are taken one by one
+    Scores local;  // in local memory, since the keys are taken one by one
 #pragma unroll
     for (int j = 0; j < kTiles; ++j)
 #pragma unroll
@@ -395,7 +396,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     }
   }
 
-  /// O += P V for the others.
+  /// O += P V for the other values, from global memory.
   __device__ __forceinline__ void add_far_values(const Scores& s, int first, int keys, rules::Word bad) {
     const int channels = call_.d_v - task_.first_value;
     std::uint32_t p[kTiles / 2][4];
@@ -429,7 +430,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
     for (int r = 0; r < 2; ++r) {
       float shift = -infinity();
       weight_[r] = 1;
-      if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
+      if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
         const float sum = quad_sum(sum_[r]);
         if (overflowed(r)) shift = shift_[r], weight_[r] = 0.5f / sum;
       }
@@ -441,7 +442,7 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       for (int j = 0; j < kPartTiles; ++j) o_[n][j][0] = o_[n][j][1] = o_[n][j][2] = o_[n][j][3] = 0;
   }
 
-  __device__ __forceinline__ float zero_of(int r) const {  // or NaN, if one of the row's numbers is not finite
+  __device__ __forceinline__ float zero_of(int r) const {  // 0, or NaN if one of the row's numbers is not finite
     float zero = 0;
 #pragma unroll
     for (int n = 0; n < kParts; ++n)
@@ -449,25 +450,25 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
       for (int j = 0; j < kPartTiles; ++j) zero += 0.0f * o_[n][j][2 * r] + 0.0f * o_[n][j][2 * r + 1];
     return zero;
   }
-  /// Are all of the warp's results?
+  /// Are all of the warp's results finite?
   __device__ __forceinline__ bool finite() const {
     const float zero = zero_of(0) + zero_of(1) + 0.0f * sum_[0] + 0.0f * sum_[1];
     return __all_sync(0xffffffffu, zero == zero);
   }
-  /// After a pass with care: is a row's result not finite although its sum is?
+  /// After a fallback pass: is a row's result not finite although its sum is?
   __device__ __forceinline__ bool overflowed(int r) const {
     const float zero = quad_sum(zero_of(r)), sum = quad_sum(sum_[r]);
-    return zero != 0.0f && sum > 0.0f && sum < infinity();  // zero is that, or NaN
+    return zero != 0.0f && sum > 0.0f && sum < infinity();  // zero is 0, or NaN
   }
 
-  /// The warp's results to shared memory, over tiles, with what they are multiplied by. (Here every instruction has to
-  /// be fetched to run once: the fewer the better.)
+  /// Writes the warp's results to shared memory, over the tiles, with their factors. (The code is short because each
+  /// instruction has to be fetched to run once.)
   __device__ __forceinline__ void put_rows() {
     const float largest[2] = {quad_largest(largest_[0]), quad_largest(largest_[1])};
     const float sum[2] = {quad_sum(sum_[0]), quad_sum(sum_[1])};
     if (const int r = t(); r < 2 && task_.exists(args_, row(r))) {
       const float shift = r ? shift_[1] : shift_[0], above = r ? largest[1] : largest[0];
-      const bool rise = above > shift && shift != -infinity();  // what has been added up is to that shift
+      const bool rise = above > shift && shift != -infinity();  // the sums so far use that shift
       const float factor = rise ? expf((shift - above) * scale()) : 1.0f;
       this->note(row(r), rise ? above : shift, (r ? sum[1] : sum[0]) * factor, seen_,
                  (r ? weight_[1] : weight_[0]) / factor);
@@ -486,10 +487,10 @@ class GroupDecodeRows : DecodeEnd<typename BlockSizes::Element, GroupDecodeShare
   const bool has_rows_;
   int stage_ = 0;
   unsigned parity_ = 0;
-  float shift_[2];             // what is subtracted from a row's scores
-  float largest_[2], sum_[2];  // of this lane's keys alone
-  float weight_[2];            // what P is multiplied by, in passes with care
-  bool seen_;                  // do they see a key?
+  float shift_[2];             // subtracted from a row's scores
+  float largest_[2], sum_[2];  // over this lane's keys only
+  float weight_[2];            // the factor of P in fallback passes
+  bool seen_;                  // do the rows see a key?
   float o_[kParts][kPartTiles][4];
 };
 

@@ -8,7 +8,7 @@
 
 namespace anyflash::cuda {
 
-/// On a multiprocessor, of the 227 KB of shared memory that it has for them.
+/// Per multiprocessor, of the 227 KB of shared memory that it has for thread blocks.
 template <class Shared>
 inline constexpr int bulk_decode_blocks = 2 * (sizeof(Shared) + 1024) <= (228 << 10) ? 2 : 1;
 
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Rows::Sizes::kThreads, bulk_decode_blocks<type
     Rows(args, shared).run();
   }
 #else
-  __trap();  // the host asks no other GPU for it
+  __trap();  // never launched: the host asks no other GPU for it
 #endif
 }
 
@@ -59,9 +59,9 @@ BulkDecodeKernel group_decode_kernel_of() {
   return bulk_decode_kernel_of<GroupDecodeRows<GroupDecodeSizes<E, depth, stages>>>();
 }
 
-// Groups of 8 rows of a warp, warps that share keys, that share rows, stages, rows joined at a time, registers; of
-// warpgroups, stages. There are as many as let two blocks be on a multiprocessor, where one is not enough for all rows.
-// docs/notes/gpu-decode.md has the figures.
+// Groups of 8 rows of a warp, warps that share keys, warps that share rows, stages, rows joined at a time, registers;
+// for warpgroups, stages. There are as many stages as let two thread blocks share a multiprocessor, where one thread
+// block does not have all rows. docs/notes/gpu-decode.md has the figures.
 template <class E>
 BulkDecodeKernel bulk_decode_kernel_of(int depth, int rows) {
   if (depth == 64) {

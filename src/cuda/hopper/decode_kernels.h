@@ -11,7 +11,7 @@ struct BulkDecodeKernel {
   bool in_turns;       ///< as in DecodeKernels
 };
 
-/// depth: padded head size, 64, 128 or 256. rows: that share a key head.
+/// depth: padded head size, 64, 128 or 256. rows: how many share a key head.
 BulkDecodeKernel bulk_decode_kernel_float16(int depth, int rows);
 BulkDecodeKernel bulk_decode_kernel_bfloat16(int depth, int rows);
 

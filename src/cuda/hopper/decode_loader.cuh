@@ -1,7 +1,7 @@
-// What blocks of threads of Hopper's decoding kernel have in shared memory, and the warps that load: they ask the copy
-// engine for keys and values, tile by tile, as far ahead as there are stages, through all tasks of their block. That
-// is one warp, or, where a tile may be of many pages, one for K and one for V: the lanes of a warp ask one after the
-// other.
+// Shared memory of Hopper's decoding kernels, and their producer warps. These issue TMA loads of keys and values, tile
+// by tile, as far ahead as there are stages, through all tasks of their thread block. There is one such warp. Where a
+// tile may span many pages there are two, one for K and one for V, because the lanes of a warp issue loads one after
+// the other.
 #pragma once
 
 #include "cuda/hopper/barriers.cuh"
@@ -10,9 +10,9 @@
 
 namespace anyflash::cuda {
 
-/// 16 keys of a tile are a warp's, or those of row_warps, each of which has 8 * groups rows. join_rows: of which what
-/// the warps leave is joined at a time; 0: all, over the tiles of a block that has one task. registers: 0, or those of
-/// a thread, taken from a warpgroup that loads.
+/// A warp takes 16 keys of a tile, or row_warps warps do, each with 8 * groups rows. join_rows: how many rows of the
+/// warps' results are joined at a time; 0: all, over the tiles of a thread block with one task. registers: 0, or those
+/// of a consumer thread, taken from a producer warpgroup.
 template <class E, int depth, int groups, int row_warps, int key_warps, int stages, int join_rows, int registers = 0>
 struct BulkDecodeSizes {
   using Element = E;
@@ -39,13 +39,13 @@ struct BulkDecodeShared {
   static constexpr int kTile = Sizes::kKeys * Sizes::kDepth, kKeyWarps = Sizes::kKeyWarps;
   alignas(1024) E k[Sizes::kStages][kTile];  ///< panels of 64 channels of all keys, swizzled
   alignas(1024) E v[Sizes::kStages][kTile];
-  using Results = T[kKeyWarps][Sizes::kJoinRows][Sizes::kDepth + 8];  ///< neighbouring rows lie in other banks
+  using Results = T[kKeyWarps][Sizes::kJoinRows][Sizes::kDepth + 8];  ///< padded against bank conflicts
   alignas(16) char own_results[Sizes::kOneTask ? 16 : sizeof(Results)];
   T largest[kKeyWarps][Sizes::kRows], sum[kKeyWarps][Sizes::kRows], weight[kKeyWarps][Sizes::kRows];
   bool seen[kKeyWarps][Sizes::kRows];
   Barrier full[Sizes::kStages], empty[Sizes::kStages];
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin(int loading_warps) {
     for (int i = 0; i < Sizes::kStages; ++i) full[i].begin(loading_warps), empty[i].begin_for_warps(Sizes::kWarps);
     barriers_begun();
@@ -56,7 +56,7 @@ struct BulkDecodeShared {
   static_assert(!Sizes::kOneTask || sizeof(Results) <= sizeof(k));
 };
 
-/// Of those that a block has; the others leave.
+/// How many of the producer warps are used; the others exit.
 __device__ __forceinline__ int loading_warps(const BulkDecodeArgs& args) { return args.call.paged ? 2 : 1; }
 
 /// Shared: has k, v, full and empty of each stage.
@@ -69,7 +69,7 @@ class BulkDecodeLoader {
       : args_(args), shared_(shared), warp_(warp), log_boxes_(rules::lowest_bit(kKeys / args.box_rows)) {}
 
   __device__ __forceinline__ void run() {
-    // A lane's boxes are always the same rows and channels of a tile of one of the two tensors.
+    // A lane's boxes are always the same rows and channels of a tile, of one of the two tensors.
     const int lane = static_cast<int>(lane_number()), boxes = 1 << log_boxes_;
     const int of_both = (lane >> log_boxes_) + warp_ * kPanels;  // K's panels, then V's
     const int box = lane & (boxes - 1), panel = of_both % kPanels, tensor = of_both / kPanels;
@@ -79,7 +79,7 @@ class BulkDecodeLoader {
     const auto place = static_cast<std::int64_t>(panel) * kKeys * 64 + box * args_.box_rows * 64;
     for (auto number = blockIdx.x; number < static_cast<unsigned>(args_.tasks); number += gridDim.x) {
       const DecodeTask task(args_, static_cast<std::int32_t>(number), Sizes::kRows, kDepth);
-      // What does not lie in memory is found before the kernel in front is done.
+      // What is not in memory is computed before the previous kernel is done.
       const bool lengths = args_.lengths.data || args_.length_in_mask;
       if (lengths) wait_for_kernel_before();
       const auto span = span_of(args_, task);
@@ -112,9 +112,9 @@ class BulkDecodeLoader {
  private:
   static constexpr int kPanels = kDepth / 64;
   static_assert(kKeys / 64 * kPanels * 2 <= 32, "a lane for each box");
-  static_assert(kKeys / 16 * kPanels <= 32, "and for each of the smallest pages");
+  static_assert(kKeys / 16 * kPanels <= 32, "a lane for each box of the smallest pages");
 
-  /// Where a box of a task is.
+  /// The place of a box of a task.
   struct Place {
     std::int32_t page, row;
   };
@@ -129,7 +129,7 @@ class BulkDecodeLoader {
 
   const BulkDecodeArgs& args_;
   Shared& shared_;
-  const int warp_;       ///< of those that load
+  const int warp_;       ///< the number of the producer warp
   const int log_boxes_;  ///< of a tile's rows
   Place now_, next_;     ///< lane n has box n of 32
   int stage_ = 0;

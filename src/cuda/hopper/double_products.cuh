@@ -1,15 +1,15 @@
-// Products of float64 from swizzled tiles, for the forward and backward kernels of Hopper.
+// float64 products from swizzled tiles, for Hopper's forward and backward kernels.
 //
-// Tiles lie as the copy engine swizzles them: panels of 16 channels, a row of 128 bytes each, in which 16 bytes at
-// place n are at n ^ row % 8. Loads spread over all banks, along rows as along columns, if fragments count each 8 rows
-// in the order of row_in(). Fragments are those of mma.m16n8k16 (common/instructions.cuh): x[j][r][e] is number e of
-// row lane / 4 + 8r and of the j-th 8 columns.
+// Tiles are swizzled by TMA: panels of 16 channels, rows of 128 bytes, in which 16-byte chunk n is at n ^ row % 8.
+// Loads along rows and along columns have no bank conflicts if fragments take each 8 rows in the order of row_in().
+// Fragments are those of mma.m16n8k16 (common/instructions.cuh): x[j][r][e] is number e of row lane / 4 + 8r and of the
+// j-th 8 columns.
 //
-// A warp has 16 of its warpgroup's 64 rows, its own side's: of keys in the backward pass, of queries in the forward
-// one. A tile of the other side is 32 rows, in halves. Products have own rows for rows; columns are rows of the other
-// side, or channels, of which two tiles of 8 columns take turns: that way a lane loads two neighbours at once.
+// A warp has 16 of its warpgroup's 64 own rows: keys in the backward pass, queries in the forward pass. A tile of the
+// other side is 32 rows, in halves. Rows of products are own rows. Columns are rows of the other side, or channels. Two
+// tiles of 8 columns interleave, so that a lane loads two neighbours at once.
 //
-// E is float64, a parameter lest other GPUs' code be made of it.
+// E is float64. It is a parameter so that other GPUs' builds compile no code for it.
 #pragma once
 
 #include "cuda/hopper/barriers.cuh"
@@ -17,13 +17,13 @@
 
 namespace anyflash::cuda {
 
-/// Rows that the fragments call 0 to 7, of eight.
+/// The tile rows that the fragments number 0 to 7.
 __device__ __forceinline__ constexpr unsigned row_in(unsigned n) {
   return (n >> 1 & 1) << 2 | ((n ^ n >> 2) & 1) << 1 | n >> 2;
 }
-/// The row of the other side, of eight, that column e of this lane is.
+/// The row of the other side, of eight, that is column e of this lane.
 __device__ __forceinline__ unsigned column_in(unsigned e) { return row_in(2 * (lane_number() % 4) + e); }
-/// This lane's first own row of 64; the second is 8 behind it.
+/// This lane's first own row of 64; the second is 8 rows further.
 __device__ __forceinline__ unsigned own_row() { return threadIdx.x / 32 % 4 * 16 + row_in(lane_number() / 4); }
 
 template <class E, int kTiles>
@@ -41,7 +41,7 @@ __device__ __forceinline__ double2 pair_at(const E* tile, unsigned bytes) {
   return *reinterpret_cast<const double2*>(reinterpret_cast<const char*>(tile) + bytes);
 }
 
-/// Where a lane finds the channels of its row that are its terms of a product, t + 4n of a panel, in bytes; t is
+/// The offsets in bytes of the channels of its row that a lane contributes to a product: t + 4n of a panel, where t is
 /// lane % 4.
 struct RowPlaces {
   unsigned at[4];
@@ -52,9 +52,9 @@ struct RowPlaces {
   }
 };
 
-/// Own rows times those of the other side, as in DoubleProducts, to the bit: forward and backward make the same scores.
-/// first, second: halves of the other side's tile. kUnrolled panels at a time: registers for operands that come early
-/// may be short.
+/// Own rows times those of the other side, to the bit as in DoubleProducts: forward and backward need the same scores.
+/// first, second: halves of the other side's tile. kUnrolled panels at a time, because operands loaded early may run
+/// out of registers.
 template <int kPanels, int kUnrolled, class E>
 __device__ __forceinline__ void row_products(E (&x)[4][2][2], const E* own_tile, const E* first, const E* second) {
   const RowPlaces places;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void row_products(E (&x)[4][2][2], const E* own_tile,
   }
 }
 
-/// Where a lane finds two neighbouring columns of the rows that are its terms of a sum, the first 8.
+/// The offsets of two neighbouring columns of the rows that a lane contributes to a sum, for the first 8 rows.
 struct ColumnPlaces {
   unsigned at[2];
   __device__ __forceinline__ ColumnPlaces() {
@@ -107,8 +107,8 @@ __device__ __forceinline__ void column_products(E (&sum)[2 * kPanels][2][2], con
   }
 }
 
-/// A lane's two rows of results, row[0] and row[1] of a box, from a channel on. add: to what is there.
-/// Sets `careful` if one is not finite.
+/// Stores a lane's two rows of results, row[0] and row[1] of a box, from a channel on. add: to the numbers there. Sets
+/// `careful` if one is not finite.
 template <int kTiles>
 __device__ __forceinline__ void store_double_rows(const double (&x)[kTiles][2][2], const Rows& rows, double* data,
                                                   int first_channel, int channels, const rules::Box& box,

@@ -36,18 +36,18 @@ bool serves(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.pages.page_size > 0 || problem.alibi.given()) return false;
   if (plan.late && late_word_tiles(problem, plan) == 0) return false;
   const auto results = problem.heads_q * problem.queries() * problem.d_v * int(element_size(problem.type));
-  const bool changes_bits = in_pieces(problem) && piece_count(problem) < kPieces;  // else the portable kernel's
+  const bool changes_bits = in_pieces(problem) && piece_count(problem) < kPieces;  // else as the portable kernel
   return words_fit(problem, plan, true, 4 * results, changes_bits);
 }
 
-/// What a call works in: what is counted and reported, words, pieces of float32.
+/// The workspace of a call: the report, mask words, and split-bfloat16 copies of float32 tensors.
 struct Space {
   std::int64_t words, pieces;
   std::int64_t first_pieces() const { return report_bytes + words; }
   std::int64_t bytes() const { return first_pieces() + pieces; }
 };
 
-/// q, k and v, to be split. Returns the bytes that their pieces take.
+/// Describes q, k and v for splitting into bfloat16 terms. Returns the bytes that the terms take.
 std::int64_t pieces_of(const Problem& problem, const ExecutionPlan& plan, char* memory, PieceArgs& pieces) {
   pieces.depth = padded_depth(problem), pieces.pieces = piece_count(problem);
   pieces.tensors[0] = piece_rows_of(problem, problem.q, plan.query_grid, problem.heads_q, problem.d_qk);
@@ -62,7 +62,7 @@ Space space_of(const Problem& problem, const ExecutionPlan& plan) {
           in_pieces(problem) ? pieces_of(problem, plan, nullptr, pieces) : std::int64_t{0}};
 }
 
-/// False if the copy engine does not take a tensor.
+/// False if TMA does not support a tensor.
 bool map_all(const Problem& problem, const ExecutionPlan& plan, const GroupForwardKernel& kernel,
              GroupForwardArgs& args) {
   if (problem.bias.given() && (!args.query_rows || !args.key_rows || !map_bias(args.bias_map, problem.bias) ||

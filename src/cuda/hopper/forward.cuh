@@ -1,23 +1,22 @@
-// The forward pass on Hopper (sm_90a) for float32 in pieces of bfloat16 (common/pieces.cuh), and for 16-bit types where
-// attention.cuh is slower: boxes, and query blocks that visit few keys.
+// The forward pass on Hopper (sm_90a; FlashAttention-2, Dao 2023, algorithm 1) for split-bfloat16 float32
+// (common/pieces.cuh), and for 16-bit types where attention.cuh is slower: boxes, and query blocks that visit few keys.
 //
-// A task is two or three neighbouring query blocks of a head, 64 queries each. A warpgroup takes one of them and walks
-// the key blocks, 64 keys, that it visits:
-//   S = Q K^T;  S finished (scale, soft cap, bias), hidden pairs -inf;  P by the online softmax;  O += P V.
-// Q is in registers (of head sizes over 128, and of 128 in pieces, in shared memory), P too. While O += P V is under
-// way, the next tile's scores become exponentials; the warpgroups fill what is left of each other's time. One warp of a
-// warpgroup of its own loads, also beyond the end of a task (forward_loader.cuh). What is subtracted from a row's
-// scores lags behind their maximum (portable/softmax.cuh). Bound by the tensor cores, at 64 channels by the
-// exponentials too.
+// A task is two or three neighbouring query blocks of a head, 64 queries each. Each consumer warpgroup takes one of
+// them and walks the key blocks, 64 keys, that it visits:
+//   S = Q K^T;  score_mod (scale, soft cap, bias), hidden pairs -inf;  P by the online softmax;  O += P V.
+// S, P and O are in registers. So is Q, except at head sizes over 128, or at 128 in float32: then it is in shared
+// memory. During O += P V the next tile's scores become exponentials, and the warpgroups hide each other's latency. One
+// warp of a producer warpgroup loads, also beyond the end of a task (forward_loader.cuh). A row's shift lags behind its
+// maximum (portable/softmax.cuh). Bound by the tensor cores, and at 64 channels by the exponentials too.
 //
-// Pieces of q, k and v are in the workspace, 2^16 times as large, so that the smallest float32 has all three; those of
-// P, made in registers, are too. The sums of a tile leave the tensor cores, which cut off where float32 rounds. There
-// are no registers for the next tile's scores beside them. Results are the portable kernel's to the bit, unless the
-// caller allows TF32: then two pieces do, in place of three.
+// In float32 the bfloat16 terms of q, k and v are in the workspace, scaled by 2^16 so that even the smallest float32
+// has three terms. Those of P, made in registers, are scaled too. The sums of a tile leave the tensor cores, which
+// truncate where float32 rounds. There are then no registers for the next tile's scores. Results equal the portable
+// kernel's to the bit, unless the caller allows TF32: then two terms are used instead of three.
 //
-// A hidden V that is not finite makes NaN of its zero P, and values near the end of their type may overflow in a sum
-// that is divided last. A result that is not finite is reported; the portable kernel then makes all of them again, with
-// care.
+// A hidden V that is not finite would turn its zero P into NaN, and values near the end of their type may overflow in a
+// sum that is divided last. A result that is not finite is reported; the non-finite fallback, the portable kernel, then
+// computes all again.
 #pragma once
 
 #include "cuda/hopper/forward_loader.cuh"
@@ -42,8 +41,8 @@ class GroupForwardBlock {
   static constexpr int kPart = kDepth < 128 || kPieced ? 64 : 128;  ///< channels of one product of values
   static constexpr int kParts = kDepth / kPart, kPartTiles = kPart / 8;
   static constexpr bool kHeld = Sizes::kHeld;
-  static constexpr bool kAhead = kDepth <= 128 && !kPieced;  ///< the next scores are made beside this tile's O += P V
-  static constexpr int kPieceSize = 64 * kDepth;             ///< numbers of a tile's piece
+  static constexpr bool kAhead = kDepth <= 128 && !kPieced;  ///< computes the next scores during O += P V
+  static constexpr int kPieceSize = 64 * kDepth;             ///< numbers of one bfloat16 term of a tile
   static constexpr int kFirstSmall = first_small(Sizes::kParts);
 
   __device__ __forceinline__ GroupForwardBlock(const GroupForwardArgs& args, Shared& shared)
@@ -74,7 +73,7 @@ class GroupForwardBlock {
   using Weights = std::uint32_t[Sizes::kParts][kTiles / 2][4];
 
   __device__ __forceinline__ static unsigned group() { return threadIdx.x / 128; }
-  /// This lane's first row of its query block; the second is 8 behind it.
+  /// This lane's first row of its query block; the second is 8 rows further.
   __device__ __forceinline__ static unsigned row() { return threadIdx.x / 32 % 4 * 16 + lane_number() / 4; }
   __device__ __forceinline__ static float infinity() { return cuda::infinity<float>(); }
 
@@ -104,9 +103,9 @@ class GroupForwardBlock {
       if (!(tile >> group() & 1)) {
         if constexpr (Sizes::kApart) {
           release(shared_.keys_empty[stage_]);
-          shared_.values_full[stage_].wait(parity_);  // lest it be released twice before the others do so once
+          shared_.values_full[stage_].wait(parity_);  // so that they are not released twice in one phase
         } else if (tile == Shared::last) {
-          shared_.values_full[stage_].wait(parity_);  // synccheck wants each phase waited for
+          shared_.values_full[stage_].wait(parity_);  // synccheck requires a wait for each phase
         }
         release(shared_.values_empty[stage_]);
         step(stage_, parity_);
@@ -162,7 +161,7 @@ class GroupForwardBlock {
     for (int n = 0; n < kParts; ++n) keep(o_[n]);
   }
 
-  /// Q K^T. Over 128 channels in two chains (products.cuh of the portable kernels says why).
+  /// Q K^T. Over 128 channels in two chains (portable/products.cuh says why).
   __device__ __forceinline__ void score_products(Scores& s, int stage) {
     if constexpr (kPieced) {
       piece_scores(s, stage);
@@ -194,7 +193,8 @@ class GroupForwardBlock {
     products_commit();
   }
 
-  /// The same in pieces, chains of 64 channels; PieceProducts of the portable kernels makes three so, to the bit.
+  /// The same for bfloat16 terms, in chains of 64 channels; with three terms to the bit as PieceProducts of the
+  /// portable kernels.
   __device__ __forceinline__ void piece_scores(Scores& s, int stage) const {
     constexpr int kChains = kDepth / kPieceTerms;
     Scores high[kChains], small[kChains];
@@ -226,7 +226,7 @@ class GroupForwardBlock {
         }
     }
   }
-  /// Channels 16m and on of a piece of Q and one of K.
+  /// Channels from 16m on of one bfloat16 term of Q and one of K.
   __device__ __forceinline__ void multiply_pieces(Scores& s, int first, int second, int m, std::uint32_t keys,
                                                   bool sum) const {
     const auto b = keys + second * (kPieceSize * 2 / 16) + columns_from<64>(16 * m);
@@ -237,7 +237,7 @@ class GroupForwardBlock {
       multiply<false, false>(s, a, b, sum, Operand());
     }
   }
-  /// O += P V in pieces.
+  /// O += P V for bfloat16 terms.
   __device__ __forceinline__ void add_values(const Weights& p, int stage) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -276,7 +276,7 @@ class GroupForwardBlock {
     products_commit();
   }
 
-  /// From P to operands.
+  /// Turns P into operands.
   __device__ __forceinline__ static void pack(Weights& p, const Scores& s) {
     if constexpr (kPieced) {
 #pragma unroll
@@ -294,7 +294,7 @@ class GroupForwardBlock {
 
   // --- From products to P --------------------------------------------------------------------------------------------
 
-  /// True if O has to be scaled, its two rows by the factors.
+  /// True if O has to be rescaled, its two rows by the factors.
   __device__ __forceinline__ bool finish(Scores& s, int stage, std::int32_t tile, float (&factor)[2]) {
     if constexpr (Sizes::kGeneral) finish_scores(s, stage);
     if (tile >> (8 + group()) & 1) {
@@ -364,8 +364,8 @@ class GroupForwardBlock {
     }
   }
 
-  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores is their maximum so far, or less by no
-  /// more than the lag: then a tile needs no maximum across lanes.
+  /// s becomes P; adds it to the rows' sums. The shift, which is subtracted from a row's scores, is their maximum so
+  /// far or less by at most the lag: most tiles then need no maximum across lanes.
   __device__ __forceinline__ bool soften(Scores& s, float (&factor)[2]) {
     float largest[2] = {s[0][0], s[0][2]};
 #pragma unroll
@@ -394,7 +394,7 @@ class GroupForwardBlock {
     for (int r = 0; r < 2; ++r) {
       // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
       const float shift = shift_[r] == -infinity() ? 0.0f : shift_[r];
-      float sum[2] = {};  // of this tile alone: long sums of small numbers lose less so
+      float sum[2] = {};  // of this tile only: long sums of small numbers then lose less accuracy
 #pragma unroll
       for (int j = 0; j < kTiles; ++j)
 #pragma unroll
@@ -415,12 +415,13 @@ class GroupForwardBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[n][j][e] *= factor[e / 2];
   }
-  /// Of what soften() is given.
+  /// The scale of soften()'s input.
   __device__ __forceinline__ float scale() const { return Sizes::kGeneral ? 1.0f : args_.factor; }
 
   // --- The end of a task ---------------------------------------------------------------------------------------------
 
-  /// The sink, the division, the statistics that the caller asked for; results leave through shared memory.
+  /// The epilogue: the sink, the division, the statistics that the caller asked for. Results leave through shared
+  /// memory.
   __device__ __forceinline__ void store() {
     float zero = 0, factor[2];
 #pragma unroll
@@ -438,7 +439,7 @@ class GroupForwardBlock {
         }
       }
       zero += 0 * sum;
-      if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
+      if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons ignore
       if constexpr (kPieced) {
         divide(r, change, sum);
       } else {
@@ -461,7 +462,7 @@ class GroupForwardBlock {
     }
   }
 
-  /// Row r of a result in pieces.
+  /// Divides row r of a result in bfloat16 terms.
   __device__ __forceinline__ void divide(int r, float factor, float sum) {
 #pragma unroll
     for (int n = 0; n < kParts; ++n)
@@ -495,7 +496,7 @@ class GroupForwardBlock {
 #pragma unroll
     for (unsigned n = 0; n < kParts; ++n) {
       std::uint32_t x[kPartTiles / 2][4];
-      cuda::pack<E, true>(x, o_[n]);  // a mean; what is not finite has been reported
+      cuda::pack<E, true>(x, o_[n]);  // a mean; non-finite results have been reported
 #pragma unroll
       for (unsigned m = 0; m < kPartTiles / 2; ++m)
         store_matrices(to + (n * (kPart / 64) + m / 4) * 4096 + ((2 * (m % 4) + half) ^ row % 8) * 8, x[m]);
@@ -521,7 +522,7 @@ class GroupForwardBlock {
     const auto store = [&](const Numbers& to, float x) {
       if (to.data) reinterpret_cast<float*>(to.data)[b_ * to.batch + h_ * to.head + at * to.query] = x;
     };
-    const bool empty = sum == 0;  // sees no key, or only such with a score of -inf, and no sink above it
+    const bool empty = sum == 0;  // it sees no key, or only keys with a score of -inf, and has no sink above that
     store(args_.row_max, empty ? -infinity() : largest);
     store(args_.row_sum, sum);
     store(args_.lse, empty ? -infinity() : largest + logf(sum));
@@ -533,7 +534,7 @@ class GroupForwardBlock {
   int stage_ = 0;
   unsigned parity_ = 0;
   std::uint32_t q_[kHeld ? Sizes::kParts * kDepth / 16 : 1][4];
-  float shift_[2], largest_[2], sum_[2];  // largest_ and sum_ of this lane's keys alone
+  float shift_[2], largest_[2], sum_[2];  // largest_ and sum_ are over this lane's keys only
   unsigned sees_;                         // bit r: row r sees a key
   float o_[kParts][kPartTiles][4];
 };

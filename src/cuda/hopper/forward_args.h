@@ -1,4 +1,4 @@
-// What the forward kernels of Hopper are given, beside what the portable ones are.
+// Arguments of Hopper's forward kernels, in addition to the portable ones.
 #pragma once
 
 #include <algorithm>
@@ -12,22 +12,22 @@ namespace anyflash::cuda {
 struct GroupForwardArgs : ForwardArgs {
   Cut queries, keys;
   RowMap q_map, k_map, v_map, out_map;  ///< boxes of 64 channels of a block's rows
-  const char* pieces[3];                ///< of float32: blocks of q, k and v (pieces.h)
+  const char* pieces[3];                ///< float32: blocks of q, k and v as bfloat16 terms (pieces.h)
   CUtensorMap bias_map;                 ///< boxes of 64 queries and 128 bytes of keys
-  const std::uint64_t* words;           ///< of the tiles that have none in the plan's tables: 64 each
+  const std::uint64_t* words;           ///< mask words of the tiles that have none in the plan's tables: 64 each
   float factor, cap, cap_inverse;       ///< the scale, the soft cap
   std::int32_t tasks;                   ///< a task is a few neighbouring query blocks of a head
   std::int32_t head_parts;              ///< tasks of a head
-  std::int32_t near_heads;  ///< heads whose keys and values fit the cache together: their tasks are taken in turns
-  std::int32_t* next_task;  ///< 0 at first
-  bool late;  ///< masks were found on the device: careful may be 1 from the start, and then all is left to others
-  std::int32_t* careful;  ///< becomes 1 if a result is not finite: the fault may be a hidden value's
+  std::int32_t near_heads;              ///< heads whose keys and values fit L2 together: their tasks are interleaved
+  std::int32_t* next_task;              ///< 0 at first
+  bool late;  ///< masks were found on the GPU: careful may be 1 from the start, and then this kernel does nothing
+  std::int32_t* careful;  ///< becomes 1 if a result is not finite, which a hidden value may have caused
 };
 
-/// Cuts heads into tasks, `parts` each. bytes: of a number of keys and values, as the kernel reads them.
+/// Divides heads into tasks, `parts` each. bytes: of one number of keys and values, as the kernel reads them.
 template <class Args>
 void order_tasks(Args& args, const Problem& problem, std::int32_t parts, int bytes) {
-  constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tasks are taken in turns
+  constexpr std::int64_t cached_bytes = 20 << 20;  // of keys and values whose tasks are interleaved, to share L2
   const auto heads = problem.batch * problem.heads_q;
   args.head_parts = parts;
   args.tasks = static_cast<std::int32_t>(heads * parts);

@@ -13,10 +13,10 @@
 namespace anyflash::cuda {
 namespace {
 
-/// But for where its rows lie, and if scores are general.
+/// Is the call supported, apart from the alignment of rows and general scores?
 bool serves(const Problem& problem, const ExecutionPlan& plan) {
   if (plan.late || !has_groups(problem.device)) return false;
-  if (problem.deterministic) return false;  // what is made again, for whatever is in the batch, rounds otherwise
+  if (problem.deterministic) return false;  // the fallback of any batch entry rounds differently
   if (padded_depth(problem) > 128 || problem.d_v > 128 || problem.pages.page_size > 0) return false;
   if (rules::volume(plan.query_grid.extent) != 128 || !ScaledExponentialTerms::bear(problem.scale)) return false;
   return words_fit(problem, plan, true, 4 * problem.heads_q * problem.queries() * problem.d_v * 8, true);

@@ -1,18 +1,17 @@
-// The forward pass on Hopper (sm_90a) for float64 and head sizes up to 128; forward.cuh says what is computed.
+// The forward pass on Hopper (sm_90a) for float64 and head sizes up to 128; forward.cuh describes the algorithm.
 //
-// A task is a query block of a head, 128 queries, 16 for each of eight warps. Q is in shared memory. Keys and values
-// come by the copy engine, 16 rows at a time, into slots that go round; a warp works on 32 keys:
-//   S = Q K^T from shared memory; hidden pairs -inf; P by the online softmax; O += P V, P from registers.
-// Two warps share a sub-core: while one makes exponentials the other multiplies. Nothing holds them apart; taking turns
-// at S cost more than it gained.
+// A task is a query block of a head, 128 queries, 16 for each of eight warps. Q is in shared memory. TMA loads keys and
+// values, 16 rows at a time, into a ring of slots. A warp works on 32 keys: S = Q K^T from shared memory; hidden pairs
+// -inf; P by the online softmax; O += P V, with S, P and O in registers. Two warps share a sub-core: while one computes
+// exponentials the other multiplies. Their order is not forced, since alternating at S cost more than it gained.
 //
-// Bound by the tensor cores, 64 cycles for a product of 16 x 8 x 16, and by what else is float64, which takes their
-// time: 13 operations a pair, some 110 cycles of 1024 at 128 channels. So whether a maximum rises is asked of the upper
-// halves of numbers, as integers. Operands take 56 % of what shared memory gives.
+// Bound by the tensor cores, 64 cycles for a 16 x 8 x 16 product, and by other float64 arithmetic, which shares their
+// time: 13 operations per pair, some 110 cycles of 1024 at 128 channels. So maxima are compared by the upper halves of
+// numbers, as integers. Operands use 56 % of the shared memory bandwidth.
 //
-// What is subtracted from a row's scores lags behind their maximum (portable/forward.cuh); statistics go by it too. A
-// score or result that is not finite is reported, and the portable kernel makes all of them again, with care. What
-// nobody sees is not: rows of keys and values that no query of the block sees are cleared as they come.
+// A row's shift lags behind its maximum (portable/forward.cuh); statistics use it too. A score or result that is not
+// finite is reported, and the non-finite fallback, the portable kernel, computes all again. Numbers that no query sees
+// are not reported: rows of keys and values that no query of the block sees are cleared as they arrive.
 #pragma once
 
 #include "cuda/hopper/double_products.cuh"
@@ -27,17 +26,17 @@ namespace anyflash::cuda {
 template <int depth>
 struct DoubleForwardShared {
   static constexpr int kDepth = depth, kSlots = depth == 64 ? 12 : 6;
-  /// What is known of a key block stays so many blocks: loads may be a round of slots ahead of its last reader.
+  /// The facts of a key block stay for so many blocks: the producer may be a round of slots ahead of the last reader.
   static constexpr int kKnown = depth == 64 ? 4 : 2;
   alignas(1024) double q[2][64 * depth];
   alignas(1024) double rows[kSlots][16 * depth];  ///< of K or V
   Word words[kKnown][128];                        ///< of a key block
-  std::int32_t key_block[kKnown];                 ///< 2n: block n; 2n + 1: and it hides some pairs; -1: the task ends
-  std::int32_t b, h, block;                       ///< the task; block -1: there are no more
+  std::int32_t key_block[kKnown];                 ///< 2n: block n; 2n + 1: the same, partial; -1: the task ends
+  std::int32_t b, h, block;                       ///< the task; block -1: no more tasks
   Barrier queries_full, queries_empty, full[kSlots], empty[kSlots];
-  Barrier copied;  ///< rows of which some are to be cleared before they are full
+  Barrier copied;  ///< rows to be partly cleared before they count as full
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     queries_full.begin(1), queries_empty.begin_for_warps(8), copied.begin_for_warps(1);
     for (int i = 0; i < kSlots; ++i) full[i].begin_for_warps(1), empty[i].begin_for_warps(8);
@@ -54,7 +53,8 @@ struct SlotCounter {
   }
 };
 
-/// The warp that loads: per key block, or its half if that is all, keys and values of 32 rows each, in four slots.
+/// The producer warp: for each key block, or half of one at the end, it loads keys and values of 32 rows each, in four
+/// slots.
 template <int kDepth>
 class DoubleForwardLoader {
  public:
@@ -108,7 +108,7 @@ class DoubleForwardLoader {
                                 : n < 0          ? args_.words + std::int64_t{~n} * 128
                                                  : list.words + std::int64_t{n} * 128;
       const Word seen = words ? seen_by_any(words) | ~rules::low_bits(args_.key_grid.size[2] - block * 64)
-                              : rules::all_bits;  // of keys that do not exist come zeros
+                              : rules::all_bits;  // keys that do not exist are loaded as zeros
       for (int first = block * 64; first < block * 64 + 64 && first < args_.key_grid.size[2]; first += 32) {
         const auto unseen = [&](int row) { return ~static_cast<unsigned>(seen >> row % 64) & 0xffff; };
         const bool begins = first == block * 64;
@@ -132,7 +132,7 @@ class DoubleForwardLoader {
     at_.step(), ++blocks_;
   }
 
-  /// Of a key block, those that a query of the block sees.
+  /// The entries of a key block that a query of the query block sees.
   __device__ __forceinline__ static Word seen_by_any(const Word* words) {
     Word seen = 0;
 #pragma unroll
@@ -144,8 +144,8 @@ class DoubleForwardLoader {
   struct Nothing {
     __device__ __forceinline__ void operator()(Barrier&) const {}
   };
-  /// 16 rows. Those that no query of the block sees become 0: they may hold NaN. too: what the first lane does besides,
-  /// which is so many bytes more.
+  /// Loads 16 rows. Rows that no query of the block sees become 0, since they may hold NaN. too: further loads by the
+  /// first lane, of so many more bytes.
   template <class Too = Nothing>
   __device__ __forceinline__ void load(const CUtensorMap& map, int row, unsigned unseen, const Too& too = Too(),
                                        int more = 0) {
@@ -163,7 +163,7 @@ class DoubleForwardLoader {
       for (; unseen != 0; unseen &= unseen - 1)
         for (unsigned n = lane; n < kPanels * 8; n += 32)
           *reinterpret_cast<double2*>(rows + n / 8 * 256 + (__ffs(unseen) - 1) * 16 + n % 8 * 2) = make_double2(0, 0);
-      show_to_products();  // the copy engine comes here again
+      show_to_products();  // TMA writes here again later
       __syncwarp();
       full.arrive_for_warp();
     }
@@ -177,7 +177,7 @@ class DoubleForwardLoader {
   SlotCounter<Shared::kSlots> at_;
 };
 
-template <class E, int depth>  // E: float64, a parameter lest other GPUs' code be made of it
+template <class E, int depth>  // E: float64, a parameter so that other GPUs' builds compile no code for it
 class DoubleForwardBlock {
  public:
   using Shared = DoubleForwardShared<depth>;
@@ -235,7 +235,7 @@ class DoubleForwardBlock {
     at_.step(), ++blocks_;
   }
 
-  /// 32 keys. words: of this lane's rows, null: they see all; first: of the words' bits.
+  /// 32 keys. words: of this lane's rows, null: they see all; first: the first bit of the words.
   __device__ __forceinline__ void visit(const Word* words, int first) {
     if (!sees_any(words, first)) return pass();
     Scores s;
@@ -244,7 +244,7 @@ class DoubleForwardBlock {
     if (words) hide(s, words, first, -infinity<E>());
     follow(s);
     soften(s);
-    if (words) hide(s, words, first, 0);  // it is 0 already; but so registers are shared out better, for 2 to 6 %
+    if (words) hide(s, words, first, 0);  // 0 already; better registers: 2 to 6 % faster
     count(s);
     value_products(s, 0);
     value_products(s, 2);
@@ -268,7 +268,7 @@ class DoubleForwardBlock {
   __device__ __forceinline__ void pass() {
 #pragma unroll 1
     for (int n = 0; n < 4; ++n) {
-      wait();  // lest it be released twice before others do so once
+      wait();  // so that it is not released twice before others release it once
       leave();
     }
   }
@@ -326,7 +326,7 @@ class DoubleForwardBlock {
     }
   }
 
-  /// Exponentials are made of finite scores alone, but for rows that see none of the keys.
+  /// Reports non-finite scores. Exponentials need finite scores, except in rows that see none of the keys.
   __device__ __forceinline__ void note_not_finite(const Scores& s, const Word* words, int first) {
     int most = 0;
 #pragma unroll
@@ -341,7 +341,7 @@ class DoubleForwardBlock {
     }
   }
 
-  /// Scores become P, but for those that are hidden.
+  /// Turns scores into P, except for hidden ones.
   __device__ __forceinline__ void soften(Scores& s) const {
     // A row without any score above -inf yet: -inf - 0.
 #pragma unroll
@@ -352,7 +352,7 @@ class DoubleForwardBlock {
     }
     take_exponentials<16>([&](int n) -> E& { return s[n / 4][n / 2 % 2][n % 2]; }, args_.exponential, table_);
   }
-  /// Adds P to the rows' sums. A tile's numbers come first: long sums of small numbers lose less so.
+  /// Adds P to the rows' sums. A tile's numbers are summed first: long sums of small numbers then lose less accuracy.
   __device__ __forceinline__ void count(const Scores& p) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -363,11 +363,11 @@ class DoubleForwardBlock {
     }
   }
 
-  /// Of a number's upper half: in the order of the numbers, as integers.
+  /// Maps a number's upper half to an integer in the same order.
   __device__ __forceinline__ static int ordered(int upper) { return upper ^ (upper >> 31 & 0x7fffffff); }
 
-  /// Lets the rows' shifts follow their scores, and O and the sums with them. Whether one has to is seen in the upper
-  /// halves of numbers: comparisons of float64 would take the tensor cores' time.
+  /// Raises the rows' shifts to follow their scores, and rescales O and the sums. The upper halves of numbers show
+  /// whether that is needed: float64 comparisons would take the tensor cores' time.
   __device__ __forceinline__ void follow(const Scores& s) {
     bool high = false;
 #pragma unroll
@@ -404,7 +404,7 @@ class DoubleForwardBlock {
 
   // --- The end of a task ---------------------------------------------------------------------------------------------
 
-  /// The sink, the division, the statistics that the caller asked for.
+  /// The epilogue: the sink, the division, the statistics that the caller asked for.
   __device__ __forceinline__ void store() {
     const int rows[2] = {static_cast<int>(group() * 64 + own_row()), static_cast<int>(group() * 64 + own_row() + 8)};
     E zero = 0;
@@ -427,7 +427,7 @@ class DoubleForwardBlock {
     store_rows(rows);
   }
 
-  /// Of O, this lane's two, by their numbers in the block.
+  /// Stores this lane's two rows of O, by their numbers in the block.
   __device__ __forceinline__ void store_rows(const int (&rows)[2]) const {
     const auto& to = args_.out;
     E* const data = reinterpret_cast<E*>(to.data) + b_ * to.batch + h_ * to.head;
@@ -453,7 +453,7 @@ class DoubleForwardBlock {
     if (zero != zero) *args_.careful = 1;
   }
 
-  /// Row r of O times a factor, over its sum: a quotient by the inverse, and what it lacks.
+  /// Row r of O times a factor, divided by its sum: a quotient by the reciprocal, with a correction.
   __device__ __forceinline__ void divide(int r, E factor, E sum) {
     const E inverse = sum == 0 ? 0 : E(1) / sum;
 #pragma unroll
@@ -474,7 +474,7 @@ class DoubleForwardBlock {
     const auto store = [&](const Numbers& to, E x) {
       if (to.data) reinterpret_cast<E*>(to.data)[b_ * to.batch + h_ * to.head + at * to.query] = x;
     };
-    const bool empty = sum == 0;  // sees no key, or only such with a score of -inf, and no sink above it
+    const bool empty = sum == 0;  // it sees no key, or only keys with a score of -inf, and has no sink above that
     store(args_.lse, empty ? -infinity<E>() : top + log(sum));
     if (!wants_largest()) return;
     largest = rounded_product(largest, args_.scale);
@@ -490,8 +490,8 @@ class DoubleForwardBlock {
   std::int32_t b_, h_, block_;
   SlotCounter<Shared::kSlots> at_;
   unsigned blocks_ = 0;
-  E shift_[2], largest_[2], sum_[2];  // largest_ and sum_ of this lane's keys alone
-  int limit_[2];                      // of the upper half of scores, from which on a row's shift may have to follow
+  E shift_[2], largest_[2], sum_[2];  // largest_ and sum_ are over this lane's keys only
+  int limit_[2];                      // the upper half of scores from which on a row's shift may have to rise
   unsigned sees_;                     // bit r: row r sees a key
   E o_[kDepth / 8][2][2];
 };

@@ -1,4 +1,4 @@
-// The forward pass of float64 on Hopper, in place of the portable kernel's: what forward.h says, for float64.
+// The float64 forward pass on Hopper, instead of the portable kernel's: as forward.h, for float64.
 #pragma once
 
 #include "cuda/hopper/forward.h"

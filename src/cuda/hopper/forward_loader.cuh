@@ -1,6 +1,6 @@
-// What blocks of threads of Hopper's forward kernel have in shared memory, and the warp that loads: it takes tasks
-// until there are none, and asks the copy engine for each task's queries, then for keys, values, words and biases,
-// tile by tile, as far ahead as there are stages; also beyond a task's end.
+// Shared memory of Hopper's forward kernel, and its producer warp. It takes tasks until there are none. For each task
+// it issues TMA loads of the queries, then, tile by tile, of keys, values, mask words and biases. It runs as far ahead
+// as there are stages, also beyond a task's end.
 #pragma once
 
 #include <type_traits>
@@ -13,12 +13,12 @@
 
 namespace anyflash::cuda {
 
-/// What products multiply: float32 numbers in pieces.
+/// The operand type of products: bfloat16 terms for float32.
 template <class E>
 using OperandOf = std::conditional_t<std::is_same_v<E, float>, __nv_bfloat16, E>;
 
-/// blocks: query blocks of a task, each the work of a warpgroup. registers: of their threads, and of those that load.
-/// parts: operands that are the sum of a number.
+/// blocks: query blocks of a task, each with a consumer warpgroup. registers: per consumer thread; loader_registers:
+/// per producer thread. parts: operands that sum to one number.
 template <class E, int parts, int depth, bool general, int blocks, int stages, int registers, int loader_registers,
           int bias_bytes>
 struct GroupForwardSizes {
@@ -28,9 +28,9 @@ struct GroupForwardSizes {
   static constexpr int kLoaderRegisters = loader_registers;
   static constexpr int kThreads = 128 * (blocks + 1);
   static constexpr bool kGeneral = general;                    ///< scores need more than a positive scale
-  static constexpr bool kApart = stages < 3 && depth <= 128;   ///< keys and values come and go each for themselves
+  static constexpr bool kApart = stages < 3 && depth <= 128;   ///< keys and values have barriers of their own
   static constexpr int kBiasBytes = general ? bias_bytes : 0;  ///< of the largest type of a bias
-  /// Results leave through memory of their own, so that the next queries may come.
+  /// Results have shared memory of their own, so that the next queries can be loaded meanwhile.
   static constexpr bool kOwnResults = depth <= 128 && kParts == 1;
   static constexpr bool kHeld = depth * kParts <= 192;  ///< Q is in registers
 };
@@ -39,7 +39,7 @@ template <class Sizes>
 struct GroupForwardShared {
   using E = typename Sizes::Operand;
   static constexpr int kBlocks = Sizes::kBlocks, kStages = Sizes::kStages;
-  static constexpr int kTile = 64 * Sizes::kDepth * Sizes::kParts;  ///< part by part
+  static constexpr int kTile = 64 * Sizes::kDepth * Sizes::kParts;  ///< one operand part after another
   static constexpr int kBias = 4096 * Sizes::kBiasBytes;
   static constexpr std::int32_t last = 1 << 30;
 
@@ -50,13 +50,13 @@ struct GroupForwardShared {
   alignas(Sizes::kOwnResults ? 1024 : 16) E results[Sizes::kOwnResults ? kBlocks : 1][Sizes::kOwnResults ? kTile : 8];
   Word words[kStages][kBlocks][64];
   std::int32_t tile[kStages];   ///< bit w: block w of the task visits it; 8 + w: it hides some pairs; or `last`
-  alignas(16) std::int32_t b;   ///< the task; what other barriers guard is not read together with it
-  std::int32_t h, first_block;  ///< first_block -1: there are no more
+  alignas(16) std::int32_t b;   ///< the task; aligned, so that it is not read with other barriers' data
+  std::int32_t h, first_block;  ///< first_block -1: no more tasks
   Barrier queries_full, queries_empty;
   Barrier keys_full[kStages], values_full[kStages];
-  Barrier keys_empty[kStages], values_empty[kStages];  ///< the second of both, unless they are apart
+  Barrier keys_empty[kStages], values_empty[kStages];  ///< values_empty is for both, unless kApart
 
-  /// One thread's work, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void begin() {
     queries_full.begin(1), queries_empty.begin_for_warps(4 * kBlocks);
     for (int i = 0; i < kStages; ++i) {
@@ -67,8 +67,8 @@ struct GroupForwardShared {
   }
 };
 
-/// The head of a task, over all batch entries, and the part of its queries. Heads that share the cache take turns; of a
-/// head, the last parts come first: under causal rules the longest.
+/// The head of a task, over all batch entries, and its part of the queries. Tasks of heads that share L2 are
+/// interleaved. Within a head the last parts come first: under causal rules they take longest.
 struct TaskPlace {
   std::int32_t head, part;
 };
@@ -92,7 +92,7 @@ class GroupForwardLoader {
       : args_(args), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    std::int32_t task = blockIdx.x;  // the first ones; the others as they come
+    std::int32_t task = blockIdx.x;  // first tasks by block number, others from a counter
     if (args_.late && uniform(*args_.careful) != 0) task = args_.tasks;
     for (unsigned n = 0;; ++n) {
       shared_.queries_empty.wait(n % 2 ^ 1);
@@ -139,7 +139,7 @@ class GroupForwardLoader {
     for (;;) {
       std::int32_t words[1];
       const auto block = runs.find(words);
-      const auto origin = origin_of(args_.keys, max(block, 0));  // before there is room: then nothing waits for it
+      const auto origin = origin_of(args_.keys, max(block, 0));  // early: nothing waits for it
       const auto visits = __ballot_sync(0xffffffffu, words[0] != runs.hidden);
       const auto partial = __ballot_sync(0xffffffffu, words[0] < runs.hidden);
       (Sizes::kApart ? shared_.keys_empty : shared_.values_empty)[stage_].wait(parity_ ^ 1);
@@ -191,7 +191,7 @@ class GroupForwardLoader {
 #pragma unroll
     for (int c = 0; c < kDepth; c += 64) copy_rows(to + c * 64, rows, c, origin, head, b_, full);
   }
-  /// A block of q, k or v by its number, as pieces.h has it.
+  /// Copies a block of q, k or v by its number, laid out as in pieces.h.
   __device__ __forceinline__ void copy_pieces(E* to, int n, std::int64_t block, Barrier& full) const {
     copy_bytes(to, args_.pieces[n] + block * kBytes, kBytes, full);
   }

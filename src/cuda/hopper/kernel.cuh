@@ -1,16 +1,16 @@
-// The entry of Hopper's kernels whose blocks of threads each have a multiprocessor to themselves.
+// The entry of Hopper's kernels with one thread block per multiprocessor.
 #pragma once
 
 namespace anyflash::cuda {
 
-/// Block: what a block of threads does, run(), with what shared memory, Shared; kThreads.
+/// Block: the kernel's thread block, with run(), its shared memory type Shared, and kThreads.
 template <class Block, class Args>
 __global__ void __launch_bounds__(Block::kThreads, 1) group_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char memory[];
   Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
 #else
-  __trap();  // the host asks no other GPU for it
+  __trap();  // never launched: the host asks no other GPU for it
 #endif
 }
 
@@ -22,7 +22,7 @@ const void* group_kernel_of() {
 /// Bytes of shared memory.
 template <class Block>
 constexpr int shared_bytes() {
-  static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a block of threads can have");
+  static_assert(sizeof(typename Block::Shared) <= 227 << 10, "more shared memory than a thread block can have");
   return static_cast<int>(sizeof(typename Block::Shared));
 }
 

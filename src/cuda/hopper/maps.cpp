@@ -11,7 +11,7 @@ struct Axis {
   int box = 1, step = 1;
 };
 
-/// Axis 0's elements are neighbours.
+/// The elements of axis 0 are contiguous.
 bool encode(CUtensorMap& map, char* data, CUtensorMapDataType type, int bytes, const Axis (&axes)[5],
             CUtensorMapL2promotion ahead = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   static const auto function = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
@@ -43,7 +43,7 @@ bool map_rows(RowMap& map, const Rows& rows, std::int64_t channels, const Grid& 
   const auto step = grid.step[2];
   if (grid.size[0] == 1 && grid.size[1] == 1 && grid.extent[2] == 64 && step > 1 && (step & (step - 1)) == 0 &&
       grid.size[2] % step == 0) {
-    // Neighbours on two axes: of a box that counts every step-th row the copy engine goes through all rows.
+    // Two axes: for a box that takes every step-th row, TMA would otherwise go through all rows.
     while (1 << map.log_step < step) ++map.log_step;
     return encode(map.map, rows.data, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2,
                   {channel,

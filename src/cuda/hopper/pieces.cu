@@ -1,4 +1,4 @@
-// Splits float32 rows into pieces. Bound by memory: 4 bytes are read and 6 (or 4) written for each number.
+// Splits float32 rows into bfloat16 terms. Bound by memory: 4 bytes are read and 6 (or 4) written for each number.
 #include "cuda/common/errors.h"
 #include "cuda/common/pieces.cuh"
 #include "cuda/hopper/pieces.h"
@@ -11,12 +11,12 @@ namespace {
 constexpr int threads = 256;
 constexpr float limit = 0x1p40f;  // sums of products of scaled numbers below it do not overflow
 
-/// What is too large becomes NaN, so that it shows.
+/// Numbers that are too large become NaN, so that they are noticed.
 [[maybe_unused]] __device__ __forceinline__ float scaled(float x) {
   return fabsf(x) < limit ? x * kPieceScale : __int_as_float(0x7fc00000);
 }
 
-/// A block of threads for each block of rows.
+/// One thread block for each block of rows.
 __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_constant__ PieceArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   int n = 0;
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
   const auto box = box_of(tensor.grid, tensor.plain, static_cast<std::int32_t>(at % tensor.blocks));
   const float* const data =
       reinterpret_cast<const float*>(rows.data) + head / tensor.heads * rows.batch + head % tensor.heads * rows.head;
-  const int chunks = args.depth / 8, piece = args.depth * 128;  // of 8 channels; bytes of a tile
+  const int chunks = args.depth / 8, piece = args.depth * 128;  // of 8 channels; bytes of one bfloat16 term of a tile
   char* const to = tensor.to + at * (args.pieces * piece);
   const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring threads read neighbours
   for (int i = threadIdx.x; i < 64 * chunks; i += threads) {
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(threads) split_rows_kernel(const __grid_consta
       if (p < args.pieces) *reinterpret_cast<uint4*>(place + p * piece) = pieces[p];
   }
 #else
-  __trap();  // the host asks no other GPU for it
+  __trap();  // never launched: the host asks no other GPU for it
 #endif
 }
 

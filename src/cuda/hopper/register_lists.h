@@ -1,4 +1,4 @@
-// Texts and operands of the products of a warpgroup: their results are 16 to 128 registers, each named one by one.
+// PTX texts and operands of a warpgroup's products: results are 16 to 128 registers, each named one by one.
 #pragma once
 
 // clang-format off

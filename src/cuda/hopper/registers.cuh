@@ -1,4 +1,4 @@
-// Between results of products in registers and operands of the next, and places in swizzled tiles.
+// Conversions from products' results in registers to operands of the next, and offsets in swizzled tiles.
 #pragma once
 
 #include "cuda/hopper/transposed_products.cuh"
@@ -6,15 +6,15 @@
 
 namespace anyflash::cuda {
 
-/// Where columns c .. c + 15, c a multiple of 16, of a swizzled tile begin, in the 16 bytes that descriptors count.
+/// The offset of columns c .. c + 15 (c a multiple of 16) of a swizzled tile, in the 16-byte units of descriptors.
 template <int kRows>
 __device__ __forceinline__ constexpr std::uint32_t columns_from(int c) {
   return c / 64 * (kRows * 128 / 16) + c % 64 * 2 / 16;
 }
-/// The same of rows.
+/// The same for rows.
 __device__ __forceinline__ constexpr std::uint32_t rows_from(int r) { return r * 128 / 16; }
 
-/// From results of products to operands. kClamped: what is too large becomes the largest number.
+/// Turns results of products into operands. kClamped: numbers that are too large become the largest finite number.
 template <class E, bool kClamped = false, int kTiles>
 __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const float (&x)[kTiles][4]) {
 #pragma unroll
@@ -26,8 +26,8 @@ __device__ __forceinline__ void pack(std::uint32_t (&to)[kTiles / 2][4], const f
     }
 }
 
-/// A lane's two rows of results of products, `row` and the one 8 behind it of a box, become float32 rows that may lie
-/// anyhow. Sets `careful` if one is not finite.
+/// Stores a lane's two rows of results, `row` and `row + 8` of a box, as float32 rows with any strides. Sets `careful`
+/// if one is not finite.
 template <int kTiles>
 __device__ __forceinline__ void store_float_rows(const float (&x)[kTiles][4], const Rows& rows, float* data,
                                                  int channels, const rules::Box& box, rules::Int3 size, int row,

@@ -1,4 +1,4 @@
-// What a loading thread knows of a tensor's rows and of blocks.
+// What a producer needs to know of a tensor's rows and of blocks.
 #pragma once
 
 #include <cuda.h>
@@ -12,11 +12,11 @@ namespace anyflash::cuda {
 /// Made by hopper/maps.h.
 struct RowMap {
   CUtensorMap map;
-  std::int32_t heads;     ///< above 0: heads and batch are one axis, since the sequence has three
+  std::int32_t heads;     ///< above 0: heads and batch share one axis, since the sequence has three dimensions
   std::int32_t log_step;  ///< above 0: axis 1 counts steps of this power of two along the sequence, axis 2 the rest
 };
 
-/// Divides numbers below 2^31 by one that is known before.
+/// Divides numbers below 2^31 by a divisor known in advance.
 struct Divider {
   std::uint32_t divisor = 1, factor = 0;
   int shift = 0;
@@ -34,12 +34,12 @@ struct Divider {
 #endif
 };
 
-/// A sequence cut into blocks of 64.
+/// A sequence divided into blocks of 64.
 struct Cut {
   rules::Grid grid;
   Divider by_blocks[3], by_chunks[3];  ///< by the grid's blocks and chunks in each dimension
   std::int32_t blocks;                 ///< of the grid
-  bool plain;                          ///< blocks are plain rows: of a sequence of one dimension, without a step
+  bool plain;                          ///< blocks' rows are consecutive: one dimension, without a step
 };
 
 inline Cut cut_of(const rules::Grid& grid, bool plain) {

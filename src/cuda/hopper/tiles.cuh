@@ -1,5 +1,5 @@
-// How a loading warp walks tiles: the runs of neighbouring blocks of one side at once, so that what is loaded of the
-// other side serves all of them; and where in the sequence a block begins.
+// How a producer warp walks tiles: the runs of neighbouring blocks of one side together, so that each load of the other
+// side serves all of them. Also where in the sequence a block begins.
 #pragma once
 
 #include "cuda/hopper/barriers.cuh"
@@ -11,8 +11,8 @@ namespace anyflash::cuda {
 
 using rules::Int3, rules::TileClass, rules::Word;
 
-/// Makes known to the compiler that all threads of a warp have the same number: what follows from it, such as where
-/// operands of products are, then takes the instructions and registers that a warp has once.
+/// Tells the compiler that all threads of a warp have the same number: values derived from it, such as operands'
+/// addresses, then use uniform instructions and registers.
 template <class T>
 __device__ __forceinline__ T uniform(T x) {
   return __shfl_sync(0xffffffffu, x, 0);
@@ -37,8 +37,8 @@ class MergedRuns {
   }
 
   __device__ __forceinline__ bool more() const { return __any_sync(0xffffffffu, count_ > 0); }
-  /// The first block of the next tile that any of the blocks visits, -1 if there is none. words: of this lane's block
-  /// and each of the tile's: as DeviceRun's, or one of the above.
+  /// The first block of the next tile that any of the blocks visits, -1 if there is none. words[c]: the mask words of
+  /// this lane's block with block c of the tile, as in DeviceRun, or one of the constants above.
   __device__ __forceinline__ std::int32_t find(std::int32_t (&words)[kCells]) {
     const auto block = __reduce_min_sync(0xffffffffu, count_ > 0 ? first_ / kCells * kCells : full);
 #pragma unroll
@@ -47,7 +47,7 @@ class MergedRuns {
       if (count_ == 0 || first_ != block + cell) continue;
       words[cell] = words_;
       ++first_;
-      if (words_ < 0) --words_;  // those that are not in the table follow one another downwards
+      if (words_ < 0) --words_;  // numbers of tiles without words in the table count downwards
       if (--count_ == 0) fetch();
     }
     return block == full ? -1 : block;
@@ -56,8 +56,8 @@ class MergedRuns {
  private:
   static_assert(sizeof(DeviceRun) == sizeof(int4), "a run is read at once");
 
-  /// What is a little ahead comes near meanwhile: a run that is waited for would hold up every tile of a narrow rule,
-  /// and one that is read ahead takes registers that nobody has.
+  /// Prefetches the cache line of a later run. Waiting for a run would delay every tile of a narrow rule, and reading
+  /// one ahead would need registers that are not free.
   __device__ __forceinline__ void fetch() {
     count_ = 0;
     if (left_ == 0) return;
@@ -67,12 +67,12 @@ class MergedRuns {
     first_ = run.x, count_ = run.y, words_ = (run.z & 255) == int(TileClass::full) ? full : run.w;
   }
 
-  std::int32_t first_, count_, words_;  ///< what is left of a run; count 0: there is none
+  std::int32_t first_, count_, words_;  ///< what is left of a run; count 0: no run is left
   const int4* next_;
-  std::int32_t left_;  ///< runs from there on
+  std::int32_t left_;  ///< runs left from there on
 };
 
-/// The first entry of a block; of one that does not exist, a place beyond the sequence.
+/// The first entry of a block; for a block that does not exist, a place beyond the sequence.
 __device__ __forceinline__ Int3 origin_of(const Cut& cut, std::int32_t block) {
   const auto& grid = cut.grid;
   if (cut.plain) return {{0, 0, block * 64}};
@@ -90,7 +90,7 @@ __device__ __forceinline__ Int3 origin_of(const Cut& cut, std::int32_t block) {
   return origin;
 }
 
-/// Where a block begins along the axes of a map behind the channels.
+/// The coordinates of a block's beginning on the axes of a map after the channels.
 struct MapPlace {
   std::int32_t v[4];
   __device__ __forceinline__ std::int32_t operator[](int i) const { return v[i]; }
@@ -101,7 +101,7 @@ __device__ __forceinline__ MapPlace place_of(const RowMap& rows, Int3 origin, st
   return {{origin[2], origin[1], joined ? origin[0] : h, joined ? b * rows.heads + h : b}};
 }
 
-/// Copies 64 channels, from c on, of a block of rows.
+/// Loads 64 channels, from c on, of a block of rows.
 __device__ __forceinline__ void copy_rows(void* to, const RowMap& rows, int c, Int3 origin, std::int32_t h,
                                           std::int32_t b, Barrier& barrier) {
   const auto at = place_of(rows, origin, h, b);

@@ -1,7 +1,7 @@
-// Products of a warpgroup (wgmma, sm_90a) for the backward pass, where any operand may lie transposed. A lane's numbers
-// of a 64 x 8 kTiles result: c[j][0], c[j][1] are columns 8j + 2t and 8j + 2t + 1 of row g of its warp's 16, c[j][2]
-// and c[j][3] those of row g + 8. The instructions are issued here; they complete in order, in the groups that are
-// committed.
+// Products of a warpgroup (wgmma, sm_90a) for the backward pass, where any operand may be transposed. In a 64 x 8
+// kTiles result a lane has these numbers: c[j][0] and c[j][1] are columns 8j + 2t and 8j + 2t + 1 of row g of its
+// warp's 16, c[j][2] and c[j][3] those of row g + 8. The instructions are issued here. They complete in order, by
+// committed groups.
 #pragma once
 
 #include "cuda/hopper/instructions.cuh"
@@ -11,13 +11,14 @@ namespace anyflash::cuda {
 
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/// Waits until at most `groups` groups of products are under way.
+/// Waits until at most `groups` groups of products are in flight.
 template <int groups>
 __device__ __forceinline__ void products_wait_for() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(groups) : "memory");
 }
 
-/// Ties registers to this place: behind a wait, the results that products have written; before, what they read.
+/// Ties registers to this place: after a wait, the results that products have written; before it, the operands that
+/// they read.
 template <int kTiles>
 __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
 #pragma unroll
@@ -25,13 +26,13 @@ __device__ __forceinline__ void keep(float (&c)[kTiles][4]) {
     asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
 }
 
-// c (64 x 8 kTiles) = a (64 x 16) b (16 x 8 kTiles), added to what c was if `sum`; a by descriptor, or in registers as
-// the results of products are. In shared memory the 16 numbers of a row of `a`, or of a column of b, are neighbours,
-// unless transposed.
+// c (64 x 8 kTiles) = a (64 x 16) b (16 x 8 kTiles), added to the old c if `sum`. a is given by descriptor, or in
+// registers in the layout of products' results. In shared memory the 16 numbers of a row of `a`, or of a column of b,
+// are contiguous, unless transposed.
 
 #define ANYFLASH_RESULT(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 
-// tiles: of 8 columns. registers: 4 a tile; behind those of the results come the other operands, named by their texts.
+// tiles: of 8 columns. registers: 4 per tile; the other operands follow those of the results, named by their texts.
 #define ANYFLASH_PRODUCTS(E, type, tiles, columns, registers, a_text, b_text, sum_text, ways)                     \
   template <bool kTransposedA, bool kTransposedB>                                                                 \
   __device__ __forceinline__ void multiply(float (&c)[tiles][4], std::uint32_t a, std::uint32_t b, bool sum, E) { \
@@ -65,7 +66,7 @@ ANYFLASH_ALL_PRODUCTS(__nv_bfloat16, "bf16")
 #undef ANYFLASH_PRODUCTS
 #undef ANYFLASH_RESULT
 
-/// Four 8 x 8 matrices of 16-bit numbers to shared memory, from registers as load_matrices fills them.
+/// stmatrix: four 8 x 8 matrices of 16-bit numbers to shared memory, from registers as load_matrices fills them.
 __device__ __forceinline__ void store_matrices(void* row, const std::uint32_t (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
                "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
@@ -79,7 +80,7 @@ __device__ __forceinline__ void store_matrices_transposed(void* row, const std::
                : "memory");
 }
 
-/// Adds four neighbouring numbers to those in global memory, each by itself, in no order.
+/// Adds four neighbouring numbers to those in global memory, each atomically, in no fixed order.
 __device__ __forceinline__ void add_to_memory(float* to, const float (&x)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                : "memory");

@@ -1,4 +1,4 @@
-// What kernels are given of tensors and plans: plain numbers and device pointers, passed by value.
+// Kernel arguments for tensors and plans: plain numbers and device pointers, passed by value.
 #pragma once
 
 #include <cstdint>
@@ -7,44 +7,46 @@
 
 namespace anyflash::cuda {
 
-/// Rows of q, k, v, out or a gradient. Strides in elements. vectors: channels are neighbours and every row begins on 16
-/// bytes.
+/// Rows of q, k, v, out or a gradient. Strides in elements. vectors: a row's channels are contiguous, and every row
+/// begins on a multiple of 16 bytes.
 struct Rows {
   char* data;
   std::int64_t batch, head, channel, sequence[3];
   bool vectors;
 };
 
-/// A number for each (batch, head, ...), any floating-point type by its number in ElementType; data null: none.
+/// A number for each (batch, head, ...), of any floating-point type. type: its number in ElementType; data null: not
+/// given.
 struct Numbers {
   char* data;
   std::int32_t type;
   std::int64_t batch, head, query, key;
 };
 
-/// A run of blocks. words: of a single partial block, the number of the tile in the list's table that holds its words;
-/// negative where the program has to be asked: ~ a number that those tiles of a side's blocks have, counted upwards.
+/// A run of blocks. words: the index of the tile's mask words in the list's table, for a single partial block. A
+/// negative number means that the words are in no table and the mask program has to be evaluated. It is ~n, where n
+/// counts these tiles of one side's blocks.
 struct DeviceRun {
   std::int32_t first, count;
   rules::TileClass kind;
   std::int32_t words;
 };
 
-/// The runs of each block of one side, as a RunList.
+/// The runs of each block of one side, as in RunList.
 struct DeviceRuns {
   const std::int64_t* start;
   const DeviceRun* runs;
   const std::uint64_t* words;  ///< (tiles, rows of a block)
 };
 
-/// What a Hopper kernel leaves to the portable one, which makes it again, with care.
-enum : std::int32_t { kAllAgain = 1, kBlocksAgain = 2 };  ///< kBlocksAgain: the query blocks that are noted beside
+/// What the non-finite fallback, the portable kernel, has to compute again after a Hopper kernel.
+enum : std::int32_t { kAllAgain = 1, kBlocksAgain = 2 };  ///< kBlocksAgain: only the query blocks listed in only_blocks
 
 /// A mask of the plan in device memory.
 struct DeviceGroup {
   const rules::Program* program;
   DeviceRuns keys_of_query_block;
-  DeviceRuns queries_of_key_block;  ///< of a backward plan
+  DeviceRuns queries_of_key_block;  ///< in a backward plan only
 };
 
 }  // namespace anyflash::cuda

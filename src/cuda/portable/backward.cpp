@@ -53,7 +53,7 @@ RowTerms terms_of(const Problem& problem, const ExecutionPlan& plan, MemoryParts
   return terms;
 }
 
-/// Blocks of threads that take the gradients of keys, of queries and of the bias.
+/// The number of thread blocks for the gradients of keys, of queries and of the bias.
 struct Tasks {
   std::int64_t keys = 0, queries = 0, bias = 0;
 };
@@ -70,7 +70,7 @@ Tasks tasks_of(const Problem& problem, const BackwardKernels& kernels, const Bac
   if (problem.dbias.given()) {
     const auto* size = problem.dbias.size;
     const bool whole_queries = size[2] == 1, whole_keys = size[3] == 1;
-    const bool own_keys = whole_queries && !whole_keys;  // of the two axes, the one that is cut into parts
+    const bool own_keys = whole_queries && !whole_keys;  // which of the bias's two axes is split into parts
     const auto own_parts = own_keys ? parts_of(1) : whole_queries ? 1 : parts_of(0);
     const std::int64_t other_blocks = own_keys || whole_keys ? 1 : args.sides[1].blocks;
     tasks.bias = size[0] * size[1] * own_parts * other_blocks;

@@ -1,21 +1,22 @@
 // The backward pass on any NVIDIA GPU from sm_75 up (FlashAttention-2, Dao 2023, algorithm 2, in two walks).
 //
-// A block of threads holds kRows rows of one side and walks the plan's runs of the other side's blocks, kColumns rows
-// at a time. With X the own rows and Y the other ones, first q or k, second dout or v:
-//   S = X1 Y1^T and dP = X2 Y2^T (products.cuh), from them P = exp(S - lse) and dS = P (dP - delta + dlse);
-//   (a large lse is rounded: backward_rests.cuh);
-//   the own side's gradients:  first += dS Y1, and of keys also second += P Y2.
-// So dk and dv of a key block, over all queries and query heads that see it, and dq of a query block are the same code
-// with the sides changed over. Nothing is added across blocks of threads: no atomics, no buffer for dq, the same bits
-// in every run and batch, for seven products in place of five. The bias's gradient is a third kind of task: the sum of
-// dS over whatever maps to a tile of it.
+// A thread block holds kRows rows of one side, its own side, and walks the plan's runs of the other side's blocks,
+// kColumns rows at a time. X are the own rows and Y the other side's rows: X1 and Y1 from q or k, X2 and Y2 from dout
+// or v.
+//   S = X1 Y1^T and dP = X2 Y2^T (products.cuh); P = exp(S - lse) and dS = P (dP - delta + dlse);
+//   (a large lse has a rounding error: backward_rests.cuh);
+//   the own side's gradients:  first += dS Y1, and for keys also second += P Y2.
+// So one code computes dq of a query block, and dk and dv of a key block over all queries and query heads that see it.
+// Nothing is added across thread blocks: no atomics, no buffer for dq, the same bits in every run and batch. The price
+// is seven products instead of five. The bias's gradient is a third kind of task: the sum of dS over all pairs that map
+// to a tile of it.
 //
-// Each warp owns 8 kSlots rows: their S, dP and gradients are its registers. Where there are two stages, what a step
-// needs comes in during the step before; where there is one, other blocks of threads fill the time. Bound by the tensor
+// Each warp owns 8 kSlots rows, with S, dP and gradients in registers. Tiles are in shared memory. With two stages the
+// next step's data is loaded during this step; with one stage other thread blocks hide the latency. Bound by the tensor
 // cores and by loads from shared memory.
 //
-// A hidden Y that is not finite makes NaN of its zero P or dS; so a block whose result holds a NaN is done again with
-// care (not_finite.cuh).
+// A hidden row of Y that is not finite would turn its zero P or dS into NaN. So a thread block whose result holds a NaN
+// is computed again by the non-finite fallback (not_finite.cuh).
 #pragma once
 
 #include "cuda/portable/backward_shared.cuh"
@@ -36,7 +37,7 @@ class GradientBlock {
 
   __device__ __forceinline__ GradientBlock(const BackwardArgs& args, Shared& shared) : args_(args), shared_(shared) {}
 
-  /// task: by number.
+  /// task: its number.
   __device__ __forceinline__ void run(std::int64_t task) {
     if (threadIdx.x == 0) shared_.task.find(args_, task, kRows, key_results(args_));
     __syncthreads();
@@ -46,7 +47,7 @@ class GradientBlock {
     role_ == Role::bias ? store_tile() : store_gradients();
   }
 
-  /// Blocks of threads that share the gradients of the same keys.
+  /// Thread blocks that share the gradients of the same keys.
   __host__ __device__ static int key_results(const BackwardArgs& args) {
     return Sizes::kResident ? 1 : 1 + (args.channels[1] + kDepth - 1) / kDepth;
   }
@@ -56,7 +57,8 @@ class GradientBlock {
   using Stage = typename Shared::Stage;
   struct Step;
 
-  /// One pass over all entries, with care or without. False if the result holds a NaN, which may be a hidden row's.
+  /// One pass over all entries. careful: as the non-finite fallback. False if the result holds a NaN, which may come
+  /// from a hidden row.
   __device__ __forceinline__ bool attend(bool careful) {
 #pragma unroll
     for (int n = 0; n < Sizes::kResults; ++n) clear(sums_[n]);
@@ -75,12 +77,12 @@ class GradientBlock {
     return !__syncthreads_or(not_a_number());
   }
 
-  /// visit(step, its walk): the steps of an entry, each loaded while the one before is worked on, if there are two
-  /// stages.
+  /// visit(step, its walk) is called for each step of an entry. With two stages each step is loaded during the one
+  /// before.
   template <class Visit>
   __device__ __forceinline__ void walk_runs(const Visit& visit) {
     Walk<kColumns> coming(shared_), walk = coming;
-    if (!coming.more()) {  // masks that were found on the device: nobody else waits for the own rows
+    if (!coming.more()) {  // masks found on the GPU: nothing else waits for the own rows here
       copies_commit();
       copies_wait<0>();
       return;
@@ -89,7 +91,7 @@ class GradientBlock {
     for (bool loaded = false;;) {
       if (Sizes::kStages == 1 && !coming.more()) break;
       copies_wait<0>();
-      __syncthreads();  // all of the step's copies are there, and nobody works on the other stage
+      __syncthreads();  // all of the step's copies have arrived, and no thread reads the other stage
       if (coming.more()) load_step(coming, stage);
       if (Sizes::kStages == 1) {
         copies_wait<0>();
@@ -109,7 +111,7 @@ class GradientBlock {
 
   // --- Entries -------------------------------------------------------------------------------------------------------
 
-  /// One thread's work for all of them.
+  /// One thread does this for the whole thread block.
   __device__ __forceinline__ void describe(std::int64_t entry) {
     auto& task = shared_.task;
     task.enter(args_, kRows, entry);
@@ -126,13 +128,13 @@ class GradientBlock {
     if (task.other_block >= 0) keep_only(task.other_block);
   }
 
-  /// Leaves one block of the runs.
+  /// Restricts the runs to one block.
   __device__ __forceinline__ void keep_only(std::int32_t block) {
     std::int32_t first = 0, end = shared_.run_count;  // the last run that begins at the block or before it
     while (first < end) {
       const auto middle = (first + end) / 2;
       const auto& run = shared_.runs[middle];
-      const bool fills = run.count == 0;  // what is left of a list found on the device, behind its runs
+      const bool fills = run.count == 0;  // runs of a list found on the GPU end with unused entries
       !fills&& run.first <= block ? first = middle + 1 : end = middle;
     }
     if (first > 0) shared_.only = shared_.runs[first - 1];
@@ -146,7 +148,7 @@ class GradientBlock {
     return group_of(args_, shared_.task.b, shared_.task.h);
   }
 
-  /// What the own side has for all steps. Arrives with the first step's tiles.
+  /// Loads what all steps need of the own side. It arrives with the first step's tiles.
   __device__ __forceinline__ void open_entry(bool load) {
     const auto& task = shared_.task;
     if constexpr (Sizes::kResident) {
@@ -164,7 +166,7 @@ class GradientBlock {
             first};
   }
 
-  /// Rows of a block, kDepth channels of them from chunk * kDepth on.
+  /// kDepth channels of a block's rows, from channel chunk * kDepth on.
   template <class To, int kCount>
   __device__ __forceinline__ void load(E* to, Side which, int n, const E* data, std::int32_t block, std::int32_t first,
                                        int chunk) {
@@ -191,7 +193,7 @@ class GradientBlock {
   }
   __device__ __forceinline__ Side other() const { return static_cast<Side>(1 - own_); }
 
-  /// Asks for what a step needs: tiles (of large heads they come later), numbers of its queries, words.
+  /// Starts the loads of a step: tiles (for large heads they are loaded later), its queries' row terms, mask words.
   __device__ __forceinline__ void load_step(const Walk<kColumns>& walk, int to) {
     auto& stage = shared_.stages[to];
     load_terms(stage, own_ == queries ? shared_.task.block : walk.block);
@@ -215,7 +217,7 @@ class GradientBlock {
     }
     if (threadIdx.x == 0) copy_8(&stage.live, args_.terms.live + at);
   }
-  /// A thread's own word of a partial tile.
+  /// A thread's own mask word of a partial tile.
   __device__ __forceinline__ void load_words(const Walk<kColumns>& walk, int to) {
     if (threadIdx.x >= kRows) return;
     const int row = static_cast<int>(threadIdx.x);
@@ -246,7 +248,7 @@ class GradientBlock {
       if (wanted(1)) add_product(sums_[1], s, step, 1, 0, careful);
       if (wanted(0)) add_product(sums_[0], dp, step, 0, 0, careful);
     } else {
-      const int chunk = shared_.task.result - 1;  // of the second gradient, -1: the first is wanted
+      const int chunk = shared_.task.result - 1;  // part of the second gradient; -1: the first gradient
       clear(dp);
       for (int c = 0; chunk < 0 && c * kDepth < args_.channels[1]; ++c) {
         load_own(1, c);
@@ -277,7 +279,7 @@ class GradientBlock {
     __syncthreads();
   }
 
-  /// Is gradient n of the own side this block's to sum up?
+  /// Does this thread block compute gradient n of the own side?
   __device__ __forceinline__ bool wanted(int n) const {
     return role_ != Role::bias && args_.sides[own_].gradients[n].data != nullptr;
   }
@@ -327,7 +329,8 @@ class GradientBlock {
       Products::template values<OtherTile>(sum, weights, tile, careful);
     }
   }
-  /// dS may be too large for pieces. (What is not finite shows in its own rows either way.)
+  /// Whether all numbers are within the range of split bfloat16; dS may not be. (Non-finite numbers show in their own
+  /// rows either way.)
   __device__ __forceinline__ static bool bears_all(const Tile& weights) {
     if constexpr (Products::exact_infinities) return true;
     bool all = true;
@@ -340,8 +343,9 @@ class GradientBlock {
       }
     return __all_sync(0xffffffffu, all);
   }
-  /// A step's sums by themselves first: one chain over the queries of all heads that share a key loses more than sums
-  /// of each head. (Types of fewer bits round results more, or have their sums leave the tensor cores.)
+  /// Adds a step's sums as separate partial sums. One chain over the queries of all heads that share a key would lose
+  /// more accuracy. (16-bit types round results more anyway; float32 sums already leave the tensor cores after each
+  /// tile.)
   __device__ __forceinline__ static void add_apart(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, E* tile,
                                                    bool careful) {
     constexpr int kPart = 2;
@@ -357,14 +361,15 @@ class GradientBlock {
     }
   }
 
-  /// What slot i of this lane sees of the other side's block, and has a gradient.
+  /// The entries of the other side's block that slot i of this lane sees and that have a gradient.
   __device__ __forceinline__ Word word_of(const Step& step, int i) const {
     const Word word = step.partial ? step.stage.words[row_of(i)] : rules::all_bits;
     if (own_ == keys) return word & step.stage.live;
     return step.stage.live >> (shared_.task.first_row + row_of(i)) & 1 ? word : 0;
   }
 
-  /// Products become scores, but for their scale, where they need more than that. derivatives: the soft cap's.
+  /// Turns products into scores, except for their scale, where scores need more than a scale. derivatives: of the soft
+  /// cap.
   __device__ __forceinline__ void finish(Tile& s, T (&derivatives)[kSlots][2 * kTiles], const Step& step) const {
     if (!args_.general) return;
     T scores[kSlots][2 * kTiles];
@@ -381,12 +386,12 @@ class GradientBlock {
 #pragma unroll
       for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = scores[i][n];
   }
-  /// Of what finish() leaves.
+  /// The scale that finish() leaves to be applied.
   __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(args_.scale); }
 
-  /// s becomes P, dp becomes dS; 0 where the mask hides the pair, whatever was there.
+  /// s becomes P, dp becomes dS. Both become 0 where the mask hides the pair, whatever their values were.
   __device__ __forceinline__ void weigh(Tile& s, Tile& dp, const Step& step) {
-    T derivatives[kSlots][2 * kTiles];  // in memory, used where there is a soft cap
+    T derivatives[kSlots][2 * kTiles];  // in local memory; used with a soft cap only
     finish(s, derivatives, step);
     own_ == queries ? weigh_pairs<true>(s, dp, step) : weigh_pairs<false>(s, dp, step);
     if (args_.softcap > 0 && role_ != Role::bias) {
@@ -419,7 +424,7 @@ class GradientBlock {
             kOwnQueries ? first_row + row_of(i) : step.first + 8 * (n / 2) + 2 * (lane_number() % 4) + n % 2;
         T &p = s[i][n / 2][n % 2], &ds = dp[i][n / 2][n % 2];
         const T x = rounded_product(p, scale) - step.stage.terms[0][query] - step.stage.terms[3][query];
-        // A score lies above its row's lse by a rounding at most. Where scores are large that may be much: P is 1 then.
+        // A score exceeds its row's lse only by rounding, which can be a lot for large scores. P is then 1.
         p = exponential(x > T(0) ? T(0) : x);
         ds = p * (ds - step.stage.terms[1][query] + step.stage.terms[2][query]);
       }
@@ -432,7 +437,7 @@ class GradientBlock {
     }
   }
 
-  /// The sums of a bias tile are in the first 64 columns of sums_[0].
+  /// The sums of a tile of the bias are in the first 64 columns of sums_[0].
   __device__ __forceinline__ void add_to_bias(const Tile& ds, int first) {
 #pragma unroll
     for (int part = 0; part < 64 / kColumns; ++part) {
@@ -471,7 +476,7 @@ class GradientBlock {
     }
   }
 
-  /// Results leave through the own rows' memory, each warp's by itself.
+  /// Each warp stores its results through the shared memory of the own rows.
   __device__ __forceinline__ void store(const T (&sum)[kSlots][kDepthTiles][2], int n, int chunk) {
     using Result = typename Shared::ResultTile;
     E* const rows = shared_.own[Sizes::kResident ? n : 0];
@@ -487,7 +492,7 @@ class GradientBlock {
     const auto& task = shared_.task;
     const auto& side = args_.sides[own_];
     const auto& to = side.gradients[n];
-    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of those that this warp stores
+    const int first_row = static_cast<int>(threadIdx.x / 32 * (8 * kSlots));  // of the rows that this warp stores
     const E* const from = rows + Result::at(first_row, 0);
     E* const data =
         head_data<E>(to, task.b, own_ == queries ? task.h : task.h / args_.group_heads) + chunk * kDepth * to.channel;

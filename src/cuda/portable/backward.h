@@ -5,10 +5,10 @@
 
 namespace anyflash::cuda {
 
-/// The boxes that the kernels of this problem take.
+/// The block shapes that the kernels of this problem accept.
 TileMenu backward_menu(const Problem& problem);
 
-/// Bytes that a call works in, beside its tensors and the plan: a few numbers a query row.
+/// Bytes of workspace of a call: a few numbers per query row.
 std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan);
 
 /// Queues the call on the problem's stream.

@@ -1,4 +1,4 @@
-// What the backward kernels are given. Made by backward.cpp.
+// Arguments of the backward kernels. Made by backward.cpp.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,29 @@ struct BackwardSide {
   Rows gradients[2];  ///< of q, of k and v; data null: not wanted
   rules::Grid grid;
   std::int32_t blocks, heads;
-  bool plain;  ///< blocks are plain rows: of a sequence of one dimension, without a step
+  bool plain;  ///< a block's rows are consecutive: one dimension, without a step
 };
 
-/// Numbers of each query row, in block order: row r of query block i of (b, h) is ((b * heads + h) * blocks + i) * 64 +
-/// r. In the workspace, in the type that is computed in.
+/// Row terms: numbers of each query row, in the workspace, in the computation's type. They are in block order: row r of
+/// query block i of (b, h) is at ((b * heads + h) * blocks + i) * 64 + r.
 struct RowTerms {
   void *lse, *delta, *dlse;  ///< delta = dO . O
-  void* rest;                ///< what lse lacks of the true one; 0 where it is small enough to be exact; a block more,
-                             ///< of no queries, for tiles of two query blocks
-  std::uint64_t* live;       ///< of each query block: the rows that have a gradient, those inside with lse > -inf
-  std::uint64_t* far;        ///< of each query block: the rows whose rest has to be found (backward_rests.cuh)
+  void* rest;                ///< lse remainder: exact lse - lse, 0 where lse is small (backward_rests.cuh); it has one
+                             ///< block more, for tiles of two query blocks
+  std::uint64_t* live;       ///< of each query block: rows with a gradient, those that exist and have lse > -inf
+  std::uint64_t* far;        ///< of each query block: rows with |lse| >= kFarLse, which need a remainder
   double* sink;              ///< of each query block: its share of dsink
-  std::int32_t* any_far;     ///< becomes 1 if there is such a row; null: nobody asks
+  std::int32_t* any_far;     ///< becomes 1 if there is such a row; null: not needed
 };
 
-/// From here on, either way, P = exp(S - lse) may be off by the rounding of lse: it is summed first.
+/// From this |lse| on its rounding error makes P = exp(S - lse) inaccurate, so that a row needs the lse remainder.
 template <class E>
 constexpr float kFarLse = sizeof(E) == 2 ? 1024 : 32;
 
 struct BackwardArgs {
   BackwardSide sides[2];  // queries, keys
   Rows out;
-  Numbers lse, dlse;  // in the type that is computed in
+  Numbers lse, dlse;  // in the computation's type
   RowTerms terms;
   Numbers bias, alibi, sink, dbias, dsink;
   std::int32_t bias_size[4];
@@ -43,11 +43,11 @@ struct BackwardArgs {
   std::int32_t batch_groups, head_groups;
   std::int32_t batch, group_heads;       // query heads that share a key head
   std::int32_t dimensions, channels[2];  // d_qk, d_v
-  std::int64_t key_tasks, query_tasks;   // of the tasks, which are these, and then those of the bias
-  std::int64_t tasks;                    // a launch that is rarely needed has fewer blocks of threads
+  std::int64_t key_tasks, query_tasks;   // of the gradients of keys and of queries; the bias's tasks follow
+  std::int64_t tasks;                    // a rarely needed launch has fewer thread blocks than tasks
   bool general;                          // scores need more than a scale
   double scale, softcap;
-  const std::int32_t* only_if;  ///< the gradients are made only if this is not 0; null: they are
+  const std::int32_t* only_if;  ///< gradients are computed only if this is not 0; null: always
 };
 
 }  // namespace anyflash::cuda

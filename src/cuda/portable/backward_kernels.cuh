@@ -8,10 +8,10 @@
 
 namespace anyflash::cuda {
 
-/// Has the GPU that is compiled for a use for this tiling?
+/// Can the GPU that is compiled for be asked for this tiling?
 template <class E, int kDepth>
 __host__ __device__ constexpr bool offered_backward(Tiling tiling) {
-#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
+#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test these tiles on a GPU that would use others
   return tiling == Tiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return tiling == Tiling::large;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThr
     extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
   } else {
-    __trap();  // the host asks a GPU for nothing that it does not offer
+    __trap();  // never launched: the host asks only for kernels that the GPU has
   }
 }
 
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThr
     extern __shared__ __align__(1024) char memory[];
     for (std::int64_t task = blockIdx.x; task < args.tasks; task += gridDim.x) {
       Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(task);
-      __syncthreads();  // its memory may be written anew
+      __syncthreads();  // the last task's shared memory is about to be overwritten
     }
   } else {
     __trap();

@@ -6,16 +6,16 @@
 namespace anyflash::cuda {
 
 struct BackwardKernels {
-  const void *terms, *rests, *gradients;      ///< numbers of query rows; those that are rarely needed; all gradients
-  int threads, terms_bytes, gradients_bytes;  ///< bytes of shared memory, the last of `rests` too
-  int rows;                                   ///< of a block's own side
+  const void *terms, *rests, *gradients;      ///< row terms; lse remainders (rarely needed); all gradients
+  int threads, terms_bytes, gradients_bytes;  ///< bytes of shared memory; gradients_bytes holds for `rests` too
+  int rows;                                   ///< of a thread block's own side
   int depth;                                  ///< channels of a tile
-  bool resident;                              ///< a block of threads makes both gradients of its keys
+  bool resident;                              ///< one thread block computes both gradients of its keys
 };
 
-/// What kernels are asked for.
+/// The choice of a kernel.
 struct BackwardKind {
-  int depth;  ///< padded head size: 64, 128 or 256; d_v may be 512 in the latter
+  int depth;  ///< padded head size: 64, 128 or 256; with 256, d_v may be 512
   Tiling tiling;
 };
 

@@ -1,9 +1,9 @@
-// What a rounded lse lacks. P = exp(S - lse) is as wrong as lse is rounded: where scores are large, P of a row may sum
-// to anything between 1 / n and n in place of 1. For such rows (kFarLse) the sum is found first, by a walk over their
-// keys, and its logarithm is the rest that is subtracted after lse.
+// The remainder of a rounded lse. The rounding error of lse is an error of P = exp(S - lse). Where scores are large, P
+// of a row may sum to anything between 1 / n and n instead of 1. For such rows (kFarLse) this kernel first sums P over
+// their keys. The logarithm of the sum is the remainder, which is subtracted after lse.
 //
-// Query blocks that have such rows are shared out to the blocks of threads of a launch that is rarely needed. S is made
-// as the gradients' kernel makes it, to the bit.
+// Query blocks with such rows are distributed over the thread blocks of a launch that rarely has work. S is computed as
+// in the gradients' kernel, to the bit.
 #pragma once
 
 #include "cuda/portable/backward.cuh"
@@ -27,7 +27,7 @@ class RestsBlock : GradientBlock<E, Sizes> {
   __device__ __forceinline__ void run() {
     const auto& side = args_.sides[queries];
     const auto blocks = std::int64_t{args_.batch} * side.heads * side.blocks;
-    // A thread looks at a query block.
+    // Each thread looks at one query block.
     for (std::int64_t first = blockIdx.x; first < blocks; first += std::int64_t{kThreads} * gridDim.x) {
       const auto own = first + std::int64_t{threadIdx.x} * gridDim.x;
       if (!__syncthreads_or(own < blocks && args_.terms.far[own] != 0)) continue;
@@ -37,12 +37,12 @@ class RestsBlock : GradientBlock<E, Sizes> {
   }
 
  private:
-  /// A query block of all heads, by number. far: rows.
+  /// number: a query block's, over all heads. far: the rows to compute.
   __device__ __forceinline__ void take(std::int64_t number, Word far) {
     if (threadIdx.x == 0 && args_.terms.any_far) *args_.terms.any_far = 1;
     for (int row = 0; row < 64; row += kRows) {
       if (!(far >> row & (~0ull >> (64 - kRows)))) continue;
-      __syncthreads();  // the last task's memory may be written anew
+      __syncthreads();  // the last task's shared memory is about to be overwritten
       if (threadIdx.x == 0) describe(number, row);
       __syncthreads();
       load_program<kThreads>(this->group(), shared_.program);
@@ -66,7 +66,7 @@ class RestsBlock : GradientBlock<E, Sizes> {
     Base::describe(0);
   }
 
-  /// Sums up P, with care or without. False if a sum is NaN, which the products may be to blame for.
+  /// Sums P. careful: as the non-finite fallback. False if a sum is NaN, which the products may have caused.
   __device__ __forceinline__ bool attend(bool careful) {
     bool nan = false;
 #pragma unroll
@@ -125,16 +125,16 @@ class RestsBlock : GradientBlock<E, Sizes> {
   }
   __device__ __forceinline__ T sink() const { return read_number<T>(args_.sink, shared_.task.h * args_.sink.head); }
 
-  /// log(sum), if rounding can have made that of lse: half a unit of its last place, and a little for the sum that it
-  /// is the logarithm of; of 16-bit types more, since the forward pass may add up a score's products otherwise. Else it
-  /// is not all of the row's keys that the call is about: lse is of more of them, and right as it is.
+  /// log(sum), if it is small enough to be a rounding error of lse: half a unit in the last place, and a little for the
+  /// sum itself. For 16-bit types more is allowed, since the forward pass may add a score's products in another order.
+  /// A larger value means that lse covers more keys than this call has. Then lse is right, and the remainder is 0.
   __device__ __forceinline__ static T rest_of(T lse, double sum) {
     const T distance = nextafter(abs(lse), T(1) / T(0)) - abs(lse);
     const double rest = log(sum);
     return abs(rest) <= (sizeof(E) == 2 ? 2 : 0.75) * double(distance) ? static_cast<T>(rest) : T(0);
   }
 
-  /// The query block's share of dsink, again.
+  /// The query block's share of dsink, computed again.
   __device__ __forceinline__ void store_sink(std::int64_t number) const {
     const auto live = args_.terms.live[number];
     double sum = 0;
@@ -147,7 +147,7 @@ class RestsBlock : GradientBlock<E, Sizes> {
     args_.terms.sink[number] = sum;
   }
 
-  double sums_[kSlots], behind_[kSlots];  // behind_: what a sum lacks (Kahan): it must be better than lse
+  double sums_[kSlots], behind_[kSlots];  // behind_: the sum's compensation (Kahan): it must be more accurate than lse
 };
 
 }  // namespace anyflash::cuda

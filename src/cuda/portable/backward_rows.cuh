@@ -1,8 +1,8 @@
-// What the backward pass needs of each query row, once: delta = dO . O, dlse, lse, and whether the row has a gradient
-// at all; and the row's share of dsink.
+// The row terms that the backward pass needs, computed once per query row: delta = dO . O, dlse, lse, whether the row
+// has a gradient at all, and the row's share of dsink.
 //
-// A block of threads takes one query block of one head. delta is the diagonal of dO O^T, made by the same products as
-// dP = dO V^T: so the two cancel exactly where a query sees one key. Linear in the sequence.
+// A thread block takes one query block of one head. delta is the diagonal of dO O^T, computed by the same products as
+// dP = dO V^T. So the two cancel exactly where a query sees one key. Linear in the sequence.
 #pragma once
 
 #include "cuda/portable/backward_shared.cuh"
@@ -65,7 +65,7 @@ class RowTermsBlock {
       __syncthreads();
       T part[kSlots][kTiles][2];
       Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out);
-      if constexpr (!Products::exact_infinities || Sizes::kTf32) {  // the largest numbers take care
+      if constexpr (!Products::exact_infinities || Sizes::kTf32) {  // the largest numbers need the non-finite fallback
         if (__syncthreads_or(!finite(part))) {
           if constexpr (Sizes::kTf32) Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
           else mend_scores<Products, DoutTile, OutTile, kDepth>(part, shared_.dout, shared_.out, 0);

@@ -1,5 +1,5 @@
-// What a block of threads of the backward kernel has beside its registers: its task, the tiles and rarely needed
-// numbers in shared memory, and what is called rather than inlined.
+// The shared memory of the backward kernel's thread blocks, their tasks, and functions that are called rather than
+// inlined because they are rarely needed.
 #pragma once
 
 #include "cuda/portable/backward_args.h"
@@ -19,19 +19,19 @@ using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
 enum Side : std::int32_t { queries, keys };
 enum class Role : std::int32_t { keys, queries, bias };  ///< dk and dv, dq, dbias
 
-/// What a block of threads is to do: the gradients of some rows of its own side, or a tile of the bias. Its entries are
-/// the (batch, head)s whose shares it sums up, and, of a bias with one query, all parts of query blocks.
+/// The task of a thread block: the gradients of some rows of its own side, or a tile of the bias. Its entries are the
+/// (batch, head) pairs over which it sums. For a bias with one query they also cover all parts of query blocks.
 struct GradientTask {
   Role role;
   Side own;
-  std::int32_t result;                  ///< of large heads: 0 the first gradient, n the n-th channels of the second
-  std::int32_t b, h, block, first_row;  ///< of the entry at hand; h: a query head
+  std::int32_t result;                  ///< large heads: 0 is the first gradient, n the second's channel group n
+  std::int32_t b, h, block, first_row;  ///< of the current entry; h: a query head
   std::int32_t other_block;             ///< bias: the only block of the other side that counts, -1: all
   std::int64_t entries;
   std::int32_t first_b, first_h;
   std::int64_t first_part;
 
-  /// rows: of a part of a block; key_results: blocks of threads that share the gradients of keys.
+  /// rows: of a part of a block; key_results: thread blocks that share the gradients of keys.
   __device__ __forceinline__ void find(const BackwardArgs& args, std::int64_t task, int rows, int key_results) {
     result = 0, other_block = -1, entries = 1;
     if (task < args.key_tasks) {
@@ -46,7 +46,7 @@ struct GradientTask {
     } else if (task -= args.key_tasks; task < args.query_tasks) {
       role = Role::queries, own = queries;
       const std::int64_t parts = args.sides[queries].blocks * std::int64_t{64 / rows}, head = task / parts;
-      first_part = parts - 1 - task % parts;  // under causal rules the later blocks are the longest: first
+      first_part = parts - 1 - task % parts;  // under causal rules later blocks take longest, so they go first
       first_b = static_cast<std::int32_t>(head / args.sides[queries].heads);
       first_h = static_cast<std::int32_t>(head % args.sides[queries].heads);
     } else {
@@ -96,40 +96,41 @@ struct GradientTask {
   }
 };
 
-/// What a block has in shared memory.
+/// The shared memory of a thread block.
 template <class E, class Sizes>
 struct GradientShared {
   using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using T = typename Products::Number;
   using OwnTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
   using OtherTile = typename Products::template KeyTile<Sizes::kColumns, Sizes::kDepth>;
-  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kDepth, 16>;  // over `own`, when that is done with
+  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kDepth, 16>;  // overlays `own` once that is no longer read
   static constexpr int kHeld = Sizes::kResident ? 2 : 1;
   static_assert(ResultTile::kSize <= OwnTile::kSize);
   static_assert(sizeof(T) * Sizes::kRows * 64 <= sizeof(E) * kHeld * OwnTile::kSize, "for a tile of the bias");
 
-  /// What comes in for a step.
+  /// What is loaded for a step.
   struct Stage {
     alignas(Products::alignment) E tiles[kHeld][OtherTile::kSize];
     alignas(16) T terms[4][64];  // lse, delta, dlse and rest of the step's query block
     Word live;                   // its rows that have a gradient
-    Word words[Sizes::kRows];    // of a partial tile
-    // Where scores need more than a scale: coordinates of its rows, and where biases lie, perhaps nowhere.
+    Word words[Sizes::kRows];    // mask words of a partial tile
+    // Where scores need more than a scale: coordinates of the rows, and where their biases are (`nowhere` for rows that
+    // do not exist).
     std::int32_t at[3][Sizes::kColumns];
     std::int64_t bias[Sizes::kColumns];
   };
 
   alignas(Products::alignment) E own[kHeld][OwnTile::kSize];
   Stage stages[Sizes::kStages];
-  unsigned long long not_finite[kHeld];  // rows of the other side's tiles that hold a NaN or an infinity
+  unsigned long long not_finite[kHeld];  // rows of the other side's tiles with a NaN or an infinity
   Program program;
   GradientTask task;
   const E *own_data[2], *other_data[2];  // of the heads, in global memory
-  DeviceRun only;                        // the run of a task that has one block to visit
+  DeviceRun only;                        // the run of a task that visits one block only
   const DeviceRun* runs;
   std::int32_t run_count;
   const Word* word_table;                // from this part's first row on
-  std::int32_t own_at[3][Sizes::kRows];  // as those of a stage
+  std::int32_t own_at[3][Sizes::kRows];  // like those of a stage
   std::int64_t own_bias[Sizes::kRows];
 };
 
@@ -156,9 +157,9 @@ __device__ __forceinline__ E* head_data(const Rows& rows, std::int64_t b, std::i
   return reinterpret_cast<E*>(rows.data) + b * rows.batch + h * rows.head;
 }
 
-// What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
+// What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction cache.
 
-/// The word of a row of a partial tile, asked of the program.
+/// The mask word of a row of a partial tile, evaluated by the mask program.
 static __device__ __noinline__ Word ask_word(const BackwardArgs& args, const Program& program, const GradientTask& task,
                                              std::int32_t other_block, int row) {
   const auto own = task.own;
@@ -172,7 +173,7 @@ static __device__ __noinline__ Word ask_word(const BackwardArgs& args, const Pro
   return own == queries ? rules::word(program, c, cell) : rules::word_of_queries(program, c, cell);
 }
 
-/// Coordinates of some rows, and where their biases lie.
+/// Coordinates of some rows, and where their biases are.
 template <int kRows>
 __device__ __noinline__ void find_extras(const BackwardArgs& args, const Program& program, Side side,
                                          std::int32_t block, std::int32_t first, std::int32_t (&at)[3][kRows],
@@ -191,7 +192,7 @@ __device__ __noinline__ void find_extras(const BackwardArgs& args, const Program
   }
 }
 
-/// A lane's products become scores; derivatives: the soft cap's. row_of: of each slot.
+/// Turns a lane's products into scores; derivatives: of the soft cap. row_of: the row of each slot.
 template <class Shared, class T, int kSlots, int kTiles>
 __device__ __noinline__ void finish_scores(const BackwardArgs& args, const Shared& shared,
                                            const typename Shared::Stage& stage, const int (&row_of)[kSlots],
@@ -211,7 +212,7 @@ __device__ __noinline__ void finish_scores(const BackwardArgs& args, const Share
   }
 }
 
-/// A tile of the bias's gradient, summed over the axes along which the bias is broadcast. sum: (kRows, 64).
+/// Stores a tile of the bias's gradient, summed over the axes along which the bias is broadcast. sum: (kRows, 64).
 template <class Shared, int kRows, class T>
 __device__ __noinline__ void store_bias(const BackwardArgs& args, const Shared& shared, const T* sum) {
   const auto& task = shared.task;
@@ -229,7 +230,7 @@ __device__ __noinline__ void store_bias(const BackwardArgs& args, const Shared& 
     const auto own_at = own_whole ? 0 : place(task.own, task.block, task.first_row + row);
     const auto other_at = other_whole ? 0 : place(static_cast<Side>(1 - task.own), task.other_block, column);
     if (own_at == nowhere || other_at == nowhere) continue;
-    double all = 0;  // of sums of rows: one long sum would round more
+    double all = 0;  // adds sums of rows, because one long sum would round more
     for (int r = row; r < (own_whole ? kRows : row + 1); ++r) {
       double of_row = 0;
       for (int c = column; c < (other_whole ? 64 : column + 1); ++c) of_row += static_cast<double>(sum[r * 64 + c]);

@@ -1,4 +1,4 @@
-// The end of the gradient of the sink logits: a head's sum over all query blocks, always in the same order.
+// The last step of the sink's gradient: a head's sum over all query blocks, always in the same order.
 #include "cuda/common/launches.h"
 #include "cuda/portable/backward_args.h"
 #include "cuda/portable/launch.h"

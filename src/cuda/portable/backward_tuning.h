@@ -1,10 +1,10 @@
 // Tile sizes of the backward kernels, in one table.
 //
-// A block of threads holds kRows = 8 * slots * warps rows of one side and walks the other `columns` rows at a time,
-// head sizes up to d, the next step's rows coming in if there are two stages. `resident`: its own rows stay in shared
-// memory; if not, one tile of each side is there at a time, and the two gradients of keys are the work of two blocks.
-// `small` fits into the 64 KB of shared memory of sm_75; `tf32` is for float32 where that is allowed, and fits
-// where `large` does. docs/notes/portable-gpu.md has the figures.
+// A thread block holds kRows = 8 * slots * warps rows of one side and walks the other `columns` rows at a time, for
+// head sizes up to d. With two stages the next step's rows are loaded meanwhile. `resident`: the own rows stay in
+// shared memory. Otherwise there is one tile of each side at a time, and two thread blocks compute the two gradients of
+// keys. `small` fits the 64 KB of shared memory of sm_75; `tf32` is for float32 with allow_tf32, and fits where `large`
+// does. docs/notes/portable-gpu.md has the figures.
 #pragma once
 
 #include "cuda/portable/tuning.h"
@@ -18,7 +18,7 @@ struct GradientSizes {
   static constexpr int kRows = 8 * slots * warps, kThreads = 32 * warps;
   static constexpr int kBlocksPerMultiprocessor = blocks_per_multiprocessor;
   static constexpr bool kResident = resident, kTf32 = tf32;
-  static constexpr int kResults = kResident ? 2 : 1;  ///< gradients that a block sums up
+  static constexpr int kResults = kResident ? 2 : 1;  ///< gradients that a thread block computes
   static_assert(kResident || kStages == 1);
   static_assert(64 % kRows == 0 && 64 % columns == 0 && columns <= kThreads, "blocks are cells of 64");
 };

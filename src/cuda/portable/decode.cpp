@@ -1,4 +1,4 @@
-// A forward call of few queries on a GPU: its kernels, its parts, the launches.
+// A decode call on a GPU: its kernels, its parts (split-KV), the launches.
 #include "cuda/portable/decode.h"
 
 #include <algorithm>
@@ -47,16 +47,16 @@ DecodeKernels kernels_of(const Problem& problem, [[maybe_unused]] bool plain) {
 
 std::int64_t number_bytes(const Problem& problem) { return problem.type == ElementType::float64 ? 8 : 4; }
 
-/// Key blocks that are visited: by what the masks show, or by the sizes alone where masks differ in the batch, since
-/// results must not depend on what else is in it.
+/// The number of key blocks visited. It follows from the masks, or from sizes only if masks may differ in the batch:
+/// results must not depend on other batch entries.
 std::int64_t visited_blocks(const Problem& problem, const ExecutionPlan& plan) {
   std::int64_t blocks = 0;
-  if (plan.late || !may_differ_in_batch(problem))  // late: what is seen with all keys
+  if (plan.late || !may_differ_in_batch(problem))  // masks found on the GPU: as if all keys existed
     for (const auto& run : plan.groups[0].keys_of_query_block.runs) blocks += run.count;
   return blocks > 0 ? blocks : plan.key_grid.count();
 }
 
-/// Parts, and key blocks of each.
+/// The number of parts, and of key blocks in each.
 struct Cut {
   std::int64_t parts, part_blocks;
 
@@ -80,8 +80,9 @@ Cut cut_of(const Problem& problem, const ExecutionPlan& plan) {
   return {blocks, (bytes + part_bytes - 1) / part_bytes};
 }
 
-/// As many parts as give every multiprocessor a task and none two; one, if heads give most of them one, which then read
-/// about as fast as all. Where lengths may differ, no part is so long that others wait for the longest entry's.
+/// Enough parts to give every multiprocessor a task and none two. One part, if heads alone give most multiprocessors a
+/// task: they then read about as fast as all would. Where lengths may differ, parts are short enough that nothing waits
+/// for the longest entry.
 Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   const auto blocks = visited_blocks(problem, plan), bytes = blocks * block_bytes(problem);
   if (bytes <= kPartBytes) return {blocks, 1};
@@ -93,12 +94,12 @@ Cut cut_for_machine(const Problem& problem, const ExecutionPlan& plan) {
   return {blocks, even ? parts : std::max(parts, bytes / kMostPartBytes)};
 }
 
-/// Bytes of what the parts leave: of their results, without their statistics.
+/// Bytes of the parts' partial results, without their statistics.
 std::int64_t result_bytes(const Problem& problem, const Cut& cut) {
   return problem.batch * problem.heads_kv * cut.parts * rows_of(problem) * problem.d_v * number_bytes(problem);
 }
 
-/// The program of a mask, which batch entries without keys do not have.
+/// The program of a mask. Batch entries without keys have none.
 const rules::Program& program_of(const ExecutionPlan& plan) {
   for (const auto& group : plan.groups)
     if (rules::volume(group.program.k_size()) > 0) return group.program;
@@ -116,13 +117,14 @@ bool sees_all(const Problem& problem, const ExecutionPlan& plan) {
          std::all_of(program.atoms, program.atoms + program.atom_count, all);
 }
 
-/// Do all queries see the same key blocks, one behind the other, and all keys of each but few? They are noted.
+/// Do all queries see the same consecutive key blocks, and all keys of each except a few partial blocks? If so, the
+/// blocks are stored in args.
 bool find_blocks(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& args) {
   const auto& group = plan.groups[0];
   const auto& program = group.program;
   const bool tables = std::any_of(program.atoms, program.atoms + program.atom_count,
                                   [](const rules::Atom& atom) { return atom.data != nullptr; });
-  // Whatever could differ in a batch takes the other kernel in every batch.
+  // Calls whose entries could differ in a batch use the other kernel in every batch.
   if (plan.late || problem.key_lengths.given() || program.has_documents || tables) return false;
   int partial = 0;
   args.first_block = args.end_block = 0, args.partial[0] = args.partial[1] = -1;
@@ -138,7 +140,7 @@ bool find_blocks(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& 
   return true;
 }
 
-/// What the kernels are told of the keys that there are.
+/// Tells the kernels which keys exist.
 void find_keys(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& args) {
   args.keys = plan.late ? static_cast<std::int32_t>(problem.keys()) : plan.groups[0].program.axis[2].k_size;
   args.by_length = sees_all(problem, plan);
@@ -146,7 +148,7 @@ void find_keys(const Problem& problem, const ExecutionPlan& plan, DecodeArgs& ar
   args.lengths = integers_of(plan.late ? problem.key_lengths : TensorView());
 }
 
-/// Is the call one for the kernel of plain calls? Then its key blocks are noted.
+/// Does the plain kernel support the call? Then its key blocks are stored in args.
 bool is_plain(const Problem& problem, const ExecutionPlan& plan, const DecodeKernels& kernels, DecodeArgs& args) {
   const auto& call = args.call;
   return !args.general && call.k.vectors && call.v.vectors && call.whole_channels &&
@@ -184,7 +186,8 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   auto kernels = kernels_of(problem, false);
   bool plain = kernels.plain && is_plain(problem, plan, kernels, args);
   const bool bulk = plain && take_bulk_decode(problem, args, kernels);
-  // Hopper's kernels take all plain calls of 16 bits whose rows a tensor map can describe: no negative strides, say.
+  // Hopper's kernels compute all plain 16-bit calls whose rows a tensor map can describe (no negative strides, for
+  // example).
   plain &= bulk || element_size(problem.type) > 2 || !has_groups(problem.device);
   if (plain && !bulk) kernels = kernels_of(problem, true);
   const auto cut = bulk && !problem.deterministic ? cut_for_machine(problem, plan) : cut_of(problem, plan);
@@ -205,9 +208,9 @@ void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs
   allow_shared_memory(parts, kernels.shared_bytes, problem.device.index);
   const auto& facts = facts_of(problem.device);
   const auto at_once = std::int64_t{facts.multiprocessors} * kernels.blocks;
-  // The code for older GPUs, which newer ones may run too, does not wait itself (wait_for_kernel_before).
+  // Kernels compiled for older GPUs, which newer ones may run too, have no wait_for_kernel_before.
   const bool early = has_groups(problem.device);
-  // Not in a graph: what stands in front of it there may be no kernel.
+  // Not in a CUDA graph: the node before it may not be a kernel.
   const auto launched = kernels.in_turns ? std::min<std::int64_t>(args.tasks, at_once) : args.tasks;
   launch(parts, launched, kernels.threads, kernels.shared_bytes, &args, stream, early && !captured);
   if (args.parts > 1) {

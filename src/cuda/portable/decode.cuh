@@ -1,17 +1,18 @@
-// The forward pass for few queries, as in decoding ("Flash-Decoding", Dao et al. 2023), from sm_75 up.
+// Decoding, the forward pass for few query rows ("Flash-Decoding", Dao et al. 2023), from sm_75 up.
 //
-// The queries of all heads that share a key head are the rows of one task, so K and V are read once for them; the key
-// blocks that they visit are cut into parts, each a task. A block of threads takes one task after the other, and its
-// copies never pause: while a task ends, the tiles of the next one are under way. Inside, every warp works alone: it
-// takes kKeys keys at a time, brings them to tiles of its own some steps ahead, and keeps O, the largest product and
-// the sum of all rows (decode_rows.cuh). What the warps leave is joined in shared memory, over stages that are free
-// just then, what the parts leave in global memory by a second kernel (decode_join.cuh). Where a part begins does not
-// depend on the batch, and joins go in one order, so neither do the bits. Bound by reading K and V.
+// PackGQA: the queries of all heads that share a key head are the rows of one task, so K and V are read once for them.
+// Split-KV: the key blocks that they visit are split into parts, each a task. A thread block takes one task after the
+// other, and its copies never pause: the next task's tiles are loaded while a task ends. Inside, every warp works
+// alone. It takes kKeys keys at a time, loads them into its own tiles some steps ahead, and keeps O, the largest
+// product and the sum of all rows in registers (decode_rows.cuh). The warps' results are joined in shared memory, over
+// free stages. The parts' results are joined in global memory by a second kernel (decode_join.cuh). A part's first key
+// does not depend on the batch, and joins have a fixed order, so results have the same bits in any batch. Bound by
+// reading K and V.
 //
-// Results are divided by their sums wherever they are joined, so that nothing large is added up. A warp whose result is
-// not finite goes over its keys again: with care for hidden values (not_finite.cuh), and then with P that sums to a
-// half in the rows whose results are still not finite, though their sums are: values near the end of their type may
-// have overflowed.
+// Results are divided by their sums wherever they are joined, so that no large numbers are added. A warp whose result
+// is not finite repeats its keys by the non-finite fallback (not_finite.cuh), first for hidden values. If results are
+// still not finite although their sums are, values near the end of their type may have overflowed. Then those rows are
+// repeated with P scaled to sum to a half.
 #pragma once
 
 #include "cuda/portable/decode_rows.cuh"
@@ -58,15 +59,15 @@ class DecodeBlock : DecodeRows<E, Sizes> {
  private:
   // --- Keys and values -----------------------------------------------------------------------------------------------
 
-  /// The warp's next tile to bring, of one task after the other.
+  /// The next tile that the warp will load, over all tasks.
   struct Steps {
-    std::int32_t number;  // of the task; as many as there are: nothing is left
-    bool alone;           // it ends with its task
+    std::int32_t number;  // the task's; the number of tasks: nothing is left
+    bool alone;           // it does not go on to the next task
     DecodeTask task;
     BlockWalk<kWarps> walk;
-    int tile;                 // of the block
-    std::int32_t size, page;  // keys that there are; the page that the tile lies in, where that is one
-    const E *k, *v;           // the lane's first row and channels of the head, of pages in the first one
+    int tile;                 // in the key block
+    std::int32_t size, page;  // the number of keys that exist; the tile's page, where there are pages
+    const E *k, *v;           // the lane's first row and channels of the head; with pages, in the first page
 
     __device__ __forceinline__ bool more() const { return walk.more(); }
     __device__ __forceinline__ int first() const { return walk.block * 64 + tile * kKeys; }
@@ -97,14 +98,14 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     look_up_page();
   }
 
-  /// One step before it is needed: the copies do not wait for it then.
+  /// Called one step early, so that the copies need not wait for the page number.
   __device__ __forceinline__ void look_up_page() {
     if (!call_.paged || !ahead_.more() || ahead_.first() >= ahead_.size) return;
     const auto n = static_cast<unsigned>(ahead_.first()) / static_cast<unsigned>(call_.pages.page_size);
     ahead_.page = call_.pages.table[ahead_.task.b * call_.pages.batch + n * call_.pages.page];
   }
 
-  /// All stages but one, after nothing was under way.
+  /// Fills all stages but one. Nothing may be in flight before.
   __device__ __forceinline__ void fill() {
 #pragma unroll 1
     for (int n = 0; n + 1 < kStages; ++n) bring(n);
@@ -146,7 +147,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
                                                                 call_.d_v - first_value, first, ahead_.size);
     });
   }
-  /// from: the lane's, as lane_rows gives it.
+  /// from: the lane's address, from lane_rows.
   template <class Tile>
   __device__ __forceinline__ void bring_rows(E* to, const Rows& rows, const E* from, int channels) const {
     const int lane = static_cast<int>(lane_number()), first = ahead_.first();
@@ -174,8 +175,8 @@ class DecodeBlock : DecodeRows<E, Sizes> {
 
   // --- A task --------------------------------------------------------------------------------------------------------
 
-  /// One pass over the warp's keys, with care or without. halved: P of rows that may have overflowed in the pass
-  /// before, which tells their maxima and sums, sums to a half. False if the results are not finite.
+  /// One pass over the warp's keys. careful: as the non-finite fallback. halved: P of rows that may have overflowed is
+  /// scaled to sum to a half, using the maxima and sums of the pass before. False if the results are not finite.
   template <class Careful>
   __device__ __forceinline__ bool attend(Careful careful, bool halved) {
     this->clear_rows(halved);
@@ -187,7 +188,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
       } else {
         copies_wait<kStages - 2>();
       }
-      __syncwarp();  // the tile is there, the one before is free
+      __syncwarp();  // the tile has arrived, and the one before is free
       if constexpr (kStages > 1) bring(free_stage());
       const auto tile = shared_.tiles[warp_][stage_];
       if (tile.exists) {
@@ -203,12 +204,12 @@ class DecodeBlock : DecodeRows<E, Sizes> {
       }
       stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
       last = tile.last;
-      if constexpr (kStages == 1) __syncwarp();  // nobody reads it any more
+      if constexpr (kStages == 1) __syncwarp();  // the tile is no longer read
     } while (!last);
     return !__any_sync(0xffffffffu, careful ? this->any_overflowed() : !finite());
   }
 
-  /// With care; what is under way is lost.
+  /// The non-finite fallback; copies in flight are lost.
   __device__ __forceinline__ void attend_again(std::int32_t number) {
     bool halved = false;
 #pragma unroll 1
@@ -224,8 +225,8 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     __syncwarp();
   }
 
-  /// Does something rare that is called rather than inlined, with the rows' numbers in memory meanwhile: a call leaves
-  /// few registers as they are, and the loop around it would do without the others in every step.
+  /// Runs a rare function that is called rather than inlined, with the rows' numbers in memory meanwhile. A call
+  /// preserves few registers, and without this the loop around it would lack the others in every step.
   template <class Call>
   __device__ __forceinline__ void aside(const Call& call) {
     Results results;

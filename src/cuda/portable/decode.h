@@ -1,4 +1,4 @@
-// The forward pass for few queries: all heads that share a key head at once, the keys in parts.
+// Decoding, the forward pass for few query rows: all heads that share a key head at once (PackGQA), with split-KV.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,19 +9,19 @@
 
 namespace anyflash::cuda {
 
-/// So few queries of the heads that share a key head that, unless a rule is in the way, decode() serves them.
+/// Are there so few query rows per key head that decode() computes them, unless the rule prevents it?
 bool has_few_rows(const Problem& problem);
 
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan);
 
-/// Are there no masks but lengths, which the kernels know or read themselves?
+/// Are there no masks except lengths, which the kernels know or read themselves?
 bool decode_needs_no_masks(const Problem& problem, const ExecutionPlan& plan, bool general);
 
-/// Bytes that the call works in.
+/// Bytes of workspace of the call.
 std::int64_t decode_workspace(const Problem& problem, const ExecutionPlan& plan);
 
-/// Queues the call. call: as for the forward kernel, with the masks if it needs them. general: scores need more than a
-/// positive scale.
+/// Queues the call. call: arguments as for the forward kernel, with masks if it needs them. general: scores need more
+/// than a positive scale.
 void decode(const Problem& problem, const ExecutionPlan& plan, const ForwardArgs& call, bool general,
             CallMemory& memory, cudaStream_t stream);
 

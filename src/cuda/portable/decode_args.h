@@ -1,4 +1,4 @@
-// What the kernels of few queries are given. Made by decode.cpp.
+// Arguments of the decode kernels. Made by decode.cpp.
 #pragma once
 
 #include "cuda/common/late_masks.h"
@@ -7,28 +7,27 @@
 
 namespace anyflash::cuda {
 
-/// A part is some of the key blocks that are visited; the last one takes what is left. What parts leave, for each
-/// (batch, key head, part, row): the result so far in d_v numbers; its largest product, its sum, and whether the row
-/// saw a key.
+/// A part (split-KV) is some of the visited key blocks; the last part takes what is left. Each (batch, key head, part,
+/// row) has a partial result: d_v numbers, the largest product, the sum, and whether the row saw a key.
 struct DecodeArgs {
   ForwardArgs call;
   bool general;            // scores need more than a positive scale
-  std::int32_t queries;    // of a head
+  std::int32_t queries;    // per head
   std::int32_t rows;       // the queries of all heads that share a key head
-  std::int32_t row_parts;  // tasks that share them
+  std::int32_t row_parts;  // tasks that share these rows
   std::int32_t parts, part_blocks;
-  // (batch, key head, part, row part, part of the values), which blocks of threads take in turns.
+  // The number of tasks: (batch, key head, part, row part, part of the values).
   std::int32_t tasks;
   char *results, *statistics;  // null: one part
 
-  std::int32_t keys;  // that there are, of the longest batch entry
+  std::int32_t keys;  // number of keys of the longest batch entry
 
-  // Every query sees all keys of its batch entry, and that may have fewer: `lengths` says how many, or its mask.
+  // Every query sees all keys of its batch entry, which may have fewer keys: `lengths` or the mask tells how many.
   bool by_length, length_in_mask;
   Integers lengths;
 
-  // For the kernel of plain calls, where that is not so: all queries see the same key blocks, first_block to
-  // end_block - 1, and all keys of each but of `partial` (-1: none).
+  // For the plain kernel otherwise: all queries see the same key blocks, first_block to end_block - 1, and all keys of
+  // each except the blocks in `partial` (-1: none).
   static constexpr int partial_blocks = 2;
   std::int32_t first_block, end_block, partial[partial_blocks];
   rules::Word words[partial_blocks];

@@ -1,23 +1,23 @@
-// The end of a task of few queries: what each warp's results of a row are multiplied by, and where the row's go.
+// The end of a decode task: the weights that join the warps' results of a row, and where the result goes.
 #pragma once
 
 #include "cuda/portable/decode_shared.cuh"
 
 namespace anyflash::cuda {
 
-/// Shared: has largest, sum, seen and weight of each warp's rows. kWarps: that share the keys of a row.
+/// Shared: has largest, sum, seen and weight of each warp's rows. kWarps: the warps that share the keys of a row.
 template <class E, class Shared, int kWarps>
 class DecodeEnd {
  public:
   using T = typename Shared::T;
 
  protected:
-  /// warp: of those that share the keys.
+  /// warp: its number among the warps that share the keys.
   __device__ __forceinline__ DecodeEnd(const DecodeArgs& args, Shared& shared, int warp)
       : args_(args), call_(args.call), shared_(shared), warp_(warp) {}
 
-  /// The task that follows, and where what it leaves goes, if there are several parts. (Found at its end, that would
-  /// keep registers from the loop.)
+  /// The next task, and where its partial results go if there are several parts. (Computed at the task's end instead,
+  /// this would take registers from the loop.)
   __device__ __forceinline__ void begin(const DecodeTask& task) {
     task_ = task;
     const auto place = task.place(args_, 0);
@@ -28,14 +28,14 @@ class DecodeEnd {
   __device__ __forceinline__ T scale() const { return args_.general ? T(1) : static_cast<T>(call_.scale); }
   __device__ __forceinline__ static T infinity() { return FinishedRow<T>::infinity(); }
 
-  /// weight: what P has been multiplied by.
+  /// weight: the factor that P has been multiplied by.
   __device__ __forceinline__ void note(int row, T largest, T sum, bool seen, T weight) {
     shared_.largest[warp_][row] = largest, shared_.sum[warp_][row] = sum, shared_.seen[warp_][row] = seen;
     shared_.weight[warp_][row] = T(1) / weight;
   }
 
-  /// Of a part without keys, which there are many of where lengths are far below what there is room for: it has no
-  /// results, and nobody looks for them. most_rows: of the task.
+  /// For a part without keys, common where lengths are much shorter than the cache: its results are never read, only
+  /// its statistics. most_rows: of the task.
   __device__ __forceinline__ void leave_nothing(int most_rows) const {
     const int row = static_cast<int>(threadIdx.x);
     if (row < min(most_rows, args_.rows - task_.first_row) && task_.first_value == 0)
@@ -46,8 +46,8 @@ class DecodeEnd {
     to[0] = largest, to[1] = sum, to[2] = seen ? 1 : 0;
   }
 
-  /// What each warp's results of a row are multiplied by: their share, and what is there for P that sums to a half.
-  /// The row's own numbers.
+  /// Computes the factors of each warp's results of a row: their share of the sum, corrected for a P scaled to sum to a
+  /// half. Also computes the row's own statistics.
   __device__ __forceinline__ void weigh(int row) {
     T largest = -infinity(), sum = 0;
     bool seen = false;
@@ -72,7 +72,7 @@ class DecodeEnd {
     }
   }
 
-  /// The mean of what the warps have of a row and channel. number(w): the one of warp w.
+  /// The weighted mean of the warps' results for a row and channel. number(w): warp w's result.
   template <class Number>
   __device__ __forceinline__ T mean(int row, const Number& number) const {
     T o = 0;
@@ -99,7 +99,7 @@ class DecodeEnd {
         rounded_mean<E>(o);
   }
 
-  /// The means of rows from `first` on, four channels of a thread at a time; of plain calls, whose rows of results all
+  /// The means of rows from `first` on, four channels per thread at a time. Only for plain calls, whose result rows all
   /// begin on 16 bytes. results: [warp][row - first][channel].
   template <int kThreads, int kDepth, int kRows, int kStride>
   __device__ __forceinline__ void leave_rows(int first, int end, const T (&results)[kWarps][kRows][kStride]) const {

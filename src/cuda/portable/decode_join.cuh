@@ -1,15 +1,15 @@
-// Few queries: the join of what the parts of the keys leave.
+// Decoding: joins the partial results of split-KV parts.
 #pragma once
 
 #include "cuda/portable/decode_shared.cuh"
 
 namespace anyflash::cuda {
 
-/// What each part's results of a row are multiplied by, to `weights`, by a warp; stores the row's statistics.
+/// Computes the factors of each part's results of a row into `weights`, by one warp, and stores the row's statistics.
 template <class T>
 __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t b, std::int32_t h, std::int32_t query,
                                             std::int64_t first_place, T* weights) {
-  constexpr int kOwn = DecodeArgs::most_parts / 32;  // of a lane
+  constexpr int kOwn = DecodeArgs::most_parts / 32;  // parts per lane
   const int lane = static_cast<int>(lane_number());
   const T scale = args.general ? T(1) : static_cast<T>(args.call.scale);
   const T* const statistics = reinterpret_cast<const T*>(args.statistics) + 3 * first_place;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void weigh_parts(const DecodeArgs& args, std::int32_t
       weights[lane + 32 * n] = joined_weight(share[n], sum, finished.factor, own_seen[n] && !finished.empty);
 }
 
-/// The mean of what the parts have of a channel. at: the first one's; step: from one part to the next.
+/// The weighted mean of the parts' results for a channel. at: of the first part; step: from one part to the next.
 template <class T>
 __device__ __forceinline__ T mean_of_parts(T mean, int parts, const T* weights, const T* at, std::int64_t step) {
   return finite_mean(mean, [&] {
@@ -49,13 +49,13 @@ __device__ __forceinline__ T mean_of_parts(T mean, int parts, const T* weights, 
   });
 }
 
-/// The parts of a row are added up in so many sums, which are then added up.
+/// The parts of a row are added in so many separate sums, which are then added.
 inline constexpr int kJoinSums = 8;
 
-/// Joins what the parts leave of a row, in their order: a block of threads a (batch, query head, query).
+/// Joins the partial results of a row in a fixed order: one thread block per (batch, query head, query).
 template <class E, class T, int kThreads>
 __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
-  constexpr int kWarps = kThreads / 32, kChannels = 4;  // of a lane at a time
+  constexpr int kWarps = kThreads / 32, kChannels = 4;  // per lane at a time
   static_assert(kWarps == kJoinSums);
   __shared__ T weights[DecodeArgs::most_parts], results[kWarps][32 * kChannels];
   const auto& call = args.call;
@@ -66,8 +66,8 @@ __device__ __forceinline__ void join_parts(const DecodeArgs& args) {
   const auto head = std::int64_t{b} * (call.heads / call.group_heads) + h / call.group_heads;
   const auto place = head * args.parts * args.rows + row;  // of the first part
   wait_for_kernel_before();
-  // Not before, nor beside many blocks of this kernel: those of the next one would find room on some multiprocessors
-  // alone, and stay there.
+  // Not earlier, and not with many thread blocks of this kernel running: the next kernel's would fit on some
+  // multiprocessors only, and stay there.
   if (gridDim.x <= kJoinsBeside) let_next_kernel_begin();
   if (warp == 0) weigh_parts(args, b, h, query, place, weights);
   __syncthreads();

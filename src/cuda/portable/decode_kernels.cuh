@@ -1,4 +1,4 @@
-// The kernels of few queries, and the table of those of one element type.
+// The decode kernels, and the table of those of one element type.
 #pragma once
 
 #include <type_traits>
@@ -10,10 +10,11 @@
 
 namespace anyflash::cuda {
 
-/// Has the GPU that is compiled for a use for this kernel? On sm_90a plain calls of 16 bits are Hopper's own kernels'.
+/// Can the GPU that is compiled for be asked for this kernel? On sm_90a Hopper's own kernels compute plain 16-bit
+/// calls.
 template <class E, bool kPlain>
 __host__ __device__ constexpr bool decode_offered(DecodeTiling tiling) {
-#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
+#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test these tiles on a GPU that would use others
   return tiling == DecodeTiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return tiling != DecodeTiling::small && !(kPlain && sizeof(E) == 2);
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(DecodeTiles<sizeof(E), kDepth, tiling>::kThrea
     extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
   } else {
-    __trap();  // the host asks a GPU for nothing that it does not offer
+    __trap();  // never launched: the host asks only for kernels that the GPU has
   }
 }
 

@@ -1,9 +1,9 @@
-// What the kernel of plain calls knows of at most 8 rows, of 16-bit types: both products are made the other way round,
-// S^T = K Q^T and O^T += V^T P^T, since the tensor cores take at least 16 rows of their first operand, but 8 columns of
-// the second. Half the products, half the registers; a warp alone is slow, and there are few for which there is room.
+// The rows of the plain kernel for at most 8 rows of 16-bit types. Both products are transposed, S^T = K Q^T and O^T +=
+// V^T P^T. The tensor cores need at least 16 rows in their first operand, but only 8 columns in the second. This halves
+// products and registers. Latency matters because only few warps fit.
 //
-// With g = lane / 4 and t = lane % 4, a lane has the scores of keys g and g + 8 and channels g and g + 8 of every 16 of
-// O, of queries 2t and 2t + 1 each.
+// With g = lane / 4 and t = lane % 4, a lane has the scores of keys g and g + 8, and channels g and g + 8 of every 16
+// of O, for queries 2t and 2t + 1.
 #pragma once
 
 #include "cuda/portable/decode_rows.cuh"
@@ -17,8 +17,8 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
  public:
   using Base::kDepth, Base::kKeys, Base::kRows;
   using typename Base::Shared, typename Base::T;
-  static constexpr int kChannelTiles = kDepth / 16, kQueries = 2;  // of a lane
-  using Scores = float[4];                                         // key g of query 2t, of 2t + 1; key g + 8 of them
+  static constexpr int kChannelTiles = kDepth / 16, kQueries = 2;  // per lane
+  using Scores = float[4];                                         // key g for queries 2t, 2t + 1; then key g + 8
   static_assert(kRows == 8 && kKeys == 16 && sizeof(E) == 2);
 
  protected:
@@ -29,7 +29,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
 
   __device__ __forceinline__ NarrowDecodeRows(const DecodeArgs& args, Shared& shared) : Base(args, shared) {}
 
-  /// To be called when the rows of Q are there.
+  /// Call it once the rows of Q are in shared memory.
   __device__ __forceinline__ void take_queries() {
     const unsigned lane = lane_number();
     const E* const q = shared_.q + lane % 8 * QueryTile::kStride + lane / 8 * 8;
@@ -42,7 +42,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     for (int e = 0; e < kQueries; ++e) {
       T shift = -infinity();
       weight_[e] = 1;
-      if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
+      if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
         const T sum = column_sum(sum_[e]);
         if (overflowed_[e]) shift = shift_[e], weight_[e] = 0.5f / sum;
       }
@@ -52,14 +52,14 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     for (int m = 0; m < kChannelTiles; ++m) o_[m][0][0] = o_[m][0][1] = o_[m][1][0] = o_[m][1][1] = 0;
   }
 
-  /// In chains as products.cuh makes them: the backward pass needs the same scores.
+  /// In the same chains as products.cuh, because the backward pass needs the same scores.
   __device__ __forceinline__ void find_scores(Scores& s, const E* k, bool) const {
     const unsigned lane = lane_number();
     k += lane % 16 * KeyTile::kStride + lane / 16 * 8;
     constexpr int kSteps = kDepth / 16, kChains = kSteps > 8 ? 2 : 1;
     float sums[kChains][2][2] = {};
     std::uint32_t a[3][4];
-    const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains in turns
+    const auto step = [](int n) { return n % kChains * 8 + n / kChains; };  // the chains alternate
     load_matrices(a[0], k + 16 * step(0));
     load_matrices(a[1], k + 16 * step(1));
 #pragma unroll
@@ -80,7 +80,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     if (!(own >> 8 & 1)) s[2] = s[3] = -infinity();
   }
 
-  /// s becomes P; the rows' sums follow.
+  /// s becomes P; adds it to the rows' sums.
   __device__ __forceinline__ void softmax(Scores& s) {
     const float largest[kQueries] = {fmax(s[0], s[2]), fmax(s[1], s[3])};
     if (__any_sync(0xffffffffu, largest[0] > shift_[0] || largest[1] > shift_[1])) raise(largest);
@@ -92,7 +92,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     }
   }
 
-  /// In passes with care.
+  /// In the non-finite fallback.
   __device__ __forceinline__ void halve(Scores& p) const {
 #pragma unroll
     for (int n = 0; n < 4; ++n) p[n] *= weight_[n % kQueries];
@@ -122,7 +122,7 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
     return zero == zero;
   }
 
-  /// After a pass with care: is any row's result not finite although its sum is?
+  /// After a fallback pass: is any row's result not finite although its sum is?
   __device__ __forceinline__ bool any_overflowed() {
 #pragma unroll
     for (int e = 0; e < kQueries; ++e) {
@@ -130,12 +130,12 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
 #pragma unroll
       for (int m = 0; m < kChannelTiles; ++m) zero += 0.0f * o_[m][0][e] + 0.0f * o_[m][1][e];
       const float sum = column_sum(sum_[e]);
-      overflowed_[e] = column_sum(zero) != 0.0f && sum > 0.0f && sum < infinity();  // zero: or NaN
+      overflowed_[e] = column_sum(zero) != 0.0f && sum > 0.0f && sum < infinity();  // zero, or NaN
     }
     return overflowed_[0] | overflowed_[1];
   }
 
-  /// O += P V for rows of V that hold a NaN or an infinity, if the queries see them; they become 0 in the tile.
+  /// O += P V for rows of V with a NaN or an infinity, if the queries see them; these rows become 0 in the tile.
   __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, E* v, rules::Word word) {
     const int lane = static_cast<int>(lane_number());
     const auto bad = this->template rows_not_finite<ValueTile>(v);
@@ -197,9 +197,9 @@ class NarrowDecodeRows : public DecodeRows<E, Sizes> {
   }
 
   std::uint32_t q_[kDepth / 32][4];
-  float shift_[kQueries], sum_[kQueries];  // sum_: of this lane's keys alone
-  float weight_[kQueries];                 // what P is multiplied by, in passes with care
-  bool overflowed_[kQueries];              // in such a pass
+  float shift_[kQueries], sum_[kQueries];  // sum_: over this lane's keys only
+  float weight_[kQueries];                 // the factor of P in fallback passes
+  bool overflowed_[kQueries];              // in a fallback pass
   float o_[kChannelTiles][2][kQueries];    // channels g and g + 8 of 16, queries
 };
 

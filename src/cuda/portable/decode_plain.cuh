@@ -1,7 +1,7 @@
-// The kernel of few queries for what most calls are: all queries see the same keys, which follow one another, in rows
-// of whole vectors, perhaps in pages that tiles do not cross; scores need no more than a positive scale. How it goes is
-// written in decode.cuh. Here nothing in the loop over the tiles is called and no mask is asked, so that all that the
-// loop needs stays in registers: what is spilled goes to the L2 cache and back, since tiles take the room of the L1.
+// The decode kernel for plain calls, the most common ones. In a plain call all queries see the same consecutive keys,
+// and scores need only a positive scale. Rows are whole 16-byte vectors, and tiles do not cross pages. decode.cuh
+// describes the algorithm. The loop over tiles calls no functions and evaluates no masks, so that all its variables
+// stay in registers. Spilled registers would go to the L2 cache, since the tiles occupy the L1.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace anyflash::cuda {
 
-/// What such a kernel knows of more than 8 rows, or of other types.
+/// The rows of more than 8, or of other types.
 template <class E, class Sizes>
 class PlainDecodeRows : public DecodeRows<E, Sizes> {
   using Base = DecodeRows<E, Sizes>;
@@ -56,7 +56,7 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   }
 };
 
-/// DecodeRows as such, or the other way round.
+/// DecodeRows, or the transposed variant (decode_narrow.cuh).
 template <class E, class Sizes>
 using PlainRowsOf =
     std::conditional_t<Sizes::kSlots == 1 && sizeof(E) == 2, NarrowDecodeRows<E, Sizes>, PlainDecodeRows<E, Sizes>>;
@@ -105,7 +105,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
   }
 
  private:
-  /// A warp's keys of a task: every kWarps-th tile, so that a block reads what lies together at one time.
+  /// A warp's keys of a task: every kWarps-th tile, so that a thread block reads neighbouring memory at one time.
   struct Keys {
     int key, end;
     __device__ __forceinline__ bool more() const { return key < end; }
@@ -119,7 +119,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
 
   // --- Keys and values ahead -----------------------------------------------------------------------------------------
 
-  /// Goes on to a task that has keys for the warp.
+  /// Moves on to a task that has keys for the warp.
   __device__ __forceinline__ void open(std::int32_t number) {
     for (; number < args_.tasks; number += static_cast<std::int32_t>(gridDim.x)) {
       const DecodeTask task(args_, number, kRows, kDepth);
@@ -134,7 +134,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
     number_ = number;
   }
 
-  /// One step before it is needed, so that the copies do not wait for it.
+  /// Called one step early, so that the copies need not wait for the page number.
   __device__ __forceinline__ void look_up_page() {
     if (!call_.paged) return;
     const auto n = static_cast<unsigned>(ahead_.key) / static_cast<unsigned>(call_.pages.page_size);
@@ -142,7 +142,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
     page_row_ = ahead_.key - static_cast<int>(n) * call_.pages.page_size;
   }
 
-  /// All stages but one, from a task on, after nothing was under way. alone: and from no other.
+  /// Fills all stages but one, from a task on. Nothing may be in flight before. alone: from no other task.
   __device__ __forceinline__ void fill(std::int32_t number, bool alone) {
     alone_ = alone;
     open(number);
@@ -207,7 +207,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
 #pragma unroll 1
     for (Keys now = keys_of(task_, warp_); now.more(); now.step()) {
       copies_wait<kStages - 2>();
-      __syncwarp();  // the tile is there, the one before is free
+      __syncwarp();  // the tile has arrived, and the one before is free
       bring(stage_ == 0 ? kStages - 1 : stage_ - 1);
       auto& tile = shared_.stages[warp_][stage_];
       typename Base::Scores s;
@@ -226,7 +226,7 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
     return !__any_sync(0xffffffffu, careful ? this->any_overflowed() : !this->finite());
   }
 
-  /// With care; what is under way is lost.
+  /// The non-finite fallback; copies in flight are lost.
   __device__ __forceinline__ void attend_again(std::int32_t number) {
     bool halved = false;
 #pragma unroll 1
@@ -241,14 +241,14 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
     __syncwarp();
   }
 
-  // Of the next tile to bring; number_: its task's, as many as there are if nothing is left.
+  // The next tile to load; number_: its task's, or the number of tasks if nothing is left.
   std::int32_t number_;
-  bool alone_;  // it ends with this task
+  bool alone_;  // it does not go on to the next task
   Keys ahead_;
   const E *k_, *v_;
   std::int32_t channels_, page_, page_row_;  // channels_: of v
   const std::int32_t* pages_;
-  int stage_;  // of the next tile to take
+  int stage_;  // of the next tile to compute
   bool seen_;  // does the task's warp see a key?
 };
 

@@ -1,5 +1,5 @@
-// What the kernels of few queries know of a task's rows: the largest product, the sum and O of the keys so far, the
-// softmax of a tile, and the join of what a block's warps leave.
+// The per-row state of the decode kernels: the largest product, the sum and O so far. Also the softmax of a tile, and
+// the join of the results of a thread block's warps.
 #pragma once
 
 #include "cuda/portable/decode_end.cuh"
@@ -26,7 +26,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   __device__ __forceinline__ DecodeRows(const DecodeArgs& args, Shared& shared)
       : Base(args, shared, static_cast<int>(threadIdx.x / 32)) {}
 
-  /// What a warp knows of its rows.
+  /// A warp's results of its rows.
   struct Results {
     T shift[kSlots], sum[kSlots], o[kSlots][kValueTiles][2];
     bool seen[kSlots];
@@ -52,22 +52,22 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
   static constexpr int kStep = kChunks < 32 ? 32 / kChunks : 1, kParts = kChunks > 32 ? kChunks / 32 : 1;
   static_assert(kKeys % kStep == 0 && (kChunks % 32 == 0 || 32 % kChunks == 0));
 
-  /// The lane's first row and channels of a key head; of pages, in the first one.
+  /// The lane's first row and channels of a key head; with pages, in the first page.
   __device__ __forceinline__ const E* lane_rows(const Rows& rows, const DecodeTask& task, int first_channel) const {
     const int lane = static_cast<int>(lane_number());
     return reinterpret_cast<const E*>(rows.data) + first_channel + (call_.paged ? 0 : task.b * rows.batch) +
            task.head * rows.head + lane / kChunks * rows.sequence[2] + lane % kChunks * kNumbers;
   }
 
-  /// The rows of Q, for products that look for those of their warp behind those of the warps before it.
+  /// The rows of Q, offset for products that add the offset of their own warp.
   __device__ __forceinline__ const E* own_rows() const {
     return shared_.q - warp_ * kRows * Shared::QueryTile::kStride;
   }
   __device__ __forceinline__ static int row_of(int i) { return 8 * i + static_cast<int>(lane_number() / 4); }
 
-  /// s becomes P; the rows' sums follow.
+  /// s becomes P; adds it to the rows' sums.
   __device__ __forceinline__ void softmax(T (&s)[kSlots][kKeyTiles][2]) {
-    T largest[kSlots];  // of the lane's own keys: that of a row is looked for only where it may rise
+    T largest[kSlots];  // of the lane's own keys; a row's maximum is reduced over lanes only where it may rise
     bool high = false;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
@@ -91,7 +91,8 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     }
   }
 
-  /// exp((x - shift) scale). The difference comes first: the largest score's P is 1 to the bit, however large it is.
+  /// exp((x - shift) scale). The difference is computed first, so that the largest score's P is exactly 1, however
+  /// large the score is.
   __device__ __forceinline__ T exponential(T x, T shift) const {
     if constexpr (sizeof(E) > 2) {
       return exp((x - shift) * (sizeof(T) == 8 ? static_cast<T>(call_.unit) : call_.unit32));
@@ -129,7 +130,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     for (int i = 0; i < kSlots; ++i) {
       T shift = -infinity();
       weight_[i] = 1;
-      if (halved) {  // all lanes add up; rows that have not overflowed keep their bits
+      if (halved) {  // all lanes take part in the sum; rows that did not overflow keep their bits
         const T sum = quad_sum(sum_[i]);
         if (overflowed_[i]) shift = shift_[i], weight_[i] = T(0.5) / sum;
       }
@@ -138,7 +139,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     clear(o_);
   }
 
-  /// In passes with care.
+  /// In the non-finite fallback.
   __device__ __forceinline__ void halve(T (&p)[kSlots][kKeyTiles][2]) const {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i)
@@ -146,7 +147,7 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
       for (int n = 0; n < 2 * kKeyTiles; ++n) p[i][n / 2][n % 2] *= weight_[i];
   }
 
-  /// After a pass with care: is any row's result not finite although its sum is?
+  /// After a fallback pass: is any row's result not finite although its sum is?
   __device__ __forceinline__ bool any_overflowed() {
     bool any = false;
 #pragma unroll
@@ -155,14 +156,14 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 #pragma unroll
       for (int j = 0; j < kValueTiles; ++j) zero += T(0) * o_[i][j][0] + T(0) * o_[i][j][1];
       const T sum = quad_sum(sum_[i]);
-      overflowed_[i] = quad_sum(zero) != T(0) && sum > T(0) && sum < infinity();  // zero is that, or NaN
+      overflowed_[i] = quad_sum(zero) != T(0) && sum > T(0) && sum < infinity();  // zero is 0, or NaN
       any |= overflowed_[i];
     }
     return any;
   }
 
-  /// O += P V for rows of V that products do not bear, for the queries that see them; they become 0 in the tile.
-  /// first: the tile's first key; sees(i, key): does slot i see key `key` of the tile?
+  /// O += P V for the rows of V that the products cannot take, for the queries that see them; these rows become 0 in
+  /// the tile. first: the tile's first key; sees(i, key): does slot i see key `key` of the tile?
   template <class Sees>
   __device__ __forceinline__ void add_hidden_values(const T (&p)[kSlots][kKeyTiles][2], int first, E* v,
                                                     const Sees& sees) {
@@ -183,12 +184,12 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     add_not_finite(o_, p, apart, sees, begin, value);
   }
 
-  /// Which rows of a tile hold a NaN or an infinity.
+  /// The rows of a tile with a NaN or an infinity.
   template <class Tile>
   __device__ __forceinline__ unsigned long long rows_not_finite(const E* tile) const {
     return rows_without<Tile>(tile, [](T x) { return is_finite(x); });
   }
-  /// Which hold a number that is not good().
+  /// The rows with a number that is not good().
   template <class Tile, class Good>
   __device__ __forceinline__ unsigned long long rows_without(const E* tile, const Good& good) const {
     unsigned long long bad = 0;
@@ -204,14 +205,14 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
 
   // --- The end -------------------------------------------------------------------------------------------------------
 
-  /// What the warps leave, in their order, over a stage of each that is free. put(own, first, rows): the warp's numbers
-  /// of the kJoinRows rows from `first` on.
+  /// Joins the warps' results in a fixed order, in free stages. put(own, first, rows): writes the warp's results of the
+  /// kJoinRows rows from `first` on.
   template <class Put>
   __device__ __forceinline__ void join(int free_stage, const Put& put) {
     constexpr int kJoinRows = Shared::kJoinRows;
     const int lane = static_cast<int>(lane_number()), rows = min(kRows, args_.rows - task_.first_row);
     const int channels = min(call_.d_v - task_.first_value, kDepth);
-    __syncwarp();  // nobody reads the stage any more
+    __syncwarp();  // the stage is no longer read
     if (lane == 0) shared_.free[warp_] = free_stage;
 #pragma unroll
     for (int first = 0; first < kRows; first += kJoinRows) {
@@ -250,10 +251,10 @@ class DecodeRows : protected DecodeEnd<E, DecodeShared<E, Sizes>, Sizes::kWarps>
     });
   }
 
-  T shift_[kSlots], sum_[kSlots];  // sum_: of this lane's keys alone
-  T weight_[kSlots];               // what P is multiplied by, in passes with care
+  T shift_[kSlots], sum_[kSlots];  // sum_: over this lane's keys only
+  T weight_[kSlots];               // the factor of P in fallback passes
   bool seen_[kSlots];
-  bool overflowed_[kSlots];  // in such a pass
+  bool overflowed_[kSlots];  // in a fallback pass
   T o_[kSlots][kValueTiles][2];
 };
 

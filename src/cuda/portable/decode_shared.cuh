@@ -1,5 +1,5 @@
-// What a block of threads of the kernel of few queries has beside its registers: its task, tiles, steps along the keys,
-// and what is called rather than inlined.
+// Shared memory, tasks and key walks of the decode kernels, and functions that are called rather than inlined because
+// they are rarely needed.
 #pragma once
 
 #include "cuda/portable/decode_args.h"
@@ -17,7 +17,7 @@ namespace anyflash::cuda {
 
 /// Some rows of one key head, a part of the keys, some channels of the values.
 struct DecodeTask {
-  std::int32_t b, head, part, first_row, first_value;  // head: of keys
+  std::int32_t b, head, part, first_row, first_value;  // head: a key head
 
   DecodeTask() = default;
   __device__ __forceinline__ DecodeTask(const DecodeArgs& args, std::int32_t task, int rows, int values) {
@@ -30,7 +30,7 @@ struct DecodeTask {
     const auto heads = args.call.heads / args.call.group_heads;
     b = task / heads, head = task % heads;
   }
-  /// The query head and the query that a row is.
+  /// The query head and the query of a row.
   __device__ __forceinline__ std::int32_t query_head(const DecodeArgs& args, int row) const {
     return head * args.call.group_heads + (first_row + row) / args.queries;
   }
@@ -38,19 +38,19 @@ struct DecodeTask {
     return (first_row + row) % args.queries;
   }
   __device__ __forceinline__ bool exists(const DecodeArgs& args, int row) const { return first_row + row < args.rows; }
-  /// Where what the part leaves of a row lies.
+  /// The index of a row's partial result.
   __device__ __forceinline__ std::int64_t place(const DecodeArgs& args, int row) const {
     const auto heads = args.call.heads / args.call.group_heads;
     return ((std::int64_t{b} * heads + head) * args.parts + part) * args.rows + first_row + row;
   }
 };
 
-/// Of a stage: keys from `first` on; the words of their block if that is partial, as find_few_words takes them, or the
-/// keys that the block has (by_length).
+/// A stage's tile: keys from `first` on. Also the mask words of a partial block, as find_few_words takes them, or the
+/// block's number of keys (by_length).
 struct DecodeTile {
   std::int32_t first, words;
   bool exists, partial;
-  bool last;  // of the warp's in its task
+  bool last;  // the warp's last tile in its task
 };
 
 template <class E, class Sizes>
@@ -64,9 +64,9 @@ struct DecodeShared {
     alignas(16) E k[KeyTile::kSize];
     alignas(16) E v[ValueTile::kSize];
   };
-  /// What a warp leaves of two slots at most, over a stage that is free.
+  /// A warp's results of at most two slots, in a free stage.
   static constexpr int kJoinSlots = Sizes::kSlots < 2 ? Sizes::kSlots : 2, kJoinRows = 8 * kJoinSlots;
-  using Results = T[kJoinRows][Sizes::kDepth + 8];  // so that neighbouring rows lie in other banks
+  using Results = T[kJoinRows][Sizes::kDepth + 8];  // padded so that neighbouring rows use different banks
 
   alignas(16) E q[QueryTile::kSize];
   alignas(16) Stage stages[Sizes::kWarps][Sizes::kStages];
@@ -74,21 +74,21 @@ struct DecodeShared {
   rules::Word words[Sizes::kWarps][Sizes::kRows];  // of a partial key block
   T largest[Sizes::kWarps][Sizes::kRows], sum[Sizes::kWarps][Sizes::kRows], weight[Sizes::kWarps][Sizes::kRows];
   bool seen[Sizes::kWarps][Sizes::kRows];
-  std::int32_t free[Sizes::kWarps];  // the stage that a warp's results lie over
-  DeviceRun runs[Sizes::kWarps];     // of a task that goes by its length
+  std::int32_t free[Sizes::kWarps];  // the stage where a warp's results are
+  DeviceRun runs[Sizes::kWarps];     // of a task with by_length
   static_assert(sizeof(Results) <= sizeof(Stage) && Sizes::kSlots % kJoinSlots == 0);
 };
 
-/// A warp's steps along the key blocks of a part: every kWarps-th that is visited.
+/// A warp's steps along the key blocks of a part: every kWarps-th visited block.
 template <int kWarps>
 struct BlockWalk {
   const DeviceRun* run;
-  std::int32_t runs, blocks;  // runs after this one; blocks of the part from this one on
+  std::int32_t runs, blocks;  // runs left after this one; blocks left in the part, including this one
   std::int32_t block, left, words;
   rules::TileClass kind;
 
   BlockWalk() = default;
-  /// skip: visited blocks before the part; count: the part's.
+  /// skip: visited blocks before the part; count: blocks of the part.
   __device__ __forceinline__ BlockWalk(const DeviceRun* first, std::int32_t run_count, std::int32_t skip,
                                        std::int32_t count, int warp)
       : run(first), runs(run_count), blocks(count), block(0), left(0) {
@@ -130,10 +130,10 @@ struct BlockWalk {
   }
 };
 
-// Most of what follows is called, not inlined. No part of the block's object is handed on by its address, or all of it,
-// the sums too, would lie in memory.
+// Most of what follows is called, not inlined. No member of the thread block's object is passed by address: the
+// compiler would then keep the whole object, with the sums, in local memory.
 
-/// A lane's products become scores. first_key: of the tile.
+/// Turns a lane's products into scores. first_key: of the tile.
 template <class T, int kSlots, int kNumbers>
 __device__ __noinline__ void finish_few_scores(const DecodeArgs& args, DecodeTask task, int first_key,
                                                T (&s)[kSlots][kNumbers]) {
@@ -157,8 +157,8 @@ __device__ __noinline__ void finish_few_scores(const DecodeArgs& args, DecodeTas
   }
 }
 
-/// The words of some rows of a key block, by a warp, to shared memory. tile: its words' number in the table, negative:
-/// the program is asked.
+/// Writes the mask words of some rows of a key block to shared memory, by one warp. tile: the index of its words in the
+/// table; negative: the mask program is evaluated.
 static __device__ __noinline__ void find_few_words(const DecodeArgs& args, DecodeTask task, int rows,
                                                    std::int32_t block, std::int32_t tile, rules::Word* to) {
   const int row = static_cast<int>(lane_number());
@@ -173,7 +173,7 @@ static __device__ __noinline__ void find_few_words(const DecodeArgs& args, Decod
   to[row] = word;
 }
 
-/// Where row `key` of a head lies, in elements from the tensor's beginning.
+/// The offset of row `key` of a head, in elements from the tensor's beginning.
 __device__ __forceinline__ std::int64_t key_at(const ForwardArgs& call, const DecodeTask& task, const Rows& rows,
                                                int key) {
   const auto head = task.head * rows.head;
@@ -182,7 +182,7 @@ __device__ __forceinline__ std::int64_t key_at(const ForwardArgs& call, const De
   return page * rows.batch + head + key % call.pages.page_size * rows.sequence[2];
 }
 
-/// The keys that a batch entry has.
+/// The number of keys of a batch entry.
 __device__ __forceinline__ std::int32_t decode_keys(const DecodeArgs& args, std::int32_t b) {
   if (args.length_in_mask) return group_of(args.call, b, 0).program->axis[2].k_size;
   if (!args.lengths.data) return args.keys;
@@ -202,7 +202,7 @@ __device__ __forceinline__ DecodeSpan span_of(const DecodeArgs& args, const Deco
   return {first * 64, min(last * 64, size)};
 }
 
-/// In plain calls: which of kKeys keys from `key` on are seen? All bits where all are. size: keys of the batch entry.
+/// In plain calls: which of kKeys keys from `key` on are visible? All bits if all are. size: keys of the batch entry.
 template <int kKeys>
 __device__ __forceinline__ rules::Word word_of_keys(const DecodeArgs& args, int key, int size) {
   rules::Word word = rules::all_bits;
@@ -216,8 +216,8 @@ __device__ __forceinline__ rules::Word word_of_keys(const DecodeArgs& args, int 
   return word;
 }
 
-/// The rows of Q, those of all heads that share a key head, to their tile, by all threads; zeros in rows and channels
-/// that do not exist. Not by copies that are waited for in turn, which would stand behind those of keys.
+/// Copies the rows of Q, for all heads that share a key head, to their tile, by all threads. Rows and channels that do
+/// not exist become 0. It uses ordinary loads: asynchronous copies would have to be waited for behind those of keys.
 template <class Tile, int kRows, int kDepth, int kThreads, class E>
 __device__ __noinline__ void load_few_queries(const DecodeArgs& args, DecodeTask task, E* to) {
   constexpr int kNumbers = 16 / sizeof(E), kChunks = kDepth / kNumbers;
@@ -246,8 +246,8 @@ __device__ __noinline__ void load_few_queries(const DecodeArgs& args, DecodeTask
   }
 }
 
-/// Keys or values from `first` on to a tile, by a warp, any strides and pages; zeros in rows and channels that do not
-/// exist.
+/// Copies keys or values from `first` on to a tile, by one warp, with any strides and pages. Rows and channels that do
+/// not exist become 0.
 template <class Tile, int kKeys, int kDepth, class E>
 __device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows& rows, DecodeTask task, E* to,
                                             int first_channel, int channels, int first, int size) {
@@ -265,7 +265,7 @@ __device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows&
     }
     return;
   }
-  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring lanes read neighbours
+  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring lanes read neighbouring elements
 #pragma unroll 1
   for (int i = thread; i < kKeys * kDepth; i += kThreads) {
     const int row = along_rows ? i % kKeys : i / kDepth, channel = along_rows ? i / kKeys : i % kDepth;
@@ -275,8 +275,9 @@ __device__ __noinline__ void bring_any_rows(const ForwardArgs& call, const Rows&
   }
 }
 
-/// What a warp or part has of a row is multiplied by this where they are added up. 0 if no key is seen there, and what
-/// is there may be anything; -0 if keys are, whose share is too small: a NaN or an infinity of theirs shows.
+/// The factor of a warp's or part's results of a row where they are added. 0 if no key is visible there, in which case
+/// the results may be uninitialised. -0 if keys are visible but their share underflows: a NaN or an infinity of theirs
+/// must then still show.
 template <class T>
 __device__ __forceinline__ T joined_weight(T share, T sum, T factor, bool seen) {
   if (!seen) return 0;
@@ -288,13 +289,13 @@ __device__ __forceinline__ bool counts(T joined) {
   return joined != T(0) || signbit(joined);
 }
 
-/// What a row's numbers come to: the sink, and the statistics that the caller asked for.
+/// The final numbers of a row: with the sink, and with the statistics that the caller asked for.
 template <class T>
 struct FinishedRow {
-  T factor;    ///< of what has been divided by the sum of the keys' exponentials
-  bool empty;  ///< sees no key, or only such with a score of -inf, and no sink above it
+  T factor;    ///< for results already divided by the sum of the keys' exponentials
+  bool empty;  ///< it sees no key, or only keys with a score of -inf, and has no sink above that
 
-  /// largest: of the products, scaled by `scale` to scores.
+  /// largest: of the products; `scale` turns it into a score.
   __device__ __forceinline__ FinishedRow(const DecodeArgs& args, std::int32_t b, std::int32_t h, std::int32_t query,
                                          T largest, T scale, T sum, bool seen, bool store) {
     const auto& call = args.call;
@@ -309,7 +310,7 @@ struct FinishedRow {
       }
     }
     empty = sum == T(0);
-    if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons pass over
+    if (sum != sum && largest != infinity()) largest = sum;  // a NaN among the scores, which comparisons ignore
     if (!store) return;
     const auto put = [&](const Numbers& to, T x) {
       if (to.data) reinterpret_cast<T*>(to.data)[b * to.batch + h * to.head + query * to.query] = x;

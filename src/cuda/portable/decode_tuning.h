@@ -1,8 +1,8 @@
-// Tile sizes of the kernels of few queries, in one table, by bytes of an element and padded head size.
+// Tile sizes of the decode kernels, in one table, by bytes of an element and padded head size.
 //
-// Each of `warps` warps has all 8 * slots rows and takes key blocks of its own, `keys` keys at a time, with `stages`
-// times as much in flight or at hand. `small` fits into the 64 KB of shared memory of sm_75; `wide` is for more than 16
-// rows, `narrow` for plain calls of up to 8. docs/notes/gpu-decode.md has the figures.
+// Each of `warps` warps has all 8 * slots rows and takes key blocks of its own, `keys` keys at a time, in `stages`
+// pipeline stages. `small` fits the 64 KB of shared memory of sm_75; `wide` is for more than 16 rows, `narrow` for
+// plain calls of up to 8. docs/notes/gpu-decode.md has the figures.
 #pragma once
 
 namespace anyflash::cuda {
@@ -48,15 +48,15 @@ template <> struct DecodeTiles<8, 128, DecodeTiling::small> : DecodeSizes<1, 2, 
 template <> struct DecodeTiles<8, 256, DecodeTiling::small> : DecodeSizes<1, 1,  8, 1, 256, 1> {};
 // clang-format on
 
-/// A part reads at least so many bytes of keys and values, so many key blocks, so many times what it leaves, and such a
-/// share of what is read for a batch entry.
+/// Minimum sizes of a part: bytes of keys and values, key blocks, a multiple of the size of its partial results, and a
+/// share of the bytes read for a batch entry.
 inline constexpr int kPartBytes = 512 << 10, kPartBlocks = 16, kPartResults = 32, kPartsOfEntry = 512;
 
-/// Where parts may depend on the batch, and a head is longer than kPartBytes: bytes of a part at least, parts that a
-/// block of threads joins in good time, and bytes of a part at most, if lengths may differ.
+/// Where parts may depend on the batch and a head is longer than kPartBytes: the minimum bytes of a part; the most
+/// parts that a thread block joins quickly; the maximum bytes of a part if lengths may differ.
 inline constexpr int kLeastPartBytes = 256 << 10, kPartsJoined = 64, kMostPartBytes = 4 << 20;
 
-/// Beside at most so many blocks of threads that join, the next kernel's have room on every multiprocessor.
+/// If at most so many thread blocks join, the next kernel's thread blocks fit on every multiprocessor beside them.
 inline constexpr unsigned kJoinsBeside = 256;
 
 }  // namespace anyflash::cuda

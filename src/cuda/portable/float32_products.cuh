@@ -1,4 +1,4 @@
-// The policies of float32 on the tensor cores of GPUs from sm_80 up (products.cuh says what a policy is).
+// The product policies of float32 on the tensor cores of GPUs from sm_80 up (products.cuh describes policies).
 #pragma once
 
 #include "cuda/common/pieces.cuh"
@@ -8,8 +8,8 @@
 
 namespace anyflash::cuda {
 
-/// float32 on the tensor cores, in pieces of bfloat16 (pieces.cuh). Numbers are made 2^16 times as large, so that the
-/// smallest ones have their pieces too. Where that is too much, the result is NaN (not_finite.cuh mends it).
+/// float32 on the tensor cores by split bfloat16 (pieces.cuh). Numbers are scaled by 2^16, so that the smallest ones
+/// can be split too. If that overflows, the result is NaN, and the non-finite fallback corrects it (not_finite.cuh).
 struct PieceProducts : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = false, swaps = true;
@@ -20,8 +20,8 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
     static_assert(kSlots % 2 == 0 && kDepth % kPieceTerms == 0);
     const unsigned lane = lane_number();
-    // Column 2t of A's first 8 is channel t, column 2t + 1 channel t + 4: loads of 8 x 8 matrices of 16 bits bring them
-    // so. It does not matter to a sum over 16.
+    // Column 2t of A's first 8 is channel t, column 2t + 1 is channel t + 4, because loads of 8 x 8 matrices of 16 bits
+    // deliver them so. The order does not matter to a sum over 16.
     q += (threadIdx.x / 32 * (8 * kSlots) + lane % 16) * stride + lane / 16 * 4;
     k += lane % 8 * stride + lane / 8 * 4;
     clear(s);
@@ -79,7 +79,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
   static constexpr float kInverse = 1.0f / (kPieceScale * kPieceScale);
 
   struct Operand {
-    std::uint32_t pieces[kPieces][4];  // of B the first two
+    std::uint32_t pieces[kPieces][4];  // the first two of B's
   };
   struct Sums {
     float high[2][2] = {}, small[2][2] = {};
@@ -87,7 +87,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
       multiply_16(small[0], small[1], a, b[0], b[1], __nv_bfloat16());
     }
     __device__ __forceinline__ float sum(int e) const { return high[e / 2][e % 2] + small[e / 2][e % 2]; }
-    /// An infinite sum becomes NaN: it may be one for its size alone.
+    /// An infinite sum becomes NaN, because it may have overflowed only through the scaling.
     __device__ __forceinline__ void add_to(float (&c01)[2], float (&c23)[2]) const {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -102,11 +102,11 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     cuda::split<kPieces>(x * kPieceScale, y * kPieceScale, place);
   }
 
-  /// s += the products over 64 channels, of 16 rows; q, k: this lane's.
+  /// s += the products over 64 channels, of 16 rows; q, k: this lane's rows.
   template <bool kSwapped, int kStride, int kTiles>
   __device__ __forceinline__ static void add_chain(float (&s01)[kTiles][2], float (&s23)[kTiles][2], const float* q,
                                                    const float* k) {
-    if constexpr (kTiles > 4) {  // the rows' pieces are made once
+    if constexpr (kTiles > 4) {  // the rows are split only once
       Operand a[kChunks];
 #pragma unroll
       for (int m = 0; m < kChunks; ++m) a[m] = row_pieces(q + 16 * m);
@@ -121,7 +121,7 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
         for (int m = kLateChunk; m < kChunks; ++m) sums.add_late(a[m].pieces[0], late[m]);
         sums.add_to(s01[j], s23[j]);
       }
-    } else {  // for two tiles at a time: there are no registers for all of them
+    } else {  // two tiles at a time: there are no registers for all of them
       static_assert(kTiles % 2 == 0);
 #pragma unroll
       for (int j = 0; j < kTiles; j += 2) {
@@ -165,7 +165,8 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
     return to;
   }
 
-  /// a: of queries; if swapped, of keys. m: of 16 terms, which. late: the high pieces of b, for later.
+  /// a: of queries; if swapped, of keys. m: the index of 16 terms. late: the high bfloat16 terms of b, whose products
+  /// come later.
   template <bool kSwapped>
   __device__ __forceinline__ static void multiply(Sums& sums, const Operand& a, const Operand& b, int m,
                                                   std::uint32_t (&late)[2]) {
@@ -180,8 +181,8 @@ struct PieceProducts : WarpProducts<float, 16, 16> {
   }
 };
 
-/// float32 as TF32, 11 bits, on mma.m16n8k8. The largest numbers are rounded to an infinity; hence infinite scores
-/// become NaN. With care those numbers are cut off, and scores stay what they are.
+/// float32 as TF32, 11 bits, on mma.m16n8k8. The largest numbers would round to infinity; hence infinite scores become
+/// NaN. In the non-finite fallback those numbers are truncated, and scores are left as they are.
 struct Tf32Products : WarpProducts<float, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = true, swaps = false;
@@ -220,7 +221,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
       for (int n = 0; n < 2 * kTiles; ++n) s[i][n / 2][n % 2] = fmaf(s[i][n / 2][n % 2], 0.0f, s[i][n / 2][n % 2]);
   }
 
-  /// Of 8 keys, the first four columns of P are the even ones: so a lane has them.
+  /// The first four columns of P, of 8 keys, are the even keys: so a lane already has them.
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
                                                 const float* v, bool careful = false) {

@@ -30,8 +30,8 @@ ForwardKernel kernel_of(ElementType type, ForwardKind kind) {
 
 constexpr double log2_e = 1.4426950408889634;
 
-/// Do scores need more than a scale that is positive in the type that is computed in, and of 16-bit types in powers of
-/// 2 too?
+/// Do scores need more than a scale? The scale must be positive in the computation's type, and for 16-bit types in
+/// powers of 2 too.
 bool is_general(const Problem& problem) {
   const double scale = problem.type == ElementType::float64 ? problem.scale : static_cast<float>(problem.scale);
   return problem.softcap > 0 || problem.bias.given() || problem.alibi.given() || !(scale > 0) ||
@@ -56,7 +56,7 @@ ForwardKind kind_of(const Problem& problem) {
   return kind;
 }
 
-/// The page table in device memory, if there is one: it is there, or comes from the CPU.
+/// The page table in device memory, if there is one. It is copied there if it is on the CPU.
 void bring_pages(const Problem& problem, ForwardArgs& args, CallMemory& memory, cudaStream_t stream) {
   const auto& pages = problem.pages;
   if (pages.page_size == 0) return;
@@ -104,9 +104,9 @@ ForwardArgs args_of(const Problem& problem, const ExecutionPlan& plan, const For
   args.whole_channels = problem.d_qk % numbers == 0 && problem.d_v % numbers == 0;
   args.plain_keys = args.key_rows && !args.paged && args.whole_channels && args.k.vectors && args.v.vectors;
   args.scale = problem.scale, args.softcap = problem.softcap;
-  // Products are scaled as they become exponents, in powers of 2 for 16-bit types; general scores are finished before.
+  // Products are scaled as they become exponents, in powers of 2 for 16-bit types. General scores are already complete.
   args.unit = (general ? 1 : problem.scale) * (element_size(problem.type) == 2 ? log2_e : 1);
-  // Finite, whatever the scale: else -inf, a row's first shift, would have no number above it.
+  // Finite, whatever the scale: otherwise no number would be above -inf, a row's first shift.
   args.lag = std::min(kShiftLag / args.unit, std::numeric_limits<double>::max());
   args.unit32 = static_cast<float>(args.unit);
   args.lag32 = static_cast<float>(std::min(args.lag, double{std::numeric_limits<float>::max()}));

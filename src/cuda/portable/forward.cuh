@@ -1,17 +1,18 @@
 // The forward pass on any NVIDIA GPU from sm_75 up (FlashAttention-2, Dao 2023, algorithm 1).
 //
-// A block of threads takes kRows queries of one head and walks the plan's runs of key blocks, kKeys keys at a time:
-//   S = Q K^T (products.cuh), finished (scale, soft cap, bias, ALiBi); the rule's words hide pairs in partial tiles;
+// A thread block takes kRows queries of one head and walks the plan's runs of key blocks, kKeys keys at a time:
+//   S = Q K^T (products.cuh), then score_mod (scale, soft cap, bias, ALiBi); mask words hide pairs in partial tiles;
 //   P by the online softmax (Milakov and Gimelshein 2018);  O += P V.
-// Each warp owns 8 kSlots rows: their S, P and O are its registers, with nothing exchanged between warps. Q and one
-// tile each of K and V are in shared memory, padded or swizzled so that no bank is asked twice; V comes in
-// during Q K^T, the next K during the softmax and P V. Bound by the tensor cores, and by the exponentials at small head
-// sizes. A row's arithmetic depends on its own block alone, so results are the same to the bit in every run and batch.
+// Each warp owns 8 kSlots rows, with S, P and O in registers and nothing exchanged between warps. Shared memory holds Q
+// and one tile each of K and V, padded or swizzled without bank conflicts. V is loaded during Q K^T, the next K during
+// the softmax and P V. Bound by the tensor cores, and by the exponentials at small head sizes. A row's arithmetic
+// depends on its own block only, so results have the same bits in every run and batch.
 //
-// A hidden V that is not finite makes NaN of its zero P. So a block whose result is not finite is done again with care:
-// rows of V with such numbers are left out and added only to the queries that see them. Where that does not help,
-// values near the end of their type may have overflowed in a sum that is divided last: once more, with P that sums to a
-// half, and numbers that were not finite are taken from there.
+// A hidden row of V that is not finite would turn its zero P into NaN. So a thread block whose result is not finite is
+// computed again by the non-finite fallback. It leaves rows of V with such numbers out of the product and adds them
+// only to the queries that see them. If results are still not finite, values near the end of their type may have
+// overflowed in a sum that is divided last. Then a third pass scales P to sum to a half, and its results replace those
+// that are not finite.
 #pragma once
 
 #include "cuda/portable/forward_shared.cuh"
@@ -31,7 +32,7 @@ class ForwardBlock {
     static_assert(Sizes::kRows <= kThreads && kKeys <= kThreads);
   }
 
-  /// task: by number.
+  /// task: its number.
   __device__ __forceinline__ void run(std::int32_t task) {
     if (threadIdx.x == 0) describe(task);
     __syncthreads();
@@ -40,7 +41,7 @@ class ForwardBlock {
     __syncthreads();
     if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
     bool good = false, careful = false;
-    if constexpr (!kGeneral)  // code of its own, since the rare case would slow the usual one down
+    if constexpr (!kGeneral)  // code of its own, since the rare case would slow down the common one
       good = attend(Known<false>(), false), careful = true;
     for (bool halved = false;;) {
       if (!good) {
@@ -57,16 +58,16 @@ class ForwardBlock {
       }
       store();
       if (good) return;
-      __syncthreads();  // what leaves through the queries' memory has left
+      __syncthreads();  // results that leave through the queries' memory have left
       load_queries();
       halved = true;
     }
   }
 
  private:
-  /// One pass over the keys, with care or without. halved: P sums to a half; the rows' maxima and sums are known from
-  /// the pass before. False if the result is not finite, though the sum of P is: a hidden value's fault, or that of a
-  /// sum that is divided last.
+  /// One pass over the keys. careful: as the non-finite fallback. halved: P is scaled to sum to a half, using the rows'
+  /// maxima and sums of the pass before. False if the result is not finite although the sum of P is: because of a
+  /// hidden value, or of overflow in a sum that is divided last.
   template <class Careful>
   __device__ __forceinline__ bool attend(Careful careful, bool halved) {
     clear(halved);
@@ -106,16 +107,16 @@ class ForwardBlock {
       copies_commit();
       rows_.step(s, o_, SoftmaxTerms{*this});
       if (careful && halved) halve(s);
-      if (careful) add_hidden_values(s, block, first_key, partial);  // first, lest P be kept for it in every pass
+      if (careful) add_hidden_values(s, block, first_key, partial);  // before the products, which need P last
       Products::template values<typename Shared::ValueTile>(o_, s, shared_.v, careful);
-      if (careful) __syncthreads();  // before the words are written anew
+      if (careful) __syncthreads();  // before the words are overwritten
     }
-    copies_wait<0>();  // of the queries, where they see no key
-    __syncthreads();   // words and tiles may be written anew
+    copies_wait<0>();  // the copies of queries that see no key
+    __syncthreads();   // words and tiles are about to be overwritten
     return !__syncthreads_or(careful ? overflowed() : !finite());
   }
 
-  /// One thread's work for all of them.
+  /// One thread does this for the whole thread block.
   __device__ __forceinline__ void describe(std::int32_t task) {
     shared_.task.find(args_, task, Sizes::kRows, Sizes::kValues);
     shared_.keys = key_data(args_.k);
@@ -127,7 +128,7 @@ class ForwardBlock {
     shared_.word_table = list.words + shared_.task.first_row;
   }
 
-  /// Keys or values of this head; with pages the batch is in the table.
+  /// Keys or values of this head; with pages the batch entry is in the page table.
   __device__ __forceinline__ const E* key_data(const Rows& rows) const {
     return data_of(rows, args_.paged ? 0 : shared_.task.b, shared_.task.h / args_.group_heads,
                    static_cast<const E*>(nullptr));
@@ -136,7 +137,7 @@ class ForwardBlock {
   __device__ __forceinline__ const DeviceGroup& group() const {
     return group_of(args_, shared_.task.b, shared_.task.h);
   }
-  /// Of what the softmax is given.
+  /// The scale of the softmax's input.
   __device__ __forceinline__ T scale() const { return kGeneral ? T(1) : static_cast<T>(args_.scale); }
   struct SoftmaxTerms {
     const ForwardBlock& block;
@@ -149,7 +150,7 @@ class ForwardBlock {
     }
   };
 
-  /// The row of the block that slot i of this lane is.
+  /// The row of the query block that slot i of this lane holds.
   __device__ __forceinline__ int row_of(int i) const { return Products::template row_of<kSlots>(i); }
 
   template <class Pointer>
@@ -157,7 +158,7 @@ class ForwardBlock {
     return reinterpret_cast<Pointer>(rows.data) + b * rows.batch + h * rows.head;
   }
 
-  /// The part is plain rows that all exist; the first of them, in the sequence.
+  /// Whether the part's rows are consecutive and all exist; first: the first of them, in the sequence.
   __device__ __forceinline__ bool plain_queries(int& first) const {
     first = shared_.task.block * args_.query_grid.extent[2] + shared_.task.first_row;
     return args_.query_rows && first + Sizes::kRows <= args_.query_grid.size[2];
@@ -193,7 +194,8 @@ class ForwardBlock {
     load_any_rows<Tile, kKeys, kWidth, kThreads>(to, Source<E>{rows, data, channels},
                                                  key_rows(walk.block, walk.first()));
   }
-  /// Also the words of a partial tile, where a table has them. (With care the last tile's are still in use.)
+  /// Also loads the mask words of a partial tile, if they are in a table. (In the fallback the last tile's words are
+  /// still in use.)
   __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk, bool careful) {
     if (!careful && walk.kind != TileClass::full && walk.words >= 0 && walk.first() == 0) load_words(walk.words);
     load<typename Shared::KeyTile, Sizes::kDepth>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
@@ -221,7 +223,7 @@ class ForwardBlock {
       const auto& extras = shared_.extras;
       const ScoreTerms<T> terms(args_, shared_.task.b, shared_.task.h);
       T derivative;
-#pragma unroll 1  // a slot is long enough
+#pragma unroll 1  // the code of one slot is long enough
       for (int i = 0; i < kSlots; ++i) {
         const int row = row_of(i);
 #pragma unroll
@@ -247,8 +249,8 @@ class ForwardBlock {
     }
   }
 
-  /// P sums to a half then. (A shift above the lse would do the same, but where scores are large there is none that is
-  /// not far above it.)
+  /// Scales P to sum to a half. (A shift above lse would do the same, but for large scores the next larger number is
+  /// much above it.)
   __device__ __forceinline__ void halve(T (&p)[kSlots][kKeyTiles][2]) const {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
@@ -301,13 +303,14 @@ class ForwardBlock {
 
   // --- The end -------------------------------------------------------------------------------------------------------
 
-  /// The sink, the division, the statistics that the caller asked for; results leave through the queries' memory.
+  /// The epilogue: the sink, the division, the statistics that the caller asked for. Results leave through the queries'
+  /// memory.
   __device__ __forceinline__ void store() {
     E* const rows = shared_.q;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       T largest = quad_largest(rows_.largest[i]), sum = quad_sum(rows_.sum[i]);
-      T factor = 1, change = 1;  // change: the sink's
+      T factor = 1, change = 1;  // change: of the sink
       if (sum != T(0) && rows_.shift[i] != largest) factor = exp((rows_.shift[i] - largest) * scale()), sum *= factor;
       largest *= scale();
       if (args_.sink.data && (sum != T(0) || sees_a_key(args_, shared_, shared_.task, row_of(i)))) {
@@ -320,10 +323,10 @@ class ForwardBlock {
           largest = together;
         }
       }
-      const bool empty = sum == T(0);  // sees no key, or only such with a score of -inf, and no sink above it
-      if (sum != sum && largest != infinity<T>()) largest = sum;  // a NaN among the scores, which comparisons pass over
+      const bool empty = sum == T(0);  // it sees no key, or only keys with a score of -inf, and has no sink above that
+      if (sum != sum && largest != infinity<T>()) largest = sum;  // a NaN among the scores, which comparisons ignore
       const auto mean = [&](T x) {
-        if constexpr (sizeof(E) == 2) return x * __fdividef(factor, sum);  // to the bit what Hopper's kernel makes
+        if constexpr (sizeof(E) == 2) return x * __fdividef(factor, sum);  // as Hopper's kernel, to the bit
         else return x * factor / sum;
       };
 #pragma unroll
@@ -332,7 +335,7 @@ class ForwardBlock {
         for (int e = 0; e < 2; ++e)
           rows[Shared::ResultTile::at(row_of(i), 8 * j + 2 * (lane_number() % 4) + e)] =
               rounded_mean<E>(empty ? T(0) : mean(o_[i][j][e]));
-      // Should there be another pass. In it P is not scaled down from its maximum.
+      // For another pass. It begins with the row's maximum as shift, so that `factor` does not apply to it.
       if (lane_number() % 4 == 0) shared_.weights[row_of(i)] = empty ? T(0) : T(0.5) * change / sum;
       store_statistics(row_of(i), empty, largest, sum);
     }
@@ -351,15 +354,15 @@ class ForwardBlock {
     }
   }
 
-  /// Of the rows that this warp stores.
+  /// The first row that this warp stores.
   __device__ __forceinline__ static int own_first_row() { return static_cast<int>(threadIdx.x / 32 * (8 * kSlots)); }
-  /// Of this head, from the first channel on that is the block's.
+  /// Of this head, from the thread block's first channel on.
   __device__ __forceinline__ E* out_data() const {
     return data_of(args_.out, shared_.task.b, shared_.task.h, static_cast<E*>(nullptr)) +
            shared_.task.first_value * args_.out.channel;
   }
 
-  /// Of a pass whose P sums to a half, only what has overflowed in the pass before is taken.
+  /// Stores the results of a pass whose P sums to a half, only where the pass before overflowed.
   __device__ __forceinline__ void mend_results() {
 #pragma unroll 1
     for (int i = 0; i < kSlots; ++i) {

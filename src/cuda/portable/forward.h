@@ -5,10 +5,10 @@
 
 namespace anyflash::cuda {
 
-/// The boxes that the kernel of this problem takes.
+/// The block shapes that the kernel of this problem accepts.
 TileMenu forward_menu(const Problem& problem);
 
-/// Bytes that a call works in, beside the plan and the table of pages.
+/// Bytes of workspace of a call, without the plan and the page table.
 std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan);
 
 /// Queues the call on the problem's stream.

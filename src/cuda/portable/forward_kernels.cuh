@@ -1,5 +1,5 @@
-// A forward kernel, and the table of those of one element type. A GPU's machine code holds those with the tilings that
-// it may be asked for.
+// A forward kernel, and the table of those of one element type. Each GPU's machine code holds only the tilings that can
+// be asked for on it.
 #pragma once
 
 #include "cuda/portable/forward.cuh"
@@ -7,10 +7,10 @@
 
 namespace anyflash::cuda {
 
-/// Has the GPU that is compiled for a use for this tiling?
+/// Can the GPU that is compiled for be asked for this tiling?
 template <class E, int kDepth>
 __host__ __device__ constexpr bool offered(Tiling tiling) {
-#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test them on a GPU that would take the others
+#if defined(ANYFLASH_CUDA_SMALL_TILES)  // to test these tiles on a GPU that would use others
   return tiling == Tiling::small;
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return tiling == Tiling::group;
@@ -30,14 +30,14 @@ __global__ void __launch_bounds__(Tiles<sizeof(E), kDepth, tiling>::kThreads,
     if (args.only_if && !*args.only_if) return;
     using Block = ForwardBlock<E, Tiles<sizeof(E), kDepth, tiling>, kGeneral>;
     extern __shared__ __align__(1024) char memory[];
-    // int may not count beyond the last task.
+    // unsigned: int could overflow beyond the last task.
     for (auto task = blockIdx.x; task < static_cast<unsigned>(args.tasks); task += gridDim.x) {
       if (!is_wanted(args, static_cast<std::int32_t>(task))) continue;
       Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run(static_cast<std::int32_t>(task));
-      __syncthreads();  // its memory may be written anew
+      __syncthreads();  // the last task's shared memory is about to be overwritten
     }
   } else {
-    __trap();  // the host asks a GPU for nothing that it does not offer
+    __trap();  // never launched: the host asks only for kernels that the GPU has
   }
 }
 

@@ -1,4 +1,4 @@
-// The forward kernels by element type, head size and what scores need. One file compiles those of each type.
+// The forward kernels by element type, head size and kind of scores. One file compiles those of each type.
 #pragma once
 
 #include "cuda/portable/tuning.h"
@@ -7,15 +7,15 @@ namespace anyflash::cuda {
 
 struct ForwardKernel {
   const void* function;
-  int rows, values;  ///< queries of a block of threads, and channels of v
+  int rows, values;  ///< queries of a thread block, and channels of v
   int threads, shared_bytes;
 };
 
-/// What a kernel is asked for.
+/// The choice of a kernel.
 struct ForwardKind {
   int depth;  ///< padded head size: 64, 128 or 256
   Tiling tiling;
-  bool general;  ///< scores may need more than a positive scale; the small tiles' kernels always are
+  bool general;  ///< scores may need more than a positive scale; always true for small tiles
 };
 
 ForwardKernel forward_kernel_float16(ForwardKind kind);

@@ -1,5 +1,5 @@
-// What a block of threads of the forward kernel has beside its registers: its task, the tiles and rarely needed numbers
-// in shared memory, and what is called rather than inlined.
+// Shared memory and tasks of the forward kernel's thread blocks, and functions that are called rather than inlined
+// because they are rarely needed.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +19,7 @@ namespace anyflash::cuda {
 
 using rules::Box, rules::Int3, rules::Program, rules::TileClass, rules::Word;
 
-/// What a block of threads is to do: part of a query block of one head, some channels of its values.
+/// The task of a thread block: part of a query block of one head, some channels of its values.
 struct Task {
   std::int32_t b, h, block, first_row, first_value;
 
@@ -27,19 +27,19 @@ struct Task {
     first_value = task % args.value_parts * values;
     task /= args.value_parts;
     const auto parts = args.query_blocks * args.block_parts, head = task / parts;
-    task = parts - 1 - task % parts;  // under causal rules the later blocks are the longest: first
+    task = parts - 1 - task % parts;  // under causal rules later blocks take longest, so they go first
     b = head / args.heads, h = head % args.heads;
     block = task / args.block_parts, first_row = task % args.block_parts * rows;
   }
-  /// A row of the part by its number; false if it lies beyond the sequence. Boxes are found anew where they are needed,
-  /// rarely, so as to hold no registers.
+  /// The coordinate of a row of the part; false if it is beyond the sequence. Boxes are recomputed where they are
+  /// needed, which is rare, so that they hold no registers.
   __device__ __forceinline__ bool query(const ForwardArgs& args, int row, Int3& c) const {
     c = entry_of(box_of(args.query_grid, args.query_rows, block), first_row + row);
     return rules::inside(c, args.query_grid.size);
   }
 };
 
-/// Is a task to be done, or have others done it?
+/// Must the task be computed, or has another kernel computed it?
 static __device__ __noinline__ bool is_wanted(const ForwardArgs& args, std::int32_t task) {
   if (!args.only_blocks || *args.only_if != kBlocksAgain) return true;
   Task found;
@@ -47,18 +47,18 @@ static __device__ __noinline__ bool is_wanted(const ForwardArgs& args, std::int3
   return args.only_blocks[(std::int64_t{found.b} * args.heads + found.h) * args.query_blocks + found.block] != 0;
 }
 
-/// What a block has in shared memory. Coordinates and biases are there only if scores need more than their scale.
+/// The shared memory of a thread block. Coordinates and biases exist only if scores need more than a scale.
 template <class E, class T, class Sizes, bool kGeneral>
 struct ForwardShared {
   using Products = typename ProductsOf<E, Sizes::kTf32>::type;
   using QueryTile = typename Products::template KeyTile<Sizes::kRows, Sizes::kDepth>;
   using KeyTile = typename Products::template KeyTile<Sizes::kKeys, Sizes::kDepth>;
   using ValueTile = typename Products::template ValueTile<Sizes::kKeys, Sizes::kValues>;
-  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kValues, 16>;  // over q and k, when they are done with
+  using ResultTile = PaddedTile<E, Sizes::kRows, Sizes::kValues, 16>;  // overlays q and k once they are no longer read
   static_assert(ResultTile::kSize <= QueryTile::kSize + KeyTile::kSize);
   struct Extras {
     std::int32_t x[3][Sizes::kRows], y[3][Sizes::kKeys];
-    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // perhaps nowhere
+    std::int64_t bias_row[Sizes::kRows], bias_key[Sizes::kKeys];  // `nowhere` if there is none
   };
   struct Nothing {};
 
@@ -66,20 +66,19 @@ struct ForwardShared {
   alignas(Products::alignment) E k[KeyTile::kSize];
   alignas(Products::alignment) E v[ValueTile::kSize];
   Word words[Sizes::kRows];
-  T weights[Sizes::kRows];                        // of P, where it is to sum to a half
-  unsigned long long k_not_finite, v_not_finite;  // rows of the tiles that hold a NaN or an infinity
+  T weights[Sizes::kRows];                        // factors of P for a pass where it sums to a half
+  unsigned long long k_not_finite, v_not_finite;  // rows of the tiles with a NaN or an infinity
   Program program;
-  // What the main loop needs rarely is kept here, not in registers.
+  // What the main loop rarely needs is kept here, not in registers.
   Task task;
-  const E *keys, *values;  // of this head, in global memory; values from the first channel wanted
+  const E *keys, *values;  // of this head, in global memory; values from the first wanted channel on
   const DeviceRun* runs;   // of this query block
   std::int32_t run_count;
   const Word* word_table;  // from this part's first row on
   std::conditional_t<kGeneral, Extras, Nothing> extras;
 };
 
-/// The keys of a block from entry `first` on: where row r of them lies, in elements from that of (b, h); false if there
-/// is none.
+/// The keys of a block from entry `first` on: the offset of row r, in elements from (b, h); false if there is none.
 struct KeyRows {
   const ForwardArgs& args;
   std::int32_t b;
@@ -113,23 +112,23 @@ struct PartRows {
   }
 };
 
-// What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction memory.
+// What follows is called, not inlined: it is rare, and would cost the main loop registers and instruction cache.
 
-/// The word of a row and a block of keys.
+/// The mask word of a row for a block of keys.
 static __device__ __noinline__ Word word_of(const ForwardArgs& args, const Program& program, Task task, int row,
                                             std::int32_t key_block) {
   Int3 c;
   return task.query(args, row, c) ? rules::word(program, c, box_of(args.key_grid, args.key_rows, key_block)) : 0;
 }
 
-/// The words of a tile's rows.
+/// The mask words of a tile's rows.
 template <class Shared, int kRows>
 __device__ __forceinline__ void find_words(const ForwardArgs& args, Shared& shared, Task task, std::int32_t key_block) {
   const int row = static_cast<int>(threadIdx.x);
   if (row < kRows) shared.words[row] = word_of(args, shared.program, task, row, key_block);
 }
 
-/// Coordinates of the rows, and where their biases lie.
+/// Coordinates of the rows, and where their biases are.
 template <class Shared, int kRows>
 __device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& shared, Task task) {
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
@@ -141,7 +140,7 @@ __device__ __noinline__ void find_query_extras(const ForwardArgs& args, Shared& 
   }
 }
 
-/// The same of a tile's keys.
+/// The same for a tile's keys.
 template <class Shared, int kKeys>
 __device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& shared, std::int32_t block, int first) {
   const int key = static_cast<int>(threadIdx.x);
@@ -153,7 +152,7 @@ __device__ __noinline__ void find_key_extras(const ForwardArgs& args, Shared& sh
   for (int n = 0; n < 3; ++n) shared.extras.y[n][key] = static_cast<std::int32_t>(y[n]);
 }
 
-/// Does the rule let a row see any key? Only asked where no score is above minus infinity.
+/// Does the rule let a row see any key? Only needed where no score is above -inf.
 template <class Shared>
 __device__ __noinline__ bool sees_a_key(const ForwardArgs& args, const Shared& shared, Task task, int row) {
   Int3 c;
@@ -167,7 +166,7 @@ __device__ __noinline__ bool sees_a_key(const ForwardArgs& args, const Shared& s
   return false;
 }
 
-/// Where a row's statistics lie: its number in the sequence, -1 if it does not exist.
+/// The place of a row's statistics: its number in the sequence, -1 if it does not exist.
 static __device__ __noinline__ std::int64_t place_of(const ForwardArgs& args, Task task, int row) {
   Int3 c;
   return task.query(args, row, c) ? rules::flat_index(c, args.query_grid.size) : -1;

@@ -25,7 +25,7 @@ int driver_version() {
   return known;
 }
 
-/// Does every row begin on 16 bytes, with channels that are neighbours?
+/// Does every row begin on 16 bytes, with contiguous channels?
 bool whole_vectors(const Problem& problem, const Operand& operand) {
   if (operand.channel != 1 || reinterpret_cast<std::uintptr_t>(operand.data) % 16 != 0) return false;
   const auto numbers = static_cast<std::int64_t>(16 / element_size(problem.type));  // a power of 2
@@ -97,7 +97,7 @@ void check_pointers(const Problem& problem) {
 }
 
 void check_tasks(double tasks) {
-  constexpr double counted_beyond = 0x10000;  // the last one, by blocks of threads that take several
+  constexpr double counted_beyond = 0x10000;  // how far past the last task persistent thread blocks count
   if (tasks + counted_beyond > std::numeric_limits<std::int32_t>::max()) {
     throw Error(Error::Kind::unsupported,
                 "query: more than 2^31 blocks over all heads and batch entries are not offered on cuda");
@@ -109,7 +109,7 @@ void allow_shared_memory(const void* function, int bytes, int device) {
     std::atomic<const void*> function{nullptr};
     std::atomic<std::uint64_t> devices{0};
   };
-  static Allowed all[256];  // kernels, in the order in which they come
+  static Allowed all[256];  // kernels, in order of first use
   for (auto& one : all) {
     const void* none = nullptr;
     one.function.compare_exchange_strong(none, function);
@@ -135,7 +135,7 @@ void launch(const void* function, std::int64_t blocks, int threads, int shared_b
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks)), config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  // Drivers before CUDA 12.3 cannot have it in a graph.
+  // Drivers before CUDA 12.3 do not support it in a graph.
   const bool may = early && (driver_version() >= 12030 || !capturing(stream));
   config.attrs = &attribute, config.numAttrs = may ? 1 : 0;
   check(cudaLaunchKernelExC(&config, function, parameters), "launching a kernel");

@@ -1,4 +1,4 @@
-// From a Problem to what kernels are given, and to their launch: what forward and backward have in common.
+// From a Problem to kernel arguments and launches: shared by forward and backward.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,34 +13,34 @@ Numbers numbers_of(const RowStatistic& statistic);
 Numbers numbers_of(const Bias& bias);
 Numbers numbers_of(const HeadNumbers& numbers);
 
-/// The head size of the kernels that the problem takes: 64, 128 or 256; more channels of v are the work of several
+/// The padded head size of the problem's kernels: 64, 128 or 256. More channels of v are split over several thread
 /// blocks.
 int padded_depth(const Problem& problem);
 
-/// May float32 keep fewer bits in this call? The forward pass of few queries keeps all, and so does their backward one.
+/// May float32 products use fewer bits in this call? Decode calls never do, in either pass.
 bool allows_tf32(const Problem& problem);
 
-/// Do the portable kernels take it as TF32? Not beside Hopper's, which are more exact: they make calls again.
+/// Do the portable kernels compute the call in TF32? Not as the fallback of Hopper's kernels, which are more exact.
 bool takes_tf32(const Problem& problem);
 
-/// Are a grid's blocks plain rows: of a sequence of one dimension, without a step?
+/// Are the rows of a grid's blocks consecutive: one dimension, without a step?
 bool plain_rows(const Problem& problem, const rules::Grid& grid);
 
-/// Throws Error unless all tensors, and tables that are said to be, are on the device.
+/// Throws Error unless all tensors, and tables declared to be on the device, are on the device.
 void check_pointers(const Problem& problem);
 
-/// Throws Error if a call is more blocks than a launch takes.
+/// Throws Error if a call needs more thread blocks than a launch allows.
 void check_tasks(double tasks);
 
-/// Lets a kernel have its shared memory; asked for once on each device. That loads the kernel, too, which may fail: so
-/// it comes before a call writes anything.
+/// Allows a kernel its shared memory, once on each device. This also loads the kernel, which may fail: so it comes
+/// before a call writes anything.
 void allow_shared_memory(const void* function, int bytes, int device);
 
-/// Blocks of threads for some tasks: one each, or, of a launch that is rarely needed, as many as run at once.
+/// The number of thread blocks for some tasks: one each, or, for a rarely needed launch, as many as run at once.
 std::int64_t launched_blocks(std::int64_t tasks, bool rarely_needed, Device device);
 
-/// args: what the kernel is given. early: it may begin before the kernel in front of it is done, and waits itself (from
-/// sm_90 on).
+/// args: the kernel's argument. early: the kernel may begin before the one before it is done, and waits itself
+/// (programmatic dependent launch, from sm_90 on).
 void launch(const void* function, std::int64_t blocks, int threads, int shared_bytes, void* args, cudaStream_t stream,
             bool early = false);
 

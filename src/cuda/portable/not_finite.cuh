@@ -1,6 +1,7 @@
-// Passes with care: a product P V over a whole tile makes NaN of a hidden V that is not finite, since its P is 0. So
-// rows of V that hold a NaN or an infinity are left out of the product, and added to the rows that see them. The same
-// with numbers that are too large for pieces (pieces.cuh): sums of products of two below 2^44 are not.
+// The non-finite fallback, which the code calls a careful pass. A product P V over a whole tile turns a hidden V that
+// is not finite into NaN, since its P is 0. So rows of V with a NaN or an infinity are left out of the product, and
+// added only to the rows that see them. Numbers too large for split bfloat16 (pieces.cuh) are handled alike: sums of
+// products of two numbers below 2^44 do not overflow.
 #pragma once
 
 #include <cfloat>
@@ -17,20 +18,20 @@ __device__ __forceinline__ bool is_finite(T x) {
   return x - x == T(0);
 }
 
-/// May a number take part in products with care?
+/// May a number take part in the fallback's products?
 template <class Products, class T>
 __device__ __forceinline__ bool bears(T x) {
   return Products::exact_infinities ? is_finite(x) : fabs(x) < T(0x1p44);
 }
 
-/// A mean of finite numbers is finite, however it is rounded. all_finite(): are they?
+/// A mean of finite numbers is finite, however it is rounded. all_finite(): are the numbers finite?
 template <class T, class AllFinite>
 __device__ __forceinline__ T finite_mean(T mean, const AllFinite& all_finite) {
   if (!isinf(mean) || !all_finite()) return mean;
   return copysign(sizeof(T) == 8 ? static_cast<T>(DBL_MAX) : static_cast<T>(FLT_MAX), mean);
 }
 
-/// A mean of numbers of type E in that type: no infinity if it is finite.
+/// A mean of numbers of type E, rounded to E: never infinite if the mean is finite.
 template <class E, class T>
 __device__ __forceinline__ E rounded_mean(T mean) {
   if constexpr (sizeof(E) == 2) {
@@ -40,8 +41,8 @@ __device__ __forceinline__ E rounded_mean(T mean) {
   return rounded<E>(mean);
 }
 
-/// Numbers of kRows rows in memory that are not finite are replaced by those `from` a tile, if these are no NaN (0
-/// times an infinity), by one warp. first: the row of the places that is row 0 of the tile. T: what is computed in.
+/// Replaces non-finite numbers of kRows rows in memory by those of the tile `from`, except by NaN (0 times an
+/// infinity). By one warp. first: the row in `places` of the tile's row 0. T: the computation's type.
 template <int kRows, int kWidth, int kStride, class T, class E, class Places>
 __device__ __noinline__ void replace_not_finite(const E* from, const Rows& rows, E* data, const Places& places,
                                                 int first, int channels) {
@@ -55,11 +56,11 @@ __device__ __noinline__ void replace_not_finite(const E* from, const Rows& rows,
   }
 }
 
-/// mask: which rows of a tile hold a NaN or an infinity; kClean: or what products do not bear, and they become 0.
-/// Called by all threads.
+/// mask: the rows of a tile with a NaN or an infinity. With kClean also rows that the products cannot take, and all
+/// these become 0. Called by all threads.
 template <class Products, class Tile, int kRows, int kWidth, bool kClean, class E>
 __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) {
-  __syncthreads();  // the last mask and the tile are done with
+  __syncthreads();  // the last mask and the tile are no longer in use
   if (threadIdx.x == 0) mask = 0;
   __syncthreads();
   for (int row = threadIdx.x; row < kRows; row += blockDim.x) {
@@ -77,7 +78,7 @@ __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) 
   __syncthreads();
 }
 
-/// Products of rows that are not finite, and such as are NaN, again, with IEEE arithmetic. x, y: the tiles;
+/// Recomputes products that are NaN or belong to rows that are not finite, with IEEE arithmetic. x, y: the tiles;
 /// y_not_finite: rows of y.
 template <class Products, class XTile, class YTile, int kDepth, int kSlots, int kTiles, class T, class E>
 __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
@@ -107,13 +108,13 @@ __device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* 
   }
 }
 
-/// o += p V for the rows of V that were left out. sees(i, row): does slot i see it? row_at(row): where it begins.
-/// value(begin, channel): its number there.
+/// o += p V for the rows of V that were left out. sees(i, row): does slot i see it? row_at(row): the row's offset.
+/// value(begin, channel): its number in that channel.
 template <class T, int kSlots, int kKeyTiles, int kTiles, class Sees, class RowAt, class Value>
 __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
                                                unsigned long long left_out, const Sees& sees, const RowAt& row_at,
                                                const Value& value) {
-  T local[kSlots][2 * kKeyTiles];  // in memory, since the rows are taken one by one
+  T local[kSlots][2 * kKeyTiles];  // in local memory, since the rows are taken one by one
 #pragma unroll
   for (int i = 0; i < kSlots; ++i)
 #pragma unroll
@@ -133,7 +134,7 @@ __device__ __forceinline__ void add_not_finite(T (&o)[kSlots][kTiles][2], const 
   }
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    T sum[kSlots][2]{};  // by itself first: one chain over all keys would lose more
+    T sum[kSlots][2]{};  // as a separate sum: one chain over all keys would lose more accuracy
 #pragma unroll 1
     for (auto left = shown; left != 0; left &= left - 1) {
       const int row = rules::lowest_bit(left), channel = 8 * j + 2 * (lane_number() % 4);

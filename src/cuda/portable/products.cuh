@@ -1,17 +1,17 @@
 // The two products of a tile, S = Q K^T and O += P V, in the instructions that suit an element type. Q, K and V are
-// tiles in shared memory; S, P and O are a warp's registers: x[i][j][e] is column 8j + 2 (lane % 4) + e of row
-// row_of(i), in all of them. What a policy says:
-//   Number                    what S, P and O are in
-//   KeyTile, ValueTile        where an element of a tile lies: at(row, column)
+// tiles in shared memory; S, P and O are in a warp's registers. In all of them x[i][j][e] is column 8j + 2 (lane % 4) +
+// e of row row_of(i). A policy defines:
+//   Number                    the type of S, P and O
+//   KeyTile, ValueTile        the layout of a tile: at(row, column)
 //   alignment                 of tiles, in bytes
 //   swaps                     whether kSwapped makes a difference
-//   exact_infinities          false if an infinity among the operands may come out as NaN (the kernel then mends it)
-//   row_of<kSlots>(i)         the row that slot i of a lane is
+//   exact_infinities          false if an infinite operand may give NaN (the non-finite fallback then corrects it)
+//   row_of<kSlots>(i)         the row that slot i of a lane holds
 //   show()                    called by every thread between its copies to shared memory and the barrier
-//   scores<kRows, kDepth, kSwapped>(s, q, k)   s = Q K^T, Q having kRows rows; kSwapped: `q` are keys and `k` queries,
-//                             and s comes out as its transpose would, to the bit
+//   scores<kRows, kDepth, kSwapped>(s, q, k)   s = Q K^T, Q having kRows rows; kSwapped: `q` are keys, `k` queries,
+//                             and s is the transpose of the unswapped result, to the bit
 //   values<Tile>(o, p, v)     o += P V, V being such a tile
-// Both may make NaN of finite numbers, unless they are told, last, that the pass is one with care.
+// Both may turn finite numbers into NaN, unless their last argument says that this is the non-finite fallback.
 #pragma once
 
 #include "cuda/portable/float32_products.cuh"
@@ -24,7 +24,8 @@ template <class E>
 struct HalfProducts : WarpProducts<E, 16, 16> {
   using Number = float;
   static constexpr bool exact_infinities = true, swaps = false;
-  /// Channels of one sum: 8 steps of the tensor cores, which cut off where float32 rounds. Longer ones sum up such.
+  /// Channels of one chain of sums: 8 steps of the tensor cores, which truncate where float32 rounds. Longer sums add
+  /// chains.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   static constexpr int chain = 64;
 #else
@@ -84,7 +85,7 @@ struct HalfProducts : WarpProducts<E, 16, 16> {
 
  private:
   /// s += the products over kDepth channels; q and k: this lane's rows. Fragments are loaded two steps before they are
-  /// used: a load takes longer than the products of one.
+  /// used, because a load takes longer than one step's products.
   template <int kDepth, int kSlots, int kTiles>
   __device__ __forceinline__ static void add_products(float (&s)[kSlots][kTiles][2], const E* q, int q_stride,
                                                       const E* k, int k_stride) {
@@ -212,7 +213,7 @@ struct DoubleProducts : WarpProducts<double, 32, 16> {
 
 #endif
 
-/// Any type on the ordinary multipliers, where a GPU has no tensor cores for it.
+/// Any type on the ordinary arithmetic units, where a GPU has no tensor cores for it.
 template <class E, class T>
 struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   using Number = T;
@@ -243,7 +244,7 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
     }
   }
 
-  /// The sums of a tile by themselves first: one chain over all keys loses more than tensor cores do.
+  /// Sums each tile separately first: one chain over all keys loses more accuracy than tensor cores do.
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(T (&o)[kSlots][kTiles][2], const T (&p)[kSlots][kKeyTiles][2],
                                                 const E* v, bool = false) {
@@ -290,7 +291,7 @@ struct PlainProducts : WarpProducts<E, sizeof(E) == 8 ? 32 : 16, 16> {
   }
 };
 
-/// The policy of an element type on the GPU that is compiled for. tf32: float32 may be that.
+/// The policy of an element type on the GPU that is compiled for. tf32: float32 may use TF32.
 template <class E, bool tf32 = false>
 struct ProductsOf;
 template <>

@@ -1,4 +1,5 @@
-// Rows between a tensor's memory (any strides, in pages or not) and shared memory, and single numbers of any type.
+// Copies of rows between a tensor's memory (any strides, with or without pages) and shared memory, and accesses to
+// single numbers of any type.
 #pragma once
 
 #include "cuda/common/instructions.cuh"
@@ -6,7 +7,7 @@
 
 namespace anyflash::cuda {
 
-/// Where what does not exist lies. (Strides may be negative, and so may places.)
+/// The offset of rows that do not exist. (Strides may be negative, and so may offsets.)
 inline constexpr std::int64_t nowhere = INT64_MIN;
 
 /// Element i of a tensor of any floating-point type.
@@ -58,13 +59,13 @@ __device__ __forceinline__ rules::Int3 entry_of(const rules::Box& box, int e) {
   return {{box.origin[0] + box.step[0] * z, box.origin[1] + box.step[1] * y, box.origin[2] + box.step[2] * x}};
 }
 
-/// A block of a grid. Of one that is cut into plain rows the box is known without divisions.
+/// A block of a grid. plain: its rows are consecutive, so the box is known without divisions.
 __device__ __forceinline__ rules::Box box_of(const rules::Grid& grid, bool rows, std::int32_t block) {
   if (rows) return {{{0, 0, block * grid.extent[2]}}, grid.extent, grid.step};
   return grid.box(block);
 }
 
-/// The same, called: else a kernel would hold the divisions many times.
+/// The same, called: inlined, a kernel would contain the divisions many times.
 static __device__ __noinline__ rules::Box called_box_of(const rules::Grid& grid, std::int32_t block) {
   return grid.box(block);
 }
@@ -72,17 +73,17 @@ __device__ __forceinline__ rules::Box rare_box_of(const rules::Grid& grid, bool 
   return rows ? box_of(grid, true, block) : called_box_of(grid, block);
 }
 
-/// What a tile is loaded from: rows of one head of a tensor.
+/// The source of a tile: rows of one head of a tensor.
 template <class E>
 struct Source {
   const Rows& rows;
-  const E* data;  // of (b, h), from the first channel wanted
-  int channels;   // of a row, from there on
+  const E* data;  // of (b, h), from the first wanted channel on
+  int channels;   // of a row, from that channel on
 };
 
-/// to (a Tile): the channels of each row, zeros behind them up to kWidth and in rows that do not exist. All
-/// threads take part; the copies are not waited for. Called, since a kernel with the divisions that rows of boxes and
-/// pages take in its main loop runs at half its speed.
+/// Loads the channels of each row into `to` (a Tile), with zeros up to kWidth and in rows that do not exist. All
+/// threads take part; the copies are not waited for. It is called, not inlined: the divisions for boxes and pages would
+/// halve the speed of a kernel with them in its main loop.
 template <class Tile, int kRows, int kWidth, int kThreads, class E, class Places>
 __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const Places& places) {
   const auto& rows = from.rows;
@@ -98,7 +99,7 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
     }
     return;
   }
-  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring threads read neighbours
+  const bool along_rows = rows.channel != 1 && rows.sequence[2] == 1;  // neighbouring threads, neighbouring elements
 #pragma unroll 1
   for (int i = threadIdx.x; i < kRows * kWidth; i += kThreads) {
     const int row = along_rows ? i % kRows : i / kWidth, channel = along_rows ? i / kRows : i % kWidth;
@@ -108,14 +109,14 @@ __device__ __noinline__ void load_any_rows(E* to, const Source<E>& from, const P
   }
 }
 
-/// Can a block's threads share such a tile evenly? The small tiles of the largest rows they cannot.
+/// Can a thread block's threads share such a tile evenly? Not the small tiles of the largest rows.
 template <int kRows, int kWidth, int kThreads, class E>
 inline constexpr bool kSharedEvenly =
     kThreads % (kWidth * sizeof(E) / 16) == 0 &&
     kRows % (kThreads / (kWidth * sizeof(E) / 16) + (kThreads < kWidth * sizeof(E) / 16)) == 0;
 
-/// The same of kRows neighbouring rows that all exist, whose vectors and channels are whole: what most calls need, in
-/// few instructions. at: the first row.
+/// The same for kRows consecutive rows that all exist, in whole vectors and channels: the common case, in few
+/// instructions. at: the first row.
 template <class Tile, int kRows, int kWidth, int kThreads, class E>
 __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t stride, int channels) {
   constexpr unsigned kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;
@@ -123,7 +124,7 @@ __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t
   constexpr unsigned kStep = kThreads / kChunks;
   static_assert(kSharedEvenly<kRows, kWidth, kThreads, E>);
   const unsigned row = threadIdx.x / kChunks, channel = threadIdx.x % kChunks * kNumbers;
-  // Where they go repeats itself after a period of rows.
+  // The destinations repeat after a period of rows.
   constexpr unsigned kPlaces = Tile::kPeriod > kStep ? Tile::kPeriod / kStep : 1;
   E* places[kPlaces];
 #pragma unroll
@@ -140,7 +141,7 @@ __device__ __forceinline__ void load_plain_rows(E* to, const E* at, std::int64_t
   }
 }
 
-/// The reverse, by one warp: kRows rows at `from`, of which row 0 is row `first` of the places.
+/// The reverse, by one warp: stores the kRows rows at `from`. Row 0 of them is row `first` of `places`.
 template <int kRows, int kWidth, int kStride, class E, class Places>
 __device__ __noinline__ void store_rows(const E* from, const Rows& rows, E* data, const Places& places, int first,
                                         int channels) {
@@ -162,7 +163,7 @@ __device__ __noinline__ void store_rows(const E* from, const Rows& rows, E* data
   }
 }
 
-/// The same of neighbouring rows that all exist and have at least kWidth channels, in whole vectors. at: the first row.
+/// The same for consecutive rows that all exist and have at least kWidth channels, in whole vectors. at: the first row.
 template <int kRows, int kWidth, int kStride, class E>
 __device__ __forceinline__ void store_plain_rows(const E* from, E* at, std::int64_t stride) {
   constexpr int kNumbers = 16 / sizeof(E), kChunks = kWidth / kNumbers;

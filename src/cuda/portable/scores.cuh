@@ -1,6 +1,6 @@
-// From the product of a query and a key to their score, where it needs more than a scale. Forward and backward share
-// it: P is exp(score - lse), so both have to get the same score to the bit. Hence products that are rounded for
-// themselves, whatever stands next to them.
+// score_mod: from the product of a query and a key to their score, where it needs more than a scale. Forward and
+// backward share it because P is exp(score - lse): both must get the same score to the bit. Hence products are rounded
+// separately and never fused into a sum.
 #pragma once
 
 #include "cuda/portable/rows.cuh"
@@ -10,14 +10,14 @@ namespace anyflash::cuda {
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
-/// 1 - tanh(x)^2. In float64 without the difference, which loses what tanh has rounded where it is near 1.
+/// 1 - tanh(x)^2. In float64 without that difference, which amplifies the rounding error of tanh near 1.
 __device__ __forceinline__ float derivative_of_tanh(float, float tanh_x) { return fmaf(-tanh_x, tanh_x, 1.0f); }
 __device__ __forceinline__ double derivative_of_tanh(double x, double) {
   const double u = exp(-2 * fabs(x));
   return 4 * u / ((1 + u) * (1 + u));
 }
 
-/// What the scores of a head have in common.
+/// The terms that all scores of a head share.
 template <class T>
 struct ScoreTerms {
   T scale, cap, cap_inverse, slope;  // slope: ALiBi's
@@ -38,8 +38,8 @@ struct ScoreTerms {
     head_ = b * bias.batch + h * bias.head;
   }
 
-  /// row_at, key_at: where the pair's bias lies, a sum of two; nowhere: the row or key does not exist. gap(n): the
-  /// difference of the pair's coordinates in dimension n. derivative: the soft cap's.
+  /// row_at, key_at: the pair's bias is at their sum; nowhere: the row or key does not exist. gap(n): the difference of
+  /// the pair's coordinates in dimension n. derivative: of the soft cap.
   template <class Gap>
   __device__ __forceinline__ T finish(T product, std::int64_t row_at, std::int64_t key_at, const Gap& gap,
                                       T& derivative) const {

@@ -1,5 +1,5 @@
-// What is done to the rows of a tile of scores in registers: reductions, the mask, the online softmax (Milakov and
-// Gimelshein 2018). Numbers lie as products.cuh says: a row is four neighbouring lanes'.
+// Operations on the rows of a score tile in registers: reductions, the mask, the online softmax (Milakov and Gimelshein
+// 2018). The layout is that of products.cuh: a row is spread over four neighbouring lanes.
 #pragma once
 
 #include "cuda/common/exponential.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ T infinity() {
                         : static_cast<T>(__int_as_float(0x7f800000));
 }
 
-__device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: that
+__device__ __forceinline__ float larger_of(float a, float b) { return fmaxf(a, b); }  // of a NaN and a number: the NaN
 __device__ __forceinline__ double larger_of(double a, double b) { return fmax(a, b); }
 
 /// Over the lanes of a row.
@@ -28,7 +28,7 @@ __device__ __forceinline__ T quad_sum(T x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/// A lane's scores of one row. word: of the row, from the tile's first key on.
+/// A lane's scores of one row. word: the row's mask word, from the tile's first key on.
 template <class T, int kTiles>
 __device__ __forceinline__ void hide_pairs(T (&s)[kTiles][2], rules::Word word) {
   word >>= 2 * (lane_number() % 4);
@@ -39,16 +39,15 @@ __device__ __forceinline__ void hide_pairs(T (&s)[kTiles][2], rules::Word word) 
       if (!(word >> (8 * j + e) & 1)) s[j][e] = -infinity<T>();
 }
 
-/// E: the type of the call. T: what is computed in.
+/// E: the type of the call. T: the computation's type.
 template <class E, class T, int kSlots>
 struct OnlineSoftmax {
   T shift[kSlots];                 ///< what is subtracted from a row's scores
-  T largest[kSlots], sum[kSlots];  ///< of this lane's keys alone
+  T largest[kSlots], sum[kSlots];  ///< over this lane's keys only
 
-  /// s becomes P; the rows' sums follow. What is subtracted from a row's scores is their maximum so far, or less by no
-  /// more than terms.lag(): then a tile needs no maximum across lanes. o: the sums of P V, which are scaled down where
-  /// the maximum rises. terms.scale(): of scores; terms.unit(): the same, and from the exponential's base to that of
-  /// `exponential`.
+  /// s becomes P; adds it to the rows' sums. The shift, which is subtracted from a row's scores, is their maximum so
+  /// far or less by at most terms.lag(): most tiles then need no maximum across lanes. o: the sums of P V, which are
+  /// rescaled where the shift rises. terms.scale(): of scores; terms.unit(): the scale in the units of `exponential`.
   template <class Terms, int kKeyTiles, int kValueTiles>
   __device__ __forceinline__ void step(T (&s)[kSlots][kKeyTiles][2], T (&o)[kSlots][kValueTiles][2],
                                        const Terms& terms) {
@@ -67,7 +66,7 @@ struct OnlineSoftmax {
     for (int i = 0; i < kSlots; ++i) {
       // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
       const T subtracted = shift[i] == -infinity<T>() ? T(0) : shift[i];
-      T added[2] = {};  // of this tile alone: long sums of small numbers lose less so
+      T added[2] = {};  // of this tile only: long sums of small numbers then lose less accuracy
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
@@ -80,7 +79,8 @@ struct OnlineSoftmax {
   }
 
  private:
-  /// Of a difference of scores: that comes first, so the largest score's P is 1 to the bit, however large it is.
+  /// Of a difference of scores, which is computed first, so that the largest score's P is exactly 1, however large the
+  /// score is.
   __device__ __forceinline__ static T exponential(T x) {
     if constexpr (sizeof(E) == 8) {
       return Exponential()(x);
@@ -91,7 +91,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Rows whose scores have outgrown their shift get a new one, whatever the other rows of the warp do.
+  /// Gives rows whose scores exceed their shift by more than the lag a new shift, whatever the other rows of the warp
+  /// do.
   template <class Terms, int kValueTiles>
   __device__ __forceinline__ void raise(const T (&highest)[kSlots], T (&o)[kSlots][kValueTiles][2],
                                         const Terms& terms) {

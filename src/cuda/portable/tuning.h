@@ -1,10 +1,10 @@
 // Tile sizes of the portable kernels, in one table.
 //
-// A kernel works on kRows = 8 * slots * warps queries, `keys` keys at a time, head sizes up to d (q, k) and `values`
-// channels of v; wider values are the work of several blocks. `small` fits into the 64 KB of shared memory of sm_75,
-// `large` is for GPUs from sm_80 up into whose shared memory it fits, `group` for what Hopper's own kernels leave to
-// these (the same plan serves both, so with their 64 queries, or, of float64, 128), `tf32` for float32 where that is
-// allowed, in place of `large` and with its queries.
+// A kernel works on kRows = 8 * slots * warps queries, `keys` keys at a time, for head sizes up to d (q, k) and
+// `values` channels of v. Wider values are split over several thread blocks. `small` fits the 64 KB of shared memory of
+// sm_75. `large` is for GPUs from sm_80 up into whose shared memory it fits. `group` is for the fallback of Hopper's
+// own kernels; both use the same plan, so it has their 64 queries, or 128 for float64. `tf32` replaces `large` for
+// float32 with allow_tf32, with the same queries.
 // docs/notes/portable-gpu.md has the figures.
 #pragma once
 
@@ -22,8 +22,8 @@ struct TileSizes {
 enum class Tiling { small, large, group, tf32 };
 
 #if defined(__CUDA_ARCH__)
-/// May one of the GPUs that are compiled for take these tiles? large_bytes: of shared memory that the large ones take;
-/// from sm_80 on all have 99 KB.
+/// Can one of the GPUs that are compiled for be asked for these tiles? large_bytes: shared memory of the large tiles;
+/// from sm_80 on all GPUs have 99 KB.
 template <unsigned large_bytes>
 __device__ constexpr bool tiling_fits(Tiling tiling) {
   if (__CUDA_ARCH__ < 800) return tiling == Tiling::small;
@@ -70,8 +70,8 @@ template <> struct Tiles<8, 128, Tiling::small> : TileSizes<1, 4, 16, 128,  64> 
 template <> struct Tiles<8, 256, Tiling::small> : TileSizes<1, 2,  8, 256,  64> {};
 // clang-format on
 
-/// How far what is subtracted from a row's scores may lie below their maximum, in powers of 2, before the row is scaled
-/// down: most tiles then need neither a row's maximum nor a rescaling.
+/// How much a row's shift may lag behind its maximum, in powers of 2, before the row is rescaled. Most tiles then need
+/// neither a row's maximum nor a rescaling.
 inline constexpr float kShiftLag = 6;
 
 }  // namespace anyflash::cuda

@@ -1,11 +1,11 @@
-// What block kernels have in common: the mask of a head, its program, and steps along the runs of a block.
+// Shared by the tile kernels: the mask of a head, its program, and steps along the runs of a block.
 #pragma once
 
 #include "cuda/portable/args.h"
 
 namespace anyflash::cuda {
 
-/// A condition that is known when the kernel is compiled.
+/// A compile-time condition.
 template <bool kHolds>
 struct Known {
   __device__ __forceinline__ constexpr operator bool() const { return kHolds; }
@@ -17,7 +17,7 @@ __device__ __forceinline__ const DeviceGroup& group_of(const Args& args, std::in
   return args.groups[(args.batch_groups > 1 ? b : 0) * args.head_groups + (args.head_groups > 1 ? h : 0)];
 }
 
-/// By all of a block's threads.
+/// Called by all threads of a thread block.
 template <int kThreads>
 __device__ __forceinline__ void load_program(const DeviceGroup& group, rules::Program& program) {
   const auto* const from = reinterpret_cast<const std::uint64_t*>(group.program);
@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_program(const DeviceGroup& group, rules::Pr
   for (int i = threadIdx.x; i < int(sizeof(program) / 8); i += kThreads) to[i] = from[i];
 }
 
-/// kEntries entries of the other side a step. Shared: what has the block's `runs` and their number, `run_count`.
+/// Steps of kEntries entries of the other side. Shared: has the block's `runs` and their number, `run_count`.
 template <int kEntries>
 struct Walk {
   std::int32_t run, block, left, part, words;
@@ -36,7 +36,7 @@ struct Walk {
     open(shared);
   }
   __device__ __forceinline__ bool more() const { return left > 0; }
-  __device__ __forceinline__ int first() const { return part * kEntries; }  ///< entry of the block
+  __device__ __forceinline__ int first() const { return part * kEntries; }  ///< first entry in the block
   template <class Shared>
   __device__ __forceinline__ void step(const Shared& shared) {
     if constexpr (kEntries < 64) {

@@ -1,4 +1,4 @@
-// What the policies of products (products.cuh) have in common: a warp's registers, tiles in shared memory.
+// Shared by the product policies (products.cuh): a warp's registers, tiles in shared memory.
 #pragma once
 
 #include "cuda/common/instructions.cuh"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void add(T (&to)[kSlots][kTiles][2], const T (&x)[kSl
     for (int j = 0; j < kTiles; ++j) to[i][j][0] += x[i][j][0], to[i][j][1] += x[i][j][1];
 }
 
-/// The next slot becomes the first one. So loops over slots need not be unrolled, though registers have no index.
+/// Rotates the slots by one. This way loops over slots need not be unrolled, although registers cannot be indexed.
 template <class T, int kSlots, int kTiles>
 __device__ __forceinline__ void rotate_slots(T (&x)[kSlots][kTiles][2]) {
 #pragma unroll
@@ -39,15 +39,15 @@ __device__ __forceinline__ void rotate_slots(T (&x)[kSlots][kTiles][2]) {
   }
 }
 
-/// A tile in shared memory of rows one behind the other, `pad` bytes between them so that the loads of a fragment
-/// spread over all banks.
+/// A tile of consecutive rows in shared memory, with `pad` bytes between them so that the loads of a fragment have no
+/// bank conflicts.
 template <class E, int kRows, int kWidth, int pad>
 struct PaddedTile {
   static constexpr int kStride = kWidth + pad / sizeof(E), kSize = kRows * kStride, kPeriod = 1, kRowStep = kStride;
   __device__ __forceinline__ static unsigned at(unsigned row, unsigned column) { return row * kStride + column; }
 };
 
-/// What the policies of one warp have in common: a warp's rows are neighbours.
+/// Shared by the policies where a warp owns neighbouring rows.
 template <class E, int key_pad, int value_pad>
 struct WarpProducts {
   static constexpr int alignment = 16;

@@ -1,7 +1,7 @@
-// The online softmax with lazy rescaling (Milakov and Gimelshein 2018) of a warpgroup's 64 rows, two a lane. What is
-// subtracted from a row's scores, `shift`, need not be their maximum: any number near it gives the same P / row_sum.
-// Only a row's first step finds a maximum before the exponentials. The others subtract what is known, and raise it if
-// their sums say that it is now too small (lazy rescaling): no pass over the scores, no maximum across lanes.
+// The online softmax with lazy rescaling (Milakov and Gimelshein 2018) of a warpgroup's 64 rows, two per lane. `shift`,
+// which is subtracted from a row's scores, need not be their maximum: any number near it gives the same P / row_sum.
+// Only a row's first step finds a maximum before the exponentials. The other steps subtract the known shift, and raise
+// it if their sums show that it is too small. They need no pass over the scores and no maximum across lanes.
 #pragma once
 
 #include "cuda/tile/register_tile.cuh"
@@ -17,7 +17,7 @@ __device__ __forceinline__ float quad_total(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/// m and l of a row; of one that sees nothing, as they are at first.
+/// m and l of a row; for a row that sees nothing, the initial values.
 struct RowStatistics {
   float m = -__builtin_huge_valf(), l = 0;
 
@@ -30,8 +30,8 @@ struct RowStatistics {
 
 struct LazySoftmax {
   float shift[2];    ///< of scores times scale_log2, the same in all lanes of a row; kMinusInfinity: no key seen yet
-  float row_sum[2];  ///< of this lane's keys
-  float largest[2];  ///< score of this lane's keys, where note_maxima() is called
+  float row_sum[2];  ///< over this lane's keys
+  float largest[2];  ///< greatest score of this lane's keys, if note_maxima() is called
   static constexpr float kMinusInfinity = -__builtin_huge_valf();
   static constexpr float kRescaleThreshold = 8;  ///< rows are rescaled when P would exceed 2^kRescaleThreshold
 
@@ -40,7 +40,7 @@ struct LazySoftmax {
     row_sum[0] = row_sum[1] = step_sum_[0] = step_sum_[1] = 0;
   }
 
-  /// Raises shifts that lag behind the scores' maximum. True if O has to be rescaled, its rows by `factor`.
+  /// Raises shifts that lag behind the scores' maximum. True if O has to be rescaled, each row by `factor`.
   template <int kCols>
   __device__ __forceinline__ bool raise_shift_to_max(AccumulatorTile<kCols>& s, float scale_log2, float (&factor)[2]) {
     float row_max[2];
@@ -66,7 +66,7 @@ struct LazySoftmax {
     row_maxima(s, 1, row_max);
     largest[0] = fmaxf(largest[0], row_max[0]), largest[1] = fmaxf(largest[1], row_max[1]);
   }
-  /// s becomes P. Rows that see their first key here begin with their maximum.
+  /// s becomes P. Rows that see their first key here start with their maximum as shift.
   template <int kCols>
   __device__ __forceinline__ void exponentiate(AccumulatorTile<kCols>& s, float scale_log2) {
     using Tile = AccumulatorTile<kCols>;
@@ -85,9 +85,9 @@ struct LazySoftmax {
       row_sum[r] += step_sum_[r];
     }
   }
-  /// After exponentiate(): raises shifts that the step's sums have shown to be too small. True if O and P have to be
-  /// rescaled, their rows by `factor`. Sums say it without a pass over the scores. (A score more than 2^127 above the
-  /// shift makes the result infinite, and the non-finite fallback computes it.)
+  /// After exponentiate(): raises shifts that the step's sums show to be too small. True if O and P have to be
+  /// rescaled, each row by `factor`. (A score more than 2^127 above the shift makes the result infinite, and the
+  /// non-finite fallback computes it.)
   __device__ __forceinline__ bool raise_shift_by_sums(float (&factor)[2]) {
     constexpr float limit = 1 << int(kRescaleThreshold);
     const bool raised = __any_sync(0xffffffffu, step_sum_[0] > limit || step_sum_[1] > limit);
@@ -102,7 +102,7 @@ struct LazySoftmax {
     return raised;
   }
 
-  /// One more score that has no value: sum, row_sum over the lanes of the row, becomes that of all; O is to be
+  /// Adds the sink, a score without a value. sum, which is row_sum over the row's lanes, becomes the total; O has to be
   /// multiplied by `factor`.
   __device__ __forceinline__ void add_sink(int r, float sink, float& sum, float& factor) {
     const float sink_log2 = sink * 1.4426950409f, together = fmaxf(shift[r], sink_log2);
@@ -111,7 +111,7 @@ struct LazySoftmax {
     sum = sum * factor + exp2f(sink_log2 - together);
     shift[r] = together;
   }
-  /// sum: row_sum over the lanes of the row. The largest score's P is a term of it, and of l to the bit 1.
+  /// sum: row_sum over the row's lanes. The largest score's P is a term of it, and exactly 1 in l.
   __device__ __forceinline__ RowStatistics statistics(int r, float sum, float scale_log2, float scale) const {
     const float m = quad_max(largest[r]);
     if (sum == 0) return {};
@@ -142,7 +142,7 @@ struct LazySoftmax {
       if (const float tile = quad_max(row_max[r]); shift[r] == kMinusInfinity) shift[r] = tile;
   }
 
-  float step_sum_[2];  ///< of the last step, this lane's
+  float step_sum_[2];  ///< of the last step, over this lane's keys
 };
 
 }  // namespace anyflash::cuda

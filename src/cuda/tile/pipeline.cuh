@@ -1,12 +1,12 @@
-// Shared-memory tiles that a producer fills by TMA and consumer warps read: kStages of them, a full and an empty
-// mbarrier each.
+// A pipeline of shared-memory tiles that a producer fills by TMA and consumer warps read: kStages tiles, each with a
+// full and an empty mbarrier.
 #pragma once
 
 #include "cuda/hopper/barriers.cuh"
 
 namespace anyflash::cuda {
 
-/// Where a producer or a consumer is in a pipeline.
+/// The stage and phase of a producer or a consumer.
 template <int kStages>
 struct PipelineState {
   int stage = 0;
@@ -21,19 +21,18 @@ struct Pipeline {
   using State = PipelineState<kStages>;
   Barrier full[kStages], empty[kStages];
 
-  /// By one thread, before a barrier of the block.
+  /// Called by one thread, before a barrier of the thread block.
   __device__ __forceinline__ void init(int consumer_warps) {
     for (int i = 0; i < kStages; ++i) full[i].begin(1), empty[i].begin_for_warps(consumer_warps);
   }
   __device__ __forceinline__ void wait_full(State at) { full[at.stage].wait(at.phase); }
   __device__ __forceinline__ void wait_empty(State at) { empty[at.stage].wait(at.phase ^ 1); }
-  /// By a whole warp, when all its reads of the tile are done.
+  /// Called by a whole warp, once all its reads of the tile are done.
   __device__ __forceinline__ void release(State at) { cuda::release(empty[at.stage]); }
 };
 
-/// The order in which warpgroups issue their products: while one has the tensor cores, the next makes exponentials.
-/// A ring of named barriers, one a warpgroup, from `first` on.
-/// kWarpgroups 0: no order.
+/// The order in which warpgroups issue their products: while one has the tensor cores, the next computes exponentials.
+/// A ring of named barriers, one per warpgroup, from `first` on. kWarpgroups 0: no order.
 template <int kWarpgroups, int kFirst>
 struct IssueOrder {
   __device__ __forceinline__ static void init(unsigned warpgroup) {
@@ -45,7 +44,7 @@ struct IssueOrder {
   __device__ __forceinline__ static void pass_turn(unsigned warpgroup) {
     if constexpr (kWarpgroups > 0) arrive_threads<256>(kFirst + (warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1));
   }
-  /// The first warpgroup takes the last turn, which nobody else takes.
+  /// The first warpgroup consumes the last turn, which no other warpgroup waits for.
   __device__ __forceinline__ static void finish(unsigned warpgroup) {
     if (kWarpgroups > 0 && warpgroup == 0) wait_turn(0);
   }

@@ -1,5 +1,5 @@
-// Tiles in the registers of a warpgroup, 64 rows each: accumulators of wgmma, and A operands made of them. A lane has
-// two rows, `row` and `row + 8` of its warp's 16; a row is spread over four neighbouring lanes.
+// Tiles of 64 rows in a warpgroup's registers: accumulators of wgmma, and A operands made of them. A lane has two rows,
+// `row` and `row + 8` of its warp's 16; a row is spread over four neighbouring lanes.
 #pragma once
 
 #include "cuda/tile/shared_tile.cuh"
@@ -21,7 +21,7 @@ struct AccumulatorTile {
 #pragma unroll
       for (int e = 0; e < 4; ++e) x[j][e] = 0;
   }
-  /// Ties the registers to this place: the compiler moves no reading of them from behind a wait to the front of it.
+  /// Ties the registers to this place, so that the compiler moves no reads of them from after a wait to before it.
   __device__ __forceinline__ void fence_operand() {
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)

@@ -1,4 +1,4 @@
-// What happens to scores between Q K^T and the mask.
+// score_mod: changes to scores between Q K^T and the mask.
 #pragma once
 
 #include "cuda/tile/register_tile.cuh"
@@ -21,8 +21,8 @@ __device__ __forceinline__ void apply_score_mod(AccumulatorTile<kCols>& s, float
   }
 }
 
-/// s += a bias of 64 queries and 64 keys, as TMA leaves it: rows of 128 bytes, swizzled; two panels of float32. type:
-/// as Numbers has it. row: of the tile, this lane's first one; a bias of one row is row 0 of all queries.
+/// Adds a bias of 64 queries and 64 keys, as TMA writes it: swizzled rows of 128 bytes; float32 has two panels. type:
+/// as in Numbers. row: this lane's first row of the tile; a bias of one row is row 0 for all queries.
 template <int kBiasBytes>
 __device__ __forceinline__ void add_bias(AccumulatorTile<64>& s, const char* tile, int type, bool one_row, int row) {
   const unsigned t = lane_number() % 4;

@@ -1,4 +1,4 @@
-// setmaxnreg (sm_90a): how many registers a thread has, changed by whole warpgroups.
+// setmaxnreg (sm_90a): changes the number of registers per thread of whole warpgroups.
 #pragma once
 
 namespace anyflash::cuda {

@@ -1,5 +1,5 @@
-// A tile of 16-bit numbers in shared memory, in the layout that TMA writes and wgmma reads: panels of 64 columns, each
-// row of a panel 128 bytes, swizzled by 128 bytes.
+// A tile of 16-bit numbers in shared memory, in the layout that TMA writes and wgmma reads: panels of 64 columns, with
+// rows of 128 bytes in the 128-byte swizzle.
 #pragma once
 
 #include "cuda/hopper/barriers.cuh"
@@ -14,12 +14,12 @@ struct alignas(1024) SharedTile {
 
   E data[kRows * kCols];
 
-  /// The lower half of the wgmma descriptor of the whole tile, for either way of reading it. The leading byte offset is
-  /// the distance of panels: MN-major operands of more than 64 columns use it, K-major ones do not.
+  /// The lower half of the wgmma descriptor of the whole tile, K-major or MN-major. The leading byte offset is the
+  /// distance between panels: MN-major operands of more than 64 columns use it, K-major ones do not.
   __device__ __forceinline__ std::uint32_t descriptor() const {
     return (kPanelBytes >> 4) << 16 | (shared_address(data) & 0x3ffff) >> 4;
   }
-  /// What to add to it for columns c .. c + 15 of a K-major operand, and for rows r .. r + 15 of an MN-major one.
+  /// The offset to add to it for columns c .. c + 15 of a K-major operand, and for rows r .. r + 15 of an MN-major one.
   __device__ static constexpr std::uint32_t columns(int c) { return (c / 64 * kPanelBytes + c % 64 * 2) / 16; }
   __device__ static constexpr std::uint32_t rows(int r) { return r * 128 / 16; }
 };

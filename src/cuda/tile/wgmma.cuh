@@ -1,17 +1,17 @@
-// The wgmma instructions of sm_90a and nothing else. A warpgroup multiplies 64 rows; the accumulator has one float for
-// each of N / 8 groups of 8 columns and each of the lane's rows and column pairs: with g = lane / 4 and t = lane % 4,
-// c[j] holds (g, 8j + 2t), (g, 8j + 2t + 1), (g + 8, 8j + 2t), (g + 8, 8j + 2t + 1) of the warp's 16 rows.
+// The wgmma instructions of sm_90a and nothing else. A warpgroup multiplies 64 rows. The accumulator c has N / 8
+// elements, one per 8 columns, with four floats each. With g = lane / 4 and t = lane % 4, c[j] holds (g, 8j + 2t), (g,
+// 8j + 2t + 1), (g + 8, 8j + 2t) and (g + 8, 8j + 2t + 1) of the warp's 16 rows.
 #pragma once
 
 #include "cuda/common/instructions.cuh"
 
 namespace anyflash::cuda {
 
-/// Before wgmma reads registers that ordinary instructions have written.
+/// Needed before wgmma reads registers that ordinary instructions have written.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/// Waits until at most kGroups committed groups are under way.
+/// Waits until at most kGroups committed groups are in flight.
 template <int kGroups>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
@@ -37,7 +37,8 @@ __device__ __forceinline__ void wgmma_wait() {
 #define ANYFLASH_Q32 ANYFLASH_Q16, ANYFLASH_Q4(16), ANYFLASH_Q4(20), ANYFLASH_Q4(24), ANYFLASH_Q4(28)
 // clang-format on
 
-// A descriptor's upper half: rows of 128 bytes, swizzled (1 << 30); groups of 8 rows lie 1024 bytes apart.
+// The upper half of a descriptor: rows of 128 bytes in the 128-byte swizzle (1 << 30), groups of 8 rows 1024 bytes
+// apart.
 #define ANYFLASH_WGMMA(E, type, n, groups, registers, i0, i1, i2, i3, i4, i5)                                       \
   __device__ __forceinline__ void wgmma_abt(float (&c)[groups][4], std::uint32_t a, std::uint32_t b, bool sum, E) { \
     asm volatile("{ .reg .pred sum; .reg .b64 a, b; setp.ne.b32 sum, %" #i2                                         \
