@@ -109,7 +109,7 @@ HWY_INLINE X Opaque(X x) {
   return x;
 }
 
-// Apart and with one pointer for all rows, lest there be too few registers: GCC keeps addresses in vectors then, where
+// A function of its own with one pointer for all rows: with too few registers GCC keeps addresses in vectors, where
 // they wait for the multiply-adds before them. k is at least 1: with a path for 0, GCC keeps the sums in memory before
 // and after the loop. The offsets are those that addresses of one, two and four times a register do not reach.
 template <bool kAdd, int kRows, int kVectors, class E, class T = SumOf<E>>
