@@ -6,7 +6,8 @@
 // issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor cores work for
 // the other warpgroups, which issue one after the other. O leaves from registers. Masks are the plan's runs and words:
 // a step is a few key blocks that any of the tile's query blocks visits. A query block with a result that is not finite
-// is noted: the portable kernel makes it again (the non-finite fallback). So rows of other heads and batch entries keep their bits.
+// is noted, and the portable kernel makes it again (the non-finite fallback). So rows of other heads and batch entries
+// keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
