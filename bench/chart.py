@@ -43,7 +43,7 @@ def of_torch(row):
 
 def peer_of(row):
     """The name of its colour. Rows with `peers` are beside the fastest of several."""
-    if row["peer"] == "torch flash" and row["part"] in ("torch", "long") and "peers" not in row:
+    if row["peer"] in ("torch flash", "torch varlen") and row["part"] != "decode" and "peers" not in row:
         return SLOW
     return row["peer"].removeprefix("torch ") if row["peer"] == "torch cuDNN" else row["peer"]
 
@@ -164,20 +164,18 @@ def cpu(records):
 def gpu(rows):
     """(picture, words) of the record of a GPU."""
     lines = gpu_lines(rows)
-    ratios = [ratio for _, dots in lines for ratio, _ in dots]
-    lost = sum(ratio < 1 for ratio in ratios)
     words = (
         f"{rows[0]['machine']}, {' and '.join(sorted({row['date'] for row in rows}))}. bfloat16 unless another type is "
-        "named.\nA dot is one row of [docs/performance.md](docs/performance.md). "
-        f"The peer is faster in {lost} of {len(ratios)} rows."
+        "named.\nA dot is one row of [docs/performance.md](docs/performance.md). Left of 1 x the peer is faster."
     )
     together = list(dict.fromkeys(peer for row in rows for peer in row.get("peers", {}) if row["type"] == "bfloat16"))
     if together:
         words += f" The peer of a dense row is the fastest of {', '.join(together)} in the same run."
     if any(key == SLOW for _, dots in lines for _, key in dots):
         words += (
-            "\n\n**Read the hollow dots with care.** `torch flash` is PyTorch's FlashAttention-2. On Hopper cuDNN, "
-            "FlashAttention-3 and FlashAttention-4 are faster than it.\nThey are faster than anyflash in dense 16-bit "
-            "calls, too. Those rows are not beside them yet."
+            "\n\n**Hollow dots flatter.** Their peer is PyTorch's FlashAttention-2. On Hopper cuDNN, FlashAttention-3 and "
+            "FlashAttention-4 are faster than it.\nThey were also faster than the 16-bit forward kernel of this record, "
+            "which is older than today's. The peer of mask rules is FlexAttention's Triton kernel.\n"
+            "Its FlashAttention-4 kernel, which PyTorch does not choose by itself, is faster for causal and wide masks."
         )
     return drawn("GPU: speed of anyflash as a multiple of its peer's", lines), words

@@ -1,8 +1,8 @@
 """The peers of dense calls on an NVIDIA GPU: PyTorch's backends, and for bfloat16 FlashAttention-3 and -4 where they can
 be imported.
 
-FlashAttention-3 is PyPI's `fa3-fwd`, which has the forward pass alone; a build by nvcc 13 is a quarter slower and no
-peer. FlashAttention-4 is PyPI's `flash-attn-4`.
+FlashAttention-3 is PyPI's `fa3-fwd`, which has the forward pass alone; a build of it by nvcc 13 is a quarter slower, and
+would be an unfair peer. FlashAttention-4 is PyPI's `flash-attn-4`.
 """
 
 import functools
@@ -36,8 +36,14 @@ def package(name):
 
 def versions():
     """ ", FA3 0.0.3": of those packages that are installed."""
-    found = [name for name in PACKAGES if package(name)]
-    return "".join(f", {name} {importlib.metadata.version(PACKAGES[name][1])}" for name in found)
+    return "".join(f", {name} {version(PACKAGES[name][1])}" for name in PACKAGES if package(name))
+
+
+def version(distribution):
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:  # unpacked by hand
+        return "of unknown version"
 
 
 def by_backend(backend, **options):

@@ -68,7 +68,7 @@ RULES = [
     (
         "dense",
         "mask = np.random.default_rng(1).random((24, 12)) < 0.4\naf.dense(mask)",
-        "Any mask, read from memory: the slow path, and the only one.",
+        "Any mask, read from memory. No other rule reads a matrix: use it only where no rule says the same.",
     ),
     (
         "documents and causal",

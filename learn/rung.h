@@ -1,7 +1,7 @@
 // The arguments of every rung. A rung is one file with one function, `rung`, which takes one of these structures.
 //
-// Numbers are float32, tensors are row-major without gaps. In learn/cpu they are in the processor's memory, in
-// learn/gpu in the GPU's. learn/climb builds a rung, checks it against float64 and times it.
+// Numbers are float32, tensors are row-major without gaps. learn/climb builds a rung, checks it against float64 and
+// times it.
 #pragma once
 
 struct Matmul {  // C = A B

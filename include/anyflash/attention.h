@@ -55,7 +55,7 @@ struct Options {
   TensorView key_lengths;   ///< (batch), int32 or int64: how many keys exist, in sequences of one dimension
   TensorView page_table;    ///< (batch, pages of an entry), int32: k and v are (pages, page size, heads_kv, channels)
   /// Gives the same bits in every run and in any batch. Only some calls on Hopper GPUs need it, and they then take
-  /// longer: see the guide, NVIDIA GPUs.
+  /// longer: see the guide, Determinism.
   bool deterministic = false;
   /// For float32 on a GPU: products may use fewer significant bits where that is faster: 11 (TF32), or 16 on Hopper.
   /// Without it, and on the CPU, products are as exact as float32.

@@ -4,8 +4,7 @@
 // used 8 or 32 times from a register. K's block is copied transposed, so that a vector holds a channel of 32 keys; V's
 // block is padded to whole vectors. A block's size is a compromise: Q, K, V, S and O of it together stay in a cache,
 // 100 KiB at 64 channels, and it is large enough that copies and rescaling do not count.
-// Expected: most of rung 3's
-// gain. What is left is std::exp, one number at a time.
+// Expected: most of rung 3's gain. What is left is std::exp, one number at a time.
 // Measured: not yet.
 #include <algorithm>
 #include <cfloat>

@@ -4,9 +4,8 @@
 // |r| <= ln(2) / 2, where a polynomial of degree 6 is exact to float32's last bit; 2^n is n added to the exponent's
 // bits. That is 13 instructions for 16 numbers. The maximum of a row is compared in vectors and found as one number
 // only if it has risen; l is summed in vectors, one for each row, and added up at the end.
-// Expected: exponentials fall
-// from most of the time to an eighth; then copying K transposed is the largest rest. Highway compiles the same source
-// for SSE, AVX2, AVX-512, NEON, SVE and others.
+// Expected: exponentials fall from most of the time to an eighth; then copying K transposed is the largest rest.
+// Highway compiles the same source for SSE, AVX2, AVX-512, NEON, SVE and others.
 // Measured: not yet.
 #include <hwy/highway.h>
 

@@ -4,8 +4,7 @@
 // query block of one head; threads take the next task when they have done one. The last blocks of a causal call see
 // most keys, so they come first: a long task that starts late would be waited for. Panels of all heads are packed
 // before, by all.
-// Expected: as many times faster as there are cores, less what they share: memory, and the clock of a
-// busy chip.
+// Expected: as many times faster as there are cores, less what they share: memory, and the clock of a busy chip.
 // Measured: not yet.
 #include <hwy/highway.h>
 

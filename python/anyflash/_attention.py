@@ -83,7 +83,7 @@ def attention(
     released. PyTorch tensors that require a gradient are refused here: use anyflash.torch.attention.
 
     **Types**: float16, bfloat16 (`ml_dtypes.bfloat16` in NumPy), float32 or float64, the same for q, k and v.
-    Both 16-bit types are computed in float32.
+    Products of both 16-bit types are summed in float32.
 
     **On a GPU** the call is queued on the framework's current stream and returns before it is done. With JAX it waits.
     Lengths, page tables and the tables of rules are all on the CPU or all on that GPU. On a GPU their values are not
@@ -133,7 +133,7 @@ def attention(
         lse = m + log(l). All three have lse's shape, and are float32, or float64 for float64.
     deterministic : bool
         Gives the same bits in every run and in any batch. Only some calls on Hopper GPUs need it, and they then take
-        longer: see the guide, NVIDIA GPUs.
+        longer: see the guide, Determinism.
     allow_tf32 : bool
         For float32 on a GPU: products may use fewer significant bits where that is faster: 11 (TF32), or 16 on
         Hopper. Without it, and on the CPU, they are as exact as float32. Other types are not affected.

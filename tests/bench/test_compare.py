@@ -312,7 +312,7 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     page.publish(ROWS, pages)
     page.publish(GPU_ROWS, pages)
     readme, performance = (path.read_text() for path in pages)
-    assert "docs/pictures/speed-gpu.svg" in readme and "The peer is faster in 1 of 4 rows." in readme
+    assert "docs/pictures/speed-gpu.svg" in readme and "A GPU, PyTorch 3.0" in readme
     picture = (tmp_path / "pictures" / "speed-gpu.svg").read_text()
     assert picture.count("<circle") == 4 + 2 and "1.20 to 1.50" in picture, "a dot for each row and each peer"
     assert "### Masks given as rules, on a GPU" in performance and "at least 1 x, MISSED |" in performance
@@ -323,7 +323,7 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
 def test_the_readme_says_where_the_best_peers_are_missing(peers, hollow):
     rows = [row(0.7, 1.1, part="torch", peer="torch flash", **GPU) | peers]
     words = page.blocks(rows)[0][2]
-    assert ("Read the hollow dots with care" in words) == hollow
+    assert ("Hollow dots flatter" in words) == hollow
     assert ("the fastest of cuDNN, torch flash in the same run" in words) != hollow
     assert chart.gpu_lines(rows) == [("dense d64, forward", [(0.7, chart.SLOW if hollow else "torch flash")])]
 
