@@ -72,7 +72,7 @@ const char* element_name(ElementType type);  ///< the type's name: "float16", "b
 std::string device_name(Device device);      ///< the device's name: "cpu", "cuda:0", ...
 
 /// Text from outside as errors print it: at most `most` bytes, then "...". Bytes that are not printable ASCII are
-/// printed as \xHH.
+/// printed as `\\xHH`.
 std::string shown(std::string_view text, std::size_t most = 40);
 
 }  // namespace anyflash
