@@ -34,10 +34,10 @@ class Gradients(NamedTuple):
     dsink: Any = None
 
 
-def _options(scalars, **others):
+def _options(function, scalars, **others):
     """As the extension takes them."""
     if scalars and not _core.plain_scalars(scalars):
-        check_names(scalars)
+        check_names(scalars, function)
     others.update(scalars)
     return others
 
@@ -167,6 +167,7 @@ def attention(
         There is no memory left. After any of these errors, nothing has been written to out.
     """
     options = _options(
+        "attention",
         scalars,
         rule=rule,
         bias=bias,
@@ -243,6 +244,7 @@ def attention_backward(
         Also TypeError and MemoryError: one line, as in attention.
     """
     options = _options(
+        "attention_backward",
         scalars,
         rule=rule,
         bias=bias,
@@ -306,6 +308,7 @@ def plan(
         Also TypeError and MemoryError: one line, as in attention.
     """
     options = _options(
+        "plan",
         scalars,
         rule=rule,
         bias=bias,

@@ -37,11 +37,11 @@ DEFAULTS: dict[str, Any] = {
 TENSORS: tuple[str, ...] = _core.tensor_options  # the other options of all front ends but the rule
 
 
-def check_names(scalars: Mapping[str, Any]) -> None:
+def check_names(scalars: Mapping[str, Any], function: str = "attention") -> None:
     """For functions that take them as **scalars; those that are _core.plain_scalars need no check."""
     for name in scalars:
         if name not in DEFAULTS:
-            raise TypeError(f"attention() got an unexpected keyword argument '{echoed(name)}'")
+            raise TypeError(f"{function}() got an unexpected keyword argument '{echoed(name)}'")
 
 
 def with_scalars(function: _Function) -> _Function:

@@ -58,6 +58,7 @@ bool Inputs::names_file(const std::string& path) const {
 
 void Inputs::hide(const std::string& name) {
   const auto known = names();
+  if (assigned_.contains(name)) fail("--without: '" + name + "' is given by an option of its own; leave one out");
   if (!assigned_.contains(name) && std::find(known.begin(), known.end(), name) == known.end())
     fail("--without: no tensor '" + name + "' is given" + did_you_mean(name, known));
   hidden_.push_back(name);
@@ -76,6 +77,8 @@ std::optional<OwnedTensor> Inputs::find(const std::string& name) {
 }
 
 OwnedTensor Inputs::get(const std::string& name, const std::string& option) {
+  if (std::find(hidden_.begin(), hidden_.end(), name) != hidden_.end())
+    fail(name + ": left out by --without, but the command needs it");
   if (auto tensor = find(name)) return *tensor;
   if (files_.empty()) fail(name + ": not given; use --input or " + option);
   std::string has;

@@ -108,12 +108,16 @@ CALLS = {  # the arguments, a part of the line
         [*RUN, "--query", "z"],
         "q: 'z' is neither a .npy, .npz or .safetensors file nor in an input",
     ),
+    "entry left out and given": (
+        [*RUN, "--without", "bias", "--bias", "qkv.npz:q"],
+        "--without: 'bias' is given by an option of its own; leave one out",
+    ),
     "entry left out that is not there": ([*RUN, "--without", "ids3"], "--without: no tensor 'ids3' is given"),
     "misspelt entry left out": (
         [*RUN, "--input", "bias.npz", "--without", "bais"],
         "--without: no tensor 'bais' is given, did you mean 'bias'?",
     ),
-    "entry left out": ([*RUN, "--without", "k"], "k: not in qkv.npz, which has q, k, v"),
+    "entry left out": ([*RUN, "--without", "k"], "k: left out by --without, but the command needs it"),
     "no dout": ([*RUN, "--backward"], "dout: not in qkv.npz, which has q, k, v; name it with --dout"),
     "a name twice": ([*RUN, "--tensor", "q=qkv.npz", "--query", "qkv.npz"], "q: named twice"),
     "an entry in two files": ([*RUN, "--input", "short.npz"], "q: in both qkv.npz and short.npz"),

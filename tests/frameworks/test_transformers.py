@@ -353,6 +353,9 @@ UNKNOWN = {
         cu_seq_lens_q=ENDS, dropout=0.5, batch=1
     ),
     "indices: torch.float32, expected torch.int32 or torch.int64": dict(indices=torch.ones(2, 6, 1)),
+    "indices: shape (2, 5, 1), expected (2, 6, n)": dict(indices=torch.zeros(2, 5, 1).int()),
+    "sinks: shape (3, 4, 6, 1), expected (2, 4, 6, 1)": dict(sinks=torch.zeros(3, 4, 6, 1)),
+    "dropout: -0.5, expected 0 to 1": dict(dropout=-0.5),
     "block_indices: Module has no indexer.block_size; pass a mask": dict(block_indices=torch.zeros(2, 2, 6, 1).int()),
 }
 
@@ -489,6 +492,13 @@ def test_models_with_an_attention_of_their_own_are_refused(name, way):
     assert str(raised.value) == (
         f'attn_implementation: "anyflash" for {kind.__name__}, which computes attention by its own code; use "eager"'
     )
+
+
+def test_settings_of_the_attention_alone_are_no_part_to_name():
+    """MPT's configuration has one of its attention, which no attention is chosen for."""
+    config = transformers.MptConfig(vocab_size=99, d_model=32, n_heads=4, n_layers=1)
+    with pytest.raises(ValueError, match='; use "eager"$'):
+        transformers.MptForCausalLM._from_config(config, attn_implementation="anyflash")
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -99,6 +99,25 @@ def test_masks_are_those_of_sdpa(name, padding, monkeypatch):
     assert torch.equal(mask, expected)
 
 
+SHORT = {
+    "causal": masking_utils.causal_mask_function,
+    "bidirectional": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(2),
+    "bidirectional window": masking_utils.sliding_window_bidirectional_mask_function(1),
+}
+
+
+@pytest.mark.parametrize("length", [None, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", SHORT)
+def test_keys_beyond_a_given_mask_are_hidden_as_by_sdpa(name, length):
+    """A static cache is longer than what has been seen; a mask that does not reach its end hides the rest."""
+    given = dict(batch_size=1, q_length=2, kv_length=8, mask_function=SHORT[name], allow_is_causal_skip=False)
+    for offset in (0, 1, 3):
+        seen = None if length is None else torch.ones(1, length, dtype=torch.bool)
+        mask = make_mask(q_offset=offset, attention_mask=seen, config=None, **given)
+        assert torch.equal(mask, masking_utils.sdpa_mask(q_offset=offset, attention_mask=seen, **given))
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_other_masks_have_no_rule(name):
     assert rule_of(mask_of(*UNKNOWN[name])) is None

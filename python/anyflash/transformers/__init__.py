@@ -107,7 +107,12 @@ def attention_forward(
                 query, key, value, rule=rule, align="none_end", scale=scaling, softcap=softcap or 0.0, sink=s_aux
             )
         return out.transpose(1, 2), None
-    keys = key.shape[2]
+    if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
+        raise ValueError(f"dropout: {dropout!r}, expected 0 to 1")
+    (batch, heads, queries), keys = query.shape[:3], key.shape[2]
+    _check_shape("sinks", sinks, (batch, heads, queries, 1))
+    _check_shape("indices", indices, (batch, queries, None))
+    _check_shape("block_indices", block_indices, (batch, key.shape[1], queries, None))
     mask = None if attention_mask is None else attention_mask[..., :keys]
     causal = mask is None and query.shape[2] > 1 and _is_causal(module, is_causal, query.shape[2], keys)
     chosen = None
@@ -176,6 +181,17 @@ def _visible(
     elif packed is not None:
         rule = rule & _rules.documents_packed(*packed)
     return rule, tables or None, bias
+
+
+def _check_shape(name: str, given: Any, shape: tuple[int | None, ...]) -> None:
+    """Each size is the shape's or 1; None: any."""
+    if given is None:
+        return
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name}: type {type(given).__name__}, expected a torch.Tensor")
+    if given.dim() != len(shape) or any(b is not None and a not in (1, b) for a, b in zip(given.shape, shape)):
+        wanted = ", ".join("n" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: shape {tuple(given.shape)}, expected ({wanted})")
 
 
 def _refuse(name: str, given: Any) -> None:

@@ -66,7 +66,10 @@ def _made(positions: Tensor | None, queries: int, options: dict[str, Any]) -> Te
     bounds = None
     if _is_unpadded(options.get("attention_mask"), first_key + keys):
         bounds = _bounds(options.get("mask_function", masking_utils.causal_mask_function))
-    if mask is None and bounds is not None and not bounds[2]:  # as sdpa_mask makes it, in fewer steps
+    given = options.get("attention_mask")
+    # What lies beyond a given mask is hidden; from a causal query it is so anyway.
+    whole = given is None or given.shape[-1] >= first_key + all_keys or (bounds is not None and bounds[1] == 0)
+    if mask is None and bounds is not None and not bounds[2] and whole:  # as sdpa_mask makes it, in fewer steps
         device = options.get("device", "cpu") if positions is None else positions.device
         mask = torch.ones(queries, all_keys, dtype=torch.bool, device=device)
         if bounds[1] >= 0:

@@ -45,7 +45,9 @@ def _refusal(model: Any) -> str:
     line = f'attn_implementation: "{NAME}" for {model.__name__}, which computes attention by its own code'
     line += f" in Transformers {transformers.__version__}; use {since} or newer, or" if since else "; use"
     line += ' "eager"'
-    if getattr(model.config_class, "sub_configs", None):
+    parts = getattr(model.config_class, "sub_configs", None)
+    kinds = parts.values() if isinstance(parts, dict) else ()
+    if any(getattr(kind, "model_type", "") for kind in kinds):  # not settings of the attention alone, as MPT's
         line += f', or name the parts that take it in a dict, as {{"text_config": "{NAME}"}}'
     return line
 
