@@ -172,10 +172,10 @@ void add_calls(nb::module_& module) {
   nb::class_<PlanObject>(
       module, "Plan",
       "How a call will run: blocks, runs of visible tiles, threads. Made by anyflash.plan for given shapes,\n"
-      "types and options; immutable, usable from several threads, keeps its rule alive.")
+      "types and options. Immutable, usable from several threads, keeps its rule alive.")
       .def_prop_ro(
           "forward_workspace", [](const PlanObject& self) { return self.plan->forward_workspace(); },
-          "Bytes of memory that a call of attention works in, beside its arrays and the plan.")
+          "Bytes of workspace that a call of attention needs.")
       .def_prop_ro(
           "backward_workspace", [](const PlanObject& self) { return self.plan->backward_workspace(); },
           "The same for attention_backward; 0 with a page_table, which has no backward.")

@@ -215,18 +215,19 @@ void add_rules(nb::module_& module) {
       module, "Rule",
       "Which keys a query sees. Made by full, causal, local, window, prefix, prefix_queries, sink,\n"
       "documents, documents_packed, tiles, neighbourhood, blocks and dense; combined with & | ~ (and, or, not and if\n"
-      "raise TypeError: a rule has no truth value). Immutable. It keeps\n"
-      "the arrays it was made of alive and reads them when it runs; str(rule) is the rule as text.")
+      "raise TypeError: a rule has no truth value). Immutable. It keeps the arrays that it was made of alive, and "
+      "calls\n"
+      "read them. str(rule) is the rule as text.")
       .def("__repr__", [](const RuleObject& self) { return self.rule.text(); })
       .def(
           "__and__", [](const RuleObject& a, const RuleObject& b) { return joined(a.rule & b.rule, a, b); },
-          nb::is_operator(), nb::arg("other"), "Visible where both rules say so.")
+          nb::is_operator(), nb::arg("other"), "Visible where both rules make it visible.")
       .def(
           "__or__", [](const RuleObject& a, const RuleObject& b) { return joined(a.rule | b.rule, a, b); },
-          nb::is_operator(), nb::arg("other"), "Visible where either rule says so.")
+          nb::is_operator(), nb::arg("other"), "Visible where either rule makes it visible.")
       .def(
           "__invert__", [](const RuleObject& a) { return RuleObject{~a.rule, a.tables}; },
-          "Visible where the rule says it is not.")
+          "Visible where the rule makes it hidden.")
       .def("__bool__",
            [](const RuleObject&) -> bool {
              throw Error(Error::Kind::type, "rule: has no truth value, expected & | ~ in place of and, or, not");

@@ -105,7 +105,7 @@ def test_bfloat16_of_any_exporter(qkv):
 def test_a_torch_like_framework_gets_its_own_kind(qkv, monkeypatch):
     """The way PyTorch's tensors go, on a stand-in: what from_dlpack of its module makes is returned."""
     torch = types.ModuleType("torch")
-    torch.strided = object()
+    torch.strided, torch.is_grad_enabled = object(), lambda: True
     members = {"__module__": "torch", "requires_grad": False, "is_nested": False, "is_meta": False, "negated": False}
     members |= {"layout": torch.strided, "is_neg": lambda self: self.negated}
     tensor = type("Tensor", (Exporter,), members)
