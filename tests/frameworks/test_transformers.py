@@ -270,16 +270,17 @@ def test_chosen_keys(qkv, mask):
     torch.testing.assert_close(out, by_hand(*qkv, seen & CAUSAL))
 
 
+@pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize("mask", MASK_FORMS)
-def test_chosen_blocks(qkv, mask):
-    """Blocks of 4 keys, chosen by each head of keys."""
+def test_chosen_blocks(qkv, mask, each):
+    """Blocks of 4 keys, chosen by each head of keys, or by each head of queries."""
     module = torch.nn.Module()
     module.indexer = torch.nn.Module()
     module.indexer.block_size = 4
     blocks = torch.tensor([[0, -1], [1, 0]], device=DEVICE)[None, :, None].expand(2, 2, 6, 2)
     seen = torch.ones(2, 4, 6, 6, dtype=torch.bool, device=DEVICE)
     seen[:, :2, :, 4:] = False
-    out, _ = forward(module, *qkv, MASK_FORMS[mask], block_indices=blocks, is_causal=True)
+    out, _ = forward(module, *qkv, MASK_FORMS[mask], block_indices=blocks.repeat_interleave(each, 1), is_causal=True)
     torch.testing.assert_close(out, by_hand(*qkv, seen & CAUSAL))
 
 
@@ -355,6 +356,7 @@ UNKNOWN = {
     "indices: torch.float32, expected torch.int32 or torch.int64": dict(indices=torch.ones(2, 6, 1)),
     "indices: shape (2, 5, 1), expected (2, 6, n)": dict(indices=torch.zeros(2, 5, 1).int()),
     "sinks: shape (3, 4, 6, 1), expected (2, 4, 6, 1)": dict(sinks=torch.zeros(3, 4, 6, 1)),
+    "block_indices: 3 heads, expected a divisor of 4": dict(block_indices=torch.zeros(2, 3, 6, 1).int()),
     "dropout: -0.5, expected 0 to 1": dict(dropout=-0.5),
     "block_indices: Module has no indexer.block_size; pass a mask": dict(block_indices=torch.zeros(2, 2, 6, 1).int()),
 }

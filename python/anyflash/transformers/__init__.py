@@ -16,6 +16,7 @@ model's own "eager", which is logged once. Both are warnings of the logger "anyf
 from __future__ import annotations
 
 import logging
+import numbers
 import sys
 from typing import Any
 
@@ -81,7 +82,7 @@ def attention_forward(
 
     s_aux : (heads,), sink logits; sinks : (batch, heads, queries, 1), one for each query
     indices : (batch, queries, n), the keys that a query may see, if the mask allows them too; negative ones are ignored
-    block_indices : (batch, heads of keys, queries, n), likewise blocks of module.indexer.block_size keys
+    block_indices : (batch, a divisor of the heads, queries, n), likewise blocks of module.indexer.block_size keys
     cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), cumulative lengths; a query sees only keys of its own sequence
 
     Raises ValueError with one line for every other argument that may change the result.
@@ -107,12 +108,16 @@ def attention_forward(
                 query, key, value, rule=rule, align="none_end", scale=scaling, softcap=softcap or 0.0, sink=s_aux
             )
         return out.transpose(1, 2), None
-    if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
-        raise ValueError(f"dropout: {dropout!r}, expected 0 to 1")
+    if not isinstance(dropout, numbers.Real):
+        raise TypeError(f"dropout: type {type(dropout).__name__}, expected a number")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout: {dropout}, expected 0 to 1")
     (batch, heads, queries), keys = query.shape[:3], key.shape[2]
     _check_shape("sinks", sinks, (batch, heads, queries, 1))
     _check_shape("indices", indices, (batch, queries, None))
-    _check_shape("block_indices", block_indices, (batch, key.shape[1], queries, None))
+    _check_shape("block_indices", block_indices, (batch, None, queries, None))
+    if block_indices is not None and heads % block_indices.shape[1]:
+        raise ValueError(f"block_indices: {block_indices.shape[1]} heads, expected a divisor of {heads}")
     mask = None if attention_mask is None else attention_mask[..., :keys]
     causal = mask is None and query.shape[2] > 1 and _is_causal(module, is_causal, query.shape[2], keys)
     chosen = None
