@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CASES = [(1, 1, 16), (70, 33, 32), (5, 130, 64), (129, 65, 16), (3, 0, 16)]  # queries, keys, d
 
 
@@ -33,8 +31,8 @@ def check(queries, keys, d, causal):
 
 
 def test_forward_and_backward():
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("triton")
+    import torch
+
     environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("right") == 2 * len(CASES), done.stderr[-2000:]
