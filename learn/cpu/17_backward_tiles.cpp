@@ -1,6 +1,6 @@
 // Rung 17: the backward pass in tiles, from lse (FlashAttention-2, Dao 2023, algorithm 2).
 //
-// Changed: key blocks are outside, query blocks inside. A tile's P is made again from Q, K and lse, so nothing of the
+// Changed: key blocks are outside, query blocks inside. A tile's P is computed again from Q, K and lse, so nothing of the
 // size queries x keys exists. dK and dV of a key block stay close until all queries have passed; dQ is added to in
 // memory. The five products are rung 12's patches: S and dP read K and V transposed, dV and dK read P and dS by
 // columns.
