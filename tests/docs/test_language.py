@@ -1,11 +1,11 @@
-"""README.md and the guide are read with ease: short sentences, and the README shows before it tells."""
+"""README.md, the guide and the page of figures are read with ease: short sentences, and the README shows before it tells."""
 
 import re
 
 import pytest
 from snippets import PROJECT
 
-PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs" / "guide").glob("*.md"))]
+PAGES = [PROJECT / "README.md", PROJECT / "docs" / "performance.md", *sorted((PROJECT / "docs" / "guide").glob("*.md"))]
 MEAN, MOST = 18, 35  # words of a sentence
 
 
