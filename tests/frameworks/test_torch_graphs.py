@@ -156,6 +156,16 @@ def test_a_rule_that_is_made_in_a_graph_and_used_behind_it(qkv):
     assert_same(torch.compile(call, backend="aot_eager")(*qkv), call(*qkv))
 
 
+@pytest.mark.parametrize("value", [None, 2.5, "yes"], ids=repr)
+@pytest.mark.parametrize("name", ["deterministic", "allow_tf32"])
+def test_a_switch_is_refused_as_in_eager_calls(name, value):
+    q = torch.zeros(1, 1, 4, 8)
+    call = lambda q: attention(q, q, q, **{name: value})
+    for one in (call, torch.compile(call, fullgraph=True, backend="eager")):
+        with pytest.raises(Exception, match=f"{name}: type {type(value).__name__}, expected True or False"):
+            one(q)
+
+
 def test_another_rule_compiles_anew(qkv):
     compiled = torch.compile(lambda q, k, v, rule: attention(q, k, v, rule=rule), fullgraph=True, backend="aot_eager")
     for rule in (af.causal(), af.local(2), af.full()):

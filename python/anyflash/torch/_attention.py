@@ -140,7 +140,11 @@ def _indirect(q: Tensor, k: Any, v: Any, options: dict[str, Any], tables: Any, r
     for name, one in (("key", k), ("value", v)):
         if one is not None and not isinstance(one, Tensor):
             raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        for name, default in DEFAULTS.items():  # an operator would take any number or None for a switch
+            if isinstance(default, bool) and not isinstance(one := options.get(name, default), int):
+                raise TypeError(f"{name}: type {type(one).__name__}, expected True or False")
+    else:
         refuse_tangents(q, k, v, options["bias"], options["alibi_slopes"], options["sink"])
         options.update(constants({name: one for name, one in options.items() if name in DEFAULTS}))
     parts = parts_of(options["rule"], tables)
