@@ -160,6 +160,7 @@ class Rung:
         self.changed = re.match(r"// (?:Rung \d+|The last rung): (.*)", text)[1]
         self.type = np.float16 if "AttentionOf<half>" in text else np.float32
         self.on_gpu = path.suffix == ".cu"
+        self.emulated = "device.h" in text or "ptx.h" in text
 
     def load(self, modules):
         self.module = ctypes.CDLL(str(modules / f"{self.name}.so"))

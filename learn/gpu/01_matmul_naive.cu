@@ -13,7 +13,8 @@ __global__ void multiply(Matmul p) {
   const int row = blockIdx.y * blockDim.y + threadIdx.y, column = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= p.rows || column >= p.columns) return;
   float sum = 0;
-  for (int l = 0; l < p.depth; ++l) sum += p.a[std::size_t(row) * p.depth + l] * p.b[std::size_t(l) * p.columns + column];
+  for (int l = 0; l < p.depth; ++l)
+    sum += p.a[std::size_t(row) * p.depth + l] * p.b[std::size_t(l) * p.columns + column];
   p.c[std::size_t(row) * p.columns + column] = sum;
 }
 

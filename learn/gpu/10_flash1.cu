@@ -74,6 +74,6 @@ __global__ void __launch_bounds__(kThreads) flash(Attention p, float* all_m, flo
 }  // namespace
 
 extern "C" void rung(const Attention* p) {
-  const DeviceArray<float> m(std::size_t(p->heads) * p->queries), l(std::size_t(p->heads) * p->queries);
+  const DeviceArray<float> m(std::size_t(p->heads) * p->queries), l(std::size_t(p -> heads) * p->queries);
   launch(flash, p->heads, kThreads, sizeof(Shared), *p, m.data, l.data);
 }

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <type_traits>
+#include <vector>
 
 #include "../rung.h"
 
@@ -38,8 +39,16 @@ struct DeviceArray {
     check(cudaMallocAsync(&data, count * sizeof(T) + 16, nullptr));
     check(cudaMemsetAsync(data, 0, count * sizeof(T), nullptr));
   }
+  explicit DeviceArray(const std::vector<T>& from) : DeviceArray(from.size()) {
+    check(cudaMemcpy(data, from.data(), from.size() * sizeof(T), cudaMemcpyDefault));
+  }
   DeviceArray(const DeviceArray&) = delete;
   ~DeviceArray() { check(cudaFreeAsync(data, nullptr)); }
+  std::vector<T> get(std::size_t count) const {
+    std::vector<T> to(count);
+    check(cudaMemcpy(to.data(), data, count * sizeof(T), cudaMemcpyDefault));
+    return to;
+  }
   T* data;
 };
 

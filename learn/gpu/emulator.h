@@ -18,6 +18,7 @@
 // Not found: races between threads whose order here happens to be right, and whatever has to do with speed.
 #pragma once
 
+#include <algorithm>
 #include <csetjmp>
 #include <csignal>
 #include <cstdarg>
@@ -78,24 +79,25 @@ struct Fiber {
   const char* waits;  // for what
   int line;
   std::deque<std::vector<Work>> copies, products;  // groups, the last of which is not committed yet
-  bool fenced;                                     // wgmma.fence
+  std::vector<const float*> pending;               // accumulators of the products on their way
+  bool fenced;                                     // wgmma.fence since the last commit
 };
 
 struct Block {
   std::vector<Fiber> fibers;
   Meeting warps[kMostThreads / kWarp], warpgroups[kMostThreads / kWarpgroup];
   NamedBarrier barriers[16];
-  std::deque<Work> transfers;       // of TMA: they belong to no thread
-  unsigned char *shared, *proxy;    // dynamic shared memory; the same as the asynchronous proxy sees it
-  std::size_t bytes;                // of it
-  bool forward;                     // whether the first thread goes first, and transfers late
+  std::deque<Work> transfers;     // of TMA: they belong to no thread
+  unsigned char *shared, *proxy;  // dynamic shared memory; the same as the asynchronous proxy sees it
+  std::size_t bytes;              // of it
+  bool forward;                   // whether the first thread goes first, and transfers late
   std::jmp_buf scheduler, stop;
 };
 
 inline Block block;
-inline Fiber* now;            // the fiber that runs, or null
-inline std::string error;     // the first one; then nothing is launched any more
-inline long conflicts;        // of banks, by ldmatrix: accesses beyond the first of each matrix
+inline Fiber* now;         // the fiber that runs, or null
+inline std::string error;  // the first one; then nothing is launched any more
+inline long conflicts;     // of banks, by ldmatrix: accesses beyond the first of each matrix
 
 inline unsigned thread() { return unsigned(now - block.fibers.data()); }
 
@@ -107,7 +109,8 @@ inline unsigned thread() { return unsigned(now - block.fibers.data()); }
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   char place[100] = "";
-  if (now) std::snprintf(place, sizeof place, "block (%u, %u, %u), thread %u: ", blockIdx.x, blockIdx.y, blockIdx.z, thread());
+  if (now)
+    std::snprintf(place, sizeof place, "block (%u, %u, %u), thread %u: ", blockIdx.x, blockIdx.y, blockIdx.z, thread());
   error = std::string(place) + text;
   _longjmp(block.stop, 1);
 }
@@ -135,7 +138,8 @@ void warp_meets(const char* what, int line, void* mine, const Do& work) {
 inline void arrive(unsigned id, unsigned count, bool wait, const char* what, int line) {
   if (id >= 16) fail("barrier %u, of 16", id);
   NamedBarrier& at = block.barriers[id];
-  if (at.arrived && at.count != count) fail("barrier %u: %u threads expected in line %d, %u before", id, count, line, at.count);
+  if (at.arrived && at.count != count)
+    fail("barrier %u: %u threads expected in line %d, %u before", id, count, line, at.count);
   if (id == 0 && at.arrived && at.line != line)
     fail("divergence: __syncthreads of line %d, but other threads are at that of line %d", line, at.line);
   at.count = count, at.line = line;
@@ -172,7 +176,9 @@ __attribute__((noinline)) inline void resume(Fiber& fiber) {
   unsigned returned = 0;
   for (std::size_t n = 0; n < block.fibers.size();) {
     const Fiber& first = block.fibers[n];
-    const auto like_first = [&](const Fiber& f) { return f.done == first.done && f.waits == first.waits && f.line == first.line; };
+    const auto like_first = [&](const Fiber& f) {
+      return f.done == first.done && f.waits == first.waits && f.line == first.line;
+    };
     std::size_t end = n;
     while (end < block.fibers.size() && like_first(block.fibers[end])) ++end;
     if (first.done) {
@@ -184,7 +190,8 @@ __attribute__((noinline)) inline void resume(Fiber& fiber) {
     n = end;
   }
   now = nullptr;
-  fail("deadlock in block (%u, %u, %u): %s; %u have returned", blockIdx.x, blockIdx.y, blockIdx.z, line.c_str(), returned);
+  fail("deadlock in block (%u, %u, %u): %s; %u have returned", blockIdx.x, blockIdx.y, blockIdx.z, line.c_str(),
+       returned);
 }
 
 inline void run_block() {
@@ -217,7 +224,8 @@ inline void prepare_block(std::size_t shared_bytes) {
   static unsigned char* const end = memory + kMostShared;  // of shared memory; behind it a page that nobody may touch
   static const int protect = mprotect(end, kPage, PROT_NONE);
   (void)protect;
-  if (shared_bytes > kMostShared - 1024) fail("%zu bytes of shared memory, at most %zu", shared_bytes, kMostShared - 1024);
+  if (shared_bytes > kMostShared - 1024)
+    fail("%zu bytes of shared memory, at most %zu", shared_bytes, kMostShared - 1024);
   block.bytes = (shared_bytes + 1023) / 1024 * 1024;
   block.shared = end - block.bytes, block.proxy = end + kPage;
   std::memset(block.shared, kUnwritten, block.bytes), std::memset(block.proxy, kUnwritten, block.bytes);
@@ -230,7 +238,7 @@ inline void prepare_block(std::size_t shared_bytes) {
   for (unsigned n = 0; n < block.fibers.size(); ++n) {
     Fiber& fiber = block.fibers[n];
     fiber.begun = fiber.done = fiber.fenced = false, fiber.word = nullptr, fiber.waits = "", fiber.line = 0;
-    fiber.copies.assign(1, {}), fiber.products.assign(1, {});
+    fiber.copies.assign(1, {}), fiber.products.assign(1, {}), fiber.pending.clear();
     fiber.index = dim3(n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y);
     getcontext(&fiber.begin);
     fiber.begin.uc_stack.ss_sp = stacks + kStack * n, fiber.begin.uc_stack.ss_size = kStack;
@@ -293,7 +301,9 @@ extern "C" inline __attribute__((used)) long emulator_conflicts() { return emula
 template <class T>
 struct DeviceArray {
   explicit DeviceArray(std::size_t count) : numbers(count + 1), data(numbers.data()) {}
+  explicit DeviceArray(const std::vector<T>& from) : numbers(from), data(numbers.data()) {}
   DeviceArray(const DeviceArray&) = delete;
+  std::vector<T> get(std::size_t count) const { return {numbers.begin(), numbers.begin() + count}; }
   std::vector<T> numbers;
   T* data;
 };
@@ -348,7 +358,9 @@ inline unsigned __ballot_sync(unsigned mask, bool yes, int line = __builtin_LINE
   for (int with = 1; with < 32; with *= 2) word |= __shfl_xor_sync(mask, word, with, line);
   return word;
 }
-inline int __any_sync(unsigned mask, bool yes, int line = __builtin_LINE()) { return __ballot_sync(mask, yes, line) != 0; }
+inline int __any_sync(unsigned mask, bool yes, int line = __builtin_LINE()) {
+  return __ballot_sync(mask, yes, line) != 0;
+}
 
 // One fiber runs at a time, so that an atomic function is an ordinary one.
 template <class T>
@@ -390,7 +402,8 @@ namespace emulator {
 // Rounds to a type with so many bits of exponent and mantissa, to nearest, ties to even.
 inline std::uint16_t round_16(float x, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1, lowest = 1 - bias;
-  const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0, infinity = std::uint16_t(((1 << exponent_bits) - 1) << mantissa_bits);
+  const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0,
+                      infinity = std::uint16_t(((1 << exponent_bits) - 1) << mantissa_bits);
   if (std::isnan(x)) return std::uint16_t(sign | infinity | 1 << (mantissa_bits - 1));
   if (x == 0) return sign;
   if (std::isinf(x)) return sign | infinity;
@@ -415,7 +428,8 @@ struct Float16 {
   operator float() const {
     static const auto* const all = [] {
       auto* table = new std::vector<float>(1 << 16);
-      for (unsigned n = 0; n < table->size(); ++n) (*table)[n] = widen_16(std::uint16_t(n), exponent_bits, mantissa_bits);
+      for (unsigned n = 0; n < table->size(); ++n)
+        (*table)[n] = widen_16(std::uint16_t(n), exponent_bits, mantissa_bits);
       return table->data();
     }();
     return all[bits];
