@@ -16,7 +16,9 @@ constexpr float kLog2e = 1.44269504f;
 // Swizzled as in rung 13.
 template <int rows, int columns>
 struct Tile {
-  __device__ __forceinline__ half* at(int row, int column) { return numbers + row * columns + (column / 8 ^ row % 8) * 8; }
+  __device__ __forceinline__ half* at(int row, int column) {
+    return numbers + row * columns + (column / 8 ^ row % 8) * 8;
+  }
   half numbers[rows * columns];
 };
 
@@ -59,8 +61,8 @@ __device__ __forceinline__ void multiply_abt(float (&c)[count / 8][4], Tile<rows
 
 // c += A B for 16 numbers of the depth: a in registers, 16 rows of B from `row`, columns from `column`.
 template <int tiles, int rows, int d>
-__device__ __forceinline__ void multiply_ab(float (&c)[tiles][4], const std::uint32_t (&a)[4], Tile<rows, d>& b, int row,
-                                            int column) {
+__device__ __forceinline__ void multiply_ab(float (&c)[tiles][4], const std::uint32_t (&a)[4], Tile<rows, d>& b,
+                                            int row, int column) {
   const int lane = threadIdx.x % 32, matrix = lane / 8;
 #pragma unroll
   for (int j = 0; j < tiles; j += 2) {
@@ -80,7 +82,8 @@ template <int d>
 __global__ void __launch_bounds__(kThreads) backward(AttentionOf<half> p, const float* delta, float* sums) {
   constexpr int kQueries = Shared<d>::kQueries, kGroups = kQueries / 16;
   Shared<d>& shared = *shared_memory<Shared<d>>();
-  const int h = blockIdx.y, j0 = blockIdx.x * kKeys, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int h = blockIdx.y, j0 = blockIdx.x * kKeys, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4,
+            t = threadIdx.x % 4;
   const std::size_t first_key = std::size_t(h) * p.keys + j0;
   load_rows(shared.k, p.k + first_key * d, p.keys - j0);
   load_rows(shared.v, p.v + first_key * d, p.keys - j0);
@@ -161,7 +164,8 @@ __global__ void find_delta(AttentionOf<half> p, float* delta) {
   const std::size_t row = blockIdx.x * std::size_t(blockDim.x / 32) + threadIdx.x / 32;
   if (row >= std::size_t(p.heads) * p.queries) return;
   float sum = 0;
-  for (int c = threadIdx.x % 32; c < p.d; c += 32) sum += __half2float(p.dout[row * p.d + c]) * __half2float(p.out[row * p.d + c]);
+  for (int c = threadIdx.x % 32; c < p.d; c += 32)
+    sum += __half2float(p.dout[row * p.d + c]) * __half2float(p.out[row * p.d + c]);
   for (int with = 16; with > 0; with /= 2) sum += __shfl_xor_sync(~0u, sum, with);
   if (threadIdx.x % 32 == 0) delta[row] = sum;
 }

@@ -17,7 +17,9 @@ constexpr float kLog2e = 1.44269504f;
 // Swizzled as in rung 13.
 template <int rows, int columns>
 struct Tile {
-  __device__ __forceinline__ half* at(int row, int column) { return numbers + row * columns + (column / 8 ^ row % 8) * 8; }
+  __device__ __forceinline__ half* at(int row, int column) {
+    return numbers + row * columns + (column / 8 ^ row % 8) * 8;
+  }
   half numbers[rows * columns];
 };
 
@@ -58,8 +60,8 @@ __device__ __forceinline__ void multiply_abt(float (&c)[count / 8][4], Tile<rows
 
 // c += A B for 16 numbers of the depth: a in registers, 16 rows of B from `row`, columns from `column`.
 template <int tiles, int rows, int d>
-__device__ __forceinline__ void multiply_ab(float (&c)[tiles][4], const std::uint32_t (&a)[4], Tile<rows, d>& b, int row,
-                                            int column) {
+__device__ __forceinline__ void multiply_ab(float (&c)[tiles][4], const std::uint32_t (&a)[4], Tile<rows, d>& b,
+                                            int row, int column) {
   const int lane = threadIdx.x % 32, matrix = lane / 8;
 #pragma unroll
   for (int j = 0; j < tiles; j += 2) {
@@ -85,7 +87,8 @@ template <int d, bool of_keys>
 __global__ void __launch_bounds__(kThreads) backward(AttentionOf<half> p, const float* all_delta) {
   constexpr int kStep = Shared<d>::kStep;
   Shared<d>& shared = *shared_memory<Shared<d>>();
-  const int h = blockIdx.y, row0 = blockIdx.x * kRows, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int h = blockIdx.y, row0 = blockIdx.x * kRows, warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4,
+            t = threadIdx.x % 4;
   const int rows = of_keys ? p.keys : p.queries, columns = of_keys ? p.queries : p.keys;
   const std::size_t first_row = std::size_t(h) * rows, first_column = std::size_t(h) * columns;
   const half *c = of_keys ? p.q : p.k, *e = of_keys ? p.dout : p.v;
@@ -151,7 +154,8 @@ __global__ void find_delta(AttentionOf<half> p, float* delta) {
   const std::size_t row = blockIdx.x * std::size_t(blockDim.x / 32) + threadIdx.x / 32;
   if (row >= std::size_t(p.heads) * p.queries) return;
   float sum = 0;
-  for (int c = threadIdx.x % 32; c < p.d; c += 32) sum += __half2float(p.dout[row * p.d + c]) * __half2float(p.out[row * p.d + c]);
+  for (int c = threadIdx.x % 32; c < p.d; c += 32)
+    sum += __half2float(p.dout[row * p.d + c]) * __half2float(p.out[row * p.d + c]);
   for (int with = 16; with > 0; with /= 2) sum += __shfl_xor_sync(~0u, sum, with);
   if (threadIdx.x % 32 == 0) delta[row] = sum;
 }

@@ -208,3 +208,19 @@ __device__ __forceinline__ void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 #endif
+
+// Rows of d numbers, as TMA writes and wgmma reads them: panels of 64 columns, 128 bytes a row, swizzled. Its place in
+// shared memory is a multiple of 1024 bytes.
+template <int rows, int d>
+struct TmaTile {
+  static constexpr int kBytes = rows * d * 2, kPanel = rows * 128;
+  // Where a row of a panel begins, and 16-byte steps in it before the swizzle: what descriptors are made of.
+  __device__ __forceinline__ half* at(int row, int column) {
+    return numbers + column / 64 * rows * 64 + row * 64 + column % 64;
+  }
+  // One thread asks TMA for rows of a head.
+  __device__ __forceinline__ void load(const CUtensorMap& map, Barrier& full, int row, int head) {
+    for (int column = 0; column < d; column += 64) tma_load(at(0, column), map, full, column, row, head);
+  }
+  half numbers[rows * d];
+};
