@@ -4,8 +4,8 @@
 // a fiber: a stack of its own, switched by setjmp and longjmp. One fiber runs at a time, until it has to wait for
 // others: at __syncthreads, at a shuffle, at an mma, at an mbarrier. Then the next one runs.
 //
-// The order is as unkind as CUDA allows. A thread runs as far ahead of the others as barriers let it. In every second
-// thread block the last thread goes first. Asynchronous copies arrive as late as possible, or (emulator_ptx.h) at once.
+// The order is as unkind as CUDA allows. A thread runs as far ahead of the others as barriers let it. In half of the
+// thread blocks the last thread goes first. Asynchronous copies arrive as late as possible, or, in half of them, at once.
 // So a missing barrier gives a wrong result here, each time, where a GPU often gives the right one by chance.
 //
 // What is reported, in one line:
@@ -90,7 +90,7 @@ struct Block {
   std::deque<Work> transfers;     // of TMA: they belong to no thread
   unsigned char *shared, *proxy;  // dynamic shared memory; the same as the asynchronous proxy sees it
   std::size_t bytes;              // of it
-  bool forward;                   // whether the first thread goes first, and transfers late
+  bool forward, late;              // whether the first thread goes first; whether copies arrive late
   std::jmp_buf scheduler, stop;
 };
 
@@ -263,6 +263,13 @@ struct Signals {
   struct sigaction before[3];
 };
 
+// Each of the four ways is as frequent as the others, in no simple order, and the same in every run.
+inline void choose_order() {
+  static unsigned count = 0;
+  const unsigned way = count++ * 2654435761u >> 30;
+  block.forward = way % 2 == 0, block.late = way / 2 == 0;
+}
+
 inline void run_grid(dim3 grid, std::size_t shared_bytes) {
   if (_setjmp(block.stop)) {
     now = nullptr;
@@ -272,7 +279,7 @@ inline void run_grid(dim3 grid, std::size_t shared_bytes) {
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
-        block.forward = (blockIdx.x + blockIdx.y + blockIdx.z) % 2 == 0;
+        choose_order();
         prepare_block(shared_bytes);
         run_block();
       }

@@ -1,9 +1,9 @@
 // The verbs of ptx.h for the emulator. Here one can read what an instruction does, and where its numbers lie.
 //
 // - mma and ldmatrix have their real fragment layouts. ldmatrix counts bank conflicts.
-// - cp.async: the 16 bytes are copied when the thread waits for them; in every second thread block at once. The first
+// - cp.async: the 16 bytes are copied when the thread waits for them; or at once. The first
 //   finds a missing wait, the second a buffer that is filled while somebody still reads it.
-// - TMA: a box arrives when no thread can go on; in every second thread block at once.
+// - TMA: a box arrives when no thread can go on; or at once.
 // - wgmma: until the wait, c is NaN. Operands in shared memory are read at the wait: by then a buffer that was given away
 //   too early holds something else. Descriptors are decoded as the hardware does it.
 // - wgmma reads shared memory through the asynchronous proxy, a second copy here. TMA writes both copies. Ordinary
@@ -119,8 +119,8 @@ inline void copy_async(void* to, const void* from, bool inside) {
     if (inside) std::memcpy(to, from, 16);
     if (!inside) std::memset(to, 0, 16);
   };
-  if (!emulator::block.forward) copy();
-  emulator::now->copies.back().push_back(emulator::block.forward ? emulator::Work(copy) : [] {});
+  if (!emulator::block.late) copy();
+  emulator::now->copies.back().push_back(emulator::block.late ? emulator::Work(copy) : [] {});
 }
 inline void copies_commit() { emulator::now->copies.emplace_back(); }
 
@@ -208,7 +208,7 @@ inline void tma_load(half* to, const CUtensorMap& map, Barrier& full, int channe
     full.bytes -= 128 * map.box_rows;
     full.end_phase();
   };
-  block.forward ? block.transfers.push_back(transfer) : transfer();
+  block.late ? block.transfers.push_back(transfer) : transfer();
 }
 
 // --- wgmma -----------------------------------------------------------------------------------------------------------

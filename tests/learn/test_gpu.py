@@ -26,7 +26,7 @@ FAULTS = {
     "beyond_shared_memory": "misaligned or out of bounds",
     "beyond_an_array": "misaligned or out of bounds",
     "no_barrier": None,  # a wrong result
-    "unwritten": "ldmatrix: byte 0 of shared memory was never written",
+    "unwritten": "of shared memory was never written",
     "no_wait": None,
     "never_waits": "returns with a cp.async that nothing waited for",
     "barrier_not_initialized": "not initialized",
