@@ -2,8 +2,7 @@
 //
 // Changed: a pixel sees the pixels within `window` of it in both directions. 64 pixels in a row have such neighbours in
 // 2 window - 1 rows, and most of each visited block is hidden. So a block is a box of 8 x 8 pixels, of queries and of
-// keys. Only copies and results know it: they gather and scatter a box's rows. A word is an outer product of two
-// intervals of 8 bits, made by one multiplication.
+// keys. Only copies and results know it: they gather and scatter a box's rows. A word is two intervals of 8 bits.
 // Expected: at window 8 a row of 64 pixels visits 15 or more blocks of 64, a box 9. Queries and keys: width * height.
 // Measured: not yet.
 #include "ptx.h"
@@ -35,7 +34,7 @@ struct Image {
   __device__ Word word(int of_queries, int n, int of_keys) const {
     const unsigned in_x = near(of_queries % across() * 8 + n % 8, of_keys % across() * 8, width);
     const unsigned in_y = near(of_queries / across() * 8 + n / 8, of_keys / across() * 8, height);
-    Word rows = 0;
+    Word rows = 0;  // a bit for each visible row of the box, in that row's byte
     for (int y = 0; y < 8; ++y) rows |= Word(in_y >> y & 1) << 8 * y;
     return rows * in_x;
   }
@@ -48,7 +47,6 @@ struct Image {
   }
 };
 
-// kBlock rows of d numbers.
 template <int d>
 struct Tile {
   // Where the 16 bytes begin that hold this column, a multiple of 8.
@@ -66,7 +64,7 @@ template <int d>
 __device__ __forceinline__ void copy_box(Tile<d>& to, const half* head, const Image& image, int box) {
   for (int n = threadIdx.x; n < kBlock * d / 8; n += kThreads) {
     const int row = n / (d / 8), c = n % (d / 8) * 8, pixel = image.pixel(box, row);
-    copy_async(to.at(row, c), head + max(pixel, 0) * d + c, pixel >= 0);
+    copy_async(to.at(row, c), head + std::size_t(max(pixel, 0)) * d + c, pixel >= 0);
   }
 }
 
@@ -134,13 +132,12 @@ __device__ __forceinline__ void store(const AttentionOf<half>& p, const Rows& ro
                                       const int (&pixels)[2]) {
   for (int r = 0; r < 2; ++r) {
     const float sum = reduce_row(rows.l[r], [](float a, float b) { return a + b; });
-    const int t = threadIdx.x % 4;
     if (pixels[r] < 0) continue;
     const std::size_t row = std::size_t(blockIdx.y) * p.queries + pixels[r];
     const float inverse = sum > 0 ? 1 / sum : 0;
-    if (t == 0) p.lse[row] = sum > 0 ? rows.m[r] * rsqrtf(float(d)) + log2f(sum) / kLog2e : -INFINITY;
+    if (threadIdx.x % 4 == 0) p.lse[row] = sum > 0 ? rows.m[r] * rsqrtf(float(d)) + log2f(sum) / kLog2e : -INFINITY;
     for (int c = 0; c < d / 8; ++c)
-      *reinterpret_cast<std::uint32_t*>(p.out + row * d + 8 * c + 2 * t) =
+      *reinterpret_cast<std::uint32_t*>(p.out + row * d + 8 * c + threadIdx.x % 4 * 2) =
           pack(o[c][2 * r] * inverse, o[c][2 * r + 1] * inverse);
   }
 }
@@ -198,6 +195,6 @@ __global__ void __launch_bounds__(kThreads) flash(AttentionOf<half> p) {
 
 extern "C" void rung(const AttentionOf<half>* p) {
   const dim3 grid(Image{p->width, p->queries / p->width, p->window}.boxes(), p->heads);
-  if (p->d == 64) return launch(flash<64>, grid, kThreads, sizeof(Shared<64>), *p);
-  launch(flash<128>, grid, kThreads, sizeof(Shared<128>), *p);
+  const int bytes = p->d == 64 ? sizeof(Shared<64>) : sizeof(Shared<128>);
+  launch(p->d == 64 ? flash<64> : flash<128>, grid, kThreads, bytes, *p);
 }

@@ -247,11 +247,16 @@ void issue_product(const char* what, int line, float (&c)[tiles][4], bool sum, c
   now->pending.push_back(to);
   now->products.back().push_back([=, lane = int(thread() % kWarp), warp = int(thread() / kWarp % 4)] {
     if (!before.empty()) std::copy(before.begin(), before.end(), to);
-    for (int e = 0; e < 4 * tiles; ++e) {
-      const int row = 16 * warp + lane / 4 + e % 4 / 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
-      float x = sum ? to[e] : 0;
-      for (int k = 0; k < 16; ++k) x += a(row, k) * b(k, column);
-      to[e] = x;
+    float left[2][16], right[16];  // of rows g and g + 8, of a column
+    for (int r = 0; r < 2; ++r)
+      for (int k = 0; k < 16; ++k) left[r][k] = a(16 * warp + lane / 4 + 8 * r, k);
+    for (int column = 0; column < 4 * tiles / 2; ++column) {
+      for (int k = 0; k < 16; ++k) right[k] = b(k, column / 2 * 8 + lane % 4 * 2 + column % 2);
+      for (int r = 0; r < 2; ++r) {
+        float& x = to[column / 2 * 4 + 2 * r + column % 2];
+        if (!sum) x = 0;
+        for (int k = 0; k < 16; ++k) x += left[r][k] * right[k];
+      }
     }
     now->pending.erase(std::find(now->pending.begin(), now->pending.end(), to));
   });
@@ -264,9 +269,11 @@ inline void wgmma_commit() {
   emulator::now->products.emplace_back();
   emulator::now->fenced = false;
 }
+// The lanes of a warp come back together: what one of them does behind the wait, it does for all.
 template <int groups, int tiles>
-void wgmma_wait(float (&)[tiles][4]) {
+void wgmma_wait(float (&)[tiles][4], int line = __builtin_LINE()) {
   emulator::finish_groups(emulator::now->products, groups);
+  emulator::warp_meets("wgmma_wait", line, nullptr, [](void**) {});
 }
 
 template <int tiles>
