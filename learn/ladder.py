@@ -153,14 +153,14 @@ class Case:
 
 class Rung:
     def __init__(self, path):
-        self.path, self.name = path, path.stem
+        self.path, self.name = Path(path), Path(path).stem
         self.number, self.title = int(self.name[:2]), self.name[3:].replace("_", " ")
         self.axis = next((axis for names, axis in AXES.items() if re.search(names, self.name)), "library")
-        text = path.read_text()
+        text = self.path.read_text()
         self.changed = re.match(r"// (?:Rung \d+|The last rung): (.*)", text)[1]
         self.type = np.float16 if "AttentionOf<half>" in text else np.float32
-        self.on_gpu = path.suffix == ".cu"
-        self.emulated = "device.h" in text or "ptx.h" in text
+        self.on_gpu = self.path.suffix == ".cu"
+        self.emulated = self.on_gpu and self.axis != "library" and "cute" not in self.name
 
     def load(self, modules):
         self.module = ctypes.CDLL(str(modules / f"{self.name}.so"))

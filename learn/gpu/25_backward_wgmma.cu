@@ -108,8 +108,8 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
 }
 
 template <int d, bool of_keys>
-__global__ void __launch_bounds__(kThreads, 1) backward(AttentionOf<half> p, const float2* statistics,
-                                                     const __grid_constant__ Maps maps) {
+__global__ void __launch_bounds__(kThreads, 1)
+    backward(AttentionOf<half> p, const float2* statistics, const __grid_constant__ Maps maps) {
   Shared<d>& shared = *shared_memory<Shared<d>>();
   const int h = blockIdx.y, row0 = (of_keys ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * kRows;  // the longest first
   const int begin = p.causal && of_keys ? row0 : 0, streamed = of_keys ? p.queries : p.keys;

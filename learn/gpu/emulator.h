@@ -90,7 +90,7 @@ struct Block {
   std::deque<Work> transfers;     // of TMA: they belong to no thread
   unsigned char *shared, *proxy;  // dynamic shared memory; the same as the asynchronous proxy sees it
   std::size_t bytes;              // of it
-  bool forward, late;              // whether the first thread goes first; whether copies arrive late
+  bool forward, late;             // whether the first thread goes first; whether copies arrive late
   std::jmp_buf scheduler, stop;
 };
 
