@@ -33,18 +33,17 @@ TITLES = {
 
 
 def calls(rung, axis):
-    """{what: (arguments, work)}: operations, or bytes of a softmax. The library is asked for each axis."""
+    """{what: (arguments, work, their arrays)}. Work: operations, or bytes of a softmax. The library has several axes."""
     if axis == "matmul":
         a, b, c = random(MATRIX, MATRIX), random(MATRIX, MATRIX, seed=1), unwritten((MATRIX, MATRIX))
-        return {"": (Matmul(MATRIX, MATRIX, MATRIX, pointer(a), pointer(b), pointer(c)), 2 * MATRIX**3)}
+        return {"": (Matmul(MATRIX, MATRIX, MATRIX, pointer(a), pointer(b), pointer(c)), 2 * MATRIX**3, (a, b, c))}
     if axis == "softmax":
-        return {
-            f"{rows} x {columns}": (
-                Softmax(rows, columns, pointer(random(rows, columns)), pointer(unwritten((rows, columns)))),
-                8 * rows * columns,
-            )
-            for rows, columns in ROWS
-        }
+        made = {}
+        for rows, columns in ROWS:
+            x, y = random(rows, columns), unwritten((rows, columns))
+            arguments = Softmax(rows, columns, pointer(x), pointer(y))
+            made[f"{rows} x {columns}"] = (arguments, 8 * rows * columns, (x, y))
+        return made
     cases = {}
     for d, causal in itertools.product((64, 128), (False, True)):
         options = dict(causal=causal, backward=axis == "backward")
@@ -55,7 +54,7 @@ def calls(rung, axis):
     made = {}
     for name, (tokens, d, options) in cases.items():
         case = Timed(tokens, tokens, d, HEADS, type=rung.type, **options)
-        made[name] = (case.arguments(), case.operations())
+        made[name] = (case.arguments(), case.operations(), case)
     return made
 
 
@@ -78,7 +77,7 @@ def run_one(name):
         return
     axes = ("attention", "masks", "backward") if rung.axis == "library" else (rung.axis,)
     for axis in axes:
-        for what, (arguments, work) in calls(rung, axis).items():
+        for what, (arguments, work, _) in calls(rung, axis).items():
             print(json.dumps(dict(axis=axis, call=what, seconds=rung.seconds(arguments, 7), work=work)), flush=True)
         ladder.memory.fetch()
 

@@ -113,6 +113,12 @@ def test_bank_conflicts_are_counted():
     assert module.emulator_conflicts() > before
 
 
+def test_the_pictures_are_of_today():
+    assert (
+        subprocess.run([sys.executable, PROJECT / "learn" / "pictures" / "make_pictures.py", "--check"]).returncode == 0
+    )
+
+
 def test_the_shared_header_is_short():
     assert (PROJECT / "learn" / "gpu" / "device.h").read_text().count("\n") <= 80
 
