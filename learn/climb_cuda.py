@@ -200,7 +200,7 @@ def write(record, rungs):
     climb.RESULTS.mkdir(exist_ok=True)
     (climb.RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     plot(record, climb.RESULTS / f"{name}.svg")
-    text = f"{record['machine']}, {record['date']}.\n\n![TFLOP/s of each rung](results/{name}.svg)\n"
+    text = f"{record['machine']}, {record['date']}. The library's calls are float16 throughout.\n\n![TFLOP/s of each rung](results/{name}.svg)\n"
     for axis, title in TITLES.items():
         if rows := [row for row in record["rows"] if row["axis"] == axis]:
             text += f"\n### {title}\n\n{table(axis, rows, rungs)}\n"

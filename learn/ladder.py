@@ -18,7 +18,7 @@ AXES = {
     "words|boxes": "masks",
     "attention|flash|blocks|simd|packed|threads|tensor|ldmatrix|copies|cute|wgmma|producer|overlap": "attention",
 }
-POINTER = ctypes.c_void_p
+POINTER = ctypes.POINTER(ctypes.c_float)  # or to float16, of which ctypes has none
 
 
 class Matmul(ctypes.Structure):
@@ -61,7 +61,7 @@ memory = Memory()
 
 
 def pointer(array):
-    return memory.pointer(array)
+    return ctypes.cast(memory.pointer(array), POINTER)
 
 
 def unwritten(shape, type=np.float32):

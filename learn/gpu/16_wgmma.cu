@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int kQueries = 128, kKeys = 128, kThreads = 256;  // compile for sm_90a
+constexpr int kQueries = 128, kKeys = 128, kThreads = 256;
 constexpr float kLog2e = 1.44269504f;
 
 struct Maps {

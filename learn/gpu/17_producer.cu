@@ -1,4 +1,4 @@
-// Rung 17: a producer warpgroup and two consumer warpgroups.
+// Rung 17: a producer warpgroup and two consumer warpgroups (sm_90a).
 //
 // Changed: a third warpgroup does nothing but ask TMA for tiles: one of its threads. Two mbarriers a buffer are the whole
 // protocol: `full` ends a phase when the bytes are there, `empty` when all consumer warps have read them. Consumers
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int kQueries = 128, kKeys = 128, kThreads = 384;  // compile for sm_90a
+constexpr int kQueries = 128, kKeys = 128, kThreads = 384;
 constexpr float kLog2e = 1.44269504f;
 
 struct Maps {
