@@ -3,7 +3,8 @@
 // Changed: rung 24's two kernels with rung 17's means. A thread block keeps 128 rows (keys, or queries) for two consumer
 // warpgroups, and a producer warpgroup streams the other side in steps of 64 rows, two buffers, by TMA. S and dP come
 // from shared memory by descriptors; P and dS are left operands in registers. The streamed tiles serve twice: as rows
-// of a product with the other side's rows, and, in the same bytes, as columns: a descriptor says which.
+// of a product with the other side's rows, and, in the same bytes, as columns: a descriptor says which. The exponentials
+// run beside the product dP, and dS is made beside the product for dV.
 // Expected: twice rung 24. The limit is 5 / 7 of a kernel that makes S and dP once.
 // Measured: not yet.
 #include "ptx.h"
@@ -29,16 +30,20 @@ struct Shared {
 template <int d>
 __device__ __forceinline__ void multiply_abt(float (&s)[kStep / 8][4], TmaTile<kRows, d>& lhs, int row,
                                              TmaTile<kStep, d>& rhs) {
+  wgmma_fence();
 #pragma unroll
   for (int c = 0; c < d; c += 16) wgmma_abt(s, descriptor(lhs.at(row, c), 0), descriptor(rhs.at(0, c), 0), c > 0);
+  wgmma_commit();
 }
 
 // to += lhs rhs, issued; lhs in registers.
 template <int d>
 __device__ __forceinline__ void multiply_ab(float (&to)[d / 8][4], const std::uint32_t (&lhs)[kStep / 16][4],
                                             TmaTile<kStep, d>& rhs) {
+  wgmma_fence();
 #pragma unroll
   for (int n = 0; n < kStep / 16; ++n) wgmma_ab(to, lhs[n], descriptor(rhs.at(16 * n, 0), rhs.kPanel), true);
+  wgmma_commit();
 }
 
 __device__ __forceinline__ void pack_operand(std::uint32_t (&a)[kStep / 16][4], const float (&s)[kStep / 8][4]) {
@@ -48,22 +53,14 @@ __device__ __forceinline__ void pack_operand(std::uint32_t (&a)[kStep / 16][4], 
     for (int n = 0; n < 4; ++n) a[j][n] = pack(s[2 * j + n / 2][n % 2 * 2], s[2 * j + n / 2][n % 2 * 2 + 1]);
 }
 
-// S becomes P and dP becomes dS. row: the lane's first of the rows that stay; at: the first streamed row.
-template <int d, bool of_keys>
-__device__ __forceinline__ void weigh(float (&s)[kStep / 8][4], float (&dp)[kStep / 8][4], const AttentionOf<half>& p,
-                                      const float2* statistics, int row, int at) {
-#pragma unroll
-  for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      const int this_row = row + m / 2 * 8, column = at + 8 * n + threadIdx.x % 4 * 2 + m % 2;
-      const int i = of_keys ? column : this_row, j = of_keys ? this_row : column;
-      const float2 of_query = statistics[min(i, p.queries - 1)];
-      const float weight = exp2f(fmaf(s[n][m], kLog2e * rsqrtf(float(d)), -of_query.x));
-      s[n][m] = i >= p.queries || j >= p.keys || (p.causal && j > i) ? 0 : weight;
-      dp[n][m] = s[n][m] * (dp[n][m] - of_query.y);
-    }
-}
+// Number m of tile n of the lane's part of S. row: the lane's first of the rows that stay; at: the first streamed row.
+struct Place {
+  __device__ __forceinline__ Place(bool of_keys, int row, int at, int n, int m) {
+    const int this_row = row + m / 2 * 8, column = at + 8 * n + threadIdx.x % 4 * 2 + m % 2;
+    query = of_keys ? column : this_row, key = of_keys ? this_row : column;
+  }
+  int query, key;
+};
 
 template <int d, bool of_keys>
 __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<half>& p, const float2* statistics,
@@ -76,21 +73,30 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
     std::uint32_t weights[kStep / 16][4], ds[kStep / 16][4];
     TmaTile<kStep, d>&c = shared.c[n % 2], &e = shared.e[n % 2];
     shared.full[n % 2].wait(n / 2 % 2);
-    wgmma_fence();
     multiply_abt<d>(s, shared.a, threadIdx.x / 128 * 64, c);
     multiply_abt<d>(dp, shared.b, threadIdx.x / 128 * 64, e);
-    wgmma_commit();
-    wgmma_wait<0>(s);
-    wgmma_wait<0>(dp);  // to tell the compiler
-    weigh<d, of_keys>(s, dp, p, statistics, row, at);
+    wgmma_wait<1>(s);
+    for (int tile = 0; tile < kStep / 8; ++tile)  // P, beside the product dP
+      for (int m = 0; m < 4; ++m) {
+        const Place place(of_keys, row, at, tile, m);
+        const bool hidden = place.query >= p.queries || place.key >= p.keys || (p.causal && place.key > place.query);
+        const float lse = statistics[min(place.query, p.queries - 1)].x;
+        s[tile][m] = hidden ? 0 : exp2f(fmaf(s[tile][m], kLog2e * rsqrtf(float(d)), -lse));
+      }
+    wgmma_wait<0>(dp);
+    if constexpr (of_keys) {
+      pack_operand(weights, s);
+      multiply_ab<d>(second, weights, e);
+    }
+    for (int tile = 0; tile < kStep / 8; ++tile)  // dS, beside the product dV
+      for (int m = 0; m < 4; ++m) {
+        const Place place(of_keys, row, at, tile, m);
+        dp[tile][m] = s[tile][m] * (dp[tile][m] - statistics[min(place.query, p.queries - 1)].y);
+      }
     pack_operand(ds, dp);
-    if constexpr (of_keys) pack_operand(weights, s);
-    wgmma_fence();
     multiply_ab<d>(first, ds, c);
-    if constexpr (of_keys) multiply_ab<d>(second, weights, e);
-    wgmma_commit();
     wgmma_wait<0>(first);
-    if constexpr (of_keys) wgmma_wait<0>(second);
+    if constexpr (of_keys) wgmma_wait<0>(second);  // done; to tell the compiler
     if (threadIdx.x % 32 == 0) shared.empty[n % 2].arrive();
   }
   const auto store = [&](half* to, const float (&from)[d / 8][4], float factor) {
