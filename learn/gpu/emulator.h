@@ -4,9 +4,10 @@
 // a fiber: a stack of its own, switched by setjmp and longjmp. One fiber runs at a time, until it has to wait for
 // others: at __syncthreads, at a shuffle, at an mma, at an mbarrier. Then the next one runs.
 //
-// The order is as unkind as CUDA allows. A thread runs as far ahead of the others as barriers let it. In half of the
-// thread blocks the last thread goes first. Asynchronous copies arrive as late as possible, or, in half of them, at once.
-// So a missing barrier gives a wrong result here, each time, where a GPU often gives the right one by chance.
+// The order is as unkind as CUDA allows. A warp runs as far ahead of the others as barriers let it, and in a warp a lane
+// as far as instructions of the whole warp let it. In half of the thread blocks the last one goes first. Asynchronous
+// copies arrive as late as possible, or, in half of the thread blocks, at once. So a missing barrier gives a wrong
+// result here, each time, where a GPU often gives the right one by chance.
 //
 // What is reported, in one line:
 // - threads that wait for each other (deadlock), or at __syncthreads of different lines (divergence);
@@ -194,18 +195,28 @@ __attribute__((noinline)) inline void resume(Fiber& fiber) {
        returned);
 }
 
-inline void run_block() {
-  for (;;) {
-    bool moved = false, left = false;
-    for (std::size_t n = 0, count = block.fibers.size(); n < count; ++n) {
-      Fiber& fiber = block.fibers[block.forward ? n : count - 1 - n];
-      if (fiber.done) continue;
-      left = true;
-      if (fiber.word && *fiber.word == fiber.value) continue;
-      moved = true;
+// Lets the lanes of a warp run until all of them are done or wait for other warps. Whether any could go on.
+inline bool run_warp(unsigned first) {
+  const unsigned lanes = std::min(kWarp, unsigned(block.fibers.size()) - first);
+  bool moved = false;
+  for (bool again = true; again;) {
+    again = false;
+    for (unsigned n = 0; n < lanes; ++n) {
+      Fiber& fiber = block.fibers[first + (block.forward ? n : lanes - 1 - n)];
+      if (fiber.done || (fiber.word && *fiber.word == fiber.value)) continue;
+      again = moved = true;
       resume(fiber);
     }
-    if (!left) break;
+  }
+  return moved;
+}
+
+inline void run_block() {
+  const unsigned count = unsigned(block.fibers.size()), warps = (count + kWarp - 1) / kWarp;
+  const auto done = [](const Fiber& fiber) { return fiber.done; };
+  while (!std::all_of(block.fibers.begin(), block.fibers.end(), done)) {
+    bool moved = false;
+    for (unsigned n = 0; n < warps; ++n) moved |= run_warp(kWarp * (block.forward ? n : warps - 1 - n));
     if (moved) continue;
     if (block.transfers.empty()) fail_deadlock();
     block.transfers.front()();
