@@ -125,28 +125,30 @@ def tables(record, rungs):
 
 def plot(record):
     """Bars of the attention and backward rungs at d64 full, one thread or all, as learn/results/cpu.svg."""
+    axes = ("matmul", "attention", "backward")
+    shown = [row for row in record["rows"] if row["call"] in ("d64 full", "") and row["axis"] in axes]
+    bars = [(row["rung"], row["rate"], row["axis"]) for row in shown]
+    text = f"GFLOP/s, float32, 64 channels, full; {record['machine']}, {record['date']}"
+    draw_bars(bars, text, RESULTS / "cpu.svg")
+
+
+def draw_bars(bars, text, path):
+    """bars: (rung, rate, axis)."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "anyflash"
     import matplotlib.pyplot as plt
 
-    shown = [
-        row
-        for row in record["rows"]
-        if row["call"] in ("d64 full", "") and row["axis"] in ("matmul", "attention", "backward")
-    ]
-    figure, axes = plt.subplots(figsize=(8, 0.28 * len(shown) + 1), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 0.28 * len(bars) + 1), layout="constrained")
     colours = {"matmul": "#888888", "attention": "#2b6cb0", "backward": "#c05621"}
-    axes.barh(
-        [row["rung"] for row in shown], [row["rate"] for row in shown], color=[colours[row["axis"]] for row in shown]
-    )
-    for n, row in enumerate(shown):
-        axes.text(row["rate"], n, f" {row['rate']:.3g}", va="center", fontsize=8)
+    axes.barh([x[0] for x in bars], [x[1] for x in bars], color=[colours.get(x[2], "#2f855a") for x in bars])
+    for n, bar in enumerate(bars):
+        axes.text(bar[1], n, f" {bar[1]:.3g}", va="center", fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel(f"GFLOP/s, float32, 64 channels, full; {record['machine']}, {record['date']}")
+    axes.set_xlabel(text)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(RESULTS / "cpu.svg", metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None})
 
 
 def write(record, rungs):

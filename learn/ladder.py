@@ -16,9 +16,9 @@ AXES = {
     "softmax": "softmax",
     "backward": "backward",
     "words|boxes": "masks",
-    "attention|flash|blocks|simd|packed|threads": "attention",
+    "attention|flash|blocks|simd|packed|threads|tensor|ldmatrix|copies|cute|wgmma|producer|overlap": "attention",
 }
-POINTER = ctypes.POINTER(ctypes.c_float)
+POINTER = ctypes.POINTER(ctypes.c_float)  # or to float16, of which ctypes has none
 
 
 class Matmul(ctypes.Structure):
@@ -42,13 +42,31 @@ def random(*shape, seed=0):
     return np.random.default_rng([seed, *shape]).standard_normal(shape, dtype=np.float32)
 
 
+class Memory:
+    """Where the arrays of a call are: for a CPU, and for the GPU's emulator, where NumPy has them. cuda.py has a GPU's."""
+
+    def pointer(self, array):
+        return array.ctypes.data
+
+    def fetch(self):
+        """Brings the arrays back after a call."""
+
+    def milliseconds(self, function, arguments):
+        begin = time.perf_counter()
+        function(arguments)
+        return 1000 * (time.perf_counter() - begin)
+
+
+memory = Memory()
+
+
 def pointer(array):
-    return array.ctypes.data_as(POINTER)
+    return ctypes.cast(memory.pointer(array), POINTER)
 
 
-def unwritten(shape):
+def unwritten(shape, type=np.float32):
     """An array that shows what a rung has not written."""
-    return np.full(shape, np.nan, np.float32)
+    return np.full(shape, np.nan, type)
 
 
 @dataclass
@@ -63,13 +81,16 @@ class Case:
     window: int = 0
     width: int = 0
     backward: bool = False
+    type: type = np.float32
 
     def __post_init__(self):
         of_queries, of_keys = (self.heads, self.queries, self.d), (self.heads, self.keys, self.d)
-        self.q, self.dout = random(*of_queries, seed=1), random(*of_queries, seed=2)
-        self.k, self.v = random(*of_keys, seed=3), random(*of_keys, seed=4)
-        self.out, self.lse = unwritten(of_queries), unwritten(of_queries[:2])
-        self.dq, self.dk, self.dv = unwritten(of_queries), unwritten(of_keys), unwritten(of_keys)
+        self.q, self.dout, self.k, self.v = (
+            random(*shape, seed=seed).astype(self.type)
+            for seed, shape in enumerate((of_queries, of_queries, of_keys, of_keys), 1)
+        )
+        self.out, self.lse = unwritten(of_queries, self.type), unwritten(of_queries[:2])
+        self.dq, self.dk, self.dv = (unwritten(shape, self.type) for shape in (of_queries, of_keys, of_keys))
         if self.backward:  # it reads what forward wrote
             self.out[:], self.lse[:] = self.forward()
 
@@ -121,7 +142,7 @@ class Case:
             if not np.array_equal(np.where(nowhere, mine, 0), np.where(nowhere, right, 0)):
                 return f"{name} is not -infinity exactly where a query sees no key"
             error = np.abs(np.where(nowhere, 0, mine) - np.where(nowhere, 0, right)).max(initial=0)
-            if not error <= 2e-5 * max(1, np.abs(np.where(nowhere, 0, right)).max(initial=0)):
+            if not error <= BOUNDS[mine.dtype.type] * max(1, np.abs(np.where(nowhere, 0, right)).max(initial=0)):
                 return f"{name} is off by {error:.1e}"
         return None
 
@@ -132,29 +153,44 @@ class Case:
 
 class Rung:
     def __init__(self, path):
-        self.path, self.name = path, path.stem
+        self.path, self.name = Path(path), Path(path).stem
         self.number, self.title = int(self.name[:2]), self.name[3:].replace("_", " ")
         self.axis = next((axis for names, axis in AXES.items() if re.search(names, self.name)), "library")
-        self.changed = re.match(r"// (?:Rung \d+|The last rung): (.*)", path.read_text())[1]
+        text = self.path.read_text()
+        self.changed = re.match(r"// (?:Rung \d+|The last rung): (.*)", text)[1]
+        self.type = np.float16 if "AttentionOf<half>" in text else np.float32
+        self.on_gpu = self.path.suffix == ".cu"
+        self.emulated = self.on_gpu and self.axis != "library" and "cute" not in self.name
 
     def load(self, modules):
-        self.function = ctypes.CDLL(str(modules / f"{self.name}.so")).rung
+        self.module = ctypes.CDLL(str(modules / f"{self.name}.so"))
+        self.function = self.module.rung
         return self
 
     def __call__(self, arguments):
         self.function(ctypes.byref(arguments))
 
+    def run(self, arguments):
+        """One call whose results are wanted. What the emulator reports, or None."""
+        self(arguments)
+        memory.fetch()
+        return emulator_error(self.module) if self.on_gpu else None
+
     def cases(self):
         """Odd sizes, one key, no key, causal with unequal lengths; of the mask rungs, windows."""
+        sizes, boxes = (HALF_SIZES, HALF_BOXES) if self.type is np.float16 else (SIZES, BOXES)
+        of_boxes = [Case(w * h, w * h, d, width=w, window=n, type=self.type) for w, h, d, n in boxes]
         if "boxes" in self.name:
-            return [Case(w * h, w * h, d, width=w, window=n) for w, h, d, n in BOXES]
+            return of_boxes
         backward = self.axis == "backward"
-        cases = [Case(*size, causal=causal, backward=backward) for size in SIZES for causal in (False, True)]
+        plain = lambda **options: [
+            Case(*size, causal=causal, type=self.type, **options) for size in sizes for causal in (False, True)
+        ]
+        cases = plain(backward=backward)
         if "words" in self.name:
-            cases += [Case(*size, window=window) for size in SIZES for window in (1, 17, 200)]
+            cases += [Case(*size, window=window, type=self.type) for size in sizes for window in (1, 17, 200)]
         if self.axis == "library":
-            cases += [Case(*size, causal=causal, backward=True) for size in SIZES for causal in (False, True)]
-            cases += [Case(w * h, w * h, d, width=w, window=n) for w, h, d, n in BOXES]
+            cases += plain(backward=True) + of_boxes
         return cases
 
     def wrong(self):
@@ -164,24 +200,25 @@ class Rung:
         if self.axis == "softmax":
             return self.wrong_softmax()
         for case in self.cases():
-            self(case.arguments())
-            if reason := case.wrong():
+            if reason := self.run(case.arguments()) or case.wrong():
                 return f"{reason}: {case}"
         return None
 
     def wrong_matmul(self):
         for rows, columns, depth in ((1, 1, 1), (17, 33, 5), (100, 65, 130), (64, 128, 256)):
             a, b, c = random(rows, depth), random(depth, columns), unwritten((rows, columns))
-            self(Matmul(rows, columns, depth, pointer(a), pointer(b), pointer(c)))
+            if reason := self.run(Matmul(rows, columns, depth, pointer(a), pointer(b), pointer(c))):
+                return reason
             error = np.abs(c - a.astype(np.float64) @ b.astype(np.float64)).max()
             if not error <= 1e-5 * depth:
                 return f"{rows} x {columns} x {depth} is off by {error:.1e}"
         return None
 
     def wrong_softmax(self):
-        for rows, columns in ((1, 1), (3, 5), (7, 64), (5, 1000)):
+        for rows, columns in ((1, 1), (3, 5), (7, 64), (5, 1000), *([(2, 20000), (2, 4001)] * self.on_gpu)):
             x, y = random(rows, columns) * 50, unwritten((rows, columns))
-            self(Softmax(rows, columns, pointer(x), pointer(y)))
+            if reason := self.run(Softmax(rows, columns, pointer(x), pointer(y))):
+                return reason
             right = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
             right /= right.sum(1, keepdims=True)
             if not np.abs(y - right).max() <= 1e-6:
@@ -193,23 +230,33 @@ class Rung:
         that takes long is timed fewer times."""
         times, begin = [], time.perf_counter()
         while time.perf_counter() < begin + 0.2:
-            self(arguments)
+            memory.milliseconds(self, arguments)
         left = 2.0
         while len(times) < rounds and (left > 0 or not times):
-            begin = time.perf_counter()
-            self(arguments)
-            times.append(time.perf_counter() - begin)
+            times.append(memory.milliseconds(self, arguments) / 1000)
             left -= times[-1]
         return statistics.median(times)
 
 
+def emulator_error(module):
+    if not hasattr(module, "emulator_error"):  # compiled for a GPU
+        return None
+    module.emulator_error.restype = ctypes.c_char_p
+    return module.emulator_error().decode() or None
+
+
+# How far a result may be from float64, relative to the largest where that is above 1. float16 has 11 bits.
+BOUNDS = {np.float32: 2e-5, np.float16: 2e-3}
 # (queries, keys, d) and (width, height, d, window) of the cases.
 SIZES = ((1, 1, 8), (3, 5, 64), (70, 1, 40), (5, 0, 16), (129, 257, 64), (257, 129, 33), (130, 130, 128))
 BOXES = ((1, 1, 8, 1), (16, 16, 64, 3), (21, 13, 40, 9), (8, 40, 64, 2))
+# float16, for tensor cores.
+HALF_SIZES = ((1, 1, 64), (3, 5, 128), (70, 1, 64), (5, 0, 64), (33, 520, 64), (193, 65, 128), (130, 130, 64))
+HALF_BOXES = ((1, 1, 64, 1), (16, 16, 64, 3), (21, 13, 128, 9), (8, 24, 64, 2))
 
 
 def rungs(folder="cpu"):
-    return [Rung(path) for path in sorted((FOLDER / folder).glob("[0-9][0-9]_*"))]
+    return [Rung(path) for path in sorted((FOLDER / folder).glob("[0-9][0-9]_*.c*"))]
 
 
 def set_threads(count):

@@ -5,7 +5,12 @@ import re
 import pytest
 from snippets import PROJECT
 
-PAGES = [PROJECT / "README.md", PROJECT / "docs" / "performance.md", *sorted((PROJECT / "docs" / "guide").glob("*.md"))]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "docs" / "performance.md",
+    *sorted((PROJECT / "docs" / "guide").glob("*.md")),
+    *sorted((PROJECT / "learn").glob("*.md")),
+]
 MEAN, MOST = 18, 35  # words of a sentence
 
 
@@ -36,7 +41,7 @@ def words(sentence):
     return [word for word in sentence.split() if re.search(r"\w", word)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_sentences_are_short(page):
     paragraphs, cells = prose(page.read_text())
     lengths = [len(words(one)) for one in sentences(paragraphs)]

@@ -1,0 +1,78 @@
+// Test of device functions: wgmma's descriptors and fragments (sm_90a).
+//
+// Operands are small whole numbers, so that products are exact and the check is ==. Tiles are stored by ordinary stores
+// in the swizzle, with a fence before wgmma reads them. Tried: both operands by descriptor (S = Q K^T), the left one in
+// registers (O = P V), the second half of a panel (a descriptor that begins 64 bytes later), and two panels of columns.
+#include "ptx.h"
+
+namespace {
+
+constexpr int kDepth = 64;
+
+struct Shared {
+  TmaTile<64, 64> a, b;
+  TmaTile<64, 128> v;
+};
+
+// Where a number of a row of a panel lies: bits 4 to 6 of the address are exchanged by the row's last three.
+template <int rows, int d>
+__device__ half& at(TmaTile<rows, d>& tile, int row, int column) {
+  return *(tile.at(row, column / 64 * 64) + (column % 64 / 8 ^ row % 8) * 8 + column % 8);
+}
+
+// s = a b^T (64, 64);  o = a v (64, 128), with a from registers.
+__global__ void multiply(const half* a, const half* b, const half* v, float* to_s, float* to_o) {
+  Shared& shared = *shared_memory<Shared>();
+  for (int n = threadIdx.x; n < 64 * 64; n += 128)
+    at(shared.a, n / 64, n % 64) = a[n], at(shared.b, n / 64, n % 64) = b[n];
+  for (int n = threadIdx.x; n < 64 * 128; n += 128) at(shared.v, n / 128, n % 128) = v[n];
+  fence_async_proxy();
+  __syncthreads();
+  float s[8][4], o[16][4];
+  std::uint32_t left[kDepth / 16][4];
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for (int k = 0; k < kDepth / 16; ++k)
+    for (int n = 0; n < 4; ++n) {
+      const half* from = a + (row + n % 2 * 8) * 64 + 16 * k + 2 * t + n / 2 * 8;
+      left[k][n] = pack(__half2float(from[0]), __half2float(from[1]));
+    }
+  wgmma_fence();
+  for (int k = 0; k < kDepth; k += 16)
+    wgmma_abt(s, descriptor(shared.a.at(0, k), 0), descriptor(shared.b.at(0, k), 0), k > 0);
+  for (int k = 0; k < kDepth / 16; ++k)
+    wgmma_ab(o, left[k], descriptor(shared.v.at(16 * k, 0), shared.v.kPanel), k > 0);
+  wgmma_commit();
+  wgmma_wait<0>(s);
+  wgmma_wait<0>(o);
+  for (int e = 0; e < 4; ++e) {
+    for (int j = 0; j < 8; ++j) to_s[(row + e / 2 * 8) * 64 + 8 * j + 2 * t + e % 2] = s[j][e];
+    for (int j = 0; j < 16; ++j) to_o[(row + e / 2 * 8) * 128 + 8 * j + 2 * t + e % 2] = o[j][e];
+  }
+}
+
+std::vector<half> small_numbers(int count, int seed) {
+  std::vector<half> x(count);
+  for (int n = 0; n < count; ++n) x[n] = half(float((n * 7 + n / 64 * seed + seed) % 11 - 5));
+  return x;
+}
+
+}  // namespace
+
+extern "C" const char* test() {
+  const auto a = small_numbers(64 * 64, 3), b = small_numbers(64 * 64, 5), v = small_numbers(64 * 128, 2);
+  const DeviceArray<half> a_given(a), b_given(b), v_given(v);
+  const DeviceArray<float> s(64 * 64), o(64 * 128);
+  launch(multiply, 1, 128, sizeof(Shared), a_given.data, b_given.data, v_given.data, s.data, o.data);
+  const auto got_s = s.get(64 * 64), got_o = o.get(64 * 128);
+  for (int i = 0; i < 64; ++i)
+    for (int j = 0; j < 128; ++j) {
+      float right_s = 0, right_o = 0;
+      for (int k = 0; k < kDepth; ++k) {
+        if (j < 64) right_s += float(a[i * 64 + k]) * float(b[j * 64 + k]);
+        right_o += float(a[i * 64 + k]) * float(v[k * 128 + j]);
+      }
+      if (j < 64 && got_s[i * 64 + j] != right_s) return "wgmma_abt: a number is wrong";
+      if (got_o[i * 128 + j] != right_o) return "wgmma_ab: a number is wrong";
+    }
+  return nullptr;
+}
