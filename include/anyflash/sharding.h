@@ -30,13 +30,14 @@ using Pieces = std::vector<Piece>;
 Rule part(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Pieces queries, Pieces keys,
           const TensorView& key_lengths = {});
 
-/// The keys that some queries see, in any batch entry or head: pieces whose ends are multiples of `unit`, or the end of
-/// the keys. It never misses a key; at most it names units of which no key is seen. Throws Error.
-Pieces seen_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
-                 const Pieces& queries, std::int64_t unit = 64);
+/// For the queries of each process the keys that they see, in any batch entry or head: pieces whose ends are multiples
+/// of `unit`, or the end of the keys. It never misses a key; at most it names units of which no key is seen. Throws
+/// Error.
+std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
+                              const std::vector<Pieces>& queries, std::int64_t unit = 64);
 
 /// For blocks of queries (entries cuts[i] .. cuts[i + 1] - 1 of the outermost dimension) the number of keys that they
-/// see, summed over their queries: counted at `samples` evenly spread queries of each block and scaled up. It is the
+/// see, summed over their queries: counted at `samples` evenly spread queries of each block (one, if more would take long) and scaled up. It is the
 /// mean of all batch entries and heads. Throws Error.
 std::vector<double> visible_by_block(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
                                      Align align, const std::vector<std::int64_t>& cuts, std::int64_t samples = 4);

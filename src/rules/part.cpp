@@ -17,7 +17,8 @@ std::string number(std::int64_t n) { return std::to_string(n); }
 
 void check_pieces(const char* side, const Pieces& pieces, const SequenceShape& shape) {
   const std::string what = std::string("rule part: ") + side;
-  if (shape.empty() || shape.size() > 3) fail(what + " shape of " + number(std::int64_t(shape.size())) + " sizes, expected 1 to 3");
+  if (shape.empty() || shape.size() > 3)
+    fail(what + " shape of " + number(std::int64_t(shape.size())) + " sizes, expected 1 to 3");
   double entries = 1;
   for (const auto size : shape) {
     if (size < 0) fail(what + " shape with " + number(size) + " entries, expected no negative size");
@@ -27,7 +28,8 @@ void check_pieces(const char* side, const Pieces& pieces, const SequenceShape& s
   std::int64_t end = 0;
   for (const auto& [first, count] : pieces) {
     if (count < 1) fail(what + " piece of " + number(count) + " entries, expected at least 1");
-    if (first < end) fail(what + " piece from " + number(first) + ", expected from " + number(end) + " on: ascending pieces");
+    if (first < end)
+      fail(what + " piece from " + number(first) + ", expected from " + number(end) + " on: ascending pieces");
     if (count > shape[0] - first) {
       fail(what + " piece up to " + number(first + count) + ", expected at most " + number(shape[0]));
     }
@@ -103,7 +105,8 @@ void check_part(const Node& node, const Shapes& local) {
   check_side("queries", whole.q_shape, whole.q, local.q_size, local.dimensions);
   check_side("keys", whole.k_shape, whole.k, local.k_size, local.dimensions);
   if (node.table_k.given() && node.table_k.shape[0] != local.batch) {
-    fail("rule part: key_lengths of " + number(node.table_k.shape[0]) + " batch entries, expected " + number(local.batch));
+    fail("rule part: key_lengths of " + number(node.table_k.shape[0]) + " batch entries, expected " +
+         number(local.batch));
   }
 }
 
@@ -144,7 +147,8 @@ Rule part(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k
   if (key_lengths.given()) {
     const bool integers = key_lengths.type == ElementType::int32 || key_lengths.type == ElementType::int64;
     if (key_lengths.rank != 1 || !integers || k_shape.size() != 1) {
-      fail("rule part: key_lengths of shape " + shape_text(key_lengths) + ", expected integers (batch), in one dimension");
+      fail("rule part: key_lengths of shape " + shape_text(key_lengths) +
+           ", expected integers (batch), in one dimension");
     }
     for (std::int64_t b = 0; b < key_lengths.shape[0] && key_lengths.device.kind == DeviceKind::cpu; ++b) {
       const auto length = integer_at(key_lengths, b);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "rules/classes.h"
 #include "rules/compile.h"
@@ -12,7 +13,8 @@ namespace anyflash {
 namespace rules {
 namespace {
 
-constexpr std::int64_t asked_entries = 2048;  // queries that are asked for together
+constexpr std::int64_t asked_entries = 2048;      // queries that are asked for together
+constexpr std::int64_t most_questions = 1 << 18;  // for more than one sample a block: about 20 ms
 const Int3 ones{{1, 1, 1}};
 
 /// The programs of all batch entries and heads whose masks differ.
@@ -57,7 +59,7 @@ class Marker {
       : masks_(masks), cuts_(cuts), marks_(marks) {}
 
   void mark(const Program& program, const Box& queries, std::int64_t first, std::int64_t end) const {
-    if (first >= end || (end - first == 1 && marks_[first])) return;
+    if (first >= end || std::memchr(marks_ + first, 0, std::size_t(end - first)) == nullptr) return;
     const auto keys = masks_.slab(masks_.shapes.k_size, cuts_[first], cuts_[end] - cuts_[first]);
     const auto answer = tile_class(program, queries, keys);
     if (answer == TileClass::skip) return;
@@ -88,9 +90,10 @@ class Marker {
   std::uint8_t* marks_;
 };
 
-/// The keys of a box that a query sees, by halving where the class is partial.
-std::int64_t visible_keys(const Program& program, const Int3& query, Box keys) {
+/// The keys of a box that a query sees, by halving where the class is partial. Counts its questions.
+std::int64_t visible_keys(const Program& program, const Int3& query, Box keys, std::int64_t& questions) {
   const Box one{query, ones, ones};
+  ++questions;
   switch (tile_class(program, one, keys)) {
     case TileClass::skip: return 0;
     case TileClass::full: return volume(keys.extent);
@@ -108,7 +111,20 @@ std::int64_t visible_keys(const Program& program, const Int3& query, Box keys) {
   rest.origin[i] += half;
   rest.extent[i] -= half;
   keys.extent[i] = half;
-  return visible_keys(program, query, keys) + visible_keys(program, query, rest);
+  return visible_keys(program, query, keys, questions) + visible_keys(program, query, rest, questions);
+}
+
+Pieces marked_pieces(const std::vector<std::int64_t>& cuts, const std::vector<std::uint8_t>& marks) {
+  Pieces pieces;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    if (!marks[i]) continue;
+    if (!pieces.empty() && pieces.back().first + pieces.back().count == cuts[i]) {
+      pieces.back().count = cuts[i + 1] - pieces.back().first;
+    } else {
+      pieces.push_back({cuts[i], cuts[i + 1] - cuts[i]});
+    }
+  }
+  return pieces;
 }
 
 void check_cuts(const char* name, const std::vector<std::int64_t>& cuts, std::int64_t size) {
@@ -120,30 +136,25 @@ void check_cuts(const char* name, const std::vector<std::int64_t>& cuts, std::in
 }  // namespace
 }  // namespace rules
 
-Pieces seen_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
-                 const Pieces& queries, std::int64_t unit) {
+std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
+                              const std::vector<Pieces>& queries, std::int64_t unit) {
   using namespace rules;
   if (unit < 1) throw Error(Error::Kind::value, "unit: " + std::to_string(unit) + ", expected at least 1");
   const WholeMasks masks(rule, q_shape, k_shape, align);
   std::vector<std::int64_t> cuts;
   for (std::int64_t at = 0; at < k_shape[0]; at += unit) cuts.push_back(at);
   cuts.push_back(k_shape[0]);
-  std::vector<std::uint8_t> marks(cuts.size());
-  const Marker marker(masks, cuts, marks.data());
-  for (const auto& [first, count] : queries) {
-    if (first < 0 || count < 0 || count > q_shape[0] - first) {
-      throw Error(Error::Kind::value, "queries: a piece outside of the sequence");
+  std::vector<Pieces> seen;
+  for (const auto& pieces : queries) {
+    std::vector<std::uint8_t> marks(cuts.size());
+    const Marker marker(masks, cuts, marks.data());
+    for (const auto& [first, count] : pieces) {
+      if (first < 0 || count < 0 || count > q_shape[0] - first) {
+        throw Error(Error::Kind::value, "queries: a piece outside of the sequence");
+      }
+      marker.mark_piece(first, first + count);
     }
-    marker.mark_piece(first, first + count);
-  }
-  Pieces seen;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-    if (!marks[i]) continue;
-    if (!seen.empty() && seen.back().first + seen.back().count == cuts[i]) {
-      seen.back().count = cuts[i + 1] - seen.back().first;
-    } else {
-      seen.push_back({cuts[i], cuts[i + 1] - cuts[i]});
-    }
+    seen.push_back(marked_pieces(cuts, marks));
   }
   return seen;
 }
@@ -156,18 +167,24 @@ std::vector<double> visible_by_block(const Rule& rule, const SequenceShape& q_sh
   const auto& size = masks.shapes.q_size;
   const auto inner = volume(size) / std::max(1, size[masks.outer()]);
   std::vector<double> visible(cuts.size() - 1);
-  for (std::size_t i = 0; i < visible.size() && !masks.programs.empty(); ++i) {
-    const auto first = cuts[i] * inner, entries = (cuts[i + 1] - cuts[i]) * inner;
-    const auto asked = std::min(std::max<std::int64_t>(samples, 1), entries);
-    std::int64_t keys = 0;
-    for (const auto& program : masks.programs) {
-      for (std::int64_t s = 0; s < asked; ++s) {
-        const auto query = coordinate_of(first + (2 * s + 1) * entries / (2 * asked), size);
-        keys += visible_keys(program, query, {{{0, 0, 0}}, masks.shapes.k_size, ones});
+  const auto count = [&](std::int64_t most) {
+    std::int64_t questions = 0, queries = 0;
+    for (std::size_t i = 0; i < visible.size() && !masks.programs.empty(); ++i) {
+      const auto first = cuts[i] * inner, entries = (cuts[i + 1] - cuts[i]) * inner;
+      const auto asked = std::min(most, entries);
+      std::int64_t keys = 0;
+      for (const auto& program : masks.programs) {
+        for (std::int64_t s = 0; s < asked; ++s) {
+          const auto query = coordinate_of(first + (2 * s + 1) * entries / (2 * asked), size);
+          keys += visible_keys(program, query, {{{0, 0, 0}}, masks.shapes.k_size, ones}, questions);
+        }
       }
+      queries += std::min(samples, entries);
+      if (asked > 0) visible[i] = double(keys) * double(entries) / double(asked) / double(masks.programs.size());
     }
-    if (asked > 0) visible[i] = double(keys) * double(entries) / double(asked) / double(masks.programs.size());
-  }
+    return double(questions) * double(queries) / std::max(double(visible.size()), 1.0);
+  };
+  if (count(1) <= double(most_questions)) count(std::max<std::int64_t>(samples, 1));
   return visible;
 }
 

@@ -24,7 +24,8 @@ Pieces random_pieces(Maker& make, std::int64_t size, bool single) {
   for (std::int64_t at = 0; at < size && std::int64_t(pieces.size()) < most;) {
     const auto first = std::min(size - 1, (at + make.between(0, size / 3)) / grain * grain);
     if (first < at) break;
-    const auto count = std::min(size - first, std::max<std::int64_t>(1, make.between(1, size / most + 1) / grain * grain));
+    const auto count =
+        std::min(size - first, std::max<std::int64_t>(1, make.between(1, size / most + 1) / grain * grain));
     pieces.push_back({first, count});
     at = first + count;
   }
@@ -103,7 +104,8 @@ void check_words(const Case& c, Int3 extent, Int3 step) {
     for (std::int32_t b = 0; b < keys.count(); ++b) {
       const auto cell = keys.box(b);
       if (!inside(cell.origin, c.own.k_size)) continue;
-      ASSERT_EQ(word(c.of_part, query, cell), expected_word(cell, c.own.k_size, [&](Int3 key) { return c.seen(query, key); }))
+      ASSERT_EQ(word(c.of_part, query, cell),
+                expected_word(cell, c.own.k_size, [&](Int3 key) { return c.seen(query, key); }))
           << c.name << " query " << q << " cell " << b;
     }
   }
@@ -173,7 +175,8 @@ TEST(Part, ClassesOfLongSequences) {
   EXPECT_EQ(answer(0, 3 << 17, 1 << 17), TileClass::skip);
   EXPECT_EQ(answer(1 << 17, 3 << 17, 1 << 17), TileClass::full);
   EXPECT_EQ(answer(0, 1 << 18, 64), TileClass::partial);
-  EXPECT_EQ(facts(own, shapes).key, "part(causal(), queries 262144-393216 786432-917504 of 1048576, keys 0-524288 of 1048576)");
+  EXPECT_EQ(facts(own, shapes).key,
+            "part(causal(), queries 262144-393216 786432-917504 of 1048576, keys 0-524288 of 1048576)");
 }
 
 std::vector<std::int64_t> random_cuts(Maker& make, std::int64_t size) {
@@ -195,7 +198,7 @@ TEST(Sharding, SeenKeysAndCounts) {
     const auto q_cuts = random_cuts(make, q_shape[0]), k_cuts = random_cuts(make, k_shape[0]);
     const auto pieces = random_pieces(make, q_shape[0], false);
     const auto unit = make.between(1, 20);
-    const auto found = seen_keys(rule, q_shape, k_shape, shapes.align, pieces, unit);
+    const auto found = seen_keys(rule, q_shape, k_shape, shapes.align, {pieces}, unit)[0];
     const auto seen = entries_of(found), asked = entries_of(pieces);
     const auto blocks = seen_blocks(rule, q_shape, k_shape, shapes.align, q_cuts, k_cuts);
     const auto counts = visible_by_block(rule, q_shape, k_shape, shapes.align, q_cuts, 1 << 30);
@@ -211,7 +214,8 @@ TEST(Sharding, SeenKeysAndCounts) {
         ++expected[i];
         ASSERT_TRUE(blocks[i * std::int64_t(k_cuts.size() - 1) + j]) << name_of(rule, shapes);
         if (std::binary_search(asked.begin(), asked.end(), query[o])) {
-          ASSERT_TRUE(std::binary_search(seen.begin(), seen.end(), key[o])) << name_of(rule, shapes) << " " << q << " " << k;
+          ASSERT_TRUE(std::binary_search(seen.begin(), seen.end(), key[o]))
+              << name_of(rule, shapes) << " " << q << " " << k;
         }
       }
     ASSERT_EQ(counts, expected) << name_of(rule, shapes);
@@ -222,14 +226,16 @@ TEST(Sharding, SeenKeysAndCounts) {
 // No more than is seen, where the rule is simple.
 TEST(Sharding, SeenKeysAreFew) {
   const std::int64_t n = 1 << 16;
-  EXPECT_EQ(seen_keys(causal(), {n}, {n}, Align::none_front, {{n / 2, 1024}}), (Pieces{{0, n / 2 + 1024}}));
-  EXPECT_EQ(seen_keys(local(4096, 0, true), {n}, {n}, Align::none_front, {{n / 2, 4096}}), (Pieces{{n / 2 - 4096, 8192}}));
-  EXPECT_EQ(seen_keys(neighbourhood(5), {64, 64}, {64, 64}, Align::none_front, {{32, 16}}, 1), (Pieces{{30, 20}}));
+  const auto seen = [](const Rule& rule, const SequenceShape& shape, Piece queries, std::int64_t unit) {
+    return seen_keys(rule, shape, shape, Align::none_front, {{queries}}, unit)[0];
+  };
+  EXPECT_EQ(seen(causal(), {n}, {n / 2, 1024}, 64), (Pieces{{0, n / 2 + 1024}}));
+  EXPECT_EQ(seen(local(4096, 0, true), {n}, {n / 2, 4096}, 64), (Pieces{{n / 2 - 4096, 8192}}));
+  EXPECT_EQ(seen(neighbourhood(5), {64, 64}, {32, 16}, 1), (Pieces{{30, 20}}));
   std::vector<std::int32_t> ends;
   for (std::int32_t i = 0; i <= 16; ++i) ends.push_back(i * 4096);
   const TensorView lengths(ends.data(), ElementType::int32, {17});
-  EXPECT_EQ(seen_keys(documents_packed(lengths, lengths) & causal(), {n}, {n}, Align::none_front, {{6144, 4096}}),
-            (Pieces{{4096, 6144}}));
+  EXPECT_EQ(seen(documents_packed(lengths, lengths) & causal(), {n}, {6144, 4096}, 64), (Pieces{{4096, 6144}}));
 }
 
 std::string error_of(const std::function<void()>& call) {
@@ -255,10 +261,12 @@ TEST(Part, WrongInput) {
   EXPECT_EQ(of({}, {}, {}), "rule part: queries shape of 0 sizes, expected 1 to 3");
   EXPECT_EQ(of({}, {}, {1 << 20, 1 << 20}), "rule part: queries shape of more than 2^31 - 1 entries");
   const auto own = part(causal(), {10}, {10}, {{2, 3}}, {{0, 4}});
-  EXPECT_EQ(error_of([&] { part(own, {10}, {10}, {}, {}); }), "rule part: of a part, expected a rule of whole sequences");
+  EXPECT_EQ(error_of([&] { part(own, {10}, {10}, {}, {}); }),
+            "rule part: of a part, expected a rule of whole sequences");
   EXPECT_EQ(error_of([&] { (void)(own & full()); }),
             "rule part: combined with another rule, expected the part of the whole rule");
-  EXPECT_EQ(error_of([&] { (void)~own; }), "rule part: combined with another rule, expected the part of the whole rule");
+  EXPECT_EQ(error_of([&] { (void)~own; }),
+            "rule part: combined with another rule, expected the part of the whole rule");
   Shapes shapes;
   shapes.q_size = {{1, 1, 3}};
   shapes.k_size = {{1, 1, 5}};

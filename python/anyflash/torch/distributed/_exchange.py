@@ -1,0 +1,96 @@
+"""Keys and values on their way between processes, and gradients on their way back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ._agree import lost
+from ._pieces import Pieces, count_of, places
+from ._schedule import Stage
+
+
+class Pending(NamedTuple):
+    """Messages under way. `memory` stays alive until they have arrived."""
+
+    works: list[Any]
+    memory: Any
+
+    def wait(self) -> Any:
+        for work in self.works:
+            lost(work.wait)
+        return self.memory
+
+
+def packed(k: Tensor, v: Tensor) -> Tensor:
+    """Keys and values side by side, of (batch, heads, sequence..., channels) each: (sequence..., batch, heads,
+    channels), so that a piece of the sequence is contiguous."""
+    both = torch.cat([k, v], -1)
+    return both.permute(*range(2, both.dim() - 1), 0, 1, both.dim() - 1).contiguous()
+
+
+def unpacked(both: Tensor, d_qk: int) -> tuple[Tensor, Tensor]:
+    """Views of `packed`'s memory as keys and values."""
+    n = both.dim() - 3
+    both = both.permute(n, n + 1, *range(n), n + 2)
+    return both[..., :d_qk], both[..., d_qk:]
+
+
+class Exchange:
+    """One process' side of the messages. `own`: the keys that it has."""
+
+    def __init__(self, group: Any, rank: int, own: Pieces) -> None:
+        self.group, self.rank, self.own = group, rank, own
+
+    def send_keys(self, stage: Stage, both: Tensor) -> Pending:
+        """Sends what others see of these keys and values. memory: the buffer of those that come here, in the order of
+        the sequence, and `both`."""
+        wanted = stage.keys(self.rank)
+        buffer = both.new_empty((count_of(wanted), *both.shape[1:]))
+        messages = []
+        for (sender, to), pieces in stage.transfers.items():
+            if sender == self.rank:
+                messages += [(dist.isend, part, to) for part in _parts(both, pieces, self.own)]
+            elif to == self.rank:
+                messages += [(dist.irecv, part, sender) for part in _parts(buffer, pieces, wanted)]
+        return Pending(self._start(messages), (buffer, both))
+
+    def return_gradients(self, stage: Stage, gradients: Tensor) -> Pending:
+        """The way back: sends gradients of the stage's keys to their processes. memory: what comes here, as
+        (pieces, tensor) in a fixed order, and `gradients`."""
+        wanted = stage.keys(self.rank)
+        messages, arriving = [], []
+        for (sender, to), pieces in stage.transfers.items():
+            if to == self.rank:
+                messages += [(dist.isend, part, sender) for part in _parts(gradients, pieces, wanted)]
+            elif sender == self.rank:
+                buffer = gradients.new_empty((count_of(pieces), *gradients.shape[1:]))
+                messages += [(dist.irecv, part, to) for part in _parts(buffer, pieces, pieces)]
+                arriving.append((pieces, buffer))
+        return Pending(self._start(messages), (arriving, gradients))
+
+    def add(self, arrived: list[tuple[Pieces, Tensor]], total: Tensor) -> None:
+        """Adds returned gradients to those of the own keys."""
+        for pieces, buffer in arrived:
+            at = 0
+            for start, count in places(pieces, self.own):
+                total[start : start + count] += buffer[at : at + count]
+                at += count
+
+    def _start(self, messages: list[Any]) -> list[Any]:
+        operations = [
+            dist.P2POp(kind, part, dist.get_global_rank(self._group(), peer), self.group, tag)
+            for tag, (kind, part, peer) in enumerate(messages)
+            if part.numel() > 0
+        ]
+        return lost(lambda: dist.batch_isend_irecv(operations)) if operations else []
+
+    def _group(self) -> Any:
+        return dist.group.WORLD if self.group is None else self.group
+
+
+def _parts(both: Tensor, pieces: Pieces, of: Pieces) -> list[Tensor]:
+    return [both[start : start + count] for start, count in places(pieces, of)]
