@@ -73,13 +73,14 @@ class Compiler {
   void find_whole(const Node& part) {
     const auto& whole = *part.whole;
     const auto own_keys = own_k_[outermost(shapes_.dimensions)];
-    if (part.table_k.given() && own_keys != count_before(whole.k, integer_at(part.table_k, batch_))) {
+    const bool shortened = part.table_k.given() && keys_ >= 0;  // boxes are chosen for all keys
+    if (shortened && own_keys != count_before(whole.k, integer_at(part.table_k, batch_))) {
       throw Error(Error::Kind::value, "key_lengths: " + std::to_string(own_keys) + " of the call's keys, expected " +
                                           std::to_string(count_before(whole.k, integer_at(part.table_k, batch_))) +
                                           " as in the rule's part");
     }
     whole_ = &whole;
-    keys_ = part.table_k.given() ? integer_at(part.table_k, batch_) : -1;
+    keys_ = shortened ? integer_at(part.table_k, batch_) : -1;
     q_pieces_ = flat_pieces(whole.q, whole.q_shape, count_of(whole.q));
     k_pieces_ = flat_pieces(whole.k, whole.k_shape, own_keys);
     shapes_ = whole_shapes(whole, shapes_);

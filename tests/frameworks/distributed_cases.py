@@ -15,7 +15,7 @@ SEQUENCE = {"bhsd": 2, "bshd": 1, "bhds": 3, "thd": 0, "qkv": 2}  # the axis of 
 
 def random_rule(chosen, generator, shapes, batch, heads):
     """A rule of any kind, or a combination of two."""
-    (q_shape, k_shape), d = shapes, len(shapes[0])
+    q_shape, k_shape = shapes
     queries, keys = prod(q_shape), prod(k_shape)
     side = max(*q_shape, *k_shape)
 
@@ -165,8 +165,7 @@ def check(seed, dtype=torch.float64, tolerance=1e-10):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     case = Case(seed, ranks, dtype)
     q_shape, k_shape = case.shapes
-    queries, keys = prod(q_shape), prod(k_shape)
-    inner_q, inner_k = prod(q_shape[1:]), prod(k_shape[1:])
+    inner_q = prod(q_shape[1:])
     axis = SEQUENCE[case.layout]
     more = {"exchange": case.exchange}
     if case.planned:

@@ -275,7 +275,7 @@ TEST(Part, WrongInput) {
   const auto shorter = part(causal(), {10}, {10}, {{2, 3}}, {{0, 4}}, TensorView(&length, ElementType::int64, {1}));
   shapes.k_size = {{1, 1, 4}};
   Tables tables;
-  EXPECT_EQ(error_of([&] { compile(shorter, shapes, 0, 0, tables); }),
+  EXPECT_EQ(error_of([&] { compile(shorter, shapes, 0, 0, tables, 4); }),
             "key_lengths: 4 of the call's keys, expected 3 as in the rule's part");
 }
 
