@@ -27,7 +27,7 @@ FIELDS = (
 
 
 def agree(
-    group: Any, device: torch.device, said: Mapping[str, str], own: tuple[int, int], error: Exception | None
+    group: Any, device: torch.device, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None
 ) -> Any:
     """The numbers `own` of all processes, in their order. Raises in every process if one has an error, or says another
     text under one of FIELDS."""
@@ -38,8 +38,8 @@ def agree(
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     lost(lambda: dist.all_gather(every, mine, group=group))
     rows = [one.tolist() for one in every]
-    if not any(row[0] for row in rows) and all(row[3:] == rows[0][3:] for row in rows):
-        return [(row[1], row[2]) for row in rows]
+    if not any(row[0] for row in rows) and all(row[4:] == rows[0][4:] for row in rows):
+        return [tuple(row[1:4]) for row in rows]
     told: list[Any] = [None] * len(rows)
     lost(lambda: dist.all_gather_object(told, (None if error is None else str(error), texts), group=group))
     if error is not None:

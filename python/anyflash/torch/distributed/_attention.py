@@ -85,12 +85,14 @@ def attention(
         call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
     except Exception as caught:
         error = caught
-    lengths = agree(group, device, call.said() if call and not error else {}, call.lengths() if call else (0, 0), error)
+    lengths = agree(
+        group, device, call.said() if call and not error else {}, call.lengths() if call else (0, 0, 0), error
+    )
     assert call is not None
     layout = call.layout(lengths)
     rule = call.whole_rule()
     _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
-    call.check_bias(prod(layout.k_shape))
+    shared = call.shares_bias(lengths, layout)
     schedule = schedule_of(rule, call.align, layout)
     received = [schedule.received(one) for one in range(ranks)]
     if call.by_heads(received, layout, ranks):
@@ -100,7 +102,6 @@ def attention(
         out, *rows = made
     else:
         local = Local(rule, layout, rank, call.options(False), call.key_lengths)
-        shared = bias is not None and bias.shape[2] == 1 and prod(layout.q_shape) > 1
         out, l, m, lse = AttentionByKeys.apply(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
         )
@@ -252,16 +253,17 @@ class _Prepared:
         }
         return texts
 
-    def lengths(self) -> tuple[int, int]:
-        return self.q.shape[2], self.k.shape[2]
+    def lengths(self) -> tuple[int, int, int]:
+        """Of the outermost dimension, and the rows of the bias."""
+        return self.q.shape[2], self.k.shape[2], 0 if self.bias is None else self.bias.shape[2]
 
     def _layout_of_sharding(self) -> Layout:
         return self.sharding._layout  # type: ignore[no-any-return]
 
-    def layout(self, lengths: list[tuple[int, int]]) -> Layout:
+    def layout(self, lengths: list[tuple[int, int, int]]) -> Layout:
         if self.sharding is not None:
             return self._layout_of_sharding()
-        queries, keys = zip(*lengths)
+        queries, keys, _ = zip(*lengths)
         return Layout(
             (sum(queries), *self.q.shape[3:-1]),
             (sum(keys), *self.k.shape[3:-1]),
@@ -272,11 +274,20 @@ class _Prepared:
     def whole_rule(self) -> Any:
         return self.rule if self.cu_seqlens is None else self.rule & documents_packed(*self.cu_seqlens)
 
-    def check_bias(self, keys: int) -> None:
+    def shares_bias(self, lengths: list[tuple[int, int, int]], layout: Layout) -> bool:
+        """Whether the bias has one row for all queries, the same in all processes. Checks it, and key_lengths."""
+        keys = prod(layout.k_shape)
         if self.bias is not None and self.bias.shape[3] not in (1, keys):
             raise ValueError(f"bias: {self.bias.shape[3]} keys, expected all {keys} of the sequence, or 1")
         if self.key_lengths is not None and not all(0 <= length <= keys for length in self.key_lengths):
             raise ValueError(f"key_lengths: {self.key_lengths}, expected 0 to {keys}, the whole sequence")
+        inner = prod(layout.q_shape[1:])
+        rows, queries = [one[2] for one in lengths], [one[0] * inner for one in lengths]
+        if self.bias is None or rows == queries:
+            return False
+        if any(count != 1 for count in rows):
+            raise ValueError(f"bias: rows {rows} in the processes, expected their queries {queries}, or 1 in all")
+        return True
 
     def options(self, whole: bool) -> dict[str, Any]:
         made = dict(self.scalars)
