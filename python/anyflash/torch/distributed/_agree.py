@@ -31,8 +31,10 @@ def agree(
 ) -> Any:
     """The numbers `own` of all processes, in their order. Raises in every process if one has an error, or says another
     text under one of FIELDS."""
-    if "gloo" in dist.get_backend_config(group):
-        device = torch.device("cpu")  # no wait for the GPU
+    if "nccl" not in dist.get_backend_config(group):
+        device = torch.device("cpu")
+    elif device.type != "cuda":  # the call has an error; NCCL needs a first collective that all processes are in
+        device = torch.device("cuda", torch.cuda.current_device())
     texts = [said.get(name, "") for name in FIELDS]
     mine = torch.tensor([error is not None, *own, *map(_digest, texts)], dtype=torch.int64, device=device)
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]

@@ -39,36 +39,49 @@ def unpacked(both: Tensor, d_qk: int) -> tuple[Tensor, Tensor]:
     return both[..., :d_qk], both[..., d_qk:]
 
 
+class _Message(NamedTuple):
+    kind: Any
+    part: Tensor
+    peer: int
+    tag: int
+
+
+def _messages(kind: Any, peer: int, step: int, parts: list[Tensor]) -> list[_Message]:
+    """Tags are the same on both ends: gloo pairs messages by them, NCCL by their order."""
+    return [_Message(kind, part, peer, step << 16 | i) for i, part in enumerate(parts)]
+
+
 class Exchange:
     """One process' side of the messages. `own`: the keys that it has."""
 
     def __init__(self, group: Any, rank: int, own: Pieces) -> None:
         self.group, self.rank, self.own = group, rank, own
 
-    def send_keys(self, stage: Stage, both: Tensor) -> Pending:
+    def send_keys(self, number: int, stage: Stage, both: Tensor) -> Pending:
         """Sends what others see of these keys and values. memory: the buffer of those that come here, in the order of
-        the sequence, and `both`."""
+        the sequence, and `both`. number: the stage's."""
         wanted = stage.keys(self.rank)
         buffer = both.new_empty((count_of(wanted), *both.shape[1:]))
-        messages = []
+        messages: list[_Message] = []
         for (sender, to), pieces in stage.transfers.items():
             if sender == self.rank:
-                messages += [(dist.isend, part, to) for part in _parts(both, pieces, self.own)]
+                messages += _messages(dist.isend, to, 2 * number, _parts(both, pieces, self.own))
             elif to == self.rank:
-                messages += [(dist.irecv, part, sender) for part in _parts(buffer, pieces, wanted)]
+                messages += _messages(dist.irecv, sender, 2 * number, _parts(buffer, pieces, wanted))
         return Pending(self._start(messages), (buffer, both))
 
-    def return_gradients(self, stage: Stage, gradients: Tensor) -> Pending:
+    def return_gradients(self, number: int, stage: Stage, gradients: Tensor) -> Pending:
         """The way back: sends gradients of the stage's keys to their processes. memory: what comes here, as
         (pieces, tensor) in a fixed order, and `gradients`."""
         wanted = stage.keys(self.rank)
-        messages, arriving = [], []
+        messages: list[_Message] = []
+        arriving = []
         for (sender, to), pieces in stage.transfers.items():
             if to == self.rank:
-                messages += [(dist.isend, part, sender) for part in _parts(gradients, pieces, wanted)]
+                messages += _messages(dist.isend, sender, 2 * number + 1, _parts(gradients, pieces, wanted))
             elif sender == self.rank:
                 buffer = gradients.new_empty((count_of(pieces), *gradients.shape[1:]))
-                messages += [(dist.irecv, part, to) for part in _parts(buffer, pieces, pieces)]
+                messages += _messages(dist.irecv, to, 2 * number + 1, _parts(buffer, pieces, pieces))
                 arriving.append((pieces, buffer))
         return Pending(self._start(messages), (arriving, gradients))
 
@@ -80,16 +93,14 @@ class Exchange:
                 total[start : start + count] += buffer[at : at + count]
                 at += count
 
-    def _start(self, messages: list[Any]) -> list[Any]:
+    def _start(self, messages: list[_Message]) -> list[Any]:
+        world = dist.group.WORLD if self.group is None else self.group
         operations = [
-            dist.P2POp(kind, part, dist.get_global_rank(self._group(), peer), self.group, tag)
-            for tag, (kind, part, peer) in enumerate(messages)
-            if part.numel() > 0
+            dist.P2POp(one.kind, one.part, dist.get_global_rank(world, one.peer), self.group, one.tag)
+            for one in messages
+            if one.part.numel() > 0
         ]
         return lost(lambda: dist.batch_isend_irecv(operations)) if operations else []
-
-    def _group(self) -> Any:
-        return dist.group.WORLD if self.group is None else self.group
 
 
 def _parts(both: Tensor, pieces: Pieces, of: Pieces) -> list[Tensor]:

@@ -66,12 +66,12 @@ def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[Pieces, Tensor, 
     """The own keys, then those of each stage. While one stage is worked on, the next is under way."""
     stages, exchange = call.schedule.stages, call.exchange()
     both = packed(k, v) if call.moves() else None
-    pending = exchange.send_keys(stages[0], both) if stages and both is not None else None
+    pending = exchange.send_keys(0, stages[0], both) if stages and both is not None else None
     yield call.keys, k, v
     for i, stage in enumerate(stages):
         if pending is None or both is None:
             return
-        after = exchange.send_keys(stages[i + 1], both) if i + 1 < len(stages) else None
+        after = exchange.send_keys(i + 1, stages[i + 1], both) if i + 1 < len(stages) else None
         buffer, _ = pending.wait()
         pending = after
         yield stage.keys(call.rank), *unpacked(buffer, k.shape[-1])
@@ -121,7 +121,7 @@ def _backward(
         if i == 0:
             own = gradients
         elif gradients is not None:
-            returning.append(exchange.return_gradients(call.schedule.stages[i - 1], gradients))
+            returning.append(exchange.return_gradients(i - 1, call.schedule.stages[i - 1], gradients))
     for pending in returning:
         arrived, _ = pending.wait()
         if own is not None:

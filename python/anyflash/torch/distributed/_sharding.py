@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ... import _core
-from ._pieces import Piece, Pieces, common, count_of, merged, places
+from ._pieces import Piece, Pieces, common, count_of
 from ._schedule import Layout, Schedule, schedule_of
 
 Side = Literal["query", "key"]
@@ -145,8 +145,3 @@ class Sharding:
 
     def __repr__(self) -> str:
         return f"<anyflash Sharding of {self.rule}, {self.q_shape} over {self.ranks} processes>"
-
-
-def place_tensor(pieces: Pieces, of: Pieces) -> list[Piece]:
-    """Where pieces lie in a process' own tensor."""
-    return places(merged(pieces), of)
