@@ -21,7 +21,7 @@ from ._agree import agree
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
-from ._pieces import contiguous, count_of
+from ._pieces import Pieces, contiguous, count_of
 from ._schedule import Layout, schedule_of
 from ._sharding import Sharding
 
@@ -132,7 +132,8 @@ class _Prepared:
         _core.check_name("exchange", exchange, ["auto", "keys", "heads"])
         if sharding is not None and not isinstance(sharding, Sharding):
             raise TypeError(f"sharding: type {type(sharding).__name__}, expected what plan_sharding returns")
-        self.sharding, self.exchange = sharding, exchange
+        self.sharding: Sharding | None = sharding
+        self.exchange = exchange
         self.rule = given_rule(rule, tables)
         q, k, v = cast(q, k, v)
         if self.kind == "qkv":
@@ -202,21 +203,20 @@ class _Prepared:
         if bias is not None and bias.shape[2] not in (1, queries):
             raise ValueError(f"bias: {bias.shape[2]} queries, expected {queries} as in query, or 1")
         if self.sharding is not None:
-            self._check_sharding(ranks)
+            self._check_sharding(self.sharding, ranks)
         self._check_alone()
 
-    def _check_sharding(self, ranks: int) -> None:
-        sharding = self.sharding
+    def _check_sharding(self, sharding: Sharding, ranks: int) -> None:
         if sharding.rank is None or sharding.ranks != ranks:
             raise ValueError(f"sharding: of {sharding.ranks} processes, expected one of this group's {ranks}")
-        for name, side, x, shape in (
-            ("query", "query", self.q, sharding.q_shape),
-            ("key", "key", self.k, sharding.k_shape),
+        own = count_of(sharding.pieces("query")), count_of(sharding.pieces("key"))
+        for name, x, count, shape in (
+            ("query", self.q, own[0], sharding.q_shape),
+            ("key", self.k, own[1], sharding.k_shape),
         ):
-            own = count_of(sharding.pieces(side))
-            if tuple(x.shape[2:-1]) != (own, *shape[1:]):
+            if tuple(x.shape[2:-1]) != (count, *shape[1:]):
                 raise ValueError(
-                    f"{name}: sequence {tuple(x.shape[2:-1])}, expected {(own, *shape[1:])} as in sharding"
+                    f"{name}: sequence {tuple(x.shape[2:-1])}, expected {(count, *shape[1:])} as in sharding"
                 )
 
     def _check_alone(self) -> None:
@@ -230,39 +230,36 @@ class _Prepared:
             "key_lengths": None if lengths is None else torch.tensor(lengths, dtype=torch.int64),
             "bias": None if self.bias is None else self.bias[:, :, :, :1],
         }
-        plain = lambda one: one.detach() if isinstance(one, Tensor) else one
-        given = {name: plain(one) for name, one in options.items() if one is not None}
-        _core.result_shapes(plain(self.q), plain(self.k), plain(self.v), given)
+        _core.result_shapes(
+            _plain(self.q),
+            _plain(self.k),
+            _plain(self.v),
+            {name: _plain(one) for name, one in options.items() if one is not None},
+        )
 
     def said(self) -> dict[str, str]:
         """What has to be the same in all processes, as texts."""
-        sizes = lambda x: f"{x.shape[0]} batch entries, {x.shape[1]} heads, inner sizes {tuple(x.shape[3:-1])}"
-        of = lambda x: "none" if x is None else f"{x.dtype} {tuple(x.shape)}"
-        texts = {
-            "query": f"{self.q.dtype}, {sizes(self.q)}, {self.q.shape[-1]} channels",
-            "key": f"{self.k.dtype}, {sizes(self.k)}, {self.k.shape[-1]} channels",
+        return {
+            "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels",
+            "key": f"{self.k.dtype}, {_sizes(self.k)}, {self.k.shape[-1]} channels",
             "value": f"{self.v.dtype}, {self.v.shape[-1]} channels",
             "rule": f"{self.whole_rule()} with tables of hash {_core.rule_hash(self.whole_rule()):x}",
-            "sharding": "none" if self.sharding is None else str(self._layout_of_sharding()),
+            "sharding": "none" if self.sharding is None else str(self.sharding._layout),
             "bias": "none" if self.bias is None else f"{self.bias.dtype} {(*self.bias.shape[:2], self.bias.shape[3])}",
-            "sink": of(self.sink),
-            "alibi_slopes": of(self.slopes),
+            "sink": _kind(self.sink),
+            "alibi_slopes": _kind(self.slopes),
             "key_lengths": str(self.key_lengths),
             "options": str({**self.scalars, "threads": 0, "layout": self.kind, "exchange": self.exchange}),
             "gradients": str(self.needs),
         }
-        return texts
 
     def lengths(self) -> tuple[int, int, int]:
         """Of the outermost dimension, and the rows of the bias."""
         return self.q.shape[2], self.k.shape[2], 0 if self.bias is None else self.bias.shape[2]
 
-    def _layout_of_sharding(self) -> Layout:
-        return self.sharding._layout  # type: ignore[no-any-return]
-
     def layout(self, lengths: list[tuple[int, int, int]]) -> Layout:
         if self.sharding is not None:
-            return self._layout_of_sharding()
+            return self.sharding._layout
         queries, keys, _ = zip(*lengths)
         return Layout(
             (sum(queries), *self.q.shape[3:-1]),
@@ -310,10 +307,26 @@ class _Prepared:
         if self.exchange == "heads" and why:
             raise ValueError(f"exchange: 'heads' with {why}")
         if self.exchange != "auto" or why or ranks == 1:
-            return self.exchange == "heads" and why is None
+            return bool(self.exchange == "heads" and why is None)
         channels = self.q.shape[-1] + self.v.shape[-1]
-        of = lambda pieces, shape: max(map(count_of, pieces)) * prod(shape[1:])
-        entries = heads_q * of(layout.queries, layout.q_shape) + heads_k * of(layout.keys, layout.k_shape)
+        entries = heads_q * _most(layout.queries, layout.q_shape) + heads_k * _most(layout.keys, layout.k_shape)
         by_heads = entries * channels * (ranks - 1) // ranks
         by_keys = max(received) * prod(layout.k_shape[1:]) * heads_k * channels
-        return by_heads < by_keys
+        return bool(by_heads < by_keys)
+
+
+def _plain(one: Any) -> Any:
+    return one.detach() if isinstance(one, Tensor) else one
+
+
+def _sizes(x: Tensor) -> str:
+    return f"{x.shape[0]} batch entries, {x.shape[1]} heads, inner sizes {tuple(x.shape[3:-1])}"
+
+
+def _kind(x: Tensor | None) -> str:
+    return "none" if x is None else f"{x.dtype} {tuple(x.shape)}"
+
+
+def _most(pieces: tuple[Pieces, ...], shape: tuple[int, ...]) -> int:
+    """Entries of the process that has the most."""
+    return max(map(count_of, pieces)) * prod(shape[1:])

@@ -14,10 +14,11 @@ from ._schedule import Stage
 
 
 class Pending(NamedTuple):
-    """Messages under way. `memory` stays alive until they have arrived."""
+    """Messages under way, and the memory that they fill."""
 
     works: list[Any]
     memory: Any
+    messages: Any  # whose memory stays alive until they have arrived
 
     def wait(self) -> Any:
         for work in self.works:
@@ -57,22 +58,22 @@ class Exchange:
     def __init__(self, group: Any, rank: int, own: Pieces) -> None:
         self.group, self.rank, self.own = group, rank, own
 
-    def send_keys(self, number: int, stage: Stage, both: Tensor) -> Pending:
+    def send_keys(self, number: int, stage: Stage, k: Tensor, v: Tensor) -> Pending:
         """Sends what others see of these keys and values. memory: the buffer of those that come here, in the order of
-        the sequence, and `both`. number: the stage's."""
+        the sequence. number: the stage's."""
         wanted = stage.keys(self.rank)
-        buffer = both.new_empty((count_of(wanted), *both.shape[1:]))
+        buffer = k.new_empty((count_of(wanted), *k.shape[3:-1], *k.shape[:2], k.shape[-1] + v.shape[-1]))
         messages: list[_Message] = []
         for (sender, to), pieces in stage.transfers.items():
             if sender == self.rank:
-                messages += _messages(dist.isend, to, 2 * number, _parts(both, pieces, self.own))
+                messages += _messages(dist.isend, to, 2 * number, self._packed(k, v, pieces))
             elif to == self.rank:
                 messages += _messages(dist.irecv, sender, 2 * number, _parts(buffer, pieces, wanted))
-        return Pending(self._start(messages), (buffer, both))
+        return Pending(self._start(messages), buffer, messages)
 
     def return_gradients(self, number: int, stage: Stage, gradients: Tensor) -> Pending:
         """The way back: sends gradients of the stage's keys to their processes. memory: what comes here, as
-        (pieces, tensor) in a fixed order, and `gradients`."""
+        (pieces, tensor) in a fixed order."""
         wanted = stage.keys(self.rank)
         messages: list[_Message] = []
         arriving = []
@@ -83,15 +84,10 @@ class Exchange:
                 buffer = gradients.new_empty((count_of(pieces), *gradients.shape[1:]))
                 messages += _messages(dist.irecv, to, 2 * number + 1, _parts(buffer, pieces, pieces))
                 arriving.append((pieces, buffer))
-        return Pending(self._start(messages), (arriving, gradients))
+        return Pending(self._start(messages), arriving, messages)
 
-    def add(self, arrived: list[tuple[Pieces, Tensor]], total: Tensor) -> None:
-        """Adds returned gradients to those of the own keys."""
-        for pieces, buffer in arrived:
-            at = 0
-            for start, count in places(pieces, self.own):
-                total[start : start + count] += buffer[at : at + count]
-                at += count
+    def _packed(self, k: Tensor, v: Tensor, pieces: Pieces) -> list[Tensor]:
+        return [packed(k.narrow(2, *place), v.narrow(2, *place)) for place in places(pieces, self.own)]
 
     def _start(self, messages: list[_Message]) -> list[Any]:
         world = dist.group.WORLD if self.group is None else self.group

@@ -12,7 +12,7 @@ from .._attention import in_memory, once
 from ._agree import summed
 from ._exchange import Exchange, Pending, packed, unpacked
 from ._local import Joined, Local
-from ._pieces import Pieces
+from ._pieces import Piece, Pieces, places
 from ._schedule import Schedule
 
 
@@ -64,76 +64,84 @@ class AttentionByKeys(torch.autograd.Function):
 
 def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[Pieces, Tensor, Tensor]]:
     """The own keys, then those of each stage. While one stage is worked on, the next is under way."""
-    stages, exchange = call.schedule.stages, call.exchange()
-    both = packed(k, v) if call.moves() else None
-    pending = exchange.send_keys(0, stages[0], both) if stages and both is not None else None
+    stages, exchange = call.schedule.stages if call.moves() else (), call.exchange()
+    pending = exchange.send_keys(0, stages[0], k, v) if stages else None
     yield call.keys, k, v
     for i, stage in enumerate(stages):
-        if pending is None or both is None:
-            return
-        after = exchange.send_keys(i + 1, stages[i + 1], both) if i + 1 < len(stages) else None
-        buffer, _ = pending.wait()
+        after = exchange.send_keys(i + 1, stages[i + 1], k, v) if i + 1 < len(stages) else None
+        assert pending is not None
+        buffer = pending.wait()
         pending = after
         yield stage.keys(call.rank), *unpacked(buffer, k.shape[-1])
 
 
-class _Sums:
-    """Gradients of several parts, summed in float32 (float64 for float64) in the order of the parts."""
+class _Sum:
+    """A gradient, summed over parts in their order: in float32, or float64 for float64, if there are several."""
 
     def __init__(self, like: Tensor) -> None:
-        self.like, self.total = like, None
+        self.like = like
         self.kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        self.total: Tensor | None = None
+
+    def add(self, rows: tuple[int, int], gradient: Tensor) -> None:
+        if self.total is None and rows == (0, self.like.shape[2]):
+            self.total = gradient
+        else:
+            self.sum().narrow(2, *rows).add_(gradient)
 
     def sum(self) -> Tensor:
+        """The sum so far, for adding in place."""
         if self.total is None:
             self.total = torch.zeros_like(self.like, dtype=self.kind)
+        self.total = self.total.to(self.kind)
         return self.total
 
     def finish(self) -> Tensor:
-        return self.sum().to(self.like.dtype)
+        return torch.zeros_like(self.like) if self.total is None else self.total.to(self.like.dtype)
 
 
 def _backward(
     call: Call, wanted: Any, dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
     out: Tensor, lse: Tensor,
 ) -> Any:  # fmt: skip
-    local, exchange = call.local, call.exchange()
+    local, exchange, stages = call.local, call.exchange(), call.schedule.stages
     of_keys = wanted[1] or wanted[2]
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
-    dq, dbias = _Sums(q), _Sums(bias) if bias is not None else None
-    own: Tensor | None = None
+    dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
+    own: list[_Sum] = []
     returning: list[Pending] = []
     for i, (keys, k_here, v_here) in enumerate(_stages(call, k, v)):
-        # (sequence..., batch, heads, channels): as keys and values came
-        shape = *k_here.shape[2:-1], *k_here.shape[:2], k.shape[-1] + v.shape[-1]
-        kind = dq.kind if i == 0 else k.dtype
-        gradients = k.new_zeros(shape, dtype=kind) if of_keys else None
+        of_stage = [_Sum(k_here), _Sum(v_here)]
         for part in local.parts(keys):
             made = local.backward(part, bits, dout, dlse, (q, bias, out, lse), k_here, v_here)
             if wanted[0]:
-                dq.sum().narrow(2, *part.rows).add_(made[0])
-            if gradients is not None:
-                dk, dv = unpacked(gradients.narrow(0, *part.columns), k.shape[-1])
-                dk.add_(made[1])
-                dv.add_(made[2])
+                dq.add(part.rows, made[0])
+            for total, gradient in zip(of_stage if of_keys else [], made[1:3]):
+                total.add(part.columns, gradient)
             if wanted[3] and dbias is not None:
                 local.add_bias_gradient(part, made[3], dbias.sum())
         if i == 0:
-            own = gradients
-        elif gradients is not None:
-            returning.append(exchange.return_gradients(i - 1, call.schedule.stages[i - 1], gradients))
+            own = of_stage
+        elif of_keys:
+            gradients = packed(of_stage[0].finish(), of_stage[1].finish())
+            returning.append(exchange.return_gradients(i - 1, stages[i - 1], gradients))
     for pending in returning:
-        arrived, _ = pending.wait()
-        if own is not None:
-            exchange.add(arrived, own)
-    dk = dv = None
-    if own is not None:
-        dk, dv = (one.to(k.dtype) for one in unpacked(own, k.shape[-1]))
+        for pieces, buffer in pending.wait():
+            _add_returned(own, places(pieces, call.keys), unpacked(buffer, k.shape[-1]))
     made_bias = None
     if wanted[3] and dbias is not None:
         made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()
     dsink = _sink_gradient(call, sink, dout, dlse, out, lse) if wanted[4] else None
+    dk, dv = (total.finish() if wanted[i + 1] else None for i, total in enumerate(own))
     return dq.finish() if wanted[0] else None, dk, dv, made_bias, dsink
+
+
+def _add_returned(own: list[_Sum], to: list[Piece], gradients: tuple[Tensor, Tensor]) -> None:
+    at = 0
+    for start, count in to:
+        for total, gradient in zip(own, gradients):
+            total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
+        at += count
 
 
 def _sink_gradient(call: Call, sink: Tensor, dout: Tensor, dlse: Any, out: Tensor, lse: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class Sharding:
         if dim is not None:
             if not -x.dim() <= dim < x.dim():
                 raise ValueError(f"dim: {dim}, expected an axis of a tensor of {x.dim()} axes")
-            return dim % x.dim()
+            return int(dim % x.dim())
         wanted = (shape[0] if outer is None else outer, *shape[1:])
         found = [i for i in range(x.dim()) if tuple(x.shape[i : i + len(shape)]) == wanted]
         if len(found) != 1:
