@@ -32,17 +32,23 @@ def rules(tokens):
     }
 
 
-def timed(call, rounds, alone):
-    best = float("inf")
-    for _ in range(rounds):
-        if not alone:
-            dist.barrier()
-        start = time.perf_counter()
-        call()
-        if not alone:
-            dist.barrier()
-        best = min(best, time.perf_counter() - start)
-    return best
+def once(call, threads):
+    torch.set_num_threads(threads)
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def timed(together, alone, rounds):
+    """The least times of one process (in the first) and of both, in turns, after a round that does not count."""
+    one = two = float("inf")
+    for i in range(rounds + 1):
+        dist.barrier()
+        both = once(lambda: (together(), dist.barrier()), 1)
+        single = once(alone, 2) if dist.get_rank() == 0 else 0.0
+        if i > 0:
+            one, two = min(one, single), min(two, both)
+    return one, two
 
 
 def work(options):
@@ -69,15 +75,8 @@ def work(options):
         row["bytes"] = sum(traffic["bytes"])
         for kind, run in (("forward", forward), ("forward + backward", both)):
             together = lambda: run(attention, parts, sharding=sharding, exchange="keys")
-            torch.set_num_threads(1)
-            timed(together, 1, False)
-            two = timed(together, options.rounds, False)
-            if rank == 0:
-                torch.set_num_threads(2)
-                timed(lambda: run(alone, whole), 1, True)
-                one = timed(lambda: run(alone, whole), options.rounds, True)
-                row[kind] = {"one_ms": 1e3 * one, "two_ms": 1e3 * two, "efficiency": one / two}
-            dist.barrier()
+            one, two = timed(together, lambda: run(alone, whole), options.rounds)
+            row[kind] = {"one_ms": 1e3 * one, "two_ms": 1e3 * two, "efficiency": one / two}
         if rank == 0:
             found.append(row)
             line = "  ".join(

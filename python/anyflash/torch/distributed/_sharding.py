@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ... import _core
 from ._pieces import Piece, Pieces, common, count_of
-from ._schedule import Layout, Schedule, schedule_of
+from ._schedule import Layout, Schedule, schedule_of, unit_of
 
 Side = Literal["query", "key"]
 
@@ -87,21 +87,23 @@ class Sharding:
         least           the same, if each process received exactly the keys that its queries see and others have
         over_least      sum of bytes over sum of least; 1 is best
         gathered        what each process would receive if it gathered all keys
-        stages          steps of the exchange
+        stages          steps of the exchange; None for over 128 processes, for which they are not listed
         """
-        schedule = self._exchange()
         asked = [list(pieces) for pieces in self._layout.queries]
-        exact = _core.seen_keys(self.rule, self.q_shape, self.k_shape, self.align, asked, 1)
+
+        def received(unit: int) -> list[int]:
+            every = _core.seen_keys(self.rule, self.q_shape, self.k_shape, self.align, asked, unit)
+            return [count_of(seen) - count_of(common(seen, keys)) for seen, keys in zip(every, self._layout.keys)]
+
         entry = prod(self.k_shape[1:]) * channels * heads * bytes_of_number
         own = [count_of(pieces) for pieces in self._layout.keys]
-        least = [count_of(seen) - count_of(common(seen, keys)) for seen, keys in zip(exact, self._layout.keys)]
-        moved = [schedule.received(rank) for rank in range(self.ranks)]
+        least, moved = received(1), received(unit_of(self.k_shape))
         return {
             "bytes": [count * entry for count in moved],
             "least": [count * entry for count in least],
             "over_least": sum(moved) / sum(least) if sum(least) else 1.0,
             "gathered": [(self.k_shape[0] - count) * entry for count in own],
-            "stages": len(schedule.stages),
+            "stages": len(self._exchange().stages) if self.ranks <= 128 else None,
         }
 
     def _exchange(self) -> Schedule:
