@@ -6,5 +6,6 @@
 #include <anyflash/explain.h>
 #include <anyflash/names.h>
 #include <anyflash/rule.h>
+#include <anyflash/sharding.h>
 #include <anyflash/tensor.h>
 #include <anyflash/version.h>

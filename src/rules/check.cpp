@@ -5,6 +5,7 @@
 #include "rules/compile.h"
 #include "rules/documents.h"
 #include "rules/node.h"
+#include "rules/part.h"
 
 namespace anyflash::rules {
 namespace {
@@ -114,6 +115,10 @@ void check_node(const Node& node, const Shapes& shapes, const Node*& documents) 
 
 void check(const Rule& rule, const Shapes& shapes) {
   const auto whole = with_lengths(rule, shapes);
+  if (whole.node().kind == NodeKind::part) {
+    check_part(whole.node(), shapes);
+    return check(Rule(whole.node().left), whole_shapes(*whole.node().whole, shapes));
+  }
   if (whole.node().parts > max_atoms) {
     fail("rule: " + number(whole.node().parts) + " parts, at most " + number(max_atoms));
   }

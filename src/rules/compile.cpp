@@ -6,8 +6,10 @@
 #include <limits>
 #include <numeric>
 
+#include "problem/tensor.h"
 #include "rules/documents.h"
 #include "rules/node.h"
+#include "rules/part.h"
 #include "rules/ranges.h"
 
 namespace anyflash::rules {
@@ -39,11 +41,18 @@ class Compiler {
 
   Program run(const Rule& rule) {
     program_.dimensions = shapes_.dimensions;
+    own_q_ = shapes_.q_size;
+    own_k_ = shapes_.k_size;
+    if (keys_ >= 0) own_k_[2] = std::int32_t(keys_);
+    const bool in_pieces = rule.node().kind == NodeKind::part;
+    if (in_pieces) find_whole(rule.node());
     k_size_ = shapes_.k_size;
     if (keys_ >= 0) k_size_[2] = std::int32_t(keys_);
     for (int i = 0; i < 3; ++i) program_.axis[i] = axis_of(shapes_.q_size[i], k_size_[i], shapes_.align);
-    find_documents(rule.node());
-    auto tree = part_of(rule.node(), false);
+    const auto& root = in_pieces ? *rule.node().left : rule.node();
+    find_documents(root);
+    if (in_pieces) cut_frame();
+    auto tree = part_of(root, false);
     if (tree->kind == Part::Kind::nothing) {
       tree->kind = Part::Kind::atom;
       tree->atom = {AtomKind::full, true, 0, {}, {}, nullptr, 0, 0};
@@ -60,6 +69,40 @@ class Compiler {
   }
 
  private:
+  /// Turns to the shapes of the whole that the call has pieces of.
+  void find_whole(const Node& part) {
+    const auto& whole = *part.whole;
+    const auto own_keys = own_k_[outermost(shapes_.dimensions)];
+    const bool shortened = part.table_k.given() && keys_ >= 0;  // boxes are chosen for all keys
+    if (shortened && own_keys != count_before(whole.k, integer_at(part.table_k, batch_))) {
+      throw Error(Error::Kind::value, "key_lengths: " + std::to_string(own_keys) + " of the call's keys, expected " +
+                                          std::to_string(count_before(whole.k, integer_at(part.table_k, batch_))) +
+                                          " as in the rule's part");
+    }
+    whole_ = &whole;
+    keys_ = shortened ? integer_at(part.table_k, batch_) : -1;
+    q_pieces_ = flat_pieces(whole.q, whole.q_shape, count_of(whole.q));
+    k_pieces_ = flat_pieces(whole.k, whole.k_shape, own_keys);
+    shapes_ = whole_shapes(whole, shapes_);
+  }
+
+  /// From the frame of the whole to the pieces' entries in it: one piece a side is an offset, several are segments of
+  /// one document.
+  void cut_frame() {
+    const auto o = outermost(shapes_.dimensions);
+    const auto whole = program_.axis[o];
+    for (int i = 0; i < 3; ++i) program_.axis[i].q_size = own_q_[i], program_.axis[i].k_size = own_k_[i];
+    const auto first = [](const Pieces& pieces) { return pieces.empty() ? 0 : std::int32_t(pieces.front().first); };
+    program_.axis[o].q_offset = std::int32_t(whole.query(first(whole_->q)));
+    program_.axis[o].k_offset = std::int32_t(whole.key(first(whole_->k)));
+    program_.pieces = q_pieces_.size() > 1 || k_pieces_.size() > 1;
+    if (!program_.pieces || program_.has_documents) return;
+    program_.has_documents = program_.restarts = true;
+    tables_.documents.push_back(std::make_unique<DocumentTable>(document_of_pieces({&q_pieces_, &k_pieces_}, whole)));
+    const auto& table = *tables_.documents.back();
+    program_.documents = {table.q.view(), table.k.view(), table.axes.data()};
+  }
+
   void find_documents(const Node& node) {
     if (node.left) find_documents(*node.left);
     if (node.right) find_documents(*node.right);
@@ -78,16 +121,21 @@ class Compiler {
   }
 
   const DocumentTable& document_table(const Node& node) {
-    const auto queries = volume(shapes_.q_size), keys = volume(k_size_);
+    const auto queries = volume(shapes_.q_size), keys = volume(k_size_), own_keys = volume(own_k_);
     const auto q = row_of(node.table_q), k = row_of(node.table_k);
     for (const auto& table : tables_.documents) {
-      if (table->made_of_q == q.data && table->made_of_k == k.data && table->keys == keys) return *table;
+      if (table->made_of_q == q.data && table->made_of_k == k.data && table->keys == keys &&
+          table->own_keys == own_keys) {
+        return *table;
+      }
     }
-    auto table = node.kind == NodeKind::documents ? documents_of_ids(q, k, queries, keys, shapes_.align)
-                                                  : documents_of_lengths(q, k, keys, shapes_.align);
+    const auto own = whole_ ? OwnPieces{&q_pieces_, &k_pieces_} : OwnPieces{};
+    auto table = node.kind == NodeKind::documents ? documents_of_ids(q, k, queries, keys, shapes_.align, own)
+                                                  : documents_of_lengths(q, k, keys, shapes_.align, own);
     table.made_of_q = q.data;
     table.made_of_k = k.data;
     table.keys = keys;
+    table.own_keys = own_keys;
     tables_.documents.push_back(std::make_unique<DocumentTable>(std::move(table)));
     return *tables_.documents.back();
   }
@@ -188,7 +236,9 @@ class Compiler {
     part->atom.kind = raw                                     ? AtomKind::sink
                       : node.kind == NodeKind::prefix_queries ? AtomKind::prefix_queries
                                                               : AtomKind::prefix;
-    const auto last = node.n - 1;
+    auto last = node.n - 1;
+    if (raw && whole_ && shapes_.dimensions == 1) last = count_before(k_pieces_, node.n) - 1;
+    if (last < 0) return constant(false);
     if (shapes_.dimensions == 1) {
       part->atom.a = {{0, 0, narrow(last)}};
       return part;
@@ -198,7 +248,12 @@ class Compiler {
     if (size[0] == 0 || size[1] == 0 || size[2] == 0) return constant(true);  // there are no pairs
     const auto row = last / size[2], plane = row / size[1];
     if (plane >= size[0]) return constant(true);
-    part->atom.a = {{std::int32_t(plane), std::int32_t(row % size[1]), std::int32_t(last % size[2])}};
+    auto& entry = part->atom.a = {{std::int32_t(plane), std::int32_t(row % size[1]), std::int32_t(last % size[2])}};
+    if (raw && whole_ && !whole_->k.empty()) {  // counted from the first entry of the piece
+      auto& outer = entry[outermost(shapes_.dimensions)];
+      outer -= std::int32_t(whole_->k.front().first);
+      if (outer < 0) return constant(false);
+    }
     return part;
   }
 
@@ -214,6 +269,27 @@ class Compiler {
     if (table.data != nullptr) atom.data += head_ * stride(table.rank - 3) + batch_ * stride(table.rank - 4);
     atom.a = {{1, 1, narrow(node.n)}};
     atom.b = {{1, 1, narrow(node.m)}};
+    if (whole_ && table.data != nullptr) gather(atom);
+  }
+
+  /// Brings the rows and columns of the pieces together: a copy, of one entry for each block of either side.
+  void gather(Atom& atom) const {
+    const std::int64_t block_q = atom.kind == AtomKind::blocks ? atom.a[2] : 1;
+    const std::int64_t block_k = atom.kind == AtomKind::blocks ? atom.b[2] : 1;
+    const auto common_q = common_block(block_q, q_pieces_), common_k = common_block(block_k, k_pieces_);
+    auto rows = blocks_of_pieces(block_q, common_q, q_pieces_),
+         columns = blocks_of_pieces(block_k, common_k, k_pieces_);
+    if (atom.stride_q == 0) rows.resize(std::min<std::size_t>(rows.size(), 1), 0);
+    if (atom.stride_k == 0) columns.resize(std::min<std::size_t>(columns.size(), 1), 0);
+    auto& bytes = tables_.gathered.emplace_back();
+    bytes.reserve(rows.size() * columns.size() + 1);
+    for (const auto row : rows) {
+      const auto* from = atom.data + row * atom.stride_q;
+      for (const auto column : columns) bytes.push_back(from[column * atom.stride_k]);
+    }
+    atom.data = bytes.data();
+    if (atom.stride_q != 0) atom.stride_q = std::int64_t(columns.size()), atom.a[2] = std::int32_t(common_q);
+    if (atom.stride_k != 0) atom.stride_k = 1, atom.b[2] = std::int32_t(common_k);
   }
 
   static bool conjunction(const Part& part) {
@@ -269,11 +345,15 @@ class Compiler {
     }
   }
 
-  const Shapes& shapes_;
-  const std::int64_t batch_, head_, keys_;
+  Shapes shapes_;  // of the whole sequences
+  const std::int64_t batch_, head_;
+  std::int64_t keys_;  // of the whole sequence in this batch entry, -1: all
   const bool late_;
   Tables& tables_;
-  Int3 k_size_{};
+  Int3 k_size_{};                 // of the whole sequence
+  Int3 own_q_{}, own_k_{};        // of the call
+  const Whole* whole_ = nullptr;  // null: the call has all of it
+  Pieces q_pieces_, k_pieces_;    // flat entries
   Program program_{};
 };
 
@@ -324,6 +404,7 @@ std::int64_t stride_of(const Node& node, int j, bool negated) {
       const auto multiple = a / std::gcd(a, b) * b;
       return multiple <= int32_max ? multiple : std::max(a, b);
     }
+    case NodeKind::part: return stride_of(*node.left, j, negated);
     case NodeKind::local: return negated ? 1 : std::int64_t{1} << node.log2_stride;
     case NodeKind::neighbourhood: return negated ? 1 : narrow(node.b.value[node.b.count == 1 ? 0 : j]);
     default: return 1;
@@ -339,6 +420,10 @@ Tables& Tables::operator=(Tables&&) noexcept = default;
 
 Rule with_lengths(const Rule& rule, const Shapes& shapes) {
   if (!shapes.cu_seqlens_q.given() && !shapes.cu_seqlens_k.given()) return rule;
+  if (rule.node().kind == NodeKind::part) {
+    throw Error(Error::Kind::value,
+                "rule part: in a call with cu_seqlens, expected documents_packed in the whole rule");
+  }
   return rule & documents_packed(shapes.cu_seqlens_q, shapes.cu_seqlens_k);
 }
 

@@ -79,6 +79,7 @@ class Tables {
   Tables(Tables&&) noexcept;
   Tables& operator=(Tables&&) noexcept;
   std::vector<std::unique_ptr<DocumentTable>> documents;
+  std::vector<std::vector<std::uint8_t>> gathered;  ///< rows and columns of bitmaps and masks, for pieces of sequences
 };
 
 /// The program of one batch entry and query head; an index may be 0 where the rule's tables have no such axis.

@@ -9,10 +9,10 @@ namespace {
 
 using Ids = std::vector<std::int64_t>;
 
-/// A segment of equal ids, before documents are numbered.
+/// A segment of equal ids, before documents are numbered. base: entries of the document before it.
 struct IdRun {
   std::int64_t id;
-  std::int32_t start, end;
+  std::int32_t start, end, base = 0;
 };
 using IdRuns = std::vector<IdRun>;
 
@@ -44,10 +44,43 @@ IdRuns runs_of_lengths(const TensorView& lengths, std::int64_t count) {
   return runs;
 }
 
+std::size_t place_of(const Ids& values, std::int64_t id) {
+  return std::size_t(std::lower_bound(values.begin(), values.end(), id) - values.begin());
+}
+
+/// Finds the bases; returns the length of each document, by its id's place among all ids.
+std::vector<std::int64_t> measure(IdRuns& runs, const Ids& values) {
+  std::vector<std::int64_t> sizes(values.size());
+  for (auto& run : runs) {
+    auto& size = sizes[place_of(values, run.id)];
+    run.base = std::int32_t(size);
+    size += run.end - run.start;
+  }
+  return sizes;
+}
+
+/// The parts of the runs in the pieces, which follow each other.
+IdRuns cut(const IdRuns& runs, const Pieces& pieces) {
+  IdRuns own;
+  std::int64_t place = 0;
+  auto run = runs.begin();
+  for (const auto& [first, count] : pieces) {
+    while (run != runs.end() && run->end <= first) ++run;
+    for (auto at = run; at != runs.end() && at->start < first + count; ++at) {
+      const auto start = std::max<std::int64_t>(at->start, first), end = std::min<std::int64_t>(at->end, first + count);
+      const auto moved = place - first;
+      own.push_back(
+          {at->id, std::int32_t(start + moved), std::int32_t(end + moved), std::int32_t(at->base + start - at->start)});
+    }
+    place += count;
+  }
+  return own;
+}
+
 bool ascending(const IdRuns& runs, const Ids& values, const std::vector<std::int32_t>& numbers) {
   std::int32_t before = 0;
   for (const auto& run : runs) {
-    const auto number = numbers[std::lower_bound(values.begin(), values.end(), run.id) - values.begin()];
+    const auto number = numbers[place_of(values, run.id)];
     if (number < before) return false;
     before = number;
   }
@@ -64,26 +97,23 @@ std::vector<std::int32_t> number_documents(const Ids& values, const IdRuns& q, c
   std::int32_t next = 0;
   for (const auto* runs : {&q, &k}) {
     for (const auto& run : *runs) {
-      auto& number = numbers[std::lower_bound(values.begin(), values.end(), run.id) - values.begin()];
+      auto& number = numbers[place_of(values, run.id)];
       if (number < 0) number = next++;
     }
   }
   return numbers;
 }
 
-SideTable side_table(const IdRuns& runs, const Ids& values, const std::vector<std::int32_t>& numbers,
-                     std::vector<std::int64_t>& sizes) {
+SideTable side_table(const IdRuns& runs, const Ids& values, const std::vector<std::int32_t>& numbers) {
   SideTable side;
-  sizes.assign(values.size(), 0);
   side.segments.reserve(runs.size());
   for (auto* of : {&side.segment_of, &side.document_of}) of->reserve(runs.empty() ? 0 : runs.back().end);
   for (const auto& run : runs) {
-    const auto document = numbers[std::lower_bound(values.begin(), values.end(), run.id) - values.begin()];
+    const auto document = numbers[place_of(values, run.id)];
     const auto length = run.end - run.start;
     side.segment_of.insert(side.segment_of.end(), length, std::int32_t(side.segments.size()));
     side.document_of.insert(side.document_of.end(), length, document);
-    side.segments.push_back({run.start, run.end, document, std::int32_t(sizes[document])});
-    sizes[document] += length;
+    side.segments.push_back({run.start, run.end, document, run.base});
   }
   if (ascending(runs, values, numbers)) return side;
   const auto n = side.segments.size();
@@ -96,7 +126,7 @@ SideTable side_table(const IdRuns& runs, const Ids& values, const std::vector<st
   return side;
 }
 
-DocumentTable table_of(const IdRuns& q, const IdRuns& k, Align align) {
+DocumentTable table_of(IdRuns q, IdRuns k, Align align, OwnPieces own) {
   Ids values;
   values.reserve(q.size() + k.size());
   for (const auto* runs : {&q, &k}) {
@@ -104,13 +134,17 @@ DocumentTable table_of(const IdRuns& q, const IdRuns& k, Align align) {
   }
   std::sort(values.begin(), values.end());
   values.erase(std::unique(values.begin(), values.end()), values.end());
+  const auto q_sizes = measure(q, values), k_sizes = measure(k, values);
+  if (own.q) q = cut(q, *own.q);
+  if (own.k) k = cut(k, *own.k);
   const auto numbers = number_documents(values, q, k);
   DocumentTable table;
-  std::vector<std::int64_t> q_sizes, k_sizes;
-  table.q = side_table(q, values, numbers, q_sizes);
-  table.k = side_table(k, values, numbers, k_sizes);
-  table.axes.reserve(values.size());
-  for (std::size_t d = 0; d < values.size(); ++d) table.axes.push_back(axis_of(q_sizes[d], k_sizes[d], align));
+  table.q = side_table(q, values, numbers);
+  table.k = side_table(k, values, numbers);
+  table.axes.resize(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (numbers[i] >= 0) table.axes[numbers[i]] = axis_of(q_sizes[i], k_sizes[i], align);  // the call has entries of it
+  }
   return table;
 }
 
@@ -122,14 +156,26 @@ DocumentSide SideTable::view() const {
 }
 
 DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,
-                               std::int64_t keys, Align align) {
-  return table_of(runs_of_ids(ids_q, queries), runs_of_ids(ids_k, keys), align);
+                               std::int64_t keys, Align align, OwnPieces own) {
+  return table_of(runs_of_ids(ids_q, queries), runs_of_ids(ids_k, keys), align, own);
 }
 
 DocumentTable documents_of_lengths(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t keys,
-                                   Align align) {
+                                   Align align, OwnPieces own) {
   const auto queries = integer_at(cu_seqlens_q, cu_seqlens_q.shape[0] - 1);
-  return table_of(runs_of_lengths(cu_seqlens_q, queries), runs_of_lengths(cu_seqlens_k, keys), align);
+  return table_of(runs_of_lengths(cu_seqlens_q, queries), runs_of_lengths(cu_seqlens_k, keys), align, own);
+}
+
+DocumentTable document_of_pieces(OwnPieces own, const Axis& axis) {
+  const auto runs_of = [](const Pieces& pieces) {
+    const auto last = pieces.empty() ? Piece{} : pieces.back();
+    return cut({{0, 0, std::int32_t(last.first + last.count)}}, pieces);
+  };
+  DocumentTable table;
+  table.q = side_table(runs_of(*own.q), {0}, {0});
+  table.k = side_table(runs_of(*own.k), {0}, {0});
+  table.axes = {axis};
+  return table;
 }
 
 }  // namespace anyflash::rules

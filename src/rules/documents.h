@@ -2,6 +2,7 @@
 #pragma once
 
 #include <anyflash/attention.h>
+#include <anyflash/sharding.h>
 
 #include <vector>
 
@@ -22,17 +23,25 @@ struct SideTable {
 struct DocumentTable {
   // The ids' first entries: tables are shared by programs made of the same ids.
   const void *made_of_q = nullptr, *made_of_k = nullptr;
-  std::int64_t keys = 0;
+  std::int64_t keys = 0, own_keys = 0;  // of the whole sequence, and of the call
   SideTable q, k;
   std::vector<Axis> axes;
 };
 
+/// The pieces of both sides that a call has; null: all entries.
+struct OwnPieces {
+  const Pieces *q = nullptr, *k = nullptr;
+};
+
 /// ids of one batch entry: the first `queries` (`keys`) entries of ids_q (ids_k), which are rank 1, int32 or int64.
 DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,
-                               std::int64_t keys, Align align);
+                               std::int64_t keys, Align align, OwnPieces own = {});
 
 /// Cumulative lengths, checked. Keys from `keys` on do not exist.
 DocumentTable documents_of_lengths(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t keys,
-                                   Align align);
+                                   Align align, OwnPieces own = {});
+
+/// The pieces of sequences that are one document, whose frame is `axis`.
+DocumentTable document_of_pieces(OwnPieces own, const Axis& axis);
 
 }  // namespace anyflash::rules

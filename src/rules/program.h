@@ -89,6 +89,7 @@ struct Program {
   bool documents_required;  ///< no pair of different documents is visible
   bool restarts;            ///< coordinates restart in each document
   bool rule_restarts;       ///< and a part of the rule uses coordinates
+  bool pieces;              ///< entries of one document may lie apart in it: the sequences are pieces of longer ones
   Axis axis[3];
   Documents documents;
   Atom atoms[max_atoms];

@@ -68,7 +68,13 @@ void rank_of(const std::string& what, const TensorView& table, const char* expec
 
 using Tree = std::shared_ptr<const Node>;
 
+void not_a_part(const Node& node) {
+  if (node.kind == NodeKind::part) fail("rule part: combined with another rule, expected the part of the whole rule");
+}
+
 Rule combine(NodeKind kind, const Tree& a, const Tree& b) {
+  not_a_part(*a);
+  not_a_part(*b);
   Node node;
   node.kind = kind;
   node.parts = a->parts + b->parts;
@@ -94,6 +100,16 @@ bool all_equal(const PerDimension& values, std::int64_t value) {
     if (values.value[i] != value) return false;
   }
   return true;
+}
+
+std::string pieces_text(const char* name, const Pieces& pieces, const SequenceShape& shape) {
+  std::string text = std::string(", ") + name;
+  for (const auto& piece : pieces) {
+    text += " " + std::to_string(piece.first) + "-" + std::to_string(piece.first + piece.count);
+  }
+  text += " of";
+  for (const auto size : shape) text += " " + std::to_string(size);
+  return text;
 }
 
 std::string leaf_text(const Node& node, const NameOfTable& name_of) {
@@ -130,6 +146,10 @@ std::string node_text(const Node& node, int binding, const NameOfTable& name_of)
     case NodeKind::either: return wrapped(0, operand(*node.left, 0) + " | " + operand(*node.right, 1));
     case NodeKind::both: return wrapped(1, operand(*node.left, 1) + " & " + operand(*node.right, 2));
     case NodeKind::negation: return "~" + operand(*node.left, 2);
+    case NodeKind::part:
+      return "part(" + operand(*node.left, 0) + pieces_text("queries", node.whole->q, node.whole->q_shape) +
+             pieces_text("keys", node.whole->k, node.whole->k_shape) +
+             (node.table_k.given() ? ", key_lengths " + name_of(node.table_k) : "") + ")";
     default: return leaf_text(node, name_of);
   }
 }
@@ -158,6 +178,7 @@ Rule operator&(const Rule& a, const Rule& b) { return combine(NodeKind::both, a.
 Rule operator|(const Rule& a, const Rule& b) { return combine(NodeKind::either, a.node_, b.node_); }
 
 Rule operator~(const Rule& a) {
+  not_a_part(*a.node_);
   if (a.node_->kind == NodeKind::negation) return Rule(a.node_->left);  // so that repeated ~ adds no depth
   Node node;
   node.kind = NodeKind::negation;

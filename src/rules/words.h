@@ -206,7 +206,7 @@ ANYFLASH_HD Word word_by_documents(const Program& program, Question& question) {
 
   const std::int64_t origin = question.cell.origin[2], step = question.cell.step[2], count = question.count[2];
   const auto first_segment = side.segment_of[origin], last_segment = side.segment_of[origin + (count - 1) * step];
-  const bool mixed = step == 1 && last_segment - first_segment > 1;
+  const bool mixed = step == 1 && last_segment - first_segment > 1 && !program.pieces;
   Word left = low_bits(count);
   if (mixed && program.documents_required) left = equal_bits(side.document_of + origin, 1, count, own.document);
   Word word = 0;

@@ -1,0 +1,81 @@
+"""Whether all processes of a group make the same call. Each says so in one small all_gather; a process that was about
+to raise still takes part, so that no other waits for it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# What has to be equal, each with a text that a message can show.
+FIELDS = (
+    "query",
+    "key",
+    "value",
+    "rule",
+    "sharding",
+    "bias",
+    "sink",
+    "alibi_slopes",
+    "key_lengths",
+    "options",
+    "gradients",
+)
+
+
+def agree(
+    group: Any, device: torch.device, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None
+) -> Any:
+    """The numbers `own` of all processes, in their order. Raises in every process if one has an error, or says another
+    text under one of FIELDS."""
+    if "nccl" not in dist.get_backend_config(group):
+        device = torch.device("cpu")
+    elif device.type != "cuda":  # the call has an error; NCCL needs a first collective that all processes are in
+        device = torch.device("cuda", torch.cuda.current_device())
+    texts = [said.get(name, "") for name in FIELDS]
+    mine = torch.tensor([error is not None, *own, *map(_digest, texts)], dtype=torch.int64, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    lost(lambda: dist.all_gather(every, mine, group=group))
+    rows = [one.tolist() for one in every]
+    if not any(row[0] for row in rows) and all(row[4:] == rows[0][4:] for row in rows):
+        return [tuple(row[1:4]) for row in rows]
+    told: list[Any] = [None] * len(rows)
+    lost(lambda: dist.all_gather_object(told, (None if error is None else str(error), texts), group=group))
+    if error is not None:
+        raise error
+    for rank, (refused, _) in enumerate(told):
+        if refused is not None:
+            raise ValueError(f"rank {rank} refused its part of the call: {refused}")
+    for i, name in enumerate(FIELDS):
+        for rank, (_, texts) in enumerate(told):
+            if texts[i] != told[0][1][i]:
+                raise ValueError(f"{name}: {texts[i]} in rank {rank}, expected {told[0][1][i]} as in rank 0")
+    raise ValueError("the processes' calls differ, expected the same call in all of them")
+
+
+def lost(communicate: Any) -> Any:
+    """communicate(), with one line where a process is gone or does not answer within the group's timeout."""
+    try:
+        return communicate()
+    except RuntimeError as error:
+        line = str(error).strip().split("\n")[0]
+        raise RuntimeError(
+            f"anyflash.torch.distributed: another process of the group is gone or late: {line}"
+        ) from error
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def summed(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """The sum of all processes' tensors, in the order of their ranks: the same bits in each run."""
+    every = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    lost(lambda: dist.all_gather(every, x.contiguous(), group=group))
+    total = every[0]
+    for one in every[1:]:
+        total = total + one
+    return total

@@ -1,0 +1,332 @@
+"""attention of a sequence that is split over processes: checks, agreement, and the choice of the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ... import _core
+from ..._frontend import check_return_lse
+from ..._options import Scalars, check_names, constants, with_scalars
+from ..._rules import documents_packed, full
+from .._attention import cast, is_direct
+from .._op import NO_SLOPES
+from .._rule import given_rule
+from ._agree import agree
+from ._heads import attention_by_heads
+from ._keys import AttentionByKeys, Call
+from ._local import Local
+from ._pieces import Pieces, contiguous, count_of
+from ._schedule import Layout, schedule_of
+from ._sharding import Sharding
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_FULL = full()
+_AXES = {"bhsd": (1, -1), "bshd": (-2, -1), "bhds": (1, 2), "thd": (1, -1), "qkv": (1, -1)}  # heads, channels
+_NOT_HERE = ("plan", "out", "page_table", "memory_budget", "num_chunks_q", "num_chunks_kv", "dropout_p")
+
+
+@with_scalars
+def attention(
+    q: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    *,
+    group: Any = None,
+    sharding: Sharding | None = None,
+    rule: Any = _FULL,
+    exchange: str = "auto",
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sink: Tensor | None = None,
+    return_lse: bool | str = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    tables: Mapping[str, Any] | None = None,
+    **scalars: Unpack[Scalars],
+) -> Any:
+    """anyflash.torch.attention of a sequence that is split over the processes of a group, with gradients of q, k, v,
+    bias and sink, through out and lse. All processes call it with the same options. The result is that of one process.
+
+    q, k, v : this process' part of the sequence, in any layout. It is split along its outermost dimension. out and lse
+        are those of its queries.
+    group : the process group, the default one if not given: gloo for tensors on the CPU, NCCL on GPUs.
+    sharding : made by plan_sharding: which entries the parts are. Without it they are contiguous, in the order of the
+        ranks. Their lengths may differ.
+    rule : of the whole sequence. So are tables, cu_seqlens_q, cu_seqlens_k and key_lengths. They are complete in each
+        process and on the CPU.
+    bias : (batch or 1, heads or 1, own queries or 1, all keys or 1). One with one row, and sink and alibi_slopes, are
+        the same in each process. Their gradients are the sums of all processes.
+    exchange : "keys" sends keys and values to the queries that see them. "heads" gives each process all entries of some
+        heads (Ulysses). "auto" takes what moves fewer bytes.
+
+    Other options are those of anyflash.torch.attention. Pages, plans and `out` are refused.
+
+    If the processes' shapes, types, rules or options differ, or one refuses its part, all raise ValueError with one
+    line. If a process is gone, the others raise RuntimeError within the group's timeout.
+    """
+    group = sharding.group if group is None and isinstance(sharding, Sharding) else group
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("group: this process is not in it")
+    call, error = None, None
+    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
+    try:
+        refused = {name: scalars.pop(name) for name in _NOT_HERE if name in scalars}  # type: ignore[misc]
+        call = _Prepared(q, k, v, rule, tables, refused, scalars, sharding, exchange, return_lse)
+        call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
+    except Exception as caught:
+        error = caught
+    lengths = agree(
+        group, device, call.said() if call and not error else {}, call.lengths() if call else (0, 0, 0), error
+    )
+    assert call is not None
+    layout = call.layout(lengths)
+    rule = call.whole_rule()
+    _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
+    shared = call.shares_bias(lengths, layout)
+    schedule = schedule_of(rule, call.align, layout)
+    received = [schedule.received(one) for one in range(ranks)]
+    if call.by_heads(received, layout, ranks):
+        made = attention_by_heads(
+            call.q, call.k, call.v, rule, layout, group, sink, call.options(True), return_lse == "lm"
+        )
+        out, *rows = made
+    else:
+        local = Local(rule, layout, rank, call.options(False), call.key_lengths)
+        out, l, m, lse = AttentionByKeys.apply(
+            call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
+        )
+        rows = [l, m] if return_lse == "lm" else [lse]
+    out = call.as_given(out)
+    if not return_lse:
+        return out
+    return out, *(one if call.batched else one[0] for one in rows)
+
+
+class _Prepared:
+    """One process' call, checked as far as it can be without the others."""
+
+    def __init__(
+        self, q: Any, k: Any, v: Any, rule: Any, tables: Any, refused: dict[str, Any], scalars: Any,
+        sharding: Any, exchange: str, return_lse: Any,
+    ) -> None:  # fmt: skip
+        for name, one in refused.items():
+            if one is not None:
+                raise ValueError(f"{name}: given to distributed attention, expected none there")
+        check_names(scalars, "distributed.attention")
+        check_return_lse(return_lse)
+        self.scalars = constants(scalars)
+        if not self.scalars["threads"]:
+            self.scalars["threads"] = torch.get_num_threads()
+        self.align, self.kind = self.scalars["align"], self.scalars.pop("layout")
+        _core.check_name("layout", self.kind, list(_AXES))
+        _core.check_name("exchange", exchange, ["auto", "keys", "heads"])
+        if sharding is not None and not isinstance(sharding, Sharding):
+            raise TypeError(f"sharding: type {type(sharding).__name__}, expected what plan_sharding returns")
+        self.sharding: Sharding | None = sharding
+        self.exchange = exchange
+        self.rule = given_rule(rule, tables)
+        q, k, v = cast(q, k, v)
+        if self.kind == "qkv":
+            if k is not None or v is not None or q.dim() != 4 or q.shape[0] != 3:
+                raise ValueError("query: expected (3, heads, tokens, channels), without key and value")
+            q, k, v = q.unbind(0)
+        for name, one in (("query", q), ("key", k), ("value", v)):
+            if not isinstance(one, Tensor):
+                raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
+            if one.device != q.device:
+                raise ValueError(f"{name}: on {one.device}, expected {q.device} as query")
+        if torch.compiler.is_compiling() or not is_direct(q, k, v):
+            raise ValueError(
+                "query: traced, transformed or a subclass, expected plain tensors in distributed attention"
+            )
+        self.batched = self.kind not in ("thd", "qkv")
+        self.q, self.k, self.v = (self._to_bhsd(name, one) for name, one in (("query", q), ("key", k), ("value", v)))
+        self.bias = self.sink = self.slopes = self.lengths_q = None
+        self.key_lengths: list[int] | None = None
+        self.cu_seqlens: tuple[Any, Any] | None = None
+
+    def _to_bhsd(self, name: str, x: Tensor) -> Tensor:
+        least = {"thd": 3, "qkv": 3}.get(self.kind, 4)
+        if x.dim() < least or x.dim() > (6 if least == 4 else 3):
+            raise ValueError(f"{name}: {x.dim()} axes, expected those of layout {self.kind}")
+        if self.kind == "thd":
+            return x.transpose(0, 1)[None]
+        if self.kind == "qkv":
+            return x[None]
+        return x.movedim(-2, 1) if self.kind == "bshd" else x.movedim(2, -1) if self.kind == "bhds" else x
+
+    def as_given(self, x: Tensor) -> Tensor:
+        """A result of (batch, heads, sequence..., channels) in the call's layout."""
+        if self.kind == "thd":
+            return x[0].transpose(0, 1)
+        if self.kind == "qkv":
+            return x[0]
+        return x.movedim(1, -2) if self.kind == "bshd" else x.movedim(-1, 2) if self.kind == "bhds" else x
+
+    def add_tensors(
+        self, bias: Any, slopes: Any, sink: Any, cu_q: Any, cu_k: Any, key_lengths: Any, ranks: int
+    ) -> None:
+        given = {"bias": bias, "alibi_slopes": slopes, "sink": sink}
+        given |= {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "key_lengths": key_lengths}
+        for name, one in given.items():
+            if one is not None and not isinstance(one, Tensor):
+                raise TypeError(f"{name}: type {type(one).__name__}, expected a torch.Tensor")
+        if (self.kind == "thd") != (cu_q is not None) or (cu_q is None) != (cu_k is None):
+            raise ValueError("cu_seqlens_q, cu_seqlens_k: expected both with layout thd, and none without it")
+        for name in ("cu_seqlens_q", "cu_seqlens_k", "key_lengths"):
+            if given[name] is not None and given[name].device.type != "cpu":
+                raise ValueError(f"{name}: on {given[name].device}, expected cpu in distributed attention")
+        if cu_q is not None:
+            self.cu_seqlens = cu_q, cu_k
+        if key_lengths is not None:
+            self.key_lengths = [int(one) for one in key_lengths.flatten()]
+        if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
+            raise ValueError(NO_SLOPES)
+        self.bias, self.sink, self.slopes = bias, sink, slopes
+        self.needs = [
+            torch.is_grad_enabled() and one is not None and one.requires_grad
+            for one in (self.q, self.k, self.v, bias, sink)
+        ]
+        if bias is not None and bias.dim() != 4:
+            raise ValueError(f"bias: {bias.dim()} axes, expected (batch, heads, queries, keys)")
+        queries = prod(self.q.shape[2:-1])
+        if bias is not None and bias.shape[2] not in (1, queries):
+            raise ValueError(f"bias: {bias.shape[2]} queries, expected {queries} as in query, or 1")
+        if self.sharding is not None:
+            self._check_sharding(self.sharding, ranks)
+        self._check_alone()
+
+    def _check_sharding(self, sharding: Sharding, ranks: int) -> None:
+        if sharding.rank is None or sharding.ranks != ranks:
+            raise ValueError(f"sharding: of {sharding.ranks} processes, expected one of this group's {ranks}")
+        own = count_of(sharding.pieces("query")), count_of(sharding.pieces("key"))
+        for name, x, count, shape in (
+            ("query", self.q, own[0], sharding.q_shape),
+            ("key", self.k, own[1], sharding.k_shape),
+        ):
+            if tuple(x.shape[2:-1]) != (count, *shape[1:]):
+                raise ValueError(
+                    f"{name}: sequence {tuple(x.shape[2:-1])}, expected {(count, *shape[1:])} as in sharding"
+                )
+
+    def _check_alone(self) -> None:
+        """The library's own checks of the tensors, on a call without the others' keys."""
+        lengths = None if self.key_lengths is None else [0] * len(self.key_lengths)
+        options: dict[str, Any] = {
+            **self.scalars,
+            "rule": _FULL,
+            "alibi_slopes": self.slopes,
+            "sink": self.sink,
+            "key_lengths": None if lengths is None else torch.tensor(lengths, dtype=torch.int64),
+            "bias": None if self.bias is None else self.bias[:, :, :, :1],
+        }
+        _core.result_shapes(
+            _plain(self.q),
+            _plain(self.k),
+            _plain(self.v),
+            {name: _plain(one) for name, one in options.items() if one is not None},
+        )
+
+    def said(self) -> dict[str, str]:
+        """What has to be the same in all processes, as texts."""
+        return {
+            "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels",
+            "key": f"{self.k.dtype}, {_sizes(self.k)}, {self.k.shape[-1]} channels",
+            "value": f"{self.v.dtype}, {self.v.shape[-1]} channels",
+            "rule": f"{self.whole_rule()} with tables of hash {_core.rule_hash(self.whole_rule()):x}",
+            "sharding": "none" if self.sharding is None else str(self.sharding._layout),
+            "bias": "none" if self.bias is None else f"{self.bias.dtype} {(*self.bias.shape[:2], self.bias.shape[3])}",
+            "sink": _kind(self.sink),
+            "alibi_slopes": _kind(self.slopes),
+            "key_lengths": str(self.key_lengths),
+            "options": str({**self.scalars, "threads": 0, "layout": self.kind, "exchange": self.exchange}),
+            "gradients": str(self.needs),
+        }
+
+    def lengths(self) -> tuple[int, int, int]:
+        """Of the outermost dimension, and the rows of the bias."""
+        return self.q.shape[2], self.k.shape[2], 0 if self.bias is None else self.bias.shape[2]
+
+    def layout(self, lengths: list[tuple[int, int, int]]) -> Layout:
+        if self.sharding is not None:
+            return self.sharding._layout
+        queries, keys, _ = zip(*lengths)
+        return Layout(
+            (sum(queries), *self.q.shape[3:-1]),
+            (sum(keys), *self.k.shape[3:-1]),
+            tuple(contiguous(queries)),
+            tuple(contiguous(keys)),
+        )
+
+    def whole_rule(self) -> Any:
+        return self.rule if self.cu_seqlens is None else self.rule & documents_packed(*self.cu_seqlens)
+
+    def shares_bias(self, lengths: list[tuple[int, int, int]], layout: Layout) -> bool:
+        """Whether the bias has one row for all queries, the same in all processes. Checks it, and key_lengths."""
+        keys = prod(layout.k_shape)
+        if self.bias is not None and self.bias.shape[3] not in (1, keys):
+            raise ValueError(f"bias: {self.bias.shape[3]} keys, expected all {keys} of the sequence, or 1")
+        if self.key_lengths is not None and not all(0 <= length <= keys for length in self.key_lengths):
+            raise ValueError(f"key_lengths: {self.key_lengths}, expected 0 to {keys}, the whole sequence")
+        inner = prod(layout.q_shape[1:])
+        rows, queries = [one[2] for one in lengths], [one[0] * inner for one in lengths]
+        if self.bias is None or rows == queries:
+            return False
+        if any(count != 1 for count in rows):
+            raise ValueError(f"bias: rows {rows} in the processes, expected their queries {queries}, or 1 in all")
+        return True
+
+    def options(self, whole: bool) -> dict[str, Any]:
+        made = dict(self.scalars)
+        if self.slopes is not None:
+            made["alibi_slopes"] = self.slopes
+        if whole and self.key_lengths is not None:
+            made["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
+        return made
+
+    def by_heads(self, received: list[int], layout: Layout, ranks: int) -> bool:
+        """Whether to exchange heads: possible where each process gets as many, and better where it moves less."""
+        heads_q, heads_k = self.q.shape[1], self.k.shape[1]
+        why = None
+        if heads_q % ranks or heads_k % ranks:
+            why = f"{heads_q} heads of queries and {heads_k} of keys, expected multiples of {ranks} processes"
+        elif self.bias is not None:
+            why = "a bias, expected none"
+        elif any(table.ndim > 2 and table.shape[-3] > 1 for table in self.whole_rule()._parts[1].values()):
+            why = "a rule that differs between heads, expected one for all"
+        if self.exchange == "heads" and why:
+            raise ValueError(f"exchange: 'heads' with {why}")
+        if self.exchange != "auto" or why or ranks == 1:
+            return bool(self.exchange == "heads" and why is None)
+        channels = self.q.shape[-1] + self.v.shape[-1]
+        entries = heads_q * _most(layout.queries, layout.q_shape) + heads_k * _most(layout.keys, layout.k_shape)
+        by_heads = entries * channels * (ranks - 1) // ranks
+        by_keys = max(received) * prod(layout.k_shape[1:]) * heads_k * channels
+        return bool(by_heads < by_keys)
+
+
+def _plain(one: Any) -> Any:
+    return one.detach() if isinstance(one, Tensor) else one
+
+
+def _sizes(x: Tensor) -> str:
+    return f"{x.shape[0]} batch entries, {x.shape[1]} heads, inner sizes {tuple(x.shape[3:-1])}"
+
+
+def _kind(x: Tensor | None) -> str:
+    return "none" if x is None else f"{x.dtype} {tuple(x.shape)}"
+
+
+def _most(pieces: tuple[Pieces, ...], shape: tuple[int, ...]) -> int:
+    """Entries of the process that has the most."""
+    return max(map(count_of, pieces)) * prod(shape[1:])

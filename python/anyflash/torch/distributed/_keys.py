@@ -1,0 +1,153 @@
+"""Attention by the exchange of keys: queries stay where they are, and each process gets the keys that they see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._attention import in_memory, once
+from ._agree import summed
+from ._exchange import Exchange, Pending, packed, unpacked
+from ._local import Joined, Local
+from ._pieces import Piece, Pieces, places
+from ._schedule import Schedule
+
+
+class Call(NamedTuple):
+    local: Local
+    schedule: Schedule
+    group: Any
+    rank: int
+    shared_bias: bool  # its one row is that of all queries, in all processes
+
+    @property
+    def keys(self) -> Pieces:
+        return self.local.layout.keys[self.rank]
+
+    def exchange(self) -> Exchange:
+        return Exchange(self.group, self.rank, self.keys)
+
+    def moves(self) -> bool:
+        """Whether this process sends or receives anything."""
+        return any(self.rank in pair for stage in self.schedule.stages for pair in stage.transfers)
+
+
+class AttentionByKeys(torch.autograd.Function):
+    """(out, row_sum, row_max, lse) of the process' queries. q, k and v are (batch, heads, sequence..., channels)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call) -> Any:
+        joined = Joined(q, v.shape[-1], call.local.inner_q)
+        for keys, k_here, v_here in _stages(call, k, v):
+            for part in call.local.parts(keys):
+                joined.add(part.rows, *call.local.forward(part, q, k_here, v_here, bias))
+        out, row_sum, row_max = joined.finish(sink)
+        lse = row_max + row_sum.log()
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(row_sum, row_max)
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse)
+        return out, row_sum, row_max, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, _: Any, __: Any, dlse: Any) -> Any:
+        out = ctx.saved_tensors[5]
+        # Without a gradient too: the others may have one, and wait for this process.
+        dout = torch.zeros_like(out) if dout is None else in_memory(dout)
+        dlse = None if dlse is None else in_memory(dlse)
+        wanted = ctx.needs_input_grad
+        return *once(_backward, ctx.call, wanted, dout, dlse, *ctx.saved_tensors), None
+
+
+def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[Pieces, Tensor, Tensor]]:
+    """The own keys, then those of each stage. While one stage is worked on, the next is under way."""
+    stages, exchange = call.schedule.stages if call.moves() else (), call.exchange()
+    pending = exchange.send_keys(0, stages[0], k, v) if stages else None
+    yield call.keys, k, v
+    for i, stage in enumerate(stages):
+        after = exchange.send_keys(i + 1, stages[i + 1], k, v) if i + 1 < len(stages) else None
+        assert pending is not None
+        buffer = pending.wait()
+        pending = after
+        yield stage.keys(call.rank), *unpacked(buffer, k.shape[-1])
+
+
+class _Sum:
+    """A gradient, summed over parts in their order: in float32, or float64 for float64, if there are several."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        self.total: Tensor | None = None
+
+    def add(self, rows: tuple[int, int], gradient: Tensor) -> None:
+        if self.total is None and rows == (0, self.like.shape[2]):
+            self.total = gradient
+        else:
+            self.sum().narrow(2, *rows).add_(gradient)
+
+    def sum(self) -> Tensor:
+        """The sum so far, for adding in place."""
+        if self.total is None:
+            self.total = torch.zeros_like(self.like, dtype=self.kind)
+        self.total = self.total.to(self.kind)
+        return self.total
+
+    def finish(self) -> Tensor:
+        return torch.zeros_like(self.like) if self.total is None else self.total.to(self.like.dtype)
+
+
+def _backward(
+    call: Call, wanted: Any, dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
+    out: Tensor, lse: Tensor,
+) -> Any:  # fmt: skip
+    local, exchange, stages = call.local, call.exchange(), call.schedule.stages
+    of_keys = wanted[1] or wanted[2]
+    bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
+    dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
+    own: list[_Sum] = []
+    returning: list[Pending] = []
+    for i, (keys, k_here, v_here) in enumerate(_stages(call, k, v)):
+        of_stage = [_Sum(k_here), _Sum(v_here)]
+        for part in local.parts(keys):
+            made = local.backward(part, bits, dout, dlse, (q, bias, out, lse), k_here, v_here)
+            if wanted[0]:
+                dq.add(part.rows, made[0])
+            for total, gradient in zip(of_stage if of_keys else [], made[1:3]):
+                total.add(part.columns, gradient)
+            if wanted[3] and dbias is not None:
+                local.add_bias_gradient(part, made[3], dbias.sum())
+        if i == 0:
+            own = of_stage
+        elif of_keys:
+            gradients = packed(of_stage[0].finish(), of_stage[1].finish())
+            returning.append(exchange.return_gradients(i - 1, stages[i - 1], gradients))
+    for pending in returning:
+        for pieces, buffer in pending.wait():
+            _add_returned(own, places(pieces, call.keys), unpacked(buffer, k.shape[-1]))
+    made_bias = None
+    if wanted[3] and dbias is not None:
+        made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()
+    dsink = _sink_gradient(call, sink, dout, dlse, out, lse) if wanted[4] else None
+    dk, dv = (total.finish() if wanted[i + 1] else None for i, total in enumerate(own))
+    return dq.finish() if wanted[0] else None, dk, dv, made_bias, dsink
+
+
+def _add_returned(own: list[_Sum], to: list[Piece], gradients: tuple[Tensor, Tensor]) -> None:
+    at = 0
+    for start, count in to:
+        for total, gradient in zip(own, gradients):
+            total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
+        at += count
+
+
+def _sink_gradient(call: Call, sink: Tensor, dout: Tensor, dlse: Any, out: Tensor, lse: Tensor) -> Tensor:
+    """The sink has no value: more of its weight means less of out, and a greater lse. Summed over all processes."""
+    share = torch.where(lse > -torch.inf, (sink.to(lse.dtype)[:, None] - lse).exp(), 0.0)
+    change = -(dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1).reshape(lse.shape)
+    if dlse is not None:
+        change = change + dlse
+    return summed((share * change).double().sum((0, 2)), call.group).to(sink.dtype)

@@ -1,0 +1,179 @@
+"""One process' own work: attention of its queries to some keys, and the join of partial results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import _core
+from .._attention import _forward, _gradients
+from .._op import others_of, stream_of
+from ._pieces import Pieces, before, count_of
+from ._schedule import Layout
+
+
+class Part(NamedTuple):
+    """A local call: entries of the queries (rows) and of the keys at hand (columns), with their pieces."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+    queries: Pieces
+    keys: Pieces
+
+
+class Local:
+    """The calls of one process. `options`: those of anyflash.torch.attention but the rule, bias and lengths."""
+
+    def __init__(
+        self, rule: Any, layout: Layout, rank: int, options: dict[str, Any], lengths: list[int] | None
+    ) -> None:
+        self.rule, self.layout, self.options, self.lengths = rule, layout, options, lengths
+        self.queries = layout.queries[rank]
+        self.inner_q, self.inner_k = prod(layout.q_shape[1:]), prod(layout.k_shape[1:])
+
+    def parts(self, keys: Pieces) -> Iterator[Part]:
+        """One call for all pieces of a text; in two and three dimensions a call takes one piece a side."""
+        if not keys or not self.queries or not self.inner_q or not self.inner_k:
+            return
+        if len(self.layout.q_shape) == 1:
+            yield Part((0, count_of(self.queries)), (0, count_of(keys)), self.queries, keys)
+            return
+        row = 0
+        for queries in self.queries:
+            column = 0
+            for piece in keys:
+                yield Part((row, queries[1]), (column, piece[1]), (queries,), (piece,))
+                column += piece[1]
+            row += queries[1]
+
+    def forward(
+        self, part: Part, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """out, row_sum and row_max of a part."""
+        q, k, v = self._cut(part, q, k, v)
+        options, others = self._options(part, q, self.bias_of(part, bias))
+        made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, q, k, v, None, "lm")
+        return made
+
+    def backward(
+        self, part: Part, wanted: int, dout: Tensor, dlse: Tensor | None, saved: tuple[Any, ...], k: Tensor, v: Tensor
+    ) -> Any:
+        """The gradients of q, k, v and bias. saved: q, bias, and the joined out and lse."""
+        q, bias, out, lse = saved
+        start, count = part.rows
+        rows = start * self.inner_q, count * self.inner_q
+        q, k, v = self._cut(part, q, k, v)
+        bias = self.bias_of(part, bias)
+        options, _ = self._options(part, q, None)
+        dlse = None if dlse is None else dlse.narrow(2, *rows)
+        dout, out, lse = dout.narrow(2, start, count), out.narrow(2, start, count), lse.narrow(2, *rows)
+        return _gradients(wanted, options, dout, dlse, q, k, v, bias, None, out, lse)
+
+    def bias_of(self, part: Part, bias: Tensor | None) -> Tensor | None:
+        """The bias of a part's queries and keys."""
+        if bias is None:
+            return None
+        if bias.shape[2] > 1:
+            bias = bias.narrow(2, part.rows[0] * self.inner_q, part.rows[1] * self.inner_q)
+        if bias.shape[3] == 1:
+            return bias
+        columns = [bias.narrow(3, first * self.inner_k, count * self.inner_k) for first, count in part.keys]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, 3)
+
+    def add_bias_gradient(self, part: Part, gradient: Tensor, total: Tensor) -> None:
+        if total.shape[2] > 1:
+            total = total.narrow(2, part.rows[0] * self.inner_q, part.rows[1] * self.inner_q)
+        if total.shape[3] == 1:
+            total += gradient
+            return
+        at = 0
+        for first, count in part.keys:
+            entries = count * self.inner_k
+            total.narrow(3, first * self.inner_k, entries).add_(gradient.narrow(3, at, entries))
+            at += entries
+
+    def _cut(self, part: Part, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return q.narrow(2, *part.rows), k.narrow(2, *part.columns), v.narrow(2, *part.columns)
+
+    def _options(self, part: Part, q: Tensor, bias: Tensor | None) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        options = dict(self.options)
+        lengths = None
+        if self.lengths is not None:
+            lengths = torch.tensor(self.lengths, dtype=torch.int64)
+            own = [before(part.keys, length) for length in self.lengths]
+            options["key_lengths"] = torch.tensor(own, dtype=torch.int64)
+        layout = self.layout
+        options["rule"] = _core.rule_part(self.rule, layout.q_shape, layout.k_shape, part.queries, part.keys, lengths)
+        if bias is not None:
+            options["bias"] = bias
+        others: tuple[Any, ...] = ()
+        if q.is_cuda:
+            others = others_of(q, options)
+            options["stream"] = stream_of(q, others)
+        return options, others
+
+
+class Joined:
+    """The softmax over all keys from those over parts of them. Sums are float32, or float64 for float64: with the pair
+    (row_max, row_sum) of each part they are exact, where a large log-sum-exp would have lost its digits."""
+
+    def __init__(self, q: Tensor, d_v: int, inner: int) -> None:
+        self.q, self.d_v, self.inner = q, d_v, inner
+        self.kind = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.only: tuple[Tensor, Tensor, Tensor] | None = None  # the first part, if it has all queries
+        self.sums: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def add(self, rows: tuple[int, int], out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
+        if self.only is None and self.sums is None and rows == (0, self.q.shape[2]):
+            self.only = out, row_sum, row_max
+            return
+        total, sums, maxima = self._sums()
+        flat = rows[0] * self.inner, rows[1] * self.inner
+        _join(total.narrow(2, *rows), sums.narrow(2, *flat), maxima.narrow(2, *flat), out, row_sum, row_max)
+
+    def finish(self, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """out, row_sum and row_max. The sink is one more logit in each row that sees a key."""
+        out, sums, maxima = self.only if self.only is not None and sink is None else self._sums()
+        if sink is not None:
+            logit = sink.detach().to(self.kind)[:, None]
+            weight = torch.where(sums > 0, (logit - maxima).exp(), 0.0)
+            greater = torch.where((logit > maxima) & (sums > 0), logit, maxima)
+            own = torch.where(sums > 0, (maxima - greater).exp() * sums, 0.0)
+            share = torch.where(sums > 0, 1 / (1 + weight / sums), 1.0)
+            out *= share.reshape(*out.shape[:-1], 1)
+            sums, maxima = own + torch.where(sums > 0, (logit - greater).exp(), 0.0), greater
+        return out.to(self.q.dtype), sums, maxima
+
+    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        if self.sums is None:
+            rows = *self.q.shape[:2], self.q.shape[2] * self.inner
+            if self.only is not None:
+                out, sums, maxima = self.only
+                self.sums = out.to(self.kind, copy=True), sums, maxima
+            else:
+                zeros = self.q.new_zeros((*self.q.shape[:-1], self.d_v), dtype=self.kind)
+                self.sums = (
+                    zeros,
+                    self.q.new_zeros(rows, dtype=self.kind),
+                    self.q.new_full(rows, -torch.inf, dtype=self.kind),
+                )
+            self.only = None
+        return self.sums
+
+
+def _join(total: Tensor, sums: Tensor, maxima: Tensor, out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
+    """Adds a part to the sums in place."""
+    greater = torch.maximum(maxima, row_max)
+    seen = greater > -torch.inf
+    mine = torch.where(seen, (maxima - greater).exp() * sums, 0.0)
+    more = torch.where(seen, (row_max - greater).exp() * row_sum, 0.0)
+    both = mine + more
+    of_total = torch.where(seen, mine / both, 1.0).reshape(*total.shape[:-1], 1)
+    of_out = torch.where(seen, more / both, 0.0).reshape(*total.shape[:-1], 1)
+    total.mul_(of_total).add_(out * of_out)
+    sums.copy_(both)
+    maxima.copy_(greater)

@@ -1,0 +1,128 @@
+"""Processes that do not make the same call, or are gone: an error in each of them, never a wait without end."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from processes import run_processes
+
+pytestmark = pytest.mark.of_the_cpu
+
+BEGIN = """
+import anyflash as af
+from anyflash.torch.distributed import attention, plan_sharding
+rank, ranks = dist.get_rank(), dist.get_world_size()
+x = torch.randn(1, 2, 12, 8)
+d = {"q": x, "k": x, "v": x}
+
+def refused(line, **given):
+    for name, one in given.items():
+        d_of_rank = one[rank] if isinstance(one, tuple) else one
+        given[name] = d_of_rank
+    call = d | given
+    try:
+        attention(call.pop("q"), call.pop("k"), call.pop("v"), **call)
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        expected = line[rank] if isinstance(line, tuple) else line
+        assert expected in text and "\\n" not in text, (expected, text)
+    else:
+        raise AssertionError(line)
+"""
+
+MISMATCHES = """
+refused("rule: causal() with tables", rule=(af.full(), af.causal()))
+refused("in rank 1, expected full()", rule=(af.full(), af.causal()))
+refused("rule: documents((24)", rule=tuple(af.documents(torch.arange(24) // n) for n in (6, 8)))
+refused("query: torch.float64", q=(x, x.double()), k=(x, x.double()), v=(x, x.double()))
+refused("query: torch.float32, 1 batch entries, 4 heads", q=(x, x.repeat(1, 2, 1, 1)))
+refused("options: ", softcap=(0.0, 2.0))
+refused("options: ", align=("none_front", "none_end"))
+refused("options: ", exchange=("keys", "heads"))
+refused("bias: torch.float32 (1, 1, 24) in rank 1, expected none as in rank 0", bias=(None, torch.zeros(1, 1, 12, 24)))
+refused("sink: none in rank 1", sink=(torch.zeros(2), None))
+refused("key_lengths: [3] in rank 1, expected [5]", key_lengths=(torch.tensor([5]), torch.tensor([3])))
+refused("gradients: ", q=(x, x.clone().requires_grad_()))
+s = plan_sharding(af.causal(), 24)
+refused("sharding: none in rank 1", sharding=(s, None))
+"""
+
+REFUSALS = """
+line = "key: head size 4, expected 8 as in query"
+refused(("rank 1 refused its part of the call: " + line, line), k=(x, x[..., :4]))
+line = "query: type NoneType, expected a torch.Tensor"
+refused((line, "rank 0 refused its part of the call: " + line), q=(None, x))
+refused("page_table: given to distributed attention, expected none there", page_table=torch.zeros(1, 1, dtype=torch.int32))
+refused("dropout_p: given to distributed attention", dropout_p=0.1)
+refused("unexpected keyword argument 'causal'", causal=True)
+refused("bias: 7 keys, expected all 24 of the sequence, or 1", bias=torch.zeros(1, 1, 12, 7))
+refused("bias: 5 queries, expected 12 as in query, or 1", bias=torch.zeros(1, 1, 5, 24))
+refused(", expected their queries [12, 12], or 1 in all", bias=(torch.zeros(1, 1, 1, 24), torch.zeros(1, 1, 12, 24)))
+refused("key_lengths: [25], expected 0 to 24", key_lengths=torch.tensor([25]))
+refused("rule documents: ids_q has 12 entries, expected 24 as the queries", rule=af.documents(torch.arange(12)))
+refused("exchange: 'heads' with 3 heads", **{name: torch.zeros(1, 3, 12, 8) for name in "qkv"}, exchange="heads")
+refused("exchange: 'ring'", exchange="ring")
+refused("sharding: type str", sharding="zigzag")
+refused("expected (10, ) as in sharding".replace(", )", ",)"), sharding=plan_sharding(af.causal(), 20))
+refused("layout", layout="sbhd")
+refused("cu_seqlens_q, cu_seqlens_k: expected both with layout thd", layout="thd", q=x[0], k=x[0], v=x[0])
+out = attention(x, x, x)  # the group is as good as before
+assert out.shape == x.shape
+"""
+
+
+@pytest.mark.parametrize("program", [MISMATCHES, REFUSALS], ids=["mismatches", "refusals"])
+def test_errors_in_every_process(program, tmp_path):
+    run_processes(BEGIN + program, tmp_path)
+
+
+GONE = """
+import os, sys, torch, torch.distributed as dist
+from datetime import timedelta
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=3, timeout=timedelta(seconds=15))
+from anyflash.torch.distributed import attention, _exchange
+x = torch.randn(1, 1, 64, 8, requires_grad=True)
+attention(x, x, x, exchange="keys")
+if dist.get_rank() == 1:
+    start = _exchange.Exchange._start
+    def gone(self, messages): os._exit(7)
+    if sys.argv[3] == "before": os._exit(7)
+    if sys.argv[3] == "during": _exchange.Exchange._start = gone
+try:
+    out = attention(x, x, x, exchange="keys")
+    if dist.get_rank() == 1: _exchange.Exchange._start = gone
+    out.sum().backward()
+except RuntimeError as error:
+    line = str(error)
+    assert line.startswith("anyflash.torch.distributed: another process of the group is gone or late: "), line
+    assert "\\n" not in line
+    print("told", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "during", "backward"])
+def test_a_process_that_dies(when, tmp_path):
+    begun = time.monotonic()
+    ran = [
+        subprocess.Popen(
+            [sys.executable, "-c", GONE, str(tmp_path / "store"), str(rank), when],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(3)
+    ]
+    try:
+        answers = [one.communicate(timeout=120) for one in ran]
+    finally:
+        for one in ran:
+            one.kill()
+    assert ran[1].returncode == 7
+    for rank in (0, 2):
+        assert answers[rank][0] == "told\n", answers[rank][1]
+    assert time.monotonic() - begun < 100
