@@ -3,8 +3,9 @@
     python bench/distributed.py [--tokens 4096] [--heads 4] [--channels 64] [--rounds 5] [--json FILE]
 
 Efficiency is the time of one process over that of two: 1 is best. All of it is timed in the same run, in turns: the
-processes do one call together, then the first does its call alone. Times are the least of the rounds. Exchanged bytes
-are those of keys and values in a forward pass, and over the least that the rule allows.
+processes do one call together, then the first does its call alone. Times are the least of the rounds. `CPU` is the same
+ratio of processor time, all threads and processes together: it shows the extra work where other programs disturb the
+clock. Exchanged bytes are those of keys and values in a forward pass, and over the least that the rule allows.
 """
 
 import argparse
@@ -33,21 +34,25 @@ def rules(tokens):
 
 
 def once(call, threads):
+    """(seconds, seconds of all threads)"""
     torch.set_num_threads(threads)
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - used
 
 
 def timed(together, alone, rounds):
-    """The least times of one process (in the first) and of both, in turns, after a round that does not count."""
-    one = two = float("inf")
+    """The least times of one process (in the first) and of both, in turns, after a round that does not count. Each with
+    that of all threads, of both processes together."""
+    one, two = [float("inf")] * 2, [float("inf")] * 2
     for i in range(rounds + 1):
         dist.barrier()
         both = once(lambda: (together(), dist.barrier()), 1)
-        single = once(alone, 2) if dist.get_rank() == 0 else 0.0
+        dist.all_reduce(used := torch.tensor(both[1]))
+        single = once(alone, 2) if dist.get_rank() == 0 else (0.0, 0.0)
         if i > 0:
-            one, two = min(one, single), min(two, both)
+            one = [min(pair) for pair in zip(one, single)]
+            two = [min(two[0], both[0]), min(two[1], float(used))]
     return one, two
 
 
@@ -76,11 +81,12 @@ def work(options):
         for kind, run in (("forward", forward), ("forward + backward", both)):
             together = lambda: run(attention, parts, sharding=sharding, exchange="keys")
             one, two = timed(together, lambda: run(alone, whole), options.rounds)
-            row[kind] = {"one_ms": 1e3 * one, "two_ms": 1e3 * two, "efficiency": one / two}
+            row[kind] = {"one_ms": 1e3 * one[0], "two_ms": 1e3 * two[0], "efficiency": one[0] / two[0]}
+            row[kind]["cpu"] = one[1] / two[1]
         if rank == 0:
             found.append(row)
             line = "  ".join(
-                f"{kind} {row[kind]['one_ms']:7.1f} / {row[kind]['two_ms']:7.1f} ms = {row[kind]['efficiency']:.2f}"
+                f"{kind} {row[kind]['one_ms']:7.1f} / {row[kind]['two_ms']:7.1f} ms = {row[kind]['efficiency']:.2f} (CPU {row[kind]['cpu']:.2f})"
                 for kind in ("forward", "forward + backward")
             )
             print(f"{name:10} {line}  {row['bytes'] / 1e6:.2f} MB, {row['over_least']:.3f} of the least", flush=True)

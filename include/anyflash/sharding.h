@@ -31,8 +31,8 @@ Rule part(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k
           const TensorView& key_lengths = {});
 
 /// For the queries of each process the keys that they see, in any batch entry or head: pieces whose ends are multiples
-/// of `unit`, or the end of the keys. It never misses a key; at most it names units of which no key is seen. Throws
-/// Error.
+/// of `unit`, or the end of the keys. It never misses a key; at most it names units of which no key is seen. Without
+/// queries the rule is only checked. Throws Error.
 std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
                               const std::vector<Pieces>& queries, std::int64_t unit = 64);
 

@@ -187,7 +187,6 @@ __global__ void __launch_bounds__(kThreads) flash(AttentionOf<half> p) {
     rows.step(s, o, kLog2e * rsqrtf(float(d)));
     values<d>(o, s, shared.v[buffer]);
   }
-  copies_wait<0>();  // without any keys
   store<d>(p, rows, o, {image.pixel(box, entry), image.pixel(box, entry + 8)});
 }
 

@@ -91,7 +91,6 @@ __global__ void __launch_bounds__(kThreads) backward(AttentionOf<half> p, const 
   float dk[d / 8][4] = {}, dv[d / 8][4] = {};
   for (int i0 = p.causal ? j0 : 0; i0 < p.queries; i0 += kQueries) {
     const std::size_t first = std::size_t(h) * p.queries + i0;
-    __syncthreads();
     load_rows(shared.q, p.q + first * d, p.queries - i0);
     load_rows(shared.dout, p.dout + first * d, p.queries - i0);
     copies_commit();
@@ -127,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) backward(AttentionOf<half> p, const 
       pack_operand(a, dp[2 * n], dp[2 * n + 1]);
       multiply_ab(dk, a, shared.q, 16 * n, 0);
     }
-    __syncthreads();  // dS is there
+    __syncthreads();  // dS is there; Q and dO have been read
     // A warp has 16 queries and 64 channels of dQ.
     const int row = warp % kGroups * 16, column = warp / kGroups * 64, matrix = threadIdx.x / 8 % 4;
     float dq[8][4] = {};
@@ -181,6 +180,7 @@ extern "C" void rung(const AttentionOf<half>* p) {
   const int rows = p->heads * p->queries;
   const DeviceArray<float> delta(rows), sums(std::size_t(rows) * p->d);
   const dim3 grid(blocks_of(p->keys, kKeys), p->heads);
+  sums.clear(std::size_t(rows) * p->d);
   launch(find_delta, blocks_of(rows, 8), 256, 0, *p, delta.data);
   if (p->d == 64) launch(backward<64>, grid, kThreads, sizeof(Shared<64>), *p, delta.data, sums.data);
   if (p->d == 128) launch(backward<128>, grid, kThreads, sizeof(Shared<128>), *p, delta.data, sums.data);

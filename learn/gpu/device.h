@@ -27,23 +27,22 @@ template <class... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, int shared_bytes,
             std::type_identity_t<Parameters>... arguments) {
   if (grid.x * grid.y * grid.z == 0) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  if (shared_bytes > 48 << 10)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
   kernel<<<grid, block, shared_bytes>>>(arguments...);
   check(cudaGetLastError());
 }
 
-// `count` numbers of device memory, zeroed, for the calls of this scope.
+// `count` numbers of device memory for the calls of this scope; what they are is not known.
 template <class T>
 struct DeviceArray {
-  explicit DeviceArray(std::size_t count) {
-    check(cudaMallocAsync(&data, count * sizeof(T) + 16, nullptr));
-    check(cudaMemsetAsync(data, 0, count * sizeof(T), nullptr));
-  }
+  explicit DeviceArray(std::size_t count) { check(cudaMallocAsync(&data, count * sizeof(T) + 16, nullptr)); }
   explicit DeviceArray(const std::vector<T>& from) : DeviceArray(from.size()) {
     check(cudaMemcpy(data, from.data(), from.size() * sizeof(T), cudaMemcpyDefault));
   }
   DeviceArray(const DeviceArray&) = delete;
   ~DeviceArray() { check(cudaFreeAsync(data, nullptr)); }
+  void clear(std::size_t count) const { check(cudaMemsetAsync(data, 0, count * sizeof(T), nullptr)); }
   std::vector<T> get(std::size_t count) const {
     std::vector<T> to(count);
     check(cudaMemcpy(to.data(), data, count * sizeof(T), cudaMemcpyDefault));

@@ -91,6 +91,7 @@ struct Block {
   std::deque<Work> transfers;     // of TMA: they belong to no thread
   unsigned char *shared, *proxy;  // dynamic shared memory; the same as the asynchronous proxy sees it
   std::size_t bytes;              // of it
+  bool unfenced;                  // an mbarrier was initialized, without fence_barrier_init since
   bool forward, late;             // whether the first thread goes first; whether copies arrive late
   std::jmp_buf scheduler, stop;
 };
@@ -244,7 +245,7 @@ inline void prepare_block(std::size_t shared_bytes) {
   for (auto& meeting : block.warps) meeting = {};
   for (auto& meeting : block.warpgroups) meeting = {};
   for (auto& barrier : block.barriers) barrier = {};
-  block.transfers.clear();
+  block.transfers.clear(), block.unfenced = false;
   block.fibers.resize(blockDim.x * blockDim.y * blockDim.z);
   for (unsigned n = 0; n < block.fibers.size(); ++n) {
     Fiber& fiber = block.fibers[n];
@@ -318,9 +319,12 @@ extern "C" inline __attribute__((used)) long emulator_conflicts() { return emula
 
 template <class T>
 struct DeviceArray {
-  explicit DeviceArray(std::size_t count) : numbers(count + 1), data(numbers.data()) {}
+  explicit DeviceArray(std::size_t count) : numbers(count + 1), data(numbers.data()) {
+    std::memset(static_cast<void*>(data), emulator::kUnwritten, count * sizeof(T));
+  }
   explicit DeviceArray(const std::vector<T>& from) : numbers(from), data(numbers.data()) {}
   DeviceArray(const DeviceArray&) = delete;
+  void clear(std::size_t count) const { std::memset(static_cast<void*>(data), 0, count * sizeof(T)); }
   std::vector<T> get(std::size_t count) const { return {numbers.begin(), numbers.begin() + count}; }
   std::vector<T> numbers;
   T* data;

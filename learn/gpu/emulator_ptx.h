@@ -152,7 +152,10 @@ struct alignas(8) Barrier {
   unsigned phase;
   int count, missing, bytes;  // bytes: announced, and not there yet
 
-  void init(int threads) { *this = {0, threads, threads, 0}; }
+  void init(int threads) {
+    *this = {0, threads, threads, 0};
+    emulator::block.unfenced = true;
+  }
   void arrive(int line = __builtin_LINE()) {
     ready(line);
     if (missing-- == 0) emulator::fail("mbarrier: more than %d arrivals in a phase, line %d", count, line);
@@ -175,7 +178,7 @@ struct alignas(8) Barrier {
   }
 };
 
-inline void fence_barrier_init() {}
+inline void fence_barrier_init() { emulator::block.unfenced = false; }
 inline void fence_async_proxy() { std::memcpy(emulator::block.proxy, emulator::block.shared, emulator::block.bytes); }
 
 // --- TMA -------------------------------------------------------------------------------------------------------------
@@ -195,6 +198,7 @@ inline std::size_t swizzled(std::size_t at) { return at ^ (at >> 7 & 7) << 4; }
 
 inline void tma_load(half* to, const CUtensorMap& map, Barrier& full, int channel, int row, int head) {
   using namespace emulator;
+  if (block.unfenced) fail("TMA: no fence_barrier_init since an mbarrier was initialized");
   const std::size_t at = shared_offset("TMA", to, 128 * std::size_t(map.box_rows), 1024);
   const auto transfer = [=, &full] {
     for (int r = 0; r < map.box_rows; ++r)

@@ -17,22 +17,29 @@ constexpr std::int64_t asked_entries = 2048;      // queries that are asked for 
 constexpr std::int64_t most_questions = 1 << 18;  // for more than one sample a block: about 20 ms
 const Int3 ones{{1, 1, 1}};
 
+/// The shapes of the whole sequences, checked with the rule.
+Shapes checked_shapes(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align) {
+  part(rule, q_shape, k_shape, {}, {});  // checks the sizes, and where the tables are
+  const auto axes = table_axes(rule);
+  Shapes shapes;
+  shapes.dimensions = int(q_shape.size());
+  shapes.q_size = three(q_shape);
+  shapes.k_size = three(k_shape);
+  shapes.align = align;
+  shapes.batch = axes.batch;
+  shapes.heads = axes.heads;
+  check(rule, shapes);
+  return shapes;
+}
+
 /// The programs of all batch entries and heads whose masks differ.
 class WholeMasks {
  public:
-  WholeMasks(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align) {
-    const auto axes = table_axes(rule);
-    part(rule, q_shape, k_shape, {}, {});  // checks the shapes and where the tables are
-    shapes.dimensions = int(q_shape.size());
-    shapes.q_size = three(q_shape);
-    shapes.k_size = three(k_shape);
-    shapes.align = align;
-    shapes.batch = axes.batch;
-    shapes.heads = axes.heads;
-    check(rule, shapes);
+  WholeMasks(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align)
+      : shapes(checked_shapes(rule, q_shape, k_shape, align)) {
     if (volume(shapes.q_size) == 0 || volume(shapes.k_size) == 0) return;
-    for (std::int64_t b = 0; b < axes.batch; ++b)
-      for (std::int64_t h = 0; h < axes.heads; ++h) programs.push_back(compile(rule, shapes, b, h, tables_));
+    for (std::int64_t b = 0; b < shapes.batch; ++b)
+      for (std::int64_t h = 0; h < shapes.heads; ++h) programs.push_back(compile(rule, shapes, b, h, tables_));
   }
 
   int outer() const { return outermost(shapes.dimensions); }
@@ -140,6 +147,7 @@ std::vector<Pieces> seen_keys(const Rule& rule, const SequenceShape& q_shape, co
                               const std::vector<Pieces>& queries, std::int64_t unit) {
   using namespace rules;
   if (unit < 1) throw Error(Error::Kind::value, "unit: " + std::to_string(unit) + ", expected at least 1");
+  if (queries.empty()) return checked_shapes(rule, q_shape, k_shape, align), std::vector<Pieces>{};
   const WholeMasks masks(rule, q_shape, k_shape, align);
   std::vector<std::int64_t> cuts;
   for (std::int64_t at = 0; at < k_shape[0]; at += unit) cuts.push_back(at);

@@ -107,6 +107,7 @@ def declared(header):
         ("dlpack.h", "cpp_tensors"),
         ("devices.h", "cpp_devices"),
         ("explain.h", "cpp_explain"),
+        ("sharding.h", "cpp_sharding"),
         ("c_api.h", "c"),
     ],
 )

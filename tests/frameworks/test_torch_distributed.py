@@ -23,11 +23,6 @@ def test_random_calls_in_float64(processes, first, count, tmp_path):
     run_processes(BEGIN + program, tmp_path, processes)
 
 
-def test_random_calls_in_float32(tmp_path):
-    program = "from distributed_cases import check\nfor seed in range(2000, 2030): check(seed, torch.float32, 2e-4)"
-    run_processes(BEGIN + program, tmp_path)
-
-
 # The error of out and gradients against float64, beside that of the textbook in the same type: SPEC.md's bar.
 ACCURACY = """
 from bar import unit_in_last_place
@@ -59,13 +54,7 @@ for dtype, scale in ((torch.bfloat16, 1), (torch.float16, 1), (torch.float32, 1)
 """
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_accuracy_within_the_bar(processes, tmp_path):
-    run_processes(BEGIN + ACCURACY, tmp_path, processes)
-
-
-OTHERS = {
-    "the same bits in each run": """
+SAME_BITS = """
 torch.manual_seed(rank)
 x = [torch.randn(2, 2, 40 + 10 * rank, 8, requires_grad=True) for _ in range(3)]
 runs = []
@@ -73,8 +62,9 @@ for _ in range(3):
     out = attention(*x, rule=af.causal(), exchange="keys")
     runs.append([out, *torch.autograd.grad(out, x, torch.ones_like(out))])
 assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
-""",
-    "shard and unshard": """
+"""
+
+SHARD = """
 for rule, shape in ((af.causal(), 100), (af.local(9), (17, 5)), (af.full(), 3), (af.full(), 0)):
     s = plan_sharding(rule, shape)
     sizes = shape if isinstance(shape, tuple) else (shape,)
@@ -87,8 +77,9 @@ assert plan_sharding(af.causal(), 100).shard(torch.randn(3, 100)).shape == (3, 5
 whole = torch.randn(100, requires_grad=True)
 plan_sharding(af.causal(), 100).shard(whole).sum().backward()
 assert whole.grad.sum() == 50
-""",
-    "group of some processes": """
+"""
+
+GROUPS = """
 groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 group = groups[rank // 2]
 x = torch.randn(1, 2, 60, 8, generator=torch.Generator().manual_seed(rank // 2))
@@ -100,10 +91,15 @@ sharding = plan_sharding(af.causal(), 60, group=group)
 own = sharding.shard(x, dim=2)
 out = sharding.unshard(attention(own, own, own, rule=af.causal(), sharding=sharding), dim=2)
 torch.testing.assert_close(out, alone(x, x, x, rule=af.causal()))
-""",
-}
+"""
+
+FLOAT32 = """
+from distributed_cases import check
+for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
+"""
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_else_holds(name, tmp_path):
-    run_processes(BEGIN + OTHERS[name], tmp_path, 4 if "group" in name else 2)
+# A process takes seconds to start: what it can do in one go is one test.
+@pytest.mark.parametrize("processes, programs", [(2, [FLOAT32, SAME_BITS, SHARD, ACCURACY]), (4, [GROUPS, ACCURACY])])
+def test_accuracy_and_what_else_holds(processes, programs, tmp_path):
+    run_processes(BEGIN + "\n".join(programs), tmp_path, processes)

@@ -88,6 +88,15 @@ __global__ void bytes_that_never_come(float* to) {
   to[threadIdx.x] = 1;
 }
 
+__global__ void no_barrier_fence(float*, const __grid_constant__ CUtensorMap map) {
+  Barrier& barrier = *reinterpret_cast<Barrier*>(shared_memory<half>() + 1024);
+  if (threadIdx.x > 0) return;
+  barrier.init(1);
+  barrier.arrive_expect(2048);
+  tma_load(shared_memory<half>(), map, barrier, 0, 0, 0);
+  barrier.wait(0);
+}
+
 // 128 threads: a product of two tiles of ones, 64 x 64, with one mistake.
 struct Tiles {
   half a[64 * 64], b[64 * 64];
@@ -166,6 +175,11 @@ FAULT(never_waits, 64)
 FAULT(barrier_not_initialized, 64)
 FAULT(too_many_arrivals, 64)
 FAULT(bytes_that_never_come, 64)
+extern "C" bool fault_no_barrier_fence() {
+  const DeviceArray<half> from(16 * 64);
+  launch(no_barrier_fence, 1, 64, 4096, nullptr, tensor_map(from.data, 1, 16, 64, 16));
+  return emulator::error.empty();
+}
 FAULT(no_proxy_fence, 128)
 FAULT(no_wgmma_fence, 128)
 FAULT(result_before_the_wait, 128)

@@ -35,6 +35,7 @@ FAULTS = {
     "barrier_not_initialized": "not initialized",
     "too_many_arrivals": "mbarrier: more than 1 arrivals in a phase",
     "bytes_that_never_come": "wait at an mbarrier of line",
+    "no_barrier_fence": "TMA: no fence_barrier_init since an mbarrier was initialized",
     "no_proxy_fence": "of shared memory was never written",
     "no_wgmma_fence": "no wgmma_fence since the products before",
     "result_before_the_wait": None,
@@ -99,7 +100,8 @@ def test_ldmatrix_has_no_bank_conflicts():
         module = rung.load(MODULES).module
         module.emulator_conflicts.restype = ctypes.c_long
         before = module.emulator_conflicts()
-        rung(max(rung.cases(), key=lambda case: case.queries).arguments())
+        case = max(rung.cases(), key=lambda case: case.queries)
+        rung(case.arguments())
         conflicts[rung.name] = module.emulator_conflicts() - before
     assert len(conflicts) == 6 and set(conflicts.values()) == {0}
 

@@ -90,10 +90,10 @@ def attention(
     )
     assert call is not None
     layout = call.layout(lengths)
-    rule = call.whole_rule()
+    rule = call.whole
     _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
     shared = call.shares_bias(lengths, layout)
-    schedule = schedule_of(rule, call.align, layout)
+    schedule = schedule_of(rule, call.align, layout, call.rule_hash)
     received = [schedule.received(one) for one in range(ranks)]
     if call.by_heads(received, layout, ranks):
         made = attention_by_heads(
@@ -153,7 +153,7 @@ class _Prepared:
         self.q, self.k, self.v = (self._to_bhsd(name, one) for name, one in (("query", q), ("key", k), ("value", v)))
         self.bias = self.sink = self.slopes = self.lengths_q = None
         self.key_lengths: list[int] | None = None
-        self.cu_seqlens: tuple[Any, Any] | None = None
+        self.whole = self.rule  # with the documents of cu_seqlens
 
     def _to_bhsd(self, name: str, x: Tensor) -> Tensor:
         least = {"thd": 3, "qkv": 3}.get(self.kind, 4)
@@ -187,7 +187,7 @@ class _Prepared:
             if given[name] is not None and given[name].device.type != "cpu":
                 raise ValueError(f"{name}: on {given[name].device}, expected cpu in distributed attention")
         if cu_q is not None:
-            self.cu_seqlens = cu_q, cu_k
+            self.whole = self.rule & documents_packed(cu_q, cu_k)
         if key_lengths is not None:
             self.key_lengths = [int(one) for one in key_lengths.flatten()]
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
@@ -205,6 +205,7 @@ class _Prepared:
         if self.sharding is not None:
             self._check_sharding(self.sharding, ranks)
         self._check_alone()
+        self.rule_hash = _core.rule_hash(self.whole)
 
     def _check_sharding(self, sharding: Sharding, ranks: int) -> None:
         if sharding.rank is None or sharding.ranks != ranks:
@@ -243,7 +244,7 @@ class _Prepared:
             "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels",
             "key": f"{self.k.dtype}, {_sizes(self.k)}, {self.k.shape[-1]} channels",
             "value": f"{self.v.dtype}, {self.v.shape[-1]} channels",
-            "rule": f"{self.whole_rule()} with tables of hash {_core.rule_hash(self.whole_rule()):x}",
+            "rule": f"{self.whole} with tables of hash {self.rule_hash:x}",
             "sharding": "none" if self.sharding is None else str(self.sharding._layout),
             "bias": "none" if self.bias is None else f"{self.bias.dtype} {(*self.bias.shape[:2], self.bias.shape[3])}",
             "sink": _kind(self.sink),
@@ -267,9 +268,6 @@ class _Prepared:
             tuple(contiguous(queries)),
             tuple(contiguous(keys)),
         )
-
-    def whole_rule(self) -> Any:
-        return self.rule if self.cu_seqlens is None else self.rule & documents_packed(*self.cu_seqlens)
 
     def shares_bias(self, lengths: list[tuple[int, int, int]], layout: Layout) -> bool:
         """Whether the bias has one row for all queries, the same in all processes. Checks it, and key_lengths."""
@@ -302,7 +300,7 @@ class _Prepared:
             why = f"{heads_q} heads of queries and {heads_k} of keys, expected multiples of {ranks} processes"
         elif self.bias is not None:
             why = "a bias, expected none"
-        elif any(table.ndim > 2 and table.shape[-3] > 1 for table in self.whole_rule()._parts[1].values()):
+        elif any(table.ndim > 2 and table.shape[-3] > 1 for table in self.whole._parts[1].values()):
             why = "a rule that differs between heads, expected one for all"
         if self.exchange == "heads" and why:
             raise ValueError(f"exchange: 'heads' with {why}")

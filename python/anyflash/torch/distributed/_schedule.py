@@ -47,11 +47,11 @@ def unit_of(k_shape: tuple[int, ...]) -> int:
     return 1 if len(k_shape) > 1 else max(1, min(64, k_shape[0] // 1024))
 
 
-def schedule_of(rule: Any, align: str, layout: Layout) -> Schedule:
+def schedule_of(rule: Any, align: str, layout: Layout, rule_hash: int | None = None) -> Schedule:
     """The exchange of a call, cached by the rule and the layout. A dense mask is read each time instead."""
     key = None
     if "dense(" not in str(rule):
-        key = str(rule), _core.rule_hash(rule), align, layout
+        key = str(rule), _core.rule_hash(rule) if rule_hash is None else rule_hash, align, layout
         with _lock:
             if key in _kept:
                 _kept.move_to_end(key)
