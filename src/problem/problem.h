@@ -70,7 +70,8 @@ struct Problem {
   int threads = 0;
   bool deterministic = false;
   bool allow_tf32 = false;  // for float32
-  void* stream = nullptr;   // cuda
+  std::optional<std::int64_t> memory_budget, num_chunks_q, num_chunks_kv;
+  void* stream = nullptr;  // cuda
   char* workspace = nullptr;
   std::int64_t workspace_bytes = -1;  // -1: not given
 
