@@ -152,14 +152,30 @@ std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const 
     auto problem = shape_problem(q, k, v, options, Direction::backward);
     check_rule(problem);
     if (!gradients.dq.given()) problem.dq = {};
-    if (!gradients.dk.given()) problem.dk = {};
-    if (!gradients.dv.given()) problem.dv = {};
+    const bool packed = options.layout == Layout::qkv;  // dq holds all three
+    if (!(packed ? gradients.dq : gradients.dk).given()) problem.dk = {};
+    if (!(packed ? gradients.dq : gradients.dv).given()) problem.dv = {};
     if (!gradients.dbias.given()) problem.dbias = {};
     if (!gradients.dsink.given()) problem.dsink = {};
     if (!problem.has_pairs()) return std::int64_t{0};
     const auto plan = plan_of(problem);
     divide(problem, *plan, nullptr);
     return workspace_bytes(problem, *plan);
+  });
+}
+
+std::int64_t least_workspace(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
+                             bool backward) {
+  return with_memory_errors("plan", [&] {
+    backend_of(q.device);
+    std::int64_t most = 0;
+    for (const auto direction : {Direction::forward, Direction::backward}) {
+      if (direction == Direction::backward && !backward) continue;
+      const auto problem = shape_problem(q, k, v, options, direction);
+      check_rule(problem);
+      if (problem.has_pairs()) most = std::max(most, planning::least_bytes(problem, *plan_of(problem)));
+    }
+    return most;
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -35,6 +36,12 @@ enum class Layout : std::uint8_t {
 inline constexpr const char* layout_names[] = {"bhsd", "bshd", "bhds", "qkv", "thd"};
 
 class Plan;
+
+/// For tensors in mapped files, larger than memory. memory_budget then covers the pages of the tensors that a chunk
+/// touches too, and the call says when they can go.
+struct OutOfCore {
+  std::function<void(std::int64_t done, std::int64_t total)> after_chunk;  ///< called by the calling thread
+};
 
 /// What to compute, apart from q, k and v. The call rounds bias, slopes and sink to the type that it computes in:
 /// float64 for float64, else float32. Values too large for float32 become infinite.
@@ -75,6 +82,7 @@ struct Options {
   /// it begins on a multiple of 256 bytes. No other call may use it at the same time. Not given: the library allocates
   /// it.
   TensorView workspace;
+  const OutOfCore* out_of_core = nullptr;  ///< on the CPU: the tensors lie in mapped files; null: in memory
   std::int64_t threads = 0;    ///< threads on the CPU; 0: as many as OpenMP gives; with a plan, at most the plan's
   const Plan* plan = nullptr;  ///< made by plan() for the same shapes and options; null: from a cache, or made
 };
@@ -141,6 +149,11 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
 /// q, k and v, whose data pointers may be null. Throws Error as plan() would.
 std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                 const Gradients& gradients, const Options& options = {});
+
+/// The smallest memory_budget that works for the forward pass and, if asked for, for all gradients. Shapes, types and
+/// strides as for backward_workspace. Throws Error as plan() would.
+std::int64_t least_workspace(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {},
+                             bool backward = true);
 
 namespace detail {
 struct PlanPair;

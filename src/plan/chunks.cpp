@@ -71,9 +71,10 @@ std::int64_t bytes_of_slices(const Problem& problem, const ExecutionPlan& plan) 
 /// Collects the candidates of one call.
 class Collector {
  public:
-  Collector(const Problem& problem, const ExecutionPlan& plan)
+  Collector(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine)
       : problem_(problem),
         plan_(plan),
+        machine_(machine),
         backend_(backend_of(problem.device)),
         work_(problem.device.kind == DeviceKind::cpu ? work_of(plan) : Work()),
         groups_(problem.batch * problem.heads_kv),
@@ -157,7 +158,7 @@ class Collector {
     shown.bytes = backend_.workspace(problem_, plan_);
     if (problem_.tensors_in_budget) shown.bytes += bytes_of_slices(problem_, plan_);
     if (cpu_) {
-      shown.cost = cost_of(problem_, plan_, work_, calibration());
+      shown.cost = cost_of(problem_, plan_, work_, machine_);
     } else {
       shown.cost.compute = double(groups_) / double(shown.groups);  // not a time, but more for more launches
     }
@@ -183,6 +184,7 @@ class Collector {
 
   Problem problem_;
   const ExecutionPlan& plan_;
+  const Calibration& machine_;
   const Backend& backend_;
   const Work work_;
   const std::int64_t groups_;
@@ -205,17 +207,25 @@ std::string memo_key(const Problem& problem, const ExecutionPlan& plan) {
   return key;
 }
 
-[[noreturn]] void fail_budget(const Problem& problem, const std::vector<Candidate>& candidates) {
+std::int64_t least_of(const std::vector<Candidate>& candidates) {
   auto least = std::numeric_limits<std::int64_t>::max();
   for (const auto& one : candidates) least = std::min(least, one.shown.bytes);
+  return least;
+}
+
+[[noreturn]] void fail_budget(const Problem& problem, const std::vector<Candidate>& candidates) {
   throw Error(Error::Kind::value, "memory_budget: " + std::to_string(*problem.memory_budget) +
-                                      " bytes, expected at least " + std::to_string(least));
+                                      " bytes, expected at least " + std::to_string(least_of(candidates)));
 }
 
 }  // namespace
 
-std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan) {
-  return Collector(problem, plan).collect();
+std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine) {
+  return Collector(problem, plan, machine).collect();
+}
+
+std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {
+  return least_of(candidates_of(problem, plan));
 }
 
 Chunks chosen_chunks(const Problem& problem, const ExecutionPlan& plan) {

@@ -21,7 +21,11 @@ struct Candidate {
 };
 
 /// All candidates, unsorted; the chosen one is marked. The problem has pairs.
-std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan);
+std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan,
+                                     const Calibration& machine = calibration());
+
+/// The bytes of the smallest one.
+std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan);
 
 /// The fastest candidate that fits the budget. Without a budget, and with no numbers of chunks, nothing is divided.
 /// Throws Error, which names the least budget that works, if none fits.

@@ -72,15 +72,15 @@ std::vector<PlanCandidate> worth_showing(std::vector<planning::Candidate> candid
 }  // namespace
 
 PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
-                             bool backward) {
+                             bool backward, const Calibration& machine) {
   const auto& backend = backend_of(q.device);
   auto problem = shape_problem(q, k, v, options, backward ? Direction::backward : Direction::forward);
   rules::check(problem.rule, planning::shapes_of(problem));
   PlanExplanation made;
-  made.calibration = calibration().source;
+  made.calibration = machine.source;
   if (!problem.has_pairs()) return made;
   const auto plan = make_plan(problem, backend.menu(problem));
-  const auto candidates = planning::candidates_of(problem, *plan);
+  const auto candidates = planning::candidates_of(problem, *plan, machine);
   made.least_bytes = std::numeric_limits<std::int64_t>::max();
   for (const auto& one : candidates) made.least_bytes = std::min(made.least_bytes, one.shown.bytes);
   made.candidates = worth_showing(candidates);

@@ -177,6 +177,10 @@ class Reader {
     problem_.deterministic = options_.deterministic;
     problem_.allow_tf32 = options_.allow_tf32;
     problem_.memory_budget = options_.memory_budget;
+    if (options_.out_of_core) {
+      problem_.tensors_in_budget = true;
+      if (options_.out_of_core->after_chunk) problem_.after_chunk = &options_.out_of_core->after_chunk;
+    }
     if (options_.memory_budget.value_or(0) < 0) {
       fail_value("memory_budget", std::to_string(*options_.memory_budget) + ", expected a number of bytes");
     }
