@@ -152,28 +152,18 @@ void calibrate(const std::string& output, bool quiet) {
 
 void predict() {
   constexpr auto f32 = ElementType::float32, bf16 = ElementType::bfloat16;
-  constexpr Shaped calls[] = {{"full()", f32, 4, 1024, 64, false, 1},
-                              {"full()", f32, 4, 1024, 128, false, 2},
-                              {"causal()", f32, 4, 1024, 64, false, 1},
-                              {"causal()", f32, 4, 2048, 128, false, 1},
-                              {"causal()", f32, 8, 1024, 64, false, 2},
-                              {"local(256)", f32, 4, 2048, 64, false, 1},
-                              {"local(128)", f32, 4, 4096, 128, false, 2},
-                              {"full()", bf16, 4, 1024, 64, false, 1},
-                              {"causal()", bf16, 4, 2048, 128, false, 2},
-                              {"local(256)", bf16, 4, 2048, 64, false, 1},
-                              {"full()", f32, 4, 1024, 64, true, 1},
-                              {"full()", f32, 4, 1024, 128, true, 2},
-                              {"causal()", f32, 4, 1024, 64, true, 1},
-                              {"causal()", f32, 4, 2048, 128, true, 2},
-                              {"local(256)", f32, 4, 2048, 64, true, 1},
-                              {"full()", bf16, 4, 1024, 64, true, 1},
-                              {"causal()", bf16, 4, 2048, 64, true, 2},
-                              {"full()", f32, 4, 1024, 64, false, 1, 4, 4},
-                              {"causal()", f32, 4, 2048, 64, false, 1, 2, 2},
-                              {"full()", f32, 2, 1024, 64, true, 1, 4, 1},
-                              {"full()", f32, 2, 1024, 64, true, 1, 4, 4},
-                              {"causal()", f32, 2, 2048, 64, true, 1, 2, 4}};
+  constexpr Shaped calls[] = {
+      {"full()", f32, 4, 1024, 64, false, 1},         {"full()", f32, 4, 1024, 128, false, 2},
+      {"causal()", f32, 4, 1024, 64, false, 1},       {"causal()", f32, 4, 2048, 128, false, 1},
+      {"causal()", f32, 8, 1024, 64, false, 2},       {"local(256)", f32, 4, 2048, 64, false, 1},
+      {"local(128)", f32, 4, 4096, 128, false, 2},    {"full()", bf16, 4, 1024, 64, false, 1},
+      {"causal()", bf16, 4, 2048, 128, false, 2},     {"local(256)", bf16, 4, 2048, 64, false, 1},
+      {"full()", f32, 4, 1024, 64, true, 1},          {"full()", f32, 4, 1024, 128, true, 2},
+      {"causal()", f32, 4, 1024, 64, true, 1},        {"causal()", f32, 4, 2048, 128, true, 2},
+      {"local(256)", f32, 4, 2048, 64, true, 1},      {"full()", bf16, 4, 1024, 64, true, 1},
+      {"causal()", bf16, 4, 2048, 64, true, 2},       {"full()", f32, 4, 1024, 64, false, 1, 4, 4},
+      {"causal()", f32, 4, 2048, 64, false, 1, 2, 2}, {"full()", f32, 2, 1024, 64, true, 1, 4, 1},
+      {"full()", f32, 2, 1024, 64, true, 1, 4, 4},    {"causal()", f32, 2, 2048, 64, true, 1, 2, 4}};
   std::printf("constants: %s\n%-12s %-9s %6s %5s %-9s %8s %8s %12s %12s %7s\n", calibration().source.c_str(), "rule",
               "type", "length", "head", "direction", "threads", "chunks", "predicted ms", "measured ms", "ratio");
   double worst = 1;

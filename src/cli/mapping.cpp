@@ -99,8 +99,7 @@ MappedResult::~MappedResult() {
 
 void MappedResult::finish() {
   tensor_.data.reset();
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0)
-    fail(path_ + ": cannot be written: " + std::strerror(errno));
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_ + ": cannot be written: " + std::strerror(errno));
   temporary_.clear();
 }
 

@@ -156,7 +156,7 @@ const char* descr_of(ElementType type) {
 }  // namespace
 
 OwnedTensor npy_shape(const std::string& label, std::uint64_t size, const ByteSource& source,
-                     bool two_bytes_are_bfloat16) {
+                      bool two_bytes_are_bfloat16) {
   unsigned char start[12];
   if (size < 10) fail(label + ": not a .npy file: " + std::to_string(size) + " bytes");
   source(start, 10);

@@ -95,8 +95,10 @@ void add_run(CLI::App& app) {
   command->footer(
       "A tensor is found by its name in the input files, or WHERE its option says:\n"
       "  FILE.npy   FILE.npz:ENTRY   FILE.safetensors:ENTRY   ENTRY of an input file\n"
-      "With --memory-budget and a .npy output q, k, v and dout stay in their .npy files, which may be larger than memory.\n"
-      "The budget then covers the parts of them that are in memory. Further results are OUT.lse.npy, OUT.dq.npy, ...\n\n"
+      "With --memory-budget and a .npy output q, k, v and dout stay in their .npy files, which may be larger than "
+      "memory.\n"
+      "The budget then covers the parts of them that are in memory. Further results are OUT.lse.npy, OUT.dq.npy, "
+      "...\n\n"
       "bias, sink, alibi, cu_seqlens_q, cu_seqlens_k, key_lengths and page_table are used if an input file has "
       "them.\n\n"
       "Examples:\n"

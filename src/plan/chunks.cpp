@@ -43,10 +43,11 @@ std::int64_t entries_of(const Grid& grid, std::int64_t chunks) {
 std::int64_t slice_bytes(const Operand& operand, std::int64_t size, std::int64_t entries, std::int64_t heads,
                          std::int64_t channels) {
   if (!operand.given()) return 0;
-  constexpr std::int64_t around = 64 << 10;  // what a page fault maps around it
+  constexpr std::int64_t around = 2 << 20;  // what a page fault may map: a large folio of the page cache
   const auto step = std::abs(operand.sequence[2]), head = std::abs(operand.head);
-  if (step > head && head > 0) return entries * step * size + around;            // heads lie between entries
+  if (step > head && head > 0) return entries * step * size + around;                  // heads lie between entries
   if (step == 1 && channels > 1) return heads * channels * (entries * size + around);  // channels lie apart
+  if (entries * step >= head) return heads * entries * std::max(step, channels) * size + around;  // in one piece
   return heads * (entries * std::max(step, channels) * size + around);
 }
 
@@ -65,7 +66,7 @@ std::int64_t bytes_of_slices(const Problem& problem, const ExecutionPlan& plan) 
   for (const auto* one : {&problem.out, &problem.dout}) bytes += slice_bytes(*one, size, q, of_q, problem.d_v);
   for (const auto* one : {&problem.k, &problem.dk}) bytes += slice_bytes(*one, size, k, groups, problem.d_qk);
   for (const auto* one : {&problem.v, &problem.dv}) bytes += slice_bytes(*one, size, k, groups, problem.d_v);
-  return bytes + of_q * (q * 2 * std::max<std::int64_t>(size, 4) + (128 << 10));  // lse and dlse
+  return bytes + of_q * q * 2 * std::max<std::int64_t>(size, 4) + (4 << 20);  // lse and dlse
 }
 
 /// Collects the candidates of one call.
@@ -107,10 +108,10 @@ class Collector {
   void collect_forward(bool chunks) {
     const bool free_q = problem_.tensors_in_budget && !problem_.num_chunks_q;
     const bool free_kv = problem_.tensors_in_budget && !problem_.num_chunks_kv;
-    const auto chunks_q = free_q ? powers(plan_.query_grid.count())
-                                 : std::vector<std::int64_t>{problem_.num_chunks_q.value_or(0)};
-    const auto chunks_kv = free_kv ? powers(plan_.key_grid.count())
-                                   : std::vector<std::int64_t>{problem_.num_chunks_kv.value_or(0)};
+    const auto chunks_q =
+        free_q ? powers(plan_.query_grid.count()) : std::vector<std::int64_t>{problem_.num_chunks_q.value_or(0)};
+    const auto chunks_kv =
+        free_kv ? powers(plan_.key_grid.count()) : std::vector<std::int64_t>{problem_.num_chunks_kv.value_or(0)};
     for (const auto q : chunks_q)
       for (const auto kv : chunks_kv)
         for (const auto groups : quarters(groups_))
@@ -126,7 +127,10 @@ class Collector {
     add({});
     for (const auto groups : quarters(groups_))
       for (const auto threads : thread_counts())
-        for (const std::int64_t kept : {0, 1}) add({groups, 0, 0, kept, threads});
+        for (const std::int64_t kept : {0, 1}) {
+          const Chunks made{groups == groups_ && groups > 1 ? 0 : groups, 0, 0, kept, threads};
+          if (made.any()) add(made);
+        }
   }
 
   void collect_chunks(bool counts) {
@@ -172,11 +176,11 @@ class Collector {
       if (one.shown.fits) fastest = std::min(fastest, one.shown.cost.total());
     Candidate* best = nullptr;
     for (auto& one : found_) {
-      if (!one.shown.fits || one.shown.cost.total() > as_fast * fastest) continue;
-      if (!one.chunks.any() && problem_.memory_budget) {  // what fits undivided is not divided
+      if (one.shown.fits && !one.chunks.any()) {  // what fits undivided is not divided
         best = &one;
         break;
       }
+      if (!one.shown.fits || one.shown.cost.total() > as_fast * fastest) continue;
       if (!best || one.shown.bytes < best->shown.bytes) best = &one;
     }
     if (best) best->shown.chosen = true;

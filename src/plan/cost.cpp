@@ -127,8 +127,10 @@ PlanCost cost_of(const Problem& problem, const ExecutionPlan& plan, const Work& 
   if (forward && chunks_kv > 1) numbers += rows * (padded(problem.d_v) + 36);
   if (!forward && chunks.kept == 1) numbers += visits * work.query_blocks_rows * channels;
   PlanCost cost;
+  constexpr double mapped_step = 2e-3;  // the pages of mapped tensors are given back and come again
   cost.compute = compute / fast + steps * machine.step * (threads > 1 ? 1 : 0.25);
-  cost.memory = numbers * speed.number / fast;
+  if (problem.tensors_in_budget) cost.memory += steps * mapped_step;
+  cost.memory += numbers * speed.number / fast;
   return cost;
 }
 

@@ -29,8 +29,13 @@ std::string bytes_text(std::int64_t bytes) {
 std::string time_text(double seconds) {
   char text[48];
   if (seconds <= 0) return "0";
-  std::snprintf(text, sizeof(text), seconds < 1e-3 ? "%.0f us" : seconds < 1 ? "%.1f ms" : "%.2f s",
-                seconds < 1e-3 ? seconds * 1e6 : seconds < 1 ? seconds * 1e3 : seconds);
+  std::snprintf(text, sizeof(text),
+                seconds < 1e-3 ? "%.0f us"
+                : seconds < 1  ? "%.1f ms"
+                               : "%.2f s",
+                seconds < 1e-3 ? seconds * 1e6
+                : seconds < 1  ? seconds * 1e3
+                               : seconds);
   return text;
 }
 
@@ -88,7 +93,8 @@ PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const Ten
 }
 
 std::string plan_text(const PlanExplanation& explanation) {
-  std::string text = "  groups  chunks q x kv  threads    kept       bytes     compute      memory    exchange       total\n";
+  std::string text =
+      "  groups  chunks q x kv  threads    kept       bytes     compute      memory    exchange       total\n";
   for (const auto& one : explanation.candidates) {
     char line[200];
     const auto chunks = std::to_string(one.chunks_q) + " x " + std::to_string(one.chunks_kv);
