@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "backends.h"
+#include "plan/chunks.h"
 #include "plan/facts.h"
 #include "plan/given_plan.h"
 #include "plan/plan.h"
@@ -46,6 +47,17 @@ std::shared_ptr<const ExecutionPlan> plan_for(const Problem& problem, const Plan
   return problem.direction == Direction::forward ? given->pair().forward : given->pair().backward;
 }
 
+/// Divides the call as its plan says, or so that it fits its budget.
+void divide(Problem& problem, const ExecutionPlan& plan, const Plan* given) {
+  if (!planning::bounded(problem) && !problem.tensors_in_budget) return;
+  if (given) {
+    const auto& pair = given->pair();
+    problem.chunks = problem.direction == Direction::forward ? pair.forward_chunks : pair.backward_chunks;
+  } else {
+    problem.chunks = planning::chosen_chunks(problem, plan);
+  }
+}
+
 /// A call's workspace: the caller's memory if it is given.
 Workspace workspace_of(const Problem& problem, const ExecutionPlan& plan) {
   const auto& backend = backend_of(problem.device);
@@ -57,7 +69,8 @@ Workspace workspace_of(const Problem& problem, const ExecutionPlan& plan) {
   return {problem.workspace, [](char*) {}};
 }
 
-void run(const Problem& problem, const ExecutionPlan& plan) {
+void run(Problem& problem, const ExecutionPlan& plan, const Plan* given) {
+  divide(problem, plan, given);
   const auto& backend = backend_of(problem.device);
   const auto workspace = workspace_of(problem, plan);
   (problem.direction == Direction::forward ? backend.forward : backend.backward)(problem, plan, workspace.get());
@@ -102,10 +115,10 @@ void forward(const TensorView& q, const TensorView& k, const TensorView& v, cons
              const Options& options) {
   with_memory_errors("forward", [&] {
     backend_of(q.device);  // throws if there is no such backend
-    const auto problem = forward_problem(q, k, v, outputs, options);
+    auto problem = forward_problem(q, k, v, outputs, options);
     check_rule(problem);
     const auto plan = plan_for(problem, options.plan);
-    if (problem.has_pairs()) return run(problem, *plan);
+    if (problem.has_pairs()) return run(problem, *plan, options.plan);
     constexpr double infinity = std::numeric_limits<double>::infinity();
     fill(problem, {{"out", outputs.out},
                    {"lse", outputs.lse, -infinity},
@@ -118,7 +131,7 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
               const Gradients& gradients, const Options& options) {
   with_memory_errors("backward", [&] {
     backend_of(q.device);
-    const auto problem = backward_problem(inputs, q, k, v, gradients, options);
+    auto problem = backward_problem(inputs, q, k, v, gradients, options);
     check_rule(problem);
     const std::initializer_list<Result> all = {{"dq", gradients.dq},
                                                {"dk", gradients.dk},
@@ -127,7 +140,7 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
                                                {"dsink", gradients.dsink}};
     if (std::none_of(all.begin(), all.end(), [](const Result& gradient) { return gradient.view.given(); })) return;
     const auto plan = plan_for(problem, options.plan);
-    if (problem.has_pairs()) return run(problem, *plan);
+    if (problem.has_pairs()) return run(problem, *plan, options.plan);
     fill(problem, all);
   });
 }
@@ -139,11 +152,30 @@ std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const 
     auto problem = shape_problem(q, k, v, options, Direction::backward);
     check_rule(problem);
     if (!gradients.dq.given()) problem.dq = {};
-    if (!gradients.dk.given()) problem.dk = {};
-    if (!gradients.dv.given()) problem.dv = {};
+    const bool packed = options.layout == Layout::qkv;  // dq holds all three
+    if (!(packed ? gradients.dq : gradients.dk).given()) problem.dk = {};
+    if (!(packed ? gradients.dq : gradients.dv).given()) problem.dv = {};
     if (!gradients.dbias.given()) problem.dbias = {};
     if (!gradients.dsink.given()) problem.dsink = {};
-    return workspace_bytes(problem, *plan_of(problem));
+    if (!problem.has_pairs()) return std::int64_t{0};
+    const auto plan = plan_of(problem);
+    divide(problem, *plan, nullptr);
+    return workspace_bytes(problem, *plan);
+  });
+}
+
+std::int64_t least_workspace(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
+                             bool backward) {
+  return with_memory_errors("plan", [&] {
+    backend_of(q.device);
+    std::int64_t most = 0;
+    for (const auto direction : {Direction::forward, Direction::backward}) {
+      if (direction == Direction::backward && !backward) continue;
+      const auto problem = shape_problem(q, k, v, options, direction);
+      check_rule(problem);
+      if (problem.has_pairs()) most = std::max(most, planning::least_bytes(problem, *plan_of(problem)));
+    }
+    return most;
   });
 }
 
@@ -154,14 +186,18 @@ Plan::Plan(std::shared_ptr<const detail::PlanPair> pair) : pair_(std::move(pair)
 Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options) {
   return with_memory_errors("plan", [&] {
     backend_of(q.device);
-    const auto problem = shape_problem(q, k, v, options);
+    auto problem = shape_problem(q, k, v, options);
     check_rule(problem);
     auto pair = std::make_shared<detail::PlanPair>();
     pair->forward = plan_of(problem, true);
+    if (problem.has_pairs()) divide(problem, *pair->forward, nullptr);
+    pair->forward_chunks = problem.chunks;
     pair->forward_workspace = workspace_bytes(problem, *pair->forward);
     if (!options.page_table.given()) {  // paged keys and values have no backward
-      const auto backward = shape_problem(q, k, v, options, Direction::backward);
+      auto backward = shape_problem(q, k, v, options, Direction::backward);
       pair->backward = plan_of(backward, true);
+      if (backward.has_pairs()) divide(backward, *pair->backward, nullptr);
+      pair->backward_chunks = backward.chunks;
       pair->backward_workspace = workspace_bytes(backward, *pair->backward);
     }
     keep(problem, *pair);

@@ -28,9 +28,9 @@ constexpr Backend backends[] = {
      cpu::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, [](Device) {}, cpu_memory,
      [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 #if defined(ANYFLASH_HAS_CUDA)
-    {DeviceKind::cuda, cuda::devices, cuda::tile_menu, cuda::workspace, cuda::allocate_workspace, cuda::forward,
-     cuda::backward, cuda::check_memory, cuda::fill, cuda::synchronize, cuda::synchronize_device, cuda::memory,
-     cuda::copy},
+    {DeviceKind::cuda, cuda::devices, cuda::tile_menu, cuda::workspace, cuda::allocate_workspace,
+     cuda::forward_in_groups, cuda::backward_in_groups, cuda::check_memory, cuda::fill, cuda::synchronize,
+     cuda::synchronize_device, cuda::memory, cuda::copy},
 #endif
 };
 

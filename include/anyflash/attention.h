@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -36,6 +37,12 @@ inline constexpr const char* layout_names[] = {"bhsd", "bshd", "bhds", "qkv", "t
 
 class Plan;
 
+/// For tensors in mapped files, larger than memory. memory_budget then covers the pages of the tensors that a chunk
+/// touches too, and the call says when they can go.
+struct OutOfCore {
+  std::function<void(std::int64_t done, std::int64_t total)> after_chunk;  ///< called by the calling thread
+};
+
 /// What to compute, apart from q, k and v. The call rounds bias, slopes and sink to the type that it computes in:
 /// float64 for float64, else float32. Values too large for float32 become infinite.
 ///
@@ -60,6 +67,14 @@ struct Options {
   /// For float32 on a GPU: products may use fewer significant bits where that is faster: 11 (TF32), or 16 on Hopper.
   /// Without it, and on the CPU, products are as exact as float32.
   bool allow_tf32 = false;
+  /// The most bytes of workspace that the call may use on the tensors' device; not given: no bound. The call is then
+  /// computed in chunks where that needs less, with the same results. Error, with the least that works, if it is less.
+  std::optional<std::int64_t> memory_budget;
+  /// How many chunks the queries, and the keys, are computed in. Each divides the number of those. Not given: chosen
+  /// so that the call fits memory_budget. A chunk is a range of blocks, so boundaries are those of blocks. On a GPU
+  /// only the product of the two counts, as a bound of the workspace.
+  std::optional<std::int64_t> num_chunks_q;
+  std::optional<std::int64_t> num_chunks_kv;
   /// For tensors on a GPU: the cudaStream_t that the call's work is queued on; null for CUDA's default stream. The call
   /// returns before the work is done.
   void* stream = nullptr;
@@ -67,6 +82,7 @@ struct Options {
   /// it begins on a multiple of 256 bytes. No other call may use it at the same time. Not given: the library allocates
   /// it.
   TensorView workspace;
+  const OutOfCore* out_of_core = nullptr;  ///< on the CPU: the tensors lie in mapped files; null: in memory
   std::int64_t threads = 0;    ///< threads on the CPU; 0: as many as OpenMP gives; with a plan, at most the plan's
   const Plan* plan = nullptr;  ///< made by plan() for the same shapes and options; null: from a cache, or made
 };
@@ -133,6 +149,11 @@ void backward(const BackwardInputs& inputs, const TensorView& q, const TensorVie
 /// q, k and v, whose data pointers may be null. Throws Error as plan() would.
 std::int64_t backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                 const Gradients& gradients, const Options& options = {});
+
+/// The smallest memory_budget that works for the forward pass and, if asked for, for all gradients. Shapes, types and
+/// strides as for backward_workspace. Throws Error as plan() would.
+std::int64_t least_workspace(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {},
+                             bool backward = true);
 
 namespace detail {
 struct PlanPair;

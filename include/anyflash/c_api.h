@@ -152,11 +152,14 @@ typedef struct anyflash_options {
   int32_t allow_tf32; /* float32 on a GPU: products may be as exact as TF32 only, where that is faster */
   void* stream; /* tensors on cuda: the cudaStream_t that the call's work is queued on; NULL: the default stream */
   const anyflash_tensor* workspace; /* see anyflash_plan_workspace; NULL: the library allocates it */
+  int64_t memory_budget;            /* most bytes of workspace; 0: no bound */
+  int64_t num_chunks_q;             /* chunks of the queries, a divisor of their number; 0: chosen */
+  int64_t num_chunks_kv;            /* the same of the keys */
 } anyflash_options;
 
 /* clang-format off */
 #define ANYFLASH_OPTIONS_INIT \
-  { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL }
+  { sizeof(anyflash_options), NULL, 0, 0, 0, 0, 0.0, 0.0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0 }
 /* clang-format on */
 
 /* Sets all options to their defaults. struct_size is sizeof(anyflash_options). */

@@ -85,4 +85,62 @@ struct Image {
 /// The same drawing as pixels: each pixel of the picture becomes one or more.
 Image picture_image(const Picture& picture, const std::string& title);
 
+/// The constants of the CPU's cost model, in seconds. `anyflash bench --calibrate` measures them.
+struct Calibration {
+  /// Of one type. A tile has 64 x 64 pairs; its time is tile + channel * (d_qk + d_v).
+  struct Speed {
+    double forward_tile = 0, forward_channel = 0;    ///< of the forward pass
+    double backward_tile = 0, backward_channel = 0;  ///< of the backward pass
+    double partial = 1, backward_partial = 1;        ///< a partial tile's computed share takes so many times as long
+    double number = 0;  ///< of a number of keys, queries or results that is read or written
+  };
+  Speed float16, bfloat16, float32, float64;
+  double step = 0;      ///< a call's, and each further chunk's
+  double parallel = 1;  ///< how many times as fast `threads` threads are as one
+  int threads = 1;
+  std::string source = "built-in defaults";  ///< or the file that they come from
+};
+
+/// Those in use: the file's that ANYFLASH_CALIBRATION names, or $XDG_CACHE_HOME/anyflash/calibration.json, or
+/// ~/.cache/anyflash/calibration.json; built-in ones if there is no such file. It is read once.
+const Calibration& calibration();
+/// Reads what calibration_text wrote. Throws Error if the text is something else.
+Calibration parse_calibration(const std::string& text, const std::string& source);
+std::string calibration_text(const Calibration& calibration);
+/// Where calibration() looks, and `anyflash bench --calibrate` writes.
+std::string calibration_path();
+
+/// A predicted time in seconds.
+struct PlanCost {
+  double compute = 0, memory = 0, exchange = 0;
+
+  double total() const { return compute + memory + exchange; }
+};
+
+/// A way to run a call.
+struct PlanCandidate {
+  std::int64_t groups = 0;  ///< (batch entry, key/value head) pairs computed at once
+  std::int64_t chunks_q = 1, chunks_kv = 1;
+  int threads = 1;
+  std::int64_t kept = 0;   ///< most key or query blocks that stay packed for a thread; 0: as many as are useful
+  std::int64_t bytes = 0;  ///< of workspace
+  PlanCost cost;
+  bool fits = true, chosen = false;
+};
+
+struct PlanExplanation {
+  std::vector<PlanCandidate> candidates;  ///< those worth a look, by time; the chosen one, if any fits, among them
+  std::int64_t least_bytes = 0;           ///< the smallest budget that works
+  std::string calibration;                ///< where the cost model's constants come from
+};
+
+/// The ways to run a call that is given by its shapes, with options.memory_budget, num_chunks_q, num_chunks_kv and
+/// threads. q, k and v have no data. Throws Error as forward would, except where nothing fits.
+PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {},
+                             bool backward = false, const Calibration& machine = calibration());
+
+/// The candidates as a table, and as an SVG document of stacked bars.
+std::string plan_text(const PlanExplanation& explanation);
+std::string plan_svg(const PlanExplanation& explanation, const std::string& title);
+
 }  // namespace anyflash

@@ -18,6 +18,9 @@ constexpr void for_each_scalar(Visit&& visit) {
   visit("deterministic", &Options::deterministic, "bitwise repeatable on every device");
   visit("allow_tf32", &Options::allow_tf32,
         "float32 on a GPU: products may be of TF32 numbers or better, where that is faster");
+  visit("memory_budget", &Options::memory_budget, "most bytes of workspace, such as 67108864 or 64MiB");
+  visit("num_chunks_q", &Options::num_chunks_q, "chunks that the queries are computed in, a divisor of their number");
+  visit("num_chunks_kv", &Options::num_chunks_kv, "chunks that the keys are computed in, a divisor of their number");
   visit("threads", &Options::threads, "threads, all if 0");
 }
 

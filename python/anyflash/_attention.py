@@ -137,6 +137,12 @@ def attention(
     allow_tf32 : bool
         For float32 on a GPU: products may use fewer significant bits where that is faster: 11 (TF32), or 16 on
         Hopper. Without it, and on the CPU, they are as exact as float32. Other types are not affected.
+    memory_budget : int, optional
+        The most bytes of workspace that the call may use on the arrays' device. It is then computed in chunks where
+        that needs less, with the same results. An error names the least that works.
+    num_chunks_q, num_chunks_kv : int, optional
+        How many chunks the queries, and the keys, are computed in; divisors of their numbers. Not given: chosen so
+        that the call fits memory_budget. Boundaries are those of blocks.
     plan : Plan, optional
         From anyflash.plan, for the same shapes and options. Not given: it is taken from a cache, or made.
     out : array, optional
@@ -215,8 +221,8 @@ def attention_backward(
     """The exact derivative of attention.
 
     The options are those of the forward call, with the same values: rule, align, layout, scale, bias, softcap,
-    alibi_slopes, sink, deterministic, allow_tf32, plan, cu_seqlens_q, cu_seqlens_k, key_lengths and threads. Arrays
-    among them, and a rule's tables, are read again. They must have the same values as in the forward call; this is not
+    alibi_slopes, sink, deterministic, allow_tf32, plan, cu_seqlens_q, cu_seqlens_k, key_lengths and threads.
+    memory_budget and the numbers of chunks bound this call. Arrays among them, and a rule's tables, are read again. They must have the same values as in the forward call; this is not
     checked. page_table is refused: caches are for forward calls only.
 
     Source: Dao, FlashAttention-2 (2023), algorithm 2.

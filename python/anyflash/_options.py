@@ -21,10 +21,12 @@ class Scalars(TypedDict, total=False):
     softcap: float
     deterministic: bool
     allow_tf32: bool
+    memory_budget: int | None
+    num_chunks_q: int | None
+    num_chunks_kv: int | None
     threads: int
 
 
-# A default's type says how an option is checked and carried.
 DEFAULTS: dict[str, Any] = {
     "align": "none_front",
     "layout": "bhsd",
@@ -32,6 +34,9 @@ DEFAULTS: dict[str, Any] = {
     "softcap": 0.0,
     "deterministic": False,
     "allow_tf32": False,
+    "memory_budget": None,
+    "num_chunks_q": None,
+    "num_chunks_kv": None,
     "threads": 0,
 }
 TENSORS: tuple[str, ...] = _core.tensor_options  # the other options of all front ends but the rule
@@ -84,14 +89,22 @@ def _number_or_none(name: str, value: Any) -> float | None:
     return None if value is None else number(name, value)
 
 
+def _integer_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else integer_of_64_bits(name, value)
+
+
 # By the type of an option's default: what checks it, and its type in the schema of an operator of PyTorch.
 _KINDS: dict[type, tuple[Callable[[str, Any], Any], str]] = {
     str: (_word, "str"),
     float: (number, "float"),
-    type(None): (_number_or_none, "float?"),
+    type(None): (_integer_or_none, "int?"),
     bool: (truth, "bool"),
     int: (integer_of_64_bits, "int"),
 }
+
+
+def _kind(name: str) -> tuple[Callable[[str, Any], Any], str]:
+    return (_number_or_none, "float?") if name == "scale" else _KINDS[type(DEFAULTS[name])]
 
 
 def constants(scalars: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,7 +112,7 @@ def constants(scalars: Mapping[str, Any]) -> dict[str, Any]:
     TypeError or ValueError with the line of anyflash.attention, but for words, which the library knows."""
     checked = dict(DEFAULTS)
     for name, value in scalars.items():
-        checked[name] = _KINDS[type(DEFAULTS[name])][0](name, value)
+        checked[name] = _kind(name)[0](name, value)
     return checked
 
 
@@ -116,4 +129,4 @@ def text_of(checked: Mapping[str, Any]) -> str:
 
 def torch_schema() -> str:
     """Of these arguments of PyTorch's operators, in the order of the schema."""
-    return ", ".join(f"{_KINDS[type(default)][1]} {name}" for name, default in DEFAULTS.items())
+    return ", ".join(f"{_kind(name)[1]} {name}" for name in DEFAULTS)

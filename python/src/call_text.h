@@ -44,8 +44,9 @@ inline void read(const std::string& name, std::string_view value, Layout& option
 inline void read(const std::string& name, std::string_view value, bool& option) {
   option = number<int>(name, value) != 0;
 }
-inline void read(const std::string& name, std::string_view value, std::optional<double>& option) {
-  option = number<double>(name, value);
+template <typename Number>
+void read(const std::string& name, std::string_view value, std::optional<Number>& option) {
+  option = number<Number>(name, value);
 }
 template <typename Number>
 void read(const std::string& name, std::string_view value, Number& option) {

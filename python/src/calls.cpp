@@ -134,6 +134,12 @@ std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::h
   return backward_workspace(q, k, v, gradients, options);
 }
 
+std::int64_t least_budget(nb::handle qkv_array, const nb::dict& given) {
+  Arrays arrays(Caller::torch);
+  const auto options = read_options(given, arrays);
+  return least_workspace(arrays.input(qkv_array, "qkv"), {}, {}, options);
+}
+
 nb::tuple tuple_of(const std::vector<std::int64_t>& sizes) {
   nb::list list;
   for (const auto size : sizes) list.append(size);
@@ -200,6 +206,7 @@ void add_calls(nb::module_& module) {
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
   module.def("torch_backward_workspace", &workspace_of_backward, any("q"), any("k"), any("v"), nb::arg("options"),
              nb::arg("wanted"));
+  module.def("torch_least_budget", &least_budget, any("qkv"), nb::arg("options"));
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def(
       "visible_pairs",

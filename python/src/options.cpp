@@ -15,7 +15,8 @@ struct IsTensor {
   Elements elements;
 };
 using Place = std::variant<Align Options::*, Layout Options::*, std::optional<double> Options::*, double Options::*,
-                           bool Options::*, std::int64_t Options::*, IsTensor, IsRule, IsPlan, IsStream>;
+                           bool Options::*, std::int64_t Options::*, std::optional<std::int64_t> Options::*, IsTensor,
+                           IsRule, IsPlan, IsStream>;
 
 struct Known {
   const char* name;
@@ -72,6 +73,9 @@ struct Reader {
   void operator()(double Options::* member) const { options.*member = real(value, name); }
   void operator()(bool Options::* member) const { options.*member = flag(value, name); }
   void operator()(std::int64_t Options::* member) const { options.*member = integer(value, name); }
+  void operator()(std::optional<std::int64_t> Options::* member) const {
+    if (!value.is_none()) options.*member = integer(value, name);
+  }
   void operator()(IsTensor tensor) const { options.*tensor.member = arrays.input(value, name, tensor.elements); }
   void operator()(IsRule) const { options.rule = rule_of(value).rule; }
   void operator()(IsPlan) const {
@@ -103,7 +107,10 @@ bool plain_scalars(const nb::dict& given) {
 
 nb::object python_of(Align value) { return nb::cast(align_names[int(value)]); }
 nb::object python_of(Layout value) { return nb::cast(layout_names[int(value)]); }
-nb::object python_of(const std::optional<double>& value) { return value ? nb::cast(*value) : nb::object(nb::none()); }
+template <typename Number>
+nb::object python_of(const std::optional<Number>& value) {
+  return value ? nb::cast(*value) : nb::object(nb::none());
+}
 nb::object python_of(double value) { return nb::cast(value); }
 nb::object python_of(bool value) { return nb::cast(value); }
 nb::object python_of(std::int64_t value) { return nb::cast(value); }

@@ -114,6 +114,9 @@ Options options_of(const anyflash_options* given) {
   options.deterministic = given->deterministic != 0;
   options.allow_tf32 = given->allow_tf32 != 0;
   options.threads = given->threads;
+  if (given->memory_budget != 0) options.memory_budget = given->memory_budget;
+  if (given->num_chunks_q != 0) options.num_chunks_q = given->num_chunks_q;
+  if (given->num_chunks_kv != 0) options.num_chunks_kv = given->num_chunks_kv;
   options.stream = given->stream;
   if (given->plan) options.plan = &given->plan->plan;
   return options;

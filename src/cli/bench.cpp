@@ -13,6 +13,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "calibrate.h"
 #include "call.h"
 #include "check_cases.h"
 #include "commands.h"
@@ -33,6 +34,8 @@ struct BenchArguments {
   std::string keys, direction = "both", json;
   Options options;  // align and the switches
   Device device;
+  bool calibrate = false, predict = false;
+  std::string output;
   int batch = 1, heads = 4, kv_heads = 0, value_size = 0, repetitions = 7;
 };
 
@@ -117,6 +120,9 @@ std::vector<BenchCase> cases_of(const BenchArguments& arguments) {
 }
 
 void bench_command(const BenchArguments& arguments) {
+  if (!arguments.output.empty() && !arguments.calibrate) fail("--output: expected only with --calibrate");
+  if (arguments.calibrate) return calibrate(arguments.output, false);
+  if (arguments.predict) return predict();
   const auto cases = cases_of(arguments);
   if (!arguments.json.empty()) check_target(arguments.json);
   auto rows = nlohmann::ordered_json::array();
@@ -204,11 +210,15 @@ void add_bench(CLI::App& app) {
       ->capture_default_str()
       ->type_name("NAME");
   command->add_option("--json", a->json, "also write the rows to this file")->type_name("FILE");
+  command->add_flag("--calibrate", a->calibrate, "measure the constants of 'explain --plan' and keep them in a file");
+  command->add_option("-o,--output", a->output, "that file, if it is another than explain reads")->type_name("FILE");
+  command->add_flag("--predict", a->predict, "compare predicted times with measured ones");
   command->footer(
       "GFLOP/s counts useful operations only, for each visible pair: 2 x (head size + value size) forward, 6 x head "
       "size + 4 x value size backward.\n\n"
       "Examples:\n"
       "  anyflash bench --shape 2048 --rule \"causal()\" --type float32 --threads 1\n"
+      "  anyflash bench --calibrate\n"
       "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json");
   command->callback([arguments] { bench_command(*arguments); });
 }

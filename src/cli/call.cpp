@@ -4,6 +4,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <utility>
 
 #include "layouts.h"
 #include "numbers.h"
@@ -55,6 +58,12 @@ void add(CLI::App& app, const std::string& option, bool& value, const char* help
 void add(CLI::App& app, const std::string& option, std::int64_t& value, const char* help) {
   app.add_option(option, value, help)->check(CLI::Range(0, 4096).description(""))->type_name("N");
 }
+void add(CLI::App& app, const std::string& option, std::optional<std::int64_t>& value, const char* help) {
+  const auto set = [&value, option](const std::string& text) {
+    value = option == "--memory-budget" ? bytes_of(option, text) : whole_number(option, text);
+  };
+  app.add_option_function<std::string>(option, set, help)->type_name(option == "--memory-budget" ? "BYTES" : "N");
+}
 template <typename Number>
 void add(CLI::App& app, const std::string& option, Number& value, const char* help) {
   app.add_option(option, value, help);
@@ -67,7 +76,30 @@ void add_scalar(CLI::App& app, const char* name, auto& value, const char* help) 
   add(app, option, value, help);
 }
 
+/// Bytes with or without a unit: 1048576, 64MiB, 2GB.
+std::int64_t number_with_unit(const std::string& option, const std::string& text, bool units) {
+  constexpr std::pair<const char*, double> known[] = {
+      {"", 1}, {"B", 1}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}};
+  std::int64_t number = 0;
+  const auto* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  const std::string unit(rest, end);
+  for (const auto& [name, factor] : known) {
+    if (error != std::errc() || unit != name || (!units && !unit.empty())) continue;
+    if (std::abs(double(number) * factor) < 9e18) return number * static_cast<std::int64_t>(factor);
+  }
+  throw CLI::ValidationError(option, "'" + one_line(text) + "', expected " +
+                                         (units ? "a number of bytes such as 67108864 or 64MiB" : "an integer"));
+}
+
 }  // namespace
+
+std::int64_t bytes_of(const std::string& option, const std::string& text) {
+  return number_with_unit(option, text, true);
+}
+std::int64_t whole_number(const std::string& option, const std::string& text) {
+  return number_with_unit(option, text, false);
+}
 
 CLI::Validator one_of(std::vector<std::string> names) {
   const auto answer = [names = std::move(names)](const std::string& given) {

@@ -21,6 +21,9 @@ namespace anyflash::cli {
 
 /// A check of an option's value: one of the names, or an error that lists them.
 CLI::Validator one_of(std::vector<std::string> names);
+/// The number that an option's text gives: bytes, with or without a unit (64MiB), or a whole number.
+std::int64_t bytes_of(const std::string& option, const std::string& text);
+std::int64_t whole_number(const std::string& option, const std::string& text);
 void add_align(CLI::App& app, Align& align);
 void add_switches(CLI::App& app, Options& options);
 

@@ -28,6 +28,10 @@ struct ExplainArguments {
   ExplainOptions options;
   std::optional<std::int64_t> side;
   bool json = false;
+  // For --plan.
+  bool plan = false;
+  std::int64_t batch = 1, heads = 1, kv_heads = 0, threads = 0;
+  std::optional<std::int64_t> budget, chunks_q, chunks_kv;
 };
 
 constexpr std::int64_t terminal_side = 64, file_side = 512;
@@ -116,8 +120,73 @@ PictureKind picture_kind(const ExplainArguments& arguments) {
   fail("--picture: '" + path + "', expected a .png or .svg file, - or none");
 }
 
+/// The call's tensors without data.
+TensorView shapes_of(const ExplainArguments& arguments, std::int64_t heads, const SequenceShape& sequence,
+                     std::int64_t channels) {
+  TensorView view;
+  view.type = *float_type(arguments.type);
+  view.rank = 0;
+  const auto append = [&](std::int64_t size) { view.shape[view.rank++] = size; };
+  append(arguments.batch), append(heads);
+  for (const auto size : sequence) append(size);
+  append(channels);
+  view.set_row_major_strides();
+  return view;
+}
+
+void print_plan_json(const PlanExplanation& plan) {
+  auto rows = nlohmann::ordered_json::array();
+  for (const auto& one : plan.candidates)
+    rows.push_back({{"groups", one.groups},
+                    {"chunks_q", one.chunks_q},
+                    {"chunks_kv", one.chunks_kv},
+                    {"threads", one.threads},
+                    {"kept", one.kept},
+                    {"bytes", one.bytes},
+                    {"compute_seconds", one.cost.compute},
+                    {"memory_seconds", one.cost.memory},
+                    {"exchange_seconds", one.cost.exchange},
+                    {"total_seconds", one.cost.total()},
+                    {"fits", one.fits},
+                    {"chosen", one.chosen}});
+  const nlohmann::ordered_json all = {
+      {"least_bytes", plan.least_bytes}, {"calibration", plan.calibration}, {"candidates", rows}};
+  std::printf("%s\n", all.dump(2).c_str());
+}
+
+/// explain --plan: the ways to run the call, as a table, as JSON, or as bars.
+void explain_plan_command(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                          const SequenceShape& keys) {
+  const auto& path = arguments.picture;
+  const bool drawn = !path.empty() && path != "none";
+  if (drawn && (path.size() < 5 || !path.ends_with(".svg"))) fail("--picture: '" + path + "', expected a .svg file");
+  const auto& explained = arguments.options;
+  Options options;
+  options.rule = rule, options.align = explained.align, options.threads = arguments.threads;
+  options.memory_budget = arguments.budget;
+  options.num_chunks_q = arguments.chunks_q, options.num_chunks_kv = arguments.chunks_kv;
+  const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
+  const auto plan = explain_plan(shapes_of(arguments, arguments.heads, queries, explained.d_qk),
+                                 shapes_of(arguments, kv_heads, keys, explained.d_qk),
+                                 shapes_of(arguments, kv_heads, keys, explained.d_v), options, explained.backward);
+  if (drawn)
+    write_file_whole(path, [&](const std::string& place) {
+      std::ofstream file(place);
+      file << plan_svg(plan, rule.text() + ", " + text_of(queries) + " queries, " + text_of(keys) + " keys");
+      file.close();
+      if (!file) fail("cannot be written");
+    });
+  if (arguments.json) return print_plan_json(plan);
+  std::printf("constants       %s\nleast           %lld bytes\n\n%s", one_line(plan.calibration).c_str(),
+              static_cast<long long>(plan.least_bytes), plan_text(plan).c_str());
+  if (drawn) std::printf("\npicture         %s\n", path.c_str());
+}
+
 void explain_command(ExplainArguments arguments) {
-  const auto kind = picture_kind(arguments);
+  if (!arguments.plan && (arguments.budget || arguments.chunks_q || arguments.chunks_kv))
+    fail("--memory-budget and numbers of chunks: expected only with --plan");
+  const auto kind = arguments.plan ? PictureKind::none : picture_kind(arguments);
+  if (arguments.plan && !arguments.picture.empty() && arguments.picture != "none") check_target(arguments.picture);
   if (kind == PictureKind::png || kind == PictureKind::svg) check_target(arguments.picture);
   const auto queries = parse_shape("--shape", arguments.shape);
   const auto keys = parse_keys(arguments.keys, queries);
@@ -132,6 +201,7 @@ void explain_command(ExplainArguments arguments) {
   auto& options = arguments.options;
   options.type = *float_type(arguments.type);
   if (options.d_v == 0) options.d_v = options.d_qk;
+  if (arguments.plan) return explain_plan_command(arguments, rule, queries, keys);
   Progress progress(kind == PictureKind::none ? 1 : 2);
   progress.step("counting");
   const auto explanation = explain(rule, queries, keys, options);
@@ -187,6 +257,29 @@ void add_explain(CLI::App& app) {
       ->capture_default_str()
       ->type_name("NAME");
   command->add_flag("--backward", options.backward, "describe the backward plan");
+  auto* a = arguments.get();
+  command->add_flag("--plan", a->plan, "show the ways to run a call: their memory and predicted times");
+  const auto count = [&](const char* name, auto& value, const char* help, int least) {
+    command->add_option(name, value, help)->check(CLI::Range(least, 1 << 20).description(""))->type_name("N");
+  };
+  count("--batch", a->batch, "with --plan: batch entries", 1);
+  count("--heads", a->heads, "with --plan: query heads", 1);
+  count("--kv-heads", a->kv_heads, "with --plan: key and value heads, as --heads if 0", 0);
+  count("--threads", a->threads, "with --plan: threads, all if 0", 0);
+  const auto number = [&](const char* name, std::optional<std::int64_t>& value, const char* help, bool bytes) {
+    const std::string option = name;
+    command
+        ->add_option_function<std::string>(
+            name,
+            [&value, option, bytes](const std::string& text) {
+              value = bytes ? bytes_of(option, text) : whole_number(option, text);
+            },
+            help)
+        ->type_name(bytes ? "BYTES" : "N");
+  };
+  number("--memory-budget", a->budget, "with --plan: most bytes of workspace, such as 64MiB", true);
+  number("--num-chunks-q", a->chunks_q, "with --plan: chunks of the queries", false);
+  number("--num-chunks-kv", a->chunks_kv, "with --plan: chunks of the keys", false);
   command->add_option("--picture", arguments->picture, "a .png or .svg file, - for the terminal (default), or none")
       ->type_name("FILE");
   command
@@ -203,7 +296,8 @@ void add_explain(CLI::App& app) {
       "  anyflash explain --rule \"causal() & local(256)\" --shape 4096\n"
       "  anyflash explain --rule \"local(8)\" --shape 512x512 --picture local.png\n"
       "  anyflash explain --rule \"causal()\" --shape 6 --keys 3 --align scale_end\n"
-      "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json");
+      "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json\n"
+      "  anyflash explain --rule \"causal()\" --shape 65536 --heads 8 --backward --plan --memory-budget 64MiB");
   command->callback([arguments] { explain_command(*arguments); });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "mapping.h"
 #include "tensor_file.h"
 
 namespace anyflash::cli {
@@ -105,6 +106,13 @@ void Inputs::refuse_unused(const Names& of_backward) const {
 
 std::optional<OwnedTensor> Inputs::load(const std::string& name) {
   const auto assigned = assigned_.find(name);
+  if (std::find(mapped_.begin(), mapped_.end(), name) != mapped_.end()) {
+    if (assigned == assigned_.end()) return {};
+    const auto [file, entry] = split_file(assigned->second);
+    if (file.empty() || !entry.empty() || file_format(file) != FileFormat::npy)
+      fail(name + ": expected a .npy file of its own, which can be mapped, with --memory-budget and a .npy output");
+    return map_npy_file(file, two_bytes_are_bfloat16_);
+  }
   if (assigned == assigned_.end()) return from_files(name);
   auto [file, entry] = split_file(assigned->second);
   if (file.empty()) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "owned_tensor.h"
@@ -32,6 +33,8 @@ class Inputs {
   std::optional<OwnedTensor> find(const std::string& name);
   /// Throws Error if it is absent; `option` is the option that would name it.
   OwnedTensor get(const std::string& name, const std::string& option = "--tensor NAME=FILE");
+  /// From now on tensors of these names are mapped, not read; each must come from a .npy file of its own.
+  void map(Names names) { mapped_ = std::move(names); }
   /// Throws Error if a tensor is assigned that nobody has looked for. of_backward: what --backward would look for.
   void refuse_unused(const Names& of_backward = {}) const;
 
@@ -48,6 +51,7 @@ class Inputs {
   std::vector<File> files_;
   std::map<std::string, std::string> assigned_;
   std::vector<std::string> hidden_;
+  Names mapped_;
   std::map<std::string, std::optional<OwnedTensor>> read_;
   bool two_bytes_are_bfloat16_;
 };

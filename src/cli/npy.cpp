@@ -155,8 +155,8 @@ const char* descr_of(ElementType type) {
 
 }  // namespace
 
-OwnedTensor read_npy(const std::string& label, std::uint64_t size, const ByteSource& source,
-                     bool two_bytes_are_bfloat16) {
+OwnedTensor npy_shape(const std::string& label, std::uint64_t size, const ByteSource& source,
+                      bool two_bytes_are_bfloat16) {
   unsigned char start[12];
   if (size < 10) fail(label + ": not a .npy file: " + std::to_string(size) + " bytes");
   source(start, 10);
@@ -191,6 +191,13 @@ OwnedTensor read_npy(const std::string& label, std::uint64_t size, const ByteSou
     const auto strides = row_major(reversed);
     tensor.strides.assign(strides.rbegin(), strides.rend());
   }
+  return tensor;
+}
+
+OwnedTensor read_npy(const std::string& label, std::uint64_t size, const ByteSource& source,
+                     bool two_bytes_are_bfloat16) {
+  auto tensor = npy_shape(label, size, source, two_bytes_are_bfloat16);
+  const auto bytes = tensor.bytes();
   tensor.data = std::make_shared_for_overwrite<std::byte[]>(bytes > 0 ? bytes : 1);
   source(tensor.data.get(), bytes);
   return tensor;

@@ -13,6 +13,9 @@ namespace anyflash::cli {
 using ByteSource = std::function<void(void* to, std::size_t bytes)>;
 
 /// Reads a .npy stream of `size` bytes; errors begin with `label`.
+/// The tensor without its data, before which the source then is.
+OwnedTensor npy_shape(const std::string& label, std::uint64_t size, const ByteSource& source,
+                      bool two_bytes_are_bfloat16);
 OwnedTensor read_npy(const std::string& label, std::uint64_t size, const ByteSource& source,
                      bool two_bytes_are_bfloat16);
 OwnedTensor read_npy_file(const std::string& path, bool two_bytes_are_bfloat16);

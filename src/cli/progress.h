@@ -25,4 +25,25 @@ class Progress {
   bool shown_;
 };
 
+/// A bar of a pass's chunks.
+class ChunkProgress {
+ public:
+  explicit ChunkProgress(bool quiet) : shown_(!quiet && isatty(STDERR_FILENO) != 0) {}
+  ~ChunkProgress() { clear(); }
+  void begin(const char* pass) { pass_ = pass; }
+  void show(long long done, long long total) {
+    constexpr int width = 40;
+    if (!shown_ || total < 1) return;
+    const std::string bar(static_cast<std::size_t>(width * done / total), '#');
+    std::fprintf(stderr, "\r\033[K%-8s [%-*s] %lld of %lld chunks", pass_, width, bar.c_str(), done, total);
+  }
+  void clear() {
+    if (shown_) std::fprintf(stderr, "\r\033[K");
+  }
+
+ private:
+  bool shown_;
+  const char* pass_ = "";
+};
+
 }  // namespace anyflash::cli

@@ -10,6 +10,7 @@
 
 #include "call.h"
 #include "commands.h"
+#include "out_of_core.h"
 #include "progress.h"
 #include "results.h"
 #include "tensor_file.h"
@@ -25,6 +26,11 @@ struct RunArguments {
 };
 
 void run_command(const RunArguments& arguments) {
+  if (arguments.call.options.memory_budget && file_format(arguments.output) == FileFormat::npy &&
+      arguments.call.device.kind == DeviceKind::cpu) {
+    if (arguments.lm) fail("--lm: expected without --memory-budget and a .npy output");
+    return run_out_of_core(arguments.call, {arguments.output, arguments.lse, arguments.backward, arguments.quiet});
+  }
   // Errors in the output's name are reported before the work.
   const bool one_tensor = file_format(arguments.output) == FileFormat::npy;
   if (one_tensor && (arguments.lse || arguments.lm || arguments.backward))
@@ -89,6 +95,10 @@ void add_run(CLI::App& app) {
   command->footer(
       "A tensor is found by its name in the input files, or WHERE its option says:\n"
       "  FILE.npy   FILE.npz:ENTRY   FILE.safetensors:ENTRY   ENTRY of an input file\n"
+      "With --memory-budget and a .npy output q, k, v and dout stay in their .npy files, which may be larger than "
+      "memory.\n"
+      "The budget then covers the parts of them that are in memory. Further results are OUT.lse.npy, OUT.dq.npy, "
+      "...\n\n"
       "bias, sink, alibi, cu_seqlens_q, cu_seqlens_k, key_lengths and page_table are used if an input file has "
       "them.\n\n"
       "Examples:\n"
@@ -97,7 +107,8 @@ void add_run(CLI::App& app) {
       "  anyflash run --input layer.safetensors --query attn.q --key attn.k --value attn.v --output out.safetensors\n"
       "  anyflash run --input qkv.npz --tensor ids=documents.npy --rule \"documents(ids, ids) & causal()\" --output "
       "out.npz\n"
-      "  anyflash run --input qkv.npz --dout dout.npy --backward --output gradients.npz");
+      "  anyflash run --input qkv.npz --dout dout.npy --backward --output gradients.npz\n"
+      "  anyflash run --query q.npy --key k.npy --value v.npy --memory-budget 64MiB --output out.npy");
   command->callback([arguments] { run_command(*arguments); });
 }
 

@@ -133,7 +133,8 @@ std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
 
 Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan) {
   const auto bytes = workspace(problem, plan);
-  auto* const kept = problem.direction == Direction::forward ? own_of_thread<KeptMemory>() : nullptr;
+  const bool keep = problem.direction == Direction::forward && !problem.tensors_in_budget;
+  auto* const kept = keep ? own_of_thread<KeptMemory>() : nullptr;
   if (kept) return {kept->at_least(bytes), [](char*) {}};
   return {allocate<char>(bytes).release(), [](char* memory) { hwy::FreeAlignedBytes(memory, nullptr, nullptr); }};
 }

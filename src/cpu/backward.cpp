@@ -15,6 +15,7 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/backward.cpp"
@@ -25,6 +26,7 @@
 #include "cpu/backward_schedule.h"
 #include "cpu/backward_shared.h"
 #include "cpu/numbers.h"
+#include "cpu/progress.h"
 #include "cpu/tuning.h"
 #include "cpu/walk.h"
 #include "rules/coordinates.h"
@@ -53,10 +55,7 @@ namespace HWY_NAMESPACE {
 /// The number of threads that a call is worth: waking one takes about as long as a tile.
 inline int useful_threads(const Problem& problem, const ExecutionPlan& plan) {
   if (problem.batch * problem.heads_q == 0) return 1;
-  std::int64_t tiles = 0;
-  for (const auto& group : plan.groups)
-    for (const Run& run : group.keys_of_query_block.runs) tiles += run.count;
-  tiles *= problem.batch * problem.heads_q / (plan.batch_groups * plan.head_groups);
+  const auto tiles = plan.tiles * (problem.batch * problem.heads_q / (plan.batch_groups * plan.head_groups));
   const std::int64_t most = threads_of(problem, plan);
   return static_cast<int>(std::clamp<std::int64_t>(tiles / tuning::kTilesOfThread, 1, most));
 }
@@ -71,64 +70,188 @@ void ZeroUnseenRows(const Problem& problem, const ExecutionPlan& plan, std::int6
   StoreRows(memory, width, problem.dq, problem.type, b, h, plan.query_grid.box(block), problem.q_size, problem.d_qk);
 }
 
-template <class T>
-void SumSinkGradient(const Problem& problem, const RowTerms<T>& terms) {
-  for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-    double sum = 0;
-    for (std::int64_t b = 0; b < problem.batch; ++b)
-      for (std::int64_t i = 0; i < terms.blocks; ++i) sum += terms.sink[terms.block(b, h, i)];
-    WriteNumber(problem.dsink.data, problem.dsink.type, h * problem.dsink.head, sum);
-  }
-}
+/// The backward pass in steps. Without a workspace it only finds the bytes that it needs.
+///
+/// Ordinarily there is one step, or one for each so many groups. In chunks of queries and keys it goes group by group:
+/// for a range of keys, for each head and range of queries, dK and dV, and dQ too if there is one range of keys. With
+/// several ranges of keys dQ is made by a second pass, whose scores are computed again: seven products for five. The
+/// sums are added in the same order in each case, so the bits are the same.
+template <class T, class E>
+class BackwardRun {
+ public:
+  BackwardRun(const Problem& problem, const ExecutionPlan& plan, char* workspace)
+      : problem_(problem),
+        plan_(plan),
+        workspace_(workspace),
+        query_blocks_(plan.query_grid.count()),
+        key_blocks_(plan.key_grid.count()),
+        groups_(problem.batch * problem.heads_kv),
+        heads_(problem.heads_kv ? problem.heads_q / problem.heads_kv : 1),
+        useful_threads_(useful_threads(problem, plan)) {}
 
-/// Without memory it only returns the bytes that it needs.
+  std::int64_t run() {
+    Parts parts(workspace_);
+    sink_sums_ = parts.take<double>(problem_.dsink.given() ? problem_.heads_q : 0);
+    if (sink_sums_) std::fill_n(sink_sums_, problem_.dsink.given() ? problem_.heads_q : 0, 0.0);
+    problem_.chunks.q > 0 || problem_.chunks.kv > 0 ? walk_chunks(parts) : walk_groups(parts);
+    if (problem_.dbias.given() && problem_.chunks.any()) find_bias_gradient(parts);
+    for (std::int64_t h = 0; workspace_ && problem_.dsink.given() && h < problem_.heads_q; ++h)
+      WriteNumber(problem_.dsink.data, problem_.dsink.type, h * problem_.dsink.head, sink_sums_[h]);
+    return bytes_;
+  }
+
+ private:
+  static bool products(const Problem& problem) {
+    return problem.dq.given() || problem.dk.given() || problem.dv.given();
+  }
+
+  /// What a step does beside its products.
+  struct Also {
+    bool in_chunks = false, terms = true, sink = true;
+    T *dq = nullptr, *sums = nullptr;  ///< memory that lasts over several steps
+  };
+
+  void walk_groups(const Parts& parts) {
+    const auto at_once = problem_.chunks.groups > 0 ? std::min(problem_.chunks.groups, groups_) : groups_;
+    const BlockRange queries{0, static_cast<std::int32_t>(query_blocks_)};
+    const BlockRange keys{0, static_cast<std::int32_t>(key_blocks_)};
+    if (groups_ == 0) return step(problem_, {0, 0, 0, heads_, queries, keys}, {}, parts);
+    Progress progress(problem_, (groups_ + at_once - 1) / at_once);
+    for (std::int64_t first = 0; first < groups_; first += at_once) {
+      const auto groups = std::min(at_once, groups_ - first);
+      if (!workspace_ && first > 0 && groups == at_once) continue;  // as large as the first
+      step(problem_, {first, groups, 0, heads_, queries, keys}, {}, parts);
+      if (workspace_) progress.done_one();
+    }
+  }
+
+  void walk_chunks(Parts& parts) {
+    const auto chunks_q = chunks_of(problem_.chunks.q, query_blocks_);
+    const auto chunks_kv = chunks_of(problem_.chunks.kv, key_blocks_);
+    const bool of_keys = problem_.dk.given() || problem_.dv.given();
+    const bool second = chunks_kv > 1 && problem_.dq.given();
+    Problem keys_only = problem_, queries_only = problem_;
+    if (second) keys_only.dq = {}, queries_only.dk = queries_only.dv = {};
+    const auto most = [](std::int64_t blocks, std::int64_t chunks) { return (blocks + chunks - 1) / chunks; };
+    Also also{true};
+    if (problem_.dq.given()) also.dq = parts.take<T>(most(query_blocks_, chunks_q) * kTile * padded(problem_.d_qk));
+    if (of_keys) also.sums = parts.take<T>(most(key_blocks_, chunks_kv) * KeyBlockTask<T, E>::sums_size(problem_));
+    const bool first_pass = of_keys || !second;
+    const auto steps = heads_ * chunks_q * chunks_kv;
+    Progress progress(problem_, groups_ * steps * (int(first_pass) + int(second)));
+    const auto start = workspace_ ? 0 : steps - 1;  // the last chunks are the largest
+    for (std::int64_t group = workspace_ ? 0 : groups_ - 1; group < groups_; ++group) {
+      for (std::int64_t i = start; first_pass && i < steps; ++i) {
+        const auto of_key = i % (heads_ * chunks_q), head = of_key / chunks_q, key = i / (heads_ * chunks_q);
+        also.terms = true, also.sink = key == 0;
+        step(keys_only,
+             {group, 1, head, 1, chunk_of(query_blocks_, chunks_q, of_key % chunks_q),
+              chunk_of(key_blocks_, chunks_kv, key), of_key == 0, of_key + 1 == heads_ * chunks_q},
+             also, parts);
+        if (workspace_) progress.done_one();
+      }
+      for (std::int64_t i = start; second && i < steps; ++i) {
+        const auto of_query = i / chunks_kv, key = i % chunks_kv;
+        also.terms = key == 0, also.sink = key == 0 && !first_pass;
+        step(queries_only,
+             {group, 1, of_query / chunks_q, 1, chunk_of(query_blocks_, chunks_q, of_query % chunks_q),
+              chunk_of(key_blocks_, chunks_kv, key)},
+             also, parts);
+        if (workspace_) progress.done_one();
+      }
+    }
+  }
+
+  /// parts: what is already taken; a step lays out its memory behind that.
+  void step(const Problem& problem, const BackwardRange& range, const Also& also, Parts parts) {
+    const auto blocks = range.queries.count(), keys = range.keys.count(), heads = range.groups * range.heads;
+    const bool any_products = products(problem) && range.groups * keys > 0;
+    const bool with_bias = problem.dbias.given() && !problem.chunks.any();
+    const auto bias_tiles = with_bias ? BiasTask<T, E>::count(problem, plan_) : 0;
+    const auto most_tasks = std::max({heads * blocks, range.groups * keys, bias_tiles, std::int64_t{1}});
+    const auto threads = static_cast<int>(std::min<std::int64_t>(useful_threads_, most_tasks));
+    RowTerms<T> terms(problem, plan_, range, parts);
+    BackwardSchedule schedule(any_products ? range.groups : 0, range.heads, blocks, std::max<std::int64_t>(keys, 1),
+                              KeyBlockTask<T, E>::together(), threads, parts);
+    auto thread_memory = KeyBlockTask<T, E>::memory_size(problem, plan_, schedule.together());
+    if (with_bias) thread_memory = std::max(thread_memory, BiasTask<T, E>::memory_size(problem, plan_));
+    T* const memory = parts.take<T>(thread_memory * threads);
+    const bool own_dq = any_products && problem.dq.given() && !also.in_chunks;
+    const auto buffer_size = own_dq ? KeyBlockTask<T, E>::buffer_size(problem, range) : 0;
+    T* const buffers = own_dq ? parts.take<T>(buffer_size * schedule.slots()) : also.dq;
+    bytes_ = std::max(bytes_, parts.bytes());
+    if (!workspace_) return;
+
+    if (also.terms) find_terms(problem, range, terms, threads, memory, thread_memory);
+    if (problem.dsink.given() && also.sink) add_sink_terms(range, terms);
+    if (any_products) {
+      OnThreads(schedule.threads(), [&](int thread) {
+        const amx::Alone tiles;
+        KeyBlockTask<T, E> task(problem, plan_, range, terms, schedule, &memory[thread * thread_memory]);
+        for (BackwardSchedule::Task next; schedule.next(thread, next);) {
+          task.run(next.group, next.first_key_block, next.key_blocks, &buffers[next.slot * buffer_size], also.sums);
+          schedule.finish(next);
+        }
+      });
+    }
+    if (with_bias) {
+      ForEach(bias_tiles, threads, [&](std::int64_t tile, int thread) {
+        BiasTask<T, E>(problem, plan_, terms, &memory[thread * thread_memory]).run(tile);
+      });
+    }
+  }
+
+  void find_terms(const Problem& problem, const BackwardRange& range, RowTerms<T>& terms, int threads, T* memory,
+                  std::int64_t thread_memory) {
+    const auto blocks = range.queries.count();
+    ForEach(range.groups * range.heads * blocks, threads, [&](std::int64_t i, int thread) {
+      const bool whole = blocks == query_blocks_;
+      const auto block =
+          whole ? walked(plan_.query_grid, i % blocks) : static_cast<std::int32_t>(range.queries.first + i % blocks);
+      const auto head = terms.first_head + i / blocks, h = head % problem.heads_q, b = head / problem.heads_q;
+      T* const own = &memory[thread * thread_memory];
+      FindRowTerms<E>(problem, plan_, b, h, block, own, terms);
+      FindRests<E>(problem, plan_, b, h, block, own, terms);
+      if (problem.dsink.given()) FindSinkTerm(problem, b, h, block, terms);
+      if (problem.dq.given()) ZeroUnseenRows(problem, plan_, b, h, block, own);
+    });
+  }
+
+  /// Steps come in an order that adds a head's shares batch entry by batch entry, block by block.
+  void add_sink_terms(const BackwardRange& range, const RowTerms<T>& terms) {
+    const auto blocks = range.queries.count();
+    for (std::int64_t i = 0; i < range.groups * range.heads * blocks; ++i)
+      sink_sums_[(terms.first_head + i / blocks) % problem_.heads_q] += terms.sink[i];
+  }
+
+  /// The gradient of the bias, with the row terms of one block at a time.
+  void find_bias_gradient(Parts parts) {
+    const auto tiles = BiasTask<T, E>::count(problem_, plan_);
+    const auto threads = static_cast<int>(std::min<std::int64_t>(useful_threads_, std::max<std::int64_t>(tiles, 1)));
+    const auto thread_memory = BiasTask<T, E>::memory_size(problem_, plan_);
+    T* const memory = parts.take<T>(thread_memory * threads);
+    std::vector<RowTerms<T>> terms;
+    for (int i = 0; i < threads; ++i)
+      terms.emplace_back(problem_, plan_, BackwardRange{0, 1, 0, 1, {0, 1}, {0, 1}}, parts);
+    bytes_ = std::max(bytes_, parts.bytes());
+    if (!workspace_) return;
+    ForEach(tiles, threads, [&](std::int64_t tile, int thread) {
+      BiasTask<T, E>(problem_, plan_, terms[thread], &memory[thread * thread_memory], &terms[thread]).run(tile);
+    });
+  }
+
+  const Problem& problem_;
+  const ExecutionPlan& plan_;
+  char* const workspace_;
+  const std::int64_t query_blocks_, key_blocks_, groups_, heads_;
+  const int useful_threads_;
+  double* sink_sums_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
 template <class T, class E>
 std::int64_t RunBackward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  const auto query_blocks = plan.query_grid.count(), key_blocks = plan.key_grid.count();
-  const auto heads = problem.batch * problem.heads_q, groups = problem.batch * problem.heads_kv;
-  const bool products = (problem.dq.given() || problem.dk.given() || problem.dv.given()) && groups * key_blocks > 0;
-  const auto bias_tiles = problem.dbias.given() ? BiasTask<T, E>::count(problem, plan) : 0;
-  const auto most_tasks = std::max({heads * query_blocks, groups * key_blocks, bias_tiles, std::int64_t{1}});
-  const auto threads = static_cast<int>(std::min<std::int64_t>(useful_threads(problem, plan), most_tasks));
-
-  Parts parts(workspace);
-  RowTerms<T> terms(problem, plan, parts);
-  const auto heads_in_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
-  BackwardSchedule schedule(products ? groups : 0, heads_in_group, query_blocks, std::max<std::int64_t>(key_blocks, 1),
-                            KeyBlockTask<T, E>::together(), threads, parts);
-  const auto together = schedule.together();
-  const auto thread_memory =
-      std::max(KeyBlockTask<T, E>::memory_size(problem, plan, together), BiasTask<T, E>::memory_size(problem, plan));
-  T* const memory = parts.take<T>(thread_memory * threads);
-  const auto buffer_size = products && problem.dq.given() ? KeyBlockTask<T, E>::buffer_size(problem, plan) : 0;
-  T* const buffers = parts.take<T>(buffer_size * schedule.slots());
-  if (!workspace) return parts.bytes();
-
-  ForEach(heads * query_blocks, threads, [&](std::int64_t i, int thread) {
-    const auto block = walked(plan.query_grid, i % query_blocks);
-    const auto h = i / query_blocks % problem.heads_q, b = i / query_blocks / problem.heads_q;
-    FindRowTerms<E>(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
-    FindRests<E>(problem, plan, b, h, block, &memory[thread * thread_memory], terms);
-    if (problem.dsink.given()) FindSinkTerm(problem, b, h, block, terms);
-    if (problem.dq.given()) ZeroUnseenRows(problem, plan, b, h, block, &memory[thread * thread_memory]);
-  });
-  if (products) {
-    OnThreads(schedule.threads(), [&](int thread) {
-      const amx::Alone tiles;
-      KeyBlockTask<T, E> task(problem, plan, terms, schedule, &memory[thread * thread_memory]);
-      for (BackwardSchedule::Task next; schedule.next(thread, next);) {
-        task.run(next.group, next.first_key_block, next.key_blocks, &buffers[next.slot * buffer_size]);
-        schedule.finish(next);
-      }
-    });
-  }
-  if (problem.dbias.given()) {
-    ForEach(bias_tiles, threads, [&](std::int64_t tile, int thread) {
-      BiasTask<T, E>(problem, plan, terms, &memory[thread * thread_memory]).run(tile);
-    });
-  }
-  if (problem.dsink.given()) SumSinkGradient(problem, terms);
-  return parts.bytes();
+  return BackwardRun<T, E>(problem, plan, workspace).run();
 }
 
 std::int64_t Backward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {

@@ -19,15 +19,19 @@ namespace HWY_NAMESPACE {
 template <class T, class E>
 class BiasTask {
  public:
-  BiasTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory)
+  /// block_terms: null, or the same as rows, with memory for one block only. Its terms are then found again for each
+  /// block.
+  BiasTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, T* memory,
+           RowTerms<T>* block_terms = nullptr)
       : problem_(problem),
         plan_(plan),
         blocks_(problem, plan, rows, memory),
         sum_(memory + LoadedBlocks<T, E>::memory_size(problem, plan)),
+        block_terms_(block_terms),
         whole_queries_(problem.dbias.size[2] == 1),
         whole_keys_(problem.dbias.size[3] == 1) {}
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
-    return LoadedBlocks<T, E>::memory_size(problem, plan) + kTile * kTile;
+    return (problem.chunks.any() ? 2 : 1) * LoadedBlocks<T, E>::memory_size(problem, plan) + kTile * kTile;
   }
 
   /// Tiles of the bias tensor. A broadcast axis has one.
@@ -90,9 +94,19 @@ class BiasTask {
     const Loaded keys{b, h / (problem_.heads_q / problem_.heads_kv), key_block};
     if (keys != loaded_) blocks_.load_keys(b, keys.g, key_block, true);
     loaded_ = keys;
+    if (block_terms_) find_terms(b, h, query_block);
     blocks_.load_queries(b, h, query_block);
     blocks_.compute(b, h, kind, true, false);
     AddRows(sum_, blocks_.ds_numbers, kTile * kTile, sum_);
+  }
+
+  void find_terms(std::int64_t b, std::int64_t h, std::int32_t query_block) {
+    const auto name = block_terms_->name(b, h, query_block);
+    if (std::exchange(terms_name_, name) == name) return;
+    block_terms_->move_to(b, h, query_block);
+    T* const memory = sum_ + kTile * kTile;
+    FindRowTerms<E>(problem_, plan_, b, h, query_block, memory, *block_terms_);
+    FindRests<E>(problem_, plan_, b, h, query_block, memory, *block_terms_);
   }
 
   /// Sums the tile over its broadcast axes and writes what lies inside the sequences.
@@ -129,6 +143,8 @@ class BiasTask {
   const ExecutionPlan& plan_;
   LoadedBlocks<T, E> blocks_;
   T* sum_;
+  RowTerms<T>* block_terms_;
+  std::int64_t terms_name_ = -1;           ///< of the block whose terms are there
   const bool whole_queries_, whole_keys_;  ///< the bias has one entry along the axis: its tile covers all blocks
   Loaded loaded_;
 };

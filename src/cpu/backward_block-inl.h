@@ -124,7 +124,7 @@ class LoadedBlocks {
     query_box_ = plan_.query_grid.box(block);
     query_block_ = block;
     if constexpr (kQueryBlocks > 1) use_tile(at);
-    const auto name = terms_.block(b, h, block), kept = kept_.find(name);
+    const auto name = terms_.name(b, h, block), kept = kept_.find(name);
     const auto slot = kept >= 0 ? kept : kept_.put(name, at == 0 ? -1 : first_slot_);
     if (at == 0) first_slot_ = slot;
     T* memory = queries_ + slot * kTile * (d_qk_ + d_v_);
@@ -159,7 +159,7 @@ class LoadedBlocks {
     ahead_.add(problem_.v, problem_.type, values, problem_.d_v);
     const Run& last = runs[start[next_keys + 1] - 1];
     const auto block = last.first + last.count - 1;
-    if (kept_.find(terms_.block(b, h, block)) >= 0) return;
+    if (kept_.find(terms_.name(b, h, block)) >= 0) return;
     const Box box = plan_.query_grid.box(block);
     const RowAddresses queries(problem_.q, b, h, box, problem_.q_size),
         douts(problem_.dout, b, h, box, problem_.q_size);
@@ -208,10 +208,12 @@ class LoadedBlocks {
   static std::int64_t kept_count(const Problem& problem, const ExecutionPlan& plan) {
     if (problem.heads_kv == 0) return kQueryBlocks;
     const auto bytes = kTile * (padded(problem.d_qk) + padded(problem.d_v)) * static_cast<std::int64_t>(sizeof(T));
-    const auto met = most_met(plan, &MaskGroup::queries_of_key_block) * problem.heads_q / problem.heads_kv;
+    const auto met = plan.most_queries * problem.heads_q / problem.heads_kv;
     const auto wanted = std::min(2 * met, plan.query_grid.count() * problem.heads_q / problem.heads_kv);
     const auto most = fit_to_caches(kInTiles<E> ? tuning::kKeptQueryBytesOfTiles : tuning::kKeptQueryBytes);
-    return wanted > kQueryBlocks && wanted * bytes <= most && wanted <= KeptBlocks::most ? wanted : kQueryBlocks;
+    const bool allowed = problem.chunks.kept == 0 || wanted <= problem.chunks.kept;
+    const bool fits = wanted * bytes <= most && wanted <= KeptBlocks::most;
+    return wanted > kQueryBlocks && fits && allowed ? wanted : kQueryBlocks;
   }
 
   void use_tile(std::int32_t at) {

@@ -24,16 +24,19 @@
 
 namespace anyflash::cpu {
 
-/// The position of a key block among the key blocks that a query block visits.
+/// The position of a key block among the key blocks that a query block visits; of those, `before` come before block
+/// `first`.
 struct Rank {
-  std::int32_t index = 0, total = 0;
+  std::int32_t index = 0, total = 0, before = 0;
 };
 
-inline Rank rank_of(const RunList& keys_of_query_block, std::int32_t query_block, std::int32_t key_block) {
+inline Rank rank_of(const RunList& keys_of_query_block, std::int32_t query_block, std::int32_t key_block,
+                    std::int32_t first) {
   Rank rank;
   for (auto r = keys_of_query_block.start[query_block]; r < keys_of_query_block.start[query_block + 1]; ++r) {
     const Run& run = keys_of_query_block.runs[r];
     rank.total += run.count;
+    rank.before += std::clamp(first - run.first, 0, run.count);
     if (key_block >= run.first + run.count) {
       rank.index += run.count;
     } else if (key_block > run.first) {

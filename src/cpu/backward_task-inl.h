@@ -22,10 +22,11 @@ namespace HWY_NAMESPACE {
 template <class T, class E>
 class KeyBlockTask {
  public:
-  KeyBlockTask(const Problem& problem, const ExecutionPlan& plan, const RowTerms<T>& rows, BackwardSchedule& schedule,
-               T* memory)
+  KeyBlockTask(const Problem& problem, const ExecutionPlan& plan, const BackwardRange& range, const RowTerms<T>& rows,
+               BackwardSchedule& schedule, T* memory)
       : problem_(problem),
         plan_(plan),
+        range_(range),
         schedule_(schedule),
         blocks_(problem, plan, rows, memory, schedule.together()),
         group_heads_(problem.heads_q / problem.heads_kv),
@@ -41,26 +42,35 @@ class KeyBlockTask {
            together * kTile * (padded(problem.d_qk) + padded(problem.d_v));
   }
   /// Elements of the query gradients of one group.
-  static std::int64_t buffer_size(const Problem& problem, const ExecutionPlan& plan) {
-    return problem.heads_q / problem.heads_kv * plan.query_grid.count() * kTile * padded(problem.d_qk);
+  static std::int64_t buffer_size(const Problem& problem, const BackwardRange& range) {
+    return range.heads * range.queries.count() * kTile * padded(problem.d_qk);
   }
+  /// Elements of the sums of dK and dV of one key block.
+  static std::int64_t sums_size(const Problem& problem) { return kTile * (padded(problem.d_qk) + padded(problem.d_v)); }
   /// How many key blocks are best taken at once.
   static constexpr std::int64_t together() { return kInTiles<E> ? tuning::kKeyBlocksOfTiles : 1; }
 
-  /// dq: the group's buffer, (heads of the group, query blocks, 64, padded channels). count: at most `together`.
-  void run(std::int64_t group, std::int32_t first_key_block, std::int32_t count, T* dq) {
-    const auto b = group / problem_.heads_kv, g = group % problem_.heads_kv;
+  /// group, first_key_block: counted from the range's first. dq: the group's buffer, (heads of the range, query blocks,
+  /// 64, padded channels). count: at most `together`. sums: where dK and dV of the key blocks are accumulated over
+  /// several steps, or null.
+  void run(std::int64_t group, std::int32_t first_key_block, std::int32_t count, T* dq, T* sums) {
+    const auto of_call = range_.first_group + group;
+    const auto b = of_call / problem_.heads_kv, g = of_call % problem_.heads_kv;
+    if (sums) dk_ = sums + first_key_block * sums_size(problem_), dv_ = dk_ + count * kTile * d_qk_;
+    first_key_block += range_.keys.first;
     group_ = group, first_key_block_ = first_key_block, count_ = count, dq_buffer_ = dq;
     for (std::int32_t slot = 0; slot < count; ++slot) blocks_.load_keys(b, g, first_key_block + slot, with_ds(), slot);
     blocks_.look_ahead(b, g, first_key_block + count);
     for (std::int32_t slot = 0; slot < count; ++slot) {
       blocks_.use_keys(first_key_block + slot, slot);
+      if (!range_.first) break;
       const auto rows = kInTiles<E> ? kTile : blocks_.key_rows;  // in tiles the keys are columns
       std::fill_n(dk_ + slot * kTile * d_qk_, rows * d_qk_, T(0));
       std::fill_n(dv_ + slot * kTile * d_v_, rows * d_v_, T(0));
     }
-    for (std::int64_t head = 0; head < group_heads_; ++head) add_head(b, g * group_heads_ + head, head);
-    for (std::int32_t slot = 0; slot < count; ++slot) {
+    for (std::int64_t head = 0; head < range_.heads; ++head)
+      add_head(b, g * group_heads_ + range_.first_head + head, head);
+    for (std::int32_t slot = 0; range_.last && slot < count; ++slot) {
       blocks_.use_keys(first_key_block + slot, slot);
       const auto store = [&](const T* sums, std::int64_t width, const Operand& to, std::int64_t channels) {
         if (!to.given()) return;
@@ -80,12 +90,17 @@ class KeyBlockTask {
 
   bool with_ds() const { return problem_.dq.given() || problem_.dk.given(); }
 
-  /// A walk over the query blocks that a key block visits.
+  /// A walk over the query blocks of a range that a key block visits.
   struct Walk {
-    const Run *run, *end;
-    std::int32_t i = 0;
+    const Run *run = nullptr, *end = nullptr;
+    std::int32_t i = 0, end_block = 0;
 
-    bool done() const { return run == end; }
+    Walk() = default;
+    Walk(const Run* from, const Run* to, const BlockRange& range) : run(from), end(to), end_block(range.end) {
+      while (run != end && run->first + run->count <= range.first) ++run;
+      if (run != end) i = std::max(range.first - run->first, 0);
+    }
+    bool done() const { return run == end || block() >= end_block; }
     std::int32_t block() const { return run->first + i; }
     bool meets(std::int32_t next) const { return !done() && block() == next; }
     void advance() {
@@ -98,7 +113,7 @@ class KeyBlockTask {
     Walk walks[tuning::kKeyBlocksOfTiles];
     for (std::int32_t slot = 0; slot < count_; ++slot) {
       const auto* const start = &list.start[first_key_block_ + slot];
-      walks[slot] = {list.runs.data() + start[0], list.runs.data() + start[1]};
+      walks[slot] = Walk(list.runs.data() + start[0], list.runs.data() + start[1], range_.queries);
     }
     constexpr auto none = std::numeric_limits<std::int32_t>::max();
     for (;;) {
@@ -215,14 +230,16 @@ class KeyBlockTask {
    private:
     void start(std::int32_t query_block, std::int32_t key_block) {
       query_block_ = query_block;
-      turn_ = &task_.schedule_.turn(task_.group_, head_, query_block);
-      sum_ = task_.dq_buffer_ + (head_ * task_.plan_.query_grid.count() + query_block) * kTile * task_.d_qk_;
-      rank_ = rank_of(task_.plan_.group(b_, h_).keys_of_query_block, query_block, key_block);
+      const auto& range = task_.range_;
+      const auto in_range = query_block - range.queries.first;
+      turn_ = &task_.schedule_.turn(task_.group_, head_, in_range);
+      sum_ = task_.dq_buffer_ + (head_ * range.queries.count() + in_range) * kTile * task_.d_qk_;
+      rank_ = rank_of(task_.plan_.group(b_, h_).keys_of_query_block, query_block, key_block, range.keys.first);
       any_ = rank_.index > 0;
     }
     /// Adds the deferred tiles, once it is this task's turn.
     void add_put_off() {
-      if (!waited_) turn_->wait_for(rank_.index);
+      if (!waited_) turn_->wait_for(rank_.index - rank_.before);
       waited_ = true;
       if (put_off_ == 0) return;
       const auto depth = put_off_ * Depth<E>(kTile), width = task_.d_qk_, line = task_.blocks_.ds_line;
@@ -313,6 +330,7 @@ class KeyBlockTask {
 
   const Problem& problem_;
   const ExecutionPlan& plan_;
+  const BackwardRange& range_;
   BackwardSchedule& schedule_;
   LoadedBlocks<T, E> blocks_;
   const std::int64_t group_heads_, d_qk_, d_v_;

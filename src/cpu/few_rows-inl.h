@@ -35,13 +35,14 @@ struct FewRows {
   std::int64_t queries, group, rows, parts;  // query heads per key head; queries * group; parts of a key sequence
   std::int64_t heads;                        // key heads of a task; results do not depend on it
 
-  /// threads: 0 for the most heads that a task can have.
+  static constexpr int one_head = std::numeric_limits<int>::max();
+
+  /// threads: 0 for the most heads that a task can have, one_head for one.
   FewRows(const Problem& problem, const ExecutionPlan& plan, int threads)
       : queries(problem.queries()),
         group(problem.heads_kv ? problem.heads_q / problem.heads_kv : 0),
         rows(queries * group),
-        parts(std::max<std::int64_t>((most_met(plan, &MaskGroup::keys_of_query_block) + kPartBlocks - 1) / kPartBlocks,
-                                     1)) {
+        parts(std::max<std::int64_t>((plan.most_keys + kPartBlocks - 1) / kPartBlocks, 1)) {
     const auto groups = problem.batch * problem.heads_kv;
     const auto fits = [&](std::int64_t count) {
       const bool enough_tasks = threads <= 1 || groups / count * parts >= threads * tuning::kTasksOfThread;
@@ -96,7 +97,7 @@ class FewRowsTask {
     factor_ = take(rows_);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
-    const FewRows shape(problem, plan, 0);
+    const FewRows shape(problem, plan, problem.chunks.any() ? FewRows::one_head : 0);
     const auto d_qk = padded(problem.d_qk), d_v = padded(problem.d_v), rows = shape.heads * shape.rows;
     return shape.heads * even(shape.rows) * d_qk + rows * (kTile + 2 * kSumLanes + 2) + Depth<E>(kTile) * d_qk +
            kTile * (std::max(d_qk, d_v) + d_v);

@@ -10,6 +10,7 @@
 // threads or on the rest of the batch, so results are always the same bits.
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -23,6 +24,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/numbers.h"
+#include "cpu/progress.h"
 #include "cpu/shares.h"
 #include "cpu/spans.h"
 #include "cpu/tile_words.h"
@@ -67,44 +69,59 @@ class ForwardTask {
         panels_(problem, plan, memory) {
     memory += Panels<T, E>::memory_size(problem, plan);
     const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
-    q_ = take(rows_ * d_qk_), s_ = take(rows_ * kTile), out_ = take(rows_ * d_v_);
+    q_ = take(rows_ * d_qk_), s_ = take(rows_ * kTile);
     v_clean_ = reinterpret_cast<E*>(take(kPRow * d_v_));
     p_ = reinterpret_cast<E*>(kIsPair<E> ? take(rows_ * kPRow) : s_);
-    T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
-    ends_ = reinterpret_cast<RowEnd<T>*>(take(rows_ * 2));
-    state_ = {take(rows_), row_max, row_sum, out_, d_v_, ScaleLeft<T>(problem)};
-    factor_ = take(rows_);
+    use_state(memory);
+  }
+  /// Numbers of the state of a query block from key block to key block.
+  static std::int64_t state_size(const Problem& problem, const ExecutionPlan& plan) {
+    return rules::volume(plan.query_grid.extent) * (padded(problem.d_v) + 2 * kSumLanes + 4);
   }
   static std::int64_t memory_size(const Problem& problem, const ExecutionPlan& plan) {
     const auto rows = rules::volume(plan.query_grid.extent), d_qk = padded(problem.d_qk), d_v = padded(problem.d_v);
-    return Panels<T, E>::memory_size(problem, plan) +
-           rows * (d_qk + d_v + kTile + (kIsPair<E> ? kPRow : 0) + 2 * kSumLanes + 4) + kPRow * d_v;
+    return Panels<T, E>::memory_size(problem, plan) + rows * (d_qk + kTile + (kIsPair<E> ? kPRow : 0)) + kPRow * d_v +
+           state_size(problem, plan);
   }
 
-  /// next: the query block of this head that is likely to follow, or -1.
-  void run(std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t next) {
+  /// A part of a query block's walk: over one chunk of the keys. The state is cleared at the first, and the results are
+  /// stored after the last. again: of the second walk.
+  struct Part {
+    BlockRange keys;
+    bool first = true, last = true, again = false;
+  };
+
+  /// Keeps the state of the query blocks that follow in `memory`, so that a walk can be continued later.
+  void use_state(T* memory) {
+    const auto take = [&](std::int64_t count) { return std::exchange(memory, memory + count); };
+    out_ = take(rows_ * d_v_);
+    T *row_max = take(rows_ * kSumLanes), *row_sum = take(rows_ * kSumLanes);
+    ends_ = reinterpret_cast<RowEnd<T>*>(take(rows_ * 2));
+    state_ = {take(rows_), row_max, row_sum, out_, d_v_, ScaleLeft<T>(problem_)};
+    factor_ = take(rows_);
+  }
+
+  /// next: the query block of this head that is likely to follow, or -1. False after the last part if a second walk is
+  /// needed.
+  bool run(std::int64_t b, std::int64_t h, std::int32_t block, std::int32_t next, const Part& part) {
     b_ = b, h_ = h, g_ = h / (problem_.heads_q / problem_.heads_kv);
     block_ = block, query_box_ = plan_.query_grid.box(block);
     look_ahead(next);
     load_queries();
-    state_.factor = nullptr;
-    state_.clear(used_rows_);
-    walk();
-    if (!finish(false)) {
-      state_.factor = factor_;
-      state_.clear(used_rows_, ends_);
-      walk();
-      finish(true);
-    }
+    state_.factor = part.again ? factor_ : nullptr;
+    if (part.first) part.again ? state_.clear(used_rows_, ends_) : state_.clear(used_rows_);
+    walk(part.keys);
+    return !part.last || finish(part.again) || part.again;
   }
 
  private:
-  HWY_NOINLINE void walk() {
+  HWY_NOINLINE void walk(const BlockRange& keys) {
     const auto& group = plan_.group(b_, h_);
     const auto& list = group.keys_of_query_block;
     for (auto i = list.start[block_]; i < list.start[block_ + 1]; ++i) {
       const Run& run = list.runs[i];
-      for (std::int32_t key_block = run.first; key_block < run.first + run.count; ++key_block)
+      const auto end = std::min(run.first + run.count, keys.end);
+      for (std::int32_t key_block = std::max(run.first, keys.first); key_block < end; ++key_block)
         visit(group.program, key_block, run.kind);
     }
   }
@@ -261,30 +278,159 @@ int threads_for(const Problem& problem, const ExecutionPlan& plan, std::int64_t 
   return static_cast<int>(std::min<std::int64_t>(static_cast<std::int64_t>(most), tasks));
 }
 
+/// The forward pass over chunks: some groups at a time, of these a range of query blocks, and for these one range of key
+/// blocks after the other. With one range of keys a task's state is in its thread's memory, else in the workspace.
+template <class T, class E>
+class ForwardRun {
+ public:
+  ForwardRun(const Problem& problem, const ExecutionPlan& plan, char* workspace)
+      : problem_(problem),
+        plan_(plan),
+        heads_of_group_(problem.heads_kv ? problem.heads_q / problem.heads_kv : 1),
+        groups_(problem.batch * problem.heads_kv),
+        at_once_(problem.chunks.groups > 0 ? std::min(problem.chunks.groups, groups_) : groups_),
+        chunks_q_(chunks_of(problem.chunks.q, plan.query_grid.count())),
+        chunks_kv_(chunks_of(problem.chunks.kv, plan.key_grid.count())),
+        workspace_(workspace) {
+    const auto most_blocks = (plan.query_grid.count() + chunks_q_ - 1) / chunks_q_;
+    const auto tasks = at_once_ * heads_of_group_ * most_blocks;
+    threads_ = threads_for(problem, plan, tasks);
+    const auto size = (ForwardTask<T, E>::memory_size(problem, plan) + 15) / 16 * 16;
+    Parts parts(workspace);
+    T* const memory = parts.take<T>(threads_ * size);
+    workers_ = parts.take<ForwardTask<T, E>>(threads_);
+    static_assert(std::is_trivially_destructible_v<ForwardTask<T, E>>);
+    if (chunks_kv_ > 1) {
+      states_ = parts.take<T>(tasks * ForwardTask<T, E>::state_size(problem, plan));
+      overflowed_ = parts.take<std::uint8_t>(tasks);
+    }
+    own_bytes_ = parts.bytes();
+    const Shares shares(at_once_, heads_of_group_ * most_blocks, threads_, parts);
+    bytes_ = parts.bytes();
+    for (int i = 0; workspace && i < threads_; ++i) std::construct_at(workers_ + i, problem, plan, memory + i * size);
+  }
+
+  std::int64_t bytes() const { return bytes_; }
+
+  void run() {
+    Progress progress(problem_, (groups_ + at_once_ - 1) / at_once_ * chunks_q_ * chunks_kv_);
+    for (std::int64_t first = 0; first < groups_; first += at_once_)
+      for (std::int64_t i = 0; i < chunks_q_; ++i) {
+        const Range range{first, std::min(at_once_, groups_ - first), chunk_of(plan_.query_grid.count(), chunks_q_, i)};
+        if (walk_keys(range, false, progress)) walk_keys(range, true, progress);
+      }
+  }
+
+ private:
+  /// The tasks of a chunk of queries.
+  struct Range {
+    std::int64_t first_group, groups;
+    BlockRange queries;
+  };
+
+  /// Walks all chunks of keys; true if any task needs a second walk.
+  bool walk_keys(const Range& range, bool again, Progress& progress) {
+    bool any = false;
+    for (std::int64_t i = 0; i < chunks_kv_; ++i) {
+      const typename ForwardTask<T, E>::Part part{chunk_of(plan_.key_grid.count(), chunks_kv_, i), i == 0,
+                                                  i + 1 == chunks_kv_, again};
+      any |= run_tasks(range, part);
+      if (!again) progress.done_one();
+    }
+    return any;
+  }
+
+  /// The queries of a key/value head visit the same keys, so a thread takes them one after the other. Later query blocks
+  /// come first: under causal rules they take longest. If there are many, a thread takes a few at a time.
+  bool run_tasks(const Range& range, const typename ForwardTask<T, E>::Part& part) {
+    const auto blocks = range.queries.count(), tasks = range.groups * heads_of_group_ * blocks;
+    Parts parts(workspace_ + own_bytes_);
+    Shares shares(range.groups, heads_of_group_ * blocks, threads_, parts);
+    const auto at_a_time = std::clamp<std::int64_t>(tasks / (threads_ * 32), 1, tuning::kMostBlocksAtOnce);
+    const auto block_at = [&](std::int64_t i) {
+      return chunks_q_ > 1 ? static_cast<std::int32_t>(range.queries.first + i) : walked(plan_.query_grid, i);
+    };
+    std::atomic<bool> any{false};
+    OnThreads(threads_, [&](int thread) {
+      for (Shares::Share share; shares.next(thread, at_a_time, share);) {
+        for (auto i = share.first; i < share.first + share.count; ++i) {
+          const auto task = share.group * heads_of_group_ * blocks + i;
+          if (part.again && chunks_kv_ > 1 && !overflowed_[task]) continue;
+          const auto head = (range.first_group + share.group) * heads_of_group_ + i / blocks,
+                     left = blocks - 1 - i % blocks;
+          if (!run_task(thread, head, task, block_at(left), left > 0 ? block_at(left - 1) : -1, part)) any = true;
+        }
+      }
+    });
+    return any;
+  }
+
+  bool run_task(int thread, std::int64_t head, std::int64_t task, std::int32_t block, std::int32_t next,
+                typename ForwardTask<T, E>::Part part) {
+    const auto b = head / problem_.heads_q, h = head % problem_.heads_q;
+    auto& worker = workers_[thread];
+    if (chunks_kv_ == 1) {
+      if (!worker.run(b, h, block, next, part)) part.again = true, worker.run(b, h, block, next, part);
+      return true;
+    }
+    worker.use_state(states_ + task * ForwardTask<T, E>::state_size(problem_, plan_));
+    const bool good = worker.run(b, h, block, next, part);
+    if (part.last) overflowed_[task] = !good;
+    return good;
+  }
+
+  const Problem& problem_;
+  const ExecutionPlan& plan_;
+  const std::int64_t heads_of_group_, groups_, at_once_, chunks_q_, chunks_kv_;
+  char* const workspace_;
+  int threads_ = 1;
+  ForwardTask<T, E>* workers_ = nullptr;
+  T* states_ = nullptr;
+  std::uint8_t* overflowed_ = nullptr;
+  std::int64_t own_bytes_ = 0, bytes_ = 0;
+};
+
 template <class T, class E>
 std::int64_t RunForward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  const auto blocks = plan.query_grid.count(), tasks = problem.batch * problem.heads_q * blocks;
-  const auto threads = threads_for(problem, plan, tasks);
-  const auto size = (ForwardTask<T, E>::memory_size(problem, plan) + 15) / 16 * 16;
+  ForwardRun<T, E> run(problem, plan, workspace);
+  if (workspace) run.run();
+  return run.bytes();
+}
+
+/// Decoding with little memory: a thread computes the parts of a group one after the other and joins each at once. The
+/// bits are those of RunFewRows, whose parts are joined in the same order.
+template <class T, class E>
+std::int64_t RunFewRowsInOrder(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
+  const auto groups = problem.batch * problem.heads_kv, width = padded(problem.d_v);
+  const FewRows shape(problem, plan, FewRows::one_head);
+  FewRows two = shape, one = shape;
+  two.parts = 2, one.parts = 1;
+  const auto threads = problem.after_chunk ? 1 : threads_for(problem, plan, groups);
+  const auto size = (FewRowsTask<T, E>::memory_size(problem, plan) + 15) / 16 * 16;
   Parts parts(workspace);
   T* const memory = parts.take<T>(threads * size);
-  auto* const workers = parts.take<ForwardTask<T, E>>(threads);
-  // The queries of a key/value head visit the same keys.
-  const auto heads_of_group = problem.heads_kv ? problem.heads_q / problem.heads_kv : 1;
-  Shares shares(problem.batch * problem.heads_kv, heads_of_group * blocks, threads, parts);
-  static_assert(std::is_trivially_destructible_v<ForwardTask<T, E>>);
+  T* const outs = parts.take<T>(threads * 2 * shape.rows * width);
+  auto* const all_ends = parts.take<RowEnd<T>>(threads * 3 * shape.rows);
   if (!workspace) return parts.bytes();
-  for (int i = 0; i < threads; ++i) std::construct_at(workers + i, problem, plan, memory + i * size);
-  // Later query blocks first: under causal rules they take longest. If there are many, a thread takes a few at a time.
-  const auto chunk = std::clamp<std::int64_t>(tasks / (threads * 32), 1, tuning::kMostBlocksAtOnce);
-  OnThreads(threads, [&](int thread) {
-    for (Shares::Share share; shares.next(thread, chunk, share);) {
-      for (auto i = share.first; i < share.first + share.count; ++i) {
-        const auto head = share.group * heads_of_group + i / blocks, left = blocks - 1 - i % blocks;
-        workers[thread].run(head / problem.heads_q, head % problem.heads_q, walked(plan.query_grid, left),
-                            left > 0 ? walked(plan.query_grid, left - 1) : -1);
+  const auto chunks = chunks_of(problem.chunks.kv, shape.parts);
+  Progress progress(problem, groups * chunks);
+  ForEach(groups, threads, [&](std::int64_t group, int thread) {
+    const auto b = group / problem.heads_kv, g = group % problem.heads_kv;
+    auto* const ends = all_ends + thread * 3 * shape.rows;
+    const Part<T> first{outs + thread * 2 * shape.rows * width, ends};
+    const Part<T> next{first.out + shape.rows * width, ends + shape.rows};
+    auto* const joined = ends + 2 * shape.rows;
+    const auto walk = [&](const RowEnd<T>* before) {
+      for (std::int64_t part = 0; part < shape.parts; ++part) {
+        FewRowsTask<T, E> task(problem, plan, shape, memory + thread * size);
+        task.run(b, g, part, part == 0 ? first : next, before);
+        for (std::int64_t row = 0; part > 0 && row < shape.rows; ++row)
+          first.ends[row] = JoinRow(two, row, width, first);
+        if (!before && (part + 1) * chunks / shape.parts > part * chunks / shape.parts) progress.done_one();
       }
-    }
+      return JoinParts(problem, plan, one, b, g, first, joined, before != nullptr);
+    };
+    if (!walk(nullptr)) walk(joined);
   });
   return parts.bytes();
 }
@@ -332,8 +478,9 @@ std::int64_t RunFewRows(const Problem& problem, const ExecutionPlan& plan, char*
 
 template <class T, class E>
 std::int64_t RunForwardOf(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  return FewRows::suit(problem, plan) ? RunFewRows<T, E>(problem, plan, workspace)
-                                      : RunForward<T, E>(problem, plan, workspace);
+  if (!FewRows::suit(problem, plan)) return RunForward<T, E>(problem, plan, workspace);
+  return problem.chunks.any() ? RunFewRowsInOrder<T, E>(problem, plan, workspace)
+                              : RunFewRows<T, E>(problem, plan, workspace);
 }
 
 std::int64_t Forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {

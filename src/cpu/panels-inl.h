@@ -78,8 +78,9 @@ class Panels {
   }
   static std::int64_t count(const Problem& problem, const ExecutionPlan& plan) {
     const auto fit = fit_to_caches(tuning::kPanelBytes) / (panel_size(problem) * static_cast<std::int64_t>(sizeof(T)));
-    const auto wanted = tuning::kPanelTimes * most_met(plan, &MaskGroup::keys_of_query_block);
-    return std::max<std::int64_t>(1, std::min({fit, wanted, plan.key_grid.count(), KeptBlocks::most}));
+    const auto wanted = tuning::kPanelTimes * plan.most_keys;
+    const auto most = problem.chunks.kept > 0 ? problem.chunks.kept : KeptBlocks::most;
+    return std::max<std::int64_t>(1, std::min({fit, wanted, plan.key_grid.count(), KeptBlocks::most, most}));
   }
 
   const Problem& problem_;

@@ -22,6 +22,23 @@ inline std::int32_t walked(const Grid& grid, std::int64_t i) {
   return static_cast<std::int32_t>(rest / width * across + column % step * grid.chunks(2) + column / step);
 }
 
+/// The blocks first .. end - 1.
+struct BlockRange {
+  std::int32_t first, end;
+
+  std::int64_t count() const { return end - first; }
+};
+
+/// Chunk `i` of `chunks` nearly equal ranges of blocks.
+inline BlockRange chunk_of(std::int64_t blocks, std::int64_t chunks, std::int64_t i) {
+  return {static_cast<std::int32_t>(i * blocks / chunks), static_cast<std::int32_t>((i + 1) * blocks / chunks)};
+}
+
+/// The number of chunks that are walked: at least one, and none without a block.
+inline std::int64_t chunks_of(std::int64_t wanted, std::int64_t blocks) {
+  return std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(blocks, 1));
+}
+
 /// The ids of the blocks in a ring of `count` slots.
 class KeptBlocks {
  public:
@@ -47,19 +64,5 @@ class KeptBlocks {
   std::array<std::int64_t, most> names_;
   std::int64_t count_, next_ = 0;
 };
-
-/// The most blocks that one block visits, in lists such as &MaskGroup::keys_of_query_block.
-inline std::int64_t most_met(const ExecutionPlan& plan, RunList MaskGroup::* lists) {
-  std::int64_t most = 0;
-  for (const MaskGroup& group : plan.groups) {
-    const RunList& list = group.*lists;
-    for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
-      std::int64_t met = 0;
-      for (auto i = list.start[block]; i < list.start[block + 1]; ++i) met += list.runs[i].count;
-      most = std::max(most, met);
-    }
-  }
-  return most;
-}
 
 }  // namespace anyflash::cpu

@@ -23,6 +23,10 @@ Workspace allocate_workspace(const Problem& problem, const ExecutionPlan& plan);
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace);
 
+/// The same, some groups (batch entry, key/value head) after the other in one workspace, if problem.chunks says so.
+void forward_in_groups(const Problem& problem, const ExecutionPlan& plan, char* workspace);
+void backward_in_groups(const Problem& problem, const ExecutionPlan& plan, char* workspace);
+
 /// Throws Error, naming the pointer, if it is known not to point into the device's memory.
 void check_memory(const char* name, const void* data, Device device);
 

@@ -1,5 +1,6 @@
 #include "plan/given_plan.h"
 
+#include <optional>
 #include <string>
 
 #include "plan/facts.h"
@@ -25,6 +26,14 @@ std::int64_t lengths_of(const TensorView& view) { return view.given() ? view.sha
 
 void check_count(const char* what, std::int64_t made_for, std::int64_t has) {
   if (made_for != has) fail(std::to_string(made_for) + " " + what, std::to_string(has));
+}
+
+void check_given(const char* what, const std::optional<std::int64_t>& made_for,
+                 const std::optional<std::int64_t>& has) {
+  const auto text = [&](const std::optional<std::int64_t>& value) {
+    return value ? std::string(what) + "=" + std::to_string(*value) : std::string("no ") + what;
+  };
+  if (made_for != has) fail(text(made_for), has ? std::to_string(*has) : "none");
 }
 
 void check_sizes(const char* what, const Int3& made_for, const Int3& has, int dimensions) {
@@ -75,6 +84,7 @@ void keep(const Problem& problem, detail::PlanPair& pair) {
   // Whatever belongs to the caller may be gone when the plan is used.
   auto& kept = pair.made_for;
   kept.q = kept.k = kept.v = {};
+  kept.after_chunk = nullptr;
   kept.bias = {};
   kept.alibi = kept.sink = {};
   kept.cu_seqlens_q = kept.cu_seqlens_k = kept.key_lengths = {};
@@ -93,6 +103,9 @@ void check_same(const detail::PlanPair& pair, const Problem& problem) {
   check_sizes("keys", kept.k_size, problem.k_size, kept.dimensions);
   check_count("channels of query and key", kept.d_qk, problem.d_qk);
   check_count("channels of value", kept.d_v, problem.d_v);
+  check_given("memory_budget", kept.memory_budget, problem.memory_budget);
+  check_given("num_chunks_q", kept.num_chunks_q, problem.num_chunks_q);
+  check_given("num_chunks_kv", kept.num_chunks_kv, problem.num_chunks_kv);
   if (kept.align != problem.align) problem::fail_value("plan", "made for another alignment than the call has");
   check_count("keys in a page", kept.pages.page_size, problem.pages.page_size);
   if (kept.tables_on_device != problem.tables_on_device)

@@ -163,6 +163,25 @@ Cut chosen_cut(const Problem& problem, const TileMenu& menu, Int3 stride, const 
   return cheapest_cut(possible_cuts(problem, middle, stride), program, middle, problem.k_size);
 }
 
+/// The most blocks that one block visits.
+std::int64_t most_met(const RunList& list) {
+  std::int64_t most = 0;
+  for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
+    std::int64_t met = 0;
+    for (auto i = list.start[block]; i < list.start[block + 1]; ++i) met += list.runs[i].count;
+    most = std::max(most, met);
+  }
+  return most;
+}
+
+void count_tiles(ExecutionPlan& plan) {
+  for (const auto& group : plan.groups) {
+    plan.most_keys = std::max(plan.most_keys, most_met(group.keys_of_query_block));
+    plan.most_queries = std::max(plan.most_queries, most_met(group.queries_of_key_block));
+    for (const Run& run : group.keys_of_query_block.runs) plan.tiles += run.count;
+  }
+}
+
 std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& menu, const rules::Facts& facts,
                                         int threads, bool keep) {
   auto plan = std::make_shared<ExecutionPlan>();
@@ -178,6 +197,7 @@ std::shared_ptr<ExecutionPlan> new_plan(const Problem& problem, const TileMenu& 
   plan->key_grid = cut.keys;
   const auto questions = facts.matrices ? std::max(usual_questions, cut.keys.count()) : usual_questions;
   if (!blind) find_runs(*plan, k_sizes, questions, problem.direction == Direction::backward);
+  count_tiles(*plan);
   return plan;
 }
 
@@ -209,6 +229,7 @@ std::shared_ptr<ExecutionPlan> plan_of_one_block(const Problem& problem, const T
   if (whole > 0) runs.push_back({0, whole, TileClass::full});
   if (problem.keys() % menu.key_rows != 0) runs.push_back({whole, 1, TileClass::partial});
   start = {0, static_cast<std::int64_t>(runs.size())};
+  plan->most_keys = plan->tiles = (problem.keys() + menu.key_rows - 1) / menu.key_rows;
   return plan;
 }
 

@@ -6,6 +6,8 @@
 #include <forward_list>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -94,6 +96,27 @@ class Companions {
   mutable std::forward_list<Companion> all_;
 };
 
+/// What has been chosen for calls with this plan, by what the choice depends on. Safe from any number of threads.
+class ChunkMemo {
+ public:
+  std::optional<Chunks> find(const std::string& key) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, chunks] : chosen_)
+      if (known == key) return chunks;
+    return {};
+  }
+  void add(const std::string& key, const Chunks& chunks) const {
+    const std::lock_guard lock(mutex_);
+    if (chosen_.size() >= most) chosen_.erase(chosen_.begin());
+    chosen_.emplace_back(key, chunks);
+  }
+
+ private:
+  static constexpr std::size_t most = 8;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::pair<std::string, Chunks>> chosen_;
+};
+
 /// A plan for one direction.
 struct ExecutionPlan {
   Grid query_grid, key_grid;
@@ -108,6 +131,11 @@ struct ExecutionPlan {
   bool shares_words = false;  ///< on a GPU tiles may share a table of words: not if tables may be used only once
   Companions companions;
 
+  /// Of all groups: the most key blocks that a query block visits, the most query blocks that a key block does, and the
+  /// tiles that are visited.
+  std::int64_t most_keys = 0, most_queries = 0, tiles = 0;
+  ChunkMemo memo;
+
   const MaskGroup& group(std::int64_t b, std::int64_t h) const {
     return groups[(batch_groups > 1 ? b : 0) * head_groups + (head_groups > 1 ? h : 0)];
   }
@@ -115,7 +143,8 @@ struct ExecutionPlan {
 
 /// The number of threads of a call: the plan's, or fewer if the call asks for fewer.
 inline int threads_of(const Problem& problem, const ExecutionPlan& plan) {
-  return std::max(problem.threads > 0 ? std::min(problem.threads, plan.threads) : plan.threads, 1);
+  const int most = problem.threads > 0 ? std::min(problem.threads, plan.threads) : plan.threads;
+  return std::max(problem.chunks.threads > 0 ? std::min(problem.chunks.threads, most) : most, 1);
 }
 
 /// Makes the plan for a problem, or returns the cached one. Plans of rules without tables are cached by rule, shape and
@@ -129,6 +158,7 @@ namespace detail {
 struct PlanPair {
   std::shared_ptr<const ExecutionPlan> forward, backward;
   std::int64_t forward_workspace = 0, backward_workspace = 0;
+  Chunks forward_chunks, backward_chunks;
   Problem made_for;                                                   ///< numbers and the rule, no pointers
   std::vector<std::int64_t> cu_seqlens_q, cu_seqlens_k, key_lengths;  ///< their values
   std::int64_t cu_seqlens_size = 0, key_lengths_size = 0;             ///< their sizes, wherever they are

@@ -26,6 +26,10 @@ RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, cons
   if (program.has_documents && (q.tree != nullptr || k.tree != nullptr)) {
     documents_ = std::make_shared<DocumentBlocks>(program, key_grid);
   }
+  const auto& bits = program.atoms[0];
+  bitmap_ = program.conjunction && program.atom_count == 1 && bits.kind == rules::AtomKind::blocks &&
+            program.dimensions == 1 && !program.has_documents && query_grid.step[2] == 1 && key_grid.step[2] == 1 &&
+            bits.a[2] % query_grid.extent[2] == 0 && bits.b[2] % key_grid.extent[2] == 0;
   const auto& axis = program.axis[2];
   const auto query_stride = std::int64_t(query_grid.extent[2]) * axis.q_step;
   const auto key_stride = std::int64_t(key_grid.extent[2]) * axis.k_step;
@@ -57,6 +61,7 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   query_ragged_ = clip(queries_, query_grid_.size);
   runs_ = &runs;
   first_run_ = runs.size();
+  if (bitmap_) return read_bitmap();
   for (int i = 0; i < 3; ++i) whole_dimension(i);
   if (documents_) documents_->meeting(queries_, meeting_);
   next_meeting_ = 0;
@@ -68,6 +73,19 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   std::swap(before_last_, last_);
   last_.assign(runs.begin() + std::ptrdiff_t(first_run_), runs.end());
   last_block_ = query_block;
+}
+
+/// A tile is as its bit: no question is asked of the rule. Tiles with padding are partial.
+void RunFinder::read_bitmap() {
+  const auto& bits = program_.atoms[0];
+  const std::int64_t extent = key_grid_.extent[2], each = bits.b[2] / extent, keys = k_size_[2];
+  const auto* const row = bits.data + query_block_.origin[2] / bits.a[2] * bits.stride_q;
+  const bool padded = pad_queries_ && query_ragged_;
+  const auto whole = keys / extent, end = (keys + extent - 1) / extent;
+  for (std::int64_t block = 0; block < end; ++block) {
+    if (row[block / each * bits.stride_k] == 0) continue;
+    append(block, 1, padded || block >= whole ? TileClass::partial : TileClass::full);
+  }
 }
 
 /// Appends the runs of the query block before, moved by `shift_` key blocks. Returns false, with nothing appended, if

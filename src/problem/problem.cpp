@@ -82,6 +82,8 @@ class Reader {
       read_query(query);
       read_keys({"key", k}, {"value", v});
     }
+    problem_.num_chunks_q = chunks("num_chunks_q", options_.num_chunks_q, problem_.queries(), "queries");
+    problem_.num_chunks_kv = chunks("num_chunks_kv", options_.num_chunks_kv, problem_.keys(), "keys");
     read_extras(options_, axes_, data_, problem_, regions_);
   }
 
@@ -174,6 +176,28 @@ class Reader {
     problem_.threads = int(options_.threads);
     problem_.deterministic = options_.deterministic;
     problem_.allow_tf32 = options_.allow_tf32;
+    problem_.memory_budget = options_.memory_budget;
+    if (options_.out_of_core) {
+      problem_.tensors_in_budget = true;
+      if (options_.out_of_core->after_chunk) problem_.after_chunk = &options_.out_of_core->after_chunk;
+    }
+    if (options_.memory_budget.value_or(0) < 0) {
+      fail_value("memory_budget", std::to_string(*options_.memory_budget) + ", expected a number of bytes");
+    }
+  }
+
+  /// A number of chunks, which must divide the number of entries. With no entries any number does.
+  static std::optional<std::int64_t> chunks(const char* name, std::optional<std::int64_t> given, std::int64_t entries,
+                                            const char* what) {
+    if (!given || (*given > 0 && entries % *given == 0)) return given;
+    std::string divisors;
+    int listed = 0;
+    for (std::int64_t i = 1; i <= entries && listed < 6; ++i) {
+      if (entries % i != 0) continue;
+      divisors += ++listed == 6 ? ", ..." : (listed == 1 ? ": " : ", ") + std::to_string(i);
+    }
+    fail_value(name, std::to_string(*given) + ", expected a divisor of " + std::to_string(entries) + " " + what +
+                         (entries > 0 ? divisors : ", any number from 1"));
   }
 
   /// scale and softcap must be representable in the type of the scores' computation.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <anyflash/attention.h>
 
@@ -57,6 +58,17 @@ struct HeadNumbers {
 
 enum class Direction : std::uint8_t { forward, backward };
 
+/// How a call is divided so that its workspace fits: chosen from the plan (plan/chunks.h). A number of 0 bounds nothing.
+struct Chunks {
+  std::int64_t groups = 0;     ///< groups computed at once; a group: a key/value head of a batch entry
+  std::int64_t q = 0, kv = 0;  ///< into how many ranges the query blocks and the key blocks are divided
+  std::int64_t kept = 0;       ///< at most so many blocks stay packed in a thread's memory
+  int threads = 0;             ///< at most
+
+  bool any() const { return groups > 0 || q > 0 || kv > 0 || kept > 0 || threads > 0; }
+  friend bool operator==(const Chunks&, const Chunks&) = default;
+};
+
 struct Problem {
   Direction direction = Direction::forward;
   Device device;
@@ -70,7 +82,11 @@ struct Problem {
   int threads = 0;
   bool deterministic = false;
   bool allow_tf32 = false;  // for float32
-  void* stream = nullptr;   // cuda
+  std::optional<std::int64_t> memory_budget, num_chunks_q, num_chunks_kv;
+  Chunks chunks;
+  const std::function<void(std::int64_t done, std::int64_t total)>* after_chunk = nullptr;  ///< called between chunks
+  bool tensors_in_budget = false;  ///< the budget covers the chunk's parts of the tensors too
+  void* stream = nullptr;          // cuda
   char* workspace = nullptr;
   std::int64_t workspace_bytes = -1;  // -1: not given
 

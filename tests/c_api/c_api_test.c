@@ -211,6 +211,7 @@ static void check_options(void) {
   check(&options, sees_all, "scale, softcap");
   options.bias = &tbias, options.alibi_slopes = &tslopes, options.sink = &tsink, options.threads = 1,
   options.deterministic = 1, options.allow_tf32 = 1;
+  options.num_chunks_q = 3, options.num_chunks_kv = 2, options.memory_budget = 100000000;
   check(&options, sees_all, "bias, slopes, sink");
   must(anyflash_rule_causal(&causal), "causal");
   options.rule = causal;

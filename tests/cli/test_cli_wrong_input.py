@@ -131,6 +131,15 @@ CALLS = {  # the arguments, a part of the line
     ),
     "unknown type": ([*RUN, "--type", "float8"], "--type: 'float8', expected bfloat16"),
     "scale is no number": ([*RUN, "--scale", "big"], "big"),
+    "a budget of what": (
+        [*RUN, "--memory-budget", "3 apples"],
+        "--memory-budget: '3 apples', expected a number of bytes",
+    ),
+    "chunks in part": ([*RUN, "--num-chunks-q", "1.5"], "--num-chunks-q: '1.5', expected an integer"),
+    "chunks that do not divide": (
+        [*RUN, "--num-chunks-kv", "4"],
+        "num_chunks_kv: 4, expected a divisor of 6 keys: 1, 2, 3, 6",
+    ),
     "negative threads": ([*RUN, "--threads", "-1"], "--threads: "),
     "unknown rule": ([*RUN, "--rule", "casual()"], "rule: column 1: no rule 'casual', did you mean 'causal'?"),
     "unfinished rule": ([*RUN, "--rule", "causal() &"], "rule: column 11: expected a rule"),

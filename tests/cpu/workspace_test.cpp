@@ -197,4 +197,37 @@ TEST(Workspace, GrowsWithWhatIsAskedOfACall) {
   EXPECT_LT(made(1, 16384, false, 1).backward_workspace(), half * 201 / 100) << "linear in the sequence";
 }
 
+/// A workspace of just the budget, between guards: the call writes nothing beside it.
+TEST(Workspace, BudgetsHold) {
+  constexpr std::size_t guard = 4096;
+  for (const bool backward : {false, true}) {
+    Call call(ElementType::float32, 1024, 2);
+    call.place();
+    const auto least = least_workspace(call.q.view, call.k.view, call.v.view, call.options, true);
+    for (const std::int64_t bytes : {least, 2 * least, 8 * least}) {
+      const auto size = static_cast<std::size_t>(bytes);
+      std::vector<char> memory(size + 3 * guard, untouched);
+      const auto misaligned = reinterpret_cast<std::uintptr_t>(memory.data()) % workspace_alignment;
+      char* const begin = memory.data() + guard + workspace_alignment - misaligned;
+      call.options.memory_budget = bytes;
+      call.options.workspace = TensorView(begin, ElementType::uint8, {bytes});
+      if (backward) {
+        anyflash::backward({call.dout.view, call.out.view, call.lse.view, {}}, call.q.view, call.k.view, call.v.view,
+                           {call.dq.view, call.dk.view, call.dv.view, {}, {}}, call.options);
+      } else {
+        anyflash::forward(call.q.view, call.k.view, call.v.view, {call.out.view, call.lse.view, {}, {}}, call.options);
+      }
+      const auto clean = [](const char* from, const char* to) {
+        return std::all_of(from, to, [](char byte) { return byte == untouched; });
+      };
+      EXPECT_TRUE(clean(memory.data(), begin));
+      EXPECT_TRUE(clean(begin + bytes, memory.data() + memory.size()));
+      EXPECT_FALSE(clean(begin, begin + bytes));
+    }
+    call.options.workspace = {};
+    call.options.memory_budget = 1;
+    EXPECT_THROW(plan(call.q.view, call.k.view, call.v.view, call.options), Error);
+  }
+}
+
 }  // namespace

@@ -8,9 +8,11 @@ import pytest
 import torch
 from anyflash import _core
 from anyflash.torch import flash_attention_qkv_packed
+from anyflash.torch._attention import plain_options
 from devices import DEVICE
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-5, torch.bfloat16: 1e-1, torch.float16: 2e-2}
+OPTIONS = plain_options(packed._CAUSAL, 1.0, "qkv")
 CHUNKS = [(1, 1), (4, 3), (3, 8), (6, 2), (48, 1), (1, 48)]
 
 
@@ -20,10 +22,9 @@ def textbook(qkv):
     return scores.softmax(-1) @ v
 
 
-def in_blocks(monkeypatch, *blocks):
-    """Calls go in blocks of so many heads and entries."""
-    monkeypatch.setattr(packed, "_fits", lambda *call: False)
-    monkeypatch.setattr(packed, "_chosen", lambda *call: packed._Blocks(*blocks))
+def in_chunks_of_any_size(monkeypatch):
+    """Every call takes as little memory as it can."""
+    monkeypatch.setattr(packed, "_budget", lambda qkv, _: packed._core.torch_least_budget(qkv.detach(), OPTIONS))
 
 
 @pytest.mark.parametrize("in_chunks", [False, True])
@@ -31,7 +32,7 @@ def in_blocks(monkeypatch, *blocks):
 @pytest.mark.parametrize("chunks", CHUNKS)
 def test_values_and_gradients(numbers, monkeypatch, dtype, chunks, in_chunks):
     if in_chunks:  # small calls fit as they are
-        in_blocks(monkeypatch, 1, 10)
+        in_chunks_of_any_size(monkeypatch)
     qkv, dout = numbers(3, 2, 48, 16, dtype=dtype), numbers(2, 48, 16, dtype=dtype)
     qkv[0] *= 0.3
     wide = qkv.double().requires_grad_()
@@ -46,10 +47,14 @@ def test_values_and_gradients(numbers, monkeypatch, dtype, chunks, in_chunks):
     torch.testing.assert_close(qkv.grad.double(), wide.grad, rtol=bound, atol=2 * bound)
 
 
-@pytest.mark.parametrize("chunks, fits", [(1, True), (512, False)])
-def test_the_chunks_decide(chunks, fits):
-    qkv = torch.empty(3, 2, 8192, 64, device=DEVICE)
-    assert packed._fits(qkv, chunks * chunks) == fits
+@pytest.mark.of_the_cpu
+def test_chunks_change_no_bit(numbers):
+    qkv, dout = numbers(3, 3, 720, 32).requires_grad_(), numbers(3, 720, 32)
+    made = []
+    for chunks in (1, 2, 8, 720):
+        out = flash_attention_qkv_packed(qkv, chunks, chunks)
+        made.append((out, torch.autograd.grad(out, qkv, dout)[0]))
+    assert all(torch.equal(x, y) for one in made[1:] for x, y in zip(one, made[0], strict=True))
 
 
 def bytes_worked_in(monkeypatch, qkv, chunks):
@@ -129,7 +134,7 @@ def test_other_strides(numbers):
 
 def test_chunks_under_autocast(numbers, monkeypatch):
     """Both passes take the same numbers."""
-    in_blocks(monkeypatch, 2, 5)
+    in_chunks_of_any_size(monkeypatch)
     qkv = (numbers(3, 2, 12, 8).float() * 3).requires_grad_()
     with torch.autocast(DEVICE, torch.bfloat16):
         out = flash_attention_qkv_packed(qkv, 3, 2)

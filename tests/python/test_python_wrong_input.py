@@ -304,7 +304,7 @@ def test_each_option_arrives_under_its_name(call):
     arrays = dict(dout=q, q=q, k=k, v=v, out=q, lse=lse)
     parameters = inspect.signature(call).parameters
     options = [name for name in parameters if name not in (*arrays, "dlse", "return_lse")]
-    assert len(options) == (15 if call is af.plan else 16)
+    assert len(options) == (18 if call is af.plan else 19)
     for option in options:
         with pytest.raises(TypeError, match=f"^{option}: type Wrong, expected "):
             call(**{name: array for name, array in arrays.items() if name in parameters}, **{option: Wrong()})

@@ -149,13 +149,19 @@ static void wrong_forward(void) {
 
 static void wrong_options(void) {
   EXPECT_FAILURE(forward(), call.options.struct_size = 12, ANYFLASH_ERROR_VALUE,
-                 "options: struct_size 12, expected 136 as anyflash_options_init sets it");
+                 "options: struct_size 12, expected 160 as anyflash_options_init sets it");
   EXPECT_FAILURE(forward(), call.options.align = 4, ANYFLASH_ERROR_VALUE, "align: 4, expected 0 to 3");
   EXPECT_FAILURE(forward(), call.options.layout = -1, ANYFLASH_ERROR_VALUE, "layout: -1, expected 0 to 4");
   EXPECT_FAILURE(forward(), (call.options.has_scale = 1, call.options.scale = NAN), ANYFLASH_ERROR_VALUE,
                  "scale: nan, expected a finite float32");
   EXPECT_FAILURE(forward(), call.options.softcap = -2, ANYFLASH_ERROR_VALUE,
                  "softcap: -2, expected 0 (none) or a positive float32");
+  EXPECT_FAILURE(forward(), call.options.memory_budget = -1, ANYFLASH_ERROR_VALUE,
+                 "memory_budget: -1, expected a number of bytes");
+  EXPECT_FAILURE(forward(), call.options.num_chunks_q = -2, ANYFLASH_ERROR_VALUE,
+                 "num_chunks_q: -2, expected a divisor of 4 queries: 1, 2, 4");
+  EXPECT_FAILURE(forward(), call.options.num_chunks_kv = -2, ANYFLASH_ERROR_VALUE,
+                 "num_chunks_kv: -2, expected a divisor of 6 keys: 1, 2, 3, 6");
   EXPECT_FAILURE(forward(), call.options.threads = -1, ANYFLASH_ERROR_VALUE, "threads: -1, expected 0 (all) to 65536");
   EXPECT_FAILURE(forward(),
                  (tensor(&call.extra, memory.slopes, ANYFLASH_FLOAT32, 1, 3, 0, 0, 0), call.options.sink = &call.extra),
@@ -171,7 +177,7 @@ static void wrong_options(void) {
   EXPECT_FAILURE(anyflash_options_init(NULL, sizeof(anyflash_options)), (void)0, ANYFLASH_ERROR_VALUE,
                  "options: null pointer");
   EXPECT_FAILURE(anyflash_options_init(&call.options, 3), (void)0, ANYFLASH_ERROR_VALUE,
-                 "struct_size: 3, expected 136");
+                 "struct_size: 3, expected 160");
 }
 
 static void wrong_workspace(void) {

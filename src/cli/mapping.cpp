@@ -1,0 +1,113 @@
+#include "mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "npy.h"
+#include "tensor_file.h"
+
+namespace anyflash::cli {
+
+namespace {
+
+struct Mapping {
+  void* start;
+  std::size_t bytes;
+};
+std::vector<Mapping>& mappings() {
+  static std::vector<Mapping> all;
+  return all;
+}
+
+/// The bytes from `offset` of a file, as memory that unmaps itself.
+std::shared_ptr<std::byte[]> mapped(const std::string& path, int descriptor, std::size_t offset, std::size_t bytes,
+                                    bool writable) {
+  const auto all = offset + std::max<std::size_t>(bytes, 1);
+  auto* const start = mmap(nullptr, all, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, descriptor, 0);
+  if (start == MAP_FAILED) fail(path + ": cannot be mapped: " + std::strerror(errno));
+  madvise(start, all, MADV_NOHUGEPAGE);
+  mappings().push_back({start, all});
+  const auto unmap = [start, all](std::byte*) {
+    auto& known = mappings();
+    std::erase_if(known, [&](const Mapping& one) { return one.start == start; });
+    munmap(start, all);
+  };
+  return {static_cast<std::byte*>(start) + offset, unmap};
+}
+
+}  // namespace
+
+OwnedTensor map_npy_file(const std::string& path, bool two_bytes_are_bfloat16) {
+  if (file_format(path) != FileFormat::npy) fail(path + ": expected a .npy file, which can be mapped");
+  std::uint64_t offset = 0;
+  OwnedTensor tensor;
+  {
+    const InputFile file(path);
+    const auto source = [&](void* to, std::size_t bytes) {
+      file.read(offset, to, bytes);
+      offset += bytes;
+    };
+    tensor = npy_shape(path, file.size(), source, two_bytes_are_bfloat16);
+  }
+  if (offset % element_size(tensor.type) != 0) fail(path + ": data misaligned, cannot be mapped");
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail(path + ": " + std::strerror(errno));
+  const auto close_it = [](const int* open) { close(*open); };
+  const std::unique_ptr<const int, decltype(close_it)> closing(&descriptor, close_it);
+  tensor.data = mapped(path, descriptor, std::size_t(offset), tensor.bytes(), false);
+  return tensor;
+}
+
+MappedResult::MappedResult(std::string path, ElementType type, const Shape& shape) : path_(std::move(path)) {
+  check_target(path_);
+  tensor_.type = type, tensor_.shape = shape, tensor_.strides = row_major(shape);
+  const auto header = npy_header(tensor_);
+  std::string temporary = path_ + ".XXXXXX";
+  const int descriptor = mkstemp(temporary.data());
+  if (descriptor < 0) fail(path_ + ": cannot be written: " + std::strerror(errno));
+  temporary_ = temporary;
+  try {
+    const mode_t mask = umask(0);
+    umask(mask);
+    fchmod(descriptor, 0666 & ~mask);
+    const auto bytes = header.size() + std::max<std::size_t>(tensor_.bytes(), 1);
+    // All of it now: to run out of disk while a mapping is written would end the program.
+    if (const int error = posix_fallocate(descriptor, 0, off_t(header.size() + tensor_.bytes())); error != 0)
+      fail(path_ + ": cannot be written: " + std::strerror(error));
+    if (pwrite(descriptor, header.data(), header.size(), 0) != ssize_t(header.size()))
+      fail(path_ + ": cannot be written: " + std::strerror(errno));
+    tensor_.data = mapped(path_, descriptor, header.size(), bytes - header.size(), true);
+  } catch (...) {
+    close(descriptor);
+    std::remove(temporary_.c_str());
+    throw;
+  }
+  close(descriptor);
+}
+
+MappedResult::~MappedResult() {
+  if (!temporary_.empty()) std::remove(temporary_.c_str());
+}
+
+void MappedResult::finish() {
+  tensor_.data.reset();
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_ + ": cannot be written: " + std::strerror(errno));
+  temporary_.clear();
+}
+
+void release_mapped_pages() {
+  for (const auto& [start, bytes] : mappings()) {
+    msync(start, bytes, MS_ASYNC);  // of input files it does nothing
+    madvise(start, bytes, MADV_DONTNEED);
+  }
+}
+
+}  // namespace anyflash::cli

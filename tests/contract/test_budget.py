@@ -1,0 +1,130 @@
+"""Budgets and chunks: the same bits as without, whatever the call; a budget below the least is an error that names the
+least, and the least works."""
+
+import re
+
+import anyflash as af
+import numpy as np
+import pytest
+from cases import Case, Laid, same_bits
+from cases import run_for_bits as run
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
+
+LEAST = re.compile(r"memory_budget: \d+ bytes, expected at least (\d+)")
+SIZED = Case(
+    batch=2,
+    heads_q=4,
+    heads_kv=2,
+    q_shape=(600,),
+    k_shape=(720,),
+    d_qk=40,
+    d_v=72,
+    rule=("causal",),
+    align="none_end",
+    bias=("float32", (False, True, False, True)),
+    sink="float32",
+    softcap=20.0,
+    seed=5,
+)
+
+
+def assert_same(a, b):
+    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
+        assert same_bits(x, y), f"{name}: {np.count_nonzero(x != y)} of {x.size} differ"
+
+
+def divisors(n):
+    return [i for i in range(1, n + 1) if n % i == 0] if n else [1, 3]
+
+
+def least_of(call):
+    """The smallest budget of a call, from its error; 0 if it needs none."""
+    try:
+        call(memory_budget=0)
+    except ValueError as error:
+        return int(LEAST.fullmatch(str(error))[1])
+    return 0
+
+
+ANY = st.one_of(calls(), calls(long=True), packed_cases(), ragged_cases(), paged_cases())
+
+
+@examples(150)
+@given(ANY, st.data())
+def test_chunks_change_no_bit(case, data):
+    expected = run(case)
+    counts = dict(
+        num_chunks_q=data.draw(st.sampled_from([None, *divisors(case.queries)])),
+        num_chunks_kv=data.draw(st.sampled_from([None, *divisors(case.keys)])),
+    )
+    assert_same(run(case, **counts), expected)
+
+
+@examples(100)
+@given(ANY, st.data())
+def test_budgets_change_no_bit_and_the_least_works(case, data):
+    laid = Laid(case)
+    if case.batch * case.heads_q * case.queries * case.keys == 0:
+        return
+    out, lse, *_ = laid.forward()
+    passes = [lambda **changes: laid.forward(**changes)]
+    if not case.page_size:
+        passes.append(lambda **changes: laid.backward(out, lse, **changes))
+    for one in passes:
+        expected, least = one(), least_of(one)
+        assert least > 0
+        with pytest.raises(ValueError, match=f"expected at least {least}$"):
+            one(memory_budget=least - 1)
+        for budget in (least, least + data.draw(st.integers(0, 4 * least))):
+            for name, (x, y) in enumerate(zip(one(memory_budget=budget), expected, strict=True)):
+                assert (x is None) == (y is None)
+                assert x is None or same_bits(x, y), f"result {name} with {budget} bytes"
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize(
+    "bias", [None, (True, True, True, True), (False, False, False, True), (False, True, True, False)]
+)
+def test_many_blocks(type, bias):
+    case = SIZED.but(type=type, bias=bias and ("float32", bias))
+    expected = run(case)
+    for counts in ((2, 1), (1, 3), (5, 4), (600, 720)):
+        for threads in (1, 3):
+            made = run(case, num_chunks_q=counts[0], num_chunks_kv=counts[1], threads=threads)
+            assert_same(made, expected)
+
+
+@pytest.mark.parametrize("type", FLOATS)
+@pytest.mark.parametrize("magnitude", [30.0, 1e30])
+def test_large_scores_and_sums_that_overflow(type, magnitude):
+    """A rounded lse has a remainder, and a sum of P V that overflows is made again: both over all chunks of the keys."""
+    if type == "float16" and magnitude > 100:
+        magnitude = 1e3
+    case = SIZED.but(type=type, magnitude=1.0, softcap=0.0)
+    laid = Laid(case)
+    laid.q = laid.q * laid.q.dtype.type(30)
+    if magnitude > 100:
+        laid.v = laid.v * laid.v.dtype.type(magnitude * (1e7 if type in ("float32", "bfloat16") else 1))
+    with np.errstate(all="ignore"):
+        out, lse, *rows = laid.forward()
+        for counts in (dict(num_chunks_q=4, num_chunks_kv=3), dict(num_chunks_kv=720)):
+            made = laid.forward(**counts)
+            assert all(same_bits(x, y) for x, y in zip(made, (out, lse, *rows), strict=True))
+            for x, y in zip(laid.backward(out, lse, **counts), laid.backward(out, lse), strict=True):
+                assert x is y is None or same_bits(x, y)
+
+
+def test_a_plan_carries_its_chunks():
+    q = np.random.default_rng(0).standard_normal((1, 2, 512, 64), np.float32)
+    options = dict(rule=af.causal(), memory_budget=400_000)
+    plan = af.plan(q, q, q, **options)
+    np.testing.assert_array_equal(af.attention(q, q, q, plan=plan, **options), af.attention(q, q, q, rule=af.causal()))
+    with pytest.raises(ValueError, match="^plan: made for memory_budget=400000, the call has none$"):
+        af.attention(q, q, q, plan=plan, rule=af.causal())
+    with pytest.raises(ValueError, match="^plan: made for memory_budget=400000, the call has 400001$"):
+        af.attention(q, q, q, plan=plan, rule=af.causal(), memory_budget=400_001)
+    with pytest.raises(ValueError, match="^plan: made for no num_chunks_kv, the call has 4$"):
+        af.attention(q, q, q, plan=plan, num_chunks_kv=4, **options)
