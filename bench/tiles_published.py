@@ -41,3 +41,37 @@ BLACKHOLE_MICROSECONDS_SOURCE = "tenstorrent/tt-metal, issues 55756 and 56692"
 FLAT_BEST = 0.893  # "up to"
 FLAT = {(128, 4096, 4, 32, 16): 0.88, (128, 4096, 4, 32, 32): 0.87}
 FLAT_SOURCE = "arXiv 2505.18824, abstract and section V-B"
+FLAT_SMALL_SLICES = 0.23  # of the matrix unit while it is active: 512 tokens in groups of 32 x 32
+
+GRAPHCORE = "Graphcore, GC200: 250 TFLOP/s of float16, 62.5 of float32, 900 MB"
+# (machine, what, its closed form, unit, published, source)
+CONSTANTS = [
+    ("ipu-mk2", "peak, float16", lambda m: m.peak("float16") / 1e12, "TFLOP/s", 250, GRAPHCORE),
+    ("ipu-mk2", "peak, float32", lambda m: m.peak("float32") / 1e12, "TFLOP/s", 62.5, GRAPHCORE),
+    ("ipu-mk2", "memory", lambda m: m.tiles * m.memory_per_tile / 1e6, "MB", 900, GRAPHCORE),
+    ("bow", "peak, float16", lambda m: m.peak("float16") / 1e12, "TFLOP/s", BOW_PEAK, BOW_PRODUCT_SOURCE),
+    (
+        "flatattention-32x32",
+        "peak, float16",
+        lambda m: m.peak("float16") / 1e12,
+        "TFLOP/s",
+        1024,
+        "arXiv 2505.18824, table I",
+    ),
+    (
+        "flatattention-32x32",
+        "HBM",
+        lambda m: m.memory_bytes_per_cycle * m.clock_hz / 1e12,
+        "TB/s",
+        2,
+        "arXiv 2505.18824, table I",
+    ),
+    (
+        "flatattention-32x32",
+        "memory of a tile",
+        lambda m: m.memory_per_tile / 1024,
+        "KB",
+        384,
+        "arXiv 2505.18824, table I",
+    ),
+]
