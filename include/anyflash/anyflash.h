@@ -7,4 +7,5 @@
 #include <anyflash/names.h>
 #include <anyflash/rule.h>
 #include <anyflash/tensor.h>
+#include <anyflash/tile_machine.h>
 #include <anyflash/version.h>

@@ -25,12 +25,12 @@ struct TileMachine {
   double multiply_adds_float16 = 64;  ///< a cycle; products of float16 accumulate in float32
   double multiply_adds_float32 = 16;  ///< a cycle
   std::int64_t unit_rows = 1, unit_columns = 16, unit_depth = 16;  ///< what a product's sizes are rounded up to
-  double unit_load_cycles = 16;        ///< to load one block of the second operand into the unit
-  double exp_per_cycle = 1;            ///< exponentials
-  double vector_per_cycle = 4;         ///< other elementwise operations
-  double exchange_bytes_per_cycle = 4; ///< received by a tile, and sent by it (what many tiles receive is sent once)
-  double sync_cycles = 600;            ///< of a phase
-  std::int64_t workers = 6;            ///< threads of a tile: a call's work on a tile is in as many shares
+  double unit_load_cycles = 16;         ///< to load one block of the second operand into the unit
+  double exp_per_cycle = 1;             ///< exponentials
+  double vector_per_cycle = 4;          ///< other elementwise operations
+  double exchange_bytes_per_cycle = 4;  ///< received by a tile, and sent by it (what many tiles receive is sent once)
+  double sync_cycles = 600;             ///< of a phase
+  std::int64_t workers = 6;             ///< threads of a tile: a call's work on a tile is in as many shares
   /// Exchange of the next phase runs while the tiles compute this one. A phase then takes the longer of both, and tiles
   /// hold the data of two phases.
   bool overlap = false;
@@ -68,9 +68,9 @@ TileMachine used_tile_machine();
 
 /// One phase of a call: exchange, then computation, then synchronization.
 struct TilePhase {
-  std::string name;              ///< "heads 0: keys 3"
-  double compute_cycles = 0;     ///< of the slowest tile
-  double exchange_cycles = 0;    ///< of the slowest tile
+  std::string name;            ///< "heads 0: keys 3"
+  double compute_cycles = 0;   ///< of the slowest tile
+  double exchange_cycles = 0;  ///< of the slowest tile
   double sync_cycles = 0;
   std::int64_t exchanged_bytes = 0;  ///< received by all tiles
   std::int64_t live_bytes_max = 0;   ///< of the fullest tile

@@ -1,0 +1,69 @@
+// Cycles of what a tile does. Planner and executor count by the same functions; the planner counts what it expects, the
+// executor what it does.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "tile_machine/mapping.h"
+
+namespace anyflash::simulator {
+
+class Cost {
+ public:
+  explicit Cost(const Call& call) : call_(call), machine_(call.machine) {
+    const auto& problem = call.problem;
+    const bool cap = problem.softcap > 0;
+    score_exps_ = 1 + (cap ? 1 : 0);
+    // Forward: scale, maximum, subtraction, sum. Backward: scale, subtraction of lse and delta, two products.
+    score_operations_ = (call.backward ? 5 : 4) + (cap ? (call.backward ? 8 : 5) : 0) + (problem.bias.given() ? 1 : 0) +
+                        (problem.alibi.given() ? 3 * problem.dimensions : 0);
+  }
+
+  /// A step of `rows` queries and `keys` keys.
+  double step(std::int64_t rows, std::int64_t keys, bool partial) const {
+    const auto d_qk = call_.d_qk, d_v = call_.d_v;
+    double cycles = product(rows, keys, d_qk);
+    if (call_.backward) {
+      cycles +=
+          product(rows, keys, d_v) + product(keys, d_v, rows) + product(keys, d_qk, rows) + product(rows, d_qk, keys);
+    } else {
+      cycles += product(rows, d_v, keys) + vector(rows, d_v);
+    }
+    const double exps = double(even(rows)) * double(keys) * score_exps_ / machine_.exp_per_cycle;
+    return cycles + exps + vector(rows, keys) * (score_operations_ + (partial ? 1 : 0));
+  }
+  /// Forward: rows of results, normalized. Backward: rows of dq, rounded to their type.
+  double finish_rows(std::int64_t rows) const { return vector(rows, call_.backward ? call_.d_qk : call_.d_v); }
+  /// Partial results of `parts` tiles become one, and are finished.
+  double combine(std::int64_t rows, std::int64_t parts) const {
+    const auto one = call_.backward ? vector(rows, call_.d_qk) : 2 * vector(rows, call_.d_v + 2);
+    return double(parts - 1) * one + finish_rows(rows);
+  }
+  /// Backward: the sum of dout * out of each row.
+  double row_sums(std::int64_t rows) const { return 2 * vector(rows, call_.d_v); }
+  /// Backward: partial dk and dv of another tile are added.
+  double add_keys(std::int64_t rows) const { return vector(rows, call_.d_qk + call_.d_v); }
+  /// Backward: dk and dv are rounded to their type.
+  double finish_keys(std::int64_t rows) const { return vector(rows, call_.d_qk + call_.d_v); }
+
+  double exchange(double bytes) const { return bytes / machine_.exchange_bytes_per_cycle; }
+
+ private:
+  double product(std::int64_t m, std::int64_t n, std::int64_t k) const {
+    return tile_product_cycles(machine_, call_.problem.type, m, n, k);
+  }
+  /// Rows are shared by the tile's workers.
+  std::int64_t even(std::int64_t rows) const {
+    return (rows + machine_.workers - 1) / machine_.workers * machine_.workers;
+  }
+  double vector(std::int64_t rows, std::int64_t numbers) const {
+    return double(even(rows)) * double(numbers) / machine_.vector_per_cycle;
+  }
+
+  const Call& call_;
+  const TileMachine& machine_;
+  double score_exps_, score_operations_;
+};
+
+}  // namespace anyflash::simulator

@@ -1,0 +1,276 @@
+// The choice of a mapping: many are estimated by closed forms, the most promising are evaluated tile by tile.
+#include "tile_machine/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace anyflash::simulator {
+namespace {
+
+constexpr std::size_t evaluated_at_most = 12;
+
+/// How much of the area the rule shows, by blocks, and how much of a block's row or column it touches.
+struct Area {
+  double visible = 1;  ///< of all pairs of blocks
+  double reach = 1;    ///< of the keys: those between the first and the last that a query block sees, on average
+};
+
+Area area_of(const Call& call) {
+  const auto key_blocks = double((call.keys.entries() + 63) / 64);
+  double visible = 0, reach = 0, rows = 0;
+  const auto groups = std::min<std::size_t>(call.plan.groups.size(), 8);  // a sample, for the estimate
+  for (std::size_t g = 0; g < groups; ++g) {
+    const auto& list = call.plan.groups[g].keys_of_query_block;
+    for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
+      rows += 1;
+      if (list.start[block] == list.start[block + 1]) continue;
+      const auto &first = list.runs[list.start[block]], &last = list.runs[list.start[block + 1] - 1];
+      reach += (last.first + last.count - first.first) / key_blocks;
+      for (auto i = list.start[block]; i < list.start[block + 1]; ++i) visible += list.runs[i].count / key_blocks;
+    }
+  }
+  return rows > 0 ? Area{visible / rows, reach / rows} : Area{};
+}
+
+/// The estimate of a mapping, as if all chunks and all tiles were alike.
+class Estimate {
+ public:
+  explicit Estimate(const Call& call) : call_(call), cost_(call), area_(area_of(call)) {}
+
+  double cycles(const Mapping& m) const {
+    const auto rows = ceil(call_.queries.entries() * call_.heads_each, m.rows);
+    const auto keys = ceil(call_.keys.entries(), m.columns);
+    const auto chunk_rows = ceil(call_.queries.entries(), m.query_chunks);
+    const auto chunk_keys = ceil(call_.keys.entries(), m.key_chunks);
+    const double items = double(m.query_chunks * call_.heads_each) / double(m.rows);
+    const double chunks = std::ceil(double(m.key_chunks) / double(m.columns));
+    // Of the pairs of chunks, those that are not hidden: a chunk widens what is visible by its own length.
+    const double wide = double(chunk_rows + chunk_keys) / double(call_.keys.entries());
+    const double shown = area_.visible >= 1 ? 1 : std::min(1.0, area_.visible * (1 + std::min(wide, 1.0)));
+    const double pairs = std::ceil(items) * chunks * shown;
+    const double uneven = shown < 1 ? 1 + 0.5 * std::sqrt((1 - shown) / std::max(pairs, 0.5)) : 1;
+    double compute = std::max(pairs * uneven, 1.0) * cost_.step(chunk_rows, chunk_keys, false) *
+                     (shown < 1 ? area_.visible / shown : 1);
+    const double met = std::min(1.0, shown < 1 ? std::max(area_.visible, 1 - std::pow(1 - shown, items)) : 1.0);
+    const double received_keys = double(keys) * met * (1 - 1 / double(m.rows));
+    double bytes = received_keys * double(call_.key_row_bytes());
+    if (m.columns > 1) {
+      bytes += double(rows) * double(call_.query_row_bytes() + call_.partial_query_bytes());
+      compute += cost_.combine(ceil(rows, m.columns), m.columns);
+    }
+    if (call_.backward) {
+      bytes += received_keys * double(call_.partial_key_bytes());
+      compute += cost_.add_keys(std::int64_t(received_keys)) + cost_.row_sums(ceil(rows, m.columns));
+    }
+    double exchange = cost_.exchange(bytes);
+    if (!call_.resident()) {
+      const double all = double(rows) * double(call_.query_row_bytes() * 2) * double(m.rows) +
+                         double(call_.keys.entries()) * double(call_.key_row_bytes() * (call_.backward ? 2 : 1));
+      exchange += all * double(m.at_once) / call_.machine.memory_bytes_per_cycle;
+    }
+    const double phases = std::ceil(chunks * met / double(m.in_flight)) + (m.columns > 1 ? 1 : 0) +
+                          (call_.backward && m.columns > 1 ? 1 : 0) + (call_.backward && m.rows > 1 ? 1 : 0) +
+                          (call_.resident() ? 0 : 2);
+    const double busy = call_.machine.overlap ? std::max(compute, exchange) : compute + exchange;
+    return double(m.waves) * (busy + phases * call_.machine.sync_cycles);
+  }
+
+  /// Bytes of the fullest tile.
+  std::int64_t bytes(const Mapping& m) const {
+    TileSizes sizes{};
+    sizes.items = ceil(m.query_chunks * call_.heads_each, m.rows);
+    sizes.chunk_rows = ceil(call_.queries.entries(), m.query_chunks);
+    sizes.key_chunk_rows = ceil(call_.keys.entries(), m.key_chunks);
+    sizes.query_rows = ceil(call_.queries.entries() * sizes.items, m.query_chunks);
+    sizes.home_rows = ceil(sizes.query_rows, m.columns);
+    sizes.home_keys = ceil(call_.keys.entries(), m.columns * m.rows);
+    sizes.incoming_keys = call_.backward && m.rows > 1 ? m.in_flight * sizes.key_chunk_rows : 0;
+    Bytes homes;
+    const auto offsets = lay_homes(homes, call_, sizes);
+    Bytes all(homes.used() * (call_.resident() ? m.waves : 1));
+    lay_wave(all, call_, m, sizes, offsets);
+    Bytes keys, reduction;
+    lay_keys(keys, call_, m, sizes);
+    if (m.columns > 1) lay_reduction(reduction, call_, m, sizes);
+    return all.used() + std::max(keys.used(), reduction.used());
+  }
+
+ private:
+  static std::int64_t ceil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+  const Call& call_;
+  Cost cost_;
+  Area area_;
+};
+
+void add(std::vector<std::int64_t>& numbers, std::int64_t number, std::int64_t most) {
+  number = std::clamp<std::int64_t>(number, 1, most);
+  if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
+}
+
+/// The numbers worth trying for one part of a mapping; the caller's own if it gives one.
+std::vector<std::int64_t> column_counts(const Call& call, std::int64_t tiles) {
+  if (call.choice.grid_columns > 0) return {call.choice.grid_columns};
+  if (call.choice.grid_rows > 0) tiles = std::max<std::int64_t>(tiles / call.choice.grid_rows, 1);
+  const auto most = std::min(tiles, call.keys.entries());
+  std::vector<std::int64_t> counts;
+  for (const auto n : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 46, 64, 92, 128})
+    if (n <= most) add(counts, n, most);
+  const auto root = std::int64_t(std::sqrt(double(tiles)));
+  for (const auto n : {root, root * 3 / 4, root * 3 / 2}) add(counts, n, most);
+  if (call.machine.mesh_columns > 0 && call.machine.mesh_columns <= most) add(counts, call.machine.mesh_columns, most);
+  return counts;
+}
+
+std::vector<std::int64_t> multiples(std::int64_t chosen, std::int64_t of, std::int64_t share, std::int64_t most) {
+  if (chosen > 0) return {chosen};
+  std::vector<std::int64_t> counts;
+  for (const auto n : {1, 2, 3, 4, 6, 8, 16, 32}) add(counts, (of * n + share - 1) / share, most);
+  return counts;
+}
+
+std::vector<std::int64_t> wave_counts(const Call& call) {
+  const auto choice = call.choice;
+  const auto each = choice.grid_rows > 0 && choice.grid_columns > 0 ? choice.grid_rows * choice.grid_columns : 1;
+  const auto least = (call.units * each + call.machine.tiles - 1) / call.machine.tiles;
+  std::vector<std::int64_t> counts;
+  for (const auto n : {least, least + 1, 2 * least, 4 * least, 8 * least}) add(counts, n, call.units);
+  return counts;
+}
+
+template <typename F>
+void for_each_mapping(const Call& call, const F& f) {
+  const auto& choice = call.choice;
+  std::vector<std::int64_t> seen;
+  for (const auto waves : wave_counts(call)) {
+    Mapping m;
+    m.at_once = (call.units + waves - 1) / waves;
+    m.waves = (call.units + m.at_once - 1) / m.at_once;
+    const auto tiles = call.machine.tiles / m.at_once;
+    if (tiles < 1 || std::find(seen.begin(), seen.end(), m.at_once) != seen.end()) continue;
+    seen.push_back(m.at_once);
+    for (const auto columns : column_counts(call, tiles)) {
+      m.columns = columns;
+      const auto most_rows = call.queries.entries() * call.heads_each;
+      m.rows = choice.grid_rows > 0
+                   ? choice.grid_rows
+                   : std::clamp<std::int64_t>(tiles / columns, 1, std::max<std::int64_t>(most_rows, 1));
+      if (m.tiles_each() > tiles) continue;
+      for (const auto query_chunks : multiples(choice.num_chunks_q, m.rows, call.heads_each, call.queries.entries()))
+        for (const auto key_chunks : multiples(choice.num_chunks_kv, columns, 1, call.keys.entries())) {
+          m.query_chunks = query_chunks, m.key_chunks = key_chunks;
+          const auto each = (key_chunks + columns - 1) / columns;
+          std::vector<std::int64_t> flights;
+          if (choice.chunks_in_flight > 0) flights = {choice.chunks_in_flight};
+          else
+            for (const auto n : {std::int64_t{1}, std::int64_t{2}, std::int64_t{4}, each}) add(flights, n, each);
+          for (const auto in_flight : flights) {
+            m.in_flight = in_flight;
+            f(m);
+          }
+        }
+    }
+  }
+}
+
+std::string divisors(std::int64_t n) {
+  std::string text;
+  int shown = 0;
+  for (std::int64_t d = 1; d <= n; ++d) {
+    if (n % d != 0) continue;
+    if (++shown > 16) return text + ", ...";
+    text += (text.empty() ? "" : ", ") + std::to_string(d);
+  }
+  return text;
+}
+
+void check_chunks(const char* name, std::int64_t chunks, std::int64_t entries, const char* what) {
+  if (chunks == 0 || (chunks > 0 && entries % chunks == 0)) return;
+  throw Error(Error::Kind::value, std::string(name) + ": " + std::to_string(chunks) + ", expected a divisor of the " +
+                                      std::to_string(entries) + " " + what + ": " + divisors(entries));
+}
+
+void check_choice(const Call& call) {
+  const auto& choice = call.choice;
+  check_chunks("num_chunks_q", choice.num_chunks_q, call.queries.entries(), "queries");
+  check_chunks("num_chunks_kv", choice.num_chunks_kv, call.keys.entries(), "keys");
+  const auto tiles = std::max<std::int64_t>(choice.grid_rows, 1) * std::max<std::int64_t>(choice.grid_columns, 1);
+  if (tiles > call.machine.tiles) {
+    throw Error(Error::Kind::value, "grid: " + std::to_string(choice.grid_rows) + " x " +
+                                        std::to_string(choice.grid_columns) + " tiles, the machine has " +
+                                        std::to_string(call.machine.tiles));
+  }
+}
+
+}  // namespace
+
+Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine& machine, const TileChoice& choice)
+    : problem(problem),
+      plan(plan),
+      machine(machine),
+      choice(choice),
+      backward(problem.direction == Direction::backward),
+      element(std::int64_t(element_size(problem.type))),
+      heads_each(problem.heads_q / problem.heads_kv),
+      units(problem.batch * problem.heads_kv),
+      d_qk(problem.d_qk),
+      d_v(problem.d_v),
+      line_qk(line_of(problem.d_qk)),
+      line_v(line_of(problem.d_v)),
+      statistics(backward                                             ? 2
+                 : problem.row_max.given() || problem.row_sum.given() ? 3
+                                                                      : 1),
+      queries(plan.query_grid),
+      keys(plan.key_grid) {}
+
+std::vector<Evaluation> candidates(const Call& call) {
+  check_choice(call);
+  struct Guess {
+    double cycles;
+    std::int64_t excess;  // bytes beyond the memory
+    Mapping mapping;
+  };
+  std::vector<Guess> guesses;
+  const Estimate estimate(call);
+  const auto memory = call.memory();
+  for_each_mapping(call, [&](const Mapping& mapping) {
+    const auto excess = std::max<std::int64_t>(estimate.bytes(mapping) - memory, 0);
+    guesses.push_back({estimate.cycles(mapping), excess, mapping});
+  });
+  std::sort(guesses.begin(), guesses.end(), [](const Guess& a, const Guess& b) {
+    return std::pair(a.excess, a.cycles) < std::pair(b.excess, b.cycles);
+  });
+  std::vector<Evaluation> all;
+  bool some_fit = false;
+  for (const auto& guess : guesses) {
+    if (all.size() >= evaluated_at_most && (some_fit || all.size() >= 3 * evaluated_at_most)) break;
+    all.push_back(evaluate(call, guess.mapping));
+    some_fit |= all.back().fits(call);
+  }
+  std::stable_sort(all.begin(), all.end(), [&](const Evaluation& a, const Evaluation& b) {
+    const bool fit_a = a.fits(call), fit_b = b.fits(call);
+    if (fit_a != fit_b) return fit_a;
+    return fit_a ? a.cycles < b.cycles : a.peak < b.peak;
+  });
+  return all;
+}
+
+void check_fits(const Call& call, const Evaluation& evaluation) {
+  if (evaluation.fits(call)) return;
+  const auto& phase = evaluation.phases[evaluation.peak_phase];
+  const auto& m = evaluation.mapping;
+  throw Error(Error::Kind::memory, "tile machine " + call.machine.name + ": tile " + std::to_string(phase.live_tile) +
+                                       ", phase '" + phase.name(m.waves) + "': " + std::to_string(phase.live) +
+                                       " bytes live, expected at most " + std::to_string(call.memory()) + "; with " +
+                                       std::to_string(m.query_chunks) + " query and " + std::to_string(m.key_chunks) +
+                                       " key chunks");
+}
+
+Evaluation best(const Call& call) {
+  auto all = candidates(call);
+  check_fits(call, all.front());
+  return std::move(all.front());
+}
+
+}  // namespace anyflash::simulator
