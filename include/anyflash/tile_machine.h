@@ -132,6 +132,12 @@ struct TileCandidate {
 std::vector<TileCandidate> tile_candidates(const TensorView& q, const TensorView& k, const TensorView& v,
                                            const Options& options, bool backward = false);
 
+/// What a picture of a report shows: all of the others, one below the other; the memory of every tile; when phases
+/// exchange, compute and wait; who sends to whom (with TileChoice::trace only); live memory over time.
+enum class TilePicture : std::uint8_t { all, memory, phases, transfers, live };
+/// Pictures of a report, as an SVG document.
+std::string tile_picture_svg(const TileReport& report, TilePicture picture = TilePicture::all);
+
 /// Cycles of a tile for the product of (m, k) and (k, n) numbers: the closed form that planner and simulator share.
 double tile_product_cycles(const TileMachine& machine, ElementType type, std::int64_t m, std::int64_t n,
                            std::int64_t k);

@@ -45,6 +45,7 @@ NB_MODULE(_core, module) {
   add_calls(module);
   add_explain(module);
   add_jax(module);
+  add_tile_machine(module);
 }
 
 }  // namespace anyflash::python
