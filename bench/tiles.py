@@ -11,9 +11,8 @@ import platform
 import time
 from dataclasses import replace
 
-import tiles_published as published
-
 import anyflash as af
+import tiles_published as published
 from anyflash import tile_machine as tm
 
 SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -279,7 +278,9 @@ def exhaustive(machine, shape, rule, dtype="float16", sides=None):
             continue
         for flight in divisors(-(-kv // c)):
             try:
-                report = tm.predict(shape, rule=rule, dtype=dtype, machine=machine, choice=tm.Choice(q, kv, r, c, flight))
+                report = tm.predict(
+                    shape, rule=rule, dtype=dtype, machine=machine, choice=tm.Choice(q, kv, r, c, flight)
+                )
             except ValueError:
                 continue
             if best is None or report.cycles < best.cycles:

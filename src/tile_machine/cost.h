@@ -2,7 +2,7 @@
 // executor what it does.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 
 #include "tile_machine/mapping.h"
@@ -23,15 +23,17 @@ class Cost {
   /// A step of `rows` queries and `keys` keys.
   double step(std::int64_t rows, std::int64_t keys, bool partial) const {
     const auto d_qk = call_.d_qk, d_v = call_.d_v;
-    double cycles = product(rows, keys, d_qk);
+    double products = product(rows, keys, d_qk);
+    double others = double(even(rows)) * double(keys) * score_exps_ / machine_.exp_per_cycle;
+    others += vector(rows, keys) * (score_operations_ + (partial ? 1 : 0));
     if (call_.backward) {
-      cycles +=
+      products +=
           product(rows, keys, d_v) + product(keys, d_v, rows) + product(keys, d_qk, rows) + product(rows, d_qk, keys);
     } else {
-      cycles += product(rows, d_v, keys) + vector(rows, d_v);
+      products += product(rows, d_v, keys);
+      others += vector(rows, d_v);
     }
-    const double exps = double(even(rows)) * double(keys) * score_exps_ / machine_.exp_per_cycle;
-    return cycles + exps + vector(rows, keys) * (score_operations_ + (partial ? 1 : 0));
+    return machine_.separate_vector ? std::max(products, others) : products + others;
   }
   /// Forward: rows of results, normalized. Backward: rows of dq, rounded to their type.
   double finish_rows(std::int64_t rows) const { return vector(rows, call_.backward ? call_.d_qk : call_.d_v); }
