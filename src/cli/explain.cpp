@@ -3,6 +3,7 @@
 #include <anyflash/explain.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "progress.h"
 #include "shapes.h"
 #include "tensor_file.h"
+#include "tiles.h"
 
 namespace anyflash::cli {
 
@@ -28,6 +30,8 @@ struct ExplainArguments {
   ExplainOptions options;
   std::optional<std::int64_t> side;
   bool json = false;
+  Device device;
+  std::int64_t batch = 1, heads = 1;  // on the tile machine
 };
 
 constexpr std::int64_t terminal_side = 64, file_side = 512;
@@ -63,34 +67,54 @@ void print_text(const ExplainArguments& arguments, const Rule& rule, const Seque
 }
 
 void print_json(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
-                const SequenceShape& keys, const Explanation& e) {
+                const SequenceShape& keys, const Explanation& e, const std::optional<TileReport>& tiles) {
   const auto three = [](const std::int64_t* values) { return std::vector<std::int64_t>(values, values + 3); };
-  const nlohmann::ordered_json json = {{"rule", rule.text()},
-                                       {"query_shape", queries},
-                                       {"key_shape", keys},
-                                       {"align", name_of(arguments.options.align)},
-                                       {"type", arguments.type},
-                                       {"head_size", arguments.options.d_qk},
-                                       {"value_size", arguments.options.d_v},
-                                       {"direction", arguments.options.backward ? "backward" : "forward"},
-                                       {"queries", e.queries},
-                                       {"keys", e.keys},
-                                       {"visible_pairs", e.visible_pairs},
-                                       {"visited_pairs", e.visited_pairs},
-                                       {"tiles_skipped", e.tiles_skipped},
-                                       {"tiles_partial", e.tiles_partial},
-                                       {"tiles_full", e.tiles_full},
-                                       {"query_block", three(e.query_block)},
-                                       {"query_step", three(e.query_step)},
-                                       {"key_block", three(e.key_block)},
-                                       {"key_step", three(e.key_step)},
-                                       {"forward_flops", e.forward_flops},
-                                       {"backward_flops", e.backward_flops},
-                                       {"bytes", e.bytes},
-                                       {"dense_mask_bytes", e.dense_mask_bytes},
-                                       {"threads", e.threads},
-                                       {"workspace_bytes", e.workspace_bytes}};
+  nlohmann::ordered_json json = {{"rule", rule.text()},
+                                 {"query_shape", queries},
+                                 {"key_shape", keys},
+                                 {"align", name_of(arguments.options.align)},
+                                 {"type", arguments.type},
+                                 {"head_size", arguments.options.d_qk},
+                                 {"value_size", arguments.options.d_v},
+                                 {"direction", arguments.options.backward ? "backward" : "forward"},
+                                 {"queries", e.queries},
+                                 {"keys", e.keys},
+                                 {"visible_pairs", e.visible_pairs},
+                                 {"visited_pairs", e.visited_pairs},
+                                 {"tiles_skipped", e.tiles_skipped},
+                                 {"tiles_partial", e.tiles_partial},
+                                 {"tiles_full", e.tiles_full},
+                                 {"query_block", three(e.query_block)},
+                                 {"query_step", three(e.query_step)},
+                                 {"key_block", three(e.key_block)},
+                                 {"key_step", three(e.key_step)},
+                                 {"forward_flops", e.forward_flops},
+                                 {"backward_flops", e.backward_flops},
+                                 {"bytes", e.bytes},
+                                 {"dense_mask_bytes", e.dense_mask_bytes},
+                                 {"threads", e.threads},
+                                 {"workspace_bytes", e.workspace_bytes}};
+  if (tiles) json["tiles"] = tiles_json(*tiles);
   std::printf("%s\n", json.dump(2).c_str());
+}
+
+/// What the tile machine would do with a call of so many heads.
+TileReport predicted(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                     const SequenceShape& keys) {
+  const auto& options = arguments.options;
+  const auto view = [&](const SequenceShape& sequence, std::int64_t channels) {
+    TensorView view;
+    view.type = options.type, view.device = {DeviceKind::tiles, 0};
+    const auto shape = shape_in(Layout::bhsd, arguments.batch, arguments.heads, sequence, channels);
+    view.rank = int(shape.size());
+    std::copy(shape.begin(), shape.end(), view.shape.begin());
+    view.set_row_major_strides();
+    return view;
+  };
+  Options of_call;
+  of_call.rule = rule, of_call.align = options.align;
+  return predict_tiles(view(queries, options.d_qk), view(keys, options.d_qk), view(keys, options.d_v), of_call,
+                       options.backward);
 }
 
 void print_picture(const Picture& drawn) {
@@ -135,6 +159,8 @@ void explain_command(ExplainArguments arguments) {
   Progress progress(kind == PictureKind::none ? 1 : 2);
   progress.step("counting");
   const auto explanation = explain(rule, queries, keys, options);
+  std::optional<TileReport> tiles;
+  if (arguments.device.kind == DeviceKind::tiles) tiles = predicted(arguments, rule, queries, keys);
 
   Picture drawn;
   if (kind != PictureKind::none) {
@@ -154,8 +180,9 @@ void explain_command(ExplainArguments arguments) {
       file.close();
       if (!file) fail("cannot be written");
     });
-  if (arguments.json) print_json(arguments, rule, queries, keys, explanation);
+  if (arguments.json) print_json(arguments, rule, queries, keys, explanation, tiles);
   else print_text(arguments, rule, queries, keys, explanation);
+  if (tiles && !arguments.json) print_mapping(*tiles);
   if (kind == PictureKind::terminal) print_picture(drawn);
   else if (kind != PictureKind::none && !arguments.json) std::printf("picture         %s\n", arguments.picture.c_str());
 }
@@ -197,13 +224,23 @@ void add_explain(CLI::App& app) {
   command->add_option("-i,--input", arguments->files, "file with the rule's tables (may be repeated)")
       ->type_name("FILE");
   command->add_option("--tensor", arguments->tensors, "a table of the rule (may be repeated)")->type_name("NAME=WHERE");
+  add_device(*command, arguments->device);
+  const auto of_call = [&](const char* name, std::int64_t& number, const char* help) {
+    command->add_option(name, number, help)
+        ->check(CLI::Range(1, 1 << 20).description(""))
+        ->capture_default_str()
+        ->type_name("N");
+  };
+  of_call("--batch", arguments->batch, "with --device tiles: batch entries");
+  of_call("--heads", arguments->heads, "with --device tiles: heads");
   command->add_flag("--json", arguments->json, "print the figures as JSON");
   command->footer(
       "Examples:\n"
       "  anyflash explain --rule \"causal() & local(256)\" --shape 4096\n"
       "  anyflash explain --rule \"local(8)\" --shape 512x512 --picture local.png\n"
       "  anyflash explain --rule \"causal()\" --shape 6 --keys 3 --align scale_end\n"
-      "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json");
+      "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json\n"
+      "  anyflash explain --rule \"causal()\" --shape 16384 --type float16 --device tiles --heads 16 --picture none");
   command->callback([arguments] { explain_command(*arguments); });
 }
 

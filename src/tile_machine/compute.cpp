@@ -139,15 +139,19 @@ void Compute::row_sums(Tile& tile, std::int64_t unit, const Schedule& schedule) 
     load_rows(tile, tile.home.out + first * call_.d_v * call_.element, count, call_.d_v, call_.line_v, out);
     float* const dout = dout_.of(std::max<std::int64_t>(count, 1) * call_.line_v);
     load_rows(tile, tile.home.dout + first * call_.d_v * call_.element, count, call_.d_v, call_.line_v, dout);
+    float* const sums = lines_.of(std::max<std::int64_t>(count, 1));
+    row_dots(count, call_.d_v, dout, out, call_.line_v, sums);
     for (std::int64_t row = 0; row < count; ++row) {
-      double sum = 0;
-      for (std::int64_t c = 0; c < call_.d_v; ++c)
-        sum += double(out[row * call_.line_v + c]) * double(dout[row * call_.line_v + c]);
       auto& of_row = delta[first + row];  // holds dlse
-      of_row = float(sum - double(of_row));
-      if (!call_.problem.dsink.given() || lse[first + row] == -infinity) continue;
+      of_row = sums[row] - of_row;
+      auto& lse_of_row = lse[first + row];
+      if (lse_of_row == -infinity) {  // no P but 0, whatever the scores
+        lse_of_row = 0;
+        continue;
+      }
+      if (!call_.problem.dsink.given()) continue;
       const auto sink = cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), head);
-      tile.dsink[in_unit] -= std::exp(sink - double(lse[first + row])) * double(of_row);
+      tile.dsink[in_unit] -= std::exp(sink - double(lse_of_row)) * double(of_row);
     }
   }
   tile.compute += cost_.row_sums(rows);
@@ -251,11 +255,37 @@ void Compute::forward_step(Tile& tile, const Visit& visit, const Step& step, con
   soften(shape, half(), s, tile.arena.floats(tile.wave.row_max) + step.first_row,
          tile.arena.floats(tile.wave.row_sum) + step.first_row, to, call_.line_v);
   const float* const v = visit.v + (step.keys.first - visit.keys.first) * call_.line_v;
-  if (step.partial && !visit.finite) {
-    multiply_visible(shape, false, s, v, call_.line_v, call_.line_v, to, call_.line_v);
-  } else {
-    multiply(true, shape.rows, shape.columns, call_.line_v, s, shape.line, 1, v, call_.line_v, to, call_.line_v);
+  add_product(shape, step.partial && !visit.finite, false, s, v, call_.line_v, to);
+}
+
+/// C += A B, or for rows of keys C += A^T B. careful: B holds numbers that are not finite, and hidden pairs must not see
+/// them. Then B's bad rows count as zeros, and are added for their visible pairs alone. So results that do not depend on
+/// them keep their bits.
+void Compute::add_product(const StepShape& shape, bool careful, bool of_keys, const float* a, const float* b,
+                          std::int64_t line, float* c) {
+  const auto depth = of_keys ? shape.rows : shape.columns;
+  const float* factor = b;
+  bad_.clear();
+  if (careful) {
+    float* const clean = clean_.of(depth * line);
+    std::copy_n(b, depth * line, clean);
+    for (std::int64_t row = 0; row < depth; ++row) {
+      const auto* const numbers = b + row * line;
+      if (std::all_of(numbers, numbers + line, [](float x) { return std::isfinite(x); })) continue;
+      std::fill_n(clean + row * line, line, 0.0f);
+      bad_.push_back(row);
+    }
+    factor = clean;
   }
+  if (of_keys) multiply(true, shape.columns, shape.rows, line, a, 1, shape.line, factor, line, c, line);
+  else multiply(true, shape.rows, shape.columns, line, a, shape.line, 1, factor, line, c, line);
+  for (const auto bad : bad_)
+    for (std::int64_t i = 0; i < (of_keys ? shape.columns : shape.rows); ++i) {
+      const auto row = of_keys ? bad : i, column = of_keys ? i : bad;
+      if ((shape.words[row * shape.word_line + column / 64] >> column % 64 & 1) == 0) continue;
+      const float weight = a[row * shape.line + column];
+      for (std::int64_t x = 0; x < line; ++x) c[i * line + x] += weight * b[bad * line + x];
+    }
 }
 
 void Compute::backward_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape) {
@@ -287,15 +317,10 @@ void Compute::backward_step(Tile& tile, const Visit& visit, const Step& step, co
   float *const dv = visit.dv + from_key * line_v, *const dk = visit.dk + from_key * line_qk;
   float* const dq = tile.arena.floats(tile.wave.accumulators) + step.first_row * line_qk;
   const float* const k = visit.k + from_key * line_qk;
-  if (step.partial && !finite) {
-    multiply_visible(shape, true, s, dout, line_v, line_v, dv, line_v);
-    multiply_visible(shape, true, ds, q, line_qk, line_qk, dk, line_qk);
-    multiply_visible(shape, false, ds, k, line_qk, line_qk, dq, line_qk);
-    return;
-  }
-  multiply(true, shape.columns, rows, line_v, s, 1, shape.line, dout, line_v, dv, line_v);
-  multiply(true, shape.columns, rows, line_qk, ds, 1, shape.line, q, line_qk, dk, line_qk);
-  multiply(true, rows, shape.columns, line_qk, ds, shape.line, 1, k, line_qk, dq, line_qk);
+  const bool careful = step.partial && !finite;
+  add_product(shape, careful, true, s, dout, line_v, dv);
+  add_product(shape, careful, true, ds, q, line_qk, dk);
+  add_product(shape, careful, false, ds, k, line_qk, dq);
 }
 
 void Compute::add_incoming(Tile& tile, const Schedule& schedule, std::int64_t phase) {

@@ -68,6 +68,8 @@ class Compute {
   void step(Tile& tile, const Visit& visit, const Step& step);
   void forward_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
   void backward_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
+  void add_product(const StepShape& shape, bool careful, bool of_keys, const float* a, const float* b,
+                   std::int64_t line, float* c);
   void scores(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape, float* slopes);
   bool load_rows(const Tile& tile, std::int64_t from, std::int64_t rows, std::int64_t channels, std::int64_t line,
                  float* to) const;
@@ -82,6 +84,8 @@ class Compute {
   Cost cost_;
   Steps steps_;
   Buffer k_, v_, kt_, vt_, q_, dout_, lines_;
+  Buffer clean_;
+  std::vector<std::int64_t> bad_;
   std::vector<std::uint64_t> words_;
   std::vector<float> query_coordinates_, key_coordinates_, rests_;
 };

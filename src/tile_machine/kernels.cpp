@@ -68,6 +68,17 @@ HWY_INLINE hn::Mask<D> Visible(D d, const StepShape& shape, std::int64_t row, st
   return hn::LoadMaskBits(d, reinterpret_cast<const std::uint8_t*>(&bits));
 }
 
+/// In the order of multiply's sums, so that a P of 1 leaves exactly nothing of dP - delta.
+void RowDots(std::int64_t rows, std::int64_t channels, const float* a, const float* b, std::int64_t line, float* dots) {
+  const hn::CappedTag<float, 1> d;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    auto sum = hn::Zero(d);
+    for (std::int64_t c = 0; c < channels; ++c)
+      sum = hn::MulAdd(hn::LoadU(d, a + row * line + c), hn::LoadU(d, b + row * line + c), sum);
+    hn::StoreU(sum, d, dots + row);
+  }
+}
+
 HWY_INLINE V Rounded(D d, bool half, V x) {
   if (!half) return x;
   const hn::Rebind<hwy::float16_t, D> narrow;
@@ -166,6 +177,7 @@ namespace anyflash::simulator {
 HWY_EXPORT(Multiply);
 HWY_EXPORT(Widen);
 HWY_EXPORT(Narrow);
+HWY_EXPORT(RowDots);
 HWY_EXPORT(FinishScores);
 HWY_EXPORT(Soften);
 HWY_EXPORT(Differentiate);
@@ -183,6 +195,11 @@ void narrow(bool half, const float* from, std::int64_t count, char* to, bool cla
   HWY_DYNAMIC_DISPATCH(Narrow)(half, from, count, to, clamp);
 }
 
+void row_dots(std::int64_t rows, std::int64_t channels, const float* a, const float* b, std::int64_t line,
+              float* dots) {
+  HWY_DYNAMIC_DISPATCH(RowDots)(rows, channels, a, b, line, dots);
+}
+
 void finish_scores(const StepShape& shape, const ScoreTerms& terms, float* scores) {
   HWY_DYNAMIC_DISPATCH(FinishScores)(shape, terms, scores);
 }
@@ -194,19 +211,6 @@ void soften(const StepShape& shape, bool half, float* scores, float* row_max, fl
 
 void differentiate(const StepShape& shape, bool half, const GradientTerms& terms, float* scores, float* dscores) {
   HWY_DYNAMIC_DISPATCH(Differentiate)(shape, half, terms, scores, dscores);
-}
-
-void multiply_visible(const StepShape& shape, bool of_keys, const float* a, const float* b, std::int64_t b_line,
-                      std::int64_t n, float* c, std::int64_t c_line) {
-  for (std::int64_t row = 0; row < shape.rows; ++row)
-    for (std::int64_t word = 0; word * 64 < shape.columns; ++word)
-      for (auto bits = shape.words[row * shape.word_line + word]; bits; bits &= bits - 1) {
-        const auto column = word * 64 + std::countr_zero(bits);
-        const float factor = a[row * shape.line + column];
-        const float* const from = b + (of_keys ? row : column) * b_line;
-        float* const to = c + (of_keys ? column : row) * c_line;
-        for (std::int64_t i = 0; i < n; ++i) to[i] += factor * from[i];
-      }
 }
 
 }  // namespace anyflash::simulator

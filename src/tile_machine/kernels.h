@@ -15,6 +15,9 @@ bool widen(bool half, const char* from, std::int64_t count, float* to);
 /// The reverse. In float16 finite numbers stay finite if `clamp`.
 void narrow(bool half, const float* from, std::int64_t count, char* to, bool clamp);
 
+/// The dot product of each row of a and b, which have lines of `line` numbers.
+void row_dots(std::int64_t rows, std::int64_t channels, const float* a, const float* b, std::int64_t line, float* dots);
+
 /// A step's matrices: rows of queries, columns of keys, lines of `line` numbers.
 struct StepShape {
   std::int64_t rows = 0, columns = 0, line = 0;
@@ -51,10 +54,5 @@ struct GradientTerms {
   std::int64_t dbias_line = 0;
 };
 void differentiate(const StepShape& shape, bool half, const GradientTerms& terms, float* scores, float* dscores);
-
-/// C (rows, n) += A B over visible pairs alone, for operands that are not finite. of_keys: C's rows are keys, and A is
-/// used transposed.
-void multiply_visible(const StepShape& shape, bool of_keys, const float* a, const float* b, std::int64_t b_line,
-                      std::int64_t n, float* c, std::int64_t c_line);
 
 }  // namespace anyflash::simulator
