@@ -17,7 +17,7 @@ void copy_channels(const Number* from, std::int64_t from_step, Number* to, std::
 }  // namespace
 
 void Host::load(const Operand& operand, std::int64_t at, std::int64_t channels, char* to) const {
-  if (at < 0 && call_.problem.pages.table) {  // beyond the keys that exist: nobody sees it
+  if (at == nowhere) {  // beyond the keys that exist: nobody sees it
     std::memset(to, 0, channels * call_.element);
   } else if (call_.element == 2) {
     copy_channels(reinterpret_cast<const std::uint16_t*>(operand.data) + at, operand.channel,

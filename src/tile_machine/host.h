@@ -41,6 +41,7 @@ class Host {
   }
 
  private:
+  static constexpr std::int64_t nowhere = INT64_MIN;
   static std::int64_t offset(const Operand& operand, std::int64_t b, std::int64_t h, const Int3& c) {
     auto at = b * operand.batch + h * operand.head;
     for (int i = 0; i < 3; ++i) at += c[i] * operand.sequence[i];
@@ -51,7 +52,7 @@ class Host {
     if (!pages.table) return offset(operand, b, h, call_.keys.coordinate(position));
     const auto key = call_.keys.flat(position);
     const auto length = integer_at(call_.problem.key_lengths, b);
-    if (key >= length) return -1;
+    if (key >= length) return nowhere;
     const auto page = pages.table[b * pages.table_batch + key / pages.page_size * pages.table_page];
     return page * operand.batch + h * operand.head + key % pages.page_size * operand.sequence[2];
   }

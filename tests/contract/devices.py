@@ -11,7 +11,7 @@ import numpy as np
 
 DEVICE = os.environ.get("ANYFLASH_TEST_DEVICE", "cpu")
 assert DEVICE in ("cpu", "cuda", "tiles"), f"ANYFLASH_TEST_DEVICE: {DEVICE}, expected cpu, cuda or tiles"
-TILES = dict(tiles=12, memory_per_tile=1 << 20)
+TILES = dict(tiles=12, memory_per_tile=3 << 20)
 
 
 def require_gpu_of_pytorch():
