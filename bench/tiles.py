@@ -11,9 +11,8 @@ import platform
 import time
 from dataclasses import replace
 
-import tiles_published as published
-
 import anyflash as af
+import tiles_published as published
 from anyflash import tile_machine as tm
 
 SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -226,7 +225,7 @@ def unchunked_runs(shape, rule, dtype):
     try:
         tm.predict(shape, rule=rule, dtype=dtype, choice=tm.Choice(num_chunks_q=1, num_chunks_kv=1))
         return True
-    except ValueError:
+    except (ValueError, MemoryError):
         return False
 
 
@@ -237,7 +236,7 @@ def fits(rows):
         start = time.perf_counter()
         try:
             report = tm.predict(shape, rule=rule, dtype="float16")
-        except ValueError as error:
+        except (ValueError, MemoryError) as error:
             milliseconds = 1e3 * (time.perf_counter() - start)
             rows.add(f"d {d}, {name}, {sequence} tokens: {error}", 0, "%", milliseconds=milliseconds)
             continue
@@ -279,8 +278,10 @@ def exhaustive(machine, shape, rule, dtype="float16", sides=None):
             continue
         for flight in divisors(-(-kv // c)):
             try:
-                report = tm.predict(shape, rule=rule, dtype=dtype, machine=machine, choice=tm.Choice(q, kv, r, c, flight))
-            except ValueError:
+                report = tm.predict(
+                    shape, rule=rule, dtype=dtype, machine=machine, choice=tm.Choice(q, kv, r, c, flight)
+                )
+            except (ValueError, MemoryError):
                 continue
             if best is None or report.cycles < best.cycles:
                 best = report
@@ -302,7 +303,7 @@ def search(rows):
                 best = exhaustive(machine, shape, rule)
                 try:
                     ours = tm.predict(shape, rule=rule, machine=machine)
-                except ValueError:
+                except (ValueError, MemoryError):
                     rows.add(f"{what}: no plan of the planner fits", 0 if best is None else 1, "x", most=0)
                     continue
                 rows.add(what, ours.cycles / best.cycles, "x", most=1.1)

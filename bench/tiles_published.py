@@ -4,16 +4,7 @@ Nothing here is an input of the model. The machines' constants are in src/tile_m
 """
 
 # A matrix product of N x 16 by 16 x 16 on every tile, float16, on one Bow IPU: {N: TFLOP/s}.
-BOW_PRODUCT = {
-    16: 55.49,
-    32: 96.71,
-    64: 152.80,
-    128: 211.12,
-    256: 264.01,
-    512: 299.78,
-    1024: 318.91,
-    2048: 334.94,
-}
+BOW_PRODUCT = {16: 55.49, 32: 96.71, 64: 152.80, 128: 211.12, 256: 264.01, 512: 299.78, 1024: 318.91, 2048: 334.94}
 BOW_PRODUCT_SOURCE = "graphcore-research/tessellate-ipu, notebooks/IPU Peak Flops.ipynb"
 BOW_PEAK = 348.57  # TFLOP/s, there
 

@@ -1,8 +1,8 @@
 """The tile machine: a simulated processor of many tiles with small private memories. docs/tile-machine.md is its guide.
 
-    from anyflash import tile_machine as tm
-    report = tm.predict((1, 16, 4096, 128), rule=af.causal())
-    print(report)
+from anyflash import tile_machine as tm
+report = tm.predict((1, 16, 4096, 128), rule=af.causal())
+print(report)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ __all__ = [
     "Machine",
     "Phase",
     "Report",
+    "Step",
     "candidates",
     "machine",
     "machine_names",
@@ -31,6 +32,7 @@ __all__ = [
     "predict",
     "product_cycles",
     "read_machine",
+    "step_cycles",
 ]
 
 
@@ -50,11 +52,13 @@ class Machine:
     unit_columns: int = 16
     unit_depth: int = 16
     unit_load_cycles: float = 16
+    unit_start_cycles: float = 0
     exp_per_cycle: float = 1
     vector_per_cycle: float = 4
     exchange_bytes_per_cycle: float = 4
     sync_cycles: float = 600
     workers: int = 6
+    separate_vector: bool = False
     overlap: bool = False
     mesh_rows: int = 0
     mesh_columns: int = 0
@@ -65,7 +69,7 @@ class Machine:
         """The machine as a file of lines `key = value`."""
 
         def shown(value: Any) -> str:
-            return str(int(value)) if isinstance(value, bool) else str(value)
+            return str(value).lower() if isinstance(value, bool) else str(value)
 
         return "".join(f"{key} = {shown(value)}\n" for key, value in asdict(self).items())
 
@@ -278,3 +282,15 @@ def candidates(
 def product_cycles(machine: Machine | str, dtype: str, m: int, n: int, k: int) -> float:
     """Cycles of a tile for the product of (m, k) and (k, n) numbers."""
     return _core.tile_product_cycles(_text(machine), dtype, m, n, k)
+
+
+class Step(NamedTuple):
+    """Cycles of a tile for a step of the forward pass: its two products, and all of it."""
+
+    products: float
+    total: float
+
+
+def step_cycles(machine: Machine | str, dtype: str, rows: int, keys: int, d_qk: int, d_v: int) -> Step:
+    """A step in which `rows` queries meet `keys` keys, all of them visible."""
+    return Step(*_core.tile_step_cycles(_text(machine), dtype, rows, keys, d_qk, d_v))

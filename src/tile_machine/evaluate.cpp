@@ -300,18 +300,20 @@ std::vector<PhaseCost> empty_phases(const Call& call, const Mapping& mapping, st
 void Evaluation::total(const TileMachine& machine) {
   compute = exchange = sync = cycles = 0;
   for (std::size_t p = 0; p < phases.size();) {
-    double wave_compute = 0, wave_exchange = 0;
+    double computes = 0, exchanges = 0;
+    double after_compute = 0, after_moves = 0;  // synchronization
     const auto wave = phases[p].wave;
     if (machine.overlap && wave == 0 && phases[p].kind == PhaseKind::load) cycles += phases[p].exchange;
     for (; p < phases.size() && phases[p].wave == wave; ++p) {
-      wave_compute += phases[p].compute;
-      wave_exchange += phases[p].exchange;
-      sync += machine.sync_cycles;
+      computes += phases[p].compute;
+      exchanges += phases[p].exchange;
+      const bool moves = phases[p].kind == PhaseKind::load || phases[p].kind == PhaseKind::store;
+      (moves ? after_moves : after_compute) += machine.sync_cycles;
     }
-    compute += wave_compute, exchange += wave_exchange;
-    cycles += machine.overlap ? std::max(wave_compute, wave_exchange) : wave_compute + wave_exchange;
+    compute += computes, exchange += exchanges, sync += after_compute + after_moves;
+    const double working = computes + after_compute, moving = exchanges + after_moves;
+    cycles += machine.overlap ? std::max(working, moving) : working + moving;
   }
-  cycles += sync;
 }
 
 double exchange_cycles(const TileMachine& machine, double most_of_tile, double from_memory, std::int64_t hops) {

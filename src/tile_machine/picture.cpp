@@ -44,10 +44,12 @@ std::string cycles_text(double cycles) {
 }
 
 /// A share of a maximum, from the faintest to the strongest blue; grey for nothing.
-Colour shade(double share) { return planning::colour_of(share <= 0 ? 0 : 1 + int(std::lround(254 * std::min(share, 1.0)))); }
+Colour shade(double share) {
+  return planning::colour_of(share <= 0 ? 0 : 1 + int(std::lround(254 * std::min(share, 1.0))));
+}
 
 struct Panel {
-  double height;                               ///< below the title
+  double height;  ///< below the title
   std::string title;
   std::function<void(Canvas&, double)> draw;  ///< at this height of the drawing
 };
@@ -110,7 +112,8 @@ struct Times {
   }
 };
 
-void draw_spans(Canvas& canvas, const std::vector<Span>& spans, double scale, double top, double height, Colour colour) {
+void draw_spans(Canvas& canvas, const std::vector<Span>& spans, double scale, double top, double height,
+                Colour colour) {
   for (std::size_t i = 0; i < spans.size();) {  // spans nearer to each other than a third of a pixel become one
     const double from = spans[i].start;
     double to = from + spans[i].length;
@@ -138,7 +141,9 @@ void draw_time_axis(Canvas& canvas, double top, double cycles) {
     const double at = left + width * i / 4;
     canvas.rectangle(at, top, 1, 5, ink);
     canvas.text(at, top + 13, cycles_text(cycles * i / 4),
-                i == 4 ? Anchor::end : i == 0 ? Anchor::start : Anchor::middle);
+                i == 4   ? Anchor::end
+                : i == 0 ? Anchor::start
+                         : Anchor::middle);
   }
 }
 
@@ -169,8 +174,7 @@ Panel phases_panel(const TileReport& report) {
 
 Panel transfers_panel(const TileReport& report) {
   constexpr double side = 360;
-  return {side + 3 * line,
-          "Who sends to whom: bytes, " + bytes_text(double(report.exchanged_bytes)) + " in all",
+  return {side + 3 * line, "Who sends to whom: bytes, " + bytes_text(double(report.exchanged_bytes)) + " in all",
           [&report](Canvas& canvas, double top) {
             const auto tiles = std::max<std::int64_t>(report.machine.tiles, 1);
             const auto buckets = std::min<std::int64_t>(tiles, 92);
@@ -190,7 +194,8 @@ Panel transfers_panel(const TileReport& report) {
             canvas.text(left, top + 6, "0", Anchor::start);
             canvas.text(left + side, top + 6, std::to_string(tiles - 1), Anchor::end);
             canvas.text(left - 14, top + line + side / 2, "from tile", Anchor::middle, true);
-            const auto each = tiles > buckets ? " between about " + std::to_string((tiles + buckets / 2) / buckets) + " and as many tiles"
+            const auto each = tiles > buckets ? " between about " + std::to_string((tiles + buckets / 2) / buckets) +
+                                                    " and as many tiles"
                                               : std::string(" between two tiles");
             draw_ramp(canvas, top + side + 1.6 * line, "0", bytes_text(most) + each);
           }};
@@ -198,15 +203,15 @@ Panel transfers_panel(const TileReport& report) {
 
 Panel live_panel(const TileReport& report) {
   constexpr double high = 160;
-  return {high + 3 * line, "Live memory over time",
-          [&report](Canvas& canvas, double top) {
+  return {high + 3 * line, "Live memory over time", [&report](Canvas& canvas, double top) {
             const Times times(report);
             const double scale = width / times.end, capacity = double(report.machine.memory_per_tile);
             const double most = std::max(capacity, double(report.peak_bytes));
             canvas.rectangle(left, top, width, high, paper);
             const auto bar = [&](double from, double to, double bytes, Colour colour) {
               const double tall = high * bytes / most;
-              canvas.rectangle(left + from * scale, top + high - tall, std::max((to - from) * scale, 0.3), tall, colour);
+              canvas.rectangle(left + from * scale, top + high - tall, std::max((to - from) * scale, 0.3), tall,
+                               colour);
             };
             const auto start = [&](std::size_t p) { return std::min(times.exchange[p].start, times.compute[p].start); };
             for (std::size_t p = 0; p < report.phases.size();) {
