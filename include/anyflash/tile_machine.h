@@ -46,15 +46,17 @@ struct TileMachine {
   double memory_bytes_per_cycle = 0;
 };
 
-/// A machine from a file of lines `key = value`, whose keys are the members of TileMachine; # begins a comment. Members
-/// that it does not name are those of an IPU Mk2. Throws Error, naming the key, for unknown keys and for numbers that
+/// A machine from a file of lines `key = value`, whose keys are the members of TileMachine; # begins a comment. It
+/// must name tiles, memory_per_tile and clock_hz; other members are by default those of an IPU Mk2. Throws Error, naming the key, for unknown keys and for numbers that
 /// are missing or absurd.
 TileMachine read_tile_machine(const std::string& path);
-/// The same from text; `origin` is what errors call it.
-TileMachine parse_tile_machine(std::string_view text, std::string_view origin = "machine");
-/// The names of the machines that come with the library, and one of them. Throws Error for other names.
+/// The same from text; `origin` is what errors call it. base: the machine that members not named come from.
+TileMachine parse_tile_machine(std::string_view text, std::string_view origin = "machine",
+                               const TileMachine* base = nullptr);
+/// The names of the machines that come with the library.
 std::vector<std::string> tile_machine_names();
-TileMachine tile_machine(std::string_view name);
+/// One of these by its name, else the machine of a file.
+TileMachine tile_machine(const std::string& name_or_path);
 
 /// What a caller may fix of the mapping; 0: the planner chooses.
 struct TileChoice {

@@ -16,19 +16,24 @@
 namespace anyflash::simulator {
 namespace {
 
-/// The greatest number of host threads: tiles are many, but memory bandwidth is shared.
-int host_threads(const Call& call) { return std::min(threads_of(call.problem, call.plan), 16); }
+/// Threads of the host. To wake them costs as much as some 10^6 multiply-adds, in each phase.
+int host_threads(const Call& call, std::int64_t key_phases) {
+  const double pairs = double(call.queries.entries()) * double(call.keys.entries()) * double(call.heads_each);
+  const double of_phase = pairs * double(call.d_qk + call.d_v) / double(key_phases);
+  return of_phase < 4e6 ? 1 : std::min(threads_of(call.problem, call.plan), 16);
+}
 
 class Executor {
  public:
   Executor(const Call& call, const Mapping& mapping)
-      : call_(call), mapping_(mapping), scheduler_(call, mapping), host_(call), threads_(host_threads(call)) {
+      : call_(call), mapping_(mapping), scheduler_(call, mapping), host_(call) {
     std::int64_t key_phases = 1;
     for (std::int64_t unit = 0; unit < call.units; ++unit) {
       schedules_.push_back(&scheduler_.of(unit));
       key_phases = std::max(key_phases, schedules_.back()->phases);
     }
     key_phases_ = key_phases;
+    threads_ = host_threads(call, key_phases);
     counted_.mapping = mapping;
     counted_.phases = empty_phases(call, mapping, key_phases);
     traffic_.resize(counted_.phases.size());
@@ -512,7 +517,7 @@ class Executor {
   const Mapping mapping_;
   Scheduler scheduler_;
   Host host_;
-  int threads_;
+  int threads_ = 1;
   std::vector<const Schedule*> schedules_;
   std::int64_t key_phases_ = 1, place_ = 0;
   std::vector<Compute> computes_;

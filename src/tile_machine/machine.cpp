@@ -117,9 +117,10 @@ void check_machine(const TileMachine& machine) { check(machine, "machine"); }
 
 }  // namespace simulator
 
-TileMachine parse_tile_machine(std::string_view text, std::string_view origin) {
+TileMachine parse_tile_machine(std::string_view text, std::string_view origin, const TileMachine* base) {
   TileMachine machine;
   machine.name = origin;
+  if (base) machine = *base;
   std::vector<std::string> keys;
   for (std::size_t at = 0; at < text.size();) {
     const auto end = std::min(text.find('\n', at), text.size());
@@ -134,7 +135,7 @@ TileMachine parse_tile_machine(std::string_view text, std::string_view origin) {
     simulator::assign(machine, key, simulator::trimmed(line.substr(equals + 1)), origin);
   }
   for (const auto* needed : {"tiles", "memory_per_tile", "clock_hz"})
-    if (std::find(keys.begin(), keys.end(), needed) == keys.end())
+    if (!base && std::find(keys.begin(), keys.end(), needed) == keys.end())
       simulator::fail(origin, std::string(needed) + ": not given, expected a number");
   simulator::check(machine, origin);
   return machine;
@@ -153,13 +154,15 @@ std::vector<std::string> tile_machine_names() {
   return names;
 }
 
-TileMachine tile_machine(std::string_view name) {
+TileMachine tile_machine(const std::string& name_or_path) {
   std::string names;
   for (const auto& [known, text] : simulator::machine_files) {
-    if (known == name) return parse_tile_machine(text, name);
-    names += (names.empty() ? "" : ", ") + std::string(known);
+    if (known == name_or_path) return parse_tile_machine(text, known);
+    names += std::string(known) + ", ";
   }
-  throw Error(Error::Kind::value, "machine: " + shown(name) + ", expected one of " + names);
+  if (!std::ifstream(name_or_path))
+    throw Error(Error::Kind::value, "machine: " + shown(name_or_path, 200) + ", expected " + names + "or a file");
+  return read_tile_machine(name_or_path);
 }
 
 void use_tile_machine(const TileMachine& machine, const TileChoice& choice) {
