@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <tuple>
 
 #include "tile_machine/planner.h"
 
@@ -19,6 +21,19 @@ struct UnitCost {
   };
 };
 
+/// Of all tiles of a unit, in a phase.
+struct PhaseSum {
+  double most = 0, outside = 0, compute = 0, busy = 0;
+  std::int64_t bytes = 0;
+};
+
+/// The memory of all tiles in a phase.
+struct Live {
+  std::vector<std::int64_t> of_tile;
+  std::int64_t most = 0, tile = 0;
+  double sum = 0;
+};
+
 class Evaluator {
  public:
   Evaluator(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {
@@ -32,46 +47,29 @@ class Evaluator {
     result.phases = empty_phases(call_, mapping_, key_phases_);
     const auto tiles = call_.machine.tiles;
     result.peak_of_tile.assign(tiles, 0);
-    if (trace) result.live.assign(result.phases.size() * tiles, 0);
-    if (trace) result.tile_compute.assign(result.phases.size() * tiles, 0);
-    std::vector<std::int64_t> resident(tiles, 0);
+    resident_.assign(tiles, 0);
     for (std::int64_t unit = 0; call_.resident() && unit < call_.units; ++unit)
       for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local)
-        resident[tile(unit, local)] += units_[unit]->homes[local];
+        resident_[tile(unit, local)] += units_[unit]->homes[local];
     for (std::size_t p = 0; p < result.phases.size(); ++p) {
       auto& phase = result.phases[p];
+      const auto first = phase.wave * mapping_.at_once, end = std::min(first + mapping_.at_once, call_.units);
       double most = 0, outside = 0;
       std::int64_t hops = 0;
-      std::vector<std::int64_t> live = resident;
-      const auto first = phase.wave * mapping_.at_once, end = std::min(first + mapping_.at_once, call_.units);
       for (auto unit = first; unit < end; ++unit) {
-        const auto& cost = *units_[unit];
-        const auto way = phase.kind == PhaseKind::keys || phase.kind == PhaseKind::reduction ||
-                                 phase.kind == PhaseKind::key_gradients
-                             ? longest_way(unit, phase)
-                             : 0;
-        hops = std::max(hops, way);
-        for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local) {
-          const auto at = tile(unit, local);
-          const auto traffic = traffic_of(cost, local, phase);
-          const auto compute = compute_of(cost, local, phase);
-          most = std::max({most, traffic.received + traffic.outside, traffic.sent});
-          outside += traffic.outside;
-          phase.bytes += std::int64_t(traffic.received + traffic.outside);
-          phase.compute = std::max(phase.compute, compute);
-          phase.busy += compute;
-          live[at] += live_of(cost, local, phase.kind);
-          if (trace) result.tile_compute[p * tiles + at] = compute;
-        }
+        const auto& sum = sum_of(*units_[unit], phase);
+        hops = std::max(hops, longest_way(unit, phase));
+        most = std::max(most, sum.most);
+        outside += sum.outside;
+        phase.bytes += sum.bytes;
+        phase.compute = std::max(phase.compute, sum.compute);
+        phase.busy += sum.busy;
       }
       phase.exchange = exchange_cycles(call_.machine, most, outside, hops);
-      for (std::int64_t t = 0; t < tiles; ++t) {
-        phase.live_sum += double(live[t]);
-        result.peak_of_tile[t] = std::max(result.peak_of_tile[t], live[t]);
-        if (live[t] > phase.live) phase.live = live[t], phase.live_tile = t;
-        if (trace) result.live[p * tiles + t] = live[t];
-      }
+      const auto& live = live_in(first, end, phase.kind, result.peak_of_tile);
+      phase.live = live.most, phase.live_tile = live.tile, phase.live_sum = live.sum;
       if (phase.live > result.peak) result.peak = phase.live, result.peak_phase = p;
+      if (trace) record(result, first, end, phase, live);
     }
     result.total(call_.machine);
     return result;
@@ -99,6 +97,49 @@ class Evaluator {
         cost.sizes.push_back(sizes);
       }
     return &cost;
+  }
+
+  /// What all tiles of a unit do in a phase. Waves repeat it.
+  const PhaseSum& sum_of(const UnitCost& cost, const PhaseCost& phase) {
+    const auto [known, fresh] = sums_.try_emplace({&cost, phase.kind, phase.index});
+    auto& sum = known->second;
+    for (std::int64_t local = 0; fresh && local < mapping_.tiles_each(); ++local) {
+      const auto traffic = traffic_of(cost, local, phase);
+      const auto compute = compute_of(cost, local, phase);
+      sum.most = std::max({sum.most, traffic.received + traffic.outside, traffic.sent});
+      sum.outside += traffic.outside;
+      sum.bytes += std::int64_t(traffic.received + traffic.outside);
+      sum.compute = std::max(sum.compute, compute);
+      sum.busy += compute;
+    }
+    return sum;
+  }
+
+  /// The memory of all tiles in a phase. Phases of one kind with the same units have the same.
+  const Live& live_in(std::int64_t first, std::int64_t end, PhaseKind kind, std::vector<std::int64_t>& peaks) {
+    const auto [known, fresh] = lives_.try_emplace({costs_.size() == 1 ? end - first : -first - 1, kind});
+    auto& live = known->second;
+    if (!fresh) return live;
+    live.of_tile = resident_;
+    for (auto unit = first; unit < end; ++unit)
+      for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local)
+        live.of_tile[tile(unit, local)] += live_of(*units_[unit], local, kind);
+    for (std::size_t t = 0; t < peaks.size(); ++t) {
+      live.sum += double(live.of_tile[t]);
+      peaks[t] = std::max(peaks[t], live.of_tile[t]);
+      if (live.of_tile[t] > live.most) live.most = live.of_tile[t], live.tile = std::int64_t(t);
+    }
+    return live;
+  }
+
+  /// A line of the trace.
+  void record(Evaluation& result, std::int64_t first, std::int64_t end, const PhaseCost& phase, const Live& live) const {
+    result.live.insert(result.live.end(), live.of_tile.begin(), live.of_tile.end());
+    const auto line = result.tile_compute.size();
+    result.tile_compute.resize(line + resident_.size());
+    for (auto unit = first; unit < end; ++unit)
+      for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local)
+        result.tile_compute[line + tile(unit, local)] = compute_of(*units_[unit], local, phase);
   }
 
   std::int64_t tile(std::int64_t unit, std::int64_t local) const {
@@ -238,8 +279,12 @@ class Evaluator {
   }
 
   /// The longest way of a phase: along columns of the grid for keys, along rows for queries.
-  std::int64_t longest_way(std::int64_t unit, const PhaseCost& phase) const {
+  std::int64_t longest_way(std::int64_t unit, const PhaseCost& phase) {
     if (call_.machine.mesh_columns <= 0) return 0;
+    if (phase.kind != PhaseKind::keys && phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::key_gradients)
+      return 0;
+    const auto [known, fresh] = ways_.try_emplace({unit % mapping_.at_once, phase.kind, phase.index == 0});
+    if (!fresh) return known->second;
     const bool down = phase.kind != PhaseKind::reduction && mapping_.rows > 1;
     const bool across = mapping_.columns > 1 &&
                         (phase.kind == PhaseKind::reduction || (phase.kind == PhaseKind::keys && phase.index == 0));
@@ -251,7 +296,7 @@ class Evaluator {
       const auto from = first + row * mapping_.columns;
       most = std::max(most, hops_between(call_.machine, from, from + mapping_.columns - 1));
     }
-    return most;
+    return known->second = most;
   }
 
   const Call& call_;
@@ -261,6 +306,10 @@ class Evaluator {
   std::map<const Schedule*, UnitCost> costs_;
   std::vector<const UnitCost*> units_;
   std::int64_t key_phases_ = 1;
+  std::vector<std::int64_t> resident_;  // bytes of each tile: the homes of all waves
+  std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
+  std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
+  std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;
   mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> incoming_;
   mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int32_t>> wanted_;
 };

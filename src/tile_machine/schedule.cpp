@@ -1,6 +1,7 @@
 #include "tile_machine/schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 namespace anyflash::simulator {
@@ -29,6 +30,26 @@ TileWork dealt(std::vector<Visit> visits, std::int64_t phases, std::int64_t in_f
   return work;
 }
 
+/// Keys that a query chunk may see, and those that all of its rows see wholly.
+struct Reach {
+  Range some, all;
+};
+
+Reach reach_of(const Call& call, const RunList& list, Range rows) {
+  Reach reach{{call.keys.entries(), 0}, {0, call.keys.entries()}};
+  for (auto block = call.queries.block_of(rows.first); call.queries.start(block) < rows.end; ++block) {
+    Range longest;
+    for (auto i = list.start[block]; i < list.start[block + 1]; ++i) {
+      const auto& run = list.runs[i];
+      const Range keys{call.keys.start(run.first), call.keys.start(std::int64_t(run.first) + run.count)};
+      reach.some = {std::min(reach.some.first, keys.first), std::max(reach.some.end, keys.end)};
+      if (run.kind == TileClass::full && keys.size() > longest.size()) longest = keys;
+    }
+    reach.all = {std::max(reach.all.first, longest.first), std::min(reach.all.end, longest.end)};
+  }
+  return reach;
+}
+
 }  // namespace
 
 const std::vector<double>& Scheduler::weights(const MaskGroup& mask) {
@@ -36,12 +57,26 @@ const std::vector<double>& Scheduler::weights(const MaskGroup& mask) {
   if (!weights.empty()) return weights;
   weights.assign(mapping_.query_chunks * mapping_.key_chunks, 0);
   Steps steps(call_.queries, call_.keys);
-  for (std::int64_t a = 0; a < mapping_.query_chunks; ++a)
+  const auto least_rows = call_.queries.entries() / mapping_.query_chunks;
+  const auto least_keys = call_.keys.entries() / mapping_.key_chunks;
+  std::array<double, 4> whole;  // chunks have one of two sizes
+  for (int i = 0; i < 4; ++i) whole[i] = cost_.step(least_rows + i / 2, least_keys + i % 2, false);
+  for (std::int64_t a = 0; a < mapping_.query_chunks; ++a) {
+    const auto rows = call_.query_chunk(mapping_, a);
+    const auto reach = reach_of(call_, mask.keys_of_query_block, rows);
+    auto* const of_rows = &weights[a * mapping_.key_chunks];
     for (std::int64_t b = 0; b < mapping_.key_chunks; ++b) {
-      auto& weight = weights[a * mapping_.key_chunks + b];
-      steps.of(mask, call_.query_chunk(mapping_, a), call_.key_chunk(mapping_, b),
-               [&](Range rows, Range keys, bool partial) { weight += cost_.step(rows.size(), keys.size(), partial); });
+      const auto keys = call_.key_chunk(mapping_, b);
+      if (keys.end <= reach.some.first) continue;
+      if (keys.first >= reach.some.end) break;
+      if (reach.all.first <= keys.first && keys.end <= reach.all.end) {
+        of_rows[b] = whole[(rows.size() - least_rows) * 2 + keys.size() - least_keys];
+        continue;
+      }
+      steps.of(mask, rows, keys,
+               [&](Range some, Range seen, bool partial) { of_rows[b] += cost_.step(some.size(), seen.size(), partial); });
     }
+  }
   return weights;
 }
 
