@@ -33,7 +33,7 @@ struct TileMachine {
   double exchange_bytes_per_cycle = 4;  ///< received by a tile, and sent by it (what many tiles receive is sent once)
   double sync_cycles = 600;             ///< of a phase
   std::int64_t workers = 6;             ///< threads of a tile: a call's work on a tile is in as many shares
-  /// Products run beside exponentials and other operations, on an engine of their own: a step takes the longer of both.
+  /// The unit of products works beside that of elementwise operations: a step takes the longer of both.
   bool separate_vector = false;
   /// Exchange of the next phase runs while the tiles compute this one. A phase then takes the longer of both, and tiles
   /// hold the data of two phases.
@@ -69,8 +69,9 @@ struct TileChoice {
 /// Makes calls on the tile machine use `machine` from the next one on. No other thread may be in a call at the same
 /// time. Throws Error if a number is absurd.
 void use_tile_machine(const TileMachine& machine, const TileChoice& choice = {});
-/// The machine that calls use.
+/// The machine that calls use, and what is fixed of their mappings.
 TileMachine used_tile_machine();
+TileChoice used_tile_choice();
 
 /// One phase of a call: exchange, then computation, then synchronization.
 struct TilePhase {

@@ -8,7 +8,7 @@ print(report)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ __all__ = [
     "product_cycles",
     "read_machine",
     "step_cycles",
+    "use",
 ]
 
 
@@ -197,8 +198,11 @@ def machine_names() -> list[str]:
 
 
 def machine(name: str = "ipu-mk2") -> Machine:
-    """A machine that comes with the library. ValueError for other names."""
+    """A machine that comes with the library, or that of a file. ValueError for other names."""
     return Machine(**_core.tile_machine(name))
+
+
+named = machine  # where a parameter has the function's name
 
 
 def read_machine(path: str | PathLike[str]) -> Machine:
@@ -247,9 +251,14 @@ def predict(
     trace: fill `transfers` (from, to, bytes), `live_bytes` and `tile_compute_cycles` (phases, tiles) too.
     Raises ValueError as the call would: if nothing fits, it names tile, phase and bytes.
     """
-    found = _core.predict_tiles(
-        _text(machine), _numbers(choice), trace, *_call(q_shape, k_shape, d_v, dtype, rule, align), backward
+    return _report(
+        _core.predict_tiles(
+            _text(machine), _numbers(choice), trace, *_call(q_shape, k_shape, d_v, dtype, rule, align), backward
+        )
     )
+
+
+def _report(found: dict[str, Any]) -> Report:
     found["machine"] = Machine(**found["machine"])
     found["phases"] = tuple(Phase(**one) for one in found["phases"])
     found["transfers"] = np.array(found["transfers"], dtype=np.int64).reshape(-1, 3)
@@ -277,6 +286,40 @@ def candidates(
         _text(machine), _numbers(choice), *_call(q_shape, k_shape, d_v, dtype, rule, align), backward
     )
     return [Candidate(**one) for one in found]
+
+
+class use:  # noqa: N801
+    """Within this context the thread's calls with arrays on the CPU run on the tile machine.
+
+        with tile_machine.use(tiles=16, memory_per_tile=256 * 1024) as used:
+            out = af.attention(q, k, v)
+        print(used.report)
+
+    machine: a name, a file's path, or a Machine; `members` replace its own. choice: what is fixed of the mapping.
+    trace: reports have `transfers`, `live_bytes` and `tile_compute_cycles` too. No other thread may use the tile machine
+    at the same time.
+    """
+
+    def __init__(
+        self, machine: Machine | str = "ipu-mk2", *, choice: Choice = Choice(), trace: bool = False, **members: Any
+    ):
+        given = named(machine) if isinstance(machine, str) else machine
+        self.machine = parse_machine(replace(given, **members).text())
+        self.choice = choice
+        self._trace = trace
+        self._held: list[Any] = []
+
+    def __enter__(self) -> use:
+        self._held.append(_core.RunOnTiles(self.machine.text(), _numbers(self.choice), self._trace))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.pop()
+
+    @property
+    def report(self) -> Report:
+        """Of the thread's last call on the tile machine. ValueError before the first."""
+        return _report(_core.last_tile_report())
 
 
 def product_cycles(machine: Machine | str, dtype: str, m: int, n: int, k: int) -> float:

@@ -10,18 +10,38 @@
 namespace anyflash::python {
 namespace {
 
+TileChoice choice_of(const std::vector<std::int64_t>& numbers, bool trace) {
+  return {numbers.at(0), numbers.at(1), numbers.at(2), numbers.at(3), numbers.at(4), trace};
+}
+
 /// Calls use this machine and these choices as long as it lives.
 class Used {
  public:
-  Used(const TileMachine& machine, const TileChoice& choice) : before_(used_tile_machine()) {
+  Used(const TileMachine& machine, const TileChoice& choice)
+      : before_(used_tile_machine()), choice_before_(used_tile_choice()) {
     use_tile_machine(machine, choice);
   }
-  ~Used() { use_tile_machine(before_); }
+  ~Used() { use_tile_machine(before_, choice_before_); }
   Used(const Used&) = delete;
   Used& operator=(const Used&) = delete;
 
  private:
   TileMachine before_;
+  TileChoice choice_before_;
+};
+
+/// The same for the calls of the thread that makes it: their arrays on the CPU count as the tile machine's.
+class RunOnTiles {
+ public:
+  RunOnTiles(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace)
+      : used_(parse_tile_machine(machine), choice_of(choice, trace)), before_(arrays_on_tiles) {
+    arrays_on_tiles = true;
+  }
+  ~RunOnTiles() { arrays_on_tiles = before_; }
+
+ private:
+  Used used_;
+  bool before_;
 };
 
 nb::dict machine_dict(const TileMachine& machine) {
@@ -131,10 +151,6 @@ ElementType type_named(const std::string& name) {
   throw Error(Error::Kind::type, "dtype: type " + name + ", expected float16 or float32");
 }
 
-TileChoice choice_of(const std::vector<std::int64_t>& numbers, bool trace) {
-  return {numbers.at(0), numbers.at(1), numbers.at(2), numbers.at(3), numbers.at(4), trace};
-}
-
 /// A call's shapes on the tile machine, without data.
 struct Shapes {
   TensorView q, k, v;
@@ -189,6 +205,9 @@ void add_tile_machine(nb::module_& module) {
     static const Names names = {"all", "memory", "phases", "transfers", "live"};
     return tile_picture_svg(made.report, TilePicture(place_of_name("picture", picture, names)));
   });
+  nb::class_<RunOnTiles>(module, "RunOnTiles")
+      .def(nb::init<const std::string&, const std::vector<std::int64_t>&, bool>());
+  module.def("last_tile_report", [] { return report_dict(TileReport(last_tile_report())); });
   module.def("tile_machine_names", &tile_machine_names);
   module.def("tile_machine", [](const std::string& name) { return machine_dict(tile_machine(name)); });
   module.def("read_tile_machine", [](const std::string& path) { return machine_dict(read_tile_machine(path)); });

@@ -82,14 +82,20 @@ std::string_view trimmed(std::string_view text) {
   return first == std::string_view::npos ? std::string_view{} : text.substr(first, last - first + 1);
 }
 
+bool truth(std::string_view key, std::string_view value, std::string_view origin) {
+  const bool yes = value == "true" || value == "1", no = value == "false" || value == "0";
+  if (!yes && !no) fail(origin, std::string(key) + ": " + shown(value) + ", expected true or false");
+  return yes;
+}
+
 void assign(TileMachine& machine, std::string_view key, std::string_view value, std::string_view origin) {
   const auto name = std::string(key);
   if (value.empty()) fail(origin, shown(name) + ": no value, expected one after =");
   if (key == "name") return void(machine.name = value);
-  if (key == "overlap" || key == "separate_vector") {
-    if (value != "true" && value != "false") fail(origin, name + ": " + shown(value) + ", expected true or false");
-    return void((key == "overlap" ? machine.overlap : machine.separate_vector) = value == "true");
+  if (key == "overlap") {
+    return void(machine.overlap = truth(key, value, origin));
   }
+  if (key == "separate_vector") return void(machine.separate_vector = truth(key, value, origin));
   bool found = false;
   for_each_number(machine, [&](const char* member, auto& number, double, double) {
     if (key != member) return;
@@ -179,6 +185,7 @@ void use_tile_machine(const TileMachine& machine, const TileChoice& choice) {
 }
 
 TileMachine used_tile_machine() { return simulator::used_machine().machine; }
+TileChoice used_tile_choice() { return simulator::used_machine().choice; }
 
 double tile_product_cycles(const TileMachine& machine, ElementType type, std::int64_t m, std::int64_t n,
                            std::int64_t k) {

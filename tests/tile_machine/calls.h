@@ -32,7 +32,8 @@ class Numbers {
     }
   }
   double at(std::int64_t i) const {
-    if (type_ == ElementType::float16) return hwy::F32FromF16(reinterpret_cast<const hwy::float16_t*>(bytes_.data())[i]);
+    if (type_ == ElementType::float16)
+      return hwy::F32FromF16(reinterpret_cast<const hwy::float16_t*>(bytes_.data())[i]);
     float x;
     std::memcpy(&x, bytes_.data() + i * 4, 4);
     return x;
@@ -102,10 +103,10 @@ struct TileCall {
       return text;
     };
     return std::string(element_name(type)) + " b" + std::to_string(batch) + " h" + std::to_string(heads) + "/" +
-           std::to_string(kv_heads) + " d" + std::to_string(d_qk) + "/" + std::to_string(d_v) + " " +
-           numbers(queries) + " keys " + numbers(keys) + " " + rule.text() + " " + align_names[int(align)] +
-           (bias ? " bias" : "") + (sink ? " sink" : "") + (alibi ? " alibi" : "") + (dlse ? " dlse" : "") +
-           (softcap > 0 ? " softcap" : "") + (key_lengths.empty() ? "" : " lengths " + numbers(key_lengths));
+           std::to_string(kv_heads) + " d" + std::to_string(d_qk) + "/" + std::to_string(d_v) + " " + numbers(queries) +
+           " keys " + numbers(keys) + " " + rule.text() + " " + align_names[int(align)] + (bias ? " bias" : "") +
+           (sink ? " sink" : "") + (alibi ? " alibi" : "") + (dlse ? " dlse" : "") + (softcap > 0 ? " softcap" : "") +
+           (key_lengths.empty() ? "" : " lengths " + numbers(key_lengths));
   }
 
   void draw() {

@@ -46,7 +46,8 @@ TileCall any_call(std::mt19937& random) {
   call.bias = random() % 4 == 0, call.sink = random() % 4 == 0;
   call.alibi = random() % 4 == 0, call.dlse = random() % 2 == 0;
   if (dimensions == 1 && random() % 4 == 0)
-    for (std::int64_t b = 0; b < call.batch; ++b) call.key_lengths.push_back(std::int64_t(random()) % (call.keys[0] + 1));
+    for (std::int64_t b = 0; b < call.batch; ++b)
+      call.key_lengths.push_back(std::int64_t(random()) % (call.keys[0] + 1));
   call.seed = unsigned(random());
   return call;
 }
@@ -77,8 +78,8 @@ void run_both(TileCall& call, const TileMachine& machine) {
   expect_report(call, machine);
   call.backward(true);
   call.backward(false);
-  for (const auto& [what, numbers] : {std::pair{"dq", &call.dq}, {"dk", &call.dk}, {"dv", &call.dv}, {"dbias", &call.db},
-                                      {"dsink", &call.ds}})
+  for (const auto& [what, numbers] :
+       {std::pair{"dq", &call.dq}, {"dk", &call.dk}, {"dv", &call.dv}, {"dbias", &call.db}, {"dsink", &call.ds}})
     expect_close(call, what, *numbers);
   expect_report(call, machine);
 }
