@@ -1,5 +1,6 @@
 // What a mapping costs: cycles, bytes and memory of every tile in every phase, counted without computing anything.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -37,6 +38,12 @@ struct Live {
 class Evaluator {
  public:
   Evaluator(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {
+    least_keys_ = call.keys.entries() / mapping.key_chunks;
+    for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
+      key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
+    for (std::int64_t row = 0; row < mapping.rows; ++row)
+      key_homes_.push_back({part_of(least_keys_, mapping.rows, row).size(),
+                            part_of(least_keys_ + 1, mapping.rows, row).size()});
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
   }
@@ -184,6 +191,11 @@ class Evaluator {
     }
   }
 
+  /// Rows of a key chunk whose home is in a grid row.
+  std::int64_t home_of(std::int64_t chunk, std::int64_t row) const {
+    return key_homes_[row][key_sizes_[chunk] - least_keys_];
+  }
+
   /// Rows of partial dk and dv that a tile receives after a keys phase.
   std::int64_t incoming(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
     const auto row = local / mapping_.columns, column = local % mapping_.columns;
@@ -194,10 +206,9 @@ class Evaluator {
       rows.assign(mapping_.tiles_each(), 0);
       for (std::int64_t from = 0; from < mapping_.tiles_each(); ++from)
         for (const auto chunk : cost.schedule->tiles[from].chunks[phase]) {
-          const auto size = call_.key_chunk(mapping_, chunk).size();
           for (std::int64_t to = 0; to < mapping_.rows; ++to)
             if (to != from / mapping_.columns)
-              rows[to * mapping_.columns + from % mapping_.columns] += part_of(size, mapping_.rows, to).size();
+              rows[to * mapping_.columns + from % mapping_.columns] += home_of(chunk, to);
         }
     }
     return rows[row * mapping_.columns + column];
@@ -243,9 +254,8 @@ class Evaluator {
       traffic.sent += double(sizes.home_rows) * double(call_.query_row_bytes());
     }
     for (const auto chunk : schedule.tiles[local].chunks[phase]) {
-      const auto size = call_.key_chunk(mapping_, chunk).size();
-      const auto home = part_of(size, mapping_.rows, row).size();
-      traffic.received += double(size - home) * double(call_.key_row_bytes());
+      const auto size = key_sizes_[chunk];
+      traffic.received += double(size - home_of(chunk, row)) * double(call_.key_row_bytes());
       if (call_.problem.bias.given()) traffic.outside += double(size * sizes.query_rows * 4);
     }
     if (mapping_.rows > 1) traffic.sent += double(chunks_sent(cost, local, phase)) * double(call_.key_row_bytes());
@@ -264,7 +274,7 @@ class Evaluator {
       chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
     }
     std::int64_t rows = 0;
-    for (const auto chunk : chunks) rows += part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, row).size();
+    for (const auto chunk : chunks) rows += home_of(chunk, row);
     return rows;
   }
 
@@ -273,8 +283,7 @@ class Evaluator {
     const auto bytes = double(call_.partial_key_bytes());
     traffic.received += double(incoming(cost, local, phase)) * bytes;
     for (const auto chunk : cost.schedule->tiles[local].chunks[phase]) {
-      const auto size = call_.key_chunk(mapping_, chunk).size();
-      traffic.sent += double(size - part_of(size, mapping_.rows, local / mapping_.columns).size()) * bytes;
+      traffic.sent += double(key_sizes_[chunk] - home_of(chunk, local / mapping_.columns)) * bytes;
     }
   }
 
@@ -305,7 +314,9 @@ class Evaluator {
   Scheduler scheduler_{call_, mapping_};
   std::map<const Schedule*, UnitCost> costs_;
   std::vector<const UnitCost*> units_;
-  std::int64_t key_phases_ = 1;
+  std::int64_t key_phases_ = 1, least_keys_ = 0;
+  std::vector<std::int64_t> key_sizes_;                 // of each chunk; one of two sizes
+  std::vector<std::array<std::int64_t, 2>> key_homes_;  // of a chunk of either size, in each grid row
   std::vector<std::int64_t> resident_;  // bytes of each tile: the homes of all waves
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;

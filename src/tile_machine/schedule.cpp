@@ -19,7 +19,12 @@ TileWork dealt(std::vector<Visit> visits, std::int64_t phases, std::int64_t in_f
   work.cycles.assign(phases, 0);
   std::stable_sort(visits.begin(), visits.end(), [](const Visit& a, const Visit& b) { return a.cycles > b.cycles; });
   for (const auto& visit : visits) {
-    std::int64_t best = -1;
+    std::int64_t best = in_flight == 1 ? &visit - visits.data() : -1;
+    if (best >= 0) {
+      work.chunks[best].push_back(visit.chunk);
+      work.cycles[best] = visit.cycles;
+      continue;
+    }
     for (std::int64_t phase = 0; phase < phases; ++phase) {
       if (std::int64_t(work.chunks[phase].size()) >= in_flight) continue;
       if (best < 0 || work.cycles[phase] < work.cycles[best]) best = phase;
