@@ -42,8 +42,8 @@ class Evaluator {
     for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
       key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
     for (std::int64_t row = 0; row < mapping.rows; ++row)
-      key_homes_.push_back({part_of(least_keys_, mapping.rows, row).size(),
-                            part_of(least_keys_ + 1, mapping.rows, row).size()});
+      key_homes_.push_back(
+          {part_of(least_keys_, mapping.rows, row).size(), part_of(least_keys_ + 1, mapping.rows, row).size()});
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
   }
@@ -140,7 +140,8 @@ class Evaluator {
   }
 
   /// A line of the trace.
-  void record(Evaluation& result, std::int64_t first, std::int64_t end, const PhaseCost& phase, const Live& live) const {
+  void record(Evaluation& result, std::int64_t first, std::int64_t end, const PhaseCost& phase,
+              const Live& live) const {
     result.live.insert(result.live.end(), live.of_tile.begin(), live.of_tile.end());
     const auto line = result.tile_compute.size();
     result.tile_compute.resize(line + resident_.size());
@@ -317,7 +318,7 @@ class Evaluator {
   std::int64_t key_phases_ = 1, least_keys_ = 0;
   std::vector<std::int64_t> key_sizes_;                 // of each chunk; one of two sizes
   std::vector<std::array<std::int64_t, 2>> key_homes_;  // of a chunk of either size, in each grid row
-  std::vector<std::int64_t> resident_;  // bytes of each tile: the homes of all waves
+  std::vector<std::int64_t> resident_;                  // bytes of each tile: the homes of all waves
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
   std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;

@@ -263,7 +263,7 @@ class Search {
  private:
   static constexpr std::size_t guessed_at_most = 12;
   static constexpr int guessed_of_waves = 2;
-  static constexpr double work_at_most = 0.8e6, work_until_it_fits = 3e6;
+  static constexpr double work_at_most = 1.1e6, work_until_it_fits = 3e6;
 
   bool affordable() const { return work_ < (all_[best_].fits(call_) ? work_at_most : work_until_it_fits); }
 
@@ -289,9 +289,11 @@ class Search {
     const auto& choice = call_.choice;
     const auto queries = call_.queries.entries(), keys = call_.keys.entries();
     const auto tiles = call_.machine.tiles / m.at_once;
-    m.columns = choice.grid_columns > 0 ? choice.grid_columns : std::clamp<std::int64_t>(m.columns, 1, std::min(tiles, keys));
-    m.rows = choice.grid_rows > 0 ? choice.grid_rows
-                                  : std::clamp<std::int64_t>(m.rows, 1, std::min(tiles / m.columns, queries * call_.heads_each));
+    m.columns =
+        choice.grid_columns > 0 ? choice.grid_columns : std::clamp<std::int64_t>(m.columns, 1, std::min(tiles, keys));
+    m.rows = choice.grid_rows > 0
+                 ? choice.grid_rows
+                 : std::clamp<std::int64_t>(m.rows, 1, std::min(tiles / m.columns, queries * call_.heads_each));
     if (m.rows < 1 || m.tiles_each() > tiles) return;
     items = std::max<std::int64_t>(items, 1), chunks = std::max<std::int64_t>(chunks, 1);
     m.query_chunks = choice.num_chunks_q > 0
@@ -299,7 +301,8 @@ class Search {
                          : std::min((items * m.rows + call_.heads_each - 1) / call_.heads_each, queries);
     m.key_chunks = choice.num_chunks_kv > 0 ? choice.num_chunks_kv : std::min(chunks * m.columns, keys);
     const auto each = (m.key_chunks + m.columns - 1) / m.columns;
-    m.in_flight = choice.chunks_in_flight > 0 ? choice.chunks_in_flight : std::clamp<std::int64_t>(m.in_flight, 1, each);
+    m.in_flight =
+        choice.chunks_in_flight > 0 ? choice.chunks_in_flight : std::clamp<std::int64_t>(m.in_flight, 1, each);
     found.push_back(m);
   }
 
@@ -315,14 +318,16 @@ class Search {
     };
     for (const auto n : {items + 1, items * 2, items / 2, items - 1}) add(found, m, n, chunks);
     for (const auto n : {chunks * 2, chunks / 2, chunks + 1, chunks - 1}) {  // about as many keys in flight
-      add(found, with([&](Mapping& c) { c.in_flight = std::max<std::int64_t>(m.in_flight * n / chunks, 1); }), items, n);
+      add(found, with([&](Mapping& c) { c.in_flight = std::max<std::int64_t>(m.in_flight * n / chunks, 1); }), items,
+          n);
       add(found, m, items, n);
     }
     for (const auto n : {m.in_flight * 2, m.in_flight / 2, m.in_flight + 1, m.in_flight - 1, chunks})
       add(found, with([&](Mapping& c) { c.in_flight = std::max<std::int64_t>(n, 1); }), items, chunks);
     for (const auto n : {m.columns * 2, m.columns / 2, m.columns + 1, m.columns - 1}) {
       const auto columns = std::max<std::int64_t>(n, 1);
-      const auto wide = with([&](Mapping& c) { c.columns = columns, c.rows = std::max<std::int64_t>(tiles / columns, 1); });
+      const auto wide =
+          with([&](Mapping& c) { c.columns = columns, c.rows = std::max<std::int64_t>(tiles / columns, 1); });
       const auto now = std::max<std::int64_t>((items * wide.rows + m.rows / 2) / m.rows, 1);
       add(found, wide, now, std::max<std::int64_t>(chunks * m.columns / columns, 1));
     }
