@@ -16,7 +16,7 @@ import tiles_published as published
 from anyflash import tile_machine as tm
 
 SEQUENCES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-HEADS = 16
+HEADS = 4
 
 
 class Rows:
@@ -77,25 +77,21 @@ def product(rows):
 
 
 def square_product(machine, dtype, n):
-    """TFLOP/s of n x n by n x n numbers spread over the tiles, and whether they fit. The result is cut into a x b
-    blocks and the sum into c parts; a tile receives its operands, multiplies, and sends its partial sums."""
+    """TFLOP/s of n x n by n x n numbers spread over the tiles; None if they do not fit. The result is cut into a x b
+    blocks. A block's sum goes in `steps` phases: a tile receives its operands of a step, multiplies, and adds."""
     size = 2 if dtype == "float16" else 4
     best = None
-    sides = sorted({min(2**i, n) for i in range(12)} | {3 * 2**i for i in range(10) if 3 * 2**i <= n})
-    for a, b, c in itertools.product(sides, sides, (1, 2, 4, 8, 16)):
-        if a * b * c > machine.tiles or c > n:
+    sides = sorted({side for i in range(12) for side in (2**i, 3 * 2**i, 23 * 2**i) if side <= min(n, machine.tiles)})
+    for a, b, steps in itertools.product(sides, sides, [2**i for i in range(10)]):
+        if a * b > machine.tiles or steps > n:
             continue
-        m_t, n_t, k_t = (math.ceil(n / side) for side in (a, b, c))
+        m_t, n_t, k_t = math.ceil(n / a), math.ceil(n / b), math.ceil(n / steps)
         received = (m_t + n_t) * k_t * size
-        reduced = m_t * n_t * 4 * (c - 1) / c
-        live = 3 * n * n * size / machine.tiles + received + m_t * n_t * 4
+        live = 2 * n * n * size / machine.tiles + received + m_t * n_t * 4
         if live > machine.memory_per_tile - machine.reserved_per_tile:
             continue
         cycles = phase_of_product(machine, dtype, m_t, n_t, k_t) + received / machine.exchange_bytes_per_cycle
-        if c > 1:
-            cycles += 2 * reduced / machine.exchange_bytes_per_cycle + machine.sync_cycles
-            cycles += m_t * n_t * (c - 1) / c / machine.vector_per_cycle
-        best = cycles if best is None else min(best, cycles)
+        best = min(steps * cycles, best or math.inf)
     return None if best is None else 2 * n**3 / best * machine.clock_hz / 1e12
 
 
@@ -143,7 +139,8 @@ def causal_chunks(machine, queries, keys, *, sequence=4096, heads=32, d=128, byt
 
 
 def blackhole_hifi4(machine):
-    return replace(machine, tiles=64, multiply_adds_float16=machine.multiply_adds_float16 / 2)
+    rate = machine.multiply_adds_float16 / 2
+    return replace(machine, tiles=64, mesh_rows=8, mesh_columns=8, multiply_adds_float16=rate)
 
 
 def chunks(rows):
@@ -204,9 +201,10 @@ def flat(rows):
         points=5,
     )
     ideal = 16 * 16 * 128 / machine.multiply_adds_float16
-    padded = tm.product_cycles(machine, "float16", 16, 16, 128) + tm.product_cycles(machine, "float16", 16, 128, 16)
+    active = replace(machine, unit_start_cycles=0)
+    padded = sum(tm.product_cycles(active, "float16", 16, *sizes) for sizes in ((16, 128), (128, 16)))
     rows.add(
-        "flatattention-32x32: matrix unit on slices of 16 x 16",
+        "flatattention-32x32: matrix unit while active, slices of 16 x 16",
         100 * 2 * ideal / padded,
         "%",
         peer=100 * published.FLAT_SMALL_SLICES,
@@ -225,7 +223,7 @@ def unchunked_runs(shape, rule, dtype):
     try:
         tm.predict(shape, rule=rule, dtype=dtype, choice=tm.Choice(num_chunks_q=1, num_chunks_kv=1))
         return True
-    except ValueError:
+    except (ValueError, MemoryError):
         return False
 
 
@@ -236,7 +234,7 @@ def fits(rows):
         start = time.perf_counter()
         try:
             report = tm.predict(shape, rule=rule, dtype="float16")
-        except ValueError as error:
+        except (ValueError, MemoryError) as error:
             milliseconds = 1e3 * (time.perf_counter() - start)
             rows.add(f"d {d}, {name}, {sequence} tokens: {error}", 0, "%", milliseconds=milliseconds)
             continue
@@ -281,7 +279,7 @@ def exhaustive(machine, shape, rule, dtype="float16", sides=None):
                 report = tm.predict(
                     shape, rule=rule, dtype=dtype, machine=machine, choice=tm.Choice(q, kv, r, c, flight)
                 )
-            except ValueError:
+            except (ValueError, MemoryError):
                 continue
             if best is None or report.cycles < best.cycles:
                 best = report
@@ -303,7 +301,7 @@ def search(rows):
                 best = exhaustive(machine, shape, rule)
                 try:
                     ours = tm.predict(shape, rule=rule, machine=machine)
-                except ValueError:
+                except (ValueError, MemoryError):
                     rows.add(f"{what}: no plan of the planner fits", 0 if best is None else 1, "x", most=0)
                     continue
                 rows.add(what, ours.cycles / best.cycles, "x", most=1.1)

@@ -15,7 +15,8 @@ namespace anyflash {
 /// A machine of tiles. The default is an IPU Mk2. All rates are those of one tile with all its workers.
 ///
 /// A product of (m, k) and (k, n) numbers takes, with n and k rounded up to whole blocks of unit_columns and unit_depth
-/// and m to unit_rows, m n k / multiply_adds cycles, plus unit_load_cycles for each block of unit_depth x unit_columns.
+/// and m to unit_rows, m n k / multiply_adds cycles, plus unit_load_cycles for each block of unit_depth x unit_columns,
+/// plus unit_start_cycles.
 struct TileMachine {
   std::string name = "ipu-mk2";
   std::int64_t tiles = 1472;
@@ -26,6 +27,7 @@ struct TileMachine {
   double multiply_adds_float32 = 16;  ///< a cycle
   std::int64_t unit_rows = 1, unit_columns = 16, unit_depth = 16;  ///< what a product's sizes are rounded up to
   double unit_load_cycles = 16;         ///< to load one block of the second operand into the unit
+  double unit_start_cycles = 0;         ///< of a product, beside: to set it up, fill the unit and drain it
   double exp_per_cycle = 1;             ///< exponentials
   double vector_per_cycle = 4;          ///< other elementwise operations
   double exchange_bytes_per_cycle = 4;  ///< received by a tile, and sent by it (what many tiles receive is sent once)
@@ -144,5 +146,14 @@ std::string tile_picture_svg(const TileReport& report, TilePicture picture = Til
 /// Cycles of a tile for the product of (m, k) and (k, n) numbers: the closed form that planner and simulator share.
 double tile_product_cycles(const TileMachine& machine, ElementType type, std::int64_t m, std::int64_t n,
                            std::int64_t k);
+
+/// Cycles of a tile for a step of the forward pass.
+struct TileStep {
+  double products = 0;  ///< S = Q K^T and O += P V
+  double total = 0;     ///< with the softmax
+};
+/// A step in which `rows` queries meet `keys` keys, all of them visible.
+TileStep tile_step_cycles(const TileMachine& machine, ElementType type, std::int64_t rows, std::int64_t keys,
+                          std::int64_t d_qk, std::int64_t d_v);
 
 }  // namespace anyflash

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ __all__ = [
     "Machine",
     "Phase",
     "Report",
+    "Step",
     "candidates",
     "machine",
     "machine_names",
@@ -31,6 +32,7 @@ __all__ = [
     "predict",
     "product_cycles",
     "read_machine",
+    "step_cycles",
     "use",
 ]
 
@@ -51,6 +53,7 @@ class Machine:
     unit_columns: int = 16
     unit_depth: int = 16
     unit_load_cycles: float = 16
+    unit_start_cycles: float = 0
     exp_per_cycle: float = 1
     vector_per_cycle: float = 4
     exchange_bytes_per_cycle: float = 4
@@ -67,7 +70,7 @@ class Machine:
         """The machine as a file of lines `key = value`."""
 
         def shown(value: Any) -> str:
-            return str(int(value)) if isinstance(value, bool) else str(value)
+            return str(value).lower() if isinstance(value, bool) else str(value)
 
         return "".join(f"{key} = {shown(value)}\n" for key, value in asdict(self).items())
 
@@ -322,3 +325,15 @@ class use:  # noqa: N801
 def product_cycles(machine: Machine | str, dtype: str, m: int, n: int, k: int) -> float:
     """Cycles of a tile for the product of (m, k) and (k, n) numbers."""
     return _core.tile_product_cycles(_text(machine), dtype, m, n, k)
+
+
+class Step(NamedTuple):
+    """Cycles of a tile for a step of the forward pass: its two products, and all of it."""
+
+    products: float
+    total: float
+
+
+def step_cycles(machine: Machine | str, dtype: str, rows: int, keys: int, d_qk: int, d_v: int) -> Step:
+    """A step in which `rows` queries meet `keys` keys, all of them visible."""
+    return Step(*_core.tile_step_cycles(_text(machine), dtype, rows, keys, d_qk, d_v))

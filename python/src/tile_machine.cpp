@@ -57,6 +57,7 @@ nb::dict machine_dict(const TileMachine& machine) {
   found["unit_columns"] = machine.unit_columns;
   found["unit_depth"] = machine.unit_depth;
   found["unit_load_cycles"] = machine.unit_load_cycles;
+  found["unit_start_cycles"] = machine.unit_start_cycles;
   found["exp_per_cycle"] = machine.exp_per_cycle;
   found["vector_per_cycle"] = machine.vector_per_cycle;
   found["exchange_bytes_per_cycle"] = machine.exchange_bytes_per_cycle;
@@ -220,6 +221,11 @@ void add_tile_machine(nb::module_& module) {
              [](const std::string& machine, const std::string& dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
                return tile_product_cycles(parse_tile_machine(machine), type_named(dtype), m, n, k);
              });
+  module.def("tile_step_cycles", [](const std::string& machine, const std::string& dtype, std::int64_t rows,
+                                    std::int64_t keys, std::int64_t d_qk, std::int64_t d_v) {
+    const auto step = tile_step_cycles(parse_tile_machine(machine), type_named(dtype), rows, keys, d_qk, d_v);
+    return nb::make_tuple(step.products, step.total);
+  });
 }
 
 }  // namespace anyflash::python

@@ -1,7 +1,10 @@
 // What a mapping costs: cycles, bytes and memory of every tile in every phase, counted without computing anything.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <map>
+#include <tuple>
 
 #include "tile_machine/planner.h"
 
@@ -19,9 +22,28 @@ struct UnitCost {
   };
 };
 
+/// Of all tiles of a unit, in a phase.
+struct PhaseSum {
+  double most = 0, outside = 0, compute = 0, busy = 0;
+  std::int64_t bytes = 0;
+};
+
+/// The memory of all tiles in a phase.
+struct Live {
+  std::vector<std::int64_t> of_tile;
+  std::int64_t most = 0, tile = 0;
+  double sum = 0;
+};
+
 class Evaluator {
  public:
   Evaluator(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {
+    least_keys_ = call.keys.entries() / mapping.key_chunks;
+    for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
+      key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
+    for (std::int64_t row = 0; row < mapping.rows; ++row)
+      key_homes_.push_back(
+          {part_of(least_keys_, mapping.rows, row).size(), part_of(least_keys_ + 1, mapping.rows, row).size()});
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
   }
@@ -32,46 +54,29 @@ class Evaluator {
     result.phases = empty_phases(call_, mapping_, key_phases_);
     const auto tiles = call_.machine.tiles;
     result.peak_of_tile.assign(tiles, 0);
-    if (trace) result.live.assign(result.phases.size() * tiles, 0);
-    if (trace) result.tile_compute.assign(result.phases.size() * tiles, 0);
-    std::vector<std::int64_t> resident(tiles, 0);
+    resident_.assign(tiles, 0);
     for (std::int64_t unit = 0; call_.resident() && unit < call_.units; ++unit)
       for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local)
-        resident[tile(unit, local)] += units_[unit]->homes[local];
+        resident_[tile(unit, local)] += units_[unit]->homes[local];
     for (std::size_t p = 0; p < result.phases.size(); ++p) {
       auto& phase = result.phases[p];
+      const auto first = phase.wave * mapping_.at_once, end = std::min(first + mapping_.at_once, call_.units);
       double most = 0, outside = 0;
       std::int64_t hops = 0;
-      std::vector<std::int64_t> live = resident;
-      const auto first = phase.wave * mapping_.at_once, end = std::min(first + mapping_.at_once, call_.units);
       for (auto unit = first; unit < end; ++unit) {
-        const auto& cost = *units_[unit];
-        const auto way = phase.kind == PhaseKind::keys || phase.kind == PhaseKind::reduction ||
-                                 phase.kind == PhaseKind::key_gradients
-                             ? longest_way(unit, phase)
-                             : 0;
-        hops = std::max(hops, way);
-        for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local) {
-          const auto at = tile(unit, local);
-          const auto traffic = traffic_of(cost, local, phase);
-          const auto compute = compute_of(cost, local, phase);
-          most = std::max({most, traffic.received + traffic.outside, traffic.sent});
-          outside += traffic.outside;
-          phase.bytes += std::int64_t(traffic.received + traffic.outside);
-          phase.compute = std::max(phase.compute, compute);
-          phase.busy += compute;
-          live[at] += live_of(cost, local, phase.kind);
-          if (trace) result.tile_compute[p * tiles + at] = compute;
-        }
+        const auto& sum = sum_of(*units_[unit], phase);
+        hops = std::max(hops, longest_way(unit, phase));
+        most = std::max(most, sum.most);
+        outside += sum.outside;
+        phase.bytes += sum.bytes;
+        phase.compute = std::max(phase.compute, sum.compute);
+        phase.busy += sum.busy;
       }
       phase.exchange = exchange_cycles(call_.machine, most, outside, hops);
-      for (std::int64_t t = 0; t < tiles; ++t) {
-        phase.live_sum += double(live[t]);
-        result.peak_of_tile[t] = std::max(result.peak_of_tile[t], live[t]);
-        if (live[t] > phase.live) phase.live = live[t], phase.live_tile = t;
-        if (trace) result.live[p * tiles + t] = live[t];
-      }
+      const auto& live = live_in(first, end, phase.kind, result.peak_of_tile);
+      phase.live = live.most, phase.live_tile = live.tile, phase.live_sum = live.sum;
       if (phase.live > result.peak) result.peak = phase.live, result.peak_phase = p;
+      if (trace) record(result, first, end, phase, live);
     }
     result.total(call_.machine);
     return result;
@@ -99,6 +104,50 @@ class Evaluator {
         cost.sizes.push_back(sizes);
       }
     return &cost;
+  }
+
+  /// What all tiles of a unit do in a phase. Waves repeat it.
+  const PhaseSum& sum_of(const UnitCost& cost, const PhaseCost& phase) {
+    const auto [known, fresh] = sums_.try_emplace({&cost, phase.kind, phase.index});
+    auto& sum = known->second;
+    for (std::int64_t local = 0; fresh && local < mapping_.tiles_each(); ++local) {
+      const auto traffic = traffic_of(cost, local, phase);
+      const auto compute = compute_of(cost, local, phase);
+      sum.most = std::max({sum.most, traffic.received + traffic.outside, traffic.sent});
+      sum.outside += traffic.outside;
+      sum.bytes += std::int64_t(traffic.received + traffic.outside);
+      sum.compute = std::max(sum.compute, compute);
+      sum.busy += compute;
+    }
+    return sum;
+  }
+
+  /// The memory of all tiles in a phase. Phases of one kind with the same units have the same.
+  const Live& live_in(std::int64_t first, std::int64_t end, PhaseKind kind, std::vector<std::int64_t>& peaks) {
+    const auto [known, fresh] = lives_.try_emplace({costs_.size() == 1 ? end - first : -first - 1, kind});
+    auto& live = known->second;
+    if (!fresh) return live;
+    live.of_tile = resident_;
+    for (auto unit = first; unit < end; ++unit)
+      for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local)
+        live.of_tile[tile(unit, local)] += live_of(*units_[unit], local, kind);
+    for (std::size_t t = 0; t < peaks.size(); ++t) {
+      live.sum += double(live.of_tile[t]);
+      peaks[t] = std::max(peaks[t], live.of_tile[t]);
+      if (live.of_tile[t] > live.most) live.most = live.of_tile[t], live.tile = std::int64_t(t);
+    }
+    return live;
+  }
+
+  /// A line of the trace.
+  void record(Evaluation& result, std::int64_t first, std::int64_t end, const PhaseCost& phase,
+              const Live& live) const {
+    result.live.insert(result.live.end(), live.of_tile.begin(), live.of_tile.end());
+    const auto line = result.tile_compute.size();
+    result.tile_compute.resize(line + resident_.size());
+    for (auto unit = first; unit < end; ++unit)
+      for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local)
+        result.tile_compute[line + tile(unit, local)] = compute_of(*units_[unit], local, phase);
   }
 
   std::int64_t tile(std::int64_t unit, std::int64_t local) const {
@@ -143,6 +192,11 @@ class Evaluator {
     }
   }
 
+  /// Rows of a key chunk whose home is in a grid row.
+  std::int64_t home_of(std::int64_t chunk, std::int64_t row) const {
+    return key_homes_[row][key_sizes_[chunk] - least_keys_];
+  }
+
   /// Rows of partial dk and dv that a tile receives after a keys phase.
   std::int64_t incoming(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
     const auto row = local / mapping_.columns, column = local % mapping_.columns;
@@ -153,10 +207,9 @@ class Evaluator {
       rows.assign(mapping_.tiles_each(), 0);
       for (std::int64_t from = 0; from < mapping_.tiles_each(); ++from)
         for (const auto chunk : cost.schedule->tiles[from].chunks[phase]) {
-          const auto size = call_.key_chunk(mapping_, chunk).size();
           for (std::int64_t to = 0; to < mapping_.rows; ++to)
             if (to != from / mapping_.columns)
-              rows[to * mapping_.columns + from % mapping_.columns] += part_of(size, mapping_.rows, to).size();
+              rows[to * mapping_.columns + from % mapping_.columns] += home_of(chunk, to);
         }
     }
     return rows[row * mapping_.columns + column];
@@ -202,9 +255,8 @@ class Evaluator {
       traffic.sent += double(sizes.home_rows) * double(call_.query_row_bytes());
     }
     for (const auto chunk : schedule.tiles[local].chunks[phase]) {
-      const auto size = call_.key_chunk(mapping_, chunk).size();
-      const auto home = part_of(size, mapping_.rows, row).size();
-      traffic.received += double(size - home) * double(call_.key_row_bytes());
+      const auto size = key_sizes_[chunk];
+      traffic.received += double(size - home_of(chunk, row)) * double(call_.key_row_bytes());
       if (call_.problem.bias.given()) traffic.outside += double(size * sizes.query_rows * 4);
     }
     if (mapping_.rows > 1) traffic.sent += double(chunks_sent(cost, local, phase)) * double(call_.key_row_bytes());
@@ -223,7 +275,7 @@ class Evaluator {
       chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
     }
     std::int64_t rows = 0;
-    for (const auto chunk : chunks) rows += part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, row).size();
+    for (const auto chunk : chunks) rows += home_of(chunk, row);
     return rows;
   }
 
@@ -232,14 +284,17 @@ class Evaluator {
     const auto bytes = double(call_.partial_key_bytes());
     traffic.received += double(incoming(cost, local, phase)) * bytes;
     for (const auto chunk : cost.schedule->tiles[local].chunks[phase]) {
-      const auto size = call_.key_chunk(mapping_, chunk).size();
-      traffic.sent += double(size - part_of(size, mapping_.rows, local / mapping_.columns).size()) * bytes;
+      traffic.sent += double(key_sizes_[chunk] - home_of(chunk, local / mapping_.columns)) * bytes;
     }
   }
 
   /// The longest way of a phase: along columns of the grid for keys, along rows for queries.
-  std::int64_t longest_way(std::int64_t unit, const PhaseCost& phase) const {
+  std::int64_t longest_way(std::int64_t unit, const PhaseCost& phase) {
     if (call_.machine.mesh_columns <= 0) return 0;
+    if (phase.kind != PhaseKind::keys && phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::key_gradients)
+      return 0;
+    const auto [known, fresh] = ways_.try_emplace({unit % mapping_.at_once, phase.kind, phase.index == 0});
+    if (!fresh) return known->second;
     const bool down = phase.kind != PhaseKind::reduction && mapping_.rows > 1;
     const bool across = mapping_.columns > 1 &&
                         (phase.kind == PhaseKind::reduction || (phase.kind == PhaseKind::keys && phase.index == 0));
@@ -251,7 +306,7 @@ class Evaluator {
       const auto from = first + row * mapping_.columns;
       most = std::max(most, hops_between(call_.machine, from, from + mapping_.columns - 1));
     }
-    return most;
+    return known->second = most;
   }
 
   const Call& call_;
@@ -260,7 +315,13 @@ class Evaluator {
   Scheduler scheduler_{call_, mapping_};
   std::map<const Schedule*, UnitCost> costs_;
   std::vector<const UnitCost*> units_;
-  std::int64_t key_phases_ = 1;
+  std::int64_t key_phases_ = 1, least_keys_ = 0;
+  std::vector<std::int64_t> key_sizes_;                 // of each chunk; one of two sizes
+  std::vector<std::array<std::int64_t, 2>> key_homes_;  // of a chunk of either size, in each grid row
+  std::vector<std::int64_t> resident_;                  // bytes of each tile: the homes of all waves
+  std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
+  std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
+  std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;
   mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> incoming_;
   mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int32_t>> wanted_;
 };
@@ -300,18 +361,20 @@ std::vector<PhaseCost> empty_phases(const Call& call, const Mapping& mapping, st
 void Evaluation::total(const TileMachine& machine) {
   compute = exchange = sync = cycles = 0;
   for (std::size_t p = 0; p < phases.size();) {
-    double wave_compute = 0, wave_exchange = 0;
+    double computes = 0, exchanges = 0;
+    double after_compute = 0, after_moves = 0;  // synchronization
     const auto wave = phases[p].wave;
     if (machine.overlap && wave == 0 && phases[p].kind == PhaseKind::load) cycles += phases[p].exchange;
     for (; p < phases.size() && phases[p].wave == wave; ++p) {
-      wave_compute += phases[p].compute;
-      wave_exchange += phases[p].exchange;
-      sync += machine.sync_cycles;
+      computes += phases[p].compute;
+      exchanges += phases[p].exchange;
+      const bool moves = phases[p].kind == PhaseKind::load || phases[p].kind == PhaseKind::store;
+      (moves ? after_moves : after_compute) += machine.sync_cycles;
     }
-    compute += wave_compute, exchange += wave_exchange;
-    cycles += machine.overlap ? std::max(wave_compute, wave_exchange) : wave_compute + wave_exchange;
+    compute += computes, exchange += exchanges, sync += after_compute + after_moves;
+    const double working = computes + after_compute, moving = exchanges + after_moves;
+    cycles += machine.overlap ? std::max(working, moving) : working + moving;
   }
-  cycles += sync;
 }
 
 double exchange_cycles(const TileMachine& machine, double most_of_tile, double from_memory, std::int64_t hops) {

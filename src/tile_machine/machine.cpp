@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "tile_machine/machine_files.h"
-#include "tile_machine/mapping.h"
+#include "tile_machine/cost.h"
 
 namespace anyflash {
 namespace simulator {
@@ -35,6 +35,7 @@ void for_each_number(TileMachine& machine, const Visit& visit) {
   visit("unit_columns", machine.unit_columns, 1, 1 << 16);
   visit("unit_depth", machine.unit_depth, 1, 1 << 16);
   visit("unit_load_cycles", machine.unit_load_cycles, 0, 1e9);
+  visit("unit_start_cycles", machine.unit_start_cycles, 0, 1e9);
   visit("exp_per_cycle", machine.exp_per_cycle, 1e-3, 1e9);
   visit("vector_per_cycle", machine.vector_per_cycle, 1e-3, 1e9);
   visit("exchange_bytes_per_cycle", machine.exchange_bytes_per_cycle, 1e-3, 1e9);
@@ -193,7 +194,17 @@ double tile_product_cycles(const TileMachine& machine, ElementType type, std::in
   const double rows = blocks(m, machine.unit_rows) * double(machine.unit_rows);
   const double block = double(machine.unit_columns * machine.unit_depth);
   return blocks(n, machine.unit_columns) * blocks(k, machine.unit_depth) *
-         (rows * block / rate + machine.unit_load_cycles);
+             (rows * block / rate + machine.unit_load_cycles) +
+         machine.unit_start_cycles;
+}
+
+TileStep tile_step_cycles(const TileMachine& machine, ElementType type, std::int64_t rows, std::int64_t keys,
+                          std::int64_t d_qk, std::int64_t d_v) {
+  const double products =
+      tile_product_cycles(machine, type, rows, keys, d_qk) + tile_product_cycles(machine, type, rows, d_v, keys);
+  const double others = simulator::exp_cycles(machine, rows, keys) + simulator::vector_cycles(machine, rows, d_v) +
+                        simulator::vector_cycles(machine, rows, keys) * simulator::forward_score_operations;
+  return {products, simulator::both_cycles(machine, products, others)};
 }
 
 }  // namespace anyflash

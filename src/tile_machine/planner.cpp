@@ -2,13 +2,14 @@
 #include "tile_machine/planner.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <set>
 
 namespace anyflash::simulator {
 namespace {
-
-constexpr std::size_t evaluated_at_most = 12;
 
 /// How much of the area the rule shows, by blocks, and how much of a block's row or column it touches.
 struct Area {
@@ -70,10 +71,10 @@ class Estimate {
       exchange += all * double(m.at_once) / call_.machine.memory_bytes_per_cycle;
     }
     const double phases = std::ceil(chunks * met / double(m.in_flight)) + (m.columns > 1 ? 1 : 0) +
-                          (call_.backward && m.columns > 1 ? 1 : 0) + (call_.backward && m.rows > 1 ? 1 : 0) +
-                          (call_.resident() ? 0 : 2);
-    const double busy = call_.machine.overlap ? std::max(compute, exchange) : compute + exchange;
-    return double(m.waves) * (busy + phases * call_.machine.sync_cycles);
+                          (call_.backward && m.columns > 1 ? 1 : 0) + (call_.backward && m.rows > 1 ? 1 : 0);
+    compute += phases * call_.machine.sync_cycles;
+    if (!call_.resident()) exchange += 2 * call_.machine.sync_cycles;
+    return double(m.waves) * (call_.machine.overlap ? std::max(compute, exchange) : compute + exchange);
   }
 
   /// Bytes of the fullest tile.
@@ -135,7 +136,8 @@ std::vector<std::int64_t> wave_counts(const Call& call) {
   const auto each = choice.grid_rows > 0 && choice.grid_columns > 0 ? choice.grid_rows * choice.grid_columns : 1;
   const auto least = (call.units * each + call.machine.tiles - 1) / call.machine.tiles;
   std::vector<std::int64_t> counts;
-  for (const auto n : {least, least + 1, 2 * least, 4 * least, 8 * least}) add(counts, n, call.units);
+  add(counts, least + 1, call.units);
+  for (auto n = least; n < 2 * call.units; n *= 2) add(counts, n, call.units);
   return counts;
 }
 
@@ -203,6 +205,154 @@ void check_choice(const Call& call) {
   }
 }
 
+/// Whether the first of two evaluations is the better one: it fits, and takes fewer cycles; or it is nearer to fit.
+bool better(const Call& call, const Evaluation& a, const Evaluation& b) {
+  const bool fit_a = a.fits(call), fit_b = b.fits(call);
+  if (fit_a != fit_b) return fit_a;
+  return fit_a ? a.cycles < b.cycles : a.peak < b.peak;
+}
+
+/// Mappings are guessed by estimates, evaluated tile by tile, and changed step by step while that helps.
+class Search {
+ public:
+  explicit Search(const Call& call) : call_(call), estimate_(call) {}
+
+  /// Evaluates the most promising mappings of a coarse list.
+  void guess() {
+    struct Guess {
+      double cycles;
+      std::int64_t excess;  // bytes beyond the memory
+      Mapping mapping;
+    };
+    std::vector<Guess> guesses;
+    const auto memory = call_.memory();
+    for_each_mapping(call_, [&](const Mapping& mapping) {
+      const auto excess = std::max<std::int64_t>(estimate_.bytes(mapping) - memory, 0);
+      guesses.push_back({estimate_.cycles(mapping), excess, mapping});
+    });
+    std::sort(guesses.begin(), guesses.end(), [](const Guess& a, const Guess& b) {
+      return std::pair(a.excess, a.cycles) < std::pair(b.excess, b.cycles);
+    });
+    std::map<std::int64_t, int> of_waves;  // estimates are least sure where the number of waves differs
+    for (const auto& guess : guesses) {
+      if (all_.size() >= guessed_at_most || (!all_.empty() && !affordable())) break;
+      if (of_waves[guess.mapping.waves]++ < guessed_of_waves) consider(guess.mapping);
+    }
+  }
+
+  /// Goes from the best mapping to a better neighbour, as long as there is one and the work is not too much.
+  void refine() {
+    if (all_.empty()) return;
+    for (std::size_t from = best_, before = all_.size() + 1; affordable(); from = best_) {
+      if (from == before) return;
+      before = from;
+      const auto mapping = all_[from].mapping;
+      for (const auto& neighbour : neighbours(mapping)) {
+        if (!affordable()) return;
+        consider(neighbour);
+      }
+    }
+  }
+
+  std::vector<Evaluation> sorted() {
+    std::stable_sort(all_.begin(), all_.end(),
+                     [&](const Evaluation& a, const Evaluation& b) { return better(call_, a, b); });
+    return std::move(all_);
+  }
+
+ private:
+  static constexpr std::size_t guessed_at_most = 12;
+  static constexpr int guessed_of_waves = 2;
+  static constexpr double work_at_most = 1.1e6, work_until_it_fits = 3e6;
+
+  bool affordable() const { return work_ < (all_[best_].fits(call_) ? work_at_most : work_until_it_fits); }
+
+  /// About how long an evaluation takes.
+  double work_of(const Mapping& m) const {
+    const double chunks = double(m.query_chunks * call_.heads_each) * double(m.key_chunks);
+    const double phases = std::ceil(double(m.key_chunks) / double(m.columns * m.in_flight)) + 2;
+    return 1e3 + 0.2 * chunks + 2.0 * double(m.tiles_each()) * phases + double(call_.machine.tiles);
+  }
+
+  void consider(const Mapping& mapping) {
+    const std::array<std::int64_t, 6> key = {mapping.query_chunks, mapping.key_chunks, mapping.rows,
+                                             mapping.columns,      mapping.in_flight,  mapping.at_once};
+    if (!seen_.insert(key).second) return;
+    work_ += work_of(mapping);
+    all_.push_back(evaluate(call_, mapping));
+    if (better(call_, all_.back(), all_[best_])) best_ = all_.size() - 1;
+  }
+
+  /// The mapping with other numbers where the caller has not fixed them, if there is such a mapping. items: query
+  /// chunks of a grid row; chunks: key chunks of a column.
+  void add(std::vector<Mapping>& found, Mapping m, std::int64_t items, std::int64_t chunks) const {
+    const auto& choice = call_.choice;
+    const auto queries = call_.queries.entries(), keys = call_.keys.entries();
+    const auto tiles = call_.machine.tiles / m.at_once;
+    m.columns =
+        choice.grid_columns > 0 ? choice.grid_columns : std::clamp<std::int64_t>(m.columns, 1, std::min(tiles, keys));
+    m.rows = choice.grid_rows > 0
+                 ? choice.grid_rows
+                 : std::clamp<std::int64_t>(m.rows, 1, std::min(tiles / m.columns, queries * call_.heads_each));
+    if (m.rows < 1 || m.tiles_each() > tiles) return;
+    items = std::max<std::int64_t>(items, 1), chunks = std::max<std::int64_t>(chunks, 1);
+    m.query_chunks = choice.num_chunks_q > 0
+                         ? choice.num_chunks_q
+                         : std::min((items * m.rows + call_.heads_each - 1) / call_.heads_each, queries);
+    m.key_chunks = choice.num_chunks_kv > 0 ? choice.num_chunks_kv : std::min(chunks * m.columns, keys);
+    const auto each = (m.key_chunks + m.columns - 1) / m.columns;
+    m.in_flight =
+        choice.chunks_in_flight > 0 ? choice.chunks_in_flight : std::clamp<std::int64_t>(m.in_flight, 1, each);
+    found.push_back(m);
+  }
+
+  std::vector<Mapping> neighbours(const Mapping& m) const {
+    std::vector<Mapping> found;
+    const auto items = (m.query_chunks * call_.heads_each + m.rows - 1) / m.rows;
+    const auto chunks = (m.key_chunks + m.columns - 1) / m.columns;
+    const auto tiles = call_.machine.tiles / m.at_once;
+    const auto with = [&](auto change) {
+      auto changed = m;
+      change(changed);
+      return changed;
+    };
+    for (const auto n : {items + 1, items * 2, items / 2, items - 1}) add(found, m, n, chunks);
+    for (const auto n : {chunks * 2, chunks / 2, chunks + 1, chunks - 1}) {  // about as many keys in flight
+      add(found, with([&](Mapping& c) { c.in_flight = std::max<std::int64_t>(m.in_flight * n / chunks, 1); }), items,
+          n);
+      add(found, m, items, n);
+    }
+    for (const auto n : {m.in_flight * 2, m.in_flight / 2, m.in_flight + 1, m.in_flight - 1, chunks})
+      add(found, with([&](Mapping& c) { c.in_flight = std::max<std::int64_t>(n, 1); }), items, chunks);
+    for (const auto n : {m.columns * 2, m.columns / 2, m.columns + 1, m.columns - 1}) {
+      const auto columns = std::max<std::int64_t>(n, 1);
+      const auto wide =
+          with([&](Mapping& c) { c.columns = columns, c.rows = std::max<std::int64_t>(tiles / columns, 1); });
+      const auto now = std::max<std::int64_t>((items * wide.rows + m.rows / 2) / m.rows, 1);
+      add(found, wide, now, std::max<std::int64_t>(chunks * m.columns / columns, 1));
+    }
+    for (const auto waves : {m.waves - 1, m.waves + 1, m.waves / 2, m.waves * 2}) {
+      if (waves < 1 || waves > call_.units) continue;
+      auto changed = m;
+      changed.at_once = (call_.units + waves - 1) / waves;
+      changed.waves = (call_.units + changed.at_once - 1) / changed.at_once;
+      const auto each = call_.machine.tiles / changed.at_once;
+      if (changed.at_once == m.at_once || each < 1) continue;
+      changed.columns = std::min(m.columns, each);
+      changed.rows = std::max<std::int64_t>(each / changed.columns, 1);
+      add(found, changed, items, chunks);
+    }
+    return found;
+  }
+
+  const Call& call_;
+  Estimate estimate_;
+  std::vector<Evaluation> all_;
+  std::size_t best_ = 0;
+  std::set<std::array<std::int64_t, 6>> seen_;
+  double work_ = 0;
+};
+
 }  // namespace
 
 Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine& machine, const TileChoice& choice)
@@ -226,34 +376,10 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
 
 std::vector<Evaluation> candidates(const Call& call) {
   check_choice(call);
-  struct Guess {
-    double cycles;
-    std::int64_t excess;  // bytes beyond the memory
-    Mapping mapping;
-  };
-  std::vector<Guess> guesses;
-  const Estimate estimate(call);
-  const auto memory = call.memory();
-  for_each_mapping(call, [&](const Mapping& mapping) {
-    const auto excess = std::max<std::int64_t>(estimate.bytes(mapping) - memory, 0);
-    guesses.push_back({estimate.cycles(mapping), excess, mapping});
-  });
-  std::sort(guesses.begin(), guesses.end(), [](const Guess& a, const Guess& b) {
-    return std::pair(a.excess, a.cycles) < std::pair(b.excess, b.cycles);
-  });
-  std::vector<Evaluation> all;
-  bool some_fit = false;
-  for (const auto& guess : guesses) {
-    if (all.size() >= evaluated_at_most && (some_fit || all.size() >= 3 * evaluated_at_most)) break;
-    all.push_back(evaluate(call, guess.mapping));
-    some_fit |= all.back().fits(call);
-  }
-  std::stable_sort(all.begin(), all.end(), [&](const Evaluation& a, const Evaluation& b) {
-    const bool fit_a = a.fits(call), fit_b = b.fits(call);
-    if (fit_a != fit_b) return fit_a;
-    return fit_a ? a.cycles < b.cycles : a.peak < b.peak;
-  });
-  return all;
+  Search search(call);
+  search.guess();
+  search.refine();
+  return search.sorted();
 }
 
 void check_fits(const Call& call, const Evaluation& evaluation) {

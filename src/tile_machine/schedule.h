@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "tile_machine/cost.h"
@@ -10,10 +11,25 @@
 
 namespace anyflash::simulator {
 
+/// A list of chunks for each phase, of at most `most` each.
+class PhaseLists {
+ public:
+  PhaseLists(std::int64_t phases, std::int64_t most) : most_(most), counts_(phases), chunks_(phases * most) {}
+  std::span<const std::int32_t> operator[](std::int64_t phase) const {
+    return {chunks_.data() + phase * most_, std::size_t(counts_[phase])};
+  }
+  bool full(std::int64_t phase) const { return counts_[phase] >= most_; }
+  void add(std::int64_t phase, std::int32_t chunk) { chunks_[phase * most_ + counts_[phase]++] = chunk; }
+
+ private:
+  std::int64_t most_;
+  std::vector<std::int32_t> counts_, chunks_;
+};
+
 /// The work of one tile of a unit's grid.
 struct TileWork {
-  std::vector<std::vector<std::int32_t>> chunks;  ///< of each phase
-  std::vector<double> cycles;                     ///< of each phase's steps
+  PhaseLists chunks;
+  std::vector<double> cycles;  ///< of each phase's steps
 };
 
 /// The work of a unit. Units with the same masks share it.
