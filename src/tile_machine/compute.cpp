@@ -454,8 +454,7 @@ void Compute::finish_rows(Tile& tile, std::int64_t unit, const Schedule& schedul
       }
       if (call_.problem.dsink.given()) {  // -P (delta - dlse)
         const float* const lse = tile.arena.floats(tile.wave.statistics) + at;
-        const auto sink =
-            cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), call_.head_of(unit, in_unit));
+        const auto sink = cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), call_.head_of(unit, in_unit));
         const double rest = call_.rests ? tile.arena.floats(tile.wave.rests)[at] : 0;
         tile.dsink[in_unit] -= std::exp(sink - double(lse[0]) - rest) * double(lse[tile.sizes.query_rows]);
       }

@@ -308,14 +308,13 @@ class Evaluator {
   /// The longest way of a phase: along columns of the grid for keys, along rows for queries.
   std::int64_t longest_way(std::int64_t unit, const PhaseCost& phase) {
     if (call_.machine.mesh_columns <= 0) return 0;
-    if (phase.kind == PhaseKind::load || phase.kind == PhaseKind::row_sums || phase.kind == PhaseKind::store)
-      return 0;
+    if (phase.kind == PhaseKind::load || phase.kind == PhaseKind::row_sums || phase.kind == PhaseKind::store) return 0;
     const auto [known, fresh] = ways_.try_emplace({unit % mapping_.at_once, phase.kind, phase.index == 0});
     if (!fresh) return known->second;
     const bool down = phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::rests && mapping_.rows > 1;
-    const bool across = mapping_.columns > 1 &&
-                        (phase.kind == PhaseKind::reduction || phase.kind == PhaseKind::rests ||
-                         (phase.kind == (call_.rests ? PhaseKind::sums : PhaseKind::keys) && phase.index == 0));
+    const bool across =
+        mapping_.columns > 1 && (phase.kind == PhaseKind::reduction || phase.kind == PhaseKind::rests ||
+                                 (phase.kind == (call_.rests ? PhaseKind::sums : PhaseKind::keys) && phase.index == 0));
     const auto first = tile(unit, 0), last_row = (mapping_.rows - 1) * mapping_.columns;
     std::int64_t most = 0;
     for (std::int64_t column = 0; down && column < mapping_.columns; ++column)
