@@ -169,7 +169,8 @@ class Report:
     def svg(self, picture: str = "all") -> str:
         """Pictures of the report as an SVG document: "all", "memory", "phases", "transfers" (after trace=True alone) or
         "live"."""
-        return self._made.svg(picture)
+        drawn: str = self._made.svg(picture)
+        return drawn
 
     def save(self, path: str | PathLike[str], picture: str = "all") -> None:
         """Writes them to a file."""

@@ -33,8 +33,8 @@ void print_mapping(const TileReport& report) {
   std::printf("exchanged       %s\n", bytes_text(double(report.exchanged_bytes)).c_str());
   std::printf("memory          at most %s, on tile %lld\n", bytes_text(double(report.peak_bytes)).c_str(),
               number(report.peak_tile));
-  std::printf("\n%-24s %12s %12s %8s %12s %12s %12s\n", "phase", "compute", "exchange", "sync", "exchanged", "most live",
-              "mean live");
+  std::printf("\n%-24s %12s %12s %8s %12s %12s %12s\n", "phase", "compute", "exchange", "sync", "exchanged",
+              "most live", "mean live");
   constexpr std::size_t most = 40;
   for (std::size_t i = 0; i < report.phases.size() && i < most; ++i) {
     const auto& phase = report.phases[i];

@@ -23,6 +23,7 @@ struct Compute::Visit {
   const float *k, *v;  // (keys, line)
   bool finite;
   float *dk, *dv;  // backward: where its gradients are summed
+  bool sums;       // backward: P is only summed
 };
 
 struct Compute::Step {
@@ -122,19 +123,17 @@ void Compute::begin(Tile& tile) {
   } else {
     std::fill_n(tile.arena.floats(tile.wave.dk), tile.sizes.home_keys * call_.line_qk, 0.0f);
     std::fill_n(tile.arena.floats(tile.wave.dv), tile.sizes.home_keys * call_.line_v, 0.0f);
+    if (call_.rests) std::fill_n(sums_of(tile, tile.column), rows, 0.0);
   }
 }
 
-void Compute::row_sums(Tile& tile, std::int64_t unit, const Schedule& schedule) {
+void Compute::row_sums(Tile& tile) {
   const auto rows = tile.home.query_rows;
   float* const lse = tile.arena.floats(tile.home.statistics);
   float* const delta = lse + rows;
-  const auto& items = schedule.items[tile.row];
-  for (std::size_t i = 0; i < items.size(); ++i) {
+  for (std::size_t i = 0; i < tile.home_item_start.size(); ++i) {
     const auto first = tile.home_item_start[i];
-    const auto count = (i + 1 < items.size() ? tile.home_item_start[i + 1] : rows) - first;
-    const auto in_unit = items[i] / mapping_.query_chunks;
-    const auto head = call_.head_of(unit, in_unit);
+    const auto count = (i + 1 < tile.home_item_start.size() ? tile.home_item_start[i + 1] : rows) - first;
     float* const out = q_.of(std::max<std::int64_t>(count, 1) * call_.line_v);
     load_rows(tile, tile.home.out + first * call_.d_v * call_.element, count, call_.d_v, call_.line_v, out);
     float* const dout = dout_.of(std::max<std::int64_t>(count, 1) * call_.line_v);
@@ -146,25 +145,21 @@ void Compute::row_sums(Tile& tile, std::int64_t unit, const Schedule& schedule) 
       of_row = sums[row] - of_row;
       auto& lse_of_row = lse[first + row];
       if (lse_of_row == -infinity) {  // no P but 0, whatever the scores
-        lse_of_row = 0;
-        continue;
+        lse_of_row = of_row = 0;
       }
-      if (!call_.problem.dsink.given()) continue;
-      const auto sink = cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), head);
-      tile.dsink[in_unit] -= std::exp(sink - double(lse_of_row)) * double(of_row);
     }
   }
   tile.compute += cost_.row_sums(rows);
 }
 
-void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std::int64_t phase) {
+void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std::int64_t phase, bool sums) {
   const auto& chunks = schedule.tiles[tile.row * mapping_.columns + tile.column].chunks[phase];
   const auto e = call_.element;
   tile.bias_parts.clear();
   for (std::size_t n = 0; n < chunks.size(); ++n) {
     Visit visit{};
     visit.unit = unit, visit.index = std::int64_t(n);
-    visit.keys = call_.key_chunk(mapping_, chunks[n]);
+    visit.keys = call_.key_chunk(mapping_, chunks[n]), visit.sums = sums;
     const auto size = visit.keys.size();
     auto k = chunk_at(tile, phase, visit.index), v = k + size * call_.d_qk * e;
     const auto start = tile.home_chunk_start[chunks[n] / mapping_.columns];
@@ -173,10 +168,10 @@ void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std:
     visit.finite = load_rows(tile, k, size, call_.d_qk, call_.line_qk, k_to);
     visit.finite &= load_rows(tile, v, size, call_.d_v, call_.line_v, v_to);
     visit.k = k_to, visit.v = v_to;
-    if (call_.backward && mapping_.rows == 1) {
+    if (call_.backward && mapping_.rows == 1 && !sums) {
       visit.dk = tile.arena.floats(tile.wave.dk) + start * call_.line_qk;
       visit.dv = tile.arena.floats(tile.wave.dv) + start * call_.line_v;
-    } else if (call_.backward) {
+    } else if (call_.backward && !sums) {
       visit.dk = tile.arena.floats(partial_at(tile, phase, visit.index));
       visit.dv = visit.dk + size * call_.line_qk;
       std::fill_n(visit.dk, size * (call_.line_qk + call_.line_v), 0.0f);
@@ -194,7 +189,7 @@ void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std:
         this->step(tile, visit, step);
       });
     }
-    if (!call_.backward || mapping_.rows == 1) continue;
+    if (!call_.backward || mapping_.rows == 1 || sums) continue;
     // The rows that this tile owns stay here.
     const auto own = part_of(size, mapping_.rows, tile.row);
     float *const dk = tile.arena.floats(tile.wave.dk) + start * call_.line_qk, *const dv =
@@ -217,9 +212,50 @@ void Compute::step(Tile& tile, const Visit& visit, const Step& step) {
     pairs = 0;
     for (const auto word : words_) pairs += std::popcount(word);
   }
+  if (visit.sums) {
+    sum_step(tile, visit, step, shape);
+    tile.compute += cost_.sum_step(shape.rows, shape.columns, step.partial);
+    return;
+  }
   call_.backward ? backward_step(tile, visit, step, shape) : forward_step(tile, visit, step, shape);
   tile.pairs += pairs;
   tile.compute += cost_.step(shape.rows, shape.columns, step.partial);
+}
+
+void Compute::sum_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape) {
+  load_rows(tile, tile.wave.q + step.first_row * call_.d_qk * call_.element, shape.rows, call_.d_qk, call_.line_qk,
+            q_.of(shape.rows * call_.line_qk));
+  scores(tile, visit, step, shape, nullptr);
+  sum_probabilities(shape, tile.arena.floats(tile.wave.statistics) + step.first_row,
+                    tile.arena.floats(tile.keys.scores), sums_of(tile, tile.column) + step.first_row);
+}
+
+double* Compute::sums_of(const Tile& tile, std::int64_t column) {
+  return reinterpret_cast<double*>(tile.arena.at(tile.wave.sums)) + column * tile.sizes.query_rows;
+}
+
+/// log(sum) is the rest if it is small enough to be a rounding error of lse. A larger one means that lse covers more keys
+/// than this call has: then lse is right.
+void Compute::find_rests(Tile& tile, std::int64_t unit, const Schedule& schedule) {
+  const float* const lse = tile.arena.floats(tile.wave.statistics);
+  float* const rests = tile.arena.floats(tile.wave.rests);
+  const auto& items = schedule.items[tile.row];
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto head = call_.head_of(unit, items[i] / mapping_.query_chunks);
+    const auto end = i + 1 < items.size() ? tile.item_start[i + 1] : tile.sizes.query_rows;
+    for (auto row = tile.item_start[i]; row < end; ++row) {
+      rests[row] = 0;
+      const float size = std::abs(lse[row]);
+      if (!(size >= Call::large_lse && size < infinity)) continue;
+      double sum = 0;
+      for (std::int64_t column = 0; column < mapping_.columns; ++column) sum += sums_of(tile, column)[row];
+      if (call_.problem.sink.given())
+        sum += std::exp(cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), head) - double(lse[row]));
+      const double rest = std::log(sum), step = double(std::nextafter(size, infinity)) - double(size);
+      if (std::abs(rest) <= 0.75 * step) rests[row] = float(rest);
+    }
+  }
+  tile.compute += cost_.rests(tile.sizes.query_rows, mapping_.columns);
 }
 
 /// Scores of a step, in the tile's memory. The queries are in q_.
@@ -301,9 +337,14 @@ void Compute::backward_step(Tile& tile, const Visit& visit, const Step& step, co
   const float* const vt = transposed(visit.v + from_key * line_v, line_v, shape.columns, call_.d_v, vt_);
   multiply(false, rows, call_.d_v, shape.line, dout, line_v, 1, vt, shape.line, ds, shape.line);
   const float* const lse = tile.arena.floats(tile.wave.statistics) + step.first_row;
-  rests_.assign(rows, 0.0f);
   GradientTerms terms;
-  terms.lse = lse, terms.delta = lse + tile.sizes.query_rows, terms.rests = rests_.data();
+  terms.lse = lse, terms.delta = lse + tile.sizes.query_rows;
+  if (call_.rests) {
+    terms.rests = tile.arena.floats(tile.wave.rests) + step.first_row;
+  } else {
+    rests_.assign(rows, 0.0f);
+    terms.rests = rests_.data();
+  }
   terms.slopes = slopes;
   terms.gradient = float(call_.problem.scale);
   if (call_.problem.dbias.given()) {  // dS takes the place of the bias
@@ -410,6 +451,12 @@ void Compute::finish_rows(Tile& tile, std::int64_t unit, const Schedule& schedul
         float* const statistics = tile.arena.floats(tile.home.statistics);
         statistics[row] = row_sum == 0 ? -infinity : row_max + std::log(row_sum);
         if (call_.statistics > 1) statistics[rows + row] = row_max, statistics[2 * rows + row] = row_sum;
+      }
+      if (call_.problem.dsink.given()) {  // -P (delta - dlse)
+        const float* const lse = tile.arena.floats(tile.wave.statistics) + at;
+        const auto sink = cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), call_.head_of(unit, in_unit));
+        const double rest = call_.rests ? tile.arena.floats(tile.wave.rests)[at] : 0;
+        tile.dsink[in_unit] -= std::exp(sink - double(lse[0]) - rest) * double(lse[tile.sizes.query_rows]);
       }
       narrow(half(), numbers, channels, tile.arena.at(to + row * channels * call_.element), !call_.backward);
     }

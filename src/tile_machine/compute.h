@@ -34,10 +34,12 @@ class Compute {
 
   /// A unit's accumulators at its beginning.
   void begin(Tile& tile);
-  /// Backward: delta of the rows at home, and their share of dsink.
-  void row_sums(Tile& tile, std::int64_t unit, const Schedule& schedule);
-  /// The steps of all items with the key chunks of a phase.
-  void keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std::int64_t phase);
+  /// Backward: delta of the rows at home.
+  void row_sums(Tile& tile);
+  /// The steps of all items with the key chunks of a phase. sums: of these P is only summed.
+  void keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std::int64_t phase, bool sums = false);
+  /// Backward: what lse lost to rounding, from the sums of all columns.
+  void find_rests(Tile& tile, std::int64_t unit, const Schedule& schedule);
   /// Backward: adds the partial dk and dv that the tile received after a phase.
   void add_incoming(Tile& tile, const Schedule& schedule, std::int64_t phase);
   /// Rows whose results are complete, to their homes.
@@ -53,6 +55,8 @@ class Compute {
   std::int64_t partial_at(const Tile& tile, std::int64_t phase, std::int64_t visit) const {
     return tile.keys.partials + slot(phase, visit) * tile.keys.partial_bytes;
   }
+  /// Backward: the sums of P of a grid column.
+  static double* sums_of(const Tile& tile, std::int64_t column);
   /// Where the bias of an item and a visit lies, and the length of its lines.
   std::int64_t bias_at(const Tile& tile, std::int64_t visit, std::int64_t item) const {
     return tile.keys.bias + (visit * tile.sizes.items + item) * tile.sizes.chunk_rows * bias_line(tile) * 4;
@@ -67,6 +71,7 @@ class Compute {
   }
   void step(Tile& tile, const Visit& visit, const Step& step);
   void forward_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
+  void sum_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
   void backward_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
   void add_product(const StepShape& shape, bool careful, bool of_keys, const float* a, const float* b,
                    std::int64_t line, float* c);

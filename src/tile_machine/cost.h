@@ -54,6 +54,13 @@ class Cost {
     others += vector(rows, keys) * (score_operations_ + (partial ? 1 : 0));
     return both_cycles(machine_, products, others);
   }
+  /// Backward: a step that sums P alone.
+  double sum_step(std::int64_t rows, std::int64_t keys, bool partial) const {
+    const double others = exp_cycles(machine_, rows, keys) * score_exps_ +
+                          vector(rows, keys) * (score_operations_ - 2 + (partial ? 1 : 0));
+    return both_cycles(machine_, product(rows, keys, call_.d_qk), others);
+  }
+  double rests(std::int64_t rows, std::int64_t columns) const { return vector(rows, columns + 2); }
   /// Forward: rows of results, normalized. Backward: rows of dq, rounded to their type.
   double finish_rows(std::int64_t rows) const { return vector(rows, call_.backward ? call_.d_qk : call_.d_v); }
   /// Partial results of `parts` tiles become one, and are finished.

@@ -202,6 +202,8 @@ class Evaluator {
     const auto two = call_.machine.overlap && mapping_.waves > 1;
     const auto homes = call_.resident() ? 0 : (two ? 2 : 1) * cost.homes[local];
     switch (kind) {
+      case PhaseKind::sums:
+      case PhaseKind::rests:
       case PhaseKind::keys:
       case PhaseKind::key_gradients: return homes + cost.wave[local] + cost.keys[local];
       case PhaseKind::reduction: return homes + cost.wave[local] + cost.reduction[local];
@@ -218,10 +220,17 @@ class Evaluator {
     const bool whole_rows = mapping_.columns == 1, whole_keys = mapping_.rows == 1;
     switch (phase.kind) {
       case PhaseKind::row_sums: return cost_.row_sums(sizes.home_rows);
+      case PhaseKind::sums: {
+        if (phase.index >= schedule.phases) return 0;
+        const auto rows = sizes.chunk_rows, chunk = sizes.key_chunk_rows;
+        const double share = cost_.sum_step(rows, chunk, false) / cost_.step(rows, chunk, false);
+        return schedule.tiles[local].cycles[phase.index] * share;
+      }
+      case PhaseKind::rests: return cost_.rests(sizes.query_rows, mapping_.columns);
       case PhaseKind::keys: {
         if (phase.index >= schedule.phases) return 0;
         double cycles = schedule.tiles[local].cycles[phase.index];
-        if (call_.backward && whole_rows && phase.index == 0) cycles += cost_.row_sums(sizes.home_rows);
+        if (call_.backward && whole_rows && !call_.rests && phase.index == 0) cycles += cost_.row_sums(sizes.home_rows);
         if (call_.backward && phase.index > 0) cycles += cost_.add_keys(incoming(cost, local, phase.index - 1));
         if (phase.index + 1 < schedule.phases) return cycles;
         if (whole_rows) cycles += cost_.finish_rows(sizes.home_rows);
@@ -275,7 +284,14 @@ class Evaluator {
                                          : queries * (d_v * e + 4 * double(call_.statistics));
         break;
       case PhaseKind::keys:
-        if (phase.index < schedule.phases) keys_traffic(cost, local, phase.index, traffic);
+        if (phase.index < schedule.phases) keys_traffic(cost, local, phase.index, !call_.rests, traffic);
+        break;
+      case PhaseKind::sums:
+        if (phase.index < schedule.phases) keys_traffic(cost, local, phase.index, true, traffic);
+        break;
+      case PhaseKind::rests:
+        traffic.received = double((mapping_.columns - 1) * sizes.query_rows * 8);
+        if (mapping_.columns > 1) traffic.sent = double(sizes.query_rows * 8);
         break;
       case PhaseKind::key_gradients: partial_traffic(cost, local, schedule.phases - 1, traffic); break;
       case PhaseKind::reduction: {
@@ -289,11 +305,12 @@ class Evaluator {
     return traffic;
   }
 
-  void keys_traffic(const UnitCost& cost, std::int64_t local, std::int64_t phase, UnitCost::Traffic& traffic) const {
+  void keys_traffic(const UnitCost& cost, std::int64_t local, std::int64_t phase, bool gathers,
+                    UnitCost::Traffic& traffic) const {
     const auto& schedule = *cost.schedule;
     const auto& sizes = cost.sizes[local];
     const auto row = local / mapping_.columns;
-    if (phase == 0 && mapping_.columns > 1) {
+    if (phase == 0 && mapping_.columns > 1 && gathers) {
       traffic.received += double(sizes.query_rows - sizes.home_rows) * double(call_.query_row_bytes());
       traffic.sent += double(sizes.home_rows) * double(call_.query_row_bytes());
     }
@@ -303,7 +320,7 @@ class Evaluator {
       if (call_.problem.bias.given()) traffic.outside += double(size * sizes.query_rows * 4);
     }
     if (mapping_.rows > 1) traffic.sent += double(chunks_sent(cost, local, phase)) * double(call_.key_row_bytes());
-    if (phase > 0) partial_traffic(cost, local, phase - 1, traffic);
+    if (phase > 0 && !(gathers && call_.rests)) partial_traffic(cost, local, phase - 1, traffic);
   }
 
   /// Rows of keys that a tile sends in a phase, each once.
@@ -334,13 +351,13 @@ class Evaluator {
   /// The longest way of a phase: along columns of the grid for keys, along rows for queries.
   std::int64_t longest_way(std::int64_t unit, const PhaseCost& phase) {
     if (call_.machine.mesh_columns <= 0) return 0;
-    if (phase.kind != PhaseKind::keys && phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::key_gradients)
-      return 0;
+    if (phase.kind == PhaseKind::load || phase.kind == PhaseKind::row_sums || phase.kind == PhaseKind::store) return 0;
     const auto [known, fresh] = ways_.try_emplace({unit % mapping_.at_once, phase.kind, phase.index == 0});
     if (!fresh) return known->second;
-    const bool down = phase.kind != PhaseKind::reduction && mapping_.rows > 1;
-    const bool across = mapping_.columns > 1 &&
-                        (phase.kind == PhaseKind::reduction || (phase.kind == PhaseKind::keys && phase.index == 0));
+    const bool down = phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::rests && mapping_.rows > 1;
+    const bool across =
+        mapping_.columns > 1 && (phase.kind == PhaseKind::reduction || phase.kind == PhaseKind::rests ||
+                                 (phase.kind == (call_.rests ? PhaseKind::sums : PhaseKind::keys) && phase.index == 0));
     const auto first = tile(unit, 0), last_row = (mapping_.rows - 1) * mapping_.columns;
     std::int64_t most = 0;
     for (std::int64_t column = 0; down && column < mapping_.columns; ++column)
@@ -376,6 +393,8 @@ std::string PhaseCost::name(std::int64_t waves) const {
   switch (kind) {
     case PhaseKind::load: return prefix + "load";
     case PhaseKind::row_sums: return prefix + "row sums";
+    case PhaseKind::sums: return prefix + "sums of P " + std::to_string(index);
+    case PhaseKind::rests: return prefix + "rests of lse";
     case PhaseKind::keys: return prefix + "keys " + std::to_string(index);
     case PhaseKind::key_gradients: return prefix + "dk and dv";
     case PhaseKind::reduction: return prefix + "reduction";
@@ -392,7 +411,9 @@ std::vector<PhaseCost> empty_phases(const Call& call, const Mapping& mapping, st
       phase.kind = kind, phase.wave = wave, phase.index = index;
     };
     if (!call.resident()) add(PhaseKind::load);
-    if (call.backward && mapping.columns > 1) add(PhaseKind::row_sums);
+    if (call.backward && (mapping.columns > 1 || call.rests)) add(PhaseKind::row_sums);
+    for (std::int64_t i = 0; call.rests && i < key_phases; ++i) add(PhaseKind::sums, i);
+    if (call.rests) add(PhaseKind::rests);
     for (std::int64_t i = 0; i < key_phases; ++i) add(PhaseKind::keys, i);
     if (call.backward && mapping.rows > 1) add(PhaseKind::key_gradients);
     if (mapping.columns > 1) add(PhaseKind::reduction);

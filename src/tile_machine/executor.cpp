@@ -246,8 +246,8 @@ class Executor {
       for (auto& tile : tiles_) tile.outside += loaded_bytes(tile);
       end_phase(phase++);
     }
-    if (call_.backward && mapping_.columns > 1) {
-      for_each_tile([&](Tile& tile, Compute& compute) { compute.row_sums(tile, unit, schedule); });
+    if (call_.backward && (mapping_.columns > 1 || call_.rests)) {
+      for_each_tile([&](Tile& tile, Compute& compute) { compute.row_sums(tile); });
       end_phase(phase++);
     }
     std::vector<std::int64_t> before_wave, before_keys;
@@ -258,6 +258,12 @@ class Executor {
       tile.keys = lay_keys(tile.arena, call_, mapping_, tile.sizes);
     }
     for_each_tile([&](Tile& tile, Compute& compute) { compute.begin(tile); });
+    for (std::int64_t i = 0; call_.rests && i < key_phases_; ++i) run_sums(unit, i), end_phase(phase++);
+    if (call_.rests) {
+      exchange_sums();
+      for_each_tile([&](Tile& tile, Compute& compute) { compute.find_rests(tile, unit, schedule); });
+      end_phase(phase++);
+    }
     for (std::int64_t i = 0; i < key_phases_; ++i) run_keys(unit, i), end_phase(phase++);
     if (call_.backward && mapping_.rows > 1) {
       exchange_partials(schedule, schedule.phases - 1);
@@ -294,12 +300,12 @@ class Executor {
   void run_keys(std::int64_t unit, std::int64_t phase) {
     const auto& schedule = *schedules_[unit];
     if (phase >= schedule.phases) return;  // others are not ready yet
-    if (phase == 0 && mapping_.columns > 1) gather_queries(schedule);
+    if (phase == 0 && mapping_.columns > 1 && !call_.rests) gather_queries(schedule);
     if (mapping_.rows > 1) gather_keys(schedule, phase);
     if (call_.backward && mapping_.rows > 1 && phase > 0) exchange_partials(schedule, phase - 1);
     if (call_.problem.bias.given()) load_bias(unit, schedule, phase);
     for_each_tile([&](Tile& tile, Compute& compute) {
-      if (call_.backward && mapping_.columns == 1 && phase == 0) compute.row_sums(tile, unit, schedule);
+      if (call_.backward && mapping_.columns == 1 && !call_.rests && phase == 0) compute.row_sums(tile);
       if (call_.backward && mapping_.rows > 1 && phase > 0) compute.add_incoming(tile, schedule, phase - 1);
       compute.keys(tile, unit, schedule, phase);
       if (phase + 1 < schedule.phases) return;
@@ -307,6 +313,28 @@ class Executor {
       if (call_.backward && mapping_.rows == 1) compute.finish_keys(tile);
     });
     if (call_.problem.dbias.given()) collect_bias(unit);
+  }
+
+  /// Backward, if an lse is large: the same with sums of P alone.
+  void run_sums(std::int64_t unit, std::int64_t phase) {
+    const auto& schedule = *schedules_[unit];
+    if (phase >= schedule.phases) return;
+    if (phase == 0 && mapping_.columns > 1) gather_queries(schedule);
+    if (mapping_.rows > 1) gather_keys(schedule, phase);
+    if (call_.problem.bias.given()) load_bias(unit, schedule, phase);
+    for_each_tile([&](Tile& tile, Compute& compute) { compute.keys(tile, unit, schedule, phase, true); });
+  }
+
+  /// Every tile of a grid row gets the sums of all columns.
+  void exchange_sums() {
+    for_each_tile([&](Tile& tile, Compute&) {
+      const auto bytes = tile.sizes.query_rows * 8;
+      for (std::int64_t column = 0; column < mapping_.columns; ++column) {
+        const auto& from = tile_at(tile.row, column);
+        if (&from != &tile) copy(tile, tile.wave.sums + column * bytes, from, from.wave.sums + column * bytes, bytes);
+      }
+      if (mapping_.columns > 1) tile.sent += bytes;
+    });
   }
 
   Tile& tile_at(std::int64_t row, std::int64_t column) { return tiles_[row * mapping_.columns + column]; }

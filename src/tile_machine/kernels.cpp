@@ -144,6 +144,22 @@ void Soften(const StepShape& shape, bool half, float* scores, float* row_max, fl
   }
 }
 
+void SumProbabilities(const StepShape& shape, const float* lse, float* scores, double* sums) {
+  const D d;
+  const auto lanes = std::int64_t(hn::Lanes(d));
+  for (std::int64_t row = 0; row < shape.rows; ++row) {
+    float* const s = scores + row * shape.line;
+    for (std::int64_t column = 0; column < shape.line; column += lanes) {
+      auto x = hn::Sub(hn::Load(d, s + column), hn::Set(d, lse[row]));
+      x = hn::IfThenZeroElse(hn::Gt(x, hn::Zero(d)), x);
+      hn::Store(hn::IfThenElseZero(Visible(d, shape, row, column), kernels::SoftmaxExp(d, x)), d, s + column);
+    }
+    double sum = 0;
+    for (std::int64_t column = 0; column < shape.columns; ++column) sum += double(s[column]);
+    sums[row] += sum;
+  }
+}
+
 void Differentiate(const StepShape& shape, bool half, const GradientTerms& terms, float* scores, float* dscores) {
   const D d;
   const auto lanes = std::int64_t(hn::Lanes(d));
@@ -180,6 +196,7 @@ HWY_EXPORT(Narrow);
 HWY_EXPORT(RowDots);
 HWY_EXPORT(FinishScores);
 HWY_EXPORT(Soften);
+HWY_EXPORT(SumProbabilities);
 HWY_EXPORT(Differentiate);
 
 void multiply(bool add, std::int64_t rows, std::int64_t k, std::int64_t n, const float* a, std::int64_t a_row,
@@ -207,6 +224,10 @@ void finish_scores(const StepShape& shape, const ScoreTerms& terms, float* score
 void soften(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum, float* accumulators,
             std::int64_t acc_line) {
   HWY_DYNAMIC_DISPATCH(Soften)(shape, half, scores, row_max, row_sum, accumulators, acc_line);
+}
+
+void sum_probabilities(const StepShape& shape, const float* lse, float* scores, double* sums) {
+  HWY_DYNAMIC_DISPATCH(SumProbabilities)(shape, lse, scores, sums);
 }
 
 void differentiate(const StepShape& shape, bool half, const GradientTerms& terms, float* scores, float* dscores) {

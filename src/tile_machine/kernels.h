@@ -44,6 +44,9 @@ void finish_scores(const StepShape& shape, const ScoreTerms& terms, float* score
 void soften(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum, float* accumulators,
             std::int64_t acc_line);
 
+/// Backward: adds the sum of P = exp(S - lse) of each row. scores become P.
+void sum_probabilities(const StepShape& shape, const float* lse, float* scores, double* sums);
+
 /// Backward: scores become P = exp(S - lse), and dP becomes dS, hidden ones 0. gradient: what dS is multiplied by.
 struct GradientTerms {
   const float *lse = nullptr, *delta = nullptr;  ///< (rows); delta less dlse

@@ -57,6 +57,9 @@ struct Call {
   std::int64_t d_qk, d_v, line_qk, line_v;
   std::int64_t statistics;  // forward: numbers kept for each row, lse alone or lse, row_max and row_sum
   Order queries, keys;
+  /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
+  bool rests = false;
+  static constexpr float large_lse = 32;
 
   std::int64_t batch_of(std::int64_t unit) const { return unit / problem.heads_kv; }
   std::int64_t key_head_of(std::int64_t unit) const { return unit % problem.heads_kv; }

@@ -355,6 +355,22 @@ class Search {
 
 }  // namespace
 
+namespace {
+
+bool has_large_lse(const Problem& problem) {
+  const auto& lse = problem.lse;
+  for (std::int64_t b = 0; b < problem.batch; ++b)
+    for (std::int64_t h = 0; h < problem.heads_q; ++h)
+      for (std::int64_t i = 0; i < problem.queries(); ++i) {
+        const auto at = b * lse.batch + h * lse.head + i * lse.query;
+        const float size = std::abs(reinterpret_cast<const float*>(lse.data)[at]);
+        if (size >= Call::large_lse && std::isfinite(size)) return true;
+      }
+  return false;
+}
+
+}  // namespace
+
 Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine& machine, const TileChoice& choice)
     : problem(problem),
       plan(plan),
@@ -372,7 +388,8 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
                  : problem.row_max.given() || problem.row_sum.given() ? 3
                                                                       : 1),
       queries(plan.query_grid),
-      keys(plan.key_grid) {}
+      keys(plan.key_grid),
+      rests(backward && problem.lse.given() && has_large_lse(problem)) {}
 
 std::vector<Evaluation> candidates(const Call& call) {
   check_choice(call);

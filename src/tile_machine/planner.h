@@ -10,12 +10,21 @@
 
 namespace anyflash::simulator {
 
-enum class PhaseKind : std::uint8_t { load, row_sums, keys, key_gradients, reduction, store };
+enum class PhaseKind : std::uint8_t {
+  load,
+  row_sums,
+  sums,   ///< backward, if an lse is large: P is summed over each row
+  rests,  ///< these sums tell what lse lost to rounding
+  keys,
+  key_gradients,
+  reduction,
+  store
+};
 
 /// A phase of a wave: what the slowest tile does in it, and what all do.
 struct PhaseCost {
   PhaseKind kind = PhaseKind::keys;
-  std::int64_t wave = 0, index = 0;      ///< index: of a keys phase
+  std::int64_t wave = 0, index = 0;      ///< index: of a keys or sums phase
   double compute = 0, exchange = 0;      ///< cycles of the slowest tile
   double busy = 0;                       ///< compute cycles of all tiles together
   std::int64_t bytes = 0;                ///< received by all tiles
