@@ -143,7 +143,7 @@ void draw_time_axis(Canvas& canvas, double top, double cycles) {
   for (int i = 0; i <= 4; ++i) {
     const double at = left + width * i / 4;
     canvas.rectangle(at, top, 1, 5, ink);
-    canvas.text(at, top + 13, cycles_text(cycles * i / 4),
+    canvas.text(at, top + 13, cycles_text(cycles * i / 4) + (i == 4 ? " cycles" : ""),
                 i == 4   ? Anchor::end
                 : i == 0 ? Anchor::start
                          : Anchor::middle);
@@ -151,7 +151,8 @@ void draw_time_axis(Canvas& canvas, double top, double cycles) {
 }
 
 Panel phases_panel(const TileReport& report) {
-  return {6 * line, "Phases: " + std::to_string(report.phases.size()) + ", in " + cycles_text(report.cycles) + " cycles",
+  return {6 * line,
+          "Phases: " + std::to_string(report.phases.size()) + ", in " + cycles_text(report.cycles) + " cycles",
           [&report](Canvas& canvas, double top) {
             const Times times(report);
             const double scale = width / times.end, high = line - 4;
