@@ -140,7 +140,9 @@ void Compute::row_sums(Tile& tile) {
     load_rows(tile, tile.home.dout + first * call_.d_v * call_.element, count, call_.d_v, call_.line_v, dout);
     row_dots(count, call_.d_v, dout, out, call_.line_v, delta + first);
     for (auto row = first; row < first + count; ++row) {
-      if (lse[row] != -infinity) continue;  // no P but 0, whatever the scores
+      if (lse[row] != -infinity) continue;
+      // No P but 0, whatever the scores; and whatever dout is.
+      std::fill_n(tile.arena.at(tile.home.dout + row * call_.d_v * call_.element), call_.d_v * call_.element, char{0});
       for (std::int64_t n = 0; n < call_.statistics; ++n) lse[n * rows + row] = 0;
     }
   }
