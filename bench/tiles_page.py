@@ -17,7 +17,7 @@ TITLES = {
     "square": "Square products on an IPU Mk2",
     "chunks": "Tenstorrent's chunks",
     "flat": "FlatAttention",
-    "fits": "Mappings of the planner on an IPU Mk2, float16, 16 heads",
+    "fits": "Mappings of the planner, 4 heads",
     "search": "Beside the best of all mappings, on small machines",
 }
 VALIDATION, PLANNER = ("constants", "product", "square", "chunks", "flat"), ("fits", "search")
@@ -80,7 +80,9 @@ def planner_table(rows):
                 if "compute" in row
                 else ""
             ),
-            "utilisation": lambda row: f"{row['figure']:.3g} {row['unit']}",
+            "utilisation": lambda row: f"{row['figure']:.3g} {row['unit']}".strip(),
+            "ceiling": lambda row: f"{100 * row['ceiling']:.0f} %" if "ceiling" in row else "",
+            "planning": lambda row: f"{row['milliseconds']:.0f} ms" if "milliseconds" in row else "",
             "limit": limit,
         },
     )

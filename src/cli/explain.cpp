@@ -98,25 +98,6 @@ void print_json(const ExplainArguments& arguments, const Rule& rule, const Seque
   std::printf("%s\n", json.dump(2).c_str());
 }
 
-/// What the tile machine would do with a call of so many heads.
-TileReport predicted(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
-                     const SequenceShape& keys) {
-  const auto& options = arguments.options;
-  const auto view = [&](const SequenceShape& sequence, std::int64_t channels) {
-    TensorView view;
-    view.type = options.type, view.device = {DeviceKind::tiles, 0};
-    const auto shape = shape_in(Layout::bhsd, arguments.batch, arguments.heads, sequence, channels);
-    view.rank = int(shape.size());
-    std::copy(shape.begin(), shape.end(), view.shape.begin());
-    view.set_row_major_strides();
-    return view;
-  };
-  Options of_call;
-  of_call.rule = rule, of_call.align = options.align;
-  return predict_tiles(view(queries, options.d_qk), view(keys, options.d_qk), view(keys, options.d_v), of_call,
-                       options.backward);
-}
-
 void print_picture(const Picture& drawn) {
   if (drawn.grey.empty()) {
     std::printf("picture         none: the pattern is empty\n");
@@ -138,6 +119,26 @@ PictureKind picture_kind(const ExplainArguments& arguments) {
   if (path.size() > 4 && path.ends_with(".png")) return PictureKind::png;
   if (path.size() > 4 && path.ends_with(".svg")) return PictureKind::svg;
   fail("--picture: '" + path + "', expected a .png or .svg file, - or none");
+}
+
+/// What the tile machine would do with a call of so many heads.
+TileReport predicted(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                     const SequenceShape& keys) {
+  const auto& options = arguments.options;
+  const auto view = [&](const SequenceShape& sequence, std::int64_t channels) {
+    TensorView view;
+    view.type = options.type, view.device = {DeviceKind::tiles, 0};
+    const auto shape = shape_in(Layout::bhsd, arguments.batch, arguments.heads, sequence, channels);
+    view.rank = int(shape.size());
+    std::copy(shape.begin(), shape.end(), view.shape.begin());
+    view.set_row_major_strides();
+    return view;
+  };
+  Options of_call;
+  of_call.rule = rule, of_call.align = options.align;
+  if (picture_kind(arguments) == PictureKind::svg) use_tile_machine(used_tile_machine(), {.trace = true});
+  return predict_tiles(view(queries, options.d_qk), view(keys, options.d_qk), view(keys, options.d_v), of_call,
+                       options.backward);
 }
 
 void explain_command(ExplainArguments arguments) {
@@ -176,7 +177,7 @@ void explain_command(ExplainArguments arguments) {
   if (kind == PictureKind::svg)
     write_file_whole(arguments.picture, [&](const std::string& path) {
       std::ofstream file(path);
-      file << picture_svg(drawn, title);
+      file << (tiles ? tile_picture_svg(*tiles) : picture_svg(drawn, title));
       file.close();
       if (!file) fail("cannot be written");
     });
@@ -214,7 +215,11 @@ void add_explain(CLI::App& app) {
       ->capture_default_str()
       ->type_name("NAME");
   command->add_flag("--backward", options.backward, "describe the backward plan");
-  command->add_option("--picture", arguments->picture, "a .png or .svg file, - for the terminal (default), or none")
+  command
+      ->add_option("--picture", arguments->picture,
+                   "a .png or .svg file, - for the terminal (default), or none; with --device tiles a .svg file shows "
+                   "the machine: "
+                   "memory, phases, transfers")
       ->type_name("FILE");
   command
       ->add_option("--side", arguments->side,

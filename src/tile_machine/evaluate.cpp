@@ -148,6 +148,49 @@ class Evaluator {
     for (auto unit = first; unit < end; ++unit)
       for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local)
         result.tile_compute[line + tile(unit, local)] = compute_of(*units_[unit], local, phase);
+    for (auto unit = first; unit < end; ++unit)
+      for (std::int64_t local = 0; local < mapping_.tiles_each(); ++local) {
+        if (phase.kind == PhaseKind::reduction || (phase.kind == PhaseKind::keys && phase.index == 0))
+          record_rows(result, unit, local, phase.kind);
+        if (phase.kind == PhaseKind::keys) record_keys(result, unit, local, phase.index);
+        if (call_.backward && phase.kind == PhaseKind::keys) record_partials(result, unit, local, phase.index - 1);
+        if (phase.kind == PhaseKind::key_gradients) record_partials(result, unit, local, key_phases_ - 1);
+      }
+  }
+
+  /// Who sends a tile its queries, or partial results of its rows.
+  void record_rows(Evaluation& result, std::int64_t unit, std::int64_t local, PhaseKind kind) const {
+    const auto row = local / mapping_.columns, own = local % mapping_.columns;
+    const auto& sizes = units_[unit]->sizes;
+    for (std::int64_t column = 0; column < mapping_.columns; ++column) {
+      if (column == own) continue;
+      const auto from = row * mapping_.columns + column;
+      const auto bytes = kind == PhaseKind::keys ? sizes[from].home_rows * call_.query_row_bytes()
+                                                 : sizes[local].home_rows * call_.partial_query_bytes();
+      if (bytes > 0) result.transfers[{tile(unit, from), tile(unit, local)}] += bytes;
+    }
+  }
+
+  /// Who sends a tile its keys.
+  void record_keys(Evaluation& result, std::int64_t unit, std::int64_t local, std::int64_t phase) const {
+    if (phase >= units_[unit]->schedule->phases) return;
+    for (const auto chunk : units_[unit]->schedule->tiles[local].chunks[phase])
+      for (std::int64_t row = 0; row < mapping_.rows; ++row) {
+        const auto from = row * mapping_.columns + local % mapping_.columns;
+        const auto bytes = home_of(chunk, row) * call_.key_row_bytes();
+        if (from != local && bytes > 0) result.transfers[{tile(unit, from), tile(unit, local)}] += bytes;
+      }
+  }
+
+  /// To whom a tile sends what it has of others' dk and dv.
+  void record_partials(Evaluation& result, std::int64_t unit, std::int64_t local, std::int64_t phase) const {
+    if (phase < 0 || phase >= units_[unit]->schedule->phases) return;
+    for (const auto chunk : units_[unit]->schedule->tiles[local].chunks[phase])
+      for (std::int64_t row = 0; row < mapping_.rows; ++row) {
+        const auto to = row * mapping_.columns + local % mapping_.columns;
+        const auto bytes = home_of(chunk, row) * call_.partial_key_bytes();
+        if (to != local && bytes > 0) result.transfers[{tile(unit, local), tile(unit, to)}] += bytes;
+      }
   }
 
   std::int64_t tile(std::int64_t unit, std::int64_t local) const {

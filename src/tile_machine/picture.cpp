@@ -35,17 +35,20 @@ std::string bytes_text(double bytes) {
   return text_of(units[unit], bytes);
 }
 
-/// "1.2 Mcycles".
+/// "1.2 M".
 std::string cycles_text(double cycles) {
-  static constexpr std::array<const char*, 4> units = {"%.0f cycles", "%.4g kcycles", "%.4g Mcycles", "%.4g Gcycles"};
+  static constexpr std::array<const char*, 4> units = {"%.0f", "%.3g k", "%.3g M", "%.3g G"};
   std::size_t unit = 0;
-  for (; cycles >= 1e4 && unit + 1 < units.size(); ++unit) cycles /= 1e3;
+  for (; cycles >= 1e3 && unit + 1 < units.size(); ++unit) cycles /= 1e3;
   return text_of(units[unit], cycles);
 }
 
 /// A share of a maximum, from the faintest to the strongest blue; grey for nothing.
 Colour shade(double share) {
-  return planning::colour_of(share <= 0 ? 0 : 1 + int(std::lround(254 * std::min(share, 1.0))));
+  constexpr Colour faint{0xdc, 0xe8, 0xf6}, strong{0x17, 0x3f, 0x85};
+  if (share <= 0) return paper;
+  const auto blend = [&](int from, int to) { return from + int(std::lround((to - from) * std::min(share, 1.0))); };
+  return {blend(faint.red, strong.red), blend(faint.green, strong.green), blend(faint.blue, strong.blue)};
 }
 
 struct Panel {
@@ -140,7 +143,7 @@ void draw_time_axis(Canvas& canvas, double top, double cycles) {
   for (int i = 0; i <= 4; ++i) {
     const double at = left + width * i / 4;
     canvas.rectangle(at, top, 1, 5, ink);
-    canvas.text(at, top + 13, cycles_text(cycles * i / 4),
+    canvas.text(at, top + 13, cycles_text(cycles * i / 4) + (i == 4 ? " cycles" : ""),
                 i == 4   ? Anchor::end
                 : i == 0 ? Anchor::start
                          : Anchor::middle);
@@ -148,7 +151,8 @@ void draw_time_axis(Canvas& canvas, double top, double cycles) {
 }
 
 Panel phases_panel(const TileReport& report) {
-  return {6 * line, "Phases: " + std::to_string(report.phases.size()) + ", in " + cycles_text(report.cycles),
+  return {6 * line,
+          "Phases: " + std::to_string(report.phases.size()) + ", in " + cycles_text(report.cycles) + " cycles",
           [&report](Canvas& canvas, double top) {
             const Times times(report);
             const double scale = width / times.end, high = line - 4;

@@ -263,7 +263,7 @@ class Search {
  private:
   static constexpr std::size_t guessed_at_most = 12;
   static constexpr int guessed_of_waves = 2;
-  static constexpr double work_at_most = 1.1e6, work_until_it_fits = 3e6;
+  static constexpr double work_at_most = 0.9e6, work_until_it_fits = 2.5e6;
 
   bool affordable() const { return work_ < (all_[best_].fits(call_) ? work_at_most : work_until_it_fits); }
 

@@ -1,7 +1,9 @@
 // The choice of a mapping, and what it will cost.
 #pragma once
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tile_machine/layout.h"
@@ -45,6 +47,7 @@ struct Evaluation {
   // If asked for, (phases, tiles):
   std::vector<std::int64_t> live;
   std::vector<double> tile_compute;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> transfers;  // bytes from a tile to another
 
   bool fits(const Call& call) const { return peak <= call.memory(); }
   /// Adds up the phases. With overlap the exchange of a wave runs beside its computation.

@@ -37,6 +37,8 @@ TileReport report_of(const Call& call, const Evaluation& evaluation, double visi
   }
   report.peak_bytes_of_tile = evaluation.peak_of_tile;
   report.live_bytes = evaluation.live;
+  for (const auto& [pair, bytes] : evaluation.transfers)
+    report.transfers.push_back({std::int32_t(pair.first), std::int32_t(pair.second), bytes});
   report.tile_compute_cycles = evaluation.tile_compute;
   return report;
 }

@@ -36,7 +36,8 @@ TEST(Machine, EveryOneThatComesWithTheLibrary) {
 }
 
 TEST(Machine, FromText) {
-  const auto machine = parse_tile_machine("# a machine\n" + whole + "name = mine  # so\n overlap=true\r\n\nworkers = 2");
+  const auto machine =
+      parse_tile_machine("# a machine\n" + whole + "name = mine  # so\n overlap=true\r\n\nworkers = 2");
   EXPECT_EQ(machine.name, "mine");
   EXPECT_EQ(machine.tiles, 4);
   EXPECT_TRUE(machine.overlap);
@@ -109,8 +110,10 @@ std::string line_of(TileCall& call, const TileChoice& choice = {}) {
 
 TEST(WrongCall, ChunksThatDoNotDivide) {
   TileCall call;
-  EXPECT_EQ(line_of(call, {.num_chunks_q = 3}), "num_chunks_q: 3, expected a divisor of the 16 queries: 1, 2, 4, 8, 16");
-  EXPECT_EQ(line_of(call, {.num_chunks_kv = 32}), "num_chunks_kv: 32, expected a divisor of the 16 keys: 1, 2, 4, 8, 16");
+  EXPECT_EQ(line_of(call, {.num_chunks_q = 3}),
+            "num_chunks_q: 3, expected a divisor of the 16 queries: 1, 2, 4, 8, 16");
+  EXPECT_EQ(line_of(call, {.num_chunks_kv = 32}),
+            "num_chunks_kv: 32, expected a divisor of the 16 keys: 1, 2, 4, 8, 16");
 }
 
 TEST(WrongCall, GridsThatAreTooLarge) {
