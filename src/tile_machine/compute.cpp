@@ -455,8 +455,7 @@ void Compute::finish_rows(Tile& tile, std::int64_t unit, const Schedule& schedul
         const auto sink = cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), call_.head_of(unit, in_unit));
         const double rest = call_.rests ? tile.arena.floats(tile.wave.rests)[at] : 0;
         const double dlse = call_.statistics > 2 ? lse[2 * tile.sizes.query_rows] : 0;
-        tile.dsink[in_unit] -=
-            std::exp(sink - double(lse[0]) - rest) * (double(lse[tile.sizes.query_rows]) - dlse);
+        tile.dsink[in_unit] -= std::exp(sink - double(lse[0]) - rest) * (double(lse[tile.sizes.query_rows]) - dlse);
       }
       narrow(half(), numbers, channels, tile.arena.at(to + row * channels * call_.element), !call_.backward);
     }

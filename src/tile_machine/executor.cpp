@@ -162,7 +162,8 @@ class Executor {
         host_.load_query(problem.dout, b, h, position, call_.d_v, tile.arena.at(home.dout + row * call_.d_v * e));
         float* const statistics = tile.arena.floats(home.statistics);
         statistics[row] = *host_.statistic(problem.lse, b, h, position);
-        if (problem.dlse.given()) statistics[2 * home.query_rows + row] = *host_.statistic(problem.dlse, b, h, position);
+        if (problem.dlse.given())
+          statistics[2 * home.query_rows + row] = *host_.statistic(problem.dlse, b, h, position);
       });
       for_each_home_key(tile, [&](std::int64_t position, std::int64_t key) {
         host_.load_key(problem.k, b, g, position, call_.d_qk, tile.arena.at(home.k + key * call_.d_qk * e));
