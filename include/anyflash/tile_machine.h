@@ -69,8 +69,9 @@ struct TileChoice {
 /// Makes calls on the tile machine use `machine` from the next one on. No other thread may be in a call at the same
 /// time. Throws Error if a number is absurd.
 void use_tile_machine(const TileMachine& machine, const TileChoice& choice = {});
-/// The machine that calls use, and what is fixed of their mappings.
+/// The machine that calls use.
 TileMachine used_tile_machine();
+/// What is fixed of their mappings.
 TileChoice used_tile_choice();
 
 /// One phase of a call: exchange, then computation, then synchronization.

@@ -138,15 +138,12 @@ void Compute::row_sums(Tile& tile) {
     load_rows(tile, tile.home.out + first * call_.d_v * call_.element, count, call_.d_v, call_.line_v, out);
     float* const dout = dout_.of(std::max<std::int64_t>(count, 1) * call_.line_v);
     load_rows(tile, tile.home.dout + first * call_.d_v * call_.element, count, call_.d_v, call_.line_v, dout);
-    float* const sums = lines_.of(std::max<std::int64_t>(count, 1));
-    row_dots(count, call_.d_v, dout, out, call_.line_v, sums);
-    for (std::int64_t row = 0; row < count; ++row) {
-      auto& of_row = delta[first + row];  // holds dlse
-      of_row = sums[row] - of_row;
-      auto& lse_of_row = lse[first + row];
-      if (lse_of_row == -infinity) {  // no P but 0, whatever the scores
-        lse_of_row = of_row = 0;
-      }
+    row_dots(count, call_.d_v, dout, out, call_.line_v, delta + first);
+    for (auto row = first; row < first + count; ++row) {
+      if (lse[row] != -infinity) continue;
+      // No P but 0, whatever the scores; and whatever dout is.
+      std::fill_n(tile.arena.at(tile.home.dout + row * call_.d_v * call_.element), call_.d_v * call_.element, char{0});
+      for (std::int64_t n = 0; n < call_.statistics; ++n) lse[n * rows + row] = 0;
     }
   }
   tile.compute += cost_.row_sums(rows);
@@ -339,6 +336,7 @@ void Compute::backward_step(Tile& tile, const Visit& visit, const Step& step, co
   const float* const lse = tile.arena.floats(tile.wave.statistics) + step.first_row;
   GradientTerms terms;
   terms.lse = lse, terms.delta = lse + tile.sizes.query_rows;
+  if (call_.statistics > 2) terms.dlse = terms.delta + tile.sizes.query_rows;
   if (call_.rests) {
     terms.rests = tile.arena.floats(tile.wave.rests) + step.first_row;
   } else {
@@ -456,7 +454,8 @@ void Compute::finish_rows(Tile& tile, std::int64_t unit, const Schedule& schedul
         const float* const lse = tile.arena.floats(tile.wave.statistics) + at;
         const auto sink = cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), call_.head_of(unit, in_unit));
         const double rest = call_.rests ? tile.arena.floats(tile.wave.rests)[at] : 0;
-        tile.dsink[in_unit] -= std::exp(sink - double(lse[0]) - rest) * double(lse[tile.sizes.query_rows]);
+        const double dlse = call_.statistics > 2 ? lse[2 * tile.sizes.query_rows] : 0;
+        tile.dsink[in_unit] -= std::exp(sink - double(lse[0]) - rest) * (double(lse[tile.sizes.query_rows]) - dlse);
       }
       narrow(half(), numbers, channels, tile.arena.at(to + row * channels * call_.element), !call_.backward);
     }

@@ -88,7 +88,7 @@ class Compute {
   const Mapping& mapping_;
   Cost cost_;
   Steps steps_;
-  Buffer k_, v_, kt_, vt_, q_, dout_, lines_;
+  Buffer k_, v_, kt_, vt_, q_, dout_;
   Buffer clean_;
   std::vector<std::int64_t> bad_;
   std::vector<std::uint64_t> words_;

@@ -276,7 +276,8 @@ class Evaluator {
     const double d_qk = double(call_.d_qk), d_v = double(call_.d_v);
     switch (phase.kind) {
       case PhaseKind::load:
-        traffic.outside = call_.backward ? queries * ((d_qk + 2 * d_v) * e + 8) : queries * d_qk * e;
+        traffic.outside =
+            call_.backward ? queries * ((d_qk + 2 * d_v) * e + 4 * double(call_.statistics - 1)) : queries * d_qk * e;
         traffic.outside += keys * (d_qk + d_v) * e;
         break;
       case PhaseKind::store:

@@ -162,7 +162,8 @@ class Executor {
         host_.load_query(problem.dout, b, h, position, call_.d_v, tile.arena.at(home.dout + row * call_.d_v * e));
         float* const statistics = tile.arena.floats(home.statistics);
         statistics[row] = *host_.statistic(problem.lse, b, h, position);
-        statistics[home.query_rows + row] = problem.dlse.given() ? *host_.statistic(problem.dlse, b, h, position) : 0;
+        if (problem.dlse.given())
+          statistics[2 * home.query_rows + row] = *host_.statistic(problem.dlse, b, h, position);
       });
       for_each_home_key(tile, [&](std::int64_t position, std::int64_t key) {
         host_.load_key(problem.k, b, g, position, call_.d_qk, tile.arena.at(home.k + key * call_.d_qk * e));
@@ -363,9 +364,9 @@ class Executor {
           if (!call_.backward) continue;
           copy(tile, tile.wave.dout + to * dout_bytes, from, from.home.dout + at * dout_bytes,
                part.size() * dout_bytes);
-          copy(tile, tile.wave.statistics + to * 4, from, from.home.statistics + at * 4, part.size() * 4);
-          copy(tile, tile.wave.statistics + (tile.sizes.query_rows + to) * 4, from,
-               from.home.statistics + (from.home.query_rows + at) * 4, part.size() * 4);
+          for (std::int64_t n = 0; n < call_.statistics; ++n)
+            copy(tile, tile.wave.statistics + (n * tile.sizes.query_rows + to) * 4, from,
+                 from.home.statistics + (n * from.home.query_rows + at) * 4, part.size() * 4);
         }
       }
     });
@@ -508,7 +509,7 @@ class Executor {
 
   std::int64_t loaded_bytes(const Tile& tile) const {
     const auto e = call_.element;
-    const auto row = call_.backward ? (call_.d_qk + 2 * call_.d_v) * e + 8 : call_.d_qk * e;
+    const auto row = call_.backward ? (call_.d_qk + 2 * call_.d_v) * e + 4 * (call_.statistics - 1) : call_.d_qk * e;
     return tile.home.query_rows * row + tile.home.key_rows * call_.key_row_bytes();
   }
   std::int64_t stored_bytes(const Tile& tile) const {

@@ -171,7 +171,9 @@ void Differentiate(const StepShape& shape, bool half, const GradientTerms& terms
       auto x = hn::Sub(hn::Sub(hn::Load(d, scores + at), hn::Set(d, terms.lse[row])), hn::Set(d, terms.rests[row]));
       x = hn::IfThenZeroElse(hn::Gt(x, zero), x);  // a score exceeds its row's lse only by rounding
       const auto p = hn::IfThenElseZero(visible, kernels::SoftmaxExp(d, x));
-      auto ds = hn::Mul(p, hn::Sub(hn::Load(d, dscores + at), hn::Set(d, terms.delta[row])));
+      auto change = hn::Sub(hn::Load(d, dscores + at), hn::Set(d, terms.delta[row]));
+      if (terms.dlse) change = hn::Add(change, hn::Set(d, terms.dlse[row]));
+      auto ds = hn::Mul(p, change);
       if (terms.dbias) {  // columns beyond the step's belong to others
         const auto count = std::size_t(std::clamp<std::int64_t>(shape.columns - column, 0, lanes));
         hn::StoreN(hn::IfThenElseZero(visible, ds), d, terms.dbias + row * terms.dbias_line + column, count);
@@ -179,7 +181,9 @@ void Differentiate(const StepShape& shape, bool half, const GradientTerms& terms
       ds = hn::Mul(ds, gradient);
       if (terms.slopes) ds = hn::Mul(ds, hn::Load(d, terms.slopes + at));
       hn::Store(Rounded(d, half, p), d, scores + at);
-      hn::Store(Rounded(d, half, hn::IfThenElseZero(visible, ds)), d, dscores + at);
+      ds = hn::IfThenElseZero(visible, ds);
+      const auto fits = hn::Le(hn::Abs(ds), hn::Set(d, 65504.0f));  // larger ones would need a scale of the step
+      hn::Store(hn::IfThenElse(fits, Rounded(d, half, ds), ds), d, dscores + at);
     }
 }
 

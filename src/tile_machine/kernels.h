@@ -49,7 +49,8 @@ void sum_probabilities(const StepShape& shape, const float* lse, float* scores, 
 
 /// Backward: scores become P = exp(S - lse), and dP becomes dS, hidden ones 0. gradient: what dS is multiplied by.
 struct GradientTerms {
-  const float *lse = nullptr, *delta = nullptr;  ///< (rows); delta less dlse
+  const float *lse = nullptr, *delta = nullptr;  ///< (rows)
+  const float* dlse = nullptr;                   ///< (rows) or null
   const float* rests = nullptr;                  ///< (rows): what lse lost to rounding
   const float* slopes = nullptr;                 ///< (rows, line) or null
   float gradient = 1;

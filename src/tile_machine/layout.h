@@ -35,7 +35,7 @@ class Bytes {
 struct Homes {
   std::int64_t query_rows = 0, key_rows = 0;
   std::int64_t q = -1, out = -1, dout = -1, dq = -1, k = -1, v = -1, dk = -1, dv = -1;
-  std::int64_t statistics = -1;  ///< forward: lse, row_max, row_sum; backward: lse, then dlse, which becomes delta
+  std::int64_t statistics = -1;  ///< forward: lse, row_max, row_sum; backward: lse, delta, dlse
 };
 struct WavePart {
   std::int64_t q = -1, dout = -1, statistics = -1;  ///< of all items; the homes, where those are whole
@@ -108,7 +108,7 @@ WavePart lay_wave(Memory& memory, const Call& call, const Mapping& mapping, cons
   if (mapping.columns > 1) {
     wave.q = memory.take(rows * call.d_qk * call.element);
     if (call.backward) wave.dout = memory.take(rows * call.d_v * call.element);
-    if (call.backward) wave.statistics = memory.take(rows * 8);
+    if (call.backward) wave.statistics = memory.take(rows * call.statistics * 4);
   } else {
     wave.q = homes.q, wave.dout = homes.dout, wave.statistics = homes.statistics;
   }

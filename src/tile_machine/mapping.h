@@ -55,7 +55,7 @@ struct Call {
   std::int64_t element;  // bytes
   std::int64_t heads_each, units;
   std::int64_t d_qk, d_v, line_qk, line_v;
-  std::int64_t statistics;  // forward: numbers kept for each row, lse alone or lse, row_max and row_sum
+  std::int64_t statistics;  // of a row, in float32: lse or lse, row_max, row_sum; backward: lse, delta, dlse if given
   Order queries, keys;
   /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
   bool rests = false;
@@ -80,7 +80,7 @@ struct Call {
   /// The tensors are on the tiles, not in a memory that all share.
   bool resident() const { return machine.memory_bytes_per_cycle <= 0; }
   /// Bytes of a query row that the tiles of a grid row send each other, and of a key row in a column.
-  std::int64_t query_row_bytes() const { return backward ? (d_qk + d_v) * element + 8 : d_qk * element; }
+  std::int64_t query_row_bytes() const { return backward ? (d_qk + d_v) * element + 4 * statistics : d_qk * element; }
   std::int64_t key_row_bytes() const { return (d_qk + d_v) * element; }
   /// Bytes of a row of partial results: of queries along a grid row, of keys (backward) along a column.
   std::int64_t partial_query_bytes() const { return (backward ? d_qk : d_v + 2) * 4; }

@@ -358,6 +358,11 @@ class Search {
 
 namespace {
 
+std::int64_t statistics_of(const Problem& problem) {
+  if (problem.direction == Direction::backward) return problem.dlse.given() ? 3 : 2;
+  return problem.row_max.given() || problem.row_sum.given() ? 3 : 1;
+}
+
 bool has_large_lse(const Problem& problem) {
   const auto& lse = problem.lse;
   for (std::int64_t b = 0; b < problem.batch; ++b)
@@ -385,9 +390,7 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
       d_v(problem.d_v),
       line_qk(line_of(problem.d_qk)),
       line_v(line_of(problem.d_v)),
-      statistics(backward                                             ? 2
-                 : problem.row_max.given() || problem.row_sum.given() ? 3
-                                                                      : 1),
+      statistics(statistics_of(problem)),
       queries(plan.query_grid),
       keys(plan.key_grid),
       rests(backward && problem.lse.given() && has_large_lse(problem)) {}

@@ -103,7 +103,9 @@ def test_the_version_is_the_same_everywhere():
     assert re.search(r"^## (\S+)", (PROJECT / "CHANGELOG.md").read_text(), re.M)[1] == version
 
 
-@pytest.mark.parametrize("script", ["make_gallery.py", "make_diagrams.py", "make_kernel_table.py", "make_tile_pictures.py"])
+@pytest.mark.parametrize(
+    "script", ["make_gallery.py", "make_diagrams.py", "make_kernel_table.py", "make_tile_pictures.py"]
+)
 def test_pictures_are_up_to_date(script):
     run(sys.executable, PROJECT / "docs" / script, "--check", env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
 

@@ -5,7 +5,11 @@ import re
 import pytest
 from snippets import PROJECT
 
-PAGES = [PROJECT / "README.md", PROJECT / "docs" / "tile-machine.md", *sorted((PROJECT / "docs" / "guide").glob("*.md"))]
+PAGES = [
+    PROJECT / "README.md",
+    PROJECT / "docs" / "tile-machine.md",
+    *sorted((PROJECT / "docs" / "guide").glob("*.md")),
+]
 MEAN, MOST = 18, 35  # words of a sentence
 
 
