@@ -14,6 +14,7 @@ from pathlib import Path
 
 import measure
 import page
+import tiles_page
 from options import Parser, is_program
 from table import Table
 
@@ -34,6 +35,8 @@ PARTS = {
 }
 # Those of a GPU, in gpu.py.
 GPU_PARTS = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
+# Those of the tile machine, in tiles.py.
+TILE_PARTS = ("constants", "product", "square", "chunks", "flat", "fits", "search")
 NEEDS = {"calls": "calls", "decode": "kernels"}  # a part's C++ program: the option that names it
 
 
@@ -52,19 +55,19 @@ def parse_arguments():
     )
     parser.add_argument(
         "--device",
-        choices=["cpu", "cuda"],
+        choices=["cpu", "cuda", "tiles"],
         default="cpu",
         help="cuda: not with --build, --threads, --heads, --sequence; minutes, most of them for the "
-        "compilation of `masks`' peer",
+        "compilation of `masks`' peer. tiles: the simulated tile machine beside what others published",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=[*PARTS, *(part for part in GPU_PARTS if part not in PARTS)],
+        choices=list(dict.fromkeys([*PARTS, *GPU_PARTS, *TILE_PARTS])),
         metavar="PART",
         help=f"what to measure on a CPU: {', '.join(PARTS)}; on a GPU: "
-        f"{', '.join(GPU_PARTS)} (default: all of the device's)",
+        f"{', '.join(GPU_PARTS)}; on tiles: {', '.join(TILE_PARTS)} (default: all of the device's)",
     )
     parser.add_argument(
         "--add",
@@ -115,12 +118,12 @@ def parse_arguments():
         "--publish",
         metavar="FILE",
         type=Path,
-        help="measure nothing: write the rows of this earlier --json file, of either device, into "
-        "README.md and docs/performance.md",
+        help="measure nothing: write the rows of this earlier --json file, of any device, into "
+        "README.md and docs/performance.md, or docs/tile-machine.md",
     )
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
-    offered = GPU_PARTS if arguments.device == "cuda" else tuple(PARTS)
+    offered = {"cuda": GPU_PARTS, "tiles": TILE_PARTS}.get(arguments.device, tuple(PARTS))
     arguments.parts = arguments.parts or list(offered)
     for part in arguments.parts:
         if part not in offered:
@@ -128,6 +131,8 @@ def parse_arguments():
     for option in ("build", "threads"):
         if arguments.device != "cpu" and getattr(arguments, option):
             parser.error(f"--{option}: only on a CPU")
+    if arguments.add and arguments.device == "tiles":
+        parser.error("--add: not with --device tiles")
     arguments.threads = arguments.threads or [1, os.cpu_count()]
     if (arguments.heads or arguments.sequence) and (arguments.device != "cpu" or arguments.parts != ["torch"]):
         parser.error("--heads, --sequence: only with --parts torch on a CPU")
@@ -184,7 +189,13 @@ def main():
     if arguments.check:
         return
     if arguments.publish:
-        page.publish(page.read(arguments.publish))
+        if tiles_page.is_record(arguments.publish):
+            tiles_page.publish(arguments.publish)
+        else:
+            page.publish(page.read(arguments.publish))
+        return
+    if arguments.device == "tiles":
+        imported("tiles").measure(arguments)
         return
     on_gpu = arguments.device == "cuda"
     for part, option in NEEDS.items():

@@ -10,6 +10,7 @@
 #if defined(ANYFLASH_HAS_CUDA)
 #include "cuda/backend.h"
 #endif
+#include "tile_machine/backend.h"
 
 namespace anyflash {
 namespace {
@@ -32,6 +33,11 @@ constexpr Backend backends[] = {
      cuda::forward_in_groups, cuda::backward_in_groups, cuda::check_memory, cuda::fill, cuda::synchronize,
      cuda::synchronize_device, cuda::memory, cuda::copy},
 #endif
+    {DeviceKind::tiles, simulator::devices, simulator::tile_menu,
+     [](const Problem&, const ExecutionPlan&) { return std::int64_t{0}; },
+     [](const Problem&, const ExecutionPlan&) { return Workspace(nullptr, [](char*) {}); }, simulator::forward,
+     simulator::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, [](Device) {},
+     cpu_memory, [](void* to, const void* from, std::size_t bytes, Device) { std::memcpy(to, from, bytes); }},
 };
 
 }  // namespace

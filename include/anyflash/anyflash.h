@@ -8,4 +8,5 @@
 #include <anyflash/rule.h>
 #include <anyflash/sharding.h>
 #include <anyflash/tensor.h>
+#include <anyflash/tile_machine.h>
 #include <anyflash/version.h>

@@ -14,8 +14,9 @@ namespace anyflash {
 /// and page tables.
 enum class ElementType : std::uint8_t { float16, bfloat16, float32, float64, boolean, uint8, int32, int64 };
 
-/// Where a tensor's memory lies: cuda is an NVIDIA GPU.
-enum class DeviceKind : std::uint8_t { cpu, cuda };
+/// Where a tensor lies and a call runs: cuda is an NVIDIA GPU, tiles the simulated tile machine (tile_machine.h), whose
+/// tensors are in the CPU's memory.
+enum class DeviceKind : std::uint8_t { cpu, cuda, tiles };
 
 /// A CPU or one of the GPUs.
 struct Device {

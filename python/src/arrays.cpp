@@ -90,7 +90,16 @@ void check_aligned(const TensorView& view, const char* name) {
   }
 }
 
+/// Lengths and tables stay on the CPU.
+TensorView on_tiles(TensorView view, Elements elements = Elements::numbers) {
+  if (arrays_on_tiles && elements == Elements::numbers && view.device.kind == DeviceKind::cpu)
+    view.device = {DeviceKind::tiles, 0};
+  return view;
+}
+
 }  // namespace
+
+thread_local bool arrays_on_tiles = false;
 
 void find_numpy() {
   const auto module = nb::module_::import_("numpy");
@@ -129,6 +138,10 @@ TensorView Arrays::output(nb::handle array, const char* name) { return view(arra
 
 TensorView Arrays::view(nb::handle array, const char* name, Elements elements, bool writable) {
   if (array.is_none()) return {};
+  return on_tiles(view_of(array, name, elements, writable), elements);
+}
+
+TensorView Arrays::view_of(nb::handle array, const char* name, Elements elements, bool writable) {
   TensorView view;
   if (caller_ == Caller::torch && torch_view(array, view)) {
     check_aligned(view, name);
@@ -199,7 +212,7 @@ TensorView Arrays::made(nb::handle array, ElementType type) {
   if (PyObject_GetBuffer(array.ptr(), &buffers_[buffer_count_], PyBUF_STRIDES | PyBUF_WRITABLE) != 0)
     throw nb::python_error();
   ++buffer_count_;
-  return buffer_view("result", type);
+  return on_tiles(buffer_view("result", type));
 }
 
 TensorView Arrays::dlpack_view(nb::handle array, const char* name, Elements elements, bool writable) {

@@ -46,6 +46,7 @@ class Arrays {
   static constexpr int most = 20;  // backward has 19
 
   TensorView view(nb::handle array, const char* name, Elements elements, bool writable);
+  TensorView view_of(nb::handle array, const char* name, Elements elements, bool writable);
   TensorView numpy_view(nb::handle array, const char* name, Elements elements, bool writable);
   TensorView buffer_view(const char* name, ElementType type);  // of the last buffer
   TensorView dlpack_view(nb::handle array, const char* name, Elements elements, bool writable);
@@ -56,6 +57,9 @@ class Arrays {
   std::vector<nb::ndarray<nb::ro>> tensors_;
   std::vector<nb::object> on_gpus_, held_;
 };
+
+/// Whether the calling thread's arrays on the CPU run on the tile machine.
+extern thread_local bool arrays_on_tiles;
 
 /// Finds NumPy's types; called once, when the module is made.
 void find_numpy();

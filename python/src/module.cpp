@@ -46,6 +46,7 @@ NB_MODULE(_core, module) {
   add_explain(module);
   add_jax(module);
   add_sharding(module);
+  add_tile_machine(module);
 }
 
 }  // namespace anyflash::python

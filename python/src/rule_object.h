@@ -21,5 +21,6 @@ void add_calls(nb::module_& module);
 void add_explain(nb::module_& module);
 void add_jax(nb::module_& module);
 void add_sharding(nb::module_& module);
+void add_tile_machine(nb::module_& module);
 
 }  // namespace anyflash::python

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "calibrate.h"
 #include "call.h"
@@ -23,6 +24,7 @@
 #include "results.h"
 #include "shapes.h"
 #include "tensor_file.h"
+#include "tiles.h"
 
 namespace anyflash::cli {
 
@@ -47,6 +49,7 @@ struct BenchCase {
 struct Timing {
   std::string direction;
   double median = 0, spread = 0, gflops = 0;  // seconds, a ratio, 10^9 useful operations a second
+  std::optional<TileReport> tiles = {};
 };
 
 template <class Work>
@@ -61,6 +64,15 @@ Timing time_of(const std::string& direction, int repetitions, double flops, cons
   std::sort(seconds.begin(), seconds.end());
   const double median = (seconds[(seconds.size() - 1) / 2] + seconds[seconds.size() / 2]) / 2;
   return {direction, median, seconds.back() / seconds.front() - 1, flops / median / 1e9};
+}
+
+/// On the tile machine a call's time is that of the machine, always the same.
+template <class Work>
+Timing time_on(const Device& device, const std::string& direction, int repetitions, double flops, const Work& work) {
+  if (device.kind != DeviceKind::tiles) return time_of(direction, repetitions, flops, work);
+  work();
+  const auto& report = last_tile_report();
+  return {direction, report.seconds, 0, flops / report.seconds / 1e9, report};
 }
 
 std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& one) {
@@ -85,14 +97,14 @@ std::vector<Timing> time_case(const BenchArguments& arguments, const BenchCase& 
   const auto results = run_forward(call);
   PlacedCall placed(call, results);
   if (arguments.direction != "backward")
-    timings.push_back(
-        time_of("forward", arguments.repetitions, heads * explanation.forward_flops, [&] { placed.forward(); }));
+    timings.push_back(time_on(call.device, "forward", arguments.repetitions, heads * explanation.forward_flops,
+                              [&] { placed.forward(); }));
   if (arguments.direction == "forward") return timings;
   const auto dout = random_dout(call, 4);
   const auto gradients = run_backward(call, results, dout, nullptr);
   placed.add_backward(dout, nullptr, gradients);
-  timings.push_back(
-      time_of("backward", arguments.repetitions, heads * explanation.backward_flops, [&] { placed.backward(); }));
+  timings.push_back(time_on(call.device, "backward", arguments.repetitions, heads * explanation.backward_flops,
+                            [&] { placed.backward(); }));
   return timings;
 }
 
@@ -138,6 +150,7 @@ void bench_command(const BenchArguments& arguments) {
       std::printf("%-32s %-9s %12s %5d %8s %-9s %12.3f %9.1f %6.1f %%\n", one.rule.c_str(), one.type.c_str(),
                   one.shape.c_str(), one.head_size, one.threads ? std::to_string(one.threads).c_str() : "all",
                   timing.direction.c_str(), 1e3 * timing.median, timing.gflops, 100 * timing.spread);
+      if (timing.tiles) print_tiles(*timing.tiles);
       rows.push_back({{"rule", one.rule},
                       {"type", one.type},
                       {"shape", one.shape},
@@ -155,6 +168,7 @@ void bench_command(const BenchArguments& arguments) {
                       {"median_seconds", timing.median},
                       {"gflops", timing.gflops},
                       {"spread", timing.spread}});
+      if (timing.tiles) rows.back()["tiles"] = tiles_json(*timing.tiles);
       for_each_switch([&](const char* name, auto member) { rows.back()[name] = arguments.options.*member; });
     }
     std::fflush(stdout);
@@ -215,11 +229,12 @@ void add_bench(CLI::App& app) {
   command->add_flag("--predict", a->predict, "compare predicted times with measured ones");
   command->footer(
       "GFLOP/s counts useful operations only, for each visible pair: 2 x (head size + value size) forward, 6 x head "
-      "size + 4 x value size backward.\n\n"
+      "size + 4 x value size backward. With --device tiles the time is that of the simulated machine.\n\n"
       "Examples:\n"
       "  anyflash bench --shape 2048 --rule \"causal()\" --type float32 --threads 1\n"
       "  anyflash bench --calibrate\n"
-      "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json");
+      "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json\n"
+      "  anyflash bench --shape 4096 --type float16 --device tiles --machine bow");
   command->callback([arguments] { bench_command(*arguments); });
 }
 

@@ -1,6 +1,7 @@
 #include "call.h"
 
 #include <anyflash/names.h>
+#include <anyflash/tile_machine.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -126,12 +127,24 @@ void add_device(CLI::App& app, Device& device) {
     const auto digits = name.size() > 5 ? name.substr(5) : std::string();
     const bool numbered = name.compare(0, 5, "cuda:") == 0 && !digits.empty() && digits.size() <= 3 &&
                           digits.find_first_not_of("0123456789") == std::string::npos;
-    if (name != "cpu" && name != "cuda" && !numbered)
-      throw CLI::ValidationError("--device", "'" + one_line(name) + "', expected cpu, cuda or cuda:NUMBER");
-    device = {name == "cpu" ? DeviceKind::cpu : DeviceKind::cuda, numbered ? std::stoi(digits) : 0};
+    if (name != "cpu" && name != "cuda" && name != "tiles" && !numbered)
+      throw CLI::ValidationError("--device", "'" + one_line(name) + "', expected cpu, cuda, cuda:NUMBER or tiles");
+    const auto kind = name == "cpu" ? DeviceKind::cpu : name == "tiles" ? DeviceKind::tiles : DeviceKind::cuda;
+    device = {kind, numbered ? std::stoi(digits) : 0};
   };
-  app.add_option_function<std::string>("--device", set, "where it runs: cpu or cuda:0, see 'anyflash devices'")
-      ->default_str("cpu")
+  auto* option = app.add_option_function<std::string>("--device", set,
+                                                      "where it runs: cpu, cuda:0 (see 'anyflash devices') or tiles")
+                     ->default_str("cpu")
+                     ->type_name("NAME");
+  const auto use = [&device](const std::string& name) {
+    if (device.kind != DeviceKind::tiles) throw CLI::ValidationError("--machine", "only with --device tiles");
+    use_tile_machine(tile_machine(name));
+  };
+  std::string names;
+  for (const auto& name : tile_machine_names()) names += name + ", ";
+  app.add_option_function<std::string>("--machine", use, "with --device tiles: " + names + "or a file")
+      ->default_str("ipu-mk2")
+      ->needs(option)
       ->type_name("NAME");
 }
 

@@ -160,7 +160,8 @@ void print_all(std::vector<Line>& lines, const std::string& type, const Bar& bar
 void check_random(const CheckArguments& arguments) {
   synchronize(arguments.call.device);  // throws if there is no such device
   const auto rules = rules_to_check(arguments.call.rule);
-  const auto types = arguments.call.type.empty() ? float_type_names() : std::vector{arguments.call.type};
+  auto types = arguments.call.type.empty() ? float_type_names() : std::vector{arguments.call.type};
+  if (arguments.call.type.empty() && arguments.call.device.kind == DeviceKind::tiles) types = {"float16", "float32"};
   Progress progress(int(rules.size() * types.size() * std::size(alignments)) * rounds_of(arguments));
   int checks = 0, failures = 0;
   print_header();

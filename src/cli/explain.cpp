@@ -3,6 +3,7 @@
 #include <anyflash/explain.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "progress.h"
 #include "shapes.h"
 #include "tensor_file.h"
+#include "tiles.h"
 
 namespace anyflash::cli {
 
@@ -28,9 +30,10 @@ struct ExplainArguments {
   ExplainOptions options;
   std::optional<std::int64_t> side;
   bool json = false;
-  // For --plan.
+  Device device;
+  std::int64_t batch = 1, heads = 1, kv_heads = 0;  // for --plan and the tile machine
   bool plan = false;
-  std::int64_t batch = 1, heads = 1, kv_heads = 0, threads = 0;
+  std::int64_t threads = 0;  // for --plan
   std::optional<std::int64_t> budget, chunks_q, chunks_kv;
 };
 
@@ -67,33 +70,34 @@ void print_text(const ExplainArguments& arguments, const Rule& rule, const Seque
 }
 
 void print_json(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
-                const SequenceShape& keys, const Explanation& e) {
+                const SequenceShape& keys, const Explanation& e, const std::optional<TileReport>& tiles) {
   const auto three = [](const std::int64_t* values) { return std::vector<std::int64_t>(values, values + 3); };
-  const nlohmann::ordered_json json = {{"rule", rule.text()},
-                                       {"query_shape", queries},
-                                       {"key_shape", keys},
-                                       {"align", name_of(arguments.options.align)},
-                                       {"type", arguments.type},
-                                       {"head_size", arguments.options.d_qk},
-                                       {"value_size", arguments.options.d_v},
-                                       {"direction", arguments.options.backward ? "backward" : "forward"},
-                                       {"queries", e.queries},
-                                       {"keys", e.keys},
-                                       {"visible_pairs", e.visible_pairs},
-                                       {"visited_pairs", e.visited_pairs},
-                                       {"tiles_skipped", e.tiles_skipped},
-                                       {"tiles_partial", e.tiles_partial},
-                                       {"tiles_full", e.tiles_full},
-                                       {"query_block", three(e.query_block)},
-                                       {"query_step", three(e.query_step)},
-                                       {"key_block", three(e.key_block)},
-                                       {"key_step", three(e.key_step)},
-                                       {"forward_flops", e.forward_flops},
-                                       {"backward_flops", e.backward_flops},
-                                       {"bytes", e.bytes},
-                                       {"dense_mask_bytes", e.dense_mask_bytes},
-                                       {"threads", e.threads},
-                                       {"workspace_bytes", e.workspace_bytes}};
+  nlohmann::ordered_json json = {{"rule", rule.text()},
+                                 {"query_shape", queries},
+                                 {"key_shape", keys},
+                                 {"align", name_of(arguments.options.align)},
+                                 {"type", arguments.type},
+                                 {"head_size", arguments.options.d_qk},
+                                 {"value_size", arguments.options.d_v},
+                                 {"direction", arguments.options.backward ? "backward" : "forward"},
+                                 {"queries", e.queries},
+                                 {"keys", e.keys},
+                                 {"visible_pairs", e.visible_pairs},
+                                 {"visited_pairs", e.visited_pairs},
+                                 {"tiles_skipped", e.tiles_skipped},
+                                 {"tiles_partial", e.tiles_partial},
+                                 {"tiles_full", e.tiles_full},
+                                 {"query_block", three(e.query_block)},
+                                 {"query_step", three(e.query_step)},
+                                 {"key_block", three(e.key_block)},
+                                 {"key_step", three(e.key_step)},
+                                 {"forward_flops", e.forward_flops},
+                                 {"backward_flops", e.backward_flops},
+                                 {"bytes", e.bytes},
+                                 {"dense_mask_bytes", e.dense_mask_bytes},
+                                 {"threads", e.threads},
+                                 {"workspace_bytes", e.workspace_bytes}};
+  if (tiles) json["tiles"] = tiles_json(*tiles);
   std::printf("%s\n", json.dump(2).c_str());
 }
 
@@ -182,6 +186,26 @@ void explain_plan_command(const ExplainArguments& arguments, const Rule& rule, c
   if (drawn) std::printf("\npicture         %s\n", path.c_str());
 }
 
+/// What the tile machine would do with a call of so many heads.
+TileReport predicted(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
+                     const SequenceShape& keys) {
+  const auto& options = arguments.options;
+  const auto view = [&](const SequenceShape& sequence, std::int64_t channels) {
+    TensorView view;
+    view.type = options.type, view.device = {DeviceKind::tiles, 0};
+    const auto shape = shape_in(Layout::bhsd, arguments.batch, arguments.heads, sequence, channels);
+    view.rank = int(shape.size());
+    std::copy(shape.begin(), shape.end(), view.shape.begin());
+    view.set_row_major_strides();
+    return view;
+  };
+  Options of_call;
+  of_call.rule = rule, of_call.align = options.align;
+  if (picture_kind(arguments) == PictureKind::svg) use_tile_machine(used_tile_machine(), {.trace = true});
+  return predict_tiles(view(queries, options.d_qk), view(keys, options.d_qk), view(keys, options.d_v), of_call,
+                       options.backward);
+}
+
 void explain_command(ExplainArguments arguments) {
   if (!arguments.plan && (arguments.budget || arguments.chunks_q || arguments.chunks_kv))
     fail("--memory-budget and numbers of chunks: expected only with --plan");
@@ -205,6 +229,8 @@ void explain_command(ExplainArguments arguments) {
   Progress progress(kind == PictureKind::none ? 1 : 2);
   progress.step("counting");
   const auto explanation = explain(rule, queries, keys, options);
+  std::optional<TileReport> tiles;
+  if (arguments.device.kind == DeviceKind::tiles) tiles = predicted(arguments, rule, queries, keys);
 
   Picture drawn;
   if (kind != PictureKind::none) {
@@ -220,12 +246,13 @@ void explain_command(ExplainArguments arguments) {
   if (kind == PictureKind::svg)
     write_file_whole(arguments.picture, [&](const std::string& path) {
       std::ofstream file(path);
-      file << picture_svg(drawn, title);
+      file << (tiles ? tile_picture_svg(*tiles) : picture_svg(drawn, title));
       file.close();
       if (!file) fail("cannot be written");
     });
-  if (arguments.json) print_json(arguments, rule, queries, keys, explanation);
+  if (arguments.json) print_json(arguments, rule, queries, keys, explanation, tiles);
   else print_text(arguments, rule, queries, keys, explanation);
+  if (tiles && !arguments.json) print_mapping(*tiles);
   if (kind == PictureKind::terminal) print_picture(drawn);
   else if (kind != PictureKind::none && !arguments.json) std::printf("picture         %s\n", arguments.picture.c_str());
 }
@@ -262,8 +289,8 @@ void add_explain(CLI::App& app) {
   const auto count = [&](const char* name, auto& value, const char* help, int least) {
     command->add_option(name, value, help)->check(CLI::Range(least, 1 << 20).description(""))->type_name("N");
   };
-  count("--batch", a->batch, "with --plan: batch entries", 1);
-  count("--heads", a->heads, "with --plan: query heads", 1);
+  count("--batch", a->batch, "with --plan and --device tiles: batch entries", 1);
+  count("--heads", a->heads, "with --plan and --device tiles: query heads", 1);
   count("--kv-heads", a->kv_heads, "with --plan: key and value heads, as --heads if 0", 0);
   count("--threads", a->threads, "with --plan: threads, all if 0", 0);
   const auto number = [&](const char* name, std::optional<std::int64_t>& value, const char* help, bool bytes) {
@@ -280,7 +307,11 @@ void add_explain(CLI::App& app) {
   number("--memory-budget", a->budget, "with --plan: most bytes of workspace, such as 64MiB", true);
   number("--num-chunks-q", a->chunks_q, "with --plan: chunks of the queries", false);
   number("--num-chunks-kv", a->chunks_kv, "with --plan: chunks of the keys", false);
-  command->add_option("--picture", arguments->picture, "a .png or .svg file, - for the terminal (default), or none")
+  command
+      ->add_option("--picture", arguments->picture,
+                   "a .png or .svg file, - for the terminal (default), or none; with --device tiles a .svg file shows "
+                   "the machine: "
+                   "memory, phases, transfers")
       ->type_name("FILE");
   command
       ->add_option("--side", arguments->side,
@@ -290,6 +321,7 @@ void add_explain(CLI::App& app) {
   command->add_option("-i,--input", arguments->files, "file with the rule's tables (may be repeated)")
       ->type_name("FILE");
   command->add_option("--tensor", arguments->tensors, "a table of the rule (may be repeated)")->type_name("NAME=WHERE");
+  add_device(*command, arguments->device);
   command->add_flag("--json", arguments->json, "print the figures as JSON");
   command->footer(
       "Examples:\n"
@@ -297,7 +329,8 @@ void add_explain(CLI::App& app) {
       "  anyflash explain --rule \"local(8)\" --shape 512x512 --picture local.png\n"
       "  anyflash explain --rule \"causal()\" --shape 6 --keys 3 --align scale_end\n"
       "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json\n"
-      "  anyflash explain --rule \"causal()\" --shape 65536 --heads 8 --backward --plan --memory-budget 64MiB");
+      "  anyflash explain --rule \"causal()\" --shape 65536 --heads 8 --backward --plan --memory-budget 64MiB\n"
+      "  anyflash explain --rule \"causal()\" --shape 16384 --type float16 --device tiles --heads 16 --picture none");
   command->callback([arguments] { explain_command(*arguments); });
 }
 

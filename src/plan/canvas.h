@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,9 @@ Colour colour_of(int grey);
 
 /// Throws Error unless the picture has as many pixels as its sides say.
 void check(const Picture& picture);
+
+/// An SVG document with what `draw` draws; it resizes the canvas first.
+std::string svg(const std::function<void(Canvas&)>& draw);
 
 /// Draws a picture with its title, axes and legend.
 void draw(Canvas& canvas, const Picture& picture, const std::string& title);

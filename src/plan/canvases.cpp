@@ -156,6 +156,12 @@ class PixelCanvas : public Canvas {
 
 }  // namespace
 
+std::string svg(const std::function<void(Canvas&)>& draw) {
+  SvgCanvas canvas;
+  draw(canvas);
+  return canvas.document + "</svg>\n";
+}
+
 void check(const Picture& picture) {
   if (picture.width >= 0 && picture.height >= 0 &&
       picture.grey.size() == std::size_t(picture.width) * std::size_t(picture.height)) {
@@ -170,9 +176,7 @@ void check(const Picture& picture) {
 
 std::string picture_svg(const Picture& picture, const std::string& title) {
   planning::check(picture);
-  planning::SvgCanvas canvas;
-  planning::draw(canvas, picture, title);
-  return canvas.document + "</svg>\n";
+  return planning::svg([&](planning::Canvas& canvas) { planning::draw(canvas, picture, title); });
 }
 
 Image picture_image(const Picture& picture, const std::string& title) {

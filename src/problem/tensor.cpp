@@ -114,7 +114,8 @@ std::string text_of(std::span<const std::int64_t> numbers) {
 std::string shape_text(const TensorView& view) { return text_of({view.shape.data(), std::size_t(view.rank)}); }
 
 std::string device_name(Device device) {
-  return device.kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
+  if (device.kind == DeviceKind::cpu) return "cpu";
+  return (device.kind == DeviceKind::cuda ? "cuda:" : "tiles:") + std::to_string(device.index);
 }
 
 }  // namespace anyflash

@@ -7,11 +7,16 @@ for library in ("OPENBLAS", "MKL"):  # the reference's matrix products leave the
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import profiles
-from devices import DEVICE, require_gpu_of_pytorch
+from devices import DEVICE, TILES, require_gpu_of_pytorch
 
 if DEVICE == "cuda":
     require_gpu_of_pytorch()
 else:
     collect_ignore = ["test_tables_on_gpu.py"]
+if DEVICE == "tiles":
+    from anyflash import tile_machine
+
+    used = tile_machine.use(**TILES)  # as long as the process lives
+    used.__enter__()
 
 profiles.load()

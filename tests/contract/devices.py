@@ -1,5 +1,6 @@
-"""Where the calls under test run: ANYFLASH_TEST_DEVICE, cpu if it is not set, or cuda. On cuda the tensors are
-PyTorch's, with the strides and the odd offsets of their NumPy originals; lengths and tables of rules stay NumPy's."""
+"""Where the calls under test run: ANYFLASH_TEST_DEVICE, cpu if it is not set, cuda or tiles. On cuda the tensors are
+PyTorch's, with the strides and the odd offsets of their NumPy originals; lengths and tables of rules stay NumPy's. With
+tiles, calls with NumPy's arrays run on a small tile machine."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import ml_dtypes
 import numpy as np
 
 DEVICE = os.environ.get("ANYFLASH_TEST_DEVICE", "cpu")
-assert DEVICE in ("cpu", "cuda"), f"ANYFLASH_TEST_DEVICE: {DEVICE}, expected cpu or cuda"
+assert DEVICE in ("cpu", "cuda", "tiles"), f"ANYFLASH_TEST_DEVICE: {DEVICE}, expected cpu, cuda or tiles"
+TILES = dict(tiles=12, memory_per_tile=3 << 20)
 
 
 def require_gpu_of_pytorch():
@@ -21,7 +23,7 @@ def require_gpu_of_pytorch():
 
 def to_device(array):
     """The array on the device."""
-    return array if DEVICE == "cpu" or array is None else as_tensor(array, DEVICE)
+    return array if DEVICE != "cuda" or array is None else as_tensor(array, DEVICE)
 
 
 def as_tensor(array, device="cpu"):

@@ -8,6 +8,7 @@ from snippets import PROJECT
 PAGES = [
     PROJECT / "README.md",
     PROJECT / "docs" / "performance.md",
+    PROJECT / "docs" / "tile-machine.md",
     *sorted((PROJECT / "docs" / "guide").glob("*.md")),
     *sorted((PROJECT / "learn").glob("*.md")),
 ]

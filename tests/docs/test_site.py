@@ -106,6 +106,7 @@ def declared(header):
         ("tensor.h", "cpp_tensors"),
         ("dlpack.h", "cpp_tensors"),
         ("devices.h", "cpp_devices"),
+        ("tile_machine.h", "cpp_tile_machine"),
         ("explain.h", "cpp_explain"),
         ("sharding.h", "cpp_sharding"),
         ("c_api.h", "c"),

@@ -1,0 +1,340 @@
+"""The tile machine: a simulated processor of many tiles with small private memories. docs/tile-machine.md is its guide.
+
+from anyflash import tile_machine as tm
+report = tm.predict((1, 16, 4096, 128), rule=af.causal())
+print(report)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _core
+from ._core import Rule
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Machine",
+    "Phase",
+    "Report",
+    "Step",
+    "candidates",
+    "machine",
+    "machine_names",
+    "parse_machine",
+    "predict",
+    "product_cycles",
+    "read_machine",
+    "step_cycles",
+    "use",
+]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine of tiles; the defaults are those of an IPU Mk2. include/anyflash/tile_machine.h says what each number
+    is. dataclasses.replace makes one that differs."""
+
+    name: str = "ipu-mk2"
+    tiles: int = 1472
+    memory_per_tile: int = 624 * 1024
+    reserved_per_tile: int = 0
+    clock_hz: float = 1.33e9
+    multiply_adds_float16: float = 64
+    multiply_adds_float32: float = 16
+    unit_rows: int = 1
+    unit_columns: int = 16
+    unit_depth: int = 16
+    unit_load_cycles: float = 16
+    unit_start_cycles: float = 0
+    exp_per_cycle: float = 1
+    vector_per_cycle: float = 4
+    exchange_bytes_per_cycle: float = 4
+    sync_cycles: float = 600
+    workers: int = 6
+    separate_vector: bool = False
+    overlap: bool = False
+    mesh_rows: int = 0
+    mesh_columns: int = 0
+    hop_cycles: float = 0
+    memory_bytes_per_cycle: float = 0
+
+    def text(self) -> str:
+        """The machine as a file of lines `key = value`."""
+
+        def shown(value: Any) -> str:
+            return str(value).lower() if isinstance(value, bool) else str(value)
+
+        return "".join(f"{key} = {shown(value)}\n" for key, value in asdict(self).items())
+
+    def peak(self, dtype: str = "float16") -> float:
+        """Operations a second, two for each multiply-add."""
+        rate = self.multiply_adds_float16 if dtype == "float16" else self.multiply_adds_float32
+        return 2 * rate * self.tiles * self.clock_hz
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a caller fixes of the mapping; 0: the planner chooses. Chunk counts must divide the sequences."""
+
+    num_chunks_q: int = 0
+    num_chunks_kv: int = 0
+    grid_rows: int = 0
+    grid_columns: int = 0
+    chunks_in_flight: int = 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase: exchange, then computation, then synchronization. Cycles are those of the slowest tile."""
+
+    name: str
+    compute_cycles: float
+    exchange_cycles: float
+    sync_cycles: float
+    exchanged_bytes: int
+    live_bytes_max: int
+    live_bytes_mean: float
+
+    @property
+    def cycles(self) -> float:
+        """Of all three, one after the other."""
+        return self.compute_cycles + self.exchange_cycles + self.sync_cycles
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mapping that the planner considered."""
+
+    num_chunks_q: int
+    num_chunks_kv: int
+    grid_rows: int
+    grid_columns: int
+    chunks_in_flight: int
+    waves: int
+    compute_cycles: float
+    exchange_cycles: float
+    sync_cycles: float
+    cycles: float
+    peak_bytes: int
+    fits: bool
+    chosen: bool
+
+    @property
+    def choice(self) -> Choice:
+        """What makes calls use it."""
+        return Choice(**{one.name: getattr(self, one.name) for one in fields(Choice)})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a call does on the tile machine. include/anyflash/tile_machine.h says what each member is."""
+
+    machine: Machine
+    backward: bool
+    dtype: str
+    num_chunks_q: int
+    num_chunks_kv: int
+    grid_rows: int
+    grid_columns: int
+    chunks_in_flight: int
+    head_groups_at_once: int
+    waves: int
+    cycles: float
+    compute_cycles: float
+    exchange_cycles: float
+    sync_cycles: float
+    seconds: float
+    predicted_cycles: float
+    exchanged_bytes: int
+    peak_bytes: int
+    peak_tile: int
+    multiply_adds: float
+    utilisation: float
+    busy: float
+    phases: tuple[Phase, ...]
+    peak_bytes_of_tile: NDArray[np.int64]
+    transfers: NDArray[np.int64]
+    live_bytes: NDArray[np.int64]
+    tile_compute_cycles: NDArray[np.float64]
+    _made: Any = field(repr=False)
+
+    def svg(self, picture: str = "all") -> str:
+        """Pictures of the report as an SVG document: "all", "memory", "phases", "transfers" (after trace=True alone) or
+        "live"."""
+        drawn: str = self._made.svg(picture)
+        return drawn
+
+    def save(self, path: str | PathLike[str], picture: str = "all") -> None:
+        """Writes them to a file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.svg(picture))
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"{self.machine.name}, {self.machine.tiles} tiles, {self.dtype}",
+                f"mapping      {self.num_chunks_q} chunks of queries, {self.num_chunks_kv} of keys; "
+                f"{self.grid_rows} x {self.grid_columns} tiles a key head, {self.head_groups_at_once} at once, "
+                f"{self.waves} waves",
+                f"cycles       {self.cycles:,.0f} ({self.compute_cycles:,.0f} compute, {self.exchange_cycles:,.0f} "
+                f"exchange, {self.sync_cycles:,.0f} synchronization)",
+                f"time         {1e6 * self.seconds:,.1f} us, utilisation {self.utilisation:.1%}",
+                f"exchanged    {self.exchanged_bytes:,} bytes in {len(self.phases):,} phases",
+                f"memory       {self.peak_bytes:,} of {self.machine.memory_per_tile:,} bytes, on tile {self.peak_tile}",
+            )
+        )
+
+
+def machine_names() -> list[str]:
+    """The machines that come with the library."""
+    return _core.tile_machine_names()
+
+
+def machine(name: str = "ipu-mk2") -> Machine:
+    """A machine that comes with the library, or that of a file. ValueError for other names."""
+    return Machine(**_core.tile_machine(name))
+
+
+named = machine  # where a parameter has the function's name
+
+
+def read_machine(path: str | PathLike[str]) -> Machine:
+    """A machine from a file of lines `key = value`. ValueError names a key that is unknown, missing or absurd."""
+    return Machine(**_core.read_tile_machine(fspath(path)))
+
+
+def parse_machine(text: str) -> Machine:
+    """The same from text."""
+    return Machine(**_core.parse_tile_machine(text))
+
+
+def _text(given: Machine | str) -> str:
+    return (machine(given) if isinstance(given, str) else given).text()
+
+
+def _call(
+    q_shape: Sequence[int], k_shape: Sequence[int] | None, d_v: int | None, dtype: str, rule: Rule | None, align: str
+) -> tuple[Any, ...]:
+    queries = [int(size) for size in q_shape]
+    keys = queries if k_shape is None else [int(size) for size in k_shape]
+    if len(queries) != 4 or len(keys) != 4:
+        raise ValueError("q_shape, k_shape: expected (batch, heads, sequence, channels)")
+    return queries, keys, keys[3] if d_v is None else d_v, dtype, rule, align
+
+
+def _numbers(choice: Choice) -> list[int]:
+    return [getattr(choice, one.name) for one in fields(Choice)]
+
+
+def predict(
+    q_shape: Sequence[int],
+    k_shape: Sequence[int] | None = None,
+    *,
+    rule: Rule | None = None,
+    dtype: str = "float16",
+    d_v: int | None = None,
+    align: str = "none_front",
+    backward: bool = False,
+    machine: Machine | str = "ipu-mk2",
+    choice: Choice = Choice(),
+    trace: bool = False,
+) -> Report:
+    """What the planner expects of a call with these shapes, (batch, heads, sequence, channels), without computing it.
+
+    trace: fill `transfers` (from, to, bytes), `live_bytes` and `tile_compute_cycles` (phases, tiles) too.
+    Raises ValueError as the call would: if nothing fits, it names tile, phase and bytes.
+    """
+    return _report(
+        _core.predict_tiles(
+            _text(machine), _numbers(choice), trace, *_call(q_shape, k_shape, d_v, dtype, rule, align), backward
+        )
+    )
+
+
+def _report(found: dict[str, Any]) -> Report:
+    found["machine"] = Machine(**found["machine"])
+    found["phases"] = tuple(Phase(**one) for one in found["phases"])
+    found["transfers"] = np.array(found["transfers"], dtype=np.int64).reshape(-1, 3)
+    found["peak_bytes_of_tile"] = np.array(found["peak_bytes_of_tile"], dtype=np.int64)
+    tiles = found["machine"].tiles
+    found["live_bytes"] = np.array(found["live_bytes"], dtype=np.int64).reshape(-1, tiles)
+    found["tile_compute_cycles"] = np.array(found["tile_compute_cycles"], dtype=np.float64).reshape(-1, tiles)
+    return Report(**found)
+
+
+def candidates(
+    q_shape: Sequence[int],
+    k_shape: Sequence[int] | None = None,
+    *,
+    rule: Rule | None = None,
+    dtype: str = "float16",
+    d_v: int | None = None,
+    align: str = "none_front",
+    backward: bool = False,
+    machine: Machine | str = "ipu-mk2",
+    choice: Choice = Choice(),
+) -> list[Candidate]:
+    """All mappings that the planner considers for a call, best first, those that do not fit last."""
+    found = _core.tile_candidates(
+        _text(machine), _numbers(choice), *_call(q_shape, k_shape, d_v, dtype, rule, align), backward
+    )
+    return [Candidate(**one) for one in found]
+
+
+class use:  # noqa: N801
+    """Within this context the thread's calls with arrays on the CPU run on the tile machine.
+
+        with tile_machine.use(tiles=16, memory_per_tile=256 * 1024) as used:
+            out = af.attention(q, k, v)
+        print(used.report)
+
+    machine: a name, a file's path, or a Machine; `members` replace its own. choice: what is fixed of the mapping.
+    trace: reports have `transfers`, `live_bytes` and `tile_compute_cycles` too. No other thread may use the tile machine
+    at the same time.
+    """
+
+    def __init__(
+        self, machine: Machine | str = "ipu-mk2", *, choice: Choice = Choice(), trace: bool = False, **members: Any
+    ):
+        given = named(machine) if isinstance(machine, str) else machine
+        self.machine = parse_machine(replace(given, **members).text())
+        self.choice = choice
+        self._trace = trace
+        self._held: list[Any] = []
+
+    def __enter__(self) -> use:
+        self._held.append(_core.RunOnTiles(self.machine.text(), _numbers(self.choice), self._trace))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.pop()
+
+    @property
+    def report(self) -> Report:
+        """Of the thread's last call on the tile machine. ValueError before the first."""
+        return _report(_core.last_tile_report())
+
+
+def product_cycles(machine: Machine | str, dtype: str, m: int, n: int, k: int) -> float:
+    """Cycles of a tile for the product of (m, k) and (k, n) numbers."""
+    return _core.tile_product_cycles(_text(machine), dtype, m, n, k)
+
+
+class Step(NamedTuple):
+    """Cycles of a tile for a step of the forward pass: its two products, and all of it."""
+
+    products: float
+    total: float
+
+
+def step_cycles(machine: Machine | str, dtype: str, rows: int, keys: int, d_qk: int, d_v: int) -> Step:
+    """A step in which `rows` queries meet `keys` keys, all of them visible."""
+    return Step(*_core.tile_step_cycles(_text(machine), dtype, rows, keys, d_qk, d_v))

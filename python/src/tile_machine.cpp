@@ -1,0 +1,231 @@
+// The tile machine's machines, predictions and mappings, for anyflash/tile_machine.py.
+#include <anyflash/names.h>
+#include <anyflash/tile_machine.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "rule_object.h"
+#include "without_gil.h"
+
+namespace anyflash::python {
+namespace {
+
+TileChoice choice_of(const std::vector<std::int64_t>& numbers, bool trace) {
+  return {numbers.at(0), numbers.at(1), numbers.at(2), numbers.at(3), numbers.at(4), trace};
+}
+
+/// Calls use this machine and these choices as long as it lives.
+class Used {
+ public:
+  Used(const TileMachine& machine, const TileChoice& choice)
+      : before_(used_tile_machine()), choice_before_(used_tile_choice()) {
+    use_tile_machine(machine, choice);
+  }
+  ~Used() { use_tile_machine(before_, choice_before_); }
+  Used(const Used&) = delete;
+  Used& operator=(const Used&) = delete;
+
+ private:
+  TileMachine before_;
+  TileChoice choice_before_;
+};
+
+/// The same for the calls of the thread that makes it: their arrays on the CPU count as the tile machine's.
+class RunOnTiles {
+ public:
+  RunOnTiles(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace)
+      : used_(parse_tile_machine(machine), choice_of(choice, trace)), before_(arrays_on_tiles) {
+    arrays_on_tiles = true;
+  }
+  ~RunOnTiles() { arrays_on_tiles = before_; }
+
+ private:
+  Used used_;
+  bool before_;
+};
+
+nb::dict machine_dict(const TileMachine& machine) {
+  nb::dict found;
+  found["name"] = machine.name;
+  found["tiles"] = machine.tiles;
+  found["memory_per_tile"] = machine.memory_per_tile;
+  found["reserved_per_tile"] = machine.reserved_per_tile;
+  found["clock_hz"] = machine.clock_hz;
+  found["multiply_adds_float16"] = machine.multiply_adds_float16;
+  found["multiply_adds_float32"] = machine.multiply_adds_float32;
+  found["unit_rows"] = machine.unit_rows;
+  found["unit_columns"] = machine.unit_columns;
+  found["unit_depth"] = machine.unit_depth;
+  found["unit_load_cycles"] = machine.unit_load_cycles;
+  found["unit_start_cycles"] = machine.unit_start_cycles;
+  found["exp_per_cycle"] = machine.exp_per_cycle;
+  found["vector_per_cycle"] = machine.vector_per_cycle;
+  found["exchange_bytes_per_cycle"] = machine.exchange_bytes_per_cycle;
+  found["sync_cycles"] = machine.sync_cycles;
+  found["workers"] = machine.workers;
+  found["separate_vector"] = machine.separate_vector;
+  found["overlap"] = machine.overlap;
+  found["mesh_rows"] = machine.mesh_rows;
+  found["mesh_columns"] = machine.mesh_columns;
+  found["hop_cycles"] = machine.hop_cycles;
+  found["memory_bytes_per_cycle"] = machine.memory_bytes_per_cycle;
+  return found;
+}
+
+nb::dict phase_dict(const TilePhase& phase) {
+  nb::dict found;
+  found["name"] = phase.name;
+  found["compute_cycles"] = phase.compute_cycles;
+  found["exchange_cycles"] = phase.exchange_cycles;
+  found["sync_cycles"] = phase.sync_cycles;
+  found["exchanged_bytes"] = phase.exchanged_bytes;
+  found["live_bytes_max"] = phase.live_bytes_max;
+  found["live_bytes_mean"] = phase.live_bytes_mean;
+  return found;
+}
+
+struct ReportObject {
+  TileReport report;
+};
+
+nb::dict report_dict(TileReport&& made) {
+  auto* const kept = new ReportObject{std::move(made)};
+  const auto& report = kept->report;
+  nb::dict found;
+  found["_made"] = nb::cast(kept, nb::rv_policy::take_ownership);
+  found["machine"] = machine_dict(report.machine);
+  found["backward"] = report.backward;
+  found["dtype"] = element_name(report.type);
+  found["num_chunks_q"] = report.num_chunks_q;
+  found["num_chunks_kv"] = report.num_chunks_kv;
+  found["grid_rows"] = report.grid_rows;
+  found["grid_columns"] = report.grid_columns;
+  found["chunks_in_flight"] = report.chunks_in_flight;
+  found["head_groups_at_once"] = report.head_groups_at_once;
+  found["waves"] = report.waves;
+  found["cycles"] = report.cycles;
+  found["compute_cycles"] = report.compute_cycles;
+  found["exchange_cycles"] = report.exchange_cycles;
+  found["sync_cycles"] = report.sync_cycles;
+  found["seconds"] = report.seconds;
+  found["predicted_cycles"] = report.predicted_cycles;
+  found["exchanged_bytes"] = report.exchanged_bytes;
+  found["peak_bytes"] = report.peak_bytes;
+  found["peak_tile"] = report.peak_tile;
+  found["multiply_adds"] = report.multiply_adds;
+  found["utilisation"] = report.utilisation;
+  found["busy"] = report.busy;
+  nb::list phases, transfers;
+  for (const auto& phase : report.phases) phases.append(phase_dict(phase));
+  for (const auto& one : report.transfers) transfers.append(nb::make_tuple(one.from, one.to, one.bytes));
+  found["phases"] = phases;
+  found["transfers"] = transfers;
+  found["peak_bytes_of_tile"] = report.peak_bytes_of_tile;
+  found["live_bytes"] = report.live_bytes;
+  found["tile_compute_cycles"] = report.tile_compute_cycles;
+  return found;
+}
+
+nb::dict candidate_dict(const TileCandidate& one) {
+  nb::dict found;
+  found["num_chunks_q"] = one.num_chunks_q;
+  found["num_chunks_kv"] = one.num_chunks_kv;
+  found["grid_rows"] = one.grid_rows;
+  found["grid_columns"] = one.grid_columns;
+  found["chunks_in_flight"] = one.chunks_in_flight;
+  found["waves"] = one.waves;
+  found["compute_cycles"] = one.compute_cycles;
+  found["exchange_cycles"] = one.exchange_cycles;
+  found["sync_cycles"] = one.sync_cycles;
+  found["cycles"] = one.cycles;
+  found["peak_bytes"] = one.peak_bytes;
+  found["fits"] = one.fits;
+  found["chosen"] = one.chosen;
+  return found;
+}
+
+ElementType type_named(const std::string& name) {
+  for (const auto type : {ElementType::float16, ElementType::float32}) {
+    if (name == element_name(type)) return type;
+  }
+  throw Error(Error::Kind::type, "dtype: type " + name + ", expected float16 or float32");
+}
+
+/// A call's shapes on the tile machine, without data.
+struct Shapes {
+  TensorView q, k, v;
+  Options options;
+
+  Shapes(const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys, std::int64_t channels_v,
+         const std::string& dtype, nb::handle rule, nb::handle align) {
+    const auto type = type_named(dtype);
+    const Device device{DeviceKind::tiles};
+    q = TensorView(nullptr, type, {queries.at(0), queries.at(1), queries.at(2), queries.at(3)}, device);
+    k = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), keys.at(3)}, device);
+    v = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), channels_v}, device);
+    if (!rule.is_none()) options.rule = rule_of(rule).rule;
+    options.align = align_of(align);
+  }
+};
+
+nb::dict predicted(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace,
+                   const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys,
+                   std::int64_t channels_v, const std::string& dtype, nb::handle rule, nb::handle align,
+                   bool backward) {
+  const Shapes shapes(queries, keys, channels_v, dtype, rule, align);
+  TileReport report;
+  {
+    const WithoutGil without_gil;
+    const Used used(parse_tile_machine(machine), choice_of(choice, trace));
+    report = predict_tiles(shapes.q, shapes.k, shapes.v, shapes.options, backward);
+  }
+  return report_dict(std::move(report));
+}
+
+nb::list candidates(const std::string& machine, const std::vector<std::int64_t>& choice,
+                    const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys,
+                    std::int64_t channels_v, const std::string& dtype, nb::handle rule, nb::handle align,
+                    bool backward) {
+  const Shapes shapes(queries, keys, channels_v, dtype, rule, align);
+  std::vector<TileCandidate> all;
+  {
+    const WithoutGil without_gil;
+    const Used used(parse_tile_machine(machine), choice_of(choice, false));
+    all = tile_candidates(shapes.q, shapes.k, shapes.v, shapes.options, backward);
+  }
+  nb::list found;
+  for (const auto& one : all) found.append(candidate_dict(one));
+  return found;
+}
+
+}  // namespace
+
+void add_tile_machine(nb::module_& module) {
+  nb::class_<ReportObject>(module, "TileReport").def("svg", [](const ReportObject& made, const std::string& picture) {
+    static const Names names = {"all", "memory", "phases", "transfers", "live"};
+    return tile_picture_svg(made.report, TilePicture(place_of_name("picture", picture, names)));
+  });
+  nb::class_<RunOnTiles>(module, "RunOnTiles")
+      .def(nb::init<const std::string&, const std::vector<std::int64_t>&, bool>());
+  module.def("last_tile_report", [] { return report_dict(TileReport(last_tile_report())); });
+  module.def("tile_machine_names", &tile_machine_names);
+  module.def("tile_machine", [](const std::string& name) { return machine_dict(tile_machine(name)); });
+  module.def("read_tile_machine", [](const std::string& path) { return machine_dict(read_tile_machine(path)); });
+  module.def("parse_tile_machine", [](const std::string& text) { return machine_dict(parse_tile_machine(text)); });
+  module.def("predict_tiles", &predicted, nb::arg("machine"), nb::arg("choice"), nb::arg("trace"), nb::arg("queries"),
+             nb::arg("keys"), nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"),
+             nb::arg("backward"));
+  module.def("tile_candidates", &candidates, nb::arg("machine"), nb::arg("choice"), nb::arg("queries"), nb::arg("keys"),
+             nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"), nb::arg("backward"));
+  module.def("tile_product_cycles",
+             [](const std::string& machine, const std::string& dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
+               return tile_product_cycles(parse_tile_machine(machine), type_named(dtype), m, n, k);
+             });
+  module.def("tile_step_cycles", [](const std::string& machine, const std::string& dtype, std::int64_t rows,
+                                    std::int64_t keys, std::int64_t d_qk, std::int64_t d_v) {
+    const auto step = tile_step_cycles(parse_tile_machine(machine), type_named(dtype), rows, keys, d_qk, d_v);
+    return nb::make_tuple(step.products, step.total);
+  });
+}
+
+}  // namespace anyflash::python

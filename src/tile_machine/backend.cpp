@@ -1,0 +1,101 @@
+#include "tile_machine/backend.h"
+
+#include <anyflash/explain.h>
+
+#include <optional>
+
+#include "plan/facts.h"
+#include "plan/own_of_thread.h"
+#include "rules/compile.h"
+#include "tile_machine/executor.h"
+#include "tile_machine/machine.h"
+
+namespace anyflash::simulator {
+namespace {
+
+struct LastReport {
+  std::optional<TileReport> report;
+};
+
+void run(const Problem& problem, const ExecutionPlan& plan) {
+  const auto [machine, choice] = used_machine();
+  const Call call(problem, plan, machine, choice);
+  const auto planned = best(call);
+  auto execution = execute(call, planned.mapping);
+  auto report = report_of(call, execution.counted, execution.visible_pairs);
+  report.predicted_cycles = planned.cycles;
+  report.transfers = std::move(execution.transfers);
+  if (auto* const last = own_of_thread<LastReport>()) last->report = std::move(report);
+}
+
+/// The problem of a call of which only shapes are known, and its plan.
+struct PlannedCall {
+  PlannedCall(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options, bool backward)
+      : problem(shape_problem(q, k, v, options, backward ? Direction::backward : Direction::forward)) {
+    rules::check(problem.rule, planning::shapes_of(problem));
+    plan = make_plan(problem, tile_menu(problem));
+    if (!problem.has_pairs()) throw Error(Error::Kind::value, "query and key: no pairs, expected something to compute");
+  }
+  Problem problem;
+  std::shared_ptr<const ExecutionPlan> plan;
+};
+
+}  // namespace
+
+std::vector<DeviceInfo> devices() { return {{Device{DeviceKind::tiles, 0}, used_machine().machine.name, 0}}; }
+
+TileMenu tile_menu(const Problem& problem) {
+  if (problem.device.index != 0)
+    throw Error(Error::Kind::device, "query: on " + device_name(problem.device) + ", expected tiles:0");
+  if (problem.type != ElementType::float16 && problem.type != ElementType::float32) {
+    throw Error(Error::Kind::unsupported, std::string("query: ") + element_name(problem.type) +
+                                              " on the tile machine, expected float16 or float32");
+  }
+  if (problem.tables_on_device)
+    throw Error(Error::Kind::device, "lengths and tables: on " + device_name(problem.device) + ", expected cpu");
+  TileMenu menu;
+  menu.query_rows = {64};
+  menu.key_rows = 64;
+  return menu;
+}
+
+void forward(const Problem& problem, const ExecutionPlan& plan, char*) { run(problem, plan); }
+void backward(const Problem& problem, const ExecutionPlan& plan, char*) { run(problem, plan); }
+
+}  // namespace anyflash::simulator
+
+namespace anyflash {
+
+const TileReport& last_tile_report() {
+  const auto* const last = own_of_thread<simulator::LastReport>();
+  if (!last || !last->report) throw Error(Error::Kind::value, "tile report: no call on the tile machine yet");
+  return *last->report;
+}
+
+TileReport predict_tiles(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options,
+                         bool backward) {
+  const simulator::PlannedCall planned(q, k, v, options, backward);
+  const auto [machine, choice] = simulator::used_machine();
+  const simulator::Call call(planned.problem, *planned.plan, machine, choice);
+  auto evaluation = simulator::best(call);
+  if (choice.trace) evaluation = simulator::evaluate(call, evaluation.mapping, true);
+  auto report = simulator::report_of(call, evaluation, double(visible_pairs(q, k, v, options)));
+  report.predicted_cycles = report.cycles;
+  return report;
+}
+
+std::vector<TileCandidate> tile_candidates(const TensorView& q, const TensorView& k, const TensorView& v,
+                                           const Options& options, bool backward) {
+  const simulator::PlannedCall planned(q, k, v, options, backward);
+  const auto [machine, choice] = simulator::used_machine();
+  const simulator::Call call(planned.problem, *planned.plan, machine, choice);
+  std::vector<TileCandidate> all;
+  for (const auto& one : simulator::candidates(call)) {
+    const auto& m = one.mapping;
+    all.push_back({m.query_chunks, m.key_chunks, m.rows, m.columns, m.in_flight, m.waves, one.compute, one.exchange,
+                   one.sync, one.cycles, one.peak, one.fits(call), all.empty() && one.fits(call)});
+  }
+  return all;
+}
+
+}  // namespace anyflash

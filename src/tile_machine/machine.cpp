@@ -1,0 +1,210 @@
+// Machines: their files, and the one that calls use.
+#include "tile_machine/machine.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <mutex>
+#include <sstream>
+
+#include "tile_machine/machine_files.h"
+#include "tile_machine/cost.h"
+
+namespace anyflash {
+namespace simulator {
+namespace {
+
+std::mutex used_mutex;
+UsedMachine& used() {
+  static auto& machine = *new UsedMachine;  // never destroyed: calls may come while the process ends
+  return machine;
+}
+
+/// A member of TileMachine: its name in files, and the numbers that make sense.
+template <typename Visit>
+void for_each_number(TileMachine& machine, const Visit& visit) {
+  constexpr double most = 1e15;
+  visit("tiles", machine.tiles, 1, 1 << 20);
+  visit("memory_per_tile", machine.memory_per_tile, 1, 1LL << 40);
+  visit("reserved_per_tile", machine.reserved_per_tile, 0, 1LL << 40);
+  visit("clock_hz", machine.clock_hz, 1, most);
+  visit("multiply_adds_float16", machine.multiply_adds_float16, 1e-3, 1e9);
+  visit("multiply_adds_float32", machine.multiply_adds_float32, 1e-3, 1e9);
+  visit("unit_rows", machine.unit_rows, 1, 1 << 16);
+  visit("unit_columns", machine.unit_columns, 1, 1 << 16);
+  visit("unit_depth", machine.unit_depth, 1, 1 << 16);
+  visit("unit_load_cycles", machine.unit_load_cycles, 0, 1e9);
+  visit("unit_start_cycles", machine.unit_start_cycles, 0, 1e9);
+  visit("exp_per_cycle", machine.exp_per_cycle, 1e-3, 1e9);
+  visit("vector_per_cycle", machine.vector_per_cycle, 1e-3, 1e9);
+  visit("exchange_bytes_per_cycle", machine.exchange_bytes_per_cycle, 1e-3, 1e9);
+  visit("sync_cycles", machine.sync_cycles, 0, 1e9);
+  visit("workers", machine.workers, 1, 1 << 16);
+  visit("mesh_rows", machine.mesh_rows, 0, 1 << 20);
+  visit("mesh_columns", machine.mesh_columns, 0, 1 << 20);
+  visit("hop_cycles", machine.hop_cycles, 0, 1e9);
+  visit("memory_bytes_per_cycle", machine.memory_bytes_per_cycle, 0, most);
+}
+
+std::string number_text(double number) {
+  std::ostringstream text;
+  text.precision(12);
+  text << number;
+  return text.str();
+}
+
+[[noreturn]] void fail(std::string_view origin, const std::string& line) {
+  throw Error(Error::Kind::value, std::string(origin) + ": " + line);
+}
+
+void check(const TileMachine& machine, std::string_view origin) {
+  auto copy = machine;
+  for_each_number(copy, [&](const char* key, auto& value, double least, double most) {
+    if (!(double(value) >= least && double(value) <= most))
+      fail(origin, std::string(key) + ": " + number_text(double(value)) + ", expected " + number_text(least) + " to " +
+                       number_text(most));
+  });
+  if (machine.reserved_per_tile >= machine.memory_per_tile) {
+    fail(origin, "reserved_per_tile: " + std::to_string(machine.reserved_per_tile) + ", expected less than the " +
+                     std::to_string(machine.memory_per_tile) + " of memory_per_tile");
+  }
+  if (machine.mesh_rows * machine.mesh_columns != 0 || machine.mesh_rows + machine.mesh_columns > 0) {
+    if (machine.mesh_rows * machine.mesh_columns != machine.tiles)
+      fail(origin, "mesh_rows: a mesh of " + std::to_string(machine.mesh_rows) + " x " +
+                       std::to_string(machine.mesh_columns) + ", expected " + std::to_string(machine.tiles) +
+                       " tiles as in tiles");
+  }
+}
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r"), last = text.find_last_not_of(" \t\r");
+  return first == std::string_view::npos ? std::string_view{} : text.substr(first, last - first + 1);
+}
+
+bool truth(std::string_view key, std::string_view value, std::string_view origin) {
+  const bool yes = value == "true" || value == "1", no = value == "false" || value == "0";
+  if (!yes && !no) fail(origin, std::string(key) + ": " + shown(value) + ", expected true or false");
+  return yes;
+}
+
+void assign(TileMachine& machine, std::string_view key, std::string_view value, std::string_view origin) {
+  const auto name = std::string(key);
+  if (value.empty()) fail(origin, shown(name) + ": no value, expected one after =");
+  if (key == "name") return void(machine.name = value);
+  if (key == "overlap") {
+    return void(machine.overlap = truth(key, value, origin));
+  }
+  if (key == "separate_vector") return void(machine.separate_vector = truth(key, value, origin));
+  bool found = false;
+  for_each_number(machine, [&](const char* member, auto& number, double, double) {
+    if (key != member) return;
+    found = true;
+    double parsed = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), parsed);
+    if (error != std::errc() || end != value.data() + value.size() || !std::isfinite(parsed))
+      fail(origin, name + ": " + shown(value) + ", expected a number");
+    using Number = std::remove_reference_t<decltype(number)>;
+    if (std::is_integral_v<Number> && (parsed != std::floor(parsed) || std::abs(parsed) > 1e15))
+      fail(origin, name + ": " + shown(value) + ", expected a whole number");
+    number = Number(parsed);
+  });
+  if (!found) fail(origin, shown(name) + ": no such key");
+}
+
+}  // namespace
+
+UsedMachine used_machine() {
+  const std::lock_guard lock(used_mutex);
+  return used();
+}
+
+void check_machine(const TileMachine& machine) { check(machine, "machine"); }
+
+}  // namespace simulator
+
+TileMachine parse_tile_machine(std::string_view text, std::string_view origin, const TileMachine* base) {
+  TileMachine machine;
+  machine.name = origin;
+  if (base) machine = *base;
+  std::vector<std::string> keys;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto end = std::min(text.find('\n', at), text.size());
+    const auto line = simulator::trimmed(text.substr(at, end - at).substr(0, text.substr(at, end - at).find('#')));
+    at = end + 1;
+    if (line.empty()) continue;
+    const auto equals = line.find('=');
+    if (equals == std::string_view::npos) simulator::fail(origin, shown(line) + ": expected key = value");
+    const auto key = simulator::trimmed(line.substr(0, equals));
+    if (std::find(keys.begin(), keys.end(), key) != keys.end()) simulator::fail(origin, shown(key) + ": given twice");
+    keys.emplace_back(key);
+    simulator::assign(machine, key, simulator::trimmed(line.substr(equals + 1)), origin);
+  }
+  for (const auto* needed : {"tiles", "memory_per_tile", "clock_hz"})
+    if (!base && std::find(keys.begin(), keys.end(), needed) == keys.end())
+      simulator::fail(origin, std::string(needed) + ": not given, expected a number");
+  simulator::check(machine, origin);
+  return machine;
+}
+
+TileMachine read_tile_machine(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) throw Error(Error::Kind::value, shown(path, 200) + ": cannot be read");
+  return parse_tile_machine(text.str(), shown(path, 200));
+}
+
+std::vector<std::string> tile_machine_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, text] : simulator::machine_files) names.emplace_back(name);
+  return names;
+}
+
+TileMachine tile_machine(const std::string& name_or_path) {
+  std::string names;
+  for (const auto& [known, text] : simulator::machine_files) {
+    if (known == name_or_path) return parse_tile_machine(text, known);
+    names += std::string(known) + ", ";
+  }
+  if (!std::ifstream(name_or_path))
+    throw Error(Error::Kind::value, "machine: " + shown(name_or_path, 200) + ", expected " + names + "or a file");
+  return read_tile_machine(name_or_path);
+}
+
+void use_tile_machine(const TileMachine& machine, const TileChoice& choice) {
+  simulator::check_machine(machine);
+  const auto check = [](const char* name, std::int64_t value) {
+    if (value < 0)
+      throw Error(Error::Kind::value, std::string(name) + ": " + std::to_string(value) + ", expected 0 or more");
+  };
+  check("num_chunks_q", choice.num_chunks_q), check("num_chunks_kv", choice.num_chunks_kv);
+  check("grid_rows", choice.grid_rows), check("grid_columns", choice.grid_columns);
+  check("chunks_in_flight", choice.chunks_in_flight);
+  const std::lock_guard lock(simulator::used_mutex);
+  simulator::used() = {machine, choice};
+}
+
+TileMachine used_tile_machine() { return simulator::used_machine().machine; }
+TileChoice used_tile_choice() { return simulator::used_machine().choice; }
+
+double tile_product_cycles(const TileMachine& machine, ElementType type, std::int64_t m, std::int64_t n,
+                           std::int64_t k) {
+  const auto blocks = [](std::int64_t size, std::int64_t of) { return double((size + of - 1) / of); };
+  const auto rate = type == ElementType::float16 ? machine.multiply_adds_float16 : machine.multiply_adds_float32;
+  const double rows = blocks(m, machine.unit_rows) * double(machine.unit_rows);
+  const double block = double(machine.unit_columns * machine.unit_depth);
+  return blocks(n, machine.unit_columns) * blocks(k, machine.unit_depth) *
+             (rows * block / rate + machine.unit_load_cycles) +
+         machine.unit_start_cycles;
+}
+
+TileStep tile_step_cycles(const TileMachine& machine, ElementType type, std::int64_t rows, std::int64_t keys,
+                          std::int64_t d_qk, std::int64_t d_v) {
+  const double products =
+      tile_product_cycles(machine, type, rows, keys, d_qk) + tile_product_cycles(machine, type, rows, d_v, keys);
+  const double others = simulator::exp_cycles(machine, rows, keys) + simulator::vector_cycles(machine, rows, d_v) +
+                        simulator::vector_cycles(machine, rows, keys) * simulator::forward_score_operations;
+  return {products, simulator::both_cycles(machine, products, others)};
+}
+
+}  // namespace anyflash

@@ -1,0 +1,90 @@
+// Where everything lives: which tile computes which queries with which keys.
+//
+// A unit is one key head of one batch entry, with the query heads that share it. An item is a query chunk of one of
+// these heads. A unit's tiles form a grid: a row of tiles shares items, a column shares key chunks. Key chunk b belongs
+// to column b mod columns. Items are dealt to the rows so that all have about the same work. Units compute side by side
+// if there are tiles for it, else in waves.
+//
+// A tensor's home: the rows of an item are sliced over the tiles of its grid row, those of a key chunk over the tiles of
+// its column. So every tile sends and receives about the same.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <anyflash/tile_machine.h>
+
+#include "plan/plan.h"
+#include "tile_machine/order.h"
+
+namespace anyflash::simulator {
+
+/// Entries or rows first .. end - 1.
+struct Range {
+  std::int64_t first = 0, end = 0;
+  std::int64_t size() const { return end - first; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+/// Part `part` of `entries` entries cut into parts that differ by one at most.
+inline Range part_of(std::int64_t entries, std::int64_t parts, std::int64_t part) {
+  return {entries * part / parts, entries * (part + 1) / parts};
+}
+
+/// The length of a line of floats: whole vectors of any instruction set, and whole columns of a matrix unit.
+inline std::int64_t line_of(std::int64_t numbers) { return (numbers + 15) / 16 * 16; }
+
+struct Mapping {
+  std::int64_t query_chunks = 1, key_chunks = 1;  // of one head
+  std::int64_t rows = 1, columns = 1;             // tiles of a unit
+  std::int64_t in_flight = 1;                     // key chunks that a tile receives in one phase, at most
+  std::int64_t at_once = 1, waves = 1;            // units that compute at the same time, and how many times
+
+  std::int64_t tiles_each() const { return rows * columns; }
+};
+
+/// What planner and executor know of a call.
+struct Call {
+  Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine& machine, const TileChoice& choice);
+
+  const Problem& problem;
+  const ExecutionPlan& plan;
+  TileMachine machine;
+  TileChoice choice;
+  bool backward;
+  std::int64_t element;  // bytes
+  std::int64_t heads_each, units;
+  std::int64_t d_qk, d_v, line_qk, line_v;
+  std::int64_t statistics;  // of a row, in float32: lse or lse, row_max, row_sum; backward: lse, delta, dlse if given
+  Order queries, keys;
+  /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
+  bool rests = false;
+  static constexpr float large_lse = 32;
+
+  std::int64_t batch_of(std::int64_t unit) const { return unit / problem.heads_kv; }
+  std::int64_t key_head_of(std::int64_t unit) const { return unit % problem.heads_kv; }
+  std::int64_t head_of(std::int64_t unit, std::int64_t in_unit) const {
+    return key_head_of(unit) * heads_each + in_unit;
+  }
+  const MaskGroup& mask(std::int64_t unit, std::int64_t in_unit) const {
+    return plan.group(batch_of(unit), head_of(unit, in_unit));
+  }
+  Range query_chunk(const Mapping& mapping, std::int64_t item) const {
+    return part_of(queries.entries(), mapping.query_chunks, item % mapping.query_chunks);
+  }
+  Range key_chunk(const Mapping& mapping, std::int64_t chunk) const {
+    return part_of(keys.entries(), mapping.key_chunks, chunk);
+  }
+  /// Bytes of memory that tensors can have on a tile.
+  std::int64_t memory() const { return machine.memory_per_tile - machine.reserved_per_tile; }
+  /// The tensors are on the tiles, not in a memory that all share.
+  bool resident() const { return machine.memory_bytes_per_cycle <= 0; }
+  /// Bytes of a query row that the tiles of a grid row send each other, and of a key row in a column.
+  std::int64_t query_row_bytes() const { return backward ? (d_qk + d_v) * element + 4 * statistics : d_qk * element; }
+  std::int64_t key_row_bytes() const { return (d_qk + d_v) * element; }
+  /// Bytes of a row of partial results: of queries along a grid row, of keys (backward) along a column.
+  std::int64_t partial_query_bytes() const { return (backward ? d_qk : d_v + 2) * 4; }
+  std::int64_t partial_key_bytes() const { return (d_qk + d_v) * 4; }
+};
+
+}  // namespace anyflash::simulator

@@ -1,0 +1,423 @@
+// The choice of a mapping: many are estimated by closed forms, the most promising are evaluated tile by tile.
+#include "tile_machine/planner.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <set>
+
+namespace anyflash::simulator {
+namespace {
+
+/// How much of the area the rule shows, by blocks, and how much of a block's row or column it touches.
+struct Area {
+  double visible = 1;  ///< of all pairs of blocks
+  double reach = 1;    ///< of the keys: those between the first and the last that a query block sees, on average
+};
+
+Area area_of(const Call& call) {
+  const auto key_blocks = double((call.keys.entries() + 63) / 64);
+  double visible = 0, reach = 0, rows = 0;
+  const auto groups = std::min<std::size_t>(call.plan.groups.size(), 8);  // a sample, for the estimate
+  for (std::size_t g = 0; g < groups; ++g) {
+    const auto& list = call.plan.groups[g].keys_of_query_block;
+    for (std::size_t block = 0; block + 1 < list.start.size(); ++block) {
+      rows += 1;
+      if (list.start[block] == list.start[block + 1]) continue;
+      const auto &first = list.runs[list.start[block]], &last = list.runs[list.start[block + 1] - 1];
+      reach += (last.first + last.count - first.first) / key_blocks;
+      for (auto i = list.start[block]; i < list.start[block + 1]; ++i) visible += list.runs[i].count / key_blocks;
+    }
+  }
+  return rows > 0 ? Area{visible / rows, reach / rows} : Area{};
+}
+
+/// The estimate of a mapping, as if all chunks and all tiles were alike.
+class Estimate {
+ public:
+  explicit Estimate(const Call& call) : call_(call), cost_(call), area_(area_of(call)) {}
+
+  double cycles(const Mapping& m) const {
+    const auto rows = ceil(call_.queries.entries() * call_.heads_each, m.rows);
+    const auto keys = ceil(call_.keys.entries(), m.columns);
+    const auto chunk_rows = ceil(call_.queries.entries(), m.query_chunks);
+    const auto chunk_keys = ceil(call_.keys.entries(), m.key_chunks);
+    const double items = double(m.query_chunks * call_.heads_each) / double(m.rows);
+    const double chunks = std::ceil(double(m.key_chunks) / double(m.columns));
+    // Of the pairs of chunks, those that are not hidden: a chunk widens what is visible by its own length.
+    const double wide = double(chunk_rows + chunk_keys) / double(call_.keys.entries());
+    const double shown = area_.visible >= 1 ? 1 : std::min(1.0, area_.visible * (1 + std::min(wide, 1.0)));
+    const double pairs = std::ceil(items) * chunks * shown;
+    const double uneven = shown < 1 ? 1 + 0.5 * std::sqrt((1 - shown) / std::max(pairs, 0.5)) : 1;
+    double compute = std::max(pairs * uneven, 1.0) * cost_.step(chunk_rows, chunk_keys, false) *
+                     (shown < 1 ? area_.visible / shown : 1);
+    const double met = std::min(1.0, shown < 1 ? std::max(area_.visible, 1 - std::pow(1 - shown, items)) : 1.0);
+    const double received_keys = double(keys) * met * (1 - 1 / double(m.rows));
+    double bytes = received_keys * double(call_.key_row_bytes());
+    if (m.columns > 1) {
+      bytes += double(rows) * double(call_.query_row_bytes() + call_.partial_query_bytes());
+      compute += cost_.combine(ceil(rows, m.columns), m.columns);
+    }
+    if (call_.backward) {
+      bytes += received_keys * double(call_.partial_key_bytes());
+      compute += cost_.add_keys(std::int64_t(received_keys)) + cost_.row_sums(ceil(rows, m.columns));
+    }
+    double exchange = cost_.exchange(bytes);
+    if (!call_.resident()) {
+      const double all = double(rows) * double(call_.query_row_bytes() * 2) * double(m.rows) +
+                         double(call_.keys.entries()) * double(call_.key_row_bytes() * (call_.backward ? 2 : 1));
+      exchange += all * double(m.at_once) / call_.machine.memory_bytes_per_cycle;
+    }
+    const double phases = std::ceil(chunks * met / double(m.in_flight)) + (m.columns > 1 ? 1 : 0) +
+                          (call_.backward && m.columns > 1 ? 1 : 0) + (call_.backward && m.rows > 1 ? 1 : 0);
+    compute += phases * call_.machine.sync_cycles;
+    if (!call_.resident()) exchange += 2 * call_.machine.sync_cycles;
+    return double(m.waves) * (call_.machine.overlap ? std::max(compute, exchange) : compute + exchange);
+  }
+
+  /// Bytes of the fullest tile.
+  std::int64_t bytes(const Mapping& m) const {
+    TileSizes sizes{};
+    sizes.items = ceil(m.query_chunks * call_.heads_each, m.rows);
+    sizes.chunk_rows = ceil(call_.queries.entries(), m.query_chunks);
+    sizes.key_chunk_rows = ceil(call_.keys.entries(), m.key_chunks);
+    sizes.query_rows = ceil(call_.queries.entries() * sizes.items, m.query_chunks);
+    sizes.home_rows = ceil(sizes.query_rows, m.columns);
+    sizes.home_keys = ceil(call_.keys.entries(), m.columns * m.rows);
+    sizes.incoming_keys = call_.backward && m.rows > 1 ? m.in_flight * sizes.key_chunk_rows : 0;
+    Bytes homes;
+    const auto offsets = lay_homes(homes, call_, sizes);
+    Bytes all(homes.used() * (call_.resident() ? m.waves : 1));
+    lay_wave(all, call_, m, sizes, offsets);
+    Bytes keys, reduction;
+    lay_keys(keys, call_, m, sizes);
+    if (m.columns > 1) lay_reduction(reduction, call_, m, sizes);
+    return all.used() + std::max(keys.used(), reduction.used());
+  }
+
+ private:
+  static std::int64_t ceil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+  const Call& call_;
+  Cost cost_;
+  Area area_;
+};
+
+void add(std::vector<std::int64_t>& numbers, std::int64_t number, std::int64_t most) {
+  number = std::clamp<std::int64_t>(number, 1, most);
+  if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
+}
+
+/// The numbers worth trying for one part of a mapping; the caller's own if it gives one.
+std::vector<std::int64_t> column_counts(const Call& call, std::int64_t tiles) {
+  if (call.choice.grid_columns > 0) return {call.choice.grid_columns};
+  if (call.choice.grid_rows > 0) tiles = std::max<std::int64_t>(tiles / call.choice.grid_rows, 1);
+  const auto most = std::min(tiles, call.keys.entries());
+  std::vector<std::int64_t> counts;
+  for (const auto n : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 46, 64, 92, 128})
+    if (n <= most) add(counts, n, most);
+  const auto root = std::int64_t(std::sqrt(double(tiles)));
+  for (const auto n : {root, root * 3 / 4, root * 3 / 2}) add(counts, n, most);
+  if (call.machine.mesh_columns > 0 && call.machine.mesh_columns <= most) add(counts, call.machine.mesh_columns, most);
+  return counts;
+}
+
+std::vector<std::int64_t> multiples(std::int64_t chosen, std::int64_t of, std::int64_t share, std::int64_t most) {
+  if (chosen > 0) return {chosen};
+  std::vector<std::int64_t> counts;
+  for (const auto n : {1, 2, 3, 4, 6, 8, 16, 32}) add(counts, (of * n + share - 1) / share, most);
+  return counts;
+}
+
+std::vector<std::int64_t> wave_counts(const Call& call) {
+  const auto choice = call.choice;
+  const auto each = choice.grid_rows > 0 && choice.grid_columns > 0 ? choice.grid_rows * choice.grid_columns : 1;
+  const auto least = (call.units * each + call.machine.tiles - 1) / call.machine.tiles;
+  std::vector<std::int64_t> counts;
+  add(counts, least + 1, call.units);
+  for (auto n = least; n < 2 * call.units; n *= 2) add(counts, n, call.units);
+  return counts;
+}
+
+template <typename F>
+void for_each_mapping(const Call& call, const F& f) {
+  const auto& choice = call.choice;
+  std::vector<std::int64_t> seen;
+  for (const auto waves : wave_counts(call)) {
+    Mapping m;
+    m.at_once = (call.units + waves - 1) / waves;
+    m.waves = (call.units + m.at_once - 1) / m.at_once;
+    const auto tiles = call.machine.tiles / m.at_once;
+    if (tiles < 1 || std::find(seen.begin(), seen.end(), m.at_once) != seen.end()) continue;
+    seen.push_back(m.at_once);
+    for (const auto columns : column_counts(call, tiles)) {
+      m.columns = columns;
+      const auto most_rows = call.queries.entries() * call.heads_each;
+      m.rows = choice.grid_rows > 0
+                   ? choice.grid_rows
+                   : std::clamp<std::int64_t>(tiles / columns, 1, std::max<std::int64_t>(most_rows, 1));
+      if (m.tiles_each() > tiles) continue;
+      for (const auto query_chunks : multiples(choice.num_chunks_q, m.rows, call.heads_each, call.queries.entries()))
+        for (const auto key_chunks : multiples(choice.num_chunks_kv, columns, 1, call.keys.entries())) {
+          m.query_chunks = query_chunks, m.key_chunks = key_chunks;
+          const auto each = (key_chunks + columns - 1) / columns;
+          std::vector<std::int64_t> flights;
+          if (choice.chunks_in_flight > 0) flights = {choice.chunks_in_flight};
+          else
+            for (const auto n : {std::int64_t{1}, std::int64_t{2}, std::int64_t{4}, each}) add(flights, n, each);
+          for (const auto in_flight : flights) {
+            m.in_flight = in_flight;
+            f(m);
+          }
+        }
+    }
+  }
+}
+
+std::string divisors(std::int64_t n) {
+  std::string text;
+  int shown = 0;
+  for (std::int64_t d = 1; d <= n; ++d) {
+    if (n % d != 0) continue;
+    if (++shown > 16) return text + ", ...";
+    text += (text.empty() ? "" : ", ") + std::to_string(d);
+  }
+  return text;
+}
+
+void check_chunks(const char* name, std::int64_t chunks, std::int64_t entries, const char* what) {
+  if (chunks == 0 || (chunks > 0 && entries % chunks == 0)) return;
+  throw Error(Error::Kind::value, std::string(name) + ": " + std::to_string(chunks) + ", expected a divisor of the " +
+                                      std::to_string(entries) + " " + what + ": " + divisors(entries));
+}
+
+void check_choice(const Call& call) {
+  const auto& choice = call.choice;
+  check_chunks("num_chunks_q", choice.num_chunks_q, call.queries.entries(), "queries");
+  check_chunks("num_chunks_kv", choice.num_chunks_kv, call.keys.entries(), "keys");
+  const auto tiles = std::max<std::int64_t>(choice.grid_rows, 1) * std::max<std::int64_t>(choice.grid_columns, 1);
+  if (tiles > call.machine.tiles) {
+    throw Error(Error::Kind::value, "grid: " + std::to_string(choice.grid_rows) + " x " +
+                                        std::to_string(choice.grid_columns) + " tiles, the machine has " +
+                                        std::to_string(call.machine.tiles));
+  }
+}
+
+/// Whether the first of two evaluations is the better one: it fits, and takes fewer cycles; or it is nearer to fit.
+bool better(const Call& call, const Evaluation& a, const Evaluation& b) {
+  const bool fit_a = a.fits(call), fit_b = b.fits(call);
+  if (fit_a != fit_b) return fit_a;
+  return fit_a ? a.cycles < b.cycles : a.peak < b.peak;
+}
+
+/// Mappings are guessed by estimates, evaluated tile by tile, and changed step by step while that helps.
+class Search {
+ public:
+  explicit Search(const Call& call) : call_(call), estimate_(call) {}
+
+  /// Evaluates the most promising mappings of a coarse list.
+  void guess() {
+    struct Guess {
+      double cycles;
+      std::int64_t excess;  // bytes beyond the memory
+      Mapping mapping;
+    };
+    std::vector<Guess> guesses;
+    const auto memory = call_.memory();
+    // Rows of a grid differ a little, so tiles hold up to some 2 % more than the estimate.
+    for_each_mapping(call_, [&](const Mapping& mapping) {
+      const auto excess = std::max<std::int64_t>(estimate_.bytes(mapping) * 51 / 50 - memory, 0);
+      guesses.push_back({estimate_.cycles(mapping), excess, mapping});
+    });
+    std::sort(guesses.begin(), guesses.end(), [](const Guess& a, const Guess& b) {
+      return std::pair(a.excess, a.cycles) < std::pair(b.excess, b.cycles);
+    });
+    std::map<std::int64_t, int> of_waves;  // estimates are least sure where the number of waves differs
+    for (const auto& guess : guesses) {
+      if (all_.size() >= guessed_at_most || (!all_.empty() && !affordable())) break;
+      if (of_waves[guess.mapping.waves]++ < guessed_of_waves) consider(guess.mapping);
+    }
+  }
+
+  /// Goes from the best mapping to a better neighbour, as long as there is one and the work is not too much.
+  void refine() {
+    if (all_.empty()) return;
+    for (std::size_t from = best_, before = all_.size() + 1; affordable(); from = best_) {
+      if (from == before) return;
+      before = from;
+      const auto mapping = all_[from].mapping;
+      for (const auto& neighbour : neighbours(mapping)) {
+        if (!affordable()) return;
+        consider(neighbour);
+      }
+    }
+  }
+
+  std::vector<Evaluation> sorted() {
+    std::stable_sort(all_.begin(), all_.end(),
+                     [&](const Evaluation& a, const Evaluation& b) { return better(call_, a, b); });
+    return std::move(all_);
+  }
+
+ private:
+  static constexpr std::size_t guessed_at_most = 12;
+  static constexpr int guessed_of_waves = 2;
+  static constexpr double work_at_most = 1e6, work_until_it_fits = 3e6;
+
+  bool affordable() const { return work_ < (all_[best_].fits(call_) ? work_at_most : work_until_it_fits); }
+
+  /// About how long an evaluation takes.
+  double work_of(const Mapping& m) const {
+    const double chunks = double(m.query_chunks * call_.heads_each) * double(m.key_chunks);
+    const double phases = std::ceil(double(m.key_chunks) / double(m.columns * m.in_flight)) + 2;
+    return 1e3 + 0.2 * chunks + 2.0 * double(m.tiles_each()) * phases + double(call_.machine.tiles);
+  }
+
+  void consider(const Mapping& mapping) {
+    const std::array<std::int64_t, 6> key = {mapping.query_chunks, mapping.key_chunks, mapping.rows,
+                                             mapping.columns,      mapping.in_flight,  mapping.at_once};
+    if (!seen_.insert(key).second) return;
+    work_ += work_of(mapping);
+    all_.push_back(evaluate(call_, mapping));
+    if (better(call_, all_.back(), all_[best_])) best_ = all_.size() - 1;
+  }
+
+  /// The mapping with other numbers where the caller has not fixed them, if there is such a mapping. items: query
+  /// chunks of a grid row; chunks: key chunks of a column.
+  void add(std::vector<Mapping>& found, Mapping m, std::int64_t items, std::int64_t chunks) const {
+    const auto& choice = call_.choice;
+    const auto queries = call_.queries.entries(), keys = call_.keys.entries();
+    const auto tiles = call_.machine.tiles / m.at_once;
+    m.columns =
+        choice.grid_columns > 0 ? choice.grid_columns : std::clamp<std::int64_t>(m.columns, 1, std::min(tiles, keys));
+    m.rows = choice.grid_rows > 0
+                 ? choice.grid_rows
+                 : std::clamp<std::int64_t>(m.rows, 1, std::min(tiles / m.columns, queries * call_.heads_each));
+    if (m.rows < 1 || m.tiles_each() > tiles) return;
+    items = std::max<std::int64_t>(items, 1), chunks = std::max<std::int64_t>(chunks, 1);
+    m.query_chunks = choice.num_chunks_q > 0
+                         ? choice.num_chunks_q
+                         : std::min((items * m.rows + call_.heads_each - 1) / call_.heads_each, queries);
+    m.key_chunks = choice.num_chunks_kv > 0 ? choice.num_chunks_kv : std::min(chunks * m.columns, keys);
+    const auto each = (m.key_chunks + m.columns - 1) / m.columns;
+    m.in_flight =
+        choice.chunks_in_flight > 0 ? choice.chunks_in_flight : std::clamp<std::int64_t>(m.in_flight, 1, each);
+    found.push_back(m);
+  }
+
+  std::vector<Mapping> neighbours(const Mapping& m) const {
+    std::vector<Mapping> found;
+    const auto items = (m.query_chunks * call_.heads_each + m.rows - 1) / m.rows;
+    const auto chunks = (m.key_chunks + m.columns - 1) / m.columns;
+    const auto tiles = call_.machine.tiles / m.at_once;
+    const auto with = [&](auto change) {
+      auto changed = m;
+      change(changed);
+      return changed;
+    };
+    for (const auto n : {items + 1, items * 2, items / 2, items - 1}) add(found, m, n, chunks);
+    for (const auto n : {chunks * 2, chunks / 2, chunks + 1, chunks - 1}) {  // about as many keys in flight
+      add(found, with([&](Mapping& c) { c.in_flight = std::max<std::int64_t>(m.in_flight * n / chunks, 1); }), items,
+          n);
+      add(found, m, items, n);
+    }
+    for (const auto n : {m.in_flight * 2, m.in_flight / 2, m.in_flight + 1, m.in_flight - 1, chunks})
+      add(found, with([&](Mapping& c) { c.in_flight = std::max<std::int64_t>(n, 1); }), items, chunks);
+    for (const auto n : {m.columns * 2, m.columns / 2, m.columns + 1, m.columns - 1}) {
+      const auto columns = std::max<std::int64_t>(n, 1);
+      const auto wide =
+          with([&](Mapping& c) { c.columns = columns, c.rows = std::max<std::int64_t>(tiles / columns, 1); });
+      const auto now = std::max<std::int64_t>((items * wide.rows + m.rows / 2) / m.rows, 1);
+      add(found, wide, now, std::max<std::int64_t>(chunks * m.columns / columns, 1));
+    }
+    for (const auto waves : {m.waves - 1, m.waves + 1, m.waves / 2, m.waves * 2}) {
+      if (waves < 1 || waves > call_.units) continue;
+      auto changed = m;
+      changed.at_once = (call_.units + waves - 1) / waves;
+      changed.waves = (call_.units + changed.at_once - 1) / changed.at_once;
+      const auto each = call_.machine.tiles / changed.at_once;
+      if (changed.at_once == m.at_once || each < 1) continue;
+      changed.columns = std::min(m.columns, each);
+      changed.rows = std::max<std::int64_t>(each / changed.columns, 1);
+      add(found, changed, items, chunks);
+    }
+    return found;
+  }
+
+  const Call& call_;
+  Estimate estimate_;
+  std::vector<Evaluation> all_;
+  std::size_t best_ = 0;
+  std::set<std::array<std::int64_t, 6>> seen_;
+  double work_ = 0;
+};
+
+}  // namespace
+
+namespace {
+
+std::int64_t statistics_of(const Problem& problem) {
+  if (problem.direction == Direction::backward) return problem.dlse.given() ? 3 : 2;
+  return problem.row_max.given() || problem.row_sum.given() ? 3 : 1;
+}
+
+bool has_large_lse(const Problem& problem) {
+  const auto& lse = problem.lse;
+  for (std::int64_t b = 0; b < problem.batch; ++b)
+    for (std::int64_t h = 0; h < problem.heads_q; ++h)
+      for (std::int64_t i = 0; i < problem.queries(); ++i) {
+        const auto at = b * lse.batch + h * lse.head + i * lse.query;
+        const float size = std::abs(reinterpret_cast<const float*>(lse.data)[at]);
+        if (size >= Call::large_lse && std::isfinite(size)) return true;
+      }
+  return false;
+}
+
+}  // namespace
+
+Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine& machine, const TileChoice& choice)
+    : problem(problem),
+      plan(plan),
+      machine(machine),
+      choice(choice),
+      backward(problem.direction == Direction::backward),
+      element(std::int64_t(element_size(problem.type))),
+      heads_each(problem.heads_q / problem.heads_kv),
+      units(problem.batch * problem.heads_kv),
+      d_qk(problem.d_qk),
+      d_v(problem.d_v),
+      line_qk(line_of(problem.d_qk)),
+      line_v(line_of(problem.d_v)),
+      statistics(statistics_of(problem)),
+      queries(plan.query_grid),
+      keys(plan.key_grid),
+      rests(backward && problem.lse.given() && has_large_lse(problem)) {}
+
+std::vector<Evaluation> candidates(const Call& call) {
+  check_choice(call);
+  Search search(call);
+  search.guess();
+  search.refine();
+  return search.sorted();
+}
+
+void check_fits(const Call& call, const Evaluation& evaluation) {
+  if (evaluation.fits(call)) return;
+  const auto& phase = evaluation.phases[evaluation.peak_phase];
+  const auto& m = evaluation.mapping;
+  throw Error(Error::Kind::memory, "tile machine " + call.machine.name + ": tile " + std::to_string(phase.live_tile) +
+                                       ", phase '" + phase.name(m.waves) + "': " + std::to_string(phase.live) +
+                                       " bytes live, expected at most " + std::to_string(call.memory()) + "; with " +
+                                       std::to_string(m.query_chunks) + " query and " + std::to_string(m.key_chunks) +
+                                       " key chunks");
+}
+
+Evaluation best(const Call& call) {
+  auto all = candidates(call);
+  check_fits(call, all.front());
+  return std::move(all.front());
+}
+
+}  // namespace anyflash::simulator

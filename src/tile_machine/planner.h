@@ -1,0 +1,74 @@
+// The choice of a mapping, and what it will cost.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tile_machine/layout.h"
+
+namespace anyflash::simulator {
+
+enum class PhaseKind : std::uint8_t {
+  load,
+  row_sums,
+  sums,   ///< backward, if an lse is large: P is summed over each row
+  rests,  ///< these sums tell what lse lost to rounding
+  keys,
+  key_gradients,
+  reduction,
+  store
+};
+
+/// A phase of a wave: what the slowest tile does in it, and what all do.
+struct PhaseCost {
+  PhaseKind kind = PhaseKind::keys;
+  std::int64_t wave = 0, index = 0;      ///< index: of a keys or sums phase
+  double compute = 0, exchange = 0;      ///< cycles of the slowest tile
+  double busy = 0;                       ///< compute cycles of all tiles together
+  std::int64_t bytes = 0;                ///< received by all tiles
+  std::int64_t live = 0, live_tile = 0;  ///< of the fullest tile
+  double live_sum = 0;
+
+  std::string name(std::int64_t waves) const;
+};
+
+/// The phases of each wave, with `key_phases` phases of keys each.
+std::vector<PhaseCost> empty_phases(const Call& call, const Mapping& mapping, std::int64_t key_phases);
+
+struct Evaluation {
+  Mapping mapping;
+  std::vector<PhaseCost> phases;
+  double compute = 0, exchange = 0, sync = 0, cycles = 0;
+  std::int64_t peak = 0;
+  std::size_t peak_phase = 0;
+  std::vector<std::int64_t> peak_of_tile;
+  // If asked for, (phases, tiles):
+  std::vector<std::int64_t> live;
+  std::vector<double> tile_compute;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> transfers;  // bytes from a tile to another
+
+  bool fits(const Call& call) const { return peak <= call.memory(); }
+  /// Adds up the phases. With overlap the exchange of a wave runs beside its computation.
+  void total(const TileMachine& machine);
+};
+
+/// The exchange of a phase: the most that a tile receives or sends, what all take from the shared memory, hops.
+double exchange_cycles(const TileMachine& machine, double most_of_tile, double from_memory, std::int64_t hops);
+/// Steps of the mesh from one tile to another.
+std::int64_t hops_between(const TileMachine& machine, std::int64_t from, std::int64_t to);
+
+/// What a mapping costs. trace: fill live and tile_compute.
+Evaluation evaluate(const Call& call, const Mapping& mapping, bool trace = false);
+/// The mappings that are worth a closer look, evaluated, the best first, those that do not fit last.
+std::vector<Evaluation> candidates(const Call& call);
+/// The best mapping. Throws Error, naming tile, phase and bytes, if none fits; and for chunk counts that do not divide.
+Evaluation best(const Call& call);
+/// Throws that Error unless the mapping fits.
+void check_fits(const Call& call, const Evaluation& evaluation);
+
+/// The report of an evaluation. visible_pairs: those that the rule shows, of all heads and batch entries.
+TileReport report_of(const Call& call, const Evaluation& evaluation, double visible_pairs);
+
+}  // namespace anyflash::simulator

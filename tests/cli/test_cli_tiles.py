@@ -1,0 +1,67 @@
+"""The program's calls on the tile machine."""
+
+import json
+
+import numpy as np
+
+MACHINE = "tiles = 4\nmemory_per_tile = 262144\nclock_hz = 1e9\n"
+
+
+def test_bench_gives_the_machines_time(anyflash):
+    file = anyflash.folder / "small.machine"
+    file.write_text(MACHINE)
+    bench = ("bench", "--shape", "256", "--head-size", "16", "--heads", "2", "--rule", "causal()", "--type", "float16")
+    anyflash.succeeds(*bench, "--device", "tiles", "--machine", file, "--json", anyflash.folder / "rows.json")
+    rows = json.loads((anyflash.folder / "rows.json").read_text())
+    assert [row["direction"] for row in rows] == ["forward", "backward"]
+    for row in rows:
+        tiles = row["tiles"]
+        assert row["median_seconds"] == tiles["seconds"] == tiles["cycles"] / 1e9
+        assert abs(tiles["predicted_cycles"] / tiles["cycles"] - 1) < 0.05
+        assert tiles["peak_bytes"] <= 262144
+        assert tiles["cycles"] == sum(
+            phase[kind] for phase in tiles["phases"] for kind in ("compute_cycles", "exchange_cycles", "sync_cycles")
+        )
+
+
+def test_run_has_the_cpus_results(anyflash):
+    rng = np.random.default_rng(0)
+    np.savez(
+        anyflash.folder / "qkv.npz", **{name: rng.standard_normal((1, 2, 50, 8)).astype(np.float32) for name in "qkv"}
+    )
+    for device in ("cpu", "tiles"):
+        anyflash.succeeds(
+            "run",
+            "--input",
+            anyflash.folder / "qkv.npz",
+            "--device",
+            device,
+            "--output",
+            anyflash.folder / f"{device}.npy",
+        )
+    cpu, tiles = (np.load(anyflash.folder / f"{device}.npy") for device in ("cpu", "tiles"))
+    np.testing.assert_allclose(tiles, cpu, atol=1e-5)
+
+
+def test_check_passes(anyflash):
+    anyflash.succeeds("check", "--quick", "--device", "tiles", "--rule", "causal()", "--type", "float32")
+
+
+def test_explain_says_what_a_call_would_cost(anyflash):
+    found = json.loads(
+        anyflash.succeeds(
+            "explain", "--rule", "causal()", "--shape", "4096", "--type", "float16", "--device", "tiles", "--json"
+        )
+    )
+    assert found["tiles"]["machine"] == "ipu-mk2"
+    assert found["tiles"]["peak_bytes"] <= 624 * 1024
+
+
+def test_wrong_machines(anyflash):
+    file = anyflash.folder / "wrong.machine"
+    file.write_text(MACHINE + "workers = 0\n")
+    line = anyflash.fails("bench", "--device", "tiles", "--machine", file)
+    assert line.endswith("wrong.machine: workers: 0, expected 1 to 65536")
+    assert anyflash.fails("bench", "--device", "tiles", "--machine", "ipu").startswith("machine: ipu, expected ")
+    assert "only with --device tiles" in anyflash.fails("bench", "--device", "cpu", "--machine", "bow")
+    assert "tiles" in anyflash.fails("bench", "--device", "tile")

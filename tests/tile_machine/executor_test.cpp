@@ -1,0 +1,191 @@
+// The simulator against the CPU's float64: random calls on small machines with little memory.
+#include <gtest/gtest.h>
+
+#include "../random.h"
+#include "calls.h"
+
+namespace anyflash::testing {
+namespace {
+
+TileMachine small_machine(std::int64_t tiles, std::int64_t memory) {
+  TileMachine machine;
+  machine.name = "small";
+  machine.tiles = tiles, machine.memory_per_tile = memory;
+  machine.sync_cycles = 20;
+  return machine;
+}
+
+Rule any_rule(std::mt19937& random, int dimensions) {
+  switch (random() % (dimensions == 1 ? 8 : 5)) {
+    case 0: return full();
+    case 1: return causal();
+    case 2: return local(1 + random() % 9, random() % 2, false);
+    case 3: return causal() & local(1 + random() % 20);
+    case 4: return ~(prefix(random() % 9)) | local(2);
+    case 5: return window(random() % 30, random() % 5);
+    case 6: return prefix(random() % 40) | causal();
+    default: return sink(3) | local(4);
+  }
+}
+
+TileCall any_call(std::mt19937& random) {
+  TileCall call;
+  const auto up_to = [&](std::int64_t most) { return 1 + std::int64_t(random() % most); };
+  call.type = random() % 2 ? ElementType::float32 : ElementType::float16;
+  call.batch = up_to(3), call.kv_heads = up_to(2), call.heads = call.kv_heads * up_to(3);
+  call.d_qk = up_to(40), call.d_v = up_to(40);
+  const int dimensions = random() % 4 ? 1 : 2;
+  call.queries.clear(), call.keys.clear();
+  for (int i = 0; i < dimensions; ++i) {
+    call.queries.push_back(up_to(dimensions == 1 ? 200 : 18));
+    call.keys.push_back(up_to(dimensions == 1 ? 200 : 18));
+  }
+  call.rule = any_rule(random, dimensions);
+  call.align = Align(random() % 4);
+  call.softcap = random() % 4 ? 0 : 3;
+  call.bias = random() % 4 == 0, call.sink = random() % 4 == 0;
+  call.alibi = random() % 4 == 0, call.dlse = random() % 2 == 0;
+  if (dimensions == 1 && random() % 4 == 0)
+    for (std::int64_t b = 0; b < call.batch; ++b)
+      call.key_lengths.push_back(std::int64_t(random()) % (call.keys[0] + 1));
+  call.seed = unsigned(random());
+  return call;
+}
+
+void expect_close(const TileCall& call, const char* what, const Numbers& numbers) {
+  if (!numbers.given()) return;
+  EXPECT_LT(numbers.error(), call.type == ElementType::float16 ? 4e-3 : 1e-5) << what << ": " << call.text();
+}
+
+/// Neither the planner nor the arenas let a tile exceed its memory; the count is the planner's.
+void expect_report(const TileCall& call, const TileMachine& machine) {
+  const auto& report = last_tile_report();
+  EXPECT_LE(report.peak_bytes, machine.memory_per_tile - machine.reserved_per_tile) << call.text();
+  EXPECT_NEAR(report.predicted_cycles, report.cycles, 0.05 * report.cycles) << call.text();
+  double phases = 0;
+  for (const auto& phase : report.phases) phases += phase.compute_cycles + phase.exchange_cycles + phase.sync_cycles;
+  if (!machine.overlap) {
+    EXPECT_NEAR(phases, report.cycles, 1e-6 * phases);
+  }
+}
+
+void run_both(TileCall& call, const TileMachine& machine) {
+  call.draw();
+  call.forward(true);
+  call.forward(false);
+  for (const auto& [what, numbers] : {std::pair{"out", &call.out}, {"lse", &call.lse}, {"row_max", &call.row_max}})
+    expect_close(call, what, *numbers);
+  expect_report(call, machine);
+  call.backward(true);
+  call.backward(false);
+  for (const auto& [what, numbers] :
+       {std::pair{"dq", &call.dq}, {"dk", &call.dk}, {"dv", &call.dv}, {"dbias", &call.db}, {"dsink", &call.ds}})
+    expect_close(call, what, *numbers);
+  expect_report(call, machine);
+}
+
+class Simulator : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  ~Simulator() override { use_tile_machine(TileMachine{}); }
+};
+INSTANTIATE_TEST_SUITE_P(Tiles, Simulator, ::testing::Values(1, 4, 16, 60));
+
+TEST_P(Simulator, RandomCalls) {
+  std::mt19937 random(seed_of(unsigned(GetParam())));
+  for (int i = 0; i < repeats(60); ++i) {
+    auto machine = small_machine(GetParam(), (4 << 20) / GetParam());
+    if (i % 3 == 1) machine.memory_bytes_per_cycle = 50;
+    if (i % 3 == 2) machine.overlap = true;
+    if (i % 4 == 3) machine.mesh_rows = 1, machine.mesh_columns = GetParam(), machine.hop_cycles = 2;
+    use_tile_machine(machine);
+    auto call = any_call(random);
+    run_both(call, machine);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(Simulator, EveryGrid) {
+  std::mt19937 random(seed_of(7));
+  const auto machine = small_machine(GetParam(), 8 << 20);
+  for (std::int64_t rows = 1; rows <= GetParam(); rows += 2)
+    for (std::int64_t columns = 1; rows * columns <= GetParam(); columns += 2) {
+      use_tile_machine(machine, {.grid_rows = rows, .grid_columns = columns, .chunks_in_flight = 1 + columns % 3});
+      auto call = any_call(random);
+      run_both(call, machine);
+      if (HasFailure()) return;
+      EXPECT_EQ(last_tile_report().grid_rows, rows);
+      EXPECT_EQ(last_tile_report().grid_columns, columns);
+    }
+}
+
+TEST_P(Simulator, RepeatsItsBits) {
+  const auto machine = small_machine(GetParam(), 1 << 20);
+  use_tile_machine(machine);
+  TileCall call;
+  call.heads = 4, call.kv_heads = 2, call.queries = {150}, call.keys = {170}, call.rule = causal();
+  run_both(call, machine);
+  auto again = call;
+  again.draw();
+  again.forward(true);
+  for (const std::int64_t threads : {1, 2, 5}) {
+    auto options = again.options(false);
+    options.threads = threads;
+    forward(again.q.view(), again.k.view(), again.v.view(), {again.out.view(), again.lse.view(), {}, {}}, options);
+    EXPECT_EQ(again.out.bytes(), call.out.bytes());
+    EXPECT_EQ(again.lse.bytes(), call.lse.bytes());
+  }
+}
+
+TEST(Memory, TooLittleNamesTilePhaseAndBytes) {
+  const auto machine = small_machine(4, 24000);
+  use_tile_machine(machine, {.num_chunks_q = 1, .num_chunks_kv = 1});
+  TileCall call;
+  call.queries = call.keys = {256}, call.d_qk = call.d_v = 16;
+  call.draw();
+  const auto before = call.out.bytes();
+  try {
+    call.forward(false);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    const std::string line = error.what();
+    EXPECT_EQ(error.kind(), Error::Kind::memory);
+    EXPECT_NE(line.find("tile 0, phase 'keys 0': "), std::string::npos) << line;
+    EXPECT_NE(line.find("bytes live, expected at most 24000"), std::string::npos) << line;
+  }
+  EXPECT_EQ(call.out.bytes(), before);
+  use_tile_machine(machine);  // the planner finds chunks that fit
+  call.forward(true);
+  call.forward(false);
+  expect_close(call, "out", call.out);
+  EXPECT_LE(last_tile_report().peak_bytes, 24000);
+  use_tile_machine(TileMachine{});
+}
+
+TEST(Report, TracesTransfers) {
+  const auto machine = small_machine(6, 1 << 20);
+  use_tile_machine(machine, {.grid_rows = 3, .grid_columns = 2, .trace = true});
+  TileCall call;
+  call.queries = call.keys = {96};
+  call.draw();
+  forward(call.q.view(), call.k.view(), call.v.view(), {call.out.view(), call.lse.view(), {}, {}}, call.options(false));
+  const auto& report = last_tile_report();
+  std::int64_t bytes = 0;
+  for (const auto& transfer : report.transfers) bytes += transfer.bytes;
+  EXPECT_EQ(bytes, report.exchanged_bytes);
+  ASSERT_EQ(report.live_bytes.size(), report.phases.size() * 6);
+  for (std::size_t p = 0; p < report.phases.size(); ++p) {
+    const auto first = report.live_bytes.begin() + std::ptrdiff_t(p * 6);
+    EXPECT_EQ(*std::max_element(first, first + 6), report.phases[p].live_bytes_max);
+    const auto cycles = report.tile_compute_cycles.begin() + std::ptrdiff_t(p * 6);
+    EXPECT_EQ(*std::max_element(cycles, cycles + 6), report.phases[p].compute_cycles);
+  }
+  EXPECT_EQ(report.multiply_adds, 96.0 * 96 * 16);
+  const auto predicted = predict_tiles(call.q.view(), call.k.view(), call.v.view(), call.options(false));
+  EXPECT_EQ(predicted.live_bytes, report.live_bytes);
+  EXPECT_EQ(predicted.exchanged_bytes, report.exchanged_bytes);
+  EXPECT_NEAR(predicted.cycles, report.cycles, 1e-6 * report.cycles);
+  use_tile_machine(TileMachine{});
+}
+
+}  // namespace
+}  // namespace anyflash::testing

@@ -1,0 +1,95 @@
+"""Python's calls on the tile machine: where they run, and what they report."""
+
+import threading
+
+import anyflash as af
+import numpy as np
+import pytest
+from anyflash import tile_machine
+
+SMALL = dict(tiles=4, memory_per_tile=1 << 18)
+
+
+def arrays(type=np.float32):
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((1, 2, 60, 8)).astype(type) for _ in range(3)]
+
+
+def test_calls_within_the_context_alone():
+    q, k, v = arrays()
+    double = [x.astype(np.float64) for x in (q, k, v)]
+    expected = af.attention(q, k, v)
+    with tile_machine.use(**SMALL) as used:
+        got, lse = af.attention(q, k, v, return_lse=True)
+        first = used.report
+        assert first.machine == used.machine and first.machine.tiles == 4 and not first.backward
+        assert af.attention_backward(got, q, k, v, got, lse).dq.shape == q.shape
+        assert used.report.backward
+        with tile_machine.use("bow", choice=tile_machine.Choice(num_chunks_q=4)) as other:
+            af.attention(q, k, v)
+            assert other.report.machine.name == "bow" and other.report.num_chunks_q == 4
+        with pytest.raises(ValueError, match="query: float64 on the tile machine, expected float16 or float32"):
+            af.attention(*double)
+        af.attention(q, k, v)
+        assert used.report.machine.tiles == 4
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    af.attention(*double)
+
+
+def test_lengths_and_tables_stay_on_the_cpu():
+    q, k, v = arrays()
+    options = dict(rule=af.blocks(np.eye(4, dtype=bool), 16, 16), key_lengths=np.array([50]))
+    expected = af.attention(q, k, v, **options)
+    with tile_machine.use(**SMALL):
+        np.testing.assert_allclose(af.attention(q, k, v, **options), expected, atol=1e-5)
+        plan = af.plan(q, k, v, **options)
+        np.testing.assert_allclose(af.attention(q, k, v, plan=plan, **options), expected, atol=1e-5)
+
+
+def test_other_threads_run_on_the_cpu():
+    double = arrays(np.float64)
+    results = []
+    with tile_machine.use(**SMALL):
+        thread = threading.Thread(target=lambda: results.append(af.attention(*double)))
+        thread.start()
+        thread.join()
+    assert results[0].dtype == np.float64
+
+
+def test_a_report_needs_a_call():
+    errors = []
+
+    def ask():
+        try:
+            print(tile_machine.use(**SMALL).report)
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert errors == ["tile report: no call on the tile machine yet"]
+
+
+def test_too_little_memory_writes_nothing():
+    q, k, v = arrays()
+    out = np.full_like(q, 7)
+    with tile_machine.use(tiles=2, memory_per_tile=4000):
+        with pytest.raises(
+            MemoryError, match=r"tile \d, phase '(wave 0: )?keys 0': \d+ bytes live, expected at most 4000"
+        ):
+            af.attention(q, k, v, out=out)
+    assert (out == 7).all()
+
+
+@pytest.mark.parametrize(
+    "members, line",
+    [
+        (dict(tiles=0), "machine: tiles: 0, expected 1 to 1048576"),
+        (dict(clock_hz=float("nan")), "machine: clock_hz: nan, expected a number"),
+    ],
+)
+def test_absurd_machines(members, line):
+    with pytest.raises(ValueError) as error:
+        tile_machine.use(**members)
+    assert str(error.value) == line
