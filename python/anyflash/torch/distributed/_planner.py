@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from math import prod
+from operator import index
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -77,7 +78,7 @@ def plan_sharding(
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        sizes = tuple(map(int, shape)) if isinstance(shape, Sequence) else (int(shape),)
+        sizes = tuple(map(index, shape)) if isinstance(shape, Sequence) else (index(shape),)
     except TypeError:
         raise TypeError(f"{name}: type {type(shape).__name__}, expected 1 to 3 integers") from None
     if not 1 <= len(sizes) <= 3 or min(sizes) < 0:

@@ -1,0 +1,79 @@
+"""What plan_sharding plans, without processes: balance, few pieces, little traffic, in little time."""
+
+import time
+
+import anyflash as af
+import numpy as np
+import pytest
+import torch
+from anyflash.torch.distributed import _planner, plan_sharding
+
+pytestmark = pytest.mark.of_the_cpu
+
+MILLION = 1 << 20
+ENDS = np.array([0, *np.sort(np.random.default_rng(0).integers(1, MILLION, 63)), MILLION], np.int32)
+RULES = {
+    "full": (af.full(), MILLION, 1),
+    "causal": (af.causal(), MILLION, 2),
+    "window": (af.local(4096, causal=True), MILLION, 1),
+    "documents": (af.documents_packed(ENDS) & af.causal(), MILLION, 32),
+    "image": (af.neighbourhood(63), (1024, 1024), 1),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_balance_pieces_traffic_and_time(name):
+    rule, shape, pieces = RULES[name]
+    times = []
+    for _ in range(5):
+        _planner._kept.clear()
+        start = time.perf_counter()
+        plan = plan_sharding(rule, shape, ranks=8)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05
+    assert plan.imbalance < 1.02
+    every = [plan.positions(rank=rank) for rank in range(8)]
+    assert all(len(own) == MILLION // 8 for own in every)
+    assert torch.equal(torch.cat(every).sort()[0], torch.arange(MILLION))
+    assert max(len(plan.pieces(rank=rank)) for rank in range(8)) <= pieces
+    traffic = plan.traffic()
+    assert 1 <= traffic["over_least"] <= 1.05
+    assert all(a <= b for a, b in zip(traffic["bytes"], traffic["gathered"]))
+    if name in ("window", "image"):
+        assert traffic["stages"] == 1 and sum(traffic["bytes"]) < 0.07 * sum(traffic["gathered"])
+
+
+def test_causal_is_zigzag():
+    plan = plan_sharding(af.causal(), 8 * 1024, ranks=4)
+    assert plan.pieces(rank=0) == [(0, 1024), (7 * 1024, 1024)]
+    assert plan.pieces("key", rank=3) == [(3 * 1024, 2048)]
+
+
+def test_other_keys_lie_in_contiguous_parts():
+    plan = plan_sharding(af.full(), 1000, 300, ranks=3)
+    assert [len(plan.pieces("key", rank=rank)) for rank in range(3)] == [1, 1, 1]
+    assert sum(count for rank in range(3) for _, count in plan.pieces("key", rank=rank)) == 300
+
+
+@pytest.mark.parametrize(
+    "line, call",
+    [
+        ("q_shape: type str, expected 1 to 3 integers", lambda: plan_sharding(af.full(), "x", ranks=2)),
+        ("q_shape: type NoneType, expected 1 to 3 integers", lambda: plan_sharding(af.full(), None, ranks=2)),
+        ("q_shape: (1, 2, 3, 4), expected 1 to 3 sizes", lambda: plan_sharding(af.full(), (1, 2, 3, 4), ranks=2)),
+        ("k_shape: 2 sizes, expected 1 as in q_shape", lambda: plan_sharding(af.full(), 4, (2, 2), ranks=2)),
+        ("ranks: 0, expected at least 1", lambda: plan_sharding(af.full(), 4, ranks=0)),
+        ("rule: type int", lambda: plan_sharding(3, 4, ranks=2)),
+        ("rank: not given", lambda: plan_sharding(af.full(), 4, ranks=2).positions()),
+        ("rank: 2, expected 0 to 1", lambda: plan_sharding(af.full(), 4, ranks=2).positions(rank=2)),
+        ("side: 'value', expected 'query' or 'key'", lambda: plan_sharding(af.full(), 4, ranks=2).positions("value")),
+        (
+            "rule documents: ids_q has 3 entries, expected 4 as the queries",
+            lambda: plan_sharding(af.documents(np.arange(3)), 4, ranks=2),
+        ),
+    ],
+)
+def test_wrong_input(line, call):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
