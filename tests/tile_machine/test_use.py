@@ -75,9 +75,7 @@ def test_too_little_memory_writes_nothing():
     q, k, v = arrays()
     out = np.full_like(q, 7)
     with tile_machine.use(tiles=2, memory_per_tile=4000):
-        with pytest.raises(
-            MemoryError, match=r"tile \d, phase '(wave 0: )?keys 0': \d+ bytes live, expected at most 4000"
-        ):
+        with pytest.raises(MemoryError, match=r"tile \d, phase '[^']+': \d+ bytes live, expected at most 4000"):
             af.attention(q, k, v, out=out)
     assert (out == 7).all()
 
