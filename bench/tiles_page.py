@@ -94,8 +94,8 @@ def section(part, rows):
     if part == "search":
         worst = max(rows, key=lambda row: row["figure"])
         return (
-            f"{len(rows)} calls. The planner's cycles over those of the best mapping: at most {worst['figure']:.3f} "
-            f"({worst['what']})."
+            f"{len(rows)} calls. The planner's cycles over those of the best of all mappings whose chunk counts divide: "
+            f"at most {worst['figure']:.3f} ({worst['what']})."
         )
     return beside_published(rows)
 

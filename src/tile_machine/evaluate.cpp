@@ -88,21 +88,19 @@ class Evaluator {
     auto& cost = costs_[&schedule];
     if (cost.schedule) return &cost;
     cost.schedule = &schedule;
-    for (std::int64_t row = 0; row < mapping_.rows; ++row)
-      for (std::int64_t column = 0; column < mapping_.columns; ++column) {
-        const auto sizes = sizes_of(call_, mapping_, schedule, row, column);
-        Bytes bytes;
-        const auto homes = lay_homes(bytes, call_, sizes);
-        cost.homes.push_back(bytes.used());
-        lay_wave(bytes, call_, mapping_, sizes, homes);
-        cost.wave.push_back(bytes.used() - cost.homes.back());
-        Bytes keys, reduction;
-        lay_keys(keys, call_, mapping_, sizes);
-        if (mapping_.columns > 1) lay_reduction(reduction, call_, mapping_, sizes);
-        cost.keys.push_back(keys.used());
-        cost.reduction.push_back(reduction.used());
-        cost.sizes.push_back(sizes);
-      }
+    cost.sizes = sizes_of(call_, mapping_, schedule);
+    for (const auto& sizes : cost.sizes) {
+      Bytes bytes;
+      const auto homes = lay_homes(bytes, call_, sizes);
+      cost.homes.push_back(bytes.used());
+      lay_wave(bytes, call_, mapping_, sizes, homes);
+      cost.wave.push_back(bytes.used() - cost.homes.back());
+      Bytes keys, reduction;
+      lay_keys(keys, call_, mapping_, sizes);
+      if (mapping_.columns > 1) lay_reduction(reduction, call_, mapping_, sizes);
+      cost.keys.push_back(keys.used());
+      cost.reduction.push_back(reduction.used());
+    }
     return &cost;
   }
 
@@ -251,20 +249,10 @@ class Evaluator {
 
   /// Rows of partial dk and dv that a tile receives after a keys phase.
   std::int64_t incoming(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
-    const auto row = local / mapping_.columns, column = local % mapping_.columns;
     if (!call_.backward || mapping_.rows == 1) return 0;
     const auto [known, fresh] = incoming_.try_emplace({&cost, phase});
-    auto& rows = known->second;
-    if (fresh) {
-      rows.assign(mapping_.tiles_each(), 0);
-      for (std::int64_t from = 0; from < mapping_.tiles_each(); ++from)
-        for (const auto chunk : cost.schedule->tiles[from].chunks[phase]) {
-          for (std::int64_t to = 0; to < mapping_.rows; ++to)
-            if (to != from / mapping_.columns)
-              rows[to * mapping_.columns + from % mapping_.columns] += home_of(chunk, to);
-        }
-    }
-    return rows[row * mapping_.columns + column];
+    if (fresh) known->second = incoming_rows(call_, mapping_, *cost.schedule, phase);
+    return known->second[local];
   }
 
   UnitCost::Traffic traffic_of(const UnitCost& cost, std::int64_t local, const PhaseCost& phase) const {

@@ -119,7 +119,8 @@ class Executor {
 
   void size_tiles(std::int64_t unit) {
     const auto& schedule = *schedules_[unit];
-    for (auto& tile : tiles_) tile.sizes = sizes_of(call_, mapping_, schedule, tile.row, tile.column);
+    const auto sizes = sizes_of(call_, mapping_, schedule);
+    for (std::size_t local = 0; local < tiles_.size(); ++local) tiles_[local].sizes = sizes[local];
   }
 
   void lay_home(std::int64_t unit) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "tile_machine/schedule.h"
 
@@ -58,29 +59,11 @@ struct TileSizes {
   std::int64_t incoming_keys;               ///< backward: rows of partial dk and dv that it receives in one phase
 };
 
-inline TileSizes sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule, std::int64_t row,
-                          std::int64_t column) {
-  TileSizes sizes{};
-  sizes.query_rows = schedule.query_rows[row];
-  sizes.items = std::int64_t(schedule.items[row].size());
-  for (const auto item : schedule.items[row])
-    sizes.home_rows += part_of(call.query_chunk(mapping, item).size(), mapping.columns, column).size();
-  for (auto chunk = column; chunk < mapping.key_chunks; chunk += mapping.columns)
-    sizes.home_keys += part_of(call.key_chunk(mapping, chunk).size(), mapping.rows, row).size();
-  sizes.chunk_rows = (call.queries.entries() + mapping.query_chunks - 1) / mapping.query_chunks;
-  sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
-  if (!call.backward || mapping.rows == 1) return sizes;
-  for (std::int64_t phase = 0; phase < schedule.phases; ++phase) {
-    std::int64_t incoming = 0;
-    for (std::int64_t from = 0; from < mapping.rows; ++from) {
-      if (from == row) continue;
-      for (const auto chunk : schedule.tiles[from * mapping.columns + column].chunks[phase])
-        incoming += part_of(call.key_chunk(mapping, chunk).size(), mapping.rows, row).size();
-    }
-    sizes.incoming_keys = std::max(sizes.incoming_keys, incoming);
-  }
-  return sizes;
-}
+/// Backward: rows of partial dk and dv that each tile receives after a phase, from the others of its column.
+std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule,
+                                        std::int64_t phase);
+/// The sizes of all tiles of a unit. incoming: the most of these rows in any phase.
+std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule);
 
 template <typename Memory>
 Homes lay_homes(Memory& memory, const Call& call, const TileSizes& sizes) {
