@@ -19,7 +19,7 @@ from cpp_reference import ASKS, HEADERS, PROJECT, Headers, run_doxygen
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 PAGES = OUTSIDE | {"README.md": "index.md"}
 # Pages that stand alone in their part of the menu leave its place to their tables.
-_ALONE = ("index.md", "gallery.md", "performance.md")
+_ALONE = ("index.md", "gallery.md", "performance.md", "tile-machine.md")
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.S | re.M)
 _CODE_WITH_BAR = re.compile(r"`([^`]*\\\|[^`]*)`")

@@ -57,6 +57,14 @@ def test_explain_says_what_a_call_would_cost(anyflash):
     assert found["tiles"]["peak_bytes"] <= 624 * 1024
 
 
+def test_explain_draws_the_machine(anyflash):
+    explain = ("explain", "--rule", "causal()", "--shape", "512", "--type", "float16", "--device", "tiles")
+    anyflash.succeeds(*explain, "--picture", anyflash.folder / "tiles.svg")
+    svg = (anyflash.folder / "tiles.svg").read_text()
+    for words in ("Memory: ", "Phases: ", "Who sends to whom: ", "Live memory over time"):
+        assert words in svg
+
+
 def test_wrong_machines(anyflash):
     file = anyflash.folder / "wrong.machine"
     file.write_text(MACHINE + "workers = 0\n")
