@@ -43,7 +43,7 @@ def random(*shape, seed=0):
 
 
 class Memory:
-    """Where the arrays of a call are: for a CPU, and for the GPU's emulator, where NumPy has them. cuda.py has a GPU's."""
+    """Where the arrays of a call are. For a CPU, and for the GPU's emulator: where NumPy has them. cuda.py has a GPU's."""
 
     def pointer(self, array):
         return array.ctypes.data

@@ -2,8 +2,8 @@
 //
 // Changed: wgmma multiplies 64 rows for a warpgroup of four warps. It reads K and V, and here Q, from shared memory by
 // descriptors, so no fragments are loaded at all; only P comes from registers. TMA copies a whole tile: one thread asks,
-// rows beyond the sequence become zeros, and an mbarrier counts the bytes that arrive. A thread block has 128 queries, two
-// warpgroups, and steps of 128 keys in two buffers. Rows are 128 bytes in the 128-byte swizzle: rung 13's exclusive or,
+// rows beyond the sequence become zeros, and an mbarrier counts the bytes that arrive. A thread block has 128 queries,
+// two warpgroups, and steps of 128 keys in two buffers. Rows are 128 bytes in the 128-byte swizzle: rung 13's exclusive or,
 // made by the hardware.
 // Expected: twice rung 14; mma.sync reaches little more than half of Hopper's peak. But all wait for each other: while a
 // warpgroup has its softmax to do, the tensor cores rest.

@@ -220,11 +220,14 @@ inline void run_block() {
     for (unsigned n = 0; n < warps; ++n) moved |= run_warp(kWarp * (block.forward ? n : warps - 1 - n));
     if (moved) continue;
     if (block.transfers.empty()) fail_deadlock();
-    block.transfers.front()();
-    block.transfers.pop_front();
+    block.transfers.back()();  // the newest one: TMA keeps no order
+    block.transfers.pop_back();
   }
   now = nullptr;
   if (!block.transfers.empty()) fail("a thread block returned while a TMA load was on its way");
+  for (const NamedBarrier& at : block.barriers)
+    if (at.arrived)
+      fail("a thread block returned with arrivals that nobody waited for, at bar.arrive of line %d", at.line);
 }
 
 // Fresh fibers, unwritten memory, new barriers.

@@ -1,11 +1,11 @@
 // The verbs of ptx.h for the emulator. Here one can read what an instruction does, and where its numbers lie.
 //
 // - mma and ldmatrix have their real fragment layouts. ldmatrix counts bank conflicts.
-// - cp.async: the 16 bytes are copied when the thread waits for them; or at once. The first
-//   finds a missing wait, the second a buffer that is filled while somebody still reads it.
-// - TMA: a box arrives when no thread can go on; or at once.
-// - wgmma: until the wait, c is NaN. Operands in shared memory are read at the wait: by then a buffer that was given away
-//   too early holds something else. Descriptors are decoded as the hardware does it.
+// - cp.async: the 16 bytes are copied when the thread waits for them, or at once. The first finds a missing wait, the
+//   second a buffer that is filled while somebody still reads it.
+// - TMA: a box arrives when no thread can go on, the newest one first; or at once.
+// - wgmma: until the wait, c is NaN. Operands in shared memory are read at the wait: by then a buffer that was given
+//   away too early holds something else. Descriptors are decoded as the hardware does it.
 // - wgmma reads shared memory through the asynchronous proxy, a second copy here. TMA writes both copies. Ordinary
 //   stores reach the second one only by fence_async_proxy. A missing fence ends in unwritten memory.
 #pragma once

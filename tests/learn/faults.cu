@@ -88,6 +88,11 @@ __global__ void bytes_that_never_come(float* to) {
   to[threadIdx.x] = 1;
 }
 
+__global__ void nobody_waits(float* to) {
+  to[threadIdx.x] = 1;
+  if (threadIdx.x < 32) named_arrive(1, 64);
+}
+
 __global__ void no_barrier_fence(float*, const __grid_constant__ CUtensorMap map) {
   Barrier& barrier = *reinterpret_cast<Barrier*>(shared_memory<half>() + 1024);
   if (threadIdx.x > 0) return;
@@ -175,6 +180,7 @@ FAULT(never_waits, 64)
 FAULT(barrier_not_initialized, 64)
 FAULT(too_many_arrivals, 64)
 FAULT(bytes_that_never_come, 64)
+extern "C" bool fault_nobody_waits() { return is_right(nobody_waits, 64) && emulator::error.empty(); }
 extern "C" bool fault_no_barrier_fence() {
   const DeviceArray<half> from(16 * 64);
   launch(no_barrier_fence, 1, 64, 4096, nullptr, tensor_map(from.data, 1, 16, 64, 16));

@@ -35,6 +35,7 @@ FAULTS = {
     "barrier_not_initialized": "not initialized",
     "too_many_arrivals": "mbarrier: more than 1 arrivals in a phase",
     "bytes_that_never_come": "wait at an mbarrier of line",
+    "nobody_waits": "returned with arrivals that nobody waited for",
     "no_barrier_fence": "TMA: no fence_barrier_init since an mbarrier was initialized",
     "no_proxy_fence": "of shared memory was never written",
     "no_wgmma_fence": "no wgmma_fence since the products before",
