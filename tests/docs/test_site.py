@@ -94,7 +94,7 @@ def test_every_public_name_of_python_is_in_the_reference(module, page, pages):
 def declared(header):
     """The functions of a header by its lines alone; what is not public is inline there, or indented."""
     text = re.sub(r"/\*.*?\*/", "", (PROJECT / "include" / "anyflash" / header).read_text(), flags=re.S)
-    return set(re.findall(r"^(?!#|//|inline|typedef)[\w:<>]+(?: [\w:<>*]+)*\*? (\w+)\(", text, re.M))
+    return set(re.findall(r"^(?!#|//|inline|typedef)[\w:<>]+(?: [\w:<>*]+)*[*&]? (\w+)\(", text, re.M))
 
 
 @pytest.mark.parametrize(

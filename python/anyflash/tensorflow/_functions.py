@@ -46,8 +46,8 @@ def full_1d(
         changes nothing.
     returning_l_m : bool
         Also return l, the sum of exp(S - m), and m, the maximum of the scores S.
-    memory_budget, num_chunks_q, num_chunks_kv : int, optional
-        As in anyflash.attention, in all these functions.
+    **chunks : int, optional
+        memory_budget, num_chunks_q and num_chunks_kv, as in anyflash.attention. All these functions take them.
 
     Returns
     -------
