@@ -106,6 +106,7 @@ struct Calibration {
 const Calibration& calibration();
 /// Reads what calibration_text wrote. Throws Error if the text is something else.
 Calibration parse_calibration(const std::string& text, const std::string& source);
+/// The constants as JSON, as the file holds them.
 std::string calibration_text(const Calibration& calibration);
 /// Where calibration() looks, and `anyflash bench --calibrate` writes.
 std::string calibration_path();
@@ -114,7 +115,7 @@ std::string calibration_path();
 struct PlanCost {
   double compute = 0, memory = 0, exchange = 0;
 
-  double total() const { return compute + memory + exchange; }
+  double total() const { return compute + memory + exchange; }  ///< of the three
 };
 
 /// A way to run a call.
@@ -139,8 +140,9 @@ struct PlanExplanation {
 PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const TensorView& v, const Options& options = {},
                              bool backward = false, const Calibration& machine = calibration());
 
-/// The candidates as a table, and as an SVG document of stacked bars.
+/// The candidates as a table.
 std::string plan_text(const PlanExplanation& explanation);
+/// The candidates as stacked bars of their predicted times, an SVG document.
 std::string plan_svg(const PlanExplanation& explanation, const std::string& title);
 
 }  // namespace anyflash
