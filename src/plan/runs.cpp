@@ -83,7 +83,7 @@ void RunFinder::read_bitmap() {
   const bool padded = pad_queries_ && query_ragged_;
   const auto whole = keys / extent, end = (keys + extent - 1) / extent;
   for (std::int64_t block = 0; block < end; ++block) {
-    if (row[block / each * bits.stride_k] == 0) continue;
+    if ((row[block / each * bits.stride_k] != 0) == bits.negated) continue;
     append(block, 1, padded || block >= whole ? TileClass::partial : TileClass::full);
   }
 }
