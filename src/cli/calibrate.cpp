@@ -87,16 +87,22 @@ double seconds_of(const Shaped& one, double least_time) {
   return timed.best();
 }
 
-/// How many times as fast all threads are as one: the fastest of many short rounds of each, in turn. So work that
-/// comes and goes on the machine slows some rounds of both, and the result holds.
-double speed_up(bool backward) {
-  const Shaped shape{"full()", ElementType::float32, 4, 512, 64, backward, 1};
-  auto all = shape;
-  all.threads = 0;
-  Timed one(shape), many(all);
-  for (int i = 0; i < 60; ++i) one.run(), many.run();
-  return one.best() / many.best();
-}
+/// How many times as fast all threads are as one: the fastest of many rounds of each, in turn. A round is shorter than
+/// the time that a busy system leaves a thread alone, and rounds come at several times, so some have all processors.
+class SpeedUp {
+ public:
+  explicit SpeedUp(bool backward) : one_(shape(backward, 1)), all_(shape(backward, 0)) {}
+  void measure() {
+    for (double spent = 0; spent < 0.25;) spent += one_.run() + all_.run();
+  }
+  double found() const { return one_.best() / all_.best(); }
+
+ private:
+  static Shaped shape(bool backward, int threads) {
+    return {"full()", ElementType::float32, 8, 256, 64, backward, threads};
+  }
+  Timed one_, all_;
+};
 
 PlanCandidate predicted(const Shaped& one, const Calibration& machine) {
   TensorView q;
@@ -155,18 +161,20 @@ void calibrate(const std::string& output, bool quiet) {
                                    ElementType::float64};
   Calibration made;
   Calibration::Speed* const speeds[] = {&made.float16, &made.bfloat16, &made.float32, &made.float64};
-  Progress progress(6, quiet);
+  Progress progress(5, quiet);
+  SpeedUp forward(false), backward(true);
   for (int i = 0; i < 4; ++i) {
     progress.step(std::string("measuring ") + element_name(types[i]));
     auto& speed = *speeds[i];
     speed.number = 2.5e-10 * double(i == 3 ? 2 : 1);
     measure(types[i], false, 0.1, made, speed);
     measure(types[i], true, 0.1, made, speed);
+    forward.measure(), backward.measure();
   }
-  progress.step("measuring threads");
   for (const auto& device : devices())
     if (device.device.kind == DeviceKind::cpu) made.threads = std::max(device.threads, 1);
-  made.parallel = made.threads > 1 ? std::clamp((speed_up(false) + speed_up(true)) / 2, 1.0, double(made.threads)) : 1;
+  const double speed_up = (forward.found() + backward.found()) / 2;
+  made.parallel = made.threads > 1 ? std::clamp(speed_up, 1.0, double(made.threads)) : 1;
   progress.step("measuring small calls");
   made.step = std::max(seconds_of({"full()", ElementType::float32, 2, 64, 16, false, 2}, 0.05), 1e-6);
   progress.clear();

@@ -159,18 +159,20 @@ class BackwardRun {
       for (std::int64_t key = 0; first_pass && key < chunks_kv; ++key) {
         also.terms = true, also.sink = key == 0;
         const bool all = keys_only.dq.given() || (problem_.dsink.given() && key == 0);  // terms of all rows are used
-        walk_visited(of_queries, all, [&](std::int64_t i) { return range_of(group, i, key); },
-                     [&](BackwardRange range, bool first, bool last) {
-                       range.first = first, range.last = last;
-                       step(keys_only, range, also, parts);
-                     });
+        walk_visited(
+            of_queries, all, [&](std::int64_t i) { return range_of(group, i, key); },
+            [&](BackwardRange range, bool first, bool last) {
+              range.first = first, range.last = last;
+              step(keys_only, range, also, parts);
+            });
       }
       for (std::int64_t of_query = 0; second && of_query < of_queries; ++of_query)
-        walk_visited(chunks_kv, false, [&](std::int64_t i) { return range_of(group, of_query, i); },
-                     [&](const BackwardRange& range, bool first, bool) {
-                       also.terms = first, also.sink = first && !first_pass;
-                       step(queries_only, range, also, parts);
-                     });
+        walk_visited(
+            chunks_kv, false, [&](std::int64_t i) { return range_of(group, of_query, i); },
+            [&](const BackwardRange& range, bool first, bool) {
+              also.terms = first, also.sink = first && !first_pass;
+              step(queries_only, range, also, parts);
+            });
     }
   }
 

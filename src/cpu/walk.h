@@ -39,9 +39,8 @@ inline bool meet(const RunList& keys_of_query_block, const BlockRange& queries, 
   const auto& [start, runs] = keys_of_query_block;
   for (auto block = queries.first; block < queries.end; ++block) {
     const auto* const end = runs.data() + start[block + 1];
-    const auto* const run = std::partition_point(runs.data() + start[block], end, [&](const Run& one) {
-      return one.first + one.count <= keys.first;
-    });
+    const auto* const run = std::partition_point(runs.data() + start[block], end,
+                                                 [&](const Run& one) { return one.first + one.count <= keys.first; });
     if (run != end && run->first < keys.end) return true;
   }
   return false;

@@ -55,7 +55,8 @@ TEST(Chunks, LeastBudgetWorksAndOneByteLessDoesNot) {
       EXPECT_EQ(backend_of(problem.device).workspace(problem, *plan), least);
       problem.chunks = {};
       problem.memory_budget = least - 1;
-      const auto line = "memory_budget: " + std::to_string(least - 1) + " bytes, expected at least " + std::to_string(least);
+      const auto line =
+          "memory_budget: " + std::to_string(least - 1) + " bytes, expected at least " + std::to_string(least);
       try {
         chosen_chunks(problem, *plan);
         FAIL() << "a budget below the least";
