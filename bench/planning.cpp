@@ -73,8 +73,9 @@ const bool registered = [] {
           ->MinTime(0.1);
     };
     add("causal()", cached, "cached");
-    for (const char* const rule : {"full()", "causal()", "local(256)", "local(64, log2_stride=3)", "local(16, log2_stride=6)",
-                                   "causal() & local(4096)", "local(256) | sink(64)", "tiles(64, 3)"})
+    for (const char* const rule :
+         {"full()", "causal()", "local(256)", "local(64, log2_stride=3)", "local(16, log2_stride=6)",
+          "causal() & local(4096)", "local(256) | sink(64)", "tiles(64, 3)"})
       add(rule, made, "made");
     add("bitmap", made, "made");
   }
