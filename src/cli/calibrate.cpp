@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <optional>
 
 #include "check_cases.h"
 #include "layouts.h"
@@ -33,35 +34,75 @@ struct Shaped {
   std::int64_t chunks_q = 0, chunks_kv = 0;
 };
 
-/// The fastest of some runs, in seconds: other work on the machine only makes a run slower.
-double seconds_of(const Shaped& one, double least_time) {
-  Call call;
-  call.options.rule = parse_rule(one.rule);
-  call.options.threads = one.threads;
-  if (one.chunks_q > 0) call.options.num_chunks_q = one.chunks_q;
-  if (one.chunks_kv > 0) call.options.num_chunks_kv = one.chunks_kv;
-  const auto shape = shape_in(Layout::bhsd, 1, one.heads, {one.length}, one.head_size);
-  call.q = random_normal(one.type, shape, 1);
-  call.k = random_normal(one.type, shape, 2);
-  call.v = random_normal(one.type, shape, 3);
-  const auto results = run_forward(call);
-  PlacedCall placed(call, results);
-  OwnedTensor dout;
-  NamedTensors gradients;
-  if (one.backward) {
-    dout = random_dout(call, 4);
-    gradients = run_backward(call, results, dout, nullptr);
-    placed.add_backward(dout, nullptr, gradients);
+/// A call on tensors of its own, ready to be timed.
+class Timed {
+ public:
+  explicit Timed(const Shaped& one) : backward_(one.backward), call_(made(one)), results_(run_forward(call_)) {
+    placed_.emplace(call_, results_);
+    if (!backward_) return;
+    dout_ = random_dout(call_, 4);
+    gradients_ = run_backward(call_, results_, dout_, nullptr);
+    placed_->add_backward(dout_, nullptr, gradients_);
   }
-  double best = std::numeric_limits<double>::infinity(), spent = 0;
-  for (int i = 0; i < 3 || (spent < least_time && i < 200); ++i) {
+  Timed(const Timed&) = delete;
+
+  /// Runs once; the time in seconds.
+  double run() {
     const auto start = std::chrono::steady_clock::now();
-    one.backward ? placed.backward() : placed.forward();
+    backward_ ? placed_->backward() : placed_->forward();
     const auto took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    best = std::min(best, took), spent += took;
+    best_ = std::min(best_, took);
+    return took;
   }
-  return best;
+  /// The fastest run: other work on the machine only makes one slower.
+  double best() const { return best_; }
+
+ private:
+  static Call made(const Shaped& one) {
+    Call call;
+    call.options.rule = parse_rule(one.rule);
+    call.options.threads = one.threads;
+    if (one.chunks_q > 0) call.options.num_chunks_q = one.chunks_q;
+    if (one.chunks_kv > 0) call.options.num_chunks_kv = one.chunks_kv;
+    const auto shape = shape_in(Layout::bhsd, 1, one.heads, {one.length}, one.head_size);
+    call.q = random_normal(one.type, shape, 1);
+    call.k = random_normal(one.type, shape, 2);
+    call.v = random_normal(one.type, shape, 3);
+    return call;
+  }
+
+  const bool backward_;
+  const Call call_;
+  const Results results_;
+  OwnedTensor dout_;
+  NamedTensors gradients_;
+  std::optional<PlacedCall> placed_;
+  double best_ = std::numeric_limits<double>::infinity();
+};
+
+double seconds_of(const Shaped& one, double least_time) {
+  Timed timed(one);
+  double spent = 0;
+  for (int i = 0; i < 3 || (spent < least_time && i < 200); ++i) spent += timed.run();
+  return timed.best();
 }
+
+/// How many times as fast all threads are as one: the fastest of many rounds of each, in turn. A round is shorter than
+/// the time that a busy system leaves a thread alone, and rounds come at several times, so some have all processors.
+class SpeedUp {
+ public:
+  explicit SpeedUp(bool backward) : one_(shape(backward, 1)), all_(shape(backward, 0)) {}
+  void measure() {
+    for (double spent = 0; spent < 0.25;) spent += one_.run() + all_.run();
+  }
+  double found() const { return one_.best() / all_.best(); }
+
+ private:
+  static Shaped shape(bool backward, int threads) {
+    return {"full()", ElementType::float32, 8, 256, 64, backward, threads};
+  }
+  Timed one_, all_;
+};
 
 PlanCandidate predicted(const Shaped& one, const Calibration& machine) {
   TensorView q;
@@ -120,24 +161,20 @@ void calibrate(const std::string& output, bool quiet) {
                                    ElementType::float64};
   Calibration made;
   Calibration::Speed* const speeds[] = {&made.float16, &made.bfloat16, &made.float32, &made.float64};
-  Progress progress(6, quiet);
+  Progress progress(5, quiet);
+  SpeedUp forward(false), backward(true);
   for (int i = 0; i < 4; ++i) {
     progress.step(std::string("measuring ") + element_name(types[i]));
     auto& speed = *speeds[i];
     speed.number = 2.5e-10 * double(i == 3 ? 2 : 1);
     measure(types[i], false, 0.1, made, speed);
     measure(types[i], true, 0.1, made, speed);
+    forward.measure(), backward.measure();
   }
-  progress.step("measuring threads");
   for (const auto& device : devices())
     if (device.device.kind == DeviceKind::cpu) made.threads = std::max(device.threads, 1);
-  const auto speed_up = [](bool backward) {
-    const auto time = [&](int threads) {
-      return seconds_of({"full()", ElementType::float32, 8, 1024, 64, backward, threads}, 0.15);
-    };
-    return time(1) / time(0);
-  };
-  made.parallel = made.threads > 1 ? std::clamp((speed_up(false) + speed_up(true)) / 2, 1.0, double(made.threads)) : 1;
+  const double speed_up = (forward.found() + backward.found()) / 2;
+  made.parallel = made.threads > 1 ? std::clamp(speed_up, 1.0, double(made.threads)) : 1;
   progress.step("measuring small calls");
   made.step = std::max(seconds_of({"full()", ElementType::float32, 2, 64, 16, false, 2}, 0.05), 1e-6);
   progress.clear();

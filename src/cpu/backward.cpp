@@ -13,6 +13,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -116,12 +117,12 @@ class BackwardRun {
     const BlockRange queries{0, static_cast<std::int32_t>(query_blocks_)};
     const BlockRange keys{0, static_cast<std::int32_t>(key_blocks_)};
     if (groups_ == 0) return step(problem_, {0, 0, 0, heads_, queries, keys}, {}, parts);
-    Progress progress(problem_, (groups_ + at_once - 1) / at_once);
+    progress_.emplace(problem_, (groups_ + at_once - 1) / at_once), blocks_untold_ = at_once * key_blocks_;
     for (std::int64_t first = 0; first < groups_; first += at_once) {
       const auto groups = std::min(at_once, groups_ - first);
       if (!workspace_ && first > 0 && groups == at_once) continue;  // as large as the first
       step(problem_, {first, groups, 0, heads_, queries, keys}, {}, parts);
-      if (workspace_) progress.done_one();
+      if (workspace_) progress_->done_one();
     }
   }
 
@@ -137,29 +138,69 @@ class BackwardRun {
     if (problem_.dq.given()) also.dq = parts.take<T>(most(query_blocks_, chunks_q) * kTile * padded(problem_.d_qk));
     if (of_keys) also.sums = parts.take<T>(most(key_blocks_, chunks_kv) * KeyBlockTask<T, E>::sums_size(problem_));
     const bool first_pass = of_keys || !second;
-    const auto steps = heads_ * chunks_q * chunks_kv;
-    Progress progress(problem_, groups_ * steps * (int(first_pass) + int(second)));
-    const auto start = workspace_ ? 0 : steps - 1;  // the last chunks are the largest
-    for (std::int64_t group = workspace_ ? 0 : groups_ - 1; group < groups_; ++group) {
-      for (std::int64_t i = start; first_pass && i < steps; ++i) {
-        const auto of_key = i % (heads_ * chunks_q), head = of_key / chunks_q, key = i / (heads_ * chunks_q);
-        also.terms = true, also.sink = key == 0;
-        step(keys_only,
-             {group, 1, head, 1, chunk_of(query_blocks_, chunks_q, of_key % chunks_q),
-              chunk_of(key_blocks_, chunks_kv, key), of_key == 0, of_key + 1 == heads_ * chunks_q},
-             also, parts);
-        if (workspace_) progress.done_one();
-      }
-      for (std::int64_t i = start; second && i < steps; ++i) {
-        const auto of_query = i / chunks_kv, key = i % chunks_kv;
-        also.terms = key == 0, also.sink = key == 0 && !first_pass;
-        step(queries_only,
-             {group, 1, of_query / chunks_q, 1, chunk_of(query_blocks_, chunks_q, of_query % chunks_q),
-              chunk_of(key_blocks_, chunks_kv, key)},
-             also, parts);
-        if (workspace_) progress.done_one();
-      }
+    const auto of_queries = heads_ * chunks_q;  // chunks of queries, of all heads
+    progress_.emplace(problem_, groups_ * of_queries * chunks_kv * (int(first_pass) + int(second)));
+    blocks_untold_ = most(key_blocks_, chunks_kv);
+    const auto range_of = [&](std::int64_t group, std::int64_t of_query, std::int64_t key) {
+      return BackwardRange{group,
+                           1,
+                           of_query / chunks_q,
+                           1,
+                           chunk_of(query_blocks_, chunks_q, of_query % chunks_q),
+                           chunk_of(key_blocks_, chunks_kv, key)};
+    };
+    if (!workspace_) {  // the last chunks are the largest
+      const auto largest = range_of(groups_ - 1, of_queries - 1, chunks_kv - 1);
+      if (first_pass) step(keys_only, largest, also, parts);
+      if (second) step(queries_only, largest, also, parts);
+      return;
     }
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      for (std::int64_t key = 0; first_pass && key < chunks_kv; ++key) {
+        also.terms = true, also.sink = key == 0;
+        const bool all = keys_only.dq.given() || (problem_.dsink.given() && key == 0);  // terms of all rows are used
+        walk_visited(
+            of_queries, all, [&](std::int64_t i) { return range_of(group, i, key); },
+            [&](BackwardRange range, bool first, bool last) {
+              range.first = first, range.last = last;
+              step(keys_only, range, also, parts);
+            });
+      }
+      for (std::int64_t of_query = 0; second && of_query < of_queries; ++of_query)
+        walk_visited(
+            chunks_kv, false, [&](std::int64_t i) { return range_of(group, of_query, i); },
+            [&](const BackwardRange& range, bool first, bool) {
+              also.terms = first, also.sink = first && !first_pass;
+              step(queries_only, range, also, parts);
+            });
+    }
+  }
+
+  bool visits(const BackwardRange& range) const {
+    const auto b = range.first_group / problem_.heads_kv, g = range.first_group % problem_.heads_kv;
+    return meet(plan_.group(b, g * heads_ + range.first_head).keys_of_query_block, range.queries, range.keys);
+  }
+
+  /// Calls run(range, first, last) for those of `count` ranges whose queries visit their keys, for the first if none
+  /// does; or for all.
+  template <class RangeOf, class Run>
+  void walk_visited(std::int64_t count, bool all, const RangeOf& range_of, const Run& run) {
+    std::int64_t first = 0, last = count - 1;
+    while (!all && first < last && !visits(range_of(first))) ++first;
+    while (!all && first < last && !visits(range_of(last))) --last;
+    if (!all && first == last && !visits(range_of(last))) first = last = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bool walked = all || i == first || i == last || (i > first && i < last && visits(range_of(i)));
+      if (walked) run(range_of(i), i == first, i == last);
+      progress_->done_one(walked);
+    }
+  }
+
+  /// Called for each block of keys that is read outside a step's range. Where the caller listens this is one thread.
+  void read_block() {
+    if (!progress_ || !progress_->listened() || ++blocks_read_ < blocks_untold_) return;
+    progress_->tell();
+    blocks_read_ = 0;
   }
 
   /// parts: what is already taken; a step lays out its memory behind that.
@@ -203,18 +244,29 @@ class BackwardRun {
 
   void find_terms(const Problem& problem, const BackwardRange& range, RowTerms<T>& terms, int threads, T* memory,
                   std::int64_t thread_memory) {
-    const auto blocks = range.queries.count();
-    ForEach(range.groups * range.heads * blocks, threads, [&](std::int64_t i, int thread) {
+    const auto blocks = range.queries.count(), count = range.groups * range.heads * blocks;
+    const bool listened = progress_ && progress_->listened();
+    const auto rests = [&](std::int64_t b, std::int64_t h, std::int32_t block, T* own) {
+      FindRests<E>(problem, plan_, b, h, block, own, terms, [&] { read_block(); });
+      if (problem.dsink.given()) FindSinkTerm(problem, b, h, block, terms);
+    };
+    const auto with_block = [&](std::int64_t i, const auto& work) {
       const bool whole = blocks == query_blocks_;
       const auto block =
           whole ? walked(plan_.query_grid, i % blocks) : static_cast<std::int32_t>(range.queries.first + i % blocks);
-      const auto head = terms.first_head + i / blocks, h = head % problem.heads_q, b = head / problem.heads_q;
-      T* const own = &memory[thread * thread_memory];
-      FindRowTerms<E>(problem, plan_, b, h, block, own, terms);
-      FindRests<E>(problem, plan_, b, h, block, own, terms);
-      if (problem.dsink.given()) FindSinkTerm(problem, b, h, block, terms);
-      if (problem.dq.given()) ZeroUnseenRows(problem, plan_, b, h, block, own);
+      const auto head = terms.first_head + i / blocks;
+      work(head / problem.heads_q, head % problem.heads_q, block);
+    };
+    ForEach(count, threads, [&](std::int64_t i, int thread) {
+      with_block(i, [&](std::int64_t b, std::int64_t h, std::int32_t block) {
+        T* const own = &memory[thread * thread_memory];
+        FindRowTerms<E>(problem, plan_, b, h, block, own, terms);
+        if (!listened) rests(b, h, block, own);
+        if (problem.dq.given()) ZeroUnseenRows(problem, plan_, b, h, block, own);
+      });
     });
+    for (std::int64_t i = 0; listened && i < count; ++i)
+      with_block(i, [&](std::int64_t b, std::int64_t h, std::int32_t block) { rests(b, h, block, memory); });
   }
 
   /// Steps come in an order that adds a head's shares batch entry by batch entry, block by block.
@@ -227,7 +279,8 @@ class BackwardRun {
   /// The gradient of the bias, with the row terms of one block at a time.
   void find_bias_gradient(Parts parts) {
     const auto tiles = BiasTask<T, E>::count(problem_, plan_);
-    const auto threads = static_cast<int>(std::min<std::int64_t>(useful_threads_, std::max<std::int64_t>(tiles, 1)));
+    const auto most_threads = problem_.after_chunk ? 1 : useful_threads_;
+    const auto threads = static_cast<int>(std::min<std::int64_t>(most_threads, std::max<std::int64_t>(tiles, 1)));
     const auto thread_memory = BiasTask<T, E>::memory_size(problem_, plan_);
     T* const memory = parts.take<T>(thread_memory * threads);
     std::vector<RowTerms<T>> terms;
@@ -237,6 +290,7 @@ class BackwardRun {
     if (!workspace_) return;
     ForEach(tiles, threads, [&](std::int64_t tile, int thread) {
       BiasTask<T, E>(problem_, plan_, terms[thread], &memory[thread * thread_memory], &terms[thread]).run(tile);
+      read_block();
     });
   }
 
@@ -247,6 +301,8 @@ class BackwardRun {
   const int useful_threads_;
   double* sink_sums_ = nullptr;
   std::int64_t bytes_ = 0;
+  std::int64_t blocks_read_ = 0, blocks_untold_ = 1;  // since the caller was told; after how many it is
+  std::optional<Progress> progress_;                  // none without groups
 };
 
 template <class T, class E>

@@ -106,7 +106,7 @@ class BiasTask {
     block_terms_->move_to(b, h, query_block);
     T* const memory = sum_ + kTile * kTile;
     FindRowTerms<E>(problem_, plan_, b, h, query_block, memory, *block_terms_);
-    FindRests<E>(problem_, plan_, b, h, query_block, memory, *block_terms_);
+    FindRests<E>(problem_, plan_, b, h, query_block, memory, *block_terms_, [] {});
   }
 
   /// Sums the tile over its broadcast axes and writes what lies inside the sequences.

@@ -30,9 +30,10 @@ T RestOf(T lse, double sum) {
 }
 
 /// Fills terms.rest of query block `block` of (b, h), whose other terms are known. memory: that of LoadedBlocks.
-template <class E, class T>
+/// after_block() is called after each key block that is read.
+template <class E, class T, class AfterBlock>
 void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b, std::int64_t h, std::int32_t block,
-               T* memory, RowTerms<T>& terms) {
+               T* memory, RowTerms<T>& terms, const AfterBlock& after_block) {
   const auto at = terms.at(b, h, block);
   const auto far = [&](int row) { return std::abs(terms.lse[at + row]) >= T(tuning::kFarLse); };  // dead rows have 0
   bool any = false;
@@ -53,6 +54,7 @@ void FindRests(const Problem& problem, const ExecutionPlan& plan, std::int64_t b
         behind[row] = more - (sum - sums[row]);
         sums[row] = sum;
       }
+      after_block();
     }
   for (int row = 0; row < kTile; ++row) {
     if (!far(row)) continue;

@@ -328,14 +328,30 @@ class ForwardRun {
     BlockRange queries;
   };
 
-  /// Walks all chunks of keys; true if any task needs a second walk.
+  BlockRange keys_of(std::int64_t chunk) const { return chunk_of(plan_.key_grid.count(), chunks_kv_, chunk); }
+
+  /// Whether any task of a range visits a chunk of keys.
+  bool visits(const Range& range, std::int64_t chunk) const {
+    const bool one_mask = plan_.batch_groups * plan_.head_groups == 1;
+    const auto heads = one_mask ? 1 : range.groups * heads_of_group_;
+    for (auto head = range.first_group * heads_of_group_, end = head + heads; head < end; ++head) {
+      const auto& group = plan_.group(head / problem_.heads_q, head % problem_.heads_q);
+      if (meet(group.keys_of_query_block, range.queries, keys_of(chunk))) return true;
+    }
+    return false;
+  }
+
+  /// Walks the chunks of keys that are visited, or the first if none is; true if any task needs a second walk.
   bool walk_keys(const Range& range, bool again, Progress& progress) {
     bool any = false;
+    std::int64_t first = 0, last = chunks_kv_ - 1;
+    while (first < last && !visits(range, first)) ++first;
+    while (first < last && !visits(range, last)) --last;
+    if (first == last && !visits(range, last)) first = last = 0;
     for (std::int64_t i = 0; i < chunks_kv_; ++i) {
-      const typename ForwardTask<T, E>::Part part{chunk_of(plan_.key_grid.count(), chunks_kv_, i), i == 0,
-                                                  i + 1 == chunks_kv_, again};
-      any |= run_tasks(range, part);
-      if (!again) progress.done_one();
+      const bool walked = i == first || i == last || (i > first && i < last && visits(range, i));
+      if (walked) any |= run_tasks(range, {keys_of(i), i == first, i == last, again});
+      if (!again) progress.done_one(walked);
     }
     return any;
   }

@@ -11,9 +11,16 @@ class Progress {
  public:
   Progress(const Problem& problem, std::int64_t total) : problem_(problem), total_(total) {}
 
-  /// Called outside parallel regions where the caller listens.
-  void done_one() {
-    if (problem_.after_chunk) (*problem_.after_chunk)(++done_, total_);
+  /// Called outside parallel regions where the caller listens. A chunk without work is counted, and not told unless it
+  /// is the last.
+  void done_one(bool worked = true) {
+    ++done_;
+    if (worked || done_ == total_) tell();
+  }
+  /// Whether the caller listens. It gives back pages, so work on more than a chunk tells it how far the call is.
+  bool listened() const { return problem_.after_chunk != nullptr; }
+  void tell() {
+    if (listened()) (*problem_.after_chunk)(done_, total_);
   }
 
  private:

@@ -34,6 +34,18 @@ inline BlockRange chunk_of(std::int64_t blocks, std::int64_t chunks, std::int64_
   return {static_cast<std::int32_t>(i * blocks / chunks), static_cast<std::int32_t>((i + 1) * blocks / chunks)};
 }
 
+/// Whether a query block of one range visits a key block of another.
+inline bool meet(const RunList& keys_of_query_block, const BlockRange& queries, const BlockRange& keys) {
+  const auto& [start, runs] = keys_of_query_block;
+  for (auto block = queries.first; block < queries.end; ++block) {
+    const auto* const end = runs.data() + start[block + 1];
+    const auto* const run = std::partition_point(runs.data() + start[block], end,
+                                                 [&](const Run& one) { return one.first + one.count <= keys.first; });
+    if (run != end && run->first < keys.end) return true;
+  }
+  return false;
+}
+
 /// The number of chunks that are walked: at least one, and none without a block.
 inline std::int64_t chunks_of(std::int64_t wanted, std::int64_t blocks) {
   return std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(blocks, 1));

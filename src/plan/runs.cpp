@@ -30,6 +30,15 @@ RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, cons
   bitmap_ = program.conjunction && program.atom_count == 1 && bits.kind == rules::AtomKind::blocks &&
             program.dimensions == 1 && !program.has_documents && query_grid.step[2] == 1 && key_grid.step[2] == 1 &&
             bits.a[2] % query_grid.extent[2] == 0 && bits.b[2] % key_grid.extent[2] == 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto& own = program.axis[i];
+    const auto step = key_grid.step[i];
+    const bool alike = step > 1 && query_grid.step[i] == step && own.q_step == 1 && own.k_step == 1;
+    strided_[i] = alike && program.conjunction && !program.has_documents &&
+                  std::any_of(program.atoms, program.atoms + program.atom_count, [&](const auto& atom) {
+                    return atom.kind == rules::AtomKind::local && !atom.negated && atom.b[i] % step == 0;
+                  });
+  }
   const auto& axis = program.axis[2];
   const auto query_stride = std::int64_t(query_grid.extent[2]) * axis.q_step;
   const auto key_stride = std::int64_t(key_grid.extent[2]) * axis.k_step;
@@ -83,7 +92,7 @@ void RunFinder::read_bitmap() {
   const bool padded = pad_queries_ && query_ragged_;
   const auto whole = keys / extent, end = (keys + extent - 1) / extent;
   for (std::int64_t block = 0; block < end; ++block) {
-    if (row[block / each * bits.stride_k] == 0) continue;
+    if ((row[block / each * bits.stride_k] != 0) == bits.negated) continue;
     append(block, 1, padded || block >= whole ? TileClass::partial : TileClass::full);
   }
 }
@@ -140,10 +149,19 @@ std::int32_t RunFinder::split_point(std::int64_t block, std::int64_t inner, std:
 void RunFinder::split_dimension(int i, TileClass known) {
   if (i == 3) return key_block(known);
   const auto step = key_grid_.step[i];
-  for (std::int32_t residue = 0; residue < step; ++residue) {
+  const auto only = strided_[i] ? residue_of_keys(i) : -1;
+  for (auto residue = std::max(only, 0); residue < (only < 0 ? step : only + 1); ++residue) {
     split_range(i, residue, 0, chunks_[i], known, i > 0 && step == 1);
   }
   whole_dimension(i);
+}
+
+/// The residue class of the keys that a strided rule may show to the query block.
+std::int32_t RunFinder::residue_of_keys(int i) const {
+  const auto& axis = program_.axis[i];
+  const auto apart = std::int64_t(query_block_.origin[i]) + axis.q_offset - axis.k_offset,
+             step = std::int64_t{key_grid_.step[i]};
+  return std::int32_t((apart % step + step) % step);
 }
 
 /// Chunks first .. last - 1 of a residue class of dimension i. `known` is the class of a box around them, of exactly

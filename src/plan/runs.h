@@ -37,6 +37,7 @@ class RunFinder {
   void read_bitmap();
   std::int32_t split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const;
   void whole_dimension(int i);
+  std::int32_t residue_of_keys(int i) const;
 
   const rules::Program& program_;
   const Grid query_grid_, key_grid_;
@@ -46,6 +47,7 @@ class RunFinder {
   std::int64_t inner_blocks_[3] = {};  // blocks of one index of dimension i
   bool inner_ragged_[4] = {};          // does any block extend beyond the keys in a dimension >= i? [3]: false
   bool bitmap_ = false;                // the rule is a bitmap alone, one bit of which covers a whole tile
+  bool strided_[3] = {};               // every visible pair of dimension i is of one residue class of its step
   std::int32_t shift_ = 0;             // key blocks by which runs move from one query block to the next; 0: unknown
 
   Box query_block_{}, queries_{}, keys_{};  // queries_, keys_: clipped to the sequence

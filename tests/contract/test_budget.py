@@ -89,7 +89,8 @@ def test_budgets_change_no_bit_and_the_least_works(case, data):
     "bias", [None, (True, True, True, True), (False, False, False, True), (False, True, True, False)]
 )
 def test_many_blocks(type, bias):
-    case = SIZED.but(type=type, bias=bias and ("float32", bias))
+    sink = "float64" if type == "float64" else "float32"  # in float64 the order of the sums of dsink shows
+    case = SIZED.but(type=type, sink=sink, bias=bias and ("float32", bias))
     expected = run(case)
     for counts in ((2, 1), (1, 3), (5, 4), (600, 720)):
         for threads in (1, 3):

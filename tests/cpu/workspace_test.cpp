@@ -197,6 +197,32 @@ TEST(Workspace, GrowsWithWhatIsAskedOfACall) {
   EXPECT_LT(made(1, 16384, false, 1).backward_workspace(), half * 201 / 100) << "linear in the sequence";
 }
 
+/// Who keeps tensors in files gives pages back when he is told of a chunk. Rows of a large lse read all their keys, and he
+/// is told in between. Chunks of queries and keys that do not meet are counted, not told.
+TEST(Workspace, OutOfCoreCallsTellOften) {
+  const auto told = [](double lse, const Rule& rule) {
+    Call call(ElementType::float32, 1024, 2);
+    call.options.rule = rule;
+    call.options.num_chunks_q = call.options.num_chunks_kv = 4;
+    call.lse.set(backward_test::Numbers(call.lse.place.size(), lse));
+    call.place();
+    std::vector<std::int64_t> numbers;
+    std::int64_t all = 0;
+    OutOfCore out_of_core{[&](std::int64_t done, std::int64_t total) { numbers.push_back(done), all = total; }};
+    call.options.out_of_core = &out_of_core;
+    anyflash::backward({call.dout.view, call.out.view, call.lse.view, {}}, call.q.view, call.k.view, call.v.view,
+                       {call.dq.view, call.dk.view, call.dv.view, {}, {}}, call.options);
+    EXPECT_TRUE(std::is_sorted(numbers.begin(), numbers.end()));
+    EXPECT_EQ(numbers.back(), all);
+    EXPECT_EQ(all, 2 * 4 * 4 * 2) << "heads, chunks, passes";
+    return std::int64_t(numbers.size());
+  };
+  EXPECT_EQ(told(5, full()), 64);
+  EXPECT_GT(told(100, full()), 64 + 32);
+  EXPECT_LE(told(5, causal()), 40 + 1);
+  EXPECT_LE(told(5, local(64)), 40 + 1);
+}
+
 /// A workspace of just the budget, between guards: the call writes nothing beside it.
 TEST(Workspace, BudgetsHold) {
   constexpr std::size_t guard = 4096;

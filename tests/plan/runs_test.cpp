@@ -152,6 +152,25 @@ TEST(Runs, OfDenseMasksAreExact) {
   }
 }
 
+TEST(Runs, OfBitmapsAreExact) {
+  RandomRules random(8);
+  const TileMenu menu{{64}, 64, 600.0};
+  for (int i = 0; i < anyflash::testing::repeats(60); ++i) {
+    const auto rows = random.number(1, 7), columns = random.number(1, 9);
+    const auto block_q = 64 * random.number(1, 2), block_k = 64 * random.number(1, 3);
+    std::vector<std::uint8_t> bits(rows * columns);
+    for (auto& bit : bits) bit = std::uint8_t(random.number(0, 2));
+    const auto rule = blocks(TensorView(bits.data(), ElementType::uint8, {rows, columns}), block_q, block_k);
+    const auto queries = rows * block_q - random.number(0, block_q - 1);
+    const auto keys = columns * block_k - random.number(0, block_k - 1);
+    const auto direction = i % 2 ? Direction::forward : Direction::backward;
+    for (const auto& one : {rule, ~rule, rule & causal()})
+      check_plan({one, 1, {{1, 1, std::int32_t(queries)}}, {{1, 1, std::int32_t(keys)}}, Align::none_front, direction},
+                 menu);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST(Runs, OfDocuments) {
   RandomRules random(4);
   for (int i = 0; i < anyflash::testing::repeats(300); ++i) {
