@@ -22,7 +22,7 @@ from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
-from ._schedule import Layout, schedule_of
+from ._schedule import Layout, Schedule, schedule_of
 from ._sharding import Sharding
 
 if TYPE_CHECKING:
@@ -94,14 +94,13 @@ def attention(
     _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
     shared = call.shares_bias(lengths, layout)
     schedule = schedule_of(rule, call.align, layout, call.rule_hash)
-    received = [schedule.received(one) for one in range(ranks)]
-    if call.by_heads(received, layout, ranks):
+    if call.by_heads(schedule, layout, ranks):
         made = attention_by_heads(
             call.q, call.k, call.v, rule, layout, group, sink, call.options(True), return_lse == "lm"
         )
         out, *rows = made
     else:
-        local = Local(rule, layout, rank, call.options(False), call.key_lengths)
+        local = Local(rule, layout, schedule, rank, call.options(False), call.key_lengths)
         out, l, m, lse = AttentionByKeys.apply(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
         )
@@ -292,7 +291,7 @@ class _Prepared:
             made["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
         return made
 
-    def by_heads(self, received: list[int], layout: Layout, ranks: int) -> bool:
+    def by_heads(self, schedule: Schedule, layout: Layout, ranks: int) -> bool:
         """Whether to exchange heads: possible where each process gets as many, and better where it moves less."""
         heads_q, heads_k = self.q.shape[1], self.k.shape[1]
         why = None
@@ -309,7 +308,7 @@ class _Prepared:
         channels = self.q.shape[-1] + self.v.shape[-1]
         entries = heads_q * _most(layout.queries, layout.q_shape) + heads_k * _most(layout.keys, layout.k_shape)
         by_heads = entries * channels * (ranks - 1) // ranks
-        by_keys = max(received) * prod(layout.k_shape[1:]) * heads_k * channels
+        by_keys = schedule.most_received() * prod(layout.k_shape[1:]) * heads_k * channels
         return bool(by_heads < by_keys)
 
 

@@ -41,8 +41,8 @@ class AttentionByKeys(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call) -> Any:
         joined = Joined(q, v.shape[-1], call.local.inner_q)
-        for keys, k_here, v_here in _stages(call, k, v):
-            for part in call.local.parts(keys):
+        for number, k_here, v_here in _stages(call, k, v):
+            for part in call.local.parts(number):
                 joined.add(part.rows, *call.local.forward(part, q, k_here, v_here, bias))
         out, row_sum, row_max = joined.finish(sink)
         lse = row_max + row_sum.log()
@@ -62,17 +62,17 @@ class AttentionByKeys(torch.autograd.Function):
         return *once(_backward, ctx.call, wanted, dout, dlse, *ctx.saved_tensors), None
 
 
-def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[Pieces, Tensor, Tensor]]:
-    """The own keys, then those of each stage. While one stage is worked on, the next is under way."""
+def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The own keys under the number -1, then those of each stage under its own. While one stage is worked on, the next is under way."""
     stages, exchange = call.schedule.stages if call.moves() else (), call.exchange()
     pending = exchange.send_keys(0, stages[0], k, v) if stages else None
-    yield call.keys, k, v
-    for i, stage in enumerate(stages):
+    yield -1, k, v
+    for i in range(len(stages)):
         after = exchange.send_keys(i + 1, stages[i + 1], k, v) if i + 1 < len(stages) else None
         assert pending is not None
         buffer = pending.wait()
         pending = after
-        yield stage.keys(call.rank), *unpacked(buffer, k.shape[-1])
+        yield i, *unpacked(buffer, k.shape[-1])
 
 
 class _Sum:
@@ -110,9 +110,9 @@ def _backward(
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
     own: list[_Sum] = []
     returning: list[Pending] = []
-    for i, (keys, k_here, v_here) in enumerate(_stages(call, k, v)):
+    for number, k_here, v_here in _stages(call, k, v):
         of_stage = [_Sum(k_here), _Sum(v_here)]
-        for part in local.parts(keys):
+        for part in local.parts(number):
             made = local.backward(part, bits, dout, dlse, (q, bias, out, lse), k_here, v_here)
             if wanted[0]:
                 dq.add(part.rows, made[0])
@@ -120,11 +120,11 @@ def _backward(
                 total.add(part.columns, gradient)
             if wanted[3] and dbias is not None:
                 local.add_bias_gradient(part, made[3], dbias.sum())
-        if i == 0:
+        if number < 0:
             own = of_stage
         elif of_keys:
             gradients = packed(of_stage[0].finish(), of_stage[1].finish())
-            returning.append(exchange.return_gradients(i - 1, stages[i - 1], gradients))
+            returning.append(exchange.return_gradients(number, stages[number], gradients))
     for pending in returning:
         for pieces, buffer in pending.wait():
             _add_returned(own, places(pieces, call.keys), unpacked(buffer, k.shape[-1]))
