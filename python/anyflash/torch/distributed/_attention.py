@@ -17,7 +17,7 @@ from ..._rules import documents_packed, full
 from .._attention import cast, is_direct
 from .._op import NO_SLOPES
 from .._rule import given_rule
-from ._agree import agree
+from ._agree import agree, gathered
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FULL = full()
 _AXES = {"bhsd": (1, -1), "bshd": (-2, -1), "bhds": (1, 2), "thd": (1, -1), "qkv": (1, -1)}  # heads, channels
-_NOT_HERE = ("plan", "out", "page_table", "memory_budget", "num_chunks_q", "num_chunks_kv", "dropout_p")
+_NOT_HERE = ("plan", "out", "page_table", "num_chunks_q", "num_chunks_kv", "dropout_p")
 
 
 @with_scalars
@@ -68,7 +68,9 @@ def attention(
     exchange : "keys" sends keys and values to the queries that see them. "heads" gives each process all entries of some
         heads (Ulysses). "auto" takes what moves fewer bytes.
 
-    Other options are those of anyflash.torch.attention. Pages, plans and `out` are refused.
+    memory_budget : bounds the workspace of each process' local calls. The buffers of keys come on top.
+
+    Other options are those of anyflash.torch.attention. Pages, plans, `out` and numbers of chunks are refused.
 
     If the processes' shapes, types, rules or options differ, or one refuses its part, all raise ValueError with one
     line. If a process is gone, the others raise RuntimeError within the group's timeout.
@@ -101,6 +103,10 @@ def attention(
         out, *rows = made
     else:
         local = Local(rule, layout, schedule, rank, call.options(False), call.key_lengths)
+        if call.scalars["memory_budget"] is not None:
+            backward = any(call.needs)
+            least = local.least_budget(*(_plain(x) for x in (call.q, call.k, call.v, bias)), backward)
+            _check_budget(call.scalars["memory_budget"], gathered(group, device, [least]))
         out, l, m, lse = AttentionByKeys.apply(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
         )
@@ -109,6 +115,12 @@ def attention(
     if not return_lse:
         return out
     return out, *(one if call.batched else one[0] for one in rows)
+
+
+def _check_budget(budget: int, least: list[list[int]]) -> None:
+    if budget < max(least)[0]:
+        rank = least.index(max(least))
+        raise ValueError(f"memory_budget: {budget} bytes, expected at least {least[rank][0]} as rank {rank} needs")
 
 
 class _Prepared:
@@ -120,7 +132,8 @@ class _Prepared:
     ) -> None:  # fmt: skip
         for name, one in refused.items():
             if one is not None:
-                raise ValueError(f"{name}: given to distributed attention, expected none there")
+                instead = "memory_budget instead" if name.startswith("num_chunks") else "none there"
+                raise ValueError(f"{name}: given to distributed attention, expected {instead}")
         check_names(scalars, "distributed.attention")
         check_return_lse(return_lse)
         self.scalars = constants(scalars)

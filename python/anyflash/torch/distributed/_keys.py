@@ -12,7 +12,7 @@ from .._attention import in_memory, once
 from ._agree import summed
 from ._exchange import Exchange, Pending, packed, unpacked
 from ._local import Joined, Local
-from ._pieces import Piece, Pieces, places
+from ._pieces import Pieces, places
 from ._schedule import Schedule
 
 
@@ -109,7 +109,7 @@ def _backward(
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
     own: list[_Sum] = []
-    returning: list[Pending] = []
+    returning: Pending | None = None
     for number, k_here, v_here in _stages(call, k, v):
         of_stage = [_Sum(k_here), _Sum(v_here)]
         for part in local.parts(number):
@@ -124,10 +124,9 @@ def _backward(
             own = of_stage
         elif of_keys:
             gradients = packed(of_stage[0].finish(), of_stage[1].finish())
-            returning.append(exchange.return_gradients(number, stages[number], gradients))
-    for pending in returning:
-        for pieces, buffer in pending.wait():
-            _add_returned(own, places(pieces, call.keys), unpacked(buffer, k.shape[-1]))
+            _add_returned(own, call.keys, returning)  # of the stage before: only one is under way
+            returning = exchange.return_gradients(number, stages[number], gradients)
+    _add_returned(own, call.keys, returning)
     made_bias = None
     if wanted[3] and dbias is not None:
         made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()
@@ -136,12 +135,15 @@ def _backward(
     return dq.finish() if wanted[0] else None, dk, dv, made_bias, dsink
 
 
-def _add_returned(own: list[_Sum], to: list[Piece], gradients: tuple[Tensor, Tensor]) -> None:
-    at = 0
-    for start, count in to:
-        for total, gradient in zip(own, gradients):
-            total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
-        at += count
+def _add_returned(own: list[_Sum], keys: Pieces, returning: Pending | None) -> None:
+    """Adds gradients of own keys that other processes have sent."""
+    for pieces, buffer in returning.wait() if returning else ():
+        gradients = unpacked(buffer, own[0].like.shape[-1])
+        at = 0
+        for start, count in places(pieces, keys):
+            for total, gradient in zip(own, gradients):
+                total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
+            at += count
 
 
 def _sink_gradient(call: Call, sink: Tensor, dout: Tensor, dlse: Any, out: Tensor, lse: Tensor) -> Tensor:

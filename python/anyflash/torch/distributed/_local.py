@@ -11,8 +11,9 @@ from torch import Tensor
 from ... import _core
 from .._attention import _forward, _gradients
 from .._op import others_of, stream_of
+from ._exchange import new_packed, unpacked
 from ._parts import Part, own_parts, stage_parts
-from ._pieces import before
+from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
 
 
@@ -45,6 +46,19 @@ class Local:
             self.schedule.parts[self.rank, number] = kept
         made: tuple[Part, ...] = kept
         return made
+
+    def least_budget(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, backward: bool) -> int:
+        """The smallest memory_budget with which all calls of this process work."""
+        least = 0
+        for number in range(-1, len(self.schedule.stages)):
+            if number >= 0:
+                buffer = new_packed(k, v, count_of(self.schedule.stages[number].keys(self.rank)))
+                k, v = unpacked(buffer, k.shape[-1])
+            for part in self.parts(number):
+                call = self._cut(part, q, k, v)
+                options, _ = self._options(part, q, self.bias_of(part, bias))
+                least = max(least, _core.torch_least_budget(*call, {**options, "memory_budget": None}, backward))
+        return least
 
     def forward(
         self, part: Part, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
