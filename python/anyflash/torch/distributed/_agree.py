@@ -61,6 +61,14 @@ def gathered(group: Any, device: torch.device, numbers: Sequence[int]) -> list[l
     return [one.tolist() for one in every]
 
 
+def check_equal(group: Any, device: torch.device, what: str, text: str) -> None:
+    """Raises ValueError in every process if their texts differ."""
+    digests = gathered(group, device, [_digest(text)])
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise ValueError(f"{what} in rank {rank}, expected those of rank 0")
+
+
 def lost(communicate: Any) -> Any:
     """communicate(), with one line where a process is gone or does not answer within the group's timeout."""
     try:

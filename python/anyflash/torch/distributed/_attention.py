@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ... import _core
 from ..._frontend import check_return_lse
-from ..._options import Scalars, check_names, constants, with_scalars
+from ..._options import DEFAULTS, Scalars, check_names, constants, with_scalars
 from ..._rules import documents_packed, full
 from .._attention import cast, is_direct
 from .._op import NO_SLOPES
 from .._rule import given_rule
-from ._agree import agree, gathered
+from ._agree import agree, check_equal, gathered
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
@@ -76,6 +76,9 @@ def attention(
     line. If a process is gone, the others raise RuntimeError within the group's timeout.
     """
     group = sharding.group if group is None and isinstance(sharding, Sharding) else group
+    outside = dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives to processes that are not in it
+    if group is not None and not isinstance(group, dist.ProcessGroup) and group != outside:
+        raise TypeError(f"group: type {type(group).__name__}, expected a process group")
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if rank < 0:
         raise ValueError("group: this process is not in it")
@@ -96,6 +99,8 @@ def attention(
     _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
     shared = call.shares_bias(lengths, layout)
     schedule = schedule_of(rule, call.align, layout, call.rule_hash)
+    if "dense(" in str(rule):
+        check_equal(group, device, "rule: the dense mask sees other keys", str(schedule.stages))
     if call.by_heads(schedule, layout, ranks):
         made = attention_by_heads(
             call.q, call.k, call.v, rule, layout, group, sink, call.options(True), return_lse == "lm"
@@ -105,7 +110,8 @@ def attention(
         local = Local(rule, layout, schedule, rank, call.options(False), call.key_lengths)
         if call.scalars["memory_budget"] is not None:
             backward = any(call.needs)
-            least = local.least_budget(*(_plain(x) for x in (call.q, call.k, call.v, bias)), backward)
+            plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(bias)
+            least = local.least_budget(*plain, backward)
             _check_budget(call.scalars["memory_budget"], gathered(group, device, [least]))
         out, l, m, lse = AttentionByKeys.apply(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
@@ -145,7 +151,7 @@ class _Prepared:
         if sharding is not None and not isinstance(sharding, Sharding):
             raise TypeError(f"sharding: type {type(sharding).__name__}, expected what plan_sharding returns")
         self.sharding: Sharding | None = sharding
-        self.exchange = exchange
+        self.exchange, self.return_lse = exchange, return_lse
         self.rule = given_rule(rule, tables)
         q, k, v = cast(q, k, v)
         if self.kind == "qkv":
@@ -200,8 +206,6 @@ class _Prepared:
                 raise ValueError(f"{name}: on {given[name].device}, expected cpu in distributed attention")
         if cu_q is not None:
             self.whole = self.rule & documents_packed(cu_q, cu_k)
-        if key_lengths is not None:
-            self.key_lengths = [int(one) for one in key_lengths.flatten()]
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise ValueError(NO_SLOPES)
         self.bias, self.sink, self.slopes = bias, sink, slopes
@@ -216,7 +220,9 @@ class _Prepared:
             raise ValueError(f"bias: {bias.shape[2]} queries, expected {queries} as in query, or 1")
         if self.sharding is not None:
             self._check_sharding(self.sharding, ranks)
-        self._check_alone()
+        self._check_alone(key_lengths)
+        if key_lengths is not None:
+            self.key_lengths = [int(one) for one in key_lengths]
         self.rule_hash = _core.rule_hash(self.whole)
 
     def _check_sharding(self, sharding: Sharding, ranks: int) -> None:
@@ -232,15 +238,14 @@ class _Prepared:
                     f"{name}: sequence {tuple(x.shape[2:-1])}, expected {(count, *shape[1:])} as in sharding"
                 )
 
-    def _check_alone(self) -> None:
+    def _check_alone(self, key_lengths: Tensor | None) -> None:
         """The library's own checks of the tensors, on a call without the others' keys."""
-        lengths = None if self.key_lengths is None else [0] * len(self.key_lengths)
         options: dict[str, Any] = {
             **self.scalars,
             "rule": _FULL,
             "alibi_slopes": self.slopes,
             "sink": self.sink,
-            "key_lengths": None if lengths is None else torch.tensor(lengths, dtype=torch.int64),
+            "key_lengths": None if key_lengths is None else torch.zeros_like(key_lengths),
             "bias": None if self.bias is None else self.bias[:, :, :, :1],
         }
         _core.result_shapes(
@@ -262,9 +267,15 @@ class _Prepared:
             "sink": _kind(self.sink),
             "alibi_slopes": _kind(self.slopes),
             "key_lengths": str(self.key_lengths),
-            "options": str({**self.scalars, "threads": 0, "layout": self.kind, "exchange": self.exchange}),
+            "options": self._options_text(),
             "gradients": str(self.needs),
         }
+
+    def _options_text(self) -> str:
+        every = {**self.scalars, "layout": self.kind, "threads": 0}
+        given = {name: one for name, one in every.items() if one != DEFAULTS[name]}
+        given |= {"exchange": self.exchange, "return_lse": self.return_lse}
+        return ", ".join(f"{name}={one}" for name, one in given.items())
 
     def lengths(self) -> tuple[int, int, int]:
         """Of the outermost dimension, and the rows of the bias."""
