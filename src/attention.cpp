@@ -17,6 +17,7 @@
 #include "problem/layout.h"
 #include "problem/problem.h"
 #include "rules/compile.h"
+#include "rules/part.h"
 
 namespace anyflash {
 namespace {
@@ -34,7 +35,12 @@ auto with_memory_errors(const char* name, Call&& call) {
 }
 
 /// The rule's errors, too, come before anything is written.
-void check_rule(const Problem& problem) { rules::check(problem.rule, planning::shapes_of(problem)); }
+void check_rule(const Problem& problem) {
+  rules::check(problem.rule, planning::shapes_of(problem));
+  if (rules::part_has_lengths(problem.rule) && !problem.key_lengths.given()) {
+    throw Error(Error::Kind::value, "key_lengths: not given, expected those of the rule's part");
+  }
+}
 
 std::shared_ptr<const ExecutionPlan> plan_of(const Problem& problem, bool keep = false) {
   return make_plan(problem, backend_of(problem.device).menu(problem), keep);

@@ -134,10 +134,15 @@ std::int64_t workspace_of_backward(nb::handle q_array, nb::handle k_array, nb::h
   return backward_workspace(q, k, v, gradients, options);
 }
 
-std::int64_t least_budget(nb::handle qkv_array, const nb::dict& given) {
+/// key and value are None in the layout qkv.
+std::int64_t least_budget(nb::handle q_array, nb::handle k_array, nb::handle v_array, const nb::dict& given,
+                          bool with_backward) {
   Arrays arrays(Caller::torch);
   const auto options = read_options(given, arrays);
-  return least_workspace(arrays.input(qkv_array, "qkv"), {}, {}, options);
+  const auto q = arrays.input(q_array, "query");
+  const auto k = k_array.is_none() ? TensorView{} : arrays.input(k_array, "key");
+  const auto v = v_array.is_none() ? TensorView{} : arrays.input(v_array, "value");
+  return least_workspace(q, k, v, options, with_backward);
 }
 
 nb::tuple tuple_of(const std::vector<std::int64_t>& sizes) {
@@ -206,7 +211,8 @@ void add_calls(nb::module_& module) {
   add_backward("torch_attention_backward", &attention_backward<Caller::torch>);
   module.def("torch_backward_workspace", &workspace_of_backward, any("q"), any("k"), any("v"), nb::arg("options"),
              nb::arg("wanted"));
-  module.def("torch_least_budget", &least_budget, any("qkv"), nb::arg("options"));
+  module.def("torch_least_budget", &least_budget, any("q"), any("k"), any("v"), nb::arg("options"),
+             nb::arg("backward") = true);
   module.def("result_shapes", &shapes_of_results, any("q"), any("k"), any("v"), nb::arg("options"));
   module.def(
       "visible_pairs",

@@ -110,6 +110,8 @@ void check_part(const Node& node, const Shapes& local) {
   }
 }
 
+bool part_has_lengths(const Rule& rule) { return rule.node().kind == NodeKind::part && rule.node().table_k.given(); }
+
 std::int64_t common_block(std::int64_t block, const Pieces& pieces) {
   std::int64_t place = 0;
   for (const auto& piece : pieces) {

@@ -28,6 +28,9 @@ Pieces flat_pieces(const Pieces& pieces, const SequenceShape& shape, std::int64_
 /// Throws Error if a part's pieces are not right, or do not fit the shapes of its call.
 void check_part(const Node& node, const Shapes& local);
 
+/// Whether the rule is a part that was made with key_lengths, so that its call needs some too.
+bool part_has_lengths(const Rule& rule);
+
 /// The largest divisor of `block` for which every block of the pieces' entries, in the order of the pieces, lies within
 /// one block of the whole.
 std::int64_t common_block(std::int64_t block, const Pieces& pieces);

@@ -27,7 +27,7 @@ def test_random_calls_in_float64(processes, first, count, tmp_path):
 ACCURACY = """
 from bar import unit_in_last_place
 torch.manual_seed(0)
-for dtype, scale in ((torch.bfloat16, 1), (torch.float16, 1), (torch.float32, 1), (torch.float32, 40), (torch.bfloat16, 6)):
+for dtype, scale in ((torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 20), (torch.float32, 1), (torch.float32, 40), (torch.bfloat16, 6)):
     x = [(torch.randn(1, 2, 256, 64) * (scale if i < 2 else 1)).to(dtype) for i in range(3)]
     weight = torch.randn(1, 2, 256, 64).to(dtype)
 
@@ -93,6 +93,39 @@ out = sharding.unshard(attention(own, own, own, rule=af.causal(), sharding=shard
 torch.testing.assert_close(out, alone(x, x, x, rule=af.causal()))
 """
 
+# One process has a loss of out, the other of lse: both take part in every exchange.
+OTHER_LOSSES = """
+x = torch.randn(1, 4, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+own = slice(40 * rank // ranks, 40 * (rank + 1) // ranks)
+for exchange in ("keys", "heads"):
+    whole, part = x.clone().requires_grad_(), x[:, :, own].clone().requires_grad_()
+    loss = lambda results, rank: results[rank % 2].square().sum()
+    loss(attention(part, part, part, rule=af.causal(), exchange=exchange, return_lse=True), rank).backward()
+    parts = [slice(40 * i // ranks, 40 * (i + 1) // ranks) for i in range(ranks)]
+    results = alone(whole, whole, whole, rule=af.causal(), return_lse=True)
+    sum(loss([one[:, :, span] for one in results], i) for i, span in enumerate(parts)).backward()
+    torch.testing.assert_close(part.grad, whole.grad[:, :, own])
+"""
+
+# A NaN in a key and infinity in a value of another process are seen by nobody, and by some.
+NOT_FINITE = """
+k = torch.randn(1, 4, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+q, v = k.clone(), k.flip(2).contiguous()
+k[:, :, 20], v[:, :, 20] = float("nan"), float("inf")
+ids = torch.arange(24) // 12
+ids[20] = 7
+own = slice(24 * rank // ranks, 24 * (rank + 1) // ranks)
+for rule in (af.documents(ids), af.documents(ids) & af.causal(), af.full(), af.causal()):
+    for exchange in ("keys", "heads"):
+        found = []
+        for call, part, more in ((attention, own, {"exchange": exchange}), (alone, slice(None), {})):
+            x = [one[:, :, part].clone().requires_grad_() for one in (q, k, v)]
+            made = call(*x, rule=rule, return_lse=True, **more)
+            found.append([*made, *torch.autograd.grad(made[0], x, torch.ones_like(made[0]))])
+        for one, other in zip(*found):
+            torch.testing.assert_close(one, other[:, :, own], equal_nan=True)
+"""
+
 FLOAT32 = """
 from distributed_cases import check
 for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
@@ -100,6 +133,9 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
 
 
 # A process takes seconds to start: what it can do in one go is one test.
-@pytest.mark.parametrize("processes, programs", [(2, [FLOAT32, SAME_BITS, SHARD, ACCURACY]), (4, [GROUPS, ACCURACY])])
+@pytest.mark.parametrize(
+    "processes, programs",
+    [(2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES]), (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE])],
+)
 def test_accuracy_and_what_else_holds(processes, programs, tmp_path):
     run_processes(BEGIN + "\n".join(programs), tmp_path, processes)

@@ -1,12 +1,15 @@
 """What plan_sharding plans, without processes: balance, few pieces, little traffic, in little time."""
 
+import json
 import time
 
 import anyflash as af
 import numpy as np
 import pytest
 import torch
-from anyflash.torch.distributed import _planner, plan_sharding
+from anyflash import _core
+from anyflash.torch.distributed import _planner, explain, plan_sharding
+from anyflash.torch.distributed._parts import stage_parts
 
 pytestmark = pytest.mark.of_the_cpu
 
@@ -77,3 +80,61 @@ def test_wrong_input(line, call):
     with pytest.raises((ValueError, TypeError)) as caught:
         call()
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_calls_of_a_stage_have_all_that_see_its_keys_and_few_others(seed):
+    generator = np.random.default_rng(seed)
+    size, ranks = int(generator.integers(200, 1500)), int(generator.integers(2, 5))
+    ids = np.sort(generator.integers(0, 5, size))
+    rules = [af.causal(), af.local(int(generator.integers(1, 200)), causal=True), af.documents(ids), af.sink(3)]
+    rule, shape = rules[seed % 4], (size,)
+    if seed % 5 == 4:
+        rule, shape = af.local(int(generator.integers(1, 4))), (int(generator.integers(8, 30)), 7)
+    plan = plan_sharding(rule, shape, ranks=ranks)
+    visible = np.unpackbits(
+        np.frombuffer(_core.seen_blocks(rule, shape, shape, "none_front", *[list(range(shape[0] + 1))] * 2), np.uint8)
+    )[7::8].reshape(shape[0], shape[0])
+    flat = lambda pieces: np.concatenate([np.arange(0), *[np.arange(a, a + n) for a, n in pieces]])
+    for rank in range(ranks):
+        queries = plan._layout.queries[rank]
+        for stage in plan._exchange().stages:
+            keys, missing = flat(stage.keys(rank)), visible[flat(queries)][:, flat(stage.keys(rank))].copy()
+            for part in stage_parts(rule, "none_front", plan._layout, queries, stage.keys(rank)):
+                rows, columns = (slice(first, first + n) for first, n in (part.rows, part.columns))
+                assert np.array_equal(flat(queries)[rows], flat(part.queries))
+                assert np.array_equal(keys[columns], flat(part.keys))
+                assert missing[rows, columns].any() or len(shape) == 1
+                missing[rows, columns] = 0
+            assert not missing.any()
+
+
+def test_a_window_joins_the_rows_at_the_seam_alone():
+    plan = plan_sharding(af.local(128, causal=True), 8192, ranks=2)
+    (stage,) = plan._exchange().stages
+    (part,) = stage_parts(plan.rule, "none_front", plan._layout, plan._layout.queries[1], stage.keys(1))
+    assert part.rows == (0, 128)
+
+
+def test_explain_prints_the_figures_of_a_plan(capsys):
+    explain.main(["--rule", "causal()", "--shape", "4096", "--ranks", "4", "--type", "bfloat16", "--json"])
+    made = json.loads(capsys.readouterr().out)
+    plan = plan_sharding(af.causal(), 4096, ranks=4)
+    traffic = plan.traffic(channels=128)
+    assert made["bytes"] == traffic["bytes"] and made["over_least"] == traffic["over_least"]
+    assert made["positions"] == [1024] * 4 and made["imbalance"] == plan.imbalance
+    assert made["pieces"][0] == [list(piece) for piece in plan.pieces(rank=0)]
+    explain.main(["--rule", "causal()", "--shape", "4096", "--ranks", "4", "--type", "bfloat16"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3] == f"moved           {sum(traffic['bytes']):,} bytes in 3 stages, 1.000 of the least"
+    assert lines[5].startswith("rank 0          1024 positions (0-511 3584-4095), receives ")
+
+
+def test_explain_of_a_table_and_a_wrong_rule(tmp_path, capsys):
+    np.save(tmp_path / "ids.npy", np.arange(100) // 30)
+    explain.main(
+        ["--rule", "documents(ids, ids)", "--tensor", f"ids={tmp_path}/ids.npy", "--shape", "100", "--ranks=2"]
+    )
+    assert "documents" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="^explain: rule: column 1: no rule 'caus'"):
+        explain.main(["--rule", "caus()", "--shape", "5", "--ranks", "2"])

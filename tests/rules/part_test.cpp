@@ -1,5 +1,6 @@
 // The part of a rule between pieces of longer sequences: its program against the whole's, entry by entry. And what a
 // split asks of a rule, against the definition.
+#include <anyflash/attention.h>
 #include <anyflash/sharding.h>
 
 #include <gtest/gtest.h>
@@ -277,6 +278,23 @@ TEST(Part, WrongInput) {
   Tables tables;
   EXPECT_EQ(error_of([&] { compile(shorter, shapes, 0, 0, tables, 4); }),
             "key_lengths: 4 of the call's keys, expected 3 as in the rule's part");
+}
+
+TEST(Part, CallWithoutItsKeyLengthsIsRefused) {
+  std::int64_t whole = 3;
+  std::int64_t own = 3;
+  float numbers[4] = {}, out[4] = {7, 7, 7, 7};
+  const auto view = [](float* data, std::int64_t n) { return TensorView(data, ElementType::float32, {1, 1, n, 1}); };
+  Options options;
+  options.rule = part(full(), {10}, {10}, {{2, 3}}, {{0, 4}}, TensorView(&whole, ElementType::int64, {1}));
+  const auto call = [&] {
+    forward(view(numbers, 3), view(numbers, 4), view(numbers, 4), {.out = view(out, 3)}, options);
+  };
+  EXPECT_EQ(error_of(call), "key_lengths: not given, expected those of the rule's part");
+  EXPECT_EQ(out[0], 7);
+  options.key_lengths = TensorView(&own, ElementType::int64, {1});
+  call();
+  EXPECT_EQ(out[0], 0);
 }
 
 }  // namespace

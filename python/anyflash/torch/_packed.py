@@ -62,4 +62,4 @@ def _budget(qkv: Tensor, pairs: int) -> int:
     """The size in bytes of the scores of `pairs` pairs of chunks, over all heads; at least what both passes need."""
     _, heads, length, _ = qkv.shape
     bound = heads * length * length * (8 if qkv.dtype == torch.float64 else 4) // pairs
-    return max(int(bound), _core.torch_least_budget(qkv.detach(), plain_options(_CAUSAL, 1.0, "qkv")))
+    return max(int(bound), _core.torch_least_budget(qkv.detach(), None, None, plain_options(_CAUSAL, 1.0, "qkv")))

@@ -4,7 +4,7 @@ to raise still takes part, so that no other waits for it."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,15 +31,8 @@ def agree(
 ) -> Any:
     """The numbers `own` of all processes, in their order. Raises in every process if one has an error, or says another
     text under one of FIELDS."""
-    if "nccl" not in dist.get_backend_config(group):
-        device = torch.device("cpu")
-    elif device.type != "cuda":  # the call has an error; NCCL needs a first collective that all processes are in
-        device = torch.device("cuda", torch.cuda.current_device())
     texts = [said.get(name, "") for name in FIELDS]
-    mine = torch.tensor([error is not None, *own, *map(_digest, texts)], dtype=torch.int64, device=device)
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    lost(lambda: dist.all_gather(every, mine, group=group))
-    rows = [one.tolist() for one in every]
+    rows = gathered(group, device, [error is not None, *own, *map(_digest, texts)])
     if not any(row[0] for row in rows) and all(row[4:] == rows[0][4:] for row in rows):
         return [tuple(row[1:4]) for row in rows]
     told: list[Any] = [None] * len(rows)
@@ -54,6 +47,26 @@ def agree(
             if texts[i] != told[0][1][i]:
                 raise ValueError(f"{name}: {texts[i]} in rank {rank}, expected {told[0][1][i]} as in rank 0")
     raise ValueError("the processes' calls differ, expected the same call in all of them")
+
+
+def gathered(group: Any, device: torch.device, numbers: Sequence[int]) -> list[list[int]]:
+    """All processes' numbers, in the order of their ranks."""
+    if "nccl" not in dist.get_backend_config(group):
+        device = torch.device("cpu")
+    elif device.type != "cuda":  # the call has an error; NCCL needs a first collective that all processes are in
+        device = torch.device("cuda", torch.cuda.current_device())
+    mine = torch.tensor(numbers, dtype=torch.int64, device=device)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    lost(lambda: dist.all_gather(every, mine, group=group))
+    return [one.tolist() for one in every]
+
+
+def check_equal(group: Any, device: torch.device, what: str, text: str) -> None:
+    """Raises ValueError in every process if their texts differ."""
+    digests = gathered(group, device, [_digest(text)])
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise ValueError(f"{what} in rank {rank}, expected those of rank 0")
 
 
 def lost(communicate: Any) -> Any:

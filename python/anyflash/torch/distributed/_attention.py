@@ -12,17 +12,17 @@ from torch import Tensor
 
 from ... import _core
 from ..._frontend import check_return_lse
-from ..._options import Scalars, check_names, constants, with_scalars
+from ..._options import DEFAULTS, Scalars, check_names, constants, with_scalars
 from ..._rules import documents_packed, full
 from .._attention import cast, is_direct
 from .._op import NO_SLOPES
 from .._rule import given_rule
-from ._agree import agree
+from ._agree import agree, check_equal, gathered
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
-from ._schedule import Layout, schedule_of
+from ._schedule import Layout, Schedule, schedule_of
 from ._sharding import Sharding
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FULL = full()
 _AXES = {"bhsd": (1, -1), "bshd": (-2, -1), "bhds": (1, 2), "thd": (1, -1), "qkv": (1, -1)}  # heads, channels
-_NOT_HERE = ("plan", "out", "page_table", "memory_budget", "num_chunks_q", "num_chunks_kv", "dropout_p")
+_NOT_HERE = ("plan", "out", "page_table", "num_chunks_q", "num_chunks_kv", "dropout_p")
 
 
 @with_scalars
@@ -68,12 +68,17 @@ def attention(
     exchange : "keys" sends keys and values to the queries that see them. "heads" gives each process all entries of some
         heads (Ulysses). "auto" takes what moves fewer bytes.
 
-    Other options are those of anyflash.torch.attention. Pages, plans and `out` are refused.
+    memory_budget : bounds the workspace of each process' local calls. The buffers of keys come on top.
+
+    Other options are those of anyflash.torch.attention. Pages, plans, `out` and numbers of chunks are refused.
 
     If the processes' shapes, types, rules or options differ, or one refuses its part, all raise ValueError with one
     line. If a process is gone, the others raise RuntimeError within the group's timeout.
     """
     group = sharding.group if group is None and isinstance(sharding, Sharding) else group
+    outside = dist.GroupMember.NON_GROUP_MEMBER  # what new_group gives to processes that are not in it
+    if group is not None and not isinstance(group, dist.ProcessGroup) and group != outside:
+        raise TypeError(f"group: type {type(group).__name__}, expected a process group")
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if rank < 0:
         raise ValueError("group: this process is not in it")
@@ -94,14 +99,20 @@ def attention(
     _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
     shared = call.shares_bias(lengths, layout)
     schedule = schedule_of(rule, call.align, layout, call.rule_hash)
-    received = [schedule.received(one) for one in range(ranks)]
-    if call.by_heads(received, layout, ranks):
+    if "dense(" in str(rule):
+        check_equal(group, device, "rule: the dense mask sees other keys", str(schedule.stages))
+    if call.by_heads(schedule, layout, ranks):
         made = attention_by_heads(
             call.q, call.k, call.v, rule, layout, group, sink, call.options(True), return_lse == "lm"
         )
         out, *rows = made
     else:
-        local = Local(rule, layout, rank, call.options(False), call.key_lengths)
+        local = Local(rule, layout, schedule, rank, call.options(False), call.key_lengths)
+        if call.scalars["memory_budget"] is not None:
+            backward = any(call.needs)
+            plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(bias)
+            least = local.least_budget(*plain, backward)
+            _check_budget(call.scalars["memory_budget"], gathered(group, device, [least]))
         out, l, m, lse = AttentionByKeys.apply(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
         )
@@ -110,6 +121,12 @@ def attention(
     if not return_lse:
         return out
     return out, *(one if call.batched else one[0] for one in rows)
+
+
+def _check_budget(budget: int, least: list[list[int]]) -> None:
+    if budget < max(least)[0]:
+        rank = least.index(max(least))
+        raise ValueError(f"memory_budget: {budget} bytes, expected at least {least[rank][0]} as rank {rank} needs")
 
 
 class _Prepared:
@@ -121,7 +138,8 @@ class _Prepared:
     ) -> None:  # fmt: skip
         for name, one in refused.items():
             if one is not None:
-                raise ValueError(f"{name}: given to distributed attention, expected none there")
+                instead = "memory_budget instead" if name.startswith("num_chunks") else "none there"
+                raise ValueError(f"{name}: given to distributed attention, expected {instead}")
         check_names(scalars, "distributed.attention")
         check_return_lse(return_lse)
         self.scalars = constants(scalars)
@@ -133,7 +151,7 @@ class _Prepared:
         if sharding is not None and not isinstance(sharding, Sharding):
             raise TypeError(f"sharding: type {type(sharding).__name__}, expected what plan_sharding returns")
         self.sharding: Sharding | None = sharding
-        self.exchange = exchange
+        self.exchange, self.return_lse = exchange, return_lse
         self.rule = given_rule(rule, tables)
         q, k, v = cast(q, k, v)
         if self.kind == "qkv":
@@ -188,8 +206,6 @@ class _Prepared:
                 raise ValueError(f"{name}: on {given[name].device}, expected cpu in distributed attention")
         if cu_q is not None:
             self.whole = self.rule & documents_packed(cu_q, cu_k)
-        if key_lengths is not None:
-            self.key_lengths = [int(one) for one in key_lengths.flatten()]
         if slopes is not None and slopes.requires_grad and torch.is_grad_enabled():
             raise ValueError(NO_SLOPES)
         self.bias, self.sink, self.slopes = bias, sink, slopes
@@ -204,7 +220,9 @@ class _Prepared:
             raise ValueError(f"bias: {bias.shape[2]} queries, expected {queries} as in query, or 1")
         if self.sharding is not None:
             self._check_sharding(self.sharding, ranks)
-        self._check_alone()
+        self._check_alone(key_lengths)
+        if key_lengths is not None:
+            self.key_lengths = [int(one) for one in key_lengths]
         self.rule_hash = _core.rule_hash(self.whole)
 
     def _check_sharding(self, sharding: Sharding, ranks: int) -> None:
@@ -220,15 +238,14 @@ class _Prepared:
                     f"{name}: sequence {tuple(x.shape[2:-1])}, expected {(count, *shape[1:])} as in sharding"
                 )
 
-    def _check_alone(self) -> None:
+    def _check_alone(self, key_lengths: Tensor | None) -> None:
         """The library's own checks of the tensors, on a call without the others' keys."""
-        lengths = None if self.key_lengths is None else [0] * len(self.key_lengths)
         options: dict[str, Any] = {
             **self.scalars,
             "rule": _FULL,
             "alibi_slopes": self.slopes,
             "sink": self.sink,
-            "key_lengths": None if lengths is None else torch.tensor(lengths, dtype=torch.int64),
+            "key_lengths": None if key_lengths is None else torch.zeros_like(key_lengths),
             "bias": None if self.bias is None else self.bias[:, :, :, :1],
         }
         _core.result_shapes(
@@ -250,9 +267,15 @@ class _Prepared:
             "sink": _kind(self.sink),
             "alibi_slopes": _kind(self.slopes),
             "key_lengths": str(self.key_lengths),
-            "options": str({**self.scalars, "threads": 0, "layout": self.kind, "exchange": self.exchange}),
+            "options": self._options_text(),
             "gradients": str(self.needs),
         }
+
+    def _options_text(self) -> str:
+        every = {**self.scalars, "layout": self.kind, "threads": 0}
+        given = {name: one for name, one in every.items() if one != DEFAULTS[name]}
+        given |= {"exchange": self.exchange, "return_lse": self.return_lse}
+        return ", ".join(f"{name}={one}" for name, one in given.items())
 
     def lengths(self) -> tuple[int, int, int]:
         """Of the outermost dimension, and the rows of the bias."""
@@ -292,7 +315,7 @@ class _Prepared:
             made["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
         return made
 
-    def by_heads(self, received: list[int], layout: Layout, ranks: int) -> bool:
+    def by_heads(self, schedule: Schedule, layout: Layout, ranks: int) -> bool:
         """Whether to exchange heads: possible where each process gets as many, and better where it moves less."""
         heads_q, heads_k = self.q.shape[1], self.k.shape[1]
         why = None
@@ -309,7 +332,7 @@ class _Prepared:
         channels = self.q.shape[-1] + self.v.shape[-1]
         entries = heads_q * _most(layout.queries, layout.q_shape) + heads_k * _most(layout.keys, layout.k_shape)
         by_heads = entries * channels * (ranks - 1) // ranks
-        by_keys = max(received) * prod(layout.k_shape[1:]) * heads_k * channels
+        by_keys = schedule.most_received() * prod(layout.k_shape[1:]) * heads_k * channels
         return bool(by_heads < by_keys)
 
 

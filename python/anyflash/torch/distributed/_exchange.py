@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -29,8 +28,15 @@ class Pending(NamedTuple):
 def packed(k: Tensor, v: Tensor) -> Tensor:
     """Keys and values side by side, of (batch, heads, sequence..., channels) each: (sequence..., batch, heads,
     channels), so that a piece of the sequence is contiguous."""
-    both = torch.cat([k, v], -1)
-    return both.permute(*range(2, both.dim() - 1), 0, 1, both.dim() - 1).contiguous()
+    both = new_packed(k, v, k.shape[2])
+    for to, x in zip(unpacked(both, k.shape[-1]), (k, v)):
+        to.copy_(x)
+    return both
+
+
+def new_packed(k: Tensor, v: Tensor, count: int) -> Tensor:
+    """Memory for `count` entries of the outermost dimension."""
+    return k.new_empty((count, *k.shape[3:-1], *k.shape[:2], k.shape[-1] + v.shape[-1]))
 
 
 def unpacked(both: Tensor, d_qk: int) -> tuple[Tensor, Tensor]:
@@ -62,7 +68,7 @@ class Exchange:
         """Sends what others see of these keys and values. memory: the buffer of those that come here, in the order of
         the sequence. number: the stage's."""
         wanted = stage.keys(self.rank)
-        buffer = k.new_empty((count_of(wanted), *k.shape[3:-1], *k.shape[:2], k.shape[-1] + v.shape[-1]))
+        buffer = new_packed(k, v, count_of(wanted))
         messages: list[_Message] = []
         for (sender, to), pieces in stage.transfers.items():
             if sender == self.rank:

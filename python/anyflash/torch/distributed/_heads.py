@@ -27,16 +27,23 @@ class ToHeads(torch.autograd.Function):
 
 
 class ToEntries(torch.autograd.Function):
-    """The way back."""
+    """The way back, of several results: all processes return the gradients of all, also of those that have none."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pieces: tuple[Pieces, ...], group: Any, inner: int) -> Tensor:
+    def forward(ctx: Any, pieces: tuple[Pieces, ...], group: Any, inner: int, *results: Tensor) -> Any:
         ctx.split = pieces, group, inner
-        return to_entries(x, pieces, group, inner)
+        made = tuple(to_entries(x, pieces, group, inner) for x in results)
+        ctx.differentiable = [x.requires_grad for x in results]
+        ctx.mark_non_differentiable(*(one for one, wanted in zip(made, ctx.differentiable) if not wanted))
+        return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return to_heads(in_memory(gradient), *ctx.split), None, None, None
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        made = [
+            to_heads(in_memory(one), *ctx.split) if wanted else None
+            for one, wanted in zip(gradients, ctx.differentiable)
+        ]
+        return None, None, None, *made
 
 
 class Shared(torch.autograd.Function):
@@ -112,8 +119,7 @@ def attention_by_heads(
     if (slopes := options.get("alibi_slopes")) is not None:
         options["alibi_slopes"] = slopes.narrow(-1, rank * heads, heads)
     made = attention(of["q"], of["k"], of["v"], rule=rule, return_lse="lm" if lm else True, **options)
-    out = ToEntries.apply(made[0].flatten(2, -2), layout.queries, group, inner_q)
-    rows = [ToEntries.apply(one, layout.queries, group, inner_q) for one in made[1:]]
+    out, *rows = ToEntries.apply(layout.queries, group, inner_q, made[0].flatten(2, -2), *made[1:])
     return out.unflatten(2, (-1, *layout.q_shape[1:])), *rows
 
 

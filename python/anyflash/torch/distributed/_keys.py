@@ -12,7 +12,7 @@ from .._attention import in_memory, once
 from ._agree import summed
 from ._exchange import Exchange, Pending, packed, unpacked
 from ._local import Joined, Local
-from ._pieces import Piece, Pieces, places
+from ._pieces import Pieces, places
 from ._schedule import Schedule
 
 
@@ -41,8 +41,8 @@ class AttentionByKeys(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call) -> Any:
         joined = Joined(q, v.shape[-1], call.local.inner_q)
-        for keys, k_here, v_here in _stages(call, k, v):
-            for part in call.local.parts(keys):
+        for number, k_here, v_here in _stages(call, k, v):
+            for part in call.local.parts(number):
                 joined.add(part.rows, *call.local.forward(part, q, k_here, v_here, bias))
         out, row_sum, row_max = joined.finish(sink)
         lse = row_max + row_sum.log()
@@ -62,17 +62,17 @@ class AttentionByKeys(torch.autograd.Function):
         return *once(_backward, ctx.call, wanted, dout, dlse, *ctx.saved_tensors), None
 
 
-def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[Pieces, Tensor, Tensor]]:
-    """The own keys, then those of each stage. While one stage is worked on, the next is under way."""
+def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The own keys under the number -1, then those of each stage under its own. While one stage is worked on, the next is under way."""
     stages, exchange = call.schedule.stages if call.moves() else (), call.exchange()
     pending = exchange.send_keys(0, stages[0], k, v) if stages else None
-    yield call.keys, k, v
-    for i, stage in enumerate(stages):
+    yield -1, k, v
+    for i in range(len(stages)):
         after = exchange.send_keys(i + 1, stages[i + 1], k, v) if i + 1 < len(stages) else None
         assert pending is not None
         buffer = pending.wait()
         pending = after
-        yield stage.keys(call.rank), *unpacked(buffer, k.shape[-1])
+        yield i, *unpacked(buffer, k.shape[-1])
 
 
 class _Sum:
@@ -109,10 +109,10 @@ def _backward(
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
     own: list[_Sum] = []
-    returning: list[Pending] = []
-    for i, (keys, k_here, v_here) in enumerate(_stages(call, k, v)):
+    returning: Pending | None = None
+    for number, k_here, v_here in _stages(call, k, v):
         of_stage = [_Sum(k_here), _Sum(v_here)]
-        for part in local.parts(keys):
+        for part in local.parts(number):
             made = local.backward(part, bits, dout, dlse, (q, bias, out, lse), k_here, v_here)
             if wanted[0]:
                 dq.add(part.rows, made[0])
@@ -120,14 +120,13 @@ def _backward(
                 total.add(part.columns, gradient)
             if wanted[3] and dbias is not None:
                 local.add_bias_gradient(part, made[3], dbias.sum())
-        if i == 0:
+        if number < 0:
             own = of_stage
         elif of_keys:
             gradients = packed(of_stage[0].finish(), of_stage[1].finish())
-            returning.append(exchange.return_gradients(i - 1, stages[i - 1], gradients))
-    for pending in returning:
-        for pieces, buffer in pending.wait():
-            _add_returned(own, places(pieces, call.keys), unpacked(buffer, k.shape[-1]))
+            _add_returned(own, call.keys, returning)  # of the stage before: only one is under way
+            returning = exchange.return_gradients(number, stages[number], gradients)
+    _add_returned(own, call.keys, returning)
     made_bias = None
     if wanted[3] and dbias is not None:
         made_bias = summed(dbias.sum(), call.group).to(bias.dtype) if call.shared_bias else dbias.finish()
@@ -136,12 +135,15 @@ def _backward(
     return dq.finish() if wanted[0] else None, dk, dv, made_bias, dsink
 
 
-def _add_returned(own: list[_Sum], to: list[Piece], gradients: tuple[Tensor, Tensor]) -> None:
-    at = 0
-    for start, count in to:
-        for total, gradient in zip(own, gradients):
-            total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
-        at += count
+def _add_returned(own: list[_Sum], keys: Pieces, returning: Pending | None) -> None:
+    """Adds gradients of own keys that other processes have sent."""
+    for pieces, buffer in returning.wait() if returning else ():
+        gradients = unpacked(buffer, own[0].like.shape[-1])
+        at = 0
+        for start, count in places(pieces, keys):
+            for total, gradient in zip(own, gradients):
+                total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
+            at += count
 
 
 def _sink_gradient(call: Call, sink: Tensor, dout: Tensor, dlse: Any, out: Tensor, lse: Tensor) -> Tensor:

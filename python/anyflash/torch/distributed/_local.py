@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,43 +11,54 @@ from torch import Tensor
 from ... import _core
 from .._attention import _forward, _gradients
 from .._op import others_of, stream_of
-from ._pieces import Pieces, before, count_of
-from ._schedule import Layout
-
-
-class Part(NamedTuple):
-    """A local call: entries of the queries (rows) and of the keys at hand (columns), with their pieces."""
-
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-    queries: Pieces
-    keys: Pieces
+from ._exchange import new_packed, unpacked
+from ._parts import Part, own_parts, stage_parts
+from ._pieces import before, count_of
+from ._schedule import Layout, Schedule
 
 
 class Local:
     """The calls of one process. `options`: those of anyflash.torch.attention but the rule, bias and lengths."""
 
     def __init__(
-        self, rule: Any, layout: Layout, rank: int, options: dict[str, Any], lengths: list[int] | None
+        self,
+        rule: Any,
+        layout: Layout,
+        schedule: Schedule,
+        rank: int,
+        options: dict[str, Any],
+        lengths: list[int] | None,
     ) -> None:
         self.rule, self.layout, self.options, self.lengths = rule, layout, options, lengths
-        self.queries = layout.queries[rank]
+        self.schedule, self.rank = schedule, rank
         self.inner_q, self.inner_k = prod(layout.q_shape[1:]), prod(layout.k_shape[1:])
 
-    def parts(self, keys: Pieces) -> Iterator[Part]:
-        """One call for all pieces of a text; in two and three dimensions a call takes one piece a side."""
-        if not keys or not self.queries or not self.inner_q or not self.inner_k:
-            return
-        if len(self.layout.q_shape) == 1:
-            yield Part((0, count_of(self.queries)), (0, count_of(keys)), self.queries, keys)
-            return
-        row = 0
-        for queries in self.queries:
-            column = 0
-            for piece in keys:
-                yield Part((row, queries[1]), (column, piece[1]), (queries,), (piece,))
-                column += piece[1]
-            row += queries[1]
+    def parts(self, number: int) -> tuple[Part, ...]:
+        """The calls on the keys of a stage, or on the own keys if the number is -1."""
+        kept = self.schedule.parts.get((self.rank, number))
+        if kept is None:
+            queries = self.layout.queries[self.rank]
+            if number < 0:
+                kept = own_parts(self.layout, queries, self.layout.keys[self.rank])
+            else:
+                keys = self.schedule.stages[number].keys(self.rank)
+                kept = stage_parts(self.rule, self.options["align"], self.layout, queries, keys)
+            self.schedule.parts[self.rank, number] = kept
+        made: tuple[Part, ...] = kept
+        return made
+
+    def least_budget(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, backward: bool) -> int:
+        """The smallest memory_budget with which all calls of this process work."""
+        least = 0
+        for number in range(-1, len(self.schedule.stages)):
+            if number >= 0:
+                buffer = new_packed(k, v, count_of(self.schedule.stages[number].keys(self.rank)))
+                k, v = unpacked(buffer, k.shape[-1])
+            for part in self.parts(number):
+                call = self._cut(part, q, k, v)
+                options, _ = self._options(part, q, self.bias_of(part, bias))
+                least = max(least, _core.torch_least_budget(*call, {**options, "memory_budget": None}, backward))
+        return least
 
     def forward(
         self, part: Part, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
@@ -153,7 +163,7 @@ class Joined:
             rows = *self.q.shape[:2], self.q.shape[2] * self.inner
             if self.only is not None:
                 out, sums, maxima = self.only
-                self.sums = out.to(self.kind, copy=True), sums, maxima
+                self.sums = out.to(self.kind), sums, maxima  # changed in place: nobody else has them
             else:
                 zeros = self.q.new_zeros((*self.q.shape[:-1], self.d_v), dtype=self.kind)
                 self.sums = (
@@ -174,6 +184,6 @@ def _join(total: Tensor, sums: Tensor, maxima: Tensor, out: Tensor, row_sum: Ten
     both = mine + more
     of_total = torch.where(seen, mine / both, 1.0).reshape(*total.shape[:-1], 1)
     of_out = torch.where(seen, more / both, 0.0).reshape(*total.shape[:-1], 1)
-    total.mul_(of_total).add_(out * of_out)
+    total.mul_(of_total).addcmul_(out.to(total.dtype), of_out)
     sums.copy_(both)
     maxima.copy_(greater)

@@ -66,3 +66,15 @@ def contiguous(lengths: Iterable[int]) -> list[Pieces]:
 def before(pieces: Iterable[Piece], end: int) -> int:
     """How many entries of the pieces come before entry `end`."""
     return sum(min(max(end - first, 0), count) for first, count in pieces)
+
+
+def cut(pieces: Iterable[Piece], start: int, count: int) -> Pieces:
+    """`count` of the pieces' entries, in their order, from their entry `start` on."""
+    made = []
+    for first, entries in pieces:
+        skipped = min(start, entries)
+        taken = min(count, entries - skipped)
+        if taken > 0:
+            made.append((first + skipped, taken))
+        start, count = start - skipped, count - taken
+    return tuple(made)

@@ -37,9 +37,15 @@ class Stage(NamedTuple):
 class Schedule(NamedTuple):
     stages: tuple[Stage, ...]
     seen: tuple[Pieces, ...]  # the keys that each process' queries see
+    parts: dict[tuple[int, int], Any]  # (rank, stage): the local calls, as they are asked for
 
-    def received(self, rank: int) -> int:
-        return sum(count_of(stage.keys(rank)) for stage in self.stages)
+    def most_received(self) -> int:
+        """Keys of the process that receives most."""
+        counts: dict[int, int] = {}
+        for stage in self.stages:
+            for (_, to), pieces in stage.transfers.items():
+                counts[to] = counts.get(to, 0) + count_of(pieces)
+        return max(counts.values(), default=0)
 
 
 def unit_of(k_shape: tuple[int, ...]) -> int:
@@ -67,7 +73,7 @@ def schedule_of(rule: Any, align: str, layout: Layout, rule_hash: int | None = N
 
 def _new_schedule(rule: Any, align: str, layout: Layout) -> Schedule:
     if not prod(layout.q_shape) or not prod(layout.k_shape):
-        return Schedule((), ((),) * len(layout.queries))
+        return Schedule((), ((),) * len(layout.queries), {})
     asked = [list(pieces) for pieces in layout.queries]
     seen = _core.seen_keys(rule, layout.q_shape, layout.k_shape, align, asked, unit_of(layout.k_shape))
     ranks = len(layout.keys)
@@ -92,4 +98,4 @@ def _new_schedule(rule: Any, align: str, layout: Layout) -> Schedule:
         else:
             stages.append(Stage(found))
             counts = [new - old for new, old in zip(added, counts)]
-    return Schedule(tuple(stages), tuple(map(tuple, seen)))
+    return Schedule(tuple(stages), tuple(map(tuple, seen)), {})
