@@ -30,7 +30,7 @@ class Buffer {
 class Compute {
  public:
   Compute(const Call& call, const Mapping& mapping)
-      : call_(call), mapping_(mapping), cost_(call), steps_(call.queries, call.keys) {}
+      : call_(call), mapping_(mapping), cost_(call), steps_(call, cost_) {}
 
   /// A unit's accumulators at its beginning.
   void begin(Tile& tile);

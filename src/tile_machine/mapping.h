@@ -15,7 +15,7 @@
 #include <anyflash/tile_machine.h>
 
 #include "plan/plan.h"
-#include "tile_machine/order.h"
+#include "tile_machine/hulls.h"
 
 namespace anyflash::simulator {
 
@@ -57,6 +57,7 @@ struct Call {
   std::int64_t d_qk, d_v, line_qk, line_v;
   std::int64_t statistics;  // of a row, in float32: lse or lse, row_max, row_sum; backward: lse, delta, dlse if given
   Order queries, keys;
+  std::vector<Hulls> hulls;  ///< of the plan's masks; none if that would take long
   /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
   bool rests = false;
   static constexpr float large_lse = 32;
@@ -68,6 +69,9 @@ struct Call {
   }
   const MaskGroup& mask(std::int64_t unit, std::int64_t in_unit) const {
     return plan.group(batch_of(unit), head_of(unit, in_unit));
+  }
+  const Hulls* hulls_of(const MaskGroup& mask) const {
+    return hulls.empty() ? nullptr : &hulls[&mask - plan.groups.data()];
   }
   Range query_chunk(const Mapping& mapping, std::int64_t item) const {
     return part_of(queries.entries(), mapping.query_chunks, item % mapping.query_chunks);

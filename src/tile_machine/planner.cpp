@@ -393,7 +393,13 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
       statistics(statistics_of(problem)),
       queries(plan.query_grid),
       keys(plan.key_grid),
-      rests(backward && problem.lse.given() && has_large_lse(problem)) {}
+      rests(backward && problem.lse.given() && has_large_lse(problem)) {
+  constexpr std::size_t most_blocks = 4096;
+  std::size_t blocks = 0;
+  for (const auto& group : plan.groups) blocks += group.keys_of_query_block.start.size();
+  if (blocks > most_blocks) return;
+  for (const auto& group : plan.groups) hulls.emplace_back(group, queries, keys);
+}
 
 std::vector<Evaluation> candidates(const Call& call) {
   check_choice(call);

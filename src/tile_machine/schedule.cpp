@@ -54,7 +54,7 @@ const std::vector<double>& Scheduler::weights(const MaskGroup& mask) {
   auto& weights = weights_[&mask];
   if (!weights.empty()) return weights;
   weights.assign(mapping_.query_chunks * mapping_.key_chunks, 0);
-  Steps steps(call_.queries, call_.keys);
+  Steps steps(call_, cost_);
   const auto least_rows = call_.queries.entries() / mapping_.query_chunks;
   const auto least_keys = call_.keys.entries() / mapping_.key_chunks;
   std::array<double, 4> whole;  // chunks have one of two sizes
