@@ -35,10 +35,12 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
     sizes.items = std::int64_t(schedule.items[row].size());
     for (const auto item : schedule.items[row])
       sizes.home_rows += part_of(call.query_chunk(mapping, item).size(), mapping.columns, column).size();
-    for (auto chunk = column; chunk < mapping.key_chunks; chunk += mapping.columns)
+    mapping.chunks_of(column, [&](std::int64_t chunk) {
       sizes.home_keys += part_of(call.key_chunk(mapping, chunk).size(), mapping.rows, row).size();
+    });
     sizes.chunk_rows = (call.queries.entries() + mapping.query_chunks - 1) / mapping.query_chunks;
     sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
+    sizes.step_rows = std::min(schedule.step_rows, std::max(sizes.query_rows, sizes.chunk_rows));
   }
   for (std::int64_t phase = 0; call.backward && mapping.rows > 1 && phase < schedule.phases; ++phase) {
     const auto incoming = incoming_rows(call, mapping, schedule, phase);

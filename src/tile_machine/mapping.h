@@ -1,8 +1,8 @@
 // Where everything lives: which tile computes which queries with which keys.
 //
 // A unit is one key head of one batch entry, with the query heads that share it. An item is a query chunk of one of
-// these heads. A unit's tiles form a grid: a row of tiles shares items, a column shares key chunks. Key chunk b belongs
-// to column b mod columns. Items are dealt to the rows so that all have about the same work. Units compute side by side
+// these heads. A unit's tiles form a grid: a row of tiles shares items, a column shares key chunks. Key chunks
+// are dealt to the columns back and forth. Items are dealt to the rows so that all have about the same work. Units compute side by side
 // if there are tiles for it, else in waves.
 //
 // A tensor's home: the rows of an item are sliced over the tiles of its grid row, those of a key chunk over the tiles of
@@ -41,6 +41,20 @@ struct Mapping {
   std::int64_t at_once = 1, waves = 1;            // units that compute at the same time, and how many times
 
   std::int64_t tiles_each() const { return rows * columns; }
+  /// Key chunks are dealt to the columns in rounds, back and forth: where a rule shows more of early keys, columns then
+  /// have about the same work.
+  std::int64_t column_of(std::int64_t chunk) const { return turned(chunk / columns, chunk % columns); }
+  /// Calls f(chunk) for the key chunks of a column. Number n is of round n.
+  template <typename F>
+  void chunks_of(std::int64_t column, const F& f) const {
+    for (std::int64_t round = 0; round * columns < key_chunks; ++round) {
+      const auto chunk = round * columns + turned(round, column);
+      if (chunk < key_chunks) f(chunk);
+    }
+  }
+
+ private:
+  std::int64_t turned(std::int64_t round, std::int64_t at) const { return round % 2 == 0 ? at : columns - 1 - at; }
 };
 
 /// What planner and executor know of a call.

@@ -84,6 +84,7 @@ class Estimate {
     sizes.chunk_rows = ceil(call_.queries.entries(), m.query_chunks);
     sizes.key_chunk_rows = ceil(call_.keys.entries(), m.key_chunks);
     sizes.query_rows = ceil(call_.queries.entries() * sizes.items, m.query_chunks);
+    sizes.step_rows = std::min(cost_.step_rows(sizes.chunk_rows, sizes.key_chunk_rows), sizes.query_rows);
     sizes.home_rows = ceil(sizes.query_rows, m.columns);
     sizes.home_keys = ceil(call_.keys.entries(), m.columns * m.rows);
     sizes.incoming_keys = call_.backward && m.rows > 1 ? m.in_flight * sizes.key_chunk_rows : 0;

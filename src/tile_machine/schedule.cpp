@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 
 namespace anyflash::simulator {
@@ -11,6 +12,20 @@ struct Visit {
   std::int32_t chunk;
   double cycles;
 };
+
+/// Heavy phases first, on all tiles: a phase lasts as long as the slowest tile.
+void sort_phases(TileWork& work) {
+  const auto phases = std::int64_t(work.cycles.size());
+  std::vector<std::int64_t> order(phases);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return work.cycles[a] > work.cycles[b]; });
+  TileWork sorted{work.chunks.like(), {}};
+  for (std::int64_t phase = 0; phase < phases; ++phase) {
+    for (const auto chunk : work.chunks[order[phase]]) sorted.chunks.add(phase, chunk);
+    sorted.cycles.push_back(work.cycles[order[phase]]);
+  }
+  work = std::move(sorted);
+}
 
 /// Deals visits to phases, the heaviest first, each to the phase with the least work that still has room.
 TileWork dealt(std::vector<Visit>& visits, std::int64_t phases, std::int64_t in_flight) {
@@ -25,6 +40,7 @@ TileWork dealt(std::vector<Visit>& visits, std::int64_t phases, std::int64_t in_
     work.chunks.add(best, visits[i].chunk);
     work.cycles[best] += visits[i].cycles;
   }
+  if (in_flight > 1) sort_phases(work);
   return work;
 }
 
@@ -68,12 +84,15 @@ const std::vector<double>& Scheduler::weights(const MaskGroup& mask) {
       if (keys.end <= reach.some.first) continue;
       if (keys.first >= reach.some.end) break;
       if (reach.all.first <= keys.first && keys.end <= reach.all.end) {
-        of_rows[b] = whole[(rows.size() - least_rows) * 2 + keys.size() - least_keys];
+        of_rows[b] = -whole[(rows.size() - least_rows) * 2 + keys.size() - least_keys];
         continue;
       }
+      bool sees_all = false;
       steps.of(mask, rows, keys, [&](Range some, Range seen, bool partial) {
         of_rows[b] += cost_.step(some.size(), seen.size(), partial);
+        sees_all = some == rows && seen == keys && !partial;
       });
+      if (sees_all) of_rows[b] = -of_rows[b];
     }
   }
   return weights;
@@ -84,10 +103,15 @@ const std::vector<double>& Scheduler::weights(const MaskGroup& mask) {
 void Scheduler::deal_items(Schedule& schedule, const std::vector<const MaskGroup*>& masks) {
   const auto count = std::int64_t(masks.size()) * mapping_.query_chunks;
   std::vector<double> cycles(count);
+  const auto rows = call_.query_chunk(mapping_, 0).size(), keys = call_.key_chunk(mapping_, 0).size();
+  const auto together = std::max(schedule.step_rows / rows * rows, rows);
+  const double joins =
+      cost_.step(together, keys, false) * double(rows) / (cost_.step(rows, keys, false) * double(together));
   for (std::int64_t item = 0; item < count; ++item) {
     const auto& weights = this->weights(*masks[item / mapping_.query_chunks]);
     const auto from = weights.begin() + item % mapping_.query_chunks * mapping_.key_chunks;
-    cycles[item] = std::accumulate(from, from + mapping_.key_chunks, 0.0);
+    for (std::int64_t chunk = 0; chunk < mapping_.key_chunks; ++chunk)
+      cycles[item] += from[chunk] < 0 ? -from[chunk] * joins : from[chunk];
     schedule.cycles += cycles[item];
   }
   std::vector<std::int32_t> longest_first(count);
@@ -125,6 +149,36 @@ void Scheduler::deal_items(Schedule& schedule, const std::vector<const MaskGroup
   }
 }
 
+/// Cycles of a grid row's items, whose weights are given, with a key chunk. Neighbours that see all of it are one step.
+double Scheduler::met(const Schedule& schedule, std::int64_t row, const std::vector<const double*>& weights,
+                      std::int64_t chunk) {
+  const auto keys = call_.key_chunk(mapping_, chunk).size();
+  const auto& items = schedule.items[row];
+  double cycles = 0;
+  std::int64_t rows = 0;
+  const auto flush = [&] {
+    if (rows == 0) return;
+    auto& known = joined_[rows * 2 + keys - call_.keys.entries() / mapping_.key_chunks];
+    if (known == 0) known = cost_.step(rows, keys, false);
+    cycles += known;
+    rows = 0;
+  };
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const auto weight = weights[i][chunk];
+    if (weight >= 0) {
+      flush();
+      cycles += weight;
+      continue;
+    }
+    const auto more = call_.query_chunk(mapping_, items[i]).size();
+    const bool same_head = i > 0 && items[i] / mapping_.query_chunks == items[i - 1] / mapping_.query_chunks;
+    if (!same_head || rows + more > schedule.step_rows) flush();
+    rows += more;
+  }
+  flush();
+  return cycles;
+}
+
 void Scheduler::fill_phases(Schedule& schedule, const std::vector<const MaskGroup*>& masks) {
   std::vector<std::vector<Visit>> visits(mapping_.tiles_each());
   std::size_t most = 1;
@@ -135,10 +189,9 @@ void Scheduler::fill_phases(Schedule& schedule, const std::vector<const MaskGrou
       rows.push_back(
           &weights(*masks[item / mapping_.query_chunks])[item % mapping_.query_chunks * mapping_.key_chunks]);
     for (std::int64_t chunk = 0; chunk < mapping_.key_chunks; ++chunk) {
-      double cycles = 0;
-      for (const auto* weights : rows) cycles += weights[chunk];
+      const double cycles = met(schedule, row, rows, chunk);
       if (cycles == 0) continue;
-      auto& tile = visits[row * mapping_.columns + chunk % mapping_.columns];
+      auto& tile = visits[row * mapping_.columns + mapping_.column_of(chunk)];
       tile.push_back({std::int32_t(chunk), cycles});
       most = std::max(most, tile.size());
     }
@@ -152,6 +205,10 @@ const Schedule& Scheduler::of(std::int64_t unit) {
   for (std::int64_t head = 0; head < call_.heads_each; ++head) masks.push_back(&call_.mask(unit, head));
   auto& schedule = schedules_[masks];
   if (schedule.tiles.empty()) {
+    const auto largest = [](std::int64_t entries, std::int64_t parts) { return (entries + parts - 1) / parts; };
+    schedule.step_rows = cost_.step_rows(largest(call_.queries.entries(), mapping_.query_chunks),
+                                         largest(call_.keys.entries(), mapping_.key_chunks));
+    joined_.resize(2 * (schedule.step_rows + 1));
     deal_items(schedule, masks);
     fill_phases(schedule, masks);
   }

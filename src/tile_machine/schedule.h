@@ -18,6 +18,7 @@ class PhaseLists {
   std::span<const std::int32_t> operator[](std::int64_t phase) const {
     return {chunks_.data() + phase * most_, std::size_t(counts_[phase])};
   }
+  PhaseLists like() const { return {std::int64_t(counts_.size()), most_}; }
   bool full(std::int64_t phase) const { return counts_[phase] >= most_; }
   void add(std::int64_t phase, std::int32_t chunk) { chunks_[phase * most_ + counts_[phase]++] = chunk; }
 
@@ -38,7 +39,8 @@ struct Schedule {
   std::vector<std::int64_t> query_rows;          ///< of each grid row
   std::vector<TileWork> tiles;                   ///< (rows, columns)
   std::int64_t phases = 1;
-  double cycles = 0;  ///< of all steps
+  std::int64_t step_rows = 1;  ///< at most, of several items that see all of a key chunk
+  double cycles = 0;           ///< of all steps
 };
 
 /// Makes the schedules of a call under one mapping.
@@ -46,16 +48,19 @@ class Scheduler {
  public:
   Scheduler(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {}
   const Schedule& of(std::int64_t unit);
-  /// Cycles of the steps of an item with each key chunk; 0: it sees none of its keys.
+  /// Cycles of the steps of an item with each key chunk. 0: it sees none of its keys; negative: it sees all of them.
   const std::vector<double>& weights(const MaskGroup& mask);
 
  private:
   void deal_items(Schedule& schedule, const std::vector<const MaskGroup*>& masks);
   void fill_phases(Schedule& schedule, const std::vector<const MaskGroup*>& masks);
 
+  double met(const Schedule& schedule, std::int64_t row, const std::vector<const double*>& weights, std::int64_t chunk);
+
   const Call& call_;
   const Mapping mapping_;
   Cost cost_;
+  std::vector<double> joined_;  // cycles of steps without hidden pairs, by rows and by size of the key chunk
   std::map<const MaskGroup*, std::vector<double>> weights_;  // (query chunks, key chunks)
   std::map<std::vector<const MaskGroup*>, Schedule> schedules_;
 };
