@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <anyflash/tile_machine.h>
@@ -44,6 +45,12 @@ struct Mapping {
   /// Key chunks are dealt to the columns in rounds, back and forth: where a rule shows more of early keys, columns then
   /// have about the same work.
   std::int64_t column_of(std::int64_t chunk) const { return turned(chunk / columns, chunk % columns); }
+  /// Calls f(chunk, column) for all key chunks.
+  template <typename F>
+  void each_chunk(const F& f) const {
+    for (std::int64_t round = 0, chunk = 0; chunk < key_chunks; ++round)
+      for (std::int64_t at = 0; at < columns && chunk < key_chunks; ++at, ++chunk) f(chunk, turned(round, at));
+  }
   /// Calls f(chunk) for the key chunks of a column. Number n is of round n.
   template <typename F>
   void chunks_of(std::int64_t column, const F& f) const {
@@ -56,6 +63,8 @@ struct Mapping {
  private:
   std::int64_t turned(std::int64_t round, std::int64_t at) const { return round % 2 == 0 ? at : columns - 1 - at; }
 };
+
+class KnownWeights;
 
 /// What planner and executor know of a call.
 struct Call {
@@ -71,6 +80,7 @@ struct Call {
   std::int64_t d_qk, d_v, line_qk, line_v;
   std::int64_t statistics;  // of a row, in float32: lse or lse, row_max, row_sum; backward: lse, delta, dlse if given
   Order queries, keys;
+  std::shared_ptr<KnownWeights> known_weights;  ///< of mappings looked at so far; for one thread
   std::vector<Hulls> hulls;  ///< of the plan's masks; none if that would take long
   /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
   bool rests = false;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -281,7 +282,10 @@ class Search {
                                              mapping.columns,      mapping.in_flight,  mapping.at_once};
     if (!seen_.insert(key).second) return;
     work_ += work_of(mapping);
-    all_.push_back(evaluate(call_, mapping));
+    const bool fits = !all_.empty() && all_[best_].fits(call_);
+    auto found = evaluate_below(call_, mapping, fits ? all_[best_].cycles : std::numeric_limits<double>::infinity());
+    if (!found) return;
+    all_.push_back(std::move(*found));
     if (better(call_, all_.back(), all_[best_])) best_ = all_.size() - 1;
   }
 
@@ -395,6 +399,7 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
       queries(plan.query_grid),
       keys(plan.key_grid),
       rests(backward && problem.lse.given() && has_large_lse(problem)) {
+  known_weights = std::make_shared<KnownWeights>();
   constexpr std::size_t most_blocks = 4096;
   std::size_t blocks = 0;
   for (const auto& group : plan.groups) blocks += group.keys_of_query_block.start.size();
