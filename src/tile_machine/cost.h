@@ -61,16 +61,14 @@ class Cost {
     return both_cycles(machine_, product(rows, keys, call_.d_qk), others);
   }
   /// Query chunks that see all of a key chunk are one step, if they are neighbours on the tile: of so many rows that the
-  /// start of its products is a twentieth of them, while the scores take at most a quarter of the memory.
-  std::int64_t step_rows(std::int64_t chunk_rows, std::int64_t chunk_keys) const {
+  /// start of its products is a twentieth of them.
+  std::int64_t worthwhile_rows(std::int64_t chunk_rows, std::int64_t chunk_keys) const {
     if (call_.problem.bias.given() || call_.problem.alibi.given()) return chunk_rows;
     constexpr double worth = 20;
     const double one = product(machine_.unit_rows, chunk_keys, call_.d_qk);
     const double more = (product(2 * machine_.unit_rows, chunk_keys, call_.d_qk) - one) / double(machine_.unit_rows);
     const double start = one - more * double(machine_.unit_rows);
-    const auto matrices = call_.backward ? 3 : 1;
-    const auto fit = call_.memory() / (4 * matrices * 4 * line_of(chunk_keys));
-    return std::max(chunk_rows, std::min(std::int64_t(worth * start / more), fit));
+    return std::max(chunk_rows, std::int64_t(worth * start / more));
   }
   double rests(std::int64_t rows, std::int64_t columns) const { return vector(rows, columns + 2); }
   /// Forward: rows of results, normalized. Backward: rows of dq, rounded to their type.

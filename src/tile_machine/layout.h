@@ -66,6 +66,11 @@ std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping
 /// The sizes of all tiles of a unit. incoming: the most of these rows in any phase.
 std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule);
 
+/// The sizes if all tiles were alike. step_rows: as many as are worthwhile and fit, but those of a chunk at least.
+TileSizes typical_sizes(const Call& call, const Mapping& mapping);
+/// Bytes of a tile of these sizes.
+std::int64_t typical_bytes(const Call& call, const Mapping& mapping, const TileSizes& sizes);
+
 template <typename Memory>
 Homes lay_homes(Memory& memory, const Call& call, const TileSizes& sizes) {
   const auto queries = sizes.home_rows, keys = sizes.home_keys, e = call.element;

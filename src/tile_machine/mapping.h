@@ -81,7 +81,7 @@ struct Call {
   std::int64_t statistics;  // of a row, in float32: lse or lse, row_max, row_sum; backward: lse, delta, dlse if given
   Order queries, keys;
   std::shared_ptr<KnownWeights> known_weights;  ///< of mappings looked at so far; for one thread
-  std::vector<Hulls> hulls;  ///< of the plan's masks; none if that would take long
+  std::vector<Hulls> hulls;                     ///< of the plan's masks; none if that would take long
   /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
   bool rests = false;
   static constexpr float large_lse = 32;

@@ -79,25 +79,7 @@ class Estimate {
   }
 
   /// Bytes of the fullest tile.
-  std::int64_t bytes(const Mapping& m) const {
-    TileSizes sizes{};
-    sizes.items = ceil(m.query_chunks * call_.heads_each, m.rows);
-    sizes.chunk_rows = ceil(call_.queries.entries(), m.query_chunks);
-    sizes.key_chunk_rows = ceil(call_.keys.entries(), m.key_chunks);
-    sizes.query_rows = ceil(call_.queries.entries() * sizes.items, m.query_chunks);
-    sizes.step_rows = std::min(cost_.step_rows(sizes.chunk_rows, sizes.key_chunk_rows), sizes.query_rows);
-    sizes.home_rows = ceil(sizes.query_rows, m.columns);
-    sizes.home_keys = ceil(call_.keys.entries(), m.columns * m.rows);
-    sizes.incoming_keys = call_.backward && m.rows > 1 ? m.in_flight * sizes.key_chunk_rows : 0;
-    Bytes homes;
-    const auto offsets = lay_homes(homes, call_, sizes);
-    Bytes all(homes.used() * (call_.resident() ? m.waves : 1));
-    lay_wave(all, call_, m, sizes, offsets);
-    Bytes keys, reduction;
-    lay_keys(keys, call_, m, sizes);
-    if (m.columns > 1) lay_reduction(reduction, call_, m, sizes);
-    return all.used() + std::max(keys.used(), reduction.used());
-  }
+  std::int64_t bytes(const Mapping& m) const { return typical_bytes(call_, m, typical_sizes(call_, m)); }
 
  private:
   static std::int64_t ceil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

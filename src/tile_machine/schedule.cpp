@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "tile_machine/layout.h"
+
 namespace anyflash::simulator {
 namespace {
 
@@ -72,9 +74,7 @@ Scheduler::Scheduler(const Call& call, const Mapping& mapping)
       cost_(call),
       least_rows_(call.queries.entries() / mapping.query_chunks),
       least_keys_(call.keys.entries() / mapping.key_chunks) {
-  const auto more = [](std::int64_t entries, std::int64_t parts) { return entries % parts == 0 ? 0 : 1; };
-  step_rows_ = cost_.step_rows(least_rows_ + more(call.queries.entries(), mapping.query_chunks),
-                               least_keys_ + more(call.keys.entries(), mapping.key_chunks));
+  step_rows_ = typical_sizes(call, mapping).step_rows;
   joined_.resize(2 * (step_rows_ + 1));
   for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
     sizes_.push_back(int(call.key_chunk(mapping, chunk).size() - least_keys_));
@@ -93,7 +93,8 @@ void Scheduler::weigh(const MaskGroup& mask, Weights& weights) const {
   Steps steps(call_, cost_);
   std::array<double, 4> whole;  // chunks have one of two sizes
   for (int i = 0; i < 4; ++i) whole[i] = cost_.step(least_rows_ + i / 2, least_keys_ + i % 2, false);
-  const auto rows = std::max<std::int64_t>(least_rows_, 1), together = std::max(step_rows_ / rows * rows, rows);
+  const auto rows = std::max<std::int64_t>(least_rows_, 1),
+             together = std::max(cost_.worthwhile_rows(rows, least_keys_) / rows * rows, rows);
   const double joins = cost_.step(together, least_keys_, false) * double(rows) / (whole[0] * double(together));
   for (std::int64_t a = 0; a < mapping_.query_chunks; ++a) {
     const auto rows = call_.query_chunk(mapping_, a);

@@ -79,9 +79,9 @@ class Scheduler {
   const Mapping mapping_;
   Cost cost_;
   std::int64_t least_rows_, least_keys_, step_rows_;
-  std::vector<int> sizes_;       // of each key chunk: 0 or 1 key more than the least
-  std::vector<double> joined_;   // cycles of steps without hidden pairs, by rows and by size of the key chunk
-  std::vector<double> cycles_;   // of a grid row with each key chunk
+  std::vector<int> sizes_;          // of each key chunk: 0 or 1 key more than the least
+  std::vector<double> joined_;      // cycles of steps without hidden pairs, by rows and by size of the key chunk
+  std::vector<double> cycles_;      // of a grid row with each key chunk
   std::vector<std::int32_t> open_;  // rows of its last items that see all of a key chunk
   std::map<std::vector<const MaskGroup*>, Schedule> schedules_;
 };
