@@ -15,11 +15,13 @@ inline std::int64_t even_rows(const TileMachine& machine, std::int64_t rows) {
   return (rows + machine.workers - 1) / machine.workers * machine.workers;
 }
 /// One operation on each of `numbers` numbers of each row.
-inline double vector_cycles(const TileMachine& machine, std::int64_t rows, std::int64_t numbers) {
-  return double(even_rows(machine, rows)) * double(numbers) / machine.vector_per_cycle;
+inline double vector_cycles(const TileMachine& machine, ElementType type, std::int64_t rows, std::int64_t numbers) {
+  return double(even_rows(machine, rows)) * double(numbers) /
+         (type == ElementType::float32 ? machine.vector_per_cycle_float32 : machine.vector_per_cycle);
 }
-inline double exp_cycles(const TileMachine& machine, std::int64_t rows, std::int64_t numbers) {
-  return double(even_rows(machine, rows)) * double(numbers) / machine.exp_per_cycle;
+inline double exp_cycles(const TileMachine& machine, ElementType type, std::int64_t rows, std::int64_t numbers) {
+  return double(even_rows(machine, rows)) * double(numbers) /
+         (type == ElementType::float32 ? machine.exp_per_cycle_float32 : machine.exp_per_cycle);
 }
 /// Products and other operations, one after the other or side by side.
 inline double both_cycles(const TileMachine& machine, double products, double others) {
@@ -50,13 +52,13 @@ class Cost {
       products += product(rows, d_v, keys);
       others += vector(rows, d_v);
     }
-    others += exp_cycles(machine_, rows, keys) * score_exps_;
+    others += exp_cycles(machine_, call_.problem.type, rows, keys) * score_exps_;
     others += vector(rows, keys) * (score_operations_ + (partial ? 1 : 0));
     return both_cycles(machine_, products, others);
   }
   /// Backward: a step that sums P alone.
   double sum_step(std::int64_t rows, std::int64_t keys, bool partial) const {
-    const double others = exp_cycles(machine_, rows, keys) * score_exps_ +
+    const double others = exp_cycles(machine_, call_.problem.type, rows, keys) * score_exps_ +
                           vector(rows, keys) * (score_operations_ - 2 + (partial ? 1 : 0));
     return both_cycles(machine_, product(rows, keys, call_.d_qk), others);
   }
@@ -91,7 +93,9 @@ class Cost {
   double product(std::int64_t m, std::int64_t n, std::int64_t k) const {
     return tile_product_cycles(machine_, call_.problem.type, m, n, k);
   }
-  double vector(std::int64_t rows, std::int64_t numbers) const { return vector_cycles(machine_, rows, numbers); }
+  double vector(std::int64_t rows, std::int64_t numbers) const {
+    return vector_cycles(machine_, call_.problem.type, rows, numbers);
+  }
 
   const Call& call_;
   const TileMachine& machine_;

@@ -2,7 +2,7 @@
 //
 // A unit is one key head of one batch entry, with the query heads that share it. An item is a query chunk of one of
 // these heads. A unit's tiles form a grid: a row of tiles shares items, a column shares key chunks. Key chunks
-// are dealt to the columns back and forth. Items are dealt to the rows so that all have about the same work. Units compute side by side
+// are dealt to the columns in rounds. Items are dealt to the rows so that all have about the same work. Units compute side by side
 // if there are tiles for it, else in waves.
 //
 // A tensor's home: the rows of an item are sliced over the tiles of its grid row, those of a key chunk over the tiles of
@@ -40,10 +40,10 @@ struct Mapping {
   std::int64_t rows = 1, columns = 1;             // tiles of a unit
   std::int64_t in_flight = 1;                     // key chunks that a tile receives in one phase, at most
   std::int64_t at_once = 1, waves = 1;            // units that compute at the same time, and how many times
+  bool turns = false;                             // key chunks are dealt to the columns back and forth, not round about
 
   std::int64_t tiles_each() const { return rows * columns; }
-  /// Key chunks are dealt to the columns in rounds, back and forth: where a rule shows more of early keys, columns then
-  /// have about the same work.
+  /// Key chunks are dealt to the columns in rounds.
   std::int64_t column_of(std::int64_t chunk) const { return turned(chunk / columns, chunk % columns); }
   /// Calls f(chunk, column) for all key chunks.
   template <typename F>
@@ -61,7 +61,9 @@ struct Mapping {
   }
 
  private:
-  std::int64_t turned(std::int64_t round, std::int64_t at) const { return round % 2 == 0 ? at : columns - 1 - at; }
+  std::int64_t turned(std::int64_t round, std::int64_t at) const {
+    return turns && round % 2 == 1 ? columns - 1 - at : at;
+  }
 };
 
 class KnownWeights;
@@ -82,6 +84,9 @@ struct Call {
   Order queries, keys;
   std::shared_ptr<KnownWeights> known_weights;  ///< of mappings looked at so far; for one thread
   std::vector<Hulls> hulls;                     ///< of the plan's masks; none if that would take long
+  /// The rule shows more of the first half of the keys than of the second, or less. Then key chunks go back and forth
+  /// over the columns, so that these have about the same work.
+  bool lopsided = false;
   /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
   bool rests = false;
   static constexpr float large_lse = 32;

@@ -131,6 +131,7 @@ void for_each_mapping(const Call& call, const F& f) {
   std::vector<std::int64_t> seen;
   for (const auto waves : wave_counts(call)) {
     Mapping m;
+    m.turns = call.lopsided;
     m.at_once = (call.units + waves - 1) / waves;
     m.waves = (call.units + m.at_once - 1) / m.at_once;
     const auto tiles = call.machine.tiles / m.at_once;
@@ -350,6 +351,17 @@ std::int64_t statistics_of(const Problem& problem) {
   return problem.row_max.given() || problem.row_sum.given() ? 3 : 1;
 }
 
+bool is_lopsided(const ExecutionPlan& plan, const Order& keys) {
+  const auto half = (keys.block_of(keys.entries() - 1) + 1) / 2;
+  double early = 0, late = 0;
+  for (const auto& group : plan.groups)
+    for (const auto& run : group.keys_of_query_block.runs) {
+      const auto before = std::clamp<std::int64_t>(half - run.first, 0, run.count);
+      early += double(before), late += double(run.count - before);
+    }
+  return std::abs(early - late) > 0.2 * (early + late);
+}
+
 bool has_large_lse(const Problem& problem) {
   const auto& lse = problem.lse;
   for (std::int64_t b = 0; b < problem.batch; ++b)
@@ -381,6 +393,7 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
       queries(plan.query_grid),
       keys(plan.key_grid),
       rests(backward && problem.lse.given() && has_large_lse(problem)) {
+  lopsided = is_lopsided(plan, keys);
   known_weights = std::make_shared<KnownWeights>();
   constexpr std::size_t most_blocks = 4096;
   std::size_t blocks = 0;

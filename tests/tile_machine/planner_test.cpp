@@ -35,6 +35,7 @@ double best_of_all(const simulator::Call& call) {
   constexpr std::int64_t most_chunks = 16;
   double best = 0;
   simulator::Mapping m;
+  m.turns = call.lopsided;
   const auto tiles = call.machine.tiles;
   for (m.at_once = 1; m.at_once <= std::min(call.units, tiles); ++m.at_once) {
     m.waves = (call.units + m.at_once - 1) / m.at_once;
