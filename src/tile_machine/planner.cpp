@@ -264,12 +264,15 @@ class Search {
     const std::array<std::int64_t, 6> key = {mapping.query_chunks, mapping.key_chunks, mapping.rows,
                                              mapping.columns,      mapping.in_flight,  mapping.at_once};
     if (!seen_.insert(key).second) return;
+    // Until one fits, only those that need about as little memory as the best are worth it.
+    const auto bytes = estimate_.bytes(mapping);
+    if (!all_.empty() && !all_[best_].fits(call_) && bytes > best_bytes_ * 51 / 50) return;
     work_ += work_of(mapping);
     const bool fits = !all_.empty() && all_[best_].fits(call_);
     auto found = evaluate_below(call_, mapping, fits ? all_[best_].cycles : std::numeric_limits<double>::infinity());
     if (!found) return;
     all_.push_back(std::move(*found));
-    if (better(call_, all_.back(), all_[best_])) best_ = all_.size() - 1;
+    if (all_.size() == 1 || better(call_, all_.back(), all_[best_])) best_ = all_.size() - 1, best_bytes_ = bytes;
   }
 
   /// The mapping with other numbers where the caller has not fixed them, if there is such a mapping. items: query
@@ -338,6 +341,7 @@ class Search {
   Estimate estimate_;
   std::vector<Evaluation> all_;
   std::size_t best_ = 0;
+  std::int64_t best_bytes_ = 0;  // by the estimate
   std::set<std::array<std::int64_t, 6>> seen_;
   double work_ = 0;
 };
