@@ -72,5 +72,15 @@ INSTANTIATE_TEST_SUITE_P(Planner, NearTheBest,
                                          Case{"full", 4, 1 << 17, 2, true}, Case{"causal", 4, 1 << 17, 2, true},
                                          Case{"local", 4, 1 << 17, 2, true}));
 
+/// Causal calls are dealt as evenly as it takes to come near to those without a rule.
+TEST(Utilisation, OfCausalCalls) {
+  use_tile_machine(tile_machine("ipu-mk2"));
+  const TensorView q(nullptr, ElementType::float16, {1, 4, 16384, 128}, Device{DeviceKind::tiles});
+  Options options;
+  const auto all = predict_tiles(q, q, q, options).utilisation;
+  options.rule = causal();
+  EXPECT_GE(predict_tiles(q, q, q, options).utilisation, 0.87 * all);
+}
+
 }  // namespace
 }  // namespace anyflash
