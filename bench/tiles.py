@@ -238,10 +238,18 @@ def planned(shape, **options):
     return report, 1e3 * (time.process_time() - start)
 
 
-def ceiling(machine, dtype, d):
-    """The share of products in a large step: no mapping can have a higher utilisation."""
+def ceiling(machine, dtype, shape, multiply_adds):
+    """No mapping can have a higher utilisation: the share of products in a large step, and the time in which the shared
+    memory, if there is one, gives q, k and v and takes the results."""
+    d = shape[3]
     step = tm.step_cycles(machine, dtype, 12 * 128, 128, d, d)
-    return step.products / step.total
+    most = step.products / step.total
+    if machine.memory_bytes_per_cycle:
+        size = 2 if dtype == "float16" else 4
+        moving = 4 * size * math.prod(shape) / machine.memory_bytes_per_cycle
+        rate = machine.multiply_adds_float16 if dtype == "float16" else machine.multiply_adds_float32
+        most = min(most, multiply_adds / (machine.tiles * rate) / moving)
+    return most
 
 
 def add_planned(rows, machine, dtype, d, name, sequence, **limit):
@@ -263,7 +271,7 @@ def add_planned(rows, machine, dtype, d, name, sequence, **limit):
         exchange=report.exchange_cycles / report.cycles,
         sync=report.sync_cycles / report.cycles,
         busy=report.busy,
-        ceiling=ceiling(machine, dtype, d),
+        ceiling=ceiling(machine, dtype, shape, report.multiply_adds),
         milliseconds=milliseconds,
         **limit,
     )

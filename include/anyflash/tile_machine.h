@@ -26,10 +26,12 @@ struct TileMachine {
   double multiply_adds_float16 = 64;  ///< a cycle; products of float16 accumulate in float32
   double multiply_adds_float32 = 16;  ///< a cycle
   std::int64_t unit_rows = 1, unit_columns = 16, unit_depth = 16;  ///< what a product's sizes are rounded up to
-  double unit_load_cycles = 16;         ///< to load one block of the second operand into the unit
-  double unit_start_cycles = 0;         ///< of a product, beside: to set it up, fill the unit and drain it
-  double exp_per_cycle = 1;             ///< exponentials
-  double vector_per_cycle = 4;          ///< other elementwise operations
+  double unit_load_cycles = 16;  ///< to load one block of the second operand into the unit
+  double unit_start_cycles = 0;  ///< of a product, beside: to set it up, fill the unit and drain it
+  double exp_per_cycle = 1;      ///< exponentials of a float16 call
+  double vector_per_cycle = 4;   ///< other elementwise operations of a float16 call
+  double exp_per_cycle_float32 = 1.0 / 3;
+  double vector_per_cycle_float32 = 2;
   double exchange_bytes_per_cycle = 4;  ///< received by a tile, and sent by it (what many tiles receive is sent once)
   double sync_cycles = 600;             ///< of a phase
   std::int64_t workers = 6;             ///< threads of a tile: a call's work on a tile is in as many shares

@@ -56,6 +56,8 @@ class Machine:
     unit_start_cycles: float = 0
     exp_per_cycle: float = 1
     vector_per_cycle: float = 4
+    exp_per_cycle_float32: float = 1 / 3
+    vector_per_cycle_float32: float = 2
     exchange_bytes_per_cycle: float = 4
     sync_cycles: float = 600
     workers: int = 6

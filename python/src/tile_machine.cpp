@@ -60,6 +60,8 @@ nb::dict machine_dict(const TileMachine& machine) {
   found["unit_start_cycles"] = machine.unit_start_cycles;
   found["exp_per_cycle"] = machine.exp_per_cycle;
   found["vector_per_cycle"] = machine.vector_per_cycle;
+  found["exp_per_cycle_float32"] = machine.exp_per_cycle_float32;
+  found["vector_per_cycle_float32"] = machine.vector_per_cycle_float32;
   found["exchange_bytes_per_cycle"] = machine.exchange_bytes_per_cycle;
   found["sync_cycles"] = machine.sync_cycles;
   found["workers"] = machine.workers;

@@ -30,7 +30,7 @@ struct Compute::Step {
   std::int64_t head, item, at_item;  // head in the call; at_item: the item's index in its grid row
   Range chunk, rows, keys;           // the query chunk, and the step's part of it and of the key chunk
   const MaskGroup* mask;
-  std::int64_t first_row;  // of the tile's gathered rows
+  std::int64_t first_row;  // of the tile's gathered rows; rows and chunk are of its first item, if there are several
   bool partial;
 };
 
@@ -82,6 +82,13 @@ void Compute::find_words(const MaskGroup& mask, Range rows, Range keys, std::int
       if (to % 64 != 0 && to % 64 + part.size() > 64) word[1] |= bits >> (64 - to % 64);
     }
   }
+}
+
+void Compute::all_words(const StepShape& shape) {
+  words_.assign(shape.rows * shape.word_line, ~std::uint64_t{0});
+  if (shape.columns % 64 == 0) return;
+  for (std::int64_t row = 0; row < shape.rows; ++row)
+    words_[row * shape.word_line + shape.columns / 64] = (std::uint64_t{1} << shape.columns % 64) - 1;
 }
 
 /// Counted from the first key's, so that they are small where distances are.
@@ -174,6 +181,11 @@ void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std:
       std::fill_n(visit.dk, size * (call_.line_qk + call_.line_v), 0.0f);
     }
     const auto& items = schedule.items[tile.row];
+    Step joined{};  // of items that see the whole chunk
+    const auto flush = [&] {
+      if (joined.rows.size() > 0) this->step(tile, visit, joined);
+      joined.rows = {};
+    };
     for (std::size_t i = 0; i < items.size(); ++i) {
       Step step{};
       const auto in_unit = items[i] / mapping_.query_chunks;
@@ -183,9 +195,18 @@ void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std:
       steps_.of(*step.mask, step.chunk, visit.keys, [&](Range rows, Range keys, bool partial) {
         step.rows = rows, step.keys = keys, step.partial = partial;
         step.first_row = tile.item_start[i] + rows.first - step.chunk.first;
-        this->step(tile, visit, step);
+        if (partial || rows != step.chunk || keys != visit.keys) return this->step(tile, visit, step);
+        const auto size = joined.rows.size();
+        if (size > 0 && joined.head == step.head && joined.first_row + size == step.first_row &&
+            size + rows.size() <= schedule.step_rows) {
+          joined.rows.end += rows.size();
+          return;
+        }
+        flush();
+        joined = step;
       });
     }
+    flush();
     if (!call_.backward || mapping_.rows == 1 || sums) continue;
     // The rows that this tile owns stay here.
     const auto own = part_of(size, mapping_.rows, tile.row);
@@ -204,7 +225,8 @@ void Compute::step(Tile& tile, const Visit& visit, const Step& step) {
   double pairs = double(shape.rows) * double(shape.columns);
   if (step.partial || shape.line != shape.columns) {
     shape.word_line = (shape.line + 63) / 64;
-    find_words(*step.mask, step.rows, step.keys, shape.word_line);
+    if (step.partial) find_words(*step.mask, step.rows, step.keys, shape.word_line);
+    else all_words(shape);
     shape.words = words_.data();
     pairs = 0;
     for (const auto word : words_) pairs += std::popcount(word);

@@ -30,7 +30,7 @@ class Buffer {
 class Compute {
  public:
   Compute(const Call& call, const Mapping& mapping)
-      : call_(call), mapping_(mapping), cost_(call), steps_(call.queries, call.keys) {}
+      : call_(call), mapping_(mapping), cost_(call), steps_(call, cost_) {}
 
   /// A unit's accumulators at its beginning.
   void begin(Tile& tile);
@@ -80,6 +80,7 @@ class Compute {
                  float* to) const;
   const float* transposed(const float* rows, std::int64_t line, std::int64_t keys, std::int64_t channels, Buffer& to);
   void find_words(const MaskGroup& mask, Range rows, Range keys, std::int64_t word_line);
+  void all_words(const StepShape& shape);
   void find_coordinates(const MaskGroup& mask, Range rows, Range keys, std::int64_t line);
   bool sees_a_key(const MaskGroup& mask, std::int64_t position) const;
   bool half() const { return call_.element == 2; }

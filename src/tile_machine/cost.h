@@ -15,11 +15,13 @@ inline std::int64_t even_rows(const TileMachine& machine, std::int64_t rows) {
   return (rows + machine.workers - 1) / machine.workers * machine.workers;
 }
 /// One operation on each of `numbers` numbers of each row.
-inline double vector_cycles(const TileMachine& machine, std::int64_t rows, std::int64_t numbers) {
-  return double(even_rows(machine, rows)) * double(numbers) / machine.vector_per_cycle;
+inline double vector_cycles(const TileMachine& machine, ElementType type, std::int64_t rows, std::int64_t numbers) {
+  return double(even_rows(machine, rows)) * double(numbers) /
+         (type == ElementType::float32 ? machine.vector_per_cycle_float32 : machine.vector_per_cycle);
 }
-inline double exp_cycles(const TileMachine& machine, std::int64_t rows, std::int64_t numbers) {
-  return double(even_rows(machine, rows)) * double(numbers) / machine.exp_per_cycle;
+inline double exp_cycles(const TileMachine& machine, ElementType type, std::int64_t rows, std::int64_t numbers) {
+  return double(even_rows(machine, rows)) * double(numbers) /
+         (type == ElementType::float32 ? machine.exp_per_cycle_float32 : machine.exp_per_cycle);
 }
 /// Products and other operations, one after the other or side by side.
 inline double both_cycles(const TileMachine& machine, double products, double others) {
@@ -50,15 +52,25 @@ class Cost {
       products += product(rows, d_v, keys);
       others += vector(rows, d_v);
     }
-    others += exp_cycles(machine_, rows, keys) * score_exps_;
+    others += exp_cycles(machine_, call_.problem.type, rows, keys) * score_exps_;
     others += vector(rows, keys) * (score_operations_ + (partial ? 1 : 0));
     return both_cycles(machine_, products, others);
   }
   /// Backward: a step that sums P alone.
   double sum_step(std::int64_t rows, std::int64_t keys, bool partial) const {
-    const double others = exp_cycles(machine_, rows, keys) * score_exps_ +
+    const double others = exp_cycles(machine_, call_.problem.type, rows, keys) * score_exps_ +
                           vector(rows, keys) * (score_operations_ - 2 + (partial ? 1 : 0));
     return both_cycles(machine_, product(rows, keys, call_.d_qk), others);
+  }
+  /// Query chunks that see all of a key chunk are one step, if they are neighbours on the tile: of so many rows that the
+  /// start of its products is a twentieth of them.
+  std::int64_t worthwhile_rows(std::int64_t chunk_rows, std::int64_t chunk_keys) const {
+    if (call_.problem.bias.given() || call_.problem.alibi.given()) return chunk_rows;
+    constexpr double worth = 20;
+    const double one = product(machine_.unit_rows, chunk_keys, call_.d_qk);
+    const double more = (product(2 * machine_.unit_rows, chunk_keys, call_.d_qk) - one) / double(machine_.unit_rows);
+    const double start = one - more * double(machine_.unit_rows);
+    return std::max(chunk_rows, std::int64_t(worth * start / more));
   }
   double rests(std::int64_t rows, std::int64_t columns) const { return vector(rows, columns + 2); }
   /// Forward: rows of results, normalized. Backward: rows of dq, rounded to their type.
@@ -81,7 +93,9 @@ class Cost {
   double product(std::int64_t m, std::int64_t n, std::int64_t k) const {
     return tile_product_cycles(machine_, call_.problem.type, m, n, k);
   }
-  double vector(std::int64_t rows, std::int64_t numbers) const { return vector_cycles(machine_, rows, numbers); }
+  double vector(std::int64_t rows, std::int64_t numbers) const {
+    return vector_cycles(machine_, call_.problem.type, rows, numbers);
+  }
 
   const Call& call_;
   const TileMachine& machine_;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "tile_machine/planner.h"
 
@@ -44,8 +45,24 @@ class Evaluator {
     for (std::int64_t row = 0; row < mapping.rows; ++row)
       key_homes_.push_back(
           {part_of(least_keys_, mapping.rows, row).size(), part_of(least_keys_ + 1, mapping.rows, row).size()});
+    last_asked_.resize(mapping.key_chunks);
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
+  }
+
+  /// At least so many cycles are computed.
+  double least_cycles() const {
+    double least = 0;
+    for (const auto& [schedule, cost] : costs_) {
+      double cycles = 0;
+      for (std::int64_t phase = 0; phase < schedule->phases; ++phase) {
+        double most = 0;
+        for (const auto& tile : schedule->tiles) most = std::max(most, tile.cycles[phase]);
+        cycles += most;
+      }
+      least = std::max(least, cycles);
+    }
+    return costs_.size() == 1 ? double(mapping_.waves) * least : least;
   }
 
   Evaluation run(bool trace) {
@@ -318,14 +335,12 @@ class Evaluator {
     const auto [known, fresh] = wanted_.try_emplace({&cost, phase * mapping_.columns + column});
     auto& chunks = known->second;
     if (fresh) {
+      ++asked_;
       for (auto at = column; at < mapping_.tiles_each(); at += mapping_.columns)
-        for (const auto chunk : cost.schedule->tiles[at].chunks[phase]) chunks.push_back(chunk);
-      std::sort(chunks.begin(), chunks.end());
-      chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
+        for (const auto chunk : cost.schedule->tiles[at].chunks[phase])
+          if (std::exchange(last_asked_[chunk], asked_) != asked_) chunks[key_sizes_[chunk] - least_keys_] += 1;
     }
-    std::int64_t rows = 0;
-    for (const auto chunk : chunks) rows += home_of(chunk, row);
-    return rows;
+    return chunks[0] * key_homes_[row][0] + chunks[1] * key_homes_[row][1];
   }
 
   void partial_traffic(const UnitCost& cost, std::int64_t local, std::int64_t phase, UnitCost::Traffic& traffic) const {
@@ -372,7 +387,9 @@ class Evaluator {
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
   std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;
   mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> incoming_;
-  mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int32_t>> wanted_;
+  mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::array<std::int64_t, 2>> wanted_;  // by size
+  mutable std::int64_t asked_ = 0;
+  mutable std::vector<std::int64_t> last_asked_;  // of each key chunk
 };
 
 }  // namespace
@@ -444,6 +461,12 @@ std::int64_t hops_between(const TileMachine& machine, std::int64_t from, std::in
 
 Evaluation evaluate(const Call& call, const Mapping& mapping, bool trace) {
   return Evaluator(call, mapping).run(trace);
+}
+
+std::optional<Evaluation> evaluate_below(const Call& call, const Mapping& mapping, double most) {
+  Evaluator evaluator(call, mapping);
+  if (evaluator.least_cycles() >= most) return {};
+  return evaluator.run(false);
 }
 
 }  // namespace anyflash::simulator

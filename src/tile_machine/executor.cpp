@@ -141,10 +141,10 @@ class Executor {
         tile.home_in_item.push_back(own.first);
         rows += size, home_rows += own.size();
       }
-      for (auto chunk = tile.column; chunk < mapping_.key_chunks; chunk += mapping_.columns) {
+      mapping_.chunks_of(tile.column, [&](std::int64_t chunk) {
         tile.home_chunk_start.push_back(keys);
         keys += part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, tile.row).size();
-      }
+      });
     }
   }
 
@@ -219,11 +219,11 @@ class Executor {
   template <typename F>
   void for_each_home_key(const Tile& tile, const F& f) const {
     std::int64_t key = 0;
-    for (auto chunk = tile.column; chunk < mapping_.key_chunks; chunk += mapping_.columns) {
+    mapping_.chunks_of(tile.column, [&](std::int64_t chunk) {
       const auto keys = call_.key_chunk(mapping_, chunk);
       const auto own = part_of(keys.size(), mapping_.rows, tile.row);
       for (auto j = own.first; j < own.end; ++j) f(keys.first + j, key++);
-    }
+    });
   }
 
   void run_unit(std::int64_t unit, std::size_t wave, std::size_t& phase) {

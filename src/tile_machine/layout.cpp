@@ -1,5 +1,7 @@
 #include "tile_machine/layout.h"
 
+#include <array>
+
 namespace anyflash::simulator {
 
 std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule,
@@ -26,8 +28,44 @@ std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping
   return incoming;
 }
 
+std::int64_t typical_bytes(const Call& call, const Mapping& m, const TileSizes& sizes) {
+  Bytes homes;
+  const auto offsets = lay_homes(homes, call, sizes);
+  Bytes all(homes.used() * (call.resident() ? m.waves : 1));
+  lay_wave(all, call, m, sizes, offsets);
+  Bytes keys, reduction;
+  lay_keys(keys, call, m, sizes);
+  if (m.columns > 1) lay_reduction(reduction, call, m, sizes);
+  return all.used() + std::max(keys.used(), reduction.used());
+}
+
+TileSizes typical_sizes(const Call& call, const Mapping& m) {
+  const auto ceil = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  TileSizes sizes{};
+  sizes.items = ceil(m.query_chunks * call.heads_each, m.rows);
+  sizes.chunk_rows = ceil(call.queries.entries(), m.query_chunks);
+  sizes.key_chunk_rows = ceil(call.keys.entries(), m.key_chunks);
+  sizes.query_rows = ceil(call.queries.entries() * sizes.items, m.query_chunks);
+  sizes.home_rows = ceil(sizes.query_rows, m.columns);
+  sizes.home_keys = ceil(call.keys.entries(), m.columns * m.rows);
+  sizes.incoming_keys = call.backward && m.rows > 1 ? m.in_flight * sizes.key_chunk_rows : 0;
+  sizes.step_rows = sizes.chunk_rows;
+  // Tiles differ a little: a part of the memory stays free.
+  const auto free = call.memory() - typical_bytes(call, m, sizes) * 21 / 20;
+  const auto row = line_of(sizes.key_chunk_rows) * 4 * (call.backward ? 3 : 1);
+  const auto worthwhile =
+      std::min(Cost(call).worthwhile_rows(sizes.chunk_rows, sizes.key_chunk_rows), sizes.query_rows);
+  if (free > 0) sizes.step_rows = std::clamp(worthwhile, sizes.chunk_rows, sizes.chunk_rows + free / row);
+  return sizes;
+}
+
 std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule) {
   std::vector<TileSizes> all(mapping.tiles_each());
+  const auto least = call.keys.entries() / mapping.key_chunks;
+  std::vector<std::array<std::int64_t, 2>> chunks(mapping.columns);  // of a column, by size
+  mapping.each_chunk([&](std::int64_t chunk, std::int64_t column) {
+    ++chunks[column][call.key_chunk(mapping, chunk).size() - least];
+  });
   for (std::int64_t local = 0; local < mapping.tiles_each(); ++local) {
     const auto row = local / mapping.columns, column = local % mapping.columns;
     auto& sizes = all[local];
@@ -35,10 +73,11 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
     sizes.items = std::int64_t(schedule.items[row].size());
     for (const auto item : schedule.items[row])
       sizes.home_rows += part_of(call.query_chunk(mapping, item).size(), mapping.columns, column).size();
-    for (auto chunk = column; chunk < mapping.key_chunks; chunk += mapping.columns)
-      sizes.home_keys += part_of(call.key_chunk(mapping, chunk).size(), mapping.rows, row).size();
+    for (int more = 0; more < 2; ++more)
+      sizes.home_keys += chunks[column][more] * part_of(least + more, mapping.rows, row).size();
     sizes.chunk_rows = (call.queries.entries() + mapping.query_chunks - 1) / mapping.query_chunks;
     sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
+    sizes.step_rows = std::min(schedule.step_rows, std::max(sizes.query_rows, sizes.chunk_rows));
   }
   for (std::int64_t phase = 0; call.backward && mapping.rows > 1 && phase < schedule.phases; ++phase) {
     const auto incoming = incoming_rows(call, mapping, schedule, phase);

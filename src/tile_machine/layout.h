@@ -56,6 +56,7 @@ struct TileSizes {
   std::int64_t query_rows, items;           ///< of its grid row
   std::int64_t home_rows, home_keys;        ///< slices at home
   std::int64_t chunk_rows, key_chunk_rows;  ///< of the largest chunks
+  std::int64_t step_rows;                   ///< of the largest step
   std::int64_t incoming_keys;               ///< backward: rows of partial dk and dv that it receives in one phase
 };
 
@@ -64,6 +65,11 @@ std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping
                                         std::int64_t phase);
 /// The sizes of all tiles of a unit. incoming: the most of these rows in any phase.
 std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule);
+
+/// The sizes if all tiles were alike. step_rows: as many as are worthwhile and fit, but those of a chunk at least.
+TileSizes typical_sizes(const Call& call, const Mapping& mapping);
+/// Bytes of a tile of these sizes.
+std::int64_t typical_bytes(const Call& call, const Mapping& mapping, const TileSizes& sizes);
 
 template <typename Memory>
 Homes lay_homes(Memory& memory, const Call& call, const TileSizes& sizes) {
@@ -121,11 +127,13 @@ KeysPart lay_keys(Memory& memory, const Call& call, const Mapping& mapping, cons
       part.incoming = memory.take(buffers * sizes.incoming_keys * call.partial_key_bytes());
     }
   }
-  const auto matrix = sizes.chunk_rows * line_of(sizes.key_chunk_rows) * 4;
+  const auto matrix = sizes.step_rows * line_of(sizes.key_chunk_rows) * 4;
   part.scores = memory.take(matrix);
   if (call.backward) part.dscores = memory.take(matrix);
   if (call.backward && call.problem.softcap > 0) part.slopes = memory.take(matrix);
-  if (call.problem.bias.given()) part.bias = memory.take(sizes.items * mapping.in_flight * matrix + line_bytes);
+  if (call.problem.bias.given())
+    part.bias = memory.take(sizes.items * mapping.in_flight * sizes.chunk_rows * line_of(sizes.key_chunk_rows) * 4 +
+                            line_bytes);
   return part;
 }
 

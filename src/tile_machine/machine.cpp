@@ -38,6 +38,8 @@ void for_each_number(TileMachine& machine, const Visit& visit) {
   visit("unit_start_cycles", machine.unit_start_cycles, 0, 1e9);
   visit("exp_per_cycle", machine.exp_per_cycle, 1e-3, 1e9);
   visit("vector_per_cycle", machine.vector_per_cycle, 1e-3, 1e9);
+  visit("exp_per_cycle_float32", machine.exp_per_cycle_float32, 1e-3, 1e9);
+  visit("vector_per_cycle_float32", machine.vector_per_cycle_float32, 1e-3, 1e9);
   visit("exchange_bytes_per_cycle", machine.exchange_bytes_per_cycle, 1e-3, 1e9);
   visit("sync_cycles", machine.sync_cycles, 0, 1e9);
   visit("workers", machine.workers, 1, 1 << 16);
@@ -202,8 +204,9 @@ TileStep tile_step_cycles(const TileMachine& machine, ElementType type, std::int
                           std::int64_t d_qk, std::int64_t d_v) {
   const double products =
       tile_product_cycles(machine, type, rows, keys, d_qk) + tile_product_cycles(machine, type, rows, d_v, keys);
-  const double others = simulator::exp_cycles(machine, rows, keys) + simulator::vector_cycles(machine, rows, d_v) +
-                        simulator::vector_cycles(machine, rows, keys) * simulator::forward_score_operations;
+  const double others = simulator::exp_cycles(machine, type, rows, keys) +
+                        simulator::vector_cycles(machine, type, rows, d_v) +
+                        simulator::vector_cycles(machine, type, rows, keys) * simulator::forward_score_operations;
   return {products, simulator::both_cycles(machine, products, others)};
 }
 

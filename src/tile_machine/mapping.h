@@ -1,8 +1,8 @@
 // Where everything lives: which tile computes which queries with which keys.
 //
 // A unit is one key head of one batch entry, with the query heads that share it. An item is a query chunk of one of
-// these heads. A unit's tiles form a grid: a row of tiles shares items, a column shares key chunks. Key chunk b belongs
-// to column b mod columns. Items are dealt to the rows so that all have about the same work. Units compute side by side
+// these heads. A unit's tiles form a grid: a row of tiles shares items, a column shares key chunks. Key chunks
+// are dealt to the columns in rounds. Items are dealt to the rows so that all have about the same work. Units compute side by side
 // if there are tiles for it, else in waves.
 //
 // A tensor's home: the rows of an item are sliced over the tiles of its grid row, those of a key chunk over the tiles of
@@ -10,12 +10,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <anyflash/tile_machine.h>
 
 #include "plan/plan.h"
-#include "tile_machine/order.h"
+#include "tile_machine/hulls.h"
 
 namespace anyflash::simulator {
 
@@ -39,9 +40,33 @@ struct Mapping {
   std::int64_t rows = 1, columns = 1;             // tiles of a unit
   std::int64_t in_flight = 1;                     // key chunks that a tile receives in one phase, at most
   std::int64_t at_once = 1, waves = 1;            // units that compute at the same time, and how many times
+  bool turns = false;                             // key chunks are dealt to the columns back and forth, not round about
 
   std::int64_t tiles_each() const { return rows * columns; }
+  /// Key chunks are dealt to the columns in rounds.
+  std::int64_t column_of(std::int64_t chunk) const { return turned(chunk / columns, chunk % columns); }
+  /// Calls f(chunk, column) for all key chunks.
+  template <typename F>
+  void each_chunk(const F& f) const {
+    for (std::int64_t round = 0, chunk = 0; chunk < key_chunks; ++round)
+      for (std::int64_t at = 0; at < columns && chunk < key_chunks; ++at, ++chunk) f(chunk, turned(round, at));
+  }
+  /// Calls f(chunk) for the key chunks of a column. Number n is of round n.
+  template <typename F>
+  void chunks_of(std::int64_t column, const F& f) const {
+    for (std::int64_t round = 0; round * columns < key_chunks; ++round) {
+      const auto chunk = round * columns + turned(round, column);
+      if (chunk < key_chunks) f(chunk);
+    }
+  }
+
+ private:
+  std::int64_t turned(std::int64_t round, std::int64_t at) const {
+    return turns && round % 2 == 1 ? columns - 1 - at : at;
+  }
 };
+
+class KnownWeights;
 
 /// What planner and executor know of a call.
 struct Call {
@@ -57,6 +82,11 @@ struct Call {
   std::int64_t d_qk, d_v, line_qk, line_v;
   std::int64_t statistics;  // of a row, in float32: lse or lse, row_max, row_sum; backward: lse, delta, dlse if given
   Order queries, keys;
+  std::shared_ptr<KnownWeights> known_weights;  ///< of mappings looked at so far; for one thread
+  std::vector<Hulls> hulls;                     ///< of the plan's masks; none if that would take long
+  /// The rule shows more of the first half of the keys than of the second, or less. Then key chunks go back and forth
+  /// over the columns, so that these have about the same work.
+  bool lopsided = false;
   /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
   bool rests = false;
   static constexpr float large_lse = 32;
@@ -68,6 +98,9 @@ struct Call {
   }
   const MaskGroup& mask(std::int64_t unit, std::int64_t in_unit) const {
     return plan.group(batch_of(unit), head_of(unit, in_unit));
+  }
+  const Hulls* hulls_of(const MaskGroup& mask) const {
+    return hulls.empty() ? nullptr : &hulls[&mask - plan.groups.data()];
   }
   Range query_chunk(const Mapping& mapping, std::int64_t item) const {
     return part_of(queries.entries(), mapping.query_chunks, item % mapping.query_chunks);

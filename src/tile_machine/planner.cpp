@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -78,24 +79,7 @@ class Estimate {
   }
 
   /// Bytes of the fullest tile.
-  std::int64_t bytes(const Mapping& m) const {
-    TileSizes sizes{};
-    sizes.items = ceil(m.query_chunks * call_.heads_each, m.rows);
-    sizes.chunk_rows = ceil(call_.queries.entries(), m.query_chunks);
-    sizes.key_chunk_rows = ceil(call_.keys.entries(), m.key_chunks);
-    sizes.query_rows = ceil(call_.queries.entries() * sizes.items, m.query_chunks);
-    sizes.home_rows = ceil(sizes.query_rows, m.columns);
-    sizes.home_keys = ceil(call_.keys.entries(), m.columns * m.rows);
-    sizes.incoming_keys = call_.backward && m.rows > 1 ? m.in_flight * sizes.key_chunk_rows : 0;
-    Bytes homes;
-    const auto offsets = lay_homes(homes, call_, sizes);
-    Bytes all(homes.used() * (call_.resident() ? m.waves : 1));
-    lay_wave(all, call_, m, sizes, offsets);
-    Bytes keys, reduction;
-    lay_keys(keys, call_, m, sizes);
-    if (m.columns > 1) lay_reduction(reduction, call_, m, sizes);
-    return all.used() + std::max(keys.used(), reduction.used());
-  }
+  std::int64_t bytes(const Mapping& m) const { return typical_bytes(call_, m, typical_sizes(call_, m)); }
 
  private:
   static std::int64_t ceil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -147,6 +131,7 @@ void for_each_mapping(const Call& call, const F& f) {
   std::vector<std::int64_t> seen;
   for (const auto waves : wave_counts(call)) {
     Mapping m;
+    m.turns = call.lopsided;
     m.at_once = (call.units + waves - 1) / waves;
     m.waves = (call.units + m.at_once - 1) / m.at_once;
     const auto tiles = call.machine.tiles / m.at_once;
@@ -279,9 +264,15 @@ class Search {
     const std::array<std::int64_t, 6> key = {mapping.query_chunks, mapping.key_chunks, mapping.rows,
                                              mapping.columns,      mapping.in_flight,  mapping.at_once};
     if (!seen_.insert(key).second) return;
+    // Until one fits, only those that need about as little memory as the best are worth it.
+    const auto bytes = estimate_.bytes(mapping);
+    if (!all_.empty() && !all_[best_].fits(call_) && bytes > best_bytes_ * 51 / 50) return;
     work_ += work_of(mapping);
-    all_.push_back(evaluate(call_, mapping));
-    if (better(call_, all_.back(), all_[best_])) best_ = all_.size() - 1;
+    const bool fits = !all_.empty() && all_[best_].fits(call_);
+    auto found = evaluate_below(call_, mapping, fits ? all_[best_].cycles : std::numeric_limits<double>::infinity());
+    if (!found) return;
+    all_.push_back(std::move(*found));
+    if (all_.size() == 1 || better(call_, all_.back(), all_[best_])) best_ = all_.size() - 1, best_bytes_ = bytes;
   }
 
   /// The mapping with other numbers where the caller has not fixed them, if there is such a mapping. items: query
@@ -350,6 +341,7 @@ class Search {
   Estimate estimate_;
   std::vector<Evaluation> all_;
   std::size_t best_ = 0;
+  std::int64_t best_bytes_ = 0;  // by the estimate
   std::set<std::array<std::int64_t, 6>> seen_;
   double work_ = 0;
 };
@@ -361,6 +353,17 @@ namespace {
 std::int64_t statistics_of(const Problem& problem) {
   if (problem.direction == Direction::backward) return problem.dlse.given() ? 3 : 2;
   return problem.row_max.given() || problem.row_sum.given() ? 3 : 1;
+}
+
+bool is_lopsided(const ExecutionPlan& plan, const Order& keys) {
+  const auto half = (keys.block_of(keys.entries() - 1) + 1) / 2;
+  double early = 0, late = 0;
+  for (const auto& group : plan.groups)
+    for (const auto& run : group.keys_of_query_block.runs) {
+      const auto before = std::clamp<std::int64_t>(half - run.first, 0, run.count);
+      early += double(before), late += double(run.count - before);
+    }
+  return std::abs(early - late) > 0.2 * (early + late);
 }
 
 bool has_large_lse(const Problem& problem) {
@@ -393,7 +396,15 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
       statistics(statistics_of(problem)),
       queries(plan.query_grid),
       keys(plan.key_grid),
-      rests(backward && problem.lse.given() && has_large_lse(problem)) {}
+      rests(backward && problem.lse.given() && has_large_lse(problem)) {
+  lopsided = is_lopsided(plan, keys);
+  known_weights = std::make_shared<KnownWeights>();
+  constexpr std::size_t most_blocks = 4096;
+  std::size_t blocks = 0;
+  for (const auto& group : plan.groups) blocks += group.keys_of_query_block.start.size();
+  if (blocks > most_blocks) return;
+  for (const auto& group : plan.groups) hulls.emplace_back(group, queries, keys);
+}
 
 std::vector<Evaluation> candidates(const Call& call) {
   check_choice(call);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,8 @@ std::int64_t hops_between(const TileMachine& machine, std::int64_t from, std::in
 
 /// What a mapping costs. trace: fill live and tile_compute.
 Evaluation evaluate(const Call& call, const Mapping& mapping, bool trace = false);
+/// The same, unless it must cost `most` cycles or more.
+std::optional<Evaluation> evaluate_below(const Call& call, const Mapping& mapping, double most);
 /// The mappings that are worth a closer look, evaluated, the best first, those that do not fit last.
 std::vector<Evaluation> candidates(const Call& call);
 /// The best mapping. Throws Error, naming tile, phase and bytes, if none fits; and for chunk counts that do not divide.

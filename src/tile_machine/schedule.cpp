@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
+
+#include "tile_machine/layout.h"
 
 namespace anyflash::simulator {
 namespace {
@@ -11,6 +14,20 @@ struct Visit {
   std::int32_t chunk;
   double cycles;
 };
+
+/// Heavy phases first, on all tiles: a phase lasts as long as the slowest tile.
+void sort_phases(TileWork& work) {
+  const auto phases = std::int64_t(work.cycles.size());
+  std::vector<std::int64_t> order(phases);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return work.cycles[a] > work.cycles[b]; });
+  TileWork sorted{work.chunks.like(), {}};
+  for (std::int64_t phase = 0; phase < phases; ++phase) {
+    for (const auto chunk : work.chunks[order[phase]]) sorted.chunks.add(phase, chunk);
+    sorted.cycles.push_back(work.cycles[order[phase]]);
+  }
+  work = std::move(sorted);
+}
 
 /// Deals visits to phases, the heaviest first, each to the phase with the least work that still has room.
 TileWork dealt(std::vector<Visit>& visits, std::int64_t phases, std::int64_t in_flight) {
@@ -25,6 +42,7 @@ TileWork dealt(std::vector<Visit>& visits, std::int64_t phases, std::int64_t in_
     work.chunks.add(best, visits[i].chunk);
     work.cycles[best] += visits[i].cycles;
   }
+  if (in_flight > 1) sort_phases(work);
   return work;
 }
 
@@ -50,46 +68,71 @@ Reach reach_of(const Call& call, const RunList& list, Range rows) {
 
 }  // namespace
 
-const std::vector<double>& Scheduler::weights(const MaskGroup& mask) {
-  auto& weights = weights_[&mask];
-  if (!weights.empty()) return weights;
-  weights.assign(mapping_.query_chunks * mapping_.key_chunks, 0);
-  Steps steps(call_.queries, call_.keys);
-  const auto least_rows = call_.queries.entries() / mapping_.query_chunks;
-  const auto least_keys = call_.keys.entries() / mapping_.key_chunks;
+Scheduler::Scheduler(const Call& call, const Mapping& mapping)
+    : call_(call),
+      mapping_(mapping),
+      cost_(call),
+      least_rows_(call.queries.entries() / mapping.query_chunks),
+      least_keys_(call.keys.entries() / mapping.key_chunks) {
+  step_rows_ = typical_sizes(call, mapping).step_rows;
+  joined_.resize(2 * (step_rows_ + 1));
+  for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
+    sizes_.push_back(int(call.key_chunk(mapping, chunk).size() - least_keys_));
+  cycles_.resize(mapping.key_chunks);
+  open_.resize(mapping.key_chunks);
+}
+
+const Weights& Scheduler::weights(const MaskGroup& mask) {
+  auto& weights = call_.known_weights->of(mask, mapping_);
+  if (weights.cycles.empty()) weigh(mask, weights);
+  return weights;
+}
+
+void Scheduler::weigh(const MaskGroup& mask, Weights& weights) const {
+  weights.cycles.assign(mapping_.query_chunks * mapping_.key_chunks, 0);
+  Steps steps(call_, cost_);
   std::array<double, 4> whole;  // chunks have one of two sizes
-  for (int i = 0; i < 4; ++i) whole[i] = cost_.step(least_rows + i / 2, least_keys + i % 2, false);
+  for (int i = 0; i < 4; ++i) whole[i] = cost_.step(least_rows_ + i / 2, least_keys_ + i % 2, false);
+  const auto rows = std::max<std::int64_t>(least_rows_, 1),
+             together = std::max(cost_.worthwhile_rows(rows, least_keys_) / rows * rows, rows);
+  const double joins = cost_.step(together, least_keys_, false) * double(rows) / (whole[0] * double(together));
   for (std::int64_t a = 0; a < mapping_.query_chunks; ++a) {
     const auto rows = call_.query_chunk(mapping_, a);
     const auto reach = reach_of(call_, mask.keys_of_query_block, rows);
-    auto* const of_rows = &weights[a * mapping_.key_chunks];
-    for (std::int64_t b = 0; b < mapping_.key_chunks; ++b) {
-      const auto keys = call_.key_chunk(mapping_, b);
+    auto* const of_rows = &weights.cycles[a * mapping_.key_chunks];
+    auto& met = weights.met.emplace_back(Range{mapping_.key_chunks, 0});
+    double sum = 0;
+    // The first key chunk that ends behind what is seen.
+    auto b = std::max<std::int64_t>(reach.some.first * mapping_.key_chunks / call_.keys.entries() - 1, 0);
+    Range keys{call_.key_chunk(mapping_, b).first, 0};
+    for (; b < mapping_.key_chunks && keys.first < reach.some.end; ++b, keys.first = keys.end) {
+      keys.end = keys.first + least_keys_ + sizes_[b];
       if (keys.end <= reach.some.first) continue;
-      if (keys.first >= reach.some.end) break;
+      auto& weight = of_rows[b];
       if (reach.all.first <= keys.first && keys.end <= reach.all.end) {
-        of_rows[b] = whole[(rows.size() - least_rows) * 2 + keys.size() - least_keys];
-        continue;
+        weight = -whole[(rows.size() - least_rows_) * 2 + sizes_[b]];
+      } else {
+        bool sees_all = false;
+        steps.of(mask, rows, keys, [&](Range some, Range seen, bool partial) {
+          weight += cost_.step(some.size(), seen.size(), partial);
+          sees_all = some == rows && seen == keys && !partial;
+        });
+        if (sees_all) weight = -weight;
       }
-      steps.of(mask, rows, keys, [&](Range some, Range seen, bool partial) {
-        of_rows[b] += cost_.step(some.size(), seen.size(), partial);
-      });
+      if (weight == 0) continue;
+      sum += weight < 0 ? -weight * joins : weight;
+      met = {std::min(met.first, b), b + 1};
     }
+    weights.sums.push_back(sum);
   }
-  return weights;
 }
 
 /// Neighbours to the same row, where rows then have about the same work: they share keys, so tiles receive less. Else the
 /// longest first, each to the row with the least work so far; no row gets more items than it must.
-void Scheduler::deal_items(Schedule& schedule, const std::vector<const MaskGroup*>& masks) {
-  const auto count = std::int64_t(masks.size()) * mapping_.query_chunks;
-  std::vector<double> cycles(count);
-  for (std::int64_t item = 0; item < count; ++item) {
-    const auto& weights = this->weights(*masks[item / mapping_.query_chunks]);
-    const auto from = weights.begin() + item % mapping_.query_chunks * mapping_.key_chunks;
-    cycles[item] = std::accumulate(from, from + mapping_.key_chunks, 0.0);
-    schedule.cycles += cycles[item];
-  }
+void Scheduler::deal_items(Schedule& schedule, const std::vector<const Weights*>& weights) const {
+  const auto count = std::int64_t(weights.size()) * mapping_.query_chunks;
+  std::vector<double> cycles;
+  for (const auto* one : weights) cycles.insert(cycles.end(), one->sums.begin(), one->sums.end());
   std::vector<std::int32_t> longest_first(count);
   std::iota(longest_first.begin(), longest_first.end(), 0);
   std::stable_sort(longest_first.begin(), longest_first.end(),
@@ -125,23 +168,57 @@ void Scheduler::deal_items(Schedule& schedule, const std::vector<const MaskGroup
   }
 }
 
-void Scheduler::fill_phases(Schedule& schedule, const std::vector<const MaskGroup*>& masks) {
+/// Cycles of a step of all keys of a chunk.
+double Scheduler::joined(std::int64_t rows, int size) {
+  if (rows == 0) return 0;
+  auto& known = joined_[rows * 2 + size];
+  if (known == 0) known = cost_.step(rows, least_keys_ + size, false);
+  return known;
+}
+
+/// Fills cycles_: of a grid row's items with each key chunk. Neighbours that see all of it are one step.
+void Scheduler::meet(const Schedule& schedule, std::int64_t row, const std::vector<const Weights*>& weights) {
+  std::fill(cycles_.begin(), cycles_.end(), 0.0);
+  std::fill(open_.begin(), open_.end(), 0);
+  std::int64_t last_head = -1;
+  const auto flush = [&](std::int64_t chunk) {
+    cycles_[chunk] += joined(open_[chunk], sizes_[chunk]);
+    open_[chunk] = 0;
+  };
+  Range before{0, 0};  // key chunks that the last item meets
+  for (const auto item : schedule.items[row]) {
+    const auto head = item / mapping_.query_chunks, chunk_of_head = item - head * mapping_.query_chunks;
+    const auto* const of_item = &weights[head]->cycles[chunk_of_head * mapping_.key_chunks];
+    const auto met = weights[head]->met[chunk_of_head];
+    const auto rows = std::int32_t(call_.query_chunk(mapping_, item).size());
+    for (auto chunk = before.first; chunk < before.end; ++chunk)
+      if (head != last_head || chunk < met.first || chunk >= met.end) flush(chunk);
+    for (auto chunk = met.first; chunk < met.end; ++chunk) {
+      const auto weight = of_item[chunk];
+      if (weight < 0) {
+        if (open_[chunk] + rows > step_rows_) flush(chunk);
+        open_[chunk] += rows;
+      } else {
+        flush(chunk);
+        cycles_[chunk] += weight;
+      }
+    }
+    before = met, last_head = head;
+  }
+  for (auto chunk = before.first; chunk < before.end; ++chunk) flush(chunk);
+}
+
+void Scheduler::fill_phases(Schedule& schedule, const std::vector<const Weights*>& weights) {
   std::vector<std::vector<Visit>> visits(mapping_.tiles_each());
   std::size_t most = 1;
-  std::vector<const double*> rows;
   for (std::int64_t row = 0; row < mapping_.rows; ++row) {
-    rows.clear();
-    for (const auto item : schedule.items[row])
-      rows.push_back(
-          &weights(*masks[item / mapping_.query_chunks])[item % mapping_.query_chunks * mapping_.key_chunks]);
-    for (std::int64_t chunk = 0; chunk < mapping_.key_chunks; ++chunk) {
-      double cycles = 0;
-      for (const auto* weights : rows) cycles += weights[chunk];
-      if (cycles == 0) continue;
-      auto& tile = visits[row * mapping_.columns + chunk % mapping_.columns];
-      tile.push_back({std::int32_t(chunk), cycles});
+    meet(schedule, row, weights);
+    mapping_.each_chunk([&](std::int64_t chunk, std::int64_t column) {
+      if (cycles_[chunk] == 0) return;
+      auto& tile = visits[row * mapping_.columns + column];
+      tile.push_back({std::int32_t(chunk), cycles_[chunk]});
       most = std::max(most, tile.size());
-    }
+    });
   }
   schedule.phases = (std::int64_t(most) + mapping_.in_flight - 1) / mapping_.in_flight;
   for (auto& tile : visits) schedule.tiles.push_back(dealt(tile, schedule.phases, mapping_.in_flight));
@@ -152,8 +229,11 @@ const Schedule& Scheduler::of(std::int64_t unit) {
   for (std::int64_t head = 0; head < call_.heads_each; ++head) masks.push_back(&call_.mask(unit, head));
   auto& schedule = schedules_[masks];
   if (schedule.tiles.empty()) {
-    deal_items(schedule, masks);
-    fill_phases(schedule, masks);
+    std::vector<const Weights*> weights;
+    for (const auto* mask : masks) weights.push_back(&this->weights(*mask));
+    schedule.step_rows = step_rows_;
+    deal_items(schedule, weights);
+    fill_phases(schedule, weights);
   }
   return schedule;
 }

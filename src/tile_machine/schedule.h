@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "tile_machine/cost.h"
@@ -18,6 +19,7 @@ class PhaseLists {
   std::span<const std::int32_t> operator[](std::int64_t phase) const {
     return {chunks_.data() + phase * most_, std::size_t(counts_[phase])};
   }
+  PhaseLists like() const { return {std::int64_t(counts_.size()), most_}; }
   bool full(std::int64_t phase) const { return counts_[phase] >= most_; }
   void add(std::int64_t phase, std::int32_t chunk) { chunks_[phase * most_ + counts_[phase]++] = chunk; }
 
@@ -38,25 +40,49 @@ struct Schedule {
   std::vector<std::int64_t> query_rows;          ///< of each grid row
   std::vector<TileWork> tiles;                   ///< (rows, columns)
   std::int64_t phases = 1;
-  double cycles = 0;  ///< of all steps
+  std::int64_t step_rows = 1;  ///< at most, of several items that see all of a key chunk
+};
+
+/// What the query chunks of a mask cost with each key chunk.
+struct Weights {
+  std::vector<double> cycles;  ///< (query chunks, key chunks); 0: sees none of its keys; negative: sees all of them
+  std::vector<Range> met;      ///< of each query chunk: from the first key chunk to the last that it meets
+  std::vector<double> sums;    ///< of each query chunk, as if whole pairs were in steps of many rows
+};
+
+/// Weights by mask and chunk counts: many mappings share them.
+class KnownWeights {
+ public:
+  Weights& of(const MaskGroup& mask, const Mapping& mapping) {
+    return weights_[{&mask, mapping.query_chunks, mapping.key_chunks}];
+  }
+
+ private:
+  std::map<std::tuple<const MaskGroup*, std::int64_t, std::int64_t>, Weights> weights_;
 };
 
 /// Makes the schedules of a call under one mapping.
 class Scheduler {
  public:
-  Scheduler(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {}
+  Scheduler(const Call& call, const Mapping& mapping);
   const Schedule& of(std::int64_t unit);
-  /// Cycles of the steps of an item with each key chunk; 0: it sees none of its keys.
-  const std::vector<double>& weights(const MaskGroup& mask);
 
  private:
-  void deal_items(Schedule& schedule, const std::vector<const MaskGroup*>& masks);
-  void fill_phases(Schedule& schedule, const std::vector<const MaskGroup*>& masks);
+  const Weights& weights(const MaskGroup& mask);
+  void weigh(const MaskGroup& mask, Weights& weights) const;
+  void deal_items(Schedule& schedule, const std::vector<const Weights*>& weights) const;
+  void fill_phases(Schedule& schedule, const std::vector<const Weights*>& weights);
+  void meet(const Schedule& schedule, std::int64_t row, const std::vector<const Weights*>& weights);
+  double joined(std::int64_t rows, int size);
 
   const Call& call_;
   const Mapping mapping_;
   Cost cost_;
-  std::map<const MaskGroup*, std::vector<double>> weights_;  // (query chunks, key chunks)
+  std::int64_t least_rows_, least_keys_, step_rows_;
+  std::vector<int> sizes_;          // of each key chunk: 0 or 1 key more than the least
+  std::vector<double> joined_;      // cycles of steps without hidden pairs, by rows and by size of the key chunk
+  std::vector<double> cycles_;      // of a grid row with each key chunk
+  std::vector<std::int32_t> open_;  // rows of its last items that see all of a key chunk
   std::map<std::vector<const MaskGroup*>, Schedule> schedules_;
 };
 
