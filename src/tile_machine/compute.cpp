@@ -188,7 +188,7 @@ void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std:
     }
     if (!call_.backward || mapping_.rows == 1 || sums) continue;
     // The rows that this tile owns stay here.
-    const auto own = part_of(size, mapping_.rows, tile.row);
+    const auto own = call_.key_home(mapping_, chunks[n], tile.row);
     float *const dk = tile.arena.floats(tile.wave.dk) + start * call_.line_qk, *const dv =
                                                                                    tile.arena.floats(tile.wave.dv) +
                                                                                    start * call_.line_v;
@@ -368,7 +368,7 @@ void Compute::add_incoming(Tile& tile, const Schedule& schedule, std::int64_t ph
   for (std::int64_t sender = 0; sender < mapping_.rows; ++sender) {
     if (sender == tile.row) continue;
     for (const auto chunk : schedule.tiles[sender * mapping_.columns + tile.column].chunks[phase]) {
-      const auto own = part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, tile.row).size();
+      const auto own = call_.key_home(mapping_, chunk, tile.row).size();
       const auto start = tile.home_chunk_start[chunk / mapping_.columns];
       float* const dk = tile.arena.floats(tile.wave.dk) + start * call_.line_qk;
       for (std::int64_t row = 0; row < own; ++row, from += call_.d_qk)

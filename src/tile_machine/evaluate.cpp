@@ -1,6 +1,5 @@
 // What a mapping costs: cycles, bytes and memory of every tile in every phase, counted without computing anything.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -38,12 +37,9 @@ struct Live {
 class Evaluator {
  public:
   Evaluator(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {
-    least_keys_ = call.keys.entries() / mapping.key_chunks;
     for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
-      key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
-    for (std::int64_t row = 0; row < mapping.rows; ++row)
-      key_homes_.push_back(
-          {part_of(least_keys_, mapping.rows, row).size(), part_of(least_keys_ + 1, mapping.rows, row).size()});
+      key_sizes_.push_back(call.key_chunk(mapping, chunk).size()),
+          first_rows_.push_back(call.first_row(mapping, chunk));
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
   }
@@ -244,7 +240,7 @@ class Evaluator {
 
   /// Rows of a key chunk whose home is in a grid row.
   std::int64_t home_of(std::int64_t chunk, std::int64_t row) const {
-    return key_homes_[row][key_sizes_[chunk] - least_keys_];
+    return slice_of(key_sizes_[chunk], mapping_.rows, row, first_rows_[chunk]).size();
   }
 
   /// Rows of partial dk and dv that a tile receives after a keys phase.
@@ -364,10 +360,9 @@ class Evaluator {
   Scheduler scheduler_{call_, mapping_};
   std::map<const Schedule*, UnitCost> costs_;
   std::vector<const UnitCost*> units_;
-  std::int64_t key_phases_ = 1, least_keys_ = 0;
-  std::vector<std::int64_t> key_sizes_;                 // of each chunk; one of two sizes
-  std::vector<std::array<std::int64_t, 2>> key_homes_;  // of a chunk of either size, in each grid row
-  std::vector<std::int64_t> resident_;                  // bytes of each tile: the homes of all waves
+  std::int64_t key_phases_ = 1;
+  std::vector<std::int64_t> key_sizes_, first_rows_;  // of each chunk; and where its column begins to deal it
+  std::vector<std::int64_t> resident_;                // bytes of each tile: the homes of all waves
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
   std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;

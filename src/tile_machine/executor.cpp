@@ -143,7 +143,7 @@ class Executor {
       }
       for (auto chunk = tile.column; chunk < mapping_.key_chunks; chunk += mapping_.columns) {
         tile.home_chunk_start.push_back(keys);
-        keys += part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, tile.row).size();
+        keys += call_.key_home(mapping_, chunk, tile.row).size();
       }
     }
   }
@@ -221,7 +221,7 @@ class Executor {
     std::int64_t key = 0;
     for (auto chunk = tile.column; chunk < mapping_.key_chunks; chunk += mapping_.columns) {
       const auto keys = call_.key_chunk(mapping_, chunk);
-      const auto own = part_of(keys.size(), mapping_.rows, tile.row);
+      const auto own = call_.key_home(mapping_, chunk, tile.row);
       for (auto j = own.first; j < own.end; ++j) f(keys.first + j, key++);
     }
   }
@@ -383,7 +383,7 @@ class Executor {
         const auto k = compute.chunk_at(tile, phase, std::int64_t(n)), v = k + size * k_bytes;
         for (std::int64_t row = 0; row < mapping_.rows; ++row) {
           const auto& from = tile_at(row, tile.column);
-          const auto part = part_of(size, mapping_.rows, row);
+          const auto part = call_.key_home(mapping_, chunks[n], row);
           const auto at = from.home_chunk_start[chunks[n] / mapping_.columns];
           copy(tile, k + part.first * k_bytes, from, from.home.k + at * k_bytes, part.size() * k_bytes);
           copy(tile, v + part.first * v_bytes, from, from.home.v + at * v_bytes, part.size() * v_bytes);
@@ -400,7 +400,7 @@ class Executor {
       for (const auto& [chunk, by] : wanted)
         for (std::int64_t row = 0; row < mapping_.rows; ++row) {
           if (by.first == 1 && by.second == row) continue;
-          const auto rows = part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, row).size();
+          const auto rows = call_.key_home(mapping_, chunk, row).size();
           tile_at(row, column).sent += rows * call_.key_row_bytes();
         }
     }
@@ -416,7 +416,7 @@ class Executor {
         const auto& chunks = schedule.tiles[row * mapping_.columns + tile.column].chunks[phase];
         for (std::size_t n = 0; n < chunks.size(); ++n) {
           const auto size = call_.key_chunk(mapping_, chunks[n]).size();
-          const auto part = part_of(size, mapping_.rows, tile.row);
+          const auto part = call_.key_home(mapping_, chunks[n], tile.row);
           const auto dk = compute.partial_at(from, phase, std::int64_t(n)), dv = dk + size * call_.line_qk * 4;
           for (auto j = part.first; j < part.end; ++j, to += call_.d_qk * 4)
             copy(tile, to, from, dk + j * call_.line_qk * 4, call_.d_qk * 4);
@@ -426,7 +426,7 @@ class Executor {
       }
       for (const auto chunk : schedule.tiles[tile.row * mapping_.columns + tile.column].chunks[phase]) {
         const auto size = call_.key_chunk(mapping_, chunk).size();
-        tile.sent += (size - part_of(size, mapping_.rows, tile.row).size()) * call_.partial_key_bytes();
+        tile.sent += (size - call_.key_home(mapping_, chunk, tile.row).size()) * call_.partial_key_bytes();
       }
     });
   }

@@ -15,9 +15,7 @@ std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping
         if (met[chunk]++ == 0) chunks.push_back(chunk);
     for (std::int64_t row = 0; row < mapping.rows; ++row) {
       auto& rows = incoming[row * mapping.columns + column];
-      const auto home = [&](std::int64_t chunk) {
-        return part_of(call.key_chunk(mapping, chunk).size(), mapping.rows, row).size();
-      };
+      const auto home = [&](std::int64_t chunk) { return call.key_home(mapping, chunk, row).size(); };
       for (const auto chunk : chunks) rows += met[chunk] * home(chunk);
       for (const auto chunk : schedule.tiles[row * mapping.columns + column].chunks[phase]) rows -= home(chunk);
     }
@@ -36,7 +34,7 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
     for (const auto item : schedule.items[row])
       sizes.home_rows += part_of(call.query_chunk(mapping, item).size(), mapping.columns, column).size();
     for (auto chunk = column; chunk < mapping.key_chunks; chunk += mapping.columns)
-      sizes.home_keys += part_of(call.key_chunk(mapping, chunk).size(), mapping.rows, row).size();
+      sizes.home_keys += call.key_home(mapping, chunk, row).size();
     sizes.chunk_rows = (call.queries.entries() + mapping.query_chunks - 1) / mapping.query_chunks;
     sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
   }
