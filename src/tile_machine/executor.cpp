@@ -5,7 +5,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <exception>
 #include <map>
 
@@ -34,6 +38,7 @@ class Executor {
     }
     key_phases_ = key_phases;
     threads_ = host_threads(call, key_phases);
+    large_values_.assign(call.units, 0);
     counted_.mapping = mapping;
     counted_.phases = empty_phases(call, mapping, key_phases);
     traffic_.resize(counted_.phases.size());
@@ -154,6 +159,7 @@ class Executor {
     find_starts(schedule);
     const auto& problem = call_.problem;
     const auto b = call_.batch_of(unit), g = call_.key_head_of(unit), e = call_.element;
+    std::atomic<bool> large = false;
     for_each_tile([&](Tile& tile, Compute&) {
       const auto& home = tile.homes[wave];
       for_each_home_row(tile, unit, schedule, home, [&](std::int64_t h, std::int64_t position, std::int64_t row) {
@@ -168,9 +174,22 @@ class Executor {
       });
       for_each_home_key(tile, [&](std::int64_t position, std::int64_t key) {
         host_.load_key(problem.k, b, g, position, call_.d_qk, tile.arena.at(home.k + key * call_.d_qk * e));
-        host_.load_key(problem.v, b, g, position, call_.d_v, tile.arena.at(home.v + key * call_.d_v * e));
+        char* const v = tile.arena.at(home.v + key * call_.d_v * e);
+        host_.load_key(problem.v, b, g, position, call_.d_v, v);
+        if (e == 4 && !call_.backward && !large.load(std::memory_order_relaxed) &&
+            has_large(reinterpret_cast<const float*>(v)))
+          large.store(true, std::memory_order_relaxed);
       });
     });
+    large_values_[unit] = large;
+  }
+
+  /// One over more than twice the number of keys.
+  float value_scale() const { return std::ldexp(1.0f, -std::bit_width(std::uint64_t(call_.keys.entries())) - 1); }
+  /// Forward: whether a sum over all keys of numbers as large as one of these may overflow.
+  bool has_large(const float* v) const {
+    const float most = std::numeric_limits<float>::max() * value_scale();
+    return std::any_of(v, v + call_.d_v, [&](float x) { return std::isfinite(x) && std::abs(x) > most; });
   }
 
   /// Results from their homes to the caller's tensors.
@@ -243,6 +262,7 @@ class Executor {
     for (auto& tile : tiles_) {
       tile.home = tile.homes[wave];
       tile.dsink.assign(call_.heads_each, 0);
+      tile.value_scale = large_values_[unit] ? value_scale() : 1;
     }
     if (!call_.resident()) {
       for (auto& tile : tiles_) tile.outside += loaded_bytes(tile);
@@ -557,6 +577,7 @@ class Executor {
   double pairs_ = 0;
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> transfers_;
   std::vector<double> dbias_, dsink_;
+  std::vector<char> large_values_;  // by unit
 };
 
 }  // namespace
