@@ -222,7 +222,7 @@ RULES = {"full": af.full(), "causal": af.causal(), "local(256)": af.local(256)}
 def unchunked_runs(shape, **options):
     """One chunk of queries and one of keys for each head: a tile holds a whole head."""
     try:
-        tm.predict(shape, choice=tm.Choice(num_chunks_q=1, num_chunks_kv=1), **options)
+        tm.predict(shape, num_chunks_q=1, num_chunks_kv=1, **options)
         return True
     except MemoryError:
         return False
@@ -306,7 +306,13 @@ def exhaustive(machine, shape, rule, dtype="float16", sides=None):
         for flight in divisors(-(-kv // c)):
             try:
                 report = tm.predict(
-                    shape, rule=rule, dtype=dtype, machine=machine, choice=tm.Choice(q, kv, r, c, flight)
+                    shape,
+                    rule=rule,
+                    dtype=dtype,
+                    machine=machine,
+                    choice=tm.Choice(r, c, flight),
+                    num_chunks_q=q,
+                    num_chunks_kv=kv,
                 )
             except (ValueError, MemoryError):
                 continue

@@ -56,6 +56,7 @@ std::shared_ptr<const ExecutionPlan> plan_for(const Problem& problem, const Plan
 /// Divides the call as its plan says, or so that it fits its budget.
 void divide(Problem& problem, const ExecutionPlan& plan, const Plan* given) {
   if (!planning::bounded(problem) && !problem.tensors_in_budget) return;
+  if (problem.device.kind == DeviceKind::tiles) return;  // these bound its mapping, which each call finds
   if (given) {
     const auto& pair = given->pair();
     problem.chunks = problem.direction == Direction::forward ? pair.forward_chunks : pair.backward_chunks;

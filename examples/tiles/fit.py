@@ -19,10 +19,9 @@ def main():
     q, k, v, dout = (rng.standard_normal((1, 1, LENGTH, CHANNELS)).astype(np.float16) for _ in range(4))
     rule = af.causal()
     for chunks in (1, 8):
-        choice = tile_machine.Choice(num_chunks_q=chunks, num_chunks_kv=chunks)
         try:
-            with tile_machine.use(tiles=TILES, memory_per_tile=MEMORY, choice=choice):
-                af.attention(q, k, v, rule=rule)
+            with tile_machine.use(tiles=TILES, memory_per_tile=MEMORY):
+                af.attention(q, k, v, rule=rule, num_chunks_q=chunks, num_chunks_kv=chunks)
         except MemoryError as error:
             print(f"{chunks} chunks: {error}\n")
         else:

@@ -69,10 +69,11 @@ struct Options {
   bool allow_tf32 = false;
   /// The most bytes of workspace that the call may use on the tensors' device; not given: no bound. The call is then
   /// computed in chunks where that needs less, with the same results. Error, with the least that works, if it is less.
+  /// On the tile machine: the most bytes that are live on any tile, tensors included.
   std::optional<std::int64_t> memory_budget;
   /// How many chunks the queries, and the keys, are computed in. Each divides the number of those. Not given: chosen
   /// so that the call fits memory_budget. A chunk is a range of blocks, so boundaries are those of blocks. On a GPU
-  /// only the product of the two counts, as a bound of the workspace.
+  /// only the product of the two counts, as a bound of the workspace. On the tile machine: the chunks of each head.
   std::optional<std::int64_t> num_chunks_q;
   std::optional<std::int64_t> num_chunks_kv;
   /// For tensors on a GPU: the cudaStream_t that the call's work is queued on; null for CUDA's default stream. The call

@@ -123,9 +123,11 @@ struct PlanCandidate {
   std::int64_t groups = 0;  ///< (batch entry, key/value head) pairs computed at once
   std::int64_t chunks_q = 1, chunks_kv = 1;
   int threads = 1;
-  std::int64_t kept = 0;   ///< most key or query blocks that stay packed for a thread; 0: as many as are useful
-  std::int64_t bytes = 0;  ///< of workspace
-  PlanCost cost;
+  std::int64_t kept = 0;  ///< most key or query blocks that stay packed for a thread; 0: as many as are useful
+  /// On the tile machine: the tiles of a group, and the key chunks that one receives at a time; else 0.
+  std::int64_t grid_rows = 0, grid_columns = 0, in_flight = 0;
+  std::int64_t bytes = 0;  ///< of workspace; on the tile machine those that are live on the fullest tile
+  PlanCost cost;           ///< on the tile machine exchange includes synchronization
   bool fits = true, chosen = false;
 };
 

@@ -60,12 +60,12 @@ std::vector<std::string> tile_machine_names();
 /// One of these by its name, else the machine of a file.
 TileMachine tile_machine(const std::string& name_or_path);
 
-/// What a caller may fix of the mapping; 0: the planner chooses.
+/// What a caller may fix of the mapping, beside the call's own num_chunks_q, num_chunks_kv and memory_budget (the most
+/// bytes that are live on any tile). 0: the planner chooses.
 struct TileChoice {
-  std::int64_t num_chunks_q = 0, num_chunks_kv = 0;  ///< must divide the queries and the keys
-  std::int64_t grid_rows = 0, grid_columns = 0;      ///< tiles of one key head: rows share queries, columns share keys
-  std::int64_t chunks_in_flight = 0;                 ///< key chunks that a tile receives in one phase, at most
-  bool trace = false;                                ///< fill transfers, live_bytes and compute_cycles of the report
+  std::int64_t grid_rows = 0, grid_columns = 0;  ///< tiles of one key head: rows share queries, columns share keys
+  std::int64_t chunks_in_flight = 0;             ///< key chunks that a tile receives in one phase, at most
+  bool trace = false;                            ///< fill transfers, live_bytes and compute_cycles of the report
 };
 
 /// Makes calls on the tile machine use `machine` from the next one on. No other thread may be in a call at the same

@@ -139,10 +139,11 @@ def attention(
         Hopper. Without it, and on the CPU, they are as exact as float32. Other types are not affected.
     memory_budget : int, optional
         The most bytes of workspace that the call may use on the arrays' device. It is then computed in chunks where
-        that needs less, with the same results. An error names the least that works.
+        that needs less, with the same results. An error names the least that works. On the tile machine: the most bytes
+        that are live on any tile, arrays included; with deterministic the error names tile, phase and bytes.
     num_chunks_q, num_chunks_kv : int, optional
         How many chunks the queries, and the keys, are computed in; divisors of their numbers. Not given: chosen so
-        that the call fits memory_budget. Boundaries are those of blocks.
+        that the call fits memory_budget. Boundaries are those of blocks; on the tile machine chunks are equal.
     plan : Plan, optional
         From anyflash.plan, for the same shapes and options. Not given: it is taken from a cache, or made.
     out : array, optional

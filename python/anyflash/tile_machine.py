@@ -84,10 +84,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a caller fixes of the mapping; 0: the planner chooses. Chunk counts must divide the sequences."""
+    """What a caller fixes of the mapping; 0: the planner chooses. num_chunks_q, num_chunks_kv and memory_budget are
+    options of the call itself."""
 
-    num_chunks_q: int = 0
-    num_chunks_kv: int = 0
     grid_rows: int = 0
     grid_columns: int = 0
     chunks_in_flight: int = 0
@@ -130,8 +129,13 @@ class Candidate:
     chosen: bool
 
     @property
+    def chunks(self) -> dict[str, int]:
+        """Its numbers of chunks. The planner's own need not divide the sequences; those of a call must."""
+        return dict(num_chunks_q=self.num_chunks_q, num_chunks_kv=self.num_chunks_kv)
+
+    @property
     def choice(self) -> Choice:
-        """What makes calls use it."""
+        """What makes calls use it, with the chunks below as options of the call."""
         return Choice(**{one.name: getattr(self, one.name) for one in fields(Choice)})
 
 
@@ -248,15 +252,26 @@ def predict(
     machine: Machine | str = "ipu-mk2",
     choice: Choice = Choice(),
     trace: bool = False,
+    memory_budget: int | None = None,
+    num_chunks_q: int | None = None,
+    num_chunks_kv: int | None = None,
+    deterministic: bool = False,
 ) -> Report:
     """What the planner expects of a call with these shapes, (batch, heads, sequence, channels), without computing it.
 
     trace: fill `transfers` (from, to, bytes), `live_bytes` and `tile_compute_cycles` (phases, tiles) too.
-    Raises ValueError as the call would: if nothing fits, it names tile, phase and bytes.
+    memory_budget: the most bytes that are live on any tile. These and the numbers of chunks are the call's options.
+    Raises ValueError as the call would: the least memory_budget that works. Raises MemoryError if nothing fits the
+    machine: it names tile, phase and bytes.
     """
     return _report(
         _core.predict_tiles(
-            _text(machine), _numbers(choice), trace, *_call(q_shape, k_shape, d_v, dtype, rule, align), backward
+            _text(machine),
+            _numbers(choice),
+            trace,
+            *_call(q_shape, k_shape, d_v, dtype, rule, align),
+            (memory_budget, num_chunks_q, num_chunks_kv, deterministic),
+            backward,
         )
     )
 
@@ -283,10 +298,18 @@ def candidates(
     backward: bool = False,
     machine: Machine | str = "ipu-mk2",
     choice: Choice = Choice(),
+    memory_budget: int | None = None,
+    num_chunks_q: int | None = None,
+    num_chunks_kv: int | None = None,
+    deterministic: bool = False,
 ) -> list[Candidate]:
     """All mappings that the planner considers for a call, best first, those that do not fit last."""
     found = _core.tile_candidates(
-        _text(machine), _numbers(choice), *_call(q_shape, k_shape, d_v, dtype, rule, align), backward
+        _text(machine),
+        _numbers(choice),
+        *_call(q_shape, k_shape, d_v, dtype, rule, align),
+        (memory_budget, num_chunks_q, num_chunks_kv, deterministic),
+        backward,
     )
     return [Candidate(**one) for one in found]
 

@@ -1,8 +1,13 @@
 // The tile machine's machines, predictions and mappings, for anyflash/tile_machine.py.
 #include <anyflash/names.h>
 #include <anyflash/tile_machine.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <tuple>
 
 #include "rule_object.h"
 #include "without_gil.h"
@@ -11,7 +16,7 @@ namespace anyflash::python {
 namespace {
 
 TileChoice choice_of(const std::vector<std::int64_t>& numbers, bool trace) {
-  return {numbers.at(0), numbers.at(1), numbers.at(2), numbers.at(3), numbers.at(4), trace};
+  return {numbers.at(0), numbers.at(1), numbers.at(2), trace};
 }
 
 /// Calls use this machine and these choices as long as it lives.
@@ -153,13 +158,16 @@ ElementType type_named(const std::string& name) {
   throw Error(Error::Kind::type, "dtype: type " + name + ", expected float16 or float32");
 }
 
+/// memory_budget, num_chunks_q, num_chunks_kv and deterministic of a call.
+using Bounds = std::tuple<std::optional<std::int64_t>, std::optional<std::int64_t>, std::optional<std::int64_t>, bool>;
+
 /// A call's shapes on the tile machine, without data.
 struct Shapes {
   TensorView q, k, v;
   Options options;
 
   Shapes(const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys, std::int64_t channels_v,
-         const std::string& dtype, nb::handle rule, nb::handle align) {
+         const std::string& dtype, nb::handle rule, nb::handle align, const Bounds& bounds) {
     const auto type = type_named(dtype);
     const Device device{DeviceKind::tiles};
     q = TensorView(nullptr, type, {queries.at(0), queries.at(1), queries.at(2), queries.at(3)}, device);
@@ -167,14 +175,15 @@ struct Shapes {
     v = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), channels_v}, device);
     if (!rule.is_none()) options.rule = rule_of(rule).rule;
     options.align = align_of(align);
+    std::tie(options.memory_budget, options.num_chunks_q, options.num_chunks_kv, options.deterministic) = bounds;
   }
 };
 
 nb::dict predicted(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace,
                    const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys,
                    std::int64_t channels_v, const std::string& dtype, nb::handle rule, nb::handle align,
-                   bool backward) {
-  const Shapes shapes(queries, keys, channels_v, dtype, rule, align);
+                   const Bounds& bounds, bool backward) {
+  const Shapes shapes(queries, keys, channels_v, dtype, rule, align, bounds);
   TileReport report;
   {
     const WithoutGil without_gil;
@@ -187,8 +196,8 @@ nb::dict predicted(const std::string& machine, const std::vector<std::int64_t>& 
 nb::list candidates(const std::string& machine, const std::vector<std::int64_t>& choice,
                     const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys,
                     std::int64_t channels_v, const std::string& dtype, nb::handle rule, nb::handle align,
-                    bool backward) {
-  const Shapes shapes(queries, keys, channels_v, dtype, rule, align);
+                    const Bounds& bounds, bool backward) {
+  const Shapes shapes(queries, keys, channels_v, dtype, rule, align, bounds);
   std::vector<TileCandidate> all;
   {
     const WithoutGil without_gil;
@@ -216,9 +225,10 @@ void add_tile_machine(nb::module_& module) {
   module.def("parse_tile_machine", [](const std::string& text) { return machine_dict(parse_tile_machine(text)); });
   module.def("predict_tiles", &predicted, nb::arg("machine"), nb::arg("choice"), nb::arg("trace"), nb::arg("queries"),
              nb::arg("keys"), nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"),
-             nb::arg("backward"));
+             nb::arg("bounds"), nb::arg("backward"));
   module.def("tile_candidates", &candidates, nb::arg("machine"), nb::arg("choice"), nb::arg("queries"), nb::arg("keys"),
-             nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"), nb::arg("backward"));
+             nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"), nb::arg("bounds"),
+             nb::arg("backward"));
   module.def("tile_product_cycles",
              [](const std::string& machine, const std::string& dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
                return tile_product_cycles(parse_tile_machine(machine), type_named(dtype), m, n, k);

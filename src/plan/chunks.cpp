@@ -6,6 +6,7 @@
 
 #include "backends.h"
 #include "plan/cost.h"
+#include "tile_machine/backend.h"
 
 namespace anyflash::planning {
 namespace {
@@ -225,10 +226,12 @@ std::int64_t least_of(const std::vector<Candidate>& candidates) {
 }  // namespace
 
 std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine) {
+  if (problem.device.kind == DeviceKind::tiles) return simulator::ways(problem, plan);
   return Collector(problem, plan, machine).collect();
 }
 
 std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {
+  if (problem.device.kind == DeviceKind::tiles) return simulator::least_bytes(problem, plan);
   return least_of(candidates_of(problem, plan));
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <anyflash/explain.h>
+#include <anyflash/tile_machine.h>
 
 #include "backends.h"
 #include "plan/chunks.h"
@@ -51,6 +52,11 @@ std::string escaped(const std::string& text) {
   return made;
 }
 
+/// "32x46": the tiles of a group.
+std::string grid_text(const PlanCandidate& one) {
+  return std::to_string(one.grid_rows) + "x" + std::to_string(one.grid_columns);
+}
+
 /// A candidate is worth a look if it is chosen, or if no other with as few bytes is as fast.
 std::vector<PlanCandidate> worth_showing(std::vector<planning::Candidate> candidates) {
   std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
@@ -82,26 +88,30 @@ PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const Ten
   auto problem = shape_problem(q, k, v, options, backward ? Direction::backward : Direction::forward);
   rules::check(problem.rule, planning::shapes_of(problem));
   PlanExplanation made;
-  made.calibration = machine.source;
+  const bool tiles = q.device.kind == DeviceKind::tiles;
+  made.calibration = tiles ? "tile machine " + used_tile_machine().name : machine.source;
   if (!problem.has_pairs()) return made;
   const auto plan = make_plan(problem, backend.menu(problem));
   const auto candidates = planning::candidates_of(problem, *plan, machine);
-  made.least_bytes = std::numeric_limits<std::int64_t>::max();
-  for (const auto& one : candidates) made.least_bytes = std::min(made.least_bytes, one.shown.bytes);
+  made.least_bytes = tiles ? planning::least_bytes(problem, *plan) : candidates.front().shown.bytes;
+  for (std::size_t i = 0; !tiles && i < candidates.size(); ++i)
+    made.least_bytes = std::min(made.least_bytes, candidates[i].shown.bytes);
   made.candidates = worth_showing(candidates);
   return made;
 }
 
 std::string plan_text(const PlanExplanation& explanation) {
-  std::string text =
-      "  groups  chunks q x kv  threads    kept       bytes     compute      memory    exchange       total\n";
+  const bool tiles = !explanation.candidates.empty() && explanation.candidates.front().grid_rows > 0;
+  std::string text = std::string("  groups  chunks q x kv  ") + (tiles ? "  tiles  flight" : "threads    kept") +
+                     "       bytes     compute      memory    exchange       total\n";
   for (const auto& one : explanation.candidates) {
     char line[200];
     const auto chunks = std::to_string(one.chunks_q) + " x " + std::to_string(one.chunks_kv);
-    const auto kept = one.kept > 0 ? std::to_string(one.kept) : std::string("all");
-    std::snprintf(line, sizeof(line), "%c%7lld  %13s  %7d  %6s  %10s  %10s  %10s  %10s  %10s%s\n",
-                  one.chosen ? '*' : ' ', static_cast<long long>(one.groups), chunks.c_str(), one.threads, kept.c_str(),
-                  bytes_text(one.bytes).c_str(), time_text(one.cost.compute).c_str(),
+    const auto workers = tiles ? grid_text(one) : std::to_string(one.threads);
+    const auto kept = tiles ? std::to_string(one.in_flight) : one.kept > 0 ? std::to_string(one.kept) : "all";
+    std::snprintf(line, sizeof(line), "%c%7lld  %13s  %7s  %6s  %10s  %10s  %10s  %10s  %10s%s\n",
+                  one.chosen ? '*' : ' ', static_cast<long long>(one.groups), chunks.c_str(), workers.c_str(),
+                  kept.c_str(), bytes_text(one.bytes).c_str(), time_text(one.cost.compute).c_str(),
                   time_text(one.cost.memory).c_str(), time_text(one.cost.exchange).c_str(),
                   time_text(one.cost.total()).c_str(), one.fits ? "" : "  does not fit");
     text += line;
@@ -137,11 +147,13 @@ std::string plan_svg(const PlanExplanation& explanation, const std::string& titl
     bar(left + 110 * i, 30, 14, parts[i].second, 1);
     label(left + 110 * i + 20, 42, "start", parts[i].first);
   }
-  label(10, 42, "start", "q x kv chunks, groups, threads");
+  const bool tiles = !explanation.candidates.empty() && explanation.candidates.front().grid_rows > 0;
+  label(10, 42, "start", tiles ? "q x kv chunks, groups, tiles" : "q x kv chunks, groups, threads");
   int y = top;
   for (const auto& one : explanation.candidates) {
     const auto name = std::to_string(one.chunks_q) + " x " + std::to_string(one.chunks_kv) + ", " +
-                      std::to_string(one.groups) + ", " + std::to_string(one.threads);
+                      std::to_string(one.groups) + ", " +
+                      (one.grid_rows > 0 ? grid_text(one) : std::to_string(one.threads));
     label(left - 10, y + 12, "end", name, one.chosen);
     double x = left;
     const double times[] = {one.cost.compute, one.cost.memory, one.cost.exchange};

@@ -62,6 +62,33 @@ TileMenu tile_menu(const Problem& problem) {
 void forward(const Problem& problem, const ExecutionPlan& plan, char*) { run(problem, plan); }
 void backward(const Problem& problem, const ExecutionPlan& plan, char*) { run(problem, plan); }
 
+std::vector<planning::Candidate> ways(const Problem& problem, const ExecutionPlan& plan) {
+  const auto [machine, choice] = used_machine();
+  const Call call(problem, plan, machine, choice);
+  std::vector<planning::Candidate> all;
+  for (const auto& one : candidates(call)) {
+    const auto& m = one.mapping;
+    auto& [chunks, shown] = all.emplace_back();
+    chunks.groups = m.at_once, chunks.q = m.query_chunks, chunks.kv = m.key_chunks;
+    shown.groups = m.at_once, shown.chunks_q = m.query_chunks, shown.chunks_kv = m.key_chunks;
+    shown.threads = 0;
+    shown.grid_rows = m.rows, shown.grid_columns = m.columns, shown.in_flight = m.in_flight;
+    shown.bytes = one.peak;
+    shown.cost.compute = one.compute / machine.clock_hz;
+    shown.cost.exchange = (one.cycles - one.compute) / machine.clock_hz;
+    shown.fits = one.fits(call);
+    shown.chosen = all.size() == 1 && shown.fits;
+  }
+  return all;
+}
+
+std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {
+  const auto [machine, choice] = used_machine();
+  Call call(problem, plan, machine, choice);
+  call.statistics = 3, call.rests = call.backward;  // whatever results are asked for, however large an lse is
+  return least_memory(call);
+}
+
 }  // namespace anyflash::simulator
 
 namespace anyflash {

@@ -17,6 +17,19 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 }  // namespace
 
 /// A key chunk, widened.
+namespace {
+
+/// Divides means of scaled values by their scale. A mean of finite numbers is finite, however it was rounded.
+void unscale(float* numbers, std::int64_t count, float scale) {
+  constexpr float largest = std::numeric_limits<float>::max();
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(numbers[i])) continue;
+    numbers[i] = std::clamp(numbers[i], -largest * scale, largest * scale) / scale;
+  }
+}
+
+}  // namespace
+
 struct Compute::Visit {
   std::int64_t unit, index;  // the index among the visits of the phase
   Range keys;
@@ -171,6 +184,8 @@ void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std:
     float *const k_to = k_.of(size * call_.line_qk), *const v_to = v_.of(size * call_.line_v);
     visit.finite = load_rows(tile, k, size, call_.d_qk, call_.line_qk, k_to);
     visit.finite &= load_rows(tile, v, size, call_.d_v, call_.line_v, v_to);
+    if (tile.value_scale != 1)
+      for (std::int64_t x = 0; x < size * call_.line_v; ++x) v_to[x] *= tile.value_scale;
     visit.k = k_to, visit.v = v_to;
     if (call_.backward && mapping_.rows == 1 && !sums) {
       visit.dk = tile.arena.floats(tile.wave.dk) + start * call_.line_qk;
@@ -209,7 +224,7 @@ void Compute::keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std:
     flush();
     if (!call_.backward || mapping_.rows == 1 || sums) continue;
     // The rows that this tile owns stay here.
-    const auto own = part_of(size, mapping_.rows, tile.row);
+    const auto own = call_.key_home(mapping_, chunks[n], tile.row);
     float *const dk = tile.arena.floats(tile.wave.dk) + start * call_.line_qk, *const dv =
                                                                                    tile.arena.floats(tile.wave.dv) +
                                                                                    start * call_.line_v;
@@ -390,7 +405,7 @@ void Compute::add_incoming(Tile& tile, const Schedule& schedule, std::int64_t ph
   for (std::int64_t sender = 0; sender < mapping_.rows; ++sender) {
     if (sender == tile.row) continue;
     for (const auto chunk : schedule.tiles[sender * mapping_.columns + tile.column].chunks[phase]) {
-      const auto own = part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, tile.row).size();
+      const auto own = call_.key_home(mapping_, chunk, tile.row).size();
       const auto start = tile.home_chunk_start[chunk / mapping_.columns];
       float* const dk = tile.arena.floats(tile.wave.dk) + start * call_.line_qk;
       for (std::int64_t row = 0; row < own; ++row, from += call_.d_qk)
@@ -468,6 +483,7 @@ void Compute::finish_rows(Tile& tile, std::int64_t unit, const Schedule& schedul
         if (row_sum == 0) row_max = -infinity;
         if (row_sum != row_sum && row_max != infinity) row_max = row_sum;
         for (std::int64_t c = 0; c < channels; ++c) numbers[c] = row_sum == 0 ? 0.0f : numbers[c] / row_sum;
+        if (tile.value_scale != 1) unscale(numbers, channels, tile.value_scale);
         float* const statistics = tile.arena.floats(tile.home.statistics);
         statistics[row] = row_sum == 0 ? -infinity : row_max + std::log(row_sum);
         if (call_.statistics > 1) statistics[rows + row] = row_max, statistics[2 * rows + row] = row_sum;

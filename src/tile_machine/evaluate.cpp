@@ -1,9 +1,9 @@
 // What a mapping costs: cycles, bytes and memory of every tile in every phase, counted without computing anything.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -39,12 +39,9 @@ struct Live {
 class Evaluator {
  public:
   Evaluator(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {
-    least_keys_ = call.keys.entries() / mapping.key_chunks;
     for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
-      key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
-    for (std::int64_t row = 0; row < mapping.rows; ++row)
-      key_homes_.push_back(
-          {part_of(least_keys_, mapping.rows, row).size(), part_of(least_keys_ + 1, mapping.rows, row).size()});
+      key_sizes_.push_back(call.key_chunk(mapping, chunk).size()),
+          first_rows_.push_back(call.first_row(mapping, chunk));
     last_asked_.resize(mapping.key_chunks);
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
@@ -261,7 +258,7 @@ class Evaluator {
 
   /// Rows of a key chunk whose home is in a grid row.
   std::int64_t home_of(std::int64_t chunk, std::int64_t row) const {
-    return key_homes_[row][key_sizes_[chunk] - least_keys_];
+    return slice_of(key_sizes_[chunk], mapping_.rows, row, first_rows_[chunk]).size();
   }
 
   /// Rows of partial dk and dv that a tile receives after a keys phase.
@@ -325,22 +322,28 @@ class Evaluator {
       traffic.received += double(size - home_of(chunk, row)) * double(call_.key_row_bytes());
       if (call_.problem.bias.given()) traffic.outside += double(size * sizes.query_rows * 4);
     }
-    if (mapping_.rows > 1) traffic.sent += double(chunks_sent(cost, local, phase)) * double(call_.key_row_bytes());
+    if (mapping_.rows > 1) traffic.sent += double(rows_sent(cost, local, phase)) * double(call_.key_row_bytes());
     if (phase > 0 && !(gathers && call_.rests)) partial_traffic(cost, local, phase - 1, traffic);
   }
 
   /// Rows of keys that a tile sends in a phase, each once.
-  std::int64_t chunks_sent(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
+  std::int64_t rows_sent(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
     const auto row = local / mapping_.columns, column = local % mapping_.columns;
     const auto [known, fresh] = wanted_.try_emplace({&cost, phase * mapping_.columns + column});
-    auto& chunks = known->second;
-    if (fresh) {
-      ++asked_;
-      for (auto at = column; at < mapping_.tiles_each(); at += mapping_.columns)
-        for (const auto chunk : cost.schedule->tiles[at].chunks[phase])
-          if (std::exchange(last_asked_[chunk], asked_) != asked_) chunks[key_sizes_[chunk] - least_keys_] += 1;
-    }
-    return chunks[0] * key_homes_[row][0] + chunks[1] * key_homes_[row][1];
+    auto& rows = known->second;
+    if (!fresh) return rows[row];
+    rows.assign(mapping_.rows + 1, 0);  // first what each row has more than the one before
+    ++asked_;
+    for (auto at = column; at < mapping_.tiles_each(); at += mapping_.columns)
+      for (const auto chunk : cost.schedule->tiles[at].chunks[phase]) {
+        if (std::exchange(last_asked_[chunk], asked_) == asked_) continue;
+        const auto first = first_rows_[chunk], end = first + key_sizes_[chunk] % mapping_.rows;
+        rows[0] += key_sizes_[chunk] / mapping_.rows + (end > mapping_.rows);
+        rows[first] += 1;
+        rows[end > mapping_.rows ? end - mapping_.rows : end] -= 1;
+      }
+    std::partial_sum(rows.begin(), rows.end(), rows.begin());
+    return rows[row];
   }
 
   void partial_traffic(const UnitCost& cost, std::int64_t local, std::int64_t phase, UnitCost::Traffic& traffic) const {
@@ -379,15 +382,14 @@ class Evaluator {
   Scheduler scheduler_{call_, mapping_};
   std::map<const Schedule*, UnitCost> costs_;
   std::vector<const UnitCost*> units_;
-  std::int64_t key_phases_ = 1, least_keys_ = 0;
-  std::vector<std::int64_t> key_sizes_;                 // of each chunk; one of two sizes
-  std::vector<std::array<std::int64_t, 2>> key_homes_;  // of a chunk of either size, in each grid row
-  std::vector<std::int64_t> resident_;                  // bytes of each tile: the homes of all waves
+  std::int64_t key_phases_ = 1;
+  std::vector<std::int64_t> key_sizes_, first_rows_;  // of each chunk; and where its column begins to deal it
+  std::vector<std::int64_t> resident_;                // bytes of each tile: the homes of all waves
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
   std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;
   mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> incoming_;
-  mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::array<std::int64_t, 2>> wanted_;  // by size
+  mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> wanted_;  // of each grid row
   mutable std::int64_t asked_ = 0;
   mutable std::vector<std::int64_t> last_asked_;  // of each key chunk
 };

@@ -5,7 +5,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <exception>
 #include <map>
 
@@ -34,6 +38,7 @@ class Executor {
     }
     key_phases_ = key_phases;
     threads_ = host_threads(call, key_phases);
+    large_values_.assign(call.units, 0);
     counted_.mapping = mapping;
     counted_.phases = empty_phases(call, mapping, key_phases);
     traffic_.resize(counted_.phases.size());
@@ -143,7 +148,7 @@ class Executor {
       }
       mapping_.chunks_of(tile.column, [&](std::int64_t chunk) {
         tile.home_chunk_start.push_back(keys);
-        keys += part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, tile.row).size();
+        keys += call_.key_home(mapping_, chunk, tile.row).size();
       });
     }
   }
@@ -154,6 +159,7 @@ class Executor {
     find_starts(schedule);
     const auto& problem = call_.problem;
     const auto b = call_.batch_of(unit), g = call_.key_head_of(unit), e = call_.element;
+    std::atomic<bool> large = false;
     for_each_tile([&](Tile& tile, Compute&) {
       const auto& home = tile.homes[wave];
       for_each_home_row(tile, unit, schedule, home, [&](std::int64_t h, std::int64_t position, std::int64_t row) {
@@ -168,9 +174,22 @@ class Executor {
       });
       for_each_home_key(tile, [&](std::int64_t position, std::int64_t key) {
         host_.load_key(problem.k, b, g, position, call_.d_qk, tile.arena.at(home.k + key * call_.d_qk * e));
-        host_.load_key(problem.v, b, g, position, call_.d_v, tile.arena.at(home.v + key * call_.d_v * e));
+        char* const v = tile.arena.at(home.v + key * call_.d_v * e);
+        host_.load_key(problem.v, b, g, position, call_.d_v, v);
+        if (e == 4 && !call_.backward && !large.load(std::memory_order_relaxed) &&
+            has_large(reinterpret_cast<const float*>(v)))
+          large.store(true, std::memory_order_relaxed);
       });
     });
+    large_values_[unit] = large;
+  }
+
+  /// One over more than twice the number of keys.
+  float value_scale() const { return std::ldexp(1.0f, -std::bit_width(std::uint64_t(call_.keys.entries())) - 1); }
+  /// Forward: whether a sum over all keys of numbers as large as one of these may overflow.
+  bool has_large(const float* v) const {
+    const float most = std::numeric_limits<float>::max() * value_scale();
+    return std::any_of(v, v + call_.d_v, [&](float x) { return std::isfinite(x) && std::abs(x) > most; });
   }
 
   /// Results from their homes to the caller's tensors.
@@ -221,7 +240,7 @@ class Executor {
     std::int64_t key = 0;
     mapping_.chunks_of(tile.column, [&](std::int64_t chunk) {
       const auto keys = call_.key_chunk(mapping_, chunk);
-      const auto own = part_of(keys.size(), mapping_.rows, tile.row);
+      const auto own = call_.key_home(mapping_, chunk, tile.row);
       for (auto j = own.first; j < own.end; ++j) f(keys.first + j, key++);
     });
   }
@@ -243,6 +262,7 @@ class Executor {
     for (auto& tile : tiles_) {
       tile.home = tile.homes[wave];
       tile.dsink.assign(call_.heads_each, 0);
+      tile.value_scale = large_values_[unit] ? value_scale() : 1;
     }
     if (!call_.resident()) {
       for (auto& tile : tiles_) tile.outside += loaded_bytes(tile);
@@ -383,7 +403,7 @@ class Executor {
         const auto k = compute.chunk_at(tile, phase, std::int64_t(n)), v = k + size * k_bytes;
         for (std::int64_t row = 0; row < mapping_.rows; ++row) {
           const auto& from = tile_at(row, tile.column);
-          const auto part = part_of(size, mapping_.rows, row);
+          const auto part = call_.key_home(mapping_, chunks[n], row);
           const auto at = from.home_chunk_start[chunks[n] / mapping_.columns];
           copy(tile, k + part.first * k_bytes, from, from.home.k + at * k_bytes, part.size() * k_bytes);
           copy(tile, v + part.first * v_bytes, from, from.home.v + at * v_bytes, part.size() * v_bytes);
@@ -400,7 +420,7 @@ class Executor {
       for (const auto& [chunk, by] : wanted)
         for (std::int64_t row = 0; row < mapping_.rows; ++row) {
           if (by.first == 1 && by.second == row) continue;
-          const auto rows = part_of(call_.key_chunk(mapping_, chunk).size(), mapping_.rows, row).size();
+          const auto rows = call_.key_home(mapping_, chunk, row).size();
           tile_at(row, column).sent += rows * call_.key_row_bytes();
         }
     }
@@ -416,7 +436,7 @@ class Executor {
         const auto& chunks = schedule.tiles[row * mapping_.columns + tile.column].chunks[phase];
         for (std::size_t n = 0; n < chunks.size(); ++n) {
           const auto size = call_.key_chunk(mapping_, chunks[n]).size();
-          const auto part = part_of(size, mapping_.rows, tile.row);
+          const auto part = call_.key_home(mapping_, chunks[n], tile.row);
           const auto dk = compute.partial_at(from, phase, std::int64_t(n)), dv = dk + size * call_.line_qk * 4;
           for (auto j = part.first; j < part.end; ++j, to += call_.d_qk * 4)
             copy(tile, to, from, dk + j * call_.line_qk * 4, call_.d_qk * 4);
@@ -426,7 +446,7 @@ class Executor {
       }
       for (const auto chunk : schedule.tiles[tile.row * mapping_.columns + tile.column].chunks[phase]) {
         const auto size = call_.key_chunk(mapping_, chunk).size();
-        tile.sent += (size - part_of(size, mapping_.rows, tile.row).size()) * call_.partial_key_bytes();
+        tile.sent += (size - call_.key_home(mapping_, chunk, tile.row).size()) * call_.partial_key_bytes();
       }
     });
   }
@@ -557,6 +577,7 @@ class Executor {
   double pairs_ = 0;
   std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> transfers_;
   std::vector<double> dbias_, dsink_;
+  std::vector<char> large_values_;  // by unit
 };
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "tile_machine/layout.h"
 
-#include <array>
-
 namespace anyflash::simulator {
 
 std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule,
@@ -17,9 +15,7 @@ std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping
         if (met[chunk]++ == 0) chunks.push_back(chunk);
     for (std::int64_t row = 0; row < mapping.rows; ++row) {
       auto& rows = incoming[row * mapping.columns + column];
-      const auto home = [&](std::int64_t chunk) {
-        return part_of(call.key_chunk(mapping, chunk).size(), mapping.rows, row).size();
-      };
+      const auto home = [&](std::int64_t chunk) { return call.key_home(mapping, chunk, row).size(); };
       for (const auto chunk : chunks) rows += met[chunk] * home(chunk);
       for (const auto chunk : schedule.tiles[row * mapping.columns + column].chunks[phase]) rows -= home(chunk);
     }
@@ -61,11 +57,6 @@ TileSizes typical_sizes(const Call& call, const Mapping& m) {
 
 std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule) {
   std::vector<TileSizes> all(mapping.tiles_each());
-  const auto least = call.keys.entries() / mapping.key_chunks;
-  std::vector<std::array<std::int64_t, 2>> chunks(mapping.columns);  // of a column, by size
-  mapping.each_chunk([&](std::int64_t chunk, std::int64_t column) {
-    ++chunks[column][call.key_chunk(mapping, chunk).size() - least];
-  });
   for (std::int64_t local = 0; local < mapping.tiles_each(); ++local) {
     const auto row = local / mapping.columns, column = local % mapping.columns;
     auto& sizes = all[local];
@@ -73,8 +64,8 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
     sizes.items = std::int64_t(schedule.items[row].size());
     for (const auto item : schedule.items[row])
       sizes.home_rows += part_of(call.query_chunk(mapping, item).size(), mapping.columns, column).size();
-    for (int more = 0; more < 2; ++more)
-      sizes.home_keys += chunks[column][more] * part_of(least + more, mapping.rows, row).size();
+    mapping.chunks_of(column,
+                      [&](std::int64_t chunk) { sizes.home_keys += call.key_home(mapping, chunk, row).size(); });
     sizes.chunk_rows = (call.queries.entries() + mapping.query_chunks - 1) / mapping.query_chunks;
     sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
     sizes.step_rows = std::min(schedule.step_rows, std::max(sizes.query_rows, sizes.chunk_rows));

@@ -179,7 +179,6 @@ void use_tile_machine(const TileMachine& machine, const TileChoice& choice) {
     if (value < 0)
       throw Error(Error::Kind::value, std::string(name) + ": " + std::to_string(value) + ", expected 0 or more");
   };
-  check("num_chunks_q", choice.num_chunks_q), check("num_chunks_kv", choice.num_chunks_kv);
   check("grid_rows", choice.grid_rows), check("grid_columns", choice.grid_columns);
   check("chunks_in_flight", choice.chunks_in_flight);
   const std::lock_guard lock(simulator::used_mutex);

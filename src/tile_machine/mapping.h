@@ -9,6 +9,7 @@
 // its column. So every tile sends and receives about the same.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -30,6 +31,15 @@ struct Range {
 /// Part `part` of `entries` entries cut into parts that differ by one at most.
 inline Range part_of(std::int64_t entries, std::int64_t parts, std::int64_t part) {
   return {entries * part / parts, entries * (part + 1) / parts};
+}
+
+/// The same, where the parts from `first` on, cyclically, have one more.
+inline Range slice_of(std::int64_t entries, std::int64_t parts, std::int64_t part, std::int64_t first) {
+  const auto each = entries / parts, more = entries % parts, wrapped = std::max<std::int64_t>(first + more - parts, 0);
+  const auto before = [&](std::int64_t p) {  // parts with one more below part p
+    return std::min(p, wrapped) + std::clamp<std::int64_t>(p - first, 0, more - wrapped);
+  };
+  return {part * each + before(part), (part + 1) * each + before(part + 1)};
 }
 
 /// The length of a line of floats: whole vectors of any instruction set, and whole columns of a matrix unit.
@@ -76,6 +86,8 @@ struct Call {
   const ExecutionPlan& plan;
   TileMachine machine;
   TileChoice choice;
+  std::int64_t chunks_q, chunks_kv;  // that the caller asks for; 0: the planner chooses
+  std::int64_t budget;               // the most bytes that may be live on a tile
   bool backward;
   std::int64_t element;  // bytes
   std::int64_t heads_each, units;
@@ -108,8 +120,18 @@ struct Call {
   Range key_chunk(const Mapping& mapping, std::int64_t chunk) const {
     return part_of(keys.entries(), mapping.key_chunks, chunk);
   }
+  /// The slice of a key chunk whose home is in a grid row. A column deals its keys on from chunk to chunk, so that its
+  /// tiles have about as many, however short the chunks are.
+  Range key_home(const Mapping& mapping, std::int64_t chunk, std::int64_t row) const {
+    return slice_of(key_chunk(mapping, chunk).size(), mapping.rows, row, first_row(mapping, chunk));
+  }
+  /// The grid row at which the column begins to deal a chunk.
+  std::int64_t first_row(const Mapping& mapping, std::int64_t chunk) const {
+    return chunk / mapping.columns * (keys.entries() / mapping.key_chunks) % mapping.rows;
+  }
   /// Bytes of memory that tensors can have on a tile.
-  std::int64_t memory() const { return machine.memory_per_tile - machine.reserved_per_tile; }
+  std::int64_t memory() const { return std::min(budget, machine_memory()); }
+  std::int64_t machine_memory() const { return machine.memory_per_tile - machine.reserved_per_tile; }
   /// The tensors are on the tiles, not in a memory that all share.
   bool resident() const { return machine.memory_bytes_per_cycle <= 0; }
   /// Bytes of a query row that the tiles of a grid row send each other, and of a key row in a column.

@@ -108,10 +108,12 @@ std::vector<std::int64_t> column_counts(const Call& call, std::int64_t tiles) {
   return counts;
 }
 
-std::vector<std::int64_t> multiples(std::int64_t chosen, std::int64_t of, std::int64_t share, std::int64_t most) {
+std::vector<std::int64_t> multiples(std::int64_t chosen, std::int64_t of, std::int64_t share, std::int64_t most,
+                                    std::int64_t most_times) {
   if (chosen > 0) return {chosen};
   std::vector<std::int64_t> counts;
-  for (const auto n : {1, 2, 3, 4, 6, 8, 16, 32}) add(counts, (of * n + share - 1) / share, most);
+  for (const auto n : {1, 2, 3, 4, 6, 8, 16, 32, 64, 128})
+    if (n <= most_times) add(counts, (of * n + share - 1) / share, most);
   return counts;
 }
 
@@ -144,8 +146,8 @@ void for_each_mapping(const Call& call, const F& f) {
                    ? choice.grid_rows
                    : std::clamp<std::int64_t>(tiles / columns, 1, std::max<std::int64_t>(most_rows, 1));
       if (m.tiles_each() > tiles) continue;
-      for (const auto query_chunks : multiples(choice.num_chunks_q, m.rows, call.heads_each, call.queries.entries()))
-        for (const auto key_chunks : multiples(choice.num_chunks_kv, columns, 1, call.keys.entries())) {
+      for (const auto query_chunks : multiples(call.chunks_q, m.rows, call.heads_each, call.queries.entries(), 32))
+        for (const auto key_chunks : multiples(call.chunks_kv, columns, 1, call.keys.entries(), 128)) {
           m.query_chunks = query_chunks, m.key_chunks = key_chunks;
           const auto each = (key_chunks + columns - 1) / columns;
           std::vector<std::int64_t> flights;
@@ -159,42 +161,6 @@ void for_each_mapping(const Call& call, const F& f) {
         }
     }
   }
-}
-
-std::string divisors(std::int64_t n) {
-  std::string text;
-  int shown = 0;
-  for (std::int64_t d = 1; d <= n; ++d) {
-    if (n % d != 0) continue;
-    if (++shown > 16) return text + ", ...";
-    text += (text.empty() ? "" : ", ") + std::to_string(d);
-  }
-  return text;
-}
-
-void check_chunks(const char* name, std::int64_t chunks, std::int64_t entries, const char* what) {
-  if (chunks == 0 || (chunks > 0 && entries % chunks == 0)) return;
-  throw Error(Error::Kind::value, std::string(name) + ": " + std::to_string(chunks) + ", expected a divisor of the " +
-                                      std::to_string(entries) + " " + what + ": " + divisors(entries));
-}
-
-void check_choice(const Call& call) {
-  const auto& choice = call.choice;
-  check_chunks("num_chunks_q", choice.num_chunks_q, call.queries.entries(), "queries");
-  check_chunks("num_chunks_kv", choice.num_chunks_kv, call.keys.entries(), "keys");
-  const auto tiles = std::max<std::int64_t>(choice.grid_rows, 1) * std::max<std::int64_t>(choice.grid_columns, 1);
-  if (tiles > call.machine.tiles) {
-    throw Error(Error::Kind::value, "grid: " + std::to_string(choice.grid_rows) + " x " +
-                                        std::to_string(choice.grid_columns) + " tiles, the machine has " +
-                                        std::to_string(call.machine.tiles));
-  }
-}
-
-/// Whether the first of two evaluations is the better one: it fits, and takes fewer cycles; or it is nearer to fit.
-bool better(const Call& call, const Evaluation& a, const Evaluation& b) {
-  const bool fit_a = a.fits(call), fit_b = b.fits(call);
-  if (fit_a != fit_b) return fit_a;
-  return fit_a ? a.cycles < b.cycles : a.peak < b.peak;
 }
 
 /// Mappings are guessed by estimates, evaluated tile by tile, and changed step by step while that helps.
@@ -288,10 +254,9 @@ class Search {
                  : std::clamp<std::int64_t>(m.rows, 1, std::min(tiles / m.columns, queries * call_.heads_each));
     if (m.rows < 1 || m.tiles_each() > tiles) return;
     items = std::max<std::int64_t>(items, 1), chunks = std::max<std::int64_t>(chunks, 1);
-    m.query_chunks = choice.num_chunks_q > 0
-                         ? choice.num_chunks_q
-                         : std::min((items * m.rows + call_.heads_each - 1) / call_.heads_each, queries);
-    m.key_chunks = choice.num_chunks_kv > 0 ? choice.num_chunks_kv : std::min(chunks * m.columns, keys);
+    m.query_chunks = call_.chunks_q > 0 ? call_.chunks_q
+                                        : std::min((items * m.rows + call_.heads_each - 1) / call_.heads_each, queries);
+    m.key_chunks = call_.chunks_kv > 0 ? call_.chunks_kv : std::min(chunks * m.columns, keys);
     const auto each = (m.key_chunks + m.columns - 1) / m.columns;
     m.in_flight =
         choice.chunks_in_flight > 0 ? choice.chunks_in_flight : std::clamp<std::int64_t>(m.in_flight, 1, each);
@@ -348,87 +313,11 @@ class Search {
 
 }  // namespace
 
-namespace {
-
-std::int64_t statistics_of(const Problem& problem) {
-  if (problem.direction == Direction::backward) return problem.dlse.given() ? 3 : 2;
-  return problem.row_max.given() || problem.row_sum.given() ? 3 : 1;
-}
-
-bool is_lopsided(const ExecutionPlan& plan, const Order& keys) {
-  const auto half = (keys.block_of(keys.entries() - 1) + 1) / 2;
-  double early = 0, late = 0;
-  for (const auto& group : plan.groups)
-    for (const auto& run : group.keys_of_query_block.runs) {
-      const auto before = std::clamp<std::int64_t>(half - run.first, 0, run.count);
-      early += double(before), late += double(run.count - before);
-    }
-  return std::abs(early - late) > 0.2 * (early + late);
-}
-
-bool has_large_lse(const Problem& problem) {
-  const auto& lse = problem.lse;
-  for (std::int64_t b = 0; b < problem.batch; ++b)
-    for (std::int64_t h = 0; h < problem.heads_q; ++h)
-      for (std::int64_t i = 0; i < problem.queries(); ++i) {
-        const auto at = b * lse.batch + h * lse.head + i * lse.query;
-        const float size = std::abs(reinterpret_cast<const float*>(lse.data)[at]);
-        if (size >= Call::large_lse && std::isfinite(size)) return true;
-      }
-  return false;
-}
-
-}  // namespace
-
-Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine& machine, const TileChoice& choice)
-    : problem(problem),
-      plan(plan),
-      machine(machine),
-      choice(choice),
-      backward(problem.direction == Direction::backward),
-      element(std::int64_t(element_size(problem.type))),
-      heads_each(problem.heads_q / problem.heads_kv),
-      units(problem.batch * problem.heads_kv),
-      d_qk(problem.d_qk),
-      d_v(problem.d_v),
-      line_qk(line_of(problem.d_qk)),
-      line_v(line_of(problem.d_v)),
-      statistics(statistics_of(problem)),
-      queries(plan.query_grid),
-      keys(plan.key_grid),
-      rests(backward && problem.lse.given() && has_large_lse(problem)) {
-  lopsided = is_lopsided(plan, keys);
-  known_weights = std::make_shared<KnownWeights>();
-  constexpr std::size_t most_blocks = 4096;
-  std::size_t blocks = 0;
-  for (const auto& group : plan.groups) blocks += group.keys_of_query_block.start.size();
-  if (blocks > most_blocks) return;
-  for (const auto& group : plan.groups) hulls.emplace_back(group, queries, keys);
-}
-
-std::vector<Evaluation> candidates(const Call& call) {
-  check_choice(call);
+std::vector<Evaluation> search(const Call& call) {
   Search search(call);
   search.guess();
   search.refine();
   return search.sorted();
-}
-
-void check_fits(const Call& call, const Evaluation& evaluation) {
-  if (evaluation.fits(call)) return;
-  const auto& phase = evaluation.phases[evaluation.peak_phase];
-  const auto& m = evaluation.mapping;
-  throw Error(Error::Kind::memory, "tile machine " + call.machine.name + ": tile " + std::to_string(phase.live_tile) +
-                                       ", phase '" + phase.name(m.waves) + "': " + std::to_string(phase.live) +
-                                       " bytes live, expected at most " + std::to_string(call.memory()) + "; with " +
-                                       std::to_string(m.query_chunks) + " query and " + std::to_string(m.key_chunks) +
-                                       " key chunks");
-}
-
-Evaluation best(const Call& call) {
-  auto all = candidates(call);
-  check_fits(call, all.front());
-  return std::move(all.front());
 }
 
 }  // namespace anyflash::simulator

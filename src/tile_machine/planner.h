@@ -64,9 +64,15 @@ std::int64_t hops_between(const TileMachine& machine, std::int64_t from, std::in
 Evaluation evaluate(const Call& call, const Mapping& mapping, bool trace = false);
 /// The same, unless it must cost `most` cycles or more.
 std::optional<Evaluation> evaluate_below(const Call& call, const Mapping& mapping, double most);
+/// Whether the first of two is the better one: it fits, and takes fewer cycles; or it is nearer to fit.
+bool better(const Call& call, const Evaluation& a, const Evaluation& b);
 /// The mappings that are worth a closer look, evaluated, the best first, those that do not fit last.
+std::vector<Evaluation> search(const Call& call);
+/// The same; if none fits, those of a search for the least memory.
 std::vector<Evaluation> candidates(const Call& call);
-/// The best mapping. Throws Error, naming tile, phase and bytes, if none fits; and for chunk counts that do not divide.
+/// The smallest memory_budget that works.
+std::int64_t least_memory(const Call& call);
+/// The best mapping. Throws Error if none fits: the least budget that works, or tile, phase and bytes.
 Evaluation best(const Call& call);
 /// Throws that Error unless the mapping fits.
 void check_fits(const Call& call, const Evaluation& evaluation);

@@ -69,6 +69,7 @@ struct Tile {
   std::vector<std::int64_t> home_chunk_start;  ///< of its column's key chunks, among the keys at home
   std::vector<BiasPart> bias_parts;
   std::vector<double> dsink;  ///< of the unit's heads
+  float value_scale = 1;      ///< forward: a power of two that v is multiplied by, so that sums of P V stay finite
 
   // Of the current phase.
   double compute = 0;

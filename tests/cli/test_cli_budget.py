@@ -78,7 +78,8 @@ def test_wrong_input(program, folder, name):
 
 
 def explained(program, *arguments):
-    command = [program, "explain", "--rule", "causal()", "--shape", "4096", "--heads", "4", "--plan", "--backward"]
+    command = [program, "explain", "--rule", "causal()", "--heads", "4", "--plan", "--backward"]
+    command += [] if "--shape" in arguments else ["--shape", "4096"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout
 
 
@@ -96,6 +97,27 @@ def test_candidates(program, tmp_path):
 def test_counts_are_what_is_chosen(program):
     shown = json.loads(explained(program, "--json", "--num-chunks-q", "4", "--num-chunks-kv", "8"))
     assert {(one["chunks_q"], one["chunks_kv"]) for one in shown["candidates"]} == {(4, 8)}
+
+
+def test_mappings_of_the_tile_machine(program, tmp_path):
+    tiles = ("--device", "tiles", "--type", "float16", "--shape", "1024")
+    free, bounded = (
+        json.loads(explained(program, *tiles, "--json", *budget)) for budget in ((), ("--memory-budget", "64KiB"))
+    )
+    for shown in (free, bounded):
+        chosen = [one for one in shown["candidates"] if one["chosen"]]
+        assert len(chosen) == 1 and chosen[0]["fits"] and chosen[0]["bytes"] >= shown["least_bytes"] * 0.9
+        assert all(one["total_seconds"] >= chosen[0]["total_seconds"] for one in shown["candidates"] if one["fits"])
+        for one in shown["candidates"]:
+            assert 0 < one["grid_rows"] * one["grid_columns"] * one["groups"] <= 1472
+            assert one["exchange_seconds"] > 0 and one["memory_seconds"] == 0
+    assert "ipu-mk2" in free["calibration"]
+    assert all(one["fits"] == (one["bytes"] <= 64 << 10) for one in bounded["candidates"])
+    text = explained(program, *tiles, "--picture", str(tmp_path / "plan.svg"))
+    assert "flight" in text and sum(line.startswith("*") for line in text.splitlines()) == 1
+    assert "groups, tiles" in (tmp_path / "plan.svg").read_text()
+    counts = json.loads(explained(program, *tiles, "--json", "--num-chunks-q", "4", "--num-chunks-kv", "8"))
+    assert {(one["chunks_q"], one["chunks_kv"]) for one in counts["candidates"]} == {(4, 8)}
 
 
 def test_calibration(program, tmp_path, monkeypatch):

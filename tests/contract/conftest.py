@@ -19,4 +19,13 @@ if DEVICE == "tiles":
     used = tile_machine.use(**TILES)  # as long as the process lives
     used.__enter__()
 
+    def pytest_collection_modifyitems(config, items):
+        """The tile machine has float16 and float32."""
+        types = ("bfloat16", "float64")
+        values = lambda one: one.callspec.params.values() if hasattr(one, "callspec") else ()  # noqa: E731
+        other = [one for one in items if any(str(getattr(x, "__name__", x)) in types for x in values(one))]
+        config.hook.pytest_deselected(items=other)
+        items[:] = [one for one in items if one not in other]
+
+
 profiles.load()

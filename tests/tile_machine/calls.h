@@ -90,6 +90,8 @@ struct TileCall {
   Rule rule;
   Align align = Align::none_front;
   double softcap = 0;
+  std::int64_t chunks_q = 0, chunks_kv = 0, budget = -1;  // of the call on tiles; 0, -1: none
+  bool deterministic = false;
   bool bias = false, sink = false, alibi = false, dlse = false;
   std::vector<std::int64_t> key_lengths;
   unsigned seed = 1;
@@ -132,7 +134,10 @@ struct TileCall {
 
   Options options(bool wide) {
     Options options;
-    options.rule = rule, options.align = align, options.softcap = softcap;
+    options.rule = rule, options.align = align, options.softcap = softcap, options.deterministic = deterministic;
+    if (!wide && chunks_q > 0) options.num_chunks_q = chunks_q;
+    if (!wide && chunks_kv > 0) options.num_chunks_kv = chunks_kv;
+    if (!wide && budget >= 0) options.memory_budget = budget;
     const auto add = [&](Numbers& numbers, TensorView& to) {
       if (numbers.given()) to = wide ? numbers.wide() : numbers.view();
     };

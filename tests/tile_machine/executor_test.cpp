@@ -1,8 +1,11 @@
 // The simulator against the CPU's float64: random calls on small machines with little memory.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "../random.h"
 #include "calls.h"
+#include "tile_machine/mapping.h"
 
 namespace anyflash::testing {
 namespace {
@@ -139,8 +142,9 @@ TEST_P(Simulator, RepeatsItsBits) {
 
 TEST(Memory, TooLittleNamesTilePhaseAndBytes) {
   const auto machine = small_machine(4, 24000);
-  use_tile_machine(machine, {.num_chunks_q = 1, .num_chunks_kv = 1});
+  use_tile_machine(machine);
   TileCall call;
+  call.chunks_q = call.chunks_kv = 1;
   call.queries = call.keys = {256}, call.d_qk = call.d_v = 16;
   call.draw();
   const auto before = call.out.bytes();
@@ -154,12 +158,115 @@ TEST(Memory, TooLittleNamesTilePhaseAndBytes) {
     EXPECT_NE(line.find("bytes live, expected at most 24000"), std::string::npos) << line;
   }
   EXPECT_EQ(call.out.bytes(), before);
-  use_tile_machine(machine);  // the planner finds chunks that fit
+  call.chunks_q = call.chunks_kv = 0;  // the planner finds chunks that fit
   call.forward(true);
   call.forward(false);
   expect_close(call, "out", call.out);
   EXPECT_LE(last_tile_report().peak_bytes, 24000);
   use_tile_machine(TileMachine{});
+}
+
+/// Runs both passes on tiles and returns the bits of one batch entry's results.
+std::vector<std::string> bits_of_entry(TileCall& call, std::int64_t entry) {
+  call.forward(false);
+  call.backward(false);
+  EXPECT_EQ(last_tile_report().backward, true);
+  std::vector<std::string> bits;
+  for (auto* numbers : {&call.out, &call.lse, &call.dq, &call.dk, &call.dv}) {
+    const auto all = numbers->bytes();
+    const auto one = all.size() / std::size_t(call.batch);
+    bits.emplace_back(reinterpret_cast<const char*>(all.data()) + std::size_t(entry) * one, one);
+  }
+  return bits;
+}
+
+/// Copies a batch entry of a tensor to a tensor that has it alone.
+void copy_entry(Numbers& from, std::int64_t batch, std::int64_t entry, Numbers& to) {
+  const auto bytes = from.bytes().size() / std::size_t(batch);
+  std::memcpy(to.view().data, static_cast<const char*>(from.view().data) + std::size_t(entry) * bytes, bytes);
+}
+
+TEST(Deterministic, ABatchEntryHasTheBitsThatItHasAlone) {
+  std::mt19937 random(seed_of(11));
+  int differ = 0;  // calls whose mapping is another one in a batch, without deterministic
+  for (int i = 0; i < repeats(12); ++i) {
+    use_tile_machine(small_machine(12, 1 << 19));
+    TileCall batch;
+    batch.type = i % 2 ? ElementType::float32 : ElementType::float16;
+    batch.batch = 3, batch.heads = 2, batch.kv_heads = 1 + i % 2, batch.d_qk = batch.d_v = 16;
+    batch.queries = batch.keys = {100 + 10 * i}, batch.rule = i % 3 ? causal() : full();
+    if (i % 4 == 0) batch.key_lengths = {90, 17, 60};
+    batch.deterministic = true;
+    batch.draw();
+    const std::int64_t entry = i % 3;
+    auto alone = batch;
+    alone.batch = 1;
+    if (!batch.key_lengths.empty()) alone.key_lengths = {batch.key_lengths[std::size_t(entry)]};
+    alone.draw();
+    for (const auto& [from, to] :
+         {std::pair{&batch.q, &alone.q}, {&batch.k, &alone.k}, {&batch.v, &alone.v}, {&batch.dout, &alone.dout}})
+      copy_entry(*from, 3, entry, *to);
+    EXPECT_EQ(bits_of_entry(batch, entry), bits_of_entry(alone, 0)) << batch.text();
+    batch.deterministic = alone.deterministic = false;
+    batch.forward(false);
+    const auto rows = last_tile_report().grid_rows;
+    alone.forward(false);
+    differ += rows != last_tile_report().grid_rows;
+  }
+  EXPECT_GT(differ, 0);
+  use_tile_machine(TileMachine{});
+}
+
+TEST(Budget, BoundsEveryTileAndNamesTheLeast) {
+  for (const bool deterministic : {false, true}) {
+    use_tile_machine(small_machine(8, 1 << 20));
+    TileCall call;
+    call.batch = 2, call.queries = call.keys = {200}, call.d_qk = call.d_v = 16, call.rule = causal();
+    call.deterministic = deterministic;
+    call.draw();
+    call.forward(true);
+    const auto least = least_workspace(call.q.view(), call.k.view(), call.v.view(), call.options(false), false);
+    call.budget = least - 1;
+    const auto before = call.out.bytes();
+    try {
+      call.forward(false);
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      const std::string line = error.what();
+      EXPECT_NE(line.find(deterministic ? "expected at most " + std::to_string(least - 1) + ";"
+                                        : "memory_budget: " + std::to_string(least - 1) + " bytes, expected at least " +
+                                              std::to_string(least)),
+                std::string::npos)
+          << line;
+    }
+    EXPECT_EQ(call.out.bytes(), before);
+    for (const auto budget : {least, 2 * least}) {
+      call.budget = budget;
+      call.forward(false);
+      expect_close(call, "out", call.out);
+      EXPECT_LE(last_tile_report().peak_bytes, budget);
+    }
+  }
+  use_tile_machine(TileMachine{});
+}
+
+TEST(Mapping, ColumnsDealShortChunksEvenly) {
+  for (const std::int64_t rows : {3, 7, 40})
+    for (const std::int64_t size : {1, 2, 5, 40, 45}) {
+      std::vector<std::int64_t> keys(std::size_t(rows), 0);
+      for (std::int64_t chunk = 0; chunk < 40; ++chunk) {
+        std::int64_t next = 0;
+        for (std::int64_t row = 0; row < rows; ++row) {
+          const auto slice = simulator::slice_of(size, rows, row, chunk * size % rows);
+          EXPECT_EQ(slice.first, next);
+          next = slice.end;
+          keys[std::size_t(row)] += slice.size();
+        }
+        EXPECT_EQ(next, size);
+      }
+      const auto [least, most] = std::minmax_element(keys.begin(), keys.end());
+      EXPECT_LE(*most - *least, 1) << size << " keys, " << rows << " rows";
+    }
 }
 
 TEST(Report, TracesTransfers) {

@@ -110,10 +110,10 @@ std::string line_of(TileCall& call, const TileChoice& choice = {}) {
 
 TEST(WrongCall, ChunksThatDoNotDivide) {
   TileCall call;
-  EXPECT_EQ(line_of(call, {.num_chunks_q = 3}),
-            "num_chunks_q: 3, expected a divisor of the 16 queries: 1, 2, 4, 8, 16");
-  EXPECT_EQ(line_of(call, {.num_chunks_kv = 32}),
-            "num_chunks_kv: 32, expected a divisor of the 16 keys: 1, 2, 4, 8, 16");
+  call.chunks_q = 3;
+  EXPECT_EQ(line_of(call), "num_chunks_q: 3, expected a divisor of 16 queries: 1, 2, 4, 8, 16");
+  call.chunks_q = 0, call.chunks_kv = 32;
+  EXPECT_EQ(line_of(call), "num_chunks_kv: 32, expected a divisor of 16 keys: 1, 2, 4, 8, 16");
 }
 
 TEST(WrongCall, GridsThatAreTooLarge) {

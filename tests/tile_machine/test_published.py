@@ -89,7 +89,7 @@ def test_flat_attention_s_best_is_found_by_the_planner():
 def test_a_long_sequence_runs_in_chunks_alone():
     shape = (1, 4, 16384, 64)
     with pytest.raises(MemoryError, match=r"tile \d+, phase '.*': \d+ bytes live, expected at most 638976"):
-        tm.predict(shape, rule=af.causal(), choice=tm.Choice(num_chunks_q=1, num_chunks_kv=1))
+        tm.predict(shape, rule=af.causal(), num_chunks_q=1, num_chunks_kv=1)
     report = tm.predict(shape, rule=af.causal())
     assert report.peak_bytes <= report.machine.memory_per_tile == 638976
     assert report.num_chunks_q > 1 and report.num_chunks_kv > 1

@@ -25,9 +25,10 @@ def test_calls_within_the_context_alone():
         assert first.machine == used.machine and first.machine.tiles == 4 and not first.backward
         assert af.attention_backward(got, q, k, v, got, lse).dq.shape == q.shape
         assert used.report.backward
-        with tile_machine.use("bow", choice=tile_machine.Choice(num_chunks_q=4)) as other:
-            af.attention(q, k, v)
+        with tile_machine.use("bow", choice=tile_machine.Choice(grid_rows=2)) as other:
+            af.attention(q, k, v, num_chunks_q=4)
             assert other.report.machine.name == "bow" and other.report.num_chunks_q == 4
+            assert other.report.grid_rows == 2
         with pytest.raises(ValueError, match="query: float64 on the tile machine, expected float16 or float32"):
             af.attention(*double)
         af.attention(q, k, v)
