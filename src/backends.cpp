@@ -33,7 +33,8 @@ constexpr Backend backends[] = {
      cuda::forward_in_groups, cuda::backward_in_groups, cuda::check_memory, cuda::fill, cuda::synchronize,
      cuda::synchronize_device, cuda::memory, cuda::copy},
 #endif
-    {DeviceKind::tiles, simulator::devices, simulator::tile_menu,
+    // Simulated: not a device of this machine.
+    {DeviceKind::tiles, [] { return std::vector<DeviceInfo>(); }, simulator::tile_menu,
      [](const Problem&, const ExecutionPlan&) { return std::int64_t{0}; },
      [](const Problem&, const ExecutionPlan&) { return Workspace(nullptr, [](char*) {}); }, simulator::forward,
      simulator::backward, [](const char*, const void*, Device) {}, cpu::fill, [](Device, void*) {}, [](Device) {},

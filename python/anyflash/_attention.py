@@ -223,8 +223,9 @@ def attention_backward(
 
     The options are those of the forward call, with the same values: rule, align, layout, scale, bias, softcap,
     alibi_slopes, sink, deterministic, allow_tf32, plan, cu_seqlens_q, cu_seqlens_k, key_lengths and threads.
-    memory_budget and the numbers of chunks bound this call. Arrays among them, and a rule's tables, are read again. They must have the same values as in the forward call; this is not
-    checked. page_table is refused: caches are for forward calls only.
+    memory_budget, num_chunks_q and num_chunks_kv bound this call and may differ. Arrays among the options, and a rule's
+    tables, are read again. They must have the same values as in the forward call; this is not checked. page_table is
+    refused: caches are for forward calls only.
 
     Source: Dao, FlashAttention-2 (2023), algorithm 2.
 

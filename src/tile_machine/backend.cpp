@@ -42,8 +42,6 @@ struct PlannedCall {
 
 }  // namespace
 
-std::vector<DeviceInfo> devices() { return {{Device{DeviceKind::tiles, 0}, used_machine().machine.name, 0}}; }
-
 TileMenu tile_menu(const Problem& problem) {
   if (problem.device.index != 0)
     throw Error(Error::Kind::device, "query: on " + device_name(problem.device) + ", expected tiles:0");

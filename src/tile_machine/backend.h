@@ -8,7 +8,6 @@
 
 namespace anyflash::simulator {
 
-std::vector<DeviceInfo> devices();
 /// Throws Error for what the machine does not offer.
 TileMenu tile_menu(const Problem& problem);
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace);

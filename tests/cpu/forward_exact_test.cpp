@@ -66,7 +66,7 @@ TEST(ForwardExact, FewQueriesOfHeadsBesideEachOther) {
       c.q_shape = {2}, c.k_shape = {keys};
       c.options.align = anyflash::Align::none_end;
       c.fill(1);
-      for (std::size_t i = 3 * keys * 64; i < 4u * keys * 64; ++i) c.v[i] = c.v[i] < 0 ? -6e4 : 6e4;
+      for (std::int64_t i = 3 * keys * 64; i < 4 * keys * 64; ++i) c.v[i] = c.v[i] < 0 ? -6e4 : 6e4;
       const Forward apart = forward(c);
       c.options.layout = anyflash::Layout::bshd;
       for (const int threads : {1, 2, 5}) {

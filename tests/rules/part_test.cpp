@@ -288,7 +288,9 @@ TEST(Part, CallWithoutItsKeyLengthsIsRefused) {
   Options options;
   options.rule = part(full(), {10}, {10}, {{2, 3}}, {{0, 4}}, TensorView(&whole, ElementType::int64, {1}));
   const auto call = [&] {
-    forward(view(numbers, 3), view(numbers, 4), view(numbers, 4), {.out = view(out, 3)}, options);
+    ForwardOutputs outputs;
+    outputs.out = view(out, 3);
+    forward(view(numbers, 3), view(numbers, 4), view(numbers, 4), outputs, options);
   };
   EXPECT_EQ(error_of(call), "key_lengths: not given, expected those of the rule's part");
   EXPECT_EQ(out[0], 7);
