@@ -105,7 +105,7 @@ class Steps {
   }
 
   const Call& call_;
-  const Cost& cost_;
+  const Cost cost_;
   Band joined_{}, found_{}, trimmed_{};
 };
 
