@@ -41,7 +41,7 @@ def refuse_tile_machine(module: str) -> None:
     """Of front ends that do not run on it."""
     if on_tiles():
         raise ValueError(
-            f"anyflash.{module}.attention: inside tile_machine.use, expected outside it "
+            f"anyflash.{module}: inside tile_machine.use, expected outside it "
             "(anyflash.attention and anyflash.torch run on the tile machine)"
         )
 
