@@ -33,6 +33,11 @@ WHOLE = "tiles = 4\nmemory_per_tile = 65536\nclock_hz = 1e9\n"
         (lambda: tm.Choice(1.5), TypeError, "grid_rows: type float, expected an integer"),
         (lambda: tm.Choice(10**30), ValueError, "grid_rows: expected an integer of 64 bits"),
         (lambda: tm.predict(SHAPE, choice=tm.Choice(-1)), ValueError, "grid_rows: -1, expected 0 or more"),
+        (
+            lambda: tm.predict(SHAPE, choice=tm.Choice(2**62, 4)),
+            ValueError,
+            "grid: 4611686018427387904 x 4 tiles, the machine has 1472",
+        ),
         (lambda: tm.machine(3), TypeError, "name: type int, expected str"),
         (lambda: tm.read_machine(3), TypeError, "path: type int, expected a path"),
         (lambda: tm.parse_machine(None), TypeError, "text: type NoneType, expected str"),
