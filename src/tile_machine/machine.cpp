@@ -165,6 +165,9 @@ void check_used(const TileMachine& machine, const TileChoice& choice) {
   check_sizes({{"grid_rows", choice.grid_rows},
                {"grid_columns", choice.grid_columns},
                {"chunks_in_flight", choice.chunks_in_flight}});
+  constexpr std::int64_t most_in_flight = 1 << 16;
+  if (choice.chunks_in_flight > most_in_flight)
+    out_of_range("machine", "chunks_in_flight", std::to_string(choice.chunks_in_flight), 0, most_in_flight);
   if (choice.grid_rows > machine.tiles || choice.grid_columns > machine.tiles) {
     throw Error(Error::Kind::value, "grid: " + std::to_string(choice.grid_rows) + " x " +
                                         std::to_string(choice.grid_columns) + " tiles, the machine has " +

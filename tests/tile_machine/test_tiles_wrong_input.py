@@ -38,6 +38,11 @@ WHOLE = "tiles = 4\nmemory_per_tile = 65536\nclock_hz = 1e9\n"
             ValueError,
             "grid: 4611686018427387904 x 4 tiles, the machine has 1472",
         ),
+        (
+            lambda: tm.predict(SHAPE, choice=tm.Choice(0, 0, 2**62)),
+            ValueError,
+            "machine: chunks_in_flight: 4611686018427387904, expected 0 to 65536",
+        ),
         (lambda: tm.machine(3), TypeError, "name: type int, expected str"),
         (lambda: tm.read_machine(3), TypeError, "path: type int, expected a path"),
         (lambda: tm.parse_machine(None), TypeError, "text: type NoneType, expected str"),
