@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,8 +50,8 @@ struct TileMachine {
 };
 
 /// A machine from a file of lines `key = value`, whose keys are the members of TileMachine; # begins a comment. It
-/// must name tiles, memory_per_tile and clock_hz; other members are by default those of an IPU Mk2. Throws Error, naming the key, for unknown keys and for numbers that
-/// are missing or absurd.
+/// must name tiles, memory_per_tile and clock_hz; other members are by default those of an IPU Mk2. Throws Error, naming
+/// the key, for unknown keys and for numbers that are missing or absurd. A name has letters, digits, spaces and -_.().
 TileMachine read_tile_machine(const std::string& path);
 /// The same from text; `origin` is what errors call it. base: the machine that members not named come from.
 TileMachine parse_tile_machine(std::string_view text, std::string_view origin = "machine",
@@ -120,7 +121,18 @@ struct TileReport {
   std::vector<double> tile_compute_cycles;  ///< (phases, tiles)
 };
 
-/// The report of the calling thread's last forward or backward call on the tile machine. Throws Error before the first.
+/// A machine for the calls of one thread, and the report of the last one.
+struct TileContext {
+  TileMachine machine;
+  TileChoice choice;
+  std::optional<TileReport> report;
+};
+/// Makes the calling thread's calls use `context` instead of what use_tile_machine says; null: no longer. It must live
+/// until the thread uses another one. Returns the one before. Throws Error if a number is absurd.
+TileContext* use_tile_context(TileContext* context);
+
+/// The report of the calling thread's last forward or backward call on the tile machine, of its context if it has
+/// one. Calls without pairs have no report. Throws Error before the first.
 const TileReport& last_tile_report();
 
 /// The report that the planner expects of a call, without computing it: data pointers may be null. Throws Error as the
@@ -143,10 +155,11 @@ std::vector<TileCandidate> tile_candidates(const TensorView& q, const TensorView
 /// What a picture of a report shows: all of the others, one below the other; the memory of every tile; when phases
 /// exchange, compute and wait; who sends to whom (with TileChoice::trace only); live memory over time.
 enum class TilePicture : std::uint8_t { all, memory, phases, transfers, live };
-/// Pictures of a report, as an SVG document.
+/// Pictures of a report, as an SVG document. Throws Error for transfers of a report without trace.
 std::string tile_picture_svg(const TileReport& report, TilePicture picture = TilePicture::all);
 
 /// Cycles of a tile for the product of (m, k) and (k, n) numbers: the closed form that planner and simulator share.
+/// Throws Error for sizes below 0.
 double tile_product_cycles(const TileMachine& machine, ElementType type, std::int64_t m, std::int64_t n,
                            std::int64_t k);
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._core import echoed
+from ._core import echoed, on_tiles
 
 NESTED = "a nested tensor, expected a plain one"
 
@@ -35,6 +35,15 @@ def check_mapping(tables: Any) -> None:
     """Of whatever is given as tables by name: empty ones too."""
     if tables.__class__ is not dict and not isinstance(tables, (Mapping, type(None))):
         raise TypeError(f"tables: type {echoed(type(tables).__name__)}, expected arrays by name")
+
+
+def refuse_tile_machine(module: str) -> None:
+    """Of front ends that do not run on it."""
+    if on_tiles():
+        raise ValueError(
+            f"anyflash.{module}: inside tile_machine.use, expected outside it "
+            "(anyflash.attention and anyflash.torch run on the tile machine)"
+        )
 
 
 def refuse_masked(name: str, value: Any) -> None:

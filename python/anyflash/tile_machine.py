@@ -7,16 +7,20 @@ print(report)
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike, fspath
+from string import ascii_letters, digits
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import _core
-from ._core import Rule
+from ._core import Rule, echoed
+from ._frontend import truth
+from ._options import integer_of_64_bits, number
 
 __all__ = [
     "Candidate",
@@ -35,6 +39,25 @@ __all__ = [
     "step_cycles",
     "use",
 ]
+
+
+_IN_NAMES = frozenset(ascii_letters + digits + " -_.()")
+
+
+def _text(name: str, value: Any) -> str:
+    """A text that C++ can have: surrogates are refused."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: type {echoed(type(value).__name__)}, expected str")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{name}: {echoed(repr(value))}, expected a text without surrogates")
+    return value
+
+
+def _check_members(given: Any) -> None:
+    """Makes the members of a machine or a choice Python's own numbers. TypeError or ValueError names a member."""
+    checks = {"str": _text, "int": integer_of_64_bits, "float": number, "bool": truth}
+    for one in fields(given):
+        object.__setattr__(given, one.name, checks[str(one.type)](one.name, getattr(given, one.name)))
 
 
 @dataclass(frozen=True)
@@ -68,6 +91,11 @@ class Machine:
     hop_cycles: float = 0
     memory_bytes_per_cycle: float = 0
 
+    def __post_init__(self) -> None:
+        _check_members(self)
+        if not set(self.name) <= _IN_NAMES:
+            raise ValueError(f"name: {echoed(repr(self.name))}, expected letters, digits, spaces and -_.()")
+
     def text(self) -> str:
         """The machine as a file of lines `key = value`."""
 
@@ -90,6 +118,9 @@ class Choice:
     grid_rows: int = 0
     grid_columns: int = 0
     chunks_in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        _check_members(self)
 
 
 @dataclass(frozen=True)
@@ -175,7 +206,7 @@ class Report:
     def svg(self, picture: str = "all") -> str:
         """Pictures of the report as an SVG document: "all", "memory", "phases", "transfers" (after trace=True alone) or
         "live"."""
-        drawn: str = self._made.svg(picture)
+        drawn: str = self._made.svg(_text("picture", picture))
         return drawn
 
     def save(self, path: str | PathLike[str], picture: str = "all") -> None:
@@ -206,37 +237,58 @@ def machine_names() -> list[str]:
 
 def machine(name: str = "ipu-mk2") -> Machine:
     """A machine that comes with the library, or that of a file. ValueError for other names."""
-    return Machine(**_core.tile_machine(name))
-
-
-named = machine  # where a parameter has the function's name
+    return Machine(**_core.tile_machine(_text("name", name)))
 
 
 def read_machine(path: str | PathLike[str]) -> Machine:
     """A machine from a file of lines `key = value`. ValueError names a key that is unknown, missing or absurd."""
-    return Machine(**_core.read_tile_machine(fspath(path)))
+    if not isinstance(path, (str, PathLike)):
+        raise TypeError(f"path: type {echoed(type(path).__name__)}, expected a path")
+    return Machine(**_core.read_tile_machine(_text("path", fspath(path))))
 
 
 def parse_machine(text: str) -> Machine:
     """The same from text."""
-    return Machine(**_core.parse_tile_machine(text))
+    return Machine(**_core.parse_tile_machine(_text("text", text)))
 
 
-def _text(given: Machine | str) -> str:
-    return (machine(given) if isinstance(given, str) else given).text()
+def _machine(given: Machine | str) -> Machine:
+    """Of a parameter `machine`."""
+    if isinstance(given, Machine):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"machine: type {echoed(type(given).__name__)}, expected a Machine, a name or a file's path")
+    return machine(_text("machine", given))
+
+
+def _shape(name: str, given: Sequence[int]) -> list[int]:
+    try:
+        sizes = list(given)
+    except Exception:
+        raise TypeError(f"{name}: type {echoed(type(given).__name__)}, expected four integers") from None
+    if len(sizes) != 4:
+        raise ValueError(f"{name}: {len(sizes)} sizes, expected (batch, heads, sequence, channels)")
+    return [integer_of_64_bits(name, size) for size in sizes]
 
 
 def _call(
     q_shape: Sequence[int], k_shape: Sequence[int] | None, d_v: int | None, dtype: str, rule: Rule | None, align: str
 ) -> tuple[Any, ...]:
-    queries = [int(size) for size in q_shape]
-    keys = queries if k_shape is None else [int(size) for size in k_shape]
-    if len(queries) != 4 or len(keys) != 4:
-        raise ValueError("q_shape, k_shape: expected (batch, heads, sequence, channels)")
-    return queries, keys, keys[3] if d_v is None else d_v, dtype, rule, align
+    queries = _shape("q_shape", q_shape)
+    keys = queries if k_shape is None else _shape("k_shape", k_shape)
+    channels = keys[3] if d_v is None else integer_of_64_bits("d_v", d_v)
+    return queries, keys, channels, _text("dtype", dtype), rule, _text("align", align)
+
+
+def _bounds(deterministic: bool, **bounds: int | None) -> tuple[Any, ...]:
+    """memory_budget, num_chunks_q, num_chunks_kv and deterministic."""
+    checked = (None if value is None else integer_of_64_bits(name, value) for name, value in bounds.items())
+    return *checked, truth("deterministic", deterministic)
 
 
 def _numbers(choice: Choice) -> list[int]:
+    if not isinstance(choice, Choice):
+        raise TypeError(f"choice: type {echoed(type(choice).__name__)}, expected a Choice")
     return [getattr(choice, one.name) for one in fields(Choice)]
 
 
@@ -266,12 +318,12 @@ def predict(
     """
     return _report(
         _core.predict_tiles(
-            _text(machine),
+            _machine(machine).text(),
             _numbers(choice),
-            trace,
+            truth("trace", trace),
             *_call(q_shape, k_shape, d_v, dtype, rule, align),
-            (memory_budget, num_chunks_q, num_chunks_kv, deterministic),
-            backward,
+            _bounds(deterministic, memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv),
+            truth("backward", backward),
         )
     )
 
@@ -305,11 +357,11 @@ def candidates(
 ) -> list[Candidate]:
     """All mappings that the planner considers for a call, best first, those that do not fit last."""
     found = _core.tile_candidates(
-        _text(machine),
+        _machine(machine).text(),
         _numbers(choice),
         *_call(q_shape, k_shape, d_v, dtype, rule, align),
-        (memory_budget, num_chunks_q, num_chunks_kv, deterministic),
-        backward,
+        _bounds(deterministic, memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv),
+        truth("backward", backward),
     )
     return [Candidate(**one) for one in found]
 
@@ -322,35 +374,63 @@ class use:  # noqa: N801
         print(used.report)
 
     machine: a name, a file's path, or a Machine; `members` replace its own. choice: what is fixed of the mapping.
-    trace: reports have `transfers`, `live_bytes` and `tile_compute_cycles` too. No other thread may use the tile machine
-    at the same time.
+    trace: reports have `transfers`, `live_bytes` and `tile_compute_cycles` too. Each thread has its own machine.
+    Contexts end in the opposite order of their beginning, in the thread that began them; RuntimeError otherwise.
     """
 
     def __init__(
         self, machine: Machine | str = "ipu-mk2", *, choice: Choice = Choice(), trace: bool = False, **members: Any
     ):
-        given = named(machine) if isinstance(machine, str) else machine
-        self.machine = parse_machine(replace(given, **members).text())
+        for name in members:
+            if name not in Machine.__dataclass_fields__:
+                raise TypeError(f"use() got an unexpected keyword argument '{echoed(name)}'")
+        self.machine = parse_machine(replace(_machine(machine), **members).text())
         self.choice = choice
-        self._trace = trace
-        self._held: list[Any] = []
+        self._context = _core.TileContext(self.machine.text(), _numbers(choice), truth("trace", trace))
+        self._thread: int | None = None  # in which it is open
 
     def __enter__(self) -> use:
-        self._held.append(_core.RunOnTiles(self.machine.text(), _numbers(self.choice), self._trace))
+        if self._thread is not None:
+            raise RuntimeError("tile_machine.use: entered already, expected another context")
+        self._context.forget()
+        _core.run_on_tiles(self._context)
+        self._thread = threading.get_ident()
+        _opened().append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.pop()
+        contexts = _opened()
+        if self not in contexts:
+            raise RuntimeError("tile_machine.use: not entered in this thread, or ended already")
+        inner = contexts[contexts.index(self) + 1 :]
+        for one in (self, *inner):
+            contexts.remove(one)
+            one._thread = None
+        _core.run_on_tiles(contexts[-1]._context if contexts else None)
+        if inner:
+            raise RuntimeError("tile_machine.use: ended before a context inside it, which ended with it")
 
     @property
     def report(self) -> Report:
-        """Of the thread's last call on the tile machine. ValueError before the first."""
-        return _report(_core.last_tile_report())
+        """Of the last call inside this context. ValueError if there was none, or if it computed nothing."""
+        if self._thread not in (None, threading.get_ident()):
+            raise RuntimeError("tile_machine.use: open in another thread, expected its report after its end")
+        return _report(self._context.report())
+
+
+_of_thread = threading.local()
+
+
+def _opened() -> list[use]:
+    """The contexts that are open in this thread, from the outermost on."""
+    found: list[use] = _of_thread.__dict__.setdefault("opened", [])
+    return found
 
 
 def product_cycles(machine: Machine | str, dtype: str, m: int, n: int, k: int) -> float:
     """Cycles of a tile for the product of (m, k) and (k, n) numbers."""
-    return _core.tile_product_cycles(_text(machine), dtype, m, n, k)
+    sizes = [integer_of_64_bits(name, size) for name, size in (("m", m), ("n", n), ("k", k))]
+    return _core.tile_product_cycles(_machine(machine).text(), _text("dtype", dtype), *sizes)
 
 
 class Step(NamedTuple):
@@ -362,4 +442,6 @@ class Step(NamedTuple):
 
 def step_cycles(machine: Machine | str, dtype: str, rows: int, keys: int, d_qk: int, d_v: int) -> Step:
     """A step in which `rows` queries meet `keys` keys, all of them visible."""
-    return Step(*_core.tile_step_cycles(_text(machine), dtype, rows, keys, d_qk, d_v))
+    given = dict(rows=rows, keys=keys, d_qk=d_qk, d_v=d_v)
+    sizes = [integer_of_64_bits(name, size) for name, size in given.items()]
+    return Step(*_core.tile_step_cycles(_machine(machine).text(), _text("dtype", dtype), *sizes))

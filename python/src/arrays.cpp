@@ -92,14 +92,14 @@ void check_aligned(const TensorView& view, const char* name) {
 
 /// Lengths and tables stay on the CPU.
 TensorView on_tiles(TensorView view, Elements elements = Elements::numbers) {
-  if (arrays_on_tiles && elements == Elements::numbers && view.device.kind == DeviceKind::cpu)
+  if (tiles_of_arrays && elements == Elements::numbers && view.device.kind == DeviceKind::cpu)
     view.device = {DeviceKind::tiles, 0};
   return view;
 }
 
 }  // namespace
 
-thread_local bool arrays_on_tiles = false;
+thread_local TileContext* tiles_of_arrays = nullptr;
 
 void find_numpy() {
   const auto module = nb::module_::import_("numpy");

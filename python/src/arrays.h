@@ -58,8 +58,12 @@ class Arrays {
   std::vector<nb::object> on_gpus_, held_;
 };
 
-/// Whether the calling thread's arrays on the CPU run on the tile machine.
-extern thread_local bool arrays_on_tiles;
+/// The tile machine on which the calling thread's arrays on the CPU run, or null.
+extern thread_local TileContext* tiles_of_arrays;
+/// Calls begin with it: one that computes nothing has no report.
+inline void forget_tile_report() {
+  if (tiles_of_arrays) tiles_of_arrays->report.reset();
+}
 
 /// Finds NumPy's types; called once, when the module is made.
 void find_numpy();

@@ -38,6 +38,7 @@ ResultShapes shapes_of_forward(Caller caller, const TensorView& q, const TensorV
 template <Caller caller>
 nb::object attention(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle out_array,
                      nb::handle return_lse, const nb::dict& given) {
+  forget_tile_report();
   Arrays arrays(caller);
   const auto options = read_options(given, arrays);
   const int statistics = wanted_statistics(return_lse);
@@ -73,6 +74,7 @@ template <Caller caller>
 nb::tuple attention_backward(nb::handle dout_array, nb::handle q_array, nb::handle k_array, nb::handle v_array,
                              nb::handle out_array, nb::handle lse_array, nb::handle dlse_array, const nb::dict& given,
                              int wanted_bits) {
+  forget_tile_report();
   Arrays arrays(caller);
   const auto options = read_options(given, arrays);
   const auto q = arrays.input(q_array, "query"), k = arrays.input(k_array, "key"), v = arrays.input(v_array, "value");

@@ -19,34 +19,18 @@ TileChoice choice_of(const std::vector<std::int64_t>& numbers, bool trace) {
   return {numbers.at(0), numbers.at(1), numbers.at(2), trace};
 }
 
-/// Calls use this machine and these choices as long as it lives.
+/// Calls of the thread use this machine and these choices as long as it lives.
 class Used {
  public:
-  Used(const TileMachine& machine, const TileChoice& choice)
-      : before_(used_tile_machine()), choice_before_(used_tile_choice()) {
-    use_tile_machine(machine, choice);
-  }
-  ~Used() { use_tile_machine(before_, choice_before_); }
+  Used(const std::string& machine, const TileChoice& choice)
+      : context_{parse_tile_machine(machine), choice, {}}, before_(use_tile_context(&context_)) {}
+  ~Used() { use_tile_context(before_); }
   Used(const Used&) = delete;
   Used& operator=(const Used&) = delete;
 
  private:
-  TileMachine before_;
-  TileChoice choice_before_;
-};
-
-/// The same for the calls of the thread that makes it: their arrays on the CPU count as the tile machine's.
-class RunOnTiles {
- public:
-  RunOnTiles(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace)
-      : used_(parse_tile_machine(machine), choice_of(choice, trace)), before_(arrays_on_tiles) {
-    arrays_on_tiles = true;
-  }
-  ~RunOnTiles() { arrays_on_tiles = before_; }
-
- private:
-  Used used_;
-  bool before_;
+  TileContext context_;
+  TileContext* before_;
 };
 
 nb::dict machine_dict(const TileMachine& machine) {
@@ -187,7 +171,7 @@ nb::dict predicted(const std::string& machine, const std::vector<std::int64_t>& 
   TileReport report;
   {
     const WithoutGil without_gil;
-    const Used used(parse_tile_machine(machine), choice_of(choice, trace));
+    const Used used(machine, choice_of(choice, trace));
     report = predict_tiles(shapes.q, shapes.k, shapes.v, shapes.options, backward);
   }
   return report_dict(std::move(report));
@@ -201,7 +185,7 @@ nb::list candidates(const std::string& machine, const std::vector<std::int64_t>&
   std::vector<TileCandidate> all;
   {
     const WithoutGil without_gil;
-    const Used used(parse_tile_machine(machine), choice_of(choice, false));
+    const Used used(machine, choice_of(choice, false));
     all = tile_candidates(shapes.q, shapes.k, shapes.v, shapes.options, backward);
   }
   nb::list found;
@@ -216,9 +200,24 @@ void add_tile_machine(nb::module_& module) {
     static const Names names = {"all", "memory", "phases", "transfers", "live"};
     return tile_picture_svg(made.report, TilePicture(place_of_name("picture", picture, names)));
   });
-  nb::class_<RunOnTiles>(module, "RunOnTiles")
-      .def(nb::init<const std::string&, const std::vector<std::int64_t>&, bool>());
-  module.def("last_tile_report", [] { return report_dict(TileReport(last_tile_report())); });
+  nb::class_<TileContext>(module, "TileContext")
+      .def("__init__",
+           [](TileContext* made, const std::string& machine, const std::vector<std::int64_t>& choice, bool trace) {
+             new (made) TileContext{parse_tile_machine(machine), choice_of(choice, trace), {}};
+           })
+      .def("forget", [](TileContext& context) { context.report.reset(); })
+      .def("report", [](const TileContext& context) {
+        if (!context.report) throw Error(Error::Kind::value, "tile report: no call on the tile machine yet");
+        return report_dict(TileReport(*context.report));
+      });
+  module.def(
+      "run_on_tiles",
+      [](TileContext* context) {
+        use_tile_context(context);
+        tiles_of_arrays = context;
+      },
+      nb::arg("context").none());
+  module.def("on_tiles", [] { return tiles_of_arrays != nullptr; });
   module.def("tile_machine_names", &tile_machine_names);
   module.def("tile_machine", [](const std::string& name) { return machine_dict(tile_machine(name)); });
   module.def("read_tile_machine", [](const std::string& path) { return machine_dict(read_tile_machine(path)); });

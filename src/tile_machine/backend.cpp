@@ -13,19 +13,34 @@
 namespace anyflash::simulator {
 namespace {
 
+constexpr auto* no_report = "tile report: no call on the tile machine yet";
+
 struct LastReport {
   std::optional<TileReport> report;
 };
+
+/// A trace has a number for each phase and tile.
+void check_trace(const Call& call, const Evaluation& planned) {
+  constexpr std::int64_t most = 1 << 24;
+  const auto phases = std::int64_t(planned.phases.size());
+  if (call.choice.trace && phases > most / call.machine.tiles) {
+    throw Error(Error::Kind::value, "trace: " + std::to_string(phases) + " phases of " +
+                                        std::to_string(call.machine.tiles) + " tiles, expected at most " +
+                                        std::to_string(most / call.machine.tiles) + " phases");
+  }
+}
 
 void run(const Problem& problem, const ExecutionPlan& plan) {
   const auto [machine, choice] = used_machine();
   const Call call(problem, plan, machine, choice);
   const auto planned = best(call);
+  check_trace(call, planned);
   auto execution = execute(call, planned.mapping);
   auto report = report_of(call, execution.counted, execution.visible_pairs);
   report.predicted_cycles = planned.cycles;
   report.transfers = std::move(execution.transfers);
-  if (auto* const last = own_of_thread<LastReport>()) last->report = std::move(report);
+  if (auto* const context = tile_context()) context->report = std::move(report);
+  else if (auto* const last = own_of_thread<LastReport>()) last->report = std::move(report);
 }
 
 /// The problem of a call of which only shapes are known, and its plan.
@@ -92,8 +107,12 @@ std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {
 namespace anyflash {
 
 const TileReport& last_tile_report() {
+  if (const auto* const context = simulator::tile_context()) {
+    if (context->report) return *context->report;
+    throw Error(Error::Kind::value, simulator::no_report);
+  }
   const auto* const last = own_of_thread<simulator::LastReport>();
-  if (!last || !last->report) throw Error(Error::Kind::value, "tile report: no call on the tile machine yet");
+  if (!last || !last->report) throw Error(Error::Kind::value, simulator::no_report);
   return *last->report;
 }
 
@@ -103,6 +122,7 @@ TileReport predict_tiles(const TensorView& q, const TensorView& k, const TensorV
   const auto [machine, choice] = simulator::used_machine();
   const simulator::Call call(planned.problem, *planned.plan, machine, choice);
   auto evaluation = simulator::best(call);
+  simulator::check_trace(call, evaluation);
   if (choice.trace) evaluation = simulator::evaluate(call, evaluation.mapping, true);
   auto report = simulator::report_of(call, evaluation, double(visible_pairs(q, k, v, options)));
   report.predicted_cycles = report.cycles;

@@ -10,8 +10,10 @@ struct UsedMachine {
   TileChoice choice;
 };
 UsedMachine used_machine();
+/// The calling thread's, or null.
+TileContext* tile_context();
 
 /// Throws Error, naming the member, if a number is absurd.
-void check_machine(const TileMachine& machine);
+void check_used(const TileMachine& machine, const TileChoice& choice);
 
 }  // namespace anyflash::simulator

@@ -247,11 +247,14 @@ Panel live_panel(const TileReport& report) {
 }  // namespace
 
 std::string tile_picture_svg(const TileReport& report, TilePicture picture) {
+  if (picture == TilePicture::transfers && report.transfers.empty() && report.live_bytes.empty())
+    throw Error(Error::Kind::value, "picture: transfers of a report without trace, expected one with it");
   std::vector<Panel> panels;
   const auto wanted = [&](TilePicture one) { return picture == TilePicture::all || picture == one; };
   if (wanted(TilePicture::memory)) panels.push_back(memory_panel(report));
   if (wanted(TilePicture::phases)) panels.push_back(phases_panel(report));
-  if (wanted(TilePicture::transfers) && !report.transfers.empty()) panels.push_back(transfers_panel(report));
+  if (picture == TilePicture::transfers || (wanted(TilePicture::transfers) && !report.transfers.empty()))
+    panels.push_back(transfers_panel(report));
   if (wanted(TilePicture::live)) panels.push_back(live_panel(report));
   return planning::svg([&](Canvas& canvas) {
     double height = margin;

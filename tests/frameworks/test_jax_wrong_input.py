@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import wrong_calls
-from anyflash import _options
+from anyflash import _options, tile_machine
 from anyflash.jax import attention
 
 X = jnp.zeros((1, 2, 5, 8), jnp.float32)
@@ -210,3 +210,10 @@ def test_options_are_known_when_the_call_is_traced(name):
         TypeError, match=f"^{name}: type DynamicJaxprTracer, expected .*, known when the call is traced"
     ):
         traced(lambda option: attention(X, X, X, **{name: option}), 1)
+
+
+def test_not_on_the_tile_machine():
+    with tile_machine.use(tiles=4):
+        with pytest.raises(ValueError, match=r"^anyflash\.jax: inside tile_machine\.use, expected outside it"):
+            attention(X, X, X)
+    assert attention(X, X, X).shape == X.shape

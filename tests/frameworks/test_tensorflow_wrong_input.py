@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import wrong_calls
-from anyflash import _options
+from anyflash import _options, tile_machine
 from anyflash.tensorflow import attention, causal_1d, full_1d, full_2d, local_2d
 from cases import same_bits
 
@@ -265,3 +265,12 @@ def test_tensors_that_hold_no_numbers(kind, given):
         af.attention(given, X, X)
     with pytest.raises(TypeError, match=f"^rule documents: ids_q type {kind}, expected numbers$"):
         af.documents(given)
+
+
+def test_not_on_the_tile_machine():
+    with tile_machine.use(tiles=4):
+        with pytest.raises(ValueError, match=r"^anyflash\.tensorflow: inside tile_machine\.use, expected outside it"):
+            attention(X, X, X)
+        with pytest.raises(ValueError, match=r"^anyflash\.tensorflow: inside tile_machine\.use"):
+            full_1d(X, X, X, "none_front")
+    assert attention(X, X, X).shape == X.shape

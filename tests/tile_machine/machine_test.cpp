@@ -53,6 +53,16 @@ TEST(Machine, FromAFile) {
   std::ofstream(path) << whole;
   EXPECT_EQ(tile_machine(path).tiles, 4);
   EXPECT_THROW(tile_machine(path + "x"), Error);
+  std::ofstream(path) << "\xEF\xBB\xBF" << whole;
+  EXPECT_EQ(tile_machine(path).tiles, 4);
+  std::ofstream(path) << "";
+  try {
+    tile_machine(path);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("tiles: not given"), std::string::npos) << error.what();
+  }
+  EXPECT_THROW(read_tile_machine(::testing::TempDir()), Error);
   std::ofstream(path) << whole << "clok = 3\n";
   EXPECT_THROW(tile_machine(path), Error);
 }
@@ -73,7 +83,25 @@ TEST(Machine, WrongFiles) {
             "file: reserved_per_tile: 65536, expected less than the 65536 of memory_per_tile");
   EXPECT_EQ(line_of(whole + "mesh_rows = 3\nmesh_columns = 2"),
             "file: mesh_rows: a mesh of 3 x 2, expected 4 tiles as in tiles");
-  EXPECT_EQ(line_of("tiles = 1e30\nmemory_per_tile = 1\nclock_hz = 1"), "file: tiles: 1e30, expected a whole number");
+  EXPECT_EQ(line_of("tiles = 1e30\nmemory_per_tile = 1\nclock_hz = 1"), "file: tiles: 1e30, expected 1 to 65536");
+  EXPECT_EQ(line_of("tiles = 1e999\nmemory_per_tile = 1\nclock_hz = 1"), "file: tiles: 1e999, expected 1 to 65536");
+  EXPECT_EQ(line_of("tiles = 65537\nmemory_per_tile = 1\nclock_hz = 1"), "file: tiles: 65537, expected 1 to 65536");
+  EXPECT_EQ(line_of("tiles = 1\nmemory_per_tile = 1073741825\nclock_hz = 1"),
+            "file: memory_per_tile: 1073741825, expected 1 to 1073741824");
+  EXPECT_EQ(line_of("tiles = 1\nmemory_per_tile = 1\nclock_hz = 1e13"), "file: clock_hz: 1e+13, expected 1 to 1e+12");
+  EXPECT_EQ(line_of(""), "file: tiles: not given, expected a number");
+}
+
+TEST(Machine, Names) {
+  const std::string expected = ", expected 1 to 64 letters, digits, spaces and -_.()";
+  EXPECT_EQ(line_of(whole + "name = Mk_2 (half) 1.5-x"), "no error");
+  EXPECT_EQ(line_of(whole + "name = a/b"), "file: name: a/b" + expected);
+  EXPECT_NE(line_of(whole + "name = a\x01"), "no error");
+  EXPECT_EQ(line_of(whole + "name = " + std::string(65, 'a')).substr(0, 12), "file: name: ");
+  TileMachine machine;
+  machine.name = "a\ntiles = 3";
+  EXPECT_THROW(use_tile_machine(machine), Error);
+  EXPECT_EQ(parse_tile_machine(whole, "/tmp/a+b.machine").name, "a-b.machine");
 }
 
 TEST(Machine, WrongNumbersInCode) {
@@ -90,6 +118,8 @@ TEST(Machine, ProductsByTheClosedForm) {
   // 2 x 3 blocks of 16 x 16; 5 rows count as 6.
   EXPECT_EQ(tile_product_cycles(machine, ElementType::float16, 5, 17, 48), 6 * (6 * 256 / 64.0 + 10));
   EXPECT_EQ(tile_product_cycles(machine, ElementType::float32, 5, 17, 48), 6 * (6 * 256 / 16.0 + 10));
+  EXPECT_THROW(tile_product_cycles(machine, ElementType::float16, 5, -1, 48), Error);
+  EXPECT_THROW(tile_step_cycles(machine, ElementType::float16, 5, 1, 48, -1), Error);
 }
 
 /// The line of a call that is refused. Its output stays as it was.

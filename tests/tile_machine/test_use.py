@@ -28,7 +28,7 @@ def test_calls_within_the_context_alone():
         with tile_machine.use("bow", choice=tile_machine.Choice(grid_rows=2)) as other:
             af.attention(q, k, v, num_chunks_q=4)
             assert other.report.machine.name == "bow" and other.report.num_chunks_q == 4
-            assert other.report.grid_rows == 2
+            assert other.report.grid_rows == 2 and used.report.backward
         with pytest.raises(ValueError, match="query: float64 on the tile machine, expected float16 or float32"):
             af.attention(*double)
         af.attention(q, k, v)
@@ -57,19 +57,68 @@ def test_other_threads_run_on_the_cpu():
     assert results[0].dtype == np.float64
 
 
-def test_a_report_needs_a_call():
-    errors = []
+NO_CALL = "^tile report: no call on the tile machine yet$"
 
-    def ask():
-        try:
-            print(tile_machine.use(**SMALL).report)
-        except ValueError as error:
-            errors.append(str(error))
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert errors == ["tile report: no call on the tile machine yet"]
+def test_a_report_is_that_of_the_last_call_in_its_context():
+    q, k, v = arrays()
+    with tile_machine.use(**SMALL) as used:
+        with pytest.raises(ValueError, match=NO_CALL):
+            print(used.report)
+        af.attention(q, k, v)
+        with tile_machine.use("bow") as inner, pytest.raises(ValueError, match=NO_CALL):
+            print(inner.report)
+        assert used.report.machine.tiles == 4
+        af.attention(q, k[:, :, :0], v[:, :, :0])
+        with pytest.raises(ValueError, match=NO_CALL):
+            print(used.report)
+        af.attention(q, k, v)
+    assert used.report.machine.tiles == 4
+    with used, pytest.raises(ValueError, match=NO_CALL):
+        print(used.report)
+
+
+def test_threads_have_their_own_machines():
+    q, k, v = arrays()
+    both, results, errors = threading.Barrier(2), {}, []
+
+    def work(tiles):
+        with tile_machine.use(tiles=tiles) as used:
+            both.wait(60)
+            for _ in range(5):
+                af.attention(q, k, v)
+                tile_machine.predict((1, 2, 60, 8), machine="bow")
+            both.wait(60)
+            results[tiles] = used.report.machine.tiles
+            if tiles == 3:
+                thread = threading.Thread(
+                    target=lambda: errors.append(pytest.raises(RuntimeError, getattr, used, "report"))
+                )
+                thread.start()
+                thread.join()
+
+    threads = [threading.Thread(target=work, args=(tiles,)) for tiles in (3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {3: 3, 5: 5}
+    assert "open in another thread" in str(errors[0].value)
+
+
+def test_contexts_end_in_order_and_once():
+    double = arrays(np.float64)
+    outer, inner = tile_machine.use(tiles=3), tile_machine.use(tiles=5)
+    outer.__enter__()
+    with pytest.raises(RuntimeError, match="entered already"):
+        outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(RuntimeError, match="ended before a context inside it, which ended with it"):
+        outer.__exit__()
+    af.attention(*double)  # on the CPU
+    for one in (inner, outer):
+        with pytest.raises(RuntimeError, match="not entered in this thread, or ended already"):
+            one.__exit__()
 
 
 def test_too_little_memory_writes_nothing():
@@ -84,7 +133,7 @@ def test_too_little_memory_writes_nothing():
 @pytest.mark.parametrize(
     "members, line",
     [
-        (dict(tiles=0), "machine: tiles: 0, expected 1 to 1048576"),
+        (dict(tiles=0), "machine: tiles: 0, expected 1 to 65536"),
         (dict(clock_hz=float("nan")), "machine: clock_hz: nan, expected a number"),
     ],
 )

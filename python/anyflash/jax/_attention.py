@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from .._frontend import check_return_lse, refuse_tables, second_derivative, without_gradient
+from .._frontend import check_return_lse, refuse_tables, refuse_tile_machine, second_derivative, without_gradient
 from .._options import Scalars, check_names, constants, with_scalars
 from .._rules import full
 from . import _batch
@@ -76,6 +76,7 @@ def attention(
     NotImplementedError
         For second derivatives.
     """
+    refuse_tile_machine("jax")
     check_names(scalars)
     check_return_lse(return_lse)
     if not isinstance(rule, str):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from .._core import Rule
-from .._frontend import check_return_lse, given_tables, refuse_tables
+from .._frontend import check_return_lse, given_tables, refuse_tables, refuse_tile_machine
 from .._options import DEFAULTS, Scalars, check_names, constants, text_of, with_scalars
 from .._rules import full
 from ._ops import (
@@ -86,6 +86,7 @@ def attention(
     NotImplementedError
         For second derivatives.
     """
+    refuse_tile_machine("tensorflow")
     check_names(scalars)
     layout = one_of("layout", scalars.get("layout", DEFAULTS["layout"]), list(_LAYOUTS))
     _checked(check_return_lse, return_lse)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import tensorflow as tf
 
-from .._frontend import truth
+from .._frontend import refuse_tile_machine, truth
 from .._options import constants, text_of
 from ._ops import check_tensors, integer, invalid, of_dimensions, one_line, one_of, query, rows_type
 
@@ -139,6 +139,7 @@ def _text(chunks: Chunks) -> str:
 
 def _attend(dimensions: int, q: Any, k: Any, v: Any, rule: str, align: str, returning_l_m: bool, chunks: Chunks) -> Any:
     q = query(q)
+    refuse_tile_machine("tensorflow")
     returning_l_m = truth("returning_l_m", returning_l_m)
     call = f"rule={rule}; align={one_of('sync_mode', align, _SYNC_MODES)}; dimensions={dimensions}"
     if chunks:
