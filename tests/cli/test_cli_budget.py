@@ -1,6 +1,7 @@
 """anyflash run on files that are larger than its memory, explain --plan, bench --calibrate."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -60,7 +61,6 @@ def test_files_larger_than_the_budget(program, folder, mebibytes):
 
 
 WRONG = {
-    "too little": (["--memory-budget", "4KiB"], "memory_budget: 4096 bytes, expected at least "),
     "statistics": (["--memory-budget", "64MiB", "--lm"], "--lm: expected without --memory-budget and a .npy output"),
     "an input that cannot be mapped": (["--memory-budget", "64MiB", "--key", "all.npz:k"], "expected a .npy file"),
 }
@@ -75,6 +75,55 @@ def test_wrong_input(program, folder, name):
     ran = subprocess.run([program, *command], cwd=folder, capture_output=True, text=True)
     assert ran.returncode == 1 and line in ran.stderr and ran.stderr.count("\n") == 1
     assert not [path for path in folder.iterdir() if path.name.startswith("wrong")]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "qkv"])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("output", ["out.npy", "out.npz"])
+def test_too_little(anyflash, layout, backward, output):
+    """The number that the first error names works; one less does not."""
+    shape = {"bhsd": (1, 3, 1037, 40), "bshd": (1, 1037, 3, 40), "qkv": (3, 1037, 3, 40)}[layout]
+    tensors = {"--qkv": "qkv"} if layout == "qkv" else {"--query": "q", "--key": "k", "--value": "v"}
+    for i, name in enumerate(tensors.values()):
+        x = normal(i, *shape)
+        np.save(anyflash.folder / f"{name}.npy", np.asfortranarray(x) if name == "q" else x)
+    np.save(anyflash.folder / "dout.npy", normal(4, *(shape[1:] if layout == "qkv" else shape)))
+    run = ["run", "--rule", "causal()", "--layout", layout, "--output", output]
+    run += [text for option, name in tensors.items() for text in (option, f"{name}.npy")]
+    run += ["--dout", "dout.npy", "--backward"] if backward else []
+    line = "memory_budget: {} bytes, expected at least {}"
+    least = int(anyflash.fails(*run, "--memory-budget", "1").split()[-1])
+    assert anyflash.fails(*run, "--memory-budget", least - 1) == line.format(least - 1, least)
+    assert not [path for path in anyflash.folder.iterdir() if path.name.startswith("out")]
+    anyflash.succeeds(*run, "--memory-budget", least)
+
+
+def on_a_terminal(program, folder, *arguments):
+    """What a run that fails shows where its progress is shown, too."""
+    reader, writer = os.openpty()
+    with os.fdopen(reader, "rb", 0) as terminal:
+        ran = subprocess.run([program, *arguments], cwd=folder, stderr=writer, stdout=subprocess.DEVNULL)
+        os.close(writer)
+        assert ran.returncode == 1
+        return terminal.read(4096).decode()
+
+
+def test_backward_is_checked_before_forward(program, tmp_path):
+    """dout, dlse or a gradient's file is wrong: no chunk of the forward pass is computed."""
+    for i, name in enumerate(NAMES):
+        np.save(tmp_path / f"{name}.npy", normal(i, 1, 1, 64, 8))
+    np.save(tmp_path / "short.npy", normal(5, 1, 1, 63, 8))
+    (tmp_path / "made.dv.npy").mkdir()
+    run = ["run", "--query", "q.npy", "--key", "k.npy", "--value", "v.npy", "--backward", "--memory-budget", "64MiB"]
+    wrong = {
+        "dout: ": ["--output", "out.npy", "--dout", "short.npy"],
+        "dlse: ": ["--output", "out.npy", "--dout", "dout.npy", "--dlse", "short.npy"],
+        "made.dv.npy: is a directory": ["--output", "made.npy", "--dout", "dout.npy"],
+    }
+    for line, arguments in wrong.items():
+        shown = on_a_terminal(program, tmp_path, *run, *arguments)
+        assert line in shown and "chunks" not in shown
+    assert {path.name for path in tmp_path.iterdir()} == {*(f"{n}.npy" for n in (*NAMES, "short")), "made.dv.npy"}
 
 
 def explained(program, *arguments):
