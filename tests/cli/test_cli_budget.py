@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -96,6 +98,21 @@ def test_too_little(anyflash, layout, backward, output):
     assert anyflash.fails(*run, "--memory-budget", least - 1) == line.format(least - 1, least)
     assert not [path for path in anyflash.folder.iterdir() if path.name.startswith("out")]
     anyflash.succeeds(*run, "--memory-budget", least)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_file(program, folder, tmp_path, number):
+    command = [program, "run", "--query", folder / "q.npy", "--key", folder / "k.npy", "--value", folder / "v.npy"]
+    command += ["--dout", folder / "dout.npy", "--backward", "--memory-budget", "24MiB", "--output", "out.npy"]
+    with subprocess.Popen(command, cwd=tmp_path) as run:
+        for _ in range(1000):
+            if len(list(tmp_path.iterdir())) == 5:  # out, lse, dq, dk and dv
+                break
+            time.sleep(0.01)
+        assert run.poll() is None
+        run.send_signal(number)
+        assert run.wait(30) == -number
+    assert not list(tmp_path.iterdir())
 
 
 def on_a_terminal(program, folder, *arguments):
