@@ -189,7 +189,44 @@ def test_mappings_of_the_tile_machine(program, tmp_path):
 def test_calibration(program, tmp_path, monkeypatch):
     file = tmp_path / "calibration.json"
     subprocess.run([program, "bench", "--calibrate", "--output", file], check=True, capture_output=True)
-    assert json.loads(file.read_text())["float32.forward_channel"] > 0
-    assert "built-in" in explained(program) or "calibration.json" in explained(program)
+    made = json.loads(file.read_text())
+    assert made["float32.forward_channel"] > 0
+    monkeypatch.delenv("ANYFLASH_CALIBRATION", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert json.loads(explained(program, "--json"))["calibration"] == "built-in defaults"
+    kept = tmp_path / "cache" / "anyflash" / "calibration.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("broken")  # that nobody named: ignored
+    assert json.loads(explained(program, "--json"))["calibration"] == "built-in defaults"
+    kept.write_text(file.read_text())
+    fast = json.loads(explained(program, "--json"))
+    assert fast["calibration"] == str(kept)
+    slow = {name: number * (1 if name in ("threads", "parallel") else 1000) for name, number in made.items()}
+    file.write_text(json.dumps(slow, indent=1))
     monkeypatch.setenv("ANYFLASH_CALIBRATION", str(file))
-    assert str(file) in explained(program)
+    shown = json.loads(explained(program, "--json"))
+    assert shown["calibration"] == str(file)
+    assert shown["candidates"][0]["compute_seconds"] > 100 * fast["candidates"][0]["compute_seconds"]
+
+
+@pytest.mark.parametrize("text", [None, "", "broken", '{"step": 1}'])
+def test_a_calibration_that_is_named_must_be_readable(anyflash, text):
+    file = anyflash.folder / "named.json"
+    if text is not None:
+        file.write_text(text)
+    done = anyflash("explain", "--shape", "64", "--plan", ANYFLASH_CALIBRATION=str(file))
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"anyflash: calibration: {file}, ") and done.stderr.count("\n") == 1
+
+
+def test_calibrate_makes_the_file_that_is_named(anyflash):
+    file = anyflash.folder / "new" / "named.json"
+    anyflash.succeeds("bench", "--calibrate", ANYFLASH_CALIBRATION=str(file))
+    assert json.loads(file.read_text())["step"] > 0
+
+
+@pytest.mark.parametrize("options", [[], ["--backward"], ["--memory-budget", "1MiB"], ["--device", "tiles"]])
+def test_no_row_twice(anyflash, options):
+    text = anyflash.succeeds("explain", "--rule", "causal()", "--shape", "4096", "--plan", *options)
+    rows = [line[1:] for line in text.split("total\n")[1].splitlines()]
+    assert len(rows) == len(set(rows)) > 1 and text.count("\n*") == 1
