@@ -102,7 +102,8 @@ struct Calibration {
 };
 
 /// Those in use: the file's that ANYFLASH_CALIBRATION names, or $XDG_CACHE_HOME/anyflash/calibration.json, or
-/// ~/.cache/anyflash/calibration.json; built-in ones if there is no such file. It is read once.
+/// ~/.cache/anyflash/calibration.json; built-in ones if there is no such file. It is read once. Throws Error if
+/// ANYFLASH_CALIBRATION names a file that cannot be read or is something else.
 const Calibration& calibration();
 /// Reads what calibration_text wrote. Throws Error if the text is something else.
 Calibration parse_calibration(const std::string& text, const std::string& source);

@@ -131,6 +131,16 @@ std::vector<BenchCase> cases_of(const BenchArguments& arguments) {
   return cases;
 }
 
+/// Throws Error for an option that --calibrate or --predict would not read.
+void refuse_unused(const CLI::App& command, const BenchArguments& arguments) {
+  const std::string way = arguments.calibrate ? "--calibrate" : "--predict";
+  if (!arguments.calibrate && !arguments.predict) return;
+  for (const auto* option : command.get_options()) {
+    const auto name = option->get_name();
+    if (option->count() > 0 && name != way && name != "--output") fail(name + ": expected without " + way);
+  }
+}
+
 void bench_command(const BenchArguments& arguments) {
   if (!arguments.output.empty() && !arguments.calibrate) fail("--output: expected only with --calibrate");
   if (arguments.calibrate) return calibrate(arguments.output, false);
@@ -235,7 +245,10 @@ void add_bench(CLI::App& app) {
       "  anyflash bench --calibrate\n"
       "  anyflash bench --shape 256x256 --rule \"local(8)\" --rule \"neighbourhood(13)\" --json bench.json\n"
       "  anyflash bench --shape 4096 --type float16 --device tiles --machine bow");
-  command->callback([arguments] { bench_command(*arguments); });
+  command->callback([arguments, command] {
+    refuse_unused(*command, *arguments);
+    bench_command(*arguments);
+  });
 }
 
 }  // namespace anyflash::cli

@@ -201,12 +201,22 @@ ResultShapes Call::result_shapes() const {
   return anyflash::result_shapes(shapes.q, shapes.k, shapes.v, shapes.options);
 }
 
-void Call::check() const {
-  const Shapes shapes(*this);
+void Call::check(bool backward) const {
+  Shapes shapes(*this);
+  const auto budget = shapes.options.memory_budget;
+  if (device.kind != DeviceKind::cpu || budget.value_or(-1) < 0) {
+    plan(shapes.q, shapes.k, shapes.v, shapes.options);
+    return;
+  }
+  shapes.options.memory_budget.reset();  // plan() would stop at the forward pass and name only what that needs
   plan(shapes.q, shapes.k, shapes.v, shapes.options);
+  backward = backward && !options.page_table.given();  // which has none
+  const auto least = least_workspace(shapes.q, shapes.k, shapes.v, shapes.options, backward);
+  if (*budget < least)
+    fail("memory_budget: " + std::to_string(*budget) + " bytes, expected at least " + std::to_string(least));
 }
 
-Call make_call(const CallArguments& arguments, Inputs& inputs) {
+Call make_call(const CallArguments& arguments, Inputs& inputs, bool backward) {
   Call call;
   call.device = arguments.device;
   auto& options = call.options = arguments.options;
@@ -235,7 +245,7 @@ Call make_call(const CallArguments& arguments, Inputs& inputs) {
   call.rule = arguments.rule;
   if (arguments.named.count("mask")) call.rule = "(" + call.rule + ") & dense(mask)";
   options.rule = parse_rule(call.rule, [&](const std::string& name) { return keep(name, inputs.get(name)); });
-  call.check();  // everything is checked before any result is made
+  call.check(backward);  // everything is checked before any result is made
   return call;
 }
 

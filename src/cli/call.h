@@ -61,11 +61,12 @@ struct Call {
   bool packed() const { return options.layout == Layout::qkv; }
   /// The call as its device would see it, with shapes only.
   ResultShapes result_shapes() const;
-  void check() const;
+  /// Throws Error if forward, or backward if asked for, would refuse the shapes or the budget.
+  void check(bool backward) const;
 };
 
 /// Reads the tensors that the arguments name and lets the library check them. Throws Error.
-Call make_call(const CallArguments& arguments, Inputs& inputs);
+Call make_call(const CallArguments& arguments, Inputs& inputs, bool backward);
 
 /// "q (1, 4, 512, 64) float32"
 std::string describe(const std::string& name, const OwnedTensor& tensor);

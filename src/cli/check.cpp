@@ -179,7 +179,7 @@ void check_input(const CheckArguments& arguments) {
   Progress progress(2);
   progress.step("reading");
   auto inputs = arguments.call.inputs();
-  const auto call = make_call(arguments.call, inputs);
+  const auto call = make_call(arguments.call, inputs, true);
   auto dout = inputs.find("dout");
   const auto dlse = inputs.find("dlse");
   inputs.refuse_unused();

@@ -116,10 +116,11 @@ PictureKind picture_kind(const ExplainArguments& arguments) {
 TileReport predicted(const ExplainArguments& arguments, const Rule& rule, const SequenceShape& queries,
                      const SequenceShape& keys) {
   const auto& options = arguments.options;
-  const auto view = [&](const SequenceShape& sequence, std::int64_t channels) {
+  const auto kv_heads = arguments.kv_heads > 0 ? arguments.kv_heads : arguments.heads;
+  const auto view = [&](std::int64_t heads, const SequenceShape& sequence, std::int64_t channels) {
     TensorView view;
     view.type = options.type, view.device = {DeviceKind::tiles, 0};
-    const auto shape = shape_in(Layout::bhsd, arguments.batch, arguments.heads, sequence, channels);
+    const auto shape = shape_in(Layout::bhsd, arguments.batch, heads, sequence, channels);
     view.rank = int(shape.size());
     std::copy(shape.begin(), shape.end(), view.shape.begin());
     view.set_row_major_strides();
@@ -128,13 +129,22 @@ TileReport predicted(const ExplainArguments& arguments, const Rule& rule, const 
   Options of_call;
   of_call.rule = rule, of_call.align = options.align;
   if (picture_kind(arguments) == PictureKind::svg) use_tile_machine(used_tile_machine(), {.trace = true});
-  return predict_tiles(view(queries, options.d_qk), view(keys, options.d_qk), view(keys, options.d_v), of_call,
-                       options.backward);
+  return predict_tiles(view(arguments.heads, queries, options.d_qk), view(kv_heads, keys, options.d_qk),
+                       view(kv_heads, keys, options.d_v), of_call, options.backward);
+}
+
+/// Throws Error for an option that would do nothing.
+void refuse_unused(const CLI::App& command, const ExplainArguments& arguments) {
+  const auto kind = arguments.device.kind;
+  for (const auto* option : {"--memory-budget", "--num-chunks-q", "--num-chunks-kv", "--threads"})
+    if (!arguments.plan && command.count(option) > 0) fail(std::string(option) + ": expected only with --plan");
+  for (const auto* option : {"--batch", "--heads", "--kv-heads"})
+    if (!arguments.plan && kind != DeviceKind::tiles && command.count(option) > 0)
+      fail(std::string(option) + ": expected only with --plan or --device tiles");
+  if (kind != DeviceKind::cpu && command.count("--threads") > 0) fail("--threads: expected only with --device cpu");
 }
 
 void explain_command(ExplainArguments arguments) {
-  if (!arguments.plan && (arguments.budget || arguments.chunks_q || arguments.chunks_kv))
-    fail("--memory-budget and numbers of chunks: expected only with --plan");
   const auto kind = arguments.plan ? PictureKind::none : picture_kind(arguments);
   if (arguments.plan && !arguments.picture.empty() && arguments.picture != "none") check_target(arguments.picture);
   if (kind == PictureKind::png || kind == PictureKind::svg) check_target(arguments.picture);
@@ -217,8 +227,8 @@ void add_explain(CLI::App& app) {
   };
   count("--batch", a->batch, "with --plan and --device tiles: batch entries", 1);
   count("--heads", a->heads, "with --plan and --device tiles: query heads", 1);
-  count("--kv-heads", a->kv_heads, "with --plan: key and value heads, as --heads if 0", 0);
-  count("--threads", a->threads, "with --plan: threads, all if 0", 0);
+  count("--kv-heads", a->kv_heads, "with --plan and --device tiles: key and value heads, as --heads if 0", 0);
+  count("--threads", a->threads, "with --plan on the CPU: threads, all if 0", 0);
   const auto number = [&](const char* name, std::optional<std::int64_t>& value, const char* help, bool bytes) {
     const std::string option = name;
     command
@@ -257,7 +267,10 @@ void add_explain(CLI::App& app) {
       "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json\n"
       "  anyflash explain --rule \"causal()\" --shape 65536 --heads 8 --backward --plan --memory-budget 64MiB\n"
       "  anyflash explain --rule \"causal()\" --shape 16384 --type float16 --device tiles --heads 16 --picture none");
-  command->callback([arguments] { explain_command(*arguments); });
+  command->callback([arguments, command] {
+    refuse_unused(*command, *arguments);
+    explain_command(*arguments);
+  });
 }
 
 }  // namespace anyflash::cli

@@ -12,7 +12,6 @@
 #include <cstring>
 
 #include "npy.h"
-#include "tensor_file.h"
 
 namespace anyflash::cli {
 
@@ -66,41 +65,22 @@ OwnedTensor map_npy_file(const std::string& path, bool two_bytes_are_bfloat16) {
   return tensor;
 }
 
-MappedResult::MappedResult(std::string path, ElementType type, const Shape& shape) : path_(std::move(path)) {
-  check_target(path_);
+MappedResult::MappedResult(const std::string& path, ElementType type, const Shape& shape) : file_(path) {
   tensor_.type = type, tensor_.shape = shape, tensor_.strides = row_major(shape);
   const auto header = npy_header(tensor_);
-  std::string temporary = path_ + ".XXXXXX";
-  const int descriptor = mkstemp(temporary.data());
-  if (descriptor < 0) fail(path_ + ": cannot be written: " + std::strerror(errno));
-  temporary_ = temporary;
-  try {
-    const mode_t mask = umask(0);
-    umask(mask);
-    fchmod(descriptor, 0666 & ~mask);
-    const auto bytes = header.size() + std::max<std::size_t>(tensor_.bytes(), 1);
-    // All of it now: to run out of disk while a mapping is written would end the program.
-    if (const int error = posix_fallocate(descriptor, 0, off_t(header.size() + tensor_.bytes())); error != 0)
-      fail(path_ + ": cannot be written: " + std::strerror(error));
-    if (pwrite(descriptor, header.data(), header.size(), 0) != ssize_t(header.size()))
-      fail(path_ + ": cannot be written: " + std::strerror(errno));
-    tensor_.data = mapped(path_, descriptor, header.size(), bytes - header.size(), true);
-  } catch (...) {
-    close(descriptor);
-    std::remove(temporary_.c_str());
-    throw;
-  }
-  close(descriptor);
-}
-
-MappedResult::~MappedResult() {
-  if (!temporary_.empty()) std::remove(temporary_.c_str());
+  const auto bytes = header.size() + std::max<std::size_t>(tensor_.bytes(), 1);
+  // All of it now: to run out of disk while a mapping is written would end the program.
+  if (const int error = posix_fallocate(file_.descriptor(), 0, off_t(header.size() + tensor_.bytes())); error != 0)
+    fail(path + ": cannot be written: " + std::strerror(error));
+  if (pwrite(file_.descriptor(), header.data(), header.size(), 0) != ssize_t(header.size()))
+    fail(path + ": cannot be written: " + std::strerror(errno));
+  tensor_.data = mapped(path, file_.descriptor(), header.size(), bytes - header.size(), true);
+  file_.close();
 }
 
 void MappedResult::finish() {
   tensor_.data.reset();
-  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_ + ": cannot be written: " + std::strerror(errno));
-  temporary_.clear();
+  file_.finish();
 }
 
 void release_mapped_pages() {

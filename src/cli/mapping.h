@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "owned_tensor.h"
+#include "tensor_file.h"
 
 namespace anyflash::cli {
 
@@ -15,16 +16,14 @@ OwnedTensor map_npy_file(const std::string& path, bool two_bytes_are_bfloat16);
 /// A .npy file that is written through its mapping. It gets its name when it is finished; else nothing stays of it.
 class MappedResult {
  public:
-  MappedResult(std::string path, ElementType type, const Shape& shape);
-  MappedResult(const MappedResult&) = delete;
-  ~MappedResult();
+  MappedResult(const std::string& path, ElementType type, const Shape& shape);
 
   const OwnedTensor& tensor() const { return tensor_; }
   /// Writes what is left and gives the file its name.
   void finish();
 
  private:
-  std::string path_, temporary_;
+  TemporaryFile file_;
   OwnedTensor tensor_;
 };
 

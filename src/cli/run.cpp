@@ -40,7 +40,7 @@ void run_command(const RunArguments& arguments) {
   progress.step("reading");
   auto inputs = arguments.call.inputs();
   if (inputs.names_file(arguments.output)) fail("--output: " + arguments.output + " is an input file too");
-  const auto call = make_call(arguments.call, inputs);
+  const auto call = make_call(arguments.call, inputs, arguments.backward);
   std::optional<OwnedTensor> dout, dlse;
   if (arguments.backward) {
     dout = inputs.get("dout", "--dout");

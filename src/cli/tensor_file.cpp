@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -80,23 +82,69 @@ void check_target(const std::string& path) {
   if (access(folder.c_str(), W_OK | X_OK) != 0) fail(path + ": cannot be written: " + std::strerror(errno));
 }
 
-void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write) {
-  check_target(path);
-  std::string temporary = path + ".XXXXXX";
-  const int descriptor = mkstemp(temporary.data());
-  if (descriptor < 0) fail(path + ": cannot be written: " + std::strerror(errno));
+namespace {
+
+// The names of the temporary files, for the handler of signals. A call has at most 8 results.
+constexpr int most_temporaries = 16;
+std::atomic<const char*> temporaries[most_temporaries];
+
+void replace_temporary(const char* known, const char* now) {
+  for (auto& one : temporaries)
+    if (auto expected = known; one.compare_exchange_strong(expected, now)) return;
+}
+
+extern "C" void remove_temporaries(int signal_number) {
+  for (auto& one : temporaries)
+    if (const auto* const name = one.load()) unlink(name);
+  std::signal(signal_number, SIG_DFL);
+  std::raise(signal_number);
+}
+
+void handle_signals() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP})
+    if (std::signal(number, remove_temporaries) == SIG_IGN) std::signal(number, SIG_IGN);
+}
+
+}  // namespace
+
+TemporaryFile::TemporaryFile(std::string path) : path_(std::move(path)), name_(path_ + ".XXXXXX") {
+  check_target(path_);
+  handle_signals();
+  descriptor_ = mkstemp(name_.data());
+  if (descriptor_ < 0) fail(path_ + ": cannot be written: " + std::strerror(errno));
+  replace_temporary(nullptr, name_.c_str());
   const mode_t mask = umask(0);
   umask(mask);
-  fchmod(descriptor, 0666 & ~mask);
-  close(descriptor);
+  fchmod(descriptor_, 0666 & ~mask);
+}
+
+TemporaryFile::~TemporaryFile() {
+  close();
+  if (name_.empty()) return;
+  std::remove(name_.c_str());
+  replace_temporary(name_.c_str(), nullptr);
+}
+
+void TemporaryFile::close() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+void TemporaryFile::finish() {
+  if (std::rename(name_.c_str(), path_.c_str()) != 0) fail(path_ + ": cannot be written: " + std::strerror(errno));
+  replace_temporary(name_.c_str(), nullptr);
+  name_.clear();
+}
+
+void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write) {
+  TemporaryFile file(path);
+  file.close();
   try {
-    write(temporary);
-    if (std::rename(temporary.c_str(), path.c_str()) != 0)
-      fail(std::string("cannot be written: ") + std::strerror(errno));
+    write(file.name());
   } catch (const std::exception& error) {
-    std::remove(temporary.c_str());
     fail(path + ": " + error.what());
   }
+  file.finish();
 }
 
 InputFile::InputFile(const std::string& path) : path_(path) {

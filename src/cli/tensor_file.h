@@ -33,6 +33,25 @@ void write_tensors(const std::string& path, const NamedTensors& tensors);
 /// work.
 void check_target(const std::string& path);
 
+/// A new file next to `path`, which it replaces when it is finished. Else nothing stays of it, not even where a signal
+/// ends the program.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(std::string path);  ///< throws Error, with a line that begins with `path`
+  TemporaryFile(const TemporaryFile&) = delete;
+  ~TemporaryFile();
+
+  const std::string& name() const { return name_; }
+  int descriptor() const { return descriptor_; }
+  void close();
+  /// Renames it to `path`. Throws Error, with a line that begins with `path`.
+  void finish();
+
+ private:
+  std::string path_, name_;
+  int descriptor_ = -1;
+};
+
 /// Calls `write` with the name of a new file next to `path`, then renames that to `path`. If `write` throws, removes it
 /// and throws Error, with a line that begins with `path`.
 void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write);

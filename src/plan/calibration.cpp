@@ -43,16 +43,26 @@ Calibration built_in() {
   return made;
 }
 
+/// An environment variable; empty if it is not set.
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? value : "";
+}
+
 Calibration read_file() {
   const auto path = calibration_path();
+  const bool asked_for = !variable("ANYFLASH_CALIBRATION").empty();
   std::ifstream file(path);
-  if (path.empty() || !file) return built_in();
   std::ostringstream text;
-  text << file.rdbuf();
+  if (path.empty() || !file || !(text << file.rdbuf())) {
+    if (asked_for) throw Error(Error::Kind::value, "calibration: " + shown(path, 200) + ", cannot be read");
+    return built_in();
+  }
   try {
     return parse_calibration(text.str(), path);
   } catch (const Error&) {
-    return built_in();  // a damaged file is no reason to fail a call
+    if (asked_for) throw;
+    return built_in();  // a damaged file that nobody named is no reason to fail a call
   }
 }
 
@@ -64,10 +74,6 @@ const Calibration& calibration() {
 }
 
 std::string calibration_path() {
-  const auto variable = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return std::string(value ? value : "");
-  };
   if (const auto path = variable("ANYFLASH_CALIBRATION"); !path.empty()) return path;
   auto folder = variable("XDG_CACHE_HOME");
   if (folder.empty() && !variable("HOME").empty()) folder = variable("HOME") + "/.cache";
@@ -93,13 +99,13 @@ Calibration parse_calibration(const std::string& text, const std::string& source
     char* end = nullptr;
     number = std::strtod(from, &end);
     if (end == from || !std::isfinite(number) || number < 0)
-      throw Error(Error::Kind::value, "calibration: " + source + ", expected a number as \"" + name + "\"");
+      throw Error(Error::Kind::value, "calibration: " + shown(source, 200) + ", expected a number as \"" + name + "\"");
   };
   for_each_number(made, read);
   double threads = 0;
   read("threads", threads);
   if (!(threads >= 1 && threads <= 65536))
-    throw Error(Error::Kind::value, "calibration: " + source + ", expected 1 to 65536 as \"threads\"");
+    throw Error(Error::Kind::value, "calibration: " + shown(source, 200) + ", expected 1 to 65536 as \"threads\"");
   made.threads = static_cast<int>(threads);
   return made;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include <anyflash/explain.h>
@@ -57,6 +58,15 @@ std::string grid_text(const PlanCandidate& one) {
   return std::to_string(one.grid_rows) + "x" + std::to_string(one.grid_columns);
 }
 
+/// Do both have the same row? One group is all groups of a call with one head.
+bool same_row(const PlanCandidate& a, const PlanCandidate& b) {
+  const auto row = [](const PlanCandidate& one) {
+    return std::tie(one.groups, one.chunks_q, one.chunks_kv, one.threads, one.kept, one.bytes, one.grid_rows,
+                    one.grid_columns, one.in_flight);
+  };
+  return row(a) == row(b);
+}
+
 /// A candidate is worth a look if it is chosen, or if no other with as few bytes is as fast.
 std::vector<PlanCandidate> worth_showing(std::vector<planning::Candidate> candidates) {
   std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
@@ -68,6 +78,12 @@ std::vector<PlanCandidate> worth_showing(std::vector<planning::Candidate> candid
   for (const auto& one : candidates) {
     if (one.shown.bytes >= least && !one.shown.chosen && one.chunks.any()) continue;
     least = std::min(least, one.shown.bytes);
+    const auto known =
+        std::find_if(shown.begin(), shown.end(), [&](const auto& other) { return same_row(one.shown, other); });
+    if (known != shown.end()) {
+      if (one.shown.chosen) *known = one.shown;
+      continue;
+    }
     shown.push_back(one.shown);
   }
   while (shown.size() > most_shown) {  // every second one goes, but for the ends and the chosen one

@@ -158,6 +158,26 @@ class Reader {
     if (options_.sink.given()) problem_.dsink.data = &nowhere;
   }
 
+  /// Out of core the budget covers the results too. They are files of their own, row by row.
+  void ask_for_files(const TensorView& q, const TensorView& k, const TensorView& v) {
+    alignas(64) static char nowhere;
+    const auto file_like = [](TensorView view) {
+      view.set_row_major_strides();
+      view.data = &nowhere;
+      return view;
+    };
+    const bool packed = options_.layout == Layout::qkv, backward = problem_.direction == Direction::backward;
+    auto out = packed ? part(q, 0) : q;
+    out.shape[axes_.channel] = problem_.d_v;
+    problem_.out = operand(file_like(out), axes_);
+    if (!backward) return;
+    problem_.dout = problem_.out;
+    const auto gradient = [&](const TensorView& view, int index) {
+      return operand(packed ? part(file_like(q), index) : file_like(view), axes_);
+    };
+    problem_.dq = gradient(q, 0), problem_.dk = gradient(k, 1), problem_.dv = gradient(v, 2);
+  }
+
   Problem finish() {
     regions_.check(options_.rule, problem_.device);
     return std::move(problem_);
@@ -381,6 +401,7 @@ Problem shape_problem(const TensorView& q, const TensorView& k, const TensorView
   problem::Reader reader(options, direction, false);
   reader.read_inputs(q, k, v);
   if (direction == Direction::backward) reader.ask_for_gradients();
+  if (options.out_of_core) reader.ask_for_files(q, k, v);
   return reader.finish();
 }
 

@@ -200,6 +200,22 @@ static void check_workspace(anyflash_options* options, const anyflash_plan* plan
   free(memory);
 }
 
+/* A budget that is too small: the error names the least that works, and that works. */
+static void check_budget(anyflash_options* options) {
+  const anyflash_outputs outputs = {&tout, &tlse, &tsum, &tmax};
+  const char* const expected = "memory_budget: 1 bytes, expected at least ";
+  options->memory_budget = 1;
+  const anyflash_status status = anyflash_forward(&tq, &tk, &tv, &outputs, options);
+  const char* const line = anyflash_last_error();
+  if (status != ANYFLASH_ERROR_VALUE || strncmp(line, expected, strlen(expected)) != 0) {
+    printf("budget of one byte: status %d: %s\n", (int)status, line);
+    ++failures;
+    return;
+  }
+  options->memory_budget = strtoll(line + strlen(expected), NULL, 10);
+  check(options, sees_all, "the least budget");
+}
+
 static void check_options(void) {
   static int64_t length[1] = {9};
   anyflash_tensor lengths;
@@ -211,7 +227,9 @@ static void check_options(void) {
   check(&options, sees_all, "scale, softcap");
   options.bias = &tbias, options.alibi_slopes = &tslopes, options.sink = &tsink, options.threads = 1,
   options.deterministic = 1, options.allow_tf32 = 1;
-  options.num_chunks_q = 3, options.num_chunks_kv = 2, options.memory_budget = 100000000;
+  options.num_chunks_q = 3, options.num_chunks_kv = 2;
+  check_budget(&options);
+  options.memory_budget = 0;
   check(&options, sees_all, "bias, slopes, sink");
   must(anyflash_rule_causal(&causal), "causal");
   options.rule = causal;

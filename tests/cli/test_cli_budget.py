@@ -1,8 +1,11 @@
 """anyflash run on files that are larger than its memory, explain --plan, bench --calibrate."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -60,7 +63,6 @@ def test_files_larger_than_the_budget(program, folder, mebibytes):
 
 
 WRONG = {
-    "too little": (["--memory-budget", "4KiB"], "memory_budget: 4096 bytes, expected at least "),
     "statistics": (["--memory-budget", "64MiB", "--lm"], "--lm: expected without --memory-budget and a .npy output"),
     "an input that cannot be mapped": (["--memory-budget", "64MiB", "--key", "all.npz:k"], "expected a .npy file"),
 }
@@ -75,6 +77,70 @@ def test_wrong_input(program, folder, name):
     ran = subprocess.run([program, *command], cwd=folder, capture_output=True, text=True)
     assert ran.returncode == 1 and line in ran.stderr and ran.stderr.count("\n") == 1
     assert not [path for path in folder.iterdir() if path.name.startswith("wrong")]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "qkv"])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("output", ["out.npy", "out.npz"])
+def test_too_little(anyflash, layout, backward, output):
+    """The number that the first error names works; one less does not."""
+    shape = {"bhsd": (1, 3, 1037, 40), "bshd": (1, 1037, 3, 40), "qkv": (3, 1037, 3, 40)}[layout]
+    tensors = {"--qkv": "qkv"} if layout == "qkv" else {"--query": "q", "--key": "k", "--value": "v"}
+    for i, name in enumerate(tensors.values()):
+        x = normal(i, *shape)
+        np.save(anyflash.folder / f"{name}.npy", np.asfortranarray(x) if name == "q" else x)
+    np.save(anyflash.folder / "dout.npy", normal(4, *(shape[1:] if layout == "qkv" else shape)))
+    run = ["run", "--rule", "causal()", "--layout", layout, "--output", output]
+    run += [text for option, name in tensors.items() for text in (option, f"{name}.npy")]
+    run += ["--dout", "dout.npy", "--backward"] if backward else []
+    line = "memory_budget: {} bytes, expected at least {}"
+    least = int(anyflash.fails(*run, "--memory-budget", "1").split()[-1])
+    assert anyflash.fails(*run, "--memory-budget", least - 1) == line.format(least - 1, least)
+    assert not [path for path in anyflash.folder.iterdir() if path.name.startswith("out")]
+    anyflash.succeeds(*run, "--memory-budget", least)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_file(program, folder, tmp_path, number):
+    command = [program, "run", "--query", folder / "q.npy", "--key", folder / "k.npy", "--value", folder / "v.npy"]
+    command += ["--dout", folder / "dout.npy", "--backward", "--memory-budget", "24MiB", "--output", "out.npy"]
+    with subprocess.Popen(command, cwd=tmp_path) as run:
+        for _ in range(1000):
+            if len(list(tmp_path.iterdir())) == 5:  # out, lse, dq, dk and dv
+                break
+            time.sleep(0.01)
+        assert run.poll() is None
+        run.send_signal(number)
+        assert run.wait(30) == -number
+    assert not list(tmp_path.iterdir())
+
+
+def on_a_terminal(program, folder, *arguments):
+    """What a run that fails shows where its progress is shown, too."""
+    reader, writer = os.openpty()
+    with os.fdopen(reader, "rb", 0) as terminal:
+        ran = subprocess.run([program, *arguments], cwd=folder, stderr=writer, stdout=subprocess.DEVNULL)
+        os.close(writer)
+        assert ran.returncode == 1
+        return terminal.read(4096).decode()
+
+
+def test_backward_is_checked_before_forward(program, tmp_path):
+    """dout, dlse or a gradient's file is wrong: no chunk of the forward pass is computed."""
+    for i, name in enumerate(NAMES):
+        np.save(tmp_path / f"{name}.npy", normal(i, 1, 1, 64, 8))
+    np.save(tmp_path / "short.npy", normal(5, 1, 1, 63, 8))
+    (tmp_path / "made.dv.npy").mkdir()
+    run = ["run", "--query", "q.npy", "--key", "k.npy", "--value", "v.npy", "--backward", "--memory-budget", "64MiB"]
+    wrong = {
+        "dout: ": ["--output", "out.npy", "--dout", "short.npy"],
+        "dlse: ": ["--output", "out.npy", "--dout", "dout.npy", "--dlse", "short.npy"],
+        "made.dv.npy: is a directory": ["--output", "made.npy", "--dout", "dout.npy"],
+    }
+    for line, arguments in wrong.items():
+        shown = on_a_terminal(program, tmp_path, *run, *arguments)
+        assert line in shown and "chunks" not in shown
+    assert {path.name for path in tmp_path.iterdir()} == {*(f"{n}.npy" for n in (*NAMES, "short")), "made.dv.npy"}
 
 
 def explained(program, *arguments):
@@ -123,7 +189,44 @@ def test_mappings_of_the_tile_machine(program, tmp_path):
 def test_calibration(program, tmp_path, monkeypatch):
     file = tmp_path / "calibration.json"
     subprocess.run([program, "bench", "--calibrate", "--output", file], check=True, capture_output=True)
-    assert json.loads(file.read_text())["float32.forward_channel"] > 0
-    assert "built-in" in explained(program) or "calibration.json" in explained(program)
+    made = json.loads(file.read_text())
+    assert made["float32.forward_channel"] > 0
+    monkeypatch.delenv("ANYFLASH_CALIBRATION", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert json.loads(explained(program, "--json"))["calibration"] == "built-in defaults"
+    kept = tmp_path / "cache" / "anyflash" / "calibration.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("broken")  # that nobody named: ignored
+    assert json.loads(explained(program, "--json"))["calibration"] == "built-in defaults"
+    kept.write_text(file.read_text())
+    fast = json.loads(explained(program, "--json"))
+    assert fast["calibration"] == str(kept)
+    slow = {name: number * (1 if name in ("threads", "parallel") else 1000) for name, number in made.items()}
+    file.write_text(json.dumps(slow, indent=1))
     monkeypatch.setenv("ANYFLASH_CALIBRATION", str(file))
-    assert str(file) in explained(program)
+    shown = json.loads(explained(program, "--json"))
+    assert shown["calibration"] == str(file)
+    assert shown["candidates"][0]["compute_seconds"] > 100 * fast["candidates"][0]["compute_seconds"]
+
+
+@pytest.mark.parametrize("text", [None, "", "broken", '{"step": 1}'])
+def test_a_calibration_that_is_named_must_be_readable(anyflash, text):
+    file = anyflash.folder / "named.json"
+    if text is not None:
+        file.write_text(text)
+    done = anyflash("explain", "--shape", "64", "--plan", ANYFLASH_CALIBRATION=str(file))
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"anyflash: calibration: {file}, ") and done.stderr.count("\n") == 1
+
+
+def test_calibrate_makes_the_file_that_is_named(anyflash):
+    file = anyflash.folder / "new" / "named.json"
+    anyflash.succeeds("bench", "--calibrate", ANYFLASH_CALIBRATION=str(file))
+    assert json.loads(file.read_text())["step"] > 0
+
+
+@pytest.mark.parametrize("options", [[], ["--backward"], ["--memory-budget", "1MiB"], ["--device", "tiles"]])
+def test_no_row_twice(anyflash, options):
+    text = anyflash.succeeds("explain", "--rule", "causal()", "--shape", "4096", "--plan", *options)
+    rows = [line[1:] for line in text.split("total\n")[1].splitlines()]
+    assert len(rows) == len(set(rows)) > 1 and text.count("\n*") == 1

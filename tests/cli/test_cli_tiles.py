@@ -57,6 +57,16 @@ def test_explain_says_what_a_call_would_cost(anyflash):
     assert found["tiles"]["peak_bytes"] <= 624 * 1024
 
 
+def test_explain_counts_the_heads_of_keys(anyflash):
+    """Eight query heads with one key head move fewer bytes than with eight, and as many as in a call."""
+    explain = ("explain", "--shape", "512", "--type", "float16", "--device", "tiles", "--heads", "8", "--json")
+    few, many = (json.loads(anyflash.succeeds(*explain, "--kv-heads", n))["tiles"] for n in ("1", "8"))
+    bench = ("bench", "--shape", "512", "--type", "float16", "--device", "tiles", "--heads", "8", "--kv-heads", "1")
+    anyflash.succeeds(*bench, "--rule", "full()", "--direction", "forward", "--json", anyflash.folder / "rows.json")
+    (row,) = json.loads((anyflash.folder / "rows.json").read_text())
+    assert few["predicted_cycles"] == row["tiles"]["predicted_cycles"] != many["predicted_cycles"]
+
+
 def test_explain_draws_the_machine(anyflash):
     explain = ("explain", "--rule", "causal()", "--shape", "512", "--type", "float16", "--device", "tiles")
     anyflash.succeeds(*explain, "--picture", anyflash.folder / "tiles.svg")

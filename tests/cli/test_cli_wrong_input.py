@@ -216,6 +216,23 @@ CALLS = {  # the arguments, a part of the line
     "bench of heads that do not divide": (["bench", "--shape", "8", "--kv-heads", "3"], "--kv-heads: 3, expected a"),
     "bench of head sizes of values": (["bench", "--shape", "8", "--value-size", "513"], "--value-size: "),
     "bench of keys of other dimensions": (["bench", "--shape", "4x4", "--keys", "4"], "--keys: 4, expected 2 sizes"),
+    **{
+        f"explain {option} without --plan": (["explain", "--shape", "64", option, "2"], f"{option}: expected only with")
+        for option in ("--memory-budget", "--num-chunks-q", "--batch", "--heads", "--kv-heads", "--threads")
+    },
+    "explain --threads on tiles": (
+        ["explain", "--shape", "64", "--plan", "--device", "tiles", "--threads", "2"],
+        "--threads: expected only with --device cpu",
+    ),
+    **{
+        f"bench {way} {option}": (["bench", way, option, *rest], f"{option}: expected without {way}")
+        for way in ("--calibrate", "--predict")
+        for option, *rest in (["--device", "tiles"], ["--heads", "2"])
+    },
+    "bench --calibrate --machine": (
+        ["bench", "--device", "tiles", "--machine", "bow", "--calibrate"],
+        ": expected without --calibrate",
+    ),
     "unknown instruction set": (["devices", "--isa", "AVX9"], "--isa"),
 }
 
