@@ -24,7 +24,9 @@ def textbook(qkv):
 
 def in_chunks_of_any_size(monkeypatch):
     """Every call takes as little memory as it can."""
-    monkeypatch.setattr(packed, "_budget", lambda qkv, _: packed._core.torch_least_budget(qkv.detach(), None, None, OPTIONS))
+    monkeypatch.setattr(
+        packed, "_budget", lambda qkv, _: packed._core.torch_least_budget(qkv.detach(), None, None, OPTIONS)
+    )
 
 
 @pytest.mark.parametrize("in_chunks", [False, True])
