@@ -9,7 +9,6 @@ TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#8c564b")
 TYPES = ("float32", "bfloat16", "float16", "float64")
 DIRECTIONS = ("forward", "backward")
-SLOW = "torch flash (FlashAttention-2) alone"  # not the best peer on Hopper, so its dots are hollow
 FASTEST = "backward, beside its fastest path"  # a row beside the better one of two paths of the peer
 
 
@@ -43,8 +42,6 @@ def of_torch(row):
 
 def peer_of(row):
     """The name of its colour. Rows with `peers` are beside the fastest of several."""
-    if row["peer"] in ("torch flash", "torch varlen") and row["part"] != "decode" and "peers" not in row:
-        return SLOW
     return row["peer"].removeprefix("torch ") if row["peer"] == "torch cuDNN" else row["peer"]
 
 
@@ -107,8 +104,7 @@ def drawn(title, lines):
         )
 
     def dot(x, y, key):
-        hollow = f'fill="white" stroke="{colour[key]}" stroke-width="1.6"'
-        look = hollow if key == SLOW else f'fill="{colour[key]}" fill-opacity="0.8" stroke="white" stroke-width="0.7"'
+        look = f'fill="{colour[key]}" fill-opacity="0.8" stroke="white" stroke-width="0.7"'
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" {look}/>')
 
     text(12, 20, title, size=14.5, style='font-weight="bold"')
@@ -168,14 +164,10 @@ def gpu(rows):
         f"{rows[0]['machine']}, {' and '.join(sorted({row['date'] for row in rows}))}. bfloat16 unless another type is "
         "named.\nA dot is one row of [docs/performance.md](docs/performance.md). Left of 1 x the peer is faster."
     )
-    together = list(dict.fromkeys(peer for row in rows for peer in row.get("peers", {}) if row["type"] == "bfloat16"))
+    dense = [row for row in rows if row["part"] == "torch" and row["type"] == "bfloat16"]
+    together = list(dict.fromkeys(peer for row in dense for peer in row.get("peers", {})))
     if together:
-        words += f" The peer of a dense row is the fastest of {', '.join(together)} in the same run."
-    if any(key == SLOW for _, dots in lines for _, key in dots):
-        words += (
-            "\n\n**Hollow dots flatter.** Their peer is PyTorch's FlashAttention-2. On Hopper cuDNN, FlashAttention-3 and "
-            "FlashAttention-4 are faster than it.\nThey were also faster than the 16-bit forward kernel of this record, "
-            "which is older than today's. The peer of mask rules is FlexAttention's Triton kernel.\n"
-            "Its FlashAttention-4 kernel, which PyTorch does not choose by itself, is faster for causal and wide masks."
-        )
+        words += f"\nThe peer of a dense row is the fastest of {', '.join(together)} in the same run."
+    if missing := [name for name in ("FA3", "FA4") if name not in together]:
+        words += f" **Not in the run: {' and '.join(missing)}**, which are faster than PyTorch's own kernels on Hopper."
     return drawn("GPU: speed of anyflash as a multiple of its peer's", lines), words

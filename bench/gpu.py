@@ -7,7 +7,6 @@ call beside its peer's in turns; that both give the same is looked at first.
 """
 
 import functools
-import inspect
 import json
 import statistics
 import subprocess
@@ -124,10 +123,10 @@ def product_rate(table, type_, rounds):
     return rate
 
 
-def dense_peers(direction, tensors, causal):
-    """{name: call} of the peers that take these tensors."""
+def peer_calls(direction, tensors, functions):
+    """{name: call} of those peers that take these tensors. functions: {name: function of q, k, v}."""
     found, (q, *_) = {}, tensors
-    for peer, function in gpu_peers.functions(str(q.dtype).removeprefix("torch."), direction, causal).items():
+    for peer, function in functions.items():
         try:
             call = peer_call(direction, *tensors, function)
             call()
@@ -137,40 +136,44 @@ def dense_peers(direction, tensors, causal):
     return found
 
 
+def beside_all(table, what, direction, ours, theirs, work, arguments, **columns):
+    """As add_rates, beside every one of {name: call}, all in turns. The fastest is the row's peer, `peers` has the
+    figures of all."""
+    if not theirs:
+        return
+    for peer, call in theirs.items():
+        check(f"{direction} {what}, {columns}, {peer}", ours(), call())
+    mine, *others = interleaved(
+        [ours, *theirs.values()], min(arguments.rounds, columns.pop("rounds", arguments.rounds))
+    )
+    times, amount = dict(zip(theirs, others)), OPERATIONS[direction] * work / 1e12
+    best = min(times, key=lambda peer: statistics.median(times[peer]))
+    table.rates(
+        f"{direction}{', ' * bool(what)}{what}",
+        mine,
+        times[best],
+        amount,
+        "TFLOP/s",
+        peer=best,
+        peers={peer: amount / statistics.median(of_peer) for peer, of_peer in times.items()},
+        **columns,
+    )
+
+
 def dense(table, arguments):
-    """Full and causal calls, (batch, sequence, heads, d) in memory, beside every peer that can be imported, all in
-    turns. The fastest peer is the row's, `peers` has the figures of all."""
+    """Full and causal calls, (batch, sequence, heads, d) in memory, beside every peer that can be imported."""
     for type_, limits in LEAST.items():
         if type_ not in arguments.types:
             continue
         product = product_rate(table, type_, arguments.rounds)
         for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
             tensors = [random(b, s, h, d, type_=type_).transpose(1, 2) for _ in range(4)]
-            work = b * h * s * s * d / (2 if causal else 1)
+            columns = dict(type=type_, d=d, causal=causal, sequence=s, product=product)
             for direction, least in zip(OPERATIONS, limits):
                 ours = our_call(direction, *tensors, rule=af.causal() if causal else af.full())
-                theirs = dense_peers(direction, tensors, causal)
-                for peer, call in theirs.items():
-                    check(f"{direction} {type_}, {b, h, s, d}, {peer}", ours(), call())
-                mine, *others = interleaved([ours, *theirs.values()], arguments.rounds)
-                times = dict(zip(theirs, others))
-                best = min(times, key=lambda peer: statistics.median(times[peer]))
-                amount = OPERATIONS[direction] * work / 1e12
-                table.rates(
-                    direction,
-                    mine,
-                    times[best],
-                    amount,
-                    "TFLOP/s",
-                    type=type_,
-                    d=d,
-                    causal=causal,
-                    sequence=s,
-                    peer=best,
-                    peers={peer: amount / statistics.median(of_peer) for peer, of_peer in times.items()},
-                    product=product,
-                    least=least,
-                )
+                theirs = peer_calls(direction, tensors, gpu_peers.functions(type_, direction, causal))
+                work = b * h * s * s * d / (2 if causal else 1)
+                beside_all(table, "", direction, ours, theirs, work, arguments, least=least, **columns)
 
 
 def tf32(table, arguments):
@@ -184,7 +187,7 @@ def tf32(table, arguments):
     for b, h, s, d in shapes("float32"):
         tensors = [random(b, h, s, d, type_="float32") for _ in range(4)]
         for causal in (False, True):
-            theirs = gpu_masks.peer(lambda b, h, i, j: i >= j if causal else i >= 0, s)
+            theirs = gpu_masks.peers(lambda b, h, i, j: i >= j if causal else i >= 0, s)["FlexAttention"]
             for direction in OPERATIONS:
                 try:
                     peers = peer_call(direction, *tensors, theirs)
@@ -223,7 +226,6 @@ DECODE = (
     (256, 32, 8, 1024, 128),
     (8, 32, 8, 1000, 128),
 )
-DECODE_PEERS = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
 PAGES = (16, 64)  # keys
 SLOW_PEER = 3e12  # bytes a second: where the peer reads less, half as much again is wanted
 
@@ -248,8 +250,8 @@ def decode(table, arguments):
         kv = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(max(2, 2**29 // read))]
         ours = functools.partial(af.attention, q, out=torch.empty_like(q))
         timed = {}
-        for peer, backend in DECODE_PEERS.items():
-            theirs = functools.partial(by_backend(backend, enable_gqa=h != h_kv), q)
+        for peer, function in gpu_peers.decode_functions(h != h_kv).items():
+            theirs = functools.partial(function, q)
             check(f"decode, {b, h, h_kv, n, d}, {peer}", ours(*kv[0]), theirs(*kv[0]))
             timed[peer] = in_turns([ours, theirs], [kv, kv], arguments.rounds)
         peer = min(timed, key=lambda name: statistics.median(timed[name][1]))
@@ -297,38 +299,22 @@ def decode(table, arguments):
 
 
 def packed(table, arguments):
-    """32k tokens in documents of 1k to 4k, 16 heads; beside PyTorch's attention for packed sequences, whose lengths are
-    on the GPU: ours are on the CPU, then on the GPU too."""
-    from torch.nn.attention.varlen import varlen_attn
-
+    """32k tokens in documents of 1k to 4k, 16 heads; beside peers for packed sequences, whose lengths are on the GPU:
+    ours are on the CPU, then on the GPU too."""
     lengths, d, h = [1024, 4096, 2048, 3072, 1536, 2560, 3584, 1792, 4096, 2304, 3200, 3456], 128, 16
     cu = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    tensors, on_gpu, longest = [random(int(cu[-1]), h, d) for _ in range(4)], cu.cuda(), max(lengths)
+    tensors, on_gpu = [random(int(cu[-1]), h, d) for _ in range(4)], cu.cuda()
     for causal in (False, True):
-        named = inspect.signature(varlen_attn).parameters
-        mask = dict(is_causal=causal) if "is_causal" in named else dict(window_size=(-1, 0 if causal else -1))
-        theirs = lambda q, k, v: varlen_attn(q, k, v, on_gpu, on_gpu, longest, longest, **mask)
         work = h * d * sum(n * n for n in lengths) / (2 if causal else 1)
-        for where, ours in (("", cu.numpy()), (", lengths on the GPU", on_gpu)):
-            options = dict(
-                layout="thd", cu_seqlens_q=ours, cu_seqlens_k=ours, rule=af.causal() if causal else af.full()
-            )
-            for direction in OPERATIONS:
-                calls = [our_call(direction, *tensors, **options), peer_call(direction, *tensors, theirs)]
-                add_rates(
-                    table,
-                    f"documents of 1k to 4k, packed{where}",
-                    direction,
-                    calls,
-                    work,
-                    arguments,
-                    type="bfloat16",
-                    d=d,
-                    causal=causal,
-                    sequence=int(cu[-1]),
-                    peer="torch varlen",
-                    least=1.1,
-                )
+        columns = dict(type="bfloat16", d=d, causal=causal, sequence=int(cu[-1]), least=1)
+        for direction in OPERATIONS:
+            functions = gpu_peers.packed_functions(direction, on_gpu, max(lengths), causal)
+            theirs = peer_calls(direction, tensors, functions)
+            for where, ends in (("", cu.numpy()), (", lengths on the GPU", on_gpu)):
+                rule = af.causal() if causal else af.full()
+                ours = our_call(direction, *tensors, layout="thd", cu_seqlens_q=ends, cu_seqlens_k=ends, rule=rule)
+                what = f"documents of 1k to 4k, packed{where}"
+                beside_all(table, what, direction, ours, theirs, work, arguments, **columns)
 
 
 def bias(table, arguments):
@@ -391,34 +377,17 @@ def long(table, arguments):
     n, d = 2**20, 128
     tensors = [random(1, 1, n, d) for _ in range(4)]
     plan = af.plan(*tensors[:3], rule=af.causal())
+    columns = dict(type="bfloat16", d=d, causal=True, sequence=n)
     for direction in OPERATIONS:
-        calls = [
-            our_call(direction, *tensors, rule=af.causal()),
-            peer_call(direction, *tensors, by_backend(SDPBackend.FLASH_ATTENTION, is_causal=True)),
-        ]
-        add_rates(
-            table,
-            "a million tokens",
-            direction,
-            calls,
-            n * n * d / 2,
-            arguments,
-            rounds=min(arguments.rounds, 3),
-            type="bfloat16",
-            d=d,
-            causal=True,
-            sequence=n,
-            peer="torch flash",
-            least=1.1,
-        )
+        ours = our_call(direction, *tensors, rule=af.causal())
+        theirs = peer_calls(direction, tensors, gpu_peers.functions("bfloat16", direction, True))
+        what, work = "a million tokens", n * n * d / 2
+        beside_all(table, what, direction, ours, theirs, work, arguments, rounds=3, least=1, **columns)
         table.add(
             f"{direction}, a million tokens, memory beside tensors",
             getattr(plan, f"{direction}_workspace") / 1e6,
             "MB",
-            type="bfloat16",
-            d=d,
-            causal=True,
-            sequence=n,
+            **columns,
         )
 
 

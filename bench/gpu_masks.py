@@ -1,5 +1,5 @@
 """Masks given as rules beside PyTorch's FlexAttention, compiled for each of them, on one NVIDIA GPU: bfloat16, 128
-channels.
+channels. FlexAttention has two kernels: its own, and where `flash-attn-4` is installed that one's.
 
 FlexAttention's masks are made before, and it is compiled before, which takes most of this part's time: each mask in a
 process of its own, as many at once as the GPU has memory for; the compiler's results are then found in its cache.
@@ -14,9 +14,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import anyflash as af
+import gpu_peers
 import numpy as np
 import torch
-from gpu import OPERATIONS, add_rates, our_call, peer_call, random
+from gpu import OPERATIONS, add_rates, beside_all, our_call, peer_calls, random
 from torch.nn.attention import flex_attention as flex
 
 D = 128
@@ -128,13 +129,19 @@ def rule_masks():
     }
 
 
-def peer(mask, tokens):
-    """FlexAttention under a mask, compiled; q, k, v: (1, heads, tokens, d)."""
+def peers(mask, tokens):
+    """{name: FlexAttention under a mask, compiled} by each of its kernels; q, k, v: (1, heads, tokens, d)."""
     torch._dynamo.reset()
     torch._functorch.config.donated_buffer = False  # else a graph's gradients can be asked for once
     blocks = flex.create_block_mask(mask, None, None, tokens, tokens, device="cuda", _compile=tokens > 32768)
     compiled = torch.compile(flex.flex_attention, dynamic=False)
-    return lambda q, k, v: compiled(q, k, v, block_mask=blocks)
+    found = {"FlexAttention": {}}
+    if gpu_peers.package("FA4"):
+        found["FlexAttention, FA4"] = dict(kernel_options=dict(BACKEND="FLASH"))
+    return {
+        name: lambda q, k, v, options=options: compiled(q, k, v, block_mask=blocks, **options)
+        for name, options in found.items()
+    }
 
 
 def compile_all(names):
@@ -151,9 +158,8 @@ def compile_all(names):
 
 def compile_one(name):
     shape, heads, _, _, mask = rule_masks()[name]
-    function = peer(mask(), math.prod(shape))
     tensors = [random(1, heads, math.prod(shape), D) for _ in range(4)]
-    peer_call("backward", *tensors, function)()
+    peer_calls("backward", tensors, peers(mask(), math.prod(shape)))
     torch.cuda.synchronize()
 
 
@@ -173,14 +179,15 @@ def masks(table, arguments):
         tokens, rule = math.prod(shape), rule()
         flat = [random(1, heads, tokens, D) for _ in range(4)]
         tensors = [x.view(1, heads, *shape, D) for x in flat]
-        theirs = peer(mask(), tokens)
+        theirs = peers(mask(), tokens)
         pairs = af.explain(rule, shape, shape, d_qk=D, d_v=D).visible_pairs
         has_tables = name.startswith(("12 documents", "bitmap"))
         options = dict(rule=rule) | (dict(plan=af.plan(*tensors[:3], rule=rule)) if has_tables else {})
-        columns = dict(type="bfloat16", d=D, sequence=tokens, peer="FlexAttention", least=least)
+        columns = dict(type="bfloat16", d=D, sequence=tokens, least=least)
         for direction in OPERATIONS:
-            calls = [our_call(direction, *tensors, **options), peer_call(direction, *flat, theirs)]
-            add_rates(table, name, direction, calls, heads * D * pairs, arguments, **columns)
+            calls = peer_calls(direction, flat, theirs)
+            ours = our_call(direction, *tensors, **options)
+            beside_all(table, name, direction, ours, calls, heads * D * pairs, arguments, **columns)
             if name == "12 documents":
                 for what, count in (("without a plan", 1), ("new ones in each call", NEVER_KEPT)):
                     many = itertools.cycle(calls_of_documents(direction, *tensors, count))
@@ -188,10 +195,11 @@ def masks(table, arguments):
                         table,
                         f"{name}, {what}",
                         direction,
-                        [lambda: next(many)(), calls[1]],
+                        [lambda: next(many)(), calls["FlexAttention"]],
                         heads * D * pairs,
                         arguments,
                         idle=True,
+                        peer="FlexAttention",
                         **columns | dict(least=least if count == 1 else None),
                     )
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The peers of dense calls on an NVIDIA GPU: PyTorch's backends, and for bfloat16 FlashAttention-3 and -4 where they can
+"""The peers of calls on an NVIDIA GPU: PyTorch's backends, and for bfloat16 FlashAttention-3 and -4 where they can
 be imported.
 
 FlashAttention-3 is PyPI's `fa3-fwd`, which has the forward pass alone; a build of it by nvcc 13 is a quarter slower, and
@@ -8,6 +8,7 @@ would be an unfair peer. FlashAttention-4 is PyPI's `flash-attn-4`.
 import functools
 import importlib
 import importlib.metadata
+import inspect
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,9 +28,9 @@ BACKENDS = {
 
 @functools.cache
 def package(name):
-    """A package's function, or None where it is not installed."""
+    """A package's module, or None where it is not installed."""
     try:
-        return importlib.import_module(PACKAGES[name][0]).flash_attn_func
+        return importlib.import_module(PACKAGES[name][0])
     except ImportError:
         return None
 
@@ -60,10 +61,15 @@ def by_package(name, causal):
     """As by_backend: (batch, heads, sequence, d)."""
 
     def function(q, k, v):
-        result = package(name)(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)
-        return (result[0] if isinstance(result, tuple) else result).transpose(1, 2)
+        return first(package(name).flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal)).transpose(
+            1, 2
+        )
 
     return function
+
+
+def first(result):
+    return result[0] if isinstance(result, tuple) else result
 
 
 def functions(type_, direction, causal):
@@ -73,4 +79,32 @@ def functions(type_, direction, causal):
         for name, (_, _, directions) in PACKAGES.items():
             if direction in directions and package(name):
                 found[name] = by_package(name, causal)
+    return found
+
+
+def packed_functions(direction, cu_seqlens, longest, causal):
+    """As functions(), for packed bfloat16 sequences (tokens, heads, d), whose lengths are on the GPU."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    named = inspect.signature(varlen_attn).parameters
+    mask = dict(is_causal=causal) if "is_causal" in named else dict(window_size=(-1, 0 if causal else -1))
+    ends = [cu_seqlens, cu_seqlens, longest, longest]
+    found = {"torch varlen": lambda q, k, v: varlen_attn(q, k, v, *ends, **mask)}
+    for name, (_, _, directions) in PACKAGES.items():
+        if direction in directions and package(name):
+            varlen, names = (
+                package(name).flash_attn_varlen_func,
+                ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
+            )
+            found[name] = lambda q, k, v, varlen=varlen: first(varlen(q, k, v, **dict(zip(names, ends)), causal=causal))
+    return found
+
+
+def decode_functions(grouped):
+    """As functions(), for one bfloat16 query on many keys, (batch, heads, sequence, d)."""
+    backends = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
+    found = {name: by_backend(backend, enable_gqa=grouped) for name, backend in backends.items()}
+    if package("FA3"):  # it chooses into how many parts to split the keys
+        cached = package("FA3").flash_attn_with_kvcache
+        found["FA3"] = lambda q, k, v: first(cached(*(x.transpose(1, 2) for x in (q, k, v)))).transpose(1, 2)
     return found

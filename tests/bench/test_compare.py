@@ -322,13 +322,14 @@ def test_rows_of_a_gpu_have_blocks_of_their_own(tmp_path):
     assert "| memory | float32 | 64 |  | 2048 | 1 | 260 MB (5 %) |  |" in performance, "the rows of the CPU stay"
 
 
-@pytest.mark.parametrize("peers, hollow", [({}, True), ({"peers": {"cuDNN": 1.0, "torch flash": 2.0}}, False)])
-def test_the_readme_says_where_the_best_peers_are_missing(peers, hollow):
-    rows = [row(0.7, 1.1, part="torch", peer="torch flash", **GPU) | peers]
+@pytest.mark.parametrize("best", [["FA3", "FA4"], ["FA3"], []])
+def test_the_readme_says_which_of_the_best_peers_are_missing(best):
+    peers = dict.fromkeys(["cuDNN", "torch flash", *best], 2.0)
+    rows = [row(0.7, 1.1, part="torch", peer="torch flash", peers=peers, **GPU | dict(type="bfloat16"))]
     words = page.blocks(rows)[0][2]
-    assert ("Hollow dots flatter" in words) == hollow
-    assert ("the fastest of cuDNN, torch flash in the same run" in words) != hollow
-    assert chart.gpu_lines(rows) == [("dense d64, forward", [(0.7, chart.SLOW if hollow else "torch flash")])]
+    assert f"the fastest of {', '.join(peers)} in the same run" in words
+    missing = " and ".join(sorted({"FA3", "FA4"}.difference(best)))
+    assert (f"Not in the run: {missing}" in words) if missing else ("Not in the run" not in words)
 
 
 AMX_ROWS = [
