@@ -7,6 +7,7 @@ call beside its peer's in turns; that both give the same is looked at first.
 """
 
 import functools
+import itertools
 import json
 import statistics
 import subprocess
@@ -113,6 +114,14 @@ def shapes(type_):
     return [(16384 // s, 2048 // d, s, d) for d in (64, 128, 256) for s in (512, 2048, 8192, 16384)]
 
 
+# (what, shape of q, shape of k and v), (batch, sequence, heads, d)
+ODD = (
+    ("32 / 8 heads", (1, 8192, 32, 128), (1, 8192, 8, 128)),
+    ("4001 tokens", (4, 4001, 16, 128), (4, 4001, 16, 128)),
+    ("1024 queries", (4, 1024, 16, 128), (4, 16384, 16, 128)),
+)
+
+
 def product_rate(table, type_, rounds):
     """TFLOP/s of PyTorch's product of two large matrices, the most that attention can reach; a row of its own."""
     a, b = (random(PRODUCT, PRODUCT, type_=type_) for _ in range(2))
@@ -169,11 +178,22 @@ def dense(table, arguments):
         for (b, h, s, d), causal in ((shape, causal) for shape in shapes(type_) for causal in (False, True)):
             tensors = [random(b, s, h, d, type_=type_).transpose(1, 2) for _ in range(4)]
             columns = dict(type=type_, d=d, causal=causal, sequence=s, product=product)
-            for direction, least in zip(OPERATIONS, limits):
-                ours = our_call(direction, *tensors, rule=af.causal() if causal else af.full())
-                theirs = peer_calls(direction, tensors, gpu_peers.functions(type_, direction, causal))
-                work = b * h * s * s * d / (2 if causal else 1)
-                beside_all(table, "", direction, ours, theirs, work, arguments, least=least, **columns)
+            beside_dense_peers(table, "", tensors, limits, arguments, columns)
+        if type_ == "bfloat16":
+            for (what, shape, kv_shape), causal in itertools.product(ODD, (False, True)):
+                q, k, v, dout = (random(*x).transpose(1, 2) for x in (shape, kv_shape, kv_shape, shape))
+                columns = dict(type=type_, d=shape[3], causal=causal, sequence=kv_shape[1], product=product)
+                if not (causal and shape[1] != kv_shape[1]):
+                    beside_dense_peers(table, what, (q, k, v, dout), limits, arguments, columns)
+
+
+def beside_dense_peers(table, what, tensors, limits, arguments, columns):
+    (b, h, s, d), causal = tensors[0].shape, columns["causal"]
+    for direction, least in zip(OPERATIONS, limits):
+        ours = our_call(direction, *tensors, rule=af.causal() if causal else af.full())
+        theirs = peer_calls(direction, tensors, gpu_peers.functions(columns["type"], direction, causal))
+        work = b * h * s * columns["sequence"] * d / (2 if causal else 1)
+        beside_all(table, what, direction, ours, theirs, work, arguments, least=least, **columns)
 
 
 def tf32(table, arguments):
@@ -250,7 +270,7 @@ def decode(table, arguments):
         kv = [(random(b, h_kv, n, d), random(b, h_kv, n, d)) for _ in range(max(2, 2**29 // read))]
         ours = functools.partial(af.attention, q, out=torch.empty_like(q))
         timed = {}
-        for peer, function in gpu_peers.decode_functions(h != h_kv).items():
+        for peer, function in gpu_peers.decode_functions().items():
             theirs = functools.partial(function, q)
             check(f"decode, {b, h, h_kv, n, d}, {peer}", ours(*kv[0]), theirs(*kv[0]))
             timed[peer] = in_turns([ours, theirs], [kv, kv], arguments.rounds)

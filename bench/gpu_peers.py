@@ -52,7 +52,9 @@ def by_backend(backend, **options):
 
     def function(q, k, v):
         with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options
+            )
 
     return function
 
@@ -100,10 +102,10 @@ def packed_functions(direction, cu_seqlens, longest, causal):
     return found
 
 
-def decode_functions(grouped):
+def decode_functions():
     """As functions(), for one bfloat16 query on many keys, (batch, heads, sequence, d)."""
     backends = {"torch flash": SDPBackend.FLASH_ATTENTION, "torch cuDNN": SDPBackend.CUDNN_ATTENTION}
-    found = {name: by_backend(backend, enable_gqa=grouped) for name, backend in backends.items()}
+    found = {name: by_backend(backend) for name, backend in backends.items()}
     if package("FA3"):  # it chooses into how many parts to split the keys
         cached = package("FA3").flash_attn_with_kvcache
         found["FA3"] = lambda q, k, v: first(cached(*(x.transpose(1, 2) for x in (q, k, v)))).transpose(1, 2)
