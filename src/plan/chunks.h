@@ -31,4 +31,7 @@ std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan);
 /// Throws Error, which names the least budget that works, if none fits.
 Chunks chosen_chunks(const Problem& problem, const ExecutionPlan& plan);
 
+/// Throws the Error of a budget that is too small; `least` works.
+[[noreturn]] void fail_budget(const Problem& problem, std::int64_t least);
+
 }  // namespace anyflash::planning

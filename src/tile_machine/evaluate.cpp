@@ -16,6 +16,7 @@ namespace {
 struct UnitCost {
   const Schedule* schedule = nullptr;
   std::vector<TileSizes> sizes;
+  IncomingRows incoming;
   std::vector<std::int64_t> homes, wave, keys, reduction;  ///< bytes of memory
 
   struct Traffic {
@@ -102,7 +103,8 @@ class Evaluator {
     auto& cost = costs_[&schedule];
     if (cost.schedule) return &cost;
     cost.schedule = &schedule;
-    cost.sizes = sizes_of(call_, mapping_, schedule);
+    cost.incoming = incoming_rows(call_, mapping_, schedule);
+    cost.sizes = sizes_of(call_, mapping_, schedule, cost.incoming);
     for (const auto& sizes : cost.sizes) {
       Bytes bytes;
       const auto homes = lay_homes(bytes, call_, sizes);
@@ -232,12 +234,7 @@ class Evaluator {
     const bool whole_rows = mapping_.columns == 1, whole_keys = mapping_.rows == 1;
     switch (phase.kind) {
       case PhaseKind::row_sums: return cost_.row_sums(sizes.home_rows);
-      case PhaseKind::sums: {
-        if (phase.index >= schedule.phases) return 0;
-        const auto rows = sizes.chunk_rows, chunk = sizes.key_chunk_rows;
-        const double share = cost_.sum_step(rows, chunk, false) / cost_.step(rows, chunk, false);
-        return schedule.tiles[local].cycles[phase.index] * share;
-      }
+      case PhaseKind::sums: return phase.index < schedule.phases ? schedule.tiles[local].sums[phase.index] : 0;
       case PhaseKind::rests: return cost_.rests(sizes.query_rows, mapping_.columns);
       case PhaseKind::keys: {
         if (phase.index >= schedule.phases) return 0;
@@ -264,9 +261,7 @@ class Evaluator {
   /// Rows of partial dk and dv that a tile receives after a keys phase.
   std::int64_t incoming(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
     if (!call_.backward || mapping_.rows == 1) return 0;
-    const auto [known, fresh] = incoming_.try_emplace({&cost, phase});
-    if (fresh) known->second = incoming_rows(call_, mapping_, *cost.schedule, phase);
-    return known->second[local];
+    return cost.incoming[phase][local];
   }
 
   UnitCost::Traffic traffic_of(const UnitCost& cost, std::int64_t local, const PhaseCost& phase) const {
@@ -388,7 +383,6 @@ class Evaluator {
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
   std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;
-  mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> incoming_;
   mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> wanted_;  // of each grid row
   mutable std::int64_t asked_ = 0;
   mutable std::vector<std::int64_t> last_asked_;  // of each key chunk

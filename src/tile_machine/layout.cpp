@@ -2,24 +2,54 @@
 
 namespace anyflash::simulator {
 
-std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule,
-                                        std::int64_t phase) {
-  std::vector<std::int64_t> incoming(mapping.tiles_each(), 0);
+namespace {
+
+/// Row `row` has a key more than others of a chunk if it is one of `more` rows from `first` on, cyclically.
+bool has_one_more(std::int64_t row, std::int64_t first, std::int64_t more, std::int64_t rows) {
+  return (row >= first ? row - first : row - first + rows) < more;
+}
+
+}  // namespace
+
+IncomingRows incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule) {
+  IncomingRows incoming(schedule.phases);
   if (!call.backward || mapping.rows == 1) return incoming;
-  std::vector<std::int64_t> met(mapping.key_chunks, 0);  // by how many tiles of the column
-  std::vector<std::int32_t> chunks;
-  for (std::int64_t column = 0; column < mapping.columns; ++column) {
-    chunks.clear();
-    for (auto tile = column; tile < mapping.tiles_each(); tile += mapping.columns)
-      for (const auto chunk : schedule.tiles[tile].chunks[phase])
-        if (met[chunk]++ == 0) chunks.push_back(chunk);
-    for (std::int64_t row = 0; row < mapping.rows; ++row) {
-      auto& rows = incoming[row * mapping.columns + column];
-      const auto home = [&](std::int64_t chunk) { return call.key_home(mapping, chunk, row).size(); };
-      for (const auto chunk : chunks) rows += met[chunk] * home(chunk);
-      for (const auto chunk : schedule.tiles[row * mapping.columns + column].chunks[phase]) rows -= home(chunk);
+  struct Chunk {
+    std::int64_t each, more, first;  // of its keys, so many live in each row, and one more in `more` rows from `first`
+    std::int64_t met;                // by how many tiles of the column in this phase
+  };
+  std::vector<Chunk> all;
+  for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk) {
+    const auto size = call.key_chunk(mapping, chunk).size();
+    all.push_back({size / mapping.rows, size % mapping.rows, call.first_row(mapping, chunk), 0});
+  }
+  std::vector<std::int32_t> met;
+  std::vector<std::int64_t> more(mapping.rows + 1);  // than the row before
+  for (std::int64_t phase = 0; phase < schedule.phases; ++phase) {
+    auto& rows = incoming[phase];
+    rows.resize(mapping.tiles_each());
+    for (std::int64_t column = 0; column < mapping.columns; ++column) {
+      met.clear();
+      for (auto tile = column; tile < mapping.tiles_each(); tile += mapping.columns)
+        for (const auto chunk : schedule.tiles[tile].chunks[phase])
+          if (all[chunk].met++ == 0) met.push_back(chunk);
+      std::fill(more.begin(), more.end(), 0);
+      for (const auto number : met) {
+        auto& chunk = all[number];
+        const auto end = chunk.first + chunk.more;
+        more[0] += chunk.met * (chunk.each + (end > mapping.rows));
+        more[chunk.first] += chunk.met;
+        more[end > mapping.rows ? end - mapping.rows : end] -= chunk.met;
+        chunk.met = 0;
+      }
+      std::int64_t of_row = 0;
+      for (std::int64_t row = 0; row < mapping.rows; ++row) {
+        auto& own = rows[row * mapping.columns + column];
+        own = of_row += more[row];
+        for (const auto number : schedule.tiles[row * mapping.columns + column].chunks[phase])
+          own -= all[number].each + has_one_more(row, all[number].first, all[number].more, mapping.rows);
+      }
     }
-    for (const auto chunk : chunks) met[chunk] = 0;
   }
   return incoming;
 }
@@ -55,7 +85,8 @@ TileSizes typical_sizes(const Call& call, const Mapping& m) {
   return sizes;
 }
 
-std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule) {
+std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule,
+                                const IncomingRows& incoming) {
   std::vector<TileSizes> all(mapping.tiles_each());
   for (std::int64_t local = 0; local < mapping.tiles_each(); ++local) {
     const auto row = local / mapping.columns, column = local % mapping.columns;
@@ -70,11 +101,9 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
     sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
     sizes.step_rows = std::min(schedule.step_rows, std::max(sizes.query_rows, sizes.chunk_rows));
   }
-  for (std::int64_t phase = 0; call.backward && mapping.rows > 1 && phase < schedule.phases; ++phase) {
-    const auto incoming = incoming_rows(call, mapping, schedule, phase);
-    for (std::size_t local = 0; local < all.size(); ++local)
-      all[local].incoming_keys = std::max(all[local].incoming_keys, incoming[local]);
-  }
+  for (const auto& of_phase : incoming)
+    for (std::size_t local = 0; local < of_phase.size(); ++local)
+      all[local].incoming_keys = std::max(all[local].incoming_keys, of_phase[local]);
   return all;
 }
 

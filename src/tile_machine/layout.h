@@ -60,11 +60,13 @@ struct TileSizes {
   std::int64_t incoming_keys;               ///< backward: rows of partial dk and dv that it receives in one phase
 };
 
-/// Backward: rows of partial dk and dv that each tile receives after a phase, from the others of its column.
-std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule,
-                                        std::int64_t phase);
-/// The sizes of all tiles of a unit. incoming: the most of these rows in any phase.
-std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule);
+/// Backward: rows of partial dk and dv that each tile receives after a phase, from the others of its column (phases,
+/// tiles). Empty phases: none are sent.
+using IncomingRows = std::vector<std::vector<std::int64_t>>;
+IncomingRows incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule);
+/// The sizes of all tiles of a unit.
+std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule,
+                                const IncomingRows& incoming);
 
 /// The sizes if all tiles were alike. step_rows: as many as are worthwhile and fit, but those of a chunk at least.
 TileSizes typical_sizes(const Call& call, const Mapping& mapping);
