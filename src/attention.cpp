@@ -75,7 +75,8 @@ void divide_both(Problem& forward, const ExecutionPlan& of_forward, Problem& bac
   } catch (const Error&) {
     if (!forward.memory_budget || forward.device.kind == DeviceKind::tiles) throw;
     const auto least = planning::least_bytes(forward, of_forward);
-    planning::fail_budget(forward, of_backward ? std::max(least, planning::least_bytes(backward, *of_backward)) : least);
+    planning::fail_budget(forward,
+                          of_backward ? std::max(least, planning::least_bytes(backward, *of_backward)) : least);
   }
 }
 

@@ -358,24 +358,10 @@ anyflash_status anyflash_last_tile_report(anyflash_tile_report* report) {
   return guarded([&] {
     not_null("report", report);
     const auto& found = last_tile_report();
-    *report = {found.num_chunks_q,
-               found.num_chunks_kv,
-               found.grid_rows,
-               found.grid_columns,
-               found.chunks_in_flight,
-               found.head_groups_at_once,
-               found.waves,
-               found.cycles,
-               found.compute_cycles,
-               found.exchange_cycles,
-               found.sync_cycles,
-               found.seconds,
-               found.predicted_cycles,
-               found.exchanged_bytes,
-               found.peak_bytes,
-               found.peak_tile,
-               found.multiply_adds,
-               found.utilisation,
-               found.busy};
+    *report = {found.num_chunks_q,     found.num_chunks_kv,       found.grid_rows,   found.grid_columns,
+               found.chunks_in_flight, found.head_groups_at_once, found.waves,       found.cycles,
+               found.compute_cycles,   found.exchange_cycles,     found.sync_cycles, found.seconds,
+               found.predicted_cycles, found.exchanged_bytes,     found.peak_bytes,  found.peak_tile,
+               found.multiply_adds,    found.utilisation,         found.busy};
   });
 }

@@ -45,7 +45,7 @@ extern "C" void end_without_page(int number, siginfo_t* info, void*) {
 }
 
 void handle_lost_pages() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = end_without_page, action.sa_flags = SA_SIGINFO;
   sigaction(SIGBUS, &action, nullptr);
 }

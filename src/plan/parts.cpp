@@ -66,8 +66,8 @@ void fill_plan(const ExecutionPlan& whole, const Problem& of_whole, const Proble
   plan.batch_groups = whole.batch_groups > 1 ? part.b : 1;
   plan.head_groups = whole.head_groups > 1 ? problem.heads_q : 1;
   if (whole.late) {
-    plan.groups.push_back(late_group(whole, of_whole, whole.batch_groups > 1 ? part.first_b : 0,
-                                     whole.head_groups > 1 ? first_h : 0));
+    plan.groups.push_back(
+        late_group(whole, of_whole, whole.batch_groups > 1 ? part.first_b : 0, whole.head_groups > 1 ? first_h : 0));
   } else {
     for (std::int64_t b = 0; b < plan.batch_groups; ++b)
       for (std::int64_t h = 0; h < plan.head_groups; ++h)

@@ -1,53 +1,33 @@
 #include "tile_machine/layout.h"
 
+#include <numeric>
+#include <utility>
+
 namespace anyflash::simulator {
-
-namespace {
-
-/// Row `row` has a key more than others of a chunk if it is one of `more` rows from `first` on, cyclically.
-bool has_one_more(std::int64_t row, std::int64_t first, std::int64_t more, std::int64_t rows) {
-  return (row >= first ? row - first : row - first + rows) < more;
-}
-
-}  // namespace
 
 IncomingRows incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule) {
   IncomingRows incoming(schedule.phases);
   if (!call.backward || mapping.rows == 1) return incoming;
-  struct Chunk {
-    std::int64_t each, more, first;  // of its keys, so many live in each row, and one more in `more` rows from `first`
-    std::int64_t met;                // by how many tiles of the column in this phase
-  };
-  std::vector<Chunk> all;
-  for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk) {
-    const auto size = call.key_chunk(mapping, chunk).size();
-    all.push_back({size / mapping.rows, size % mapping.rows, call.first_row(mapping, chunk), 0});
-  }
-  std::vector<std::int32_t> met;
-  std::vector<std::int64_t> more(mapping.rows + 1);  // than the row before
+  const KeyHomes homes(call, mapping);
+  std::vector<std::int64_t> met(mapping.key_chunks, 0);  // by how many tiles of the column in this phase
+  std::vector<std::int32_t> chunks;
+  std::vector<std::int64_t> steps(mapping.rows + 1);
   for (std::int64_t phase = 0; phase < schedule.phases; ++phase) {
     auto& rows = incoming[phase];
     rows.resize(mapping.tiles_each());
     for (std::int64_t column = 0; column < mapping.columns; ++column) {
-      met.clear();
+      chunks.clear();
       for (auto tile = column; tile < mapping.tiles_each(); tile += mapping.columns)
         for (const auto chunk : schedule.tiles[tile].chunks[phase])
-          if (all[chunk].met++ == 0) met.push_back(chunk);
-      std::fill(more.begin(), more.end(), 0);
-      for (const auto number : met) {
-        auto& chunk = all[number];
-        const auto end = chunk.first + chunk.more;
-        more[0] += chunk.met * (chunk.each + (end > mapping.rows));
-        more[chunk.first] += chunk.met;
-        more[end > mapping.rows ? end - mapping.rows : end] -= chunk.met;
-        chunk.met = 0;
-      }
+          if (met[chunk]++ == 0) chunks.push_back(chunk);
+      std::fill(steps.begin(), steps.end(), 0);
+      for (const auto chunk : chunks) homes.add(chunk, std::exchange(met[chunk], 0), steps);
       std::int64_t of_row = 0;
       for (std::int64_t row = 0; row < mapping.rows; ++row) {
         auto& own = rows[row * mapping.columns + column];
-        own = of_row += more[row];
-        for (const auto number : schedule.tiles[row * mapping.columns + column].chunks[phase])
-          own -= all[number].each + has_one_more(row, all[number].first, all[number].more, mapping.rows);
+        own = of_row += steps[row];
+        for (const auto chunk : schedule.tiles[row * mapping.columns + column].chunks[phase])
+          own -= homes.of(chunk, row);
       }
     }
   }
@@ -88,6 +68,10 @@ TileSizes typical_sizes(const Call& call, const Mapping& m) {
 std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule,
                                 const IncomingRows& incoming) {
   std::vector<TileSizes> all(mapping.tiles_each());
+  const KeyHomes homes(call, mapping);
+  std::vector<std::vector<std::int64_t>> home_keys(mapping.columns, std::vector<std::int64_t>(mapping.rows + 1));
+  mapping.each_chunk([&](std::int64_t chunk, std::int64_t column) { homes.add(chunk, 1, home_keys[column]); });
+  for (auto& rows : home_keys) std::partial_sum(rows.begin(), rows.end(), rows.begin());
   for (std::int64_t local = 0; local < mapping.tiles_each(); ++local) {
     const auto row = local / mapping.columns, column = local % mapping.columns;
     auto& sizes = all[local];
@@ -95,8 +79,7 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
     sizes.items = std::int64_t(schedule.items[row].size());
     for (const auto item : schedule.items[row])
       sizes.home_rows += part_of(call.query_chunk(mapping, item).size(), mapping.columns, column).size();
-    mapping.chunks_of(column,
-                      [&](std::int64_t chunk) { sizes.home_keys += call.key_home(mapping, chunk, row).size(); });
+    sizes.home_keys = home_keys[column][row];
     sizes.chunk_rows = (call.queries.entries() + mapping.query_chunks - 1) / mapping.query_chunks;
     sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
     sizes.step_rows = std::min(schedule.step_rows, std::max(sizes.query_rows, sizes.chunk_rows));

@@ -219,7 +219,8 @@ class Search {
   }
 
  private:
-  static constexpr std::int64_t usual_chunks = 128, long_chunks = 1024;  // the latter where no tile can hold larger ones
+  static constexpr std::int64_t usual_chunks = 128,
+                                long_chunks = 1024;  // the latter where no tile can hold larger ones
   static constexpr std::size_t guessed_at_most = 12;
   static constexpr int guessed_of_waves = 2;
   static constexpr double work_at_most = 1e6, work_until_it_fits = 3e6;

@@ -31,10 +31,10 @@ void sort_phases(TileWork& work) {
 
 /// Turns visits that take as long as each other, so that each grid row begins with another one. Partial dk and dv of a
 /// phase then belong to many key chunks, and every tile receives about as many rows of them.
-void stagger(std::vector<Visit>& visits, std::int64_t row, std::int64_t rows) {
+void stagger(std::vector<Visit>& visits, std::int64_t turn, std::int64_t turns) {
   for (auto first = visits.begin(); first != visits.end();) {
     const auto end = std::find_if(first, visits.end(), [&](const Visit& one) { return one.cycles != first->cycles; });
-    std::rotate(first, first + (end - first) * row / rows, end);
+    std::rotate(first, first + (end - first) * turn / turns, end);
     first = end;
   }
 }
@@ -234,10 +234,9 @@ void Scheduler::fill_phases(Schedule& schedule, const std::vector<const Weights*
     });
   }
   schedule.phases = (std::int64_t(most) + mapping_.in_flight - 1) / mapping_.in_flight;
-  const auto turns = call_.backward ? mapping_.rows : 1;
   for (std::size_t tile = 0; tile < visits.size(); ++tile) {
-    const auto row = std::int64_t(tile) / mapping_.columns;
-    schedule.tiles.push_back(dealt(visits[tile], schedule.phases, mapping_.in_flight, row % turns, turns));
+    const auto turn = call_.backward ? std::int64_t(tile) / mapping_.columns : 0;
+    schedule.tiles.push_back(dealt(visits[tile], schedule.phases, mapping_.in_flight, turn, mapping_.rows));
   }
 }
 

@@ -134,8 +134,7 @@ TileMenu backward_menu(const Problem&) {
 std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
   MemoryParts parts(nullptr);
   terms_of(problem, plan, parts);
-  if (by_groups(problem, plan, args_of(problem, plan)))
-    parts.take<char>(group_backward_workspace(problem, plan));
+  if (by_groups(problem, plan, args_of(problem, plan))) parts.take<char>(group_backward_workspace(problem, plan));
   return parts.bytes();
 }
 
