@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -33,6 +34,8 @@ std::vector<Mapping>& mappings() {
 /// A page of a mapping that lies behind its file's end, or that the disk does not give: the error, and the end of the
 /// program. Only what a handler of signals may call; mappings do not change while tensors are read.
 extern "C" void end_without_page(int number, siginfo_t* info, void*) {
+  static std::atomic_flag told;
+  while (told.test_and_set()) pause();  // another thread ends the program
   const auto* const at = static_cast<const std::byte*>(info->si_addr);
   for (const auto& [start, bytes, line] : mappings()) {
     const auto* const first = static_cast<const std::byte*>(start);
