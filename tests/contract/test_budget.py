@@ -148,8 +148,11 @@ def test_a_plan_carries_its_chunks():
 
 
 def test_a_plan_names_what_both_passes_need():
-    q = np.zeros((1, 2, 512, 64), np.float32)
-    least = least_of(lambda **budget: af.plan(q, q, q, **budget))
-    af.plan(q, q, q, memory_budget=least)
-    with pytest.raises(ValueError, match=f"expected at least {least}$"):
-        af.plan(q, q, q, memory_budget=least - 1)
+    q, lse = np.zeros((1, 2, 64, 64), np.float32), np.zeros((1, 2, 64), np.float32)
+    forward = least_of(lambda **budget: af.attention(q, q, q, **budget))
+    backward = least_of(lambda **budget: af.attention_backward(q, q, q, q, q, lse, **budget))
+    assert forward < backward == least_of(lambda **budget: af.plan(q, q, q, **budget))
+    af.plan(q, q, q, memory_budget=backward)
+    for budget in (forward, backward - 1):
+        with pytest.raises(ValueError, match=f"expected at least {backward}$"):
+            af.plan(q, q, q, memory_budget=budget)
