@@ -128,6 +128,25 @@ TEST_P(Simulator, AnyMachine) {
   }
 }
 
+/// Deterministic backward calls sum P first: steps whose products and vector operations have another ratio.
+TEST(Prediction, OfSumsOfP) {
+  for (const bool separate : {false, true})
+    for (const double start : {0.0, 200.0})
+      for (const double rate : {64.0, 2048.0})
+        for (const std::int64_t chunks : {4, 32})
+          for (const auto& rule : {full(), causal(), local(20)}) {
+            auto machine = small_machine(4, 4 << 20);
+            machine.separate_vector = separate, machine.unit_start_cycles = start;
+            machine.multiply_adds_float32 = rate, machine.sync_cycles = 0;
+            use_tile_machine(machine);
+            TileCall call;
+            call.queries = call.keys = {256}, call.heads = 2, call.rule = rule, call.deterministic = true;
+            call.chunks_q = chunks, call.chunks_kv = 128 / chunks, call.d_qk = 64, call.d_v = 16;
+            run_both(call, machine);
+          }
+  use_tile_machine(TileMachine{});
+}
+
 TEST_P(Simulator, AnyGrid) {
   std::mt19937 random(seed_of(7));
   const auto machine = small_machine(GetParam(), 8 << 20);
