@@ -73,11 +73,11 @@ std::int64_t bytes_of_slices(const Problem& problem, const ExecutionPlan& plan) 
 /// Collects the candidates of one call.
 class Collector {
  public:
-  Collector(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine)
+  Collector(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine, const Backend& backend)
       : problem_(problem),
         plan_(plan),
         machine_(machine),
-        backend_(backend_of(problem.device)),
+        backend_(backend),
         work_(problem.device.kind == DeviceKind::cpu ? work_of(plan) : Work()),
         groups_(problem.batch * problem.heads_kv),
         cpu_(problem.device.kind == DeviceKind::cpu) {}
@@ -103,7 +103,6 @@ class Collector {
     const auto parts = problem_.num_chunks_q.value_or(1) * problem_.num_chunks_kv.value_or(1);
     const auto most = std::max<std::int64_t>(1, (groups_ + parts - 1) / parts);
     for (const bool portable : {false, true}) {
-      if (portable && !problem_.memory_budget) break;
       if (most == groups_) add({.portable = portable});
       for (auto n = most; n >= 1; n = n == 1 ? 0 : (n + 1) / 2)
         if (n < groups_ || n == 1) add({.groups = n, .portable = portable});
@@ -232,7 +231,12 @@ void fail_budget(const Problem& problem, std::int64_t least) {
 
 std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine) {
   if (problem.device.kind == DeviceKind::tiles) return simulator::ways(problem, plan);
-  return Collector(problem, plan, machine).collect();
+  return candidates_on(backend_of(problem.device), problem, plan, machine);
+}
+
+std::vector<Candidate> candidates_on(const Backend& backend, const Problem& problem, const ExecutionPlan& plan,
+                                     const Calibration& machine) {
+  return Collector(problem, plan, machine, backend).collect();
 }
 
 std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {

@@ -7,6 +7,10 @@
 
 #include "plan/plan.h"
 
+namespace anyflash {
+struct Backend;
+}
+
 namespace anyflash::planning {
 
 /// Was a budget or a number of chunks asked for?
@@ -22,6 +26,10 @@ struct Candidate {
 
 /// All candidates, unsorted; the chosen one is marked. The problem has pairs.
 std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan,
+                                     const Calibration& machine = calibration());
+
+/// The same for a backend, not the tile machine's; tests have their own.
+std::vector<Candidate> candidates_on(const Backend& backend, const Problem& problem, const ExecutionPlan& plan,
                                      const Calibration& machine = calibration());
 
 /// The bytes of the smallest one.
