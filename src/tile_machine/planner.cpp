@@ -223,7 +223,7 @@ class Search {
                                 long_chunks = 1024;  // the latter where no tile can hold larger ones
   static constexpr std::size_t guessed_at_most = 12;
   static constexpr int guessed_of_waves = 2;
-  static constexpr double work_at_most = 1.1e6, work_until_it_fits = 3e6;
+  static constexpr double work_at_most = 1.3e6, work_until_it_fits = 3e6;
 
   bool affordable() const { return work_ < (all_[best_].fits(call_) ? work_at_most : work_until_it_fits); }
 
@@ -231,8 +231,9 @@ class Search {
   double work_of(const Mapping& m) const {
     const double chunks = double(m.query_chunks * call_.heads_each) * double(m.key_chunks);
     const double phases = std::ceil(double(m.key_chunks) / double(m.columns * m.in_flight)) + 2;
-    const double each = call_.backward ? 2.6 : 2.0;  // of a tile in a phase
-    return 1e3 + 0.2 * chunks + each * double(m.tiles_each()) * phases + double(call_.machine.tiles);
+    const double visits = double(m.tiles_each()) * phases;
+    const double each = 2 + std::min(visits / 1e5, 4.0);  // lists that no cache holds take longer
+    return 1e3 + 0.2 * chunks + each * visits + double(call_.machine.tiles);
   }
 
   void consider(const Mapping& mapping) {
