@@ -82,6 +82,7 @@ def planner_table(rows):
             ),
             "utilisation": lambda row: f"{row['figure']:.3g} {row['unit']}".strip(),
             "ceiling": lambda row: f"{100 * row['ceiling']:.0f} %" if "ceiling" in row else "",
+            "of the ceiling": lambda row: f"{row['figure'] / row['ceiling']:.0f} %" if "ceiling" in row else "",
             "planning": lambda row: f"{row['milliseconds']:.0f} ms" if "milliseconds" in row else "",
             "limit": limit,
         },

@@ -65,6 +65,21 @@ void divide(Problem& problem, const ExecutionPlan& plan, const Plan* given) {
   }
 }
 
+/// Divides both passes of a public plan. A budget that is too small for either is an Error that names what both
+/// need. of_backward: null if there is none.
+void divide_both(Problem& forward, const ExecutionPlan& of_forward, Problem& backward,
+                 const ExecutionPlan* of_backward) {
+  try {
+    divide(forward, of_forward, nullptr);
+    if (of_backward) divide(backward, *of_backward, nullptr);
+  } catch (const Error&) {
+    if (!forward.memory_budget || forward.device.kind == DeviceKind::tiles) throw;
+    const auto least = planning::least_bytes(forward, of_forward);
+    planning::fail_budget(forward,
+                          of_backward ? std::max(least, planning::least_bytes(backward, *of_backward)) : least);
+  }
+}
+
 /// A call's workspace: the caller's memory if it is given.
 Workspace workspace_of(const Problem& problem, const ExecutionPlan& plan) {
   const auto& backend = backend_of(problem.device);
@@ -197,13 +212,16 @@ Plan plan(const TensorView& q, const TensorView& k, const TensorView& v, const O
     check_rule(problem);
     auto pair = std::make_shared<detail::PlanPair>();
     pair->forward = plan_of(problem, true);
-    if (problem.has_pairs()) divide(problem, *pair->forward, nullptr);
+    auto backward = problem;
+    const bool both = !options.page_table.given();  // paged keys and values have no backward
+    if (both) {
+      backward = shape_problem(q, k, v, options, Direction::backward);
+      pair->backward = plan_of(backward, true);
+    }
+    if (problem.has_pairs()) divide_both(problem, *pair->forward, backward, pair->backward.get());
     pair->forward_chunks = problem.chunks;
     pair->forward_workspace = workspace_bytes(problem, *pair->forward);
-    if (!options.page_table.given()) {  // paged keys and values have no backward
-      auto backward = shape_problem(q, k, v, options, Direction::backward);
-      pair->backward = plan_of(backward, true);
-      if (backward.has_pairs()) divide(backward, *pair->backward, nullptr);
+    if (both) {
       pair->backward_chunks = backward.chunks;
       pair->backward_workspace = workspace_bytes(backward, *pair->backward);
     }

@@ -46,7 +46,8 @@ typedef enum anyflash_type {
   ANYFLASH_INT64 = 7
 } anyflash_type;
 
-typedef enum anyflash_device { ANYFLASH_CPU = 0, ANYFLASH_CUDA = 1 } anyflash_device;
+/* ANYFLASH_TILES: the simulated tile machine; its tensors are in the CPU's memory, its index is 0. */
+typedef enum anyflash_device { ANYFLASH_CPU = 0, ANYFLASH_CUDA = 1, ANYFLASH_TILES = 2 } anyflash_device;
 
 #define ANYFLASH_MAX_RANK 8
 
@@ -229,6 +230,24 @@ typedef struct anyflash_explanation {
 /* The figures of a rule (NULL: full) on sequences of 1 to 3 dimensions, for one head of float32 with 64 channels. */
 anyflash_status anyflash_explain(const anyflash_rule* rule, int32_t dimensions, const int64_t* q_shape,
                                  const int64_t* k_shape, int32_t align, anyflash_explanation* explanation);
+
+/* --- the tile machine --------------------------------------------------------------------------------------------- */
+
+/* Makes calls on ANYFLASH_TILES use a machine that comes with the library ("ipu-mk2", which is the default, "bow", ...),
+ * or that of a file, from the next call on. No other thread may be in a call at the same time. */
+anyflash_status anyflash_use_tile_machine(const char* name_or_path);
+
+/* What a call did: TileReport of anyflash/tile_machine.h says what each member is. */
+typedef struct anyflash_tile_report {
+  int64_t num_chunks_q, num_chunks_kv, grid_rows, grid_columns, chunks_in_flight, head_groups_at_once, waves;
+  double cycles, compute_cycles, exchange_cycles, sync_cycles;
+  double seconds, predicted_cycles;
+  int64_t exchanged_bytes, peak_bytes, peak_tile;
+  double multiply_adds, utilisation, busy;
+} anyflash_tile_report;
+
+/* Of this thread's last forward or backward call on the tile machine. An error before the first. */
+anyflash_status anyflash_last_tile_report(anyflash_tile_report* report);
 
 #ifdef __cplusplus
 }

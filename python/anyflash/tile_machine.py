@@ -271,25 +271,43 @@ def _shape(name: str, given: Sequence[int]) -> list[int]:
     return [integer_of_64_bits(name, size) for size in sizes]
 
 
-def _call(
-    q_shape: Sequence[int], k_shape: Sequence[int] | None, d_v: int | None, dtype: str, rule: Rule | None, align: str
-) -> tuple[Any, ...]:
-    queries = _shape("q_shape", q_shape)
-    keys = queries if k_shape is None else _shape("k_shape", k_shape)
-    channels = keys[3] if d_v is None else integer_of_64_bits("d_v", d_v)
-    return queries, keys, channels, _text("dtype", dtype), rule, _text("align", align)
-
-
-def _bounds(deterministic: bool, **bounds: int | None) -> tuple[Any, ...]:
-    """memory_budget, num_chunks_q, num_chunks_kv and deterministic."""
-    checked = (None if value is None else integer_of_64_bits(name, value) for name, value in bounds.items())
-    return *checked, truth("deterministic", deterministic)
-
-
 def _numbers(choice: Choice) -> list[int]:
     if not isinstance(choice, Choice):
         raise TypeError(f"choice: type {echoed(type(choice).__name__)}, expected a Choice")
     return [getattr(choice, one.name) for one in fields(Choice)]
+
+
+def _call(
+    q_shape: Sequence[int],
+    k_shape: Sequence[int] | None,
+    rule: Rule | None,
+    dtype: str,
+    d_v: int | None,
+    align: str,
+    backward: bool,
+    machine: Machine | str,
+    choice: Choice,
+    deterministic: bool,
+    trace: bool,
+    **bounds: int | None,
+) -> _core.TileCall:
+    """bounds: memory_budget, num_chunks_q and num_chunks_kv."""
+    queries = _shape("q_shape", q_shape)
+    keys = queries if k_shape is None else _shape("k_shape", k_shape)
+    checked = (None if value is None else integer_of_64_bits(name, value) for name, value in bounds.items())
+    return _core.TileCall(
+        _machine(machine).text(),
+        _numbers(choice),
+        truth("trace", trace),
+        queries,
+        keys,
+        keys[3] if d_v is None else integer_of_64_bits("d_v", d_v),
+        _text("dtype", dtype),
+        rule,
+        _text("align", align),
+        (*checked, truth("deterministic", deterministic)),
+        truth("backward", backward),
+    )
 
 
 def predict(
@@ -316,16 +334,9 @@ def predict(
     Raises ValueError as the call would: the least memory_budget that works. Raises MemoryError if nothing fits the
     machine: it names tile, phase and bytes.
     """
-    return _report(
-        _core.predict_tiles(
-            _machine(machine).text(),
-            _numbers(choice),
-            truth("trace", trace),
-            *_call(q_shape, k_shape, d_v, dtype, rule, align),
-            _bounds(deterministic, memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv),
-            truth("backward", backward),
-        )
-    )
+    bounds = dict(memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv)
+    call = _call(q_shape, k_shape, rule, dtype, d_v, align, backward, machine, choice, deterministic, trace, **bounds)
+    return _report(call.predicted())
 
 
 def _report(found: dict[str, Any]) -> Report:
@@ -356,14 +367,9 @@ def candidates(
     deterministic: bool = False,
 ) -> list[Candidate]:
     """All mappings that the planner considers for a call, best first, those that do not fit last."""
-    found = _core.tile_candidates(
-        _machine(machine).text(),
-        _numbers(choice),
-        *_call(q_shape, k_shape, d_v, dtype, rule, align),
-        _bounds(deterministic, memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv),
-        truth("backward", backward),
-    )
-    return [Candidate(**one) for one in found]
+    bounds = dict(memory_budget=memory_budget, num_chunks_q=num_chunks_q, num_chunks_kv=num_chunks_kv)
+    call = _call(q_shape, k_shape, rule, dtype, d_v, align, backward, machine, choice, deterministic, False, **bounds)
+    return [Candidate(**one) for one in call.candidates()]
 
 
 class use:  # noqa: N801

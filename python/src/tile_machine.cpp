@@ -145,53 +145,45 @@ ElementType type_named(const std::string& name) {
 /// memory_budget, num_chunks_q, num_chunks_kv and deterministic of a call.
 using Bounds = std::tuple<std::optional<std::int64_t>, std::optional<std::int64_t>, std::optional<std::int64_t>, bool>;
 
-/// A call's shapes on the tile machine, without data.
-struct Shapes {
-  TensorView q, k, v;
-  Options options;
-
-  Shapes(const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys, std::int64_t channels_v,
-         const std::string& dtype, nb::handle rule, nb::handle align, const Bounds& bounds) {
+/// A call on a tile machine of which only shapes are known.
+class Call {
+ public:
+  Call(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace,
+       const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys, std::int64_t channels_v,
+       const std::string& dtype, nb::handle rule, nb::handle align, const Bounds& bounds, bool backward)
+      : machine_(machine), choice_(choice_of(choice, trace)), backward_(backward) {
     const auto type = type_named(dtype);
     const Device device{DeviceKind::tiles};
-    q = TensorView(nullptr, type, {queries.at(0), queries.at(1), queries.at(2), queries.at(3)}, device);
-    k = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), keys.at(3)}, device);
-    v = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), channels_v}, device);
-    if (!rule.is_none()) options.rule = rule_of(rule).rule;
-    options.align = align_of(align);
-    std::tie(options.memory_budget, options.num_chunks_q, options.num_chunks_kv, options.deterministic) = bounds;
+    q_ = TensorView(nullptr, type, {queries.at(0), queries.at(1), queries.at(2), queries.at(3)}, device);
+    k_ = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), keys.at(3)}, device);
+    v_ = TensorView(nullptr, type, {keys.at(0), keys.at(1), keys.at(2), channels_v}, device);
+    if (!rule.is_none()) options_.rule = rule_of(rule).rule;
+    options_.align = align_of(align);
+    std::tie(options_.memory_budget, options_.num_chunks_q, options_.num_chunks_kv, options_.deterministic) = bounds;
   }
+
+  nb::dict predicted() const { return report_dict(on_machine(&predict_tiles)); }
+  nb::list candidates() const {
+    nb::list found;
+    for (const auto& one : on_machine(&tile_candidates)) found.append(candidate_dict(one));
+    return found;
+  }
+
+ private:
+  template <typename Result>
+  Result on_machine(Result (*ask)(const TensorView&, const TensorView&, const TensorView&, const Options&,
+                                  bool)) const {
+    const WithoutGil without_gil;
+    const Used used(machine_, choice_);
+    return ask(q_, k_, v_, options_, backward_);
+  }
+
+  std::string machine_;
+  TileChoice choice_;
+  TensorView q_, k_, v_;
+  Options options_;
+  bool backward_;
 };
-
-nb::dict predicted(const std::string& machine, const std::vector<std::int64_t>& choice, bool trace,
-                   const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys,
-                   std::int64_t channels_v, const std::string& dtype, nb::handle rule, nb::handle align,
-                   const Bounds& bounds, bool backward) {
-  const Shapes shapes(queries, keys, channels_v, dtype, rule, align, bounds);
-  TileReport report;
-  {
-    const WithoutGil without_gil;
-    const Used used(machine, choice_of(choice, trace));
-    report = predict_tiles(shapes.q, shapes.k, shapes.v, shapes.options, backward);
-  }
-  return report_dict(std::move(report));
-}
-
-nb::list candidates(const std::string& machine, const std::vector<std::int64_t>& choice,
-                    const std::vector<std::int64_t>& queries, const std::vector<std::int64_t>& keys,
-                    std::int64_t channels_v, const std::string& dtype, nb::handle rule, nb::handle align,
-                    const Bounds& bounds, bool backward) {
-  const Shapes shapes(queries, keys, channels_v, dtype, rule, align, bounds);
-  std::vector<TileCandidate> all;
-  {
-    const WithoutGil without_gil;
-    const Used used(machine, choice_of(choice, false));
-    all = tile_candidates(shapes.q, shapes.k, shapes.v, shapes.options, backward);
-  }
-  nb::list found;
-  for (const auto& one : all) found.append(candidate_dict(one));
-  return found;
-}
 
 }  // namespace
 
@@ -222,12 +214,15 @@ void add_tile_machine(nb::module_& module) {
   module.def("tile_machine", [](const std::string& name) { return machine_dict(tile_machine(name)); });
   module.def("read_tile_machine", [](const std::string& path) { return machine_dict(read_tile_machine(path)); });
   module.def("parse_tile_machine", [](const std::string& text) { return machine_dict(parse_tile_machine(text)); });
-  module.def("predict_tiles", &predicted, nb::arg("machine"), nb::arg("choice"), nb::arg("trace"), nb::arg("queries"),
-             nb::arg("keys"), nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"),
-             nb::arg("bounds"), nb::arg("backward"));
-  module.def("tile_candidates", &candidates, nb::arg("machine"), nb::arg("choice"), nb::arg("queries"), nb::arg("keys"),
-             nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"), nb::arg("bounds"),
-             nb::arg("backward"));
+  nb::class_<Call>(module, "TileCall")
+      .def(nb::init<const std::string&, const std::vector<std::int64_t>&, bool, const std::vector<std::int64_t>&,
+                    const std::vector<std::int64_t>&, std::int64_t, const std::string&, nb::handle, nb::handle,
+                    const Bounds&, bool>(),
+           nb::arg("machine"), nb::arg("choice"), nb::arg("trace"), nb::arg("queries"), nb::arg("keys"),
+           nb::arg("channels_v"), nb::arg("dtype"), nb::arg("rule").none(), nb::arg("align"), nb::arg("bounds"),
+           nb::arg("backward"))
+      .def("predicted", &Call::predicted)
+      .def("candidates", &Call::candidates);
   module.def("tile_product_cycles",
              [](const std::string& machine, const std::string& dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
                return tile_product_cycles(parse_tile_machine(machine), type_named(dtype), m, n, k);

@@ -2,6 +2,7 @@
 #include <anyflash/c_api.h>
 
 #include <anyflash/anyflash.h>
+#include <anyflash/tile_machine.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -84,7 +85,7 @@ TensorView view_of(const char* name, const anyflash_tensor* tensor) {
   }
   view.data = tensor->data;
   view.type = enumerated(prefixed("type").c_str(), tensor->type, ElementType::int64);
-  view.device = {enumerated(prefixed("device").c_str(), tensor->device, DeviceKind::cuda), tensor->device_index};
+  view.device = {enumerated(prefixed("device").c_str(), tensor->device, DeviceKind::tiles), tensor->device_index};
   view.rank = tensor->rank;
   std::copy_n(tensor->shape, view.rank, view.shape.begin());
   std::copy_n(tensor->strides, view.rank, view.strides.begin());
@@ -344,5 +345,23 @@ anyflash_status anyflash_explain(const anyflash_rule* rule, int32_t dimensions, 
                     found.tiles_full,    found.visited_per_visible,
                     found.forward_flops, found.backward_flops,
                     found.bytes,         found.dense_mask_bytes};
+  });
+}
+
+// --- the tile machine
+
+anyflash_status anyflash_use_tile_machine(const char* name_or_path) {
+  return guarded([&] { use_tile_machine(tile_machine(not_null("name_or_path", name_or_path))); });
+}
+
+anyflash_status anyflash_last_tile_report(anyflash_tile_report* report) {
+  return guarded([&] {
+    not_null("report", report);
+    const auto& found = last_tile_report();
+    *report = {found.num_chunks_q,     found.num_chunks_kv,       found.grid_rows,   found.grid_columns,
+               found.chunks_in_flight, found.head_groups_at_once, found.waves,       found.cycles,
+               found.compute_cycles,   found.exchange_cycles,     found.sync_cycles, found.seconds,
+               found.predicted_cycles, found.exchanged_bytes,     found.peak_bytes,  found.peak_tile,
+               found.multiply_adds,    found.utilisation,         found.busy};
   });
 }

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,13 +19,38 @@ namespace anyflash::cli {
 
 namespace {
 
+const std::size_t page_bytes = std::size_t(sysconf(_SC_PAGESIZE));
+
 struct Mapping {
   void* start;
   std::size_t bytes;
+  std::string line;  ///< the error if a page of it cannot be had
 };
 std::vector<Mapping>& mappings() {
   static std::vector<Mapping> all;
   return all;
+}
+
+/// A page of a mapping that lies behind its file's end, or that the disk does not give: the error, and the end of the
+/// program. Only what a handler of signals may call; mappings do not change while tensors are read.
+extern "C" void end_without_page(int number, siginfo_t* info, void*) {
+  static std::atomic_flag told;
+  while (told.test_and_set()) pause();  // another thread ends the program
+  const auto* const at = static_cast<const std::byte*>(info->si_addr);
+  for (const auto& [start, bytes, line] : mappings()) {
+    const auto* const first = static_cast<const std::byte*>(start);
+    if (at < first || at >= first + (bytes + page_bytes - 1) / page_bytes * page_bytes) continue;
+    if (write(STDERR_FILENO, line.data(), line.size()) < 0) _exit(1);
+    remove_temporary_files();
+    _exit(1);
+  }
+  std::signal(number, SIG_DFL);  // the instruction that failed is repeated
+}
+
+void handle_lost_pages() {
+  struct sigaction action{};
+  action.sa_sigaction = end_without_page, action.sa_flags = SA_SIGINFO;
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 /// The bytes from `offset` of a file, as memory that unmaps itself.
@@ -33,7 +60,9 @@ std::shared_ptr<std::byte[]> mapped(const std::string& path, int descriptor, std
   auto* const start = mmap(nullptr, all, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, descriptor, 0);
   if (start == MAP_FAILED) fail(path + ": cannot be mapped: " + std::strerror(errno));
   madvise(start, all, MADV_NOHUGEPAGE);
-  mappings().push_back({start, all});
+  handle_lost_pages();
+  const auto clear = isatty(STDERR_FILENO) ? "\r\x1b[K" : "";  // the progress bar
+  mappings().push_back({start, all, clear + ("anyflash: " + one_line(path) + ": truncated while it was read\n")});
   const auto unmap = [start, all](std::byte*) {
     auto& known = mappings();
     std::erase_if(known, [&](const Mapping& one) { return one.start == start; });
@@ -84,7 +113,7 @@ void MappedResult::finish() {
 }
 
 void release_mapped_pages() {
-  for (const auto& [start, bytes] : mappings()) {
+  for (const auto& [start, bytes, line] : mappings()) {
     msync(start, bytes, MS_ASYNC);  // of input files it does nothing
     madvise(start, bytes, MADV_DONTNEED);
   }

@@ -94,8 +94,7 @@ void replace_temporary(const char* known, const char* now) {
 }
 
 extern "C" void remove_temporaries(int signal_number) {
-  for (auto& one : temporaries)
-    if (const auto* const name = one.load()) unlink(name);
+  remove_temporary_files();
   std::signal(signal_number, SIG_DFL);
   std::raise(signal_number);
 }
@@ -106,6 +105,11 @@ void handle_signals() {
 }
 
 }  // namespace
+
+void remove_temporary_files() {
+  for (auto& one : temporaries)
+    if (const auto* const name = one.load()) unlink(name);
+}
 
 TemporaryFile::TemporaryFile(std::string path) : path_(std::move(path)), name_(path_ + ".XXXXXX") {
   check_target(path_);

@@ -52,6 +52,9 @@ class TemporaryFile {
   int descriptor_ = -1;
 };
 
+/// Removes all temporary files. For handlers of signals, before the program ends.
+void remove_temporary_files();
+
 /// Calls `write` with the name of a new file next to `path`, then renames that to `path`. If `write` throws, removes it
 /// and throws Error, with a line that begins with `path`.
 void write_file_whole(const std::string& path, const std::function<void(const std::string&)>& write);

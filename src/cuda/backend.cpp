@@ -5,10 +5,12 @@
 #include "cuda/common/device.h"
 #include "cuda/common/device_plan.h"
 #include "cuda/common/errors.h"
+#include "cuda/common/memory.h"
 #include "cuda/common/memory_parts.h"
 #include "cuda/portable/backward.h"
 #include "cuda/portable/decode.h"
 #include "cuda/portable/forward.h"
+#include "cuda/portable/launch.h"
 #include "plan/parts.h"
 
 namespace anyflash::cuda {
@@ -48,21 +50,38 @@ std::int64_t workspace_of_part(const Problem& problem, const ExecutionPlan& plan
 }  // namespace
 
 std::int64_t workspace(const Problem& problem, const ExecutionPlan& plan) {
-  std::int64_t most = 0;
+  std::int64_t most = -1;
+  const bool alike = plan.late || plan.groups.size() == 1;  // then the first part needs most
   planning::for_each_part(problem, plan, [&](const Problem& part, const ExecutionPlan& of_part) {
-    most = std::max(most, workspace_of_part(part, of_part));
+    if (most < 0 || !alike) most = std::max(most, workspace_of_part(part, of_part));
   });
   return most;
 }
 
+namespace {
+
+/// Runs a call part by part. All memory is allocated before the first part: no later one can fail for want of it, with
+/// earlier results already written.
+void run_in_groups(const Problem& problem, const ExecutionPlan& plan, char* given,
+                   void (*run)(const Problem&, const ExecutionPlan&, char*)) {
+  if (problem.chunks.groups <= 0) return run(problem, plan, given);
+  const DeviceScope scope(problem.device.index);
+  check_pointers(problem);
+  const auto bytes = given ? 0 : workspace(problem, plan);
+  const StreamMemory own(static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(problem.stream));
+  planning::for_each_part(problem, plan, [&](const Problem& part, const ExecutionPlan& of_part) {
+    run(part, of_part, given ? given : own.get());
+  });
+}
+
+}  // namespace
+
 void forward_in_groups(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  planning::for_each_part(
-      problem, plan, [&](const Problem& part, const ExecutionPlan& of_part) { forward(part, of_part, workspace); });
+  run_in_groups(problem, plan, workspace, forward);
 }
 
 void backward_in_groups(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
-  planning::for_each_part(
-      problem, plan, [&](const Problem& part, const ExecutionPlan& of_part) { backward(part, of_part, workspace); });
+  run_in_groups(problem, plan, workspace, backward);
 }
 
 Workspace allocate_workspace(const Problem&, const ExecutionPlan&) {

@@ -73,11 +73,11 @@ std::int64_t bytes_of_slices(const Problem& problem, const ExecutionPlan& plan) 
 /// Collects the candidates of one call.
 class Collector {
  public:
-  Collector(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine)
+  Collector(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine, const Backend& backend)
       : problem_(problem),
         plan_(plan),
         machine_(machine),
-        backend_(backend_of(problem.device)),
+        backend_(backend),
         work_(problem.device.kind == DeviceKind::cpu ? work_of(plan) : Work()),
         groups_(problem.batch * problem.heads_kv),
         cpu_(problem.device.kind == DeviceKind::cpu) {}
@@ -97,13 +97,16 @@ class Collector {
   }
 
  private:
-  /// Another device only takes fewer groups at a time. Numbers of chunks ask for so many parts.
+  /// A GPU takes fewer groups at a time, or its portable kernels, whose workspace does not grow with the channels.
+  /// Numbers of chunks ask for so many parts.
   void collect_groups() {
     const auto parts = problem_.num_chunks_q.value_or(1) * problem_.num_chunks_kv.value_or(1);
     const auto most = std::max<std::int64_t>(1, (groups_ + parts - 1) / parts);
-    if (most == groups_) add({});
-    for (auto n = most; n >= 1; n = n == 1 ? 0 : (n + 1) / 2)
-      if (n < groups_ || n == 1) add({n, 0, 0, 0, 0});
+    for (const bool portable : {false, true}) {
+      if (most == groups_) add({.portable = portable});
+      for (auto n = most; n >= 1; n = n == 1 ? 0 : (n + 1) / 2)
+        if (n < groups_ || n == 1) add({.groups = n, .portable = portable});
+    }
   }
 
   void collect_forward(bool chunks) {
@@ -165,7 +168,8 @@ class Collector {
     if (cpu_) {
       shown.cost = cost_of(problem_, plan_, work_, machine_);
     } else {
-      shown.cost.compute = double(groups_) / double(shown.groups);  // not a time, but more for more launches
+      // Not a time: more for more launches, and the portable kernels only where nothing else fits.
+      shown.cost.compute = double(groups_) / double(shown.groups) + (chunks.portable ? 2.0 * double(groups_) : 0.0);
     }
     shown.fits = !problem_.memory_budget || shown.bytes <= *problem_.memory_budget;
     found_.push_back(std::move(made));
@@ -218,16 +222,21 @@ std::int64_t least_of(const std::vector<Candidate>& candidates) {
   return least;
 }
 
-[[noreturn]] void fail_budget(const Problem& problem, const std::vector<Candidate>& candidates) {
-  throw Error(Error::Kind::value, "memory_budget: " + std::to_string(*problem.memory_budget) +
-                                      " bytes, expected at least " + std::to_string(least_of(candidates)));
-}
-
 }  // namespace
+
+void fail_budget(const Problem& problem, std::int64_t least) {
+  throw Error(Error::Kind::value, "memory_budget: " + std::to_string(*problem.memory_budget) +
+                                      " bytes, expected at least " + std::to_string(least));
+}
 
 std::vector<Candidate> candidates_of(const Problem& problem, const ExecutionPlan& plan, const Calibration& machine) {
   if (problem.device.kind == DeviceKind::tiles) return simulator::ways(problem, plan);
-  return Collector(problem, plan, machine).collect();
+  return candidates_on(backend_of(problem.device), problem, plan, machine);
+}
+
+std::vector<Candidate> candidates_on(const Backend& backend, const Problem& problem, const ExecutionPlan& plan,
+                                     const Calibration& machine) {
+  return Collector(problem, plan, machine, backend).collect();
 }
 
 std::int64_t least_bytes(const Problem& problem, const ExecutionPlan& plan) {
@@ -248,7 +257,7 @@ Chunks chosen_chunks(const Problem& problem, const ExecutionPlan& plan) {
   const auto candidates = candidates_of(problem, plan);
   const auto chosen =
       std::find_if(candidates.begin(), candidates.end(), [](const Candidate& one) { return one.shown.chosen; });
-  if (chosen == candidates.end()) fail_budget(problem, candidates);
+  if (chosen == candidates.end()) fail_budget(problem, least_of(candidates));
   if (memo) plan.memo.add(key, chosen->chunks);
   return chosen->chunks;
 }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/facts.h"
+
 namespace anyflash::planning {
 namespace {
 
@@ -15,7 +17,7 @@ struct Part {
 Problem problem_of(const Problem& whole, const Part& part) {
   Problem problem = whole;
   const auto heads = whole.heads_kv ? whole.heads_q / whole.heads_kv : 1, first_h = part.first_g * heads;
-  problem.chunks = {};
+  problem.chunks = {.portable = whole.chunks.portable};
   problem.batch = part.b, problem.heads_kv = part.g, problem.heads_q = part.g * heads;
   const auto size = static_cast<std::int64_t>(element_size(whole.type)), wide = std::int64_t{size == 8 ? 8 : 4};
   const auto move = [&](auto& one, std::int64_t first, std::int64_t bytes) {
@@ -46,15 +48,31 @@ Problem problem_of(const Problem& whole, const Part& part) {
   return problem;
 }
 
+/// The mask of the first batch entry and head of a part, in a plan whose masks are found on the GPU. Its program names
+/// the tables in the GPU's memory, which nobody reads here.
+MaskGroup late_group(const ExecutionPlan& whole, const Problem& problem, std::int64_t b, std::int64_t h) {
+  auto group = whole.groups[0];
+  rules::Tables tables;  // what the GPU has to fill: documents
+  group.program = rules::compile(problem.rule, shapes_of(problem), b, h, tables, -1, true);
+  group.program.documents = whole.groups[0].program.documents;
+  return group;
+}
+
 /// The plan with the masks of a part. It does not outlive the call.
-void fill_plan(const ExecutionPlan& whole, const Problem& problem, const Part& part, ExecutionPlan& plan) {
-  const auto heads = problem.heads_q / std::max<std::int64_t>(part.g, 1);
-  plan.query_grid = whole.query_grid, plan.key_grid = whole.key_grid;
+void fill_plan(const ExecutionPlan& whole, const Problem& of_whole, const Problem& problem, const Part& part,
+               ExecutionPlan& plan) {
+  const auto heads = problem.heads_q / std::max<std::int64_t>(part.g, 1), first_h = part.first_g * heads;
+  plan.query_grid = whole.query_grid, plan.key_grid = whole.key_grid, plan.late = whole.late;
   plan.batch_groups = whole.batch_groups > 1 ? part.b : 1;
   plan.head_groups = whole.head_groups > 1 ? problem.heads_q : 1;
-  for (std::int64_t b = 0; b < plan.batch_groups; ++b)
-    for (std::int64_t h = 0; h < plan.head_groups; ++h)
-      plan.groups.push_back(whole.group(part.first_b + b, part.first_g * heads + h));
+  if (whole.late) {
+    plan.groups.push_back(
+        late_group(whole, of_whole, whole.batch_groups > 1 ? part.first_b : 0, whole.head_groups > 1 ? first_h : 0));
+  } else {
+    for (std::int64_t b = 0; b < plan.batch_groups; ++b)
+      for (std::int64_t h = 0; h < plan.head_groups; ++h)
+        plan.groups.push_back(whole.group(part.first_b + b, first_h + h));
+  }
   plan.tables = whole.tables, plan.threads = whole.threads;
   plan.most_keys = whole.most_keys, plan.most_queries = whole.most_queries, plan.tiles = whole.tiles;
 }
@@ -64,7 +82,7 @@ void fill_plan(const ExecutionPlan& whole, const Problem& problem, const Part& p
 void for_each_part(const Problem& problem, const ExecutionPlan& plan,
                    const std::function<void(const Problem&, const ExecutionPlan&)>& run) {
   const auto at_once = problem.chunks.groups;
-  if (at_once <= 0 || problem.tables_on_device || plan.late) return run(problem, plan);
+  if (at_once <= 0) return run(problem, plan);
   const auto& dbias = problem.dbias;
   const bool by_batch = !problem.dsink.given() && (!dbias.given() || dbias.size[0] > 1 || problem.batch == 1);
   const bool by_heads = (!dbias.given() || dbias.size[1] > 1 || problem.heads_q == 1) && at_once < problem.heads_kv;
@@ -80,7 +98,7 @@ void for_each_part(const Problem& problem, const ExecutionPlan& plan,
         continue;
       }
       ExecutionPlan masks;
-      fill_plan(plan, own, part, masks);
+      fill_plan(plan, problem, own, part, masks);
       run(own, masks);
     }
 }

@@ -7,8 +7,8 @@
 
 namespace anyflash::planning {
 
-/// Calls run(problem, plan) for each part of a call, of problem.chunks.groups groups or as near as can be. Axes along
-/// which a gradient is summed are not divided, nor are calls whose tables are on a device.
+/// Calls run(problem, plan) for each part of a call, of problem.chunks.groups groups or as near as can be. No part is
+/// larger than the first. Axes along which a gradient is summed are not divided.
 void for_each_part(const Problem& problem, const ExecutionPlan& plan,
                    const std::function<void(const Problem&, const ExecutionPlan&)>& run);
 

@@ -64,8 +64,9 @@ struct Chunks {
   std::int64_t q = 0, kv = 0;  ///< into how many ranges the query blocks and the key blocks are divided
   std::int64_t kept = 0;       ///< at most so many blocks stay packed in a thread's memory
   int threads = 0;             ///< at most
+  bool portable = false;       ///< on a GPU: the portable kernels without split-KV, which need the least workspace
 
-  bool any() const { return groups > 0 || q > 0 || kv > 0 || kept > 0 || threads > 0; }
+  bool any() const { return groups > 0 || q > 0 || kv > 0 || kept > 0 || threads > 0 || portable; }
   friend bool operator==(const Chunks&, const Chunks&) = default;
 };
 

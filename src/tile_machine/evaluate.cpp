@@ -16,6 +16,7 @@ namespace {
 struct UnitCost {
   const Schedule* schedule = nullptr;
   std::vector<TileSizes> sizes;
+  IncomingRows incoming;
   std::vector<std::int64_t> homes, wave, keys, reduction;  ///< bytes of memory
 
   struct Traffic {
@@ -36,13 +37,20 @@ struct Live {
   double sum = 0;
 };
 
+/// Rows of keys that each grid row sends in a column.
+struct Wanted {
+  const UnitCost* cost = nullptr;
+  std::int64_t phase = 0;
+  std::vector<std::int64_t> rows;
+};
+
 class Evaluator {
  public:
   Evaluator(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {
     for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
-      key_sizes_.push_back(call.key_chunk(mapping, chunk).size()),
-          first_rows_.push_back(call.first_row(mapping, chunk));
+      key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
     last_asked_.resize(mapping.key_chunks);
+    wanted_.resize(mapping.columns);
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
   }
@@ -102,7 +110,8 @@ class Evaluator {
     auto& cost = costs_[&schedule];
     if (cost.schedule) return &cost;
     cost.schedule = &schedule;
-    cost.sizes = sizes_of(call_, mapping_, schedule);
+    cost.incoming = incoming_rows(call_, mapping_, schedule);
+    cost.sizes = sizes_of(call_, mapping_, schedule, cost.incoming);
     for (const auto& sizes : cost.sizes) {
       Bytes bytes;
       const auto homes = lay_homes(bytes, call_, sizes);
@@ -189,7 +198,7 @@ class Evaluator {
     for (const auto chunk : units_[unit]->schedule->tiles[local].chunks[phase])
       for (std::int64_t row = 0; row < mapping_.rows; ++row) {
         const auto from = row * mapping_.columns + local % mapping_.columns;
-        const auto bytes = home_of(chunk, row) * call_.key_row_bytes();
+        const auto bytes = homes_.of(chunk, row) * call_.key_row_bytes();
         if (from != local && bytes > 0) result.transfers[{tile(unit, from), tile(unit, local)}] += bytes;
       }
   }
@@ -200,7 +209,7 @@ class Evaluator {
     for (const auto chunk : units_[unit]->schedule->tiles[local].chunks[phase])
       for (std::int64_t row = 0; row < mapping_.rows; ++row) {
         const auto to = row * mapping_.columns + local % mapping_.columns;
-        const auto bytes = home_of(chunk, row) * call_.partial_key_bytes();
+        const auto bytes = homes_.of(chunk, row) * call_.partial_key_bytes();
         if (to != local && bytes > 0) result.transfers[{tile(unit, local), tile(unit, to)}] += bytes;
       }
   }
@@ -232,12 +241,7 @@ class Evaluator {
     const bool whole_rows = mapping_.columns == 1, whole_keys = mapping_.rows == 1;
     switch (phase.kind) {
       case PhaseKind::row_sums: return cost_.row_sums(sizes.home_rows);
-      case PhaseKind::sums: {
-        if (phase.index >= schedule.phases) return 0;
-        const auto rows = sizes.chunk_rows, chunk = sizes.key_chunk_rows;
-        const double share = cost_.sum_step(rows, chunk, false) / cost_.step(rows, chunk, false);
-        return schedule.tiles[local].cycles[phase.index] * share;
-      }
+      case PhaseKind::sums: return phase.index < schedule.phases ? schedule.tiles[local].sums[phase.index] : 0;
       case PhaseKind::rests: return cost_.rests(sizes.query_rows, mapping_.columns);
       case PhaseKind::keys: {
         if (phase.index >= schedule.phases) return 0;
@@ -256,17 +260,10 @@ class Evaluator {
     }
   }
 
-  /// Rows of a key chunk whose home is in a grid row.
-  std::int64_t home_of(std::int64_t chunk, std::int64_t row) const {
-    return slice_of(key_sizes_[chunk], mapping_.rows, row, first_rows_[chunk]).size();
-  }
-
   /// Rows of partial dk and dv that a tile receives after a keys phase.
   std::int64_t incoming(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
     if (!call_.backward || mapping_.rows == 1) return 0;
-    const auto [known, fresh] = incoming_.try_emplace({&cost, phase});
-    if (fresh) known->second = incoming_rows(call_, mapping_, *cost.schedule, phase);
-    return known->second[local];
+    return cost.incoming[phase][local];
   }
 
   UnitCost::Traffic traffic_of(const UnitCost& cost, std::int64_t local, const PhaseCost& phase) const {
@@ -319,7 +316,7 @@ class Evaluator {
     }
     for (const auto chunk : schedule.tiles[local].chunks[phase]) {
       const auto size = key_sizes_[chunk];
-      traffic.received += double(size - home_of(chunk, row)) * double(call_.key_row_bytes());
+      traffic.received += double(size - homes_.of(chunk, row)) * double(call_.key_row_bytes());
       if (call_.problem.bias.given()) traffic.outside += double(size * sizes.query_rows * 4);
     }
     if (mapping_.rows > 1) traffic.sent += double(rows_sent(cost, local, phase)) * double(call_.key_row_bytes());
@@ -329,18 +326,15 @@ class Evaluator {
   /// Rows of keys that a tile sends in a phase, each once.
   std::int64_t rows_sent(const UnitCost& cost, std::int64_t local, std::int64_t phase) const {
     const auto row = local / mapping_.columns, column = local % mapping_.columns;
-    const auto [known, fresh] = wanted_.try_emplace({&cost, phase * mapping_.columns + column});
-    auto& rows = known->second;
-    if (!fresh) return rows[row];
+    auto& [of_cost, of_phase, rows] = wanted_[column];
+    if (of_cost == &cost && of_phase == phase) return rows[row];
+    of_cost = &cost, of_phase = phase;
     rows.assign(mapping_.rows + 1, 0);  // first what each row has more than the one before
     ++asked_;
     for (auto at = column; at < mapping_.tiles_each(); at += mapping_.columns)
       for (const auto chunk : cost.schedule->tiles[at].chunks[phase]) {
         if (std::exchange(last_asked_[chunk], asked_) == asked_) continue;
-        const auto first = first_rows_[chunk], end = first + key_sizes_[chunk] % mapping_.rows;
-        rows[0] += key_sizes_[chunk] / mapping_.rows + (end > mapping_.rows);
-        rows[first] += 1;
-        rows[end > mapping_.rows ? end - mapping_.rows : end] -= 1;
+        homes_.add(chunk, 1, rows);
       }
     std::partial_sum(rows.begin(), rows.end(), rows.begin());
     return rows[row];
@@ -351,7 +345,7 @@ class Evaluator {
     const auto bytes = double(call_.partial_key_bytes());
     traffic.received += double(incoming(cost, local, phase)) * bytes;
     for (const auto chunk : cost.schedule->tiles[local].chunks[phase]) {
-      traffic.sent += double(key_sizes_[chunk] - home_of(chunk, local / mapping_.columns)) * bytes;
+      traffic.sent += double(key_sizes_[chunk] - homes_.of(chunk, local / mapping_.columns)) * bytes;
     }
   }
 
@@ -380,16 +374,16 @@ class Evaluator {
   const Mapping mapping_;
   Cost cost_;
   Scheduler scheduler_{call_, mapping_};
+  const KeyHomes homes_{call_, mapping_};
   std::map<const Schedule*, UnitCost> costs_;
   std::vector<const UnitCost*> units_;
   std::int64_t key_phases_ = 1;
-  std::vector<std::int64_t> key_sizes_, first_rows_;  // of each chunk; and where its column begins to deal it
-  std::vector<std::int64_t> resident_;                // bytes of each tile: the homes of all waves
+  std::vector<std::int64_t> key_sizes_;  // of each chunk
+  std::vector<std::int64_t> resident_;   // bytes of each tile: the homes of all waves
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
   std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;
-  mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> incoming_;
-  mutable std::map<std::pair<const UnitCost*, std::int64_t>, std::vector<std::int64_t>> wanted_;  // of each grid row
+  mutable std::vector<Wanted> wanted_;  // of each column, in the phase asked for last
   mutable std::int64_t asked_ = 0;
   mutable std::vector<std::int64_t> last_asked_;  // of each key chunk
 };

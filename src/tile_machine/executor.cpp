@@ -124,7 +124,7 @@ class Executor {
 
   void size_tiles(std::int64_t unit) {
     const auto& schedule = *schedules_[unit];
-    const auto sizes = sizes_of(call_, mapping_, schedule);
+    const auto sizes = sizes_of(call_, mapping_, schedule, incoming_rows(call_, mapping_, schedule));
     for (std::size_t local = 0; local < tiles_.size(); ++local) tiles_[local].sizes = sizes[local];
   }
 

@@ -1,25 +1,35 @@
 #include "tile_machine/layout.h"
 
+#include <numeric>
+#include <utility>
+
 namespace anyflash::simulator {
 
-std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule,
-                                        std::int64_t phase) {
-  std::vector<std::int64_t> incoming(mapping.tiles_each(), 0);
+IncomingRows incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule) {
+  IncomingRows incoming(schedule.phases);
   if (!call.backward || mapping.rows == 1) return incoming;
-  std::vector<std::int64_t> met(mapping.key_chunks, 0);  // by how many tiles of the column
+  const KeyHomes homes(call, mapping);
+  std::vector<std::int64_t> met(mapping.key_chunks, 0);  // by how many tiles of the column in this phase
   std::vector<std::int32_t> chunks;
-  for (std::int64_t column = 0; column < mapping.columns; ++column) {
-    chunks.clear();
-    for (auto tile = column; tile < mapping.tiles_each(); tile += mapping.columns)
-      for (const auto chunk : schedule.tiles[tile].chunks[phase])
-        if (met[chunk]++ == 0) chunks.push_back(chunk);
-    for (std::int64_t row = 0; row < mapping.rows; ++row) {
-      auto& rows = incoming[row * mapping.columns + column];
-      const auto home = [&](std::int64_t chunk) { return call.key_home(mapping, chunk, row).size(); };
-      for (const auto chunk : chunks) rows += met[chunk] * home(chunk);
-      for (const auto chunk : schedule.tiles[row * mapping.columns + column].chunks[phase]) rows -= home(chunk);
+  std::vector<std::int64_t> steps(mapping.rows + 1);
+  for (std::int64_t phase = 0; phase < schedule.phases; ++phase) {
+    auto& rows = incoming[phase];
+    rows.resize(mapping.tiles_each());
+    for (std::int64_t column = 0; column < mapping.columns; ++column) {
+      chunks.clear();
+      for (auto tile = column; tile < mapping.tiles_each(); tile += mapping.columns)
+        for (const auto chunk : schedule.tiles[tile].chunks[phase])
+          if (met[chunk]++ == 0) chunks.push_back(chunk);
+      std::fill(steps.begin(), steps.end(), 0);
+      for (const auto chunk : chunks) homes.add(chunk, std::exchange(met[chunk], 0), steps);
+      std::int64_t of_row = 0;
+      for (std::int64_t row = 0; row < mapping.rows; ++row) {
+        auto& own = rows[row * mapping.columns + column];
+        own = of_row += steps[row];
+        for (const auto chunk : schedule.tiles[row * mapping.columns + column].chunks[phase])
+          own -= homes.of(chunk, row);
+      }
     }
-    for (const auto chunk : chunks) met[chunk] = 0;
   }
   return incoming;
 }
@@ -55,8 +65,13 @@ TileSizes typical_sizes(const Call& call, const Mapping& m) {
   return sizes;
 }
 
-std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule) {
+std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule,
+                                const IncomingRows& incoming) {
   std::vector<TileSizes> all(mapping.tiles_each());
+  const KeyHomes homes(call, mapping);
+  std::vector<std::vector<std::int64_t>> home_keys(mapping.columns, std::vector<std::int64_t>(mapping.rows + 1));
+  mapping.each_chunk([&](std::int64_t chunk, std::int64_t column) { homes.add(chunk, 1, home_keys[column]); });
+  for (auto& rows : home_keys) std::partial_sum(rows.begin(), rows.end(), rows.begin());
   for (std::int64_t local = 0; local < mapping.tiles_each(); ++local) {
     const auto row = local / mapping.columns, column = local % mapping.columns;
     auto& sizes = all[local];
@@ -64,17 +79,14 @@ std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const 
     sizes.items = std::int64_t(schedule.items[row].size());
     for (const auto item : schedule.items[row])
       sizes.home_rows += part_of(call.query_chunk(mapping, item).size(), mapping.columns, column).size();
-    mapping.chunks_of(column,
-                      [&](std::int64_t chunk) { sizes.home_keys += call.key_home(mapping, chunk, row).size(); });
+    sizes.home_keys = home_keys[column][row];
     sizes.chunk_rows = (call.queries.entries() + mapping.query_chunks - 1) / mapping.query_chunks;
     sizes.key_chunk_rows = (call.keys.entries() + mapping.key_chunks - 1) / mapping.key_chunks;
     sizes.step_rows = std::min(schedule.step_rows, std::max(sizes.query_rows, sizes.chunk_rows));
   }
-  for (std::int64_t phase = 0; call.backward && mapping.rows > 1 && phase < schedule.phases; ++phase) {
-    const auto incoming = incoming_rows(call, mapping, schedule, phase);
-    for (std::size_t local = 0; local < all.size(); ++local)
-      all[local].incoming_keys = std::max(all[local].incoming_keys, incoming[local]);
-  }
+  for (const auto& of_phase : incoming)
+    for (std::size_t local = 0; local < of_phase.size(); ++local)
+      all[local].incoming_keys = std::max(all[local].incoming_keys, of_phase[local]);
   return all;
 }
 

@@ -60,11 +60,43 @@ struct TileSizes {
   std::int64_t incoming_keys;               ///< backward: rows of partial dk and dv that it receives in one phase
 };
 
-/// Backward: rows of partial dk and dv that each tile receives after a phase, from the others of its column.
-std::vector<std::int64_t> incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule,
-                                        std::int64_t phase);
-/// The sizes of all tiles of a unit. incoming: the most of these rows in any phase.
-std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule);
+/// How many keys of a chunk live in which grid row: Call::key_home, for all chunks at once.
+class KeyHomes {
+ public:
+  KeyHomes(const Call& call, const Mapping& mapping) : rows_(mapping.rows) {
+    for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk) {
+      const auto size = call.key_chunk(mapping, chunk).size();
+      chunks_.push_back({size / rows_, size % rows_, call.first_row(mapping, chunk)});
+    }
+  }
+  std::int64_t of(std::int64_t chunk, std::int64_t row) const {
+    const auto& [each, more, first] = chunks_[chunk];
+    return each + ((row >= first ? row - first : row - first + rows_) < more);
+  }
+  /// Adds the keys of a chunk, `times` times, to numbers of all rows, each stored as what it has more than the row before.
+  void add(std::int64_t chunk, std::int64_t times, std::vector<std::int64_t>& steps) const {
+    const auto& [each, more, first] = chunks_[chunk];
+    const auto end = first + more;
+    steps[0] += times * (each + (end > rows_));
+    steps[first] += times;
+    steps[end > rows_ ? end - rows_ : end] -= times;
+  }
+
+ private:
+  struct Home {
+    std::int64_t each, more, first;  // so many in each row, and one more in `more` rows from `first` on, cyclically
+  };
+  std::int64_t rows_;
+  std::vector<Home> chunks_;
+};
+
+/// Backward: rows of partial dk and dv that each tile receives after a phase, from the others of its column (phases,
+/// tiles). Empty phases: none are sent.
+using IncomingRows = std::vector<std::vector<std::int64_t>>;
+IncomingRows incoming_rows(const Call& call, const Mapping& mapping, const Schedule& schedule);
+/// The sizes of all tiles of a unit.
+std::vector<TileSizes> sizes_of(const Call& call, const Mapping& mapping, const Schedule& schedule,
+                                const IncomingRows& incoming);
 
 /// The sizes if all tiles were alike. step_rows: as many as are worthwhile and fit, but those of a chunk at least.
 TileSizes typical_sizes(const Call& call, const Mapping& mapping);

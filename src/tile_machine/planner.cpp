@@ -112,7 +112,7 @@ std::vector<std::int64_t> multiples(std::int64_t chosen, std::int64_t of, std::i
                                     std::int64_t most_times) {
   if (chosen > 0) return {chosen};
   std::vector<std::int64_t> counts;
-  for (const auto n : {1, 2, 3, 4, 6, 8, 16, 32, 64, 128})
+  for (const auto n : {1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024})
     if (n <= most_times) add(counts, (of * n + share - 1) / share, most);
   return counts;
 }
@@ -127,8 +127,9 @@ std::vector<std::int64_t> wave_counts(const Call& call) {
   return counts;
 }
 
+/// most_chunks: of the keys, for a column.
 template <typename F>
-void for_each_mapping(const Call& call, const F& f) {
+void for_each_mapping(const Call& call, std::int64_t most_chunks, const F& f) {
   const auto& choice = call.choice;
   std::vector<std::int64_t> seen;
   for (const auto waves : wave_counts(call)) {
@@ -147,7 +148,7 @@ void for_each_mapping(const Call& call, const F& f) {
                    : std::clamp<std::int64_t>(tiles / columns, 1, std::max<std::int64_t>(most_rows, 1));
       if (m.tiles_each() > tiles) continue;
       for (const auto query_chunks : multiples(call.chunks_q, m.rows, call.heads_each, call.queries.entries(), 32))
-        for (const auto key_chunks : multiples(call.chunks_kv, columns, 1, call.keys.entries(), 128)) {
+        for (const auto key_chunks : multiples(call.chunks_kv, columns, 1, call.keys.entries(), most_chunks)) {
           m.query_chunks = query_chunks, m.key_chunks = key_chunks;
           const auto each = (key_chunks + columns - 1) / columns;
           std::vector<std::int64_t> flights;
@@ -178,10 +179,15 @@ class Search {
     std::vector<Guess> guesses;
     const auto memory = call_.memory();
     // Rows of a grid differ a little, so tiles hold up to some 2 % more than the estimate.
-    for_each_mapping(call_, [&](const Mapping& mapping) {
-      const auto excess = std::max<std::int64_t>(estimate_.bytes(mapping) * 51 / 50 - memory, 0);
-      guesses.push_back({estimate_.cycles(mapping), excess, mapping});
-    });
+    bool none_fits = true;
+    for (const auto most_chunks : {usual_chunks, long_chunks}) {
+      if (!none_fits) break;
+      for_each_mapping(call_, most_chunks, [&](const Mapping& mapping) {
+        const auto excess = std::max<std::int64_t>(estimate_.bytes(mapping) * 51 / 50 - memory, 0);
+        none_fits &= excess > 0;
+        guesses.push_back({estimate_.cycles(mapping), excess, mapping});
+      });
+    }
     std::sort(guesses.begin(), guesses.end(), [](const Guess& a, const Guess& b) {
       return std::pair(a.excess, a.cycles) < std::pair(b.excess, b.cycles);
     });
@@ -213,9 +219,11 @@ class Search {
   }
 
  private:
+  static constexpr std::int64_t usual_chunks = 128,
+                                long_chunks = 1024;  // the latter where no tile can hold larger ones
   static constexpr std::size_t guessed_at_most = 12;
   static constexpr int guessed_of_waves = 2;
-  static constexpr double work_at_most = 1e6, work_until_it_fits = 3e6;
+  static constexpr double work_at_most = 1.3e6, work_until_it_fits = 3e6;
 
   bool affordable() const { return work_ < (all_[best_].fits(call_) ? work_at_most : work_until_it_fits); }
 
@@ -223,7 +231,9 @@ class Search {
   double work_of(const Mapping& m) const {
     const double chunks = double(m.query_chunks * call_.heads_each) * double(m.key_chunks);
     const double phases = std::ceil(double(m.key_chunks) / double(m.columns * m.in_flight)) + 2;
-    return 1e3 + 0.2 * chunks + 2.0 * double(m.tiles_each()) * phases + double(call_.machine.tiles);
+    const double visits = double(m.tiles_each()) * phases;
+    const double each = 2 + std::min(visits / 1e5, 4.0);  // lists that no cache holds take longer
+    return 1e3 + 0.2 * chunks + each * visits + double(call_.machine.tiles);
   }
 
   void consider(const Mapping& mapping) {

@@ -21,7 +21,7 @@ void sort_phases(TileWork& work) {
   std::vector<std::int64_t> order(phases);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return work.cycles[a] > work.cycles[b]; });
-  TileWork sorted{work.chunks.like(), {}};
+  TileWork sorted{work.chunks.like(), {}, {}};
   for (std::int64_t phase = 0; phase < phases; ++phase) {
     for (const auto chunk : work.chunks[order[phase]]) sorted.chunks.add(phase, chunk);
     sorted.cycles.push_back(work.cycles[order[phase]]);
@@ -29,10 +29,23 @@ void sort_phases(TileWork& work) {
   work = std::move(sorted);
 }
 
-/// Deals visits to phases, the heaviest first, each to the phase with the least work that still has room.
-TileWork dealt(std::vector<Visit>& visits, std::int64_t phases, std::int64_t in_flight) {
-  TileWork work{{phases, in_flight}, std::vector<double>(phases)};
+/// Turns visits that take as long as each other, so that each grid row begins with another one. Partial dk and dv of a
+/// phase then belong to many key chunks, and every tile receives about as many rows of them.
+void stagger(std::vector<Visit>& visits, std::int64_t turn, std::int64_t turns) {
+  for (auto first = visits.begin(); first != visits.end();) {
+    const auto end = std::find_if(first, visits.end(), [&](const Visit& one) { return one.cycles != first->cycles; });
+    std::rotate(first, first + (end - first) * turn / turns, end);
+    first = end;
+  }
+}
+
+/// Deals visits to phases, the heaviest first, each to the phase with the least work that still has room. turn, of
+/// turns: see stagger.
+TileWork dealt(std::vector<Visit>& visits, std::int64_t phases, std::int64_t in_flight, std::int64_t turn,
+               std::int64_t turns) {
+  TileWork work{{phases, in_flight}, std::vector<double>(phases), {}};
   std::stable_sort(visits.begin(), visits.end(), [](const Visit& a, const Visit& b) { return a.cycles > b.cycles; });
+  stagger(visits, turn, turns);
   for (std::size_t i = 0; i < visits.size(); ++i) {
     std::int64_t best = in_flight == 1 ? std::int64_t(i) : -1;
     for (std::int64_t phase = 0; in_flight > 1 && phase < phases; ++phase) {
@@ -83,7 +96,7 @@ Scheduler::Scheduler(const Call& call, const Mapping& mapping)
 }
 
 const Weights& Scheduler::weights(const MaskGroup& mask) {
-  auto& weights = call_.known_weights->of(mask, mapping_);
+  auto& weights = call_.known_weights->of(mask, mapping_, of_sums_);
   if (weights.cycles.empty()) weigh(mask, weights);
   return weights;
 }
@@ -92,10 +105,10 @@ void Scheduler::weigh(const MaskGroup& mask, Weights& weights) const {
   weights.cycles.assign(mapping_.query_chunks * mapping_.key_chunks, 0);
   Steps steps(call_, cost_);
   std::array<double, 4> whole;  // chunks have one of two sizes
-  for (int i = 0; i < 4; ++i) whole[i] = cost_.step(least_rows_ + i / 2, least_keys_ + i % 2, false);
+  for (int i = 0; i < 4; ++i) whole[i] = step(least_rows_ + i / 2, least_keys_ + i % 2, false);
   const auto rows = std::max<std::int64_t>(least_rows_, 1),
              together = std::max(cost_.worthwhile_rows(rows, least_keys_) / rows * rows, rows);
-  const double joins = cost_.step(together, least_keys_, false) * double(rows) / (whole[0] * double(together));
+  const double joins = step(together, least_keys_, false) * double(rows) / (whole[0] * double(together));
   for (std::int64_t a = 0; a < mapping_.query_chunks; ++a) {
     const auto rows = call_.query_chunk(mapping_, a);
     const auto reach = reach_of(call_, mask.keys_of_query_block, rows);
@@ -114,7 +127,7 @@ void Scheduler::weigh(const MaskGroup& mask, Weights& weights) const {
       } else {
         bool sees_all = false;
         steps.of(mask, rows, keys, [&](Range some, Range seen, bool partial) {
-          weight += cost_.step(some.size(), seen.size(), partial);
+          weight += step(some.size(), seen.size(), partial);
           sees_all = some == rows && seen == keys && !partial;
         });
         if (sees_all) weight = -weight;
@@ -172,7 +185,7 @@ void Scheduler::deal_items(Schedule& schedule, const std::vector<const Weights*>
 double Scheduler::joined(std::int64_t rows, int size) {
   if (rows == 0) return 0;
   auto& known = joined_[rows * 2 + size];
-  if (known == 0) known = cost_.step(rows, least_keys_ + size, false);
+  if (known == 0) known = step(rows, least_keys_ + size, false);
   return known;
 }
 
@@ -221,7 +234,29 @@ void Scheduler::fill_phases(Schedule& schedule, const std::vector<const Weights*
     });
   }
   schedule.phases = (std::int64_t(most) + mapping_.in_flight - 1) / mapping_.in_flight;
-  for (auto& tile : visits) schedule.tiles.push_back(dealt(tile, schedule.phases, mapping_.in_flight));
+  for (std::size_t tile = 0; tile < visits.size(); ++tile) {
+    const auto turn = call_.backward ? std::int64_t(tile) / mapping_.columns : 0;
+    schedule.tiles.push_back(dealt(visits[tile], schedule.phases, mapping_.in_flight, turn, mapping_.rows));
+  }
+}
+
+/// Fills TileWork::sums.
+void Scheduler::add_sums(Schedule& schedule, const std::vector<const MaskGroup*>& masks) {
+  of_sums_ = true;
+  joined_.assign(joined_.size(), 0);
+  std::vector<const Weights*> weights;
+  for (const auto* mask : masks) weights.push_back(&this->weights(*mask));
+  for (std::int64_t row = 0; row < mapping_.rows; ++row) {
+    meet(schedule, row, weights);
+    for (std::int64_t column = 0; column < mapping_.columns; ++column) {
+      auto& tile = schedule.tiles[row * mapping_.columns + column];
+      tile.sums.assign(schedule.phases, 0);
+      for (std::int64_t phase = 0; phase < schedule.phases; ++phase)
+        for (const auto chunk : tile.chunks[phase]) tile.sums[phase] += cycles_[chunk];
+    }
+  }
+  of_sums_ = false;
+  joined_.assign(joined_.size(), 0);
 }
 
 const Schedule& Scheduler::of(std::int64_t unit) {
@@ -234,6 +269,7 @@ const Schedule& Scheduler::of(std::int64_t unit) {
     schedule.step_rows = step_rows_;
     deal_items(schedule, weights);
     fill_phases(schedule, weights);
+    if (call_.rests) add_sums(schedule, masks);
   }
   return schedule;
 }

@@ -32,6 +32,7 @@ class PhaseLists {
 struct TileWork {
   PhaseLists chunks;
   std::vector<double> cycles;  ///< of each phase's steps
+  std::vector<double> sums;    ///< of each phase's steps that sum P alone, if the call has those
 };
 
 /// The work of a unit. Units with the same masks share it.
@@ -53,12 +54,12 @@ struct Weights {
 /// Weights by mask and chunk counts: many mappings share them.
 class KnownWeights {
  public:
-  Weights& of(const MaskGroup& mask, const Mapping& mapping) {
-    return weights_[{&mask, mapping.query_chunks, mapping.key_chunks}];
+  Weights& of(const MaskGroup& mask, const Mapping& mapping, bool of_sums) {
+    return weights_[{&mask, mapping.query_chunks, mapping.key_chunks, of_sums}];
   }
 
  private:
-  std::map<std::tuple<const MaskGroup*, std::int64_t, std::int64_t>, Weights> weights_;
+  std::map<std::tuple<const MaskGroup*, std::int64_t, std::int64_t, bool>, Weights> weights_;
 };
 
 /// Makes the schedules of a call under one mapping.
@@ -68,10 +69,14 @@ class Scheduler {
   const Schedule& of(std::int64_t unit);
 
  private:
+  double step(std::int64_t rows, std::int64_t keys, bool partial) const {
+    return of_sums_ ? cost_.sum_step(rows, keys, partial) : cost_.step(rows, keys, partial);
+  }
   const Weights& weights(const MaskGroup& mask);
   void weigh(const MaskGroup& mask, Weights& weights) const;
   void deal_items(Schedule& schedule, const std::vector<const Weights*>& weights) const;
   void fill_phases(Schedule& schedule, const std::vector<const Weights*>& weights);
+  void add_sums(Schedule& schedule, const std::vector<const MaskGroup*>& masks);
   void meet(const Schedule& schedule, std::int64_t row, const std::vector<const Weights*>& weights);
   double joined(std::int64_t rows, int size);
 
@@ -80,6 +85,7 @@ class Scheduler {
   Cost cost_;
   std::int64_t least_rows_, least_keys_, step_rows_;
   std::vector<int> sizes_;          // of each key chunk: 0 or 1 key more than the least
+  bool of_sums_ = false;            // steps are those that sum P alone
   std::vector<double> joined_;      // cycles of steps without hidden pairs, by rows and by size of the key chunk
   std::vector<double> cycles_;      // of a grid row with each key chunk
   std::vector<std::int32_t> open_;  // rows of its last items that see all of a key chunk

@@ -266,6 +266,42 @@ static void check_figures(void) {
   anyflash_rule_free(causal);
 }
 
+/* The same call on the tile machine, in float32. */
+static void check_tiles(void) {
+  static float numbers[4][H][N][D];
+  anyflash_tensor of[4];
+  anyflash_tile_report report;
+  if (anyflash_last_tile_report(&report) != ANYFLASH_ERROR_VALUE ||
+      anyflash_use_tile_machine("nonsense") != ANYFLASH_ERROR_VALUE) {
+    printf("a report before the first call, or an unknown machine: no error\n");
+    ++failures;
+  }
+  must(anyflash_use_tile_machine("bow"), "tile machine");
+  for (int n = 0; n < 4; ++n) {
+    tensor(&of[n], numbers[n], ANYFLASH_FLOAT32, 4, 1, H, N, D);
+    of[n].device = ANYFLASH_TILES;
+  }
+  for (int h = 0; h < H; ++h)
+    for (int i = 0; i < N; ++i)
+      for (int c = 0; c < D; ++c) {
+        numbers[0][h][i][c] = (float)q[h][i][c];
+        numbers[1][h][i][c] = (float)k[h][i][c];
+        numbers[2][h][i][c] = (float)v[h][i][c];
+      }
+  const anyflash_outputs outputs = {&of[3], NULL, NULL, NULL}, expected = {&tout, NULL, NULL, NULL};
+  must(anyflash_forward(&of[0], &of[1], &of[2], &outputs, NULL), "tiles");
+  must(anyflash_forward(&tq, &tk, &tv, &expected, NULL), "cpu");
+  for (int h = 0; h < H; ++h)
+    for (int i = 0; i < N; ++i)
+      for (int c = 0; c < D; ++c)
+        if (fabs(numbers[3][h][i][c] - out[h][i][c]) > 1e-5) ++failures;
+  must(anyflash_last_tile_report(&report), "report");
+  if (!(report.cycles > 0) || report.peak_bytes <= 0 || report.utilisation <= 0 || report.utilisation >= 1) {
+    printf("tiles: not the figures expected\n");
+    ++failures;
+  }
+}
+
 /* The first question, since the choice is made once. */
 static void check_instruction_set(void) {
   setenv("ANYFLASH_ISA", "nonsense", 1);
@@ -283,6 +319,7 @@ int main(void) {
   check_tables();
   check_options();
   check_figures();
+  check_tiles();
   printf("anyflash %s on %s: %d failures\n", anyflash_version(), anyflash_instruction_set(), failures);
   return failures != 0;
 }

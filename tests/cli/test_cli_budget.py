@@ -62,6 +62,21 @@ def test_files_larger_than_the_budget(program, folder, mebibytes):
         np.testing.assert_array_equal(np.load(folder / f"made.{name}.npy"), expected[name])
 
 
+def test_a_file_that_is_truncated_while_it_is_read(program, folder):
+    """A page behind its new end would end the program with a signal."""
+    (folder / "short.npy").write_bytes((folder / "k.npy").read_bytes())
+    command = [program, "run", "--query", "q.npy", "--key", "short.npy", "--value", "v.npy", "--memory-budget", "24MiB"]
+    with subprocess.Popen(
+        [*command, "--output", "cut.npy", "--quiet"], cwd=folder, stderr=subprocess.PIPE, text=True
+    ) as running:
+        while running.poll() is None and not list(folder.glob("cut.npy.*")):
+            time.sleep(0.001)
+        os.truncate(folder / "short.npy", 4096)
+        _, line = running.communicate()
+    assert (running.returncode, line) == (1, "anyflash: short.npy: truncated while it was read\n")
+    assert not list(folder.glob("cut.npy*"))
+
+
 WRONG = {
     "statistics": (["--memory-budget", "64MiB", "--lm"], "--lm: expected without --memory-budget and a .npy output"),
     "an input that cannot be mapped": (["--memory-budget", "64MiB", "--key", "all.npz:k"], "expected a .npy file"),

@@ -1,13 +1,14 @@
 """Budgets and chunks: the same bits as without, whatever the call; a budget below the least is an error that names the
-least, and the least works."""
+least, and the least works. On a GPU, where parts may take other kernels, results are held against the bar instead."""
 
 import re
 
 import anyflash as af
 import numpy as np
 import pytest
-from cases import Case, Laid, same_bits
+from cases import Case, Laid, check, same_bits
 from cases import run_for_bits as run
+from devices import DEVICE
 from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
@@ -36,6 +37,13 @@ def assert_same(a, b):
         assert same_bits(x, y), f"{name}: {np.count_nonzero(x != y)} of {x.size} differ"
 
 
+def assert_unchanged(case, expected, **changes):
+    if DEVICE == "cuda":
+        check(case, deterministic=True, **changes)
+    else:
+        assert_same(run(case, **changes), expected)
+
+
 def divisors(n):
     return [i for i in range(1, n + 1) if n % i == 0] if n else [1, 3]
 
@@ -60,7 +68,7 @@ def test_chunks_change_no_bit(case, data):
         num_chunks_q=data.draw(st.sampled_from([None, *divisors(case.queries)])),
         num_chunks_kv=data.draw(st.sampled_from([None, *divisors(case.keys)])),
     )
-    assert_same(run(case, **counts), expected)
+    assert_unchanged(case, expected, **counts)
 
 
 @examples(100)
@@ -73,15 +81,23 @@ def test_budgets_change_no_bit_and_the_least_works(case, data):
     passes = [lambda **changes: laid.forward(**changes)]
     if not case.page_size:
         passes.append(lambda **changes: laid.backward(out, lse, **changes))
+    leasts = []
     for one in passes:
         expected, least = one(), least_of(one)
-        assert least > 0
-        with pytest.raises(ValueError, match=f"expected at least {least}$"):
-            one(memory_budget=least - 1)
+        leasts.append(least)
+        assert least > 0 or DEVICE == "cuda"  # there the portable forward kernel needs no workspace
+        if least > 0:
+            with pytest.raises(ValueError, match=f"expected at least {least}$"):
+                one(memory_budget=least - 1)
+        if DEVICE == "cuda":
+            continue
         for budget in (least, least + data.draw(st.integers(0, 4 * least))):
             for name, (x, y) in enumerate(zip(one(memory_budget=budget), expected, strict=True)):
                 assert (x is None) == (y is None)
                 assert x is None or same_bits(x, y), f"result {name} with {budget} bytes"
+    if DEVICE == "cuda":
+        check(case, backward=False, memory_budget=leasts[0])
+        check(case, memory_budget=max(leasts))
 
 
 @pytest.mark.parametrize("type", FLOATS)
@@ -94,10 +110,10 @@ def test_many_blocks(type, bias):
     expected = run(case)
     for counts in ((2, 1), (1, 3), (5, 4), (600, 720)):
         for threads in (1, 3):
-            made = run(case, num_chunks_q=counts[0], num_chunks_kv=counts[1], threads=threads)
-            assert_same(made, expected)
+            assert_unchanged(case, expected, num_chunks_q=counts[0], num_chunks_kv=counts[1], threads=threads)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU does not divide keys")
 @pytest.mark.parametrize("type", FLOATS)
 @pytest.mark.parametrize("magnitude", [30.0, 1e30])
 def test_large_scores_and_sums_that_overflow(type, magnitude):
@@ -129,3 +145,14 @@ def test_a_plan_carries_its_chunks():
         af.attention(q, q, q, plan=plan, rule=af.causal(), memory_budget=400_001)
     with pytest.raises(ValueError, match="^plan: made for no num_chunks_kv, the call has 4$"):
         af.attention(q, q, q, plan=plan, num_chunks_kv=4, **options)
+
+
+def test_a_plan_names_what_both_passes_need():
+    q, lse = np.zeros((1, 2, 64, 64), np.float32), np.zeros((1, 2, 64), np.float32)
+    forward = least_of(lambda **budget: af.attention(q, q, q, **budget))
+    backward = least_of(lambda **budget: af.attention_backward(q, q, q, q, q, lse, **budget))
+    assert forward < backward == least_of(lambda **budget: af.plan(q, q, q, **budget))
+    af.plan(q, q, q, memory_budget=backward)
+    for budget in (forward, backward - 1):
+        with pytest.raises(ValueError, match=f"expected at least {backward}$"):
+            af.plan(q, q, q, memory_budget=budget)

@@ -68,6 +68,16 @@ const std::map<std::string, std::function<Call()>>& calls() {
       {"causal_float32", [] { return Call{float32, 300, 300, 128, 2, 1, [](Call& c) { c.options.rule = causal(); }}; }},
       {"window_float64",
        [] { return Call{float64, 200, 200, 64, 2, 1, [](Call& c) { c.options.rule = window(9, 3); }}; }},
+      {"budget_of_some_heads",
+       [] { return Call{bfloat16, 600, 600, 64, 4, 2, [](Call& c) { c.options.memory_budget = 400'000; }}; }},
+      {"budget_of_portable_kernels",
+       [] { return Call{bfloat16, 600, 600, 64, 4, 2, [](Call& c) { c.options.memory_budget = 40'000; }}; }},
+      {"budget_of_lengths_on_the_gpu",
+       [] {
+         return Call{bfloat16, 600, 600, 64, 4, 2, [](Call& c) {
+                       c.options.key_lengths = c.device_integers({600, 77}), c.options.memory_budget = 300'000;
+                     }};
+       }},
       {"decode_in_parts", [] { return Call{bfloat16, 1, 20000, 128}; }},
       {"decode_in_parts_float32", [] { return Call{float32, 1, 20000, 64}; }},
       {"bias",

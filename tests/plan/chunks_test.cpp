@@ -1,6 +1,7 @@
 // The choice of chunks: what candidates need, which one is taken, and that calls keep to it.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "backends.h"
@@ -42,6 +43,34 @@ TEST(Chunks, CandidatesNeedWhatTheBackendSays) {
         EXPECT_GT(shown.cost.compute, 0);
       }
     }
+}
+
+/// On a GPU: fewer groups at once as long as those of the fast kernels fit, then as many of the portable ones as fit.
+TEST(Chunks, OfAGpu) {
+  constexpr std::int64_t groups = 8, fast = 100, portable = 10;
+  Backend backend{};
+  backend.workspace = [](const Problem& problem, const ExecutionPlan&) {
+    const auto at_once = problem.chunks.groups > 0 ? problem.chunks.groups : groups;
+    return at_once * (problem.chunks.portable ? portable : fast);
+  };
+  const TensorView x(nullptr, ElementType::float32, {2, 4, 64, 64});
+  auto problem = shape_problem(x, x, x, {});
+  const auto plan = plan_for(problem);
+  problem.device.kind = DeviceKind::cuda;
+  const auto chosen = [&](std::int64_t budget) -> std::optional<Chunks> {
+    problem.memory_budget = budget;
+    for (const auto& one : candidates_on(backend, problem, *plan))
+      if (one.shown.chosen) return one.chunks;
+    return {};
+  };
+  EXPECT_EQ(chosen(800), Chunks());
+  EXPECT_EQ(chosen(799), Chunks{.groups = 4});
+  EXPECT_EQ(chosen(399), Chunks{.groups = 2});
+  EXPECT_EQ(chosen(100), Chunks{.groups = 1});
+  EXPECT_EQ(chosen(99), Chunks{.portable = true});
+  EXPECT_EQ(chosen(79), (Chunks{.groups = 4, .portable = true}));
+  EXPECT_EQ(chosen(10), (Chunks{.groups = 1, .portable = true}));
+  EXPECT_FALSE(chosen(9));
 }
 
 TEST(Chunks, LeastBudgetWorksAndOneByteLessDoesNot) {

@@ -112,5 +112,32 @@ TEST(Parts, DoNotDivideWhatIsSummed) {
   EXPECT_EQ(by_batch.run(1).second, of_forward + 3);
 }
 
+/// Masks that a GPU finds: a part knows the first of its lengths, and the tables of its first batch entry and head.
+TEST(Parts, OfLateMasksPointAtTheirOwnTables) {
+  Call call(true, true, false, true);
+  auto problem = forward_problem(call.q, call.k, call.v, {call.out, call.lse, {}, {}}, call.options);
+  problem.tables_on_device = true;
+  const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
+  ASSERT_TRUE(plan->late);
+  const auto* const lengths = static_cast<const std::int32_t*>(problem.key_lengths.data);
+  for (const std::int64_t groups : {1, 2, 4}) {
+    problem.chunks = {.groups = groups, .portable = true};
+    std::int64_t seen = 0;
+    for_each_part(problem, *plan, [&](const Problem& part, const ExecutionPlan& of_part) {
+      const auto b = static_cast<const std::int32_t*>(part.key_lengths.data) - lengths;
+      const auto h = (part.q.data - problem.q.data) / 4 % (heads * queries * d) / (queries * d);
+      ASSERT_TRUE(of_part.late);
+      ASSERT_EQ(of_part.groups.size(), 1u);
+      EXPECT_TRUE(part.chunks.portable);
+      EXPECT_EQ(part.key_lengths.shape[0], part.batch);
+      EXPECT_EQ(of_part.batch_groups, part.batch);
+      EXPECT_EQ(of_part.head_groups, part.heads_q);
+      EXPECT_EQ(of_part.groups[0].program.atoms[0].data, call.bits.data() + (b * heads + h) * 6);
+      seen += part.batch * part.heads_q;
+    });
+    EXPECT_EQ(seen, batch * heads);
+  }
+}
+
 }  // namespace
 }  // namespace anyflash::planning

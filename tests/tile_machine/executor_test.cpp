@@ -107,6 +107,46 @@ TEST_P(Simulator, RandomCalls) {
   }
 }
 
+/// Machines of all kinds, and every option that changes what is computed: the count is the planner's.
+TEST_P(Simulator, AnyMachine) {
+  std::mt19937 random(seed_of(unsigned(20 + GetParam())));
+  const auto among = [&](std::initializer_list<double> numbers) { return numbers.begin()[random() % numbers.size()]; };
+  for (int i = 0; i < repeats(40); ++i) {
+    auto machine = small_machine(GetParam(), (16 << 20) / GetParam());
+    machine.separate_vector = random() % 2, machine.overlap = random() % 3 == 0;
+    machine.workers = std::int64_t(among({1, 2, 6})), machine.sync_cycles = among({0, 50, 600});
+    machine.multiply_adds_float16 = among({8, 64, 2048}), machine.multiply_adds_float32 = among({4, 16, 512});
+    machine.exp_per_cycle = among({0.25, 1, 16}), machine.vector_per_cycle = among({1, 4, 128});
+    machine.exp_per_cycle_float32 = among({0.25, 1, 8}), machine.vector_per_cycle_float32 = among({1, 2, 64});
+    machine.unit_load_cycles = among({0, 16}), machine.unit_start_cycles = among({0, 40});
+    machine.exchange_bytes_per_cycle = among({1, 4, 64}), machine.memory_bytes_per_cycle = among({0, 0, 50});
+    use_tile_machine(machine);
+    auto call = any_call(random);
+    call.deterministic = random() % 2;
+    run_both(call, machine);
+    if (HasFailure()) return;
+  }
+}
+
+/// Deterministic backward calls sum P first: steps whose products and vector operations have another ratio.
+TEST(Prediction, OfSumsOfP) {
+  for (const bool separate : {false, true})
+    for (const double start : {0.0, 200.0})
+      for (const double rate : {64.0, 2048.0})
+        for (const std::int64_t chunks : {4, 32})
+          for (const auto& rule : {full(), causal(), local(20)}) {
+            auto machine = small_machine(4, 4 << 20);
+            machine.separate_vector = separate, machine.unit_start_cycles = start;
+            machine.multiply_adds_float32 = rate, machine.sync_cycles = 0;
+            use_tile_machine(machine);
+            TileCall call;
+            call.queries = call.keys = {256}, call.heads = 2, call.rule = rule, call.deterministic = true;
+            call.chunks_q = chunks, call.chunks_kv = 128 / chunks, call.d_qk = 64, call.d_v = 16;
+            run_both(call, machine);
+          }
+  use_tile_machine(TileMachine{});
+}
+
 TEST_P(Simulator, AnyGrid) {
   std::mt19937 random(seed_of(7));
   const auto machine = small_machine(GetParam(), 8 << 20);

@@ -72,6 +72,22 @@ INSTANTIATE_TEST_SUITE_P(Planner, NearTheBest,
                                          Case{"full", 4, 1 << 17, 2, true}, Case{"causal", 4, 1 << 17, 2, true},
                                          Case{"local", 4, 1 << 17, 2, true}));
 
+/// Every length up to 65,536 on an IPU, forward and backward: a plan that fits.
+TEST(Fits, EveryLength) {
+  use_tile_machine(tile_machine("ipu-mk2"));
+  const auto memory = used_tile_machine().memory_per_tile;
+  for (const bool backward : {false, true})
+    for (const std::int64_t d : {64, 128})
+      for (const auto& rule : {full(), causal(), local(256)})
+        for (std::int64_t n = 512; n <= 65536; n *= 2) {
+          const TensorView q(nullptr, ElementType::float16, {1, 4, n, d}, Device{DeviceKind::tiles});
+          Options options;
+          options.rule = rule;
+          EXPECT_LE(predict_tiles(q, q, q, options, backward).peak_bytes, memory)
+              << n << " tokens, d " << d << ", " << rule.text() << (backward ? ", backward" : "");
+        }
+}
+
 /// Causal calls are dealt as evenly as it takes to come near to those without a rule.
 TEST(Utilisation, OfCausalCalls) {
   use_tile_machine(tile_machine("ipu-mk2"));

@@ -47,6 +47,17 @@ def test_lengths_and_tables_stay_on_the_cpu():
         np.testing.assert_allclose(af.attention(q, k, v, plan=plan, **options), expected, atol=1e-5)
 
 
+def test_a_plan_of_one_device_is_refused_on_the_other():
+    q, k, v = arrays()
+    of_cpu = af.plan(q, k, v)
+    with tile_machine.use(**SMALL):
+        of_tiles = af.plan(q, k, v)
+        with pytest.raises(ValueError, match="^plan: made for cpu, the call has tiles:0$"):
+            af.attention(q, k, v, plan=of_cpu)
+    with pytest.raises(ValueError, match="^plan: made for tiles:0, the call has cpu$"):
+        af.attention(q, k, v, plan=of_tiles)
+
+
 def test_other_threads_run_on_the_cpu():
     double = arrays(np.float64)
     results = []

@@ -14,11 +14,13 @@ namespace {
 constexpr std::int64_t run_bytes = std::int64_t{64} << 20, fewest_runs = 64;
 constexpr std::int64_t partial_of_a_block = 8;  // per block, on average
 
-/// The strides of the atoms' tables from one batch entry (head) to the next.
-void find_strides(const Problem& problem, const rules::Program& first, std::int64_t b, std::int64_t h,
-                  std::int64_t (&strides)[rules::max_atoms]) {
+/// The strides of the atoms' tables from one batch entry (head) to the next. The call may be a part of one: its first
+/// batch entry and head are not always the tables' first.
+void find_strides(const Problem& problem, std::int64_t b, std::int64_t h, std::int64_t (&strides)[rules::max_atoms]) {
   rules::Tables tables;
-  const auto next = rules::compile(problem.rule, planning::shapes_of(problem), b, h, tables, -1, true);
+  const auto shapes = planning::shapes_of(problem);
+  const auto first = rules::compile(problem.rule, shapes, 0, 0, tables, -1, true);
+  const auto next = rules::compile(problem.rule, shapes, b, h, tables, -1, true);
   for (int i = 0; i < first.atom_count; ++i) strides[i] = next.atoms[i].data - first.atoms[i].data;
 }
 
@@ -62,8 +64,8 @@ LateArgs late_args(const Problem& problem, const ExecutionPlan& plan, char* memo
   LateArgs args{};
   MemoryParts taken(memory);
   args.program = plan.groups[0].program;
-  if (plan.batch_groups > 1) find_strides(problem, args.program, 1, 0, args.batch_stride);
-  if (plan.head_groups > 1) find_strides(problem, args.program, 0, 1, args.head_stride);
+  if (plan.batch_groups > 1) find_strides(problem, 1, 0, args.batch_stride);
+  if (plan.head_groups > 1) find_strides(problem, 0, 1, args.head_stride);
   args.key_lengths = integers_of(problem.key_lengths);
   args.grids[0] = plan.query_grid, args.grids[1] = plan.key_grid;
   args.align = problem.align;

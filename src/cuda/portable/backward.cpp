@@ -34,6 +34,11 @@ BackwardKernels kernels_of(const Problem& problem) {
   return kernels_of(problem.type, kind);
 }
 
+/// Do Hopper's kernels compute the gradients?
+bool by_groups(const Problem& problem, const ExecutionPlan& plan, const BackwardArgs& args) {
+  return !problem.chunks.portable && group_backward_serves(problem, plan, args);
+}
+
 std::int64_t query_blocks(const Problem& problem, const ExecutionPlan& plan) {
   return problem.batch * problem.heads_q * plan.query_grid.count();
 }
@@ -129,8 +134,7 @@ TileMenu backward_menu(const Problem&) {
 std::int64_t backward_workspace(const Problem& problem, const ExecutionPlan& plan) {
   MemoryParts parts(nullptr);
   terms_of(problem, plan, parts);
-  if (group_backward_serves(problem, plan, args_of(problem, plan)))
-    parts.take<char>(group_backward_workspace(problem, plan));
+  if (by_groups(problem, plan, args_of(problem, plan))) parts.take<char>(group_backward_workspace(problem, plan));
   return parts.bytes();
 }
 
@@ -168,7 +172,7 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
              kernels.gradients_bytes, &args, stream);
   };
   GroupBackwardResult groups{};
-  if (group_backward_serves(problem, plan, args))
+  if (by_groups(problem, plan, args))
     groups = group_backward(problem, plan, args, masks, parts.take<char>(group_backward_workspace(problem, plan)),
                             {find_terms, find_rests}, stream);
   if (!groups.made) {

@@ -161,7 +161,7 @@ bool is_plain(const Problem& problem, const ExecutionPlan& plan, const DecodeKer
 bool has_few_rows(const Problem& problem) { return problem.dimensions == 1 && rows_of(problem) <= most_rows; }
 
 bool decode_serves(const Problem& problem, const ExecutionPlan& plan) {
-  return has_few_rows(problem) && plan.head_groups == 1 && plan.query_grid.count() == 1 &&
+  return !problem.chunks.portable && has_few_rows(problem) && plan.head_groups == 1 && plan.query_grid.count() == 1 &&
          plain_rows(problem, plan.query_grid) && plain_rows(problem, plan.key_grid);
 }
 

@@ -124,7 +124,7 @@ TileMenu forward_menu(const Problem& problem) {
 }
 
 std::int64_t forward_workspace(const Problem& problem, const ExecutionPlan& plan) {
-  return group_forward_workspace(problem, plan);
+  return problem.chunks.portable ? 0 : group_forward_workspace(problem, plan);
 }
 
 void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace) {
@@ -147,7 +147,8 @@ void forward(const Problem& problem, const ExecutionPlan& plan, char* workspace)
   if (few) return decode(problem, plan, args, general, memory, stream);
   allow_shared_memory(kernel.function, kernel.shared_bytes, problem.device.index);  // before anything is written
   char* const own = memory.take(forward_workspace(problem, plan));
-  const auto again = group_forward(problem, plan, args, general, masks, own, stream);
+  const auto again =
+      problem.chunks.portable ? Again() : group_forward(problem, plan, args, general, masks, own, stream);
   args.only_if = again.any, args.only_blocks = again.blocks;
   args.tasks = static_cast<std::int32_t>(tasks);
   launch(kernel.function, launched_blocks(args.tasks, args.only_if != nullptr, problem.device), kernel.threads,
