@@ -1,5 +1,5 @@
 // One variant of src/cuda/hopper/attention.cuh as a shared library, which run.py builds, checks and times. Macros
-// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED.
+// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, WAYS, SECTION_MIB.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -14,11 +14,10 @@ using namespace anyflash::cuda;
 
 namespace {
 
-using Traits =
-    AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE, ORDERED != 0>;
+using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE, WAYS>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
-constexpr long long kSectionBytes = 32 << 20;
+constexpr long long kSectionBytes = (long long)SECTION_MIB << 20;
 
 using Block = Attention<Traits>;
 
@@ -62,6 +61,7 @@ extern "C" int attention(const Call* call, void* stream) {
   if (!map(args.q, call->q, query_grid, call->heads) || !map(args.k, call->k, steps, call->heads_kv) ||
       !map(args.v, call->v, steps, call->heads_kv))
     return 1;
+  if (!map(args.out_map, call->out, query_grid, call->heads)) return 1;
   if (!map(args.k_block, call->k, key_grid, call->heads_kv) || !map(args.v_block, call->v, key_grid, call->heads_kv))
     return 1;
   const auto is_plain = [](const rules::Grid& grid) { return grid.extent[2] == 64 && grid.step[2] == 1; };
@@ -88,6 +88,7 @@ extern "C" int attention(const Call* call, void* stream) {
     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     return count;
   }();
+  args.early = (HEAD_SIZE == 128 || Traits::kOpened) && args.tasks >= 8 * sms;
   kernel<<<std::min(args.tasks, sms), Traits::kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(args);
   return cudaGetLastError() == cudaSuccess ? 0 : 3;
 }

@@ -12,8 +12,7 @@
 #pragma once
 
 #include "cuda/hopper/attention_producer.cuh"
-#include "cuda/portable/rows.cuh"
-#include "cuda/tile/lazy_softmax.cuh"
+#include "cuda/hopper/transposed_products.cuh"
 #include "cuda/tile/mask_words.cuh"
 #include "cuda/tile/score_mod.cuh"
 #include "cuda/tile/setmaxnreg.cuh"
@@ -73,6 +72,9 @@ class Attention {
     mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
     wgmma_commit();
     wgmma_wait<0>();
+    QueryState stored = q_at;  // with kBoxed: where O of the task before is
+    bool storing = false;
+    auto own = q_at;
     finish_scores(s, step, warpgroup, q_at, k_at);
     for (;;) {
       o.clear(), softmax.reset();
@@ -80,10 +82,11 @@ class Attention {
       softmax.raise_shift_to_max(s, scale_log2(), factor);
       softmax.exponentiate(s, scale_log2());
       p.pack(s);
+      if (Traits::kBoxed && storing) finish_boxes(stored);
       while (!step.last) {
-        shared_.keys.wait_full(k_at);
+        int skipped;
+        step = wait_step(warpgroup, k_at, skipped);
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
-        step = shared_.step[k_at.stage];
         finish_scores(s, step, warpgroup, q_at, k_at);
         if (wants_maxima()) softmax.note_maxima(s);
         softmax.exponentiate(s, scale_log2());
@@ -91,11 +94,13 @@ class Attention {
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
         finish_values(o, v_at);
+        if constexpr (Traits::kSkips) skip_values(skipped, v_at);
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
       const auto next = wait_task(q_at);
       const bool more = next.first_query >= 0;
+      stored = own, own = q_at, storing = true;
       if (more) shared_.keys.wait_full(k_at);
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
       if (more) {
@@ -103,10 +108,11 @@ class Attention {
         finish_scores(s, step, warpgroup, q_at, k_at);
       }
       finish_values(o, v_at);
-      store(o, softmax, task);
+      store(o, softmax, task, stored.stage);
       if (!more) break;
       task = next;
     }
+    if constexpr (Traits::kBoxed) finish_boxes(stored);
     Issue::finish(warpgroup);
   }
   /// S of the next step, O += P V of this one. Returns when S is there; O is to be waited for.
@@ -125,25 +131,29 @@ class Attention {
     wgmma_wait<1>();
   }
 
-  /// The next task with a key to see. Those without are done here. q_at: where its Q is.
-  __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at) {
-    for (;;) {
-      shared_.queries.wait_full(q_at);
-      const auto task = shared_.task[q_at.stage];
-      if (task.first_query < 0 || task.steps > 0) return task;
-      shared_.queries.release(q_at);
-      q_at.advance();
-      store_empty(task);
-    }
+  /// The next task. q_at: where its Q is.
+  __device__ __forceinline__ AttentionTask wait_task(QueryState q_at) {
+    shared_.queries.wait_full(q_at);
+    return shared_.task[q_at.stage];
   }
-  __device__ __forceinline__ void store_empty(const AttentionTask& task) const {
-    for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
-      const auto row = place_of_row(task, i / (kD / 8));
-      if (row.index < 0) continue;
-      const auto channel = i % (kD / 8) * 8;
-      if (channel < args_.d_v) *reinterpret_cast<uint4*>(out_of(task) + row.offset + channel) = make_uint4(0, 0, 0, 0);
-      if (channel == 0) store_statistics(task, row.index, {}, LazySoftmax::kMinusInfinity);
-    }
+  /// The step whose K is at k_at. With kSkips, first moves k_at past those that this warpgroup's query block does not
+  /// visit, and counts them; not past more than V has stages, since the producer would wait for the V that is held.
+  __device__ __forceinline__ StepInfo wait_step(unsigned warpgroup, State& k_at, int& skipped) {
+    shared_.keys.wait_full(k_at);
+    auto step = shared_.step[k_at.stage];
+    skipped = 0;
+    if constexpr (Traits::kSkips)
+      while (!step.last && skipped < kStages && cells_of(step, warpgroup) == kAllHidden) {
+        shared_.keys.release(k_at);
+        k_at.advance(), ++skipped;
+        shared_.keys.wait_full(k_at);
+        step = shared_.step[k_at.stage];
+      }
+    return step;
+  }
+  static constexpr unsigned kCellBits = 2 * Traits::kCells, kAllHidden = 0xaaaaaaaau & ((1u << kCellBits) - 1);
+  __device__ __forceinline__ static unsigned cells_of(const StepInfo& step, unsigned warpgroup) {
+    return static_cast<unsigned>(step.cells) >> kCellBits * warpgroup & ((1u << kCellBits) - 1);
   }
   /// S is there: what is done to it, and the mask, whose words lie where K does.
   __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
@@ -155,13 +165,11 @@ class Attention {
         add_bias<Traits::kBiasBytes>(s, shared_.bias[k_at.stage][warpgroup], args_.bias.type, args_.bias.query == 0,
                                      lane_row() % 64);
     }
-    constexpr int kBits = 2 * Traits::kCells;
-    const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
-    if (cells) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    if (const auto cells = cells_of(step, warpgroup)) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
-      shared_.queries.release(q_at);
+      if constexpr (!Traits::kBoxed) shared_.queries.release(q_at);
       q_at.advance();
     }
   }
@@ -170,6 +178,14 @@ class Attention {
     o.fence_operand();
     shared_.values.release(v_at);
     v_at.advance();
+  }
+  /// Of steps that this warpgroup does not take. Released twice in one phase, they would be overwritten.
+  __device__ __forceinline__ void skip_values(int count, State& v_at) {
+    for (; count > 0; --count) {
+      shared_.values.wait_full(v_at);
+      shared_.values.release(v_at);
+      v_at.advance();
+    }
   }
   __device__ __forceinline__ float scale_log2() const { return Traits::kGeneral ? 1.4426950409f : args_.scale_log2; }
   __device__ __forceinline__ bool wants_maxima() const { return args_.row_sum.data || args_.row_max.data; }
@@ -189,28 +205,6 @@ class Attention {
 
   // --- Results -------------------------------------------------------------------------------------------------------
 
-  struct RowPlace {
-    std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
-  };
-  __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t row) const {
-    const auto i = task.first_query + row;
-    const auto& strides = args_.out.sequence;
-    if (args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
-    const auto& grid = args_.query_cut.grid;
-    const auto c = entry_of({origin_of(args_.query_cut, i / 64), grid.extent, grid.step}, i % 64);
-    return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
-            rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
-  }
-  __device__ __forceinline__ E* out_of(const AttentionTask& task) const {
-    return reinterpret_cast<E*>(args_.out.data) + task.b * args_.out.batch + task.h * args_.out.head;
-  }
-  __device__ __forceinline__ void store_statistics(const AttentionTask& task, std::int64_t row,
-                                                   const RowStatistics& statistics, float lse) const {
-    const auto store = [&](const Numbers& to, float x) {
-      if (to.data) reinterpret_cast<float*>(to.data)[task.b * to.batch + task.h * to.head + row * to.query] = x;
-    };
-    store(args_.row_max, statistics.m), store(args_.row_sum, statistics.l), store(args_.lse, lse);
-  }
   /// Does the mask let a row see any key? Only asked where no score is above -inf.
   __device__ __forceinline__ bool sees_a_key(const AttentionTask& task, std::int32_t row) const {
     const auto& list = group_of(args_, task.b, task.h).keys_of_query_block;
@@ -229,8 +223,10 @@ class Attention {
   /// Scores so large that exp(score - shift) is not near 1 for the largest, of which `shift` is a rounding.
   static constexpr float kLargestShift = 1 << 28;
 
-  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task) const {
-    const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
+  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task,
+                                        int q_stage) {
+    const AttentionRows at{args_, task};
+    const AttentionRows::Place rows[2] = {at.place_of(lane_row()), at.place_of(lane_row() + 8)};
     float factor[2], not_finite = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -247,7 +243,7 @@ class Attention {
       }
       factor[r] = sum == 0 ? 0.0f : __fdividef(factor[r], sum);
       if (lane_number() % 4 == 0 && rows[r].index >= 0)
-        store_statistics(task, rows[r].index, statistics, softmax.lse(r, sum));
+        at.store_statistics(rows[r].index, statistics, softmax.lse(r, sum));
     }
     rescale_rows(o, factor);
 #pragma unroll
@@ -255,7 +251,8 @@ class Attention {
 #pragma unroll
       for (int e = 0; e < 4; ++e) not_finite = fmaf(0, o.x[j][e], not_finite);
     if (not_finite != 0) leave_block(task);  // NaN
-    store_rows(o, rows, out_of(task));
+    if constexpr (Traits::kBoxed) store_boxes(o, task, q_stage);
+    else store_rows(o, rows, at.out<E>());
   }
   /// Leaves this warpgroup's query block to the portable kernel.
   __device__ __forceinline__ void leave_block(const AttentionTask& task) const {
@@ -264,8 +261,41 @@ class Attention {
     if (args_.again_blocks && block < args_.query_cut.blocks)
       args_.again_blocks[(std::int64_t{task.b} * args_.heads + task.h) * args_.query_cut.blocks + block] = 1;
   }
+  /// O goes where this warpgroup's Q was, and from there to memory by TMA. finish_boxes() gives Q back.
+  __device__ __forceinline__ void store_boxes(const AccumulatorTile<kD>& o, const AttentionTask& task, int q_stage) {
+    const unsigned warpgroup = threadIdx.x / 128, row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16;
+    E* const tile = shared_.q[q_stage][warpgroup].data;
+    sync_threads<128>(8 + warpgroup);  // all warps' products have read Q
+#pragma unroll
+    for (unsigned m = 0; m < kD / 16; ++m) {
+      std::uint32_t x[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float* const pair = &o.x[2 * m + n / 2][n % 2 * 2];
+        x[n] = clamped_pair(pair[0], pair[1], E());
+      }
+      store_matrices(tile + row * 64 + m / 4 * 4096 + ((2 * (m % 4) + lane_number() / 16) ^ row % 8) * 8, x);
+    }
+    show_to_products();
+    sync_threads<128>(8 + warpgroup);
+    if (threadIdx.x % 128 == 0) {
+      const auto block = task.first_query / 64 + static_cast<std::int32_t>(warpgroup);
+      if (block < args_.query_cut.blocks) {
+        const auto origin = origin_of(args_.query_cut, block);
+#pragma unroll
+        for (int c = 0; c < kD; c += 64) cuda::store_rows(args_.out_map, tile + c * 64, c, origin, task.h, task.b);
+      }
+      stores_commit();
+    }
+  }
+  /// Gives the Q back from which O was stored, once TMA has read it: before the Q after the next is waited for.
+  __device__ __forceinline__ void finish_boxes(QueryState at) {
+    if (threadIdx.x % 128 == 0) stores_read();
+    shared_.queries.release(at);
+  }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
-  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {
+  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const AttentionRows::Place (&rows)[2],
+                                             E* out) const {
     const unsigned t = lane_number() % 4;
     const bool odd = t % 2;
 #pragma unroll
