@@ -8,7 +8,7 @@ Examples, on a machine with an H100 or H200, nvcc and PyTorch:
 
 A variant's name says what it is: head size (d), keys of a step (n), consumer warpgroups (w), pipeline stages of K and
 of V (s), of Q (q), then perhaps half (float16 instead of bfloat16), general (any scale, soft cap), unordered
-(warpgroups issue products in any order), skips, boxed, opened, fetched (AttentionWays), l2x8 (8 MiB of K and V at work
+(warpgroups issue products in any order), direct (O is stored from registers, not by TMA), l2x8 (8 MiB of K and V at work
 at a time), racecheck (for compute-sanitizer's racecheck).
 
 --check compares with float64 on random shapes: O by its norm and largest error, LSE, what is written beyond the
@@ -35,9 +35,8 @@ import masks
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_VARIANTS = ["d64_n128_w3_s3_q2", "d128_n128_w2_s2_q2", "d256_n64_w2_s2_q1"]
 NAME = re.compile(
-    r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_skips|_boxed|_opened|_fetched|_l2x\d+|_racecheck)*)"
+    r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_direct|_l2x\d+|_racecheck)*)"
 )
-WAYS = {"_skips": 2, "_boxed": 4, "_opened": 8, "_fetched": 16}  # AttentionWays; 1: ordered
 
 
 def variant_name(text):
@@ -79,8 +78,9 @@ def build(name, folder):
         "QUERY_STAGES": q,
         "SCORE": "general" if "_general" in rest else "scale",
         "TYPE": "__half" if "_half" in rest else "__nv_bfloat16",
-        "WAYS": int("_unordered" not in rest) + sum(bit for way, bit in WAYS.items() if way in rest),
-        "SECTION_MIB": (re.search(r"_l2x(\d+)", rest) or (0, 32))[1],
+        "ORDERED": int("_unordered" not in rest),
+        "BOXED": int(q == "2" and "_direct" not in rest),
+        "SECTION_MIB": (re.search(r"_l2x(\d+)", rest) or (0, 0))[1],
     }
     if "_racecheck" in rest:
         macros["ANYFLASH_FOR_RACECHECK"] = 1
@@ -319,7 +319,7 @@ def rows():
 
     for d in (128, 64, 256):
         for mask in ("full", "causal"):
-            for s in (512, 2048, 8192, 16384):
+            for s in (512, 1024, 2048, 8192, 16384):
                 yield plain(f"d{d} {mask} s{s}", d, 16384 // s, 2048 // d, 2048 // d, s, s, mask == "causal")
     for mask in ("full", "causal"):
         yield plain(f"gqa d128 {mask} s8192", 128, 2, 32, 8, 8192, 8192, mask == "causal")

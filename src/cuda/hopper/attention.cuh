@@ -13,6 +13,8 @@
 
 #include "cuda/hopper/attention_producer.cuh"
 #include "cuda/hopper/transposed_products.cuh"
+#include "cuda/portable/rows.cuh"
+#include "cuda/tile/lazy_softmax.cuh"
 #include "cuda/tile/mask_words.cuh"
 #include "cuda/tile/score_mod.cuh"
 #include "cuda/tile/setmaxnreg.cuh"
@@ -63,20 +65,23 @@ class Attention {
     LazySoftmax softmax;
     float factor[2];
 
-    auto task = wait_task(q_at);
-    if (task.first_query < 0) return;
+    AttentionTask task;
+    StepInfo step;
+    QueryState stored;                   // kBoxed: where the Q of the last task was, whose O,
+    bool storing = false, more = false;  // storing: TMA may still read; more: the first scores of `task` are made
     Issue::init(warpgroup);
-    shared_.keys.wait_full(k_at);
-    auto step = shared_.step[k_at.stage];
-    wgmma_fence();
-    mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
-    wgmma_commit();
-    wgmma_wait<0>();
-    QueryState stored = q_at;  // with kBoxed: where O of the task before is
-    bool storing = false;
-    auto own = q_at;
-    finish_scores(s, step, warpgroup, q_at, k_at);
     for (;;) {
+      if (!more) {
+        task = wait_task(q_at);
+        if (task.first_query < 0) break;
+        shared_.keys.wait_full(k_at);
+        step = shared_.step[k_at.stage];
+        wgmma_fence();
+        mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
+        wgmma_commit();
+        wgmma_wait<0>();
+        finish_scores(s, step, warpgroup, q_at, k_at);
+      }
       o.clear(), softmax.reset();
       if (wants_maxima()) softmax.note_maxima(s);
       softmax.raise_shift_to_max(s, scale_log2(), factor);
@@ -84,9 +89,9 @@ class Attention {
       p.pack(s);
       if (Traits::kBoxed && storing) finish_boxes(stored);
       while (!step.last) {
-        int skipped;
-        step = wait_step(warpgroup, k_at, skipped);
+        shared_.keys.wait_full(k_at);
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
+        step = shared_.step[k_at.stage];
         finish_scores(s, step, warpgroup, q_at, k_at);
         if (wants_maxima()) softmax.note_maxima(s);
         softmax.exponentiate(s, scale_log2());
@@ -94,13 +99,12 @@ class Attention {
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
         finish_values(o, v_at);
-        if constexpr (Traits::kSkips) skip_values(skipped, v_at);
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
-      const auto next = wait_task(q_at);
-      const bool more = next.first_query >= 0;
-      stored = own, own = q_at, storing = true;
+      const auto next = next_task(q_at);
+      more = next.first_query >= 0 && next.steps > 0;
+      stored = q_at, stored.advance();  // of two stages the other one
       if (more) shared_.keys.wait_full(k_at);
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
       if (more) {
@@ -108,11 +112,11 @@ class Attention {
         finish_scores(s, step, warpgroup, q_at, k_at);
       }
       finish_values(o, v_at);
-      store(o, softmax, task, stored.stage);
-      if (!more) break;
+      store(o, softmax, Traits::kBoxed ? shared_.task[stored.stage] : task, stored.stage);
+      storing = Traits::kBoxed && more;
+      if (Traits::kBoxed && !more) finish_boxes(stored);
       task = next;
     }
-    if constexpr (Traits::kBoxed) finish_boxes(stored);
     Issue::finish(warpgroup);
   }
   /// S of the next step, O += P V of this one. Returns when S is there; O is to be waited for.
@@ -131,29 +135,28 @@ class Attention {
     wgmma_wait<1>();
   }
 
-  /// The next task. q_at: where its Q is.
-  __device__ __forceinline__ AttentionTask wait_task(QueryState q_at) {
+  __device__ __forceinline__ AttentionTask next_task(QueryState q_at) {
     shared_.queries.wait_full(q_at);
     return shared_.task[q_at.stage];
   }
-  /// The step whose K is at k_at. With kSkips, first moves k_at past those that this warpgroup's query block does not
-  /// visit, and counts them; not past more than V has stages, since the producer would wait for the V that is held.
-  __device__ __forceinline__ StepInfo wait_step(unsigned warpgroup, State& k_at, int& skipped) {
-    shared_.keys.wait_full(k_at);
-    auto step = shared_.step[k_at.stage];
-    skipped = 0;
-    if constexpr (Traits::kSkips)
-      while (!step.last && skipped < kStages && cells_of(step, warpgroup) == kAllHidden) {
-        shared_.keys.release(k_at);
-        k_at.advance(), ++skipped;
-        shared_.keys.wait_full(k_at);
-        step = shared_.step[k_at.stage];
-      }
-    return step;
+  /// The next task with a key to see. Those without are done here. q_at: where its Q is.
+  __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at) {
+    for (;;) {
+      const auto task = next_task(q_at);
+      if (task.first_query < 0 || task.steps > 0) return task;
+      shared_.queries.release(q_at);
+      q_at.advance();
+      store_empty(task);
+    }
   }
-  static constexpr unsigned kCellBits = 2 * Traits::kCells, kAllHidden = 0xaaaaaaaau & ((1u << kCellBits) - 1);
-  __device__ __forceinline__ static unsigned cells_of(const StepInfo& step, unsigned warpgroup) {
-    return static_cast<unsigned>(step.cells) >> kCellBits * warpgroup & ((1u << kCellBits) - 1);
+  __device__ __forceinline__ void store_empty(const AttentionTask& task) const {
+    for (std::int32_t i = threadIdx.x; i < kM * (kD / 8); i += 128 * kWarpgroups) {
+      const auto row = place_of_row(task, i / (kD / 8));
+      if (row.index < 0) continue;
+      const auto channel = i % (kD / 8) * 8;
+      if (channel < args_.d_v) *reinterpret_cast<uint4*>(out_of(task) + row.offset + channel) = make_uint4(0, 0, 0, 0);
+      if (channel == 0) store_statistics(task, row.index, {}, LazySoftmax::kMinusInfinity);
+    }
   }
   /// S is there: what is done to it, and the mask, whose words lie where K does.
   __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
@@ -165,7 +168,9 @@ class Attention {
         add_bias<Traits::kBiasBytes>(s, shared_.bias[k_at.stage][warpgroup], args_.bias.type, args_.bias.query == 0,
                                      lane_row() % 64);
     }
-    if (const auto cells = cells_of(step, warpgroup)) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    constexpr int kBits = 2 * Traits::kCells;
+    const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
+    if (cells) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
@@ -178,14 +183,6 @@ class Attention {
     o.fence_operand();
     shared_.values.release(v_at);
     v_at.advance();
-  }
-  /// Of steps that this warpgroup does not take. Released twice in one phase, they would be overwritten.
-  __device__ __forceinline__ void skip_values(int count, State& v_at) {
-    for (; count > 0; --count) {
-      shared_.values.wait_full(v_at);
-      shared_.values.release(v_at);
-      v_at.advance();
-    }
   }
   __device__ __forceinline__ float scale_log2() const { return Traits::kGeneral ? 1.4426950409f : args_.scale_log2; }
   __device__ __forceinline__ bool wants_maxima() const { return args_.row_sum.data || args_.row_max.data; }
@@ -205,6 +202,28 @@ class Attention {
 
   // --- Results -------------------------------------------------------------------------------------------------------
 
+  struct RowPlace {
+    std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
+  };
+  __device__ __forceinline__ RowPlace place_of_row(const AttentionTask& task, std::int32_t row) const {
+    const auto i = task.first_query + row;
+    const auto& strides = args_.out.sequence;
+    if (args_.query_cut.plain) return {i * strides[2], i < args_.queries ? i : -1};
+    const auto& grid = args_.query_cut.grid;
+    const auto c = entry_of({origin_of(args_.query_cut, i / 64), grid.extent, grid.step}, i % 64);
+    return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
+            rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
+  }
+  __device__ __forceinline__ E* out_of(const AttentionTask& task) const {
+    return reinterpret_cast<E*>(args_.out.data) + task.b * args_.out.batch + task.h * args_.out.head;
+  }
+  __device__ __forceinline__ void store_statistics(const AttentionTask& task, std::int64_t row,
+                                                   const RowStatistics& statistics, float lse) const {
+    const auto store = [&](const Numbers& to, float x) {
+      if (to.data) reinterpret_cast<float*>(to.data)[task.b * to.batch + task.h * to.head + row * to.query] = x;
+    };
+    store(args_.row_max, statistics.m), store(args_.row_sum, statistics.l), store(args_.lse, lse);
+  }
   /// Does the mask let a row see any key? Only asked where no score is above -inf.
   __device__ __forceinline__ bool sees_a_key(const AttentionTask& task, std::int32_t row) const {
     const auto& list = group_of(args_, task.b, task.h).keys_of_query_block;
@@ -225,8 +244,7 @@ class Attention {
 
   __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task,
                                         int q_stage) {
-    const AttentionRows at{args_, task};
-    const AttentionRows::Place rows[2] = {at.place_of(lane_row()), at.place_of(lane_row() + 8)};
+    const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
     float factor[2], not_finite = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -243,7 +261,7 @@ class Attention {
       }
       factor[r] = sum == 0 ? 0.0f : __fdividef(factor[r], sum);
       if (lane_number() % 4 == 0 && rows[r].index >= 0)
-        at.store_statistics(rows[r].index, statistics, softmax.lse(r, sum));
+        store_statistics(task, rows[r].index, statistics, softmax.lse(r, sum));
     }
     rescale_rows(o, factor);
 #pragma unroll
@@ -252,7 +270,7 @@ class Attention {
       for (int e = 0; e < 4; ++e) not_finite = fmaf(0, o.x[j][e], not_finite);
     if (not_finite != 0) leave_block(task);  // NaN
     if constexpr (Traits::kBoxed) store_boxes(o, task, q_stage);
-    else store_rows(o, rows, at.out<E>());
+    else store_rows(o, rows, out_of(task));
   }
   /// Leaves this warpgroup's query block to the portable kernel.
   __device__ __forceinline__ void leave_block(const AttentionTask& task) const {
@@ -278,24 +296,23 @@ class Attention {
     }
     show_to_products();
     sync_threads<128>(8 + warpgroup);
-    if (threadIdx.x % 128 == 0) {
-      const auto block = task.first_query / 64 + static_cast<std::int32_t>(warpgroup);
-      if (block < args_.query_cut.blocks) {
-        const auto origin = origin_of(args_.query_cut, block);
+    if (threadIdx.x % 128 != 0) return;
+    const auto block = task.first_query / 64 + static_cast<std::int32_t>(warpgroup);
+    if (block < args_.query_cut.blocks) {
+      const auto at = place_of(args_.out_map, origin_of(args_.query_cut, block), task.h, task.b);
 #pragma unroll
-        for (int c = 0; c < kD; c += 64) cuda::store_rows(args_.out_map, tile + c * 64, c, origin, task.h, task.b);
-      }
-      stores_commit();
+      for (int c = 0; c < kD; c += 64) store_box(&args_.out_map.map, tile + c * 64, c, at[0], at[1], at[2], at[3]);
     }
+    stores_commit();
   }
-  /// Gives the Q back from which O was stored, once TMA has read it: before the Q after the next is waited for.
+  /// Gives the Q back from which O was stored, once TMA has read it. The Q after the next is loaded there: it must not
+  /// be waited for before.
   __device__ __forceinline__ void finish_boxes(QueryState at) {
     if (threadIdx.x % 128 == 0) stores_read();
     shared_.queries.release(at);
   }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
-  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const AttentionRows::Place (&rows)[2],
-                                             E* out) const {
+  __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {
     const unsigned t = lane_number() % 4;
     const bool odd = t % 2;
 #pragma unroll

@@ -32,21 +32,15 @@ struct AttentionArgs {
   float cap, cap_inverse;                    ///< ScoreModKind::general; cap 0: none
 };
 
-/// Ways of the kernel, added up. ordered: warpgroups issue products one after the other. skips: each warpgroup leaves out
-/// the steps that its query block does not visit. boxed: O leaves by TMA, from the shared memory of Q. opened: the runs
-/// of the next task are read while this one is at work. fetched: and the L2 gets its Q and first K and V.
-enum AttentionWays { kOrderedWay = 1, kSkipsWay = 2, kBoxedWay = 4, kOpenedWay = 8, kFetchedWay = 16 };
-
-/// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q.
+/// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kOrdered: warpgroups issue products one after the
+/// other. kBoxed: O leaves by TMA, from where Q was.
 template <class E_, int kHeadSize_, int kKeys_, int kWarpgroups_, int kStages_, int kQueryStages_,
-          ScoreModKind kScore_ = ScoreModKind::scale, int kWays = kOrderedWay>
+          ScoreModKind kScore_ = ScoreModKind::scale, bool kOrdered_ = true, bool kBoxed_ = kQueryStages_ == 2>
 struct AttentionTraits {
   using E = E_;
   static constexpr int kHeadSize = kHeadSize_, kKeys = kKeys_, kWarpgroups = kWarpgroups_;
   static constexpr int kStages = kStages_, kQueryStages = kQueryStages_;
-  static constexpr bool kGeneral = kScore_ == ScoreModKind::general, kOrdered = (kWays & kOrderedWay) != 0;
-  static constexpr bool kSkips = (kWays & kSkipsWay) != 0, kBoxed = (kWays & kBoxedWay) != 0;
-  static constexpr bool kFetched = (kWays & kFetchedWay) != 0, kOpened = kFetched || (kWays & kOpenedWay) != 0;
+  static constexpr bool kGeneral = kScore_ == ScoreModKind::general, kOrdered = kOrdered_, kBoxed = kBoxed_;
   static constexpr int kBiasBytes = !kGeneral ? 0 : kHeadSize > 128 ? 2 : 4;  ///< of the largest type of a bias
   static constexpr int kCells = kKeys / 64;                                   ///< key blocks of a step
   static constexpr int kQueries = 64 * kWarpgroups, kThreads = 128 * (kWarpgroups + 1);
@@ -57,8 +51,7 @@ struct AttentionTraits {
   static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : kWide ? 240 : 232;
   static_assert(kKeys % 64 == 0, "a step has whole key blocks of 64");
   static_assert(!kGeneral || kKeys == 64, "a step has the bias of one key block");
-  static_assert(!(kSkips && kOrdered), "warpgroups that leave out steps cannot take turns");
-  static_assert(!kBoxed || kQueryStages == 2, "the next Q is there while O leaves from this one");
+  static_assert(!kBoxed || kQueryStages == 2, "the next Q is waited for while O lies where this one was");
   static_assert(2 * kWarpgroups * kCells <= 32, "two bits of StepInfo::cells for each query block and key block");
 };
 

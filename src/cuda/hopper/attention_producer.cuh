@@ -4,17 +4,15 @@
 
 #include "cuda/hopper/attention_args.h"
 #include "cuda/hopper/tiles.cuh"
-#include "cuda/portable/rows.cuh"
 #include "cuda/portable/walk.cuh"
-#include "cuda/tile/lazy_softmax.cuh"
 #include "cuda/tile/pipeline.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 namespace anyflash::cuda {
 
-/// A query tile of head h. first_query -1: there are no more.
+/// A query tile of head h, which has a key step to see or not. first_query -1: there are no more.
 struct alignas(16) AttentionTask {
-  std::int32_t b, h, first_query, unused;
+  std::int32_t b, h, first_query, steps;
 };
 /// What the producer tells of a step. Aligned, so that no load also reads what another barrier guards.
 struct alignas(16) StepInfo {
@@ -22,35 +20,6 @@ struct alignas(16) StepInfo {
   std::int32_t cells;  ///< a CellKind in two bits for each query and key block; 0: all pairs are seen
 };
 enum CellKind { kFullCell = 0, kPartialCell = 1, kHiddenCell = 2 };
-
-/// Where the rows of a task's results are.
-struct AttentionRows {
-  const AttentionArgs& args;
-  const AttentionTask& task;
-
-  struct Place {
-    std::int64_t offset, index;  ///< in O, from its head's first row; in the sequence, -1 beyond it
-  };
-  __device__ __forceinline__ Place place_of(std::int32_t row) const {
-    const auto i = task.first_query + row;
-    const auto& strides = args.out.sequence;
-    if (args.query_cut.plain) return {i * strides[2], i < args.queries ? i : -1};
-    const auto& grid = args.query_cut.grid;
-    const auto c = entry_of({origin_of(args.query_cut, i / 64), grid.extent, grid.step}, i % 64);
-    return {c[0] * strides[0] + c[1] * strides[1] + c[2] * strides[2],
-            rules::inside(c, grid.size) ? rules::flat_index(c, grid.size) : -1};
-  }
-  template <class E>
-  __device__ __forceinline__ E* out() const {
-    return reinterpret_cast<E*>(args.out.data) + task.b * args.out.batch + task.h * args.out.head;
-  }
-  __device__ __forceinline__ void store_statistics(std::int64_t row, const RowStatistics& statistics, float lse) const {
-    const auto store = [&](const Numbers& to, float x) {
-      if (to.data) reinterpret_cast<float*>(to.data)[task.b * to.batch + task.h * to.head + row * to.query] = x;
-    };
-    store(args.row_max, statistics.m), store(args.row_sum, statistics.l), store(args.lse, lse);
-  }
-};
 
 template <class Traits>
 struct AttentionShared {
@@ -79,13 +48,13 @@ class PlannedSteps {
   static constexpr int kCells = Traits::kCells;
   using Runs = MergedRuns<Traits::kWarpgroups, 1>;
 
-  __device__ __forceinline__ explicit PlannedSteps(const AttentionArgs& args) : args_(&args) {}
+  __device__ __forceinline__ explicit PlannedSteps(const AttentionArgs& args) : args_(args) {}
   __device__ __forceinline__ void open(const AttentionTask& task) {
-    list_ = &group_of(*args_, task.b, task.h).keys_of_query_block;
-    runs_.open(*list_, task.first_query / 64, args_->query_cut.blocks);
+    if (task.first_query < 0) return;
+    list_ = &group_of(args_, task.b, task.h).keys_of_query_block;
+    runs_.open(*list_, task.first_query / 64, args_.query_cut.blocks);
   }
   __device__ __forceinline__ bool more() const { return runs_.more(); }
-  __device__ __forceinline__ std::int32_t first() const { return runs_.first(); }
 
   struct Step {
     std::int32_t block[kCells];          ///< -1: none
@@ -99,7 +68,7 @@ class PlannedSteps {
       std::int32_t words[1];
       step.block[c] = runs_.find(words);
       step.words[c] = words[0] >= Runs::hidden ? nullptr
-                      : words[0] < 0           ? args_->words + std::int64_t{~words[0]} * 64
+                      : words[0] < 0           ? args_.words + std::int64_t{~words[0]} * 64
                                                : list_->words + std::int64_t{words[0]} * 64;
       const unsigned kind = words[0] == Runs::full ? kFullCell : words[0] == Runs::hidden ? kHiddenCell : kPartialCell;
       cells |= kind << 2 * c;
@@ -111,7 +80,7 @@ class PlannedSteps {
   }
 
  private:
-  const AttentionArgs* args_;
+  const AttentionArgs& args_;
   const DeviceRuns* list_;
   Runs runs_;
 };
@@ -119,7 +88,6 @@ class PlannedSteps {
 template <class Traits>
 class AttentionProducer {
  public:
-  using E = typename Traits::E;
   using Shared = AttentionShared<Traits>;
   using KeyTile = typename Shared::KeyTile;
   static constexpr int kD = Traits::kHeadSize, kN = Traits::kKeys, kM = Traits::kQueries;
@@ -132,39 +100,39 @@ class AttentionProducer {
       : args_(args),
         shared_(shared),
         steps_(args),
-        next_steps_(args),
         tasks_(args.late && *args.again == kAllAgain ? 0 : args.tasks),
         bias_boxes_(args.bias.data ? args.bias.type == 2 ? 2 : 1 : 0) {}
 
   /// K and V go through a task and on into the next one in the order in which the consumers wait for them.
   __device__ __forceinline__ void run() {
-    find_task(blockIdx.x);
-    auto task = next_;
-    steps_ = next_steps_;
-    if (task.first_query < 0) return load_queries(task);
-    auto now = load_first_keys(task);
+    auto task = task_of(blockIdx.x);
+    steps_.open(task);
+    task.steps = task.first_query >= 0 && steps_.more();
+    Step now;
+    if (task.steps) now = load_first_keys(task);
     load_queries(task);
-    for (;;) {
+    while (task.first_query >= 0) {
       // The next task is asked for ahead: the answer takes a microsecond. Of few tasks, early would spoil the balance.
       std::int32_t claimed = args_.early ? claim() : -1;
-      bool found = false;
-      while (steps_.more()) {
-        StepInfo info;
-        const auto next = steps_.next(info);
-        if (info.last && !args_.early) claimed = claim();
-        load_keys(task, next, info);
-        load_values(task, now);
-        now = next;
-        if (Traits::kOpened && args_.early && !found) find_claimed(claimed), found = true;
-      }
-      if (!found) find_claimed(claimed < 0 ? claim() : claimed);
+      if (task.steps)
+        while (steps_.more()) {
+          StepInfo info;
+          const auto next = steps_.next(info);
+          if (info.last && !args_.early) claimed = claim();
+          load_keys(task, next, info);
+          load_values(task, now);
+          now = next;
+        }
+      if (claimed < 0) claimed = claim();
+      claimed = uniform(claimed);
+      if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
+      auto next_task = task_of(static_cast<std::int32_t>(gridDim.x) + claimed);
+      steps_.open(next_task);
+      next_task.steps = next_task.first_query >= 0 && steps_.more();
       const auto last = now;
-      const auto next_task = next_;
-      steps_ = next_steps_;
-      if (next_task.first_query >= 0) now = load_first_keys(next_task);
-      load_values(task, last);
+      if (next_task.steps) now = load_first_keys(next_task);
+      if (task.steps) load_values(task, last);
       load_queries(next_task);
-      if (next_task.first_query < 0) return;
       task = next_task;
     }
   }
@@ -173,52 +141,6 @@ class AttentionProducer {
   __device__ __forceinline__ static bool leads() { return lane_number() == 0; }
   __device__ __forceinline__ std::int32_t claim() const { return leads() ? atomicAdd(args_.next_task, 1) : 0; }
 
-  /// Makes next_ the first task from `index` on that has a key to see. Those before it are done here.
-  __device__ __forceinline__ void find_task(std::int32_t index) {
-    for (;;) {
-      next_ = task_of(index);
-      if (next_.first_query < 0) return;
-      next_steps_.open(next_);
-      if (next_steps_.more()) return fetch_ahead();
-      store_empty(next_);
-      index = index_of(claim());
-    }
-  }
-  __device__ __forceinline__ void find_claimed(std::int32_t claimed) { find_task(index_of(claimed)); }
-  __device__ __forceinline__ std::int32_t index_of(std::int32_t claimed) const {
-    claimed = uniform(claimed);
-    if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
-    return static_cast<std::int32_t>(gridDim.x) + claimed;
-  }
-  __device__ __forceinline__ void store_empty(const AttentionTask& task) const {
-    const AttentionRows rows{args_, task};
-#pragma unroll 1
-    for (auto n = static_cast<std::int32_t>(lane_number()); n < kM; n += 32) {
-      const auto row = rows.place_of(n);
-      if (row.index < 0) continue;
-      E* const to = rows.out<E>() + row.offset;
-#pragma unroll 1
-      for (std::int32_t c = 0; c < args_.d_v; c += 8) *reinterpret_cast<uint4*>(to + c) = make_uint4(0, 0, 0, 0);
-      rows.store_statistics(row.index, {}, LazySoftmax::kMinusInfinity);
-    }
-  }
-  /// Of the next task, Q and the first K and V.
-  __device__ __forceinline__ void fetch_ahead() const {
-    if constexpr (Traits::kFetched) {
-      const auto block = next_steps_.first();
-      const auto w = static_cast<std::int32_t>(lane_number());
-      if (w < kWarpgroups) {
-        const auto at = place_of(args_.q, origin_of(args_.query_cut, next_.first_query / 64 + w), next_.h, next_.b);
-#pragma unroll
-        for (int c = 0; c < kD; c += 64) prefetch_box(&args_.q.map, c, at[0], at[1], at[2], at[3]);
-      } else if (w < kWarpgroups + kD / 64 && args_.key_cut.plain) {
-        const auto c = (w - kWarpgroups) * 64, head = next_.h / args_.group;
-        prefetch_box(&args_.k.map, c, 64 * block, 0, head, next_.b);
-        prefetch_box(&args_.v.map, c, 64 * block, 0, head, next_.b);
-      }
-      __syncwarp();
-    }
-  }
   /// Task `index`, the last query tiles first, which are the longest under causal rules; the heads of a section take
   /// turns.
   __device__ __forceinline__ AttentionTask task_of(std::int32_t index) const {
@@ -233,7 +155,7 @@ class AttentionProducer {
     auto& full = shared_.queries.full[q_at_.stage];
     if (leads()) {
       shared_.task[q_at_.stage] = task;
-      if (task.first_query < 0) {
+      if (task.steps == 0) {
         full.arrive();
       } else {
         full.arrive_and_expect(kM * kD * 2);
@@ -326,8 +248,7 @@ class AttentionProducer {
 
   const AttentionArgs& args_;
   Shared& shared_;
-  PlannedSteps<Traits> steps_, next_steps_;
-  AttentionTask next_;
+  PlannedSteps<Traits> steps_;
   const std::int32_t tasks_;
   const int bias_boxes_;  ///< of a query block and a key block
   State k_at_, v_at_;

@@ -37,14 +37,10 @@ class MergedRuns {
   }
 
   __device__ __forceinline__ bool more() const { return __any_sync(0xffffffffu, count_ > 0); }
-  /// The block that find() returns next.
-  __device__ __forceinline__ std::int32_t first() const {
-    return __reduce_min_sync(0xffffffffu, count_ > 0 ? first_ / kCells * kCells : full);
-  }
   /// The first block of the next tile that any of the blocks visits, -1 if there is none. words[c]: the mask words of
   /// this lane's block with block c of the tile, as in DeviceRun, or one of the constants above.
   __device__ __forceinline__ std::int32_t find(std::int32_t (&words)[kCells]) {
-    const auto block = first();
+    const auto block = __reduce_min_sync(0xffffffffu, count_ > 0 ? first_ / kCells * kCells : full);
 #pragma unroll
     for (int cell = 0; cell < kCells; ++cell) {
       words[cell] = hidden;
