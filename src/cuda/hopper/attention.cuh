@@ -36,7 +36,7 @@ class Attention {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      shared_.queries.init(4 * kWarpgroups);
+      shared_.queries.init(4 * kWarpgroups + 1);  // and the warp that loads V
       shared_.keys.init(4 * kWarpgroups), shared_.values.init(4 * kWarpgroups);
       barriers_begun();
     }
@@ -44,7 +44,9 @@ class Attention {
     const unsigned warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == kWarpgroups) {
       setmaxnreg_dec<Traits::kProducerRegisters>();
-      if (threadIdx.x < 128 * kWarpgroups + 32) AttentionProducer<Traits>(args_, shared_).run();
+      const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 4 * kWarpgroups;
+      if (warp == 0) AttentionProducer<Traits>(args_, shared_).load_tasks();
+      if (warp == 1) AttentionProducer<Traits>(args_, shared_).load_all_values();
     } else {
       setmaxnreg_inc<Traits::kConsumerRegisters>();
       consume(warpgroup);
