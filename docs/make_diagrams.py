@@ -157,12 +157,12 @@ def hopper():
     p.text(760, 150, "O 64 x 128, float32", 11.5)
     p.arrow((170, 85), (249, 85), words="TMA", at=(192, 79))
     p.arrow((550, 85), (639, 85), words="wgmma", at=(572, 79))
-    p.arrow((760, 165), (760, 195), (95, 195), (95, 166), words="O: divided, rounded, stored", at=(330, 189))
+    p.arrow((760, 165), (760, 195), (95, 195), (95, 166), words="O: divided, rounded, stored by TMA", at=(330, 189))
     p.text(
         20, 240, "When, for two warpgroups (d 128, steps of 128 keys)", 15, anchor="start", style='font-weight="bold"'
     )
     left, wide, high = 150, 118, 46
-    lanes = ("Producer warp", "Tensor cores", "Warpgroup 0", "Warpgroup 1")
+    lanes = ("Producer warps", "Tensor cores", "Warpgroup 0", "Warpgroup 1")
     for n, name in enumerate(lanes):
         p.text(left - 12, 296 + 68 * n, name, 13, anchor="end")
         p.parts.append(f'<line x1="{left}" y1="{320 + 68 * n}" x2="885" y2="{320 + 68 * n}" stroke="#ccc"/>')

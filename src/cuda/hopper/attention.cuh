@@ -1,13 +1,13 @@
 // The forward pass on Hopper (sm_90a), bfloat16 and float16 (FlashAttention-3, Shah et al. 2024).
 //
 // A task is a query tile of a head, 64 rows for each consumer warpgroup, against all key steps that the tile visits.
-// Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together.
-// One producer warp loads Q, and K and V step by step, by TMA. A consumer warpgroup keeps S, P and O in registers and
-// issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor cores work for
-// the other warpgroups, which issue one after the other. O leaves from registers. Masks are the plan's runs and words:
-// a step is a few key blocks that any of the tile's query blocks visits. A query block with a result that is not finite
-// is noted, and the portable kernel makes it again (the non-finite fallback). So rows of other heads and batch entries
-// keep their bits.
+// Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together. One producer
+// warp takes them and loads Q, and K step by step, by TMA; another loads V. A consumer warpgroup keeps S, P and O in
+// registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor
+// cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q was, with one stage
+// of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of the tile's query
+// blocks visits. A query block with a result that is not finite is noted, and the portable kernel makes it again (the
+// non-finite fallback). So rows of other heads and batch entries keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
