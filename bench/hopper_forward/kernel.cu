@@ -1,5 +1,5 @@
 // One variant of src/cuda/hopper/attention.cuh as a shared library, which run.py builds, checks and times. Macros
-// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED, BOXED, SKIPS, SECTION_MIB.
+// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED, BOXED, SECTION_MIB.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -15,7 +15,7 @@ using namespace anyflash::cuda;
 namespace {
 
 using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE,
-                               ORDERED != 0, BOXED != 0, SKIPS != 0>;
+                               ORDERED != 0, BOXED != 0>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
 constexpr long long kSectionBytes = (SECTION_MIB ? SECTION_MIB : 32ll) << 20;

@@ -8,7 +8,7 @@ Examples, on a machine with an H100 or H200, nvcc and PyTorch:
 
 A variant's name says what it is: head size (d), keys of a step (n), consumer warpgroups (w), pipeline stages of K and
 of V (s), of Q (q), then perhaps half (float16 instead of bfloat16), general (any scale, soft cap), unordered
-(warpgroups issue products in any order), direct (O is stored from registers, not by TMA), skips, l2x8 (8 MiB of K and V at work
+(warpgroups issue products in any order), direct (O is stored from registers, not by TMA), l2x8 (8 MiB of K and V at work
 at a time), racecheck (for compute-sanitizer's racecheck).
 
 --check compares with float64 on random shapes: O by its norm and largest error, LSE, what is written beyond the
@@ -35,7 +35,7 @@ import masks
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_VARIANTS = ["d64_n128_w3_s3_q2", "d128_n128_w2_s2_q2", "d256_n64_w2_s2_q1"]
 NAME = re.compile(
-    r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_direct|_skips|_l2x\d+|_racecheck)*)"
+    r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_direct|_l2x\d+|_racecheck)*)"
 )
 
 
@@ -79,7 +79,6 @@ def build(name, folder):
         "SCORE": "general" if "_general" in rest else "scale",
         "TYPE": "__half" if "_half" in rest else "__nv_bfloat16",
         "ORDERED": int("_unordered" not in rest),
-        "SKIPS": int("_skips" in rest),
         "BOXED": int(q == "2" and "_direct" not in rest),
         "SECTION_MIB": (re.search(r"_l2x(\d+)", rest) or (0, 0))[1],
     }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t section_bytes = std::int64_t{32} << 20;  ///< of K and V that thread blocks share in the L2
 
-/// Does a query block visit so few keys that the kernel of forward.cuh is as fast? By some blocks of the first mask; by
+/// At 64 channels: does a query block visit so few keys that the kernel of forward.cuh is as fast? By some blocks of the first mask; by
 /// the sizes alone where masks may differ in the batch, since results must not depend on what else is in it.
 bool has_short_tasks(const Problem& problem, const ExecutionPlan& plan) {
 #if defined(ANYFLASH_NO_SHORT_TASKS)  // so that tests of small calls reach this kernel
@@ -24,6 +24,7 @@ bool has_short_tasks(const Problem& problem, const ExecutionPlan& plan) {
 #else
   constexpr std::int64_t few = 12;  // key blocks
 #endif
+  if (padded_depth(problem) > 64) return false;
   constexpr std::int64_t sample = 64;  // query blocks
   const auto& list = plan.groups[0].keys_of_query_block;
   const auto blocks = static_cast<std::int64_t>(list.start.size()) - 1;

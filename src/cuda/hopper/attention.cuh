@@ -91,9 +91,9 @@ class Attention {
       p.pack(s);
       if (Traits::kBoxed && storing) finish_boxes(stored);
       while (!step.last) {
-        int skipped = 0;
-        step = wait_step(warpgroup, k_at, skipped);
+        shared_.keys.wait_full(k_at);
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
+        step = shared_.step[k_at.stage];
         finish_scores(s, step, warpgroup, q_at, k_at);
         if (wants_maxima()) softmax.note_maxima(s);
         softmax.exponentiate(s, scale_log2());
@@ -101,7 +101,6 @@ class Attention {
         // exponentials, but over no branch.
         const bool raised = softmax.raise_shift_by_sums(factor);
         finish_values(o, v_at);
-        if constexpr (Traits::kSkips) skip_values(skipped, v_at);
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
@@ -161,32 +160,6 @@ class Attention {
       if (channel == 0) store_statistics(task, row.index, {}, LazySoftmax::kMinusInfinity);
     }
   }
-  /// The step whose K is at k_at. With kSkips, first moves k_at past those that this warpgroup's query block does not
-  /// visit, and counts them; not past more than V has stages, since the producer would wait for the V that is held.
-  __device__ __forceinline__ StepInfo wait_step(unsigned warpgroup, State& k_at, int& skipped) {
-    shared_.keys.wait_full(k_at);
-    auto step = shared_.step[k_at.stage];
-    if constexpr (Traits::kSkips)
-      while (!step.last && skipped < kStages - 1 && cells_of(step, warpgroup) == kAllHidden) {
-        shared_.keys.release(k_at);
-        k_at.advance(), ++skipped;
-        shared_.keys.wait_full(k_at);
-        step = shared_.step[k_at.stage];
-      }
-    return step;
-  }
-  /// V of steps that this warpgroup does not take. Released twice in one phase, they would be overwritten.
-  __device__ __forceinline__ void skip_values(int count, State& v_at) {
-    for (; count > 0; --count) {
-      shared_.values.wait_full(v_at);
-      shared_.values.release(v_at);
-      v_at.advance();
-    }
-  }
-  static constexpr unsigned kCellBits = 2 * Traits::kCells, kAllHidden = 0xaaaaaaaau & ((1u << kCellBits) - 1);
-  __device__ __forceinline__ static unsigned cells_of(const StepInfo& step, unsigned warpgroup) {
-    return static_cast<unsigned>(step.cells) >> kCellBits * warpgroup & ((1u << kCellBits) - 1);
-  }
   /// S is there: what is done to it, and the mask, whose words lie where K does.
   __device__ __forceinline__ void finish_scores(AccumulatorTile<kN>& s, const StepInfo& step, unsigned warpgroup,
                                                 QueryState& q_at, State& k_at) {
@@ -197,7 +170,9 @@ class Attention {
         add_bias<Traits::kBiasBytes>(s, shared_.bias[k_at.stage][warpgroup], args_.bias.type, args_.bias.query == 0,
                                      lane_row() % 64);
     }
-    if (const auto cells = cells_of(step, warpgroup)) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    constexpr unsigned kBits = 2 * Traits::kCells;
+    if (const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1))
+      mask(s, cells, shared_.words[k_at.stage][warpgroup]);
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
