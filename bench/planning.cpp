@@ -63,6 +63,29 @@ void made(benchmark::State& state, const std::string& text, Direction direction)
   }
 }
 
+/// 16k tokens in 12 documents, whose ids are new in each call.
+void documents_made(benchmark::State& state, Direction direction) {
+  constexpr std::int64_t tokens = 16 << 10;
+  std::vector<std::vector<std::int32_t>> ids(100);
+  std::mt19937 random(1);
+  for (auto& own : ids) {
+    own.assign(tokens, 0);
+    for (int cut = 0; cut < 11; ++cut) own[random() % tokens] += 1;
+    for (std::int64_t i = 1; i < tokens; ++i) own[i] += own[i - 1];
+  }
+  const TensorView x(nullptr, ElementType::bfloat16, {1, 16, tokens, 128});
+  std::size_t n = 0;
+  for (auto _ : state) {
+    const TensorView table(ids[n++ % ids.size()].data(), ElementType::int32, {tokens});
+    Options options;
+    options.rule = documents(table, table);
+    options.threads = 1;
+    const auto problem = shape_problem(x, x, x, options, direction);
+    const auto plan = make_plan(problem, {{64}, 64, 0.0});
+    benchmark::DoNotOptimize(plan.get());
+  }
+}
+
 const bool registered = [] {
   for (const auto direction : {Direction::forward, Direction::backward}) {
     const std::string name = direction == Direction::forward ? "forward" : "backward";
@@ -78,6 +101,10 @@ const bool registered = [] {
           "causal() & local(4096)", "local(256) | sink(64)", "tiles(64, 3)"})
       add(rule, made, "made");
     add("bitmap", made, "made");
+    benchmark::RegisterBenchmark(("plan/" + name + "/made/12 documents of 16k tokens").c_str(),
+                                 [=](benchmark::State& state) { documents_made(state, direction); })
+        ->Unit(benchmark::kMicrosecond)
+        ->MinTime(0.1);
   }
   return true;
 }();

@@ -1,6 +1,6 @@
-"""The two pictures of docs/design.md: the house, and one call's way through it.
+"""The pictures of docs/design.md, the house and one call's way through it, and of docs/hopper.md, one tile's way.
 
-python docs/make_diagrams.py            writes docs/pictures/house.svg and docs/pictures/call.svg
+python docs/make_diagrams.py            writes house.svg, call.svg and hopper.svg to docs/pictures
 python docs/make_diagrams.py --check    only says whether they are up to date (exit code 1 if not)
 """
 
@@ -147,12 +147,56 @@ def call():
     return p.svg()
 
 
+def hopper():
+    p = Picture(900, 640, "One tile's way on Hopper: global memory, TMA, shared memory, wgmma, registers, and back")
+    p.text(20, 28, "Where it is", 15, anchor="start", style='font-weight="bold"')
+    p.box(20, 45, 150, 120, GREY, "Global memory", "Q, K, V", "runs and words", "O, lse")
+    p.box(250, 45, 300, 120, BLUE, "Shared memory", "Q: 2 stages, 64 rows a warpgroup", "K, V: 2 stages each, 128 keys")
+    p.text(400, 150, "words of partial blocks, beside K", 11.5)
+    p.box(640, 45, 240, 120, YELLOW, "Registers of a warpgroup", "S 64 x 128, float32", "P 64 x 128, 16 bits")
+    p.text(760, 150, "O 64 x 128, float32", 11.5)
+    p.arrow((170, 85), (249, 85), words="TMA", at=(192, 79))
+    p.arrow((550, 85), (639, 85), words="wgmma", at=(572, 79))
+    p.arrow((760, 165), (760, 195), (95, 195), (95, 166), words="O: divided, rounded, stored by TMA", at=(330, 189))
+    p.text(
+        20, 240, "When, for two warpgroups (d 128, steps of 128 keys)", 15, anchor="start", style='font-weight="bold"'
+    )
+    left, wide, high = 150, 118, 46
+    lanes = ("Producer warps", "Tensor cores", "Warpgroup 0", "Warpgroup 1")
+    for n, name in enumerate(lanes):
+        p.text(left - 12, 296 + 68 * n, name, 13, anchor="end")
+        p.parts.append(f'<line x1="{left}" y1="{320 + 68 * n}" x2="885" y2="{320 + 68 * n}" stroke="#ccc"/>')
+
+    def piece(lane, start, length, colour, name, *lines):
+        p.box(left + wide * start, 268 + 68 * lane, wide * length - 4, high, colour, name, *lines)
+
+    for n, name in enumerate(("K2, V1", "K3, V2", "K4, V3")):
+        piece(0, 0.1 + 2 * n, 1.2, BLUE, name, "into free stages")
+    for n in range(6):
+        step = n // 2
+        piece(1, n, 1, RED if n % 2 else GREEN, f"S{step + 1}, P{step} V{step}", f"of warpgroup {n % 2}")
+    for n in range(3):
+        piece(2, 1 + 2 * n, 1, GREEN, f"softmax of S{n + 1}", "mask, exp2, sums")
+        if n < 2:
+            piece(3, 2 + 2 * n, 1, RED, f"softmax of S{n + 1}", "mask, exp2, sums")
+    p.text(450, 566, "A warpgroup issues S = Q K^T and O += P V, passes the turn on, and waits for S alone.", 12)
+    p.text(450, 586, "While its exponentials run, the tensor cores work for the other one.", 12)
+    p.text(
+        450, 606, "The first S of the next task is issued with the last O += P V: the stream of steps has no gap.", 12
+    )
+    return p.svg()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the pictures are up to date")
     check = parser.parse_args().check
     stale = []
-    for path, svg in ((PICTURES / "house.svg", house()), (PICTURES / "call.svg", call())):
+    for path, svg in (
+        (PICTURES / "house.svg", house()),
+        (PICTURES / "call.svg", call()),
+        (PICTURES / "hopper.svg", hopper()),
+    ):
         if check and (not path.exists() or path.read_text() != svg):
             stale.append(path.name)
         elif not check:

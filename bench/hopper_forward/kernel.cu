@@ -1,5 +1,5 @@
 // One variant of src/cuda/hopper/attention.cuh as a shared library, which run.py builds, checks and times. Macros
-// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED.
+// choose the variant: TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, SCORE, ORDERED, BOXED, SECTION_MIB.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -14,11 +14,11 @@ using namespace anyflash::cuda;
 
 namespace {
 
-using Traits =
-    AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE, ORDERED != 0>;
+using Traits = AttentionTraits<TYPE, HEAD_SIZE, KEYS, WARPGROUPS, STAGES, QUERY_STAGES, ScoreModKind::SCORE,
+                               ORDERED != 0, BOXED != 0>;
 
 /// Of K and V, that thread blocks at work at a time share in the L2.
-constexpr long long kSectionBytes = 32 << 20;
+constexpr long long kSectionBytes = (SECTION_MIB ? SECTION_MIB : 32ll) << 20;
 
 using Block = Attention<Traits>;
 
@@ -28,10 +28,12 @@ Rows rows_of(void* data, const Int3& size, int heads) {
   return {static_cast<char*>(data), plane * size[1] * size[0], HEAD_SIZE, 1, {plane * size[1], plane, row}, true};
 }
 
-/// How many heads run at a time so that their K and V fit the L2. All sections have about as many heads, so that the
+/// How many heads run at a time so that their K and V fit the L2; where tasks are short, that all thread blocks are at
+/// work once, so that memory is read all the time. All sections have about as many heads, so that the
 /// last one has tasks enough for all thread blocks.
-int section_heads(long long heads, long long group, long long head_bytes) {
-  const long long near = std::min(std::max(kSectionBytes / head_bytes, 1ll) * group, heads);
+int section_heads(long long heads, long long group, long long head_bytes, long long tiles, long long sms) {
+  const long long wave = tiles <= 8 && SECTION_MIB == 0 ? std::max(sms / tiles, 1ll) : heads;
+  const long long near = std::min({std::max(kSectionBytes / head_bytes, 1ll) * group, heads, wave});
   const long long sections = std::max(heads / near, 1ll);
   return int(((heads + sections - 1) / sections + group - 1) / group * group);
 }
@@ -62,6 +64,7 @@ extern "C" int attention(const Call* call, void* stream) {
   if (!map(args.q, call->q, query_grid, call->heads) || !map(args.k, call->k, steps, call->heads_kv) ||
       !map(args.v, call->v, steps, call->heads_kv))
     return 1;
+  if (!map(args.out_map, call->out, query_grid, call->heads)) return 1;
   if (!map(args.k_block, call->k, key_grid, call->heads_kv) || !map(args.v_block, call->v, key_grid, call->heads_kv))
     return 1;
   const auto is_plain = [](const rules::Grid& grid) { return grid.extent[2] == 64 && grid.step[2] == 1; };
@@ -74,7 +77,6 @@ extern "C" int attention(const Call* call, void* stream) {
   args.heads = call->heads, args.group = call->heads / call->heads_kv;
   args.tiles = (args.query_cut.blocks + WARPGROUPS - 1) / WARPGROUPS;
   args.tasks = args.tiles * args.heads * call->batch;
-  args.section_heads = section_heads((long long)args.heads * call->batch, args.group, 4 * keys * HEAD_SIZE);
   args.next_task = call->counters, args.again = call->counters + 1;
   args.scale = call->scale, args.scale_log2 = call->scale * 1.4426950409f;
   args.cap = call->softcap, args.cap_inverse = call->softcap > 0 ? 1 / call->softcap : 0;
@@ -88,6 +90,9 @@ extern "C" int attention(const Call* call, void* stream) {
     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
     return count;
   }();
+  args.section_heads =
+      section_heads((long long)args.heads * call->batch, args.group, 4 * keys * HEAD_SIZE, args.tiles, sms);
+  args.early = HEAD_SIZE == 128 && args.tasks >= 8 * sms;
   kernel<<<std::min(args.tasks, sms), Traits::kThreads, bytes, static_cast<cudaStream_t>(stream)>>>(args);
   return cudaGetLastError() == cudaSuccess ? 0 : 3;
 }

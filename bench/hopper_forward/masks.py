@@ -162,5 +162,12 @@ def patterns(n):
         made[f"2-D local {w}"] = lambda w=w: box_window(
             (side, side), (8, 8), (1, 1), lambda y, x: (y.abs() < w) & (x.abs() < w), "2-D local"
         )
+    made["3-D local 4"] = lambda: box_window(
+        (n // 1024, 32, 32),
+        (4, 4, 4),
+        (1, 1, 1),
+        lambda z, y, x: (z.abs() < 4) & (y.abs() < 4) & (x.abs() < 4),
+        "3-D local",
+    )
     made["strided"] = lambda: box_window((n,), (64,), (4,), lambda x: (x % 4 == 0) & (x.abs() < 256), "strided")
     return made

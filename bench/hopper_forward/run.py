@@ -7,11 +7,13 @@ Examples, on a machine with an H100 or H200, nvcc and PyTorch:
     bench/hopper_forward/run.py --build --time --rows "s8192" d128_n128_w2_s2_q2
 
 A variant's name says what it is: head size (d), keys of a step (n), consumer warpgroups (w), pipeline stages of K and
-of V (s), of Q (q), then perhaps half (float16 instead of bfloat16), general (any scale, soft cap), unordered (warpgroups issue products in any order), racecheck (for
-compute-sanitizer's racecheck).
+of V (s), of Q (q), then perhaps half (float16 instead of bfloat16), general (any scale, soft cap), unordered
+(warpgroups issue products in any order), direct (O is stored from registers, not by TMA), l2x8 (8 MiB of K and V at work
+at a time), racecheck (for compute-sanitizer's racecheck).
 
 --check compares with float64 on random shapes: O by its norm and largest error, LSE, what is written beyond the
-outputs, the bits of five runs.
+outputs, the bits of five runs. Variants are checked beside one another, each in a process that is killed if it takes
+longer than --limit; only those that are right are timed.
 --time prints TFLOP/s, 4 d operations for each pair that is seen: medians of 7, all callables of a row in turns, from
 CUDA graphs. Peers of full and causal masks are FlashAttention-3 (PyPI: fa3-fwd), if it is installed, and cuDNN through
 PyTorch; in brackets is the ratio to the faster one.
@@ -32,7 +34,9 @@ import masks
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEFAULT_VARIANTS = ["d64_n128_w3_s3_q2", "d128_n128_w2_s2_q2", "d256_n64_w2_s2_q1"]
-NAME = re.compile(r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_racecheck)*)")
+NAME = re.compile(
+    r"d(64|128|256)_n(\d+)_w([23])_s(\d)_q([12])((?:_half|_general|_unordered|_direct|_l2x\d+|_racecheck)*)"
+)
 
 
 def variant_name(text):
@@ -54,9 +58,12 @@ def arguments():
     parser.add_argument("--rows", default="", metavar="PATTERN", help="only rows that match this")
     parser.add_argument("--rounds", type=int, default=7, help="that a median is of")
     parser.add_argument("--seed", type=int, default=None, help="of the random inputs")
+    parser.add_argument("--quick", action="store_true", help="check no random shapes")
+    parser.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for the check of a variant")
     parser.add_argument("--no-peers", action="store_true", help="time no peers")
     options = parser.parse_args()
     options.variants = options.variants or DEFAULT_VARIANTS
+    options.variants = list(dict.fromkeys(options.variants))
     return options
 
 
@@ -72,6 +79,8 @@ def build(name, folder):
         "SCORE": "general" if "_general" in rest else "scale",
         "TYPE": "__half" if "_half" in rest else "__nv_bfloat16",
         "ORDERED": int("_unordered" not in rest),
+        "BOXED": int(q == "2" and "_direct" not in rest),
+        "SECTION_MIB": (re.search(r"_l2x(\d+)", rest) or (0, 0))[1],
     }
     if "_racecheck" in rest:
         macros["ANYFLASH_FOR_RACECHECK"] = 1
@@ -186,7 +195,7 @@ def reference(q, k, v, mask, scale=None, softcap=0.0, sink=None):
     return (p @ v).transpose(1, 2), lse
 
 
-def cases_of(variant, inputs):
+def cases_of(variant, inputs, quick):
     """(mask, batch, heads, key heads) of the cases to check."""
     shapes = [
         (1, 1, 1, 1, 1),
@@ -198,7 +207,7 @@ def cases_of(variant, inputs):
         (1, 1, 1, 4001, 4001),
         (4, 40, 8, 300, 513),
     ]
-    for _ in range(12):
+    for _ in range(0 if quick else 12):
         heads_kv = inputs.integer(1, 3)
         shapes.append(
             (
@@ -214,18 +223,34 @@ def cases_of(variant, inputs):
     yield from ((mask, 1, 4, 2) for mask in masks.random_boxes(inputs.generator))
 
 
-def check(variant, inputs):
+def right_variants(options):
+    """Those of which a process of its own says in time that they are right."""
+
+    def is_right(name):
+        own = [sys.executable, __file__, name, "--check", "--limit", "0", "--folder", options.folder]
+        own += ["--quick"] * options.quick + (["--seed", str(options.seed)] if options.seed is not None else [])
+        try:
+            return subprocess.run(own, timeout=options.limit).returncode == 0
+        except subprocess.TimeoutExpired:
+            print(f"WRONG {name}: not done after {options.limit:.0f} s", flush=True)
+            return False
+
+    with ThreadPoolExecutor(6) as pool:
+        return [name for name, right in zip(options.variants, pool.map(is_right, options.variants)) if right]
+
+
+def check(variant, inputs, quick):
     """Prints what was right, or the first thing that is wrong. Returns whether all is right."""
     try:
-        check_all(variant, inputs)
+        check_all(variant, inputs, quick)
     except AssertionError as wrong:
         print("WRONG", wrong, flush=True)
         return False
     return True
 
 
-def check_all(variant, inputs):
-    errors = [check_case(variant, inputs, *case) for case in cases_of(variant, inputs)]
+def check_all(variant, inputs, quick):
+    errors = [check_case(variant, inputs, *case) for case in cases_of(variant, inputs, quick)]
     outliers = [check_outlier(variant, inputs, factor) for factor in (5, 20, 100)]
     print(
         f"right {variant.name}: {len(errors)} cases, largest error of O's norm {max(errors):.1e}, "
@@ -294,7 +319,7 @@ def rows():
 
     for d in (128, 64, 256):
         for mask in ("full", "causal"):
-            for s in (512, 2048, 8192, 16384):
+            for s in (512, 1024, 2048, 8192, 16384):
                 yield plain(f"d{d} {mask} s{s}", d, 16384 // s, 2048 // d, 2048 // d, s, s, mask == "causal")
     for mask in ("full", "causal"):
         yield plain(f"gqa d128 {mask} s8192", 128, 2, 32, 8, 8192, 8192, mask == "causal")
@@ -387,16 +412,20 @@ def main():
                 print(line, flush=True)
     if not (options.check or options.time or options.once):
         return False
+    names = options.variants
+    if options.check and options.limit:
+        options.variants = right_variants(options)
+    elif options.check:  # the process of one variant
+        return not check(Variant(names[0], options.folder), Inputs(options.seed), options.quick)
     import torch
 
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, flush=True)
     variants, inputs = [Variant(name, options.folder) for name in options.variants], Inputs(options.seed)
-    wrong = [variant.name for variant in variants if options.check and not check(variant, inputs)]
     for row in rows() if options.time or options.once else []:
         chosen = [variant for variant in variants if variant.d == row[1]]
         if chosen and re.search(options.rows, row[0]):
             time_row(row, chosen, inputs, options)
-    return len(wrong) > 0
+    return len(options.variants) < len(names)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,16 @@ PlanCache::Entry* PlanCache::entry(std::size_t hash, const PlanKey& key) {
   return nullptr;
 }
 
-std::shared_ptr<const ExecutionPlan> PlanCache::find(const PlanKey& key) {
+std::shared_ptr<const ExecutionPlan> PlanCache::find(const PlanKey& key, bool* asked_before) {
   const auto hash = std::hash<PlanKey>{}(key);
   const std::lock_guard lock(mutex_);
   auto* found = entry(hash, key);
-  if (!found) return nullptr;
+  if (!found) {
+    if (!asked_before) return nullptr;
+    *asked_before = std::find(asked_.begin(), asked_.end(), hash) != asked_.end();
+    if (!*asked_before) asked_[next_asked_++ % asked_.size()] = hash;
+    return nullptr;
+  }
   found->last_use = ++uses_;
   return found->plan;
 }
@@ -64,14 +69,6 @@ std::shared_ptr<const ExecutionPlan> PlanCache::insert(const PlanKey& key, std::
   entries_.push_back({hash, key, plan, bytes, ++uses_});
   bytes_ += bytes;
   return plan;
-}
-
-bool PlanCache::asked_before(const PlanKey& key) {
-  const auto hash = std::hash<PlanKey>{}(key);
-  const std::lock_guard lock(mutex_);
-  if (std::find(asked_.begin(), asked_.end(), hash) != asked_.end()) return true;
-  asked_[next_asked_++ % asked_.size()] = hash;
-  return false;
 }
 
 std::size_t PlanCache::plans() {

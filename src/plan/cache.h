@@ -23,14 +23,13 @@ class PlanCache {
   static constexpr std::size_t most_plans = 64;
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
 
-  std::shared_ptr<const ExecutionPlan> find(const PlanKey& key);
+  /// asked_before, if given: was this asked with the same key before, not long ago?
+  std::shared_ptr<const ExecutionPlan> find(const PlanKey& key, bool* asked_before = nullptr);
   /// Keeps the plan and returns it, or the one that another thread has inserted meanwhile. A plan that is too large is
   /// not kept, unless the caller keeps it (keep).
   std::shared_ptr<const ExecutionPlan> insert(const PlanKey& key, std::shared_ptr<ExecutionPlan> plan,
                                               bool keep = false);
   std::size_t plans();
-  /// Was this asked with the same key before, not long ago?
-  bool asked_before(const PlanKey& key);
 
   // Around a fork (threads.cpp).
   void lock() { mutex_.lock(); }

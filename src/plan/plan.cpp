@@ -272,8 +272,9 @@ std::shared_ptr<const ExecutionPlan> make_plan(const Problem& problem, const Til
   // The layers of a model have the same documents, the next training step has others: only what is asked for twice is
   // kept.
   if (!rules::append_with_tables(rules::with_lengths(problem.rule, shapes), key)) return make(keep);
-  if (auto known = cache.find(key)) return known;
-  if (keep || cache.asked_before(key)) return cache.insert(key, make(true), keep);
+  bool asked_before = false;
+  if (auto known = cache.find(key, &asked_before)) return known;
+  if (keep || asked_before) return cache.insert(key, make(true), keep);
   return make(false);
 }
 

@@ -30,6 +30,14 @@ RunFinder::RunFinder(const rules::Program& program, const Grid& query_grid, cons
   bitmap_ = program.conjunction && program.atom_count == 1 && bits.kind == rules::AtomKind::blocks &&
             program.dimensions == 1 && !program.has_documents && query_grid.step[2] == 1 && key_grid.step[2] == 1 &&
             bits.a[2] % query_grid.extent[2] == 0 && bits.b[2] % key_grid.extent[2] == 0;
+  in_order_ = program.conjunction && program.dimensions == 1 && program.has_documents && !documents_ &&
+              q.segment_of == k.segment_of && query_grid.step[2] == 1 && key_grid.step[2] == 1;
+  for (std::int32_t i = 0; i < program.atom_count; ++i) {
+    const auto& atom = program.atoms[i];
+    causal_ |= atom.kind == rules::AtomKind::causal;
+    in_order_ &= !atom.negated && (atom.kind == rules::AtomKind::documents || atom.kind == rules::AtomKind::causal);
+  }
+  in_order_ &= program.documents_required && (!causal_ || query_grid.extent[2] == key_grid.extent[2]);
   for (int i = 0; i < 3; ++i) {
     const auto& own = program.axis[i];
     const auto step = key_grid.step[i];
@@ -71,6 +79,7 @@ void RunFinder::find(std::int32_t query_block, std::vector<Run>& runs) {
   runs_ = &runs;
   first_run_ = runs.size();
   if (bitmap_) return read_bitmap();
+  if (in_order_) return read_documents();
   for (int i = 0; i < 3; ++i) whole_dimension(i);
   if (documents_) documents_->meeting(queries_, meeting_);
   next_meeting_ = 0;
@@ -94,6 +103,20 @@ void RunFinder::read_bitmap() {
   for (std::int64_t block = 0; block < end; ++block) {
     if ((row[block / each * bits.stride_k] != 0) == bits.negated) continue;
     append(block, 1, padded || block >= whole ? TileClass::partial : TileClass::full);
+  }
+}
+
+/// Documents that follow one another: the key blocks from the first one's beginning to the last one's end, with causal
+/// to the diagonal. Full are those that lie whole in the only document, with causal before the diagonal.
+void RunFinder::read_documents() {
+  const auto& side = program_.documents.q;
+  const std::int64_t extent = key_grid_.extent[2], origin = queries_.origin[2], end = origin + queries_.extent[2];
+  const auto &first = side.segments[side.segment_of[origin]], &last = side.segments[side.segment_of[end - 1]];
+  const std::int64_t seen = causal_ ? end : last.end, whole = causal_ ? origin : last.end;
+  const bool one = &first == &last && !(pad_queries_ && query_ragged_);
+  for (auto block = first.start / extent; block * extent < seen; ++block) {
+    const bool full = one && block * extent >= first.start && (block + 1) * extent <= whole;
+    append(block, 1, full ? TileClass::full : TileClass::partial);
   }
 }
 

@@ -35,6 +35,7 @@ class RunFinder {
   void expect();
   bool move_along();
   void read_bitmap();
+  void read_documents();
   std::int32_t split_point(std::int64_t block, std::int64_t inner, std::int32_t chunks) const;
   void whole_dimension(int i);
   std::int32_t residue_of_keys(int i) const;
@@ -48,7 +49,9 @@ class RunFinder {
   bool inner_ragged_[4] = {};          // does any block extend beyond the keys in a dimension >= i? [3]: false
   bool bitmap_ = false;                // the rule is a bitmap alone, one bit of which covers a whole tile
   bool strided_[3] = {};               // every visible pair of dimension i is of one residue class of its step
-  std::int32_t shift_ = 0;             // key blocks by which runs move from one query block to the next; 0: unknown
+  bool in_order_ = false;   // the rule is documents in order, the same of queries and keys, alone or with causal
+  bool causal_ = false;     // with causal
+  std::int32_t shift_ = 0;  // key blocks by which runs move from one query block to the next; 0: unknown
 
   Box query_block_{}, queries_{}, keys_{};  // queries_, keys_: clipped to the sequence
   bool query_ragged_ = false, key_ragged_ = false;

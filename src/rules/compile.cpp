@@ -100,7 +100,7 @@ class Compiler {
     program_.has_documents = program_.restarts = true;
     tables_.documents.push_back(std::make_unique<DocumentTable>(document_of_pieces({&q_pieces_, &k_pieces_}, whole)));
     const auto& table = *tables_.documents.back();
-    program_.documents = {table.q.view(), table.k.view(), table.axes.data()};
+    program_.documents = table.view();
   }
 
   void find_documents(const Node& node) {
@@ -112,7 +112,7 @@ class Compiler {
     check_place(node.table_q);
     if (node.table_q.device.kind != DeviceKind::cpu) return;
     const auto& table = document_table(node);
-    program_.documents = {table.q.view(), table.k.view(), table.axes.data()};
+    program_.documents = table.view();
   }
 
   void check_place(const TensorView& table) const {

@@ -1,6 +1,7 @@
 #include "rules/documents.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "problem/tensor.h"
 
@@ -126,7 +127,8 @@ SideTable side_table(const IdRuns& runs, const Ids& values, const std::vector<st
   return side;
 }
 
-DocumentTable table_of(IdRuns q, IdRuns k, Align align, OwnPieces own) {
+/// same: both sides have the same entries.
+DocumentTable table_of(IdRuns q, IdRuns k, Align align, OwnPieces own, bool same = false) {
   Ids values;
   values.reserve(q.size() + k.size());
   for (const auto* runs : {&q, &k}) {
@@ -140,12 +142,17 @@ DocumentTable table_of(IdRuns q, IdRuns k, Align align, OwnPieces own) {
   const auto numbers = number_documents(values, q, k);
   DocumentTable table;
   table.q = side_table(q, values, numbers);
-  table.k = side_table(k, values, numbers);
+  if (!same) table.k = side_table(k, values, numbers);
+  table.same = same;
   table.axes.resize(values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (numbers[i] >= 0) table.axes[numbers[i]] = axis_of(q_sizes[i], k_sizes[i], align);  // the call has entries of it
   }
   return table;
+}
+
+bool are_same(const TensorView& q, const TensorView& k) {
+  return q.data == k.data && q.type == k.type && q.shape[0] == k.shape[0] && q.strides[0] == k.strides[0];
 }
 
 }  // namespace
@@ -157,13 +164,17 @@ DocumentSide SideTable::view() const {
 
 DocumentTable documents_of_ids(const TensorView& ids_q, const TensorView& ids_k, std::int64_t queries,
                                std::int64_t keys, Align align, OwnPieces own) {
-  return table_of(runs_of_ids(ids_q, queries), runs_of_ids(ids_k, keys), align, own);
+  const bool same = are_same(ids_q, ids_k) && queries == keys && !own.q && !own.k;
+  auto runs = runs_of_ids(ids_q, queries);
+  auto runs_k = same ? runs : runs_of_ids(ids_k, keys);
+  return table_of(std::move(runs), std::move(runs_k), align, own, same);
 }
 
 DocumentTable documents_of_lengths(const TensorView& cu_seqlens_q, const TensorView& cu_seqlens_k, std::int64_t keys,
                                    Align align, OwnPieces own) {
   const auto queries = integer_at(cu_seqlens_q, cu_seqlens_q.shape[0] - 1);
-  return table_of(runs_of_lengths(cu_seqlens_q, queries), runs_of_lengths(cu_seqlens_k, keys), align, own);
+  const bool same = are_same(cu_seqlens_q, cu_seqlens_k) && queries == keys && !own.q && !own.k;
+  return table_of(runs_of_lengths(cu_seqlens_q, queries), runs_of_lengths(cu_seqlens_k, keys), align, own, same);
 }
 
 DocumentTable document_of_pieces(OwnPieces own, const Axis& axis) {

@@ -25,7 +25,10 @@ struct DocumentTable {
   const void *made_of_q = nullptr, *made_of_k = nullptr;
   std::int64_t keys = 0, own_keys = 0;  // of the whole sequence, and of the call
   SideTable q, k;
+  bool same = false;  // k is as q, and empty
   std::vector<Axis> axes;
+
+  Documents view() const { return {q.view(), (same ? q : k).view(), axes.data()}; }
 };
 
 /// The pieces of both sides that a call has; null: all entries.

@@ -9,6 +9,7 @@ PAGES = [
     PROJECT / "README.md",
     PROJECT / "docs" / "performance.md",
     PROJECT / "docs" / "tile-machine.md",
+    PROJECT / "docs" / "hopper.md",
     *sorted((PROJECT / "docs" / "guide").glob("*.md")),
     *sorted((PROJECT / "learn").glob("*.md")),
 ]

@@ -200,6 +200,24 @@ TEST(Runs, OfDocuments) {
   }
 }
 
+TEST(Runs, OfDocumentsInOrderOnBothSidesAreTheirTiles) {
+  RandomRules random(11);
+  for (int i = 0; i < anyflash::testing::repeats(200); ++i) {
+    Case c;
+    const auto n = std::int32_t(random.number(1, 700));
+    c.q_size = c.k_size = {{1, 1, n}};
+    c.direction = i % 2 ? Direction::forward : Direction::backward;
+    std::vector<std::int32_t> ids(n);
+    for (std::int32_t at = 0, id = 0; at < n; ++id)
+      for (const auto end = std::min<std::int64_t>(n, at + random.number(1, 300)); at < end;) ids[at++] = id;
+    const TensorView view(ids.data(), ElementType::int32, {n});
+    c.rule = i % 4 < 2 ? documents(view, view) : documents(view, view) & causal();
+    SCOPED_TRACE(c.rule.text() + ", case " + std::to_string(i));
+    check_plan(c, test_menu());
+    if (HasFatalFailure()) return;
+  }
+}
+
 /// Tile classes asked to plan n queries and n keys.
 std::int64_t questions(const Rule& rule, std::int32_t n) {
   const auto problem = problem_1d(rule, n, n);

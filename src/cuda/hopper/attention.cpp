@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t section_bytes = std::int64_t{32} << 20;  ///< of K and V that thread blocks share in the L2
 
-/// Does a query block visit so few keys that the kernel of forward.cuh is as fast? By some blocks of the first mask; by
+/// At 64 channels: does a query block visit so few keys that the kernel of forward.cuh is as fast? By some blocks of the first mask; by
 /// the sizes alone where masks may differ in the batch, since results must not depend on what else is in it.
 bool has_short_tasks(const Problem& problem, const ExecutionPlan& plan) {
 #if defined(ANYFLASH_NO_SHORT_TASKS)  // so that tests of small calls reach this kernel
@@ -24,6 +24,7 @@ bool has_short_tasks(const Problem& problem, const ExecutionPlan& plan) {
 #else
   constexpr std::int64_t few = 12;  // key blocks
 #endif
+  if (padded_depth(problem) > 64) return false;
   constexpr std::int64_t sample = 64;  // query blocks
   const auto& list = plan.groups[0].keys_of_query_block;
   const auto blocks = static_cast<std::int64_t>(list.start.size()) - 1;
@@ -71,19 +72,24 @@ bool map_all(const Problem& problem, const ExecutionPlan& plan, const ForwardArg
   if (problem.bias.given() && !(map_bias(args.bias_map, problem.bias) &&
                                 static_cast<int>(element_size(problem.bias.type)) <= kernel.bias_bytes))
     return false;
-  return call.out.vectors && map(args.q, call.q, problem.d_qk, plan.query_grid, problem.heads_q) &&
+  return call.out.vectors && map(args.out_map, call.out, problem.d_v, plan.query_grid, problem.heads_q) &&
+         map(args.q, call.q, problem.d_qk, plan.query_grid, problem.heads_q) &&
          map(args.k, call.k, problem.d_qk, steps, problem.heads_kv) &&
          map(args.v, call.v, problem.d_v, steps, problem.heads_kv) &&
          map(args.k_block, call.k, problem.d_qk, plan.key_grid, problem.heads_kv) &&
          map(args.v_block, call.v, problem.d_v, plan.key_grid, problem.heads_kv);
 }
 
-/// How many heads run at a time so that their K and V fit the L2. All sections have about as many heads, so that the
-/// last one has tasks enough for all thread blocks.
-std::int32_t section_heads(const Problem& problem, std::int64_t group) {
+/// How many heads run at a time so that their K and V fit the L2; where tasks are short, that all thread blocks are at
+/// work once, so that memory is read all the time. All sections have about as many heads, so that the last one has tasks
+/// enough for all thread blocks.
+std::int32_t section_heads(const Problem& problem, std::int64_t group, std::int64_t tiles) {
+  constexpr std::int64_t few_tiles = 8;
   const auto heads = problem.batch * problem.heads_q, bytes = 2 * problem.keys() * (problem.d_qk + problem.d_v);
-  const auto near =
-      std::min(std::max(section_bytes / std::max(bytes, std::int64_t{1}), std::int64_t{1}) * group, heads);
+  const std::int64_t wave =
+      std::max<std::int64_t>(facts_of(problem.device).multiprocessors / std::max<std::int64_t>(tiles, 1), 1);
+  const auto near = std::min({std::max(section_bytes / std::max(bytes, std::int64_t{1}), std::int64_t{1}) * group,
+                              heads, tiles <= few_tiles ? wave : heads});
   const auto sections = std::max(heads / near, std::int64_t{1}), each = (heads + sections - 1) / sections;
   return static_cast<std::int32_t>((each + group - 1) / group * group);
 }
@@ -99,7 +105,7 @@ void describe(const Problem& problem, const ExecutionPlan& plan, const ForwardAr
   args.late = plan.late;
   args.tiles = (call.query_blocks + blocks - 1) / blocks;
   args.tasks = static_cast<std::int32_t>(problem.batch * problem.heads_q * args.tiles);
-  args.section_heads = section_heads(problem, call.group_heads);
+  args.section_heads = section_heads(problem, call.group_heads, args.tiles);
   args.early = padded_depth(problem) == 128 && args.tasks >= 8 * facts_of(problem.device).multiprocessors;
   args.scale = static_cast<float>(problem.scale), args.scale_log2 = call.unit32;
   args.cap = static_cast<float>(problem.softcap), args.cap_inverse = problem.softcap > 0 ? 1.0f / args.cap : 0.0f;

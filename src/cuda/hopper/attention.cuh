@@ -1,17 +1,18 @@
 // The forward pass on Hopper (sm_90a), bfloat16 and float16 (FlashAttention-3, Shah et al. 2024).
 //
 // A task is a query tile of a head, 64 rows for each consumer warpgroup, against all key steps that the tile visits.
-// Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together.
-// One producer warp loads Q, and K and V step by step, by TMA. A consumer warpgroup keeps S, P and O in registers and
-// issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor cores work for
-// the other warpgroups, which issue one after the other. O leaves from registers. Masks are the plan's runs and words:
-// a step is a few key blocks that any of the tile's query blocks visits. A query block with a result that is not finite
-// is noted, and the portable kernel makes it again (the non-finite fallback). So rows of other heads and batch entries
-// keep their bits.
+// Thread blocks are persistent and take tasks, longest first, heads whose K and V share the L2 together. One producer
+// warp takes them and loads Q, and K step by step, by TMA; another loads V. A consumer warpgroup keeps S, P and O in
+// registers and issues the next step's S = Q K^T together with this step's O += P V; its softmax runs while the tensor
+// cores work for the other warpgroups, which issue one after the other. O leaves by TMA from where Q was, with one stage
+// of Q from registers. Masks are the plan's runs and words: a step is a few key blocks that any of the tile's query
+// blocks visits. A query block with a result that is not finite is noted, and the portable kernel makes it again (the
+// non-finite fallback). So rows of other heads and batch entries keep their bits.
 // Bound by the tensor cores, at 64 channels by the exponentials too.
 #pragma once
 
 #include "cuda/hopper/attention_producer.cuh"
+#include "cuda/hopper/transposed_products.cuh"
 #include "cuda/portable/rows.cuh"
 #include "cuda/tile/lazy_softmax.cuh"
 #include "cuda/tile/mask_words.cuh"
@@ -35,7 +36,7 @@ class Attention {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      shared_.queries.init(4 * kWarpgroups);
+      shared_.queries.init(4 * kWarpgroups + 1);  // and the warp that loads V
       shared_.keys.init(4 * kWarpgroups), shared_.values.init(4 * kWarpgroups);
       barriers_begun();
     }
@@ -43,7 +44,9 @@ class Attention {
     const unsigned warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == kWarpgroups) {
       setmaxnreg_dec<Traits::kProducerRegisters>();
-      if (threadIdx.x < 128 * kWarpgroups + 32) AttentionProducer<Traits>(args_, shared_).run();
+      const unsigned warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0) - 4 * kWarpgroups;
+      if (warp == 0) AttentionProducer<Traits>(args_, shared_).load_tasks();
+      if (warp == 1) AttentionProducer<Traits>(args_, shared_).load_all_values();
     } else {
       setmaxnreg_inc<Traits::kConsumerRegisters>();
       consume(warpgroup);
@@ -64,22 +67,29 @@ class Attention {
     LazySoftmax softmax;
     float factor[2];
 
-    auto task = wait_task(q_at);
-    if (task.first_query < 0) return;
+    AttentionTask task;
+    StepInfo step;
+    QueryState stored;                   // kBoxed: where the Q of the last task was, whose O,
+    bool storing = false, more = false;  // storing: TMA may still read; more: the first scores of `task` are made
     Issue::init(warpgroup);
-    shared_.keys.wait_full(k_at);
-    auto step = shared_.step[k_at.stage];
-    wgmma_fence();
-    mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
-    wgmma_commit();
-    wgmma_wait<0>();
-    finish_scores(s, step, warpgroup, q_at, k_at);
     for (;;) {
+      if (!more) {
+        task = wait_task(q_at);
+        if (task.first_query < 0) break;
+        shared_.keys.wait_full(k_at);
+        step = shared_.step[k_at.stage];
+        wgmma_fence();
+        mma_ABt(s, shared_.q[q_at.stage][warpgroup], shared_.k[k_at.stage]);
+        wgmma_commit();
+        wgmma_wait<0>();
+        finish_scores(s, step, warpgroup, q_at, k_at);
+      }
       o.clear(), softmax.reset();
       if (wants_maxima()) softmax.note_maxima(s);
       softmax.raise_shift_to_max(s, scale_log2(), factor);
       softmax.exponentiate(s, scale_log2());
       p.pack(s);
+      if (Traits::kBoxed && storing) finish_boxes(stored);
       while (!step.last) {
         shared_.keys.wait_full(k_at);
         issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);
@@ -94,8 +104,9 @@ class Attention {
         if (raised) rescale_rows(o, factor), rescale_rows(s, factor);
         p.pack(s);
       }
-      const auto next = wait_task(q_at);
-      const bool more = next.first_query >= 0;
+      const auto next = next_task(q_at);
+      more = next.first_query >= 0 && next.steps > 0;
+      stored = q_at, stored.advance();  // of two stages the other one
       if (more) shared_.keys.wait_full(k_at);
       issue_scores_and_values(s, o, p, warpgroup, q_at, k_at, v_at);  // without a next task these scores are nobody's
       if (more) {
@@ -103,8 +114,9 @@ class Attention {
         finish_scores(s, step, warpgroup, q_at, k_at);
       }
       finish_values(o, v_at);
-      store(o, softmax, task);
-      if (!more) break;
+      store(o, softmax, Traits::kBoxed ? shared_.task[stored.stage] : task, stored.stage);
+      storing = Traits::kBoxed && more;
+      if (Traits::kBoxed && !more) finish_boxes(stored);
       task = next;
     }
     Issue::finish(warpgroup);
@@ -125,11 +137,14 @@ class Attention {
     wgmma_wait<1>();
   }
 
+  __device__ __forceinline__ AttentionTask next_task(QueryState q_at) {
+    shared_.queries.wait_full(q_at);
+    return shared_.task[q_at.stage];
+  }
   /// The next task with a key to see. Those without are done here. q_at: where its Q is.
   __device__ __forceinline__ AttentionTask wait_task(QueryState& q_at) {
     for (;;) {
-      shared_.queries.wait_full(q_at);
-      const auto task = shared_.task[q_at.stage];
+      const auto task = next_task(q_at);
       if (task.first_query < 0 || task.steps > 0) return task;
       shared_.queries.release(q_at);
       q_at.advance();
@@ -155,13 +170,13 @@ class Attention {
         add_bias<Traits::kBiasBytes>(s, shared_.bias[k_at.stage][warpgroup], args_.bias.type, args_.bias.query == 0,
                                      lane_row() % 64);
     }
-    constexpr int kBits = 2 * Traits::kCells;
-    const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1);
-    if (cells) mask(s, cells, shared_.words[k_at.stage][warpgroup]);
+    constexpr unsigned kBits = 2 * Traits::kCells;
+    if (const auto cells = static_cast<unsigned>(step.cells) >> kBits * warpgroup & ((1u << kBits) - 1))
+      mask(s, cells, shared_.words[k_at.stage][warpgroup]);
     shared_.keys.release(k_at);
     k_at.advance();
     if (step.last) {
-      shared_.queries.release(q_at);
+      if constexpr (!Traits::kBoxed) shared_.queries.release(q_at);
       q_at.advance();
     }
   }
@@ -229,7 +244,8 @@ class Attention {
   /// Scores so large that exp(score - shift) is not near 1 for the largest, of which `shift` is a rounding.
   static constexpr float kLargestShift = 1 << 28;
 
-  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task) const {
+  __device__ __forceinline__ void store(AccumulatorTile<kD>& o, LazySoftmax& softmax, const AttentionTask& task,
+                                        int q_stage) {
     const RowPlace rows[2] = {place_of_row(task, lane_row()), place_of_row(task, lane_row() + 8)};
     float factor[2], not_finite = 0;
 #pragma unroll
@@ -255,7 +271,8 @@ class Attention {
 #pragma unroll
       for (int e = 0; e < 4; ++e) not_finite = fmaf(0, o.x[j][e], not_finite);
     if (not_finite != 0) leave_block(task);  // NaN
-    store_rows(o, rows, out_of(task));
+    if constexpr (Traits::kBoxed) store_boxes(o, task, q_stage);
+    else store_rows(o, rows, out_of(task));
   }
   /// Leaves this warpgroup's query block to the portable kernel.
   __device__ __forceinline__ void leave_block(const AttentionTask& task) const {
@@ -263,6 +280,38 @@ class Attention {
     const auto block = (task.first_query + lane_row()) / 64;
     if (args_.again_blocks && block < args_.query_cut.blocks)
       args_.again_blocks[(std::int64_t{task.b} * args_.heads + task.h) * args_.query_cut.blocks + block] = 1;
+  }
+  /// O goes where this warpgroup's Q was, and from there to memory by TMA. finish_boxes() gives Q back.
+  __device__ __forceinline__ void store_boxes(const AccumulatorTile<kD>& o, const AttentionTask& task, int q_stage) {
+    const unsigned warpgroup = threadIdx.x / 128, row = threadIdx.x / 32 % 4 * 16 + lane_number() % 16;
+    E* const tile = shared_.q[q_stage][warpgroup].data;
+    sync_threads<128>(8 + warpgroup);  // all warps' products have read Q
+#pragma unroll
+    for (unsigned m = 0; m < kD / 16; ++m) {
+      std::uint32_t x[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float* const pair = &o.x[2 * m + n / 2][n % 2 * 2];
+        x[n] = clamped_pair(pair[0], pair[1], E());
+      }
+      store_matrices(tile + row * 64 + m / 4 * 4096 + ((2 * (m % 4) + lane_number() / 16) ^ row % 8) * 8, x);
+    }
+    show_to_products();
+    sync_threads<128>(8 + warpgroup);
+    if (threadIdx.x % 128 != 0) return;
+    const auto block = task.first_query / 64 + static_cast<std::int32_t>(warpgroup);
+    if (block < args_.query_cut.blocks) {
+      const auto at = place_of(args_.out_map, origin_of(args_.query_cut, block), task.h, task.b);
+#pragma unroll
+      for (int c = 0; c < kD; c += 64) store_box(&args_.out_map.map, tile + c * 64, c, at[0], at[1], at[2], at[3]);
+    }
+    stores_commit();
+  }
+  /// Gives the Q back from which O was stored, once TMA has read it. The Q after the next is loaded there: it must not
+  /// be waited for before.
+  __device__ __forceinline__ void finish_boxes(QueryState at) {
+    if (threadIdx.x % 128 == 0) stores_read();
+    shared_.queries.release(at);
   }
   /// Neighbouring lanes swap pairs of channels: a warp then writes whole 32-byte sectors of 8 rows at a time.
   __device__ __forceinline__ void store_rows(const AccumulatorTile<kD>& o, const RowPlace (&rows)[2], E* out) const {

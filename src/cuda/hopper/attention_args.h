@@ -13,6 +13,7 @@ struct AttentionArgs {
   RowMap q, k, v;           ///< boxes of 64 channels and a query block's rows; plain keys: as many as a step has
   RowMap k_block, v_block;  ///< boxes of 64 channels and a key block's rows
   CUtensorMap bias_map;     ///< boxes of 64 queries and 128 bytes of keys
+  RowMap out_map;           ///< as q
   Rows out;                 ///< channels are neighbours; rows begin on 16 bytes
   Numbers lse, row_sum, row_max;
   Numbers bias, sink;                       ///< data null: none
@@ -32,14 +33,14 @@ struct AttentionArgs {
 };
 
 /// kKeys: of a step. kStages, kQueryStages: of K and of V, of Q. kOrdered: warpgroups issue products one after the
-/// other.
+/// other. kBoxed: O leaves by TMA, from where Q was.
 template <class E_, int kHeadSize_, int kKeys_, int kWarpgroups_, int kStages_, int kQueryStages_,
-          ScoreModKind kScore_ = ScoreModKind::scale, bool kOrdered_ = true>
+          ScoreModKind kScore_ = ScoreModKind::scale, bool kOrdered_ = true, bool kBoxed_ = kQueryStages_ == 2>
 struct AttentionTraits {
   using E = E_;
   static constexpr int kHeadSize = kHeadSize_, kKeys = kKeys_, kWarpgroups = kWarpgroups_;
   static constexpr int kStages = kStages_, kQueryStages = kQueryStages_;
-  static constexpr bool kGeneral = kScore_ == ScoreModKind::general, kOrdered = kOrdered_;
+  static constexpr bool kGeneral = kScore_ == ScoreModKind::general, kOrdered = kOrdered_, kBoxed = kBoxed_;
   static constexpr int kBiasBytes = !kGeneral ? 0 : kHeadSize > 128 ? 2 : 4;  ///< of the largest type of a bias
   static constexpr int kCells = kKeys / 64;                                   ///< key blocks of a step
   static constexpr int kQueries = 64 * kWarpgroups, kThreads = 128 * (kWarpgroups + 1);
@@ -50,6 +51,7 @@ struct AttentionTraits {
   static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : kWide ? 240 : 232;
   static_assert(kKeys % 64 == 0, "a step has whole key blocks of 64");
   static_assert(!kGeneral || kKeys == 64, "a step has the bias of one key block");
+  static_assert(!kBoxed || kQueryStages == 2, "the next Q is waited for while O lies where this one was");
   static_assert(2 * kWarpgroups * kCells <= 32, "two bits of StepInfo::cells for each query block and key block");
 };
 

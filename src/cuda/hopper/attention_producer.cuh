@@ -1,5 +1,5 @@
-// What thread blocks of attention.cuh have in shared memory, and the warp that fills it: the producer takes tasks until
-// there are none, and loads Q, K, V and words by TMA, step by step, as far ahead as there are stages.
+// What thread blocks of attention.cuh have in shared memory, and the two warps that fill it, the producer: they take
+// tasks until there are none, and load Q, K, V and words by TMA, step by step, as far ahead as there are stages.
 #pragma once
 
 #include "cuda/hopper/attention_args.h"
@@ -59,10 +59,11 @@ class PlannedSteps {
   struct Step {
     std::int32_t block[kCells];          ///< -1: none
     const std::uint64_t* words[kCells];  ///< this lane's; null: none
+    unsigned cells;                      ///< CellKinds of this lane's query block
   };
-  __device__ __forceinline__ Step next(StepInfo& info) {
+  __device__ __forceinline__ Step next() {
     Step step;
-    unsigned cells = 0;
+    step.cells = 0;
 #pragma unroll
     for (int c = 0; c < kCells; ++c) {
       std::int32_t words[1];
@@ -71,12 +72,14 @@ class PlannedSteps {
                       : words[0] < 0           ? args_.words + std::int64_t{~words[0]} * 64
                                                : list_->words + std::int64_t{words[0]} * 64;
       const unsigned kind = words[0] == Runs::full ? kFullCell : words[0] == Runs::hidden ? kHiddenCell : kPartialCell;
-      cells |= kind << 2 * c;
+      step.cells |= kind << 2 * c;
     }
-    const auto w = lane_number();
-    const auto all = __reduce_or_sync(0xffffffffu, w < Traits::kWarpgroups ? cells << 2 * kCells * w : 0u);
-    info = {!more(), static_cast<std::int32_t>(all)};
     return step;
+  }
+  __device__ __forceinline__ StepInfo info_of(const Step& step) const {
+    const auto w = lane_number();
+    const auto all = __reduce_or_sync(0xffffffffu, w < Traits::kWarpgroups ? step.cells << 2 * kCells * w : 0u);
+    return {!more(), static_cast<std::int32_t>(all)};
   }
 
  private:
@@ -103,37 +106,36 @@ class AttentionProducer {
         tasks_(args.late && *args.again == kAllAgain ? 0 : args.tasks),
         bias_boxes_(args.bias.data ? args.bias.type == 2 ? 2 : 1 : 0) {}
 
-  /// K and V go through a task and on into the next one in the order in which the consumers wait for them.
-  __device__ __forceinline__ void run() {
+  /// One warp takes tasks and loads K, then Q: the first K of a task is waited for before its Q.
+  __device__ __forceinline__ void load_tasks() {
     auto task = task_of(blockIdx.x);
-    steps_.open(task);
-    task.steps = task.first_query >= 0 && steps_.more();
-    Step now;
-    if (task.steps) now = load_first_keys(task);
-    load_queries(task);
-    while (task.first_query >= 0) {
+    for (;;) {
+      if (task.first_query >= 0) steps_.open(task), task.steps = steps_.more();
+      if (task.steps) load_next_keys(task);
+      load_queries(task);
+      if (task.first_query < 0) return;
       // The next task is asked for ahead: the answer takes a microsecond. Of few tasks, early would spoil the balance.
       std::int32_t claimed = args_.early ? claim() : -1;
-      if (task.steps)
-        while (steps_.more()) {
-          StepInfo info;
-          const auto next = steps_.next(info);
-          if (info.last && !args_.early) claimed = claim();
-          load_keys(task, next, info);
-          load_values(task, now);
-          now = next;
-        }
-      if (claimed < 0) claimed = claim();
-      claimed = uniform(claimed);
+      while (steps_.more()) {
+        const bool last = load_next_keys(task);
+        if (last && !args_.early) claimed = claim();
+      }
+      claimed = uniform(claimed < 0 ? claim() : claimed);
       if (leads() && claimed == args_.tasks - 1) *args_.next_task = 0;  // the last one that asks sets the counter back
-      auto next_task = task_of(static_cast<std::int32_t>(gridDim.x) + claimed);
-      steps_.open(next_task);
-      next_task.steps = next_task.first_query >= 0 && steps_.more();
-      const auto last = now;
-      if (next_task.steps) now = load_first_keys(next_task);
-      if (task.steps) load_values(task, last);
-      load_queries(next_task);
-      task = next_task;
+      task = task_of(static_cast<std::int32_t>(gridDim.x) + claimed);
+    }
+  }
+  /// Another one loads V of the tasks that the first one has taken.
+  __device__ __forceinline__ void load_all_values() {
+    for (;;) {
+      shared_.queries.wait_full(q_at_);
+      const auto task = shared_.task[q_at_.stage];
+      shared_.queries.release(q_at_);
+      q_at_.advance();
+      if (task.first_query < 0) return;
+      if (task.steps == 0) continue;
+      steps_.open(task);
+      while (steps_.more()) load_values(task, steps_.next());
     }
   }
 
@@ -166,11 +168,12 @@ class AttentionProducer {
     }
     q_at_.advance();
   }
-  __device__ __forceinline__ Step load_first_keys(const AttentionTask& task) {
-    StepInfo info;
-    const auto step = steps_.next(info);
+  /// Is it the task's last step?
+  __device__ __forceinline__ bool load_next_keys(const AttentionTask& task) {
+    const auto step = steps_.next();
+    const StepInfo info = steps_.info_of(step);
     load_keys(task, step, info);
-    return step;
+    return info.last;
   }
   __device__ __forceinline__ void load_keys(const AttentionTask& task, const Step& step, const StepInfo& info) {
     shared_.keys.wait_empty(k_at_);

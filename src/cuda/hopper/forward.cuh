@@ -1,5 +1,6 @@
 // The forward pass on Hopper (sm_90a; FlashAttention-2, Dao 2023, algorithm 1) for split-bfloat16 float32
-// (common/pieces.cuh), and for 16-bit types where attention.cuh is slower: boxes, and query blocks that visit few keys.
+// (common/pieces.cuh), and for 16-bit types where attention.cuh is slower: boxes, and at 64 channels
+// query blocks that visit few keys.
 //
 // A task is two or three neighbouring query blocks of a head, 64 queries each. Each consumer warpgroup takes one of
 // them and walks the key blocks, 64 keys, that it visits:
