@@ -221,6 +221,7 @@ def build(rungs, tests, capability):
     """Compiles them; those that need Hopper only there. The rungs and tests that can run."""
     hopper = capability == 90
     sources = [path for path in [rung.path for rung in rungs] + tests if hopper or not cuda.needs_hopper(path)]
+    sources = cuda.without_cute(sources)
     failed = cuda.compile_all(sources, MODULES, lambda source: "sm_90a" if hopper else f"sm_{capability}")
     for source, words in failed.items():
         print(f"{source.name} does not compile:\n{words}", flush=True)
