@@ -169,8 +169,7 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
 template <int d>
 __global__ void __launch_bounds__(kThreads, 1) flash(AttentionOf<half> p, const __grid_constant__ Maps maps) {
   Shared<d>& shared = *shared_memory<Shared<d>>();
-  const int i0 = (gridDim.x - 1 - blockIdx.x) * kQueries;
-  const int keys = p.causal ? min(p.keys, i0 + kQueries) : p.keys;
+  const int i0 = (gridDim.x - 1 - blockIdx.x) * kQueries, keys = p.causal ? min(p.keys, i0 + kQueries) : p.keys;
   if (threadIdx.x == 0) shared.q_full.init(1), shared.k.init(), shared.v.init(), fence_barrier_init();
   __syncthreads();  // the barriers are there
   if (threadIdx.x < 256) {
