@@ -8,6 +8,7 @@ import ctypes
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -32,14 +33,24 @@ TITLES = {
 }
 
 
-def calls(rung, axis):
-    """{what: (arguments, work, their arrays)}. Work: operations, or bytes of a softmax. The library has several axes."""
+# What learn/profile asks Nsight Compute for: the sections that learn/profiling.md reads.
+SECTIONS = (
+    "SpeedOfLight ComputeWorkloadAnalysis MemoryWorkloadAnalysis MemoryWorkloadAnalysis_Tables WarpStateStats "
+    "LaunchStats Occupancy"
+)
+
+
+def calls(rung, axis, only=""):
+    """{what: (arguments, work, their arrays)}. Work: operations, or bytes of a softmax. The library has several axes.
+    only: those with this in their name."""
     if axis == "matmul":
         a, b, c = random(MATRIX, MATRIX), random(MATRIX, MATRIX, seed=1), unwritten((MATRIX, MATRIX))
         return {"": (Matmul(MATRIX, MATRIX, MATRIX, pointer(a), pointer(b), pointer(c)), 2 * MATRIX**3, (a, b, c))}
     if axis == "softmax":
         made = {}
         for rows, columns in ROWS:
+            if only not in f"{rows} x {columns}":
+                continue
             x, y = random(rows, columns), unwritten((rows, columns))
             arguments = Softmax(rows, columns, pointer(x), pointer(y))
             made[f"{rows} x {columns}"] = (arguments, 8 * rows * columns, (x, y))
@@ -53,6 +64,8 @@ def calls(rung, axis):
         cases = {", ".join(f"{key} {x}" for key, x in options.items()): (n, 64, options) for options, n in wanted}
     made = {}
     for name, (tokens, d, options) in cases.items():
+        if only not in name:
+            continue
         case = Timed(tokens, tokens, d, HEADS, type=rung.type, **options)
         made[name] = (case.arguments(), case.operations(), case)
     return made
@@ -80,6 +93,38 @@ def run_one(name):
         for what, (arguments, work, _) in calls(rung, axis).items():
             print(json.dumps(dict(axis=axis, call=what, seconds=rung.seconds(arguments, 7), work=work)), flush=True)
         ladder.memory.fetch()
+
+
+def run_once(name):
+    """For Nsight Compute: one call, of the largest size without a mask."""
+    rung = next(rung for rung in ladder.rungs("gpu") if rung.name == name).load(MODULES)
+    only = {"softmax": "4096", "attention": "d128 full", "backward": "d128 full"}.get(rung.axis, "")
+    (arguments, _, _), *_ = calls(rung, rung.axis, only).values()
+    rung(arguments)
+    ladder.memory.fetch()
+
+
+def profile(rungs, card):
+    """learn/profiles/RUNG.txt of each: Nsight Compute's report, as text."""
+    ncu = shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
+    if not ncu:
+        raise SystemExit("learn/profile: no ncu: install Nsight Compute (it is part of the CUDA toolkit)")
+    folder = ladder.FOLDER / "profiles"
+    folder.mkdir(exist_ok=True)
+    for rung in rungs:
+        command = [ncu, *(word for section in SECTIONS.split() for word in ("--section", section))]
+        command += [sys.executable, __file__, "--once", rung.name]
+        found = subprocess.run(command, capture_output=True, text=True)
+        if "ERR_NVGPUCTRPERM" in found.stdout + found.stderr:
+            raise SystemExit("learn/profile: ERR_NVGPUCTRPERM: counters are not for this user; see learn/profiling.md")
+        lines = found.stdout.splitlines()
+        report = [line.rstrip() for line in lines if not line.startswith("==")]
+        if found.returncode or not any("Speed Of Light" in line for line in report):
+            wrong = (found.stderr + found.stdout).strip().splitlines() or [f"exit status {found.returncode}"]
+            raise SystemExit(f"learn/profile: {rung.name}: {wrong[-1]}")
+        path = folder / f"{rung.name}.txt"
+        path.write_text(f"learn/profile {rung.name}, {card}, {time.strftime('%Y-%m-%d')}\n" + "\n".join(report) + "\n")
+        print(f"{path.relative_to(ladder.FOLDER.parent)}: {len(report)} lines", flush=True)
 
 
 def test_function(path):
@@ -239,22 +284,31 @@ def main():
     parser.add_argument(
         "--without-library", action="store_true", help="no share of the library, whose build takes long"
     )
+    parser.add_argument("--profile", action="store_true", help="instead, Nsight Compute's reports into learn/profiles")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--once", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    ladder.memory = cuda.open_host(MODULES) if not asked.one else ladder.memory
+    if asked.write and asked.rungs:
+        parser.error("--write: only with all rungs")
+    ladder.memory = cuda.open_host(MODULES) if not asked.one and not asked.once else ladder.memory
     if asked.one == "torch":
         return run_torch()
     if asked.one:
         ladder.memory = cuda.CudaMemory(ctypes.CDLL(str(MODULES / "host.so")))
         return test_function(asked.one) if asked.one.startswith("test_") else run_one(asked.one)
+    if asked.once:
+        ladder.memory = cuda.CudaMemory(ctypes.CDLL(str(MODULES / "host.so")))
+        return run_once(asked.once)
     every = ladder.rungs("gpu")
     card = ladder.memory.host.card().decode()
     own = [rung for rung in every if rung.axis != "library"]
     rungs, tests = build(
         [rung for rung in own if not asked.rungs or any(x in rung.name for x in asked.rungs)],
-        sorted(cuda.SOURCES.glob("test_*.cu")),
+        [] if asked.profile else sorted(cuda.SOURCES.glob("test_*.cu")),
         ladder.memory.host.capability(),
     )
+    if asked.profile:
+        return profile(rungs, card)
     print(f"{card}: {len(rungs)} rungs, {len(tests)} tests of device functions", flush=True)
     for path in tests:
         _, wrong = in_process("--one", path.stem)

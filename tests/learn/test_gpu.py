@@ -140,6 +140,29 @@ def test_climb_without_a_gpu_says_so_in_one_line(tmp_path):
     assert found.stderr == "climb: no NVIDIA GPU: nvidia-smi finds none\n"
 
 
+def profiled(tmp_path, monkeypatch, ncu):
+    """What learn/profile makes of an ncu that prints this."""
+    (tmp_path / "ncu").write_text(f"#!/bin/sh\ncat <<'end'\n{ncu}\nend\n")
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(ladder, "FOLDER", tmp_path)
+    climb_cuda.profile([rung for rung in RUNGS if "copies" in rung.name], "NVIDIA H200")
+    return (tmp_path / "profiles" / "14_copies.txt").read_text()
+
+
+def test_a_profile_is_ncu_s_text(tmp_path, monkeypatch):
+    text = profiled(tmp_path, monkeypatch, "==PROF== Connected\n  flash\n    Section: GPU Speed Of Light Throughput")
+    assert text.startswith("learn/profile 14_copies, NVIDIA H200, ") and "PROF" not in text
+    assert text.endswith("\n  flash\n    Section: GPU Speed Of Light Throughput\n")
+
+
+def test_a_profile_that_is_refused_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(SystemExit, match="^learn/profile: ERR_NVGPUCTRPERM: counters are not for this user; see"):
+        profiled(tmp_path, monkeypatch, "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
+    with pytest.raises(SystemExit, match="^learn/profile: 14_copies: ==ERROR== no kernels$"):
+        profiled(tmp_path, monkeypatch, "==ERROR== no kernels")
+
+
 def test_the_gpu_s_tables(tmp_path, monkeypatch):
     """From rows as a GPU gives them: the tables, and the figures that are written into README and rungs."""
     every = [ladder.Rung(shutil.copy(rung.path, tmp_path)) for rung in ladder.rungs("gpu")]
