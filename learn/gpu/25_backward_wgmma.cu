@@ -4,13 +4,13 @@
 // S^T and dP^T come from shared memory by descriptors; P^T and dS^T are left operands in registers, for dV and dK. For dQ,
 // dS^T goes to shared memory: the same bytes, read as columns, are dS. So S and dP are made once, where rung 24 makes
 // them twice. dQ sums over thread blocks: TMA adds a whole tile to float32 sums in global memory.
-// Expected: three times rung 24. The two warpgroups wait for each other twice in a step, and the tensor cores with them.
+// Expected: three times rung 24. The two warpgroups wait for each other once in a step, and the tensor cores with them.
 // Measured: not yet.
 #include "ptx.h"
 
 namespace {
 
-constexpr int kKeys = 128, kThreads = 384;
+constexpr int kKeys = 128, kThreads = 384, kHeads = 8;
 constexpr float kLog2e = 1.44269504f;
 // A step's queries: so many that a warpgroup's scores fit into registers beside dK and dV.
 template <int d>
@@ -24,27 +24,26 @@ template <int d>
 struct Shared {
   TmaTile<kKeys, d> k, v;
   TmaTile<kQueries<d>, d> q[2], dout[2];
-  TmaTile<kKeys, kQueries<d>> ds;  // transposed: a row for each key
-  float4 dq[2][8][128];            // [warpgroup][tile][lane]: its numbers of the tile
+  TmaTile<kKeys, kQueries<d>> ds[2];  // transposed: a row for each key
+  float4 dq[2][8][128];               // [warpgroup][tile][lane]: its numbers of the tile
   float2 statistics[2][kQueries<d>];
   Barrier ready, full[2], empty[2];
 };
 
-// lhs rhs^T, issued.
+// a b^T, issued.
 template <int d, int rows, int tiles>
-__device__ __forceinline__ void multiply_abt(float (&s)[tiles][4], TmaTile<kKeys, d>& lhs, int row,
-                                             TmaTile<rows, d>& rhs) {
+__device__ __forceinline__ void multiply_abt(float (&s)[tiles][4], TmaTile<kKeys, d>& a, int row, TmaTile<rows, d>& b) {
   wgmma_fence();
-  for (int c = 0; c < d; c += 16) wgmma_abt(s, descriptor(lhs.at(row, c), 0), descriptor(rhs.at(0, c), 0), c > 0);
+  for (int c = 0; c < d; c += 16) wgmma_abt(s, descriptor(a.at(row, c), 0), descriptor(b.at(0, c), 0), c > 0);
   wgmma_commit();
 }
 
-// to += lhs rhs, issued; lhs in registers.
+// c += a b, issued; a in registers.
 template <int d, int rows>
-__device__ __forceinline__ void multiply_ab(float (&to)[d / 8][4], const std::uint32_t (&lhs)[rows / 16][4],
-                                            TmaTile<rows, d>& rhs) {
+__device__ __forceinline__ void multiply_ab(float (&c)[d / 8][4], const std::uint32_t (&a)[rows / 16][4],
+                                            TmaTile<rows, d>& b) {
   wgmma_fence();
-  for (int n = 0; n < rows / 16; ++n) wgmma_ab(to, lhs[n], descriptor(rhs.at(16 * n, 0), rhs.kPanel), true);
+  for (int n = 0; n < rows / 16; ++n) wgmma_ab(c, a[n], descriptor(b.at(16 * n, 0), b.kPanel), true);
   wgmma_commit();
 }
 
@@ -56,11 +55,11 @@ __device__ __forceinline__ void pack_operand(std::uint32_t (&a)[tiles / 2][4], c
 
 // sums: of this head's dQ.
 template <int d>
-__device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<half>& p, float* sums, int key0,
+__device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<half>& p, float4* sums, int h, int key0,
                                         int begin) {
   constexpr int kStep = kQueries<d>;
-  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, key = key0 + row, t = threadIdx.x % 4,
-            group = threadIdx.x / 128;
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, key = key0 + row, t = threadIdx.x % 4;
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 128;
   float dk[d / 8][4] = {}, dv[d / 8][4] = {};
   shared.ready.wait(0);
   for (int at = begin, n = 0; at < p.queries; at += kStep, ++n) {
@@ -89,31 +88,29 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
         dp[j][e] = unpack(weights[j / 2][j % 2 * 2 + e / 2], e % 2) * (dp[j][e] - (e % 2 ? of.w : of.y));
     }
     pack_operand(ds, dp);
-    for (int j = 0; j < kStep / 16; ++j)
-      for (int m = 0; m < 4; ++m)
-        *reinterpret_cast<std::uint32_t*>(shared.ds.place(row + m % 2 * 8, 16 * j + m / 2 * 8 + 2 * t)) = ds[j][m];
+    for (int m = 0; m < kStep / 4; ++m)
+      *reinterpret_cast<std::uint32_t*>(shared.ds[n % 2].place(row + m % 2 * 8, m / 2 * 8 + 2 * t)) = ds[m / 4][m % 4];
     fence_async_proxy();
-    if (threadIdx.x == 0) bulk_wait();  // the dQ of the step before has left
-    named_sync(1, 256);                 // dS is complete
-    wgmma_fence();                      // dQ = dS K. A warpgroup has half of the queries, or half of the channels
+    if (lane == 0) bulk_wait();  // the dQ of the step before has left
+    named_sync(1, 256);          // dS is complete
+    wgmma_fence();               // dQ = dS K. A warpgroup has half of the queries, or half of the channels
     for (int j = 0; j < kKeys; j += 16)
-      wgmma_atb(dq, descriptor(shared.ds.at(j, d == 64 ? 64 * group : 0), 0),
+      wgmma_atb(dq, descriptor(shared.ds[n % 2].at(j, d == 64 ? 64 * group : 0), 0),
                 descriptor(shared.k.at(j, d == 64 ? 0 : 64 * group), 0), j > 0);
     wgmma_commit();
     multiply_ab(dk, ds, shared.q[n % 2]);
     wgmma_wait<1>(dq);
-    for (int j = 0; j < 8; ++j)
-      shared.dq[group][j][threadIdx.x % 128] = make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]);
+    for (int j = 0; j < 8; ++j) shared.dq[group][j][lane] = make_float4(dq[j][0], dq[j][1], dq[j][2], dq[j][3]);
     fence_async_proxy();
-    named_sync(2, 256);  // dQ is complete, and dS has been read
-    if (threadIdx.x == 0) bulk_add(sums + std::size_t(at) * d, &shared.dq[0][0][0].x, kStep * d);
+    named_sync(2 + group, 128);  // this warpgroup's dQ is complete
+    if (lane == 0) bulk_add(&sums[at * std::size_t(d / 4) + group * 1024].x, &shared.dq[group][0][0].x, 4096);
     wgmma_wait<0>(dk);
     wgmma_wait<0>(dv);  // done; to tell the compiler
     if (threadIdx.x % 32 == 0) shared.empty[n % 2].arrive();
   }
-  if (threadIdx.x == 0) bulk_wait();
+  if (lane == 0) bulk_wait();
   const auto store = [&](half* to, const float (&from)[d / 8][4], float factor) {
-    to += (std::size_t(blockIdx.y) * p.keys + key) * d + 2 * t;
+    to += (std::size_t(h) * p.keys + key) * d + 2 * t;
     for (int n = 0; n < d / 4; ++n)
       if (const int r = n % 2; key + 8 * r < p.keys)
         *reinterpret_cast<std::uint32_t*>(to + r * 8 * d + n / 2 * 8) =
@@ -125,9 +122,12 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
 
 template <int d>
 __global__ void __launch_bounds__(kThreads, 1)
-    backward(AttentionOf<half> p, const float2* statistics, float* dq, int padded, const __grid_constant__ Maps maps) {
+    backward(AttentionOf<half> p, const float2* statistics, float4* dq, int padded, const __grid_constant__ Maps maps) {
   Shared<d>& shared = *shared_memory<Shared<d>>();
-  const int h = blockIdx.y, key0 = blockIdx.x * kKeys, begin = p.causal ? key0 : 0;
+  // The longest blocks of eight heads first.
+  const int h = blockIdx.y * kHeads + blockIdx.x % kHeads, key0 = blockIdx.x / kHeads * kKeys,
+            begin = p.causal ? key0 : 0;
+  if (h >= p.heads) return;
   if (threadIdx.x == 0) {
     for (int n = 0; n < 2; ++n) shared.full[n].init(1), shared.empty[n].init(8);
     shared.ready.init(1), fence_barrier_init();
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 256) {
     more_registers<240>();
-    consume(shared, p, dq + std::size_t(h) * padded * d, key0, begin);
+    consume(shared, p, dq + std::size_t(h) * padded * d / 4, h, key0, begin);
   } else {
     fewer_registers<24>();
     if (threadIdx.x > 256) return;
@@ -183,15 +183,15 @@ template <int d>
 void launch_all(const AttentionOf<half>& p) {
   const int padded = blocks_of(p.queries, kQueries<d>) * kQueries<d>;
   const DeviceArray<float2> statistics(std::size_t(p.heads) * padded);
-  const DeviceArray<float> dq(std::size_t(p.heads) * padded * d);
-  dq.clear(std::size_t(p.heads) * padded * d);
+  const DeviceArray<float4> dq(std::size_t(p.heads) * padded * d / 4);
+  dq.clear(std::size_t(p.heads) * padded * d / 4);
   launch(find_statistics, dim3(padded / 8, p.heads), 256, 0, p, statistics.data, padded);
   const auto queries = [&](const half* x) { return tensor_map(x, p.heads, p.queries, d, kQueries<d>); };
   const auto keys = [&](const half* x) { return tensor_map(x, p.heads, p.keys, d, kKeys); };
   const Maps maps = {queries(p.q), keys(p.k), keys(p.v), queries(p.dout)};
-  const dim3 blocks(blocks_of(p.keys, kKeys), p.heads), of_store(padded * d / 1024, p.heads);
+  const dim3 blocks(blocks_of(p.keys, kKeys) * kHeads, blocks_of(p.heads, kHeads));
   launch(backward<d>, blocks, kThreads, sizeof(Shared<d>), p, statistics.data, dq.data, padded, maps);
-  launch(store_queries<d>, of_store, 256, 0, p, reinterpret_cast<const float4*>(dq.data), padded);
+  launch(store_queries<d>, dim3(padded * d / 1024, p.heads), 256, 0, p, dq.data, padded);
 }
 
 }  // namespace
