@@ -38,6 +38,13 @@ SECTIONS = (
     "SpeedOfLight ComputeWorkloadAnalysis MemoryWorkloadAnalysis MemoryWorkloadAnalysis_Tables WarpStateStats "
     "LaunchStats Occupancy"
 )
+# The lines of a report that the page shows, as they begin.
+LINES = (
+    "Duration", "Compute (SM) Throughput", "Memory Throughput", "DRAM Throughput", "L1/TEX Cache Throughput",
+    "L2 Cache Throughput", "Executed Ipc Active", "L1/TEX Hit Rate", "L2 Hit Rate", "Warp Cycles Per Issued Instruction",
+    "Block Size", "Grid Size", "Registers Per Thread", "Dynamic Shared Memory Per Block", "Static Shared Memory Per Block",
+    "Theoretical Occupancy", "Achieved Occupancy",
+)  # fmt: skip
 
 
 def calls(rung, axis, only=""):
@@ -104,8 +111,18 @@ def run_once(name):
     ladder.memory.fetch()
 
 
+def excerpt(report):
+    """The lines of a report that learn/profiling.md shows: those of LINES, and the sentence about the largest stall."""
+    kept = [" ".join(line.split()) for line in report if line.strip().startswith(LINES)]
+    words = " ".join(" ".join(report).split())
+    stall = re.search(
+        r"On average, each warp of this (?:kernel|workload) spends [\d.]+ cycles being stalled [^.]*\.", words
+    )
+    return kept + ([stall[0].strip()] if stall else [])
+
+
 def profile(rungs, card):
-    """learn/profiles/RUNG.txt of each: Nsight Compute's report, as text."""
+    """learn/profiles/RUNG.txt of each: Nsight Compute's report, as text. Its main lines also go into profiling.md."""
     ncu = shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
     if not ncu:
         raise SystemExit("learn/profile: no ncu: install Nsight Compute (it is part of the CUDA toolkit)")
@@ -123,7 +140,13 @@ def profile(rungs, card):
             wrong = (found.stderr + found.stdout).strip().splitlines() or [f"exit status {found.returncode}"]
             raise SystemExit(f"learn/profile: {rung.name}: {wrong[-1]}")
         path = folder / f"{rung.name}.txt"
-        path.write_text(f"learn/profile {rung.name}, {card}, {time.strftime('%Y-%m-%d')}\n" + "\n".join(report) + "\n")
+        title = f"learn/profile {rung.name}, {card}, {time.strftime('%Y-%m-%d')}"
+        path.write_text("\n".join([title, *report]) + "\n")
+        shown = f"<!-- {rung.name}: written by learn/profile -->\n"
+        pattern = re.compile(rf"({re.escape(shown)}).*?(<!-- end -->)", re.S)
+        block = "```\n" + "\n".join([title, *excerpt(report)]) + "\n```\n"
+        page = ladder.FOLDER / "profiling.md"
+        page.write_text(pattern.sub(lambda found: found[1] + block + found[2], page.read_text()))
         print(f"{path.relative_to(ladder.FOLDER.parent)}: {len(report)} lines", flush=True)
 
 
@@ -221,7 +244,7 @@ def table(axis, rows, rungs):
         some = [by_call[call] for call in what if call in by_call]
         figures = {row["call"]: 1e6 * row["seconds"] if axis == "softmax" else row["rate"] for row in some}
         cells = [f"[{name}](gpu/{rung.path.name})", rung.changed.rstrip(".").split(": ")[0]]
-        cells += [f"{figures[call]:.3g}" if call in figures else "" for call in what]
+        cells += [climb.figure(figures[call]) if call in figures else "" for call in what]
         cells.append(climb.span([row["before"] for row in some if row["before"]], "{:.2f}"))
         shares = [row["peer"] / row["seconds"] for row in some if row["peer"]]
         cells.append(
@@ -256,7 +279,7 @@ def write(record, rungs):
         if rows:
             soft = rung.axis == "softmax"
             figures = "; ".join(
-                f"{row['call']} {1e6 * row['seconds'] if soft else row['rate']:.3g}".strip() for row in rows
+                f"{row['call']} {climb.figure(1e6 * row['seconds'] if soft else row['rate'])}".strip() for row in rows
             )
             line = f"// Measured ({record['machine']}): {figures} {'us' if soft else 'TFLOP/s'}."
             rung.path.write_text(re.sub(r"// Measured.*", lambda found: line, rung.path.read_text(), count=1))

@@ -146,14 +146,27 @@ def profiled(tmp_path, monkeypatch, ncu):
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(ladder, "FOLDER", tmp_path)
+    (tmp_path / "profiling.md").write_text("<!-- 14_copies: written by learn/profile -->\nnothing\n<!-- end -->\n")
     climb_cuda.profile([rung for rung in RUNGS if "copies" in rung.name], "NVIDIA H200")
     return (tmp_path / "profiles" / "14_copies.txt").read_text()
 
 
 def test_a_profile_is_ncu_s_text(tmp_path, monkeypatch):
-    text = profiled(tmp_path, monkeypatch, "==PROF== Connected\n  flash\n    Section: GPU Speed Of Light Throughput")
+    """The report whole; in the page its main lines and the largest stall."""
+    report = """==PROF== Connected
+  flash
+    Section: GPU Speed Of Light Throughput
+    DRAM Throughput                 %        12.50
+    SM Active Cycles            cycle       99,000
+    OPT   Est. Speedup: 40%
+          On average, each warp of this workload spends 4.3 cycles being stalled waiting for
+          a barrier. This is much."""
+    text = profiled(tmp_path, monkeypatch, report)
     assert text.startswith("learn/profile 14_copies, NVIDIA H200, ") and "PROF" not in text
-    assert text.endswith("\n  flash\n    Section: GPU Speed Of Light Throughput\n")
+    assert text.endswith("a barrier. This is much.\n")
+    stall = "On average, each warp of this workload spends 4.3 cycles being stalled waiting for a barrier."
+    page = (tmp_path / "profiling.md").read_text().splitlines()
+    assert page[3:6] == ["DRAM Throughput % 12.50", stall, "```"] and "nothing" not in page
 
 
 def test_a_profile_that_is_refused_is_one_line(tmp_path, monkeypatch):
