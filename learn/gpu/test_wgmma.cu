@@ -1,8 +1,9 @@
 // Test of device functions: wgmma's descriptors and fragments (sm_90a).
 //
 // Operands are small whole numbers, so that products are exact and the check is ==. Tiles are stored by ordinary stores
-// in the swizzle, with a fence before wgmma reads them. Tried: both operands by descriptor (S = Q K^T), the left one in
-// registers (O = P V), both as columns (dQ = dS K), the second half of a panel (a descriptor that begins 64 bytes later), and two panels of columns.
+// in the swizzle, with a fence before wgmma reads them. Tried: both operands by descriptor (S = Q K^T), both as columns
+// (dQ = dS K), the left one in registers (O = P V), the second half of a panel (a descriptor that begins 64 bytes
+// later), and two panels of columns.
 #include "ptx.h"
 
 namespace {
