@@ -169,6 +169,18 @@ def test_a_profile_is_ncu_s_text(tmp_path, monkeypatch):
     assert page[3:6] == ["DRAM Throughput % 12.50", stall, "```"] and "nothing" not in page
 
 
+def test_one_call_is_profiled(monkeypatch):
+    """That of the largest size without a mask; here of small sizes, on the emulator."""
+    sizes = dict(MODULES=MODULES, MATRIX=64, TOKENS=128, HEADS=2, ROWS=((8, 64), (2, 4096)))
+    for name, value in sizes.items():
+        monkeypatch.setattr(climb_cuda, name, value)
+    called = []
+    monkeypatch.setattr(ladder.Rung, "__call__", lambda rung, arguments: called.append(arguments))
+    for name in ("02_matmul_tiled", "05_softmax_shared", "18_overlap"):
+        climb_cuda.run_once(name)
+    assert called[1].columns == 4096 and called[2].d == 128 and not called[2].causal and called[2].queries == 128
+
+
 def test_a_profile_that_is_refused_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="^learn/profile: ERR_NVGPUCTRPERM: counters are not for this user; see"):
         profiled(tmp_path, monkeypatch, "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
