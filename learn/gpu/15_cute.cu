@@ -6,7 +6,7 @@
 // product is `gemm`, the swizzle is one type, V transposed is another layout of the same bytes, and the results of
 // Q K^T are the left operand of P V by a layout that counts the same registers differently.
 // Expected: a little more than rung 14. nvdisasm shows as many mma, ldmatrix and exponentials in both, but half as many
-// instructions in all: CuTe finds most addresses at compile time. It costs compile time, and errors that fill pages.
+// instructions in all: CuTe knows all counts at compile time. It costs compile time, and errors that fill pages.
 // Measured: not yet.
 #include <cute/tensor.hpp>
 
