@@ -17,6 +17,8 @@ sys.path.insert(0, str(PROJECT / "learn"))
 import climb_cuda
 import ladder
 
+import cuda
+
 MODULES = Path(os.environ.get("ANYFLASH_RUNGS", PROJECT / "build-release" / "learn")) / "gpu"
 RUNGS = [rung for rung in ladder.rungs("gpu") if rung.emulated]
 FUNCTIONS = sorted((PROJECT / "learn" / "gpu").glob("test_*.cu"))
@@ -124,6 +126,17 @@ def test_the_pictures_are_of_today():
 
 def test_the_shared_header_is_short():
     assert (PROJECT / "learn" / "gpu" / "device.h").read_text().count("\n") <= 60
+
+
+def test_without_cute_rung_15_is_left_out(monkeypatch, capsys):
+    sources = [rung.path for rung in ladder.rungs("gpu")]
+    monkeypatch.setenv("CUTLASS_INCLUDE", "/include")
+    assert str(cuda.cute_headers()) == "/include" and cuda.without_cute(sources) == sources
+    monkeypatch.setattr(cuda, "cute_headers", lambda: None)
+    assert {path.stem for path in set(sources) - set(cuda.without_cute(sources))} == {"15_cute"}
+    assert capsys.readouterr().out.startswith(
+        "rung 15 left out: no CuTe; install nvidia-cutlass, or set CUTLASS_INCLUDE"
+    )
 
 
 def test_climb_without_a_gpu_says_so_in_one_line(tmp_path):
