@@ -219,7 +219,12 @@ inline void run_block() {
   const auto done = [](const Fiber& fiber) { return fiber.done; };
   while (!std::all_of(block.fibers.begin(), block.fibers.end(), done)) {
     bool moved = false;
-    for (unsigned n = 0; n < warps; ++n) moved |= run_warp(kWarp * (block.forward ? n : warps - 1 - n));
+    for (unsigned first = 0; first < warps; first += 4)  // a warpgroup runs until it must wait for another one
+      for (bool again = true; again; moved |= again) {
+        again = false;
+        for (unsigned n = first; n < std::min(first + 4, warps); ++n)
+          again |= run_warp(kWarp * (block.forward ? n : warps - 1 - n));
+      }
     if (moved) continue;
     if (block.transfers.empty()) fail_deadlock();
     block.transfers.back()();  // the newest one: TMA keeps no order

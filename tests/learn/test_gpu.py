@@ -31,6 +31,8 @@ FAULTS = {
     "beyond_shared_memory": "misaligned or out of bounds",
     "beyond_an_array": "misaligned or out of bounds",
     "no_barrier": None,  # a wrong result
+    "no_barrier_between_warpgroups": None,
+    "bulk_add_without_a_wait": "returns with a bulk_add that nothing waited for",
     "unwritten": "of shared memory was never written",
     "no_wait": None,
     "never_waits": "returns with a cp.async that nothing waited for",
