@@ -108,6 +108,11 @@ def table(rows, rungs, peak):
     return "\n".join(lines)
 
 
+def figure(x):
+    """Three digits, or all before the point."""
+    return f"{x:.0f}" if x >= 1000 else f"{x:.3g}"
+
+
 def span(numbers, form, unit=""):
     if not numbers:
         return ""

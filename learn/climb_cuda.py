@@ -8,6 +8,7 @@ import ctypes
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -32,14 +33,31 @@ TITLES = {
 }
 
 
-def calls(rung, axis):
-    """{what: (arguments, work, their arrays)}. Work: operations, or bytes of a softmax. The library has several axes."""
+# What learn/profile asks Nsight Compute for: the sections that learn/profiling.md reads.
+SECTIONS = (
+    "SpeedOfLight ComputeWorkloadAnalysis MemoryWorkloadAnalysis MemoryWorkloadAnalysis_Tables WarpStateStats "
+    "LaunchStats Occupancy"
+)
+# The lines of a report that the page shows, as they begin.
+LINES = (
+    "Duration", "Compute (SM) Throughput", "Memory Throughput", "DRAM Throughput", "L1/TEX Cache Throughput",
+    "L2 Cache Throughput", "Executed Ipc Active", "L1/TEX Hit Rate", "L2 Hit Rate", "Warp Cycles Per Issued Instruction",
+    "Block Size", "Grid Size", "Registers Per Thread", "Dynamic Shared Memory Per Block", "Static Shared Memory Per Block",
+    "Theoretical Occupancy", "Achieved Occupancy",
+)  # fmt: skip
+
+
+def calls(rung, axis, only=""):
+    """{what: (arguments, work, their arrays)}. Work: operations, or bytes of a softmax. The library has several axes.
+    only: those with this in their name."""
     if axis == "matmul":
         a, b, c = random(MATRIX, MATRIX), random(MATRIX, MATRIX, seed=1), unwritten((MATRIX, MATRIX))
         return {"": (Matmul(MATRIX, MATRIX, MATRIX, pointer(a), pointer(b), pointer(c)), 2 * MATRIX**3, (a, b, c))}
     if axis == "softmax":
         made = {}
         for rows, columns in ROWS:
+            if only not in f"{rows} x {columns}":
+                continue
             x, y = random(rows, columns), unwritten((rows, columns))
             arguments = Softmax(rows, columns, pointer(x), pointer(y))
             made[f"{rows} x {columns}"] = (arguments, 8 * rows * columns, (x, y))
@@ -53,6 +71,8 @@ def calls(rung, axis):
         cases = {", ".join(f"{key} {x}" for key, x in options.items()): (n, 64, options) for options, n in wanted}
     made = {}
     for name, (tokens, d, options) in cases.items():
+        if only not in name:
+            continue
         case = Timed(tokens, tokens, d, HEADS, type=rung.type, **options)
         made[name] = (case.arguments(), case.operations(), case)
     return made
@@ -80,6 +100,54 @@ def run_one(name):
         for what, (arguments, work, _) in calls(rung, axis).items():
             print(json.dumps(dict(axis=axis, call=what, seconds=rung.seconds(arguments, 7), work=work)), flush=True)
         ladder.memory.fetch()
+
+
+def run_once(name):
+    """For Nsight Compute: one call, of the largest size without a mask."""
+    rung = next(rung for rung in ladder.rungs("gpu") if rung.name == name).load(MODULES)
+    only = {"softmax": "4096", "attention": "d128 full", "backward": "d128 full"}.get(rung.axis, "")
+    made = calls(rung, rung.axis, only)
+    rung(next(iter(made.values()))[0])
+    ladder.memory.fetch()
+
+
+def excerpt(report):
+    """The lines of a report that learn/profiling.md shows: those of LINES, and the sentence about the largest stall."""
+    kept = [" ".join(line.split()) for line in report if line.strip().startswith(LINES)]
+    words = " ".join(" ".join(report).split())
+    stall = re.search(
+        r"On average, each warp of this (?:kernel|workload) spends [\d.]+ cycles being stalled [^.]*\.", words
+    )
+    return kept + ([stall[0].strip()] if stall else [])
+
+
+def profile(rungs, card):
+    """learn/profiles/RUNG.txt of each: Nsight Compute's report, as text. Its main lines also go into profiling.md."""
+    ncu = shutil.which("ncu") or shutil.which("/usr/local/cuda/bin/ncu")
+    if not ncu:
+        raise SystemExit("learn/profile: no ncu: install Nsight Compute (it is part of the CUDA toolkit)")
+    folder = ladder.FOLDER / "profiles"
+    folder.mkdir(exist_ok=True)
+    for rung in rungs:
+        command = [ncu, *(word for section in SECTIONS.split() for word in ("--section", section))]
+        command += [sys.executable, __file__, "--once", rung.name]
+        found = subprocess.run(command, capture_output=True, text=True)
+        if "ERR_NVGPUCTRPERM" in found.stdout + found.stderr:
+            raise SystemExit("learn/profile: ERR_NVGPUCTRPERM: counters are not for this user; see learn/profiling.md")
+        lines = found.stdout.splitlines()
+        report = [line.rstrip() for line in lines if not line.startswith("==")]
+        if found.returncode or not any("Speed Of Light" in line for line in report):
+            wrong = (found.stderr + found.stdout).strip().splitlines() or [f"exit status {found.returncode}"]
+            raise SystemExit(f"learn/profile: {rung.name}: {wrong[-1]}")
+        path = folder / f"{rung.name}.txt"
+        title = f"learn/profile {rung.name}, {card}, {time.strftime('%Y-%m-%d')}"
+        path.write_text("\n".join([title, *report]) + "\n")
+        shown = f"<!-- {rung.name}: written by learn/profile -->\n"
+        pattern = re.compile(rf"({re.escape(shown)}).*?(<!-- end -->)", re.S)
+        block = "```\n" + "\n".join([title, *excerpt(report)]) + "\n```\n"
+        page = ladder.FOLDER / "profiling.md"
+        page.write_text(pattern.sub(lambda found: found[1] + block + found[2], page.read_text()))
+        print(f"{path.relative_to(ladder.FOLDER.parent)}: {len(report)} lines", flush=True)
 
 
 def test_function(path):
@@ -176,7 +244,7 @@ def table(axis, rows, rungs):
         some = [by_call[call] for call in what if call in by_call]
         figures = {row["call"]: 1e6 * row["seconds"] if axis == "softmax" else row["rate"] for row in some}
         cells = [f"[{name}](gpu/{rung.path.name})", rung.changed.rstrip(".").split(": ")[0]]
-        cells += [f"{figures[call]:.3g}" if call in figures else "" for call in what]
+        cells += [climb.figure(figures[call]) if call in figures else "" for call in what]
         cells.append(climb.span([row["before"] for row in some if row["before"]], "{:.2f}"))
         shares = [row["peer"] / row["seconds"] for row in some if row["peer"]]
         cells.append(
@@ -211,7 +279,7 @@ def write(record, rungs):
         if rows:
             soft = rung.axis == "softmax"
             figures = "; ".join(
-                f"{row['call']} {1e6 * row['seconds'] if soft else row['rate']:.3g}".strip() for row in rows
+                f"{row['call']} {climb.figure(1e6 * row['seconds'] if soft else row['rate'])}".strip() for row in rows
             )
             line = f"// Measured ({record['machine']}): {figures} {'us' if soft else 'TFLOP/s'}."
             rung.path.write_text(re.sub(r"// Measured.*", lambda found: line, rung.path.read_text(), count=1))
@@ -221,6 +289,7 @@ def build(rungs, tests, capability):
     """Compiles them; those that need Hopper only there. The rungs and tests that can run."""
     hopper = capability == 90
     sources = [path for path in [rung.path for rung in rungs] + tests if hopper or not cuda.needs_hopper(path)]
+    sources = cuda.without_cute(sources)
     failed = cuda.compile_all(sources, MODULES, lambda source: "sm_90a" if hopper else f"sm_{capability}")
     for source, words in failed.items():
         print(f"{source.name} does not compile:\n{words}", flush=True)
@@ -238,22 +307,31 @@ def main():
     parser.add_argument(
         "--without-library", action="store_true", help="no share of the library, whose build takes long"
     )
+    parser.add_argument("--profile", action="store_true", help="instead, Nsight Compute's reports into learn/profiles")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--once", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    ladder.memory = cuda.open_host(MODULES) if not asked.one else ladder.memory
+    if asked.write and asked.rungs:
+        parser.error("--write: only with all rungs")
+    ladder.memory = cuda.open_host(MODULES) if not asked.one and not asked.once else ladder.memory
     if asked.one == "torch":
         return run_torch()
     if asked.one:
         ladder.memory = cuda.CudaMemory(ctypes.CDLL(str(MODULES / "host.so")))
         return test_function(asked.one) if asked.one.startswith("test_") else run_one(asked.one)
+    if asked.once:
+        ladder.memory = cuda.CudaMemory(ctypes.CDLL(str(MODULES / "host.so")))
+        return run_once(asked.once)
     every = ladder.rungs("gpu")
     card = ladder.memory.host.card().decode()
     own = [rung for rung in every if rung.axis != "library"]
     rungs, tests = build(
         [rung for rung in own if not asked.rungs or any(x in rung.name for x in asked.rungs)],
-        sorted(cuda.SOURCES.glob("test_*.cu")),
+        [] if asked.profile else sorted(cuda.SOURCES.glob("test_*.cu")),
         ladder.memory.host.capability(),
     )
+    if asked.profile:
+        return profile(rungs, card)
     print(f"{card}: {len(rungs)} rungs, {len(tests)} tests of device functions", flush=True)
     for path in tests:
         _, wrong = in_process("--one", path.stem)

@@ -186,7 +186,8 @@ class Rung:
         plain = lambda **options: [
             Case(*size, causal=causal, type=self.type, **options) for size in sizes for causal in (False, True)
         ]
-        cases = plain(backward=backward)
+        many_heads = Case(20, 33, 64, heads=9, causal=True, type=self.type, backward=backward)
+        cases = [*plain(backward=backward), many_heads]
         if "words" in self.name:
             cases += [Case(*size, window=window, type=self.type) for size in sizes for window in (1, 17, 200)]
         if self.axis == "library":

@@ -3,8 +3,9 @@
 // Changed: the 32 threads of a warp exchange registers directly. In a butterfly each lane takes over the number of the
 // lane whose number differs in one bit; after 5 steps all lanes have the result. No memory, no barrier. Only the 8
 // results of the warps go through shared memory: two barriers for a reduction, where rung 5 has ten.
-// Expected: faster where rows are short and barriers count; little where memory is the limit.
-// Measured: not yet.
+// Expected: faster where rows are short and barriers count; nothing where memory is the limit. There it was even a
+// little slower than rung 5: warps that seldom wait for each other drift apart, and fewer of their reads hit L1 (a guess).
+// Measured (NVIDIA H100 80GB HBM3): 1024 x 1024 4.74; 4096 x 4096 57.1 us.
 #include "device.h"
 
 namespace {

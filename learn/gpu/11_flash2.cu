@@ -5,7 +5,7 @@
 // a thread has 4 x 4 scores and, of the same 4 rows, up to 8 channels of O. The 16 threads of a row are half a warp, so
 // row_max and row_sum are shuffles. K lies transposed in shared memory, and P goes through it, for the second product.
 // Expected: many times rung 10, at a good part of what float32 multiply-adds allow.
-// Measured: not yet.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 26.3; d64 causal 22.9; d128 full 25.3; d128 causal 22.7 TFLOP/s.
 #include "device.h"
 
 namespace {

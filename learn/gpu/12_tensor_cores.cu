@@ -6,7 +6,7 @@
 // of 8 columns are one operand of 16, and P never goes through memory.
 // Expected: many times rung 11. But fragments of K come as 4-byte reads, of V as 2-byte reads, all with bank conflicts:
 // rows are 128 or 256 bytes, so a column of rows lies in one bank. Shared memory is the limit.
-// Measured: not yet.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 55.4; d64 causal 47.4; d128 full 52.1; d128 causal 48.4 TFLOP/s.
 #include "ptx.h"
 
 namespace {

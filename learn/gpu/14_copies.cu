@@ -5,7 +5,7 @@
 // new keys are there for all threads, and nobody reads the other buffer any more. The first query blocks of a causal
 // call are the shortest, so the longest ones start first.
 // Expected: the latency of global memory disappears behind the products: about 1.5 times rung 13.
-// Measured: not yet.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 219; d64 causal 191; d128 full 228; d128 causal 204 TFLOP/s.
 #include "ptx.h"
 
 namespace {

@@ -2,7 +2,8 @@
 //
 // Changed: a warpgroup's exponentials run while the tensor cores work. Inside a warpgroup the next step's scores and this
 // step's O += P V are issued together; the softmax of the scores runs beside O += P V. Two warpgroups take turns: one
-// issues its products and passes the turn on by a named barrier. The other's products run during its softmax.
+// issues its products and passes the turn on by a named barrier. The other's products run during its softmax. The last
+// keys come first, as they alone are masked. Eight heads' longest blocks start first: one that is late ends alone.
 // Expected: a third more than rung 17. An SM makes 16 exponentials a cycle: they take half as long as the products of
 // 128 channels, and as long as those of 64.
 // Measured: not yet.
@@ -10,7 +11,7 @@
 
 namespace {
 
-constexpr int kQueries = 128, kKeys = 128, kThreads = 384;
+constexpr int kQueries = 128, kKeys = 128, kThreads = 384, kHeads = 8;
 constexpr float kLog2e = 1.44269504f;
 
 struct Maps {
@@ -40,16 +41,6 @@ __device__ __forceinline__ void pack_weights(std::uint32_t (&p)[kKeys / 16][4], 
     for (int n = 0; n < 4; ++n) p[j][n] = pack(s[2 * j + n / 2][n % 2 * 2], s[2 * j + n / 2][n % 2 * 2 + 1]);
 }
 
-// i: the first of the lane's two rows.
-__device__ __forceinline__ void mask(float (&s)[kKeys / 8][4], const AttentionOf<half>& p, int i, int j0) {
-  if (j0 + kKeys <= p.keys && (!p.causal || j0 + kKeys <= i + 1)) return;
-  for (int j = 0; j < kKeys / 8; ++j)
-    for (int e = 0; e < 4; ++e) {
-      const int key = j0 + 8 * j + threadIdx.x % 4 * 2 + e % 2;
-      if (key >= p.keys || (p.causal && key > i + e / 2 * 8)) s[j][e] = -INFINITY;
-    }
-}
-
 // Joins the four lanes of a row.
 template <class Join>
 __device__ __forceinline__ float reduce_row(float x, const Join& join) {
@@ -76,13 +67,14 @@ struct Rows {
   }
 };
 
+// i: the first of the lane's two rows.
 template <int d>
 __device__ __forceinline__ void store(const AttentionOf<half>& p, const Rows& rows, const float (&o)[d / 8][4], int i) {
   for (int r = 0; r < 2; ++r) {
     const float sum = reduce_row(rows.l[r], [](float a, float b) { return a + b; });
     const int t = threadIdx.x % 4;
     if (i + 8 * r >= p.queries) continue;
-    const std::size_t row = std::size_t(blockIdx.y) * p.queries + i + 8 * r;
+    const std::size_t row = i + 8 * r;
     const float inverse = sum > 0 ? 1 / sum : 0;
     if (t == 0) p.lse[row] = sum > 0 ? rows.m[r] * rsqrtf(float(d)) + log2f(sum) / kLog2e : -INFINITY;
     for (int c = 0; c < d / 8; ++c)
@@ -134,16 +126,18 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
   float o[d / 8][4] = {}, s[kKeys / 8][4], factor[2];
   std::uint32_t weights[kKeys / 16][4];
   Rows rows;
-  const auto finish_scores = [&](int n) {
-    shared.k.release(n);
-    mask(s, p, i, n * kKeys);
-    rows.step(s, factor, kLog2e * rsqrtf(float(d)));
-  };
+  const float scale_log2 = kLog2e * rsqrtf(float(d));
   shared.q_full.wait(0);
   if (steps > 0) {
     scores<d>(s, shared.q, row, shared.k.wait(0));
     wgmma_wait<0>(s);
-    finish_scores(0);
+    shared.k.release(0);
+    for (int j = 0; j < kKeys / 8; ++j)
+      for (int e = 0; e < 4; ++e) {
+        const int key = (steps - 1) * kKeys + 8 * j + threadIdx.x % 4 * 2 + e % 2;
+        if (key >= p.keys || (p.causal && key > i + e / 2 * 8)) s[j][e] = -INFINITY;
+      }
+    rows.step(s, factor, scale_log2);
     pack_weights(weights, s);
     if (row > 0) pass_turn();  // the first turn is the first warpgroup's
     for (int n = 1; n < steps; ++n) {
@@ -152,7 +146,8 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
       values<d>(o, weights, shared.v.wait(n - 1));
       pass_turn();
       wgmma_wait<1>(s);  // the scores are there, the values on their way
-      finish_scores(n);
+      shared.k.release(n);
+      rows.step(s, factor, scale_log2);
       wgmma_wait<0>(o);
       shared.v.release(n - 1);
       for (int c = 0; c < d / 8; ++c)
@@ -169,21 +164,23 @@ __device__ __forceinline__ void consume(Shared<d>& shared, const AttentionOf<hal
 template <int d>
 __global__ void __launch_bounds__(kThreads, 1) flash(AttentionOf<half> p, const __grid_constant__ Maps maps) {
   Shared<d>& shared = *shared_memory<Shared<d>>();
-  const int i0 = (gridDim.x - 1 - blockIdx.x) * kQueries;
+  const int h = blockIdx.y * kHeads + blockIdx.x % kHeads, i0 = (gridDim.x - 1 - blockIdx.x) / kHeads * kQueries;
+  if (h >= p.heads) return;
   const int keys = p.causal ? min(p.keys, i0 + kQueries) : p.keys;
   if (threadIdx.x == 0) shared.q_full.init(1), shared.k.init(), shared.v.init(), fence_barrier_init();
   __syncthreads();  // the barriers are there
   if (threadIdx.x < 256) {
     more_registers<240>();
+    p.out += std::size_t(h) * p.queries * d, p.lse += std::size_t(h) * p.queries;
     consume(shared, p, i0, keys);
   } else {
     fewer_registers<24>();
     if (threadIdx.x > 256) return;
     shared.q_full.arrive_expect(shared.q.kBytes);
-    shared.q.load(maps.q, shared.q_full, i0, blockIdx.y);
-    for (int n = 0; n * kKeys < keys; ++n) {
-      shared.k.load(n, maps.k, n * kKeys, blockIdx.y);
-      shared.v.load(n, maps.v, n * kKeys, blockIdx.y);
+    shared.q.load(maps.q, shared.q_full, i0, h);
+    for (int n = 0, j0 = (blocks_of(keys, kKeys) - 1) * kKeys; j0 >= 0; ++n, j0 -= kKeys) {
+      shared.k.load(n, maps.k, j0, h);
+      shared.v.load(n, maps.v, j0, h);
     }
   }
 }
@@ -194,7 +191,8 @@ template <int d>
 void launch_for(const AttentionOf<half>& p) {
   const Maps maps = {tensor_map(p.q, p.heads, p.queries, d, kQueries), tensor_map(p.k, p.heads, p.keys, d, kKeys),
                      tensor_map(p.v, p.heads, p.keys, d, kKeys)};
-  launch(flash<d>, dim3(blocks_of(p.queries, kQueries), p.heads), kThreads, sizeof(Shared<d>), p, maps);
+  launch(flash<d>, dim3(blocks_of(p.queries, kQueries) * kHeads, blocks_of(p.heads, kHeads)), kThreads,
+         sizeof(Shared<d>), p, maps);
 }
 
 extern "C" void rung(const AttentionOf<half>* p) { p->d == 64 ? launch_for<64>(*p) : launch_for<128>(*p); }

@@ -5,7 +5,7 @@
 // keys, so dS^T goes through shared memory, where ldmatrix transposes it. It is added to float32 sums by atomicAdd,
 // and a last kernel rounds them.
 // Expected: ten times rung 22, bound by the atomic additions and by the waits for Q and dO.
-// Measured: not yet.
+// Measured (NVIDIA H100 80GB HBM3): d64 full 117; d64 causal 113; d128 full 122; d128 causal 120 TFLOP/s.
 #include "ptx.h"
 
 namespace {

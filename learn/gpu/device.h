@@ -1,8 +1,6 @@
 // What every GPU rung shares: how to launch a kernel, memory for what lies between two kernels, and shared memory.
-//
 // nvcc compiles a rung for a GPU. g++ compiles the same text for the CPU, with emulator.h in the place of CUDA.
 #pragma once
-
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -17,9 +15,7 @@
 #include <cuda_runtime.h>
 
 inline void check(cudaError_t status) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status));
-  std::exit(1);
+  if (status != cudaSuccess) std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status)), std::exit(1);
 }
 
 // kernel<<<grid, block, shared_bytes>>>(arguments...). More than 48 KiB of shared memory must be asked for.

@@ -80,6 +80,7 @@ struct Fiber {
   const char* waits;  // for what
   int line;
   std::deque<std::vector<Work>> copies, products;  // groups, the last of which is not committed yet
+  std::vector<Work> bulks;                         // additions to global memory that read shared memory
   std::vector<const float*> pending;               // accumulators of the products on their way
   bool fenced;                                     // wgmma.fence since the last commit
 };
@@ -160,6 +161,7 @@ inline std::function<void()> body;  // the kernel with its arguments
 inline void run_body() {
   body();
   if (!now->copies.empty() && !now->copies.front().empty()) fail("returns with a cp.async that nothing waited for");
+  if (!now->bulks.empty()) fail("returns with a bulk_add that nothing waited for");
   if (!now->products.empty() && !now->products.front().empty()) fail("returns with a wgmma that nothing waited for");
   now->done = true;
   _longjmp(block.scheduler, 1);
@@ -217,7 +219,12 @@ inline void run_block() {
   const auto done = [](const Fiber& fiber) { return fiber.done; };
   while (!std::all_of(block.fibers.begin(), block.fibers.end(), done)) {
     bool moved = false;
-    for (unsigned n = 0; n < warps; ++n) moved |= run_warp(kWarp * (block.forward ? n : warps - 1 - n));
+    for (unsigned first = 0; first < warps; first += 4)  // a warpgroup runs until it must wait for another one
+      for (bool again = true; again; moved |= again) {
+        again = false;
+        for (unsigned n = first; n < std::min(first + 4, warps); ++n)
+          again |= run_warp(kWarp * (block.forward ? n : warps - 1 - n));
+      }
     if (moved) continue;
     if (block.transfers.empty()) fail_deadlock();
     block.transfers.back()();  // the newest one: TMA keeps no order
@@ -253,7 +260,7 @@ inline void prepare_block(std::size_t shared_bytes) {
   for (unsigned n = 0; n < block.fibers.size(); ++n) {
     Fiber& fiber = block.fibers[n];
     fiber.begun = fiber.done = fiber.fenced = false, fiber.word = nullptr, fiber.waits = "", fiber.line = 0;
-    fiber.copies.assign(1, {}), fiber.products.assign(1, {}), fiber.pending.clear();
+    fiber.copies.assign(1, {}), fiber.products.assign(1, {}), fiber.pending.clear(), fiber.bulks.clear();
     fiber.index = dim3(n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y);
     getcontext(&fiber.begin);
     fiber.begin.uc_stack.ss_sp = stacks + kStack * n, fiber.begin.uc_stack.ss_size = kStack;

@@ -4,6 +4,7 @@
 // - cp.async: the 16 bytes are copied when the thread waits for them, or at once. The first finds a missing wait, the
 //   second a buffer that is filled while somebody still reads it.
 // - TMA: a box arrives when no thread can go on, the newest one first; or at once.
+// - bulk_add reads shared memory when the thread waits for it, or at once.
 // - wgmma: until the wait, c is NaN. Operands in shared memory are read at the wait: by then a buffer that was given
 //   away too early holds something else. Descriptors are decoded as the hardware does it.
 // - wgmma reads shared memory through the asynchronous proxy, a second copy here. TMA writes both copies. Ordinary
@@ -45,6 +46,7 @@ inline std::uint32_t shared_address(const void* pointer) {
 }
 
 inline std::uint32_t pack(float low, float high) { return emulator::pair_of(half(low), half(high)); }
+inline float unpack(std::uint32_t pair, int n) { return emulator::number_of(pair, n); }
 
 // --- mma and ldmatrix ------------------------------------------------------------------------------------------------
 
@@ -215,6 +217,38 @@ inline void tma_load(half* to, const CUtensorMap& map, Barrier& full, int channe
   block.late ? block.transfers.push_back(transfer) : transfer();
 }
 
+inline void bulk_load(void* to, const void* from, int bytes, Barrier& full) {
+  using namespace emulator;
+  if (block.unfenced) fail("TMA: no fence_barrier_init since an mbarrier was initialized");
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 || bytes % 16) fail("bulk_load: not multiples of 16 bytes");
+  const std::size_t at = shared_offset("bulk_load", to, std::size_t(bytes), 16);
+  const auto transfer = [=, &full] {
+    std::memcpy(block.shared + at, from, bytes), std::memcpy(block.proxy + at, from, bytes);
+    full.bytes -= bytes;
+    full.end_phase();
+  };
+  block.late ? block.transfers.push_back(transfer) : transfer();
+}
+// Reads through the asynchronous proxy, at the wait or at once.
+inline void bulk_add(float* to, const float* from, int count) {
+  using namespace emulator;
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 || count % 4) fail("bulk_add: not multiples of 16 bytes");
+  const std::size_t at = shared_offset("bulk_add", from, 4 * std::size_t(count), 16);
+  const auto add = [=] {
+    for (int n = 0; n < count; ++n) {
+      float x;
+      std::memcpy(&x, block.proxy + at + 4 * std::size_t(n), 4);
+      to[n] += x;
+    }
+  };
+  if (!block.late) add();
+  now->bulks.push_back(block.late ? Work(add) : [] {});
+}
+inline void bulk_wait() {
+  for (const auto& work : emulator::now->bulks) work();
+  emulator::now->bulks.clear();
+}
+
 // --- wgmma -----------------------------------------------------------------------------------------------------------
 
 inline std::uint64_t descriptor(const half* tile, int panels) {
@@ -286,6 +320,13 @@ void wgmma_abt(float (&c)[tiles][4], std::uint64_t a, std::uint64_t b, bool sum,
   emulator::issue_product(
       "wgmma_abt", line, c, sum, [=](int row, int k) { return left.read(row, k); },
       [=](int k, int column) { return right.read(column, k); });
+}
+template <int tiles>
+void wgmma_atb(float (&c)[tiles][4], std::uint64_t a, std::uint64_t b, bool sum, int line = __builtin_LINE()) {
+  const emulator::Descriptor left(a), right(b);
+  emulator::issue_product(
+      "wgmma_atb", line, c, sum, [=](int row, int k) { return left.read(k, row); },
+      [=](int k, int column) { return right.read(k, column); });
 }
 template <int tiles>
 void wgmma_ab(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b, bool sum,

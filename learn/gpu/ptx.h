@@ -18,6 +18,10 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
+__device__ __forceinline__ float unpack(std::uint32_t pair, int n) {
+  return __half2float(__ushort_as_half(std::uint16_t(pair >> 16 * n)));
+}
+
 // --- Tensor cores of one warp (sm_80) --------------------------------------------------------------------------------
 
 // c (16 x 8) += a (16 x 16) b (16 x 8). With g = lane / 4 and t = lane % 4 a lane has
@@ -118,7 +122,24 @@ __device__ __forceinline__ void tma_load(half* to, const CUtensorMap& map, Barri
       : "memory");
 }
 
-// The map of such a tensor, with boxes of `box_rows` rows.
+// A row of bytes, without a tensor: a multiple of 16, from a multiple of 16.
+__device__ __forceinline__ void bulk_load(void* to, const void* from, int bytes, Barrier& full) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&full))
+               : "memory");
+}
+// Adds `count` float32 of shared memory to those of global memory, in the L2 cache. Ends a group.
+__device__ __forceinline__ void bulk_add(float* to, const float* from, int count) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(4 * count)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until this thread's groups have been read from shared memory.
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// The map of a tensor for tma_load, with boxes of `box_rows` rows.
 inline CUtensorMap tensor_map(const half* data, int heads, int rows, int channels, int box_rows) {
   static void* const function = [] {
     void* found = nullptr;
@@ -171,13 +192,19 @@ __device__ __forceinline__ void wgmma_wait(float (&c)[16][4]) {
 }
 
 // wgmma_abt: c (64 x N) = a (64 x 16) b^T (N x 16), plus c if `sum`; both operands by descriptor.
+// wgmma_atb: c (64 x N) = a^T (16 x 64) b (16 x N), likewise.
 // wgmma_ab: c (64 x N) = a (64 x 16) b (16 x N), plus c if `sum`; a in registers, as mma's, 16 rows a warp.
 // N is 64 or 128. Of c a lane has c[j] = its four numbers of the columns 8 j to 8 j + 7, as mma's.
 #define WGMMA(n, tiles, registers, outputs, i0, i1, i2, i3, i4, i5)                                                    \
-  __device__ __forceinline__ void wgmma_abt(float (&c)[tiles][4], std::uint64_t a, std::uint64_t b, bool sum) {        \
+  __device__ __forceinline__ void wgmma_abt(float (&c)[tiles][4], std::uint64_t a, std::uint64_t b, bool sum) {             \
     asm volatile("{ .reg .pred sum; setp.ne.b32 sum, %" #i2 ", 0;\n"                                                   \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" registers "}, %" #i0 ", %" #i1             \
                  ", sum, 1, 1, 0, 0; }" : outputs : "l"(a), "l"(b), "r"(int(sum)));                                    \
+  }                                                                                                                    \
+  __device__ __forceinline__ void wgmma_atb(float (&c)[tiles][4], std::uint64_t a, std::uint64_t b, bool sum) {             \
+    asm volatile("{ .reg .pred sum; setp.ne.b32 sum, %" #i2 ", 0;\n"                                                   \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" registers "}, %" #i0 ", %" #i1             \
+                 ", sum, 1, 1, 1, 1; }" : outputs : "l"(a), "l"(b), "r"(int(sum)));                                    \
   }                                                                                                                    \
   __device__ __forceinline__ void wgmma_ab(float (&c)[tiles][4], const std::uint32_t (&a)[4], std::uint64_t b,         \
                                            bool sum) {                                                                 \
@@ -217,6 +244,10 @@ struct TmaTile {
   // Where a row of a panel begins, and 16-byte steps in it before the swizzle: what descriptors are made of.
   __device__ __forceinline__ half* at(int row, int column) {
     return numbers + column / 64 * rows * 64 + row * 64 + column % 64;
+  }
+  // Where a number lies: bits 4 to 6 of its address are exchanged by the row's last three.
+  __device__ __forceinline__ half* place(int row, int column) {
+    return at(row, column / 64 * 64) + (column % 64 / 8 ^ row % 8) * 8 + column % 8;
   }
   // One thread asks TMA for rows of a head.
   __device__ __forceinline__ void load(const CUtensorMap& map, Barrier& full, int row, int head) {

@@ -1,8 +1,9 @@
 // Test of device functions: wgmma's descriptors and fragments (sm_90a).
 //
 // Operands are small whole numbers, so that products are exact and the check is ==. Tiles are stored by ordinary stores
-// in the swizzle, with a fence before wgmma reads them. Tried: both operands by descriptor (S = Q K^T), the left one in
-// registers (O = P V), the second half of a panel (a descriptor that begins 64 bytes later), and two panels of columns.
+// in the swizzle, with a fence before wgmma reads them. Tried: both operands by descriptor (S = Q K^T), both as columns
+// (dQ = dS K), the left one in registers (O = P V), the second half of a panel (a descriptor that begins 64 bytes
+// later), and two panels of columns.
 #include "ptx.h"
 
 namespace {
@@ -14,21 +15,15 @@ struct Shared {
   TmaTile<64, 128> v;
 };
 
-// Where a number of a row of a panel lies: bits 4 to 6 of the address are exchanged by the row's last three.
-template <int rows, int d>
-__device__ half& at(TmaTile<rows, d>& tile, int row, int column) {
-  return *(tile.at(row, column / 64 * 64) + (column % 64 / 8 ^ row % 8) * 8 + column % 8);
-}
-
-// s = a b^T (64, 64);  o = a v (64, 128), with a from registers.
-__global__ void multiply(const half* a, const half* b, const half* v, float* to_s, float* to_o) {
+// s = a b^T (64, 64);  o = a v (64, 128), with a from registers;  r = a^T b (64, 64).
+__global__ void multiply(const half* a, const half* b, const half* v, float* to_s, float* to_o, float* to_r) {
   Shared& shared = *shared_memory<Shared>();
   for (int n = threadIdx.x; n < 64 * 64; n += 128)
-    at(shared.a, n / 64, n % 64) = a[n], at(shared.b, n / 64, n % 64) = b[n];
-  for (int n = threadIdx.x; n < 64 * 128; n += 128) at(shared.v, n / 128, n % 128) = v[n];
+    *shared.a.place(n / 64, n % 64) = a[n], *shared.b.place(n / 64, n % 64) = b[n];
+  for (int n = threadIdx.x; n < 64 * 128; n += 128) *shared.v.place(n / 128, n % 128) = v[n];
   fence_async_proxy();
   __syncthreads();
-  float s[8][4], o[16][4];
+  float s[8][4], r[8][4], o[16][4];
   std::uint32_t left[kDepth / 16][4];
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   for (int k = 0; k < kDepth / 16; ++k)
@@ -41,11 +36,17 @@ __global__ void multiply(const half* a, const half* b, const half* v, float* to_
     wgmma_abt(s, descriptor(shared.a.at(0, k), 0), descriptor(shared.b.at(0, k), 0), k > 0);
   for (int k = 0; k < kDepth / 16; ++k)
     wgmma_ab(o, left[k], descriptor(shared.v.at(16 * k, 0), shared.v.kPanel), k > 0);
+  for (int k = 0; k < kDepth; k += 16)
+    wgmma_atb(r, descriptor(shared.a.at(k, 0), 0), descriptor(shared.b.at(k, 0), 0), k > 0);
   wgmma_commit();
   wgmma_wait<0>(s);
+  wgmma_wait<0>(r);
   wgmma_wait<0>(o);
   for (int e = 0; e < 4; ++e) {
-    for (int j = 0; j < 8; ++j) to_s[(row + e / 2 * 8) * 64 + 8 * j + 2 * t + e % 2] = s[j][e];
+    for (int j = 0; j < 8; ++j) {
+      const int at = (row + e / 2 * 8) * 64 + 8 * j + 2 * t + e % 2;
+      to_s[at] = s[j][e], to_r[at] = r[j][e];
+    }
     for (int j = 0; j < 16; ++j) to_o[(row + e / 2 * 8) * 128 + 8 * j + 2 * t + e % 2] = o[j][e];
   }
 }
@@ -61,17 +62,19 @@ std::vector<half> small_numbers(int count, int seed) {
 extern "C" const char* test() {
   const auto a = small_numbers(64 * 64, 3), b = small_numbers(64 * 64, 5), v = small_numbers(64 * 128, 2);
   const DeviceArray<half> a_given(a), b_given(b), v_given(v);
-  const DeviceArray<float> s(64 * 64), o(64 * 128);
-  launch(multiply, 1, 128, sizeof(Shared), a_given.data, b_given.data, v_given.data, s.data, o.data);
-  const auto got_s = s.get(64 * 64), got_o = o.get(64 * 128);
+  const DeviceArray<float> s(64 * 64), r(64 * 64), o(64 * 128);
+  launch(multiply, 1, 128, sizeof(Shared), a_given.data, b_given.data, v_given.data, s.data, o.data, r.data);
+  const auto got_s = s.get(64 * 64), got_r = r.get(64 * 64), got_o = o.get(64 * 128);
   for (int i = 0; i < 64; ++i)
     for (int j = 0; j < 128; ++j) {
-      float right_s = 0, right_o = 0;
+      float right_s = 0, right_r = 0, right_o = 0;
       for (int k = 0; k < kDepth; ++k) {
         if (j < 64) right_s += float(a[i * 64 + k]) * float(b[j * 64 + k]);
+        if (j < 64) right_r += float(a[k * 64 + i]) * float(b[k * 64 + j]);
         right_o += float(a[i * 64 + k]) * float(v[k * 128 + j]);
       }
       if (j < 64 && got_s[i * 64 + j] != right_s) return "wgmma_abt: a number is wrong";
+      if (j < 64 && got_r[i * 64 + j] != right_r) return "wgmma_atb: a number is wrong";
       if (got_o[i * 128 + j] != right_o) return "wgmma_ab: a number is wrong";
     }
   return nullptr;

@@ -51,6 +51,22 @@ __global__ void no_barrier(float* to) {
   to[threadIdx.x] = shared[63 - threadIdx.x];
 }
 
+// Of each warpgroup alone, in the place of one for both.
+__global__ void no_barrier_between_warpgroups(float* to) {
+  __shared__ float shared[256];
+  shared[threadIdx.x] = 1;
+  named_sync(int(1 + threadIdx.x / 128), 128);
+  if (threadIdx.x < 64) to[threadIdx.x] = shared[255 - threadIdx.x];
+}
+
+__global__ void bulk_add_without_a_wait(float* to) {
+  float* const shared = shared_memory<float>();
+  shared[threadIdx.x] = 1;
+  fence_async_proxy();
+  __syncthreads();
+  if (threadIdx.x == 0) bulk_add(to, shared, 64);
+}
+
 __global__ void unwritten(float* to) {
   std::uint32_t x[4];
   ldmatrix(x, shared_memory<half>() + threadIdx.x * 8);
@@ -174,6 +190,8 @@ FAULT(misaligned, 64)
 FAULT(beyond_shared_memory, 64)
 FAULT(beyond_an_array, 64)
 FAULT(no_barrier, 64)
+FAULT(no_barrier_between_warpgroups, 256)
+FAULT(bulk_add_without_a_wait, 64)
 FAULT(unwritten, 64)
 FAULT(no_wait, 64)
 FAULT(never_waits, 64)

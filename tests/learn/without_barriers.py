@@ -23,12 +23,13 @@ FLAGS = "-std=c++20 -O1 -fPIC -shared -x c++ -fsanitize=alignment,bounds -fsanit
 FLAGS += ["-U_FORTIFY_SOURCE", "-fno-gnu-unique", "-Wno-unknown-pragmas"]
 STATEMENT = re.compile(
     r"(?<=[\s,])(__syncthreads\(\)|__syncwarp\(\)|copies_(?:wait<\d>|commit)\(\)|wgmma_(?:fence|commit)\(\)"
-    r"|wgmma_wait<\d>\(\w+\)|(?:\w+\.)*\w+(?:\[[^\]]*\])?\.wait\([^;]*\)|(?:wait|pass)_turn\(\)|fence_barrier_init\(\)"
+    r"|wgmma_wait<\d>\(\w+\)|(?:\w+\.)*\w+(?:\[[^\]]*\])?\.wait\([^;]*\)|(?:wait|pass)_turn\(\)|fence_barrier_init\(\)|fence_async_proxy\(\)|bulk_wait\(\)|named_sync\([^)]*\)"
     r"|(?:\w+\.)+release\([^)]*\));"
 )
 KNOWN = {
     ("10_flash1", "__syncwarp()"): "the shuffles before it happen to order the lanes here",
-    ("25_backward_wgmma", "wgmma_wait<0>(second)"): "it tells the compiler only: the wait before it is for both",
+    ("25_backward_wgmma", "wgmma_wait<0>(dk)"): "each of the two is for both; the other tells the compiler only",
+    ("25_backward_wgmma", "wgmma_wait<0>(dv)"): "each of the two is for both; the other tells the compiler only",
 }
 
 
