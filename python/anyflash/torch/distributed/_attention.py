@@ -17,13 +17,14 @@ from ..._rules import documents_packed, full
 from .._attention import cast, is_direct
 from .._op import NO_SLOPES
 from .._rule import given_rule
-from ._agree import agree, check_equal, gathered
+from ._agree import agree, check_equal
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
 from ._schedule import Layout, Schedule, schedule_of
 from ._sharding import Sharding
+from ._side import gathered
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,16 +84,13 @@ def attention(
     if rank < 0:
         raise ValueError("group: this process is not in it")
     call, error = None, None
-    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
     try:
         refused = {name: scalars.pop(name) for name in _NOT_HERE if name in scalars}  # type: ignore[misc]
         call = _Prepared(q, k, v, rule, tables, refused, scalars, sharding, exchange, return_lse)
         call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
     except Exception as caught:
         error = caught
-    lengths = agree(
-        group, device, call.said() if call and not error else {}, call.lengths() if call else (0, 0, 0), error
-    )
+    lengths = agree(group, call.said() if call and not error else {}, call.lengths() if call else (0, 0, 0), error)
     assert call is not None
     layout = call.layout(lengths)
     rule = call.whole
@@ -100,7 +98,7 @@ def attention(
     shared = call.shares_bias(lengths, layout)
     schedule = schedule_of(rule, call.align, layout, call.rule_hash)
     if "dense(" in str(rule):
-        check_equal(group, device, "rule: the dense mask sees other keys", str(schedule.stages))
+        check_equal(group, "rule: the dense mask sees other keys", str(schedule.stages))
     if call.by_heads(schedule, layout, ranks):
         made = attention_by_heads(
             call.q, call.k, call.v, rule, layout, group, sink, call.options(True), return_lse == "lm"
@@ -112,7 +110,7 @@ def attention(
             backward = any(call.needs)
             plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(bias)
             least = local.least_budget(*plain, backward)
-            _check_budget(call.scalars["memory_budget"], gathered(group, device, [least]))
+            _check_budget(call.scalars["memory_budget"], gathered(group, [least]))
         out, l, m, lse = AttentionByKeys.apply(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
         )
@@ -258,7 +256,7 @@ class _Prepared:
     def said(self) -> dict[str, str]:
         """What has to be the same in all processes, as texts."""
         return {
-            "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels",
+            "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels, {self.q.device.type}",
             "key": f"{self.k.dtype}, {_sizes(self.k)}, {self.k.shape[-1]} channels",
             "value": f"{self.v.dtype}, {self.v.shape[-1]} channels",
             "rule": f"{self.whole} with tables of hash {self.rule_hash:x}",

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .._attention import in_memory, once
 from ._agree import summed
-from ._exchange import Exchange, Pending, packed, unpacked
-from ._local import Joined, Local
-from ._pieces import Pieces, places
+from ._exchange import Exchange, Pending
+from ._local import Joined, Local, apart
+from ._pieces import Pieces, merged, places
 from ._schedule import Schedule
 
 
@@ -70,34 +70,46 @@ def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Ten
     for i in range(len(stages)):
         after = exchange.send_keys(i + 1, stages[i + 1], k, v) if i + 1 < len(stages) else None
         assert pending is not None
-        buffer = pending.wait()
+        arrived = pending.wait()
         pending = after
-        yield i, *unpacked(buffer, k.shape[-1])
+        yield i, *arrived
 
 
 class _Sum:
-    """A gradient, summed over parts in their order: in float32, or float64 for float64, if there are several."""
+    """A gradient, summed over parts in their order: in float32, or float64 for float64, where an entry is in more than
+    two. Of two, one sum is as exact."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
         self.kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        self.first: Tensor | None = None  # of all entries
+        self.second: list[tuple[tuple[int, int], Tensor]] = []  # of other entries each
         self.total: Tensor | None = None
 
     def add(self, rows: tuple[int, int], gradient: Tensor) -> None:
-        if self.total is None and rows == (0, self.like.shape[2]):
-            self.total = gradient
+        if self.total is None and self.first is None and rows == (0, self.like.shape[2]):
+            self.first = gradient
+        elif self.first is not None and apart(rows, [one for one, _ in self.second]):
+            self.second.append((rows, gradient))
         else:
             self.sum().narrow(2, *rows).add_(gradient)
 
     def sum(self) -> Tensor:
         """The sum so far, for adding in place."""
         if self.total is None:
-            self.total = torch.zeros_like(self.like, dtype=self.kind)
-        self.total = self.total.to(self.kind)
+            like = self.like if self.first is None else self.first
+            self.total = torch.zeros_like(like, dtype=self.kind) if self.first is None else like.to(self.kind)
+            for rows, gradient in self.second:
+                self.total.narrow(2, *rows).add_(gradient)
+            self.first, self.second = None, []
         return self.total
 
     def finish(self) -> Tensor:
-        return torch.zeros_like(self.like) if self.total is None else self.total.to(self.like.dtype)
+        if self.first is None:
+            return torch.zeros_like(self.like) if self.total is None else self.total.to(self.like.dtype)
+        for rows, gradient in self.second:
+            self.first.narrow(2, *rows).add_(gradient)
+        return self.first
 
 
 def _backward(
@@ -123,7 +135,7 @@ def _backward(
         if number < 0:
             own = of_stage
         elif of_keys:
-            gradients = packed(of_stage[0].finish(), of_stage[1].finish())
+            gradients = of_stage[0].finish(), of_stage[1].finish()
             _add_returned(own, call.keys, returning)  # of the stage before: only one is under way
             returning = exchange.return_gradients(number, stages[number], gradients)
     _add_returned(own, call.keys, returning)
@@ -137,12 +149,11 @@ def _backward(
 
 def _add_returned(own: list[_Sum], keys: Pieces, returning: Pending | None) -> None:
     """Adds gradients of own keys that other processes have sent."""
-    for pieces, buffer in returning.wait() if returning else ():
-        gradients = unpacked(buffer, own[0].like.shape[-1])
+    for pieces, gradients in returning.wait() if returning else ():
         at = 0
-        for start, count in places(pieces, keys):
+        for start, count in merged(places(pieces, keys)):
             for total, gradient in zip(own, gradients):
-                total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
+                total.add((start, count), gradient.narrow(2, at, count))
             at += count
 
 

@@ -11,10 +11,13 @@ from torch import Tensor
 from ... import _core
 from .._attention import _forward, _gradients
 from .._op import others_of, stream_of
-from ._exchange import new_packed, unpacked
+from ._exchange import as_given, new_keys
 from ._parts import Part, own_parts, stage_parts
 from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
+
+
+_Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 
 
 class Local:
@@ -52,8 +55,8 @@ class Local:
         least = 0
         for number in range(-1, len(self.schedule.stages)):
             if number >= 0:
-                buffer = new_packed(k, v, count_of(self.schedule.stages[number].keys(self.rank)))
-                k, v = unpacked(buffer, k.shape[-1])
+                count = count_of(self.schedule.stages[number].keys(self.rank))
+                k, v = as_given(new_keys(k, count)), as_given(new_keys(v, count))
             for part in self.parts(number):
                 call = self._cut(part, q, k, v)
                 options, _ = self._options(part, q, self.bias_of(part, bias))
@@ -129,25 +132,32 @@ class Local:
 
 class Joined:
     """The softmax over all keys from those over parts of them. Sums are float32, or float64 for float64: with the pair
-    (row_max, row_sum) of each part they are exact, where a large log-sum-exp would have lost its digits."""
+    (row_max, row_sum) of each part they are exact, where a large log-sum-exp would have lost its digits. Results of two
+    parts are rounded to the queries' type once, and kept in it until then."""
 
     def __init__(self, q: Tensor, d_v: int, inner: int) -> None:
         self.q, self.d_v, self.inner = q, d_v, inner
         self.kind = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.only: tuple[Tensor, Tensor, Tensor] | None = None  # the first part, if it has all queries
-        self.sums: tuple[Tensor, Tensor, Tensor] | None = None
+        self.first: _Results | None = None  # of all queries
+        self.second: list[tuple[tuple[int, int], _Results]] = []  # of other queries each
+        self.sums: _Results | None = None
 
     def add(self, rows: tuple[int, int], out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
-        if self.only is None and self.sums is None and rows == (0, self.q.shape[2]):
-            self.only = out, row_sum, row_max
-            return
-        total, sums, maxima = self._sums()
-        flat = rows[0] * self.inner, rows[1] * self.inner
-        _join(total.narrow(2, *rows), sums.narrow(2, *flat), maxima.narrow(2, *flat), out, row_sum, row_max)
+        made = out, row_sum, row_max
+        if self.first is None and self.sums is None and rows == (0, self.q.shape[2]):
+            self.first = made
+        elif self.first is not None and apart(rows, [one for one, _ in self.second]):
+            self.second.append((rows, made))
+        else:
+            self._join(self._sums(), rows, made)
 
     def finish(self, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """out, row_sum and row_max. The sink is one more logit in each row that sees a key."""
-        out, sums, maxima = self.only if self.only is not None and sink is None else self._sums()
+        if self.first is not None and sink is None:
+            for rows, made in self.second:
+                self._join(self.first, rows, made)
+            return self.first
+        out, sums, maxima = self._sums()
         if sink is not None:
             logit = sink.detach().to(self.kind)[:, None]
             weight = torch.where(sums > 0, (logit - maxima).exp(), 0.0)
@@ -158,11 +168,11 @@ class Joined:
             sums, maxima = own + torch.where(sums > 0, (logit - greater).exp(), 0.0), greater
         return out.to(self.q.dtype), sums, maxima
 
-    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _sums(self) -> _Results:
         if self.sums is None:
             rows = *self.q.shape[:2], self.q.shape[2] * self.inner
-            if self.only is not None:
-                out, sums, maxima = self.only
+            if self.first is not None:
+                out, sums, maxima = self.first
                 self.sums = out.to(self.kind), sums, maxima  # changed in place: nobody else has them
             else:
                 zeros = self.q.new_zeros((*self.q.shape[:-1], self.d_v), dtype=self.kind)
@@ -171,19 +181,28 @@ class Joined:
                     self.q.new_zeros(rows, dtype=self.kind),
                     self.q.new_full(rows, -torch.inf, dtype=self.kind),
                 )
-            self.only = None
+            for one, made in self.second:
+                self._join(self.sums, one, made)
+            self.first, self.second = None, []
         return self.sums
 
+    def _join(self, to: _Results, rows: tuple[int, int], made: _Results) -> None:
+        """Adds a part's results in place."""
+        flat = rows[0] * self.inner, rows[1] * self.inner
+        total, sums, maxima = to[0].narrow(2, *rows), to[1].narrow(2, *flat), to[2].narrow(2, *flat)
+        out, row_sum, row_max = made
+        greater = torch.maximum(maxima, row_max)
+        seen = greater > -torch.inf
+        mine = torch.where(seen, (maxima - greater).exp() * sums, 0.0)
+        more = torch.where(seen, (row_max - greater).exp() * row_sum, 0.0)
+        both = mine + more
+        of_total = torch.where(seen, mine / both, 1.0).reshape(*total.shape[:-1], 1)
+        of_out = torch.where(seen, more / both, 0.0).reshape(*total.shape[:-1], 1)
+        torch.addcmul(total * of_total, out, of_out, out=total)  # in the type of the weights, rounded once
+        sums.copy_(both)
+        maxima.copy_(greater)
 
-def _join(total: Tensor, sums: Tensor, maxima: Tensor, out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
-    """Adds a part to the sums in place."""
-    greater = torch.maximum(maxima, row_max)
-    seen = greater > -torch.inf
-    mine = torch.where(seen, (maxima - greater).exp() * sums, 0.0)
-    more = torch.where(seen, (row_max - greater).exp() * row_sum, 0.0)
-    both = mine + more
-    of_total = torch.where(seen, mine / both, 1.0).reshape(*total.shape[:-1], 1)
-    of_out = torch.where(seen, more / both, 0.0).reshape(*total.shape[:-1], 1)
-    total.mul_(of_total).addcmul_(out.to(total.dtype), of_out)
-    sums.copy_(both)
-    maxima.copy_(greater)
+
+def apart(rows: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+    """Whether rows (first, count) share none with others."""
+    return all(sum(rows) <= first or first + count <= rows[0] for first, count in others)
