@@ -9,7 +9,6 @@ BEGIN = """
 import anyflash as af
 from anyflash.torch import attention as alone
 from anyflash.torch.distributed import attention, plan_sharding
-rank, ranks = dist.get_rank(), dist.get_world_size()
 """
 
 BUDGET = """

@@ -22,9 +22,10 @@ from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
-from ._schedule import Layout, Schedule, schedule_of
+from ._schedule import Costs, Layout, Schedule, schedule_of
 from ._sharding import Sharding
 from ._side import gathered
+from ._speed import speed_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,7 +97,7 @@ def attention(
     rule = call.whole
     _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
     shared = call.shares_bias(lengths, layout)
-    schedule = schedule_of(rule, call.align, layout, call.rule_hash)
+    schedule = schedule_of(rule, call.align, layout, call.rule_hash, call.costs(group, layout))
     if "dense(" in str(rule):
         check_equal(group, "rule: the dense mask sees other keys", str(schedule.stages))
     if call.by_heads(schedule, layout, ranks):
@@ -312,6 +313,18 @@ class _Prepared:
         if whole and self.key_lengths is not None:
             made["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
         return made
+
+    def costs(self, group: Any, layout: Layout) -> Costs | None:
+        """None where results have to be the same in each run, whatever the machine's speed."""
+        if len(layout.queries) == 1:
+            return None
+        speed = speed_of(group, self.q)  # on a GPU, in any case: it is the first exchange of all
+        if self.scalars["deterministic"]:
+            return None
+        heads_k, channels = self.k.shape[0] * self.k.shape[1], self.q.shape[-1] + self.v.shape[-1]
+        heads_q, size = self.q.shape[0] * self.q.shape[1], self.q.element_size()
+        of_pair = heads_q * channels / 2 / speed.work
+        return Costs(speed.latency, heads_k * channels * size / speed.bytes, of_pair, 2 * speed.call)
 
     def by_heads(self, schedule: Schedule, layout: Layout, ranks: int) -> bool:
         """Whether to exchange heads: possible where each process gets as many, and better where it moves less."""

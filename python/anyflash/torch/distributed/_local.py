@@ -17,6 +17,7 @@ from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
 
 
+_MOST_KEPT = 64  # of a schedule
 _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 
 
@@ -32,7 +33,9 @@ class Local:
         options: dict[str, Any],
         lengths: list[int] | None,
     ) -> None:
-        self.rule, self.layout, self.options, self.lengths = rule, layout, options, lengths
+        self.layout, self.options, self.lengths = layout, options, lengths
+        self.rule = rule if schedule.rule is None else schedule.rule
+        self.has_tables = bool(self.rule._parts[1]) or lengths is not None
         self.schedule, self.rank = schedule, rank
         self.inner_q, self.inner_k = prod(layout.q_shape[1:]), prod(layout.k_shape[1:])
 
@@ -69,6 +72,7 @@ class Local:
         """out, row_sum and row_max of a part."""
         q, k, v = self._cut(part, q, k, v)
         options, others = self._options(part, q, self.bias_of(part, bias))
+        self._add_plan(options, q, k, v)
         made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, q, k, v, None, "lm")
         return made
 
@@ -82,6 +86,7 @@ class Local:
         q, k, v = self._cut(part, q, k, v)
         bias = self.bias_of(part, bias)
         options, _ = self._options(part, q, None)
+        self._add_plan(options, q, k, v)
         dlse = None if dlse is None else dlse.narrow(2, *rows)
         dout, out, lse = dout.narrow(2, start, count), out.narrow(2, start, count), lse.narrow(2, *rows)
         return _gradients(wanted, options, dout, dlse, q, k, v, bias, None, out, lse)
@@ -114,13 +119,10 @@ class Local:
 
     def _options(self, part: Part, q: Tensor, bias: Tensor | None) -> tuple[dict[str, Any], tuple[Any, ...]]:
         options = dict(self.options)
-        lengths = None
         if self.lengths is not None:
-            lengths = torch.tensor(self.lengths, dtype=torch.int64)
             own = [before(part.keys, length) for length in self.lengths]
             options["key_lengths"] = torch.tensor(own, dtype=torch.int64)
-        layout = self.layout
-        options["rule"] = _core.rule_part(self.rule, layout.q_shape, layout.k_shape, part.queries, part.keys, lengths)
+        options["rule"] = self._rule(part)
         if bias is not None:
             options["bias"] = bias
         others: tuple[Any, ...] = ()
@@ -128,6 +130,35 @@ class Local:
             others = others_of(q, options)
             options["stream"] = stream_of(q, others)
         return options, others
+
+    def _rule(self, part: Part) -> Any:
+        key = part.queries, part.keys, None if self.lengths is None else tuple(self.lengths)
+        made = self.schedule.rules.get(key)
+        if made is None:
+            lengths = None if self.lengths is None else torch.tensor(self.lengths, dtype=torch.int64)
+            shapes = self.layout.q_shape, self.layout.k_shape
+            made = _core.rule_part(self.rule, *shapes, part.queries, part.keys, lengths)
+            if self.schedule.rule is not None:
+                _keep(self.schedule.rules, key, made)
+        return made
+
+    def _add_plan(self, options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> None:
+        """The library keeps plans of rules without tables itself."""
+        if self.schedule.rule is None or not self.has_tables:
+            return
+        sizes = [(x.shape, x.dtype, x.device) for x in (q, k, v)]
+        key = id(options["rule"]), *sizes, options["memory_budget"], options["align"], options["threads"]
+        made = self.schedule.plans.get(key)
+        if made is None:
+            made = _core.plan(q.detach(), k.detach(), v.detach(), options)
+            _keep(self.schedule.plans, key, made)
+        options["plan"] = made
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    if len(known) >= _MOST_KEPT:
+        known.clear()
+    known[key] = made
 
 
 class Joined:
