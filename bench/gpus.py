@@ -128,7 +128,9 @@ def check(name, sharding, together, alone, parts, whole, clock):
     found = [largest_difference(a, sharding.shard(b, dim=2)) for a, b in zip(ours, theirs)]
     worst = clock.slowest(max(found))
     if not worst <= TOLERANCE:
-        raise SystemExit(f"bench/gpus.py: {name}: out, dq, dk, dv differ by {found} of their largest, expected {TOLERANCE}")
+        raise SystemExit(
+            f"bench/gpus.py: {name}: out, dq, dk, dv differ by {found} of their largest, expected {TOLERANCE}"
+        )
     return worst
 
 
@@ -142,7 +144,9 @@ class ContextParallel:
 
         self.kernel = lambda: sdpa_kernel(backend)
         self.tensors = [x.detach().clone(memory_format=torch.contiguous_format) for x in whole]
-        self.within = context_parallel(mesh, buffers=self.tensors, buffer_seq_dims=[2] * 4, no_restore_buffers=set(self.tensors))
+        self.within = context_parallel(
+            mesh, buffers=self.tensors, buffer_seq_dims=[2] * 4, no_restore_buffers=set(self.tensors)
+        )
 
     def __enter__(self):
         self.within.__enter__()
@@ -307,6 +311,11 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.rank is not None:
         return work(options)
+    if options.on == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < options.gpus:
+            sys.exit(f"bench/compare: --gpus {options.gpus}: this machine has {torch.cuda.device_count()}")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--gpus", str(options.gpus), "--rounds", str(options.rounds)]
         command += ["--json", options.json, "--on", options.on, "--store", f"{folder}/store", "--rank"]

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "explain_arguments.h"
-#include "numbers.h"
+#include "layouts.h"
 #include "shapes.h"
 
 namespace anyflash::cli {

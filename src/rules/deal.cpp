@@ -2,6 +2,7 @@
 #include <anyflash/sharding.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>

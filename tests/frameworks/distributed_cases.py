@@ -110,7 +110,9 @@ class Case:
         if chosen.random() < 0.3:
             options["scale"] = 0.7
         if chosen.random() < 0.3:
-            options["alibi_slopes"] = torch.rand(*chosen.choice([(heads,), (batch, heads)]), generator=generator).to(device)
+            options["alibi_slopes"] = torch.rand(*chosen.choice([(heads,), (batch, heads)]), generator=generator).to(
+                device
+            )
         if d == 1 and batch > 1 and chosen.random() < 0.4:
             options["key_lengths"] = torch.tensor([chosen.randint(0, keys) for _ in range(batch)])
         self.options = options

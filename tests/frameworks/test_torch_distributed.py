@@ -125,6 +125,41 @@ for rule in (af.documents(ids), af.documents(ids) & af.causal(), af.full(), af.c
             torch.testing.assert_close(one, other[:, :, own], equal_nan=True)
 """
 
+# A group of NCCL has a group of gloo beside it, in which processes agree. Here gloo's says that it has no CPU.
+BESIDE = """
+from anyflash.torch.distributed import _side
+part = dist.new_group([0, ranks - 1], timedelta(seconds=77))
+of_gpus, known, made, new = (part, dist.group.WORLD), dist.get_backend_config, [], dist.new_group
+_side.dist.get_backend_config = lambda group: "cuda:nccl" if group in of_gpus else known(group)
+_side.dist.new_group = lambda *given, **more: made.append(given) or new(*given, **more)
+x = torch.randn(1, 1, 64, 8).to(device)
+for group in (None, None, part, part, None):
+    if group is None or rank in (0, ranks - 1):
+        attention(x, x, x, rule=af.causal(), group=group)
+assert [given[0] for given in made] == [list(range(ranks))] + [[0, ranks - 1]] * (rank in (0, ranks - 1)), made
+try:
+    attention(x, x, x, rule=af.full() if rank == 0 else af.causal())
+except ValueError as error:
+    assert "in rank 1, expected full()" in str(error)
+else:
+    raise AssertionError
+_side.dist.get_backend_config, _side.dist.new_group = known, new
+"""
+
+# An exchange as slow as the work, at no cost of its own: many stages, and the same results.
+MANY_STAGES = """
+from anyflash.torch.distributed import _attention, _schedule, _speed
+from distributed_cases import check
+_attention.speed_of = lambda group, like: _speed.Speed(0.0, 1e9, 1e9, 0.0)
+counts, old = [], _attention.schedule_of
+def counted(*given):
+    counts.append((len(old(*given[:-1]).stages), len(old(*given).stages)))
+    return old(*given)
+_attention.schedule_of = counted
+for seed in range(3000, 3040): check(seed, device=device)
+assert all(few <= many for few, many in counts) and sum(few < many for few, many in counts) > 10, counts
+"""
+
 FLOAT32 = """
 from distributed_cases import check
 for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
@@ -134,7 +169,10 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
 # A process takes seconds to start: what it can do in one go is one test.
 @pytest.mark.parametrize(
     "processes, programs",
-    [(2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES]), (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE])],
+    [
+        (2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES, MANY_STAGES]),
+        (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE, BESIDE, MANY_STAGES]),
+    ],
 )
 def test_accuracy_and_what_else_holds(processes, programs, tmp_path):
     run_processes(BEGIN + "\n".join(programs), tmp_path, processes)

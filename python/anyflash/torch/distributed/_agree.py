@@ -28,9 +28,7 @@ FIELDS = (
 )
 
 
-def agree(
-    group: Any, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None
-) -> Any:
+def agree(group: Any, said: Mapping[str, str], own: tuple[int, int, int], error: Exception | None) -> Any:
     """The numbers `own` of all processes, in their order. Raises in every process if one has an error, or says another
     text under one of FIELDS."""
     texts = [said.get(name, "") for name in FIELDS]

@@ -7,6 +7,7 @@ start when the work that the current stream has so far is done, and `wait` lets 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -119,7 +120,7 @@ class Exchange:
             made.append(_Message(dist.irecv, to, peer, step << 1 | i))
             if len(parts) > 1:
                 counts = [count for _, count in spans]
-                arrived.append(lambda parts=parts, to=to, counts=counts: torch._foreach_copy_(parts, to.split(counts)))
+                arrived.append(partial(torch._foreach_copy_, parts, to.split(counts)))
         return made
 
     def _start(self, messages: list[_Message]) -> list[Any]:

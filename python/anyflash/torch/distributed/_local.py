@@ -16,7 +16,6 @@ from ._parts import Part, own_parts, stage_parts
 from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
 
-
 _MOST_KEPT = 64  # of a schedule
 _Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 

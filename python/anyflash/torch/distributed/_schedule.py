@@ -92,7 +92,9 @@ def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None) ->
     if not prod(layout.q_shape) or not prod(layout.k_shape):
         return Schedule((), ((),) * len(layout.queries), {})
     asked = [list(pieces) for pieces in layout.queries]
-    seen = tuple(map(tuple, _core.seen_keys(rule, layout.q_shape, layout.k_shape, align, asked, unit_of(layout.k_shape))))
+    seen = tuple(
+        map(tuple, _core.seen_keys(rule, layout.q_shape, layout.k_shape, align, asked, unit_of(layout.k_shape)))
+    )
     most = max(map(count_of, layout.keys))
     moved = _transfers(layout, seen)
     stages = _stages(moved, most)

@@ -22,9 +22,7 @@ def side(group: Any) -> Any:
     made = _sides.get(whole)
     if made is None:
         ranks = dist.get_process_group_ranks(whole)
-        made = lost(
-            lambda: dist.new_group(ranks, _timeout(whole), backend="gloo", use_local_synchronization=True)
-        )
+        made = lost(lambda: dist.new_group(ranks, _timeout(whole), backend="gloo", use_local_synchronization=True))
         _sides[whole] = made
     return made
 

@@ -49,7 +49,9 @@ def _measured(group: Any, like: torch.Tensor) -> Speed:
     rows = gathered(group, [round(1e12 * one) for one in (latency, moving, working, call)])
     latencies, movings, workings, calls = (sorted(one) for one in zip(*rows))
     pairs = heads * size * size * channels
-    return Speed(1e-12 * latencies[-1], 1e12 * large / movings[-1], 1e12 * pairs / workings[len(rows) // 2], 1e-12 * calls[-1])
+    return Speed(
+        1e-12 * latencies[-1], 1e12 * large / movings[-1], 1e12 * pairs / workings[len(rows) // 2], 1e-12 * calls[-1]
+    )
 
 
 def _exchange(group: Any, like: torch.Tensor, size: int) -> None:
