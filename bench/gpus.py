@@ -200,6 +200,7 @@ def peer_times(whole, mesh, clock, count, rounds):
 
 
 def measured(options, clock, mesh):
+    import anyflash as af
     import torch
     import torch.distributed as dist
     from anyflash.torch import attention as of_one
@@ -214,7 +215,8 @@ def measured(options, clock, mesh):
         split = lambda x: sharding.shard(x, dim=2).movedim(1, -2).contiguous().movedim(-2, 1)
         parts = [split(x) for x in whole]
         together = lambda q, k, v: attention(q, k, v, rule=rule, sharding=sharding, exchange="keys")
-        alone = lambda q, k, v: of_one(q, k, v, rule=rule)
+        plan = af.plan(*whole[:3], rule=rule) if fits else None  # as the parts' plans are kept
+        alone = lambda q, k, v: of_one(q, k, v, rule=rule, plan=plan)
         worst = check(name, sharding, together, alone, parts, whole, clock) if fits else None
         for x in (*parts[:3], *whole[:3]):
             x.requires_grad_()

@@ -146,11 +146,11 @@ else:
 _side.dist.get_backend_config, _side.dist.new_group = known, new
 """
 
-# An exchange as slow as the work, at no cost of its own: many stages, and the same results.
+# As many stages as there may be, and the same results.
 MANY_STAGES = """
-from anyflash.torch.distributed import _attention, _schedule, _speed
+from anyflash.torch.distributed import _attention, _schedule
 from distributed_cases import check
-_attention.speed_of = lambda group, like: _speed.Speed(0.0, 1e9, 1e9, 0.0)
+_schedule._seconds = lambda stages, *more: 1 / len(stages)
 counts, old = [], _attention.schedule_of
 def counted(*given):
     counts.append((len(old(*given[:-1]).stages), len(old(*given).stages)))
