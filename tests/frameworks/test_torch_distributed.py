@@ -72,10 +72,10 @@ for rule, shape in ((af.causal(), 100), (af.local(9), (17, 5)), (af.full(), 3), 
     flat = x.flatten(1, len(sizes)) if len(sizes) > 1 else x
     assert torch.equal(own.flatten(1, len(sizes)) if len(sizes) > 1 else own, flat[:, s.positions()])
     assert torch.equal(s.unshard(own, dim=1), x)
-assert plan_sharding(af.causal(), 100).shard(torch.randn(3, 100)).shape == (3, 50)
+assert plan_sharding(af.causal(), 100).shard(torch.randn(3, 100)).shape == (3, 100 // ranks)
 whole = torch.randn(100, requires_grad=True)
 plan_sharding(af.causal(), 100).shard(whole).sum().backward()
-assert whole.grad.sum() == 50
+assert whole.grad.sum() == 100 // ranks
 """
 
 GROUPS = """
@@ -156,7 +156,7 @@ def counted(*given):
     counts.append((len(old(*given[:-1]).stages), len(old(*given).stages)))
     return old(*given)
 _attention.schedule_of = counted
-for seed in range(3000, 3040): check(seed, device=device)
+for seed in range(3000, 3040): check(seed, tolerance=1e-9, device=device)
 assert all(few <= many for few, many in counts) and sum(few < many for few, many in counts) > 10, counts
 """
 
