@@ -48,7 +48,7 @@ else:
     raise AssertionError
 """
 
-# In multiples of the own part of q. Keys come in ranks - 1 stages: no more than two of them may be there at once.
+# In multiples of the own part of q. Keys come in ranks - 1 stages: no more than three of them may be there at once.
 PEAK = """
 from torch.profiler import ProfilerActivity, profile
 
