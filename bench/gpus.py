@@ -183,13 +183,14 @@ def peer_times(whole, mesh, clock, count, rounds):
             found[name] = {}
             for direction, made in (("forward", forward_of), ("forward + backward", both_of)):
                 one, two = made(alone), []
+                some = count if direction == "forward" else max(1, count // 4)
                 with ContextParallel(mesh, backend, whole) as split:
                     for i in range(rounds + 1):
-                        seconds = clock.slowest(clock.seconds(lambda: made(split.call)(*split.tensors), count))
+                        seconds = clock.slowest(clock.seconds(lambda: made(split.call)(*split.tensors), some))
                         two += [seconds] if i else []
                 ones = []
                 for i in range(rounds + 1):
-                    seconds = clock.alone(lambda: one(*every), count)
+                    seconds = clock.alone(lambda: one(*every), some)
                     ones += [seconds] if i else []
                 found[name][direction] = statistics.median(ones), statistics.median(two)
         except Exception as error:
@@ -224,7 +225,7 @@ def measured(options, clock, mesh):
         peers = None
         for direction, made in (("forward", forward_of), ("forward + backward", both_of)):
             first = clock.slowest(clock.seconds(lambda: made(together)(*parts), 2))
-            count = max(1, min(20, int(0.05 / first)))
+            count = max(1, min(50, int(0.08 / first)))
             ones, twos = [], []
             for i in range(options.rounds + 1):
                 two = clock.slowest(clock.seconds(lambda: made(together)(*parts), count))
@@ -237,7 +238,7 @@ def measured(options, clock, mesh):
             row |= {"difference": worst, "imbalance": sharding.imbalance, "over_least": traffic["over_least"]}
             row |= {"bytes": sum(traffic["bytes"])}
             if options.on == "cuda" and name.startswith("causal") and fits:
-                peers = peers or peer_times(whole, mesh, clock, max(1, min(20, int(0.05 / first))), options.rounds)
+                peers = peers or peer_times(whole, mesh, clock, max(1, min(50, int(0.08 / first))), options.rounds)
                 row["context_parallel"] = {
                     kernel: {
                         "one_gpu_milliseconds": 1e3 * times[direction][0],
