@@ -70,7 +70,7 @@ def test_accuracy_and_what_else_holds(tmp_path):
 
 
 def test_errors_in_every_process(tmp_path):
-    run_processes(faults.BEGIN + faults.MISMATCHES + faults.REFUSALS, tmp_path, 2, DEVICE, 90)
+    run_processes(faults.BEGIN + faults.MISMATCHES + faults.REFUSALS + faults.AHEAD, tmp_path, 2, DEVICE, 90)
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _FULL = full()
+_GOES_AHEAD = {False: False, True: True}  # on a CPU an exchange waits, so that nothing is won
+_MOST_KEPT = 256
+_checked: set[Any] = set()  # calls that the library has no objection to
 _AXES = {"bhsd": (1, -1), "bshd": (-2, -1), "bhds": (1, 2), "thd": (1, -1), "qkv": (1, -1)}  # heads, channels
 _NOT_HERE = ("plan", "out", "page_table", "num_chunks_q", "num_chunks_kv", "dropout_p")
 
@@ -91,7 +94,8 @@ def attention(
         call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
     except Exception as caught:
         error = caught
-    lengths = agree(group, call.said() if call and not error else {}, call.lengths() if call else (0, 0, 0), error)
+    said, own = (call.said() if call and not error else {}), (call.lengths() if call else (0, 0, 0))
+    lengths, settle = agree(group, said, own, error, ahead=call is not None and not error and call.goes_ahead())
     assert call is not None
     layout = call.layout(lengths)
     rule = call.whole
@@ -116,6 +120,7 @@ def attention(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
         )
         rows = [l, m] if return_lse == "lm" else [lse]
+    settle()
     out = call.as_given(out)
     if not return_lse:
         return out
@@ -238,7 +243,12 @@ class _Prepared:
                 )
 
     def _check_alone(self, key_lengths: Tensor | None) -> None:
-        """The library's own checks of the tensors, on a call without the others' keys."""
+        """The library's own checks of the tensors, on a call without the others' keys. It makes each once."""
+        tensors = (self.q, self.k, self.v, self.bias, self.slopes, self.sink, key_lengths)
+        kinds = [None if x is None else (x.shape, x.dtype, x.device, x.layout, x.is_neg()) for x in tensors]
+        key = *kinds, *self.scalars.items()
+        if key in _checked:
+            return
         options: dict[str, Any] = {
             **self.scalars,
             "rule": _FULL,
@@ -253,6 +263,17 @@ class _Prepared:
             _plain(self.v),
             {name: _plain(one) for name, one in options.items() if one is not None},
         )
+        if len(_checked) >= _MOST_KEPT:
+            _checked.clear()
+        _checked.add(key)
+
+    def goes_ahead(self) -> bool:
+        """Whether to queue a known call on a GPU while the processes still agree on it: where they ask each other
+        nothing else, and each knows the others' parts."""
+        return _GOES_AHEAD[self.q.is_cuda] and self.sharding is not None and self._asks_nothing()
+
+    def _asks_nothing(self) -> bool:
+        return self.scalars["memory_budget"] is None and "dense(" not in str(self.whole)
 
     def said(self) -> dict[str, str]:
         """What has to be the same in all processes, as texts."""
