@@ -53,6 +53,7 @@ class Clock:
 
     def __init__(self, on, side):
         self.on, self.side = on, side
+        self.host = 0.0  # of the last calls: what the processor took to ask for each
 
     def wait(self):
         import torch
@@ -76,8 +77,10 @@ class Clock:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(1_000_000 * count)
         begin.record()
+        start = time.perf_counter()
         for _ in range(count):
             call()
+        self.host = (time.perf_counter() - start) / count
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / count
@@ -237,6 +240,7 @@ def measured(options, clock, mesh):
             ones, twos = [], []
             for i in range(options.rounds + 1):
                 two = clock.slowest(clock.seconds(lambda: made(together)(*parts), count))
+                host = clock.host
                 one = clock.alone(lambda: made(alone)(*whole), count) if fits else 0.0
                 if i:
                     ones.append(one), twos.append(two)
@@ -244,7 +248,7 @@ def measured(options, clock, mesh):
             row = {"case": name, "shape": shape, "direction": direction, "gpus": gpus, "milliseconds": 1e3 * two}
             row |= {"one_gpu_milliseconds": 1e3 * one, "efficiency": one / (gpus * two), "least": least}
             row |= {"difference": worst, "imbalance": sharding.imbalance, "over_least": traffic["over_least"]}
-            row |= {"bytes": sum(traffic["bytes"])}
+            row |= {"bytes": sum(traffic["bytes"]), "host_milliseconds": 1e3 * host}
             if options.on == "cuda" and name.startswith("causal") and fits:
                 peers = peers or peer_times(whole, mesh, clock, max(1, min(50, int(0.08 / first))), options.rounds)
                 row["context_parallel"] = {
@@ -269,7 +273,8 @@ def line_of(row):
     held = "" if row["least"] is None else f" (to reach {row['least']})"
     text = (
         f"{row['case']:28} {row['direction']:18} {row['milliseconds']:8.3f} ms, one {row['one_gpu_milliseconds']:8.3f} ms, "
-        f"efficiency {row['efficiency']:.3f}{held}, {row['over_least']:.3f} of the least bytes"
+        f"efficiency {row['efficiency']:.3f}{held}, {row['over_least']:.3f} of the least bytes, "
+        f"host {row['host_milliseconds']:.3f} ms"
     )
     for kernel, times in row.get("context_parallel", {}).items():
         text += (
