@@ -220,6 +220,9 @@ def measured(options, clock, mesh):
 
     rank, gpus, rows = dist.get_rank(), dist.get_world_size(), []
     for name, rule, shape, least, fits in cases(gpus, options.on):
+        if options.only not in name:
+            continue
+        rounds = options.rounds if fits else 1
         begun = time.perf_counter()
         generator = torch.Generator(options.on).manual_seed(0)
         whole = [numbers(shape, options.on, generator) for _ in range(4)]
@@ -235,10 +238,10 @@ def measured(options, clock, mesh):
         traffic = sharding.traffic(channels=2 * CHANNELS, heads=HEADS)
         peers = None
         for direction, made in (("forward", forward_of), ("forward + backward", both_of)):
-            first = clock.slowest(clock.seconds(lambda: made(together)(*parts), 2))
+            first = clock.slowest(clock.seconds(lambda: made(together)(*parts), 2 if fits else 1))
             count = max(1, min(50, int(0.08 / first)))
             ones, twos = [], []
-            for i in range(options.rounds + 1):
+            for i in range(rounds + 1):
                 two = clock.slowest(clock.seconds(lambda: made(together)(*parts), count))
                 host = clock.host
                 one = clock.alone(lambda: made(alone)(*whole), count) if fits else 0.0
@@ -321,6 +324,7 @@ def main(arguments=None):
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default="")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
     parser.add_argument("--on", choices=["cuda", "cpu"], default="cuda", help="cpu: short, to try the program")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -334,6 +338,7 @@ def main(arguments=None):
             sys.exit(f"bench/compare: --gpus {options.gpus}: this machine has {torch.cuda.device_count()}")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--gpus", str(options.gpus), "--rounds", str(options.rounds)]
+        command += ["--only", options.only]
         command += ["--json", options.json, "--on", options.on, "--store", f"{folder}/store", "--rank"]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
         ran = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(options.gpus)]
