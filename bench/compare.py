@@ -74,6 +74,12 @@ def parse_arguments():
         action="store_true",
         help="keep what --json's file has of other parts, and beside PyTorch of other types, as measured before",
     )
+    parser.add_argument(
+        "--gpus",
+        type=number(2, 64),
+        metavar="N",
+        help="with --device cuda: measure attention of a sequence split over N GPUs beside one, and nothing else",
+    )
     parser.add_argument("--build", action="store_true", help="on a CPU: also time a cold build (minutes)")
     parser.add_argument("--rounds", type=number(1, 1000), default=7, metavar="N", help="timed rounds a row (default 7)")
     parser.add_argument(
@@ -124,6 +130,8 @@ def parse_arguments():
     parser.add_argument("--check", action="store_true", help="only check the options")
     arguments = parser.parse_args()
     offered = {"cuda": GPU_PARTS, "tiles": TILE_PARTS}.get(arguments.device, tuple(PARTS))
+    if arguments.gpus and (arguments.device != "cuda" or arguments.parts or arguments.add):
+        parser.error("--gpus: only with --device cuda, and without --parts and --add")
     arguments.parts = arguments.parts or list(offered)
     for part in arguments.parts:
         if part not in offered:
@@ -196,6 +204,10 @@ def main():
         return
     if arguments.device == "tiles":
         imported("tiles").measure(arguments)
+        return
+    if arguments.gpus:
+        options = ["--gpus", str(arguments.gpus), "--rounds", str(arguments.rounds)]
+        imported("gpus").main([*options, "--json", str(arguments.json or "")])
         return
     on_gpu = arguments.device == "cuda"
     for part, option in NEEDS.items():

@@ -48,6 +48,25 @@ std::vector<std::uint8_t> seen_blocks(const Rule& rule, const SequenceShape& q_s
                                       Align align, const std::vector<std::int64_t>& q_cuts,
                                       const std::vector<std::int64_t>& k_cuts);
 
+/// Sequences split over processes: the pieces of each, and how many pairs of a query and a key its queries see, about.
+struct SequenceSplit {
+  std::vector<Pieces> queries, keys;
+  std::vector<double> visible_pairs;
+};
+
+/// Splits sequences over processes, as many entries to each within one block. Among such splits it takes the one with the
+/// least work in the busiest process, and little to exchange: contiguous parts for windows, zigzag for causal. Keys lie
+/// where their queries lie if the shapes are equal, else in contiguous parts. Throws Error.
+SequenceSplit split_sequence(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape, Align align,
+                             std::int64_t ranks);
+
+/// The unit in which processes send each other keys: entries of the outermost dimension.
+std::int64_t exchange_unit(const SequenceShape& k_shape);
+
+/// How many keys each process receives, if it is sent whole units with keys that its queries see and it lacks.
+std::vector<std::int64_t> received_keys(const Rule& rule, const SequenceShape& q_shape, const SequenceShape& k_shape,
+                                        Align align, const SequenceSplit& split, std::int64_t unit);
+
 /// A hash of the rule's meaning: its text, and the values of all tables on the CPU but dense masks.
 std::uint64_t rule_hash(const Rule& rule);
 

@@ -18,6 +18,12 @@ Pieces pieces_of(const Pairs& pairs) {
   return pieces;
 }
 
+Pairs pairs_of(const Pieces& pieces) {
+  Pairs pairs;
+  for (const auto& piece : pieces) pairs.emplace_back(piece.first, piece.count);
+  return pairs;
+}
+
 RuleObject rule_part(nb::handle rule, const SequenceShape& q_shape, const SequenceShape& k_shape, const Pairs& queries,
                      const Pairs& keys, nb::handle key_lengths) {
   const auto& whole = rule_of(rule);
@@ -38,10 +44,25 @@ std::vector<Pairs> seen(nb::handle rule, const SequenceShape& q_shape, const Seq
   const WithoutGil without_gil;
   std::vector<Pairs> found;
   for (const auto& pieces : seen_keys(whole, q_shape, k_shape, aligned, asked, unit)) {
-    auto& pairs = found.emplace_back();
-    for (const auto& piece : pieces) pairs.emplace_back(piece.first, piece.count);
+    found.push_back(pairs_of(pieces));
   }
   return found;
+}
+
+/// The pieces of queries and keys of each process, and its visible pairs.
+nb::tuple split(nb::handle rule, const SequenceShape& q_shape, const SequenceShape& k_shape, nb::handle align,
+                std::int64_t ranks) {
+  const auto& whole = rule_of(rule).rule;
+  const auto aligned = align_of(align);
+  std::vector<Pairs> sides[2];
+  SequenceSplit made;
+  {
+    const WithoutGil without_gil;
+    made = split_sequence(whole, q_shape, k_shape, aligned, ranks);
+    for (const auto& pieces : made.queries) sides[0].push_back(pairs_of(pieces));
+    for (const auto& pieces : made.keys) sides[1].push_back(pairs_of(pieces));
+  }
+  return nb::make_tuple(sides[0], sides[1], made.visible_pairs);
 }
 
 }  // namespace
@@ -71,6 +92,8 @@ void add_sharding(nb::module_& module) {
       },
       nb::arg("rule").none(), nb::arg("q_shape"), nb::arg("k_shape"), nb::arg("align").none(), nb::arg("q_cuts"),
       nb::arg("k_cuts"));
+  module.def("split_sequence", &split, nb::arg("rule").none(), nb::arg("q_shape"), nb::arg("k_shape"),
+             nb::arg("align").none(), nb::arg("ranks"));
   module.def("rule_hash", [](nb::handle rule) { return rule_hash(rule_of(rule).rule); }, nb::arg("rule").none());
 }
 

@@ -139,13 +139,15 @@ void refuse_unused(const CLI::App& command, const ExplainArguments& arguments) {
   for (const auto* option : {"--memory-budget", "--num-chunks-q", "--num-chunks-kv", "--threads"})
     if (!arguments.plan && command.count(option) > 0) fail(std::string(option) + ": expected only with --plan");
   for (const auto* option : {"--batch", "--heads", "--kv-heads"})
-    if (!arguments.plan && kind != DeviceKind::tiles && command.count(option) > 0)
-      fail(std::string(option) + ": expected only with --plan or --device tiles");
+    if (!arguments.plan && !arguments.ranks && kind != DeviceKind::tiles && command.count(option) > 0)
+      fail(std::string(option) + ": expected only with --plan, --ranks or --device tiles");
+  for (const auto* option : {"--plan", "--backward", "--device", "--picture", "--side"})
+    if (arguments.ranks && command.count(option) > 0) fail(std::string(option) + ": not with --ranks");
   if (kind != DeviceKind::cpu && command.count("--threads") > 0) fail("--threads: expected only with --device cpu");
 }
 
 void explain_command(ExplainArguments arguments) {
-  const auto kind = arguments.plan ? PictureKind::none : picture_kind(arguments);
+  const auto kind = arguments.plan || arguments.ranks ? PictureKind::none : picture_kind(arguments);
   if (arguments.plan && !arguments.picture.empty() && arguments.picture != "none") check_target(arguments.picture);
   if (kind == PictureKind::png || kind == PictureKind::svg) check_target(arguments.picture);
   const auto queries = parse_shape("--shape", arguments.shape);
@@ -161,6 +163,7 @@ void explain_command(ExplainArguments arguments) {
   auto& options = arguments.options;
   options.type = *float_type(arguments.type);
   if (options.d_v == 0) options.d_v = options.d_qk;
+  if (arguments.ranks) return explain_ranks_command(arguments, rule, queries, keys);
   if (arguments.plan) return explain_plan_command(arguments, rule, queries, keys);
   Progress progress(kind == PictureKind::none ? 1 : 2);
   progress.step("counting");
@@ -225,9 +228,10 @@ void add_explain(CLI::App& app) {
   const auto count = [&](const char* name, auto& value, const char* help, int least) {
     command->add_option(name, value, help)->check(CLI::Range(least, 1 << 20).description(""))->type_name("N");
   };
-  count("--batch", a->batch, "with --plan and --device tiles: batch entries", 1);
-  count("--heads", a->heads, "with --plan and --device tiles: query heads", 1);
-  count("--kv-heads", a->kv_heads, "with --plan and --device tiles: key and value heads, as --heads if 0", 0);
+  count("--ranks", a->ranks, "show how the sequence is split over N processes, and the bytes that move", 1);
+  count("--batch", a->batch, "with --plan, --ranks and --device tiles: batch entries", 1);
+  count("--heads", a->heads, "with --plan, --ranks and --device tiles: query heads", 1);
+  count("--kv-heads", a->kv_heads, "with --plan, --ranks and --device tiles: key and value heads, as --heads if 0", 0);
   count("--threads", a->threads, "with --plan on the CPU: threads, all if 0", 0);
   const auto number = [&](const char* name, std::optional<std::int64_t>& value, const char* help, bool bytes) {
     const std::string option = name;
@@ -266,6 +270,7 @@ void add_explain(CLI::App& app) {
       "  anyflash explain --rule \"causal()\" --shape 6 --keys 3 --align scale_end\n"
       "  anyflash explain --rule \"documents(ids, ids)\" --tensor ids=ids.npy --shape 1000 --json\n"
       "  anyflash explain --rule \"causal()\" --shape 65536 --heads 8 --backward --plan --memory-budget 64MiB\n"
+      "  anyflash explain --rule \"causal()\" --shape 65536 --ranks 8 --heads 16 --head-size 128 --type bfloat16\n"
       "  anyflash explain --rule \"causal()\" --shape 16384 --type float16 --device tiles --heads 16 --picture none");
   command->callback([arguments, command] {
     refuse_unused(*command, *arguments);

@@ -47,6 +47,8 @@ def run(*arguments):
         (["--device", "tiles", "--threads", "2"], "--threads: only on a CPU"),
         (["--device", "tiles", "--add", "--json", __file__], "--add: not with --device tiles"),
         (["--device", "cuda", "--build"], "--build: only on a CPU"),
+        (["--gpus", "2"], "--gpus: only with --device cuda, and without --parts and --add"),
+        (["--device", "cuda", "--gpus", "1"], "argument --gpus: '1', expected a whole number from 2 to 64"),
         (["--threads", "4", "--device", "cuda"], "--threads: only on a CPU"),
         (["--heads", "0", "--parts", "torch"], "argument --heads: '0', expected a whole number from 1 to 1024"),
         (["--heads", "16"], "--heads, --sequence: only with --parts torch on a CPU"),

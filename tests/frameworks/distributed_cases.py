@@ -63,7 +63,7 @@ def split(chosen, size, ranks):
 class Case:
     """The whole call, and how it is split. Equal in all processes."""
 
-    def __init__(self, seed, ranks, dtype=torch.float64):
+    def __init__(self, seed, ranks, dtype=torch.float64, device="cpu"):
         chosen, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         self.dtype = dtype
         d = chosen.choice([1, 1, 1, 2, 3])
@@ -77,7 +77,7 @@ class Case:
         heads = heads_k if layout == "qkv" else heads_k * chosen.choice([1, 2])
         d_qk = chosen.choice([4, 8, 13])
         d_v = d_qk if layout == "qkv" else chosen.choice([d_qk, 5, 16])
-        numbers = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+        numbers = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
         self.layout, self.shapes = layout, (q_shape, k_shape)
 
         def tensor(n, shape, channels):
@@ -110,7 +110,9 @@ class Case:
         if chosen.random() < 0.3:
             options["scale"] = 0.7
         if chosen.random() < 0.3:
-            options["alibi_slopes"] = torch.rand(*chosen.choice([(heads,), (batch, heads)]), generator=generator)
+            options["alibi_slopes"] = torch.rand(*chosen.choice([(heads,), (batch, heads)]), generator=generator).to(
+                device
+            )
         if d == 1 and batch > 1 and chosen.random() < 0.4:
             options["key_lengths"] = torch.tensor([chosen.randint(0, keys) for _ in range(batch)])
         self.options = options
@@ -161,9 +163,9 @@ class Case:
         return [x.detach() for x in made], list(grads)
 
 
-def check(seed, dtype=torch.float64, tolerance=1e-10):
+def check(seed, dtype=torch.float64, tolerance=1e-10, device="cpu"):
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    case = Case(seed, ranks, dtype)
+    case = Case(seed, ranks, dtype, device)
     q_shape, k_shape = case.shapes
     inner_q = prod(q_shape[1:])
     axis = SEQUENCE[case.layout]
@@ -179,12 +181,13 @@ def check(seed, dtype=torch.float64, tolerance=1e-10):
     else:
         pieces = [[(sum(lengths[:rank]), lengths[rank])] for lengths in (case.lengths, case.key_lengths)]
     own = [torch.cat([torch.arange(0), *[torch.arange(a, a + n) for a, n in one]]) for one in pieces]
-    rows = (own[0][:, None] * inner_q + torch.arange(inner_q)).flatten()
+    rows = (own[0][:, None] * inner_q + torch.arange(inner_q)).flatten().to(device)
+    own = [one.to(device) for one in own]
     weights = {}
 
     def weigh_whole(results):
         generator = torch.Generator().manual_seed(case.weights_seed)
-        found = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in results]
+        found = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in results]
         weights["own"] = [
             x.index_select(axis if case.layout != "qkv" else 1, own[0]) if i == 0 else x.index_select(-1, rows)
             for i, x in enumerate(found)

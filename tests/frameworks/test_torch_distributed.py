@@ -13,7 +13,6 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1] /
 import anyflash as af
 from anyflash.torch import attention as alone
 from anyflash.torch.distributed import attention, plan_sharding
-rank, ranks = dist.get_rank(), dist.get_world_size()
 """
 
 
@@ -28,8 +27,8 @@ ACCURACY = """
 from bar import unit_in_last_place
 torch.manual_seed(0)
 for dtype, scale in ((torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 20), (torch.float32, 1), (torch.float32, 40), (torch.bfloat16, 6)):
-    x = [(torch.randn(1, 2, 256, 64) * (scale if i < 2 else 1)).to(dtype) for i in range(3)]
-    weight = torch.randn(1, 2, 256, 64).to(dtype)
+    x = [(torch.randn(1, 2, 256, 64) * (scale if i < 2 else 1)).to(device, dtype) for i in range(3)]
+    weight = torch.randn(1, 2, 256, 64).to(device, dtype)
 
     def gradients(call, x, weight):
         x = [one.detach().requires_grad_() for one in x]
@@ -38,7 +37,7 @@ for dtype, scale in ((torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 20
 
     def textbook(q, k, v):
         s = (q.float() if q.dtype != torch.float64 else q) @ k.mT.to(torch.promote_types(k.dtype, torch.float32))
-        s = (s * 64**-0.5).masked_fill(torch.ones(256, 256, dtype=torch.bool).triu(1), -torch.inf)
+        s = (s * 64**-0.5).masked_fill(torch.ones(256, 256, dtype=torch.bool, device=device).triu(1), -torch.inf)
         return (s.softmax(-1).to(q.dtype) @ v).to(q.dtype)
 
     exact = gradients(textbook, [one.double() for one in x], weight.double())
@@ -56,10 +55,10 @@ for dtype, scale in ((torch.bfloat16, 1), (torch.float16, 1), (torch.float16, 20
 
 SAME_BITS = """
 torch.manual_seed(rank)
-x = [torch.randn(2, 2, 40 + 10 * rank, 8, requires_grad=True) for _ in range(3)]
+x = [torch.randn(2, 2, 40 + 10 * rank, 8, device=device, requires_grad=True) for _ in range(3)]
 runs = []
 for _ in range(3):
-    out = attention(*x, rule=af.causal(), exchange="keys")
+    out = attention(*x, rule=af.causal(), exchange="keys", deterministic=True)
     runs.append([out, *torch.autograd.grad(out, x, torch.ones_like(out))])
 assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run))
 """
@@ -68,21 +67,21 @@ SHARD = """
 for rule, shape in ((af.causal(), 100), (af.local(9), (17, 5)), (af.full(), 3), (af.full(), 0)):
     s = plan_sharding(rule, shape)
     sizes = shape if isinstance(shape, tuple) else (shape,)
-    x = torch.randn(2, *sizes, 7, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, *sizes, 7, generator=torch.Generator().manual_seed(1)).to(device)
     own = s.shard(x, dim=1)
     flat = x.flatten(1, len(sizes)) if len(sizes) > 1 else x
     assert torch.equal(own.flatten(1, len(sizes)) if len(sizes) > 1 else own, flat[:, s.positions()])
     assert torch.equal(s.unshard(own, dim=1), x)
-assert plan_sharding(af.causal(), 100).shard(torch.randn(3, 100)).shape == (3, 50)
+assert plan_sharding(af.causal(), 100).shard(torch.randn(3, 100)).shape == (3, 100 // ranks)
 whole = torch.randn(100, requires_grad=True)
 plan_sharding(af.causal(), 100).shard(whole).sum().backward()
-assert whole.grad.sum() == 50
+assert whole.grad.sum() == 100 // ranks
 """
 
 GROUPS = """
 groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 group = groups[rank // 2]
-x = torch.randn(1, 2, 60, 8, generator=torch.Generator().manual_seed(rank // 2))
+x = torch.randn(1, 2, 60, 8, generator=torch.Generator().manual_seed(rank // 2)).to(device)
 part = slice(0, 20) if rank % 2 == 0 else slice(20, 60)
 for exchange in ("keys", "heads"):
     out = attention(*[x[:, :, part]] * 3, group=group, rule=af.causal(), exchange=exchange)
@@ -95,7 +94,7 @@ torch.testing.assert_close(out, alone(x, x, x, rule=af.causal()))
 
 # One process has a loss of out, the other of lse: both take part in every exchange.
 OTHER_LOSSES = """
-x = torch.randn(1, 4, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+x = torch.randn(1, 4, 40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(device)
 own = slice(40 * rank // ranks, 40 * (rank + 1) // ranks)
 for exchange in ("keys", "heads"):
     whole, part = x.clone().requires_grad_(), x[:, :, own].clone().requires_grad_()
@@ -109,7 +108,7 @@ for exchange in ("keys", "heads"):
 
 # A NaN in a key and infinity in a value of another process are seen by nobody, and by some.
 NOT_FINITE = """
-k = torch.randn(1, 4, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+k = torch.randn(1, 4, 24, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
 q, v = k.clone(), k.flip(2).contiguous()
 k[:, :, 20], v[:, :, 20] = float("nan"), float("inf")
 ids = torch.arange(24) // 12
@@ -126,6 +125,41 @@ for rule in (af.documents(ids), af.documents(ids) & af.causal(), af.full(), af.c
             torch.testing.assert_close(one, other[:, :, own], equal_nan=True)
 """
 
+# A group of NCCL has a group of gloo beside it, in which processes agree. Here gloo's says that it has no CPU.
+BESIDE = """
+from anyflash.torch.distributed import _side
+part = dist.new_group([0, ranks - 1], timedelta(seconds=77))
+of_gpus, known, made, new = (part, dist.group.WORLD), dist.get_backend_config, [], dist.new_group
+_side.dist.get_backend_config = lambda group: "cuda:nccl" if group in of_gpus else known(group)
+_side.dist.new_group = lambda *given, **more: made.append(given) or new(*given, **more)
+x = torch.randn(1, 1, 64, 8).to(device)
+for group in (None, None, part, part, None):
+    if group is None or rank in (0, ranks - 1):
+        attention(x, x, x, rule=af.causal(), group=group)
+assert [given[0] for given in made] == [list(range(ranks))] + [[0, ranks - 1]] * (rank in (0, ranks - 1)), made
+try:
+    attention(x, x, x, rule=af.full() if rank == 0 else af.causal())
+except ValueError as error:
+    assert "in rank 1, expected full()" in str(error)
+else:
+    raise AssertionError
+_side.dist.get_backend_config, _side.dist.new_group = known, new
+"""
+
+# As many stages as there may be, and the same results.
+MANY_STAGES = """
+from anyflash.torch.distributed import _attention, _schedule
+from distributed_cases import check
+_schedule._seconds = lambda stages, *more: 1 / len(stages)
+counts, old = [], _attention.schedule_of
+def counted(*given):
+    counts.append((len(old(*given[:-1]).stages), len(old(*given).stages)))
+    return old(*given)
+_attention.schedule_of = counted
+for seed in range(3000, 3040): check(seed, tolerance=1e-9, device=device)
+assert all(few <= many for few, many in counts) and sum(few < many for few, many in counts) > 10, counts
+"""
+
 FLOAT32 = """
 from distributed_cases import check
 for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
@@ -135,7 +169,10 @@ for seed in range(2000, 2030): check(seed, torch.float32, 2e-4)
 # A process takes seconds to start: what it can do in one go is one test.
 @pytest.mark.parametrize(
     "processes, programs",
-    [(2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES]), (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE])],
+    [
+        (2, [FLOAT32, SAME_BITS, SHARD, ACCURACY, OTHER_LOSSES, MANY_STAGES]),
+        (4, [GROUPS, ACCURACY, OTHER_LOSSES, NOT_FINITE, BESIDE, MANY_STAGES]),
+    ],
 )
 def test_accuracy_and_what_else_holds(processes, programs, tmp_path):
     run_processes(BEGIN + "\n".join(programs), tmp_path, processes)

@@ -9,7 +9,6 @@ BEGIN = """
 import anyflash as af
 from anyflash.torch import attention as alone
 from anyflash.torch.distributed import attention, plan_sharding
-rank, ranks = dist.get_rank(), dist.get_world_size()
 """
 
 BUDGET = """
@@ -49,7 +48,7 @@ else:
     raise AssertionError
 """
 
-# In multiples of the own part of q. Keys come in ranks - 1 stages: no more than two of them may be there at once.
+# In multiples of the own part of q. Keys come in ranks - 1 stages: no more than three of them may be there at once.
 PEAK = """
 from torch.profiler import ProfilerActivity, profile
 

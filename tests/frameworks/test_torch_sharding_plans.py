@@ -1,6 +1,5 @@
 """What plan_sharding plans, without processes: balance, few pieces, little traffic, in little time."""
 
-import json
 import time
 
 import anyflash as af
@@ -8,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from anyflash import _core
-from anyflash.torch.distributed import _planner, explain, plan_sharding
+from anyflash.torch.distributed import _planner, plan_sharding
 from anyflash.torch.distributed._parts import stage_parts
+from anyflash.torch.distributed._pieces import merged
+from anyflash.torch.distributed._schedule import Costs, schedule_of
 
 pytestmark = pytest.mark.of_the_cpu
 
@@ -116,25 +117,14 @@ def test_a_window_joins_the_rows_at_the_seam_alone():
     assert part.rows == (0, 128)
 
 
-def test_explain_prints_the_figures_of_a_plan(capsys):
-    explain.main(["--rule", "causal()", "--shape", "4096", "--ranks", "4", "--type", "bfloat16", "--json"])
-    made = json.loads(capsys.readouterr().out)
-    plan = plan_sharding(af.causal(), 4096, ranks=4)
-    traffic = plan.traffic(channels=128)
-    assert made["bytes"] == traffic["bytes"] and made["over_least"] == traffic["over_least"]
-    assert made["positions"] == [1024] * 4 and made["imbalance"] == plan.imbalance
-    assert made["pieces"][0] == [list(piece) for piece in plan.pieces(rank=0)]
-    explain.main(["--rule", "causal()", "--shape", "4096", "--ranks", "4", "--type", "bfloat16"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[3] == f"moved           {sum(traffic['bytes']):,} bytes in 3 stages, 1.000 of the least"
-    assert lines[5].startswith("rank 0          1024 positions (0-511 3584-4095), receives ")
-
-
-def test_explain_of_a_table_and_a_wrong_rule(tmp_path, capsys):
-    np.save(tmp_path / "ids.npy", np.arange(100) // 30)
-    explain.main(
-        ["--rule", "documents(ids, ids)", "--tensor", f"ids={tmp_path}/ids.npy", "--shape", "100", "--ranks=2"]
-    )
-    assert "documents" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="^explain: rule: column 1: no rule 'caus'"):
-        explain.main(["--rule", "caus()", "--shape", "5", "--ranks", "2"])
+def test_stages_are_as_many_as_the_exchange_needs():
+    plan = plan_sharding(af.full(), 1 << 16, ranks=2)
+    stages = lambda *seconds: len(schedule_of(plan.rule, "none_front", plan._layout, costs=Costs(*seconds)).stages)
+    of_pair = 1e-12  # the own work: a millisecond
+    assert stages(1e-5, 1e-9, of_pair, 1e-4) == 1  # hidden behind it
+    assert stages(1e-5, 1e-7, of_pair, 1e-5) > 1  # longer than it: the first keys should come soon
+    assert stages(1e-1, 1e-7, of_pair, 1e-5) == 1  # but not if each message costs more
+    fine = schedule_of(plan.rule, "none_front", plan._layout, costs=Costs(1e-5, 1e-7, of_pair, 1e-5))
+    for rank in range(2):
+        keys = [piece for stage in fine.stages for piece in stage.keys(rank)]
+        assert merged(keys) == plan._layout.keys[1 - rank]

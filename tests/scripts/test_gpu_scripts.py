@@ -36,7 +36,9 @@ def sanitize(tmp_path):
     return call
 
 
-@pytest.mark.parametrize("options", [["--gpu", "--fast"], ["--fast", "--nightly"], ["--arm", "--gpu"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [["--gpu", "--fast"], ["--fast", "--nightly"], ["--arm", "--gpus", "2"]], ids=" ".join
+)
 def test_one_of_the_options_at_a_time(tmp_path, options):
     (tmp_path / "dpkg-query").symlink_to("/bin/false")  # so that nothing is installed and built if it goes on
     (tmp_path / "apt-get").symlink_to("/bin/false")
@@ -46,7 +48,20 @@ def test_one_of_the_options_at_a_time(tmp_path, options):
         text=True,
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
-    assert (done.returncode, done.stderr) == (1, "test: --fast, --nightly, --gpu, --arm: one of them at a time\n")
+    line = "test: --fast, --nightly, --gpu, --gpus, --arm: one of them at a time\n"
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+@pytest.mark.parametrize(
+    "count, line",
+    [("3", "--gpus 3: this machine has 2"), ("1", "--gpus: '1', expected 2 to 9 GPUs"), ("", "--gpus: '', expected")],
+)
+def test_too_few_gpus(tmp_path, count, line):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/bash\nprintf '0 NVIDIA\\n1 NVIDIA\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([SCRIPTS / "test", "--gpus", *count.split()], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stderr.startswith(f"test: {line}") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("tools", [[], ["memcheck"]])

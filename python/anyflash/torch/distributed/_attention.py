@@ -17,18 +17,23 @@ from ..._rules import documents_packed, full
 from .._attention import cast, is_direct
 from .._op import NO_SLOPES
 from .._rule import given_rule
-from ._agree import agree, check_equal, gathered
+from ._agree import agree, check_equal
 from ._heads import attention_by_heads
 from ._keys import AttentionByKeys, Call
 from ._local import Local
 from ._pieces import Pieces, contiguous, count_of
-from ._schedule import Layout, Schedule, schedule_of
+from ._schedule import Costs, Layout, Schedule, schedule_of
 from ._sharding import Sharding
+from ._side import gathered
+from ._speed import speed_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _FULL = full()
+_GOES_AHEAD = {False: False, True: True}  # on a CPU an exchange waits, so that nothing is won
+_MOST_KEPT = 256
+_checked: set[Any] = set()  # calls that the library has no objection to
 _AXES = {"bhsd": (1, -1), "bshd": (-2, -1), "bhds": (1, 2), "thd": (1, -1), "qkv": (1, -1)}  # heads, channels
 _NOT_HERE = ("plan", "out", "page_table", "num_chunks_q", "num_chunks_kv", "dropout_p")
 
@@ -83,24 +88,22 @@ def attention(
     if rank < 0:
         raise ValueError("group: this process is not in it")
     call, error = None, None
-    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
     try:
         refused = {name: scalars.pop(name) for name in _NOT_HERE if name in scalars}  # type: ignore[misc]
         call = _Prepared(q, k, v, rule, tables, refused, scalars, sharding, exchange, return_lse)
         call.add_tensors(bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, key_lengths, ranks)
     except Exception as caught:
         error = caught
-    lengths = agree(
-        group, device, call.said() if call and not error else {}, call.lengths() if call else (0, 0, 0), error
-    )
+    said, own = (call.said() if call and not error else {}), (call.lengths() if call else (0, 0, 0))
+    lengths, settle = agree(group, said, own, error, ahead=call is not None and not error and call.goes_ahead())
     assert call is not None
     layout = call.layout(lengths)
     rule = call.whole
     _core.seen_keys(rule, layout.q_shape, layout.k_shape, call.align, [], 1)  # checks the rule, as all processes do
     shared = call.shares_bias(lengths, layout)
-    schedule = schedule_of(rule, call.align, layout, call.rule_hash)
+    schedule = schedule_of(rule, call.align, layout, call.rule_hash, call.costs(group, layout))
     if "dense(" in str(rule):
-        check_equal(group, device, "rule: the dense mask sees other keys", str(schedule.stages))
+        check_equal(group, "rule: the dense mask sees other keys", str(schedule.stages))
     if call.by_heads(schedule, layout, ranks):
         made = attention_by_heads(
             call.q, call.k, call.v, rule, layout, group, sink, call.options(True), return_lse == "lm"
@@ -112,11 +115,12 @@ def attention(
             backward = any(call.needs)
             plain = _plain(call.q), _plain(call.k), _plain(call.v), _plain(bias)
             least = local.least_budget(*plain, backward)
-            _check_budget(call.scalars["memory_budget"], gathered(group, device, [least]))
+            _check_budget(call.scalars["memory_budget"], gathered(group, [least]))
         out, l, m, lse = AttentionByKeys.apply(
             call.q, call.k, call.v, bias, sink, Call(local, schedule, group, rank, shared)
         )
         rows = [l, m] if return_lse == "lm" else [lse]
+    settle()
     out = call.as_given(out)
     if not return_lse:
         return out
@@ -239,7 +243,12 @@ class _Prepared:
                 )
 
     def _check_alone(self, key_lengths: Tensor | None) -> None:
-        """The library's own checks of the tensors, on a call without the others' keys."""
+        """The library's own checks of the tensors, on a call without the others' keys. It makes each once."""
+        tensors = (self.q, self.k, self.v, self.bias, self.slopes, self.sink, key_lengths)
+        kinds = [None if x is None else (x.shape, x.dtype, x.device, x.layout, x.is_neg()) for x in tensors]
+        key = *kinds, *self.scalars.items()
+        if key in _checked:
+            return
         options: dict[str, Any] = {
             **self.scalars,
             "rule": _FULL,
@@ -254,11 +263,22 @@ class _Prepared:
             _plain(self.v),
             {name: _plain(one) for name, one in options.items() if one is not None},
         )
+        if len(_checked) >= _MOST_KEPT:
+            _checked.clear()
+        _checked.add(key)
+
+    def goes_ahead(self) -> bool:
+        """Whether to queue a known call on a GPU while the processes still agree on it: where they ask each other
+        nothing else, and each knows the others' parts."""
+        return _GOES_AHEAD[self.q.is_cuda] and self.sharding is not None and self._asks_nothing()
+
+    def _asks_nothing(self) -> bool:
+        return self.scalars["memory_budget"] is None and "dense(" not in str(self.whole)
 
     def said(self) -> dict[str, str]:
         """What has to be the same in all processes, as texts."""
         return {
-            "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels",
+            "query": f"{self.q.dtype}, {_sizes(self.q)}, {self.q.shape[-1]} channels, {self.q.device.type}",
             "key": f"{self.k.dtype}, {_sizes(self.k)}, {self.k.shape[-1]} channels",
             "value": f"{self.v.dtype}, {self.v.shape[-1]} channels",
             "rule": f"{self.whole} with tables of hash {self.rule_hash:x}",
@@ -314,6 +334,18 @@ class _Prepared:
         if whole and self.key_lengths is not None:
             made["key_lengths"] = torch.tensor(self.key_lengths, dtype=torch.int64)
         return made
+
+    def costs(self, group: Any, layout: Layout) -> Costs | None:
+        """None where results have to be the same in each run, whatever the machine's speed."""
+        if len(layout.queries) == 1:
+            return None
+        speed = speed_of(group, self.q)  # on a GPU, in any case: it is the first exchange of all
+        if self.scalars["deterministic"]:
+            return None
+        heads_k, channels = self.k.shape[0] * self.k.shape[1], self.q.shape[-1] + self.v.shape[-1]
+        heads_q, size = self.q.shape[0] * self.q.shape[1], self.q.element_size()
+        of_pair = heads_q * channels / 2 / speed.work
+        return Costs(speed.latency, heads_k * channels * size / speed.bytes, of_pair, 2 * speed.call)
 
     def by_heads(self, schedule: Schedule, layout: Layout, ranks: int) -> bool:
         """Whether to exchange heads: possible where each process gets as many, and better where it moves less."""

@@ -1,61 +1,63 @@
-"""Keys and values on their way between processes, and gradients on their way back."""
+"""Keys and values on their way between processes, and gradients on their way back.
+
+Messages are on their way while the process goes on: gloo's threads or a GPU's stream of NCCL carry them. On a GPU they
+start when the work that the current stream has so far is done, and `wait` lets that stream wait, not the process.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._agree import lost
-from ._pieces import Pieces, count_of, places
+from ._pieces import Pieces, count_of, merged, places
 from ._schedule import Stage
+from ._side import lost, whole_of
+
+_Pair = tuple[Tensor, Tensor]  # of keys and values
 
 
 class Pending(NamedTuple):
-    """Messages under way, and the memory that they fill."""
+    """Messages under way."""
 
     works: list[Any]
-    memory: Any
+    memory: Any  # what they fill
     messages: Any  # whose memory stays alive until they have arrived
+    arrived: list[Callable[[], Any]]  # what is left to do then
 
     def wait(self) -> Any:
         for work in self.works:
             lost(work.wait)
+        for one in self.arrived:
+            one()
         return self.memory
 
 
-def packed(k: Tensor, v: Tensor) -> Tensor:
-    """Keys and values side by side, of (batch, heads, sequence..., channels) each: (sequence..., batch, heads,
-    channels), so that a piece of the sequence is contiguous."""
-    both = new_packed(k, v, k.shape[2])
-    for to, x in zip(unpacked(both, k.shape[-1]), (k, v)):
-        to.copy_(x)
-    return both
+def as_sent(x: Tensor) -> Tensor:
+    """(batch, heads, sequence..., channels) -> (sequence..., batch, heads, channels): a piece of the sequence may be
+    contiguous."""
+    return x.movedim((0, 1), (-3, -2))
 
 
-def new_packed(k: Tensor, v: Tensor, count: int) -> Tensor:
-    """Memory for `count` entries of the outermost dimension."""
-    return k.new_empty((count, *k.shape[3:-1], *k.shape[:2], k.shape[-1] + v.shape[-1]))
+def as_given(x: Tensor) -> Tensor:
+    """The way back."""
+    return x.movedim((-3, -2), (0, 1))
 
 
-def unpacked(both: Tensor, d_qk: int) -> tuple[Tensor, Tensor]:
-    """Views of `packed`'s memory as keys and values."""
-    n = both.dim() - 3
-    both = both.permute(n, n + 1, *range(n), n + 2)
-    return both[..., :d_qk], both[..., d_qk:]
+def new_keys(like: Tensor, count: int) -> Tensor:
+    """Memory for `count` entries of the outermost dimension, in the shape of messages."""
+    return like.new_empty((count, *like.shape[3:-1], *like.shape[:2], like.shape[-1]))
 
 
 class _Message(NamedTuple):
     kind: Any
-    part: Tensor
+    tensor: Tensor
     peer: int
-    tag: int
-
-
-def _messages(kind: Any, peer: int, step: int, parts: list[Tensor]) -> list[_Message]:
-    """Tags are the same on both ends: gloo pairs messages by them, NCCL by their order."""
-    return [_Message(kind, part, peer, step << 16 | i) for i, part in enumerate(parts)]
+    tag: int  # the same on both ends: gloo pairs messages by it, NCCL by their order
 
 
 class Exchange:
@@ -65,45 +67,67 @@ class Exchange:
         self.group, self.rank, self.own = group, rank, own
 
     def send_keys(self, number: int, stage: Stage, k: Tensor, v: Tensor) -> Pending:
-        """Sends what others see of these keys and values. memory: the buffer of those that come here, in the order of
-        the sequence. number: the stage's."""
+        """Sends what others see of these keys and values. memory: those that come here, in the order of the sequence.
+        number: the stage's."""
         wanted = stage.keys(self.rank)
-        buffer = new_packed(k, v, count_of(wanted))
+        buffers = new_keys(k, count_of(wanted)), new_keys(v, count_of(wanted))
         messages: list[_Message] = []
+        arrived: list[Callable[[], Any]] = []
         for (sender, to), pieces in stage.transfers.items():
             if sender == self.rank:
-                messages += _messages(dist.isend, to, 2 * number, self._packed(k, v, pieces))
+                messages += self._sent(to, 2 * number, (as_sent(k), as_sent(v)), merged(places(pieces, self.own)))
             elif to == self.rank:
-                messages += _messages(dist.irecv, sender, 2 * number, _parts(buffer, pieces, wanted))
-        return Pending(self._start(messages), buffer, messages)
+                spans = merged(places(pieces, wanted))
+                messages += self._received(sender, 2 * number, buffers, spans, arrived)
+        return Pending(self._start(messages), (as_given(buffers[0]), as_given(buffers[1])), messages, arrived)
 
-    def return_gradients(self, number: int, stage: Stage, gradients: Tensor) -> Pending:
-        """The way back: sends gradients of the stage's keys to their processes. memory: what comes here, as
-        (pieces, tensor) in a fixed order."""
+    def return_gradients(self, number: int, stage: Stage, gradients: _Pair) -> Pending:
+        """The way back: sends gradients of the stage's keys and values to their processes. memory: what comes here, as
+        (pieces, tensors) in a fixed order."""
         wanted = stage.keys(self.rank)
         messages: list[_Message] = []
         arriving = []
+        dk, dv = gradients
         for (sender, to), pieces in stage.transfers.items():
             if to == self.rank:
-                messages += _messages(dist.isend, sender, 2 * number + 1, _parts(gradients, pieces, wanted))
+                spans = merged(places(pieces, wanted))
+                messages += self._sent(sender, 2 * number + 1, (as_sent(dk), as_sent(dv)), spans)
             elif sender == self.rank:
-                buffer = gradients.new_empty((count_of(pieces), *gradients.shape[1:]))
-                messages += _messages(dist.irecv, to, 2 * number + 1, _parts(buffer, pieces, pieces))
-                arriving.append((pieces, buffer))
-        return Pending(self._start(messages), arriving, messages)
+                count = count_of(pieces)
+                buffers = new_keys(dk, count), new_keys(dv, count)
+                messages += self._received(to, 2 * number + 1, buffers, ((0, count),), [])
+                arriving.append((pieces, (as_given(buffers[0]), as_given(buffers[1]))))
+        return Pending(self._start(messages), arriving, messages, [])
 
-    def _packed(self, k: Tensor, v: Tensor, pieces: Pieces) -> list[Tensor]:
-        return [packed(k.narrow(2, *place), v.narrow(2, *place)) for place in places(pieces, self.own)]
+    @staticmethod
+    def _sent(peer: int, step: int, tensors: _Pair, spans: Pieces) -> list[_Message]:
+        made = []
+        for i, x in enumerate(tensors):
+            parts = [x[start : start + count] for start, count in spans]
+            x = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts).contiguous()
+            made.append(_Message(dist.isend, x, peer, step << 1 | i))
+        return made
+
+    @staticmethod
+    def _received(
+        peer: int, step: int, buffers: _Pair, spans: Pieces, arrived: list[Callable[[], Any]]
+    ) -> list[_Message]:
+        """Straight to their place if that is one span of the buffers, else to memory of their own before."""
+        made = []
+        for i, x in enumerate(buffers):
+            parts = [x[start : start + count] for start, count in spans]
+            to = parts[0] if len(parts) == 1 else x.new_empty((count_of(spans), *x.shape[1:]))
+            made.append(_Message(dist.irecv, to, peer, step << 1 | i))
+            if len(parts) > 1:
+                counts = [count for _, count in spans]
+                arrived.append(partial(torch._foreach_copy_, parts, to.split(counts)))
+        return made
 
     def _start(self, messages: list[_Message]) -> list[Any]:
-        world = dist.group.WORLD if self.group is None else self.group
+        world = whole_of(self.group)
         operations = [
-            dist.P2POp(one.kind, one.part, dist.get_global_rank(world, one.peer), self.group, one.tag)
+            dist.P2POp(one.kind, one.tensor, dist.get_global_rank(world, one.peer), self.group, one.tag)
             for one in messages
-            if one.part.numel() > 0
+            if one.tensor.numel() > 0
         ]
         return lost(lambda: dist.batch_isend_irecv(operations)) if operations else []
-
-
-def _parts(both: Tensor, pieces: Pieces, of: Pieces) -> list[Tensor]:
-    return [both[start : start + count] for start, count in places(pieces, of)]

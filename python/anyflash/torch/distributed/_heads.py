@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._attention import attention, in_memory
-from ._agree import lost, summed
+from ._agree import summed
 from ._pieces import Pieces, count_of
+from ._side import lost
 
 
 class ToHeads(torch.autograd.Function):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .._attention import in_memory, once
 from ._agree import summed
-from ._exchange import Exchange, Pending, packed, unpacked
-from ._local import Joined, Local
-from ._pieces import Pieces, places
+from ._exchange import Exchange, Pending
+from ._local import Joined, Local, apart
+from ._pieces import Pieces, merged, places
 from ._schedule import Schedule
 
 
@@ -30,9 +30,10 @@ class Call(NamedTuple):
     def exchange(self) -> Exchange:
         return Exchange(self.group, self.rank, self.keys)
 
-    def moves(self) -> bool:
-        """Whether this process sends or receives anything."""
-        return any(self.rank in pair for stage in self.schedule.stages for pair in stage.transfers)
+    def stages(self) -> tuple[Any, ...]:
+        """None if this process neither sends nor receives anything."""
+        moves = any(self.rank in pair for stage in self.schedule.stages for pair in stage.transfers)
+        return self.schedule.stages if moves else ()
 
 
 class AttentionByKeys(torch.autograd.Function):
@@ -41,7 +42,9 @@ class AttentionByKeys(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, sink: Any, call: Call) -> Any:
         joined = Joined(q, v.shape[-1], call.local.inner_q)
+        last: tuple[Tensor, ...] = ()
         for number, k_here, v_here in _stages(call, k, v):
+            last = (k_here, v_here) if number >= 0 else ()
             for part in call.local.parts(number):
                 joined.add(part.rows, *call.local.forward(part, q, k_here, v_here, bias))
         out, row_sum, row_max = joined.finish(sink)
@@ -49,7 +52,7 @@ class AttentionByKeys(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(row_sum, row_max)
-        ctx.save_for_backward(q, k, v, bias, sink, out, lse)
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse, *last)
         return out, row_sum, row_max, lse
 
     @staticmethod
@@ -63,55 +66,86 @@ class AttentionByKeys(torch.autograd.Function):
 
 
 def _stages(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The own keys under the number -1, then those of each stage under its own. While one stage is worked on, the next is under way."""
-    stages, exchange = call.schedule.stages if call.moves() else (), call.exchange()
-    pending = exchange.send_keys(0, stages[0], k, v) if stages else None
+    """The own keys under the number -1, then those of each stage under its own."""
+    return _in_turn(call, k, v, len(call.stages()), (-1, k, v))
+
+
+def _stages_back(call: Call, k: Tensor, v: Tensor, last: tuple[Tensor, ...]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The last stage first, whose keys the forward pass has left, and the own keys at the end: so there is work beside
+    the first message and beside the last."""
+    stages = len(call.stages())
+    if stages:
+        yield from _in_turn(call, k, v, stages - 1, (stages - 1, *last))
     yield -1, k, v
-    for i in range(len(stages)):
-        after = exchange.send_keys(i + 1, stages[i + 1], k, v) if i + 1 < len(stages) else None
+
+
+def _in_turn(call: Call, k: Tensor, v: Tensor, stages: int, first: Any) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """What needs no message, then so many stages. While one is worked on, the next is under way."""
+    exchange = call.exchange()
+
+    def send(i: int) -> Pending | None:
+        return exchange.send_keys(i, call.schedule.stages[i], k, v) if i < stages else None
+
+    pending = send(0)
+    yield first
+    for i in range(stages):
+        after = send(i + 1)
         assert pending is not None
-        buffer = pending.wait()
+        arrived = pending.wait()
         pending = after
-        yield i, *unpacked(buffer, k.shape[-1])
+        yield i, *arrived
 
 
 class _Sum:
-    """A gradient, summed over parts in their order: in float32, or float64 for float64, if there are several."""
+    """A gradient, summed over parts in their order: in float32, or float64 for float64, where an entry is in more than
+    two. Of two, one sum is as exact."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
         self.kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        self.first: Tensor | None = None  # of all entries
+        self.second: list[tuple[tuple[int, int], Tensor]] = []  # of other entries each
         self.total: Tensor | None = None
 
     def add(self, rows: tuple[int, int], gradient: Tensor) -> None:
-        if self.total is None and rows == (0, self.like.shape[2]):
-            self.total = gradient
+        if self.total is None and self.first is None and rows == (0, self.like.shape[2]):
+            self.first = gradient
+        elif self.total is None and apart(rows, [one for one, _ in self.second]):
+            self.second.append((rows, gradient))
         else:
             self.sum().narrow(2, *rows).add_(gradient)
 
     def sum(self) -> Tensor:
         """The sum so far, for adding in place."""
         if self.total is None:
-            self.total = torch.zeros_like(self.like, dtype=self.kind)
-        self.total = self.total.to(self.kind)
+            like = self.like if self.first is None else self.first
+            self.total = torch.zeros_like(like, dtype=self.kind) if self.first is None else like.to(self.kind)
+            for rows, gradient in self.second:
+                self.total.narrow(2, *rows).add_(gradient)
+            self.first, self.second = None, []
         return self.total
 
     def finish(self) -> Tensor:
-        return torch.zeros_like(self.like) if self.total is None else self.total.to(self.like.dtype)
+        if self.first is None:
+            some = self.total is not None or self.second
+            return self.sum().to(self.like.dtype) if some else torch.zeros_like(self.like)
+        for rows, gradient in self.second:
+            self.first.narrow(2, *rows).add_(gradient)
+        return self.first
 
 
 def _backward(
     call: Call, wanted: Any, dout: Tensor, dlse: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sink: Any,
-    out: Tensor, lse: Tensor,
+    out: Tensor, lse: Tensor, *last: Tensor,
 ) -> Any:  # fmt: skip
     local, exchange, stages = call.local, call.exchange(), call.schedule.stages
     of_keys = wanted[1] or wanted[2]
     bits = bool(wanted[0]) | 6 * of_keys | bool(wanted[3]) << 3
     dq, dbias = _Sum(q), None if bias is None else _Sum(bias)
-    own: list[_Sum] = []
+    own = [_Sum(k), _Sum(v)]
     returning: Pending | None = None
-    for number, k_here, v_here in _stages(call, k, v):
-        of_stage = [_Sum(k_here), _Sum(v_here)]
+    for number, k_here, v_here in _stages_back(call, k, v, last):
+        of_stage = own if number < 0 else [_Sum(k_here), _Sum(v_here)]
         for part in local.parts(number):
             made = local.backward(part, bits, dout, dlse, (q, bias, out, lse), k_here, v_here)
             if wanted[0]:
@@ -120,10 +154,8 @@ def _backward(
                 total.add(part.columns, gradient)
             if wanted[3] and dbias is not None:
                 local.add_bias_gradient(part, made[3], dbias.sum())
-        if number < 0:
-            own = of_stage
-        elif of_keys:
-            gradients = packed(of_stage[0].finish(), of_stage[1].finish())
+        if of_keys and number >= 0:
+            gradients = of_stage[0].finish(), of_stage[1].finish()
             _add_returned(own, call.keys, returning)  # of the stage before: only one is under way
             returning = exchange.return_gradients(number, stages[number], gradients)
     _add_returned(own, call.keys, returning)
@@ -137,12 +169,11 @@ def _backward(
 
 def _add_returned(own: list[_Sum], keys: Pieces, returning: Pending | None) -> None:
     """Adds gradients of own keys that other processes have sent."""
-    for pieces, buffer in returning.wait() if returning else ():
-        gradients = unpacked(buffer, own[0].like.shape[-1])
+    for pieces, gradients in returning.wait() if returning else ():
         at = 0
-        for start, count in places(pieces, keys):
+        for start, count in merged(places(pieces, keys)):
             for total, gradient in zip(own, gradients):
-                total.sum().narrow(2, start, count).add_(gradient.narrow(2, at, count))
+                total.add((start, count), gradient.narrow(2, at, count))
             at += count
 
 

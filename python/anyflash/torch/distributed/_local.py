@@ -11,10 +11,14 @@ from torch import Tensor
 from ... import _core
 from .._attention import _forward, _gradients
 from .._op import others_of, stream_of
-from ._exchange import new_packed, unpacked
+from ._exchange import as_given, new_keys
 from ._parts import Part, own_parts, stage_parts
 from ._pieces import before, count_of
 from ._schedule import Layout, Schedule
+
+_MOST_KEPT = 64  # of a schedule
+_OF_A_CACHE = {False: 1 << 18, True: 1 << 22}  # numbers that are joined at a time, on a CPU and on a GPU
+_Results = tuple[Tensor, Tensor, Tensor]  # out, row_sum, row_max
 
 
 class Local:
@@ -29,7 +33,9 @@ class Local:
         options: dict[str, Any],
         lengths: list[int] | None,
     ) -> None:
-        self.rule, self.layout, self.options, self.lengths = rule, layout, options, lengths
+        self.layout, self.options, self.lengths = layout, options, lengths
+        self.rule = rule if schedule.rule is None else schedule.rule
+        self.has_tables = bool(self.rule._parts[1]) or lengths is not None
         self.schedule, self.rank = schedule, rank
         self.inner_q, self.inner_k = prod(layout.q_shape[1:]), prod(layout.k_shape[1:])
 
@@ -52,8 +58,8 @@ class Local:
         least = 0
         for number in range(-1, len(self.schedule.stages)):
             if number >= 0:
-                buffer = new_packed(k, v, count_of(self.schedule.stages[number].keys(self.rank)))
-                k, v = unpacked(buffer, k.shape[-1])
+                count = count_of(self.schedule.stages[number].keys(self.rank))
+                k, v = as_given(new_keys(k, count)), as_given(new_keys(v, count))
             for part in self.parts(number):
                 call = self._cut(part, q, k, v)
                 options, _ = self._options(part, q, self.bias_of(part, bias))
@@ -66,6 +72,7 @@ class Local:
         """out, row_sum and row_max of a part."""
         q, k, v = self._cut(part, q, k, v)
         options, others = self._options(part, q, self.bias_of(part, bias))
+        self._add_plan(options, q, k, v)
         made: tuple[Tensor, Tensor, Tensor] = _forward(options, others, q, k, v, None, "lm")
         return made
 
@@ -79,6 +86,7 @@ class Local:
         q, k, v = self._cut(part, q, k, v)
         bias = self.bias_of(part, bias)
         options, _ = self._options(part, q, None)
+        self._add_plan(options, q, k, v)
         dlse = None if dlse is None else dlse.narrow(2, *rows)
         dout, out, lse = dout.narrow(2, start, count), out.narrow(2, start, count), lse.narrow(2, *rows)
         return _gradients(wanted, options, dout, dlse, q, k, v, bias, None, out, lse)
@@ -111,13 +119,10 @@ class Local:
 
     def _options(self, part: Part, q: Tensor, bias: Tensor | None) -> tuple[dict[str, Any], tuple[Any, ...]]:
         options = dict(self.options)
-        lengths = None
         if self.lengths is not None:
-            lengths = torch.tensor(self.lengths, dtype=torch.int64)
             own = [before(part.keys, length) for length in self.lengths]
             options["key_lengths"] = torch.tensor(own, dtype=torch.int64)
-        layout = self.layout
-        options["rule"] = _core.rule_part(self.rule, layout.q_shape, layout.k_shape, part.queries, part.keys, lengths)
+        options["rule"] = self._rule(part)
         if bias is not None:
             options["bias"] = bias
         others: tuple[Any, ...] = ()
@@ -126,28 +131,64 @@ class Local:
             options["stream"] = stream_of(q, others)
         return options, others
 
+    def _rule(self, part: Part) -> Any:
+        key = part.queries, part.keys, None if self.lengths is None else tuple(self.lengths)
+        made = self.schedule.rules.get(key)
+        if made is None:
+            lengths = None if self.lengths is None else torch.tensor(self.lengths, dtype=torch.int64)
+            shapes = self.layout.q_shape, self.layout.k_shape
+            made = _core.rule_part(self.rule, *shapes, part.queries, part.keys, lengths)
+            if self.schedule.rule is not None:
+                _keep(self.schedule.rules, key, made)
+        return made
+
+    def _add_plan(self, options: dict[str, Any], q: Tensor, k: Tensor, v: Tensor) -> None:
+        """The library keeps plans of rules without tables itself."""
+        if self.schedule.rule is None or not self.has_tables:
+            return
+        sizes = [(x.shape, x.dtype, x.device) for x in (q, k, v)]
+        key = id(options["rule"]), *sizes, options["memory_budget"], options["align"], options["threads"]
+        made = self.schedule.plans.get(key)
+        if made is None:
+            made = _core.plan(q.detach(), k.detach(), v.detach(), options)
+            _keep(self.schedule.plans, key, made)
+        options["plan"] = made
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    if len(known) >= _MOST_KEPT:
+        known.clear()
+    known[key] = made
+
 
 class Joined:
     """The softmax over all keys from those over parts of them. Sums are float32, or float64 for float64: with the pair
-    (row_max, row_sum) of each part they are exact, where a large log-sum-exp would have lost its digits."""
+    (row_max, row_sum) of each part they are exact, where a large log-sum-exp would have lost its digits. Results of two
+    parts are rounded to the queries' type once, and kept in it until then."""
 
     def __init__(self, q: Tensor, d_v: int, inner: int) -> None:
         self.q, self.d_v, self.inner = q, d_v, inner
         self.kind = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.only: tuple[Tensor, Tensor, Tensor] | None = None  # the first part, if it has all queries
-        self.sums: tuple[Tensor, Tensor, Tensor] | None = None
+        self.first: _Results | None = None  # of all queries
+        self.second: list[tuple[tuple[int, int], _Results]] = []  # of other queries each
+        self.sums: _Results | None = None
 
     def add(self, rows: tuple[int, int], out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
-        if self.only is None and self.sums is None and rows == (0, self.q.shape[2]):
-            self.only = out, row_sum, row_max
-            return
-        total, sums, maxima = self._sums()
-        flat = rows[0] * self.inner, rows[1] * self.inner
-        _join(total.narrow(2, *rows), sums.narrow(2, *flat), maxima.narrow(2, *flat), out, row_sum, row_max)
+        made = out, row_sum, row_max
+        if self.first is None and self.sums is None and rows == (0, self.q.shape[2]):
+            self.first = made
+        elif self.first is not None and apart(rows, [one for one, _ in self.second]):
+            self.second.append((rows, made))
+        else:
+            self._join(self._sums(), rows, made)
 
     def finish(self, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """out, row_sum and row_max. The sink is one more logit in each row that sees a key."""
-        out, sums, maxima = self.only if self.only is not None and sink is None else self._sums()
+        if self.first is not None and sink is None:
+            for rows, made in self.second:
+                self._join(self.first, rows, made)
+            return self.first
+        out, sums, maxima = self._sums()
         if sink is not None:
             logit = sink.detach().to(self.kind)[:, None]
             weight = torch.where(sums > 0, (logit - maxima).exp(), 0.0)
@@ -158,11 +199,11 @@ class Joined:
             sums, maxima = own + torch.where(sums > 0, (logit - greater).exp(), 0.0), greater
         return out.to(self.q.dtype), sums, maxima
 
-    def _sums(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _sums(self) -> _Results:
         if self.sums is None:
             rows = *self.q.shape[:2], self.q.shape[2] * self.inner
-            if self.only is not None:
-                out, sums, maxima = self.only
+            if self.first is not None:
+                out, sums, maxima = self.first
                 self.sums = out.to(self.kind), sums, maxima  # changed in place: nobody else has them
             else:
                 zeros = self.q.new_zeros((*self.q.shape[:-1], self.d_v), dtype=self.kind)
@@ -171,19 +212,32 @@ class Joined:
                     self.q.new_zeros(rows, dtype=self.kind),
                     self.q.new_full(rows, -torch.inf, dtype=self.kind),
                 )
-            self.only = None
+            for one, made in self.second:
+                self._join(self.sums, one, made)
+            self.first, self.second = None, []
         return self.sums
 
+    def _join(self, to: _Results, rows: tuple[int, int], made: _Results) -> None:
+        """Adds a part's results in place."""
+        flat = rows[0] * self.inner, rows[1] * self.inner
+        total, sums, maxima = to[0].narrow(2, *rows), to[1].narrow(2, *flat), to[2].narrow(2, *flat)
+        out, row_sum, row_max = made
+        greater = torch.maximum(maxima, row_max)
+        seen = greater > -torch.inf
+        mine = torch.where(seen, (maxima - greater).exp() * sums, 0.0)
+        more = torch.where(seen, (row_max - greater).exp() * row_sum, 0.0)
+        both = mine + more
+        of_total = torch.where(seen, mine / both, 1.0).reshape(*total.shape[:-1], 1)
+        of_out = torch.where(seen, more / both, 0.0).reshape(*total.shape[:-1], 1)
+        step = max(1, (_OF_A_CACHE[total.is_cuda] * total.shape[2]) // max(total.numel(), 1))
+        for first in range(0, total.shape[2], step):
+            some = first, min(step, total.shape[2] - first)
+            mine, more, to_all, to_some = (x.narrow(2, *some) for x in (total, out, of_total, of_out))
+            torch.addcmul(mine * to_all, more, to_some, out=mine)  # in the type of the weights, rounded once
+        sums.copy_(both)
+        maxima.copy_(greater)
 
-def _join(total: Tensor, sums: Tensor, maxima: Tensor, out: Tensor, row_sum: Tensor, row_max: Tensor) -> None:
-    """Adds a part to the sums in place."""
-    greater = torch.maximum(maxima, row_max)
-    seen = greater > -torch.inf
-    mine = torch.where(seen, (maxima - greater).exp() * sums, 0.0)
-    more = torch.where(seen, (row_max - greater).exp() * row_sum, 0.0)
-    both = mine + more
-    of_total = torch.where(seen, mine / both, 1.0).reshape(*total.shape[:-1], 1)
-    of_out = torch.where(seen, more / both, 0.0).reshape(*total.shape[:-1], 1)
-    total.mul_(of_total).addcmul_(out.to(total.dtype), of_out)
-    sums.copy_(both)
-    maxima.copy_(greater)
+
+def apart(rows: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+    """Whether rows (first, count) share none with others."""
+    return all(sum(rows) <= first or first + count <= rows[0] for first, count in others)

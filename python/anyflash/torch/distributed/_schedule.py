@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ... import _core
-from ._pieces import Pieces, common, count_of, merged
+from ._pieces import Pieces, common, count_of, cut, merged
 
 _MOST_KEPT = 64
 _kept: OrderedDict[Any, Schedule] = OrderedDict()
@@ -22,6 +22,15 @@ class Layout(NamedTuple):
     k_shape: tuple[int, ...]
     queries: tuple[Pieces, ...]
     keys: tuple[Pieces, ...]
+
+
+class Costs(NamedTuple):
+    """Seconds."""
+
+    latency: float  # of an exchange
+    of_key: float  # more for each key that a process receives, in all heads
+    of_pair: float  # of a visible pair in all heads
+    of_stage: float  # of the calls and the join of a stage, beside their pairs
 
 
 class Stage(NamedTuple):
@@ -38,6 +47,9 @@ class Schedule(NamedTuple):
     stages: tuple[Stage, ...]
     seen: tuple[Pieces, ...]  # the keys that each process' queries see
     parts: dict[tuple[int, int], Any]  # (rank, stage): the local calls, as they are asked for
+    rule: Any = None  # with tables of its own, so that what is made of it stays right; None: not kept
+    rules: dict[Any, Any] = {}  # of the local calls
+    plans: dict[Any, Any] = {}  # the same
 
     def most_received(self) -> int:
         """Keys of the process that receives most."""
@@ -53,17 +65,22 @@ def unit_of(k_shape: tuple[int, ...]) -> int:
     return 1 if len(k_shape) > 1 else max(1, min(64, k_shape[0] // 1024))
 
 
-def schedule_of(rule: Any, align: str, layout: Layout, rule_hash: int | None = None) -> Schedule:
-    """The exchange of a call, cached by the rule and the layout. A dense mask is read each time instead."""
+def schedule_of(
+    rule: Any, align: str, layout: Layout, rule_hash: int | None = None, costs: Costs | None = None
+) -> Schedule:
+    """The exchange of a call, cached by the rule, the layout and the costs. A dense mask is read each time instead.
+    costs: those by which the number of stages is chosen; without them it is the least."""
     key = None
     if "dense(" not in str(rule):
-        key = str(rule), _core.rule_hash(rule) if rule_hash is None else rule_hash, align, layout
+        key = str(rule), _core.rule_hash(rule) if rule_hash is None else rule_hash, align, layout, costs
         with _lock:
             if key in _kept:
                 _kept.move_to_end(key)
                 return _kept[key]
-    made = _new_schedule(rule, align, layout)
+    made = _new_schedule(rule, align, layout, costs)
     if key is not None:
+        own = _core.parse_rule(*rule.__reduce__()[1]) if rule._parts[1] else rule
+        made = made._replace(rule=own, rules={}, plans={})
         with _lock:
             _kept[key] = made
             while len(_kept) > _MOST_KEPT:
@@ -71,31 +88,87 @@ def schedule_of(rule: Any, align: str, layout: Layout, rule_hash: int | None = N
     return made
 
 
-def _new_schedule(rule: Any, align: str, layout: Layout) -> Schedule:
+def _new_schedule(rule: Any, align: str, layout: Layout, costs: Costs | None) -> Schedule:
     if not prod(layout.q_shape) or not prod(layout.k_shape):
         return Schedule((), ((),) * len(layout.queries), {})
     asked = [list(pieces) for pieces in layout.queries]
-    seen = _core.seen_keys(rule, layout.q_shape, layout.k_shape, align, asked, unit_of(layout.k_shape))
-    ranks = len(layout.keys)
+    seen = tuple(
+        map(tuple, _core.seen_keys(rule, layout.q_shape, layout.k_shape, align, asked, unit_of(layout.k_shape)))
+    )
     most = max(map(count_of, layout.keys))
-    stages: list[Stage] = []
-    counts = [0] * ranks
+    moved = _transfers(layout, seen)
+    stages = _stages(moved, most)
+    if costs is None or not stages:
+        return Schedule(stages, seen, {})
+    pairs = _pairs(rule, align, layout)
+    best = _seconds(stages, layout, seen, pairs, costs)
+    for parts in (2, 4, 8):
+        limit = most // parts
+        if limit < unit_of(layout.k_shape) * 2:
+            break
+        finer = _stages(moved, limit)
+        seconds = _seconds(finer, layout, seen, pairs, costs)
+        if seconds < 0.98 * best:  # of nearly equal ones the first, which has the fewest stages
+            stages, best = finer, seconds
+    return Schedule(stages, seen, {})
+
+
+def _transfers(layout: Layout, seen: tuple[Pieces, ...]) -> list[dict[tuple[int, int], Pieces]]:
+    """What moves, by the distance of the processes."""
+    ranks, made = len(layout.keys), []
     for distance in range(1, ranks):
         found = {}
         for to in range(ranks):
             sender = (to - distance) % ranks
             if pieces := common(seen[to], layout.keys[sender]):
                 found[sender, to] = pieces
-        if not found:
-            continue
-        added = list(counts)
-        for (_, to), pieces in found.items():
-            added[to] += count_of(pieces)
-        # One stage takes what several neighbours send, until it is as many keys as a process has.
-        if stages and max(added) <= most:
-            stages[-1].transfers.update(found)
-            counts = added
-        else:
-            stages.append(Stage(found))
-            counts = [new - old for new, old in zip(added, counts)]
-    return Schedule(tuple(stages), tuple(map(tuple, seen)), {})
+        made += [found] if found else []
+    return made
+
+
+def _stages(moved: list[dict[tuple[int, int], Pieces]], limit: int) -> tuple[Stage, ...]:
+    """Stages that bring a process at most so many keys."""
+    stages: list[Stage] = []
+    counts: dict[int, int] = {}
+    for found in moved:
+        for at in range(0, max(map(count_of, found.values())), limit):
+            cuts = {pair: cut(pieces, at, limit) for pair, pieces in found.items()}
+            cuts = {pair: pieces for pair, pieces in cuts.items() if pieces}
+            more = {to: count_of(pieces) for (_, to), pieces in cuts.items()}
+            added = {to: counts.get(to, 0) + more.get(to, 0) for to in counts | more}
+            # One stage takes what several neighbours send.
+            if stages and max(added.values()) <= limit and not cuts.keys() & stages[-1].transfers.keys():
+                stages[-1].transfers.update(cuts)
+                counts = added
+            else:
+                stages.append(Stage(cuts))
+                counts = more
+    return tuple(stages)
+
+
+def _pairs(rule: Any, align: str, layout: Layout) -> list[float]:
+    """The visible pairs of each process' queries, about."""
+    owners = sorted((first, count, rank) for rank, pieces in enumerate(layout.queries) for first, count in pieces)
+    cuts = [0, *[first + count for first, count, _ in owners]]
+    made = [0.0] * len(layout.queries)
+    visible = _core.visible_by_block(rule, layout.q_shape, layout.k_shape, align, cuts, 4)
+    for (_, _, rank), found in zip(owners, visible):
+        made[rank] += found
+    return made
+
+
+def _seconds(
+    stages: tuple[Stage, ...], layout: Layout, seen: tuple[Pieces, ...], pairs: list[float], costs: Costs
+) -> float:
+    """The time of a forward pass: in each step the longer of the exchange and of the work on the keys before."""
+    each = [found / max(count_of(keys), 1) for found, keys in zip(pairs, seen)]  # pairs of a key
+    own = [count_of(common(keys, mine)) for keys, mine in zip(seen, layout.keys)]
+    work = [max(one * count for one, count in zip(each, own)) * costs.of_pair + costs.of_stage]
+    moving = []
+    for stage in stages:
+        counts = [0] * len(seen)
+        for (_, to), pieces in stage.transfers.items():
+            counts[to] += count_of(pieces)
+        moving.append(costs.latency + max(counts) * prod(layout.k_shape[1:]) * costs.of_key)
+        work.append(max(one * count for one, count in zip(each, counts)) * costs.of_pair + costs.of_stage)
+    return sum(max(pair) for pair in zip(work, [*moving, 0.0]))

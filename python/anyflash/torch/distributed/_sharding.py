@@ -81,7 +81,7 @@ class Sharding:
 
     def traffic(self, *, channels: int = 256, heads: int = 1, bytes_of_number: int = 2) -> dict[str, Any]:
         """Bytes of keys and values that a forward pass moves. channels: of a key and its value together; heads: of the
-        keys, times the batch. A backward pass moves them again, and as many bytes of gradients.
+        keys, times the batch. A backward pass moves as many bytes of gradients, and again those of all stages but the last.
 
         bytes           received by each process
         least           the same, if each process received exactly the keys that its queries see and others have

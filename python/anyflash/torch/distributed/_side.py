@@ -1,0 +1,84 @@
+"""The group over which processes agree: on the CPU, so that no process waits for its GPU's work, nor a GPU for it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+_Result = TypeVar("_Result")
+_sides: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def side(group: Any) -> Any:
+    """The group itself where it takes tensors on the CPU, else one of gloo with the same processes and timeout. All
+    processes of the group call it for the first time together."""
+    whole = whole_of(group)
+    if "cpu:" in dist.get_backend_config(whole):
+        return whole
+    made = _sides.get(whole)
+    if made is None:
+        ranks = dist.get_process_group_ranks(whole)
+        made = lost(lambda: dist.new_group(ranks, _timeout(whole), backend="gloo", use_local_synchronization=True))
+        _sides[whole] = made
+    return made
+
+
+def asked(group: Any, numbers: Sequence[int]) -> Callable[[], list[list[int]]]:
+    """Asks for all processes' numbers; the function waits for them and gives them in the order of the ranks."""
+    mine, over = torch.tensor(numbers, dtype=torch.int64), side(group)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(over))]
+    work = lost(lambda: dist.all_gather(every, mine, group=over, async_op=True))
+
+    def answer() -> list[list[int]]:
+        lost(work.wait)
+        return in_order(group, [one.tolist() for one in every])
+
+    return answer
+
+
+def gathered(group: Any, numbers: Sequence[int]) -> list[list[int]]:
+    """All processes' numbers, in the order of their ranks."""
+    return asked(group, numbers)()
+
+
+def told(group: Any, mine: Any) -> list[Any]:
+    """All processes' objects, in the order of their ranks."""
+    over = side(group)
+    every: list[Any] = [None] * dist.get_world_size(over)
+    lost(lambda: dist.all_gather_object(every, mine, group=over))
+    return in_order(group, every)
+
+
+def in_order(group: Any, of_side: list[Any]) -> list[Any]:
+    """From the order of the side's ranks to that of the group's."""
+    whole, over = whole_of(group), side(group)
+    if over is whole:
+        return of_side
+    return [of_side[dist.get_group_rank(over, one)] for one in dist.get_process_group_ranks(whole)]
+
+
+def lost(communicate: Callable[[], _Result]) -> _Result:
+    """communicate(), with one line where a process is gone or does not answer within the group's timeout."""
+    try:
+        return communicate()
+    except RuntimeError as error:
+        line = str(error).strip().split("\n")[0]
+        raise RuntimeError(
+            f"anyflash.torch.distributed: another process of the group is gone or late: {line}"
+        ) from error
+
+
+def whole_of(group: Any) -> Any:
+    return dist.group.WORLD if group is None else group
+
+
+def _timeout(group: Any) -> Any:
+    """That of a group of GPUs; PyTorch's own default where it does not tell."""
+    try:
+        return group._get_backend(torch.device("cuda")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
