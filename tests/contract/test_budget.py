@@ -6,7 +6,8 @@ import re
 import anyflash as af
 import numpy as np
 import pytest
-from cases import Case, Laid, same_bits
+from bits import BIASES, SIZED, assert_same_bits
+from cases import Laid, same_bits
 from cases import run_for_bits as run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,26 +15,6 @@ from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
 
 LEAST = re.compile(r"memory_budget: \d+ bytes, expected at least (\d+)")
-SIZED = Case(
-    batch=2,
-    heads_q=4,
-    heads_kv=2,
-    q_shape=(600,),
-    k_shape=(720,),
-    d_qk=40,
-    d_v=72,
-    rule=("causal",),
-    align="none_end",
-    bias=("float32", (False, True, False, True)),
-    sink="float32",
-    softcap=20.0,
-    seed=5,
-)
-
-
-def assert_same(a, b):
-    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
-        assert same_bits(x, y), f"{name}: {np.count_nonzero(x != y)} of {x.size} differ"
 
 
 def divisors(n):
@@ -60,7 +41,7 @@ def test_chunks_change_no_bit(case, data):
         num_chunks_q=data.draw(st.sampled_from([None, *divisors(case.queries)])),
         num_chunks_kv=data.draw(st.sampled_from([None, *divisors(case.keys)])),
     )
-    assert_same(run(case, **counts), expected)
+    assert_same_bits(run(case, **counts), expected)
 
 
 @examples(100)
@@ -85,9 +66,7 @@ def test_budgets_change_no_bit_and_the_least_works(case, data):
 
 
 @pytest.mark.parametrize("type", FLOATS)
-@pytest.mark.parametrize(
-    "bias", [None, (True, True, True, True), (False, False, False, True), (False, True, True, False)]
-)
+@pytest.mark.parametrize("bias", BIASES)
 def test_many_blocks(type, bias):
     sink = "float64" if type == "float64" else "float32"  # in float64 the order of the sums of dsink shows
     case = SIZED.but(type=type, sink=sink, bias=bias and ("float32", bias))
@@ -95,7 +74,7 @@ def test_many_blocks(type, bias):
     for counts in ((2, 1), (1, 3), (5, 4), (600, 720)):
         for threads in (1, 3):
             made = run(case, num_chunks_q=counts[0], num_chunks_kv=counts[1], threads=threads)
-            assert_same(made, expected)
+            assert_same_bits(made, expected)
 
 
 @pytest.mark.parametrize("type", FLOATS)
