@@ -79,7 +79,7 @@ def attention(
     Source: Dao, FlashAttention-2 (2023), algorithm 1.
 
     **Arrays** are NumPy's, or any with `__dlpack__`: on the CPU PyTorch, JAX, CuPy and TensorFlow, on an NVIDIA GPU
-    PyTorch, JAX and CuPy. The result is an array of q's framework. Strides are free; nothing is copied. The GIL is
+    PyTorch, JAX and CuPy. The result is an array of q's framework. Any strides work; nothing is copied. The GIL is
     released. PyTorch tensors that require a gradient are refused here: use anyflash.torch.attention.
 
     **Types**: float16, bfloat16 (`ml_dtypes.bfloat16` in NumPy), float32 or float64, the same for q, k and v.

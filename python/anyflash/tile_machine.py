@@ -372,7 +372,7 @@ def candidates(
     return [Candidate(**one) for one in call.candidates()]
 
 
-class use:  # noqa: N801
+class use:
     """Within this context the thread's calls with arrays on the CPU run on the tile machine.
 
         with tile_machine.use(tiles=16, memory_per_tile=256 * 1024) as used:

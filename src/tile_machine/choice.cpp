@@ -109,7 +109,7 @@ Call::Call(const Problem& problem, const ExecutionPlan& plan, const TileMachine&
       statistics(statistics_of(problem)),
       queries(plan.query_grid),
       keys(plan.key_grid),
-      rests(backward && (problem.deterministic || (problem.lse.given() && has_large_lse(problem)))) {
+      lse_remainders(backward && (problem.deterministic || (problem.lse.given() && has_large_lse(problem)))) {
   lopsided = is_lopsided(plan, keys);
   known_weights = std::make_shared<KnownWeights>();
   constexpr std::size_t most_blocks = 4096;

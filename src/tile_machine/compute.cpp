@@ -143,7 +143,7 @@ void Compute::begin(Tile& tile) {
   } else {
     std::fill_n(tile.arena.floats(tile.wave.dk), tile.sizes.home_keys * call_.line_qk, 0.0f);
     std::fill_n(tile.arena.floats(tile.wave.dv), tile.sizes.home_keys * call_.line_v, 0.0f);
-    if (call_.rests) std::fill_n(sums_of(tile, tile.column), rows, 0.0);
+    if (call_.lse_remainders) std::fill_n(sums_of(tile, tile.column), rows, 0.0);
   }
 }
 
@@ -270,15 +270,15 @@ double* Compute::sums_of(const Tile& tile, std::int64_t column) {
 
 /// log(sum) is the rest if it is small enough to be a rounding error of lse. A larger one means that lse covers more keys
 /// than this call has: then lse is right.
-void Compute::find_rests(Tile& tile, std::int64_t unit, const Schedule& schedule) {
+void Compute::find_lse_remainders(Tile& tile, std::int64_t unit, const Schedule& schedule) {
   const float* const lse = tile.arena.floats(tile.wave.statistics);
-  float* const rests = tile.arena.floats(tile.wave.rests);
+  float* const lse_remainders = tile.arena.floats(tile.wave.lse_remainders);
   const auto& items = schedule.items[tile.row];
   for (std::size_t i = 0; i < items.size(); ++i) {
     const auto head = call_.head_of(unit, items[i] / mapping_.query_chunks);
     const auto end = i + 1 < items.size() ? tile.item_start[i + 1] : tile.sizes.query_rows;
     for (auto row = tile.item_start[i]; row < end; ++row) {
-      rests[row] = 0;
+      lse_remainders[row] = 0;
       const float size = std::abs(lse[row]);
       if (!(size >= Call::large_lse && size < infinity)) continue;
       double sum = 0;
@@ -286,10 +286,10 @@ void Compute::find_rests(Tile& tile, std::int64_t unit, const Schedule& schedule
       if (call_.problem.sink.given())
         sum += std::exp(cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), head) - double(lse[row]));
       const double rest = std::log(sum), step = double(std::nextafter(size, infinity)) - double(size);
-      if (std::abs(rest) <= 0.75 * step) rests[row] = float(rest);
+      if (std::abs(rest) <= 0.75 * step) lse_remainders[row] = float(rest);
     }
   }
-  tile.compute += cost_.rests(tile.sizes.query_rows, mapping_.columns);
+  tile.compute += cost_.lse_remainders(tile.sizes.query_rows, mapping_.columns);
 }
 
 /// Scores of a step, in the tile's memory. The queries are in q_.
@@ -328,15 +328,15 @@ void Compute::forward_step(Tile& tile, const Visit& visit, const Step& step, con
   add_product(shape, step.partial && !visit.finite, false, s, v, call_.line_v, to);
 }
 
-/// C += A B, or for rows of keys C += A^T B. careful: B holds numbers that are not finite, and hidden pairs must not see
-/// them. Then B's bad rows count as zeros, and are added for their visible pairs alone. So results that do not depend on
-/// them keep their bits.
-void Compute::add_product(const StepShape& shape, bool careful, bool of_keys, const float* a, const float* b,
+/// C += A B, or for rows of keys C += A^T B. non_finite: B holds numbers that are not finite, and hidden pairs must
+/// not see them. Then B's rows that hold such numbers count as zeros, and are added for their visible pairs only. So
+/// results that do not depend on them keep their bits.
+void Compute::add_product(const StepShape& shape, bool non_finite, bool of_keys, const float* a, const float* b,
                           std::int64_t line, float* c) {
   const auto depth = of_keys ? shape.rows : shape.columns;
   const float* factor = b;
   bad_.clear();
-  if (careful) {
+  if (non_finite) {
     float* const clean = clean_.of(depth * line);
     std::copy_n(b, depth * line, clean);
     for (std::int64_t row = 0; row < depth; ++row) {
@@ -374,11 +374,11 @@ void Compute::backward_step(Tile& tile, const Visit& visit, const Step& step, co
   GradientTerms terms;
   terms.lse = lse, terms.delta = lse + tile.sizes.query_rows;
   if (call_.statistics > 2) terms.dlse = terms.delta + tile.sizes.query_rows;
-  if (call_.rests) {
-    terms.rests = tile.arena.floats(tile.wave.rests) + step.first_row;
+  if (call_.lse_remainders) {
+    terms.lse_remainders = tile.arena.floats(tile.wave.lse_remainders) + step.first_row;
   } else {
-    rests_.assign(rows, 0.0f);
-    terms.rests = rests_.data();
+    lse_remainders_.assign(rows, 0.0f);
+    terms.lse_remainders = lse_remainders_.data();
   }
   terms.slopes = slopes;
   terms.gradient = float(call_.problem.scale);
@@ -393,10 +393,10 @@ void Compute::backward_step(Tile& tile, const Visit& visit, const Step& step, co
   float *const dv = visit.dv + from_key * line_v, *const dk = visit.dk + from_key * line_qk;
   float* const dq = tile.arena.floats(tile.wave.accumulators) + step.first_row * line_qk;
   const float* const k = visit.k + from_key * line_qk;
-  const bool careful = step.partial && !finite;
-  add_product(shape, careful, true, s, dout, line_v, dv);
-  add_product(shape, careful, true, ds, q, line_qk, dk);
-  add_product(shape, careful, false, ds, k, line_qk, dq);
+  const bool non_finite = step.partial && !finite;
+  add_product(shape, non_finite, true, s, dout, line_v, dv);
+  add_product(shape, non_finite, true, ds, q, line_qk, dk);
+  add_product(shape, non_finite, false, ds, k, line_qk, dq);
 }
 
 void Compute::add_incoming(Tile& tile, const Schedule& schedule, std::int64_t phase) {
@@ -491,7 +491,7 @@ void Compute::finish_rows(Tile& tile, std::int64_t unit, const Schedule& schedul
       if (call_.problem.dsink.given()) {  // -P (delta - dlse)
         const float* const lse = tile.arena.floats(tile.wave.statistics) + at;
         const auto sink = cpu::ReadHeadNumber(call_.problem.sink, call_.batch_of(unit), call_.head_of(unit, in_unit));
-        const double rest = call_.rests ? tile.arena.floats(tile.wave.rests)[at] : 0;
+        const double rest = call_.lse_remainders ? tile.arena.floats(tile.wave.lse_remainders)[at] : 0;
         const double dlse = call_.statistics > 2 ? lse[2 * tile.sizes.query_rows] : 0;
         tile.dsink[in_unit] -= std::exp(sink - double(lse[0]) - rest) * (double(lse[tile.sizes.query_rows]) - dlse);
       }

@@ -39,7 +39,7 @@ class Compute {
   /// The steps of all items with the key chunks of a phase. sums: of these P is only summed.
   void keys(Tile& tile, std::int64_t unit, const Schedule& schedule, std::int64_t phase, bool sums = false);
   /// Backward: what lse lost to rounding, from the sums of all columns.
-  void find_rests(Tile& tile, std::int64_t unit, const Schedule& schedule);
+  void find_lse_remainders(Tile& tile, std::int64_t unit, const Schedule& schedule);
   /// Backward: adds the partial dk and dv that the tile received after a phase.
   void add_incoming(Tile& tile, const Schedule& schedule, std::int64_t phase);
   /// Rows whose results are complete, to their homes.
@@ -73,7 +73,7 @@ class Compute {
   void forward_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
   void sum_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
   void backward_step(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape);
-  void add_product(const StepShape& shape, bool careful, bool of_keys, const float* a, const float* b,
+  void add_product(const StepShape& shape, bool non_finite, bool of_keys, const float* a, const float* b,
                    std::int64_t line, float* c);
   void scores(Tile& tile, const Visit& visit, const Step& step, const StepShape& shape, float* slopes);
   bool load_rows(const Tile& tile, std::int64_t from, std::int64_t rows, std::int64_t channels, std::int64_t line,
@@ -93,7 +93,7 @@ class Compute {
   Buffer clean_;
   std::vector<std::int64_t> bad_;
   std::vector<std::uint64_t> words_;
-  std::vector<float> query_coordinates_, key_coordinates_, rests_;
+  std::vector<float> query_coordinates_, key_coordinates_, lse_remainders_;
 };
 
 }  // namespace anyflash::simulator

@@ -72,7 +72,7 @@ class Cost {
     const double start = one - more * double(machine_.unit_rows);
     return std::max(chunk_rows, std::int64_t(worth * start / more));
   }
-  double rests(std::int64_t rows, std::int64_t columns) const { return vector(rows, columns + 2); }
+  double lse_remainders(std::int64_t rows, std::int64_t columns) const { return vector(rows, columns + 2); }
   /// Forward: rows of results, normalized. Backward: rows of dq, rounded to their type.
   double finish_rows(std::int64_t rows) const { return vector(rows, call_.backward ? call_.d_qk : call_.d_v); }
   /// Partial results of `parts` tiles become one, and are finished.

@@ -224,7 +224,7 @@ class Evaluator {
     const auto homes = call_.resident() ? 0 : (two ? 2 : 1) * cost.homes[local];
     switch (kind) {
       case PhaseKind::sums:
-      case PhaseKind::rests:
+      case PhaseKind::lse_remainders:
       case PhaseKind::keys:
       case PhaseKind::key_gradients: return homes + cost.wave[local] + cost.keys[local];
       case PhaseKind::reduction: return homes + cost.wave[local] + cost.reduction[local];
@@ -242,11 +242,12 @@ class Evaluator {
     switch (phase.kind) {
       case PhaseKind::row_sums: return cost_.row_sums(sizes.home_rows);
       case PhaseKind::sums: return phase.index < schedule.phases ? schedule.tiles[local].sums[phase.index] : 0;
-      case PhaseKind::rests: return cost_.rests(sizes.query_rows, mapping_.columns);
+      case PhaseKind::lse_remainders: return cost_.lse_remainders(sizes.query_rows, mapping_.columns);
       case PhaseKind::keys: {
         if (phase.index >= schedule.phases) return 0;
         double cycles = schedule.tiles[local].cycles[phase.index];
-        if (call_.backward && whole_rows && !call_.rests && phase.index == 0) cycles += cost_.row_sums(sizes.home_rows);
+        if (call_.backward && whole_rows && !call_.lse_remainders && phase.index == 0)
+          cycles += cost_.row_sums(sizes.home_rows);
         if (call_.backward && phase.index > 0) cycles += cost_.add_keys(incoming(cost, local, phase.index - 1));
         if (phase.index + 1 < schedule.phases) return cycles;
         if (whole_rows) cycles += cost_.finish_rows(sizes.home_rows);
@@ -284,12 +285,12 @@ class Evaluator {
                                          : queries * (d_v * e + 4 * double(call_.statistics));
         break;
       case PhaseKind::keys:
-        if (phase.index < schedule.phases) keys_traffic(cost, local, phase.index, !call_.rests, traffic);
+        if (phase.index < schedule.phases) keys_traffic(cost, local, phase.index, !call_.lse_remainders, traffic);
         break;
       case PhaseKind::sums:
         if (phase.index < schedule.phases) keys_traffic(cost, local, phase.index, true, traffic);
         break;
-      case PhaseKind::rests:
+      case PhaseKind::lse_remainders:
         traffic.received = double((mapping_.columns - 1) * sizes.query_rows * 8);
         if (mapping_.columns > 1) traffic.sent = double(sizes.query_rows * 8);
         break;
@@ -320,7 +321,7 @@ class Evaluator {
       if (call_.problem.bias.given()) traffic.outside += double(size * sizes.query_rows * 4);
     }
     if (mapping_.rows > 1) traffic.sent += double(rows_sent(cost, local, phase)) * double(call_.key_row_bytes());
-    if (phase > 0 && !(gathers && call_.rests)) partial_traffic(cost, local, phase - 1, traffic);
+    if (phase > 0 && !(gathers && call_.lse_remainders)) partial_traffic(cost, local, phase - 1, traffic);
   }
 
   /// Rows of keys that a tile sends in a phase, each once.
@@ -355,10 +356,12 @@ class Evaluator {
     if (phase.kind == PhaseKind::load || phase.kind == PhaseKind::row_sums || phase.kind == PhaseKind::store) return 0;
     const auto [known, fresh] = ways_.try_emplace({unit % mapping_.at_once, phase.kind, phase.index == 0});
     if (!fresh) return known->second;
-    const bool down = phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::rests && mapping_.rows > 1;
+    const bool down =
+        phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::lse_remainders && mapping_.rows > 1;
     const bool across =
-        mapping_.columns > 1 && (phase.kind == PhaseKind::reduction || phase.kind == PhaseKind::rests ||
-                                 (phase.kind == (call_.rests ? PhaseKind::sums : PhaseKind::keys) && phase.index == 0));
+        mapping_.columns > 1 &&
+        (phase.kind == PhaseKind::reduction || phase.kind == PhaseKind::lse_remainders ||
+         (phase.kind == (call_.lse_remainders ? PhaseKind::sums : PhaseKind::keys) && phase.index == 0));
     const auto first = tile(unit, 0), last_row = (mapping_.rows - 1) * mapping_.columns;
     std::int64_t most = 0;
     for (std::int64_t column = 0; down && column < mapping_.columns; ++column)
@@ -396,7 +399,7 @@ std::string PhaseCost::name(std::int64_t waves) const {
     case PhaseKind::load: return prefix + "load";
     case PhaseKind::row_sums: return prefix + "row sums";
     case PhaseKind::sums: return prefix + "sums of P " + std::to_string(index);
-    case PhaseKind::rests: return prefix + "rests of lse";
+    case PhaseKind::lse_remainders: return prefix + "lse remainders";
     case PhaseKind::keys: return prefix + "keys " + std::to_string(index);
     case PhaseKind::key_gradients: return prefix + "dk and dv";
     case PhaseKind::reduction: return prefix + "reduction";
@@ -413,9 +416,9 @@ std::vector<PhaseCost> empty_phases(const Call& call, const Mapping& mapping, st
       phase.kind = kind, phase.wave = wave, phase.index = index;
     };
     if (!call.resident()) add(PhaseKind::load);
-    if (call.backward && (mapping.columns > 1 || call.rests)) add(PhaseKind::row_sums);
-    for (std::int64_t i = 0; call.rests && i < key_phases; ++i) add(PhaseKind::sums, i);
-    if (call.rests) add(PhaseKind::rests);
+    if (call.backward && (mapping.columns > 1 || call.lse_remainders)) add(PhaseKind::row_sums);
+    for (std::int64_t i = 0; call.lse_remainders && i < key_phases; ++i) add(PhaseKind::sums, i);
+    if (call.lse_remainders) add(PhaseKind::lse_remainders);
     for (std::int64_t i = 0; i < key_phases; ++i) add(PhaseKind::keys, i);
     if (call.backward && mapping.rows > 1) add(PhaseKind::key_gradients);
     if (mapping.columns > 1) add(PhaseKind::reduction);

@@ -110,7 +110,7 @@ class Executor {
     }
     std::size_t phase = 0;
     for (std::size_t wave = 0; wave < units.size(); ++wave) run_unit(units[wave], wave, phase);
-    for (; phase < counted_.phases.size(); ++phase) end_phase(phase);  // of waves in which this place rests
+    for (; phase < counted_.phases.size(); ++phase) end_phase(phase);  // of waves in which this place is idle
     for (auto& tile : tiles_) {
       pairs_ += tile.pairs;
       for (std::size_t from = 0; from < tile.senders.size(); ++from) {
@@ -268,7 +268,7 @@ class Executor {
       for (auto& tile : tiles_) tile.outside += loaded_bytes(tile);
       end_phase(phase++);
     }
-    if (call_.backward && (mapping_.columns > 1 || call_.rests)) {
+    if (call_.backward && (mapping_.columns > 1 || call_.lse_remainders)) {
       for_each_tile([&](Tile& tile, Compute& compute) { compute.row_sums(tile); });
       end_phase(phase++);
     }
@@ -280,10 +280,10 @@ class Executor {
       tile.keys = lay_keys(tile.arena, call_, mapping_, tile.sizes);
     }
     for_each_tile([&](Tile& tile, Compute& compute) { compute.begin(tile); });
-    for (std::int64_t i = 0; call_.rests && i < key_phases_; ++i) run_sums(unit, i), end_phase(phase++);
-    if (call_.rests) {
+    for (std::int64_t i = 0; call_.lse_remainders && i < key_phases_; ++i) run_sums(unit, i), end_phase(phase++);
+    if (call_.lse_remainders) {
       exchange_sums();
-      for_each_tile([&](Tile& tile, Compute& compute) { compute.find_rests(tile, unit, schedule); });
+      for_each_tile([&](Tile& tile, Compute& compute) { compute.find_lse_remainders(tile, unit, schedule); });
       end_phase(phase++);
     }
     for (std::int64_t i = 0; i < key_phases_; ++i) run_keys(unit, i), end_phase(phase++);
@@ -322,12 +322,12 @@ class Executor {
   void run_keys(std::int64_t unit, std::int64_t phase) {
     const auto& schedule = *schedules_[unit];
     if (phase >= schedule.phases) return;  // others are not ready yet
-    if (phase == 0 && mapping_.columns > 1 && !call_.rests) gather_queries(schedule);
+    if (phase == 0 && mapping_.columns > 1 && !call_.lse_remainders) gather_queries(schedule);
     if (mapping_.rows > 1) gather_keys(schedule, phase);
     if (call_.backward && mapping_.rows > 1 && phase > 0) exchange_partials(schedule, phase - 1);
     if (call_.problem.bias.given()) load_bias(unit, schedule, phase);
     for_each_tile([&](Tile& tile, Compute& compute) {
-      if (call_.backward && mapping_.columns == 1 && !call_.rests && phase == 0) compute.row_sums(tile);
+      if (call_.backward && mapping_.columns == 1 && !call_.lse_remainders && phase == 0) compute.row_sums(tile);
       if (call_.backward && mapping_.rows > 1 && phase > 0) compute.add_incoming(tile, schedule, phase - 1);
       compute.keys(tile, unit, schedule, phase);
       if (phase + 1 < schedule.phases) return;

@@ -168,7 +168,8 @@ void Differentiate(const StepShape& shape, bool half, const GradientTerms& terms
     for (std::int64_t column = 0; column < shape.line; column += lanes) {
       const auto at = row * shape.line + column;
       const auto visible = Visible(d, shape, row, column);
-      auto x = hn::Sub(hn::Sub(hn::Load(d, scores + at), hn::Set(d, terms.lse[row])), hn::Set(d, terms.rests[row]));
+      auto x =
+          hn::Sub(hn::Sub(hn::Load(d, scores + at), hn::Set(d, terms.lse[row])), hn::Set(d, terms.lse_remainders[row]));
       x = hn::IfThenZeroElse(hn::Gt(x, zero), x);  // a score exceeds its row's lse only by rounding
       const auto p = hn::IfThenElseZero(visible, kernels::SoftmaxExp(d, x));
       auto change = hn::Sub(hn::Load(d, dscores + at), hn::Set(d, terms.delta[row]));

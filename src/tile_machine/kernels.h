@@ -51,7 +51,7 @@ void sum_probabilities(const StepShape& shape, const float* lse, float* scores, 
 struct GradientTerms {
   const float *lse = nullptr, *delta = nullptr;  ///< (rows)
   const float* dlse = nullptr;                   ///< (rows) or null
-  const float* rests = nullptr;                  ///< (rows): what lse lost to rounding
+  const float* lse_remainders = nullptr;         ///< (rows): what lse lost to rounding
   const float* slopes = nullptr;                 ///< (rows, line) or null
   float gradient = 1;
   float* dbias = nullptr;  ///< (rows, dbias_line) or null: the gradient of the bias

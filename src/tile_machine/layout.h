@@ -43,7 +43,7 @@ struct WavePart {
   std::int64_t accumulators = -1;                   ///< (rows, line): out, or dq
   std::int64_t row_max = -1, row_sum = -1;          ///< forward
   std::int64_t dk = -1, dv = -1;                    ///< (home key rows, line)
-  std::int64_t sums = -1, rests = -1;               ///< (rows): of P in float64, and what lse lost
+  std::int64_t sums = -1, lse_remainders = -1;      ///< (rows): of P in float64, and what lse lost
 };
 struct KeysPart {
   std::int64_t chunks = -1, chunk_bytes = 0;      ///< a slot each: k, then v
@@ -140,8 +140,8 @@ WavePart lay_wave(Memory& memory, const Call& call, const Mapping& mapping, cons
   } else {
     wave.dk = memory.take(keys * call.line_qk * 4);
     wave.dv = memory.take(keys * call.line_v * 4);
-    if (call.rests) wave.sums = memory.take(rows * mapping.columns * 8);  // of all columns, in the end
-    if (call.rests) wave.rests = memory.take(rows * 4);
+    if (call.lse_remainders) wave.sums = memory.take(rows * mapping.columns * 8);  // of all columns, in the end
+    if (call.lse_remainders) wave.lse_remainders = memory.take(rows * 4);
   }
   return wave;
 }

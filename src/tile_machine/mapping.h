@@ -100,7 +100,7 @@ struct Call {
   /// over the columns, so that these have about the same work.
   bool lopsided = false;
   /// Backward, with an lse so large that its rounding error is one of P = exp(S - lse): P is summed first.
-  bool rests = false;
+  bool lse_remainders = false;
   static constexpr float large_lse = 32;
 
   std::int64_t batch_of(std::int64_t unit) const { return unit / problem.heads_kv; }

@@ -14,8 +14,8 @@ namespace anyflash::simulator {
 enum class PhaseKind : std::uint8_t {
   load,
   row_sums,
-  sums,   ///< backward, if an lse is large: P is summed over each row
-  rests,  ///< these sums tell what lse lost to rounding
+  sums,            ///< backward, if an lse is large: P is summed over each row
+  lse_remainders,  ///< these sums tell what lse lost to rounding
   keys,
   key_gradients,
   reduction,

@@ -269,7 +269,7 @@ const Schedule& Scheduler::of(std::int64_t unit) {
     schedule.step_rows = step_rows_;
     deal_items(schedule, weights);
     fill_phases(schedule, weights);
-    if (call_.rests) add_sums(schedule, masks);
+    if (call_.lse_remainders) add_sums(schedule, masks);
   }
   return schedule;
 }

@@ -22,7 +22,7 @@ if DEVICE == "tiles":
     def pytest_collection_modifyitems(config, items):
         """The tile machine has float16 and float32."""
         types = ("bfloat16", "float64")
-        values = lambda one: one.callspec.params.values() if hasattr(one, "callspec") else ()  # noqa: E731
+        values = lambda one: one.callspec.params.values() if hasattr(one, "callspec") else ()
         other = [one for one in items if any(str(getattr(x, "__name__", x)) in types for x in values(one))]
         config.hook.pytest_deselected(items=other)
         items[:] = [one for one in items if one not in other]

@@ -27,6 +27,7 @@ def errs_by(factor):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", ["float32", "float64"])
 def test_doubled_errors_are_a_miss(type, monkeypatch):
     """Though the largest of them are not."""
@@ -37,6 +38,7 @@ def test_doubled_errors_are_a_miss(type, monkeypatch):
         check(CALL.but(type=type))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", FLOATS)
 def test_errors_of_three_times_the_textbook_s_are_a_miss(type, monkeypatch):
     monkeypatch.setattr(cases, "run", errs_by(3))

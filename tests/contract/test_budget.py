@@ -6,7 +6,8 @@ import re
 import anyflash as af
 import numpy as np
 import pytest
-from cases import Case, Laid, check, same_bits
+from bits import BIASES, SIZED, assert_same_bits
+from cases import Laid, check, same_bits
 from cases import run_for_bits as run
 from devices import DEVICE
 from hypothesis import given
@@ -15,33 +16,13 @@ from profiles import examples
 from strategies import FLOATS, calls, packed_cases, paged_cases, ragged_cases
 
 LEAST = re.compile(r"memory_budget: \d+ bytes, expected at least (\d+)")
-SIZED = Case(
-    batch=2,
-    heads_q=4,
-    heads_kv=2,
-    q_shape=(600,),
-    k_shape=(720,),
-    d_qk=40,
-    d_v=72,
-    rule=("causal",),
-    align="none_end",
-    bias=("float32", (False, True, False, True)),
-    sink="float32",
-    softcap=20.0,
-    seed=5,
-)
-
-
-def assert_same(a, b):
-    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
-        assert same_bits(x, y), f"{name}: {np.count_nonzero(x != y)} of {x.size} differ"
 
 
 def assert_unchanged(case, expected, **changes):
     if DEVICE == "cuda":
         check(case, deterministic=True, **changes)
     else:
-        assert_same(run(case, **changes), expected)
+        assert_same_bits(run(case, **changes), expected)
 
 
 def divisors(n):
@@ -101,9 +82,7 @@ def test_budgets_change_no_bit_and_the_least_works(case, data):
 
 
 @pytest.mark.parametrize("type", FLOATS)
-@pytest.mark.parametrize(
-    "bias", [None, (True, True, True, True), (False, False, False, True), (False, True, True, False)]
-)
+@pytest.mark.parametrize("bias", BIASES)
 def test_many_blocks(type, bias):
     sink = "float64" if type == "float64" else "float32"  # in float64 the order of the sums of dsink shows
     case = SIZED.but(type=type, sink=sink, bias=bias and ("float32", bias))

@@ -4,6 +4,7 @@ keys."""
 import anyflash as af
 import numpy as np
 import pytest
+from bits import assert_same_bits
 from cases import Case, Laid, check, rounds_otherwise, same_bits
 from cases import run_for_bits as run
 from hypothesis import given
@@ -21,11 +22,6 @@ def unseen_keys(case):
     """(b, heads_kv, m): keys that no query of any head of the group sees."""
     group = case.heads_q // case.heads_kv if case.heads_kv else 1
     return ~case.pattern[0].any(2).reshape(case.batch, case.heads_kv, group, case.keys).any(2)
-
-
-def assert_same_bits(a, b, where=""):
-    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
-        assert same_bits(x, y), f"{name}{where}: {np.count_nonzero(~((x == y) | (np.isnan(x) & np.isnan(y))))} differ"
 
 
 def assert_nothing_shows(case, got):

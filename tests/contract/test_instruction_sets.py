@@ -44,6 +44,7 @@ def test_every_set_that_runs_here_is_there():
     assert set(SETS) == expected and len(SETS) == len(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", SETS[1:])  # test_core.py itself runs on the best
 def test_core_selection(isa):
     command = [

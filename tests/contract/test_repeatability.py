@@ -3,35 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import anyflash as af
-import numpy as np
 import pytest
+from bits import BIASES, SIZED, assert_same_bits
 from cases import Case, Laid, check, rounds_otherwise, same_bits
 from cases import run_for_bits as run
 from devices import DEVICE
 from hypothesis import given
 from profiles import examples
 from strategies import FLOATS, calls, ragged_cases
-
-SIZED = Case(
-    batch=2,
-    heads_q=4,
-    heads_kv=2,
-    q_shape=(600,),
-    k_shape=(700,),
-    d_qk=40,
-    d_v=72,
-    rule=("causal",),
-    align="none_end",
-    bias=("float32", (False, True, False, True)),
-    sink="float32",
-    softcap=20.0,
-    seed=5,
-)
-
-
-def assert_same(a, b):
-    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
-        assert same_bits(x, y), f"{name}: {np.count_nonzero(x != y)} of {x.size} differ"
 
 
 @pytest.mark.parametrize("type", FLOATS)
@@ -41,7 +20,7 @@ def test_threads(type):
     def property(case):
         expected = run(case, threads=1)
         for threads in (2, 3, 8):
-            assert_same(run(case, threads=threads), expected)
+            assert_same_bits(run(case, threads=threads), expected)
 
     property()
 
@@ -51,18 +30,16 @@ def test_threads(type):
 def test_threads_ragged(case):
     expected = run(case, threads=1)
     for threads in (2, 3, 8):
-        assert_same(run(case, threads=threads), expected)
+        assert_same_bits(run(case, threads=threads), expected)
 
 
 @pytest.mark.parametrize("type", FLOATS)
-@pytest.mark.parametrize(
-    "bias", [None, (True, True, True, True), (False, False, False, True), (False, True, True, False)]
-)
+@pytest.mark.parametrize("bias", BIASES)
 def test_threads_over_many_blocks(type, bias):
     case = SIZED.but(type=type, bias=bias and ("float32", bias))
     expected = run(case, threads=1)
     for threads in (2, 3, 8, 8):
-        assert_same(run(case, threads=threads), expected)
+        assert_same_bits(run(case, threads=threads), expected)
 
 
 @pytest.mark.parametrize("type", FLOATS)
@@ -82,7 +59,7 @@ def test_few_queries_many_threads(type):
     )
     expected = run(case, threads=1)
     for threads in (2, 3, 8, 8):
-        assert_same(run(case, threads=threads), expected)
+        assert_same_bits(run(case, threads=threads), expected)
 
 
 @pytest.mark.parametrize("type", FLOATS)
@@ -93,7 +70,7 @@ def test_one_head_many_threads(type):
     )
     expected = run(case, threads=1)
     for threads in (2, 3, 8, 8, 8):
-        assert_same(run(case, threads=threads), expected)
+        assert_same_bits(run(case, threads=threads), expected)
 
 
 @pytest.mark.parametrize("type", FLOATS)
@@ -122,7 +99,7 @@ def test_batch_of_three(type, rule):
 def test_a_given_plan_changes_nothing(case):
     laid = Laid(case)
     plan = af.plan(laid.q, laid.k, laid.v, **laid.options)
-    assert_same(laid.run(plan=plan), laid.run())
+    assert_same_bits(laid.run(plan=plan), laid.run())
 
 
 @examples(40)
@@ -133,7 +110,7 @@ def test_strides_change_nothing(case):
         check(case.but(wild=True))
         check(case.but(wild=False))
     else:
-        assert_same(run(case.but(wild=True)), run(case.but(wild=False)))
+        assert_same_bits(run(case.but(wild=True)), run(case.but(wild=False)))
 
 
 if DEVICE == "cpu":
@@ -142,11 +119,11 @@ if DEVICE == "cpu":
     @examples(30)
     @given(case=calls())
     def test_a_gpus_switch_changes_nothing_on_the_cpu(switch, case):
-        assert_same(run(case, **{switch: True}), run(case, deterministic=False))
+        assert_same_bits(run(case, **{switch: True}), run(case, deterministic=False))
 
 
 def test_calls_from_several_threads_at_once():
     expected = run(SIZED)
     with ThreadPoolExecutor(4) as pool:
         for result in pool.map(lambda _: run(SIZED), range(8)):
-            assert_same(result, expected)
+            assert_same_bits(result, expected)

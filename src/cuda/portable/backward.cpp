@@ -150,7 +150,7 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
   check_tasks(double(blocks));
   allow_shared_memory(kernels.terms, kernels.terms_bytes, problem.device.index);
   allow_shared_memory(kernels.gradients, kernels.gradients_bytes, problem.device.index);
-  allow_shared_memory(kernels.rests, kernels.gradients_bytes, problem.device.index);
+  allow_shared_memory(kernels.lse_remainders, kernels.gradients_bytes, problem.device.index);
   if (problem.dsink.given()) load_sum_sinks(problem.device.index);
 
   CallMemory memory(workspace, stream);
@@ -161,9 +161,9 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
   const auto find_terms = [&](BackwardArgs& of) {
     launch(kernels.terms, blocks, kernels.threads, kernels.terms_bytes, &of, stream);
   };
-  const auto find_rests = [&](BackwardArgs& of) {
-    launch(kernels.rests, launched_blocks(blocks, true, problem.device), kernels.threads, kernels.gradients_bytes, &of,
-           stream);
+  const auto find_lse_remainders = [&](BackwardArgs& of) {
+    launch(kernels.lse_remainders, launched_blocks(blocks, true, problem.device), kernels.threads,
+           kernels.gradients_bytes, &of, stream);
   };
   const auto make = [&](std::int64_t keys, std::int64_t queries, std::int64_t bias, const std::int32_t* only_if) {
     args.key_tasks = keys, args.query_tasks = queries, args.tasks = keys + queries + bias, args.only_if = only_if;
@@ -174,10 +174,10 @@ void backward(const Problem& problem, const ExecutionPlan& plan, char* workspace
   GroupBackwardResult groups{};
   if (by_groups(problem, plan, args))
     groups = group_backward(problem, plan, args, masks, parts.take<char>(group_backward_workspace(problem, plan)),
-                            {find_terms, find_rests}, stream);
+                            {find_terms, find_lse_remainders}, stream);
   if (!groups.made) {
     find_terms(args);
-    find_rests(args);
+    find_lse_remainders(args);
     make(tasks.keys, tasks.queries, tasks.bias, nullptr);
   } else {
     if (!groups.made_bias) make(0, 0, tasks.bias, nullptr);

@@ -4,7 +4,7 @@
 // kColumns rows at a time. X are the own rows and Y the other side's rows: X1 and Y1 from q or k, X2 and Y2 from dout
 // or v.
 //   S = X1 Y1^T and dP = X2 Y2^T (products.cuh); P = exp(S - lse) and dS = P (dP - delta + dlse);
-//   (a large lse has a rounding error: backward_rests.cuh);
+//   (a large lse has a rounding error: backward_lse_remainders.cuh);
 //   the own side's gradients:  first += dS Y1, and for keys also second += P Y2.
 // So one code computes dq of a query block, and dk and dv of a key block over all queries and query heads that see it.
 // Nothing is added across thread blocks: no atomics, no buffer for dq, the same bits in every run and batch. The price
@@ -42,8 +42,8 @@ class GradientBlock {
     if (threadIdx.x == 0) shared_.task.find(args_, task, kRows, key_results(args_));
     __syncthreads();
     role_ = shared_.task.role, own_ = shared_.task.own;
-    bool careful = false;
-    while (!attend(careful) && !careful) careful = true;
+    bool non_finite = false;
+    while (!attend(non_finite) && !non_finite) non_finite = true;
     role_ == Role::bias ? store_tile() : store_gradients();
   }
 
@@ -57,9 +57,9 @@ class GradientBlock {
   using Stage = typename Shared::Stage;
   struct Step;
 
-  /// One pass over all entries. careful: as the non-finite fallback. False if the result holds a NaN, which may come
+  /// One pass over all entries. non_finite: as the non-finite fallback. False if the result holds a NaN, which may come
   /// from a hidden row.
-  __device__ __forceinline__ bool attend(bool careful) {
+  __device__ __forceinline__ bool attend(bool non_finite) {
 #pragma unroll
     for (int n = 0; n < Sizes::kResults; ++n) clear(sums_[n]);
     bool held = false;
@@ -72,7 +72,7 @@ class GradientBlock {
       __syncthreads();
       open_entry(!held || role_ == Role::bias);
       held = true;
-      walk_runs([&](const Step& step, const Walk<kColumns>& walk) { visit(step, walk, careful); });
+      walk_runs([&](const Step& step, const Walk<kColumns>& walk) { visit(step, walk, non_finite); });
     }
     return !__syncthreads_or(not_a_number());
   }
@@ -238,15 +238,15 @@ class GradientBlock {
     bool partial;
   };
 
-  __device__ __forceinline__ void visit(const Step& step, const Walk<kColumns>& walk, bool careful) {
+  __device__ __forceinline__ void visit(const Step& step, const Walk<kColumns>& walk, bool non_finite) {
     Tile s, dp;
     if constexpr (Sizes::kResident) {
-      multiply(dp, step, 1, careful);
-      multiply(s, step, 0, careful);
+      multiply(dp, step, 1, non_finite);
+      multiply(s, step, 0, non_finite);
       weigh(s, dp, step);
       if (role_ == Role::bias) add_to_bias(dp, step.first);
-      if (wanted(1)) add_product(sums_[1], s, step, 1, 0, careful);
-      if (wanted(0)) add_product(sums_[0], dp, step, 0, 0, careful);
+      if (wanted(1)) add_product(sums_[1], s, step, 1, 0, non_finite);
+      if (wanted(0)) add_product(sums_[0], dp, step, 0, 0, non_finite);
     } else {
       const int chunk = shared_.task.result - 1;  // part of the second gradient; -1: the first gradient
       clear(dp);
@@ -254,14 +254,14 @@ class GradientBlock {
         load_own(1, c);
         load_other(step.stage, walk, 1, c);
         arrive();
-        multiply(s, step, 1, careful);
+        multiply(s, step, 1, non_finite);
         c == 0 ? copy(dp, s) : add(dp, s);
         __syncthreads();
       }
       load_own(0, 0);
       load_other(step.stage, walk, 0, 0);
       arrive();
-      multiply(s, step, 0, careful);
+      multiply(s, step, 0, non_finite);
       weigh(s, dp, step);
       if (role_ == Role::bias) add_to_bias(dp, step.first);
       if (chunk >= 0) {
@@ -270,7 +270,7 @@ class GradientBlock {
         arrive();
         copy(dp, s);
       }
-      if (wanted(chunk >= 0)) add_product(sums_[0], dp, step, chunk >= 0, max(chunk, 0), careful);
+      if (wanted(chunk >= 0)) add_product(sums_[0], dp, step, chunk >= 0, max(chunk, 0), non_finite);
     }
   }
   __device__ __forceinline__ static void arrive() {
@@ -285,25 +285,25 @@ class GradientBlock {
   }
 
   /// x = X[n] Y[n]^T.
-  __device__ __forceinline__ void multiply(Tile& x, const Step& step, int n, bool careful) {
+  __device__ __forceinline__ void multiply(Tile& x, const Step& step, int n, bool non_finite) {
     const int at = Sizes::kResident ? n : 0;
     const E* const own = shared_.own[at];
     E* const other = step.stage.tiles[at];
     if (Products::swaps && own_ == keys) {
-      Products::template scores<kRows, kDepth, true>(x, own, other, careful);
+      Products::template scores<kRows, kDepth, true>(x, own, other, non_finite);
     } else {
-      Products::template scores<kRows, kDepth>(x, own, other, careful);
+      Products::template scores<kRows, kDepth>(x, own, other, non_finite);
     }
-    if (!careful || Products::exact_infinities) return;
+    if (!non_finite || Products::exact_infinities) return;
     mark_not_finite<Products, OtherTile, kColumns, kDepth, false>(other, shared_.not_finite[at]);
     mend_scores<Products, OwnTile, OtherTile, kDepth>(x, own, other, shared_.not_finite[at]);
   }
 
   /// sum += weights Y[n].
   __device__ __forceinline__ void add_product(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, const Step& step,
-                                              int n, int chunk, bool careful) {
+                                              int n, int chunk, bool non_finite) {
     E* const tile = step.stage.tiles[Sizes::kResident ? n : 0];
-    if (careful) {
+    if (non_finite) {
       auto& not_finite = shared_.not_finite[Sizes::kResident ? n : 0];
       mark_not_finite<Products, OtherTile, kColumns, kDepth, true>(tile, not_finite);
       const auto& rows = args_.sides[other()].rows[n];
@@ -324,9 +324,9 @@ class GradientBlock {
       if (apart) return;
     }
     if constexpr (sizeof(E) == 8) {
-      add_apart(sum, weights, tile, careful);
+      add_apart(sum, weights, tile, non_finite);
     } else {
-      Products::template values<OtherTile>(sum, weights, tile, careful);
+      Products::template values<OtherTile>(sum, weights, tile, non_finite);
     }
   }
   /// Whether all numbers are within the range of split bfloat16; dS may not be. (Non-finite numbers show in their own
@@ -347,13 +347,13 @@ class GradientBlock {
   /// more accuracy. (16-bit types round results more anyway; float32 sums already leave the tensor cores after each
   /// tile.)
   __device__ __forceinline__ static void add_apart(T (&sum)[kSlots][kDepthTiles][2], const Tile& weights, E* tile,
-                                                   bool careful) {
+                                                   bool non_finite) {
     constexpr int kPart = 2;
 #pragma unroll
     for (int j = 0; j < kDepthTiles; j += kPart) {
       T part[kSlots][kPart][2];
       clear(part);
-      Products::template values<OtherTile>(part, weights, tile + 8 * j, careful);
+      Products::template values<OtherTile>(part, weights, tile + 8 * j, non_finite);
 #pragma unroll
       for (int i = 0; i < kSlots; ++i)
 #pragma unroll

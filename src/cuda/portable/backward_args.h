@@ -20,8 +20,8 @@ struct BackwardSide {
 /// query block i of (b, h) is at ((b * heads + h) * blocks + i) * 64 + r.
 struct RowTerms {
   void *lse, *delta, *dlse;  ///< delta = dO . O
-  void* rest;                ///< lse remainder: exact lse - lse, 0 where lse is small (backward_rests.cuh); it has one
-                             ///< block more, for tiles of two query blocks
+  void* rest;                ///< lse remainder: exact lse - lse, 0 where lse is small (backward_lse_remainders.cuh).
+                             ///< It has one block more, for tiles of two query blocks
   std::uint64_t* live;       ///< of each query block: rows with a gradient, those that exist and have lse > -inf
   std::uint64_t* far;        ///< of each query block: rows with |lse| >= kFarLse, which need a remainder
   double* sink;              ///< of each query block: its share of dsink

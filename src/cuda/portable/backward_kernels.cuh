@@ -3,7 +3,7 @@
 
 #include "cuda/portable/backward.cuh"
 #include "cuda/portable/backward_kernels.h"
-#include "cuda/portable/backward_rests.cuh"
+#include "cuda/portable/backward_lse_remainders.cuh"
 #include "cuda/portable/backward_rows.cuh"
 
 namespace anyflash::cuda {
@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThr
 
 template <class E, int kDepth, Tiling tiling>
 __global__ void __launch_bounds__(GradientTiles<sizeof(E), kDepth, tiling>::kThreads)
-    rests_kernel(const __grid_constant__ BackwardArgs args) {
+    lse_remainder_kernel(const __grid_constant__ BackwardArgs args) {
   if constexpr (offered_backward<E, kDepth>(tiling)) {
-    using Block = RestsBlock<E, GradientTiles<sizeof(E), kDepth, tiling>>;
+    using Block = LseRemainderBlock<E, GradientTiles<sizeof(E), kDepth, tiling>>;
     extern __shared__ __align__(1024) char memory[];
     Block(args, *reinterpret_cast<typename Block::Shared*>(memory)).run();
   } else {
@@ -70,7 +70,7 @@ BackwardKernels backward_kernels_of() {
   using Shared = typename GradientBlock<E, Sizes>::Shared;
   static_assert(tiling != Tiling::small || sizeof(Shared) <= 64 << 10, "small tiles are for 64 KB of shared memory");
   return {reinterpret_cast<const void*>(&terms_kernel<E, kDepth, tiling>),
-          reinterpret_cast<const void*>(&rests_kernel<E, kDepth, tiling>),
+          reinterpret_cast<const void*>(&lse_remainder_kernel<E, kDepth, tiling>),
           reinterpret_cast<const void*>(&gradients_kernel<E, kDepth, tiling>),
           Sizes::kThreads,
           static_cast<int>(sizeof(typename RowTermsBlock<E, Sizes>::Shared)),

@@ -6,11 +6,11 @@
 namespace anyflash::cuda {
 
 struct BackwardKernels {
-  const void *terms, *rests, *gradients;      ///< row terms; lse remainders (rarely needed); all gradients
-  int threads, terms_bytes, gradients_bytes;  ///< bytes of shared memory; gradients_bytes holds for `rests` too
-  int rows;                                   ///< of a thread block's own side
-  int depth;                                  ///< channels of a tile
-  bool resident;                              ///< one thread block computes both gradients of its keys
+  const void *terms, *lse_remainders, *gradients;  ///< row terms; lse remainders (rarely needed); all gradients
+  int threads, terms_bytes, gradients_bytes;       ///< shared memory; gradients_bytes holds for `lse_remainders` too
+  int rows;                                        ///< of a thread block's own side
+  int depth;                                       ///< channels of a tile
+  bool resident;                                   ///< one thread block computes both gradients of its keys
 };
 
 /// The choice of a kernel.

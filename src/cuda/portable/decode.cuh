@@ -175,10 +175,10 @@ class DecodeBlock : DecodeRows<E, Sizes> {
 
   // --- A task --------------------------------------------------------------------------------------------------------
 
-  /// One pass over the warp's keys. careful: as the non-finite fallback. halved: P of rows that may have overflowed is
-  /// scaled to sum to a half, using the maxima and sums of the pass before. False if the results are not finite.
-  template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
+  /// One pass over the warp's keys. non_finite: as the non-finite fallback. halved: P of rows that may have overflowed
+  /// is scaled to sum to a half, using the maxima and sums of the pass before. False if the results are not finite.
+  template <class NonFinite>
+  __device__ __forceinline__ bool attend(NonFinite non_finite, bool halved) {
     this->clear_rows(halved);
     bool last;
     do {
@@ -200,13 +200,13 @@ class DecodeBlock : DecodeRows<E, Sizes> {
           }
           __syncwarp();
         }
-        take(tile, shared_.stages[warp_][stage_], careful);
+        take(tile, shared_.stages[warp_][stage_], non_finite);
       }
       stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
       last = tile.last;
       if constexpr (kStages == 1) __syncwarp();  // the tile is no longer read
     } while (!last);
-    return !__any_sync(0xffffffffu, careful ? this->any_overflowed() : !finite());
+    return !__any_sync(0xffffffffu, non_finite ? this->any_overflowed() : !finite());
   }
 
   /// The non-finite fallback; copies in flight are lost.
@@ -238,11 +238,11 @@ class DecodeBlock : DecodeRows<E, Sizes> {
   }
   // --- A tile --------------------------------------------------------------------------------------------------------
 
-  template <class Careful>
-  __device__ __forceinline__ void take(const DecodeTile& tile, Stage& rows, Careful careful) {
+  template <class NonFinite>
+  __device__ __forceinline__ void take(const DecodeTile& tile, Stage& rows, NonFinite non_finite) {
     T s[kSlots][kKeyTiles][2];
-    Products::template scores<kRows, kDepth>(s, own_rows(), rows.k, careful);
-    if (careful && !Products::exact_infinities)
+    Products::template scores<kRows, kDepth>(s, own_rows(), rows.k, non_finite);
+    if (non_finite && !Products::exact_infinities)
       mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
           s, own_rows(), rows.k, this->template rows_not_finite<typename Shared::KeyTile>(rows.k));
     if (args_.general) finish_scores(s, tile.first);
@@ -253,13 +253,13 @@ class DecodeBlock : DecodeRows<E, Sizes> {
       for (int i = 0; i < kSlots; ++i) seen_[i] = true;
     }
     softmax(s);
-    if (careful) {
+    if (non_finite) {
       this->halve(s);
       this->add_hidden_values(s, tile.first, rows.v, [&](int i, int key) {
         return !tile.partial || shared_.words[warp_][row_of(i)] >> (tile.first % 64 + key) & 1;
       });
     }
-    Products::template values<typename Shared::ValueTile>(o_, s, rows.v, careful);
+    Products::template values<typename Shared::ValueTile>(o_, s, rows.v, non_finite);
   }
 
   __device__ __forceinline__ void finish_scores(T (&s)[kSlots][kKeyTiles][2], int first_key) {

@@ -24,10 +24,10 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   __device__ __forceinline__ PlainDecodeRows(const DecodeArgs& args, Shared& shared) : Base(args, shared) {}
 
   __device__ __forceinline__ void take_queries() {}
-  template <class Careful>
-  __device__ __forceinline__ void find_scores(Scores& s, const E* k, Careful careful) const {
-    Products::template scores<kRows, kDepth>(s, this->own_rows(), k, careful);
-    if (careful && !Products::exact_infinities)
+  template <class NonFinite>
+  __device__ __forceinline__ void find_scores(Scores& s, const E* k, NonFinite non_finite) const {
+    Products::template scores<kRows, kDepth>(s, this->own_rows(), k, non_finite);
+    if (non_finite && !Products::exact_infinities)
       mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
           s, this->own_rows(), k, this->template rows_not_finite<typename Shared::KeyTile>(k));
   }
@@ -43,8 +43,8 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
           for (int i = 0; i < kSlots; ++i) s[i][j][e] = -Base::infinity();
         }
   }
-  __device__ __forceinline__ void add_values(const Scores& p, const E* v, bool careful) {
-    Products::template values<typename Shared::ValueTile>(this->o_, p, v, careful);
+  __device__ __forceinline__ void add_values(const Scores& p, const E* v, bool non_finite) {
+    Products::template values<typename Shared::ValueTile>(this->o_, p, v, non_finite);
   }
   __device__ __forceinline__ void add_hidden_values(const Scores& p, int first, E* v, rules::Word word) {
     Base::add_hidden_values(p, first, v, [&](int, int key) { return word >> key & 1; });
@@ -199,8 +199,8 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
   // --- A task --------------------------------------------------------------------------------------------------------
 
   /// One pass over the warp's keys, as in DecodeBlock. False if the results are not finite.
-  template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
+  template <class NonFinite>
+  __device__ __forceinline__ bool attend(NonFinite non_finite, bool halved) {
     this->clear_rows(halved);
     seen_ = false;
     const auto size = decode_keys(args_, task_.b);
@@ -211,19 +211,19 @@ class PlainDecodeBlock : PlainRowsOf<E, Sizes> {
       bring(stage_ == 0 ? kStages - 1 : stage_ - 1);
       auto& tile = shared_.stages[warp_][stage_];
       typename Base::Scores s;
-      this->find_scores(s, tile.k, careful);
+      this->find_scores(s, tile.k, non_finite);
       const auto word = word_of_keys<kKeys>(args_, now.key, size);
       if (word != rules::all_bits) this->hide(s, word);
       seen_ |= word != 0;
       this->softmax(s);
-      if (careful) {
+      if (non_finite) {
         this->halve(s);
         this->add_hidden_values(s, now.key, tile.v, word);
       }
-      this->add_values(s, tile.v, careful);
+      this->add_values(s, tile.v, non_finite);
       stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
     }
-    return !__any_sync(0xffffffffu, careful ? this->any_overflowed() : !this->finite());
+    return !__any_sync(0xffffffffu, non_finite ? this->any_overflowed() : !this->finite());
   }
 
   /// The non-finite fallback; copies in flight are lost.

@@ -189,7 +189,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
 
   template <int kRows, int kDepth, bool kSwapped = false, int kSlots, int kTiles>
   __device__ __forceinline__ static void scores(float (&s)[kSlots][kTiles][2], const float* q, const float* k,
-                                                bool careful = false) {
+                                                bool non_finite = false) {
     constexpr int stride = WarpProducts<float, 16, 16>::template KeyTile<kRows, kDepth>::kStride;
     static_assert(kSlots % 2 == 0 && kDepth % 16 == 0);
     const unsigned lane = lane_number();
@@ -202,11 +202,11 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
 #pragma unroll
       for (int i = 0; i < kSlots / 2; ++i)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) load(a[i][half], q + 16 * i * stride + c + 8 * half, careful);
+        for (int half = 0; half < 2; ++half) load(a[i][half], q + 16 * i * stride + c + 8 * half, non_finite);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         std::uint32_t b[4];
-        load(b, k + 8 * j * stride + c, careful);
+        load(b, k + 8 * j * stride + c, non_finite);
 #pragma unroll
         for (int i = 0; i < kSlots / 2; ++i)
 #pragma unroll
@@ -214,7 +214,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
             multiply_8(s[2 * i][j], s[2 * i + 1][j], a[i][half], b[2 * half], b[2 * half + 1]);
       }
     }
-    if (careful) return;
+    if (non_finite) return;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i)
 #pragma unroll
@@ -224,7 +224,7 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
   /// The first four columns of P, of 8 keys, are the even keys: so a lane already has them.
   template <class Tile, int kSlots, int kKeyTiles, int kTiles>
   __device__ __forceinline__ static void values(float (&o)[kSlots][kTiles][2], const float (&p)[kSlots][kKeyTiles][2],
-                                                const float* v, bool careful = false) {
+                                                const float* v, bool non_finite = false) {
     const unsigned lane = lane_number();
     v += 2 * (lane % 4) * Tile::kStride + lane / 4;
 #pragma unroll
@@ -233,11 +233,11 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
 #pragma unroll
       for (int i = 0; i < kSlots / 2; ++i)
 #pragma unroll
-        for (int n = 0; n < 4; ++n) a[i][n] = rounded(p[2 * i + n % 2][m][n / 2], careful);
+        for (int n = 0; n < 4; ++n) a[i][n] = rounded(p[2 * i + n % 2][m][n / 2], non_finite);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         const float* const at = v + 8 * m * Tile::kStride + 8 * j;
-        const auto b0 = rounded(at[0], careful), b1 = rounded(at[Tile::kStride], careful);
+        const auto b0 = rounded(at[0], non_finite), b1 = rounded(at[Tile::kStride], non_finite);
 #pragma unroll
         for (int i = 0; i < kSlots / 2; ++i) multiply_8(o[2 * i][j], o[2 * i + 1][j], a[i], b0, b1);
       }
@@ -245,15 +245,15 @@ struct Tf32Products : WarpProducts<float, 16, 16> {
   }
 
  private:
-  __device__ __forceinline__ static std::uint32_t rounded(float x, bool careful) {
+  __device__ __forceinline__ static std::uint32_t rounded(float x, bool non_finite) {
     const auto nearest = to_tf32(x);
-    return careful && (nearest & 0x7fffffff) == 0x7f800000 ? __float_as_uint(x) : nearest;
+    return non_finite && (nearest & 0x7fffffff) == 0x7f800000 ? __float_as_uint(x) : nearest;
   }
   /// Four 8 x 4 matrices.
-  __device__ __forceinline__ static void load(std::uint32_t (&to)[4], const float* from, bool careful) {
+  __device__ __forceinline__ static void load(std::uint32_t (&to)[4], const float* from, bool non_finite) {
     load_matrices(to, from);
 #pragma unroll
-    for (int n = 0; n < 4; ++n) to[n] = rounded(__uint_as_float(to[n]), careful);
+    for (int n = 0; n < 4; ++n) to[n] = rounded(__uint_as_float(to[n]), non_finite);
   }
 };
 

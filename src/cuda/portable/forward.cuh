@@ -40,20 +40,20 @@ class ForwardBlock {
     load_queries();
     __syncthreads();
     if constexpr (kGeneral) find_query_extras<Shared, Sizes::kRows>(args_, shared_, shared_.task);
-    bool good = false, careful = false;
+    bool good = false, non_finite = false;
     if constexpr (!kGeneral)  // code of its own, since the rare case would slow down the common one
-      good = attend(Known<false>(), false), careful = true;
+      good = attend(Known<false>(), false), non_finite = true;
     for (bool halved = false;;) {
       if (!good) {
         if constexpr (kGeneral) {
-          good = attend(careful, halved);
+          good = attend(non_finite, halved);
         } else {
           good = attend(Known<true>(), halved);
         }
       }
       if (halved) return mend_results();
-      if (!good && !careful) {
-        careful = true;
+      if (!good && !non_finite) {
+        non_finite = true;
         continue;
       }
       store();
@@ -65,32 +65,32 @@ class ForwardBlock {
   }
 
  private:
-  /// One pass over the keys. careful: as the non-finite fallback. halved: P is scaled to sum to a half, using the rows'
-  /// maxima and sums of the pass before. False if the result is not finite although the sum of P is: because of a
-  /// hidden value, or of overflow in a sum that is divided last.
-  template <class Careful>
-  __device__ __forceinline__ bool attend(Careful careful, bool halved) {
+  /// One pass over the keys. non_finite: as the non-finite fallback. halved: P is scaled to sum to a half, using
+  /// the rows' maxima and sums of the pass before. False if the result is not finite although the sum of P is:
+  /// because of a hidden value, or of overflow in a sum that is divided last.
+  template <class NonFinite>
+  __device__ __forceinline__ bool attend(NonFinite non_finite, bool halved) {
     clear(halved);
     Walk<kKeys> walk(shared_);
-    if (walk.more()) load_keys(walk, careful);
+    if (walk.more()) load_keys(walk, non_finite);
     copies_commit();
     while (walk.more()) {
       const bool partial = walk.kind != TileClass::full;
       const int first_key = walk.first();
-      if (partial && first_key == 0 && (careful || walk.words < 0))
+      if (partial && first_key == 0 && (non_finite || walk.words < 0))
         find_words<Shared, Sizes::kRows>(args_, shared_, shared_.task, walk.block);
       if constexpr (kGeneral) find_key_extras<Shared, kKeys>(args_, shared_, walk.block, first_key);
       copies_wait<0>();
       Products::show();
       __syncthreads();
-      if (careful)
+      if (non_finite)
         mark_not_finite<Products, typename Shared::KeyTile, kKeys, Sizes::kDepth, false>(shared_.k,
                                                                                          shared_.k_not_finite);
       load_values(walk);
       copies_commit();
       T s[kSlots][kKeyTiles][2];
-      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k, careful);
-      if (careful && !Products::exact_infinities)
+      Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k, non_finite);
+      if (non_finite && !Products::exact_infinities)
         mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, Sizes::kDepth>(
             s, shared_.q, shared_.k, shared_.k_not_finite);
       if constexpr (kGeneral) finish_scores(s);
@@ -98,22 +98,22 @@ class ForwardBlock {
       copies_wait<0>();
       Products::show();
       __syncthreads();
-      if (careful)
+      if (non_finite)
         mark_not_finite<Products, typename Shared::ValueTile, kKeys, Sizes::kValues, true>(shared_.v,
                                                                                            shared_.v_not_finite);
       const auto block = walk.block;
       walk.step(shared_);
-      if (walk.more()) load_keys(walk, careful);
+      if (walk.more()) load_keys(walk, non_finite);
       copies_commit();
       rows_.step(s, o_, SoftmaxTerms{*this});
-      if (careful && halved) halve(s);
-      if (careful) add_hidden_values(s, block, first_key, partial);  // before the products, which need P last
-      Products::template values<typename Shared::ValueTile>(o_, s, shared_.v, careful);
-      if (careful) __syncthreads();  // before the words are overwritten
+      if (non_finite && halved) halve(s);
+      if (non_finite) add_hidden_values(s, block, first_key, partial);  // before the products, which need P last
+      Products::template values<typename Shared::ValueTile>(o_, s, shared_.v, non_finite);
+      if (non_finite) __syncthreads();  // before the words are overwritten
     }
     copies_wait<0>();  // the copies of queries that see no key
     __syncthreads();   // words and tiles are about to be overwritten
-    return !__syncthreads_or(careful ? overflowed() : !finite());
+    return !__syncthreads_or(non_finite ? overflowed() : !finite());
   }
 
   /// One thread does this for the whole thread block.
@@ -196,8 +196,8 @@ class ForwardBlock {
   }
   /// Also loads the mask words of a partial tile, if they are in a table. (In the fallback the last tile's words are
   /// still in use.)
-  __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk, bool careful) {
-    if (!careful && walk.kind != TileClass::full && walk.words >= 0 && walk.first() == 0) load_words(walk.words);
+  __device__ __forceinline__ void load_keys(const Walk<kKeys>& walk, bool non_finite) {
+    if (!non_finite && walk.kind != TileClass::full && walk.words >= 0 && walk.first() == 0) load_words(walk.words);
     load<typename Shared::KeyTile, Sizes::kDepth>(shared_.k, args_.k, shared_.keys, args_.d_qk, walk);
   }
   __device__ __forceinline__ void load_words(std::int32_t tile) {

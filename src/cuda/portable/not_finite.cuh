@@ -1,4 +1,4 @@
-// The non-finite fallback, which the code calls a careful pass. A product P V over a whole tile turns a hidden V that
+// The non-finite fallback, for which the code sets `non_finite`. A product P V over a whole tile turns a hidden V that
 // is not finite into NaN, since its P is 0. So rows of V with a NaN or an infinity are left out of the product, and
 // added only to the rows that see them. Numbers too large for split bfloat16 (pieces.cuh) are handled alike: sums of
 // products of two numbers below 2^44 do not overflow.

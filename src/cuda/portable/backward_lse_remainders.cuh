@@ -12,7 +12,7 @@
 namespace anyflash::cuda {
 
 template <class E, class Sizes>
-class RestsBlock : GradientBlock<E, Sizes> {
+class LseRemainderBlock : GradientBlock<E, Sizes> {
   using Base = GradientBlock<E, Sizes>;
   using Base::args_, Base::shared_, Base::kSlots, Base::kTiles, Base::kRows, Base::kColumns, Base::kThreads;
   using typename Base::Step, typename Base::Tile;
@@ -20,7 +20,7 @@ class RestsBlock : GradientBlock<E, Sizes> {
  public:
   using typename Base::Shared, typename Base::T;
 
-  __device__ __forceinline__ RestsBlock(const BackwardArgs& args, Shared& shared) : Base(args, shared) {
+  __device__ __forceinline__ LseRemainderBlock(const BackwardArgs& args, Shared& shared) : Base(args, shared) {
     this->role_ = Role::queries, this->own_ = queries;
   }
 
@@ -47,8 +47,8 @@ class RestsBlock : GradientBlock<E, Sizes> {
       __syncthreads();
       load_program<kThreads>(this->group(), shared_.program);
       __syncthreads();
-      bool careful = false;
-      while (!attend(careful) && !careful) careful = true;
+      bool non_finite = false;
+      while (!attend(non_finite) && !non_finite) non_finite = true;
       store(number, far);
     }
     if (!args_.terms.sink) return;
@@ -66,14 +66,14 @@ class RestsBlock : GradientBlock<E, Sizes> {
     Base::describe(0);
   }
 
-  /// Sums P. careful: as the non-finite fallback. False if a sum is NaN, which the products may have caused.
-  __device__ __forceinline__ bool attend(bool careful) {
+  /// Sums P. non_finite: as the non-finite fallback. False if a sum is NaN, which the products may have caused.
+  __device__ __forceinline__ bool attend(bool non_finite) {
     bool nan = false;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) sums_[i] = behind_[i] = 0;
     if (shared_.run_count > 0) {
       this->open_entry(true);
-      this->walk_runs([&](const Step& step, const Walk<kColumns>& walk) { add(step, walk, careful); });
+      this->walk_runs([&](const Step& step, const Walk<kColumns>& walk) { add(step, walk, non_finite); });
     }
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
@@ -83,14 +83,14 @@ class RestsBlock : GradientBlock<E, Sizes> {
     return !__syncthreads_or(nan);
   }
 
-  __device__ __forceinline__ void add(const Step& step, const Walk<kColumns>& walk, bool careful) {
+  __device__ __forceinline__ void add(const Step& step, const Walk<kColumns>& walk, bool non_finite) {
     Tile s;
     if constexpr (!Sizes::kResident) {
       this->load_own(0, 0);
       this->load_other(step.stage, walk, 0, 0);
       this->arrive();
     }
-    this->multiply(s, step, 0, careful);
+    this->multiply(s, step, 0, non_finite);
     T derivatives[kSlots][2 * kTiles];
     this->finish(s, derivatives, step);
     const T scale = this->scale();
