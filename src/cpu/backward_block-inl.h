@@ -186,11 +186,11 @@ class LoadedBlocks {
                              sloped ? slope_ : nullptr,
                              ScaleLeft<T>(problem_),
                              of_products ? static_cast<T>(problem_.scale) : T(1)};
-    WithTileKind<E>(terms, with_ds, [&]<class Kind>() {
+    WithTileKind(terms, with_ds, [&]<class Kind>() {
       if constexpr (kIsPair<E>) {
         if (of_products) return FinishPairs<Kind>(terms, s_, ds_numbers, ds_rows, ds_line, ahead_);
       }
-      FinishRows<E, Kind>(terms, s_, ds_numbers, ahead_);
+      FinishRows<Kind>(terms, s_, ds_numbers, ahead_);
     });
   }
 

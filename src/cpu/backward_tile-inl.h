@@ -42,10 +42,13 @@ void ZeroOutside(std::size_t begin, std::size_t end, T* row, std::size_t width =
 }
 
 /// The exponent. A score exceeds its row's lse only by rounding: P is 1 then. A NaN stays.
-template <class E, class D, class V>
+template <class D, class V>
 HWY_INLINE V AtMostZero(D d, V x) {
-  if constexpr (kInTiles<E>) return hn::Min(hn::Zero(d), x);  // AVX-512 returns the second operand if one is a NaN
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128  // returns the second operand if one is a NaN
+  return hn::Min(hn::Zero(d), x);
+#else
   return hn::IfThenZeroElse(hn::Gt(x, hn::Zero(d)), x);
+#endif
 }
 
 /// The terms that a row's pairs share.
@@ -63,13 +66,13 @@ struct RowOfTile {
 };
 
 /// p, ds: a vector of each, at column `col` of a row; `at`: its offset in s, dp and the slope.
-template <class E, class Kind, class D, class V, class T>
+template <class Kind, class D, class V, class T>
 HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>& row, std::size_t col, std::size_t at,
                              const T* s, const T* dp, V& p, V& ds) {
   const auto score = hn::Mul(hn::Load(d, s + at), hn::Set(d, terms.score_scale));
   auto distance = hn::Sub(score, row.lse);
   if constexpr (!Kind::plain) distance = hn::Sub(distance, row.rest);
-  p = SoftmaxExp(d, AtMostZero<E>(d, distance));
+  p = SoftmaxExp(d, AtMostZero(d, distance));
   [[maybe_unused]] auto visible = hn::FirstN(d, 0);
   if constexpr (Kind::masked) {
     const std::uint64_t bits = row.word >> col;
@@ -86,7 +89,7 @@ HWY_INLINE void FinishVector(D d, const TileTerms<T>& terms, const RowOfTile<D>&
 }
 
 /// Turns s and dp into P and dS.
-template <class E, class Kind, class T>
+template <class Kind, class T>
 void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp, Ahead& ahead) {
   const hn::ScalableTag<T> d;
   for (int row = 0; row < terms.rows; ++row) {
@@ -100,7 +103,7 @@ void FinishRows(const TileTerms<T>& terms, T* HWY_RESTRICT s, T* HWY_RESTRICT dp
     for (std::size_t col = begin; col < end; col += hn::Lanes(d)) {
       const auto at = row * kTile + col;
       auto p = hn::Zero(d), ds = p;
-      FinishVector<E, Kind>(d, terms, of_row, col, at, s, dp, p, ds);
+      FinishVector<Kind>(d, terms, of_row, col, at, s, dp, p, ds);
       hn::Store(p, d, s + at);
       if constexpr (Kind::gradient) hn::Store(ds, d, dp + at);
     }
@@ -128,8 +131,8 @@ void FinishPairs(const TileTerms<float>& terms, float* s, float* dp, Pair* ds_ro
     for (std::size_t col = begin; col < end; col += hn::Lanes(d)) {
       const auto at = row * kTile + col, below = at + kTile, to = row / 2 * kTile + col;
       auto p0 = hn::Zero(d), p1 = p0, ds0 = p0, ds1 = p0;
-      FinishVector<Pair, Kind>(d, terms, first, col, at, s, dp, p0, ds0);
-      FinishVector<Pair, Kind>(d, terms, second, col, below, s, dp, p1, ds1);
+      FinishVector<Kind>(d, terms, first, col, at, s, dp, p0, ds0);
+      FinishVector<Kind>(d, terms, second, col, below, s, dp, p1, ds1);
       interleave.store(NarrowTwo(d, p0, p1), p_to + to);
       if constexpr (Kind::gradient) {
         const auto both = NarrowTwo(d, ds0, ds1);
@@ -164,12 +167,11 @@ bool AllZero(const T* of_rows) {
 }
 
 /// Calls finish.operator()<Kind>() for a tile of these terms.
-template <class E, class T, class F>
+template <class T, class F>
 void WithTileKind(const TileTerms<T>& terms, bool gradient, const F& finish) {
-  if constexpr (kInTiles<E>) {  // the most common case separately: its bits are the same
-    if (gradient && !terms.words && !terms.slope && AllZero(terms.rest) && AllZero(terms.dlse))
-      return finish.template operator()<TileKind<false, true, false, true>>();
-  }
+  // The most common case separately: its bits are the same.
+  if (gradient && !terms.words && !terms.slope && AllZero(terms.rest) && AllZero(terms.dlse))
+    return finish.template operator()<TileKind<false, true, false, true>>();
   const auto masked_or_not = [&]<bool kGradient, bool kSlope>() {
     terms.words ? finish.template operator()<TileKind<true, kGradient, kSlope>>()
                 : finish.template operator()<TileKind<false, kGradient, kSlope>>();

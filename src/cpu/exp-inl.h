@@ -100,12 +100,12 @@ HWY_INLINE V TakePowers(D d, V x, VU& bits) {
   return hn::NegMulAdd(n, hn::Set(d, N::ln2_low / kParts), r);
 }
 
-/// powers[i mod 16] for each i.
+/// powers[i mod 16] for each i: the instructions look at the lowest 4 bits alone, which Highway does not promise.
 template <class DU, class VU, class U>
 HWY_INLINE VU LookUpPower(DU du, const U (&powers)[kExpPowers], VU i) {
   constexpr int lanes = static_cast<int>(hn::MaxLanes(du));
   static_assert(lanes == kExpPowers || 2 * lanes == kExpPowers);
-  const auto at = hn::IndicesFromVec(du, hn::And(i, hn::Set(du, U(kExpPowers - 1))));
+  const decltype(hn::IndicesFromVec(du, i)) at{i.raw};
   if constexpr (lanes == kExpPowers) {
     return hn::TableLookupLanes(hn::Load(du, powers), at);
   } else {

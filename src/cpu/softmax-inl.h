@@ -23,6 +23,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class T>
 constexpr T kInfinity = std::numeric_limits<T>::infinity();
 
+/// A row's shift before any score exceeds it. It is finite, so that exp(-inf - shift) is 0.
+template <class T>
+constexpr T kNoShift = std::numeric_limits<T>::lowest();
+
 constexpr int kSumLanes = 16;
 
 /// The statistics of a row's exponentials.
@@ -46,7 +50,7 @@ struct RowState {
   T* factor = nullptr;  ///< (rows): of P, in a second walk
 
   void clear(std::int64_t rows) const {
-    std::fill_n(shift, rows, -kInfinity<T>);
+    std::fill_n(shift, rows, kNoShift<T>);
     std::fill_n(row_max, rows * kSumLanes, -kInfinity<T>);
     std::fill_n(row_sum, rows * kSumLanes, T(0));
     std::fill_n(out, rows * width, T(0));
@@ -56,7 +60,7 @@ struct RowState {
   void clear(std::int64_t rows, const RowEnd<T>* ends) const {
     clear(rows);
     for (std::int64_t row = 0; row < rows; ++row) {
-      shift[row] = ends[row].largest;
+      shift[row] = std::max(ends[row].largest, kNoShift<T>);
       factor[row] = T(0.5) / ends[row].sum;  // a sum of 0: its results, 0, are kept
     }
   }
@@ -86,7 +90,7 @@ RowEnd<T> SettleRow(std::int64_t row, const RowState<T>& state) {
   for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
     largest = hn::Max(largest, hn::Load(d, state.row_max + row * kSumLanes + i));
   const T row_max = hn::ReduceMax(d, largest);
-  if (row_max != state.shift[row]) ScaleDown(state.shift[row] - row_max, row, state);
+  if (row_max > state.shift[row]) ScaleDown(state.shift[row] - row_max, row, state);
   for (std::size_t i = 0; i < kSumLanes; i += hn::Lanes(d))
     total = hn::Add(total, hn::Load(d, state.row_sum + row * kSumLanes + i));
   return {row_max, hn::ReduceSum(d, total)};
@@ -142,20 +146,19 @@ HWY_INLINE void SoftmaxRow(std::uint64_t word, const T* s, E* p, std::int64_t ro
   T* const maxima = state.row_max + row * kSumLanes;
   const V before = hn::Load(d, maxima);
   hn::Store(hn::IfThenElse(hn::Gt(largest, before), largest, before), d, maxima);  // a NaN is ignored
-  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, state.shift[row] + tuning::kShiftLag))))) {
+  const V most = hn::Add(hn::Set(d, state.shift[row]), hn::Set(d, T(tuning::kShiftLag)));
+  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(largest, most)))) {
     const T tile_max = hn::ReduceMax(d, largest), old_shift = state.shift[row];
     if (tile_max > old_shift) {
-      if (old_shift != -kInfinity<T>) ScaleDown(old_shift - tile_max, row, state);
+      const bool first = hn::AllFalse(d, hn::Gt(before, hn::Set(d, -kInfinity<T>)));
+      if (!first) ScaleDown(old_shift - tile_max, row, state);
       state.shift[row] = tile_max;
     }
   }
-  // A row without any score above -inf yet: exp(-inf - 0) = 0, and a NaN stays one.
-  const T shift = state.shift[row] == -kInfinity<T> ? T(0) : state.shift[row];
-  V sum = hn::Zero(d);
-  for (int i = 0; i < kVectors; ++i) {
-    x[i] = SoftmaxExp(d, hn::Sub(x[i], hn::Set(d, shift)));
-    sum = hn::Add(sum, x[i]);
-  }
+  const V shift = hn::Set(d, state.shift[row]);
+  for (int i = 0; i < kVectors; ++i) x[i] = SoftmaxExp(d, hn::Sub(x[i], shift));
+  V sum = x[0];
+  for (int i = 1; i < kVectors; ++i) sum = hn::Add(sum, x[i]);
   if (HWY_UNLIKELY(state.factor != nullptr))
     for (int i = 0; i < kVectors; ++i) x[i] = hn::Mul(x[i], hn::Set(d, state.factor[row]));
   StoreP(d, x, p);

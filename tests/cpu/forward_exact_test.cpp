@@ -199,6 +199,34 @@ TEST(ForwardExact, RowsThatSeeNothingAreZero) {
     }
 }
 
+/// Masks are often added as the lowest number of the type.
+TEST(ForwardExact, LowestScoresCountOnlyWhereAllAreLowest) {
+  for (const auto type : {ElementType::float32, ElementType::float64})
+    for (const std::int64_t queries : {1, 340}) {
+      SCOPED_TRACE(testing::Message() << anyflash::element_name(type) << " " << queries);
+      Case c = base(type);
+      c.with_sink = false, c.bias_type = type;
+      c.q_shape = {queries};
+      c.options.rule = anyflash::full();
+      c.bias_size[0] = c.bias_size[1] = c.bias_size[2] = 1, c.bias_size[3] = c.keys();
+      c.fill(8);
+      c.bias.assign(c.keys(), 0);
+      const auto with_bias = [&](std::int64_t count, double bias) {
+        std::fill_n(c.bias.begin(), count, bias);
+        return forward(c);
+      };
+      const bool wide = type == ElementType::float64;
+      const double lowest = wide ? std::numeric_limits<double>::lowest() : std::numeric_limits<float>::lowest();
+      const Forward hidden = with_bias(64, -infinity);  // a whole block of keys
+      EXPECT_TRUE(same_bits(with_bias(64, lowest), hidden));
+      const Forward all = with_bias(c.keys(), lowest);
+      for (std::int64_t row = 0; row < c.rows(); ++row) {
+        EXPECT_NEAR(all.row_sum[row], double(c.keys()), 1e-3);
+        EXPECT_EQ(all.row_max[row], lowest);
+      }
+    }
+}
+
 TEST(ForwardExact, AnUnknownInstructionSetIsAnError) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";  // a fresh process, where nothing has been chosen yet
   EXPECT_EXIT(
