@@ -37,6 +37,7 @@ TITLES = {
     "build": "Cold build",
 }
 GPU_ORDER = ("calls", "torch", "tf32", "decode", "masks", "packed", "bias", "long")
+LIBRARIES = ("torch", "cuDNN", "FA3", "FA4", "FlexAttention")  # begins of peers' names
 PRODUCT = "torch.mm"  # rows of PyTorch's matrix product beside the peak
 HEADS, SEQUENCE = 4, 2048  # of the part torch, if options do not choose them
 SHAPE = re.compile(r"1x[1-9]\d{0,8}x[1-9]\d{0,8}")  # if they do, of its rows
@@ -90,8 +91,8 @@ def name(row):
 
 
 def worst(rows):
-    beside_torch = [row for row in rows if row["peer"].startswith("torch")]
-    return min(beside_torch, key=lambda row: row["ratio"], default=None)
+    beside = [row for row in rows if row["peer"].startswith(LIBRARIES)]
+    return min(beside, key=lambda row: row["ratio"], default=None)
 
 
 def limits_held(rows):
