@@ -127,7 +127,8 @@ static void wrong_forward(void) {
   EXPECT_FAILURE(forward(), call.q.rank = 9, ANYFLASH_ERROR_VALUE, "query: rank 9, expected 0 to 8");
   EXPECT_FAILURE(forward(), call.k.rank = -1, ANYFLASH_ERROR_VALUE, "key: rank -1, expected 0 to 8");
   EXPECT_FAILURE(forward(), call.v.type = 8, ANYFLASH_ERROR_VALUE, "value: type: 8, expected 0 to 7");
-  EXPECT_FAILURE(forward(), call.v.device = 2, ANYFLASH_ERROR_VALUE, "value: device: 2, expected 0 to 1");
+  EXPECT_FAILURE(forward(), call.v.device = 3, ANYFLASH_ERROR_VALUE, "value: device: 3, expected 0 to 2");
+  EXPECT_FAILURE(forward(), call.v.device = ANYFLASH_TILES, ANYFLASH_ERROR_DEVICE, "value: on tiles:0, expected cpu");
 #if defined(ANYFLASH_HAS_CUDA)
   EXPECT_FAILURE(forward(), call.q.device = ANYFLASH_CUDA, ANYFLASH_ERROR_DEVICE, "key: on cpu, expected cuda:0");
 #else
