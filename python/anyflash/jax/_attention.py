@@ -77,7 +77,7 @@ def attention(
         For second derivatives.
     """
     refuse_tile_machine("jax")
-    check_names(scalars)
+    check_names(scalars, attention)
     check_return_lse(return_lse)
     if not isinstance(rule, str):
         refuse_tables(tables)
