@@ -163,7 +163,10 @@ def test_no_markdown_is_left(pages):
 
 def test_search_knows_the_reference():
     text = (BUILT / "site" / "search" / "search_index.js").read_text()
-    places = {entry["location"] for entry in json.loads(text.removeprefix("var __index = "))["docs"]}
+    entries = json.loads(text.removeprefix("var __index = "))["docs"]
+    places = {entry["location"] for entry in entries}
+    for entry in entries:  # a function's name finds its reference first
+        assert (entry.get("boost", 1) > 1) == entry["location"].startswith("reference/"), entry["location"]
     assert {
         "contributing.html",
         "gallery.html#longformer",
