@@ -53,8 +53,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     markdown = re.sub(r"^\|.*", lambda row: _CODE_WITH_BAR.sub(_bar, row[0]), markdown, flags=re.M)
     if own in _ALONE:
         page.meta.setdefault("hide", ["navigation"])
-    if own.startswith("reference/"):  # a function's name finds its reference before the pages that call it
-        page.meta.setdefault("search", {"boost": 4})
     markdown = ASKS.sub(lambda match: _headers.markdown(match[1], own), markdown)
     code = [match.span() for match in _CODE.finditer(markdown)]
     return _LINK.sub(lambda link: _link(link, source, own, code, files), markdown)
