@@ -36,7 +36,7 @@ function(anyflash_fetch_highway)
   execute_process(COMMAND ${Python3_EXECUTABLE} "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/get_highway.py"
                           "${ANYFLASH_DEPENDENCIES}" RESULT_VARIABLE failed)
   if(failed)
-    message(FATAL_ERROR "Highway is missing: install it (CMake package hwy 1.3 or newer), or mend what get_highway.py says above")
+    message(FATAL_ERROR "Highway is missing: install it (CMake package hwy 1.3 or newer), or correct what get_highway.py says above")
   endif()
 endfunction()
 if(NOT EXISTS "${highway}/hwy/highway.h")

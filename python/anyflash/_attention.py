@@ -174,7 +174,7 @@ def attention(
         There is no memory left. After any of these errors, nothing has been written to out.
     """
     options = _options(
-        "attention",
+        attention,
         scalars,
         rule=rule,
         bias=bias,
@@ -252,7 +252,7 @@ def attention_backward(
         Also TypeError and MemoryError: one line, as in attention.
     """
     options = _options(
-        "attention_backward",
+        attention_backward,
         scalars,
         rule=rule,
         bias=bias,
@@ -316,7 +316,7 @@ def plan(
         Also TypeError and MemoryError: one line, as in attention.
     """
     options = _options(
-        "plan",
+        plan,
         scalars,
         rule=rule,
         bias=bias,

@@ -8,9 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from ._core import echoed, on_tiles
+from ._core import did_you_mean, echoed, on_tiles
 
+_MASK = "rule=anyflash.dense(mask), or bias= for a mask that is added"
+_IN_A_RULE = {
+    "attn_mask": _MASK,
+    "mask": _MASK,
+    "causal": "rule=anyflash.causal()",
+    "is_causal": "rule=anyflash.causal()",
+    "window_size": "rule=anyflash.window(left, right)",
+}  # arguments of other libraries
 NESTED = "a nested tensor, expected a plain one"
+
+
+def unexpected(function: str, name: str, known: list[str]) -> TypeError:
+    """Of a keyword argument that is none of the known ones: with what it may have meant."""
+    line = f"{function}{'() got an ' if function else ''}unexpected keyword argument '{echoed(name)}'"
+    if "rule" in known and name in _IN_A_RULE:
+        return TypeError(f"{line}, use {_IN_A_RULE[name]}")
+    return TypeError(line + did_you_mean(name, known))
 
 
 def refuse_tables(tables: Mapping[str, Any] | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from . import _core
 from ._core import echoed
-from ._frontend import integer, truth
+from ._frontend import integer, truth, unexpected
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -42,11 +42,11 @@ DEFAULTS: dict[str, Any] = {
 TENSORS: tuple[str, ...] = _core.tensor_options  # the other options of all front ends but the rule
 
 
-def check_names(scalars: Mapping[str, Any], function: str = "attention") -> None:
+def check_names(scalars: Mapping[str, Any], function: Callable[..., Any], called: str = "") -> None:
     """For functions that take them as **scalars; those that are _core.plain_scalars need no check."""
     for name in scalars:
         if name not in DEFAULTS:
-            raise TypeError(f"{function}() got an unexpected keyword argument '{echoed(name)}'")
+            raise unexpected(called or function.__name__, name, [*inspect.signature(function).parameters])
 
 
 def with_scalars(function: _Function) -> _Function:

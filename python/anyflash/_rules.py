@@ -8,18 +8,41 @@ and copied: a pickle and a deep copy hold copies of the rule's arrays, copy.copy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, SupportsIndex
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Protocol, SupportsIndex, TypeVar
 
 from . import _core
 from ._core import Rule
-from ._frontend import check_mapping
+from ._frontend import check_mapping, unexpected
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _PerDimension = SupportsIndex | Sequence[SupportsIndex]
 
 
 class _Array(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def _named(make: _Function) -> _Function:
+    """The function, whose error for a misspelt name says what it may have meant, as Python's own does from 3.13 on."""
+    if sys.version_info >= (3, 13):
+        return make
+    known = [*inspect.signature(make).parameters]
+
+    @wraps(make)
+    def made(*given: Any, **named: Any) -> Any:
+        try:
+            return make(*given, **named)
+        except TypeError:
+            for name in named:
+                if name not in known:
+                    raise unexpected(make.__name__, name, known) from None
+            raise
+
+    return made  # type: ignore[return-value]
 
 
 def full() -> Rule:
@@ -32,6 +55,7 @@ def causal() -> Rule:
     return _core.causal()
 
 
+@_named
 def local(window: SupportsIndex, log2_stride: SupportsIndex = 0, causal: bool = False) -> Rule:
     """In every dimension, with s = 2**log2_stride: |x_i - y_i| is a multiple of s and |x_i - y_i| / s < window;
     and order(x) >= order(y) if causal.
@@ -41,6 +65,7 @@ def local(window: SupportsIndex, log2_stride: SupportsIndex = 0, causal: bool = 
     return _core.local(window, log2_stride, causal)
 
 
+@_named
 def window(left: _PerDimension, right: _PerDimension) -> Rule:
     """In every dimension -left_i <= y_i - x_i <= right_i; a negative bound is unlimited.
 
@@ -49,11 +74,13 @@ def window(left: _PerDimension, right: _PerDimension) -> Rule:
     return _core.window(left, right)
 
 
+@_named
 def prefix(n: SupportsIndex) -> Rule:
     """order(y) < n, n >= 0: every query sees the keys of the first n coordinates. Raises ValueError or TypeError."""
     return _core.prefix(n)
 
 
+@_named
 def prefix_queries(n: SupportsIndex) -> Rule:
     """order(x) < n, n >= 0: the queries of the first n coordinates see every key. Raises ValueError or TypeError.
 
@@ -62,6 +89,7 @@ def prefix_queries(n: SupportsIndex) -> Rule:
     return _core.prefix_queries(n)
 
 
+@_named
 def sink(n: SupportsIndex) -> Rule:
     """Every query sees the first n keys in memory order, n >= 0 (StreamingLLM).
 
@@ -71,6 +99,7 @@ def sink(n: SupportsIndex) -> Rule:
     return _core.sink(n)
 
 
+@_named
 def documents(ids_q: _Array, ids_k: _Array | None = None) -> Rule:
     """Query and key belong to the same document.
 
@@ -83,6 +112,7 @@ def documents(ids_q: _Array, ids_k: _Array | None = None) -> Rule:
     return _core.documents(ids_q, ids_q if ids_k is None else ids_k)
 
 
+@_named
 def documents_packed(cu_seqlens_q: _Array, cu_seqlens_k: _Array | None = None) -> Rule:
     """documents from cumulative lengths: (documents + 1,) each, int32 or int64, from 0 to the sequence's length.
 
@@ -92,6 +122,7 @@ def documents_packed(cu_seqlens_q: _Array, cu_seqlens_k: _Array | None = None) -
     return _core.documents_packed(cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)
 
 
+@_named
 def tiles(shape: _PerDimension, kernel: _PerDimension) -> Rule:
     """Sliding-tile attention. In each dimension entries are grouped into tiles of `shape` entries. A query in a tile
     sees the `kernel` tiles (odd) centred on that tile. Near an edge the centre is clamped so that the kernel stays
@@ -102,6 +133,7 @@ def tiles(shape: _PerDimension, kernel: _PerDimension) -> Rule:
     return _core.tiles(shape, kernel)
 
 
+@_named
 def neighbourhood(kernel: _PerDimension, dilation: _PerDimension = 1, causal: bool | Sequence[bool] = False) -> Rule:
     """Neighbourhood attention. In each dimension x and y lie in one residue class modulo dilation. Inside the class, of
     length L, x' = x // dilation. y' runs over `kernel` entries from start, which is x' - kernel // 2 clamped to
@@ -113,6 +145,7 @@ def neighbourhood(kernel: _PerDimension, dilation: _PerDimension = 1, causal: bo
     return _core.neighbourhood(kernel, dilation, causal)
 
 
+@_named
 def blocks(bitmap: _Array, block_q: SupportsIndex, block_k: SupportsIndex) -> Rule:
     """The bitmap's entry for (query // block_q, key // block_k) is set, with queries and keys counted in memory order.
 
@@ -123,6 +156,7 @@ def blocks(bitmap: _Array, block_q: SupportsIndex, block_k: SupportsIndex) -> Ru
     return _core.blocks(bitmap, block_q, block_k)
 
 
+@_named
 def dense(mask: _Array) -> Rule:
     """The mask's entry is True (bool) or not zero (uint8).
 
@@ -132,6 +166,7 @@ def dense(mask: _Array) -> Rule:
     return _core.dense(mask)
 
 
+@_named
 def parse_rule(text: str, tables: Mapping[str, _Array] | None = None) -> Rule:
     """Reads a rule from text as str(rule) writes it: calls, & | ~, parentheses, [a, b] for one number per dimension.
 

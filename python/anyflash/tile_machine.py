@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from . import _core
 from ._core import Rule, echoed
-from ._frontend import truth
+from ._frontend import truth, unexpected
 from ._options import integer_of_64_bits, number
 
 __all__ = [
@@ -389,7 +389,8 @@ class use:
     ):
         for name in members:
             if name not in Machine.__dataclass_fields__:
-                raise TypeError(f"use() got an unexpected keyword argument '{echoed(name)}'")
+                known = ["choice", "trace", *Machine.__dataclass_fields__]
+                raise unexpected("use", name, known)
         self.machine = parse_machine(replace(_machine(machine), **members).text())
         self.choice = choice
         self._context = _core.TileContext(self.machine.text(), _numbers(choice), truth("trace", trace))

@@ -33,6 +33,9 @@ NB_MODULE(_core, module) {
   module.def("check_name", [](const std::string& what, nb::handle given, const std::vector<std::string>& known) {
     place_of_name(what, utf8(given, what.c_str()), Names(known.begin(), known.end()));
   });
+  module.def("did_you_mean", [](nb::handle given, const std::vector<std::string>& known) {
+    return did_you_mean(echoed(given), Names(known.begin(), known.end()));
+  });
   module.attr("version") = ANYFLASH_VERSION;
   module.def("synchronize", [](int index, std::intptr_t stream) {
     const WithoutGil without_gil;

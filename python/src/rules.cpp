@@ -205,7 +205,8 @@ void add_rules_of_tables(nb::module_& module) {
 
 const RuleObject& rule_of(nb::handle object) {
   if (!nb::isinstance<RuleObject>(object) || !nb::inst_ready(object)) {  // ready: not only made by __new__
-    throw Error(Error::Kind::type, "rule: type " + class_name(object) + ", expected a rule such as anyflash.causal()");
+    throw Error(Error::Kind::type, "rule: type " + class_name(object) + ", expected a rule such as anyflash.causal()" +
+                                       (PyUnicode_Check(object.ptr()) ? ", or anyflash.parse_rule of the text" : ""));
   }
   return *nb::inst_ptr<RuleObject>(object);
 }

@@ -322,8 +322,8 @@ void Compute::forward_step(Tile& tile, const Visit& visit, const Step& step, con
   scores(tile, visit, step, shape, nullptr);
   float* const s = tile.arena.floats(tile.keys.scores);
   float* const to = tile.arena.floats(tile.wave.accumulators) + step.first_row * call_.line_v;
-  soften(shape, half(), s, tile.arena.floats(tile.wave.row_max) + step.first_row,
-         tile.arena.floats(tile.wave.row_sum) + step.first_row, to, call_.line_v);
+  online_softmax(shape, half(), s, tile.arena.floats(tile.wave.row_max) + step.first_row,
+                 tile.arena.floats(tile.wave.row_sum) + step.first_row, to, call_.line_v);
   const float* const v = visit.v + (step.keys.first - visit.keys.first) * call_.line_v;
   add_product(shape, step.partial && !visit.finite, false, s, v, call_.line_v, to);
 }

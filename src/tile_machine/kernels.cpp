@@ -110,8 +110,8 @@ void FinishScores(const StepShape& shape, const ScoreTerms& terms, float* scores
     }
 }
 
-void Soften(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum, float* accumulators,
-            std::int64_t acc_line) {
+void OnlineSoftmax(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum,
+                   float* accumulators, std::int64_t acc_line) {
   const D d;
   const auto lanes = std::int64_t(hn::Lanes(d));
   for (std::int64_t row = 0; row < shape.rows; ++row) {
@@ -200,7 +200,7 @@ HWY_EXPORT(Widen);
 HWY_EXPORT(Narrow);
 HWY_EXPORT(RowDots);
 HWY_EXPORT(FinishScores);
-HWY_EXPORT(Soften);
+HWY_EXPORT(OnlineSoftmax);
 HWY_EXPORT(SumProbabilities);
 HWY_EXPORT(Differentiate);
 
@@ -226,9 +226,9 @@ void finish_scores(const StepShape& shape, const ScoreTerms& terms, float* score
   HWY_DYNAMIC_DISPATCH(FinishScores)(shape, terms, scores);
 }
 
-void soften(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum, float* accumulators,
-            std::int64_t acc_line) {
-  HWY_DYNAMIC_DISPATCH(Soften)(shape, half, scores, row_max, row_sum, accumulators, acc_line);
+void online_softmax(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum,
+                    float* accumulators, std::int64_t acc_line) {
+  HWY_DYNAMIC_DISPATCH(OnlineSoftmax)(shape, half, scores, row_max, row_sum, accumulators, acc_line);
 }
 
 void sum_probabilities(const StepShape& shape, const float* lse, float* scores, double* sums) {

@@ -41,8 +41,8 @@ void finish_scores(const StepShape& shape, const ScoreTerms& terms, float* score
 
 /// Online softmax: scores become exp(S - row_max), hidden ones 0; row_max, row_sum and the accumulators (rows, acc_line)
 /// follow. half: the products' operand is rounded to float16.
-void soften(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum, float* accumulators,
-            std::int64_t acc_line);
+void online_softmax(const StepShape& shape, bool half, float* scores, float* row_max, float* row_sum,
+                    float* accumulators, std::int64_t acc_line);
 
 /// Backward: adds the sum of P = exp(S - lse) of each row. scores become P.
 void sum_probabilities(const StepShape& shape, const float* lse, float* scores, double* sums);

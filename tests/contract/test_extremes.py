@@ -311,7 +311,7 @@ def test_gradients_at_large_scores(queries, type_, tolerance, score):
 @pytest.mark.parametrize("keys", (1025, 100_000))
 @pytest.mark.parametrize("type_", (np.float32, np.float64))
 def test_gradients_of_many_keys_at_large_scores(keys, type_):
-    """All keys weigh the same. A sum of P that rounds as lse does would mend nothing."""
+    """All keys weigh the same. A sum of P that rounds as lse does would repair nothing."""
     q, k, v = (np.zeros((1, 1, n, 1), type_) for n in (1, keys, keys))
     bias = np.full((1, 1, 1, 1), 1e4, type_)
     out, lse = attention(q, k, v, bias=bias, return_lse=True)

@@ -217,3 +217,12 @@ def test_not_on_the_tile_machine():
         with pytest.raises(ValueError, match=r"^anyflash\.jax: inside tile_machine\.use, expected outside it"):
             attention(X, X, X)
     assert attention(X, X, X).shape == X.shape
+
+
+@pytest.mark.parametrize(
+    "name, more", [("softcp", ", did you mean 'softcap'?"), ("is_causal", ", use rule=anyflash.causal()")]
+)
+def test_a_name_that_is_none(name, more):
+    with pytest.raises(TypeError) as raised:
+        attention(X, X, X, **{name: 1})
+    assert str(raised.value) == f"attention() got an unexpected keyword argument '{name}'{more}"

@@ -274,3 +274,14 @@ def test_not_on_the_tile_machine():
         with pytest.raises(ValueError, match=r"^anyflash\.tensorflow: inside tile_machine\.use"):
             full_1d(X, X, X, "none_front")
     assert attention(X, X, X).shape == X.shape
+
+
+@pytest.mark.parametrize(
+    "name, more", [("softcp", ", did you mean 'softcap'?"), ("is_causal", ", use rule=anyflash.causal()")]
+)
+def test_a_name_that_is_none(name, more):
+    with pytest.raises(TypeError) as raised:
+        attention(X, X, X, **{name: 1})
+    assert str(raised.value) == f"attention() got an unexpected keyword argument '{name}'{more}"
+    with pytest.raises(TypeError, match=r"^unexpected keyword argument 'num_chunk_q', did you mean 'num_chunks_q'\?$"):
+        full_1d(X, X, X, num_chunk_q=1)

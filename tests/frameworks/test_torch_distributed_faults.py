@@ -56,7 +56,7 @@ line = "query: type NoneType, expected a torch.Tensor"
 refused((line, "rank 0 refused its part of the call: " + line), q=(None, x))
 refused("page_table: given to distributed attention, expected none there", page_table=torch.zeros(1, 1, dtype=torch.int32))
 refused("dropout_p: given to distributed attention", dropout_p=0.1)
-refused("unexpected keyword argument 'causal'", causal=True)
+refused("unexpected keyword argument 'causal', use rule=anyflash.causal()", causal=True)
 refused("bias: 7 keys, expected all 24 of the sequence, or 1", bias=torch.zeros(1, 1, 12, 7).to(device))
 refused("bias: 5 queries, expected 12 as in query, or 1", bias=torch.zeros(1, 1, 5, 24).to(device))
 refused(", expected their queries [12, 12], or 1 in all", bias=(torch.zeros(1, 1, 1, 24).to(device), torch.zeros(1, 1, 12, 24).to(device)))

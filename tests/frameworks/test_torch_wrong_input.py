@@ -306,3 +306,12 @@ def test_nothing_is_written(numbers):
     with pytest.raises(ValueError):
         attention(X, X, X, out=out, softcap=-1.0)
     assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    "name, more", [("softcp", ", did you mean 'softcap'?"), ("is_causal", ", use rule=anyflash.causal()")]
+)
+def test_a_name_that_is_none(name, more):
+    with pytest.raises(TypeError) as raised:
+        attention(X, X, X, **{name: 1})
+    assert str(raised.value) == f"attention() got an unexpected keyword argument '{name}'{more}"

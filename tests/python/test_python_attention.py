@@ -279,3 +279,14 @@ def test_other_threads_run_during_a_call():
         time.sleep(0.0005)
         turns += 1
     assert turns > 20, "the interpreter stood still during the calls"  # one turn a call, if it were locked
+
+
+@pytest.mark.parametrize("queries", (2, 40))
+def test_a_row_whose_scores_are_minus_infinity_is_empty_beside_a_nan_too(queries):
+    q, k, v = np.ones((1, 1, queries, 8), np.float32), *np.ones((2, 1, 1, 70, 8), np.float32)
+    v[0, 0, 3] = np.nan
+    bias = np.full((1, 1, 1, 70), -np.inf, np.float32)
+    out, lse = af.attention(q, k, v, bias=bias, return_lse=True)
+    assert not out.any() and (lse == -np.inf).all()
+    bias[..., 5] = 0
+    assert np.isnan(af.attention(q, k, v, bias=bias)).all()

@@ -83,9 +83,21 @@ def test_a_text_holds_what_is_not_the_default():
     assert _options.text_of(_options.constants({})) == ""
 
 
-@pytest.mark.parametrize("name", ["scal", "stream", "rules"])
-def test_a_name_that_is_none(name):
-    line = f"() got an unexpected keyword argument '{name}'"
+@pytest.mark.parametrize(
+    "name, more",
+    [
+        ("stream", ""),
+        ("softcp", ", did you mean 'softcap'?"),
+        ("aling", ", did you mean 'align'?"),
+        ("rules", ", did you mean 'rule'?"),
+        ("alibi_slope", ", did you mean 'alibi_slopes'?"),
+        ("is_causal", ", use rule=anyflash.causal()"),
+        ("attn_mask", ", use rule=anyflash.dense(mask), or bias= for a mask that is added"),
+        ("\ud800", ""),
+    ],
+)
+def test_a_name_that_is_none(name, more):
+    line = f"() got an unexpected keyword argument '{_core.echoed(name)}'{more}"
     given = {name: 1}
     check(lambda: af.attention(q, k, v, **given), TypeError, f"attention{line}")
     check(lambda: af.attention_backward(q, q, k, v, q, q, **given), TypeError, f"attention_backward{line}")

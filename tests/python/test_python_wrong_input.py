@@ -133,7 +133,7 @@ OPTIONS = {
     "rule of a wrong kind": (
         dict(rule="causal"),
         TypeError,
-        "rule: type str, expected a rule such as anyflash.causal()",
+        "rule: type str, expected a rule such as anyflash.causal(), or anyflash.parse_rule of the text",
     ),
     "no rule": (dict(rule=None), TypeError, "rule: type NoneType, expected a rule such as anyflash.causal()"),
     "the function for the rule": (

@@ -182,6 +182,15 @@ RULES = {
 }
 
 
+def test_a_misspelt_name():
+    with pytest.raises(
+        TypeError, match=r"local\(\) got an unexpected keyword argument 'widow'.* [Dd]id you mean 'window'\?$"
+    ):
+        af.local(widow=3)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'window'"):
+        af.local()
+
+
 @pytest.mark.parametrize("name", list(RULES))
 def test_rules_and_explain(name):
     check(*RULES[name])

@@ -48,6 +48,7 @@ WHOLE = "tiles = 4\nmemory_per_tile = 65536\nclock_hz = 1e9\n"
         (lambda: tm.parse_machine(None), TypeError, "text: type NoneType, expected str"),
         (lambda: tm.use(3), TypeError, "machine: type int, expected a Machine, a name or a file's path"),
         (lambda: tm.use(foo=1), TypeError, "use() got an unexpected keyword argument 'foo'"),
+        (lambda: tm.use(tile=1), TypeError, "use() got an unexpected keyword argument 'tile', did you mean 'tiles'?"),
         (lambda: tm.use(tiles="many"), TypeError, "tiles: type str, expected an integer"),
         (lambda: tm.use(choice=None), TypeError, "choice: type NoneType, expected a Choice"),
         (lambda: tm.product_cycles("bow", "float16", -1, 2, 3), ValueError, "m: -1, expected 0 or more"),

@@ -46,8 +46,8 @@ def attention(
 
     It works under jit, grad, vjp, vmap, checkpoint, scan and shard_map (over batch and heads).
 
-    Arrays are JAX's or NumPy's. scale, softcap, deterministic, allow_tf32, threads, memory_budget and the numbers of chunks
-    are Python's numbers, constants of a compiled function. float64 needs jax_enable_x64. There is no plan and no out.
+    Arrays are JAX's or NumPy's. Options that are a word, a number or a switch are Python's own, constants of a compiled
+    function. float64 needs jax_enable_x64. There is no plan and no out.
 
     Calls under vmap become one call with a longer batch. They run one after the other in the layouts "qkv" and "thd",
     with pages, and where a bias, a sink or a table would have to be copied or summed separately.
@@ -77,7 +77,7 @@ def attention(
         For second derivatives.
     """
     refuse_tile_machine("jax")
-    check_names(scalars)
+    check_names(scalars, attention)
     check_return_lse(return_lse)
     if not isinstance(rule, str):
         refuse_tables(tables)

@@ -87,7 +87,7 @@ def attention(
         For second derivatives.
     """
     refuse_tile_machine("tensorflow")
-    check_names(scalars)
+    check_names(scalars, attention)
     layout = one_of("layout", scalars.get("layout", DEFAULTS["layout"]), list(_LAYOUTS))
     _checked(check_return_lse, return_lse)
     q = query(q)

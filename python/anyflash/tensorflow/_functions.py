@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import tensorflow as tf
 
-from .._frontend import refuse_tile_machine, truth
+from .._frontend import refuse_tile_machine, truth, unexpected
 from .._options import constants, text_of
 from ._ops import check_tensors, integer, invalid, of_dimensions, one_line, one_of, query, rows_type
 
@@ -130,7 +130,7 @@ def _local(window_size: Any, log2_stride_size: Any, is_causal: Any) -> str:
 def _text(chunks: Chunks) -> str:
     for name in chunks:
         if name not in Chunks.__annotations__:
-            raise TypeError(f"unexpected keyword argument '{name}'")
+            raise unexpected("", name, [*Chunks.__annotations__])
     try:
         return text_of(constants(chunks))
     except ValueError as error:

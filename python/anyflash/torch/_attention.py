@@ -86,7 +86,7 @@ def attention(
     q, k, v = cast(q, k, v)
     compiling = torch.compiler.is_compiling()
     if scalars and (compiling or not _core.plain_scalars(scalars)):
-        check_names(scalars)
+        check_names(scalars, attention)
         _refuse_gradients(scalars)
     options: Any = scalars
     options["rule"] = rule

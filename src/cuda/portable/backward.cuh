@@ -296,7 +296,7 @@ class GradientBlock {
     }
     if (!non_finite || Products::exact_infinities) return;
     mark_not_finite<Products, OtherTile, kColumns, kDepth, false>(other, shared_.not_finite[at]);
-    mend_scores<Products, OwnTile, OtherTile, kDepth>(x, own, other, shared_.not_finite[at]);
+    recompute_scores<Products, OwnTile, OtherTile, kDepth>(x, own, other, shared_.not_finite[at]);
   }
 
   /// sum += weights Y[n].

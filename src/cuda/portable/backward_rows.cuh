@@ -68,7 +68,7 @@ class RowTermsBlock {
       if constexpr (!Products::exact_infinities || Sizes::kTf32) {  // the largest numbers need the non-finite fallback
         if (__syncthreads_or(!finite(part))) {
           if constexpr (Sizes::kTf32) Products::template scores<kRows, kDepth>(part, shared_.dout, shared_.out, true);
-          else mend_scores<Products, DoutTile, OutTile, kDepth>(part, shared_.dout, shared_.out, 0);
+          else recompute_scores<Products, DoutTile, OutTile, kDepth>(part, shared_.dout, shared_.out, 0);
         }
       }
       chunk == 0 ? copy(sum, part) : add(sum, part);

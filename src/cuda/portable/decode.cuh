@@ -243,7 +243,7 @@ class DecodeBlock : DecodeRows<E, Sizes> {
     T s[kSlots][kKeyTiles][2];
     Products::template scores<kRows, kDepth>(s, own_rows(), rows.k, non_finite);
     if (non_finite && !Products::exact_infinities)
-      mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
+      recompute_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
           s, own_rows(), rows.k, this->template rows_not_finite<typename Shared::KeyTile>(rows.k));
     if (args_.general) finish_scores(s, tile.first);
     if (tile.partial) {

@@ -28,7 +28,7 @@ class PlainDecodeRows : public DecodeRows<E, Sizes> {
   __device__ __forceinline__ void find_scores(Scores& s, const E* k, NonFinite non_finite) const {
     Products::template scores<kRows, kDepth>(s, this->own_rows(), k, non_finite);
     if (non_finite && !Products::exact_infinities)
-      mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
+      recompute_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, kDepth>(
           s, this->own_rows(), k, this->template rows_not_finite<typename Shared::KeyTile>(k));
   }
   __device__ __forceinline__ static void hide(Scores& s, rules::Word word) {

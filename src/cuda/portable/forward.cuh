@@ -51,7 +51,7 @@ class ForwardBlock {
           good = attend(Known<true>(), halved);
         }
       }
-      if (halved) return mend_results();
+      if (halved) return replace_results();
       if (!good && !non_finite) {
         non_finite = true;
         continue;
@@ -91,7 +91,7 @@ class ForwardBlock {
       T s[kSlots][kKeyTiles][2];
       Products::template scores<Sizes::kRows, Sizes::kDepth>(s, shared_.q, shared_.k, non_finite);
       if (non_finite && !Products::exact_infinities)
-        mend_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, Sizes::kDepth>(
+        recompute_scores<Products, typename Shared::QueryTile, typename Shared::KeyTile, Sizes::kDepth>(
             s, shared_.q, shared_.k, shared_.k_not_finite);
       if constexpr (kGeneral) finish_scores(s);
       if (partial) hide(s, first_key);
@@ -363,7 +363,7 @@ class ForwardBlock {
   }
 
   /// Stores the results of a pass whose P sums to a half, only where the pass before overflowed.
-  __device__ __forceinline__ void mend_results() {
+  __device__ __forceinline__ void replace_results() {
 #pragma unroll 1
     for (int i = 0; i < kSlots; ++i) {
 #pragma unroll

@@ -81,8 +81,8 @@ __device__ __noinline__ void mark_not_finite(E* tile, unsigned long long& mask) 
 /// Recomputes products that are NaN or belong to rows that are not finite, with IEEE arithmetic. x, y: the tiles;
 /// y_not_finite: rows of y.
 template <class Products, class XTile, class YTile, int kDepth, int kSlots, int kTiles, class T, class E>
-__device__ __forceinline__ void mend_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
-                                            unsigned long long y_not_finite) {
+__device__ __forceinline__ void recompute_scores(T (&s)[kSlots][kTiles][2], const E* x, const E* y,
+                                                 unsigned long long y_not_finite) {
 #pragma unroll 1
   for (int i = 0; i < kSlots; ++i) {
     const int own = Products::template row_of<kSlots>(i);

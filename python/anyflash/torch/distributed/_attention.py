@@ -144,7 +144,7 @@ class _Prepared:
             if one is not None:
                 instead = "memory_budget instead" if name.startswith("num_chunks") else "none there"
                 raise ValueError(f"{name}: given to distributed attention, expected {instead}")
-        check_names(scalars, "distributed.attention")
+        check_names(scalars, attention, "distributed.attention")
         check_return_lse(return_lse)
         self.scalars = constants(scalars)
         if not self.scalars["threads"]:
