@@ -318,7 +318,7 @@ void expect_least_works(TileCall& call, const TileMachine& machine) {
 /// Found by a search for the least memory, whose steps have the fewest rows; so have those that are executed.
 TEST_P(Simulator, TheLeastBudgetWorks) {
   std::mt19937 random(seed_of(unsigned(40 + GetParam())));
-  for (int i = 0; i < repeats(30) && !HasFailure(); ++i) {
+  for (int i = 0; i < repeats(12) && !HasFailure(); ++i) {
     auto machine = small_machine(GetParam(), 4 << 20);
     machine.overlap = i % 2;
     if (i % 3 == 1) machine.memory_bytes_per_cycle = 50;
