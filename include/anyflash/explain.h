@@ -128,7 +128,9 @@ struct PlanCandidate {
   /// On the tile machine: the tiles of a group, and the key chunks that one receives at a time; else 0.
   std::int64_t grid_rows = 0, grid_columns = 0, in_flight = 0;
   std::int64_t bytes = 0;  ///< of workspace; on the tile machine those that are live on the fullest tile
-  PlanCost cost;           ///< on the tile machine exchange includes synchronization
+  PlanCost cost;           ///< on the tile machine exchange includes synchronization; on a GPU no time, only an order
+  bool timed = true;       ///< cost is a time
+  bool portable = false;   ///< on a GPU: by the portable kernels
   bool fits = true, chosen = false;
 };
 

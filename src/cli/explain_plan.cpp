@@ -39,12 +39,16 @@ void print_plan_json(const PlanExplanation& plan) {
                     {"threads", one.threads},
                     {"kept", one.kept},
                     {"bytes", one.bytes},
-                    {"compute_seconds", one.cost.compute},
-                    {"memory_seconds", one.cost.memory},
-                    {"exchange_seconds", one.cost.exchange},
-                    {"total_seconds", one.cost.total()},
                     {"fits", one.fits},
                     {"chosen", one.chosen}});
+    if (one.timed) {
+      rows.back().update({{"compute_seconds", one.cost.compute},
+                          {"memory_seconds", one.cost.memory},
+                          {"exchange_seconds", one.cost.exchange},
+                          {"total_seconds", one.cost.total()}});
+    } else {
+      rows.back()["portable"] = one.portable;
+    }
     if (one.grid_rows == 0) continue;  // not on the tile machine
     rows.back().update(
         {{"grid_rows", one.grid_rows}, {"grid_columns", one.grid_columns}, {"chunks_in_flight", one.in_flight}});

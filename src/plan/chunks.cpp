@@ -168,7 +168,8 @@ class Collector {
     if (cpu_) {
       shown.cost = cost_of(problem_, plan_, work_, machine_);
     } else {
-      // Not a time: more for more launches, and the portable kernels only where nothing else fits.
+      shown.timed = false, shown.portable = chunks.portable;
+      // More for more launches, and the portable kernels only where nothing else fits.
       shown.cost.compute = double(groups_) / double(shown.groups) + (chunks.portable ? 2.0 * double(groups_) : 0.0);
     }
     shown.fits = !problem_.memory_budget || shown.bytes <= *problem_.memory_budget;

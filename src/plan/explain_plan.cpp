@@ -41,6 +41,9 @@ std::string time_text(double seconds) {
   return text;
 }
 
+/// What a table says of a candidate's cost.
+std::string cost_text(const PlanCandidate& one, double seconds) { return one.timed ? time_text(seconds) : "-"; }
+
 std::string escaped(const std::string& text) {
   std::string made;
   for (const char c : text) {
@@ -62,7 +65,7 @@ std::string grid_text(const PlanCandidate& one) {
 bool same_row(const PlanCandidate& a, const PlanCandidate& b) {
   const auto row = [](const PlanCandidate& one) {
     return std::tie(one.groups, one.chunks_q, one.chunks_kv, one.threads, one.kept, one.bytes, one.grid_rows,
-                    one.grid_columns, one.in_flight);
+                    one.grid_columns, one.in_flight, one.portable);
   };
   return row(a) == row(b);
 }
@@ -105,7 +108,9 @@ PlanExplanation explain_plan(const TensorView& q, const TensorView& k, const Ten
   rules::check(problem.rule, planning::shapes_of(problem));
   PlanExplanation made;
   const bool tiles = q.device.kind == DeviceKind::tiles;
-  made.calibration = tiles ? "tile machine " + used_tile_machine().name : machine.source;
+  made.calibration = tiles                               ? "tile machine " + used_tile_machine().name
+                     : q.device.kind == DeviceKind::cuda ? "none: times on a GPU are not predicted"
+                                                         : machine.source;
   if (!problem.has_pairs()) return made;
   const auto plan = make_plan(problem, backend.menu(problem));
   const auto candidates = planning::candidates_of(problem, *plan, machine);
@@ -125,11 +130,12 @@ std::string plan_text(const PlanExplanation& explanation) {
     const auto chunks = std::to_string(one.chunks_q) + " x " + std::to_string(one.chunks_kv);
     const auto workers = tiles ? grid_text(one) : std::to_string(one.threads);
     const auto kept = tiles ? std::to_string(one.in_flight) : one.kept > 0 ? std::to_string(one.kept) : "all";
-    std::snprintf(line, sizeof(line), "%c%7lld  %13s  %7s  %6s  %10s  %10s  %10s  %10s  %10s%s\n",
+    std::snprintf(line, sizeof(line), "%c%7lld  %13s  %7s  %6s  %10s  %10s  %10s  %10s  %10s%s%s\n",
                   one.chosen ? '*' : ' ', static_cast<long long>(one.groups), chunks.c_str(), workers.c_str(),
-                  kept.c_str(), bytes_text(one.bytes).c_str(), time_text(one.cost.compute).c_str(),
-                  time_text(one.cost.memory).c_str(), time_text(one.cost.exchange).c_str(),
-                  time_text(one.cost.total()).c_str(), one.fits ? "" : "  does not fit");
+                  kept.c_str(), bytes_text(one.bytes).c_str(), cost_text(one, one.cost.compute).c_str(),
+                  cost_text(one, one.cost.memory).c_str(), cost_text(one, one.cost.exchange).c_str(),
+                  cost_text(one, one.cost.total()).c_str(), one.portable ? "  portable" : "",
+                  one.fits ? "" : "  does not fit");
     text += line;
   }
   return text;
@@ -174,12 +180,16 @@ std::string plan_svg(const PlanExplanation& explanation, const std::string& titl
     double x = left;
     const double times[] = {one.cost.compute, one.cost.memory, one.cost.exchange};
     for (int i = 0; i < 3; ++i) {
-      const double width = longest > 0 ? times[i] / longest * bars : 0;
+      const double width = one.timed && longest > 0 ? times[i] / longest * bars : 0;
       if (width > 0) bar(x, y, width, parts[i].second, one.fits ? 1 : 0.3);
       x += width;
     }
     label(x + 6, y + 12, "start",
-          time_text(one.cost.total()) + ", " + bytes_text(one.bytes) + (one.fits ? "" : ", does not fit"), one.chosen);
+          (one.timed      ? time_text(one.cost.total()) + ", "
+           : one.portable ? "portable, "
+                          : "") +
+              bytes_text(one.bytes) + (one.fits ? "" : ", does not fit"),
+          one.chosen);
     y += row;
   }
   return svg + "</svg>\n";

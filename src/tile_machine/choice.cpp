@@ -46,16 +46,29 @@ void check_choice(const Call& call) {
   }
 }
 
-/// The mappings that a search for the least memory finds.
-std::vector<Evaluation> smallest(const Call& call) {
+/// Mappings that need little memory, the least first: searches with ever smaller budgets, until one finds nothing less or
+/// until `enough` bytes are.
+std::vector<Evaluation> smallest(const Call& call, std::int64_t enough = 0) {
   auto bounded = call;
   bounded.budget = 0;
-  return search(bounded);
+  for (std::vector<Evaluation> least;; bounded.budget = least.front().peak - 1) {
+    auto found = search(bounded);
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Evaluation& a, const Evaluation& b) { return a.peak < b.peak; });
+    if (!least.empty() && found.front().peak >= least.front().peak) return least;
+    for (auto& one : found) one.mapping.step_rows = typical_sizes(bounded, one.mapping).step_rows;
+    least = std::move(found);
+    if (least.front().peak <= enough) return least;
+  }
 }
 
 std::vector<Evaluation> within_memory(const Call& call) {
   auto all = search(call);
-  return all.front().fits(call) ? all : smallest(call);
+  if (all.front().fits(call)) return all;
+  all = smallest(call, call.memory());
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const Evaluation& a, const Evaluation& b) { return better(call, a, b); });
+  return all;
 }
 
 /// Makes `shown` a plan of the same blocks that shows everything.

@@ -1,5 +1,6 @@
 // What a mapping costs: cycles, bytes and memory of every tile in every phase, counted without computing anything.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -44,12 +45,34 @@ struct Wanted {
   std::vector<std::int64_t> rows;
 };
 
+/// How far tiles of a mesh lie along its two diagonals.
+struct Spread {
+  static constexpr std::int64_t far = std::int64_t{1} << 40;
+  std::array<std::int64_t, 2> least{far, far}, most{-far, -far};
+
+  bool empty() const { return least[0] == far; }
+  void add(const TileMachine& machine, std::int64_t tile) {
+    const auto down = tile / machine.mesh_columns, across = tile % machine.mesh_columns;
+    for (const int i : {0, 1}) {
+      const auto at = i == 0 ? down + across : down - across;
+      least[i] = std::min(least[i], at), most[i] = std::max(most[i], at);
+    }
+  }
+  /// The most steps from a tile of these to one of others; 0 if there are none.
+  std::int64_t longest_way_to(const Spread& others) const {
+    std::int64_t way = 0;
+    for (const int i : {0, 1}) way = std::max({way, most[i] - others.least[i], others.most[i] - least[i]});
+    return way;
+  }
+};
+
 class Evaluator {
  public:
   Evaluator(const Call& call, const Mapping& mapping) : call_(call), mapping_(mapping), cost_(call) {
     for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
       key_sizes_.push_back(call.key_chunk(mapping, chunk).size());
-    last_asked_.resize(mapping.key_chunks);
+    last_asked_.resize(mapping.key_chunks), only_row_.resize(mapping.key_chunks);
+    if (call.machine.mesh_columns > 0) wanted_at_.resize(mapping.key_chunks);
     wanted_.resize(mapping.columns);
     for (std::int64_t unit = 0; unit < call.units; ++unit) units_.push_back(known(unit));
     for (const auto* unit : units_) key_phases_ = std::max(key_phases_, unit->schedule->phases);
@@ -334,10 +357,14 @@ class Evaluator {
     ++asked_;
     for (auto at = column; at < mapping_.tiles_each(); at += mapping_.columns)
       for (const auto chunk : cost.schedule->tiles[at].chunks[phase]) {
-        if (std::exchange(last_asked_[chunk], asked_) == asked_) continue;
-        homes_.add(chunk, 1, rows);
+        const bool known = std::exchange(last_asked_[chunk], asked_) == asked_;
+        only_row_[chunk] = known ? -1 : at / mapping_.columns;
+        if (!known) homes_.add(chunk, 1, rows);
       }
     std::partial_sum(rows.begin(), rows.end(), rows.begin());
+    for (auto at = column; at < mapping_.tiles_each(); at += mapping_.columns)
+      for (const auto chunk : cost.schedule->tiles[at].chunks[phase])
+        if (const auto own = at / mapping_.columns; only_row_[chunk] == own) rows[own] -= homes_.of(chunk, own);
     return rows[row];
   }
 
@@ -350,27 +377,71 @@ class Evaluator {
     }
   }
 
-  /// The longest way of a phase: along columns of the grid for keys, along rows for queries.
+  /// The longest way that bytes go in a phase: along columns of the grid for keys, along rows for queries.
   std::int64_t longest_way(std::int64_t unit, const PhaseCost& phase) {
     if (call_.machine.mesh_columns <= 0) return 0;
-    if (phase.kind == PhaseKind::load || phase.kind == PhaseKind::row_sums || phase.kind == PhaseKind::store) return 0;
-    const auto [known, fresh] = ways_.try_emplace({unit % mapping_.at_once, phase.kind, phase.index == 0});
-    if (!fresh) return known->second;
-    const bool down =
-        phase.kind != PhaseKind::reduction && phase.kind != PhaseKind::lse_remainders && mapping_.rows > 1;
-    const bool across =
-        mapping_.columns > 1 &&
-        (phase.kind == PhaseKind::reduction || phase.kind == PhaseKind::lse_remainders ||
-         (phase.kind == (call_.lse_remainders ? PhaseKind::sums : PhaseKind::keys) && phase.index == 0));
-    const auto first = tile(unit, 0), last_row = (mapping_.rows - 1) * mapping_.columns;
-    std::int64_t most = 0;
-    for (std::int64_t column = 0; down && column < mapping_.columns; ++column)
-      most = std::max(most, hops_between(call_.machine, first + column, first + column + last_row));
-    for (std::int64_t row = 0; across && row < mapping_.rows; ++row) {
-      const auto from = first + row * mapping_.columns;
-      most = std::max(most, hops_between(call_.machine, from, from + mapping_.columns - 1));
+    const auto phases = units_[unit]->schedule->phases;
+    switch (phase.kind) {
+      case PhaseKind::sums:
+      case PhaseKind::keys: {
+        if (phase.index >= phases) return 0;
+        const bool sums = phase.kind == PhaseKind::sums;
+        auto way = way_of_keys(unit, phase.index);
+        if (call_.backward && !sums && phase.index > 0) way = std::max(way, way_of_keys(unit, phase.index - 1));
+        if (phase.index == 0 && sums == call_.lse_remainders) way = std::max(way, way_of_rows(unit, false));
+        return way;
+      }
+      case PhaseKind::key_gradients: return way_of_keys(unit, phases - 1);
+      case PhaseKind::lse_remainders: return way_of_rows(unit, true);
+      case PhaseKind::reduction: return way_of_rows(unit, false);
+      default: return 0;
     }
-    return known->second = most;
+  }
+
+  /// The longest way between homes of a phase's keys and the tiles that compute with them.
+  std::int64_t way_of_keys(std::int64_t unit, std::int64_t phase) {
+    if (mapping_.rows == 1) return 0;
+    const auto [known, fresh] = ways_.try_emplace({units_[unit], unit % mapping_.at_once, phase});
+    auto& most = known->second;
+    std::vector<std::int32_t> chunks;
+    for (std::int64_t column = 0; fresh && column < mapping_.columns; ++column) {
+      const auto spot = [&](std::int64_t row) { return tile(unit, row * mapping_.columns + column); };
+      Spread all;
+      for (std::int64_t row = 0; row < mapping_.rows; ++row) {
+        all.add(call_.machine, spot(row));
+        for (const auto chunk : units_[unit]->schedule->tiles[row * mapping_.columns + column].chunks[phase]) {
+          if (wanted_at_[chunk].empty()) chunks.push_back(chunk);
+          wanted_at_[chunk].add(call_.machine, spot(row));
+        }
+      }
+      for (const auto chunk : chunks) {
+        const bool everywhere = key_sizes_[chunk] >= mapping_.rows;
+        auto homes = everywhere ? all : Spread();
+        for (std::int64_t key = 0; !everywhere && key < key_sizes_[chunk]; ++key)
+          homes.add(call_.machine, spot((call_.first_row(mapping_, chunk) + key) % mapping_.rows));
+        most = std::max(most, homes.longest_way_to(std::exchange(wanted_at_[chunk], {})));
+      }
+      chunks.clear();
+    }
+    return most;
+  }
+
+  /// The longest way along a grid row. whole: from every tile, not only the homes of queries.
+  std::int64_t way_of_rows(std::int64_t unit, bool whole) {
+    if (mapping_.columns == 1) return 0;
+    const auto [known, fresh] = ways_.try_emplace({units_[unit], unit % mapping_.at_once, whole ? -2 : -1});
+    auto& most = known->second;
+    for (std::int64_t row = 0; fresh && row < mapping_.rows; ++row) {
+      Spread all, homes;
+      for (std::int64_t column = 0; column < mapping_.columns; ++column) {
+        const auto local = row * mapping_.columns + column;
+        const auto& sizes = units_[unit]->sizes[local];
+        if (sizes.query_rows > 0) all.add(call_.machine, tile(unit, local));
+        if (whole ? sizes.query_rows > 0 : sizes.home_rows > 0) homes.add(call_.machine, tile(unit, local));
+      }
+      most = std::max(most, homes.longest_way_to(all));
+    }
+    return most;
   }
 
   const Call& call_;
@@ -385,10 +456,12 @@ class Evaluator {
   std::vector<std::int64_t> resident_;   // bytes of each tile: the homes of all waves
   std::map<std::tuple<const UnitCost*, PhaseKind, std::int64_t>, PhaseSum> sums_;
   std::map<std::pair<std::int64_t, PhaseKind>, Live> lives_;
-  std::map<std::tuple<std::int64_t, PhaseKind, bool>, std::int64_t> ways_;
+  std::map<std::tuple<const UnitCost*, std::int64_t, std::int64_t>, std::int64_t> ways_;
+  std::vector<Spread> wanted_at_;       // of each key chunk
   mutable std::vector<Wanted> wanted_;  // of each column, in the phase asked for last
   mutable std::int64_t asked_ = 0;
   mutable std::vector<std::int64_t> last_asked_;  // of each key chunk
+  mutable std::vector<std::int64_t> only_row_;    // which alone asks for a chunk, or -1
 };
 
 }  // namespace

@@ -37,7 +37,7 @@ IncomingRows incoming_rows(const Call& call, const Mapping& mapping, const Sched
 std::int64_t typical_bytes(const Call& call, const Mapping& m, const TileSizes& sizes) {
   Bytes homes;
   const auto offsets = lay_homes(homes, call, sizes);
-  Bytes all(homes.used() * (call.resident() ? m.waves : 1));
+  Bytes all(homes.used() * (call.resident() ? m.waves : std::min<std::int64_t>(m.waves, call.machine.overlap ? 2 : 1)));
   lay_wave(all, call, m, sizes, offsets);
   Bytes keys, reduction;
   lay_keys(keys, call, m, sizes);

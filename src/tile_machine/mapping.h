@@ -50,6 +50,7 @@ struct Mapping {
   std::int64_t rows = 1, columns = 1;             // tiles of a unit
   std::int64_t in_flight = 1;                     // key chunks that a tile receives in one phase, at most
   std::int64_t at_once = 1, waves = 1;            // units that compute at the same time, and how many times
+  std::int64_t step_rows = 0;                     // queries of a step at most; 0: as the memory allows
   bool turns = false;                             // key chunks are dealt to the columns back and forth, not round about
 
   std::int64_t tiles_each() const { return rows * columns; }

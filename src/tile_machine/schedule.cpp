@@ -87,7 +87,7 @@ Scheduler::Scheduler(const Call& call, const Mapping& mapping)
       cost_(call),
       least_rows_(call.queries.entries() / mapping.query_chunks),
       least_keys_(call.keys.entries() / mapping.key_chunks) {
-  step_rows_ = typical_sizes(call, mapping).step_rows;
+  step_rows_ = mapping.step_rows > 0 ? mapping.step_rows : typical_sizes(call, mapping).step_rows;
   joined_.resize(2 * (step_rows_ + 1));
   for (std::int64_t chunk = 0; chunk < mapping.key_chunks; ++chunk)
     sizes_.push_back(int(call.key_chunk(mapping, chunk).size() - least_keys_));

@@ -71,6 +71,17 @@ TEST(Chunks, OfAGpu) {
   EXPECT_EQ(chosen(79), (Chunks{.groups = 4, .portable = true}));
   EXPECT_EQ(chosen(10), (Chunks{.groups = 1, .portable = true}));
   EXPECT_FALSE(chosen(9));
+
+  PlanExplanation explanation;
+  for (const auto& one : candidates_on(backend, problem, *plan)) {
+    EXPECT_FALSE(one.shown.timed);
+    EXPECT_EQ(one.shown.portable, one.chunks.portable);
+    if (one.chunks.portable) explanation.candidates = {one.shown};
+  }
+  const auto table = plan_text(explanation), picture = plan_svg(explanation, "");
+  EXPECT_NE(table.find("  portable"), std::string::npos) << table;
+  EXPECT_NE(picture.find("portable, "), std::string::npos) << picture;
+  for (const auto* const second : {" s", " ms", " us"}) EXPECT_EQ(table.find(second), std::string::npos) << table;
 }
 
 TEST(Chunks, LeastBudgetWorksAndOneByteLessDoesNot) {

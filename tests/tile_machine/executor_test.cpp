@@ -4,8 +4,9 @@
 #include <cstring>
 
 #include "../random.h"
+#include "backends.h"
 #include "calls.h"
-#include "tile_machine/mapping.h"
+#include "tile_machine/planner.h"
 
 namespace anyflash::testing {
 namespace {
@@ -287,6 +288,110 @@ TEST(Budget, BoundsEveryTileAndNamesTheLeast) {
       EXPECT_LE(last_tile_report().peak_bytes, budget);
     }
   }
+  use_tile_machine(TileMachine{});
+}
+
+/// The least budget that the error names.
+std::int64_t named_least(TileCall call, bool backward) {
+  call.budget = 1;
+  try {
+    backward ? call.backward(false) : call.forward(false);
+  } catch (const Error& error) {
+    const std::string line = error.what(), before = "expected at least ";
+    if (line.find(before) != std::string::npos) return std::stoll(line.substr(line.find(before) + before.size()));
+    ADD_FAILURE() << line;
+  }
+  return -1;
+}
+
+void expect_least_works(TileCall& call, const TileMachine& machine) {
+  call.draw();
+  call.forward(true);
+  for (const bool backward : {false, true}) {
+    call.budget = named_least(call, backward);
+    ASSERT_NO_THROW(backward ? call.backward(false) : call.forward(false)) << call.text() << " " << call.budget;
+    EXPECT_LE(last_tile_report().peak_bytes, call.budget) << call.text();
+    expect_report(call, machine);
+  }
+}
+
+/// Found by a search for the least memory, whose steps have the fewest rows; so have those that are executed.
+TEST_P(Simulator, TheLeastBudgetWorks) {
+  std::mt19937 random(seed_of(unsigned(40 + GetParam())));
+  for (int i = 0; i < repeats(12) && !HasFailure(); ++i) {
+    auto machine = small_machine(GetParam(), 4 << 20);
+    machine.overlap = i % 2;
+    if (i % 3 == 1) machine.memory_bytes_per_cycle = 50;
+    if (i % 3 == 2) machine.mesh_rows = 1, machine.mesh_columns = GetParam(), machine.hop_cycles = 40;
+    use_tile_machine(machine);
+    auto call = any_call(random);
+    expect_least_works(call, machine);
+  }
+}
+
+TEST(Budget, TheLeastOfAlikeRowsWorks) {
+  auto machine = tile_machine("ipu-mk2");
+  machine.tiles = 16;
+  use_tile_machine(machine);
+  TileCall call;
+  call.queries = call.keys = {64}, call.d_qk = call.d_v = 40;
+  expect_least_works(call, machine);
+  use_tile_machine(TileMachine{});
+}
+
+/// The estimate of memory counts both waves that a machine with overlap holds.
+TEST(Prediction, OfMemoryWithOverlap) {
+  auto machine = small_machine(4, 1 << 20);
+  machine.overlap = true, machine.memory_bytes_per_cycle = 50;
+  TileCall call;
+  call.batch = 8, call.queries = call.keys = {256};
+  call.draw();
+  const auto problem =
+      shape_problem(call.q.view(), call.k.view(), call.v.view(), call.options(false), Direction::forward);
+  const auto plan = make_plan(problem, backend_of(problem.device).menu(problem));
+  const simulator::Call of_tiles(problem, *plan, machine, {});
+  simulator::Mapping mapping;
+  mapping.query_chunks = mapping.key_chunks = 4, mapping.rows = 4, mapping.waves = 8;
+  EXPECT_EQ(simulator::typical_bytes(of_tiles, mapping, simulator::typical_sizes(of_tiles, mapping)),
+            simulator::evaluate(of_tiles, mapping).peak);
+}
+
+/// A tile does not send itself the keys that it alone computes with.
+TEST(Prediction, OfKeysThatNoOtherTileWants) {
+  auto machine = tile_machine("bow");
+  machine.tiles = 2, machine.memory_per_tile = 1 << 17;
+  TileChoice choice;
+  choice.chunks_in_flight = 1;
+  use_tile_machine(machine, choice);
+  TileCall call;
+  call.type = ElementType::float16, call.batch = 2, call.queries = call.keys = {64}, call.d_qk = call.d_v = 40;
+  call.rule = local(17), call.deterministic = true, call.chunks_kv = 4;
+  call.draw();
+  call.forward(false);
+  EXPECT_DOUBLE_EQ(last_tile_report().predicted_cycles, last_tile_report().cycles);
+  use_tile_machine(TileMachine{});
+}
+
+/// Delays are those of ways that bytes go.
+TEST(Prediction, OfDelaysOnAMesh) {
+  for (const std::int64_t columns : {1, 2, 4, 16})
+    for (const std::int64_t keys : {1, 5, 40})
+      for (const auto& rule : {full(), ~causal(), local(3)})
+        for (const bool deterministic : {false, true}) {
+          auto machine = tile_machine("blackhole");
+          machine.tiles = 16, machine.mesh_columns = columns, machine.mesh_rows = 16 / columns;
+          machine.hop_cycles = 100;
+          use_tile_machine(machine);
+          TileCall call;
+          call.type = ElementType::float16, call.batch = 2, call.heads = call.kv_heads = 2, call.d_qk = call.d_v = 16;
+          call.queries = {100}, call.keys = {keys}, call.rule = rule, call.deterministic = deterministic;
+          call.draw();
+          call.forward(true);
+          for (const bool backward : {false, true}) {
+            backward ? call.backward(false) : call.forward(false);
+            EXPECT_NEAR(last_tile_report().predicted_cycles, last_tile_report().cycles, 1) << call.text();
+          }
+        }
   use_tile_machine(TileMachine{});
 }
 
